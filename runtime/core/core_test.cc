@@ -1,0 +1,72 @@
+#include <cerrno>
+
+#include <gtest/gtest.h>
+
+#include "runtime/core/bytes.h"
+#include "runtime/core/id.h"
+#include "runtime/core/result.h"
+
+namespace shoal {
+namespace {
+
+Result<int> half(int n) {
+  if (n % 2) return fail(invalid_argument("odd").with_hint("use an even number"));
+  return n / 2;
+}
+
+Result<int> quarter(int n) {
+  SHOAL_TRY(const int h, half(n));
+  SHOAL_TRY(const int q, half(h));
+  return q;
+}
+
+TEST(Result, CarriesTheValueOrTheFirstError) {
+  EXPECT_EQ(quarter(12).value(), 3);
+  const auto bad = quarter(6);
+  ASSERT_FALSE(bad);
+  EXPECT_EQ(bad.error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(bad.error().hint(), "use an even number");
+}
+
+TEST(Error, PrintsCodeReasonContextAndHintFirstCauseFirst) {
+  const Error e = unavailable("killed by signal 9")
+                      .with_reason("ActorDied")
+                      .with_hint("look at the logs")
+                      .in("actor A")
+                      .in("rank 1");
+  EXPECT_EQ(e.to_string(),
+            "error[Unavailable/ActorDied]: killed by signal 9\n  in: actor A, rank 1\n  hint: look at the logs");
+}
+
+TEST(Error, KeepsTheInnermostFramesWhenTheChainIsTooLong) {
+  Error e = internal("x");
+  for (int i = 0; i < 100; ++i) e = std::move(e).in(std::to_string(i));
+  EXPECT_EQ(e.context().size(), Error::kMaxContext);
+  EXPECT_EQ(e.context().front(), "0");
+}
+
+TEST(Error, TurnsErrnoIntoWhatTheCallerShouldDo) {
+  EXPECT_EQ(from_errno(ECONNREFUSED, "connect").code(), Code::kUnavailable);
+  EXPECT_EQ(from_errno(EADDRINUSE, "bind").reason(), "AddressInUse");
+  EXPECT_EQ(from_errno(ENOENT, "open x").code(), Code::kNotFound);
+}
+
+TEST(Error, ResultOfVoidIsTwoWordsAtMost) { EXPECT_LE(sizeof(Result<void>), 2 * sizeof(void*)); }
+
+TEST(Id, RoundTripsThroughHex) {
+  EXPECT_EQ(to_string(ActorId{0xabc}), "0000000000000abc");
+  EXPECT_EQ(parse_hex("0000000000000abc"), 0xabcu);
+  EXPECT_FALSE(parse_hex(""));
+  EXPECT_FALSE(parse_hex("12g"));
+  EXPECT_FALSE(parse_hex("00000000000000001"));
+}
+
+TEST(Bytes, MovesLeaveNothingBehind) {
+  Bytes a = Bytes::copy_of("shoal");
+  const Bytes b = std::move(a);
+  EXPECT_EQ(b.view(), "shoal");
+  EXPECT_TRUE(a.empty());  // NOLINT: this is the claim
+}
+
+}  // namespace
+}  // namespace shoal

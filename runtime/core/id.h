@@ -1,0 +1,53 @@
+// Strong identifiers: a Rank is not an index, an ActorId is not a JobId.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace shoal {
+
+// 64 random bits. 0 means "none".
+template <class Tag>
+struct Id {
+  std::uint64_t value = 0;
+
+  explicit operator bool() const { return value != 0; }
+  auto operator<=>(const Id&) const = default;
+};
+
+std::string hex(std::uint64_t value);                             // 16 digits
+std::optional<std::uint64_t> parse_hex(std::string_view digits);  // 1 to 16 digits
+
+template <class Tag>
+std::string to_string(Id<Tag> id) {
+  return hex(id.value);
+}
+
+using NodeId = Id<struct NodeTag>;
+using JobId = Id<struct JobTag>;
+using WorkerId = Id<struct WorkerTag>;  // a process
+using ActorId = Id<struct ActorTag>;
+using ObjectId = Id<struct ObjectTag>;
+
+// Position of a process in a gang or mesh: 0 to world_size - 1.
+struct Rank {
+  std::int32_t value = 0;
+  auto operator<=>(const Rank&) const = default;
+};
+
+// Counts the memberships of a gang; a plan is compiled for one generation.
+struct Generation {
+  std::uint64_t value = 0;
+  auto operator<=>(const Generation&) const = default;
+};
+
+}  // namespace shoal
+
+template <class Tag>
+struct std::hash<shoal::Id<Tag>> {
+  std::size_t operator()(shoal::Id<Tag> id) const noexcept { return static_cast<std::size_t>(id.value); }
+};

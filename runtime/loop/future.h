@@ -1,0 +1,72 @@
+// The result of something under way: looked at, waited for, or followed by a callback.
+//
+// Set once, on the loop. Future is a shared handle; the value is immutable once set. get() is in loop_thread-aware code
+// (actors/), await in coroutines through future_task().
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "runtime/core/check.h"
+#include "runtime/core/result.h"
+
+namespace shoal::runtime {
+
+template <class T>
+class Promise;
+
+template <class T>
+class Future {
+ public:
+  Future() = default;  // of nothing; valid() is false
+  bool valid() const { return state_ != nullptr; }
+  // Any thread. Once true, peek() may be called from any thread.
+  bool ready() const { return state_->ready.load(std::memory_order_acquire); }
+  const Result<T>& peek() const {
+    SHOAL_CHECK(ready(), "a future is read before it is ready");
+    return *state_->value;
+  }
+  Result<T>& peek() {
+    SHOAL_CHECK(ready(), "a future is read before it is ready");
+    return *state_->value;
+  }
+  // Calls fn on the loop when the value is there, at once if it is. Loop thread (or owner of the loop) only.
+  void then(std::function<void(const Result<T>&)> fn) const {
+    if (ready()) return fn(*state_->value);
+    state_->callbacks.push_back(std::move(fn));
+  }
+
+ private:
+  friend class Promise<T>;
+  struct State {
+    std::atomic<bool> ready{false};
+    std::optional<Result<T>> value;
+    std::vector<std::function<void(const Result<T>&)>> callbacks;
+  };
+  explicit Future(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+};
+
+template <class T>
+class Promise {
+ public:
+  Promise() : state_(std::make_shared<typename Future<T>::State>()) {}
+  Future<T> future() const { return Future<T>(state_); }
+  bool is_set() const { return state_->ready.load(std::memory_order_relaxed); }
+  // Loop thread only. A second set is ignored: a death and an answer may race, and the first one counts.
+  void set(Result<T> value) const {
+    if (is_set()) return;
+    state_->value.emplace(std::move(value));
+    state_->ready.store(true, std::memory_order_release);
+    auto callbacks = std::move(state_->callbacks);
+    for (auto& fn : callbacks) fn(*state_->value);
+  }
+
+ private:
+  std::shared_ptr<typename Future<T>::State> state_;
+};
+
+}  // namespace shoal::runtime

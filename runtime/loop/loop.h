@@ -1,0 +1,44 @@
+// The event loop of a process: one thread at a time runs its handlers, and that thread owns all control state.
+//
+// Loop alone is for processes whose main thread is the loop (head, node, CLI) and for the simulated world, which polls
+// it. A process with user code on its main thread adds a LoopThread (loop_thread.h).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+namespace asio {
+class io_context;
+}
+
+namespace shoal::runtime {
+
+class Loop {
+ public:
+  Loop();
+  ~Loop();
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  // Runs fn later on the loop, in the order of posting. Any thread.
+  void post(std::function<void()> fn);
+
+  // Runs handlers until stop(). The loop stays alive without work.
+  void run();
+  // Runs one handler, or none when `limit` passes first.
+  void run_one(std::chrono::nanoseconds limit);
+  // Runs what is ready now and returns how many handlers that were.
+  std::size_t poll();
+  // Makes run() return; later calls of run() return at once. Any thread.
+  void stop();
+
+  asio::io_context& io();  // for the files of runtime that speak Asio
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace shoal::runtime

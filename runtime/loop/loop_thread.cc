@@ -1,0 +1,126 @@
+#include "runtime/loop/loop_thread.h"
+
+#include <pthread.h>
+
+#include <csignal>
+
+namespace shoal::runtime {
+
+namespace {
+constexpr int kPollsBeforeParking = 50;
+}
+
+LoopThread::LoopThread(Loop& loop, Options options) : loop_(loop), options_(options) {
+  // Signals belong to the user's threads: a handler that runs here would interrupt nobody's wait.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { background(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+LoopThread::~LoopThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    wanted_.fetch_add(1);
+  }
+  wake_background_.notify_all();
+  loop_.post([] {});  // out of its wait for events
+  thread_.join();
+}
+
+void LoopThread::acquire() {
+  std::unique_lock lock(mutex_);
+  if (!owned_) {
+    owned_ = true;
+    return;
+  }
+  wanted_.fetch_add(1);
+  loop_.post([] {});  // whoever serves looks at wanted_ after each handler
+  owner_changed_.wait(lock, [this] { return !owned_; });
+  wanted_.fetch_sub(1);
+  owned_ = true;
+}
+
+void LoopThread::release() {
+  bool parked;
+  {
+    const std::lock_guard lock(mutex_);
+    SHOAL_CHECK(owned_, "release by a thread that does not own the loop");
+    owned_ = false;
+    ++releases_;
+    parked = parked_;
+  }
+  if (wanted_.load() > 0) owner_changed_.notify_one();
+  if (parked) wake_background_.notify_one();
+}
+
+LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline,
+                                   const std::function<bool()>& interrupted) {
+  using std::chrono::steady_clock;
+  auto next_look = interrupted ? steady_clock::now() + options_.interrupt_period : kForever;
+  acquire();
+  while (true) {
+    if (done()) {
+      release();
+      return Woken::kDone;
+    }
+    const auto now = steady_clock::now();
+    if (now >= deadline) {
+      release();
+      return Woken::kDeadline;
+    }
+    if (now >= next_look) {
+      release();
+      if (interrupted()) return Woken::kInterrupted;
+      next_look = steady_clock::now() + options_.interrupt_period;
+      acquire();
+      continue;
+    }
+    if (wanted_.load() >
+        0) {  // give way; every waiter gets its turn because acquire() queues behind the one that was notified
+      release();
+      std::this_thread::yield();
+      acquire();
+      continue;
+    }
+    const auto until = std::min(deadline, next_look);
+    loop_.run_one(until == kForever ? std::chrono::hours(1) : std::chrono::nanoseconds(until - now));
+  }
+}
+
+void LoopThread::background() {
+  std::unique_lock lock(mutex_);
+  std::uint64_t seen = releases_;
+  int quiet_polls = 0;
+  while (!stopping_) {
+    // While other threads serve, look again every `grace`; once an owner stays for long (a worker waiting for its next
+    // call), sleep until it leaves.
+    if (owned_ || wanted_.load() > 0 || seen != releases_) {
+      const bool changed = seen != releases_;
+      seen = releases_;
+      quiet_polls = changed ? 0 : quiet_polls + 1;
+      if (quiet_polls > kPollsBeforeParking && owned_) {
+        parked_ = true;
+        wake_background_.wait(lock, [&] { return stopping_ || seen != releases_; });
+        parked_ = false;
+      } else {
+        wake_background_.wait_for(lock, options_.grace, [this] { return stopping_; });
+      }
+      continue;
+    }
+    owned_ = true;
+    lock.unlock();
+    while (wanted_.load() == 0) loop_.run_one(std::chrono::hours(1));
+    lock.lock();
+    owned_ = false;
+    seen = releases_;
+    quiet_polls = 0;
+    owner_changed_.notify_one();
+    // The one that asked is given the time to come.
+    wake_background_.wait_for(lock, options_.grace, [this] { return stopping_; });
+  }
+}
+
+}  // namespace shoal::runtime

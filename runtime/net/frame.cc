@@ -1,0 +1,59 @@
+#include "runtime/net/frame.h"
+
+#include <bit>
+#include <cstring>
+#include <string>
+
+namespace shoal::runtime {
+
+static_assert(std::endian::native == std::endian::little, "the wire is little-endian");
+
+std::size_t Frame::wire_bytes() const { return FrameHeader::kBytes + body.size() + payload.size(); }
+
+FrameHeader FrameHeader::of(const Frame& frame) {
+  return {static_cast<std::uint32_t>(frame.body.size()),
+          static_cast<std::uint32_t>(frame.payload.size()),
+          frame.id,
+          frame.method,
+          frame.kind,
+          static_cast<std::uint8_t>(frame.fds.size())};
+}
+
+// body 0..3, payload 4..7, id 8..15, method 16..17, kind 18, fds 19, zero 20..23
+std::array<std::byte, FrameHeader::kBytes> FrameHeader::encode() const {
+  std::array<std::byte, kBytes> out{};
+  std::memcpy(&out[0], &body_bytes, 4);
+  std::memcpy(&out[4], &payload_bytes, 4);
+  std::memcpy(&out[8], &id, 8);
+  std::memcpy(&out[16], &method, 2);
+  out[18] = static_cast<std::byte>(kind);
+  out[19] = static_cast<std::byte>(num_fds);
+  return out;
+}
+
+Result<FrameHeader> decode_header(const std::byte* bytes, const FrameLimits& limits) {
+  FrameHeader h;
+  std::uint32_t zero = 0;
+  std::memcpy(&h.body_bytes, bytes, 4);
+  std::memcpy(&h.payload_bytes, bytes + 4, 4);
+  std::memcpy(&h.id, bytes + 8, 8);
+  std::memcpy(&h.method, bytes + 16, 2);
+  h.kind = static_cast<FrameKind>(bytes[18]);
+  h.num_fds = static_cast<std::uint8_t>(bytes[19]);
+  std::memcpy(&zero, bytes + 20, 4);
+  if (h.kind < FrameKind::kRequest || h.kind > FrameKind::kNotice)
+    return fail(invalid_argument("a frame of unknown kind"));
+  if (zero != 0) return fail(invalid_argument("a frame with bits set that mean nothing"));
+  if (h.body_bytes > limits.max_body_bytes) {
+    return fail(invalid_argument("a frame's body of " + std::to_string(h.body_bytes) + " bytes exceeds the limit"));
+  }
+  if (h.body_bytes % 8 != 0) return fail(invalid_argument("a frame's body is no whole number of words"));
+  if (h.payload_bytes > limits.max_payload_bytes) {
+    return fail(
+        invalid_argument("a frame's payload of " + std::to_string(h.payload_bytes) + " bytes exceeds the limit"));
+  }
+  if (h.num_fds > limits.max_fds) return fail(invalid_argument("a frame with too many descriptors"));
+  return h;
+}
+
+}  // namespace shoal::runtime

@@ -1,0 +1,116 @@
+#include "runtime/net/peer.h"
+
+#include "runtime/wire/codec.h"
+
+namespace shoal::runtime {
+
+struct Responder::Link {
+  std::unique_ptr<Connection> connection;  // null once closed
+};
+
+Responder& Responder::operator=(Responder&& other) noexcept {
+  if (this != &other) {
+    if (link_) fail(internal("a request was dropped without an answer"));
+    link_ = std::move(other.link_);
+    id_ = other.id_;
+  }
+  return *this;
+}
+
+Responder::~Responder() {
+  if (link_) fail(internal("a request was dropped without an answer"));
+}
+
+void Responder::reply(Message message, Flush flush) {
+  const auto link = std::move(link_);
+  if (!link || !link->connection) return;
+  link->connection->send(
+      {FrameKind::kReply, 0, id_, std::move(message.body), std::move(message.payload), std::move(message.fds)}, flush);
+}
+
+void Responder::fail(const Error& error) {
+  const auto link = std::move(link_);
+  if (!link || !link->connection) return;
+  link->connection->send({FrameKind::kError, 0, id_, encode_error(error), {}, {}}, Flush::kNow);
+}
+
+void Responder::answer(Result<Message> result) {
+  if (result) {
+    reply(std::move(*result));
+  } else {
+    fail(result.error());
+  }
+}
+
+Peer::Peer(std::unique_ptr<Connection> connection, Clock& clock, PeerHandler& handler)
+    : clock_(clock), handler_(handler), identity_(connection->identity()), link_(std::make_shared<Responder::Link>()) {
+  link_->connection = std::move(connection);
+  link_->connection->start(*this);
+}
+
+Peer::~Peer() {
+  *alive_ = false;
+  link_->connection.reset();
+  auto pending = std::move(pending_);
+  for (auto& [id, p] : pending) p.callback(shoal::fail(cancelled("the connection was closed by this side")));
+}
+
+void Peer::call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush) {
+  if (!link_->connection)
+    return callback(shoal::fail(unavailable("the connection is closed").with_reason("Disconnected")));
+  if (pending_.size() >= kMaxPending)
+    return callback(shoal::fail(resource_exhausted("too many calls are pending on one connection")));
+  const std::uint64_t id = next_id_++;
+  auto& pending = pending_[id];
+  pending.callback = std::move(callback);
+  if (timeout != kNoTimeout) {
+    pending.limit = clock_.after(timeout, [this, id, timeout] {
+      const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+      finish(id, shoal::fail(deadline_exceeded("no answer within " + std::to_string(ms) + " ms")));
+    });
+  }
+  link_->connection->send(
+      {FrameKind::kRequest, method, id, std::move(message.body), std::move(message.payload), std::move(message.fds)},
+      flush);
+}
+
+void Peer::notify(std::uint16_t method, Message message, Flush flush) {
+  if (!link_->connection) return;
+  link_->connection->send(
+      {FrameKind::kNotice, method, 0, std::move(message.body), std::move(message.payload), std::move(message.fds)},
+      flush);
+}
+
+void Peer::finish(std::uint64_t id, Result<Message> result) {
+  const auto it = pending_.find(id);
+  if (it == pending_.end()) return;  // it timed out before
+  const auto callback = std::move(it->second.callback);
+  pending_.erase(it);
+  callback(std::move(result));
+}
+
+void Peer::on_frame(Frame frame) {
+  Message message{std::move(frame.body), std::move(frame.payload), std::move(frame.fds)};
+  switch (frame.kind) {
+    case FrameKind::kRequest:
+      return handler_.on_request(*this, {frame.method, std::move(message)}, Responder(link_, frame.id));
+    case FrameKind::kNotice:
+      return handler_.on_notice(*this, {frame.method, std::move(message)});
+    case FrameKind::kReply:
+      return finish(frame.id, std::move(message));
+    case FrameKind::kError:
+      return finish(frame.id, shoal::fail(decode_error(message.body)));
+  }
+}
+
+void Peer::on_closed(Error why) {
+  // The connection is on the stack: it is destroyed when this returns, by `closing`.
+  const auto closing = std::move(link_->connection);
+  const auto alive = alive_;
+  auto pending = std::move(pending_);
+  pending_.clear();
+  for (auto& [id, p] : pending) p.callback(shoal::fail(why));
+  if (*alive) handler_.on_closed(*this, why);
+}
+
+}  // namespace shoal::runtime

@@ -1,0 +1,95 @@
+// Requests, replies and notices over a Connection. Everything that talks (head, node, worker, driver, CLI) talks
+// through a Peer.
+//
+// Loop thread only. Handlers and callbacks may destroy the Peer.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <unordered_map>
+
+#include "runtime/loop/clock.h"
+#include "runtime/net/connection.h"
+
+namespace shoal::runtime {
+
+// The contents of a request, reply or notice.
+struct Message {
+  Bytes body;
+  Bytes payload;
+  std::vector<Fd> fds;
+};
+
+struct Request {
+  std::uint16_t method = 0;
+  Message message;
+};
+
+class Peer;
+
+// The duty to answer one request. Destroyed unanswered, it answers Internal, so that nobody waits for ever.
+class Responder {
+ public:
+  Responder(Responder&&) noexcept = default;
+  Responder& operator=(Responder&&) noexcept;
+  ~Responder();
+
+  void reply(Message message, Flush flush = Flush::kNow);
+  void fail(const Error& error);
+  void answer(Result<Message> result);
+
+ private:
+  friend class Peer;
+  struct Link;
+  Responder(std::shared_ptr<Link> link, std::uint64_t id) : link_(std::move(link)), id_(id) {}
+  std::shared_ptr<Link> link_;  // null once answered
+  std::uint64_t id_ = 0;
+};
+
+class PeerHandler {
+ public:
+  virtual void on_request(Peer& peer, Request request, Responder responder) = 0;
+  virtual void on_notice(Peer& peer, Request notice) = 0;
+  // Its last call. Pending calls have been failed with `why` before.
+  virtual void on_closed(Peer& peer, const Error& why) = 0;
+
+ protected:
+  ~PeerHandler() = default;
+};
+
+class Peer final : private ConnectionHandler {
+ public:
+  using Callback = std::function<void(Result<Message>)>;
+  static constexpr Duration kNoTimeout = Duration::max();
+  static constexpr std::size_t kMaxPending = 1 << 20;
+
+  // `clock` and `handler` outlive the peer.
+  Peer(std::unique_ptr<Connection> connection, Clock& clock, PeerHandler& handler);
+  ~Peer();  // pending calls fail with Cancelled; no on_closed
+
+  void call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush = Flush::kNow);
+  void notify(std::uint16_t method, Message message, Flush flush = Flush::kNow);
+
+  const PeerIdentity& identity() const { return identity_; }
+  std::size_t num_pending() const { return pending_.size(); }
+
+ private:
+  void on_frame(Frame frame) override;
+  void on_closed(Error why) override;
+  void finish(std::uint64_t id, Result<Message> result);
+
+  struct Pending {
+    Callback callback;
+    Timer limit;
+  };
+
+  Clock& clock_;
+  PeerHandler& handler_;
+  const PeerIdentity identity_;
+  std::shared_ptr<Responder::Link> link_;  // owns the connection; responders that outlive this hold it empty
+  std::unordered_map<std::uint64_t, Pending> pending_;
+  std::uint64_t next_id_ = 1;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace shoal::runtime

@@ -1,0 +1,14 @@
+// A Connection over a connected, non-blocking stream socket whose hello is done.
+#pragma once
+
+#include <memory>
+
+#include "runtime/net/connection.h"
+#include "runtime/net/socket_network.h"
+
+namespace shoal::runtime {
+
+std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity,
+                                                   const SocketOptions& options);
+
+}  // namespace shoal::runtime

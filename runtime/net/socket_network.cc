@@ -1,0 +1,296 @@
+#include "runtime/net/socket_network.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <asio/experimental/as_tuple.hpp>
+#include <asio/generic/stream_protocol.hpp>
+#include <asio/io_context.hpp>
+#include <asio/posix/stream_descriptor.hpp>
+#include <asio/read.hpp>
+#include <asio/write.hpp>
+#include <cstring>
+#include <utility>
+
+#include "runtime/loop/loop.h"
+#include "runtime/loop/task_group.h"
+#include "runtime/net/socket_connection.h"
+
+namespace shoal::runtime {
+namespace {
+
+constexpr auto kTuple = asio::experimental::as_tuple(asio::use_awaitable);
+using Socket = asio::generic::stream_protocol::socket;
+
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+  int family() const { return storage.ss_family; }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+Result<Address> resolve(const Endpoint& endpoint) {
+  Address out;
+  if (endpoint.is_unix()) {
+    auto* un = reinterpret_cast<sockaddr_un*>(&out.storage);
+    un->sun_family = AF_UNIX;
+    if (endpoint.unix_name.size() + 1 > sizeof un->sun_path)
+      return fail(invalid_argument(endpoint.to_string() + ": the name is too long"));
+    std::memcpy(un->sun_path + 1, endpoint.unix_name.data(), endpoint.unix_name.size());  // leading 0: abstract
+    out.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + endpoint.unix_name.size());
+    return out;
+  }
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  if (const int e = getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found); e != 0) {
+    return fail(not_found("host '" + endpoint.host + "': " + gai_strerror(e)));
+  }
+  std::memcpy(&out.storage, found->ai_addr, found->ai_addrlen);
+  out.length = found->ai_addrlen;
+  freeaddrinfo(found);
+  return out;
+}
+
+// The kernel's word for who is at the other end of a unix socket.
+Result<PeerIdentity> local_peer(int fd) {
+  PeerIdentity identity;
+  sockaddr_storage self{};
+  socklen_t length = sizeof self;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&self), &length);
+  if (self.ss_family != AF_UNIX) return identity;
+  ucred credentials{};
+  length = sizeof credentials;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
+    return fail(from_errno(errno, "SO_PEERCRED"));
+  if (credentials.uid != geteuid()) {
+    return fail(invalid_argument("a process of another user called (uid " + std::to_string(credentials.uid) + ")")
+                    .with_reason("TokenRefused"));
+  }
+  identity.local = true;
+  identity.pid = credentials.pid;
+  return identity;
+}
+
+void no_delay(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on unix sockets, which have no delay
+}
+
+Error from_asio(std::error_code error, std::string_view what) {
+  if (error == asio::error::eof) return unavailable(std::string(what) + ": the other side closed the connection");
+  return from_errno(error.value(), what);
+}
+
+Task<void> read_message(Socket& socket, HelloMessage& message) {
+  const auto [error, n] = co_await asio::async_read(socket, asio::buffer(message), kTuple);
+  if (error) co_return fail(from_asio(error, "hello"));
+  co_return Result<void>();
+}
+
+Task<void> write_message(Socket& socket, HelloMessage message) {
+  const auto [error, n] = co_await asio::async_write(socket, asio::buffer(message), kTuple);
+  if (error) co_return fail(from_asio(error, "hello"));
+  co_return Result<void>();
+}
+
+Task<PeerIdentity> greet_caller(Socket& socket, const Token& token, VersionRange versions, Random& random) {
+  SHOAL_CO_TRY(PeerIdentity identity, local_peer(socket.native_handle()));
+  HelloListener hello(token, versions, random);
+  SHOAL_CO_OK(co_await write_message(socket, hello.challenge()));
+  HelloMessage answer;
+  SHOAL_CO_OK(co_await read_message(socket, answer));
+  const auto verdict = hello.judge(answer);
+  SHOAL_CO_OK(co_await write_message(socket, verdict.message));
+  SHOAL_CO_OK(verdict.accepted);
+  identity.role = verdict.role;
+  identity.version = verdict.version;
+  co_return identity;
+}
+
+Task<PeerIdentity> greet_listener(Socket& socket, const Token& token, VersionRange versions, Role role,
+                                  Random& random) {
+  SHOAL_CO_TRY(PeerIdentity identity, local_peer(socket.native_handle()));
+  HelloCaller hello(token, versions, role, random);
+  HelloMessage message;
+  SHOAL_CO_OK(co_await read_message(socket, message));
+  SHOAL_CO_TRY(const HelloMessage answer, hello.answer(message));
+  SHOAL_CO_OK(co_await write_message(socket, answer));
+  SHOAL_CO_OK(co_await read_message(socket, message));
+  SHOAL_CO_TRY(identity.version, hello.conclude(message));
+  co_return identity;
+}
+
+}  // namespace
+
+struct SocketNetwork::Impl {
+  Impl(Loop& loop, Clock& clock, Random& random, const Token& token, SocketOptions options)
+      : loop(loop),
+        clock(clock),
+        random(random),
+        token(token),
+        options(options),
+        tasks(loop, [](const std::string&, const Error&) {
+          // A hello that failed: its caller was told, and a listener has nobody to tell.
+        }) {}
+
+  Socket make_socket(Fd fd) {
+    sockaddr_storage self{};
+    socklen_t length = sizeof self;
+    getsockname(fd.get(), reinterpret_cast<sockaddr*>(&self), &length);
+    return Socket(loop.io(), asio::generic::stream_protocol(self.ss_family, 0), fd.release());
+  }
+
+  std::unique_ptr<Connection> finish(Socket socket, PeerIdentity identity) {
+    Fd fd(socket.release());
+    no_delay(fd.get());
+    return make_socket_connection(loop, std::move(fd), identity, options);
+  }
+
+  Task<void> accepted(std::shared_ptr<Socket> socket, std::shared_ptr<Accepted> on_accepted) {
+    const Timer limit = clock.after(options.hello_timeout, [socket] { socket->close(); });
+    SHOAL_CO_TRY(const PeerIdentity identity, co_await greet_caller(*socket, token, options.versions, random));
+    (*on_accepted)(finish(std::move(*socket), identity));
+    co_return Result<void>();
+  }
+
+  Task<void> called(std::shared_ptr<Socket> socket, Address address, Role role, Duration timeout,
+                    Connected on_connected) {
+    bool late = false;
+    const Timer limit = clock.after(timeout, [socket, &late] {
+      late = true;
+      socket->close();
+    });
+    auto identity = co_await call(*socket, address, role);
+    if (!identity && late) {
+      on_connected(fail(deadline_exceeded("nobody answered the hello in time")));
+    } else if (!identity) {
+      on_connected(fail(identity.error()));
+    } else {
+      on_connected(finish(std::move(*socket), *identity));
+    }
+    co_return Result<void>();
+  }
+
+  Task<PeerIdentity> call(Socket& socket, const Address& address, Role role) {
+    const asio::generic::stream_protocol::endpoint endpoint(address.get(), address.length);
+    const auto [error] = co_await socket.async_connect(endpoint, kTuple);
+    if (error) co_return fail(from_asio(error, "connect"));
+    auto greeted = co_await greet_listener(socket, token, options.versions, role, random);
+    co_return greeted;
+  }
+
+  Loop& loop;
+  Clock& clock;
+  Random& random;
+  const Token token;
+  const SocketOptions options;
+  TaskGroup tasks;
+};
+
+namespace {
+
+class SocketListener final : public Listener {
+ public:
+  using OnSocket = std::function<void(Fd)>;
+  using HasRoom = std::function<bool()>;
+
+  SocketListener(Loop& loop, Clock& clock, Fd fd, Endpoint endpoint, OnSocket on_socket, HasRoom has_room)
+      : state_(std::make_shared<State>(loop, clock, std::move(fd), std::move(on_socket), std::move(has_room))),
+        endpoint_(std::move(endpoint)) {
+    state_->wait();
+  }
+  ~SocketListener() override {
+    state_->pause = {};
+    std::error_code ignored;
+    state_->descriptor.close(ignored);
+  }
+  const Endpoint& endpoint() const override { return endpoint_; }
+
+ private:
+  struct State : std::enable_shared_from_this<State> {
+    State(Loop& loop, Clock& clock, Fd fd, OnSocket on_socket, HasRoom has_room)
+        : descriptor(loop.io(), fd.release()),
+          clock(clock),
+          on_socket(std::move(on_socket)),
+          has_room(std::move(has_room)) {}
+    void wait() {
+      descriptor.async_wait(
+          asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
+            if (error) return;
+            while (self->descriptor.is_open() && self->has_room()) {
+              Fd fd(accept4(self->descriptor.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+              if (!fd) break;
+              self->on_socket(std::move(fd));
+            }
+            if (!self->descriptor.is_open()) return;
+            if (self->has_room()) return self->wait();
+            self->pause = self->clock.after(std::chrono::milliseconds(5), [state = self.get()] { state->wait(); });
+          });
+    }
+    asio::posix::stream_descriptor descriptor;
+    Clock& clock;
+    Timer pause;  // while too many hellos are under way
+    OnSocket on_socket;
+    HasRoom has_room;
+  };
+  std::shared_ptr<State> state_;
+  Endpoint endpoint_;
+};
+
+}  // namespace
+
+SocketNetwork::SocketNetwork(Loop& loop, Clock& clock, Random& random, const Token& token, SocketOptions options)
+    : impl_(std::make_unique<Impl>(loop, clock, random, token, options)) {}
+
+SocketNetwork::~SocketNetwork() = default;
+
+void SocketNetwork::stop(std::function<void()> drained) { impl_->tasks.stop(std::move(drained)); }
+
+Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint, Accepted accepted) {
+  SHOAL_TRY(const Address address, resolve(endpoint));
+  Fd fd(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return fail(from_errno(errno, "socket"));
+  const int on = 1;
+  if (!endpoint.is_unix()) setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (bind(fd.get(), address.get(), address.length) != 0)
+    return fail(from_errno(errno, "listen on " + endpoint.to_string()));
+  if (::listen(fd.get(), 512) != 0) return fail(from_errno(errno, "listen on " + endpoint.to_string()));
+  Endpoint actual = endpoint;
+  if (!endpoint.is_unix()) {
+    sockaddr_storage bound{};
+    socklen_t length = sizeof bound;
+    getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &length);
+    actual.port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                                                    : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
+  }
+  auto* impl = impl_.get();
+  auto shared = std::make_shared<Accepted>(std::move(accepted));
+  return std::make_unique<SocketListener>(
+      impl->loop, impl->clock, std::move(fd), std::move(actual),
+      [impl, shared](Fd socket) {
+        impl->tasks.spawn("accept",
+                          impl->accepted(std::make_shared<Socket>(impl->make_socket(std::move(socket))), shared));
+      },
+      [impl] { return impl->tasks.size() < impl->options.max_hellos; });
+}
+
+void SocketNetwork::connect(const Endpoint& endpoint, Role role, Duration timeout, Connected connected) {
+  auto address = resolve(endpoint);
+  if (!address) return connected(fail(address.error()));
+  Fd fd(socket(address->family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return connected(fail(from_errno(errno, "socket")));
+  auto named = [connected = std::move(connected),
+                to = endpoint.to_string()](Result<std::unique_ptr<Connection>> result) {
+    if (!result) return connected(fail(Error(result.error()).in("connecting to " + to)));
+    connected(std::move(result));
+  };
+  auto socket =
+      std::make_shared<Socket>(impl_->loop.io(), asio::generic::stream_protocol(address->family(), 0), fd.release());
+  impl_->tasks.spawn("connect", impl_->called(std::move(socket), *address, role, timeout, std::move(named)));
+}
+
+}  // namespace shoal::runtime

@@ -1,0 +1,252 @@
+#include "runtime/net/socket_network.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <gtest/gtest.h>
+
+#include "runtime/core/id.h"
+
+#include "runtime/loop/loop.h"
+#include "runtime/net/peer.h"
+
+namespace shoal::runtime {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::string unique_name() { return "shoal-test-" + hex(make_real_random()->next()); }
+
+// One side: a loop, a network, and a handler that answers with what was asked.
+class Side : public PeerHandler {
+ public:
+  explicit Side(const Token& token, SocketOptions options = {}) : network(loop, *clock, *random, token, options) {}
+  ~Side() {
+    peers.clear();
+    bool drained = false;
+    network.stop([&] { drained = true; });
+    run_until([&] { return drained; });
+  }
+
+  void run_until(const std::function<bool()>& done) {
+    const auto end = clock->now() + 10s;
+    while (!done() && clock->now() < end) loop.run_one(20ms);
+    EXPECT_TRUE(done());
+  }
+  Endpoint listen(const Endpoint& at) {
+    listener = network
+                   .listen(at,
+                           [this](std::unique_ptr<Connection> c) {
+                             peers.push_back(std::make_unique<Peer>(std::move(c), *clock, *this));
+                           })
+                   .value();
+    return listener->endpoint();
+  }
+  Result<Peer*> connect(const Endpoint& to) {
+    std::optional<Result<std::unique_ptr<Connection>>> out;
+    network.connect(to, Role::kClient, 5s, [&](Result<std::unique_ptr<Connection>> r) { out.emplace(std::move(r)); });
+    run_until([&] { return out.has_value(); });
+    if (!*out) return fail(out->error());
+    peers.push_back(std::make_unique<Peer>(std::move(**out), *clock, *this));
+    return peers.back().get();
+  }
+
+  void on_request(Peer&, Request request, Responder responder) override {
+    ++requests;
+    if (request.method == kHold) return held.push_back(std::move(responder));
+    if (request.method == kRefuse) return responder.fail(not_found("nothing here").with_hint("look elsewhere"));
+    responder.reply(std::move(request.message));
+  }
+  void on_notice(Peer&, Request) override { ++notices; }
+  void on_closed(Peer&, const Error& why) override { closed.push_back(why.to_string()); }
+
+  static constexpr std::uint16_t kEcho = 1, kHold = 2, kRefuse = 3;
+  Loop loop;
+  std::unique_ptr<Clock> clock = make_real_clock(loop);
+  std::unique_ptr<Random> random = make_real_random();
+  SocketNetwork network;
+  std::unique_ptr<Listener> listener;
+  std::vector<std::unique_ptr<Peer>> peers;
+  std::vector<Responder> held;
+  std::vector<std::string> closed;
+  int requests = 0, notices = 0;
+};
+
+class SocketTest : public testing::Test {
+ protected:
+  SeededRandom seeded_{3};
+  Token token_ = Token::random(seeded_);
+  Side side_{token_};  // both ends on one loop
+};
+
+TEST_F(SocketTest, EchoesSmallAndLargeOverUnixAndTcp) {
+  for (const auto& at : {Endpoint::unix_at(unique_name()), Endpoint::tcp("127.0.0.1", 0)}) {
+    const Endpoint to = side_.listen(at);
+    Peer* caller = side_.connect(to).value();
+    EXPECT_EQ(caller->identity().local, at.is_unix());
+    std::vector<std::size_t> sizes = {0, 1, 100, 40'000, 70'000, 5'000'000};
+    std::vector<std::size_t> back;
+    for (const auto n : sizes) {
+      Bytes payload(n);
+      if (n) std::memset(payload.data(), static_cast<int>(n % 251), n);
+      caller->call(Side::kEcho, {{}, std::move(payload), {}}, 10s, [&, n](Result<Message> r) {
+        ASSERT_TRUE(r) << r.error().to_string();
+        ASSERT_EQ(r->payload.size(), n);
+        for (std::size_t i = 0; i < n; i += 997) ASSERT_EQ(r->payload.data()[i], static_cast<std::byte>(n % 251));
+        back.push_back(n);
+      });
+    }
+    side_.run_until([&] { return back.size() == sizes.size(); });
+    EXPECT_EQ(back, sizes);  // in order
+  }
+}
+
+TEST_F(SocketTest, ManySmallFramesSentLaterArriveInOrder) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  std::vector<int> seen;
+  for (int i = 0; i < 20'000; ++i) {
+    caller->call(
+        Side::kEcho, {{}, Bytes::copy_of(&i, sizeof i), {}}, Peer::kNoTimeout,
+        [&](Result<Message> r) {
+          int v;
+          std::memcpy(&v, r->payload.data(), sizeof v);
+          seen.push_back(v);
+        },
+        Flush::kLater);
+  }
+  side_.run_until([&] { return seen.size() == 20'000; });
+  for (int i = 0; i < 20'000; ++i) ASSERT_EQ(seen[static_cast<std::size_t>(i)], i);
+}
+
+TEST_F(SocketTest, DescriptorsTravelWithTheirFrame) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  int back = 0;
+  for (int i = 0; i < 40; ++i) {
+    Fd fd(memfd_create("test", MFD_CLOEXEC));
+    ASSERT_EQ(write(fd.get(), &i, sizeof i), static_cast<ssize_t>(sizeof i));
+    Message m;
+    m.payload = Bytes(i % 3 ? 10 : 90'000);
+    std::memset(m.payload.data(), 0, m.payload.size());
+    if (i % 4) m.fds.push_back(std::move(fd));
+    caller->call(
+        Side::kEcho, std::move(m), 10s,
+        [&, i](Result<Message> r) {
+          ASSERT_TRUE(r) << r.error().to_string();
+          ASSERT_EQ(r->fds.size(), i % 4 ? 1u : 0u);
+          if (i % 4) {
+            int v = -1;
+            ASSERT_EQ(pread(r->fds[0].get(), &v, sizeof v, 0), static_cast<ssize_t>(sizeof v));
+            EXPECT_EQ(v, i);
+            EXPECT_TRUE(fcntl(r->fds[0].get(), F_GETFD) & FD_CLOEXEC);
+          }
+          ++back;
+        },
+        i % 2 ? Flush::kLater : Flush::kNow);
+  }
+  side_.run_until([&] { return back == 40; });
+}
+
+TEST_F(SocketTest, ErrorsTimeoutsAndDroppedRequestsAllEndTheCall) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  std::vector<std::string> errors;
+  const auto note = [&](Result<Message> r) { errors.push_back(r ? "ok" : code_name(r.error().code())); };
+  caller->call(Side::kRefuse, {}, 5s, note);
+  side_.run_until([&] { return errors.size() == 1; });
+  caller->call(Side::kHold, {}, 20ms, note);
+  side_.run_until([&] { return errors.size() == 2; });
+  caller->call(Side::kHold, {}, Peer::kNoTimeout, note);
+  side_.run_until([&] { return side_.held.size() == 2; });
+  side_.held.clear();  // forgotten
+  side_.run_until([&] { return errors.size() == 3; });
+  EXPECT_EQ(errors, (std::vector<std::string>{"NotFound", "DeadlineExceeded", "Internal"}));
+}
+
+TEST_F(SocketTest, APeerThatGoesAwayFailsWhatIsPending) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  std::string error;
+  caller->call(Side::kHold, {}, Peer::kNoTimeout, [&](Result<Message> r) { error = r.error().reason(); });
+  side_.run_until([&] { return side_.held.size() == 1; });
+  side_.peers.erase(side_.peers.begin());  // the accepting end
+  side_.run_until([&] { return !error.empty(); });
+  EXPECT_EQ(error, "Disconnected");
+  EXPECT_EQ(side_.closed.size(), 1u);
+  caller->call(Side::kEcho, {}, 5s, [&](Result<Message> r) { error = r ? "ok" : "closed"; });
+  EXPECT_EQ(error, "closed");
+}
+
+TEST_F(SocketTest, StrangersAreRefusedBeforeAnythingIsParsed) {
+  const Endpoint to = side_.listen(Endpoint::tcp("127.0.0.1", 0));
+  Side stranger(Token::random(seeded_));
+  std::optional<Error> error;
+  stranger.network.connect(to, Role::kClient, 5s, [&](Result<std::unique_ptr<Connection>> r) { error = r.error(); });
+  const auto end = side_.clock->now() + 5s;
+  while (!error && side_.clock->now() < end) {
+    side_.loop.run_one(1ms);
+    stranger.loop.run_one(1ms);
+  }
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->reason(), "TokenRefused");
+  EXPECT_TRUE(side_.peers.empty());
+}
+
+TEST_F(SocketTest, NobodyListeningAndAddressInUseAreNamed) {
+  const auto refused = side_.connect(Endpoint::unix_at(unique_name()));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kUnavailable);
+  EXPECT_NE(refused.error().to_string().find("connecting to unix:@"), std::string::npos);
+  const Endpoint taken = side_.listen(Endpoint::tcp("127.0.0.1", 0));
+  EXPECT_EQ(side_.network.listen(taken, [](std::unique_ptr<Connection>) {}).error().reason(), "AddressInUse");
+}
+
+TEST_F(SocketTest, AnOversizedFrameEndsTheConnection) {
+  SocketOptions generous;
+  generous.limits.max_payload_bytes = 1u << 30;
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  side_.connect(to).value()->call(Side::kEcho, {{}, Bytes((64u << 20) + 1), {}}, 5s, [](Result<Message>) {});
+  side_.run_until([&] { return side_.closed.size() == 2; });
+  EXPECT_NE(side_.closed[0].find("exceeds the limit"), std::string::npos) << side_.closed[0];
+}
+
+// The thin path of the house: two processes, Asio between them, a Cap'n Proto error in the answer.
+TEST(TwoProcesses, GreetEachOther) {
+  SeededRandom seeded(3);
+  const Token token = Token::random(seeded);
+  const Endpoint at = Endpoint::unix_at(unique_name());
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    Side side(token);
+    side.listen(at);
+    const char yes = 1;
+    if (write(ready[1], &yes, 1) != 1) _exit(1);
+    while (side.requests < 2) side.loop.run_one(100ms);
+    while (side.closed.empty()) side.loop.run_one(100ms);
+    _exit(0);
+  }
+  char yes = 0;
+  ASSERT_EQ(read(ready[0], &yes, 1), 1);
+  {
+    Side side(token);
+    Peer* peer = side.connect(at).value();
+    EXPECT_EQ(peer->identity().pid, child);
+    std::string hello, refusal;
+    peer->call(Side::kEcho, {{}, Bytes::copy_of("hello"), {}}, 5s,
+               [&](Result<Message> r) { hello = r->payload.view(); });
+    peer->call(Side::kRefuse, {}, 5s, [&](Result<Message> r) { refusal = r.error().to_string(); });
+    side.run_until([&] { return !refusal.empty(); });
+    EXPECT_EQ(hello, "hello");
+    EXPECT_EQ(refusal, "error[NotFound]: nothing here\n  hint: look elsewhere");
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+}  // namespace
+}  // namespace shoal::runtime

@@ -1,0 +1,83 @@
+#include "runtime/wire/codec.h"
+
+#include <algorithm>
+
+#include "runtime/wire/error.capnp.h"
+
+namespace shoal::runtime {
+
+namespace {
+constexpr std::uint32_t kMaxSegments = 16;
+constexpr std::size_t kMaxErrorText = 64 << 10;
+
+std::string clipped(const std::string& s) {
+  return s.size() <= kMaxErrorText ? s : s.substr(0, kMaxErrorText) + " [...]";
+}
+}  // namespace
+
+Bytes encode(capnp::MessageBuilder& message) {
+  const auto segments = message.getSegmentsForOutput();
+  const auto words = capnp::messageToFlatArray(segments);
+  return Bytes::copy_of(words.asBytes().begin(), words.asBytes().size());
+}
+
+namespace detail {
+
+Result<kj::ArrayPtr<const capnp::word>> checked_words(const Bytes& body) {
+  if (body.size() < sizeof(capnp::word) || body.size() % sizeof(capnp::word) != 0) {
+    return fail(invalid_argument("a message that is no whole number of words"));
+  }
+  std::uint32_t last_segment = 0;
+  std::memcpy(&last_segment, body.data(), 4);
+  if (last_segment >= kMaxSegments) return fail(invalid_argument("a message of too many segments"));
+  const std::size_t table_bytes = ((last_segment + 2) * 4 + 7) / 8 * 8;
+  std::uint64_t total = table_bytes / 8;
+  if (table_bytes > body.size()) return fail(invalid_argument("a message that ends in its segment table"));
+  for (std::uint32_t i = 0; i <= last_segment; ++i) {
+    std::uint32_t size = 0;
+    std::memcpy(&size, body.data() + 4 + 4 * i, 4);
+    total += size;
+  }
+  if (total != body.size() / sizeof(capnp::word))
+    return fail(invalid_argument("a message whose segments do not fill its frame"));
+  return kj::arrayPtr(reinterpret_cast<const capnp::word*>(body.data()), body.size() / sizeof(capnp::word));
+}
+
+capnp::ReaderOptions reader_options(std::size_t words) {
+  capnp::ReaderOptions options;
+  options.traversalLimitInWords = std::max<std::uint64_t>(4 * words, 8 << 10);
+  options.nestingLimit = 16;
+  return options;
+}
+
+Error from_kj(const kj::Exception& e) {
+  return invalid_argument(std::string("a malformed message: ") + e.getDescription().cStr());
+}
+
+}  // namespace detail
+
+Bytes encode_error(const Error& error) {
+  return write<wire::ErrorMessage>([&](wire::ErrorMessage::Builder m) {
+    m.setCode(static_cast<std::uint16_t>(error.code()));
+    m.setReason(clipped(error.reason()));
+    m.setMessage(clipped(error.message()));
+    m.setHint(clipped(error.hint()));
+    auto context = m.initContext(static_cast<unsigned>(error.context().size()));
+    for (unsigned i = 0; i < context.size(); ++i) context.set(i, clipped(error.context()[i]));
+  });
+}
+
+Error decode_error(const Bytes& body) {
+  auto error = read<wire::ErrorMessage>(body, [](wire::ErrorMessage::Reader m) {
+    const auto code = m.getCode() < kNumCodes ? static_cast<Code>(m.getCode()) : Code::kInternal;
+    Error out = Error(code, text(m.getMessage())).with_reason(text(m.getReason())).with_hint(text(m.getHint()));
+    for (const auto frame : m.getContext()) {
+      if (out.context().size() == Error::kMaxContext) break;
+      out = std::move(out).in(text(frame));
+    }
+    return out;
+  });
+  return error ? *std::move(error) : internal("an error arrived that cannot be read: " + error.error().message());
+}
+
+}  // namespace shoal::runtime

@@ -1,0 +1,67 @@
+// Cap'n Proto bytes in and out, and the only place where a kj::Exception becomes an Error.
+//
+// A message is checked before it is read: whole words, at most 16 segments that fit the frame, a traversal limit in
+// proportion to its size, nesting of 16. Accessors still throw on hostile pointers, so everything is read inside
+// read<>(), never after it.
+#pragma once
+
+#include <capnp/message.h>
+#include <capnp/serialize.h>
+#include <kj/exception.h>
+
+#include <type_traits>
+
+#include "runtime/core/bytes.h"
+#include "runtime/core/result.h"
+
+namespace shoal::runtime {
+
+Bytes encode(capnp::MessageBuilder& message);
+
+// Builds a message: write<Schema>([&](Schema::Builder m) { m.setX(...); }).
+template <class Schema, class Fill>
+Bytes write(Fill&& fill) {
+  capnp::MallocMessageBuilder message;
+  fill(message.initRoot<Schema>());
+  return encode(message);
+}
+
+namespace detail {
+Result<kj::ArrayPtr<const capnp::word>> checked_words(const Bytes& body);
+capnp::ReaderOptions reader_options(std::size_t words);
+Error from_kj(const kj::Exception& e);
+template <class T>
+struct IsResult : std::false_type {};
+template <class T>
+struct IsResult<Result<T>> : std::true_type {};
+}  // namespace detail
+
+// Reads a message: read<Schema>(bytes, [&](Schema::Reader m) { return ...; }). The function returns plain values
+// (nothing of it may point into the message) or a Result of one; InvalidArgument when the bytes are not a message.
+template <class Schema, class Use>
+auto read(const Bytes& body, Use&& use) {
+  using Raw = std::invoke_result_t<Use, typename Schema::Reader>;
+  using Out = std::conditional_t<detail::IsResult<Raw>::value, Raw, Result<Raw>>;
+  auto words = detail::checked_words(body);
+  if (!words) return Out(fail(words.error()));
+  try {
+    capnp::FlatArrayMessageReader reader(*words, detail::reader_options(words->size()));
+    if constexpr (std::is_void_v<Raw>) {
+      use(reader.getRoot<Schema>());
+      return Out();
+    } else {
+      return Out(use(reader.getRoot<Schema>()));
+    }
+  } catch (const kj::Exception& e) {
+    return Out(fail(detail::from_kj(e)));
+  }
+}
+
+inline std::string text(capnp::Text::Reader t) { return {t.cStr(), t.size()}; }
+
+// An Error as a frame's body and back. Decoding never fails: bytes that make no sense are an Internal error that says
+// so.
+Bytes encode_error(const Error& error);
+Error decode_error(const Bytes& body);
+
+}  // namespace shoal::runtime

@@ -1,0 +1,13 @@
+@0xe1a4c6d0b7a93f15;
+
+using Cxx = import "/capnp/c++.capnp";
+$Cxx.namespace("shoal::runtime::wire");
+
+# An Error (runtime/core/error.h) on its way to another process.
+struct ErrorMessage {
+  code @0 :UInt16;  # numbers beyond those known here are read as Internal
+  reason @1 :Text;
+  message @2 :Text;
+  hint @3 :Text;
+  context @4 :List(Text);
+}
