@@ -1,0 +1,180 @@
+#include "runtime/process/process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <asio/io_context.hpp>
+#include <asio/posix/stream_descriptor.hpp>
+#include <asio/post.hpp>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "runtime/loop/loop.h"
+
+namespace shoal::runtime {
+
+namespace {
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> out;
+  for (auto& t : texts) out.push_back(t.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+// PATH is looked through here, before the fork: the child of a fork should do as little as possible.
+Result<std::string> find_program(const std::string& name) {
+  if (name.find('/') != std::string::npos) return name;
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "/usr/bin:/bin");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string candidate = folder + "/" + name;
+    if (access(candidate.c_str(), X_OK) == 0) return candidate;
+  }
+  return fail(not_found("no program '" + name + "' on PATH"));
+}
+
+[[noreturn]] void child(SpawnSpec& spec, const std::string& program, pid_t parent, int report) {
+  const auto give_up = [&] {
+    const int error = errno;
+    [[maybe_unused]] const auto n = write(report, &error, sizeof error);
+    _exit(127);
+  };
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  signal(SIGPIPE, SIG_DFL);
+  setsid();
+  if (spec.dies_with_parent) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(127);  // it died before
+  }
+  if (!spec.cwd.empty() && chdir(spec.cwd.c_str()) != 0) give_up();
+  // Out of the way first: a descriptor to be passed may lie where another belongs.
+  const int base = 3 + static_cast<int>(spec.inherited.size());
+  std::vector<int> sources;
+  for (const Fd* fd : {&spec.in, &spec.out, &spec.err}) sources.push_back(fd->get() < 0 ? -1 : fcntl(fd->get(), F_DUPFD_CLOEXEC, base));
+  for (const Fd& fd : spec.inherited) sources.push_back(fcntl(fd.get(), F_DUPFD_CLOEXEC, base));
+  report = fcntl(report, F_DUPFD_CLOEXEC, base);
+  if (sources[0] < 0) sources[0] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i] >= 0 && dup2(sources[i], static_cast<int>(i)) < 0) give_up();
+  }
+  auto argv = pointers(spec.argv);
+  auto env = pointers(spec.env);
+  execve(program.c_str(), argv.data(), env.data());
+  give_up();
+  _exit(127);
+}
+
+}  // namespace
+
+std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name != nullptr ? "SIG" + std::string(name) : "signal " + std::to_string(signal);
+}
+
+std::string ExitStatus::to_string() const {
+  if (!known) return "ended";
+  if (signal != 0) return "was killed by " + signal_name(signal);
+  return "exited with code " + std::to_string(code);
+}
+
+Result<pid_t> spawn(SpawnSpec spec) {
+  if (spec.argv.empty()) return fail(invalid_argument("an empty command"));
+  SHOAL_TRY(const std::string program, find_program(spec.argv[0]));
+  int report[2];
+  if (pipe2(report, O_CLOEXEC) != 0) return fail(from_errno(errno, "pipe"));
+  const Fd reading(report[0]);
+  Fd writing(report[1]);
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) return fail(from_errno(errno, "fork"));
+  if (pid == 0) child(spec, program, parent, writing.get());
+  writing.reset();
+  int error = 0;
+  ssize_t n;
+  do {
+    n = read(reading.get(), &error, sizeof error);
+  } while (n < 0 && errno == EINTR);
+  if (n == sizeof error) {
+    waitpid(pid, nullptr, 0);
+    return fail(from_errno(error, "cannot run " + spec.argv[0]));
+  }
+  return pid;
+}
+
+void signal_group(pid_t leader, int signal) {
+  if (leader > 1) kill(-leader, signal);
+}
+
+void become_subreaper() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+std::uint64_t start_time(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  if (!std::getline(file, line)) return 0;
+  std::istringstream fields(line.substr(line.rfind(')') + 1));
+  std::string field;
+  for (int i = 0; i < 20; ++i) fields >> field;  // the 22nd field of the line
+  return std::strtoull(field.c_str(), nullptr, 10);
+}
+
+struct ProcessWatch::Impl : std::enable_shared_from_this<Impl> {
+  Impl(asio::io_context& io, int fd, pid_t pid, std::function<void(ExitStatus)> ended)
+      : descriptor(io), pid(pid), ended(std::move(ended)) {
+    if (fd >= 0) descriptor.assign(fd);
+  }
+
+  void wait() {
+    descriptor.async_wait(asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
+      if (!error) self->finish(reap(self->descriptor.native_handle()));
+    });
+  }
+
+  // Only a parent learns how it ended.
+  static ExitStatus reap(int fd) {
+    siginfo_t info{};
+    if (waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(fd), &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0) {
+      return {.known = false};
+    }
+    if (info.si_code == CLD_EXITED) return {.code = info.si_status};
+    return {.signal = info.si_status};
+  }
+
+  void finish(ExitStatus status) {
+    std::error_code ignored;
+    descriptor.close(ignored);
+    if (ended) std::exchange(ended, nullptr)(status);
+  }
+
+  asio::posix::stream_descriptor descriptor;
+  pid_t pid;
+  std::function<void(ExitStatus)> ended;
+};
+
+ProcessWatch::ProcessWatch(Loop& loop, pid_t pid, std::function<void(ExitStatus)> ended) {
+  const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  impl_ = std::make_shared<Impl>(loop.io(), fd, pid, std::move(ended));
+  if (fd >= 0) {
+    impl_->wait();
+  } else {  // it is gone already and was reaped by somebody else
+    loop.post([impl = impl_] { impl->finish({.known = false}); });
+  }
+}
+
+ProcessWatch::~ProcessWatch() {
+  impl_->ended = nullptr;
+  std::error_code ignored;
+  impl_->descriptor.close(ignored);
+}
+
+}  // namespace shoal::runtime

@@ -1,0 +1,114 @@
+#include "runtime/process/process.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <optional>
+
+#include <gtest/gtest.h>
+
+#include "runtime/loop/clock.h"
+#include "runtime/loop/loop.h"
+
+namespace shoal::runtime {
+namespace {
+
+using namespace std::chrono_literals;
+
+class ProcessTest : public testing::Test {
+ protected:
+  ExitStatus wait_for(pid_t pid) {
+    std::optional<ExitStatus> status;
+    const ProcessWatch watch(loop_, pid, [&](ExitStatus s) { status = s; });
+    const auto end = clock_->now() + 10s;
+    while (!status && clock_->now() < end) loop_.run_one(20ms);
+    return status.value_or(ExitStatus{.known = false, .code = -1});
+  }
+  static SpawnSpec shell(const std::string& script) {
+    SpawnSpec spec;
+    spec.argv = {"sh", "-c", script};
+    spec.env = {"PATH=/usr/bin:/bin"};
+    return spec;
+  }
+  Loop loop_;
+  std::unique_ptr<Clock> clock_ = make_real_clock(loop_);
+};
+
+TEST_F(ProcessTest, ExitCodesAndSignalsComeFromTheKernel) {
+  EXPECT_EQ(wait_for(spawn(shell("exit 3")).value()).to_string(), "exited with code 3");
+  const auto killed = wait_for(spawn(shell("kill -9 $$")).value());
+  EXPECT_EQ(killed.to_string(), "was killed by SIGKILL");
+  EXPECT_EQ(killed.shell_code(), 137);
+}
+
+TEST_F(ProcessTest, AProgramThatCannotBeRunIsAnError) {
+  SpawnSpec absent;
+  absent.argv = {"no-such-program-at-all"};
+  EXPECT_EQ(spawn(std::move(absent)).error().code(), Code::kNotFound);
+  SpawnSpec folder;
+  folder.argv = {"/tmp"};
+  EXPECT_EQ(spawn(std::move(folder)).error().code(), Code::kInvalidArgument);
+  SpawnSpec nowhere = shell("true");
+  nowhere.cwd = "/no/such/folder";
+  EXPECT_EQ(spawn(std::move(nowhere)).error().code(), Code::kNotFound);
+}
+
+TEST_F(ProcessTest, StreamsEnvironmentAndDescriptorsAreAsGiven) {
+  int out[2], extra[2];
+  ASSERT_EQ(pipe2(out, O_CLOEXEC), 0);
+  ASSERT_EQ(pipe2(extra, O_CLOEXEC), 0);
+  SpawnSpec spec = shell("echo $WHO; echo extra >&3; pwd; readlink /proc/self/fd/0");
+  spec.env.push_back("WHO=shoal");
+  spec.cwd = "/";
+  spec.out = Fd(out[1]);
+  spec.inherited.push_back(Fd(extra[1]));
+  const pid_t pid = spawn(std::move(spec)).value();
+  EXPECT_TRUE(wait_for(pid).ok());
+  char text[100] = {};
+  ASSERT_GT(read(out[0], text, sizeof text - 1), 0);
+  EXPECT_STREQ(text, "shoal\n/\n/dev/null\n");
+  char more[100] = {};
+  ASSERT_GT(read(extra[0], more, sizeof more - 1), 0);
+  EXPECT_STREQ(more, "extra\n");
+  close(out[0]);
+  close(extra[0]);
+}
+
+TEST_F(ProcessTest, AGroupEndsWithAllItStarted) {
+  int out[2];
+  ASSERT_EQ(pipe2(out, O_CLOEXEC), 0);
+  SpawnSpec spec = shell("sleep 1000 & echo started; wait");
+  spec.out = Fd(out[1]);
+  const pid_t pid = spawn(std::move(spec)).value();
+  char text[100];
+  ASSERT_GT(read(out[0], text, sizeof text), 0);
+  signal_group(pid, SIGKILL);
+  EXPECT_EQ(wait_for(pid).signal, SIGKILL);
+  EXPECT_EQ(read(out[0], text, sizeof text), 0);  // the grandchild held the pipe open
+  close(out[0]);
+}
+
+TEST_F(ProcessTest, TheEndOfAForeignProcessIsSeenWithoutItsStatus) {
+  // A grandchild whose parent is not us.
+  int out[2];
+  ASSERT_EQ(pipe2(out, O_CLOEXEC), 0);
+  SpawnSpec spec = shell("sleep 0.1 & echo $!; wait");
+  spec.out = Fd(out[1]);
+  const pid_t parent = spawn(std::move(spec)).value();
+  char text[100] = {};
+  ASSERT_GT(read(out[0], text, sizeof text - 1), 0);
+  EXPECT_EQ(wait_for(std::atoi(text)), (ExitStatus{.known = false}));
+  wait_for(parent);
+  EXPECT_EQ(wait_for(parent), (ExitStatus{.known = false}));  // long gone
+  close(out[0]);
+}
+
+TEST_F(ProcessTest, StartTimesTellProcessesApart) {
+  EXPECT_GT(start_time(getpid()), 0u);
+  EXPECT_EQ(start_time(999'999'999), 0u);
+}
+
+}  // namespace
+}  // namespace shoal::runtime

@@ -1,0 +1,85 @@
+#include "runtime/shm/board.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <ctime>
+
+#include "runtime/core/check.h"
+
+namespace shoal::runtime {
+
+namespace {
+
+void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+void Board::mark_gone(std::uint32_t member, std::string_view cause) {
+  SHOAL_CHECK(member < kMaxMembers, "no such member on a board");
+  auto& m = page_->members[member];
+  std::uint32_t none = 0;
+  if (!m.gone.compare_exchange_strong(none, 1)) return;
+  const std::size_t n = std::min(cause.size(), sizeof m.cause - 1);
+  std::memcpy(m.cause, cause.data(), n);
+  m.cause[n] = 0;
+  m.gone.store(2, std::memory_order_release);
+  ring();
+}
+
+bool Board::is_gone(std::uint32_t member) const {
+  return member < kMaxMembers && page_->members[member].gone.load(std::memory_order_acquire) == 2;
+}
+
+std::string Board::cause(std::uint32_t member) const {
+  if (!is_gone(member)) return {};
+  const auto& text = page_->members[member].cause;
+  return {text, strnlen(text, sizeof text)};
+}
+
+int Board::first_gone(std::uint32_t num_members) const {
+  for (std::uint32_t i = 0; i < std::min(num_members, kMaxMembers); ++i) {
+    if (is_gone(i)) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+void Board::ring() {
+  page_->bell.fetch_add(1);  // sequentially consistent, as is the load of waiters: one of the two sides sees the other
+  if (page_->waiters.load() > 0) syscall(SYS_futex, &page_->bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+Board::Heard Board::listen(const std::function<bool()>& done, std::chrono::nanoseconds limit, int spins) {
+  for (int i = 0; i < spins; ++i) {
+    if (done()) return Heard::kDone;
+    cpu_relax();
+  }
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (true) {
+    page_->waiters.fetch_add(1);
+    const std::uint32_t heard = page_->bell.load();
+    if (done()) {
+      page_->waiters.fetch_sub(1);
+      return Heard::kDone;
+    }
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= std::chrono::nanoseconds(0)) {
+      page_->waiters.fetch_sub(1);
+      return Heard::kTimeout;
+    }
+    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
+    const timespec wait{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+    syscall(SYS_futex, &page_->bell, FUTEX_WAIT, heard, &wait, nullptr, 0);  // EINTR, EAGAIN: look again
+    page_->waiters.fetch_sub(1);
+  }
+}
+
+}  // namespace shoal::runtime

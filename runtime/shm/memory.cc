@@ -1,0 +1,75 @@
+#include "runtime/shm/memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "runtime/core/check.h"
+
+namespace shoal::runtime {
+
+namespace {
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+}
+
+Mapping::Mapping(Mapping&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+void Mapping::forbid() const {
+  if (data_ != nullptr) SHOAL_CHECK(mprotect(data_, size_, PROT_NONE) == 0, "mprotect failed");
+}
+
+void Mapping::allow(Access access) const {
+  const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+  if (data_ != nullptr) SHOAL_CHECK(mprotect(data_, size_, protection) == 0, "mprotect failed");
+}
+
+Result<Fd> make_memory(const std::string& name, std::size_t bytes) {
+  Fd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return fail(from_errno(errno, "memfd_create"));
+  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return fail(from_errno(errno, "no shared memory of " + std::to_string(bytes) + " bytes"));
+  }
+  if (fcntl(fd.get(), F_ADD_SEALS, kSizeSeals) != 0) return fail(from_errno(errno, "F_ADD_SEALS"));
+  return fd;
+}
+
+Result<std::size_t> memory_bytes(const Fd& memory) {
+  const int seals = fcntl(memory.get(), F_GET_SEALS);
+  struct stat info {};
+  if (seals < 0 || (seals & kSizeSeals) != kSizeSeals || fstat(memory.get(), &info) != 0) {
+    return fail(invalid_argument("a descriptor that is no sealed memory"));
+  }
+  return static_cast<std::size_t>(info.st_size);
+}
+
+Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access) {
+  Mapping out;
+  if (bytes == 0) return out;
+  const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* at = mmap(nullptr, bytes, protection, MAP_SHARED, memory.get(), 0);
+  if (at == MAP_FAILED) return fail(from_errno(errno, "cannot map " + std::to_string(bytes) + " bytes"));
+  out.data_ = static_cast<std::byte*>(at);
+  out.size_ = bytes;
+  return out;
+}
+
+Result<Fd> duplicate(const Fd& fd) {
+  Fd out(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!out) return fail(from_errno(errno, "dup"));
+  return out;
+}
+
+}  // namespace shoal::runtime

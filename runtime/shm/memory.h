@@ -1,0 +1,44 @@
+// Shared memory without names: memfds, passed by descriptor, gone with the last process that holds them.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "runtime/core/fd.h"
+#include "runtime/core/result.h"
+
+namespace shoal::runtime {
+
+enum class Access { kRead, kReadWrite };
+
+// A mapped range; unmapped when destroyed. Empty ranges map nothing.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+  ~Mapping();
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  std::span<std::byte> span() const { return {data_, size_}; }
+
+  // Forbids every access (kNone) or allows it again; an access in between faults. For the lease guard.
+  void forbid() const;
+  void allow(Access access) const;
+
+ private:
+  friend Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access);
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// Zeroed, of a fixed size: nobody who gets the descriptor can shrink or grow it (so no reader can be made to fault).
+Result<Fd> make_memory(const std::string& name, std::size_t bytes);
+// The size of a memory that came from elsewhere. InvalidArgument unless it is sealed as make_memory seals it.
+Result<std::size_t> memory_bytes(const Fd& memory);
+Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access);
+Result<Fd> duplicate(const Fd& fd);
+
+}  // namespace shoal::runtime

@@ -1,0 +1,100 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "runtime/shm/board.h"
+#include "runtime/shm/memory.h"
+
+namespace shoal::runtime {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(Memory, IsZeroedSharedAndOfAFixedSize) {
+  const Fd fd = make_memory("test", 10'000).value();
+  EXPECT_EQ(memory_bytes(fd).value(), 10'000u);
+  const Mapping a = map(fd, 10'000, Access::kReadWrite).value();
+  const Mapping b = map(fd, 10'000, Access::kRead).value();
+  EXPECT_EQ(b.data()[9'999], std::byte{0});
+  a.data()[9'999] = std::byte{7};
+  EXPECT_EQ(b.data()[9'999], std::byte{7});
+  EXPECT_NE(ftruncate(fd.get(), 5), 0);
+}
+
+TEST(Memory, AnUnsealedDescriptorIsRefused) {
+  const Fd fd(memfd_create("loose", MFD_CLOEXEC));
+  EXPECT_EQ(memory_bytes(fd).error().code(), Code::kInvalidArgument);
+}
+
+TEST(Memory, TooMuchIsAnErrorNotACrash) { EXPECT_FALSE(make_memory("huge", std::size_t{1} << 63)); }
+
+TEST(MemoryDeathTest, AForbiddenMappingFaultsAndAnAllowedOneDoesNot) {
+  const Fd fd = make_memory("test", 4096).value();
+  const Mapping m = map(fd, 4096, Access::kReadWrite).value();
+  m.forbid();
+  EXPECT_DEATH(std::memset(m.data(), 1, 1), "");
+  m.allow(Access::kRead);
+  EXPECT_EQ(m.data()[0], std::byte{0});
+}
+
+class BoardTest : public testing::Test {
+ protected:
+  Fd fd_ = make_memory("board", Board::kBytes + 4096).value();
+  Mapping mapping_ = map(fd_, Board::kBytes + 4096, Access::kReadWrite).value();
+  Board board_{mapping_.data()};
+};
+
+TEST_F(BoardTest, TheFirstCauseOfADeathCounts) {
+  EXPECT_EQ(board_.first_gone(4), -1);
+  board_.mark_gone(2, "killed by signal 9");
+  board_.mark_gone(2, "something later");
+  EXPECT_EQ(board_.first_gone(4), 2);
+  EXPECT_EQ(board_.first_gone(2), -1);
+  EXPECT_EQ(board_.cause(2), "killed by signal 9");
+  board_.mark_gone(3, std::string(1000, 'x'));
+  EXPECT_EQ(board_.cause(3).size(), 251u);
+}
+
+TEST_F(BoardTest, AWaitEndsAtItsLimit) {
+  EXPECT_EQ(board_.listen([] { return false; }, 5ms, 10), Board::Heard::kTimeout);
+}
+
+TEST_F(BoardTest, EveryRingIsHeardAcrossProcesses) {
+  auto* word = reinterpret_cast<std::atomic<int>*>(mapping_.data() + Board::kBytes);
+  constexpr int kRounds = 2000;
+  const pid_t child = fork();
+  if (child == 0) {
+    for (int i = 0; i < kRounds; ++i) {
+      if (board_.listen([&] { return word->load() == 2 * i + 1; }, 10s, 50) != Board::Heard::kDone) _exit(1);
+      word->store(2 * i + 2);
+      board_.ring();
+    }
+    _exit(0);
+  }
+  for (int i = 0; i < kRounds; ++i) {
+    word->store(2 * i + 1);
+    board_.ring();
+    ASSERT_EQ(board_.listen([&] { return word->load() == 2 * i + 2; }, 10s, 50), Board::Heard::kDone);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(BoardTest, ADeathWakesWhoeverWaits) {
+  std::thread node([this] {
+    std::this_thread::sleep_for(20ms);
+    board_.mark_gone(1, "killed by signal 9");
+  });
+  EXPECT_EQ(board_.listen([this] { return board_.first_gone(2) == 1; }, 10s, 10), Board::Heard::kDone);
+  node.join();
+}
+
+}  // namespace
+}  // namespace shoal::runtime
