@@ -32,6 +32,7 @@ using JobId = Id<struct JobTag>;
 using WorkerId = Id<struct WorkerTag>;  // a process
 using ActorId = Id<struct ActorTag>;
 using ObjectId = Id<struct ObjectTag>;
+using GangId = Id<struct GangTag>;
 
 // Position of a process in a gang or mesh: 0 to world_size - 1.
 struct Rank {

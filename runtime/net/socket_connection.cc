@@ -215,7 +215,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
         options_(options),
         identity_(identity),
         descriptor_(loop.io(), socket.release()),
-        reader_(options.limits) {}
+        reader_(options.limits) {
+    loop_.track(descriptor_.native_handle());
+  }
 
   void start(ConnectionHandler& handler) {
     SHOAL_CHECK(handler_ == nullptr, "a connection is started twice");
@@ -331,6 +333,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
   void shut() {
     if (std::exchange(closed_, true)) return;
+    loop_.untrack(descriptor_.native_handle());
     std::error_code ignored;
     descriptor_.close(ignored);
   }

@@ -199,12 +199,15 @@ class SocketListener final : public Listener {
   using HasRoom = std::function<bool()>;
 
   SocketListener(Loop& loop, Clock& clock, Fd fd, Endpoint endpoint, OnSocket on_socket, HasRoom has_room)
-      : state_(std::make_shared<State>(loop, clock, std::move(fd), std::move(on_socket), std::move(has_room))),
+      : loop_(loop),
+        state_(std::make_shared<State>(loop, clock, std::move(fd), std::move(on_socket), std::move(has_room))),
         endpoint_(std::move(endpoint)) {
+    loop_.track(state_->descriptor.native_handle());
     state_->wait();
   }
   ~SocketListener() override {
     state_->pause = {};
+    loop_.untrack(state_->descriptor.native_handle());
     std::error_code ignored;
     state_->descriptor.close(ignored);
   }
@@ -237,6 +240,7 @@ class SocketListener final : public Listener {
     OnSocket on_socket;
     HasRoom has_room;
   };
+  Loop& loop_;
   std::shared_ptr<State> state_;
   Endpoint endpoint_;
 };

@@ -2,17 +2,10 @@
 
 #include <algorithm>
 
-#include "runtime/wire/error.capnp.h"
-
 namespace shoal::runtime {
 
 namespace {
 constexpr std::uint32_t kMaxSegments = 16;
-constexpr std::size_t kMaxErrorText = 64 << 10;
-
-std::string clipped(const std::string& s) {
-  return s.size() <= kMaxErrorText ? s : s.substr(0, kMaxErrorText) + " [...]";
-}
 }  // namespace
 
 Bytes encode(capnp::MessageBuilder& message) {
@@ -55,29 +48,5 @@ Error from_kj(const kj::Exception& e) {
 }
 
 }  // namespace detail
-
-Bytes encode_error(const Error& error) {
-  return write<wire::ErrorMessage>([&](wire::ErrorMessage::Builder m) {
-    m.setCode(static_cast<std::uint16_t>(error.code()));
-    m.setReason(clipped(error.reason()));
-    m.setMessage(clipped(error.message()));
-    m.setHint(clipped(error.hint()));
-    auto context = m.initContext(static_cast<unsigned>(error.context().size()));
-    for (unsigned i = 0; i < context.size(); ++i) context.set(i, clipped(error.context()[i]));
-  });
-}
-
-Error decode_error(const Bytes& body) {
-  auto error = read<wire::ErrorMessage>(body, [](wire::ErrorMessage::Reader m) {
-    const auto code = m.getCode() < kNumCodes ? static_cast<Code>(m.getCode()) : Code::kInternal;
-    Error out = Error(code, text(m.getMessage())).with_reason(text(m.getReason())).with_hint(text(m.getHint()));
-    for (const auto frame : m.getContext()) {
-      if (out.context().size() == Error::kMaxContext) break;
-      out = std::move(out).in(text(frame));
-    }
-    return out;
-  });
-  return error ? *std::move(error) : internal("an error arrived that cannot be read: " + error.error().message());
-}
 
 }  // namespace shoal::runtime

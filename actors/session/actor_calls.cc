@@ -1,0 +1,186 @@
+#include "actors/session/actor_calls.h"
+
+#include <fmt/format.h>
+
+#include "actors/wire/messages.h"
+
+namespace shoal::actors {
+
+namespace {
+
+Error lost(const std::string& class_name, ActorId id, const std::string& why) {
+  return unavailable(fmt::format("actor {} died: {}", class_name, why)).with_reason("ActorDied").in(fmt::format("actor {}({})", class_name, to_string(id)));
+}
+
+}  // namespace
+
+ActorCalls::~ActorCalls() {
+  *alive_ = false;
+  links_.clear();  // fails what was sent
+  for (auto& [id, t] : targets_) {
+    for (auto& q : t.queue) q.promise.set(fail(cancelled("this process left the cluster")));
+    for (auto& [n, promise] : t.sent) promise.set(fail(cancelled("this process left the cluster")));
+  }
+}
+
+void ActorCalls::expect(ActorId actor, const std::string& class_name) { targets_[actor].class_name = class_name; }
+
+void ActorCalls::updated(const ActorRow& row) {
+  const auto it = targets_.find(row.id);
+  if (it == targets_.end() || it->second.dead) return;
+  Target& t = it->second;
+  t.worker = row.worker;
+  if (row.state == ActorState::kDead) {
+    return die(row.id, t, row.cause.value_or(lost(t.class_name, row.id, "no cause was given")));
+  }
+  if (row.state != ActorState::kAlive || !t.endpoint.empty()) return;
+  t.endpoint = row.endpoint;
+  if (links_.contains(t.endpoint)) return flush(row.id, t);
+  connect(t.endpoint);
+}
+
+void ActorCalls::process_gone(WorkerId worker, const Error& cause) {
+  if (!worker) return;
+  for (auto& [id, t] : targets_) {
+    if (t.worker == worker && !t.dead) die(id, t, lost(t.class_name, id, cause.message()));
+  }
+}
+
+void ActorCalls::no_more_news(const Error& cause) { no_news_ = cause; }
+
+const Error* ActorCalls::cause(ActorId actor) const {
+  const auto it = targets_.find(actor);
+  return it != targets_.end() && it->second.dead ? &*it->second.dead : nullptr;
+}
+
+bool ActorCalls::alive(ActorId actor) const {
+  const auto it = targets_.find(actor);
+  return it != targets_.end() && !it->second.dead && !it->second.endpoint.empty();
+}
+
+void ActorCalls::connect(const std::string& endpoint) {
+  links_[endpoint];
+  const auto parsed = runtime::parse_endpoint(endpoint);
+  if (!parsed) return link_broke(endpoint, parsed.error());
+  network_.connect(*parsed, runtime::Role::kWorker, options_.connect_timeout,
+                   [this, alive = alive_, endpoint](Result<std::unique_ptr<runtime::Connection>> connection) {
+                     if (!*alive) return;
+                     if (!connection) return link_broke(endpoint, connection.error());
+                     links_[endpoint].peer = std::make_unique<runtime::Peer>(*std::move(connection), clock_, *this);
+                     for (auto& [id, t] : targets_) {
+                       if (t.endpoint == endpoint && !t.dead) flush(id, t);
+                     }
+                   });
+}
+
+void ActorCalls::on_request(runtime::Peer&, runtime::Request, runtime::Responder responder) {
+  responder.fail(unimplemented("a caller takes no requests"));
+}
+
+void ActorCalls::on_closed(runtime::Peer& peer, const Error& why) {
+  for (auto& [endpoint, link] : links_) {
+    if (link.peer.get() != &peer) continue;
+    const auto owned = std::move(link.peer);  // destroyed when this returns
+    return link_broke(std::string(endpoint), why);
+  }
+}
+
+// The cause is on its way, unless nobody is left to tell it.
+void ActorCalls::link_broke(const std::string& endpoint, const Error& why) {
+  links_.erase(endpoint);
+  for (auto& [id, t] : targets_) {
+    if (t.endpoint != endpoint || t.dead) continue;
+    if (no_news_) {
+      die(id, t, lost(t.class_name, id, no_news_->message()));
+      continue;
+    }
+    t.grace = clock_.after(options_.cause_grace, [this, actor = id, message = why.message()] {
+      Target& target = targets_.at(actor);
+      if (!target.dead) die(actor, target, lost(target.class_name, actor, message));
+    });
+  }
+}
+
+ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
+  const ActorId id = call.actor;
+  const auto it = targets_.find(id);
+  runtime::Promise<Value> promise;
+  const auto future = promise.future();
+  if (it == targets_.end()) {
+    promise.set(fail(not_found("no actor " + to_string(id) + " is known here")));
+    return future;
+  }
+  Target& t = it->second;
+  if (t.dead) {
+    promise.set(fail(*t.dead));
+    return future;
+  }
+  if (t.queue.size() >= options_.max_queued) {
+    promise.set(fail(resource_exhausted(fmt::format("{} calls wait for actor {}", t.queue.size(), t.class_name))));
+    return future;
+  }
+  for (const auto& d : deps) {
+    if (d.ready()) continue;
+    d.then([this, alive = alive_, id](const Result<Value>&) {
+      if (!*alive) return;
+      if (const auto target = targets_.find(id); target != targets_.end()) flush(id, target->second);
+    });
+  }
+  t.queue.push_back({std::move(call), std::move(deps), std::move(promise)});
+  flush(id, t);
+  return future;
+}
+
+void ActorCalls::flush(ActorId id, Target& t) {
+  if (t.dead || t.endpoint.empty()) return;
+  const auto link = links_.find(t.endpoint);
+  if (link == links_.end() || link->second.peer == nullptr) return;
+  while (!t.queue.empty()) {
+    for (const auto& d : t.queue.front().deps) {
+      if (!d.ready()) return;
+    }
+    Queued q = std::move(t.queue.front());
+    t.queue.pop_front();
+    send(id, t, std::move(q));
+  }
+}
+
+void ActorCalls::send(ActorId id, Target& t, Queued q) {
+  for (const auto& d : q.deps) {
+    const auto& value = d.peek();
+    if (!value || value->raised()) return q.promise.set(value);  // what the argument came to is what the call comes to
+    q.call.deps.push_back(*value);
+  }
+  auto message = to_message(q.call);
+  if (!message) return q.promise.set(fail(message.error()));
+  runtime::Peer& peer = *links_.at(t.endpoint).peer;
+  const auto number_sent = next_++;
+  t.sent.emplace(number_sent, std::move(q.promise));
+  // The first of a batch goes at once, the others with what follows.
+  const auto flush = peer.num_pending() == 0 ? runtime::Flush::kNow : runtime::Flush::kLater;
+  peer.call(
+      number(Method::kCall), *std::move(message), runtime::Peer::kNoTimeout,
+      [this, alive = alive_, id, number_sent](Result<runtime::Message> r) {
+        if (!*alive) return;
+        Target& target = targets_.at(id);
+        if (!r && r.error().reason() == "Disconnected") return;  // on_closed sees to it
+        const auto node = target.sent.extract(number_sent);
+        if (node.empty()) return;  // it died before
+        if (!r) return node.mapped().set(fail(r.error()));
+        node.mapped().set(value_from(*std::move(r)));
+      },
+      flush);
+}
+
+void ActorCalls::die(ActorId, Target& t, const Error& cause) {
+  t.dead = cause;
+  t.grace = {};
+  auto sent = std::move(t.sent);
+  auto queue = std::move(t.queue);
+  t.sent.clear();
+  t.queue.clear();
+  for (auto& [n, promise] : sent) promise.set(fail(cause));
+  for (auto& q : queue) q.promise.set(fail(cause));
+}
+
+}  // namespace shoal::actors

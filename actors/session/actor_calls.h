@@ -1,0 +1,94 @@
+// Calls from this process to actors: one ordered queue per actor, one connection per process they live in, and the news of their deaths.
+//
+// A call waits in its actor's queue until the actor lives and until the references among its arguments are resolved; those behind it
+// wait, too, so that an actor sees each caller's calls in the order they were made. When an actor dies every call on it fails with the
+// cause that its node or the head tells; a broken connection alone is no death (D20), it only starts a short wait for the cause.
+// Loop thread only.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "actors/cluster/cluster.h"
+#include "actors/value/call.h"
+#include "runtime/loop/future.h"
+#include "runtime/net/peer.h"
+
+namespace shoal::actors {
+
+using ValueFuture = runtime::Future<Value>;
+
+class ActorCalls final : public runtime::PeerHandler {
+ public:
+  struct Options {
+    runtime::Duration connect_timeout = std::chrono::seconds(5);
+    runtime::Duration cause_grace = std::chrono::milliseconds(600);  // after a connection broke
+    std::size_t max_queued = 1 << 20;                                // calls of one actor that are not sent yet
+  };
+
+  ActorCalls(runtime::Clock& clock, runtime::Network& network, Options options)
+      : clock_(clock), network_(network), options_(options) {}
+
+  // An actor of which the head will tell (updated). Calls may be made from now on.
+  void expect(ActorId actor, const std::string& class_name);
+  bool knows(ActorId actor) const { return targets_.contains(actor); }
+  // News from the head.
+  void updated(const ActorRow& row);
+  // News from the node: a process is gone, with its actors.
+  void process_gone(WorkerId worker, const Error& cause);
+  // Nobody will tell causes any more: broken connections fail at once, with this.
+  void no_more_news(const Error& cause);
+
+  // The future's value may be an exception that the method raised. NotFound for an actor that was never expected.
+  ValueFuture call(Call call, std::vector<ValueFuture> deps);
+
+  // Why an actor is dead; nothing while it is not.
+  const Error* cause(ActorId actor) const;
+  bool alive(ActorId actor) const;
+
+ private:
+  struct Queued {
+    Call call;
+    std::vector<ValueFuture> deps;
+    runtime::Promise<Value> promise;
+  };
+  struct Target {
+    std::string class_name;
+    WorkerId worker;
+    std::string endpoint;  // empty until it lives
+    std::deque<Queued> queue;
+    std::map<std::uint64_t, runtime::Promise<Value>> sent;
+    std::optional<Error> dead;
+    runtime::Timer grace;
+  };
+  struct Link {
+    std::unique_ptr<runtime::Peer> peer;  // null while connecting
+  };
+
+  void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
+  void on_notice(runtime::Peer&, runtime::Request) override {}
+  void on_closed(runtime::Peer& peer, const Error& why) override;
+
+  void connect(const std::string& endpoint);
+  void link_broke(const std::string& endpoint, const Error& why);
+  void flush(ActorId id, Target& target);
+  void send(ActorId id, Target& target, Queued queued);
+  void die(ActorId id, Target& target, const Error& cause);
+
+  runtime::Clock& clock_;
+  runtime::Network& network_;
+  const Options options_;
+  std::map<ActorId, Target> targets_;
+  std::map<std::string, Link> links_;  // by endpoint
+  std::optional<Error> no_news_;
+  std::uint64_t next_ = 1;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+
+ public:
+  ~ActorCalls();
+};
+
+}  // namespace shoal::actors

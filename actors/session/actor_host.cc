@@ -1,0 +1,63 @@
+#include "actors/session/actor_host.h"
+
+#include <fmt/format.h>
+
+#include "actors/wire/messages.h"
+
+namespace shoal::actors {
+
+Result<void> ActorHost::listen(const runtime::Endpoint& endpoint) {
+  SHOAL_TRY(listener_, network_.listen(endpoint, [this](std::unique_ptr<runtime::Connection> connection) {
+              auto peer = std::make_unique<runtime::Peer>(std::move(connection), clock_, *this);
+              auto* key = peer.get();
+              peers_[key] = std::move(peer);
+            }));
+  return {};
+}
+
+void ActorHost::add(ActorId id, std::string class_name, std::shared_ptr<Hosted> actor) {
+  actors_[id] = {std::move(class_name), std::move(actor), {}};
+}
+
+void ActorHost::kill(ActorId id, const Error& cause) {
+  const auto it = actors_.find(id);
+  if (it == actors_.end() || it->second.dead) return;
+  it->second.dead = cause;
+  const auto actor = std::move(it->second.actor);
+  if (actor) actor->on_kill(cause);
+}
+
+void ActorHost::on_request(runtime::Peer&, runtime::Request request, runtime::Responder responder) {
+  if (request.method != number(Method::kCall)) {
+    return responder.fail(unimplemented(fmt::format("an actor does not know method {}", request.method)));
+  }
+  auto call = call_from(std::move(request.message));
+  if (!call) return responder.fail(call.error());
+  const auto it = actors_.find(call->actor);
+  if (it != actors_.end()) {
+    if (it->second.dead) return responder.fail(*it->second.dead);
+    return it->second.actor->on_call({*std::move(call), std::move(responder)});
+  }
+  if (default_) return default_->on_call({*std::move(call), std::move(responder)});
+  responder.fail(not_found("no actor " + to_string(call->actor) + " lives in this process").with_reason("ActorDied"));
+}
+
+void ActorHost::on_closed(runtime::Peer& peer, const Error&) {
+  const auto owned = peers_.extract(&peer);  // destroyed when this returns
+}
+
+void CallQueue::on_call(Incoming incoming) {
+  if (killed_) return incoming.responder.fail(*killed_);
+  if (calls_.size() >= kMaxWaiting) {
+    return incoming.responder.fail(resource_exhausted(fmt::format("{} calls wait for this actor", calls_.size())));
+  }
+  calls_.push_back(std::move(incoming));
+}
+
+Incoming CallQueue::pop() {
+  Incoming out = std::move(calls_.front());
+  calls_.pop_front();
+  return out;
+}
+
+}  // namespace shoal::actors

@@ -1,0 +1,86 @@
+// The actors that live in this process, and the calls that arrive for them.
+//
+// Each has a mailbox: calls of one caller stay in order. An actor whose work belongs to the main thread (Python, C++ user code) lets its
+// calls wait in a queue (CallQueue) that main drains; one whose methods are short (a ShardActor) answers on the loop. Loop thread only.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "actors/cluster/cluster.h"
+#include "actors/value/call.h"
+#include "runtime/net/peer.h"
+
+namespace shoal::actors {
+
+// A call that waits for its answer.
+struct Incoming {
+  Call call;
+  runtime::Responder responder;
+
+  void reply(const Value& value) {
+    auto message = to_message(value);
+    responder.answer(std::move(message));
+  }
+};
+
+class Hosted {
+ public:
+  virtual ~Hosted() = default;
+  virtual void on_call(Incoming incoming) = 0;
+  // The last call: somebody ended the actor (the process lives on).
+  virtual void on_kill(const Error& cause) = 0;
+};
+
+class ActorHost final : public runtime::PeerHandler {
+ public:
+  ActorHost(runtime::Clock& clock, runtime::Network& network) : clock_(clock), network_(network) {}
+
+  Result<void> listen(const runtime::Endpoint& endpoint);
+  std::string endpoint() const { return listener_ ? listener_->endpoint().to_string() : ""; }
+
+  void add(ActorId id, std::string class_name, std::shared_ptr<Hosted> actor);
+  void remove(ActorId id) { actors_.erase(id); }
+  // Ends it: later calls fail with the cause.
+  void kill(ActorId id, const Error& cause);
+  // For calls on an actor that is not here by id: a worker hosts one actor and learns its id with the first call.
+  void set_default(std::shared_ptr<Hosted> actor) { default_ = std::move(actor); }
+
+ private:
+  struct Entry {
+    std::string class_name;
+    std::shared_ptr<Hosted> actor;
+    std::optional<Error> dead;
+  };
+
+  void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
+  void on_notice(runtime::Peer&, runtime::Request) override {}
+  void on_closed(runtime::Peer& peer, const Error& why) override;
+
+  runtime::Clock& clock_;
+  runtime::Network& network_;
+  std::unique_ptr<runtime::Listener> listener_;
+  std::map<runtime::Peer*, std::unique_ptr<runtime::Peer>> peers_;
+  std::map<ActorId, Entry> actors_;
+  std::shared_ptr<Hosted> default_;
+};
+
+// A mailbox that another thread drains while it owns the loop (LoopThread::own or wait).
+class CallQueue final : public Hosted {
+ public:
+  static constexpr std::size_t kMaxWaiting = 1 << 20;
+  void on_call(Incoming incoming) override;
+  void on_kill(const Error& cause) override { killed_ = cause; }
+
+  bool empty() const { return calls_.empty(); }
+  Incoming pop();
+  const std::optional<Error>& killed() const { return killed_; }
+
+ private:
+  std::deque<Incoming> calls_;
+  std::optional<Error> killed_;
+};
+
+}  // namespace shoal::actors

@@ -1,0 +1,135 @@
+// This process's place in a cluster: its connections to head and node, the actors it calls and those it hosts.
+//
+// A driver opens one with the head's address, a worker with what its node put into its environment. Threads: any thread may call any
+// member; a waiting thread serves the loop itself (LoopThread). Blocking members look at `interrupted` now and then.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "actors/cluster/cluster.h"
+#include "actors/session/actor_calls.h"
+#include "actors/session/actor_host.h"
+#include "actors/wire/messages.h"
+#include "runtime/loop/loop_thread.h"
+#include "runtime/net/hello.h"
+
+namespace shoal::actors {
+
+struct SessionOptions {
+  runtime::Token token;
+  std::string head;   // endpoint; a driver needs it
+  std::string node;   // endpoint; a worker needs it, a driver is told by the head
+  std::string name;   // of the driver, for people
+  std::string role = "driver";
+  WorkerId worker;    // of a process that a node started
+  JobId job;          // likewise
+  bool print_logs = true;  // what the job's workers print appears on this process's stdout and stderr
+  std::function<bool()> interrupted;  // asked while waiting; true ends the wait with Cancelled/Interrupted
+  runtime::Duration control_timeout = std::chrono::seconds(30);
+  runtime::Duration connect_timeout = std::chrono::seconds(5);
+};
+
+class Session {
+ public:
+  // A driver registers a job (or joins that of its process); a worker attaches to its node and can take calls.
+  static Result<std::unique_ptr<Session>> open(SessionOptions options);
+  // Leaves in order: a driver's job ends and its actors with it.
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  JobId job() const { return job_; }
+  WorkerId worker() const { return worker_; }
+  NodeId node() const { return node_id_; }
+  const std::string& folder() const { return folder_; }     // of the cluster's session
+  const std::string& host() const { return host_name_; }    // where others reach this host
+  const std::string& head_endpoint() const { return head_endpoint_; }
+  const std::string& node_endpoint() const { return node_endpoint_; }
+  std::string endpoint();  // where this process takes calls
+
+  // ---- actors ----
+  template <class IdType>
+  IdType new_id() {
+    return loop_thread_.own([this] { return random_->id<IdType>(); });
+  }
+  // Accepted by the head; calls may be made at once. Ids, job and gang id are filled in by the caller (new_id).
+  Result<void> create_gang(const GangSpec& spec);
+  // Makes an actor of another process known here: handles are values.
+  Result<void> know(ActorId actor, const std::string& class_name);
+  ValueFuture call(Call call, std::vector<ValueFuture> deps);
+  Result<void> kill(ActorId actor);
+  Result<ListReply> list(ListRequest::What what, JobId job = {});
+  Result<ClusterStatus> status();
+  // Asks the head to end the whole cluster.
+  Result<void> shutdown_cluster();
+
+  // ---- waiting ----
+  // Until done() holds (asked while the loop is owned). DeadlineExceeded or Cancelled/Interrupted otherwise.
+  Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline = runtime::LoopThread::kForever);
+  // Runs fn while this thread owns the loop.
+  template <class F>
+  auto own(F&& fn) {
+    return loop_thread_.own(std::forward<F>(fn));
+  }
+
+  // ---- objects ----
+  // A value as a future: a reference to something that is there already.
+  ValueFuture put(Value value);
+  // Gives a value to the node under this id, so that other processes can get it. It may not be ready yet.
+  void publish(ObjectId id, const ValueFuture& future);
+  // One that another process published.
+  ValueFuture fetch(ObjectId id);
+  void drop(ObjectId id);
+
+  // ---- hosting ----
+  // Only while the loop is owned.
+  ActorHost& actor_host() { return *actor_host_; }
+  // Tells the node that this process takes calls now.
+  Result<void> ready();
+  // Places an actor in this process, as one of a gang whose members live in `world_size` processes. Waits for all of them.
+  Result<HostedActor> host_actor(HostActor actor, std::shared_ptr<Hosted> hosted, runtime::Duration timeout);
+  void set_attributes(const SetAttributes& attributes);
+
+  // ---- the node's memory ----
+  Result<Fd> open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member = -1);
+  void drop_arena(const std::string& key);
+
+  // In a child that was forked: closes its copies of our descriptors. Nothing else may be called there any more, the destructor least of
+  // all.
+  void abandon_after_fork();
+
+ private:
+  class Link;  // to head or node
+  explicit Session(SessionOptions options);
+  Result<void> connect();
+  Result<void> connect_driver();
+  Result<void> connect_node(const std::string& endpoint);
+  Result<void> connect_head();
+  Result<std::unique_ptr<runtime::Peer>> dial(const std::string& endpoint, runtime::Role role, runtime::PeerHandler& handler);
+  Result<runtime::Message> ask(Link& link, Method method, Bytes body, runtime::Duration timeout);
+  Result<runtime::Message> ask_head(Method method, Bytes body);
+  void on_head_notice(runtime::Request notice);
+  void on_node_notice(runtime::Request notice);
+  void print(const LogLines& lines, std::string_view text);
+
+  SessionOptions options_;
+  runtime::Loop loop_;
+  std::unique_ptr<runtime::Clock> clock_;
+  std::unique_ptr<runtime::Random> random_;
+  std::unique_ptr<runtime::Network> network_;
+  std::function<void(std::function<void()>)> stop_network_;
+  std::unique_ptr<ActorCalls> calls_;
+  std::unique_ptr<ActorHost> actor_host_;
+  std::unique_ptr<Link> head_, node_;
+  JobId job_;
+  WorkerId worker_;
+  NodeId node_id_;
+  std::string folder_, host_name_, head_endpoint_, node_endpoint_;
+  bool is_driver_ = false;
+  runtime::LoopThread loop_thread_;  // last: it serves the loop as soon as it is there
+};
+
+}  // namespace shoal::actors

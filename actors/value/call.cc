@@ -1,0 +1,126 @@
+#include "actors/value/call.h"
+
+#include "actors/wire/control.capnp.h"
+#include "runtime/wire/codec.h"
+
+namespace shoal::actors {
+
+namespace {
+
+void describe(wire::Value::Builder m, const Value& value) {
+  m.setShared(value.shared());
+  m.setRaised(value.raised());
+  if (value.shared()) return;  // its memory describes it
+  auto sizes = m.initBuffers(static_cast<unsigned>(value.sizes().size()));
+  for (unsigned i = 0; i < sizes.size(); ++i) sizes.set(i, value.sizes()[i]);
+}
+
+Result<void> attach(runtime::Message& message, const std::vector<const Value*>& values) {
+  std::size_t total = 0;
+  for (const auto* v : values) total += v->shared() ? 0 : v->inline_data().size();
+  message.payload = Bytes(total);
+  std::size_t at = 0;
+  for (const auto* v : values) {
+    if (v->shared()) {
+      SHOAL_TRY(Fd fd, runtime::duplicate(v->memory()));
+      message.fds.push_back(std::move(fd));
+    } else if (const auto& data = v->inline_data(); !data.empty()) {
+      std::memcpy(message.payload.data() + at, data.data(), data.size());
+      at += data.size();
+    }
+  }
+  return {};
+}
+
+struct Shape {
+  std::vector<std::uint64_t> sizes;
+  bool shared = false;
+  bool raised = false;
+};
+
+Shape read_shape(wire::Value::Reader m) {
+  Shape out;
+  out.shared = m.getShared();
+  out.raised = m.getRaised();
+  KJ_REQUIRE(m.getBuffers().size() <= Value::kMaxBuffers, "too many buffers");
+  for (const auto s : m.getBuffers()) out.sizes.push_back(s);
+  return out;
+}
+
+// Takes the values' bytes and descriptors off a message, in order.
+class Detacher {
+ public:
+  explicit Detacher(runtime::Message& message) : message_(message) {}
+  Result<Value> next(const Shape& shape) {
+    if (shape.shared) {
+      if (next_fd_ >= message_.fds.size()) return fail(invalid_argument("a shared value without its memory"));
+      return Value::from_memory(std::move(message_.fds[next_fd_++]));
+    }
+    std::size_t total = 0;
+    for (const auto s : shape.sizes) {
+      if (s > message_.payload.size()) return fail(invalid_argument("a value larger than its frame"));
+      total += s;
+    }
+    if (total > message_.payload.size() - at_) return fail(invalid_argument("a value larger than its frame"));
+    const bool all = at_ == 0 && total == message_.payload.size();
+    Bytes data = all ? std::move(message_.payload) : Bytes::copy_of(message_.payload.data() + at_, total);
+    at_ += total;
+    return Value::from_inline(shape.sizes, std::move(data), shape.raised ? Value::Kind::kRaised : Value::Kind::kResult);
+  }
+
+ private:
+  runtime::Message& message_;
+  std::size_t at_ = 0, next_fd_ = 0;
+};
+
+}  // namespace
+
+Result<runtime::Message> to_message(const Call& call) {
+  runtime::Message out;
+  out.body = runtime::write<wire::Call>([&](wire::Call::Builder m) {
+    m.setActor(call.actor.value);
+    m.setMethod(call.method);
+    m.setCaller(call.caller);
+    describe(m.initArgs(), call.args);
+    auto deps = m.initDeps(static_cast<unsigned>(call.deps.size()));
+    for (unsigned i = 0; i < deps.size(); ++i) describe(deps[i], call.deps[i]);
+  });
+  std::vector<const Value*> values = {&call.args};
+  for (const auto& d : call.deps) values.push_back(&d);
+  SHOAL_OK(attach(out, values));
+  return out;
+}
+
+Result<Call> call_from(runtime::Message message) {
+  Call call;
+  SHOAL_TRY(const auto shapes, runtime::read<wire::Call>(message.body, [&](wire::Call::Reader m) {
+              call.actor = ActorId{m.getActor()};
+              call.method = runtime::text(m.getMethod());
+              call.caller = runtime::text(m.getCaller());
+              KJ_REQUIRE(m.getDeps().size() <= Call::kMaxDeps, "too many references");
+              std::vector<Shape> out = {read_shape(m.getArgs())};
+              for (const auto d : m.getDeps()) out.push_back(read_shape(d));
+              return out;
+            }));
+  Detacher detach(message);
+  SHOAL_TRY(call.args, detach.next(shapes[0]));
+  for (std::size_t i = 1; i < shapes.size(); ++i) {
+    SHOAL_TRY(Value dep, detach.next(shapes[i]));
+    call.deps.push_back(std::move(dep));
+  }
+  return call;
+}
+
+Result<runtime::Message> to_message(const Value& value) {
+  runtime::Message out;
+  out.body = runtime::write<wire::Value>([&](wire::Value::Builder m) { describe(m, value); });
+  SHOAL_OK(attach(out, {&value}));
+  return out;
+}
+
+Result<Value> value_from(runtime::Message message) {
+  SHOAL_TRY(const Shape shape, runtime::read<wire::Value>(message.body, read_shape));
+  return Detacher(message).next(shape);
+}
+
+}  // namespace shoal::actors

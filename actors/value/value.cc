@@ -1,0 +1,130 @@
+#include "actors/value/value.h"
+
+#include <cstring>
+#include <numeric>
+
+namespace shoal::actors {
+
+namespace {
+
+// What a shared memory starts with; sizes follow, then the pieces, each at a multiple of kAlignment.
+struct MemoryHeader {
+  std::uint64_t magic;
+  std::uint64_t kind;
+  std::uint64_t num_pieces;
+};
+constexpr std::uint64_t kMagic = 0x31764c414f4853ULL;  // "SHOALv1"
+
+std::size_t aligned(std::size_t n) { return (n + Value::kAlignment - 1) / Value::kAlignment * Value::kAlignment; }
+
+std::size_t first_piece(std::size_t num_pieces) { return aligned(sizeof(MemoryHeader) + 8 * num_pieces); }
+
+std::vector<std::uint64_t> sizes_of(const Value::Pieces& pieces) {
+  std::vector<std::uint64_t> out;
+  for (const auto& p : pieces) out.push_back(p.size());
+  return out;
+}
+
+}  // namespace
+
+std::size_t Value::total_bytes() const { return std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}); }
+
+Result<Value> Value::make(const Pieces& pieces, Kind kind) {
+  std::size_t total = 0;
+  for (const auto& p : pieces) total += p.size();
+  if (total > kMaxInlineBytes) return make_shared(pieces, kind);
+  Value out;
+  out.sizes_ = sizes_of(pieces);
+  out.kind_ = kind;
+  Bytes data(total);
+  std::size_t at = 0;
+  for (const auto& p : pieces) {
+    if (!p.empty()) std::memcpy(data.data() + at, p.data(), p.size());
+    at += p.size();
+  }
+  out.inline_ = std::make_shared<Bytes>(std::move(data));
+  return out;
+}
+
+Result<Value> Value::make_shared(const Pieces& pieces, Kind kind) {
+  if (pieces.empty() || pieces.size() > kMaxBuffers) return fail(invalid_argument("a value has 1 to 16384 pieces"));
+  std::size_t total = first_piece(pieces.size());
+  for (const auto& p : pieces) total += aligned(p.size());
+  auto shared = std::make_shared<Shared>();
+  SHOAL_TRY(shared->fd, runtime::make_memory("shoal:value", total));
+  SHOAL_TRY(shared->mapping, runtime::map(shared->fd, total, runtime::Access::kReadWrite));
+  std::byte* const base = shared->mapping.data();
+  const MemoryHeader header{kMagic, static_cast<std::uint64_t>(kind), pieces.size()};
+  std::memcpy(base, &header, sizeof header);
+  std::size_t at = first_piece(pieces.size());
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const std::uint64_t size = pieces[i].size();
+    std::memcpy(base + sizeof header + 8 * i, &size, 8);
+    if (size) std::memcpy(base + at, pieces[i].data(), size);
+    at += aligned(size);
+  }
+  shared->mapping.allow(runtime::Access::kRead);
+  Value out;
+  out.sizes_ = sizes_of(pieces);
+  out.kind_ = kind;
+  out.memory_ = std::move(shared);
+  return out;
+}
+
+Result<Value> Value::from_memory(Fd memory) {
+  SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(memory));
+  auto shared = std::make_shared<Shared>();
+  SHOAL_TRY(shared->mapping, runtime::map(memory, bytes, runtime::Access::kRead));
+  shared->fd = std::move(memory);
+  const auto bad = [] { return fail(invalid_argument("a memory that holds no value")); };
+  MemoryHeader header{};
+  if (bytes < sizeof header) return bad();
+  std::memcpy(&header, shared->mapping.data(), sizeof header);
+  if (header.magic != kMagic || header.num_pieces == 0 || header.num_pieces > kMaxBuffers || header.kind > 2 || first_piece(header.num_pieces) > bytes) {
+    return bad();
+  }
+  Value out;
+  std::size_t at = first_piece(header.num_pieces);
+  for (std::size_t i = 0; i < header.num_pieces; ++i) {
+    std::uint64_t size = 0;
+    std::memcpy(&size, shared->mapping.data() + sizeof header + 8 * i, 8);
+    if (size > bytes || at + size > bytes) return bad();
+    out.sizes_.push_back(size);
+    at += aligned(size);
+  }
+  out.kind_ = static_cast<Kind>(header.kind);
+  out.memory_ = std::move(shared);
+  return out;
+}
+
+Result<Value> Value::from_inline(std::vector<std::uint64_t> sizes, Bytes data, Kind kind) {
+  std::size_t total = 0;
+  for (const auto s : sizes) {
+    if (s > data.size()) return fail(invalid_argument("a value larger than its bytes"));
+    total += s;
+  }
+  if (sizes.empty() || sizes.size() > kMaxBuffers || total != data.size()) return fail(invalid_argument("a value that does not fill its bytes"));
+  Value out;
+  out.sizes_ = std::move(sizes);
+  out.inline_ = std::make_shared<Bytes>(std::move(data));
+  out.kind_ = kind;
+  return out;
+}
+
+Value::Pieces Value::pieces() const {
+  Pieces out;
+  std::size_t at = shared() ? first_piece(sizes_.size()) : 0;
+  const std::byte* const base = shared() ? memory_->mapping.data() : inline_->data();
+  for (const auto size : sizes_) {
+    out.emplace_back(base + at, size);
+    at += shared() ? aligned(size) : size;
+  }
+  return out;
+}
+
+std::shared_ptr<const void> Value::keep_alive() const {
+  if (shared()) return memory_;
+  return inline_;
+}
+
+}  // namespace shoal::actors

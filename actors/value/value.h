@@ -1,0 +1,68 @@
+// A serialized value: arguments of a call, its result, or an object that was put.
+//
+// A head (for Python: the pickle) and out-of-band buffers. Small ones travel inside the frame; large ones lie in a shared memory of their
+// own, which the node owns and which describes itself, so that a descriptor is all a reader needs. Immutable once made.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/core/bytes.h"
+#include "runtime/core/fd.h"
+#include "runtime/core/id.h"
+#include "runtime/core/result.h"
+#include "runtime/shm/memory.h"
+
+namespace shoal::actors {
+
+class Value {
+ public:
+  using Pieces = std::vector<std::span<const std::byte>>;
+  enum class Kind : std::uint16_t {
+    kResult,
+    kRaised,  // the head is the exception that user code raised
+    kError,   // the head is an Error of ours (encode_error): only in objects that were published
+  };
+  static constexpr std::size_t kMaxInlineBytes = 100 << 10;
+  static constexpr std::size_t kAlignment = 64;  // of buffers in a shared memory
+  static constexpr std::size_t kMaxBuffers = 1 << 14;
+
+  Value() = default;
+  // Copies the pieces: the head first, then the buffers. Beyond kMaxInlineBytes into a shared memory.
+  static Result<Value> make(const Pieces& pieces, Kind kind = Kind::kResult);
+  // The same, always shared: for objects that the node shall keep.
+  static Result<Value> make_shared(const Pieces& pieces, Kind kind = Kind::kResult);
+  // From a memory that somebody else made. InvalidArgument when it does not describe a value.
+  static Result<Value> from_memory(Fd memory);
+  // From the wire: `sizes` are the head's and the buffers'.
+  static Result<Value> from_inline(std::vector<std::uint64_t> sizes, Bytes data, Kind kind);
+
+  Kind kind() const { return kind_; }
+  bool raised() const { return kind_ == Kind::kRaised; }
+  bool shared() const { return memory_ != nullptr; }
+  const std::vector<std::uint64_t>& sizes() const { return sizes_; }
+  std::size_t total_bytes() const;
+  // The head, then the buffers; valid as long as a copy of this value lives.
+  Pieces pieces() const;
+
+  // Of a shared value.
+  const Fd& memory() const { return memory_->fd; }
+  // Of one that is not.
+  const Bytes& inline_data() const { return *inline_; }
+  // Keeps the bytes behind pieces() alive.
+  std::shared_ptr<const void> keep_alive() const;
+
+ private:
+  struct Shared {
+    Fd fd;
+    runtime::Mapping mapping;
+  };
+  std::vector<std::uint64_t> sizes_;
+  std::shared_ptr<const Bytes> inline_ = std::make_shared<Bytes>();
+  std::shared_ptr<const Shared> memory_;
+  Kind kind_ = Kind::kResult;
+};
+
+}  // namespace shoal::actors

@@ -1,0 +1,63 @@
+#include "actors/value/value.h"
+
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "actors/value/call.h"
+
+namespace shoal::actors {
+namespace {
+
+std::span<const std::byte> bytes(const std::string& s) { return {reinterpret_cast<const std::byte*>(s.data()), s.size()}; }
+std::string text(std::span<const std::byte> s) { return {reinterpret_cast<const char*>(s.data()), s.size()}; }
+
+class ValueTest : public testing::Test {
+ protected:
+  static void expect_same(const Value& a, const Value& b) {
+    ASSERT_EQ(a.sizes(), b.sizes());
+    for (std::size_t i = 0; i < a.sizes().size(); ++i) EXPECT_EQ(text(a.pieces()[i]), text(b.pieces()[i]));
+    EXPECT_EQ(a.raised(), b.raised());
+  }
+  const std::string head_ = "head", small_ = "buffer", empty_, large_ = std::string(200'000, 'x');
+};
+
+TEST_F(ValueTest, SmallOnesAreInlineAndLargeOnesShared) {
+  const Value small = Value::make({bytes(head_), bytes(small_), bytes(empty_)}).value();
+  EXPECT_FALSE(small.shared());
+  const Value large = Value::make({bytes(head_), bytes(large_)}, Value::Kind::kRaised).value();
+  EXPECT_TRUE(large.shared());
+  expect_same(Value::from_memory(runtime::duplicate(large.memory()).value()).value(), large);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(large.pieces()[1].data()) % Value::kAlignment, 0u);
+}
+
+TEST_F(ValueTest, ACallTravelsWithItsArgumentsAndReferences) {
+  Call call;
+  call.actor = ActorId{9};
+  call.method = "add";
+  call.args = Value::make({bytes(head_), bytes(small_)}).value();
+  call.deps = {Value::make({bytes(large_)}).value(), Value::make({bytes(small_)}).value(), Value::make({bytes(large_)}, Value::Kind::kRaised).value()};
+  auto message = to_message(call).value();
+  EXPECT_EQ(message.fds.size(), 2u);
+  const Call back = call_from(std::move(message)).value();
+  EXPECT_EQ(back.method, "add");
+  expect_same(back.args, call.args);
+  ASSERT_EQ(back.deps.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) expect_same(back.deps[i], call.deps[i]);
+}
+
+TEST_F(ValueTest, BytesThatDoNotAddUpAreRefused) {
+  EXPECT_FALSE(Value::from_inline({5}, Bytes(4), Value::Kind::kResult));
+  EXPECT_FALSE(Value::from_inline({}, Bytes(0), Value::Kind::kResult));
+  EXPECT_FALSE(Value::from_inline({~0ull, 5}, Bytes(4), Value::Kind::kResult));
+  EXPECT_FALSE(Value::from_memory(runtime::make_memory("x", 100).value()));
+  auto message = to_message(Value::make({bytes(head_)}).value()).value();
+  message.payload = Bytes(2);
+  EXPECT_FALSE(value_from(std::move(message)));
+  auto shared = to_message(Value::make({bytes(large_)}).value()).value();
+  shared.fds.clear();
+  EXPECT_FALSE(value_from(std::move(shared)));
+}
+
+}  // namespace
+}  // namespace shoal::actors

@@ -1,0 +1,307 @@
+@0xb7f2d6a94c1e8035;
+
+# What head, nodes and clients say to each other (actors/cluster/cluster.h has the same as plain values).
+#
+# Evolution: fields are only added; a reader of version N understands N-1, whose absent fields read as their defaults. Enums travel as
+# UInt16 and are checked by the reader.
+
+using Cxx = import "/capnp/c++.capnp";
+using import "/runtime/wire/error.capnp".ErrorMessage;
+$Cxx.namespace("shoal::actors::wire");
+
+struct Pair {
+  name @0 :Text;
+  value @1 :Text;
+}
+
+struct Amount {
+  name @0 :Text;
+  units @1 :Int64;
+}
+
+struct Launch {
+  kind @0 :UInt16;
+  program @1 :Text;
+  argv @2 :List(Text);
+  torch @3 :Bool;
+  buildId @4 :Text;
+  cwd @5 :Text;
+  env @6 :List(Pair);
+  pythonPath @7 :List(Text);
+}
+
+struct ActorSpec {
+  id @0 :UInt64;
+  className @1 :Text;
+  resources @2 :List(Amount);
+}
+
+struct ActorRow {
+  id @0 :UInt64;
+  className @1 :Text;
+  state @2 :UInt16;
+  job @3 :UInt64;
+  node @4 :UInt64;
+  worker @5 :UInt64;
+  pid @6 :Int32;
+  gang @7 :UInt64;
+  rank @8 :Int32;
+  worldSize @9 :Int32;
+  generation @10 :UInt64;
+  endpoint @11 :Text;
+  pendingReason @12 :Text;
+  attributes @13 :List(Pair);
+  cause @14 :ErrorMessage;
+}
+
+struct NodeRow {
+  id @0 :UInt64;
+  host @1 :Text;
+  pid @2 :Int32;
+  state @3 :UInt16;
+  endpoint @4 :Text;
+  total @5 :List(Amount);
+  available @6 :List(Amount);
+}
+
+struct WorkerRow {
+  id @0 :UInt64;
+  node @1 :UInt64;
+  job @2 :UInt64;
+  pid @3 :Int32;
+  state @4 :UInt16;
+  role @5 :Text;
+  rank @6 :Int32;
+  cause @7 :ErrorMessage;
+}
+
+struct JobRow {
+  id @0 :UInt64;
+  name @1 :Text;
+  state @2 :UInt16;
+  driverPid @3 :Int32;
+  numWorkers @4 :UInt32;
+  startedUnixMs @5 :Int64;
+  endedUnixMs @6 :Int64;
+  exitCode @7 :Int32;
+  pendingReason @8 :Text;
+  cause @9 :ErrorMessage;
+}
+
+# ---- to the head -------------------------------------------------------------------------------------------------------------------
+
+struct RegisterNode {
+  id @0 :UInt64;
+  host @1 :Text;
+  pid @2 :Int32;
+  endpoint @3 :Text;
+  resources @4 :List(Amount);
+}
+
+struct RegisteredNode {
+  session @0 :Text;
+  heartbeatMs @1 :UInt32;
+}
+
+struct WorkerUpdate {
+  worker @0 :UInt64;
+  state @1 :UInt16;
+  pid @2 :Int32;
+  endpoint @3 :Text;      # when it takes calls
+  shellCode @4 :Int32;    # when it exited
+  cause @5 :ErrorMessage; # when it exited
+  job @6 :UInt64;
+  role @7 :Text;
+}
+
+struct RegisterDriver {
+  name @0 :Text;
+  pid @1 :Int32;
+  job @2 :UInt64;  # 0: a new job; otherwise the job this process was started for
+}
+
+struct RegisteredDriver {
+  job @0 :UInt64;
+  node @1 :Text;     # endpoint of the node on the driver's host
+  session @2 :Text;
+}
+
+struct CreateGang {
+  id @0 :UInt64;
+  job @1 :UInt64;
+  actors @2 :List(ActorSpec);
+  launch @3 :Launch;
+  refuseInfeasible @4 :Bool;
+}
+
+struct SubmitJob {
+  name @0 :Text;
+  launch @1 :Launch;
+  numWorkers @2 :UInt32;
+  resources @3 :List(Amount);
+  wait @4 :Bool;
+  ownerPid @5 :Int32;
+}
+
+struct StopJob {
+  job @0 :UInt64;
+  force @1 :Bool;
+}
+
+struct JobRef {
+  job @0 :UInt64;
+}
+
+struct ActorRef {
+  actor @0 :UInt64;
+}
+
+# An actor inside a process that exists already: a ShardActor in its rank. The answer comes when the whole gang is there.
+struct HostActor {
+  actor @0 :UInt64;
+  className @1 :Text;
+  gangKey @2 :Text;
+  rank @3 :Int32;
+  worldSize @4 :Int32;
+  worker @5 :UInt64;
+  job @6 :UInt64;
+  pid @7 :Int32;
+  endpoint @8 :Text;
+  attributes @9 :List(Pair);
+}
+
+struct HostedActor {
+  gang @0 :UInt64;
+  generation @1 :UInt64;
+  members @2 :List(UInt64);  # actor ids by rank
+}
+
+struct SetAttributes {
+  actor @0 :UInt64;
+  attributes @1 :List(Pair);
+}
+
+struct ListRequest {
+  what @0 :UInt16;  # 0 actors, 1 nodes, 2 workers, 3 jobs
+  job @1 :UInt64;   # 0: all
+}
+
+struct ListReply {
+  actors @0 :List(ActorRow);
+  nodes @1 :List(NodeRow);
+  workers @2 :List(WorkerRow);
+  jobs @3 :List(JobRow);
+}
+
+struct StatusReply {
+  session @0 :Text;
+  headPid @1 :Int32;
+  total @2 :List(Amount);
+  available @3 :List(Amount);
+  numNodes @4 :UInt32;
+  numWorkers @5 :UInt32;
+  numActors @6 :UInt32;
+  numJobs @7 :UInt32;
+  pending @8 :List(Text);
+}
+
+struct Warning {
+  text @0 :Text;
+}
+
+# ---- to a node ---------------------------------------------------------------------------------------------------------------------
+
+struct StartWorker {
+  worker @0 :UInt64;
+  job @1 :UInt64;
+  launch @2 :Launch;
+  rank @3 :Int32;     # -1: none
+  label @4 :Text;     # how its log lines are marked
+}
+
+struct StopWorker {
+  worker @0 :UInt64;
+  signal @1 :Int32;
+  graceMs @2 :UInt32;  # then SIGKILL
+}
+
+struct KillHosted {
+  worker @0 :UInt64;
+  pid @1 :Int32;
+  actor @2 :UInt64;
+  cause @3 :ErrorMessage;
+}
+
+struct Attach {
+  worker @0 :UInt64;  # 0: not started by this node, which gives it an id
+  job @1 :UInt64;
+  role @2 :Text;      # "driver", "rank 1", ...
+}
+
+struct Attached {
+  node @0 :UInt64;
+  job @1 :UInt64;
+  head @2 :Text;
+  session @3 :Text;
+  host @4 :Text;
+  worker @5 :UInt64;
+}
+
+struct OpenArena {
+  key @0 :Text;     # unique within the job
+  bytes @1 :UInt64; # the first to ask decides; others must agree
+  job @2 :UInt64;
+  member @3 :Int32; # >= 0: the memory starts with a board, and this process is that member of it
+}
+
+struct OpenedArena {
+  created @0 :Bool;
+}
+
+struct ArenaRef {
+  key @0 :Text;
+  job @1 :UInt64;
+}
+
+struct ObjectRef {
+  id @0 :UInt64;
+  job @1 :UInt64;
+  bytes @2 :UInt64;
+}
+
+struct LogLines {
+  worker @0 :UInt64;
+  rank @1 :Int32;
+  label @2 :Text;
+  stream @3 :UInt16;  # 1 stdout, 2 stderr; the lines are the payload
+}
+
+struct FreePort {
+  port @0 :UInt16;
+}
+
+struct ReadLog {
+  worker @0 :UInt64;
+  stream @1 :UInt16;
+  tailBytes @2 :UInt64;
+}
+
+# ---- to an actor -------------------------------------------------------------------------------------------------------------------
+
+# A serialized value (actors/value/value.h). Not shared: its bytes are the next of the frame's payload. Shared: they lie in a memory, the
+# next descriptor of the frame, which describes itself.
+struct Value {
+  head @0 :UInt64;
+  buffers @1 :List(UInt64);
+  shared @2 :Bool;
+  raised @3 :Bool;
+  object @4 :UInt64;
+}
+
+struct Call {
+  actor @0 :UInt64;
+  method @1 :Text;
+  caller @2 :Text;
+  args @3 :Value;
+  deps @4 :List(Value);  # arguments that were references; args has placeholders for them
+}

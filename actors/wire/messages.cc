@@ -1,0 +1,683 @@
+#include "actors/wire/messages.h"
+
+#include "actors/wire/control.capnp.h"
+#include "runtime/wire/codec.h"
+#include "runtime/wire/error_message.h"
+
+namespace shoal::actors {
+
+using runtime::read;
+using runtime::text;
+using runtime::write;
+
+namespace {
+
+constexpr std::size_t kMaxList = 1 << 20;
+
+// ---- pieces ----
+
+template <class List>
+void check_size(const List& list, std::size_t limit, const char* what) {
+  KJ_REQUIRE(list.size() <= limit, "a list is too long", what);
+}
+
+template <class Enum>
+Enum checked(std::uint16_t raw, std::uint16_t count, const char* what) {
+  KJ_REQUIRE(raw < count, "an unknown value of an enum", what);
+  return static_cast<Enum>(raw);
+}
+
+template <class Builder>
+void fill_resources(Builder builder, const Resources& resources) {
+  unsigned i = 0;
+  for (const auto& [name, units] : resources.all()) {
+    builder[i].setName(name);
+    builder[i++].setUnits(units);
+  }
+}
+
+Resources read_resources(capnp::List<wire::Amount>::Reader list) {
+  check_size(list, 1000, "resources");
+  Resources out;
+  for (const auto a : list) {
+    KJ_REQUIRE(a.getUnits() >= 0 && a.getUnits() <= (std::int64_t{1} << 60), "an amount out of range");
+    out.set_units(text(a.getName()), a.getUnits());
+  }
+  return out;
+}
+
+std::vector<std::string> read_texts(capnp::List<capnp::Text>::Reader list) {
+  check_size(list, kMaxList, "texts");
+  std::vector<std::string> out;
+  for (const auto t : list) out.push_back(text(t));
+  return out;
+}
+
+void fill_texts(capnp::List<capnp::Text>::Builder builder, const std::vector<std::string>& texts) {
+  for (unsigned i = 0; i < texts.size(); ++i) builder.set(i, texts[i]);
+}
+
+std::map<std::string, std::string> read_map(capnp::List<wire::Pair>::Reader list) {
+  check_size(list, 10'000, "pairs");
+  std::map<std::string, std::string> out;
+  for (const auto p : list) out[text(p.getName())] = text(p.getValue());
+  return out;
+}
+
+template <class Builder, class Pairs>
+void fill_pairs(Builder builder, const Pairs& pairs) {
+  unsigned i = 0;
+  for (const auto& [name, value] : pairs) {
+    builder[i].setName(name);
+    builder[i++].setValue(value);
+  }
+}
+
+unsigned count(const auto& container) { return static_cast<unsigned>(container.size()); }
+
+// A cause is there when it says something.
+template <class Reader>
+std::optional<Error> read_cause(const Reader& m) {
+  if (!m.hasCause()) return std::nullopt;
+  return runtime::read_error(m.getCause());
+}
+
+template <class Builder>
+void fill_cause(Builder m, const std::optional<Error>& cause) {
+  if (cause) runtime::fill_error(m.initCause(), *cause);
+}
+
+void fill(wire::Launch::Builder m, const Launch& launch) {
+  m.setKind(number(launch.kind));
+  m.setProgram(launch.program);
+  fill_texts(m.initArgv(count(launch.argv)), launch.argv);
+  m.setTorch(launch.torch);
+  m.setBuildId(launch.build_id);
+  m.setCwd(launch.cwd);
+  fill_pairs(m.initEnv(count(launch.env)), launch.env);
+  fill_texts(m.initPythonPath(count(launch.python_path)), launch.python_path);
+}
+
+Launch read_launch(wire::Launch::Reader m) {
+  Launch out;
+  out.kind = checked<Launch::Kind>(m.getKind(), Launch::kNumKinds, "launch kind");
+  out.program = text(m.getProgram());
+  out.argv = read_texts(m.getArgv());
+  out.torch = m.getTorch();
+  out.build_id = text(m.getBuildId());
+  out.cwd = text(m.getCwd());
+  check_size(m.getEnv(), 10'000, "environment");
+  for (const auto p : m.getEnv()) out.env.emplace_back(text(p.getName()), text(p.getValue()));
+  out.python_path = read_texts(m.getPythonPath());
+  return out;
+}
+
+void fill(wire::ActorRow::Builder m, const ActorRow& row) {
+  m.setId(row.id.value);
+  m.setClassName(row.class_name);
+  m.setState(number(row.state));
+  m.setJob(row.job.value);
+  m.setNode(row.node.value);
+  m.setWorker(row.worker.value);
+  m.setPid(row.pid);
+  m.setGang(row.gang.value);
+  m.setRank(row.rank);
+  m.setWorldSize(row.world_size);
+  m.setGeneration(row.generation);
+  m.setEndpoint(row.endpoint);
+  m.setPendingReason(row.pending_reason);
+  fill_pairs(m.initAttributes(count(row.attributes)), row.attributes);
+  fill_cause(m, row.cause);
+}
+
+ActorRow read_actor(wire::ActorRow::Reader m) {
+  ActorRow row;
+  row.id = ActorId{m.getId()};
+  row.class_name = text(m.getClassName());
+  row.state = checked<ActorState>(m.getState(), 4, "actor state");
+  row.job = JobId{m.getJob()};
+  row.node = NodeId{m.getNode()};
+  row.worker = WorkerId{m.getWorker()};
+  row.pid = m.getPid();
+  row.gang = GangId{m.getGang()};
+  row.rank = m.getRank();
+  row.world_size = m.getWorldSize();
+  row.generation = m.getGeneration();
+  row.endpoint = text(m.getEndpoint());
+  row.pending_reason = text(m.getPendingReason());
+  row.attributes = read_map(m.getAttributes());
+  row.cause = read_cause(m);
+  return row;
+}
+
+void fill(wire::NodeRow::Builder m, const NodeRow& row) {
+  m.setId(row.id.value);
+  m.setHost(row.host);
+  m.setPid(row.pid);
+  m.setState(number(row.state));
+  m.setEndpoint(row.endpoint);
+  fill_resources(m.initTotal(count(row.total.all())), row.total);
+  fill_resources(m.initAvailable(count(row.available.all())), row.available);
+}
+
+NodeRow read_node(wire::NodeRow::Reader m) {
+  NodeRow row;
+  row.id = NodeId{m.getId()};
+  row.host = text(m.getHost());
+  row.pid = m.getPid();
+  row.state = checked<NodeState>(m.getState(), 2, "node state");
+  row.endpoint = text(m.getEndpoint());
+  row.total = read_resources(m.getTotal());
+  row.available = read_resources(m.getAvailable());
+  return row;
+}
+
+void fill(wire::WorkerRow::Builder m, const WorkerRow& row) {
+  m.setId(row.id.value);
+  m.setNode(row.node.value);
+  m.setJob(row.job.value);
+  m.setPid(row.pid);
+  m.setState(number(row.state));
+  m.setRole(row.role);
+  m.setRank(row.rank);
+  fill_cause(m, row.cause);
+}
+
+WorkerRow read_worker(wire::WorkerRow::Reader m) {
+  WorkerRow row;
+  row.id = WorkerId{m.getId()};
+  row.node = NodeId{m.getNode()};
+  row.job = JobId{m.getJob()};
+  row.pid = m.getPid();
+  row.state = checked<WorkerState>(m.getState(), 3, "worker state");
+  row.role = text(m.getRole());
+  row.rank = m.getRank();
+  row.cause = read_cause(m);
+  return row;
+}
+
+void fill(wire::JobRow::Builder m, const JobRow& row) {
+  m.setId(row.id.value);
+  m.setName(row.name);
+  m.setState(number(row.state));
+  m.setDriverPid(row.driver_pid);
+  m.setNumWorkers(row.num_workers);
+  m.setStartedUnixMs(row.started_unix_ms);
+  m.setEndedUnixMs(row.ended_unix_ms);
+  m.setExitCode(row.exit_code);
+  m.setPendingReason(row.pending_reason);
+  fill_cause(m, row.cause);
+}
+
+JobRow read_job(wire::JobRow::Reader m) {
+  JobRow row;
+  row.id = JobId{m.getId()};
+  row.name = text(m.getName());
+  row.state = checked<JobState>(m.getState(), 5, "job state");
+  row.driver_pid = m.getDriverPid();
+  row.num_workers = m.getNumWorkers();
+  row.started_unix_ms = m.getStartedUnixMs();
+  row.ended_unix_ms = m.getEndedUnixMs();
+  row.exit_code = m.getExitCode();
+  row.pending_reason = text(m.getPendingReason());
+  row.cause = read_cause(m);
+  return row;
+}
+
+template <class Row, class List, class ReadOne>
+std::vector<Row> read_rows(List list, ReadOne read_one) {
+  check_size(list, kMaxList, "rows");
+  std::vector<Row> out;
+  for (const auto m : list) out.push_back(read_one(m));
+  return out;
+}
+
+template <class List, class Row>
+void fill_rows(List list, const std::vector<Row>& rows) {
+  for (unsigned i = 0; i < rows.size(); ++i) fill(list[i], rows[i]);
+}
+
+}  // namespace
+
+// ---- messages: each to_bytes beside its from_bytes ----
+
+Bytes to_bytes(const RegisterNode& v) {
+  return write<wire::RegisterNode>([&](wire::RegisterNode::Builder m) {
+    m.setId(v.id.value);
+    m.setHost(v.host);
+    m.setPid(v.pid);
+    m.setEndpoint(v.endpoint);
+    fill_resources(m.initResources(count(v.resources.all())), v.resources);
+  });
+}
+template <>
+Result<RegisterNode> from_bytes(const Bytes& bytes) {
+  return read<wire::RegisterNode>(bytes, [](wire::RegisterNode::Reader m) {
+    return RegisterNode{NodeId{m.getId()}, text(m.getHost()), m.getPid(), text(m.getEndpoint()), read_resources(m.getResources())};
+  });
+}
+
+Bytes to_bytes(const RegisteredNode& v) {
+  return write<wire::RegisteredNode>([&](wire::RegisteredNode::Builder m) {
+    m.setSession(v.session);
+    m.setHeartbeatMs(v.heartbeat_ms);
+  });
+}
+template <>
+Result<RegisteredNode> from_bytes(const Bytes& bytes) {
+  return read<wire::RegisteredNode>(bytes, [](wire::RegisteredNode::Reader m) {
+    return RegisteredNode{text(m.getSession()), m.getHeartbeatMs()};
+  });
+}
+
+Bytes to_bytes(const WorkerUpdate& v) {
+  return write<wire::WorkerUpdate>([&](wire::WorkerUpdate::Builder m) {
+    m.setWorker(v.worker.value);
+    m.setState(number(v.state));
+    m.setPid(v.pid);
+    m.setEndpoint(v.endpoint);
+    m.setShellCode(v.shell_code);
+    fill_cause(m, v.cause);
+    m.setJob(v.job.value);
+    m.setRole(v.role);
+  });
+}
+template <>
+Result<WorkerUpdate> from_bytes(const Bytes& bytes) {
+  return read<wire::WorkerUpdate>(bytes, [](wire::WorkerUpdate::Reader m) {
+    return WorkerUpdate{WorkerId{m.getWorker()}, checked<WorkerState>(m.getState(), 3, "worker state"), m.getPid(),
+                        text(m.getEndpoint()), m.getShellCode(), read_cause(m), JobId{m.getJob()}, text(m.getRole())};
+  });
+}
+
+Bytes to_bytes(const RegisterDriver& v) {
+  return write<wire::RegisterDriver>([&](wire::RegisterDriver::Builder m) {
+    m.setName(v.name);
+    m.setPid(v.pid);
+    m.setJob(v.job.value);
+  });
+}
+template <>
+Result<RegisterDriver> from_bytes(const Bytes& bytes) {
+  return read<wire::RegisterDriver>(bytes, [](wire::RegisterDriver::Reader m) {
+    return RegisterDriver{text(m.getName()), m.getPid(), JobId{m.getJob()}};
+  });
+}
+
+Bytes to_bytes(const RegisteredDriver& v) {
+  return write<wire::RegisteredDriver>([&](wire::RegisteredDriver::Builder m) {
+    m.setJob(v.job.value);
+    m.setNode(v.node);
+    m.setSession(v.session);
+  });
+}
+template <>
+Result<RegisteredDriver> from_bytes(const Bytes& bytes) {
+  return read<wire::RegisteredDriver>(bytes, [](wire::RegisteredDriver::Reader m) {
+    return RegisteredDriver{JobId{m.getJob()}, text(m.getNode()), text(m.getSession())};
+  });
+}
+
+Bytes to_bytes(const GangSpec& v) {
+  return write<wire::CreateGang>([&](wire::CreateGang::Builder m) {
+    m.setId(v.id.value);
+    m.setJob(v.job.value);
+    auto actors = m.initActors(count(v.actors));
+    for (unsigned i = 0; i < v.actors.size(); ++i) {
+      actors[i].setId(v.actors[i].id.value);
+      actors[i].setClassName(v.actors[i].class_name);
+      fill_resources(actors[i].initResources(count(v.actors[i].resources.all())), v.actors[i].resources);
+    }
+    fill(m.initLaunch(), v.launch);
+    m.setRefuseInfeasible(v.refuse_infeasible);
+  });
+}
+template <>
+Result<GangSpec> from_bytes(const Bytes& bytes) {
+  return read<wire::CreateGang>(bytes, [](wire::CreateGang::Reader m) {
+    GangSpec v;
+    v.id = GangId{m.getId()};
+    v.job = JobId{m.getJob()};
+    check_size(m.getActors(), GangSpec::kMaxActors, "actors of a gang");
+    for (const auto a : m.getActors()) v.actors.push_back({ActorId{a.getId()}, text(a.getClassName()), read_resources(a.getResources())});
+    v.launch = read_launch(m.getLaunch());
+    v.refuse_infeasible = m.getRefuseInfeasible();
+    return v;
+  });
+}
+
+Bytes to_bytes(const JobSpec& v) {
+  return write<wire::SubmitJob>([&](wire::SubmitJob::Builder m) {
+    m.setName(v.name);
+    fill(m.initLaunch(), v.launch);
+    m.setNumWorkers(v.num_workers);
+    fill_resources(m.initResources(count(v.resources.all())), v.resources);
+    m.setWait(v.wait);
+    m.setOwnerPid(v.owner);
+  });
+}
+template <>
+Result<JobSpec> from_bytes(const Bytes& bytes) {
+  return read<wire::SubmitJob>(bytes, [](wire::SubmitJob::Reader m) {
+    KJ_REQUIRE(m.getNumWorkers() <= GangSpec::kMaxActors, "too many workers");
+    return JobSpec{text(m.getName()), read_launch(m.getLaunch()), m.getNumWorkers(), read_resources(m.getResources()), m.getWait(), m.getOwnerPid()};
+  });
+}
+
+Bytes to_bytes(const StopJob& v) {
+  return write<wire::StopJob>([&](wire::StopJob::Builder m) {
+    m.setJob(v.job.value);
+    m.setForce(v.force);
+  });
+}
+template <>
+Result<StopJob> from_bytes(const Bytes& bytes) {
+  return read<wire::StopJob>(bytes, [](wire::StopJob::Reader m) { return StopJob{JobId{m.getJob()}, m.getForce()}; });
+}
+
+Bytes to_bytes(const JobRef& v) {
+  return write<wire::JobRef>([&](wire::JobRef::Builder m) { m.setJob(v.job.value); });
+}
+template <>
+Result<JobRef> from_bytes(const Bytes& bytes) {
+  return read<wire::JobRef>(bytes, [](wire::JobRef::Reader m) { return JobRef{JobId{m.getJob()}}; });
+}
+
+Bytes to_bytes(const ActorRef& v) {
+  return write<wire::ActorRef>([&](wire::ActorRef::Builder m) { m.setActor(v.actor.value); });
+}
+template <>
+Result<ActorRef> from_bytes(const Bytes& bytes) {
+  return read<wire::ActorRef>(bytes, [](wire::ActorRef::Reader m) { return ActorRef{ActorId{m.getActor()}}; });
+}
+
+Bytes to_bytes(const HostActor& v) {
+  return write<wire::HostActor>([&](wire::HostActor::Builder m) {
+    m.setActor(v.actor.value);
+    m.setClassName(v.class_name);
+    m.setGangKey(v.gang_key);
+    m.setRank(v.rank);
+    m.setWorldSize(v.world_size);
+    m.setWorker(v.worker.value);
+    m.setJob(v.job.value);
+    m.setPid(v.pid);
+    m.setEndpoint(v.endpoint);
+    fill_pairs(m.initAttributes(count(v.attributes)), v.attributes);
+  });
+}
+template <>
+Result<HostActor> from_bytes(const Bytes& bytes) {
+  return read<wire::HostActor>(bytes, [](wire::HostActor::Reader m) {
+    KJ_REQUIRE(m.getWorldSize() >= 1 && m.getWorldSize() <= static_cast<int>(GangSpec::kMaxActors), "a gang's size out of range");
+    KJ_REQUIRE(m.getRank() >= 0 && m.getRank() < m.getWorldSize(), "a rank outside its gang");
+    return HostActor{ActorId{m.getActor()}, text(m.getClassName()), text(m.getGangKey()), m.getRank(), m.getWorldSize(),
+                     WorkerId{m.getWorker()}, JobId{m.getJob()}, m.getPid(), text(m.getEndpoint()), read_map(m.getAttributes())};
+  });
+}
+
+Bytes to_bytes(const HostedActor& v) {
+  return write<wire::HostedActor>([&](wire::HostedActor::Builder m) {
+    m.setGang(v.gang.value);
+    m.setGeneration(v.generation);
+    auto members = m.initMembers(count(v.members));
+    for (unsigned i = 0; i < v.members.size(); ++i) members.set(i, v.members[i].value);
+  });
+}
+template <>
+Result<HostedActor> from_bytes(const Bytes& bytes) {
+  return read<wire::HostedActor>(bytes, [](wire::HostedActor::Reader m) {
+    HostedActor v{GangId{m.getGang()}, m.getGeneration(), {}};
+    check_size(m.getMembers(), GangSpec::kMaxActors, "members of a gang");
+    for (const auto id : m.getMembers()) v.members.push_back(ActorId{id});
+    return v;
+  });
+}
+
+Bytes to_bytes(const SetAttributes& v) {
+  return write<wire::SetAttributes>([&](wire::SetAttributes::Builder m) {
+    m.setActor(v.actor.value);
+    fill_pairs(m.initAttributes(count(v.attributes)), v.attributes);
+  });
+}
+template <>
+Result<SetAttributes> from_bytes(const Bytes& bytes) {
+  return read<wire::SetAttributes>(bytes, [](wire::SetAttributes::Reader m) {
+    return SetAttributes{ActorId{m.getActor()}, read_map(m.getAttributes())};
+  });
+}
+
+Bytes to_bytes(const ListRequest& v) {
+  return write<wire::ListRequest>([&](wire::ListRequest::Builder m) {
+    m.setWhat(number(v.what));
+    m.setJob(v.job.value);
+  });
+}
+template <>
+Result<ListRequest> from_bytes(const Bytes& bytes) {
+  return read<wire::ListRequest>(bytes, [](wire::ListRequest::Reader m) {
+    return ListRequest{checked<ListRequest::What>(m.getWhat(), 4, "kind of list"), JobId{m.getJob()}};
+  });
+}
+
+Bytes to_bytes(const ListReply& v) {
+  return write<wire::ListReply>([&](wire::ListReply::Builder m) {
+    fill_rows(m.initActors(count(v.actors)), v.actors);
+    fill_rows(m.initNodes(count(v.nodes)), v.nodes);
+    fill_rows(m.initWorkers(count(v.workers)), v.workers);
+    fill_rows(m.initJobs(count(v.jobs)), v.jobs);
+  });
+}
+template <>
+Result<ListReply> from_bytes(const Bytes& bytes) {
+  return read<wire::ListReply>(bytes, [](wire::ListReply::Reader m) {
+    return ListReply{read_rows<ActorRow>(m.getActors(), read_actor), read_rows<NodeRow>(m.getNodes(), read_node),
+                     read_rows<WorkerRow>(m.getWorkers(), read_worker), read_rows<JobRow>(m.getJobs(), read_job)};
+  });
+}
+
+Bytes to_bytes(const ClusterStatus& v) {
+  return write<wire::StatusReply>([&](wire::StatusReply::Builder m) {
+    m.setSession(v.session);
+    m.setHeadPid(v.head_pid);
+    fill_resources(m.initTotal(count(v.total.all())), v.total);
+    fill_resources(m.initAvailable(count(v.available.all())), v.available);
+    m.setNumNodes(v.num_nodes);
+    m.setNumWorkers(v.num_workers);
+    m.setNumActors(v.num_actors);
+    m.setNumJobs(v.num_jobs);
+    fill_texts(m.initPending(count(v.pending)), v.pending);
+  });
+}
+template <>
+Result<ClusterStatus> from_bytes(const Bytes& bytes) {
+  return read<wire::StatusReply>(bytes, [](wire::StatusReply::Reader m) {
+    return ClusterStatus{text(m.getSession()), m.getHeadPid(), read_resources(m.getTotal()), read_resources(m.getAvailable()),
+                         m.getNumNodes(), m.getNumWorkers(), m.getNumActors(), m.getNumJobs(), read_texts(m.getPending())};
+  });
+}
+
+Bytes to_bytes(const ActorRow& v) {
+  return write<wire::ActorRow>([&](wire::ActorRow::Builder m) { fill(m, v); });
+}
+template <>
+Result<ActorRow> from_bytes(const Bytes& bytes) {
+  return read<wire::ActorRow>(bytes, read_actor);
+}
+
+Bytes to_bytes(const JobRow& v) {
+  return write<wire::JobRow>([&](wire::JobRow::Builder m) { fill(m, v); });
+}
+template <>
+Result<JobRow> from_bytes(const Bytes& bytes) {
+  return read<wire::JobRow>(bytes, read_job);
+}
+
+Bytes to_bytes(const Warning& v) {
+  return write<wire::Warning>([&](wire::Warning::Builder m) { m.setText(v.text); });
+}
+template <>
+Result<Warning> from_bytes(const Bytes& bytes) {
+  return read<wire::Warning>(bytes, [](wire::Warning::Reader m) { return Warning{text(m.getText())}; });
+}
+
+Bytes to_bytes(const StartWorker& v) {
+  return write<wire::StartWorker>([&](wire::StartWorker::Builder m) {
+    m.setWorker(v.worker.value);
+    m.setJob(v.job.value);
+    fill(m.initLaunch(), v.launch);
+    m.setRank(v.rank);
+    m.setLabel(v.label);
+  });
+}
+template <>
+Result<StartWorker> from_bytes(const Bytes& bytes) {
+  return read<wire::StartWorker>(bytes, [](wire::StartWorker::Reader m) {
+    return StartWorker{WorkerId{m.getWorker()}, JobId{m.getJob()}, read_launch(m.getLaunch()), m.getRank(), text(m.getLabel())};
+  });
+}
+
+Bytes to_bytes(const StopWorker& v) {
+  return write<wire::StopWorker>([&](wire::StopWorker::Builder m) {
+    m.setWorker(v.worker.value);
+    m.setSignal(v.signal);
+    m.setGraceMs(v.grace_ms);
+  });
+}
+template <>
+Result<StopWorker> from_bytes(const Bytes& bytes) {
+  return read<wire::StopWorker>(bytes, [](wire::StopWorker::Reader m) {
+    KJ_REQUIRE(m.getSignal() > 0 && m.getSignal() < 32, "no such signal");
+    return StopWorker{WorkerId{m.getWorker()}, m.getSignal(), m.getGraceMs()};
+  });
+}
+
+Bytes to_bytes(const KillHosted& v) {
+  return write<wire::KillHosted>([&](wire::KillHosted::Builder m) {
+    m.setWorker(v.worker.value);
+    m.setPid(v.pid);
+    m.setActor(v.actor.value);
+    fill_cause(m, v.cause);
+  });
+}
+template <>
+Result<KillHosted> from_bytes(const Bytes& bytes) {
+  return read<wire::KillHosted>(bytes, [](wire::KillHosted::Reader m) {
+    return KillHosted{WorkerId{m.getWorker()}, m.getPid(), ActorId{m.getActor()}, read_cause(m)};
+  });
+}
+
+Bytes to_bytes(const Attach& v) {
+  return write<wire::Attach>([&](wire::Attach::Builder m) {
+    m.setWorker(v.worker.value);
+    m.setJob(v.job.value);
+    m.setRole(v.role);
+  });
+}
+template <>
+Result<Attach> from_bytes(const Bytes& bytes) {
+  return read<wire::Attach>(bytes, [](wire::Attach::Reader m) { return Attach{WorkerId{m.getWorker()}, JobId{m.getJob()}, text(m.getRole())}; });
+}
+
+Bytes to_bytes(const Attached& v) {
+  return write<wire::Attached>([&](wire::Attached::Builder m) {
+    m.setNode(v.node.value);
+    m.setJob(v.job.value);
+    m.setHead(v.head);
+    m.setSession(v.session);
+    m.setHost(v.host);
+    m.setWorker(v.worker.value);
+  });
+}
+template <>
+Result<Attached> from_bytes(const Bytes& bytes) {
+  return read<wire::Attached>(bytes, [](wire::Attached::Reader m) {
+    return Attached{NodeId{m.getNode()}, JobId{m.getJob()}, text(m.getHead()), text(m.getSession()), text(m.getHost()), WorkerId{m.getWorker()}};
+  });
+}
+
+Bytes to_bytes(const OpenArena& v) {
+  return write<wire::OpenArena>([&](wire::OpenArena::Builder m) {
+    m.setKey(v.key);
+    m.setBytes(v.bytes);
+    m.setJob(v.job.value);
+    m.setMember(v.member);
+  });
+}
+template <>
+Result<OpenArena> from_bytes(const Bytes& bytes) {
+  return read<wire::OpenArena>(bytes, [](wire::OpenArena::Reader m) {
+    return OpenArena{text(m.getKey()), m.getBytes(), JobId{m.getJob()}, m.getMember()};
+  });
+}
+
+Bytes to_bytes(const OpenedArena& v) {
+  return write<wire::OpenedArena>([&](wire::OpenedArena::Builder m) { m.setCreated(v.created); });
+}
+template <>
+Result<OpenedArena> from_bytes(const Bytes& bytes) {
+  return read<wire::OpenedArena>(bytes, [](wire::OpenedArena::Reader m) { return OpenedArena{m.getCreated()}; });
+}
+
+Bytes to_bytes(const ArenaRef& v) {
+  return write<wire::ArenaRef>([&](wire::ArenaRef::Builder m) {
+    m.setKey(v.key);
+    m.setJob(v.job.value);
+  });
+}
+template <>
+Result<ArenaRef> from_bytes(const Bytes& bytes) {
+  return read<wire::ArenaRef>(bytes, [](wire::ArenaRef::Reader m) { return ArenaRef{text(m.getKey()), JobId{m.getJob()}}; });
+}
+
+Bytes to_bytes(const ObjectRef& v) {
+  return write<wire::ObjectRef>([&](wire::ObjectRef::Builder m) {
+    m.setId(v.id.value);
+    m.setJob(v.job.value);
+    m.setBytes(v.bytes);
+  });
+}
+template <>
+Result<ObjectRef> from_bytes(const Bytes& bytes) {
+  return read<wire::ObjectRef>(bytes, [](wire::ObjectRef::Reader m) {
+    return ObjectRef{ObjectId{m.getId()}, JobId{m.getJob()}, m.getBytes()};
+  });
+}
+
+Bytes to_bytes(const LogLines& v) {
+  return write<wire::LogLines>([&](wire::LogLines::Builder m) {
+    m.setWorker(v.worker.value);
+    m.setRank(v.rank);
+    m.setLabel(v.label);
+    m.setStream(v.stream);
+  });
+}
+template <>
+Result<LogLines> from_bytes(const Bytes& bytes) {
+  return read<wire::LogLines>(bytes, [](wire::LogLines::Reader m) {
+    return LogLines{WorkerId{m.getWorker()}, m.getRank(), text(m.getLabel()), m.getStream()};
+  });
+}
+
+Bytes to_bytes(const FreePort& v) {
+  return write<wire::FreePort>([&](wire::FreePort::Builder m) { m.setPort(v.port); });
+}
+template <>
+Result<FreePort> from_bytes(const Bytes& bytes) {
+  return read<wire::FreePort>(bytes, [](wire::FreePort::Reader m) { return FreePort{m.getPort()}; });
+}
+
+Bytes to_bytes(const ReadLog& v) {
+  return write<wire::ReadLog>([&](wire::ReadLog::Builder m) {
+    m.setWorker(v.worker.value);
+    m.setStream(v.stream);
+    m.setTailBytes(v.tail_bytes);
+  });
+}
+template <>
+Result<ReadLog> from_bytes(const Bytes& bytes) {
+  return read<wire::ReadLog>(bytes, [](wire::ReadLog::Reader m) {
+    return ReadLog{WorkerId{m.getWorker()}, m.getStream(), m.getTailBytes()};
+  });
+}
+
+}  // namespace shoal::actors

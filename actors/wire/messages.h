@@ -1,0 +1,243 @@
+// Every control message as a plain value, to bytes and back. Cap'n Proto ends here: nothing above sees a reader or a builder.
+//
+// to_bytes never fails. from_bytes answers InvalidArgument for anything hostile: unknown enums, lists beyond their bound, bad pointers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "actors/cluster/cluster.h"
+#include "runtime/core/bytes.h"
+
+namespace shoal::actors {
+
+// Who answers what. The numbers are the wire's: never reuse one.
+enum class Method : std::uint16_t {
+  // to the head
+  kRegisterNode = 1,
+  kHeartbeat = 2,      // notice, empty
+  kWorkerUpdate = 3,   // notice
+  kEndDriver = 4,      // notice from a driver that leaves in order: JobRef
+  kRegisterDriver = 5,
+  kCreateGang = 6,     // answered when accepted; ActorUpdate notices follow
+  kKillActor = 7,      // ActorRef
+  kHostActor = 8,      // answered when the gang is complete
+  kSetAttributes = 9,  // notice
+  kSubmitJob = 10,     // JobRef; JobUpdate notices follow
+  kStopJob = 11,
+  kList = 12,
+  kStatus = 13,
+  kShutdown = 14,
+  kWatchJob = 15,      // JobRef: JobUpdate notices follow
+  kWatchActor = 16,    // ActorRef: the row now, ActorUpdate notices follow
+  // from the head to a client, notices
+  kActorUpdate = 30,  // ActorRow
+  kJobUpdate = 31,    // JobRow
+  kWarning = 32,
+  // to a node
+  kStartWorker = 50,
+  kStopWorker = 51,
+  kEndJob = 52,  // JobRef: kill its processes, free its memory
+  kKillHosted = 53,
+  kAttach = 54,
+  kOpenArena = 55,
+  kDropArena = 56,
+  kPutObject = 57,   // notice with a descriptor
+  kGetObject = 58,   // waits until it is there; answered with a descriptor
+  kDropObject = 59,  // notice
+  kFollowLogs = 60,
+  kReadLog = 61,
+  kWorkerReady = 62,  // WorkerUpdate, from the worker itself
+  kEndNode = 63,
+  kFreePort = 64,  // a TCP port of the node's host that nobody listens on
+  // from a node to a client, notices
+  kWorkerExited = 80,  // WorkerUpdate
+  kLogLines = 81,
+  kKillHere = 82,  // KillHosted, to the process that hosts the actor
+  // to an actor
+  kCall = 100,
+};
+
+template <class Enum>
+constexpr std::uint16_t number(Enum method) {
+  return static_cast<std::uint16_t>(method);
+}
+
+struct RegisterNode {
+  NodeId id;
+  std::string host;
+  pid_t pid = 0;
+  std::string endpoint;
+  Resources resources;
+};
+struct RegisteredNode {
+  std::string session;
+  std::uint32_t heartbeat_ms = 0;
+};
+struct WorkerUpdate {
+  WorkerId worker;
+  WorkerState state = WorkerState::kStarting;
+  pid_t pid = 0;
+  std::string endpoint;
+  std::int32_t shell_code = 0;
+  std::optional<Error> cause;
+  JobId job;
+  std::string role;
+};
+struct RegisterDriver {
+  std::string name;
+  pid_t pid = 0;
+  JobId job;
+};
+struct RegisteredDriver {
+  JobId job;
+  std::string node;
+  std::string session;
+};
+struct StopJob {
+  JobId job;
+  bool force = false;
+};
+struct JobRef {
+  JobId job;
+};
+struct ActorRef {
+  ActorId actor;
+};
+struct HostActor {
+  ActorId actor;
+  std::string class_name;
+  std::string gang_key;
+  std::int32_t rank = 0;
+  std::int32_t world_size = 1;
+  WorkerId worker;
+  JobId job;
+  pid_t pid = 0;
+  std::string endpoint;
+  std::map<std::string, std::string> attributes;
+};
+struct HostedActor {
+  GangId gang;
+  std::uint64_t generation = 0;
+  std::vector<ActorId> members;
+};
+struct SetAttributes {
+  ActorId actor;
+  std::map<std::string, std::string> attributes;
+};
+struct ListRequest {
+  enum class What : std::uint16_t { kActors, kNodes, kWorkers, kJobs };
+  What what = What::kActors;
+  JobId job;
+};
+struct ListReply {
+  std::vector<ActorRow> actors;
+  std::vector<NodeRow> nodes;
+  std::vector<WorkerRow> workers;
+  std::vector<JobRow> jobs;
+};
+struct Warning {
+  std::string text;
+};
+struct StartWorker {
+  WorkerId worker;
+  JobId job;
+  Launch launch;
+  std::int32_t rank = -1;
+  std::string label;
+};
+struct StopWorker {
+  WorkerId worker;
+  std::int32_t signal = 15;
+  std::uint32_t grace_ms = 0;
+};
+struct KillHosted {
+  WorkerId worker;
+  pid_t pid = 0;
+  ActorId actor;
+  std::optional<Error> cause;
+};
+struct Attach {
+  WorkerId worker;
+  JobId job;
+  std::string role;
+};
+struct Attached {
+  NodeId node;
+  JobId job;
+  std::string head;
+  std::string session;
+  std::string host;
+  WorkerId worker;
+};
+struct OpenArena {
+  std::string key;
+  std::uint64_t bytes = 0;
+  JobId job;
+  std::int32_t member = -1;
+};
+struct OpenedArena {
+  bool created = false;
+};
+struct ArenaRef {
+  std::string key;
+  JobId job;
+};
+struct ObjectRef {
+  ObjectId id;
+  JobId job;
+  std::uint64_t bytes = 0;
+};
+struct LogLines {
+  WorkerId worker;
+  std::int32_t rank = -1;
+  std::string label;
+  std::uint16_t stream = 1;
+};
+struct FreePort {
+  std::uint16_t port = 0;
+};
+struct ReadLog {
+  WorkerId worker;
+  std::uint16_t stream = 1;
+  std::uint64_t tail_bytes = 0;
+};
+
+Bytes to_bytes(const RegisterNode& m);
+Bytes to_bytes(const RegisteredNode& m);
+Bytes to_bytes(const WorkerUpdate& m);
+Bytes to_bytes(const RegisterDriver& m);
+Bytes to_bytes(const RegisteredDriver& m);
+Bytes to_bytes(const GangSpec& m);
+Bytes to_bytes(const JobSpec& m);
+Bytes to_bytes(const StopJob& m);
+Bytes to_bytes(const JobRef& m);
+Bytes to_bytes(const ActorRef& m);
+Bytes to_bytes(const HostActor& m);
+Bytes to_bytes(const HostedActor& m);
+Bytes to_bytes(const SetAttributes& m);
+Bytes to_bytes(const ListRequest& m);
+Bytes to_bytes(const ListReply& m);
+Bytes to_bytes(const ClusterStatus& m);
+Bytes to_bytes(const ActorRow& m);
+Bytes to_bytes(const JobRow& m);
+Bytes to_bytes(const Warning& m);
+Bytes to_bytes(const StartWorker& m);
+Bytes to_bytes(const StopWorker& m);
+Bytes to_bytes(const KillHosted& m);
+Bytes to_bytes(const Attach& m);
+Bytes to_bytes(const Attached& m);
+Bytes to_bytes(const OpenArena& m);
+Bytes to_bytes(const OpenedArena& m);
+Bytes to_bytes(const ArenaRef& m);
+Bytes to_bytes(const ObjectRef& m);
+Bytes to_bytes(const LogLines& m);
+Bytes to_bytes(const FreePort& m);
+Bytes to_bytes(const ReadLog& m);
+
+// from_bytes<T>(bytes) for each T above.
+template <class T>
+Result<T> from_bytes(const Bytes& bytes);
+
+}  // namespace shoal::actors

@@ -1,0 +1,73 @@
+#include "actors/wire/messages.h"
+
+#include <random>
+
+#include <gtest/gtest.h>
+
+namespace shoal::actors {
+namespace {
+
+GangSpec gang() {
+  GangSpec g;
+  g.id = GangId{7};
+  g.job = JobId{9};
+  g.actors = {{ActorId{1}, "Counter", Resources::of({{"CPU", 1}, {"GPU", 0.5}}).value()}, {ActorId{2}, "Counter", {}}};
+  g.launch = {Launch::Kind::kPythonWorker, "/usr/bin/python3", {"a", ""}, true, "id", "/tmp", {{"A", "b"}, {"C", ""}}, {"/x"}};
+  g.refuse_infeasible = true;
+  return g;
+}
+
+TEST(Messages, AGangArrivesAsItWasSent) {
+  const auto back = from_bytes<GangSpec>(to_bytes(gang())).value();
+  EXPECT_EQ(back.launch, gang().launch);
+  EXPECT_EQ(back.actors.size(), 2u);
+  EXPECT_EQ(back.actors[0].resources, gang().actors[0].resources);
+  EXPECT_EQ(back.id, GangId{7});
+  EXPECT_TRUE(back.refuse_infeasible);
+}
+
+TEST(Messages, RowsCarryTheirCause) {
+  ActorRow row;
+  row.id = ActorId{5};
+  row.state = ActorState::kDead;
+  row.attributes = {{"rows", "10"}};
+  row.cause = unavailable("was killed by SIGKILL").with_reason("ActorDied").in("actor A");
+  ListReply reply;
+  reply.actors = {row, row};
+  const auto back = from_bytes<ListReply>(to_bytes(reply)).value();
+  ASSERT_EQ(back.actors.size(), 2u);
+  EXPECT_EQ(back.actors[1].cause->to_string(), row.cause->to_string());
+  EXPECT_EQ(back.actors[1].attributes.at("rows"), "10");
+  row.cause.reset();
+  EXPECT_FALSE(from_bytes<ActorRow>(to_bytes(row)).value().cause);
+}
+
+TEST(Messages, AnEnumFromTheFutureIsHostile) {
+  ActorRow row;
+  row.state = static_cast<ActorState>(99);
+  EXPECT_EQ(from_bytes<ActorRow>(to_bytes(row)).error().code(), Code::kInvalidArgument);
+}
+
+TEST(Messages, ARankOutsideItsGangIsHostile) {
+  HostActor m;
+  m.rank = 2;
+  m.world_size = 2;
+  EXPECT_FALSE(from_bytes<HostActor>(to_bytes(m)));
+}
+
+TEST(Messages, NoAlteredMessageCrashesTheReader) {
+  std::mt19937 random(1);
+  const Bytes good = to_bytes(gang());
+  int refused = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    Bytes bad = good.clone();
+    for (int k = 0; k < 4; ++k) bad.data()[random() % bad.size()] = static_cast<std::byte>(random());
+    refused += !from_bytes<GangSpec>(bad);
+    (void)from_bytes<ListReply>(bad);
+    (void)from_bytes<HostActor>(bad);
+  }
+  EXPECT_GT(refused, 1000);
+}
+
+}  // namespace
+}  // namespace shoal::actors

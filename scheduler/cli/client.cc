@@ -1,0 +1,81 @@
+#include "scheduler/cli/client.h"
+
+namespace shoal::scheduler::cli {
+
+using runtime::Message;
+
+Context::Context(const runtime::Token& token) : network(loop, *clock, *random, token, runtime::SocketOptions()) {}
+
+Context::~Context() {
+  bool drained = false;
+  network.stop([&] { drained = true; });
+  run_until([&] { return drained; }, std::chrono::seconds(1));
+}
+
+bool Context::run_until(const std::function<bool()>& done, runtime::Duration limit) {
+  const auto end = clock->now() + limit;
+  while (!done()) {
+    const auto left = end - clock->now();
+    if (left <= runtime::Duration(0)) return false;
+    loop.run_one(left);
+  }
+  return true;
+}
+
+Result<std::unique_ptr<Client>> Client::connect(Context& context, const std::string& endpoint) {
+  SHOAL_TRY(const auto to, runtime::parse_endpoint(endpoint));
+  std::optional<Result<std::unique_ptr<runtime::Connection>>> answer;
+  context.network.connect(to, runtime::Role::kClient, std::chrono::seconds(5),
+                          [&](Result<std::unique_ptr<runtime::Connection>> r) { answer.emplace(std::move(r)); });
+  context.run_until([&] { return answer.has_value(); }, std::chrono::seconds(10));
+  if (!answer) return fail(deadline_exceeded("no answer from " + endpoint));
+  if (!*answer) return fail(answer->error());
+  std::unique_ptr<Client> out(new Client(context));
+  out->peer_ = std::make_unique<runtime::Peer>(std::move(**answer), *context.clock, *out);
+  return out;
+}
+
+Result<Message> Client::ask(actors::Method method, Bytes body, runtime::Duration timeout) {
+  std::optional<Result<Message>> answer;
+  peer_->call(actors::number(method), {std::move(body), {}, {}}, timeout, [&](Result<Message> r) { answer.emplace(std::move(r)); });
+  context_.run_until([&] { return answer.has_value(); }, timeout + std::chrono::seconds(5));
+  if (!answer) return fail(deadline_exceeded("no answer in time"));
+  return std::move(*answer);
+}
+
+void Client::on_request(runtime::Peer&, runtime::Request, runtime::Responder responder) {
+  responder.fail(unimplemented("a client takes no requests"));
+}
+
+void Client::on_notice(runtime::Peer&, runtime::Request notice) {
+  if (on_notice_) on_notice_(static_cast<actors::Method>(notice.method), std::move(notice.message));
+}
+
+Result<Found> find_cluster(const Target& target, bool exactly) {
+  if (!target.address.empty()) {
+    SHOAL_OK(runtime::parse_endpoint(target.address));
+    auto folder = SessionFolder::at_address(target.root, target.address);
+    if (!folder) {
+      return fail(Error(Code::kUnavailable, folder.error().message()).with_reason("NoCluster").with_hint("`shoal start --head` starts one; SHOAL_HOME says where sessions are looked for"));
+    }
+    return Found{*folder, target.address};
+  }
+  const auto running = SessionFolder::running(target.root);
+  std::vector<Found> found;
+  for (const auto& folder : running) {
+    const auto info = folder.info();
+    if (info) found.push_back({folder, info->head_local.empty() ? info->head : info->head_local});
+  }
+  if (found.empty()) return fail(unavailable("no cluster is running").with_reason("NoCluster").with_hint("`shoal start --head` starts one"));
+  if (exactly && found.size() > 1) {
+    std::string list;
+    for (const auto& f : found) {
+      const auto info = f.folder.info();
+      list += "\n    --address " + (info->head.empty() ? info->head_local : info->head);
+    }
+    return fail(invalid_argument(std::to_string(found.size()) + " clusters are running; say which:" + list).with_reason("SeveralClusters"));
+  }
+  return found.front();
+}
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,70 @@
+// The CLI's end of a conversation with a head or a node: one blocking request at a time, notices in between.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "actors/wire/messages.h"
+#include "runtime/loop/loop.h"
+#include "runtime/net/peer.h"
+#include "runtime/net/socket_network.h"
+#include "scheduler/session/folder.h"
+
+namespace shoal::scheduler::cli {
+
+// What commands share: a loop, a clock, a network with the cluster's token.
+class Context {
+ public:
+  explicit Context(const runtime::Token& token);
+  ~Context();
+
+  runtime::Loop loop;
+  std::unique_ptr<runtime::Clock> clock = runtime::make_real_clock(loop);
+  std::unique_ptr<runtime::Random> random = runtime::make_real_random();
+  runtime::SocketNetwork network;
+
+  // Runs the loop until done() or `limit`; true when done.
+  bool run_until(const std::function<bool()>& done, runtime::Duration limit);
+};
+
+class Client final : public runtime::PeerHandler {
+ public:
+  using OnNotice = std::function<void(actors::Method, runtime::Message)>;
+  static Result<std::unique_ptr<Client>> connect(Context& context, const std::string& endpoint);
+
+  Result<runtime::Message> ask(actors::Method method, Bytes body, runtime::Duration timeout = std::chrono::seconds(10));
+  template <class Reply>
+  Result<Reply> ask_for(actors::Method method, Bytes body) {
+    SHOAL_TRY(const runtime::Message reply, ask(method, std::move(body)));
+    return actors::from_bytes<Reply>(reply.body);
+  }
+  void set_on_notice(OnNotice on_notice) { on_notice_ = std::move(on_notice); }
+  bool closed() const { return closed_.has_value(); }
+
+ private:
+  explicit Client(Context& context) : context_(context) {}
+  void on_request(runtime::Peer&, runtime::Request, runtime::Responder responder) override;
+  void on_notice(runtime::Peer&, runtime::Request notice) override;
+  void on_closed(runtime::Peer&, const Error& why) override { closed_ = why; }
+
+  Context& context_;
+  OnNotice on_notice_;
+  std::optional<Error> closed_;
+  std::unique_ptr<runtime::Peer> peer_;
+};
+
+// Which cluster a command means: --address, $SHOAL_ADDRESS, or the one that runs.
+struct Target {
+  std::string root;     // of session folders
+  std::string address;  // "" when none was given
+};
+struct Found {
+  SessionFolder folder;
+  std::string endpoint;  // of the head
+};
+// NotFound when none runs. With several running and none named, InvalidArgument lists them when `exactly` is set, else the latest.
+Result<Found> find_cluster(const Target& target, bool exactly);
+
+}  // namespace shoal::scheduler::cli

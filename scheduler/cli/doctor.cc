@@ -1,0 +1,105 @@
+// doctor: what this machine lacks, each line with what to do about it.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "runtime/shm/memory.h"
+#include "scheduler/cli/commands.h"
+#include "scheduler/cli/output.h"
+#include "scheduler/roles/roles.h"
+
+namespace shoal::scheduler::cli {
+
+using nlohmann::json;
+
+namespace {
+
+struct Check {
+  std::string name;
+  char verdict;  // '+' good, '!' works with less, 'x' broken
+  std::string found;
+  std::string fix;
+};
+
+// The output of a short program, or nothing.
+std::string output_of(const std::string& command) {
+  std::string out;
+  std::FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return out;
+  std::array<char, 512> text;
+  while (std::fgets(text.data(), text.size(), pipe) != nullptr) out += text.data();
+  const bool ok = pclose(pipe) == 0;
+  while (!out.empty() && out.back() == '\n') out.pop_back();
+  return ok ? out : "";
+}
+
+Check kernel() {
+  const int fd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
+  if (fd >= 0) close(fd);
+  return fd >= 0 ? Check{"kernel", '+', "has pidfd", ""} : Check{"kernel", 'x', "has no pidfd_open", "Linux 5.3 or later"};
+}
+
+Check memory() {
+  const auto made = runtime::make_memory("doctor", 1 << 20);
+  return made ? Check{"shared memory", '+', "memfd works", ""} : Check{"shared memory", 'x', made.error().message(), "allow memfd_create (seccomp?)"};
+}
+
+Check descriptors() {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  const std::string found = fmt::format("{} open files per process", limit.rlim_cur);
+  return limit.rlim_cur >= 1024 ? Check{"descriptors", '+', found, ""} : Check{"descriptors", '!', found, "ulimit -n 65536"};
+}
+
+Check resources() { return {"resources", '+', detect_resources().to_string(), ""}; }
+
+Check sessions(const std::string& root) {
+  const auto running = SessionFolder::running(root);
+  return {"sessions", '+', fmt::format("{} running under {}", running.size(), root), ""};
+}
+
+Check python(const std::string& interpreter) {
+  const std::string quoted = "'" + interpreter + "' -c ";
+  const std::string version = output_of(quoted + "'import sys; print(sys.version.split()[0])' 2>/dev/null");
+  if (version.empty()) return {"python", 'x', interpreter + " does not run", "install Python 3.10 or later, or name one with SHOAL_PYTHON"};
+  const std::string shoal = output_of(quoted + "'import shoal; print(shoal.__version__)' 2>/dev/null");
+  if (shoal.empty()) return {"python", 'x', interpreter + " " + version + " cannot import shoal", "pip install shoal into that environment"};
+  return {"python", '+', interpreter + " " + version + ", shoal " + shoal, ""};
+}
+
+Check torch(const std::string& interpreter) {
+  const std::string found = output_of("'" + interpreter + "' -c 'import importlib.metadata as m; print(m.version(\"torch\"))' 2>/dev/null");
+  return found.empty() ? Check{"torch", '!', "not installed: actors work, training does not", "pip install torch"} : Check{"torch", '+', found, ""};
+}
+
+Check transports() {
+  return {"transports", '!', "shared memory on one host; between hosts, and on GPUs, training is not in this release", "run all ranks of a job on one host"};
+}
+
+}  // namespace
+
+int doctor(const Common& common) {
+  const std::vector<Check> checks = {kernel(), memory(), descriptors(), resources(), sessions(common.target.root),
+                                     python(common.python), torch(common.python), transports()};
+  bool broken = false;
+  json rows = json::array();
+  for (const auto& c : checks) {
+    broken |= c.verdict == 'x';
+    rows.push_back({{"name", c.name}, {"verdict", c.verdict == '+' ? "ok" : c.verdict == '!' ? "warning" : "broken"}, {"found", c.found}, {"fix", c.fix}});
+    if (!common.json) {
+      std::printf("%s %-14s %s%s%s\n", c.verdict == '+' ? "✓" : c.verdict == '!' ? "!" : "✗", c.name.c_str(), c.found.c_str(), c.fix.empty() ? "" : "\n                 fix: ", c.fix.c_str());
+    }
+  }
+  if (common.json) std::printf("%s\n", json({{"schema", "shoal.doctor/1"}, {"ok", !broken}, {"checks", rows}}).dump().c_str());
+  return broken ? kFailed : kOk;
+}
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,201 @@
+// The shoal command. Here, and only here, the command line and the environment are read.
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include <CLI/CLI.hpp>
+
+#include "scheduler/cli/commands.h"
+#include "scheduler/cli/output.h"
+#include "scheduler/roles/roles.h"
+
+extern char** environ;
+
+namespace shoal::scheduler::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string env(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+// Where this command was found (not what its link points to): the interpreter of its environment lies beside it.
+std::string found_at(const std::string& argv0) {
+  if (argv0.find('/') != std::string::npos) return fs::absolute(argv0).parent_path();
+  std::string path = env("PATH");
+  for (std::size_t from = 0; from <= path.size();) {
+    const auto end = std::min(path.find(':', from), path.size());
+    const fs::path folder = path.substr(from, end - from);
+    if (access((folder / argv0).c_str(), X_OK) == 0) return fs::absolute(folder);
+    from = end + 1;
+  }
+  return {};
+}
+
+std::string find_python(const std::string& argv0) {
+  if (const auto named = env("SHOAL_PYTHON"); !named.empty()) return named;
+  std::vector<fs::path> places = {found_at(argv0)};
+  if (const auto venv = env("VIRTUAL_ENV"); !venv.empty()) places.push_back(fs::path(venv) / "bin");
+  for (const auto& folder : places) {
+    for (const char* name : {"python3", "python"}) {
+      if (!folder.empty() && access((folder / name).c_str(), X_OK) == 0) return folder / name;
+    }
+  }
+  return "python3";
+}
+
+// What a job's processes get of the submitter's environment: all but what belongs to this very process.
+std::vector<std::pair<std::string, std::string>> job_env() {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (char** e = environ; *e != nullptr; ++e) {
+    const std::string entry(*e);
+    const auto equals = entry.find('=');
+    const std::string name = entry.substr(0, equals);
+    if (equals != std::string::npos && name != "_" && name != "PWD" && name != "OLDPWD" && !name.starts_with("SHOAL_")) {
+      out.emplace_back(name, entry.substr(equals + 1));
+    }
+  }
+  return out;
+}
+
+// A role's own command line (start_role writes it).
+int run_role(int argc, char** argv) {
+  CLI::App app("a process of a cluster");
+  std::string session, head, python;
+  std::vector<std::string> resources;
+  std::uint16_t port = 0;
+  int ready_fd = -1;
+  pid_t owner = 0;
+  bool remove_folder = false;
+  app.add_option("--session", session)->required();
+  app.add_option("--ready-fd", ready_fd);
+  app.add_option("--port", port);
+  app.add_option("--head", head);
+  app.add_option("--python", python);
+  app.add_option("--resource", resources);
+  app.add_option("--owner", owner);
+  app.add_flag("--remove-folder", remove_folder);
+  const std::string role = argc > 2 ? argv[2] : "";
+  CLI11_PARSE(app, argc - 2, argv + 2);
+  const auto amounts = parse_amounts(resources, {});
+  if (!amounts) {
+    print_error(amounts.error(), false);
+    return kUsage;
+  }
+  if (role == "head") return run_head({session, "127.0.0.1", port, ready_fd});
+  if (role == "node") return run_node({session, head, *amounts, python, ready_fd});
+  if (role == "local") return run_local({session, *amounts, python, owner, remove_folder, ready_fd});
+  std::fprintf(stderr, "no such role: %s\n", role.c_str());
+  return kUsage;
+}
+
+int run(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);
+  if (argc > 1 && std::string(argv[1]) == "role") return run_role(argc, argv);
+  const bool submitting = argc > 1 && std::string(argv[1]) == "submit";
+  // What follows -- is a command's own, word by word.
+  std::vector<std::string> command;
+  for (int i = 2; submitting && i < argc; ++i) {
+    if (std::string(argv[i]) != "--") continue;
+    command.assign(argv + i + 1, argv + argc);
+    argc = i;
+  }
+
+  CLI::App app("Shoal: actors and fully sharded training on a cluster");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "shoal 0.1.0");
+  Common common;
+  common.self = fs::read_symlink("/proc/self/exe");
+  common.python = find_python(argv[0]);
+  common.target.address = env("SHOAL_ADDRESS");
+  int code = kOk;
+  const auto shared = [&](CLI::App* sub) {
+    sub->add_flag("--json", common.json, "One JSON object on stdout");
+    sub->add_option("--address", common.target.address, "The cluster: HOST:PORT or unix:@NAME (default: $SHOAL_ADDRESS, else the one that runs)");
+    return sub;
+  };
+
+  StartOptions starting;
+  auto* start_command = shared(app.add_subcommand("start", "Start a cluster (--head), or add a node to one (--address HOST:PORT)"));
+  start_command->add_flag("--head", starting.head, "Start a head and a node here");
+  start_command->add_option("--host", starting.host, "Address that the head listens on")->capture_default_str();
+  starting.port = 7460;
+  start_command->add_option("--port", starting.port, "Port of the head; 0 for any free one")->capture_default_str();
+  start_command->add_option("--num-cpus", starting.num_cpus, "CPUs that the node offers (logical; default: what the machine has)");
+  start_command->add_option("--num-gpus", starting.num_gpus, "GPUs that the node offers");
+  start_command->add_option("--memory", starting.memory, "Bytes of memory that the node offers");
+  start_command->add_option("--resource", starting.resources, "NAME=AMOUNT, as often as needed");
+  start_command->callback([&] {
+    if (!starting.head && start_command->count("--address") == 0) throw CLI::ValidationError("say --head, or --address HOST:PORT");
+    if (starting.head && start_command->count("--address") > 0) throw CLI::ValidationError("--head and --address exclude each other");
+    code = start(common, starting);
+  });
+
+  StopOptions stopping;
+  auto* stop_command = shared(app.add_subcommand("stop", "End a cluster: its jobs, nodes and head"));
+  stop_command->add_flag("--all", stopping.all, "Every cluster of this user");
+  stop_command->add_option("--grace", stopping.grace_s, "Seconds before processes are killed")->capture_default_str();
+  stop_command->callback([&] { code = stop(common, stopping); });
+
+  shared(app.add_subcommand("status", "What a cluster has and does"))->callback([&] { code = status(common); });
+
+  std::string what;
+  auto* list_command = shared(app.add_subcommand("list", "Actors, nodes, workers or jobs, a row each"));
+  list_command->add_option("what", what)->required()->check(CLI::IsMember({"actors", "nodes", "workers", "jobs"}));
+  list_command->callback([&] { code = list(common, what); });
+
+  LogsOptions logging;
+  auto* logs_command = shared(app.add_subcommand("logs", "What a job, worker or actor printed; also after it ended"));
+  logs_command->add_option("id", logging.id, "Its id, or the beginning of it (default: the latest job)");
+  logs_command->add_flag("-f,--follow", logging.follow, "Go on as it prints");
+  logs_command->add_option("-n,--tail", logging.tail_lines, "Only the last N lines of each stream");
+  logs_command->callback([&] { code = logs(common, logging); });
+
+  SubmitOptions submitting_options;
+  auto* submit_command = shared(app.add_subcommand("submit", "Run a script (SCRIPT [ARGS]) or a command (-- CMD) as a job; exits with its code"));
+  submit_command->add_option("--num-workers", submitting_options.num_workers, "A gang of N processes with torchrun's environment variables");
+  submit_command->add_option("--num-cpus", submitting_options.num_cpus, "CPUs of each process (default: 1 in a gang, else 0)");
+  submit_command->add_option("--num-gpus", submitting_options.num_gpus, "GPUs of each process");
+  submit_command->add_option("--resource", submitting_options.resources, "NAME=AMOUNT of each process, as often as needed");
+  submit_command->add_flag("--wait", submitting_options.wait, "Wait for nodes that can hold the job, even if none is present");
+  submit_command->add_option("--name", submitting_options.name, "Name of the job (default: the script's)");
+  submit_command->prefix_command();  // what follows the script's name is the script's
+  submit_command->callback([&] {
+    submitting_options.words = submit_command->remaining();
+    if (!command.empty()) {
+      if (!submitting_options.words.empty()) throw CLI::ValidationError("a script, or -- and a command: not both");
+      submitting_options.command = true;
+      submitting_options.words = command;
+    }
+    submitting_options.cwd = fs::current_path();
+    submitting_options.env = job_env();
+    code = submit(common, submitting_options);
+  });
+
+  shared(app.add_subcommand("doctor", "What this machine lacks, and what to do about it"))->callback([&] { code = doctor(common); });
+
+  const auto root = SessionFolder::root(std::getenv("SHOAL_HOME"));
+  if (!root) {
+    print_error(root.error(), false);
+    return kFailed;
+  }
+  common.target.root = *root;
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);
+    app.exit(e);
+    return submitting ? kSubmitUsage : kUsage;
+  }
+  return code;
+}
+
+}  // namespace
+}  // namespace shoal::scheduler::cli
+
+int main(int argc, char** argv) { return shoal::scheduler::cli::run(argc, argv); }

@@ -1,0 +1,50 @@
+// How the CLI speaks: data on stdout (a table, or one JSON object with a schema), talk on stderr, exit codes with a meaning.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "actors/cluster/cluster.h"
+#include "runtime/core/result.h"
+
+namespace shoal::scheduler::cli {
+
+// Documented in the README of this folder.
+enum Exit : int {
+  kOk = 0,
+  kFailed = 1,
+  kUsage = 2,
+  kNotFoundExit = 3,
+  kAuth = 4,
+  kUnreachable = 5,
+  kTimedOut = 6,
+  kDoesNotFit = 7,
+  // of submit, before the script runs
+  kSubmitOther = 120,
+  kSubmitUsage = 121,
+  kSubmitVersion = 122,
+  kSubmitAuth = 123,
+  kSubmitUnreachable = 124,
+  kSubmitDoesNotFit = 125,
+  kSubmitCannotRun = 126,
+  kSubmitNotFound = 127,
+};
+
+int exit_code(const Error& error);
+int submit_exit_code(const Error& error);
+
+// Prints the error to stderr, or as {"schema": "shoal.error/1", ...} to stdout.
+void print_error(const Error& error, bool json);
+nlohmann::json to_json(const Error& error);
+nlohmann::json to_json(const actors::Resources& resources);
+nlohmann::json to_json(const actors::ActorRow& row);
+nlohmann::json to_json(const actors::NodeRow& row);
+nlohmann::json to_json(const actors::WorkerRow& row);
+nlohmann::json to_json(const actors::JobRow& row);
+
+// Columns as wide as their widest cell.
+void print_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
+
+}  // namespace shoal::scheduler::cli

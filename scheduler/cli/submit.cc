@@ -1,0 +1,229 @@
+// submit: a script or command as a job, its output here, its exit code ours.
+#include <unistd.h>
+
+#include <asio/io_context.hpp>
+#include <asio/signal_set.hpp>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "scheduler/cli/commands.h"
+#include "scheduler/cli/output.h"
+#include "scheduler/roles/roles.h"
+
+namespace shoal::scheduler::cli {
+
+namespace fs = std::filesystem;
+using actors::JobRow;
+using actors::JobState;
+using actors::Launch;
+using actors::Method;
+
+namespace {
+
+struct Cluster {
+  SessionFolder folder;
+  std::string endpoint;
+};
+
+// The one that runs, or one for this job, which ends with us.
+Result<Cluster> cluster_for(const Common& common, const actors::Resources& each, std::uint32_t count) {
+  if (!common.target.address.empty() || !SessionFolder::running(common.target.root).empty()) {
+    SHOAL_TRY(const Found found, find_cluster(common.target, true));
+    return Cluster{found.folder, found.endpoint};
+  }
+  SHOAL_TRY(const SessionFolder folder, new_session(common.target.root));
+  std::vector<std::string> words = {"local", "--owner", std::to_string(getpid()), "--python", common.python};
+  // CPUs are logical: a cluster made for a job has as many as it asks for.
+  actors::Resources has = detect_resources();
+  has.set_units("CPU", std::max(has.units("CPU"), each.units("CPU") * std::max<std::int64_t>(1, count)));
+  for (const auto& [name, units] : has.all()) {
+    words.push_back("--resource");
+    words.push_back(fmt::format("{}={}", name, static_cast<double>(units) / actors::Resources::kUnit));
+  }
+  SHOAL_TRY(const auto said, start_role(common.self, folder, words, std::chrono::seconds(10)));
+  return Cluster{folder, said.value("head_local", "")};
+}
+
+Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
+  Launch launch;
+  launch.cwd = o.cwd;
+  launch.env = o.env;
+  if (o.command) {
+    launch.kind = Launch::Kind::kProgram;
+    launch.argv = o.words;
+    return launch;
+  }
+  const fs::path script = fs::path(o.words[0]).is_absolute() ? fs::path(o.words[0]) : fs::path(o.cwd) / o.words[0];
+  std::error_code ignored;
+  if (!fs::exists(script, ignored)) {
+    return fail(not_found("no script " + o.words[0]).with_reason("NoScript").with_hint("to run a program: shoal submit -- " + o.words[0] + " ..."));
+  }
+  if (!fs::is_regular_file(script, ignored) || access(script.c_str(), R_OK) != 0) {
+    return fail(invalid_argument(o.words[0] + " cannot be read").with_reason("CannotRun"));
+  }
+  launch.env.emplace_back("PYTHONUNBUFFERED", "1");
+  launch.program = common.python;
+  launch.argv = o.words;
+  launch.argv[0] = script;
+  if (o.num_workers > 0) {
+    launch.kind = Launch::Kind::kPythonScript;
+    launch.torch = true;  // a gang with torchrun's variables trains
+  } else {
+    launch.kind = Launch::Kind::kProgram;
+    launch.argv.insert(launch.argv.begin(), common.python);
+  }
+  return launch;
+}
+
+// Follows one job to its end.
+class Watcher {
+ public:
+  Watcher(Context& context, Client& head, const Common& common) : context_(context), head_(head), common_(common), signals_(context.loop.io(), SIGINT, SIGTERM) {
+    head_.set_on_notice([this](Method method, runtime::Message message) {
+      if (method == Method::kWarning) {
+        if (const auto w = actors::from_bytes<actors::Warning>(message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
+      }
+      if (method != Method::kJobUpdate) return;
+      if (auto row = actors::from_bytes<JobRow>(message.body); row && (!row_ || row_->ended_unix_ms == 0)) row_ = *std::move(row);
+    });
+  }
+
+  Result<void> follow(JobId job) {
+    job_ = job;
+    on_signals();
+    SHOAL_TRY(const auto nodes, head_.ask_for<actors::ListReply>(Method::kList, to_bytes(actors::ListRequest{actors::ListRequest::What::kNodes, {}})));
+    for (const auto& n : nodes.nodes) {
+      if (n.state != actors::NodeState::kAlive) continue;
+      SHOAL_TRY(auto client, Client::connect(context_, n.endpoint));
+      client->set_on_notice([this](Method method, runtime::Message message) { on_node(method, message); });
+      SHOAL_OK(client->ask(Method::kFollowLogs, to_bytes(actors::JobRef{job})));
+      nodes_.push_back(std::move(client));
+    }
+    SHOAL_TRY(auto row, head_.ask_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{job})));
+    if (!row_ || row_->ended_unix_ms == 0) row_ = std::move(row);
+    return {};
+  }
+
+  // The job's last row, or why it cannot be known. Log lines come on other connections than the news: wait for the last of them.
+  Result<JobRow> wait() {
+    const auto ended = [this] { return row_ && row_->ended_unix_ms != 0; };
+    context_.run_until([&] { return ended() || head_.closed() || given_up_; }, std::chrono::hours(24 * 365));
+    const std::size_t processes = std::max<std::uint32_t>(1, row_ ? row_->num_workers : 1);
+    context_.run_until([&] { return exited_.size() >= processes; }, row_ && row_->started_unix_ms ? std::chrono::seconds(1) : std::chrono::seconds(0));
+    if (ended()) return *row_;
+    return fail(unavailable("the head is gone; the job cannot be followed any more").with_reason("HeadGone"));
+  }
+  int signal() const { return signal_; }
+
+ private:
+  void on_signals() {
+    signals_.async_wait([this](std::error_code error, int number) {
+      if (error) return;
+      const bool again = signal_ != 0;
+      if (!again) signal_ = number;
+      std::fprintf(stderr, again ? "shoal: killing the job\n" : "shoal: stopping the job; once more kills it\n");
+      const auto stop = to_bytes(actors::StopJob{job_, again});
+      (void)head_.ask(Method::kStopJob, stop.clone(), std::chrono::seconds(1));
+      // Whatever happens to the job, we are gone in time.
+      limit_ = context_.clock->after(again ? std::chrono::milliseconds(800) : std::chrono::milliseconds(4500), [this] { given_up_ = true; });
+      on_signals();
+    });
+  }
+
+  void on_node(Method method, const runtime::Message& message) {
+    if (method == Method::kWorkerExited) {
+      if (const auto m = actors::from_bytes<actors::WorkerUpdate>(message.body); m && m->job == job_) exited_.insert(m->worker);
+    }
+    if (method != Method::kLogLines) return;
+    const auto m = actors::from_bytes<actors::LogLines>(message.body);
+    if (!m) return;
+    // A single driver's output is the user's own; others carry who said it.
+    const std::string prefix = m->label == "driver" ? "" : m->rank >= 0 ? fmt::format("[rank{}] ", m->rank) : fmt::format("({}) ", m->label);
+    std::string out;
+    const auto text = message.payload.view();
+    for (std::size_t from = 0; from < text.size();) {
+      const auto end = std::min(text.find('\n', from), text.size());
+      out += prefix;
+      out += text.substr(from, end - from);
+      out += '\n';
+      from = end + 1;
+    }
+    std::FILE* stream = m->stream == 2 || common_.json ? stderr : stdout;
+    std::fwrite(out.data(), 1, out.size(), stream);
+    std::fflush(stream);
+  }
+
+  Context& context_;
+  Client& head_;
+  const Common& common_;
+  asio::signal_set signals_;
+  std::vector<std::unique_ptr<Client>> nodes_;
+  JobId job_;
+  std::optional<JobRow> row_;
+  std::set<WorkerId> exited_;
+  runtime::Timer limit_;
+  int signal_ = 0;
+  bool given_up_ = false;
+};
+
+int ended(const Common& common, const JobRow& row, int signal) {
+  const int code = signal ? 128 + signal : row.state == JobState::kStopped && row.exit_code == 0 ? 128 + SIGTERM : row.exit_code;
+  if (common.json) {
+    auto out = to_json(row);
+    out["schema"] = "shoal.submit/1";
+    out["exit_code"] = code;
+    std::printf("%s\n", out.dump().c_str());
+  } else if (row.cause && signal == 0) {
+    // Its own last lines were just streamed: only who and how.
+    Error e(row.cause->code(), row.cause->message().substr(0, row.cause->message().find('\n')));
+    e = std::move(e).with_reason(row.cause->reason()).with_hint(row.cause->hint());
+    for (const auto& frame : row.cause->context()) e = std::move(e).in(frame);
+    std::fprintf(stderr, "%s\n", e.to_string().c_str());
+  }
+  return code;
+}
+
+}  // namespace
+
+int submit(const Common& common, const SubmitOptions& o) {
+  const auto failed = [&](const Error& e) {
+    print_error(e, common.json);
+    if (e.reason() == "NoScript") return static_cast<int>(kSubmitNotFound);
+    if (e.reason() == "CannotRun") return static_cast<int>(kSubmitCannotRun);
+    return submit_exit_code(e);
+  };
+  if (o.words.empty()) {
+    print_error(invalid_argument("nothing to run").with_hint("shoal submit SCRIPT [ARGS]   or   shoal submit -- CMD [ARGS]"), common.json);
+    return kSubmitUsage;
+  }
+  const auto launch = launch_of(common, o);
+  if (!launch) return failed(launch.error());
+  const double cpus = o.num_cpus >= 0 ? o.num_cpus : o.num_workers > 0 ? 1 : 0;
+  const auto resources = parse_amounts(o.resources, {{"CPU", cpus}, {"GPU", o.num_gpus}});
+  if (!resources) {
+    print_error(resources.error(), common.json);
+    return kSubmitUsage;
+  }
+  const auto cluster = cluster_for(common, *resources, o.num_workers);
+  if (!cluster) return failed(cluster.error());
+  const auto token = cluster->folder.token();
+  if (!token) return failed(token.error());
+  Context context(*token);
+  const auto head = Client::connect(context, cluster->endpoint);
+  if (!head) return failed(head.error());
+  Watcher watcher(context, **head, common);
+  const actors::JobSpec spec{o.name.empty() ? fs::path(o.words[0]).filename().string() : o.name, *launch, o.num_workers, *resources, o.wait, getpid()};
+  const auto job = (*head)->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(spec));
+  if (!job) return failed(job.error());
+  if (const auto following = watcher.follow(job->job); !following) return failed(following.error());
+  const auto row = watcher.wait();
+  if (watcher.signal() != 0 && !row) return 128 + watcher.signal();
+  if (!row) return failed(row.error());
+  return ended(common, *row, watcher.signal());
+}
+
+}  // namespace shoal::scheduler::cli

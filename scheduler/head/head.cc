@@ -1,0 +1,310 @@
+#include "scheduler/head/head.h"
+
+#include <utility>
+
+namespace shoal::scheduler {
+
+using actors::from_bytes;
+using actors::Method;
+using actors::number;
+using actors::to_bytes;
+using runtime::Message;
+using runtime::Peer;
+
+namespace {
+
+Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
+
+}  // namespace
+
+Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log, Options options)
+    : clock_(clock), random_(random), network_(network), store_(store), log_(std::move(log)), options_(std::move(options)),
+      state_(options_.state, random) {}
+
+Head::~Head() = default;
+
+Result<void> Head::start() {
+  for (const auto& endpoint : options_.listen) {
+    SHOAL_TRY(auto listener, network_.listen(endpoint, [this](std::unique_ptr<runtime::Connection> connection) {
+                auto peer = std::make_unique<Peer>(std::move(connection), clock_, *this);
+                auto* key = peer.get();
+                clients_[key].peer = std::move(peer);
+              }));
+    log_->info("listening endpoint={}", listener->endpoint().to_string());
+    listeners_.push_back(std::move(listener));
+  }
+  tick();
+  return {};
+}
+
+std::vector<runtime::Endpoint> Head::endpoints() const {
+  std::vector<runtime::Endpoint> out;
+  for (const auto& l : listeners_) out.push_back(l->endpoint());
+  return out;
+}
+
+void Head::tick() {
+  now();
+  state_.tick();
+  perform();
+  ticking_ = clock_.after(options_.tick, [this] { tick(); });
+}
+
+void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder responder) {
+  now();
+  const auto method = static_cast<Method>(request.method);
+  bool later = false;
+  auto result = answer(client(peer), method, request.message.body, responder, later);
+  if (!later) responder.answer(std::move(result));
+  perform();
+  if (method == Method::kShutdown && options_.on_shutdown) options_.on_shutdown();
+}
+
+Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, runtime::Responder& responder, bool& later) {
+  Peer* const peer = client.peer.get();
+  switch (method) {
+    case Method::kRegisterNode: return register_node(client, bytes);
+    case Method::kRegisterDriver: return register_driver(client, bytes);
+    case Method::kCreateGang: {
+      SHOAL_TRY(const auto spec, from_bytes<actors::GangSpec>(bytes));
+      SHOAL_OK(state_.gang_requested(spec));
+      for (const auto& a : spec.actors) actor_watchers_[a.id].insert(peer);
+      log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(), spec.actors[0].class_name);
+      return Message();
+    }
+    case Method::kKillActor: {
+      SHOAL_TRY(const auto ref, from_bytes<actors::ActorRef>(bytes));
+      SHOAL_OK(state_.actor_killed(ref.actor));
+      return Message();
+    }
+    case Method::kWatchActor: {
+      SHOAL_TRY(const auto ref, from_bytes<actors::ActorRef>(bytes));
+      const auto* row = state_.actor(ref.actor);
+      if (row == nullptr) return fail(not_found("no actor " + to_string(ref.actor)));
+      actor_watchers_[ref.actor].insert(peer);
+      return body(to_bytes(*row));
+    }
+    case Method::kHostActor: {
+      SHOAL_TRY(const auto hosted, from_bytes<actors::HostActor>(bytes));
+      SHOAL_OK(state_.actor_hosted(hosted));
+      later = true;
+      hosting_.insert_or_assign(hosted.actor, std::move(responder));
+      return Message();
+    }
+    case Method::kSubmitJob: {
+      SHOAL_TRY(const auto spec, from_bytes<actors::JobSpec>(bytes));
+      SHOAL_TRY(const JobId job, state_.job_submitted(spec));
+      job_watchers_[job].insert(peer);
+      log_->info("job={} submitted name={} workers={}", to_string(job), spec.name, spec.num_workers);
+      return body(to_bytes(actors::JobRef{job}));
+    }
+    case Method::kWatchJob: {
+      SHOAL_TRY(const auto ref, from_bytes<actors::JobRef>(bytes));
+      const auto* row = state_.job(ref.job);
+      if (row == nullptr) return fail(not_found("no job " + to_string(ref.job)));
+      job_watchers_[ref.job].insert(peer);
+      return body(to_bytes(*row));
+    }
+    case Method::kStopJob: {
+      SHOAL_TRY(const auto stop, from_bytes<actors::StopJob>(bytes));
+      SHOAL_OK(state_.job_stopped(stop.job, stop.force));
+      return Message();
+    }
+    case Method::kList: {
+      SHOAL_TRY(const auto request, from_bytes<actors::ListRequest>(bytes));
+      return body(to_bytes(state_.list(request)));
+    }
+    case Method::kStatus: {
+      auto status = state_.status();
+      status.session = options_.session;
+      status.head_pid = options_.pid;
+      return body(to_bytes(status));
+    }
+    case Method::kShutdown: {
+      log_->info("shutdown requested");
+      for (const auto& [node, p] : nodes_) p->notify(number(Method::kEndNode), {});
+      return Message();
+    }
+    default: return fail(unimplemented("the head does not know method " + std::to_string(number(method))));
+  }
+}
+
+Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
+  if (client.peer->identity().role != runtime::Role::kNode) return fail(invalid_argument("only a node registers as one"));
+  SHOAL_TRY(const auto node, from_bytes<actors::RegisterNode>(bytes));
+  SHOAL_OK(state_.node_joined(node));
+  client.node = node.id;
+  nodes_[node.id] = client.peer.get();
+  if (options_.watch_process && client.peer->identity().local) {
+    client.watch = options_.watch_process(node.pid, [this, id = node.id] {
+      now();
+      state_.node_lost(id, unavailable("its node's process ended").with_reason("NodeLost"));
+      perform();
+    });
+  }
+  log_->info("node={} joined host={} resources='{}'", to_string(node.id), node.host, node.resources.to_string());
+  return body(to_bytes(actors::RegisteredNode{options_.session, options_.heartbeat_ms}));
+}
+
+Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
+  SHOAL_TRY(const auto driver, from_bytes<actors::RegisterDriver>(bytes));
+  // The node of its host: today every node is on this one.
+  const auto alive = state_.alive_nodes();
+  if (alive.empty()) {
+    return fail(unavailable("the cluster has no node").with_reason("NoNode").with_hint("start one with: shoal start --address HOST:PORT"));
+  }
+  const JobId job = state_.driver_joined(driver);
+  job_watchers_[job].insert(client.peer.get());
+  std::string node;
+  for (const auto& row : state_.list({actors::ListRequest::What::kNodes, {}}).nodes) {
+    if (row.id == alive.front()) node = row.endpoint;
+  }
+  log_->info("job={} driver pid={} name={}", to_string(job), driver.pid, driver.name);
+  return body(to_bytes(actors::RegisteredDriver{job, node, options_.session}));
+}
+
+void Head::on_notice(Peer& peer, runtime::Request notice) {
+  now();
+  const NodeId node = client(peer).node;
+  const auto ignore = [&](const Error& e) { log_->warn("notice={} refused: {}", notice.method, e.message()); };
+  switch (static_cast<Method>(notice.method)) {
+    case Method::kHeartbeat:
+      state_.node_beat(node);
+      break;
+    case Method::kWorkerUpdate:
+      if (const auto m = from_bytes<actors::WorkerUpdate>(notice.message.body); !m) {
+        ignore(m.error());
+      } else {
+        if (m->state == actors::WorkerState::kExited) {
+          log_->info("worker={} exited code={} cause='{}'", to_string(m->worker), m->shell_code, m->cause ? m->cause->message() : "");
+        }
+        state_.worker_updated(node, *m);
+      }
+      break;
+    case Method::kEndDriver:
+      if (const auto m = from_bytes<actors::JobRef>(notice.message.body); !m) {
+        ignore(m.error());
+      } else {
+        state_.driver_ended(m->job);
+      }
+      break;
+    case Method::kSetAttributes:
+      if (const auto m = from_bytes<actors::SetAttributes>(notice.message.body); !m) {
+        ignore(m.error());
+      } else {
+        state_.attributes_set(*m);
+      }
+      break;
+    default: ignore(unimplemented("unknown notice"));
+  }
+  perform();
+}
+
+void Head::on_closed(Peer& peer, const Error& why) {
+  auto owned = std::move(client(peer).peer);  // destroyed when this returns
+  const NodeId node = client(peer).node;
+  if (const auto it = nodes_.find(node); it != nodes_.end() && it->second == &peer) {
+    nodes_.erase(it);
+    log_->warn("node={} disconnected: {}", to_string(node), why.message());  // its silence or its pid will tell whether it is gone
+  }
+  for (auto& [actor, watchers] : actor_watchers_) watchers.erase(&peer);
+  for (auto& [job, watchers] : job_watchers_) watchers.erase(&peer);
+  clients_.erase(&peer);
+}
+
+void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(Result<Message>)> callback) {
+  const auto it = nodes_.find(node);
+  if (it == nodes_.end()) {
+    if (callback) callback(fail(unavailable("node " + to_string(node) + " is not connected")));
+    return;
+  }
+  if (!callback) {
+    callback = [this, node, method](Result<Message> r) {
+      if (!r) log_->warn("node={} method={} failed: {}", to_string(node), number(method), r.error().message());
+    };
+  }
+  it->second->call(number(method), body(std::move(bytes)), options_.call_timeout, std::move(callback));
+}
+
+void Head::to_watchers(const std::set<Peer*>& watchers, Method method, const Bytes& bytes) {
+  for (Peer* peer : watchers) peer->notify(number(method), body(bytes.clone()));
+}
+
+void Head::perform() {
+  // An action's effect may be an event (a node that is not connected), which adds actions.
+  for (auto actions = state_.take_actions(); !actions.empty(); actions = state_.take_actions()) {
+    for (auto& action : actions) perform(std::move(action));
+  }
+}
+
+void Head::perform(Action action) {
+  log_->debug("action {}", to_string(action));
+  struct Visitor {
+    Head& head;
+    void operator()(const StartWorkerOn& a) {
+      const NodeId node = a.node;
+      const WorkerId worker = a.message.worker;
+      head.to_node(node, Method::kStartWorker, to_bytes(a.message), [h = &head, node, worker](Result<Message> r) {
+        if (r) return;
+        h->now();
+        h->log_->warn("worker={} not started: {}", to_string(worker), r.error().message());
+        h->state_.worker_updated(node, {worker, actors::WorkerState::kExited, 0, "", 126, r.error(), {}, {}});
+        h->perform();
+      });
+    }
+    void operator()(const StopWorkerOn& a) { head.to_node(a.node, Method::kStopWorker, to_bytes(a.message)); }
+    void operator()(const EndJobOn& a) { head.to_node(a.node, Method::kEndJob, to_bytes(actors::JobRef{a.job})); }
+    void operator()(const KillHostedOn& a) { head.to_node(a.node, Method::kKillHosted, to_bytes(a.message)); }
+    void operator()(const FindPortOn& a) {
+      head.to_node(a.node, Method::kFreePort, {}, [h = &head, job = a.job](Result<Message> r) {
+        h->now();
+        if (!r) {
+          h->state_.port_found(job, fail(r.error()));
+        } else if (const auto m = from_bytes<actors::FreePort>(r->body); m) {
+          h->state_.port_found(job, m->port);
+        } else {
+          h->state_.port_found(job, fail(m.error()));
+        }
+        h->perform();
+      });
+    }
+    void operator()(const TellActor& a) {
+      head.to_watchers(head.actor_watchers_[a.row.id], Method::kActorUpdate, to_bytes(a.row));
+      if (a.row.state == actors::ActorState::kDead) {
+        head.log_->info("actor={} dead cause='{}'", to_string(a.row.id), a.row.cause ? a.row.cause->message() : "");
+        head.actor_watchers_.erase(a.row.id);
+      } else {
+        head.log_->info("actor={} {} worker={}", to_string(a.row.id), actors::to_string(a.row.state), to_string(a.row.worker));
+      }
+    }
+    void operator()(const TellJob& a) {
+      head.log_->info("job={} {} exit={}", to_string(a.row.id), actors::to_string(a.row.state), a.row.exit_code);
+      const auto watchers = head.job_watchers_[a.row.id];
+      head.to_watchers(watchers, Method::kJobUpdate, to_bytes(a.row));
+      if (a.row.ended_unix_ms != 0) head.job_watchers_.erase(a.row.id);
+    }
+    void operator()(TellHosted& a) {
+      const auto it = head.hosting_.find(a.actor);
+      if (it == head.hosting_.end()) return;
+      if (a.result) {
+        it->second.reply(body(to_bytes(*a.result)));
+      } else {
+        it->second.fail(a.result.error());
+      }
+      head.hosting_.erase(it);
+    }
+    void operator()(const Warn& a) {
+      head.log_->warn("job={} {}", to_string(a.job), a.text);
+      head.to_watchers(head.job_watchers_[a.job], Method::kWarning, to_bytes(actors::Warning{a.text}));
+    }
+    void operator()(const PersistNode& a) { head.keep(head.store_.put(a.row)); }
+    void operator()(const PersistJob& a) { head.keep(head.store_.put(a.row)); }
+  };
+  std::visit(Visitor{*this}, action);
+}
+
+void Head::keep(const Result<void>& written) {
+  if (!written) log_->error("state is not durable: {}", written.error().message());
+}
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,84 @@
+// The head: drives ClusterState. Listens, turns requests into events, performs actions. Never on the path of a call, an object or a step.
+//
+// Loop thread only. Everything it needs is passed in, so the simulated world runs this very class.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "runtime/log/log.h"
+#include "runtime/net/peer.h"
+#include "scheduler/state/cluster_state.h"
+#include "scheduler/store/store.h"
+
+namespace shoal::scheduler {
+
+class Head final : public runtime::PeerHandler {
+ public:
+  struct Options {
+    std::vector<runtime::Endpoint> listen;
+    std::string session;  // folder, told to whoever joins
+    pid_t pid = 0;
+    std::uint32_t heartbeat_ms = 500;
+    runtime::Duration tick = std::chrono::milliseconds(200);
+    runtime::Duration call_timeout = std::chrono::seconds(30);  // for a node's answer
+    ClusterState::Options state;
+    // Calls back when a process of this host is gone: a node's death is then known at once, not only by its silence. May be empty.
+    std::function<std::shared_ptr<void>(pid_t, std::function<void()>)> watch_process;
+    std::function<void()> on_shutdown;  // asked to end: the nodes were told
+  };
+
+  // All references outlive the head.
+  Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log, Options options);
+  ~Head();
+
+  // Listens on every endpoint, or says which one is taken.
+  Result<void> start();
+  std::vector<runtime::Endpoint> endpoints() const;
+
+  const ClusterState& state() const { return state_; }
+
+ private:
+  struct Client {
+    std::unique_ptr<runtime::Peer> peer;
+    NodeId node;  // when it is one
+    std::shared_ptr<void> watch;
+  };
+
+  void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
+  void on_notice(runtime::Peer& peer, runtime::Request notice) override;
+  void on_closed(runtime::Peer& peer, const Error& why) override;
+
+  Result<runtime::Message> answer(Client& client, actors::Method method, const Bytes& body, runtime::Responder& responder, bool& later);
+  Result<runtime::Message> register_node(Client& client, const Bytes& body);
+  Result<runtime::Message> register_driver(Client& client, const Bytes& body);
+  void tick();
+  void now() { state_.advance(clock_.now(), clock_.unix_millis()); }
+  void perform();
+  void perform(Action action);
+  void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
+  void to_watchers(const std::set<runtime::Peer*>& watchers, actors::Method method, const Bytes& body);
+  void keep(const Result<void>& written);
+  Client& client(runtime::Peer& peer) { return clients_.at(&peer); }
+
+  runtime::Clock& clock_;
+  runtime::Random& random_;
+  runtime::Network& network_;
+  Store& store_;
+  const runtime::Log log_;
+  const Options options_;
+  ClusterState state_;
+  std::vector<std::unique_ptr<runtime::Listener>> listeners_;
+  std::map<runtime::Peer*, Client> clients_;
+  std::map<NodeId, runtime::Peer*> nodes_;
+  std::map<ActorId, std::set<runtime::Peer*>> actor_watchers_;
+  std::map<JobId, std::set<runtime::Peer*>> job_watchers_;
+  std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang
+  runtime::Timer ticking_;
+};
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,44 @@
+// What workers print: kept in files under the session's logs/, the last lines of stderr also in memory, for the cause of a death.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "runtime/log/log.h"
+#include "scheduler/node/launcher.h"
+
+namespace shoal::scheduler {
+
+class LogBook {
+ public:
+  struct Options {
+    std::string folder;                      // "" keeps no files
+    std::size_t max_file_bytes = 16u << 20;  // then it is rotated once
+    std::size_t tail_lines = 20;
+    std::size_t tail_bytes = 4000;
+    std::size_t max_files = 400;  // of ended workers; the oldest go first
+  };
+  explicit LogBook(Options options) : options_(std::move(options)) {}
+
+  void write(WorkerId worker, Launcher::Stream stream, std::string_view lines);
+  // The last lines of its stderr, oldest first; "" when it said nothing.
+  std::string tail(WorkerId worker) const;
+  // Its files are closed and stay readable.
+  void close(WorkerId worker);
+  // The last `bytes` of a stream. NotFound when there is no such file.
+  Result<std::string> read(WorkerId worker, Launcher::Stream stream, std::size_t bytes) const;
+
+ private:
+  struct Entry {
+    runtime::Log out, err;
+    std::deque<std::string> tail;
+  };
+  std::string path(WorkerId worker, Launcher::Stream stream) const;
+  const Options options_;
+  std::map<WorkerId, Entry> open_;
+  std::deque<WorkerId> ended_;
+};
+
+}  // namespace shoal::scheduler

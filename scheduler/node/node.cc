@@ -1,0 +1,448 @@
+#include "scheduler/node/node.h"
+
+#include <csignal>
+
+#include <fmt/format.h>
+
+namespace shoal::scheduler {
+
+using actors::from_bytes;
+using actors::Launch;
+using actors::Method;
+using actors::number;
+using actors::to_bytes;
+using actors::WorkerState;
+using runtime::Message;
+using runtime::Peer;
+
+namespace {
+
+Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
+
+// How a process ended, with what it said last: the first cause that everybody downstream reports.
+Error death(const std::string& who, pid_t pid, const runtime::ExitStatus& status, const std::string& tail) {
+  std::string text = fmt::format("{} (pid {}) {}", who, pid, status.to_string());
+  if (!tail.empty()) text += "\nlast lines of its stderr:\n  " + [&] {
+    std::string indented;
+    for (const char c : tail) indented += c == '\n' ? std::string("\n  ") : std::string(1, c);
+    return indented;
+  }();
+  return unavailable(std::move(text)).with_reason("WorkerDied");
+}
+
+}  // namespace
+
+Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Launcher& launcher, runtime::Log log, Options options)
+    : clock_(clock), random_(random), network_(network), launcher_(launcher), log_(std::move(log)), options_(std::move(options)),
+      id_(random.id<NodeId>()), memory_(options_.memory), logs_(options_.logs) {
+  launcher_.set_events(this);
+}
+
+Node::~Node() {
+  *alive_ = false;
+  launcher_.set_events(nullptr);
+}
+
+Result<void> Node::start() {
+  SHOAL_TRY(listener_, network_.listen(options_.listen, [this](std::unique_ptr<runtime::Connection> connection) {
+              auto peer = std::make_unique<Peer>(std::move(connection), clock_, *this);
+              auto* key = peer.get();
+              clients_[key].peer = std::move(peer);
+            }));
+  log_->info("node={} listening endpoint={}", to_string(id_), listener_->endpoint().to_string());
+  if (options_.ends_with_owner) {
+    owner_watch_ = launcher_.watch(options_.owner, [this] {
+      owner_gone_ = true;
+      check_owner();
+    });
+  }
+  connect_head();
+  return {};
+}
+
+// ---- the head ----------------------------------------------------------------------------------------------------------------------
+
+void Node::connect_head() {
+  network_.connect(options_.head, runtime::Role::kNode, options_.connect_timeout,
+                   [this, alive = alive_](Result<std::unique_ptr<runtime::Connection>> connection) {
+                     if (!*alive || ending_) return;
+                     if (!connection) {
+                       log_->debug("no head: {}", connection.error().message());
+                       reconnecting_ = clock_.after(options_.reconnect, [this] { connect_head(); });
+                       return;
+                     }
+                     head_ = std::make_unique<Peer>(*std::move(connection), clock_, *this);
+                     register_with_head();
+                   });
+}
+
+void Node::register_with_head() {
+  const actors::RegisterNode me{id_, options_.host, options_.pid, listener_->endpoint().to_string(), options_.resources};
+  head_->call(number(Method::kRegisterNode), body(to_bytes(me)), options_.connect_timeout, [this, alive = alive_](Result<Message> r) {
+    if (!*alive || ending_) return;
+    if (!r) {
+      log_->warn("not registered: {}", r.error().message());
+      if (r.error().reason() == "Fenced") {
+        // We were given up and our workers declared dead: make that true before coming back as another node.
+        for (auto& [id, w] : workers_) launcher_.signal(id, SIGKILL);
+        id_ = random_.id<NodeId>();
+      }
+      head_.reset();
+      reconnecting_ = clock_.after(options_.reconnect, [this] { connect_head(); });
+      return;
+    }
+    if (const auto m = from_bytes<actors::RegisteredNode>(r->body); m && m->heartbeat_ms > 0) heartbeat_ms_ = m->heartbeat_ms;
+    registered_ = true;
+    for (const auto& [id, w] : workers_) report(w);  // a head that was away hears what it missed
+    beat();
+    if (options_.on_registered) options_.on_registered();
+  });
+}
+
+void Node::beat() {
+  if (!head_ || !registered_) return;
+  head_->notify(number(Method::kHeartbeat), {});
+  beating_ = clock_.after(std::chrono::milliseconds(heartbeat_ms_), [this] { beat(); });
+}
+
+void Node::report(const Worker& w, std::int32_t shell_code, const std::optional<Error>& cause) {
+  if (!head_ || !registered_) return;
+  head_->notify(number(Method::kWorkerUpdate),
+                body(to_bytes(actors::WorkerUpdate{w.spec.worker, w.state, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role})));
+}
+
+// ---- clients -----------------------------------------------------------------------------------------------------------------------
+
+void Node::on_request(Peer& peer, runtime::Request request, runtime::Responder responder) {
+  bool later = false;
+  auto result = answer(peer, static_cast<Method>(request.method), request.message, responder, later);
+  if (!later) responder.answer(std::move(result));
+}
+
+Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtime::Responder& responder, bool& later) {
+  if (&peer == head_.get()) {
+    switch (method) {
+      case Method::kStartWorker: {
+        SHOAL_TRY(const auto spec, from_bytes<actors::StartWorker>(message.body));
+        later = true;
+        start_worker(spec, std::move(responder));
+        return Message();
+      }
+      case Method::kStopWorker: {
+        SHOAL_TRY(const auto stop, from_bytes<actors::StopWorker>(message.body));
+        stop_worker(stop);
+        return Message();
+      }
+      case Method::kEndJob: {
+        SHOAL_TRY(const auto ref, from_bytes<actors::JobRef>(message.body));
+        end_job(ref.job);
+        return Message();
+      }
+      case Method::kKillHosted: {
+        SHOAL_TRY(const auto kill, from_bytes<actors::KillHosted>(message.body));
+        const auto it = workers_.find(kill.worker);
+        if (it == workers_.end() || it->second.peer == nullptr) return fail(not_found("no process " + to_string(kill.worker)));
+        it->second.peer->notify(number(Method::kKillHere), body(message.body.clone()));
+        return Message();
+      }
+      case Method::kFreePort: {
+        SHOAL_TRY(const std::uint16_t port, launcher_.free_port());
+        return body(to_bytes(actors::FreePort{port}));
+      }
+      default: return fail(unimplemented("a node does not know method " + std::to_string(number(method)) + " of a head"));
+    }
+  }
+  switch (method) {
+    case Method::kAttach: {
+      SHOAL_TRY(const auto m, from_bytes<actors::Attach>(message.body));
+      return attach(peer, m);
+    }
+    case Method::kWorkerReady: {
+      SHOAL_TRY(const auto m, from_bytes<actors::WorkerUpdate>(message.body));
+      const auto it = workers_.find(clients_.at(&peer).worker);
+      if (it == workers_.end()) return fail(not_found("attach first"));
+      it->second.endpoint = m.endpoint;
+      it->second.state = WorkerState::kRunning;
+      report(it->second);
+      return Message();
+    }
+    case Method::kOpenArena: {
+      SHOAL_TRY(const auto m, from_bytes<actors::OpenArena>(message.body));
+      return open_arena(peer, m);
+    }
+    case Method::kDropArena: {
+      SHOAL_TRY(const auto m, from_bytes<actors::ArenaRef>(message.body));
+      memory_.drop(clients_.at(&peer).job, m.key);
+      return Message();
+    }
+    case Method::kGetObject: {
+      SHOAL_TRY(const auto m, from_bytes<actors::ObjectRef>(message.body));
+      later = true;
+      auto shared = std::make_shared<runtime::Responder>(std::move(responder));
+      memory_.get(clients_.at(&peer).job, m.id, [shared](Result<Fd> r) {
+        if (!r) return shared->fail(r.error());
+        Message out;
+        out.fds.push_back(*std::move(r));
+        shared->reply(std::move(out));
+      });
+      return Message();
+    }
+    case Method::kFollowLogs: {
+      SHOAL_TRY(const auto m, from_bytes<actors::JobRef>(message.body));
+      follow(peer, m.job);
+      return Message();
+    }
+    case Method::kReadLog: {
+      SHOAL_TRY(const auto m, from_bytes<actors::ReadLog>(message.body));
+      const std::size_t bytes = std::min<std::uint64_t>(m.tail_bytes, 32u << 20);
+      SHOAL_TRY(const std::string text, logs_.read(m.worker, static_cast<Launcher::Stream>(m.stream), bytes));
+      return Message{{}, Bytes::copy_of(text), {}};
+    }
+    case Method::kEndNode:
+      end("it was asked to");
+      return Message();
+    default: return fail(unimplemented("a node does not know method " + std::to_string(number(method))));
+  }
+}
+
+void Node::on_notice(Peer& peer, runtime::Request notice) {
+  switch (static_cast<Method>(notice.method)) {
+    case Method::kEndNode:
+      if (&peer == head_.get()) end("the head shuts the cluster down");
+      return;
+    case Method::kPutObject: {
+      const auto m = from_bytes<actors::ObjectRef>(notice.message.body);
+      const auto it = clients_.find(&peer);
+      if (!m || it == clients_.end() || notice.message.fds.size() != 1) return log_->warn("an object that is none was put");
+      if (const auto put = memory_.put(it->second.job, m->id, std::move(notice.message.fds[0])); !put) log_->warn("object={} {}", to_string(m->id), put.error().message());
+      return;
+    }
+    case Method::kDropObject: {
+      const auto m = from_bytes<actors::ObjectRef>(notice.message.body);
+      const auto it = clients_.find(&peer);
+      if (m && it != clients_.end()) memory_.drop(it->second.job, m->id);
+      return;
+    }
+    default: log_->warn("unknown notice {}", notice.method);
+  }
+}
+
+void Node::on_closed(Peer& peer, const Error& why) {
+  if (&peer == head_.get()) {
+    const auto owned = std::move(head_);
+    registered_ = false;
+    log_->warn("the head is gone: {}", why.message());
+    if (!ending_) reconnecting_ = clock_.after(options_.reconnect, [this] { connect_head(); });
+    return;
+  }
+  const auto it = clients_.find(&peer);
+  const auto owned = std::move(it->second);  // destroyed when this returns
+  // Not a death: the kernel tells of that (pidfd). A child that was forked may hold the socket open, or a user may have closed it.
+  if (const auto w = workers_.find(owned.worker); w != workers_.end() && w->second.peer == &peer) w->second.peer = nullptr;
+  for (auto& [job, peers] : followers_) peers.erase(&peer);
+  clients_.erase(it);
+}
+
+Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
+  auto& client = clients_.at(&peer);
+  const pid_t pid = peer.identity().pid;
+  WorkerId id = m.worker;
+  auto it = workers_.find(id);
+  // A process that a worker started (a script run by a shell) is not that worker: its death is its own.
+  if (it == workers_.end() || (it->second.launched && peer.identity().local && it->second.pid != pid)) {
+    if (m.worker && it == workers_.end()) return fail(not_found("no worker " + to_string(m.worker) + " on this node"));
+    if (!m.worker && !m.job) {  // a tool: it looks, and hosts nothing
+      client.job = {};
+      return body(to_bytes(actors::Attached{id_, {}, options_.head.to_string(), options_.session, options_.host, {}}));
+    }
+    const JobId job = m.worker ? it->second.spec.job : m.job;
+    id = random_.id<WorkerId>();
+    it = workers_.emplace(id, Worker{}).first;
+    Worker& w = it->second;
+    w.spec.worker = id;
+    w.spec.job = job;
+    w.pid = pid;
+    w.role = m.role.empty() ? "process" : m.role;
+    w.state = WorkerState::kRunning;
+    w.watch = launcher_.watch(pid, [this, id] {
+      const auto& gone = workers_.at(id);
+      worker_gone(id, 128 + SIGKILL, unavailable(fmt::format("{} (pid {}) ended", gone.role, gone.pid)).with_reason("WorkerDied"));
+    });
+    log_->info("worker={} attached pid={} role={} job={}", to_string(id), pid, w.role, to_string(job));
+    report(w);
+  }
+  it->second.peer = &peer;
+  client.worker = id;
+  client.job = it->second.spec.job;
+  return body(to_bytes(actors::Attached{id_, client.job, options_.head.to_string(), options_.session, options_.host, id}));
+}
+
+Result<Message> Node::open_arena(Peer& peer, const actors::OpenArena& m) {
+  const auto& client = clients_.at(&peer);
+  if (!client.worker) return fail(invalid_argument("attach to a job before opening an arena"));
+  SHOAL_TRY(auto opened, memory_.open(client.job, m.key, m.bytes));
+  if (m.member >= 0) SHOAL_OK(memory_.join_board(client.job, m.key, client.worker, static_cast<std::uint32_t>(m.member)));
+  Message out = body(to_bytes(actors::OpenedArena{opened.created}));
+  out.fds.push_back(std::move(opened.memory));
+  return out;
+}
+
+// ---- workers -----------------------------------------------------------------------------------------------------------------------
+
+void Node::start_worker(const actors::StartWorker& spec, runtime::Responder responder) {
+  if (ending_) return responder.fail(unavailable("the node is ending"));
+  if (workers_.contains(spec.worker)) return responder.fail(invalid_argument("worker " + to_string(spec.worker) + " exists already"));
+  Worker& w = workers_[spec.worker];
+  w.spec = spec;
+  w.launched = true;
+  w.role = spec.rank >= 0 && spec.label.starts_with("rank") ? spec.label : spec.label == "driver" ? "driver" : "actor " + spec.label;
+  if (spec.launch.torch) torch_jobs_.insert(spec.job);
+  // The token is not here: it lies in the session's folder, readable by this user alone.
+  const Launcher::Env env = {{"SHOAL_SESSION", options_.session},
+                             {"SHOAL_NODE", listener_->endpoint().to_string()},
+                             {"SHOAL_ADDRESS", options_.head.to_string()},
+                             {"SHOAL_WORKER_ID", to_string(spec.worker)},
+                             {"SHOAL_JOB_ID", to_string(spec.job)}};
+  auto shared = std::make_shared<runtime::Responder>(std::move(responder));
+  launcher_.start(spec, env, [this, alive = alive_, id = spec.worker, shared](Result<pid_t> pid) {
+    if (!*alive) return;
+    const auto it = workers_.find(id);
+    if (!pid) {
+      log_->warn("worker={} not started: {}", to_string(id), pid.error().message());
+      workers_.erase(it);
+      shared->fail(pid.error());
+      return check_ended();
+    }
+    Worker& worker = it->second;
+    worker.pid = *pid;
+    // A process that hosts actors says itself when it is ready.
+    const auto kind = worker.spec.launch.kind;
+    if (kind == Launch::Kind::kProgram || kind == Launch::Kind::kPythonScript) worker.state = WorkerState::kRunning;
+    log_->info("worker={} started pid={} label='{}' job={}", to_string(id), *pid, worker.spec.label, to_string(worker.spec.job));
+    report(worker);
+    shared->reply({});
+    if (worker.doomed || ending_) launcher_.signal(id, SIGKILL);
+  });
+}
+
+void Node::stop_worker(const actors::StopWorker& stop) {
+  const auto it = workers_.find(stop.worker);
+  if (it == workers_.end()) return;
+  log_->info("worker={} signal={}", to_string(stop.worker), stop.signal);
+  Worker& w = it->second;
+  w.doomed = w.pid == 0;
+  const auto send = [this, id = stop.worker, launched = w.launched, pid = w.pid](int signal) {
+    if (launched) {
+      launcher_.signal(id, signal);
+    } else if (pid > 1) {
+      ::kill(pid, signal);  // not ours: only itself, not what it started
+    }
+  };
+  send(stop.signal);
+  if (stop.signal != SIGKILL) w.kill = clock_.after(std::chrono::milliseconds(stop.grace_ms), [send] { send(SIGKILL); });
+}
+
+void Node::end_job(JobId job) {
+  for (auto& [id, w] : workers_) {
+    if (w.spec.job != job || !w.launched) continue;
+    w.doomed = true;
+    launcher_.signal(id, SIGKILL);
+  }
+  memory_.end_job(job);
+  if (torch_jobs_.erase(job) > 0 && torch_jobs_.empty()) launcher_.retire_torch();
+}
+
+void Node::output(WorkerId worker, Launcher::Stream stream, std::string_view lines) {
+  logs_.write(worker, stream, lines);
+  const auto it = workers_.find(worker);
+  if (it == workers_.end()) return;
+  const auto followers = followers_.find(it->second.spec.job);
+  if (followers == followers_.end()) return;
+  for (Peer* peer : followers->second) send_lines(*peer, it->second.spec, stream, lines);
+}
+
+void Node::send_lines(Peer& peer, const actors::StartWorker& spec, Launcher::Stream stream, std::string_view lines) {
+  peer.notify(number(Method::kLogLines),
+              {to_bytes(actors::LogLines{spec.worker, spec.rank, spec.label, static_cast<std::uint16_t>(stream)}), Bytes::copy_of(lines), {}},
+              runtime::Flush::kLater);
+}
+
+void Node::follow(Peer& peer, JobId job) {
+  const auto backlog = [&](const actors::StartWorker& spec) {
+    for (const auto stream : {Launcher::Stream::kOut, Launcher::Stream::kErr}) {
+      const auto text = logs_.read(spec.worker, stream, 16u << 20);
+      if (text && !text->empty()) send_lines(peer, spec, stream, *text);
+    }
+  };
+  for (const auto& e : ended_) {
+    if (e.spec.job != job) continue;
+    backlog(e.spec);
+    peer.notify(number(Method::kWorkerExited), body(e.update.clone()));
+  }
+  for (const auto& [id, w] : workers_) {
+    if (w.spec.job == job && w.launched) backlog(w.spec);
+  }
+  followers_[job].insert(&peer);
+}
+
+void Node::exited(WorkerId worker, runtime::ExitStatus status) {
+  const auto it = workers_.find(worker);
+  if (it == workers_.end()) return;
+  worker_gone(worker, status.shell_code(), death(it->second.role, it->second.pid, status, logs_.tail(worker)));
+}
+
+void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& cause) {
+  const auto node = workers_.extract(worker);
+  Worker& w = node.mapped();
+  w.state = WorkerState::kExited;
+  log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
+  memory_.mark_gone(worker, cause.message());
+  const Bytes update = to_bytes(actors::WorkerUpdate{worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role});
+  for (auto& [peer, client] : clients_) {
+    const auto followers = followers_.find(w.spec.job);
+    const bool follows = followers != followers_.end() && followers->second.contains(peer);
+    if (client.job == w.spec.job || follows) peer->notify(number(Method::kWorkerExited), body(update.clone()));
+  }
+  report(w, shell_code, cause);
+  logs_.close(worker);
+  if (w.launched) {
+    ended_.push_back({w.spec, update.clone()});
+    if (ended_.size() > options_.max_ended) ended_.pop_front();
+  }
+  check_owner();
+  check_ended();
+}
+
+// ---- the end -----------------------------------------------------------------------------------------------------------------------
+
+void Node::check_owner() {
+  if (!options_.ends_with_owner || !owner_gone_ || ending_) return;
+  for (const auto& [id, w] : workers_) {
+    if (!w.launched) return;  // another rank is still here
+  }
+  end("the processes it was started for are gone");
+}
+
+void Node::end(const std::string& why) {
+  if (std::exchange(ending_, true)) return;
+  end_reason_ = why;
+  log_->info("node={} ending: {}", to_string(id_), why);
+  for (auto& [id, w] : workers_) launcher_.signal(id, SIGTERM);
+  killing_ = clock_.after(options_.stop_grace, [this] {
+    for (auto& [id, w] : workers_) launcher_.signal(id, SIGKILL);
+  });
+  check_ended();
+}
+
+void Node::check_ended() {
+  if (!ending_) return;
+  for (const auto& [id, w] : workers_) {
+    if (w.launched) return;
+  }
+  // After what was reported is on its way.
+  killing_ = clock_.after(std::chrono::milliseconds(0), [this] {
+    if (options_.on_end) options_.on_end(end_reason_);
+  });
+}
+
+}  // namespace shoal::scheduler

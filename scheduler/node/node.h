@@ -1,0 +1,133 @@
+// The node of a host: owns what its workers share, starts and ends them, hears of their deaths and tells everybody concerned.
+//
+// Loop thread only. Everything it needs is passed in, so the simulated world runs this very class.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "runtime/log/log.h"
+#include "runtime/net/peer.h"
+#include "scheduler/node/launcher.h"
+#include "scheduler/node/log_book.h"
+#include "storage/memory_table.h"
+
+namespace shoal::scheduler {
+
+class Node final : public runtime::PeerHandler, private Launcher::Events {
+ public:
+  struct Options {
+    actors::Resources resources;
+    std::string host = "127.0.0.1";  // where others reach this host
+    pid_t pid = 0;
+    runtime::Endpoint head;
+    runtime::Endpoint listen;
+    std::string session;  // folder
+    LogBook::Options logs;
+    storage::MemoryTable::Options memory;
+    runtime::Duration connect_timeout = std::chrono::seconds(5);
+    runtime::Duration reconnect = std::chrono::milliseconds(500);
+    std::size_t max_ended = 400;  // workers whose logs a follower still gets
+    runtime::Duration stop_grace = std::chrono::seconds(2);  // between SIGTERM and SIGKILL when the node ends
+    // Ends when the last process that attached by itself (a driver, ranks under torchrun) is gone, after `owner` is.
+    bool ends_with_owner = false;
+    pid_t owner = 0;
+    // After every worker ended. The reason is for the log.
+    std::function<void(const std::string& why)> on_end;
+    std::function<void()> on_registered;
+  };
+
+  Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Launcher& launcher, runtime::Log log, Options options);
+  ~Node();
+
+  // Listens, then finds the head; keeps trying.
+  Result<void> start();
+  // Ends all workers (SIGTERM, then SIGKILL) and calls on_end.
+  void end(const std::string& why);
+
+  NodeId id() const { return id_; }
+  const runtime::Endpoint& endpoint() const { return listener_->endpoint(); }
+
+ private:
+  struct Worker {
+    actors::StartWorker spec;
+    bool launched = false;  // by this node
+    bool doomed = false;    // to be killed as soon as it has a pid
+    pid_t pid = 0;
+    actors::WorkerState state = actors::WorkerState::kStarting;
+    std::string endpoint;
+    std::string role;
+    runtime::Peer* peer = nullptr;
+    std::shared_ptr<void> watch;   // of one that was not launched here
+    runtime::Timer kill;           // after its grace
+  };
+  // A worker that ended: its logs stay readable.
+  struct Ended {
+    actors::StartWorker spec;
+    Bytes update;  // as told to those who listened
+  };
+  struct Client {
+    std::unique_ptr<runtime::Peer> peer;
+    WorkerId worker;
+    JobId job;
+  };
+
+  // runtime::PeerHandler
+  void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
+  void on_notice(runtime::Peer& peer, runtime::Request notice) override;
+  void on_closed(runtime::Peer& peer, const Error& why) override;
+  // Launcher::Events
+  void output(WorkerId worker, Launcher::Stream stream, std::string_view lines) override;
+  void exited(WorkerId worker, runtime::ExitStatus status) override;
+
+  void connect_head();
+  void register_with_head();
+  void beat();
+  void report(const Worker& worker, std::int32_t shell_code = 0, const std::optional<Error>& cause = {});
+
+  Result<runtime::Message> answer(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
+                                  bool& later);
+  void start_worker(const actors::StartWorker& spec, runtime::Responder responder);
+  Result<runtime::Message> attach(runtime::Peer& peer, const actors::Attach& attach);
+  Result<runtime::Message> open_arena(runtime::Peer& peer, const actors::OpenArena& open);
+  // Sends what the job printed so far, and from now on.
+  void follow(runtime::Peer& peer, JobId job);
+  void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, Launcher::Stream stream, std::string_view lines);
+  void stop_worker(const actors::StopWorker& stop);
+  void end_job(JobId job);
+  void worker_gone(WorkerId worker, std::int32_t shell_code, const Error& cause);
+  void check_owner();
+  void check_ended();
+
+  runtime::Clock& clock_;
+  runtime::Random& random_;
+  runtime::Network& network_;
+  Launcher& launcher_;
+  const runtime::Log log_;
+  const Options options_;
+  NodeId id_;
+  storage::MemoryTable memory_;
+  LogBook logs_;
+
+  std::unique_ptr<runtime::Listener> listener_;
+  std::unique_ptr<runtime::Peer> head_;
+  bool registered_ = false;
+  runtime::Timer reconnecting_, beating_, killing_;
+  std::uint32_t heartbeat_ms_ = 500;
+  std::map<runtime::Peer*, Client> clients_;
+  std::map<WorkerId, Worker> workers_;
+  std::map<JobId, std::set<runtime::Peer*>> followers_;
+  std::deque<Ended> ended_;
+  std::set<JobId> torch_jobs_;
+  std::shared_ptr<void> owner_watch_;
+  bool owner_gone_ = false;
+  bool ending_ = false;
+  std::string end_reason_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace shoal::scheduler

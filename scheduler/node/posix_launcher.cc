@@ -1,0 +1,223 @@
+#include "scheduler/node/posix_launcher.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <asio/io_context.hpp>
+#include <asio/posix/stream_descriptor.hpp>
+#include <cerrno>
+#include <csignal>
+#include <map>
+
+#include "scheduler/node/zygote.h"
+
+extern char** environ;
+
+namespace shoal::scheduler {
+
+using actors::Launch;
+using runtime::ExitStatus;
+
+namespace {
+
+constexpr std::size_t kMaxLine = 64 << 10;  // longer ones are cut into several
+
+// One output stream of a worker, in lines.
+class Pipe : public std::enable_shared_from_this<Pipe> {
+ public:
+  using Lines = std::function<void(std::string_view)>;
+  Pipe(runtime::Loop& loop, Fd fd, Lines lines) : descriptor_(loop.io(), fd.release()), lines_(std::move(lines)) {}
+
+  void read() {
+    descriptor_.async_wait(asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
+      if (!error && self->drain()) self->read();
+    });
+  }
+
+  // Reads what is there; false at the end of the stream.
+  bool drain() {
+    while (descriptor_.is_open()) {
+      char text[16 << 10];
+      const ssize_t n = ::read(descriptor_.native_handle(), text, sizeof text);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EAGAIN) return true;
+      if (n <= 0) {
+        finish();
+        return false;
+      }
+      buffer_.append(text, static_cast<std::size_t>(n));
+      const auto last = buffer_.rfind('\n');
+      if (last != std::string::npos) {
+        lines_(std::string_view(buffer_).substr(0, last + 1));
+        buffer_.erase(0, last + 1);
+      } else if (buffer_.size() > kMaxLine) {
+        lines_(buffer_ + "\n");
+        buffer_.clear();
+      }
+    }
+    return false;
+  }
+
+  // A last line without its newline; then nothing more.
+  void finish() {
+    if (!descriptor_.is_open()) return;
+    std::error_code ignored;
+    descriptor_.close(ignored);
+    if (!buffer_.empty()) lines_(std::exchange(buffer_, {}) + "\n");
+  }
+
+ private:
+  asio::posix::stream_descriptor descriptor_;
+  Lines lines_;
+  std::string buffer_;
+};
+
+struct Streams {
+  Fd out, err;  // the worker's ends
+  std::shared_ptr<Pipe> out_pipe, err_pipe;
+};
+
+class PosixLauncher final : public Launcher {
+ public:
+  PosixLauncher(runtime::Loop& loop, runtime::Random& random, runtime::Log log, PosixLauncherOptions options)
+      : loop_(loop), random_(random), log_(std::move(log)), options_(std::move(options)) {
+    runtime::become_subreaper();
+    if (!options_.python.empty()) {
+      if (const auto z = zygote(options_.python, false); !z) log_->warn("no zygote: {}", z.error().message());
+    }
+  }
+
+  ~PosixLauncher() override {
+    for (auto& [id, w] : workers_) runtime::signal_group(w.pid, SIGKILL);
+  }
+
+  void set_events(Events* events) override { events_ = events; }
+
+  void start(const actors::StartWorker& spec, const Env& env, std::function<void(Result<pid_t>)> started) override {
+    auto streams = make_streams(spec.worker);
+    if (!streams) return started(fail(streams.error()));
+    const WorkerId id = spec.worker;
+    auto adopt = [this, id, out = streams->out_pipe, err = streams->err_pipe, started](Result<pid_t> pid) {
+      if (pid) adopt_worker(id, *pid, out, err);
+      started(std::move(pid));
+    };
+    if (spec.launch.kind == Launch::Kind::kPythonWorker || spec.launch.kind == Launch::Kind::kPythonScript) {
+      auto z = zygote(spec.launch.program, spec.launch.torch);
+      if (!z) return adopt(fail(z.error()));
+      return (*z)->fork(spec, env, std::move(streams->out), std::move(streams->err), std::move(adopt));
+    }
+    runtime::SpawnSpec s;
+    s.argv = spec.launch.argv;
+    if (spec.launch.kind == Launch::Kind::kNativeWorker) s.argv = {spec.launch.program};
+    s.cwd = spec.launch.cwd;
+    s.out = std::move(streams->out);
+    s.err = std::move(streams->err);
+    std::map<std::string, std::string> merged;
+    for (char** e = environ; *e != nullptr; ++e) {
+      const std::string entry(*e);
+      merged[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);
+    }
+    for (const auto* list : {&spec.launch.env, &env}) {
+      for (const auto& [name, value] : *list) merged[name] = value;
+    }
+    if (spec.launch.kind == Launch::Kind::kNativeWorker) merged["SHOAL_BUILD_ID"] = spec.launch.build_id;
+    for (const auto& [name, value] : merged) s.env.push_back(name + "=" + value);
+    adopt(runtime::spawn(std::move(s)));
+  }
+
+  void signal(WorkerId worker, int signal) override {
+    if (const auto it = workers_.find(worker); it != workers_.end()) runtime::signal_group(it->second.pid, signal);
+  }
+
+  std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) override {
+    return std::make_shared<runtime::ProcessWatch>(loop_, pid, [gone = std::move(gone)](ExitStatus) { gone(); });
+  }
+
+  void retire_torch() override {
+    std::erase_if(zygotes_, [](const auto& z) { return z.first.second; });
+  }
+
+  // Outside the kernel's own range (32768 on), so that no outgoing connection takes it in between.
+  Result<std::uint16_t> free_port() override {
+    for (int i = 0; i < 200; ++i) {
+      const auto port = static_cast<std::uint16_t>(20'000 + random_.below(12'000));
+      const Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      sockaddr_in address{};
+      address.sin_family = AF_INET;
+      address.sin_port = htons(port);
+      if (bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return port;
+    }
+    return fail(resource_exhausted("no free TCP port between 20000 and 32000"));
+  }
+
+ private:
+  struct Worker {
+    pid_t pid = 0;
+    std::shared_ptr<Pipe> out, err;
+    std::unique_ptr<runtime::ProcessWatch> watch;
+  };
+
+  Result<Streams> make_streams(WorkerId id) {
+    Streams s;
+    const auto one = [&](Stream stream, Fd& theirs, std::shared_ptr<Pipe>& ours) -> Result<void> {
+      int ends[2];
+      if (pipe2(ends, O_CLOEXEC) != 0) return fail(from_errno(errno, "pipe"));
+      theirs = Fd(ends[1]);
+      fcntl(ends[0], F_SETFL, O_NONBLOCK);
+      ours = std::make_shared<Pipe>(loop_, Fd(ends[0]), [this, id, stream](std::string_view lines) {
+        if (events_ != nullptr) events_->output(id, stream, lines);
+      });
+      return {};
+    };
+    SHOAL_OK(one(Stream::kOut, s.out, s.out_pipe));
+    SHOAL_OK(one(Stream::kErr, s.err, s.err_pipe));
+    return s;
+  }
+
+  void adopt_worker(WorkerId id, pid_t pid, std::shared_ptr<Pipe> out, std::shared_ptr<Pipe> err) {
+    auto& w = workers_[id];
+    w.pid = pid;
+    w.out = std::move(out);
+    w.err = std::move(err);
+    w.out->read();
+    w.err->read();
+    w.watch = std::make_unique<runtime::ProcessWatch>(loop_, pid, [this, id](ExitStatus status) { ended(id, status); });
+  }
+
+  void ended(WorkerId id, ExitStatus status) {
+    const auto node = workers_.extract(id);
+    Worker& w = node.mapped();
+    runtime::signal_group(w.pid, SIGKILL);  // what it left behind: data loaders, shells
+    for (const auto& pipe : {w.out, w.err}) {
+      pipe->drain();
+      pipe->finish();
+    }
+    if (events_ != nullptr) events_->exited(id, status);
+  }
+
+  Result<Zygote*> zygote(const std::string& python, bool torch) {
+    const auto key = std::pair{python, torch};
+    if (const auto it = zygotes_.find(key); it != zygotes_.end()) return it->second.get();
+    SHOAL_TRY(auto z, Zygote::start(loop_, log_, python, torch, [this, key] { loop_.post([this, key] { zygotes_.erase(key); }); }));
+    return (zygotes_[key] = std::move(z)).get();
+  }
+
+  runtime::Loop& loop_;
+  runtime::Random& random_;
+  const runtime::Log log_;
+  const PosixLauncherOptions options_;
+  Events* events_ = nullptr;
+  std::map<std::pair<std::string, bool>, std::unique_ptr<Zygote>> zygotes_;
+  std::map<WorkerId, Worker> workers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Launcher> make_posix_launcher(runtime::Loop& loop, runtime::Random& random, runtime::Log log, PosixLauncherOptions options) {
+  return std::make_unique<PosixLauncher>(loop, random, std::move(log), std::move(options));
+}
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,235 @@
+#include "scheduler/roles/roles.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <asio/io_context.hpp>
+#include <asio/signal_set.hpp>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/loop/loop.h"
+#include "runtime/net/socket_network.h"
+#include "scheduler/head/head.h"
+#include "scheduler/node/node.h"
+#include "scheduler/node/posix_launcher.h"
+
+namespace shoal::scheduler {
+
+using nlohmann::json;
+using runtime::Endpoint;
+
+namespace {
+
+void report(int fd, const json& what) {
+  if (fd < 0) return;
+  const std::string line = what.dump() + "\n";
+  if (write(fd, line.data(), line.size()) < 0) return;  // whoever asked is gone
+  close(fd);
+}
+
+json error_json(const Error& e) {
+  return {{"error", {{"code", code_name(e.code())}, {"reason", e.reason()}, {"message", e.message()}, {"hint", e.hint()}}}};
+}
+
+// What every role needs: built by its main, passed down.
+class World {
+ public:
+  static Result<std::unique_ptr<World>> make(const std::string& session, const std::string& role) {
+    SHOAL_TRY(const SessionFolder folder, SessionFolder::open(session));
+    SHOAL_TRY(const runtime::Token token, folder.token());
+    SHOAL_TRY(runtime::Log log, runtime::make_file_log(role, folder.logs() + "/" + role + "-" + std::to_string(getpid()) + ".log"));
+    SHOAL_OK(folder.enter(role, getpid()));
+    return std::unique_ptr<World>(new World(folder, token, std::move(log), role));
+  }
+  ~World() { folder.leave(role, getpid()); }
+
+  // SIGTERM and SIGINT end it in order.
+  void on_signal(std::function<void()> fn) {
+    signals.async_wait([fn = std::move(fn), this](std::error_code error, int number) {
+      if (error) return;
+      log->info("signal={}", number);
+      fn();
+    });
+  }
+
+  SessionFolder folder;
+  runtime::Log log;
+  const std::string role;
+  runtime::Loop loop;
+  std::unique_ptr<runtime::Clock> clock = runtime::make_real_clock(loop);
+  std::unique_ptr<runtime::Random> random = runtime::make_real_random();
+  runtime::SocketNetwork network;
+  asio::signal_set signals;
+
+ private:
+  World(SessionFolder f, const runtime::Token& token, runtime::Log l, std::string r)
+      : folder(std::move(f)), log(std::move(l)), role(std::move(r)), network(loop, *clock, *random, token, runtime::SocketOptions()),
+        signals(loop.io(), SIGTERM, SIGINT) {
+    std::signal(SIGPIPE, SIG_IGN);
+  }
+};
+
+Endpoint local_head(const SessionFolder& folder) { return Endpoint::unix_at("shoal-" + folder.name() + "-head"); }
+
+Head::Options head_options(World& world) {
+  Head::Options o;
+  o.session = world.folder.path();
+  o.pid = getpid();
+  o.watch_process = [&world](pid_t pid, std::function<void()> gone) -> std::shared_ptr<void> {
+    return std::make_shared<runtime::ProcessWatch>(world.loop, pid, [gone = std::move(gone)](runtime::ExitStatus) { gone(); });
+  };
+  return o;
+}
+
+Node::Options node_options(World& world, const actors::Resources& resources, const Endpoint& head) {
+  Node::Options o;
+  o.resources = resources;
+  o.pid = getpid();
+  o.head = head;
+  o.listen = Endpoint::unix_at("shoal-" + world.folder.name() + "-node-" + std::to_string(getpid()));
+  o.session = world.folder.path();
+  o.logs.folder = world.folder.logs();
+  return o;
+}
+
+int refused(int ready_fd, const Error& error) {
+  report(ready_fd, error_json(error));
+  return 1;
+}
+
+// Lets what was sent go out, then drains the network. The loop runs until then.
+void drain(World& world) {
+  bool drained = false;
+  world.network.stop([&] { drained = true; });
+  const auto end = world.clock->now() + std::chrono::seconds(1);
+  while (!drained && world.clock->now() < end) world.loop.run_one(std::chrono::milliseconds(20));
+}
+
+void run_until(World& world, const bool& over) {
+  while (!over) world.loop.run_one(std::chrono::hours(1));
+}
+
+}  // namespace
+
+actors::Resources detect_resources() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const double cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  double memory = 0;
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  if (double kib = 0; file >> name >> kib) memory = kib * 1024;
+  double gpus = 0;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
+    const std::string device = entry.path().filename();
+    gpus += device.starts_with("nvidia") && device.size() > 6 && device.find_first_not_of("0123456789", 6) == std::string::npos;
+  }
+  return actors::Resources::of({{"CPU", cpus}, {"memory", memory}, {"GPU", gpus}}).value_or(actors::Resources());
+}
+
+int run_head(const HeadRole& role) {
+  auto world = World::make(role.session, "head");
+  if (!world) return refused(role.ready_fd, world.error());
+  World& w = **world;
+  auto store = open_sqlite_store(w.folder.database());
+  if (!store) return refused(role.ready_fd, store.error());
+  bool over = false;
+  auto options = head_options(w);
+  options.listen = {Endpoint::tcp(role.host, role.port), local_head(w.folder)};
+  // A moment for the notices to the nodes to go out.
+  runtime::Timer leaving;
+  options.on_shutdown = [&] { leaving = w.clock->after(std::chrono::milliseconds(20), [&] { over = true; }); };
+  {
+    Head head(*w.clock, *w.random, w.network, **store, w.log, options);
+    if (const auto started = head.start(); !started) {
+      Error e = started.error();
+      if (e.reason() == "AddressInUse") e = std::move(e).with_hint("choose another with --port, or 0 for any free one");
+      drain(w);
+      return refused(role.ready_fd, e);
+    }
+    w.on_signal([&] { over = true; });
+    const SessionInfo info{head.endpoints()[0].to_string(), head.endpoints()[1].to_string(), w.clock->unix_millis()};
+    if (const auto written = w.folder.write_info(info); !written) return refused(role.ready_fd, written.error());
+    report(role.ready_fd, {{"head", info.head}, {"head_local", info.head_local}});
+    run_until(w, over);
+  }
+  w.log->info("head ended");
+  drain(w);
+  return 0;
+}
+
+int run_node(const NodeRole& role) {
+  auto world = World::make(role.session, "node");
+  if (!world) return refused(role.ready_fd, world.error());
+  World& w = **world;
+  const auto head = runtime::parse_endpoint(role.head);
+  if (!head) return refused(role.ready_fd, head.error());
+  bool over = false;
+  auto launcher = make_posix_launcher(w.loop, *w.random, w.log, {role.python});
+  auto options = node_options(w, role.resources, *head);
+  options.on_end = [&](const std::string& why) {
+    w.log->info("node ended: {}", why);
+    over = true;
+  };
+  int ready_fd = role.ready_fd;
+  {
+    Node node(*w.clock, *w.random, w.network, *launcher, w.log, options);
+    if (const auto started = node.start(); !started) return refused(role.ready_fd, started.error());
+    w.on_signal([&] { node.end("a signal"); });
+    report(ready_fd, {{"node", node.endpoint().to_string()}, {"id", to_string(node.id())}});
+    run_until(w, over);
+  }
+  launcher.reset();
+  drain(w);
+  return 0;
+}
+
+int run_local(const LocalRole& role) {
+  auto world = World::make(role.session, "local");
+  if (!world) return refused(role.ready_fd, world.error());
+  World& w = **world;
+  auto store = open_sqlite_store(w.folder.database());
+  if (!store) return refused(role.ready_fd, store.error());
+  bool over = false;
+  auto launcher = make_posix_launcher(w.loop, *w.random, w.log, {role.python});
+  {
+    auto head_opts = head_options(w);
+    head_opts.listen = {local_head(w.folder)};
+    Head head(*w.clock, *w.random, w.network, **store, w.log, head_opts);
+    if (const auto started = head.start(); !started) return refused(role.ready_fd, started.error());
+    const SessionInfo info{"", head.endpoints()[0].to_string(), w.clock->unix_millis()};
+    if (const auto written = w.folder.write_info(info); !written) return refused(role.ready_fd, written.error());
+
+    auto node_opts = node_options(w, role.resources, head.endpoints()[0]);
+    node_opts.ends_with_owner = role.owner != 0;
+    node_opts.owner = role.owner;
+    node_opts.stop_grace = std::chrono::milliseconds(500);
+    node_opts.on_end = [&](const std::string& why) {
+      w.log->info("local cluster ended: {}", why);
+      over = true;
+    };
+    int ready_fd = role.ready_fd;
+    Node* self = nullptr;
+    node_opts.on_registered = [&] {
+      report(std::exchange(ready_fd, -1), {{"head_local", info.head_local}, {"node", self->endpoint().to_string()}});
+    };
+    Node node(*w.clock, *w.random, w.network, *launcher, w.log, node_opts);
+    self = &node;
+    if (const auto started = node.start(); !started) return refused(role.ready_fd, started.error());
+    w.on_signal([&] { node.end("a signal"); });
+    run_until(w, over);
+  }
+  launcher.reset();
+  drain(w);
+  if (role.remove_folder) w.folder.remove();
+  return 0;
+}
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,48 @@
+// The processes of a cluster, each a main: a head, a node, or both in one (embedded in a driver's life, or private to torchrun's ranks).
+//
+// They report on `ready_fd`, if it is one, with a line of JSON: {"head": .., "head_local": .., "node": ..} or {"error": {code, reason,
+// message, hint}}, and return the process's exit code.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+
+#include "actors/cluster/resources.h"
+#include "scheduler/session/folder.h"
+
+namespace shoal::scheduler {
+
+struct HeadRole {
+  std::string session;  // folder
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 0;
+  int ready_fd = -1;
+};
+int run_head(const HeadRole& role);
+
+struct NodeRole {
+  std::string session;  // folder; its token is the cluster's
+  std::string head;     // endpoint
+  actors::Resources resources;
+  std::string python;  // of the warm zygote; "" keeps none
+  int ready_fd = -1;
+};
+int run_node(const NodeRole& role);
+
+// Head and node in one process, reached over unix sockets only. It ends when `owner`, and whoever attached besides, is gone.
+struct LocalRole {
+  std::string session;  // folder
+  actors::Resources resources;
+  std::string python;
+  pid_t owner = 0;
+  bool remove_folder = false;  // at the end: nobody will look at its logs
+  int ready_fd = -1;
+};
+int run_local(const LocalRole& role);
+
+// What this machine has: CPUs this process may use, memory, GPUs.
+actors::Resources detect_resources();
+
+}  // namespace shoal::scheduler

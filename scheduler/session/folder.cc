@@ -1,0 +1,151 @@
+#include "scheduler/session/folder.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "runtime/core/fd.h"
+#include "runtime/core/id.h"
+#include "runtime/process/process.h"
+
+namespace shoal::scheduler {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+Result<void> make_private_folder(const std::string& path) {
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return fail(from_errno(errno, "cannot make " + path));
+  struct stat info {};
+  if (lstat(path.c_str(), &info) != 0) return fail(from_errno(errno, path));
+  if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 077) != 0) {
+    return fail(invalid_argument(path + " is not a private folder of this user").with_hint("remove it, or set SHOAL_HOME to another folder"));
+  }
+  return {};
+}
+
+// Whole or not at all, readable by this user only.
+Result<void> write_file(const std::string& path, const std::string& text) {
+  const std::string fresh = path + ".new";
+  const Fd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!fd) return fail(from_errno(errno, "cannot write " + fresh));
+  if (write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) return fail(from_errno(errno ? errno : ENOSPC, fresh));
+  if (rename(fresh.c_str(), path.c_str()) != 0) return fail(from_errno(errno, "cannot write " + path));
+  return {};
+}
+
+Result<std::string> read_file(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return fail(not_found("no file " + path));
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+}  // namespace
+
+Result<std::string> SessionFolder::root(const char* shoal_home) {
+  const std::string path = shoal_home != nullptr && *shoal_home ? shoal_home : fmt::format("/tmp/shoal-{}", geteuid());
+  SHOAL_OK(make_private_folder(path));
+  return path;
+}
+
+Result<SessionFolder> SessionFolder::create(const std::string& root, const runtime::Token& token, std::int64_t unix_ms, std::uint64_t unique) {
+  std::vector<fs::path> ended;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(root, ignored)) {
+    if (entry.is_directory() && SessionFolder(entry.path()).processes().empty()) ended.push_back(entry.path());
+  }
+  std::sort(ended.begin(), ended.end());  // names begin with the time
+  for (std::size_t i = 0; i + kKeep < ended.size(); ++i) fs::remove_all(ended[i], ignored);
+
+  const std::time_t seconds = unix_ms / 1000;
+  char when[32];
+  std::strftime(when, sizeof when, "%Y%m%d-%H%M%S", std::gmtime(&seconds));
+  SessionFolder out(fmt::format("{}/{}-{}", root, when, hex(unique).substr(8)));
+  SHOAL_OK(make_private_folder(out.path_));
+  SHOAL_OK(make_private_folder(out.path_ + "/pids"));
+  SHOAL_OK(make_private_folder(out.path_ + "/logs"));
+  SHOAL_OK(write_file(out.path_ + "/token", token.hex() + "\n"));
+  return out;
+}
+
+Result<SessionFolder> SessionFolder::open(const std::string& path) {
+  if (!fs::exists(path + "/token")) return fail(not_found(path + " is no session folder"));
+  return SessionFolder(path);
+}
+
+std::vector<SessionFolder> SessionFolder::running(const std::string& root) {
+  std::vector<SessionFolder> out;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(root, ignored)) {
+    const SessionFolder folder(entry.path());
+    if (entry.is_directory() && !folder.processes().empty()) out.push_back(folder);
+  }
+  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.path_ > b.path_; });
+  return out;
+}
+
+Result<SessionFolder> SessionFolder::at_address(const std::string& root, const std::string& address) {
+  for (const auto& folder : running(root)) {
+    const auto info = folder.info();
+    if (info && (info->head == address || info->head_local == address)) return folder;
+  }
+  return fail(not_found("no running cluster of this user has the address " + address));
+}
+
+Result<runtime::Token> SessionFolder::token() const {
+  SHOAL_TRY(const std::string text, read_file(path_ + "/token"));
+  return runtime::Token::parse(text);
+}
+
+Result<void> SessionFolder::write_info(const SessionInfo& info) const {
+  const nlohmann::json j = {{"head", info.head}, {"head_local", info.head_local}, {"started_unix_ms", info.started_unix_ms}};
+  return write_file(path_ + "/info.json", j.dump(2) + "\n");
+}
+
+Result<SessionInfo> SessionFolder::info() const {
+  SHOAL_TRY(const std::string text, read_file(path_ + "/info.json"));
+  const auto j = nlohmann::json::parse(text, nullptr, false);
+  if (!j.is_object()) return fail(data_loss(path_ + "/info.json is damaged"));
+  return SessionInfo{j.value("head", ""), j.value("head_local", ""), j.value("started_unix_ms", std::int64_t{0})};
+}
+
+Result<void> SessionFolder::enter(const std::string& role, pid_t pid) const {
+  return write_file(fmt::format("{}/pids/{}.{}", path_, role, pid), std::to_string(runtime::start_time(pid)));
+}
+
+void SessionFolder::leave(const std::string& role, pid_t pid) const {
+  std::error_code ignored;
+  fs::remove(fmt::format("{}/pids/{}.{}", path_, role, pid), ignored);
+}
+
+std::vector<SessionProcess> SessionFolder::processes() const {
+  std::vector<SessionProcess> out;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(path_ + "/pids", ignored)) {
+    const std::string name = entry.path().filename();
+    const auto dot = name.find('.');
+    if (dot == std::string::npos || name.ends_with(".new")) continue;
+    const auto pid = static_cast<pid_t>(std::strtol(name.c_str() + dot + 1, nullptr, 10));
+    const auto started = read_file(entry.path());
+    const auto now = runtime::start_time(pid);
+    if (pid > 1 && started && now != 0 && *started == std::to_string(now)) out.push_back({name.substr(0, dot), pid});
+  }
+  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.pid < b.pid; });
+  return out;
+}
+
+void SessionFolder::remove() const {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+}  // namespace shoal::scheduler

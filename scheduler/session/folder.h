@@ -1,0 +1,66 @@
+// A cluster's session folder: its secret, its addresses, who belongs to it, and its logs. One per cluster; several live side by side.
+//
+//   ROOT/NAME/token          0600, the only place where the secret lies
+//   ROOT/NAME/info.json      addresses, for those who look for a running cluster
+//   ROOT/NAME/pids/ROLE.PID  one file per head and node; its content is the process's start time, so that a reused pid is no member
+//   ROOT/NAME/logs/          of head, node and workers
+//   ROOT/NAME/state.sqlite   what must survive the head
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/core/result.h"
+#include "runtime/net/hello.h"
+
+namespace shoal::scheduler {
+
+struct SessionInfo {
+  std::string head;        // HOST:PORT, empty for a cluster without one
+  std::string head_local;  // unix:@NAME
+  std::int64_t started_unix_ms = 0;
+};
+
+struct SessionProcess {
+  std::string role;  // "head", "node", "local"
+  pid_t pid = 0;
+};
+
+class SessionFolder {
+ public:
+  // $SHOAL_HOME if set, else /tmp/shoal-UID. Made with mode 0700; InvalidArgument when it belongs to somebody else.
+  static Result<std::string> root(const char* shoal_home);
+  // A new one with a fresh token. Ended ones beyond kKeep are removed, the oldest first.
+  static Result<SessionFolder> create(const std::string& root, const runtime::Token& token, std::int64_t unix_ms, std::uint64_t unique);
+  static Result<SessionFolder> open(const std::string& path);
+  // Those with a living process, the latest first.
+  static std::vector<SessionFolder> running(const std::string& root);
+  // The running one that has this address, of its head or local.
+  static Result<SessionFolder> at_address(const std::string& root, const std::string& address);
+
+  const std::string& path() const { return path_; }
+  std::string name() const { return path_.substr(path_.rfind('/') + 1); }
+  std::string logs() const { return path_ + "/logs"; }
+  std::string database() const { return path_ + "/state.sqlite"; }
+
+  Result<runtime::Token> token() const;
+  Result<void> write_info(const SessionInfo& info) const;
+  Result<SessionInfo> info() const;
+
+  Result<void> enter(const std::string& role, pid_t pid) const;
+  void leave(const std::string& role, pid_t pid) const;
+  // Those that live.
+  std::vector<SessionProcess> processes() const;
+  void remove() const;
+
+  static constexpr std::size_t kKeep = 20;
+
+ private:
+  explicit SessionFolder(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+}  // namespace shoal::scheduler

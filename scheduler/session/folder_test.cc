@@ -1,0 +1,65 @@
+#include "scheduler/session/folder.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+namespace shoal::scheduler {
+namespace {
+
+class FolderTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    base_ = "/tmp/shoal-folder.XXXXXX";
+    ASSERT_NE(mkdtemp(base_.data()), nullptr);
+    root_ = SessionFolder::root((base_ + "/home").c_str()).value();
+  }
+  void TearDown() override { std::filesystem::remove_all(base_); }
+  runtime::SeededRandom random_{1};
+  runtime::Token token_ = runtime::Token::random(random_);
+  std::string base_, root_;
+};
+
+TEST_F(FolderTest, TheTokenIsForThisUserAlone) {
+  const auto folder = SessionFolder::create(root_, token_, 0, 1).value();
+  EXPECT_EQ(folder.token().value(), token_);
+  struct stat info {};
+  ASSERT_EQ(stat((folder.path() + "/token").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST_F(FolderTest, AFolderThatOthersMayEnterIsRefused) {
+  ASSERT_EQ(chmod(root_.c_str(), 0755), 0);
+  EXPECT_FALSE(SessionFolder::root(root_.c_str()));
+}
+
+TEST_F(FolderTest, OnlyLivingProcessesMakeASessionRun) {
+  const auto a = SessionFolder::create(root_, token_, 1000, 1).value();
+  const auto b = SessionFolder::create(root_, token_, 2000, 2).value();
+  ASSERT_TRUE(a.write_info({"127.0.0.1:1", "unix:@a", 5}));
+  ASSERT_TRUE(a.enter("head", getpid()));
+  ASSERT_TRUE(b.enter("head", 999'999'999));
+  const auto running = SessionFolder::running(root_);
+  ASSERT_EQ(running.size(), 1u);
+  EXPECT_EQ(running[0].path(), a.path());
+  EXPECT_EQ(running[0].processes()[0].role, "head");
+  EXPECT_EQ(SessionFolder::at_address(root_, "127.0.0.1:1")->path(), a.path());
+  EXPECT_EQ(SessionFolder::at_address(root_, "unix:@a")->path(), a.path());
+  EXPECT_FALSE(SessionFolder::at_address(root_, "127.0.0.1:2"));
+  a.leave("head", getpid());
+  EXPECT_TRUE(SessionFolder::running(root_).empty());
+}
+
+TEST_F(FolderTest, EndedSessionsAreKeptUpToABound) {
+  for (int i = 0; i < 30; ++i) ASSERT_TRUE(SessionFolder::create(root_, token_, 1000 * i, static_cast<std::uint64_t>(i)));
+  std::size_t n = 0;
+  for ([[maybe_unused]] const auto& e : std::filesystem::directory_iterator(root_)) ++n;
+  EXPECT_EQ(n, SessionFolder::kKeep + 1);
+}
+
+}  // namespace
+}  // namespace shoal::scheduler

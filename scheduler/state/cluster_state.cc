@@ -1,0 +1,660 @@
+#include "scheduler/state/cluster_state.h"
+
+#include <algorithm>
+#include <csignal>
+
+#include <fmt/format.h>
+
+#include "runtime/core/check.h"
+
+namespace shoal::scheduler {
+
+using actors::ActorRow;
+using actors::ActorState;
+using actors::JobState;
+using actors::Launch;
+using actors::NodeState;
+using actors::Resources;
+using actors::WorkerState;
+
+namespace {
+
+Error infeasible(const std::string& why) {
+  return resource_exhausted("no present node could ever hold it: " + why)
+      .with_reason("Infeasible")
+      .with_hint("ask for less, add a node (shoal start --address HOST:PORT), or wait for one with --wait");
+}
+
+Error actor_died(const ActorRow& row, const Error& cause) {
+  Error e = Error(Code::kUnavailable, fmt::format("actor {} died: {}", row.class_name, cause.message()))
+                .with_reason("ActorDied")
+                .with_hint(cause.hint());
+  for (const auto& frame : cause.context()) e = std::move(e).in(frame);
+  return std::move(e).in(fmt::format("actor {}({})", row.class_name, to_string(row.id)));
+}
+
+// What torchrun gives its processes.
+void add_rank_env(Launch& launch, std::int32_t rank, std::int32_t world, std::int32_t local_rank, std::int32_t local_world,
+                  std::int32_t node_rank, std::int32_t num_nodes, const std::string& address, std::uint16_t port, JobId job) {
+  const auto set = [&](const char* name, const std::string& value) { launch.env.emplace_back(name, value); };
+  const auto number = [](std::int32_t n) { return std::to_string(n); };
+  set("RANK", number(rank));
+  set("WORLD_SIZE", number(world));
+  set("LOCAL_RANK", number(local_rank));
+  set("LOCAL_WORLD_SIZE", number(local_world));
+  set("GROUP_RANK", number(node_rank));
+  set("GROUP_WORLD_SIZE", number(num_nodes));
+  set("ROLE_NAME", "default");
+  set("ROLE_RANK", number(rank));
+  set("ROLE_WORLD_SIZE", number(world));
+  set("MASTER_ADDR", address);
+  set("MASTER_PORT", std::to_string(port));
+  set("TORCHELASTIC_RESTART_COUNT", "0");
+  set("TORCHELASTIC_MAX_RESTARTS", "0");
+  set("TORCHELASTIC_RUN_ID", to_string(job));
+}
+
+bool ended(JobState state) { return state != JobState::kPending && state != JobState::kRunning; }
+
+}  // namespace
+
+// ---- nodes -------------------------------------------------------------------------------------------------------------------------
+
+Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
+  if (!node.id) return fail(invalid_argument("a node without an id"));
+  if (const auto it = nodes_.find(node.id); it != nodes_.end()) {
+    if (it->second.row.state == NodeState::kDead) {
+      return fail(unavailable("node " + to_string(node.id) + " was given up; its workers were declared dead").with_reason("Fenced"));
+    }
+    it->second.row.pid = node.pid;  // its connection broke and it is back
+    it->second.row.endpoint = node.endpoint;
+    it->second.last_beat = now_;
+    return {};
+  }
+  auto& n = nodes_[node.id];
+  n.row = {node.id, node.host, node.pid, NodeState::kAlive, node.endpoint, node.resources, node.resources};
+  n.last_beat = now_;
+  act(PersistNode{n.row});
+  place_pending();
+  return {};
+}
+
+void ClusterState::node_beat(NodeId node) {
+  if (const auto it = nodes_.find(node); it != nodes_.end()) it->second.last_beat = now_;
+}
+
+void ClusterState::node_lost(NodeId node, const Error& cause) {
+  const auto it = nodes_.find(node);
+  if (it == nodes_.end() || it->second.row.state == NodeState::kDead) return;
+  it->second.row.state = NodeState::kDead;
+  act(PersistNode{it->second.row});
+  const Error lost = Error(cause).in("node " + to_string(node));
+  for (auto& [id, w] : workers_) {
+    if (w.row.node == node && w.row.state != WorkerState::kExited) worker_exited(w, 128 + SIGKILL, lost);
+  }
+  place_pending();
+}
+
+void ClusterState::worker_updated(NodeId from, const actors::WorkerUpdate& update) {
+  auto it = workers_.find(update.worker);
+  if (it == workers_.end()) {
+    if (!update.worker || !nodes_.contains(from) || update.state == WorkerState::kExited) return;
+    it = workers_.emplace(update.worker, Worker{}).first;
+    it->second.row = {update.worker, from, update.job, update.pid, WorkerState::kStarting, update.role, -1, {}};
+    if (const auto job = jobs_.find(update.job); job != jobs_.end() && !job->second.driver && update.role == "driver") {
+      job->second.driver = update.worker;
+      job->second.row.driver_pid = update.pid;
+    }
+  }
+  Worker& w = it->second;
+  if (w.row.node != from || w.row.state == WorkerState::kExited) return;  // a late word from a node that was given up
+  if (update.pid != 0) w.row.pid = update.pid;
+  if (update.state == WorkerState::kExited) return worker_exited(w, update.shell_code, update.cause);
+  w.row.state = update.state;
+  const auto a = actors_.find(w.actor);
+  if (a != actors_.end() && a->second.state == ActorState::kStarting) {
+    a->second.pid = w.row.pid;
+    if (!update.endpoint.empty()) {
+      a->second.endpoint = update.endpoint;
+      a->second.state = ActorState::kAlive;
+      act(TellActor{a->second});
+    }
+  }
+}
+
+void ClusterState::tick() {
+  std::vector<NodeId> silent;
+  for (const auto& [id, node] : nodes_) {
+    if (node.row.state == NodeState::kAlive && now_ - node.last_beat > options_.node_timeout) silent.push_back(id);
+  }
+  for (const NodeId id : silent) node_lost(id, unavailable("its node stopped answering").with_reason("NodeLost"));
+  for (auto& p : pending_) {
+    if (p.warned || now_ - p.since < options_.warn_after) continue;
+    p.warned = true;
+    const std::string why = explain(wants(p), place(wants(p), capacity()) ? room() : capacity());
+    if (p.gang) {
+      const Gang& gang = gangs_.at(p.gang);
+      for (const auto& a : gang.spec.actors) actors_.at(a.id).pending_reason = why;
+      act(Warn{gang.spec.job, fmt::format("actor {}{} is pending: {}", gang.spec.actors[0].class_name,
+                                          gang.spec.actors.size() > 1 ? fmt::format(" (gang of {})", gang.spec.actors.size()) : "", why)});
+    } else {
+      Job& job = jobs_.at(p.job);
+      job.row.pending_reason = why;
+      act(Warn{p.job, fmt::format("job {} is pending: {}", job.row.name, why)});
+      act(TellJob{job.row});
+    }
+  }
+}
+
+// ---- placing -----------------------------------------------------------------------------------------------------------------------
+
+Room ClusterState::room() const {
+  Room out;
+  for (const auto& [id, n] : nodes_) {
+    if (n.row.state == NodeState::kAlive) out[id] = n.row.available;
+  }
+  return out;
+}
+
+Room ClusterState::capacity() const {
+  Room out;
+  for (const auto& [id, n] : nodes_) {
+    if (n.row.state == NodeState::kAlive) out[id] = n.row.total;
+  }
+  return out;
+}
+
+const std::vector<Resources>& ClusterState::wants(const Pending& p) const {
+  return p.gang ? gangs_.at(p.gang).wants : jobs_.at(p.job).wants;
+}
+
+void ClusterState::place_pending() {
+  std::deque<Pending> rest;
+  for (auto& p : std::exchange(pending_, {})) {
+    const auto nodes = place(wants(p), room());
+    if (!nodes) {
+      rest.push_back(p);
+    } else if (p.gang) {
+      start_gang(gangs_.at(p.gang), *nodes);
+    } else {
+      Job& job = jobs_.at(p.job);
+      job.placed = *nodes;
+      for (std::size_t i = 0; i < nodes->size(); ++i) nodes_.at((*nodes)[i]).row.available -= job.wants[i];
+      if (job.row.num_workers > 0) {
+        act(FindPortOn{nodes->front(), p.job});
+      } else {
+        start_job(job);
+      }
+    }
+  }
+  for (auto& p : pending_) rest.push_back(p);  // none today: starting makes nothing pending
+  pending_ = std::move(rest);
+}
+
+WorkerId ClusterState::start_worker(NodeId node, actors::StartWorker message, const Resources& held) {
+  message.worker = random_.id<WorkerId>();
+  const WorkerId id = message.worker;
+  auto& w = workers_[id];
+  w.row = {id, node, message.job, 0, WorkerState::kStarting, message.label, message.rank, {}};
+  w.held = held;
+  act(StartWorkerOn{node, std::move(message)});
+  return id;
+}
+
+void ClusterState::start_gang(const Gang& gang, const std::vector<NodeId>& nodes) {
+  const bool alone = gang.spec.actors.size() == 1;
+  for (std::size_t i = 0; i < gang.spec.actors.size(); ++i) {
+    const auto& spec = gang.spec.actors[i];
+    auto& row = actors_.at(spec.id);
+    nodes_.at(nodes[i]).row.available -= spec.resources;
+    row.node = nodes[i];
+    row.state = ActorState::kStarting;
+    row.pending_reason.clear();
+    row.worker = start_worker(
+        nodes[i], {{}, gang.spec.job, gang.spec.launch, alone ? -1 : static_cast<std::int32_t>(i), spec.class_name}, spec.resources);
+    workers_.at(row.worker).actor = spec.id;
+  }
+}
+
+void ClusterState::start_job(Job& job) {
+  for (std::size_t i = 0; i < job.launches.size(); ++i) {
+    const bool gang = job.row.num_workers > 0;
+    job.processes.push_back(start_worker(job.placed[i],
+                                         {{}, job.row.id, job.launches[i], gang ? static_cast<std::int32_t>(i) : -1,
+                                          gang ? fmt::format("rank {}", i) : std::string("driver")},
+                                         job.wants[i]));
+  }
+  job.running = job.processes.size();
+  job.row.state = JobState::kRunning;
+  job.row.started_unix_ms = unix_ms_;
+  job.row.pending_reason.clear();
+  act(PersistJob{job.row});
+  act(TellJob{job.row});
+}
+
+// ---- jobs --------------------------------------------------------------------------------------------------------------------------
+
+JobId ClusterState::driver_joined(const actors::RegisterDriver& driver) {
+  if (const auto it = jobs_.find(driver.job); it != jobs_.end() && !ended(it->second.row.state)) return driver.job;
+  const auto id = random_.id<JobId>();
+  auto& job = jobs_[id];
+  job.row.id = id;
+  job.row.name = driver.name;
+  job.row.driver_pid = driver.pid;
+  job.row.state = JobState::kRunning;
+  job.row.started_unix_ms = unix_ms_;
+  act(PersistJob{job.row});
+  return id;
+}
+
+void ClusterState::driver_ended(JobId id) {
+  const auto it = jobs_.find(id);
+  // Of a submitted job the processes' exit decides, not one driver's good-bye.
+  if (it == jobs_.end() || ended(it->second.row.state) || !it->second.processes.empty()) return;
+  end_job(it->second, JobState::kSucceeded);
+}
+
+Result<JobId> ClusterState::job_submitted(const actors::JobSpec& spec) {
+  const std::size_t count = std::max<std::size_t>(1, spec.num_workers);
+  std::vector<Resources> wanted(count, spec.resources);
+  if (!spec.wait && !place(wanted, capacity())) return fail(infeasible(explain(wanted, capacity())));
+  const auto id = random_.id<JobId>();
+  auto& job = jobs_[id];
+  job.row.id = id;
+  job.row.name = spec.name;
+  job.row.num_workers = spec.num_workers;
+  job.launches.assign(count, spec.launch);
+  job.wants = std::move(wanted);
+  pending_.push_back({{}, id, now_});
+  act(PersistJob{job.row});
+  place_pending();
+  return id;
+}
+
+void ClusterState::port_found(JobId id, Result<std::uint16_t> port) {
+  const auto it = jobs_.find(id);
+  if (it == jobs_.end() || ended(it->second.row.state)) return;
+  Job& job = it->second;
+  if (!port) {
+    job.row.cause = port.error();
+    job.row.exit_code = 125;
+    for (std::size_t i = 0; i < job.placed.size(); ++i) nodes_.at(job.placed[i]).row.available += job.wants[i];
+    return end_job(job, JobState::kFailed);
+  }
+  // Ranks of a node are neighbours, because placement packs.
+  std::vector<NodeId> nodes;
+  std::map<NodeId, std::int32_t> local_world;
+  for (const NodeId n : job.placed) {
+    if (!local_world.contains(n)) nodes.push_back(n);
+    ++local_world[n];
+  }
+  std::map<NodeId, std::int32_t> next_local;
+  for (std::size_t i = 0; i < job.launches.size(); ++i) {
+    const NodeId n = job.placed[i];
+    const auto node_rank = static_cast<std::int32_t>(std::find(nodes.begin(), nodes.end(), n) - nodes.begin());
+    add_rank_env(job.launches[i], static_cast<std::int32_t>(i), static_cast<std::int32_t>(job.launches.size()), next_local[n]++,
+                 local_world[n], node_rank, static_cast<std::int32_t>(nodes.size()), nodes_.at(job.placed[0]).row.host, *port, id);
+  }
+  start_job(job);
+}
+
+Result<void> ClusterState::job_stopped(JobId id, bool force) {
+  const auto it = jobs_.find(id);
+  if (it == jobs_.end()) return fail(not_found("no job " + to_string(id)));
+  Job& job = it->second;
+  if (ended(job.row.state)) return {};
+  job.stopping = true;
+  if (job.running == 0) {  // still pending, or a driver's
+    for (std::size_t i = 0; i < job.placed.size(); ++i) nodes_.at(job.placed[i]).row.available += job.wants[i];
+    job.placed.clear();
+    if (const auto w = workers_.find(job.driver); w != workers_.end() && w->second.row.state != WorkerState::kExited) {
+      act(StopWorkerOn{w->second.row.node, {job.driver, force ? SIGKILL : SIGTERM, options_.stop_grace_ms}});
+    }
+    end_job(job, JobState::kStopped);
+    return {};
+  }
+  for (const WorkerId p : job.processes) {
+    const auto& w = workers_.at(p);
+    if (w.row.state != WorkerState::kExited) act(StopWorkerOn{w.row.node, {p, force ? SIGKILL : SIGTERM, options_.stop_grace_ms}});
+  }
+  return {};
+}
+
+void ClusterState::job_process_exited(Job& job, const Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause) {
+  --job.running;
+  if (shell_code != 0 && job.row.exit_code == 0 && !job.row.cause) {  // the first cause counts
+    job.row.exit_code = shell_code;
+    if (cause) {
+      job.row.cause = worker.row.rank >= 0 ? Error(*cause).in(worker.row.role) : *cause;
+    }
+    for (const WorkerId p : job.processes) {
+      const auto& w = workers_.at(p);
+      if (w.row.state != WorkerState::kExited) act(StopWorkerOn{w.row.node, {p, SIGTERM, options_.stop_grace_ms}});
+    }
+  }
+  if (job.running > 0) return;
+  end_job(job, job.stopping ? JobState::kStopped : job.row.exit_code == 0 ? JobState::kSucceeded : JobState::kFailed);
+}
+
+void ClusterState::end_job(Job& job, JobState state) {
+  if (ended(job.row.state)) return;
+  job.row.state = state;
+  job.row.ended_unix_ms = unix_ms_;
+  job.row.pending_reason.clear();
+  const JobId id = job.row.id;
+  std::erase_if(pending_, [&](const Pending& p) { return p.job == id || (p.gang && gangs_.at(p.gang).spec.job == id); });
+  std::erase_if(gangs_, [&](const auto& g) { return g.second.spec.job == id; });
+  const Error over = cancelled("its job ended").with_reason("JobEnded");
+  for (auto& [actor, row] : actors_) {
+    if (row.job == id && row.state != ActorState::kDead) kill_actor_row(row, over);
+  }
+  std::erase_if(hosted_, [&](const auto& h) { return h.first.first == id; });
+  for (const NodeId n : alive_nodes()) act(EndJobOn{n, id});
+  act(PersistJob{job.row});
+  act(TellJob{job.row});
+  ended_jobs_.push_back(id);
+  place_pending();
+  forget_old();
+}
+
+// ---- workers -----------------------------------------------------------------------------------------------------------------------
+
+void ClusterState::release(Worker& worker) {
+  nodes_.at(worker.row.node).row.available += worker.held;
+  worker.held = {};
+}
+
+void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause) {
+  worker.row.state = WorkerState::kExited;
+  worker.row.cause = cause;
+  release(worker);
+  ended_workers_.push_back(worker.row.id);
+  const WorkerId id = worker.row.id;
+  const Error why = cause.value_or(unavailable("its process ended").with_reason("WorkerExited"));
+  for (auto& [actor, row] : actors_) {
+    if (row.worker == id && row.state != ActorState::kDead) kill_actor_row(row, why);
+  }
+  const auto it = jobs_.find(worker.row.job);
+  if (it != jobs_.end() && !ended(it->second.row.state)) {
+    Job& job = it->second;
+    if (std::find(job.processes.begin(), job.processes.end(), id) != job.processes.end()) {
+      job_process_exited(job, worker, shell_code, cause);
+    } else if (job.driver == id) {
+      job.row.exit_code = shell_code;
+      job.row.cause = why;
+      end_job(job, JobState::kFailed);  // without a good-bye
+    }
+  }
+  place_pending();
+  forget_old();
+}
+
+// ---- actors ------------------------------------------------------------------------------------------------------------------------
+
+Result<void> ClusterState::gang_requested(const actors::GangSpec& spec) {
+  if (spec.actors.empty()) return fail(invalid_argument("a gang without actors"));
+  const auto job = jobs_.find(spec.job);
+  if (job == jobs_.end() || ended(job->second.row.state)) return fail(not_found("no running job " + to_string(spec.job)));
+  if (gangs_.contains(spec.id)) return fail(invalid_argument("gang " + to_string(spec.id) + " exists already"));
+  Gang gang{spec, {}};
+  for (const auto& a : spec.actors) {
+    if (!a.id || actors_.contains(a.id)) return fail(invalid_argument("actor " + to_string(a.id) + " exists already"));
+    gang.wants.push_back(a.resources);
+  }
+  if (spec.refuse_infeasible && !place(gang.wants, capacity())) return fail(infeasible(explain(gang.wants, capacity())));
+  for (std::size_t i = 0; i < spec.actors.size(); ++i) {
+    ActorRow row;
+    row.id = spec.actors[i].id;
+    row.class_name = spec.actors[i].class_name;
+    row.job = spec.job;
+    row.gang = spec.id;
+    row.rank = static_cast<std::int32_t>(i);
+    row.world_size = static_cast<std::int32_t>(spec.actors.size());
+    actors_[row.id] = std::move(row);
+  }
+  gangs_[spec.id] = std::move(gang);
+  pending_.push_back({spec.id, {}, now_});
+  place_pending();
+  return {};
+}
+
+void ClusterState::kill_actor_row(ActorRow& row, const Error& cause) {
+  row.state = ActorState::kDead;
+  row.pending_reason.clear();
+  row.cause = actor_died(row, cause);
+  ended_actors_.push_back(row.id);
+  act(TellActor{row});
+  fail_hosted(row.id, *row.cause);
+}
+
+Result<void> ClusterState::actor_killed(ActorId id) {
+  const auto it = actors_.find(id);
+  if (it == actors_.end()) return fail(not_found("no actor " + to_string(id)));
+  ActorRow& row = it->second;
+  if (row.state == ActorState::kDead) return {};
+  const ActorState before = row.state;
+  const Error cause = unavailable("it was killed by shoal.kill").with_reason("Killed");
+  kill_actor_row(row, cause);
+  const auto w = workers_.find(row.worker);
+  if (before == ActorState::kPending) {
+    // All or nothing: a gang that lost a member before it was placed will never be.
+    if (const auto gang = gangs_.find(row.gang); gang != gangs_.end()) {
+      std::erase_if(pending_, [&](const Pending& p) { return p.gang == row.gang; });
+      for (const auto& a : gang->second.spec.actors) {
+        if (auto& other = actors_.at(a.id); other.state == ActorState::kPending) kill_actor_row(other, cause);
+      }
+    }
+  } else if (w != workers_.end() && w->second.actor == id) {
+    act(StopWorkerOn{row.node, {row.worker, SIGKILL, 0}});
+  } else if (w != workers_.end()) {
+    act(KillHostedOn{row.node, {row.worker, row.pid, id, row.cause}});
+  }
+  place_pending();
+  forget_old();
+  return {};
+}
+
+Result<void> ClusterState::actor_hosted(const actors::HostActor& m) {
+  const auto job = jobs_.find(m.job);
+  if (job == jobs_.end() || ended(job->second.row.state)) return fail(not_found("no running job " + to_string(m.job)));
+  const auto w = workers_.find(m.worker);
+  if (w == workers_.end() || w->second.row.state == WorkerState::kExited) {
+    return fail(not_found("no running process " + to_string(m.worker)));
+  }
+  if (!m.actor || actors_.contains(m.actor)) return fail(invalid_argument("actor " + to_string(m.actor) + " exists already"));
+  auto& gang = hosted_[{m.job, m.gang_key}];
+  if (!gang.id) {
+    gang.id = random_.id<GangId>();
+    gang.world_size = m.world_size;
+  }
+  if (gang.world_size != m.world_size || gang.complete || gang.members.contains(m.rank)) {
+    return fail(invalid_argument(fmt::format("rank {} of {} does not belong to gang {} (world size {}{})", m.rank, m.world_size, m.gang_key,
+                                             gang.world_size, gang.complete ? ", complete" : "")));
+  }
+  gang.members[m.rank] = m.actor;
+  ActorRow row;
+  row.id = m.actor;
+  row.class_name = m.class_name;
+  row.job = m.job;
+  row.node = w->second.row.node;
+  row.worker = m.worker;
+  row.pid = w->second.row.pid;
+  row.gang = gang.id;
+  row.rank = m.rank;
+  row.world_size = m.world_size;
+  row.endpoint = m.endpoint;
+  row.attributes = m.attributes;
+  row.pending_reason = "waits for the rest of its gang";
+  actors_[m.actor] = std::move(row);
+  if (static_cast<std::int32_t>(gang.members.size()) < gang.world_size) return {};
+  gang.complete = true;
+  actors::HostedActor answer{gang.id, 1, {}};
+  for (const auto& [rank, id] : gang.members) answer.members.push_back(id);
+  for (const auto& [rank, id] : gang.members) {
+    auto& a = actors_.at(id);
+    a.state = ActorState::kAlive;
+    a.generation = answer.generation;
+    a.pending_reason.clear();
+    act(TellActor{a});
+    act(TellHosted{id, answer});
+  }
+  return {};
+}
+
+// A member that dies while the others still wait for the gang: it will never be complete.
+void ClusterState::fail_hosted(ActorId actor, const Error& cause) {
+  for (auto& [key, gang] : hosted_) {
+    if (gang.complete) continue;
+    const bool member = std::any_of(gang.members.begin(), gang.members.end(), [&](const auto& m) { return m.second == actor; });
+    if (!member) continue;
+    gang.complete = true;
+    for (const auto& [rank, id] : gang.members) act(TellHosted{id, fail(cause)});
+  }
+}
+
+void ClusterState::attributes_set(const actors::SetAttributes& m) {
+  const auto it = actors_.find(m.actor);
+  if (it == actors_.end()) return;
+  for (const auto& [name, value] : m.attributes) it->second.attributes[name] = value;
+}
+
+void ClusterState::forget_old() {
+  while (ended_workers_.size() > options_.max_ended_rows) {
+    workers_.erase(ended_workers_.front());
+    ended_workers_.pop_front();
+  }
+  while (ended_actors_.size() > options_.max_ended_rows) {
+    actors_.erase(ended_actors_.front());
+    ended_actors_.pop_front();
+  }
+  while (ended_jobs_.size() > options_.max_ended_rows) {
+    jobs_.erase(ended_jobs_.front());
+    ended_jobs_.pop_front();
+  }
+}
+
+// ---- queries -----------------------------------------------------------------------------------------------------------------------
+
+actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
+  using What = actors::ListRequest::What;
+  actors::ListReply out;
+  const auto wanted = [&](JobId job) { return !request.job || request.job == job; };
+  switch (request.what) {
+    case What::kActors:
+      for (const auto& [id, row] : actors_) {
+        if (wanted(row.job)) out.actors.push_back(row);
+      }
+      break;
+    case What::kNodes:
+      for (const auto& [id, n] : nodes_) out.nodes.push_back(n.row);
+      break;
+    case What::kWorkers:
+      for (const auto& [id, w] : workers_) {
+        if (wanted(w.row.job)) out.workers.push_back(w.row);
+      }
+      break;
+    case What::kJobs:
+      for (const auto& [id, j] : jobs_) {
+        if (wanted(id)) out.jobs.push_back(j.row);
+      }
+      break;
+  }
+  return out;
+}
+
+actors::ClusterStatus ClusterState::status() const {
+  actors::ClusterStatus out;
+  for (const auto& [id, n] : nodes_) {
+    if (n.row.state != NodeState::kAlive) continue;
+    ++out.num_nodes;
+    out.total += n.row.total;
+    out.available += n.row.available;
+  }
+  for (const auto& [id, w] : workers_) out.num_workers += w.row.state != WorkerState::kExited;
+  for (const auto& [id, a] : actors_) out.num_actors += a.state != ActorState::kDead;
+  for (const auto& [id, j] : jobs_) out.num_jobs += !ended(j.row.state);
+  for (const auto& p : pending_) {
+    const std::string what = p.gang ? "actor " + gangs_.at(p.gang).spec.actors[0].class_name : "job " + jobs_.at(p.job).row.name;
+    out.pending.push_back(what + ": " + explain(wants(p), room()));
+  }
+  return out;
+}
+
+const ActorRow* ClusterState::actor(ActorId id) const {
+  const auto it = actors_.find(id);
+  return it == actors_.end() ? nullptr : &it->second;
+}
+
+const actors::JobRow* ClusterState::job(JobId id) const {
+  const auto it = jobs_.find(id);
+  return it == jobs_.end() ? nullptr : &it->second.row;
+}
+
+std::vector<NodeId> ClusterState::alive_nodes() const {
+  std::vector<NodeId> out;
+  for (const auto& [id, n] : nodes_) {
+    if (n.row.state == NodeState::kAlive) out.push_back(id);
+  }
+  return out;
+}
+
+void ClusterState::check_invariants() const {
+  Room taken;
+  for (const auto& [id, w] : workers_) {
+    if (w.row.state == WorkerState::kExited) SHOAL_CHECK(w.held.empty(), "an exited worker holds resources");
+    taken[w.row.node] += w.held;
+  }
+  for (const auto& [id, j] : jobs_) {  // placed, but its processes are not started yet: the port is being looked for
+    if (!j.processes.empty() || ended(j.row.state)) continue;
+    for (std::size_t i = 0; i < j.placed.size(); ++i) taken[j.placed[i]] += j.wants[i];
+  }
+  for (const auto& [id, n] : nodes_) {
+    Resources sum = n.row.available;
+    sum += taken[id];
+    SHOAL_CHECK(sum == n.row.total, "a node's resources do not add up");
+    for (const auto& [name, units] : n.row.available.all()) SHOAL_CHECK(units >= 0, "a node gave more than it has");
+  }
+  for (const auto& [id, a] : actors_) {
+    if (a.state == ActorState::kAlive) SHOAL_CHECK(workers_.at(a.worker).row.state != WorkerState::kExited, "an actor lives in a dead process");
+  }
+  for (const auto& p : pending_) SHOAL_CHECK(p.gang ? gangs_.contains(p.gang) : jobs_.contains(p.job), "something pending is unknown");
+}
+
+// ---- transcript --------------------------------------------------------------------------------------------------------------------
+
+std::string to_string(const Action& action) {
+  struct Visitor {
+    std::string operator()(const StartWorkerOn& a) const {
+      return fmt::format("StartWorker node={} worker={} label='{}' rank={}", to_string(a.node), to_string(a.message.worker), a.message.label,
+                         a.message.rank);
+    }
+    std::string operator()(const StopWorkerOn& a) const {
+      return fmt::format("StopWorker node={} worker={} signal={}", to_string(a.node), to_string(a.message.worker), a.message.signal);
+    }
+    std::string operator()(const EndJobOn& a) const { return fmt::format("EndJob node={} job={}", to_string(a.node), to_string(a.job)); }
+    std::string operator()(const KillHostedOn& a) const {
+      return fmt::format("KillHosted node={} worker={} actor={}", to_string(a.node), to_string(a.message.worker), to_string(a.message.actor));
+    }
+    std::string operator()(const FindPortOn& a) const { return fmt::format("FindPort node={} job={}", to_string(a.node), to_string(a.job)); }
+    std::string operator()(const TellActor& a) const {
+      return fmt::format("TellActor actor={} state={}{}", to_string(a.row.id), actors::to_string(a.row.state),
+                         a.row.cause ? " cause='" + a.row.cause->message() + "'" : "");
+    }
+    std::string operator()(const TellJob& a) const {
+      return fmt::format("TellJob job={} state={} exit={}", to_string(a.row.id), actors::to_string(a.row.state), a.row.exit_code);
+    }
+    std::string operator()(const TellHosted& a) const {
+      return fmt::format("TellHosted actor={} {}", to_string(a.actor), a.result ? "complete" : a.result.error().message());
+    }
+    std::string operator()(const Warn& a) const { return fmt::format("Warn job={} '{}'", to_string(a.job), a.text); }
+    std::string operator()(const PersistNode& a) const {
+      return fmt::format("PersistNode node={} state={}", to_string(a.row.id), actors::to_string(a.row.state));
+    }
+    std::string operator()(const PersistJob& a) const {
+      return fmt::format("PersistJob job={} state={}", to_string(a.row.id), actors::to_string(a.row.state));
+    }
+  };
+  return std::visit(Visitor(), action);
+}
+
+}  // namespace shoal::scheduler

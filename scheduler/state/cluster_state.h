@@ -1,0 +1,196 @@
+// What the head knows and decides: a pure machine. Events in, actions out; no I/O, no clock, no thread.
+//
+// The head (scheduler/head) tells it the time and every event, and performs its actions in order. Identifiers come from the Random it is
+// given, so a seed and a list of events give the same actions again.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "actors/cluster/cluster.h"
+#include "actors/wire/messages.h"
+#include "runtime/loop/clock.h"
+#include "runtime/loop/random.h"
+#include "scheduler/state/placement.h"
+
+namespace shoal::scheduler {
+
+// ---- actions: what the head shall do ----
+struct StartWorkerOn {
+  NodeId node;
+  actors::StartWorker message;
+};
+struct StopWorkerOn {
+  NodeId node;
+  actors::StopWorker message;
+};
+struct EndJobOn {
+  NodeId node;
+  JobId job;
+};
+struct KillHostedOn {
+  NodeId node;
+  actors::KillHosted message;
+};
+struct FindPortOn {  // answered by port_found
+  NodeId node;
+  JobId job;
+};
+struct TellActor {  // to whoever watches it
+  actors::ActorRow row;
+};
+struct TellJob {
+  actors::JobRow row;
+};
+struct TellHosted {  // the answer to actor_hosted
+  ActorId actor;
+  Result<actors::HostedActor> result;
+};
+struct Warn {  // to the job's driver
+  JobId job;
+  std::string text;
+};
+struct PersistNode {
+  actors::NodeRow row;
+};
+struct PersistJob {
+  actors::JobRow row;
+};
+using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, FindPortOn, TellActor, TellJob, TellHosted, Warn, PersistNode,
+                            PersistJob>;
+
+// One line, for transcripts and logs: "StartWorker node=.. worker=.. rank=0".
+std::string to_string(const Action& action);
+
+class ClusterState {
+ public:
+  struct Options {
+    runtime::Duration node_timeout = std::chrono::seconds(5);  // without a heartbeat
+    runtime::Duration warn_after = std::chrono::seconds(1);    // pending
+    std::uint32_t stop_grace_ms = 3000;                        // between SIGTERM and SIGKILL
+    std::size_t max_ended_rows = 1000;                         // of each table; the oldest go first
+  };
+
+  ClusterState(Options options, runtime::Random& random) : options_(options), random_(random) {}
+
+  // The time of the next event.
+  void advance(runtime::TimePoint now, std::int64_t unix_ms) {
+    now_ = now;
+    unix_ms_ = unix_ms;
+  }
+  // Looks at what waits and who is silent. To be called a few times a second.
+  void tick();
+
+  // ---- events: nodes ----
+  // Again with the same id: its connection broke and it is back. Unavailable/Fenced when it was given up meanwhile: it has to end its
+  // workers, which were declared dead, and to come back as another node.
+  Result<void> node_joined(const actors::RegisterNode& node);
+  void node_beat(NodeId node);
+  void node_lost(NodeId node, const Error& cause);
+  // `from` answers for its workers. An update of an unknown worker that runs (a driver, a rank under torchrun) makes it known.
+  void worker_updated(NodeId from, const actors::WorkerUpdate& update);
+
+  // ---- events: jobs ----
+  JobId driver_joined(const actors::RegisterDriver& driver);
+  // Left in order: what it owned ends, and that is a success.
+  void driver_ended(JobId job);
+  Result<JobId> job_submitted(const actors::JobSpec& spec);
+  void port_found(JobId job, Result<std::uint16_t> port);
+  Result<void> job_stopped(JobId job, bool force);
+
+  // ---- events: actors ----
+  Result<void> gang_requested(const actors::GangSpec& spec);
+  Result<void> actor_killed(ActorId actor);
+  // Answered by TellHosted to each member once the gang is complete.
+  Result<void> actor_hosted(const actors::HostActor& actor);
+  void attributes_set(const actors::SetAttributes& attributes);
+
+  std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
+
+  // ---- queries ----
+  actors::ListReply list(const actors::ListRequest& request) const;
+  actors::ClusterStatus status() const;
+  const actors::ActorRow* actor(ActorId id) const;
+  const actors::JobRow* job(JobId id) const;
+  std::vector<NodeId> alive_nodes() const;
+
+  // Aborts when the books do not add up: resources taken and given, rows that point at each other. For tests and the simulation.
+  void check_invariants() const;
+
+ private:
+  struct Node {
+    actors::NodeRow row;
+    runtime::TimePoint last_beat;
+  };
+  struct Worker {
+    actors::WorkerRow row;
+    actors::Resources held;
+    ActorId actor;  // that was placed in it
+  };
+  struct Job {
+    actors::JobRow row;
+    std::vector<actors::Launch> launches;  // by rank; of submitted jobs
+    std::vector<actors::Resources> wants;
+    std::vector<NodeId> placed;
+    std::vector<WorkerId> processes;  // by rank
+    std::size_t running = 0;
+    WorkerId driver;  // of a job that a driver opened
+    bool stopping = false;
+  };
+  struct Gang {
+    actors::GangSpec spec;
+    std::vector<actors::Resources> wants;
+  };
+  // Waits for room, first come first served; one that does not fit does not hold up those behind it.
+  struct Pending {
+    GangId gang;  // or
+    JobId job;
+    runtime::TimePoint since;
+    bool warned = false;
+  };
+  struct HostedGang {
+    GangId id;
+    std::map<std::int32_t, ActorId> members;  // by rank
+    std::int32_t world_size = 1;
+    bool complete = false;
+  };
+
+  const std::vector<actors::Resources>& wants(const Pending& pending) const;
+  Room room() const;
+  Room capacity() const;
+  void place_pending();
+  void start_gang(const Gang& gang, const std::vector<NodeId>& nodes);
+  void start_job(Job& job);
+  WorkerId start_worker(NodeId node, actors::StartWorker message, const actors::Resources& held);
+  void release(Worker& worker);
+  void worker_exited(Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause);
+  void job_process_exited(Job& job, const Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause);
+  void kill_actor_row(actors::ActorRow& row, const Error& cause);
+  void end_job(Job& job, actors::JobState state);
+  void fail_hosted(ActorId actor, const Error& cause);
+  void forget_old();
+  void act(Action action) { actions_.push_back(std::move(action)); }
+
+  const Options options_;
+  runtime::Random& random_;
+  runtime::TimePoint now_{};
+  std::int64_t unix_ms_ = 0;
+
+  std::map<NodeId, Node> nodes_;
+  std::map<WorkerId, Worker> workers_;
+  std::map<JobId, Job> jobs_;
+  std::map<ActorId, actors::ActorRow> actors_;
+  std::map<GangId, Gang> gangs_;
+  std::map<std::pair<JobId, std::string>, HostedGang> hosted_;
+  std::deque<Pending> pending_;
+  std::deque<WorkerId> ended_workers_;
+  std::deque<ActorId> ended_actors_;
+  std::deque<JobId> ended_jobs_;
+  std::vector<Action> actions_;
+};
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,321 @@
+#include "scheduler/state/cluster_state.h"
+
+#include <csignal>
+
+#include <gtest/gtest.h>
+
+namespace shoal::scheduler {
+namespace {
+
+using namespace std::chrono_literals;
+using actors::ActorState;
+using actors::GangSpec;
+using actors::JobState;
+using actors::Launch;
+using actors::Resources;
+using actors::WorkerState;
+using actors::WorkerUpdate;
+
+Resources of(const std::map<std::string, double>& amounts) { return Resources::of(amounts).value(); }
+
+// Speaks of the cluster: nodes join and fall silent, workers start and die.
+class ClusterStateTest : public testing::Test {
+ protected:
+  ClusterStateTest() { pass(0s); }
+  ~ClusterStateTest() override { state_.check_invariants(); }
+
+  void pass(runtime::Duration time) {
+    now_ += time;
+    unix_ms_ += std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+    state_.advance(now_, unix_ms_);
+  }
+  NodeId join(std::uint64_t id, const std::map<std::string, double>& has) {
+    actors::RegisterNode n;
+    n.id = NodeId{id};
+    n.host = "127.0.0.1";
+    n.resources = of(has);
+    EXPECT_TRUE(state_.node_joined(n));
+    return n.id;
+  }
+  JobId driver() {
+    const JobId job = state_.driver_joined({"script.py", 100, {}});
+    actors();  // not of interest
+    return job;
+  }
+  GangSpec gang(JobId job, int count, const std::map<std::string, double>& each, bool refuse = false) {
+    GangSpec g;
+    g.id = GangId{next_id_++};
+    g.job = job;
+    for (int i = 0; i < count; ++i) g.actors.push_back({ActorId{next_id_++}, "A", of(each)});
+    g.refuse_infeasible = refuse;
+    return g;
+  }
+  // The actions since the last call.
+  std::vector<Action> actors() {
+    state_.check_invariants();
+    return state_.take_actions();
+  }
+  template <class T>
+  std::vector<T> taken() {
+    std::vector<T> out;
+    for (auto& a : actors()) {
+      if (auto* t = std::get_if<T>(&a)) out.push_back(std::move(*t));
+    }
+    return out;
+  }
+  void ready(const StartWorkerOn& s) {
+    state_.worker_updated(s.node, {s.message.worker, WorkerState::kRunning, 1000, "unix:@w", 0, {}, {}, {}});
+  }
+  void dies(const StartWorkerOn& s, int shell_code, const std::string& how) {
+    std::optional<Error> cause;
+    if (shell_code) cause = unavailable(how);
+    state_.worker_updated(s.node, {s.message.worker, WorkerState::kExited, 1000, "", shell_code, cause, {}, {}});
+  }
+  ActorState state_of(ActorId id) { return state_.actor(id)->state; }
+
+  runtime::SeededRandom random_{1};
+  ClusterState state_{{}, random_};
+  runtime::TimePoint now_{};
+  std::int64_t unix_ms_ = 0;
+  std::uint64_t next_id_ = 100;
+};
+
+TEST_F(ClusterStateTest, AGangIsPlacedAllOrNothing) {
+  const JobId job = driver();
+  join(1, {{"CPU", 2}});
+  join(2, {{"CPU", 1}});
+  const auto small = gang(job, 2, {{"CPU", 1}}), large = gang(job, 4, {{"CPU", 1}}), third = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(small));
+  const auto started = taken<StartWorkerOn>();
+  ASSERT_EQ(started.size(), 2u);
+  EXPECT_EQ(started[0].node, started[1].node);  // packed
+  ASSERT_TRUE(state_.gang_requested(large));
+  EXPECT_TRUE(taken<StartWorkerOn>().empty());
+  ASSERT_TRUE(state_.gang_requested(third));  // does not wait behind the one that does not fit
+  EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);
+  join(3, {{"CPU", 4}});
+  EXPECT_EQ(taken<StartWorkerOn>().size(), 4u);
+}
+
+TEST_F(ClusterStateTest, AnActorLivesWhenItsWorkerTakesCallsAndDiesWithIt) {
+  const JobId job = driver();
+  join(1, {{"CPU", 1}});
+  const auto g = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(g));
+  const auto s = taken<StartWorkerOn>().at(0);
+  EXPECT_EQ(state_of(g.actors[0].id), ActorState::kStarting);
+  ready(s);
+  EXPECT_EQ(taken<TellActor>().at(0).row.endpoint, "unix:@w");
+  dies(s, 137, "was killed by SIGKILL");
+  const auto told = taken<TellActor>();
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].row.cause->reason(), "ActorDied");
+  EXPECT_NE(told[0].row.cause->message().find("was killed by SIGKILL"), std::string::npos);
+  EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
+}
+
+TEST_F(ClusterStateTest, WhatNoNodeCouldEverHoldIsRefusedOrPendsWithTheNearestFit) {
+  const JobId job = driver();
+  join(1, {{"CPU", 2}});
+  const auto refused = state_.gang_requested(gang(job, 1, {{"GPU", 4}}, true));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().reason(), "Infeasible");
+  EXPECT_NE(refused.error().message().find("lacks GPU 4 (has 0)"), std::string::npos) << refused.error().message();
+  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"GPU", 4}})));
+  pass(500ms);
+  state_.node_beat(NodeId{1});
+  state_.tick();
+  EXPECT_TRUE(taken<Warn>().empty());
+  pass(600ms);
+  state_.tick();
+  const auto warned = taken<Warn>();
+  ASSERT_EQ(warned.size(), 1u);
+  EXPECT_EQ(warned[0].text, "actor A is pending: needs GPU 4; nearest fit: node 0000000000000001 lacks GPU 4 (has 0)");
+  pass(1s);
+  state_.tick();
+  EXPECT_TRUE(taken<Warn>().empty());  // once
+}
+
+TEST_F(ClusterStateTest, ASilentNodeTakesItsActorsAlongAndTheirPlacesAreGivenAgain) {
+  const JobId job = driver();
+  join(1, {{"CPU", 1}});
+  join(2, {{"CPU", 1}});
+  const auto g = gang(job, 2, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(g));
+  for (const auto& s : taken<StartWorkerOn>()) ready(s);
+  actors();
+  pass(4s);
+  state_.node_beat(NodeId{1});
+  pass(2s);
+  state_.tick();
+  const auto told = taken<TellActor>();
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].row.node, NodeId{2});
+  EXPECT_NE(told[0].row.cause->message().find("stopped answering"), std::string::npos);
+  EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
+  actors::RegisterNode again;
+  again.id = NodeId{2};
+  EXPECT_EQ(state_.node_joined(again).error().reason(), "Fenced");  // its workers are dead to us
+  join(3, {{"CPU", 1}});
+  EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
+}
+
+TEST_F(ClusterStateTest, ADriverThatVanishesTakesItsActorsAlong) {
+  const JobId job = driver();
+  join(1, {{"CPU", 1}});
+  state_.worker_updated(NodeId{1}, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
+  const auto g = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(g));
+  const auto s = taken<StartWorkerOn>().at(0);
+  ready(s);
+  actors();
+  state_.worker_updated(NodeId{1}, {WorkerId{55}, WorkerState::kExited, 100, "", 137, unavailable("was killed by SIGKILL"), job, {}});
+  EXPECT_EQ(taken<EndJobOn>().size(), 1u);
+  EXPECT_EQ(state_of(g.actors[0].id), ActorState::kDead);
+  EXPECT_EQ(state_.job(job)->state, JobState::kFailed);
+  EXPECT_EQ(state_.status().available.units("CPU"), 0);  // until its process is really gone
+  dies(s, 137, "");
+  EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
+}
+
+TEST_F(ClusterStateTest, ASubmittedGangGetsTorchrunsVariablesAndItsFirstFailureIsTheJobs) {
+  join(1, {{"CPU", 2}});
+  join(2, {{"CPU", 1}});
+  actors::JobSpec spec;
+  spec.name = "train.py";
+  spec.num_workers = 3;
+  spec.resources = of({{"CPU", 1}});
+  const JobId job = state_.job_submitted(spec).value();
+  EXPECT_EQ(taken<FindPortOn>().size(), 1u);
+  state_.port_found(job, 29500);
+  const auto started = taken<StartWorkerOn>();
+  ASSERT_EQ(started.size(), 3u);
+  std::map<std::string, std::string> env(started[2].message.launch.env.begin(), started[2].message.launch.env.end());
+  EXPECT_EQ(env["RANK"], "2");
+  EXPECT_EQ(env["WORLD_SIZE"], "3");
+  EXPECT_EQ(env["LOCAL_RANK"], "0");
+  EXPECT_EQ(env["LOCAL_WORLD_SIZE"], "1");
+  EXPECT_EQ(env["GROUP_RANK"], "1");
+  EXPECT_EQ(env["MASTER_ADDR"], "127.0.0.1");
+  EXPECT_EQ(env["MASTER_PORT"], "29500");
+  dies(started[1], 3, "exited with code 3");
+  const auto stopped = taken<StopWorkerOn>();
+  ASSERT_EQ(stopped.size(), 2u);
+  EXPECT_EQ(stopped[0].message.signal, SIGTERM);
+  dies(started[0], 143, "was killed by SIGTERM");
+  dies(started[2], 143, "was killed by SIGTERM");
+  const auto* row = state_.job(job);
+  EXPECT_EQ(row->state, JobState::kFailed);
+  EXPECT_EQ(row->exit_code, 3);
+  EXPECT_EQ(row->cause->to_string(), "error[Unavailable]: exited with code 3\n  in: rank 1");
+}
+
+TEST_F(ClusterStateTest, AJobIsRefusedWhenInfeasibleUnlessItWaits) {
+  join(1, {{"CPU", 2}});
+  actors::JobSpec spec;
+  spec.resources = of({{"GPU", 1}});
+  EXPECT_EQ(state_.job_submitted(spec).error().reason(), "Infeasible");
+  spec.wait = true;
+  const JobId job = state_.job_submitted(spec).value();
+  actors();
+  join(2, {{"GPU", 1}});
+  EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);
+  EXPECT_EQ(state_.job(job)->state, JobState::kRunning);
+}
+
+TEST_F(ClusterStateTest, StoppingAJobEndsItsProcessesAndGivesBackWhatItWaitedFor) {
+  join(1, {{"CPU", 2}});
+  actors::JobSpec spec;
+  spec.num_workers = 2;
+  spec.resources = of({{"CPU", 1}});
+  const JobId early = state_.job_submitted(spec).value();  // its port is being looked for
+  ASSERT_TRUE(state_.job_stopped(early, false));
+  EXPECT_EQ(state_.job(early)->state, JobState::kStopped);
+  EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
+  const JobId job = state_.job_submitted(spec).value();
+  state_.port_found(job, 1);
+  state_.port_found(early, 1);  // late: nothing happens
+  const auto started = taken<StartWorkerOn>();
+  ASSERT_EQ(started.size(), 2u);
+  ASSERT_TRUE(state_.job_stopped(job, false));
+  EXPECT_EQ(taken<StopWorkerOn>().at(0).message.signal, SIGTERM);
+  ASSERT_TRUE(state_.job_stopped(job, true));
+  EXPECT_EQ(taken<StopWorkerOn>().at(0).message.signal, SIGKILL);
+  for (const auto& s : started) dies(s, 137, "was killed by SIGKILL");
+  EXPECT_EQ(state_.job(job)->state, JobState::kStopped);
+}
+
+TEST_F(ClusterStateTest, KillingAnActorEndsItsProcessAndTellsEverybody) {
+  const JobId job = driver();
+  join(1, {{"CPU", 1}});
+  const auto g = gang(job, 1, {{"CPU", 1}}), waiting = gang(job, 2, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(g));
+  ready(taken<StartWorkerOn>().at(0));
+  ASSERT_TRUE(state_.gang_requested(waiting));
+  actors();
+  ASSERT_TRUE(state_.actor_killed(g.actors[0].id));
+  const auto acted = actors();
+  ASSERT_EQ(acted.size(), 2u);
+  EXPECT_NE(to_string(acted[0]).find("killed by shoal.kill"), std::string::npos);
+  EXPECT_NE(to_string(acted[1]).find("StopWorker"), std::string::npos);
+  ASSERT_TRUE(state_.actor_killed(waiting.actors[1].id));  // pending: the whole gang goes
+  EXPECT_EQ(state_of(waiting.actors[0].id), ActorState::kDead);
+  EXPECT_EQ(state_.actor_killed(ActorId{999999}).error().code(), Code::kNotFound);
+}
+
+class HostedTest : public ClusterStateTest {
+ protected:
+  HostedTest() : job_(driver()) {
+    join(1, {{"CPU", 2}});
+    for (std::uint64_t w : {11, 12}) state_.worker_updated(NodeId{1}, {WorkerId{w}, WorkerState::kRunning, static_cast<pid_t>(w), "", 0, {}, job_, "rank"});
+    actors();
+  }
+  actors::HostActor shard(int rank) {
+    return {ActorId{static_cast<std::uint64_t>(500 + rank)}, "ShardActor", "mesh-0", rank, 2, WorkerId{static_cast<std::uint64_t>(11 + rank)}, job_, 0, "unix:@r",
+            {{"rows", "10"}}};
+  }
+  JobId job_;
+};
+
+TEST_F(HostedTest, ShardActorsArePlacedAsAGangInTheirRanksProcesses) {
+  ASSERT_TRUE(state_.actor_hosted(shard(1)));
+  EXPECT_TRUE(taken<TellHosted>().empty());
+  ASSERT_TRUE(state_.actor_hosted(shard(0)));
+  const auto told = taken<TellHosted>();
+  ASSERT_EQ(told.size(), 2u);
+  EXPECT_EQ(told[0].result->members, (std::vector<ActorId>{ActorId{500}, ActorId{501}}));
+  EXPECT_EQ(told[0].result->generation, 1u);
+  state_.attributes_set({ActorId{500}, {{"bytes", "4096"}}});
+  EXPECT_EQ(state_.actor(ActorId{500})->attributes.at("bytes"), "4096");
+  EXPECT_FALSE(state_.actor_hosted(shard(0)));  // twice
+}
+
+TEST_F(HostedTest, KillingOneReachesItsProcessNotThroughASignal) {
+  ASSERT_TRUE(state_.actor_hosted(shard(1)));
+  ASSERT_TRUE(state_.actor_hosted(shard(0)));
+  actors();
+  ASSERT_TRUE(state_.actor_killed(ActorId{501}));
+  const auto kills = taken<KillHostedOn>();
+  ASSERT_EQ(kills.size(), 1u);
+  EXPECT_EQ(kills[0].message.worker, WorkerId{12});
+}
+
+TEST_F(HostedTest, AMemberThatDiesBeforeTheGangIsCompleteFailsThoseWhoWait) {
+  ASSERT_TRUE(state_.actor_hosted(shard(1)));
+  state_.worker_updated(NodeId{1}, {WorkerId{12}, WorkerState::kExited, 12, "", 137, unavailable("was killed by SIGKILL"), job_, {}});
+  const auto told = taken<TellHosted>();
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_FALSE(told[0].result);
+}
+
+TEST_F(ClusterStateTest, OldRowsAreForgottenAtTheirBound) {
+  ClusterState state({.max_ended_rows = 3}, random_);
+  for (int i = 0; i < 10; ++i) {
+    const JobId job = state.driver_joined({"x", 1, {}});
+    state.driver_ended(job);
+  }
+  EXPECT_EQ(state.list({actors::ListRequest::What::kJobs, {}}).jobs.size(), 3u);
+}
+
+}  // namespace
+}  // namespace shoal::scheduler

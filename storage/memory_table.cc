@@ -1,0 +1,145 @@
+#include "storage/memory_table.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+
+namespace shoal::storage {
+
+namespace {
+
+std::uint64_t machine_available() {
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  std::uint64_t kib = 0;
+  while (file >> name >> kib) {
+    if (name == "MemAvailable:") return kib << 10;
+    file.ignore(100, '\n');
+  }
+  return ~std::uint64_t{0};
+}
+
+}  // namespace
+
+MemoryTable::MemoryTable(Options options) : options_(std::move(options)) {
+  if (!options_.available_bytes) options_.available_bytes = machine_available;
+}
+
+Result<void> MemoryTable::admit(std::uint64_t bytes) const {
+  if (num_entries() >= options_.max_entries) return fail(resource_exhausted("too many arenas and objects on this node"));
+  if (options_.spare_bytes == 0) return {};
+  const std::uint64_t available = options_.available_bytes();
+  if (bytes > available || available - bytes < options_.spare_bytes) {
+    return fail(resource_exhausted(fmt::format("no room for {} MiB of shared memory: {} MiB are available, of which {} stay free",
+                                               bytes >> 20, available >> 20, options_.spare_bytes >> 20))
+                    .with_reason("OutOfMemory")
+                    .with_hint("use a smaller model or batch, more nodes, or free memory on this machine"));
+  }
+  return {};
+}
+
+Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key, std::uint64_t bytes) {
+  const auto it = arenas_.find({job, key});
+  if (it != arenas_.end()) {
+    if (it->second.bytes != bytes) {
+      return fail(invalid_argument(
+          fmt::format("arena {} has {} bytes, somebody else opened it with {}: do all ranks build the same model?", key, bytes, it->second.bytes)));
+    }
+    SHOAL_TRY(Fd copy, runtime::duplicate(it->second.memory));
+    return Opened{std::move(copy), false};
+  }
+  SHOAL_OK(admit(bytes));
+  SHOAL_TRY(Fd memory, runtime::make_memory("shoal:" + key.substr(0, 200), bytes));
+  SHOAL_TRY(Fd copy, runtime::duplicate(memory));
+  arenas_[{job, key}] = Arena{std::move(memory), bytes, {}, {}};
+  bytes_ += bytes;
+  return Opened{std::move(copy), true};
+}
+
+void MemoryTable::drop(JobId job, const std::string& key) {
+  const auto it = arenas_.find({job, key});
+  if (it == arenas_.end()) return;
+  bytes_ -= it->second.bytes;
+  arenas_.erase(it);
+}
+
+Result<void> MemoryTable::join_board(JobId job, const std::string& key, WorkerId worker, std::uint32_t member) {
+  const auto it = arenas_.find({job, key});
+  if (it == arenas_.end()) return fail(not_found("no arena " + key));
+  Arena& arena = it->second;
+  if (arena.bytes < runtime::Board::kBytes || member >= runtime::Board::kMaxMembers) {
+    return fail(invalid_argument(fmt::format("arena {} has no place for member {}", key, member)));
+  }
+  if (!arena.board) {
+    SHOAL_TRY(arena.board, runtime::map(arena.memory, runtime::Board::kBytes, runtime::Access::kReadWrite));
+  }
+  arena.members.push_back({worker, member});
+  return {};
+}
+
+void MemoryTable::mark_gone(WorkerId worker, const std::string& cause) {
+  for (auto& [key, arena] : arenas_) {
+    for (const auto& m : arena.members) {
+      if (m.worker == worker) runtime::Board(arena.board->data()).mark_gone(m.member, cause);
+    }
+  }
+}
+
+Result<void> MemoryTable::put(JobId job, ObjectId id, Fd memory) {
+  SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(memory));
+  SHOAL_OK(admit(0));  // its pages are there already
+  if (objects_.contains({job, id})) return fail(invalid_argument("object " + to_string(id) + " exists already"));
+  auto& object = objects_[{job, id}];
+  object = Object{std::move(memory), bytes};
+  bytes_ += bytes;
+  const auto [first, last] = waiting_.equal_range({job, id});
+  std::vector<Got> waiting;
+  for (auto it = first; it != last; ++it) waiting.push_back(std::move(it->second));
+  waiting_.erase(first, last);
+  for (auto& got : waiting) got(runtime::duplicate(object.memory));
+  return {};
+}
+
+void MemoryTable::get(JobId job, ObjectId id, Got got) {
+  if (const auto it = objects_.find({job, id}); it != objects_.end()) return got(runtime::duplicate(it->second.memory));
+  if (waiting_.size() >= options_.max_entries) return got(fail(resource_exhausted("too many wait for objects")));
+  waiting_.emplace(std::pair{job, id}, std::move(got));
+}
+
+void MemoryTable::drop(JobId job, ObjectId id) {
+  const auto it = objects_.find({job, id});
+  if (it == objects_.end()) return;
+  bytes_ -= it->second.bytes;
+  objects_.erase(it);
+}
+
+void MemoryTable::end_job(JobId job) {
+  for (auto it = arenas_.begin(); it != arenas_.end();) {
+    if (it->first.first == job) {
+      bytes_ -= it->second.bytes;
+      it = arenas_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  for (auto it = objects_.begin(); it != objects_.end();) {
+    if (it->first.first == job) {
+      bytes_ -= it->second.bytes;
+      it = objects_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  std::vector<Got> waiting;
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    if (it->first.first == job) {
+      waiting.push_back(std::move(it->second));
+      it = waiting_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  for (auto& got : waiting) got(fail(not_found("the job ended before the object was put")));
+}
+
+}  // namespace shoal::storage

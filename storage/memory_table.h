@@ -1,0 +1,83 @@
+// The memory that a node owns for its jobs: arenas, opened by key and shared by many, and objects, put once and got by id.
+//
+// The node keeps the descriptor, so a worker's death frees nothing that others still map; a job's end frees all of it. Loop thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/core/fd.h"
+#include "runtime/core/id.h"
+#include "runtime/core/result.h"
+#include "runtime/shm/board.h"
+#include "runtime/shm/memory.h"
+
+namespace shoal::storage {
+
+class MemoryTable {
+ public:
+  struct Options {
+    // Refuse what would not leave this much of the machine's memory available; 0 asks nobody.
+    std::uint64_t spare_bytes = 256u << 20;
+    std::size_t max_entries = 1 << 20;
+    // How much memory the machine has left (bytes); empty: /proc/meminfo.
+    std::function<std::uint64_t()> available_bytes;
+  };
+
+  explicit MemoryTable(Options options);
+
+  struct Opened {
+    Fd memory;  // a duplicate for the one who asked
+    bool created = false;
+  };
+  // The arena of that key, made at the first call. InvalidArgument when somebody opened it with another size, ResourceExhausted with the
+  // numbers when the machine has no room.
+  Result<Opened> open(JobId job, const std::string& key, std::uint64_t bytes);
+  // Forgets the arena; who maps it keeps it.
+  void drop(JobId job, const std::string& key);
+
+  // Makes `worker` a member of the board at the start of an arena (it has at least Board::kBytes).
+  Result<void> join_board(JobId job, const std::string& key, WorkerId worker, std::uint32_t member);
+  // Writes the death of a worker on every board it is on.
+  void mark_gone(WorkerId worker, const std::string& cause);
+
+  Result<void> put(JobId job, ObjectId id, Fd memory);
+  using Got = std::function<void(Result<Fd>)>;
+  // Calls back with a duplicate, at once or when it is put; NotFound when the job ends first.
+  void get(JobId job, ObjectId id, Got got);
+  void drop(JobId job, ObjectId id);
+
+  void end_job(JobId job);
+
+  std::uint64_t bytes() const { return bytes_; }
+  std::size_t num_entries() const { return arenas_.size() + objects_.size(); }
+
+ private:
+  struct Membership {
+    WorkerId worker;
+    std::uint32_t member;
+  };
+  struct Arena {
+    Fd memory;
+    std::uint64_t bytes = 0;
+    std::optional<runtime::Mapping> board;
+    std::vector<Membership> members;
+  };
+  struct Object {
+    Fd memory;
+    std::uint64_t bytes = 0;
+  };
+  Result<void> admit(std::uint64_t bytes) const;
+
+  Options options_;
+  std::map<std::pair<JobId, std::string>, Arena> arenas_;
+  std::map<std::pair<JobId, ObjectId>, Object> objects_;
+  std::multimap<std::pair<JobId, ObjectId>, Got> waiting_;
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace shoal::storage

@@ -1,0 +1,76 @@
+#include "storage/memory_table.h"
+
+#include <gtest/gtest.h>
+
+namespace shoal::storage {
+namespace {
+
+using runtime::Access;
+using runtime::Board;
+
+const JobId kJob{1}, kOther{2};
+
+class MemoryTableTest : public testing::Test {
+ protected:
+  std::uint64_t available_ = 100u << 20;
+  MemoryTable table_{{.spare_bytes = 10u << 20, .available_bytes = [this] { return available_; }}};
+};
+
+TEST_F(MemoryTableTest, TheFirstToOpenAnArenaMakesItAndTheOthersShareIt) {
+  auto a = table_.open(kJob, "unit-0", 4096).value();
+  auto b = table_.open(kJob, "unit-0", 4096).value();
+  EXPECT_TRUE(a.created);
+  EXPECT_FALSE(b.created);
+  const auto x = runtime::map(a.memory, 4096, Access::kReadWrite).value();
+  const auto y = runtime::map(b.memory, 4096, Access::kRead).value();
+  x.data()[1] = std::byte{5};
+  EXPECT_EQ(y.data()[1], std::byte{5});
+  EXPECT_TRUE(table_.open(kOther, "unit-0", 8192).value().created);  // another job's
+  EXPECT_NE(table_.open(kJob, "unit-0", 64).error().message().find("same model"), std::string::npos);
+  EXPECT_EQ(table_.bytes(), 4096u + 8192u);
+}
+
+TEST_F(MemoryTableTest, WhatDoesNotFitIsRefusedWithNumbers) {
+  EXPECT_TRUE(table_.open(kJob, "a", 80u << 20));
+  const auto refused = table_.open(kJob, "b", 95u << 20);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().reason(), "OutOfMemory");
+  EXPECT_NE(refused.error().message().find("95 MiB"), std::string::npos);
+}
+
+TEST_F(MemoryTableTest, ADeathIsWrittenOnEveryBoardOfThatWorker) {
+  const auto opened = table_.open(kJob, "control", Board::kBytes + 64).value();
+  const auto mapping = runtime::map(opened.memory, Board::kBytes, Access::kReadWrite).value();
+  ASSERT_TRUE(table_.join_board(kJob, "control", WorkerId{7}, 1));
+  ASSERT_TRUE(table_.join_board(kJob, "control", WorkerId{8}, 0));
+  table_.mark_gone(WorkerId{7}, "was killed by SIGKILL");
+  EXPECT_EQ(Board(mapping.data()).first_gone(2), 1);
+  EXPECT_EQ(Board(mapping.data()).cause(1), "was killed by SIGKILL");
+  EXPECT_FALSE(table_.join_board(kJob, "none", WorkerId{8}, 0));
+}
+
+TEST_F(MemoryTableTest, AnObjectIsGotBeforeOrAfterItIsPut) {
+  int got = 0;
+  table_.get(kJob, ObjectId{3}, [&](Result<Fd> r) { got += r.has_value(); });
+  EXPECT_EQ(got, 0);
+  ASSERT_TRUE(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()));
+  EXPECT_EQ(got, 1);
+  table_.get(kJob, ObjectId{3}, [&](Result<Fd> r) { got += r.has_value(); });
+  EXPECT_EQ(got, 2);
+  EXPECT_FALSE(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()));
+}
+
+TEST_F(MemoryTableTest, AJobsEndFreesAllOfItAndAnswersWhoeverWaits) {
+  ASSERT_TRUE(table_.open(kJob, "a", 4096));
+  ASSERT_TRUE(table_.open(kOther, "a", 4096));
+  ASSERT_TRUE(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()));
+  std::string error;
+  table_.get(kJob, ObjectId{4}, [&](Result<Fd> r) { error = r.error().message(); });
+  table_.end_job(kJob);
+  EXPECT_EQ(error, "the job ended before the object was put");
+  EXPECT_EQ(table_.bytes(), 4096u);
+  EXPECT_EQ(table_.num_entries(), 1u);
+}
+
+}  // namespace
+}  // namespace shoal::storage
