@@ -1,6 +1,8 @@
-// The memory that a node owns for its jobs: arenas, opened by key and shared by many, and objects, put once and got by id.
+// The memory that a node owns for its jobs: arenas, opened by key and shared by many, and objects, put once and got by
+// id.
 //
-// The node keeps the descriptor, so a worker's death frees nothing that others still map; a job's end frees all of it. Loop thread only.
+// The node keeps the descriptor, so a worker's death frees nothing that others still map; a job's end frees all of it.
+// Loop thread only.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +36,8 @@ class MemoryTable {
     Fd memory;  // a duplicate for the one who asked
     bool created = false;
   };
-  // The arena of that key, made at the first call. InvalidArgument when somebody opened it with another size, ResourceExhausted with the
-  // numbers when the machine has no room.
+  // The arena of that key, made at the first call. InvalidArgument when somebody opened it with another size,
+  // ResourceExhausted with the numbers when the machine has no room.
   Result<Opened> open(JobId job, const std::string& key, std::uint64_t bytes);
   // Forgets the arena; who maps it keeps it.
   void drop(JobId job, const std::string& key);

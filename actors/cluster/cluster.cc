@@ -4,30 +4,42 @@ namespace shoal::actors {
 
 const char* to_string(ActorState state) {
   switch (state) {
-    case ActorState::kPending: return "PENDING";
-    case ActorState::kStarting: return "STARTING";
-    case ActorState::kAlive: return "ALIVE";
-    case ActorState::kDead: return "DEAD";
+    case ActorState::kPending:
+      return "PENDING";
+    case ActorState::kStarting:
+      return "STARTING";
+    case ActorState::kAlive:
+      return "ALIVE";
+    case ActorState::kDead:
+      return "DEAD";
   }
   return "?";
 }
 
 const char* to_string(JobState state) {
   switch (state) {
-    case JobState::kPending: return "PENDING";
-    case JobState::kRunning: return "RUNNING";
-    case JobState::kSucceeded: return "SUCCEEDED";
-    case JobState::kFailed: return "FAILED";
-    case JobState::kStopped: return "STOPPED";
+    case JobState::kPending:
+      return "PENDING";
+    case JobState::kRunning:
+      return "RUNNING";
+    case JobState::kSucceeded:
+      return "SUCCEEDED";
+    case JobState::kFailed:
+      return "FAILED";
+    case JobState::kStopped:
+      return "STOPPED";
   }
   return "?";
 }
 
 const char* to_string(WorkerState state) {
   switch (state) {
-    case WorkerState::kStarting: return "STARTING";
-    case WorkerState::kRunning: return "RUNNING";
-    case WorkerState::kExited: return "EXITED";
+    case WorkerState::kStarting:
+      return "STARTING";
+    case WorkerState::kRunning:
+      return "RUNNING";
+    case WorkerState::kExited:
+      return "EXITED";
   }
   return "?";
 }

@@ -1,4 +1,5 @@
-// What head, nodes and clients tell each other about: launches, gangs, jobs, and the rows that `shoal list` shows. Plain values.
+// What head, nodes and clients tell each other about: launches, gangs, jobs, and the rows that `shoal list` shows.
+// Plain values.
 #pragma once
 
 #include <sys/types.h>
@@ -50,7 +51,8 @@ struct GangSpec {
   JobId job;
   std::vector<ActorSpec> actors;
   Launch launch;
-  // Fail with ResourceExhausted/Infeasible when no present node could ever hold it, instead of waiting for one that can.
+  // Fail with ResourceExhausted/Infeasible when no present node could ever hold it, instead of waiting for one that
+  // can.
   bool refuse_infeasible = false;
   static constexpr std::size_t kMaxActors = 4096;
 };

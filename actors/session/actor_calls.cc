@@ -9,7 +9,9 @@ namespace shoal::actors {
 namespace {
 
 Error lost(const std::string& class_name, ActorId id, const std::string& why) {
-  return unavailable(fmt::format("actor {} died: {}", class_name, why)).with_reason("ActorDied").in(fmt::format("actor {}({})", class_name, to_string(id)));
+  return unavailable(fmt::format("actor {} died: {}", class_name, why))
+      .with_reason("ActorDied")
+      .in(fmt::format("actor {}({})", class_name, to_string(id)));
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
-// Calls from this process to actors: one ordered queue per actor, one connection per process they live in, and the news of their deaths.
+// Calls from this process to actors: one ordered queue per actor, one connection per process they live in, and the news
+// of their deaths.
 //
-// A call waits in its actor's queue until the actor lives and until the references among its arguments are resolved; those behind it
-// wait, too, so that an actor sees each caller's calls in the order they were made. When an actor dies every call on it fails with the
-// cause that its node or the head tells; a broken connection alone is no death (D20), it only starts a short wait for the cause.
-// Loop thread only.
+// A call waits in its actor's queue until the actor lives and until the references among its arguments are resolved;
+// those behind it wait, too, so that an actor sees each caller's calls in the order they were made. When an actor dies
+// every call on it fails with the cause that its node or the head tells; a broken connection alone is no death (D20),
+// it only starts a short wait for the cause. Loop thread only.
 #pragma once
 
 #include <deque>

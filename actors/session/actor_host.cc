@@ -8,10 +8,10 @@ namespace shoal::actors {
 
 Result<void> ActorHost::listen(const runtime::Endpoint& endpoint) {
   SHOAL_TRY(listener_, network_.listen(endpoint, [this](std::unique_ptr<runtime::Connection> connection) {
-              auto peer = std::make_unique<runtime::Peer>(std::move(connection), clock_, *this);
-              auto* key = peer.get();
-              peers_[key] = std::move(peer);
-            }));
+    auto peer = std::make_unique<runtime::Peer>(std::move(connection), clock_, *this);
+    auto* key = peer.get();
+    peers_[key] = std::move(peer);
+  }));
   return {};
 }
 

@@ -1,7 +1,8 @@
 // The actors that live in this process, and the calls that arrive for them.
 //
-// Each has a mailbox: calls of one caller stay in order. An actor whose work belongs to the main thread (Python, C++ user code) lets its
-// calls wait in a queue (CallQueue) that main drains; one whose methods are short (a ShardActor) answers on the loop. Loop thread only.
+// Each has a mailbox: calls of one caller stay in order. An actor whose work belongs to the main thread (Python, C++
+// user code) lets its calls wait in a queue (CallQueue) that main drains; one whose methods are short (a ShardActor)
+// answers on the loop. Loop thread only.
 #pragma once
 
 #include <deque>

@@ -1,7 +1,8 @@
 // This process's place in a cluster: its connections to head and node, the actors it calls and those it hosts.
 //
-// A driver opens one with the head's address, a worker with what its node put into its environment. Threads: any thread may call any
-// member; a waiting thread serves the loop itself (LoopThread). Blocking members look at `interrupted` now and then.
+// A driver opens one with the head's address, a worker with what its node put into its environment. Threads: any thread
+// may call any member; a waiting thread serves the loop itself (LoopThread). Blocking members look at `interrupted` now
+// and then.
 #pragma once
 
 #include <functional>
@@ -20,13 +21,13 @@ namespace shoal::actors {
 
 struct SessionOptions {
   runtime::Token token;
-  std::string head;   // endpoint; a driver needs it
-  std::string node;   // endpoint; a worker needs it, a driver is told by the head
-  std::string name;   // of the driver, for people
+  std::string head;  // endpoint; a driver needs it
+  std::string node;  // endpoint; a worker needs it, a driver is told by the head
+  std::string name;  // of the driver, for people
   std::string role = "driver";
-  WorkerId worker;    // of a process that a node started
-  JobId job;          // likewise
-  bool print_logs = true;  // what the job's workers print appears on this process's stdout and stderr
+  WorkerId worker;                    // of a process that a node started
+  JobId job;                          // likewise
+  bool print_logs = true;             // what the job's workers print appears on this process's stdout and stderr
   std::function<bool()> interrupted;  // asked while waiting; true ends the wait with Cancelled/Interrupted
   runtime::Duration control_timeout = std::chrono::seconds(30);
   runtime::Duration connect_timeout = std::chrono::seconds(5);
@@ -44,8 +45,8 @@ class Session {
   JobId job() const { return job_; }
   WorkerId worker() const { return worker_; }
   NodeId node() const { return node_id_; }
-  const std::string& folder() const { return folder_; }     // of the cluster's session
-  const std::string& host() const { return host_name_; }    // where others reach this host
+  const std::string& folder() const { return folder_; }   // of the cluster's session
+  const std::string& host() const { return host_name_; }  // where others reach this host
   const std::string& head_endpoint() const { return head_endpoint_; }
   const std::string& node_endpoint() const { return node_endpoint_; }
   std::string endpoint();  // where this process takes calls
@@ -68,7 +69,8 @@ class Session {
 
   // ---- waiting ----
   // Until done() holds (asked while the loop is owned). DeadlineExceeded or Cancelled/Interrupted otherwise.
-  Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline = runtime::LoopThread::kForever);
+  Result<void> wait(const std::function<bool()>& done,
+                    std::chrono::steady_clock::time_point deadline = runtime::LoopThread::kForever);
   // Runs fn while this thread owns the loop.
   template <class F>
   auto own(F&& fn) {
@@ -89,7 +91,8 @@ class Session {
   ActorHost& actor_host() { return *actor_host_; }
   // Tells the node that this process takes calls now.
   Result<void> ready();
-  // Places an actor in this process, as one of a gang whose members live in `world_size` processes. Waits for all of them.
+  // Places an actor in this process, as one of a gang whose members live in `world_size` processes. Waits for all of
+  // them.
   Result<HostedActor> host_actor(HostActor actor, std::shared_ptr<Hosted> hosted, runtime::Duration timeout);
   void set_attributes(const SetAttributes& attributes);
 
@@ -97,8 +100,8 @@ class Session {
   Result<Fd> open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member = -1);
   void drop_arena(const std::string& key);
 
-  // In a child that was forked: closes its copies of our descriptors. Nothing else may be called there any more, the destructor least of
-  // all.
+  // In a child that was forked: closes its copies of our descriptors. Nothing else may be called there any more, the
+  // destructor least of all.
   void abandon_after_fork();
 
  private:
@@ -108,7 +111,8 @@ class Session {
   Result<void> connect_driver();
   Result<void> connect_node(const std::string& endpoint);
   Result<void> connect_head();
-  Result<std::unique_ptr<runtime::Peer>> dial(const std::string& endpoint, runtime::Role role, runtime::PeerHandler& handler);
+  Result<std::unique_ptr<runtime::Peer>> dial(const std::string& endpoint, runtime::Role role,
+                                              runtime::PeerHandler& handler);
   Result<runtime::Message> ask(Link& link, Method method, Bytes body, runtime::Duration timeout);
   Result<runtime::Message> ask_head(Method method, Bytes body);
   void on_head_notice(runtime::Request notice);

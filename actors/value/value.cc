@@ -80,7 +80,8 @@ Result<Value> Value::from_memory(Fd memory) {
   MemoryHeader header{};
   if (bytes < sizeof header) return bad();
   std::memcpy(&header, shared->mapping.data(), sizeof header);
-  if (header.magic != kMagic || header.num_pieces == 0 || header.num_pieces > kMaxBuffers || header.kind > 2 || first_piece(header.num_pieces) > bytes) {
+  if (header.magic != kMagic || header.num_pieces == 0 || header.num_pieces > kMaxBuffers || header.kind > 2 ||
+      first_piece(header.num_pieces) > bytes) {
     return bad();
   }
   Value out;
@@ -103,7 +104,8 @@ Result<Value> Value::from_inline(std::vector<std::uint64_t> sizes, Bytes data, K
     if (s > data.size()) return fail(invalid_argument("a value larger than its bytes"));
     total += s;
   }
-  if (sizes.empty() || sizes.size() > kMaxBuffers || total != data.size()) return fail(invalid_argument("a value that does not fill its bytes"));
+  if (sizes.empty() || sizes.size() > kMaxBuffers || total != data.size())
+    return fail(invalid_argument("a value that does not fill its bytes"));
   Value out;
   out.sizes_ = std::move(sizes);
   out.inline_ = std::make_shared<Bytes>(std::move(data));

@@ -1,7 +1,8 @@
 // A serialized value: arguments of a call, its result, or an object that was put.
 //
-// A head (for Python: the pickle) and out-of-band buffers. Small ones travel inside the frame; large ones lie in a shared memory of their
-// own, which the node owns and which describes itself, so that a descriptor is all a reader needs. Immutable once made.
+// A head (for Python: the pickle) and out-of-band buffers. Small ones travel inside the frame; large ones lie in a
+// shared memory of their own, which the node owns and which describes itself, so that a descriptor is all a reader
+// needs. Immutable once made.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,9 @@
 namespace shoal::actors {
 namespace {
 
-std::span<const std::byte> bytes(const std::string& s) { return {reinterpret_cast<const std::byte*>(s.data()), s.size()}; }
+std::span<const std::byte> bytes(const std::string& s) {
+  return {reinterpret_cast<const std::byte*>(s.data()), s.size()};
+}
 std::string text(std::span<const std::byte> s) { return {reinterpret_cast<const char*>(s.data()), s.size()}; }
 
 class ValueTest : public testing::Test {
@@ -36,7 +38,8 @@ TEST_F(ValueTest, ACallTravelsWithItsArgumentsAndReferences) {
   call.actor = ActorId{9};
   call.method = "add";
   call.args = Value::make({bytes(head_), bytes(small_)}).value();
-  call.deps = {Value::make({bytes(large_)}).value(), Value::make({bytes(small_)}).value(), Value::make({bytes(large_)}, Value::Kind::kRaised).value()};
+  call.deps = {Value::make({bytes(large_)}).value(), Value::make({bytes(small_)}).value(),
+               Value::make({bytes(large_)}, Value::Kind::kRaised).value()};
   auto message = to_message(call).value();
   EXPECT_EQ(message.fds.size(), 2u);
   const Call back = call_from(std::move(message)).value();

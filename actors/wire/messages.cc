@@ -253,7 +253,8 @@ Bytes to_bytes(const RegisterNode& v) {
 template <>
 Result<RegisterNode> from_bytes(const Bytes& bytes) {
   return read<wire::RegisterNode>(bytes, [](wire::RegisterNode::Reader m) {
-    return RegisterNode{NodeId{m.getId()}, text(m.getHost()), m.getPid(), text(m.getEndpoint()), read_resources(m.getResources())};
+    return RegisterNode{NodeId{m.getId()}, text(m.getHost()), m.getPid(), text(m.getEndpoint()),
+                        read_resources(m.getResources())};
   });
 }
 
@@ -265,9 +266,8 @@ Bytes to_bytes(const RegisteredNode& v) {
 }
 template <>
 Result<RegisteredNode> from_bytes(const Bytes& bytes) {
-  return read<wire::RegisteredNode>(bytes, [](wire::RegisteredNode::Reader m) {
-    return RegisteredNode{text(m.getSession()), m.getHeartbeatMs()};
-  });
+  return read<wire::RegisteredNode>(
+      bytes, [](wire::RegisteredNode::Reader m) { return RegisteredNode{text(m.getSession()), m.getHeartbeatMs()}; });
 }
 
 Bytes to_bytes(const WorkerUpdate& v) {
@@ -285,8 +285,14 @@ Bytes to_bytes(const WorkerUpdate& v) {
 template <>
 Result<WorkerUpdate> from_bytes(const Bytes& bytes) {
   return read<wire::WorkerUpdate>(bytes, [](wire::WorkerUpdate::Reader m) {
-    return WorkerUpdate{WorkerId{m.getWorker()}, checked<WorkerState>(m.getState(), 3, "worker state"), m.getPid(),
-                        text(m.getEndpoint()), m.getShellCode(), read_cause(m), JobId{m.getJob()}, text(m.getRole())};
+    return WorkerUpdate{WorkerId{m.getWorker()},
+                        checked<WorkerState>(m.getState(), 3, "worker state"),
+                        m.getPid(),
+                        text(m.getEndpoint()),
+                        m.getShellCode(),
+                        read_cause(m),
+                        JobId{m.getJob()},
+                        text(m.getRole())};
   });
 }
 
@@ -339,7 +345,8 @@ Result<GangSpec> from_bytes(const Bytes& bytes) {
     v.id = GangId{m.getId()};
     v.job = JobId{m.getJob()};
     check_size(m.getActors(), GangSpec::kMaxActors, "actors of a gang");
-    for (const auto a : m.getActors()) v.actors.push_back({ActorId{a.getId()}, text(a.getClassName()), read_resources(a.getResources())});
+    for (const auto a : m.getActors())
+      v.actors.push_back({ActorId{a.getId()}, text(a.getClassName()), read_resources(a.getResources())});
     v.launch = read_launch(m.getLaunch());
     v.refuse_infeasible = m.getRefuseInfeasible();
     return v;
@@ -360,7 +367,9 @@ template <>
 Result<JobSpec> from_bytes(const Bytes& bytes) {
   return read<wire::SubmitJob>(bytes, [](wire::SubmitJob::Reader m) {
     KJ_REQUIRE(m.getNumWorkers() <= GangSpec::kMaxActors, "too many workers");
-    return JobSpec{text(m.getName()), read_launch(m.getLaunch()), m.getNumWorkers(), read_resources(m.getResources()), m.getWait(), m.getOwnerPid()};
+    return JobSpec{text(m.getName()), read_launch(m.getLaunch()),
+                   m.getNumWorkers(), read_resources(m.getResources()),
+                   m.getWait(),       m.getOwnerPid()};
   });
 }
 
@@ -408,10 +417,12 @@ Bytes to_bytes(const HostActor& v) {
 template <>
 Result<HostActor> from_bytes(const Bytes& bytes) {
   return read<wire::HostActor>(bytes, [](wire::HostActor::Reader m) {
-    KJ_REQUIRE(m.getWorldSize() >= 1 && m.getWorldSize() <= static_cast<int>(GangSpec::kMaxActors), "a gang's size out of range");
+    KJ_REQUIRE(m.getWorldSize() >= 1 && m.getWorldSize() <= static_cast<int>(GangSpec::kMaxActors),
+               "a gang's size out of range");
     KJ_REQUIRE(m.getRank() >= 0 && m.getRank() < m.getWorldSize(), "a rank outside its gang");
-    return HostActor{ActorId{m.getActor()}, text(m.getClassName()), text(m.getGangKey()), m.getRank(), m.getWorldSize(),
-                     WorkerId{m.getWorker()}, JobId{m.getJob()}, m.getPid(), text(m.getEndpoint()), read_map(m.getAttributes())};
+    return HostActor{ActorId{m.getActor()}, text(m.getClassName()),     text(m.getGangKey()), m.getRank(),
+                     m.getWorldSize(),      WorkerId{m.getWorker()},    JobId{m.getJob()},    m.getPid(),
+                     text(m.getEndpoint()), read_map(m.getAttributes())};
   });
 }
 
@@ -491,8 +502,15 @@ Bytes to_bytes(const ClusterStatus& v) {
 template <>
 Result<ClusterStatus> from_bytes(const Bytes& bytes) {
   return read<wire::StatusReply>(bytes, [](wire::StatusReply::Reader m) {
-    return ClusterStatus{text(m.getSession()), m.getHeadPid(), read_resources(m.getTotal()), read_resources(m.getAvailable()),
-                         m.getNumNodes(), m.getNumWorkers(), m.getNumActors(), m.getNumJobs(), read_texts(m.getPending())};
+    return ClusterStatus{text(m.getSession()),
+                         m.getHeadPid(),
+                         read_resources(m.getTotal()),
+                         read_resources(m.getAvailable()),
+                         m.getNumNodes(),
+                         m.getNumWorkers(),
+                         m.getNumActors(),
+                         m.getNumJobs(),
+                         read_texts(m.getPending())};
   });
 }
 
@@ -532,7 +550,8 @@ Bytes to_bytes(const StartWorker& v) {
 template <>
 Result<StartWorker> from_bytes(const Bytes& bytes) {
   return read<wire::StartWorker>(bytes, [](wire::StartWorker::Reader m) {
-    return StartWorker{WorkerId{m.getWorker()}, JobId{m.getJob()}, read_launch(m.getLaunch()), m.getRank(), text(m.getLabel())};
+    return StartWorker{WorkerId{m.getWorker()}, JobId{m.getJob()}, read_launch(m.getLaunch()), m.getRank(),
+                       text(m.getLabel())};
   });
 }
 
@@ -575,7 +594,9 @@ Bytes to_bytes(const Attach& v) {
 }
 template <>
 Result<Attach> from_bytes(const Bytes& bytes) {
-  return read<wire::Attach>(bytes, [](wire::Attach::Reader m) { return Attach{WorkerId{m.getWorker()}, JobId{m.getJob()}, text(m.getRole())}; });
+  return read<wire::Attach>(bytes, [](wire::Attach::Reader m) {
+    return Attach{WorkerId{m.getWorker()}, JobId{m.getJob()}, text(m.getRole())};
+  });
 }
 
 Bytes to_bytes(const Attached& v) {
@@ -591,7 +612,8 @@ Bytes to_bytes(const Attached& v) {
 template <>
 Result<Attached> from_bytes(const Bytes& bytes) {
   return read<wire::Attached>(bytes, [](wire::Attached::Reader m) {
-    return Attached{NodeId{m.getNode()}, JobId{m.getJob()}, text(m.getHead()), text(m.getSession()), text(m.getHost()), WorkerId{m.getWorker()}};
+    return Attached{NodeId{m.getNode()},  JobId{m.getJob()}, text(m.getHead()),
+                    text(m.getSession()), text(m.getHost()), WorkerId{m.getWorker()}};
   });
 }
 
@@ -626,7 +648,8 @@ Bytes to_bytes(const ArenaRef& v) {
 }
 template <>
 Result<ArenaRef> from_bytes(const Bytes& bytes) {
-  return read<wire::ArenaRef>(bytes, [](wire::ArenaRef::Reader m) { return ArenaRef{text(m.getKey()), JobId{m.getJob()}}; });
+  return read<wire::ArenaRef>(bytes,
+                              [](wire::ArenaRef::Reader m) { return ArenaRef{text(m.getKey()), JobId{m.getJob()}}; });
 }
 
 Bytes to_bytes(const ObjectRef& v) {
@@ -638,9 +661,8 @@ Bytes to_bytes(const ObjectRef& v) {
 }
 template <>
 Result<ObjectRef> from_bytes(const Bytes& bytes) {
-  return read<wire::ObjectRef>(bytes, [](wire::ObjectRef::Reader m) {
-    return ObjectRef{ObjectId{m.getId()}, JobId{m.getJob()}, m.getBytes()};
-  });
+  return read<wire::ObjectRef>(
+      bytes, [](wire::ObjectRef::Reader m) { return ObjectRef{ObjectId{m.getId()}, JobId{m.getJob()}, m.getBytes()}; });
 }
 
 Bytes to_bytes(const LogLines& v) {
@@ -675,9 +697,8 @@ Bytes to_bytes(const ReadLog& v) {
 }
 template <>
 Result<ReadLog> from_bytes(const Bytes& bytes) {
-  return read<wire::ReadLog>(bytes, [](wire::ReadLog::Reader m) {
-    return ReadLog{WorkerId{m.getWorker()}, m.getStream(), m.getTailBytes()};
-  });
+  return read<wire::ReadLog>(
+      bytes, [](wire::ReadLog::Reader m) { return ReadLog{WorkerId{m.getWorker()}, m.getStream(), m.getTailBytes()}; });
 }
 
 }  // namespace shoal::actors

@@ -1,6 +1,8 @@
-// Every control message as a plain value, to bytes and back. Cap'n Proto ends here: nothing above sees a reader or a builder.
+// Every control message as a plain value, to bytes and back. Cap'n Proto ends here: nothing above sees a reader or a
+// builder.
 //
-// to_bytes never fails. from_bytes answers InvalidArgument for anything hostile: unknown enums, lists beyond their bound, bad pointers.
+// to_bytes never fails. from_bytes answers InvalidArgument for anything hostile: unknown enums, lists beyond their
+// bound, bad pointers.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +18,9 @@ namespace shoal::actors {
 enum class Method : std::uint16_t {
   // to the head
   kRegisterNode = 1,
-  kHeartbeat = 2,      // notice, empty
-  kWorkerUpdate = 3,   // notice
-  kEndDriver = 4,      // notice from a driver that leaves in order: JobRef
+  kHeartbeat = 2,     // notice, empty
+  kWorkerUpdate = 3,  // notice
+  kEndDriver = 4,     // notice from a driver that leaves in order: JobRef
   kRegisterDriver = 5,
   kCreateGang = 6,     // answered when accepted; ActorUpdate notices follow
   kKillActor = 7,      // ActorRef
@@ -29,8 +31,8 @@ enum class Method : std::uint16_t {
   kList = 12,
   kStatus = 13,
   kShutdown = 14,
-  kWatchJob = 15,      // JobRef: JobUpdate notices follow
-  kWatchActor = 16,    // ActorRef: the row now, ActorUpdate notices follow
+  kWatchJob = 15,    // JobRef: JobUpdate notices follow
+  kWatchActor = 16,  // ActorRef: the row now, ActorUpdate notices follow
   // from the head to a client, notices
   kActorUpdate = 30,  // ActorRow
   kJobUpdate = 31,    // JobRow

@@ -1,6 +1,7 @@
 """Shoal: a distributed runtime of actors for fully sharded training.
 
-From the source tree: ``PYTHONPATH=python:bazel-bin/python`` (the sources here, the extension there, one package).
+``import shoal as ray`` is how a user of Ray tries it. From the source tree: ``PYTHONPATH=python:bazel-bin/python`` (the sources here, the
+extension there, one package).
 """
 
 from pkgutil import extend_path
@@ -8,6 +9,36 @@ from pkgutil import extend_path
 # Lets `shoal._native` be found in bazel-bin; does nothing in an installed wheel.
 __path__ = extend_path(__path__, __name__)
 
+from shoal import exceptions
+from shoal._client import (
+    ObjectRef,
+    available_resources,
+    cluster_resources,
+    get,
+    init,
+    is_initialized,
+    kill,
+    nodes,
+    put,
+    shutdown,
+    wait,
+)
 from shoal._native import __version__
+from shoal._remote import remote
 
-__all__ = ["__version__"]
+__all__ = [
+    "ObjectRef",
+    "__version__",
+    "available_resources",
+    "cluster_resources",
+    "exceptions",
+    "get",
+    "init",
+    "is_initialized",
+    "kill",
+    "nodes",
+    "put",
+    "remote",
+    "shutdown",
+    "wait",
+]

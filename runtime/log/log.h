@@ -1,6 +1,7 @@
 // Logging: spdlog, one line per state transition, `key=value`, ids first; none on the data path.
 //
-// A Log is passed down from main like everything else. Levels: error means a bug of ours, warn is for people, info for state transitions.
+// A Log is passed down from main like everything else. Levels: error means a bug of ours, warn is for people, info for
+// state transitions.
 #pragma once
 
 #include <spdlog/logger.h>

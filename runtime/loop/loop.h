@@ -36,8 +36,8 @@ class Loop {
 
   asio::io_context& io();  // for the files of runtime that speak Asio
 
-  // The descriptors that this process's connections hold. A child that was forked closes its copies, lest they keep a connection open
-  // that its parent has left (D20).
+  // The descriptors that this process's connections hold. A child that was forked closes its copies, lest they keep a
+  // connection open that its parent has left (D20).
   void track(int fd);
   void untrack(int fd);
   void close_tracked();

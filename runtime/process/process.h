@@ -44,10 +44,12 @@ Result<pid_t> spawn(SpawnSpec spec);
 // Signals the process group that `leader` leads. Gone already: nothing.
 void signal_group(pid_t leader, int signal);
 
-// Processes whose parent ends become our children (PR_SET_CHILD_SUBREAPER): workers forked by a zygote report their death to us.
+// Processes whose parent ends become our children (PR_SET_CHILD_SUBREAPER): workers forked by a zygote report their
+// death to us.
 void become_subreaper();
 
-// Seconds since boot at which a process started, in clock ticks: with the pid, it names a process for good. 0 when there is none.
+// Seconds since boot at which a process started, in clock ticks: with the pid, it names a process for good. 0 when
+// there is none.
 std::uint64_t start_time(pid_t pid);
 
 // Calls `ended` once on the loop when the process is gone (pidfd). Destroyed: not any more. A child is reaped.

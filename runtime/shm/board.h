@@ -1,9 +1,10 @@
-// A board: the first pages of a shared memory that several processes use together. On it stands who belongs, who is gone and why, and
-// a bell that everybody who waits can hear.
+// A board: the first pages of a shared memory that several processes use together. On it stands who belongs, who is
+// gone and why, and a bell that everybody who waits can hear.
 //
-// The members write what they share behind the board and ring; the node, which alone learns of deaths (D20: from the kernel, by pidfd),
-// writes the death here and rings. So a rank that sleeps in a wait hears of a dead peer at once, without a message and without a thread.
-// Trust: members of a board are processes of one job; a board is never shown to another job.
+// The members write what they share behind the board and ring; the node, which alone learns of deaths (D20: from the
+// kernel, by pidfd), writes the death here and rings. So a rank that sleeps in a wait hears of a dead peer at once,
+// without a message and without a thread. Trust: members of a board are processes of one job; a board is never shown to
+// another job.
 #pragma once
 
 #include <atomic>
@@ -37,7 +38,8 @@ class Board {
   void ring();
 
   enum class Heard { kDone, kTimeout };
-  // Returns kDone once done() holds, after looking again at each ring, and kTimeout after `limit`. Spins briefly first: `spins` looks.
+  // Returns kDone once done() holds, after looking again at each ring, and kTimeout after `limit`. Spins briefly first:
+  // `spins` looks.
   Heard listen(const std::function<bool()>& done, std::chrono::nanoseconds limit, int spins);
 
  private:

@@ -64,7 +64,8 @@ struct Found {
   SessionFolder folder;
   std::string endpoint;  // of the head
 };
-// NotFound when none runs. With several running and none named, InvalidArgument lists them when `exactly` is set, else the latest.
+// NotFound when none runs. With several running and none named, InvalidArgument lists them when `exactly` is set, else
+// the latest.
 Result<Found> find_cluster(const Target& target, bool exactly);
 
 }  // namespace shoal::scheduler::cli

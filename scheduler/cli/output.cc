@@ -11,10 +11,14 @@ int exit_code(const Error& e) {
   if (e.reason() == "TokenRefused") return kAuth;
   if (e.reason() == "Infeasible") return kDoesNotFit;
   switch (e.code()) {
-    case Code::kNotFound: return kNotFoundExit;
-    case Code::kUnavailable: return kUnreachable;
-    case Code::kDeadlineExceeded: return kTimedOut;
-    default: return kFailed;
+    case Code::kNotFound:
+      return kNotFoundExit;
+    case Code::kUnavailable:
+      return kUnreachable;
+    case Code::kDeadlineExceeded:
+      return kTimedOut;
+    default:
+      return kFailed;
   }
 }
 
@@ -27,7 +31,11 @@ int submit_exit_code(const Error& e) {
 }
 
 json to_json(const Error& e) {
-  return {{"code", code_name(e.code())}, {"reason", e.reason()}, {"message", e.message()}, {"hint", e.hint()}, {"in", e.context()}};
+  return {{"code", code_name(e.code())},
+          {"reason", e.reason()},
+          {"message", e.message()},
+          {"hint", e.hint()},
+          {"in", e.context()}};
 }
 
 json to_json(const actors::Resources& resources) {
@@ -41,22 +49,36 @@ json cause_json(const std::optional<Error>& cause) { return cause ? to_json(*cau
 }  // namespace
 
 json to_json(const actors::ActorRow& r) {
-  return {{"id", to_string(r.id)},         {"class", r.class_name},      {"state", actors::to_string(r.state)},
-          {"job", to_string(r.job)},       {"node", to_string(r.node)},  {"worker", to_string(r.worker)},
-          {"pid", r.pid},                  {"rank", r.rank},             {"world_size", r.world_size},
-          {"generation", r.generation},    {"endpoint", r.endpoint},     {"pending_reason", r.pending_reason},
-          {"attributes", r.attributes},    {"cause", cause_json(r.cause)}};
+  return {{"id", to_string(r.id)},
+          {"class", r.class_name},
+          {"state", actors::to_string(r.state)},
+          {"job", to_string(r.job)},
+          {"node", to_string(r.node)},
+          {"worker", to_string(r.worker)},
+          {"pid", r.pid},
+          {"rank", r.rank},
+          {"world_size", r.world_size},
+          {"generation", r.generation},
+          {"endpoint", r.endpoint},
+          {"pending_reason", r.pending_reason},
+          {"attributes", r.attributes},
+          {"cause", cause_json(r.cause)}};
 }
 
 json to_json(const actors::NodeRow& r) {
-  return {{"id", to_string(r.id)},       {"host", r.host},           {"pid", r.pid},
-          {"state", to_string(r.state)}, {"endpoint", r.endpoint},   {"total", to_json(r.total)},
+  return {{"id", to_string(r.id)},
+          {"host", r.host},
+          {"pid", r.pid},
+          {"state", to_string(r.state)},
+          {"endpoint", r.endpoint},
+          {"total", to_json(r.total)},
           {"available", to_json(r.available)}};
 }
 
 json to_json(const actors::WorkerRow& r) {
-  return {{"id", to_string(r.id)}, {"node", to_string(r.node)}, {"job", to_string(r.job)},      {"pid", r.pid},
-          {"state", to_string(r.state)}, {"role", r.role},      {"rank", r.rank}, {"cause", cause_json(r.cause)}};
+  return {{"id", to_string(r.id)}, {"node", to_string(r.node)},   {"job", to_string(r.job)},
+          {"pid", r.pid},          {"state", to_string(r.state)}, {"role", r.role},
+          {"rank", r.rank},        {"cause", cause_json(r.cause)}};
 }
 
 json to_json(const actors::JobRow& r) {

@@ -1,4 +1,5 @@
-// How the CLI speaks: data on stdout (a table, or one JSON object with a schema), talk on stderr, exit codes with a meaning.
+// How the CLI speaks: data on stdout (a table, or one JSON object with a schema), talk on stderr, exit codes with a
+// meaning.
 #pragma once
 
 #include <string>

@@ -17,8 +17,14 @@ Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
 }  // namespace
 
-Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log, Options options)
-    : clock_(clock), random_(random), network_(network), store_(store), log_(std::move(log)), options_(std::move(options)),
+Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log,
+           Options options)
+    : clock_(clock),
+      random_(random),
+      network_(network),
+      store_(store),
+      log_(std::move(log)),
+      options_(std::move(options)),
       state_(options_.state, random) {}
 
 Head::~Head() = default;
@@ -26,10 +32,10 @@ Head::~Head() = default;
 Result<void> Head::start() {
   for (const auto& endpoint : options_.listen) {
     SHOAL_TRY(auto listener, network_.listen(endpoint, [this](std::unique_ptr<runtime::Connection> connection) {
-                auto peer = std::make_unique<Peer>(std::move(connection), clock_, *this);
-                auto* key = peer.get();
-                clients_[key].peer = std::move(peer);
-              }));
+      auto peer = std::make_unique<Peer>(std::move(connection), clock_, *this);
+      auto* key = peer.get();
+      clients_[key].peer = std::move(peer);
+    }));
     log_->info("listening endpoint={}", listener->endpoint().to_string());
     listeners_.push_back(std::move(listener));
   }
@@ -60,16 +66,20 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
   if (method == Method::kShutdown && options_.on_shutdown) options_.on_shutdown();
 }
 
-Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, runtime::Responder& responder, bool& later) {
+Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, runtime::Responder& responder,
+                             bool& later) {
   Peer* const peer = client.peer.get();
   switch (method) {
-    case Method::kRegisterNode: return register_node(client, bytes);
-    case Method::kRegisterDriver: return register_driver(client, bytes);
+    case Method::kRegisterNode:
+      return register_node(client, bytes);
+    case Method::kRegisterDriver:
+      return register_driver(client, bytes);
     case Method::kCreateGang: {
       SHOAL_TRY(const auto spec, from_bytes<actors::GangSpec>(bytes));
       SHOAL_OK(state_.gang_requested(spec));
       for (const auto& a : spec.actors) actor_watchers_[a.id].insert(peer);
-      log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(), spec.actors[0].class_name);
+      log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(),
+                 spec.actors[0].class_name);
       return Message();
     }
     case Method::kKillActor: {
@@ -125,12 +135,14 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       for (const auto& [node, p] : nodes_) p->notify(number(Method::kEndNode), {});
       return Message();
     }
-    default: return fail(unimplemented("the head does not know method " + std::to_string(number(method))));
+    default:
+      return fail(unimplemented("the head does not know method " + std::to_string(number(method))));
   }
 }
 
 Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
-  if (client.peer->identity().role != runtime::Role::kNode) return fail(invalid_argument("only a node registers as one"));
+  if (client.peer->identity().role != runtime::Role::kNode)
+    return fail(invalid_argument("only a node registers as one"));
   SHOAL_TRY(const auto node, from_bytes<actors::RegisterNode>(bytes));
   SHOAL_OK(state_.node_joined(node));
   client.node = node.id;
@@ -151,7 +163,9 @@ Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
   // The node of its host: today every node is on this one.
   const auto alive = state_.alive_nodes();
   if (alive.empty()) {
-    return fail(unavailable("the cluster has no node").with_reason("NoNode").with_hint("start one with: shoal start --address HOST:PORT"));
+    return fail(unavailable("the cluster has no node")
+                    .with_reason("NoNode")
+                    .with_hint("start one with: shoal start --address HOST:PORT"));
   }
   const JobId job = state_.driver_joined(driver);
   job_watchers_[job].insert(client.peer.get());
@@ -176,7 +190,8 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
         ignore(m.error());
       } else {
         if (m->state == actors::WorkerState::kExited) {
-          log_->info("worker={} exited code={} cause='{}'", to_string(m->worker), m->shell_code, m->cause ? m->cause->message() : "");
+          log_->info("worker={} exited code={} cause='{}'", to_string(m->worker), m->shell_code,
+                     m->cause ? m->cause->message() : "");
         }
         state_.worker_updated(node, *m);
       }
@@ -195,7 +210,8 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
         state_.attributes_set(*m);
       }
       break;
-    default: ignore(unimplemented("unknown notice"));
+    default:
+      ignore(unimplemented("unknown notice"));
   }
   perform();
 }
@@ -205,7 +221,8 @@ void Head::on_closed(Peer& peer, const Error& why) {
   const NodeId node = client(peer).node;
   if (const auto it = nodes_.find(node); it != nodes_.end() && it->second == &peer) {
     nodes_.erase(it);
-    log_->warn("node={} disconnected: {}", to_string(node), why.message());  // its silence or its pid will tell whether it is gone
+    log_->warn("node={} disconnected: {}", to_string(node),
+               why.message());  // its silence or its pid will tell whether it is gone
   }
   for (auto& [actor, watchers] : actor_watchers_) watchers.erase(&peer);
   for (auto& [job, watchers] : job_watchers_) watchers.erase(&peer);
@@ -274,7 +291,8 @@ void Head::perform(Action action) {
         head.log_->info("actor={} dead cause='{}'", to_string(a.row.id), a.row.cause ? a.row.cause->message() : "");
         head.actor_watchers_.erase(a.row.id);
       } else {
-        head.log_->info("actor={} {} worker={}", to_string(a.row.id), actors::to_string(a.row.state), to_string(a.row.worker));
+        head.log_->info("actor={} {} worker={}", to_string(a.row.id), actors::to_string(a.row.state),
+                        to_string(a.row.worker));
       }
     }
     void operator()(const TellJob& a) {

@@ -1,4 +1,5 @@
-// The head: drives ClusterState. Listens, turns requests into events, performs actions. Never on the path of a call, an object or a step.
+// The head: drives ClusterState. Listens, turns requests into events, performs actions. Never on the path of a call, an
+// object or a step.
 //
 // Loop thread only. Everything it needs is passed in, so the simulated world runs this very class.
 #pragma once
@@ -27,13 +28,15 @@ class Head final : public runtime::PeerHandler {
     runtime::Duration tick = std::chrono::milliseconds(200);
     runtime::Duration call_timeout = std::chrono::seconds(30);  // for a node's answer
     ClusterState::Options state;
-    // Calls back when a process of this host is gone: a node's death is then known at once, not only by its silence. May be empty.
+    // Calls back when a process of this host is gone: a node's death is then known at once, not only by its silence.
+    // May be empty.
     std::function<std::shared_ptr<void>(pid_t, std::function<void()>)> watch_process;
     std::function<void()> on_shutdown;  // asked to end: the nodes were told
   };
 
   // All references outlive the head.
-  Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log, Options options);
+  Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log,
+       Options options);
   ~Head();
 
   // Listens on every endpoint, or says which one is taken.
@@ -53,14 +56,16 @@ class Head final : public runtime::PeerHandler {
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
 
-  Result<runtime::Message> answer(Client& client, actors::Method method, const Bytes& body, runtime::Responder& responder, bool& later);
+  Result<runtime::Message> answer(Client& client, actors::Method method, const Bytes& body,
+                                  runtime::Responder& responder, bool& later);
   Result<runtime::Message> register_node(Client& client, const Bytes& body);
   Result<runtime::Message> register_driver(Client& client, const Bytes& body);
   void tick();
   void now() { state_.advance(clock_.now(), clock_.unix_millis()); }
   void perform();
   void perform(Action action);
-  void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
+  void to_node(NodeId node, actors::Method method, Bytes body,
+               std::function<void(Result<runtime::Message>)> callback = {});
   void to_watchers(const std::set<runtime::Peer*>& watchers, actors::Method method, const Bytes& body);
   void keep(const Result<void>& written);
   Client& client(runtime::Peer& peer) { return clients_.at(&peer); }

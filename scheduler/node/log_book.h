@@ -1,4 +1,5 @@
-// What workers print: kept in files under the session's logs/, the last lines of stderr also in memory, for the cause of a death.
+// What workers print: kept in files under the session's logs/, the last lines of stderr also in memory, for the cause
+// of a death.
 #pragma once
 
 #include <deque>

@@ -1,4 +1,5 @@
-// The node of a host: owns what its workers share, starts and ends them, hears of their deaths and tells everybody concerned.
+// The node of a host: owns what its workers share, starts and ends them, hears of their deaths and tells everybody
+// concerned.
 //
 // Loop thread only. Everything it needs is passed in, so the simulated world runs this very class.
 #pragma once
@@ -31,7 +32,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     storage::MemoryTable::Options memory;
     runtime::Duration connect_timeout = std::chrono::seconds(5);
     runtime::Duration reconnect = std::chrono::milliseconds(500);
-    std::size_t max_ended = 400;  // workers whose logs a follower still gets
+    std::size_t max_ended = 400;                             // workers whose logs a follower still gets
     runtime::Duration stop_grace = std::chrono::seconds(2);  // between SIGTERM and SIGKILL when the node ends
     // Ends when the last process that attached by itself (a driver, ranks under torchrun) is gone, after `owner` is.
     bool ends_with_owner = false;
@@ -41,7 +42,8 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     std::function<void()> on_registered;
   };
 
-  Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Launcher& launcher, runtime::Log log, Options options);
+  Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Launcher& launcher, runtime::Log log,
+       Options options);
   ~Node();
 
   // Listens, then finds the head; keeps trying.
@@ -62,8 +64,8 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     std::string endpoint;
     std::string role;
     runtime::Peer* peer = nullptr;
-    std::shared_ptr<void> watch;   // of one that was not launched here
-    runtime::Timer kill;           // after its grace
+    std::shared_ptr<void> watch;  // of one that was not launched here
+    runtime::Timer kill;          // after its grace
   };
   // A worker that ended: its logs stay readable.
   struct Ended {
@@ -89,14 +91,15 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   void beat();
   void report(const Worker& worker, std::int32_t shell_code = 0, const std::optional<Error>& cause = {});
 
-  Result<runtime::Message> answer(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
-                                  bool& later);
+  Result<runtime::Message> answer(runtime::Peer& peer, actors::Method method, runtime::Message& message,
+                                  runtime::Responder& responder, bool& later);
   void start_worker(const actors::StartWorker& spec, runtime::Responder responder);
   Result<runtime::Message> attach(runtime::Peer& peer, const actors::Attach& attach);
   Result<runtime::Message> open_arena(runtime::Peer& peer, const actors::OpenArena& open);
   // Sends what the job printed so far, and from now on.
   void follow(runtime::Peer& peer, JobId job);
-  void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, Launcher::Stream stream, std::string_view lines);
+  void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, Launcher::Stream stream,
+                  std::string_view lines);
   void stop_worker(const actors::StopWorker& stop);
   void end_job(JobId job);
   void worker_gone(WorkerId worker, std::int32_t shell_code, const Error& cause);

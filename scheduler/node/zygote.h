@@ -1,7 +1,9 @@
-// A warm Python process that forks workers: one per (interpreter, with or without torch). The node's end of the conversation.
+// A warm Python process that forks workers: one per (interpreter, with or without torch). The node's end of the
+// conversation.
 //
-// They speak JSON over a SOCK_SEQPACKET pair that nobody else holds; descriptors of a worker's stdout and stderr travel with its request.
-// A worker is forked twice, so that it becomes the node's own child (the node is a subreaper) and its death is the node's to see.
+// They speak JSON over a SOCK_SEQPACKET pair that nobody else holds; descriptors of a worker's stdout and stderr travel
+// with its request. A worker is forked twice, so that it becomes the node's own child (the node is a subreaper) and its
+// death is the node's to see.
 #pragma once
 
 #include <functional>
@@ -22,8 +24,8 @@ class Zygote {
   using Started = std::function<void(Result<pid_t>)>;
 
   // Starts it at once. Requests made before it is ready wait; when it dies they fail.
-  static Result<std::unique_ptr<Zygote>> start(runtime::Loop& loop, runtime::Log log, const std::string& python, bool torch,
-                                               std::function<void()> died);
+  static Result<std::unique_ptr<Zygote>> start(runtime::Loop& loop, runtime::Log log, const std::string& python,
+                                               bool torch, std::function<void()> died);
   ~Zygote();
 
   void fork(const actors::StartWorker& spec, const Env& env, Fd out, Fd err, Started started);

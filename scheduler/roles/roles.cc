@@ -34,7 +34,8 @@ void report(int fd, const json& what) {
 }
 
 json error_json(const Error& e) {
-  return {{"error", {{"code", code_name(e.code())}, {"reason", e.reason()}, {"message", e.message()}, {"hint", e.hint()}}}};
+  return {
+      {"error", {{"code", code_name(e.code())}, {"reason", e.reason()}, {"message", e.message()}, {"hint", e.hint()}}}};
 }
 
 // What every role needs: built by its main, passed down.
@@ -43,7 +44,8 @@ class World {
   static Result<std::unique_ptr<World>> make(const std::string& session, const std::string& role) {
     SHOAL_TRY(const SessionFolder folder, SessionFolder::open(session));
     SHOAL_TRY(const runtime::Token token, folder.token());
-    SHOAL_TRY(runtime::Log log, runtime::make_file_log(role, folder.logs() + "/" + role + "-" + std::to_string(getpid()) + ".log"));
+    SHOAL_TRY(runtime::Log log,
+              runtime::make_file_log(role, folder.logs() + "/" + role + "-" + std::to_string(getpid()) + ".log"));
     SHOAL_OK(folder.enter(role, getpid()));
     return std::unique_ptr<World>(new World(folder, token, std::move(log), role));
   }
@@ -69,7 +71,10 @@ class World {
 
  private:
   World(SessionFolder f, const runtime::Token& token, runtime::Log l, std::string r)
-      : folder(std::move(f)), log(std::move(l)), role(std::move(r)), network(loop, *clock, *random, token, runtime::SocketOptions()),
+      : folder(std::move(f)),
+        log(std::move(l)),
+        role(std::move(r)),
+        network(loop, *clock, *random, token, runtime::SocketOptions()),
         signals(loop.io(), SIGTERM, SIGINT) {
     std::signal(SIGPIPE, SIG_IGN);
   }
@@ -82,7 +87,8 @@ Head::Options head_options(World& world) {
   o.session = world.folder.path();
   o.pid = getpid();
   o.watch_process = [&world](pid_t pid, std::function<void()> gone) -> std::shared_ptr<void> {
-    return std::make_shared<runtime::ProcessWatch>(world.loop, pid, [gone = std::move(gone)](runtime::ExitStatus) { gone(); });
+    return std::make_shared<runtime::ProcessWatch>(world.loop, pid,
+                                                   [gone = std::move(gone)](runtime::ExitStatus) { gone(); });
   };
   return o;
 }
@@ -96,11 +102,6 @@ Node::Options node_options(World& world, const actors::Resources& resources, con
   o.session = world.folder.path();
   o.logs.folder = world.folder.logs();
   return o;
-}
-
-int refused(int ready_fd, const Error& error) {
-  report(ready_fd, error_json(error));
-  return 1;
 }
 
 // Lets what was sent go out, then drains the network. The loop runs until then.
@@ -117,6 +118,11 @@ void run_until(World& world, const bool& over) {
 
 }  // namespace
 
+int refuse_role(int ready_fd, const Error& error) {
+  report(ready_fd, error_json(error));
+  return 1;
+}
+
 actors::Resources detect_resources() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -129,17 +135,18 @@ actors::Resources detect_resources() {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
     const std::string device = entry.path().filename();
-    gpus += device.starts_with("nvidia") && device.size() > 6 && device.find_first_not_of("0123456789", 6) == std::string::npos;
+    gpus += device.starts_with("nvidia") && device.size() > 6 &&
+            device.find_first_not_of("0123456789", 6) == std::string::npos;
   }
   return actors::Resources::of({{"CPU", cpus}, {"memory", memory}, {"GPU", gpus}}).value_or(actors::Resources());
 }
 
 int run_head(const HeadRole& role) {
   auto world = World::make(role.session, "head");
-  if (!world) return refused(role.ready_fd, world.error());
+  if (!world) return refuse_role(role.ready_fd, world.error());
   World& w = **world;
   auto store = open_sqlite_store(w.folder.database());
-  if (!store) return refused(role.ready_fd, store.error());
+  if (!store) return refuse_role(role.ready_fd, store.error());
   bool over = false;
   auto options = head_options(w);
   options.listen = {Endpoint::tcp(role.host, role.port), local_head(w.folder)};
@@ -152,11 +159,11 @@ int run_head(const HeadRole& role) {
       Error e = started.error();
       if (e.reason() == "AddressInUse") e = std::move(e).with_hint("choose another with --port, or 0 for any free one");
       drain(w);
-      return refused(role.ready_fd, e);
+      return refuse_role(role.ready_fd, e);
     }
     w.on_signal([&] { over = true; });
     const SessionInfo info{head.endpoints()[0].to_string(), head.endpoints()[1].to_string(), w.clock->unix_millis()};
-    if (const auto written = w.folder.write_info(info); !written) return refused(role.ready_fd, written.error());
+    if (const auto written = w.folder.write_info(info); !written) return refuse_role(role.ready_fd, written.error());
     report(role.ready_fd, {{"head", info.head}, {"head_local", info.head_local}});
     run_until(w, over);
   }
@@ -167,10 +174,10 @@ int run_head(const HeadRole& role) {
 
 int run_node(const NodeRole& role) {
   auto world = World::make(role.session, "node");
-  if (!world) return refused(role.ready_fd, world.error());
+  if (!world) return refuse_role(role.ready_fd, world.error());
   World& w = **world;
   const auto head = runtime::parse_endpoint(role.head);
-  if (!head) return refused(role.ready_fd, head.error());
+  if (!head) return refuse_role(role.ready_fd, head.error());
   bool over = false;
   auto launcher = make_posix_launcher(w.loop, *w.random, w.log, {role.python});
   auto options = node_options(w, role.resources, *head);
@@ -181,7 +188,7 @@ int run_node(const NodeRole& role) {
   int ready_fd = role.ready_fd;
   {
     Node node(*w.clock, *w.random, w.network, *launcher, w.log, options);
-    if (const auto started = node.start(); !started) return refused(role.ready_fd, started.error());
+    if (const auto started = node.start(); !started) return refuse_role(role.ready_fd, started.error());
     w.on_signal([&] { node.end("a signal"); });
     report(ready_fd, {{"node", node.endpoint().to_string()}, {"id", to_string(node.id())}});
     run_until(w, over);
@@ -193,19 +200,19 @@ int run_node(const NodeRole& role) {
 
 int run_local(const LocalRole& role) {
   auto world = World::make(role.session, "local");
-  if (!world) return refused(role.ready_fd, world.error());
+  if (!world) return refuse_role(role.ready_fd, world.error());
   World& w = **world;
   auto store = open_sqlite_store(w.folder.database());
-  if (!store) return refused(role.ready_fd, store.error());
+  if (!store) return refuse_role(role.ready_fd, store.error());
   bool over = false;
   auto launcher = make_posix_launcher(w.loop, *w.random, w.log, {role.python});
   {
     auto head_opts = head_options(w);
     head_opts.listen = {local_head(w.folder)};
     Head head(*w.clock, *w.random, w.network, **store, w.log, head_opts);
-    if (const auto started = head.start(); !started) return refused(role.ready_fd, started.error());
+    if (const auto started = head.start(); !started) return refuse_role(role.ready_fd, started.error());
     const SessionInfo info{"", head.endpoints()[0].to_string(), w.clock->unix_millis()};
-    if (const auto written = w.folder.write_info(info); !written) return refused(role.ready_fd, written.error());
+    if (const auto written = w.folder.write_info(info); !written) return refuse_role(role.ready_fd, written.error());
 
     auto node_opts = node_options(w, role.resources, head.endpoints()[0]);
     node_opts.ends_with_owner = role.owner != 0;
@@ -218,11 +225,12 @@ int run_local(const LocalRole& role) {
     int ready_fd = role.ready_fd;
     Node* self = nullptr;
     node_opts.on_registered = [&] {
-      report(std::exchange(ready_fd, -1), {{"head_local", info.head_local}, {"node", self->endpoint().to_string()}});
+      report(std::exchange(ready_fd, -1),
+             {{"session", w.folder.path()}, {"head_local", info.head_local}, {"node", self->endpoint().to_string()}});
     };
     Node node(*w.clock, *w.random, w.network, *launcher, w.log, node_opts);
     self = &node;
-    if (const auto started = node.start(); !started) return refused(role.ready_fd, started.error());
+    if (const auto started = node.start(); !started) return refuse_role(role.ready_fd, started.error());
     w.on_signal([&] { node.end("a signal"); });
     run_until(w, over);
   }

@@ -1,7 +1,8 @@
-// The processes of a cluster, each a main: a head, a node, or both in one (embedded in a driver's life, or private to torchrun's ranks).
+// The processes of a cluster, each a main: a head, a node, or both in one (embedded in a driver's life, or private to
+// torchrun's ranks).
 //
-// They report on `ready_fd`, if it is one, with a line of JSON: {"head": .., "head_local": .., "node": ..} or {"error": {code, reason,
-// message, hint}}, and return the process's exit code.
+// They report on `ready_fd`, if it is one, with a line of JSON: {"head": .., "head_local": .., "node": ..} or {"error":
+// {code, reason, message, hint}}, and return the process's exit code.
 #pragma once
 
 #include <sys/types.h>
@@ -31,7 +32,8 @@ struct NodeRole {
 };
 int run_node(const NodeRole& role);
 
-// Head and node in one process, reached over unix sockets only. It ends when `owner`, and whoever attached besides, is gone.
+// Head and node in one process, reached over unix sockets only. It ends when `owner`, and whoever attached besides, is
+// gone.
 struct LocalRole {
   std::string session;  // folder
   actors::Resources resources;
@@ -41,6 +43,9 @@ struct LocalRole {
   int ready_fd = -1;
 };
 int run_local(const LocalRole& role);
+
+// Says on ready_fd why a role does not start; returns its exit code.
+int refuse_role(int ready_fd, const Error& error);
 
 // What this machine has: CPUs this process may use, memory, GPUs.
 actors::Resources detect_resources();

@@ -28,7 +28,8 @@ Result<void> make_private_folder(const std::string& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) return fail(from_errno(errno, path));
   if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 077) != 0) {
-    return fail(invalid_argument(path + " is not a private folder of this user").with_hint("remove it, or set SHOAL_HOME to another folder"));
+    return fail(invalid_argument(path + " is not a private folder of this user")
+                    .with_hint("remove it, or set SHOAL_HOME to another folder"));
   }
   return {};
 }
@@ -38,7 +39,8 @@ Result<void> write_file(const std::string& path, const std::string& text) {
   const std::string fresh = path + ".new";
   const Fd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!fd) return fail(from_errno(errno, "cannot write " + fresh));
-  if (write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) return fail(from_errno(errno ? errno : ENOSPC, fresh));
+  if (write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+    return fail(from_errno(errno ? errno : ENOSPC, fresh));
   if (rename(fresh.c_str(), path.c_str()) != 0) return fail(from_errno(errno, "cannot write " + path));
   return {};
 }
@@ -57,7 +59,8 @@ Result<std::string> SessionFolder::root(const char* shoal_home) {
   return path;
 }
 
-Result<SessionFolder> SessionFolder::create(const std::string& root, const runtime::Token& token, std::int64_t unix_ms, std::uint64_t unique) {
+Result<SessionFolder> SessionFolder::create(const std::string& root, const runtime::Token& token, std::int64_t unix_ms,
+                                            std::uint64_t unique) {
   std::vector<fs::path> ended;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(root, ignored)) {
@@ -107,7 +110,8 @@ Result<runtime::Token> SessionFolder::token() const {
 }
 
 Result<void> SessionFolder::write_info(const SessionInfo& info) const {
-  const nlohmann::json j = {{"head", info.head}, {"head_local", info.head_local}, {"started_unix_ms", info.started_unix_ms}};
+  const nlohmann::json j = {
+      {"head", info.head}, {"head_local", info.head_local}, {"started_unix_ms", info.started_unix_ms}};
   return write_file(path_ + "/info.json", j.dump(2) + "\n");
 }
 

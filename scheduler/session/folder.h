@@ -1,10 +1,10 @@
-// A cluster's session folder: its secret, its addresses, who belongs to it, and its logs. One per cluster; several live side by side.
+// A cluster's session folder: its secret, its addresses, who belongs to it, and its logs. One per cluster; several live
+// side by side.
 //
 //   ROOT/NAME/token          0600, the only place where the secret lies
 //   ROOT/NAME/info.json      addresses, for those who look for a running cluster
-//   ROOT/NAME/pids/ROLE.PID  one file per head and node; its content is the process's start time, so that a reused pid is no member
-//   ROOT/NAME/logs/          of head, node and workers
-//   ROOT/NAME/state.sqlite   what must survive the head
+//   ROOT/NAME/pids/ROLE.PID  one file per head and node; its content is the process's start time, so that a reused pid
+//   is no member ROOT/NAME/logs/          of head, node and workers ROOT/NAME/state.sqlite   what must survive the head
 #pragma once
 
 #include <sys/types.h>
@@ -34,7 +34,8 @@ class SessionFolder {
   // $SHOAL_HOME if set, else /tmp/shoal-UID. Made with mode 0700; InvalidArgument when it belongs to somebody else.
   static Result<std::string> root(const char* shoal_home);
   // A new one with a fresh token. Ended ones beyond kKeep are removed, the oldest first.
-  static Result<SessionFolder> create(const std::string& root, const runtime::Token& token, std::int64_t unix_ms, std::uint64_t unique);
+  static Result<SessionFolder> create(const std::string& root, const runtime::Token& token, std::int64_t unix_ms,
+                                      std::uint64_t unique);
   static Result<SessionFolder> open(const std::string& path);
   // Those with a living process, the latest first.
   static std::vector<SessionFolder> running(const std::string& root);

@@ -1,7 +1,7 @@
 // What the head knows and decides: a pure machine. Events in, actions out; no I/O, no clock, no thread.
 //
-// The head (scheduler/head) tells it the time and every event, and performs its actions in order. Identifiers come from the Random it is
-// given, so a seed and a list of events give the same actions again.
+// The head (scheduler/head) tells it the time and every event, and performs its actions in order. Identifiers come from
+// the Random it is given, so a seed and a list of events give the same actions again.
 #pragma once
 
 #include <deque>
@@ -60,8 +60,8 @@ struct PersistNode {
 struct PersistJob {
   actors::JobRow row;
 };
-using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, FindPortOn, TellActor, TellJob, TellHosted, Warn, PersistNode,
-                            PersistJob>;
+using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, FindPortOn, TellActor, TellJob,
+                            TellHosted, Warn, PersistNode, PersistJob>;
 
 // One line, for transcripts and logs: "StartWorker node=.. worker=.. rank=0".
 std::string to_string(const Action& action);
@@ -86,12 +86,13 @@ class ClusterState {
   void tick();
 
   // ---- events: nodes ----
-  // Again with the same id: its connection broke and it is back. Unavailable/Fenced when it was given up meanwhile: it has to end its
-  // workers, which were declared dead, and to come back as another node.
+  // Again with the same id: its connection broke and it is back. Unavailable/Fenced when it was given up meanwhile: it
+  // has to end its workers, which were declared dead, and to come back as another node.
   Result<void> node_joined(const actors::RegisterNode& node);
   void node_beat(NodeId node);
   void node_lost(NodeId node, const Error& cause);
-  // `from` answers for its workers. An update of an unknown worker that runs (a driver, a rank under torchrun) makes it known.
+  // `from` answers for its workers. An update of an unknown worker that runs (a driver, a rank under torchrun) makes it
+  // known.
   void worker_updated(NodeId from, const actors::WorkerUpdate& update);
 
   // ---- events: jobs ----
@@ -118,7 +119,8 @@ class ClusterState {
   const actors::JobRow* job(JobId id) const;
   std::vector<NodeId> alive_nodes() const;
 
-  // Aborts when the books do not add up: resources taken and given, rows that point at each other. For tests and the simulation.
+  // Aborts when the books do not add up: resources taken and given, rows that point at each other. For tests and the
+  // simulation.
   void check_invariants() const;
 
  private:

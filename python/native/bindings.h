@@ -1,0 +1,52 @@
+// What the binding files share: how an Error becomes a Python exception, and how Python's buffers become spans.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <span>
+
+#include "runtime/core/result.h"
+
+namespace shoal::python {
+
+namespace nb = nanobind;
+
+void bind_errors(nb::module_& m);
+void bind_session(nb::module_& m);
+
+// Raises what shoal.exceptions makes of it. An interrupted wait raises what the signal handler raised.
+[[noreturn]] void raise(const Error& error);
+nb::object to_exception(const Error& error);
+
+template <class T>
+T unwrap(Result<T> result) {
+  if (!result) raise(result.error());
+  if constexpr (!std::is_void_v<T>) return std::move(*result);
+}
+
+// The waits' chance to run Python's signal handlers. Called without the GIL.
+bool signals_pending();
+
+using ReadBuffer = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Memory = nb::ndarray<nb::memview, const std::uint8_t, nb::ndim<1>>;
+
+inline std::span<const std::byte> span_of(const nb::bytes& b) {
+  return {static_cast<const std::byte*>(b.data()), b.size()};
+}
+inline std::span<const std::byte> span_of(const ReadBuffer& b) {
+  return {reinterpret_cast<const std::byte*>(b.data()), b.size()};
+}
+
+// A read-only memoryview that keeps its owner alive.
+nb::object memory_view(std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
+
+}  // namespace shoal::python

@@ -1,0 +1,37 @@
+// The extension module: conversions only, no logic. Each part of the house binds itself in a file of its own.
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "python/native/bindings.h"
+
+namespace shoal::python {
+
+namespace {
+
+// Waits until this process is `parent`'s child (a worker is forked twice and adopted by its node), then dies with it.
+void die_with(pid_t parent) {
+  for (int i = 0; i < 10'000 && getppid() != parent; ++i) usleep(100);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(127);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.attr("__version__") = "0.1.0";
+  m.def(
+      "code_name",
+      [](std::uint16_t code) {
+        if (code >= kNumCodes) throw nb::value_error("there are nine codes, 0 to 8");
+        return std::string(code_name(static_cast<Code>(code)));
+      },
+      nb::arg("code"), "Name of an error code.");
+  m.def("die_with", &die_with, nb::arg("parent"),
+        "Be killed when `parent`, whose child this process is or soon will be, ends.");
+  bind_errors(m);
+  bind_session(m);
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,458 @@
+#include "actors/session/session.h"
+
+#include "python/native/bindings.h"
+
+namespace shoal::python {
+
+using actors::Session;
+using actors::Value;
+using actors::ValueFuture;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Clock::time_point deadline_in(std::optional<double> seconds) {
+  if (!seconds || *seconds > 1e9) return runtime::LoopThread::kForever;
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::max(0.0, *seconds)));
+}
+
+Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& buffers) {
+  Value::Pieces out = {span_of(head)};
+  for (const auto& b : buffers) out.push_back(span_of(b));
+  return out;
+}
+
+// (head, [buffer, ...]): the head as bytes when small, everything else as views of the memory it lies in.
+nb::tuple to_python(const Value& value) {
+  const auto pieces = value.pieces();
+  const auto owner = value.keep_alive();
+  nb::object head = value.shared() && pieces[0].size() > Value::kMaxInlineBytes
+                        ? memory_view(pieces[0], owner)
+                        : nb::object(nb::bytes(reinterpret_cast<const char*>(pieces[0].data()), pieces[0].size()));
+  nb::list buffers;
+  for (std::size_t i = 1; i < pieces.size(); ++i) buffers.append(memory_view(pieces[i], owner));
+  return nb::make_tuple(head, buffers);
+}
+
+// A future value: what ObjectRef holds.
+class Ref {
+ public:
+  explicit Ref(ValueFuture future) : future_(std::move(future)) {}
+  const ValueFuture& future() const { return future_; }
+  bool ready() const { return future_.ready(); }
+  bool failed() const { return !future_.peek() || future_.peek()->raised(); }
+  // (raised, head, buffers); raises when it is an Error.
+  nb::tuple value() const {
+    const auto& result = future_.peek();
+    if (!result) raise(result.error());
+    const nb::tuple parts = to_python(*result);
+    return nb::make_tuple(result->raised(), parts[0], parts[1]);
+  }
+
+ private:
+  ValueFuture future_;
+};
+
+// A call that waits for this process's answer.
+class PyIncoming {
+ public:
+  explicit PyIncoming(actors::Incoming incoming) : incoming_(std::move(incoming)) {}
+  const actors::Call& call() const { return incoming_.call; }
+  void reply(const Value& value) { incoming_.reply(value); }
+  void fail(const Error& error) { incoming_.responder.fail(error); }
+
+ private:
+  actors::Incoming incoming_;
+};
+
+class PySession {
+ public:
+  PySession(std::unique_ptr<Session> session) : session_(std::move(session)) {}
+
+  Session& get() {
+    if (!session_)
+      raise(unavailable(forked_
+                            ? "this process was forked from one that uses Shoal; start Shoal in it anew (shoal.init)"
+                            : "this session is closed")
+                .with_reason(forked_ ? "Forked" : "Closed"));
+    return *session_;
+  }
+  void close() {
+    auto ended = std::move(session_);
+    const nb::gil_scoped_release release;
+    ended.reset();
+  }
+  void abandon_after_fork() {
+    if (!session_) return;
+    session_->abandon_after_fork();
+    (void)session_.release();  // its thread is not here: it can only be left alone
+    forked_ = true;
+  }
+
+  std::shared_ptr<actors::CallQueue> queue;
+
+ private:
+  std::unique_ptr<Session> session_;
+  bool forked_ = false;
+};
+
+// How many of these have become ready, and whether one has failed; counted on the loop.
+struct Tally {
+  std::size_t ready = 0;
+  bool failed = false;
+};
+
+std::shared_ptr<Tally> tally(Session& session, const std::vector<Ref*>& refs) {
+  auto out = std::make_shared<Tally>();
+  session.own([&] {
+    for (const auto* ref : refs) {
+      ref->future().then([out](const Result<Value>& value) {
+        ++out->ready;
+        out->failed |= !value || value->raised();
+      });
+    }
+  });
+  return out;
+}
+
+actors::Launch launch_of(const nb::dict& d) {
+  actors::Launch l;
+  const auto text = [&](const char* key) { return d.contains(key) ? nb::cast<std::string>(d[key]) : std::string(); };
+  l.kind = actors::Launch::Kind::kPythonWorker;
+  l.program = text("program");
+  l.cwd = text("cwd");
+  l.torch = d.contains("torch") && nb::cast<bool>(d["torch"]);
+  if (d.contains("env")) l.env = nb::cast<std::vector<std::pair<std::string, std::string>>>(d["env"]);
+  if (d.contains("python_path")) l.python_path = nb::cast<std::vector<std::string>>(d["python_path"]);
+  return l;
+}
+
+nb::dict resources_dict(const actors::Resources& r) {
+  nb::dict out;
+  for (const auto& [name, units] : r.all()) out[name.c_str()] = static_cast<double>(units) / actors::Resources::kUnit;
+  return out;
+}
+
+nb::object cause_of(const std::optional<Error>& cause) {
+  return cause ? nb::object(nb::cast(cause->to_string())) : nb::none();
+}
+
+nb::list rows_of(const actors::ListReply& reply) {
+  nb::list out;
+  for (const auto& r : reply.actors) {
+    nb::dict d;
+    d["id"] = to_string(r.id);
+    d["class"] = r.class_name;
+    d["state"] = actors::to_string(r.state);
+    d["job"] = to_string(r.job);
+    d["node"] = to_string(r.node);
+    d["pid"] = r.pid;
+    d["rank"] = r.rank;
+    d["world_size"] = r.world_size;
+    d["generation"] = r.generation;
+    d["attributes"] = r.attributes;
+    d["pending_reason"] = r.pending_reason;
+    d["cause"] = cause_of(r.cause);
+    out.append(d);
+  }
+  for (const auto& r : reply.nodes) {
+    nb::dict d;
+    d["id"] = to_string(r.id);
+    d["host"] = r.host;
+    d["state"] = actors::to_string(r.state);
+    d["pid"] = r.pid;
+    d["total"] = resources_dict(r.total);
+    d["available"] = resources_dict(r.available);
+    out.append(d);
+  }
+  for (const auto& r : reply.workers) {
+    nb::dict d;
+    d["id"] = to_string(r.id);
+    d["role"] = r.role;
+    d["state"] = actors::to_string(r.state);
+    d["pid"] = r.pid;
+    d["job"] = to_string(r.job);
+    d["cause"] = cause_of(r.cause);
+    out.append(d);
+  }
+  for (const auto& r : reply.jobs) {
+    nb::dict d;
+    d["id"] = to_string(r.id);
+    d["name"] = r.name;
+    d["state"] = actors::to_string(r.state);
+    d["exit_code"] = r.exit_code;
+    d["cause"] = cause_of(r.cause);
+    out.append(d);
+  }
+  return out;
+}
+
+std::unique_ptr<PySession> open_session(const std::string& token, const std::string& head, const std::string& node,
+                                        const std::string& name, const std::string& role, const std::string& worker,
+                                        const std::string& job, bool print_logs) {
+  actors::SessionOptions o;
+  o.token = unwrap(runtime::Token::parse(token));
+  o.head = head;
+  o.node = node;
+  o.name = name;
+  o.role = role;
+  o.worker = WorkerId{parse_hex(worker).value_or(0)};
+  o.job = JobId{parse_hex(job).value_or(0)};
+  o.print_logs = print_logs;
+  o.interrupted = signals_pending;
+  auto session = [&] {
+    const nb::gil_scoped_release release;
+    return Session::open(std::move(o));
+  }();
+  return std::make_unique<PySession>(unwrap(std::move(session)));
+}
+
+ActorId actor_id(const std::string& hex) { return ActorId{parse_hex(hex).value_or(0)}; }
+
+}  // namespace
+
+void bind_session(nb::module_& m) {
+  nb::class_<Ref>(m, "Ref", "A value that is there or under way.")
+      .def_prop_ro("ready", &Ref::ready)
+      .def_prop_ro("failed", &Ref::failed, "Of one that is ready: whether the method raised or could not be called.")
+      .def("value", &Ref::value, "(raised, head, buffers) of one that is ready.");
+
+  nb::class_<PyIncoming>(m, "Incoming", "A call on an actor of this process.")
+      .def_prop_ro("actor", [](const PyIncoming& i) { return to_string(i.call().actor); })
+      .def_prop_ro("method", [](const PyIncoming& i) { return i.call().method; })
+      .def_prop_ro("args", [](const PyIncoming& i) { return to_python(i.call().args); })
+      .def_prop_ro("deps", [](const PyIncoming& i) {
+        nb::list out;
+        for (const auto& d : i.call().deps) out.append(to_python(d));
+        return out;
+      });
+
+  nb::class_<PySession>(m, "Session", "This process's place in a cluster.")
+      .def_static("open", &open_session, nb::kw_only(), nb::arg("token"), nb::arg("head") = "", nb::arg("node") = "",
+                  nb::arg("name") = "", nb::arg("role") = "driver", nb::arg("worker") = "", nb::arg("job") = "",
+                  nb::arg("print_logs") = true)
+      .def("close", &PySession::close)
+      .def("abandon_after_fork", &PySession::abandon_after_fork)
+      .def_prop_ro("job", [](PySession& s) { return to_string(s.get().job()); })
+      .def_prop_ro("worker", [](PySession& s) { return to_string(s.get().worker()); })
+      .def_prop_ro("node", [](PySession& s) { return to_string(s.get().node()); })
+      .def_prop_ro("folder", [](PySession& s) { return s.get().folder(); })
+      .def_prop_ro("host", [](PySession& s) { return s.get().host(); })
+      .def_prop_ro("head_endpoint", [](PySession& s) { return s.get().head_endpoint(); })
+      .def_prop_ro("node_endpoint", [](PySession& s) { return s.get().node_endpoint(); })
+
+      .def(
+          "create_gang",
+          [](PySession& s, const std::string& class_name, std::size_t count, const std::map<std::string, double>& each,
+             const nb::dict& launch, bool refuse_infeasible) {
+            Session& session = s.get();
+            actors::GangSpec spec;
+            spec.id = session.new_id<GangId>();
+            spec.job = session.job();
+            const auto resources = unwrap(actors::Resources::of(each));
+            for (std::size_t i = 0; i < count; ++i)
+              spec.actors.push_back({session.new_id<ActorId>(), class_name, resources});
+            spec.launch = launch_of(launch);
+            spec.refuse_infeasible = refuse_infeasible;
+            const auto created = [&] {
+              const nb::gil_scoped_release release;
+              return session.create_gang(spec);
+            }();
+            unwrap(created);
+            std::vector<std::string> ids;
+            for (const auto& a : spec.actors) ids.push_back(to_string(a.id));
+            return ids;
+          },
+          nb::arg("class_name"), nb::arg("count"), nb::arg("resources"), nb::arg("launch"),
+          nb::arg("refuse_infeasible") = false,
+          "Ids of `count` actors that are placed together or not at all, each in a process of its own.")
+      .def(
+          "know",
+          [](PySession& s, const std::string& actor, const std::string& class_name) {
+            const auto known = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().know(actor_id(actor), class_name);
+            }();
+            unwrap(known);
+          },
+          nb::arg("actor"), nb::arg("class_name"))
+      .def(
+          "call",
+          [](PySession& s, const std::string& actor, const std::string& method, const nb::bytes& head,
+             const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& deps) {
+            actors::Call call;
+            call.actor = actor_id(actor);
+            call.method = method;
+            call.args = unwrap(Value::make(pieces_of(head, buffers)));
+            std::vector<ValueFuture> futures;
+            for (const auto* d : deps) futures.push_back(d->future());
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            return Ref(session.call(std::move(call), std::move(futures)));
+          },
+          nb::arg("actor"), nb::arg("method"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"))
+      .def(
+          "kill",
+          [](PySession& s, const std::string& actor) {
+            const auto killed = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().kill(actor_id(actor));
+            }();
+            unwrap(killed);
+          },
+          nb::arg("actor"))
+      .def(
+          "list",
+          [](PySession& s, const std::string& what) {
+            using What = actors::ListRequest::What;
+            const std::map<std::string, What> kinds = {
+                {"actors", What::kActors}, {"nodes", What::kNodes}, {"workers", What::kWorkers}, {"jobs", What::kJobs}};
+            if (!kinds.contains(what)) throw nb::value_error("actors, nodes, workers or jobs");
+            auto reply = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().list(kinds.at(what));
+            }();
+            return rows_of(unwrap(std::move(reply)));
+          },
+          nb::arg("what"))
+      .def(
+          "resources",
+          [](PySession& s) {
+            auto status = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().status();
+            }();
+            const auto v = unwrap(std::move(status));
+            return nb::make_tuple(resources_dict(v.total), resources_dict(v.available));
+          },
+          "(total, available) of the cluster.")
+      .def("shutdown_cluster",
+           [](PySession& s) {
+             const auto done = [&] {
+               const nb::gil_scoped_release release;
+               return s.get().shutdown_cluster();
+             }();
+             unwrap(done);
+           })
+
+      .def(
+          "put",
+          [](PySession& s, const nb::bytes& head, const std::vector<ReadBuffer>& buffers) {
+            return Ref(s.get().put(unwrap(Value::make(pieces_of(head, buffers)))));
+          },
+          nb::arg("head"), nb::arg("buffers"))
+      .def(
+          "publish",
+          [](PySession& s, const Ref& ref) {
+            Session& session = s.get();
+            const auto id = session.new_id<ObjectId>();
+            const nb::gil_scoped_release release;
+            session.publish(id, ref.future());
+            return to_string(id);
+          },
+          nb::arg("ref"), "Gives a value to the node, so that other processes can fetch it by the id that is returned.")
+      .def(
+          "fetch",
+          [](PySession& s, const std::string& id) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            return Ref(session.fetch(ObjectId{parse_hex(id).value_or(0)}));
+          },
+          nb::arg("id"))
+      .def(
+          "drop",
+          [](PySession& s, const std::string& id) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.drop(ObjectId{parse_hex(id).value_or(0)});
+          },
+          nb::arg("id"))
+
+      .def(
+          "wait_all",
+          [](PySession& s, const std::vector<Ref*>& refs, std::optional<double> timeout) {
+            Session& session = s.get();
+            const auto deadline = deadline_in(timeout);
+            const auto waited = [&] {
+              const nb::gil_scoped_release release;
+              const auto t = tally(session, refs);
+              return session.wait([&] { return t->ready == refs.size() || t->failed; }, deadline);
+            }();
+            if (!waited && waited.error().code() == Code::kDeadlineExceeded) return false;
+            unwrap(waited);
+            return true;
+          },
+          nb::arg("refs"), nb::arg("timeout") = nb::none(),
+          "True once all are ready or one has failed; False when the time is over first.")
+      .def(
+          "wait_some",
+          [](PySession& s, const std::vector<Ref*>& refs, std::size_t count, std::optional<double> timeout) {
+            Session& session = s.get();
+            const auto deadline = deadline_in(timeout);
+            const auto waited = [&] {
+              const nb::gil_scoped_release release;
+              const auto t = tally(session, refs);
+              return session.wait([&] { return t->ready >= count; }, deadline);
+            }();
+            if (!waited && waited.error().code() != Code::kDeadlineExceeded) unwrap(waited);
+            std::vector<bool> out;
+            for (const auto* r : refs) out.push_back(r->ready());
+            return out;
+          },
+          nb::arg("refs"), nb::arg("count"), nb::arg("timeout") = nb::none(),
+          "Which are ready once `count` are, or the time is over.")
+
+      .def(
+          "serve",
+          [](PySession& s) {
+            Session& session = s.get();
+            s.queue = std::make_shared<actors::CallQueue>();
+            const auto ready = [&] {
+              const nb::gil_scoped_release release;
+              session.own([&] { session.actor_host().set_default(s.queue); });
+              return session.ready();
+            }();
+            unwrap(ready);
+          },
+          "Takes calls from now on, for next_call.")
+      .def(
+          "next_call",
+          [](PySession& s, std::optional<double> timeout) -> std::unique_ptr<PyIncoming> {
+            Session& session = s.get();
+            const auto deadline = deadline_in(timeout);
+            std::unique_ptr<PyIncoming> out;
+            const auto waited = [&] {
+              const nb::gil_scoped_release release;
+              return session.wait(
+                  [&] {
+                    if (s.queue->empty()) return false;
+                    out = std::make_unique<PyIncoming>(s.queue->pop());
+                    return true;
+                  },
+                  deadline);
+            }();
+            if (!waited && waited.error().code() != Code::kDeadlineExceeded) unwrap(waited);
+            return out;
+          },
+          nb::arg("timeout") = nb::none(), "The next call in order, or None when the time is over.")
+      .def(
+          "reply",
+          [](PySession& s, PyIncoming& incoming, const nb::bytes& head, const std::vector<ReadBuffer>& buffers,
+             bool raised) {
+            auto value = Value::make(pieces_of(head, buffers), raised ? Value::Kind::kRaised : Value::Kind::kResult);
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.own([&] {
+              if (value) {
+                incoming.reply(*value);
+              } else {
+                incoming.fail(value.error());
+              }
+            });
+          },
+          nb::arg("incoming"), nb::arg("head"), nb::arg("buffers"), nb::arg("raised") = false);
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,198 @@
+"""``init``, ``shutdown``, ``get``, ``put``, ``wait``, ``kill``: a driver's view of the cluster. Names and semantics are Ray's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from shoal import _native, _serialize
+from shoal._runtime import attach_worker, close, find_session_folder, read_token, start_local, started_by_node, state
+from shoal._runtime import session as _session
+from shoal.exceptions import GetTimeoutError, InvalidArgument, TaskError
+
+__all__ = ["ObjectRef", "available_resources", "cluster_resources", "get", "init", "is_initialized", "kill", "nodes", "put", "shutdown", "wait"]
+
+
+class ObjectRef:
+    """A value that is there or under way: what ``put`` and remote calls return.
+
+    As a top-level argument of a call it is replaced by its value; inside another object it stays a reference. Copies in other processes
+    are served by the node, which keeps a value that was sent away until the job ends.
+    """
+
+    __slots__ = ("__weakref__", "_id", "_ref", "_where")
+
+    def __init__(self, ref: _native.Ref, where: str = "", object_id: str = ""):
+        self._ref, self._where, self._id = ref, where, object_id
+
+    def _publish(self) -> str:
+        if not self._id:
+            self._id = _session().publish(self._ref)
+        return self._id
+
+    def hex(self) -> str:
+        return self._publish()
+
+    def __reduce__(self):
+        return _fetch, (self._publish(), self._where)
+
+    def __repr__(self) -> str:
+        state = "pending" if not self._ref.ready else "failed" if self._ref.failed else "ready"
+        return f"ObjectRef({self._where or 'put'}, {state})"
+
+
+def _fetch(object_id: str, where: str) -> ObjectRef:
+    return ObjectRef(_session().fetch(object_id), where, object_id)
+
+
+def init(
+    address: str | None = None,
+    *,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: float | None = None,
+    resources: dict[str, float] | None = None,
+    log_to_driver: bool = True,
+    ignore_reinit_error: bool = False,
+    include_dashboard: bool | None = None,
+    logging_level: Any = None,
+    object_store_memory: int | None = None,
+):
+    """Connects this process to a cluster.
+
+    ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head, ``"auto"`` for the latest of this user, ``"local"`` or None for
+    ``$SHOAL_ADDRESS`` or else a cluster of its own that ends with this process. ``num_cpus``, ``num_gpus``, ``memory`` (bytes) and
+    ``resources`` are what that cluster offers (CPUs are logical). Raises Unavailable when nobody answers, InvalidArgument when the token
+    is refused.
+    """
+    if state.session is not None:
+        if ignore_reinit_error:
+            return
+        raise RuntimeError("shoal.init() was called twice; call shoal.shutdown() in between, or pass ignore_reinit_error=True")
+    if include_dashboard:
+        warnings.warn("there is no dashboard in this release; use `shoal status` and `shoal list`", stacklevel=2)
+    del logging_level, object_store_memory  # Ray's: here a log level changes nothing a driver sees, and the node admits what fits in memory
+    wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory, "resources": resources}
+    if address is None and started_by_node():
+        attach_worker()
+        return
+    address = address or os.environ.get("SHOAL_ADDRESS") or "local"
+    if address != "local":
+        given = [k for k, v in wanted.items() if v is not None]
+        if given:
+            raise InvalidArgument(f"{', '.join(given)} cannot be set when connecting to a running cluster ({address})")
+        folder = find_session_folder(address)
+        import json
+        from pathlib import Path
+
+        info = json.loads(Path(folder, "info.json").read_text())
+        _open(read_token(folder), info["head_local"] or info["head"], log_to_driver)
+        return
+    offers = {"CPU": num_cpus if num_cpus is not None else len(os.sched_getaffinity(0)), "GPU": num_gpus or 0}
+    offers["memory"] = memory if memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    offers.update(resources or {})
+    process, said = start_local(offers)
+    try:
+        _open(read_token(said["session"]), said["head_local"], log_to_driver)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    state.cluster = process
+
+
+def _open(token: str, head: str, log_to_driver: bool) -> None:
+    name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "interactive"
+    state.session = _native.Session.open(token=token, head=head, name=name, print_logs=log_to_driver)
+
+
+def shutdown() -> None:
+    """Leaves the cluster: what this driver created ends, and so does a cluster of its own."""
+    close()
+
+
+def is_initialized() -> bool:
+    return state.session is not None
+
+
+def put(value: Any) -> ObjectRef:
+    """Keeps a value: up to 100 KiB in this process, larger ones in shared memory, from where other processes read them without a copy."""
+    if isinstance(value, ObjectRef):
+        raise TypeError("put() of an ObjectRef: it is a reference already")
+    return ObjectRef(_session().put(*_serialize.dumps(value)))
+
+
+def _load(ref: ObjectRef) -> Any:
+    raised, head, buffers = ref._ref.value()
+    value = _serialize.loads(head, buffers)
+    if raised:
+        raise value.as_instance_of_cause() if isinstance(value, TaskError) else value
+    return value
+
+
+def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) -> Any:
+    """The value of a reference, or the list of values of a list of them, in order.
+
+    Raises what the remote code raised (as its own class and as TaskError), ActorDiedError, or GetTimeoutError after ``timeout`` seconds;
+    for a list, on the first failure, without waiting for the others. Arrays are read-only: they lie in shared memory.
+    """
+    single = isinstance(refs, ObjectRef)
+    wanted = [refs] if single else list(refs) if isinstance(refs, (list, tuple)) else None
+    if wanted is None or not all(isinstance(r, ObjectRef) for r in wanted):
+        raise TypeError(f"get() takes an ObjectRef or a list of them, not {type(refs).__name__}")
+    if timeout is not None and timeout < 0:
+        raise ValueError("a timeout is not negative")
+    natives = [r._ref for r in wanted]
+    if not all(r.ready for r in natives) and not _session().wait_all(natives, timeout):
+        late = [repr(r) for r in wanted if not r._ref.ready]
+        raise GetTimeoutError(f"not ready within {timeout:g} s: {', '.join(late[:5])}{' ...' if len(late) > 5 else ''}")
+    for r in wanted:  # a failure comes before values that are not there yet
+        if r._ref.ready and r._ref.failed:
+            _load(r)
+    values = [_load(r) for r in wanted]
+    return values[0] if single else values
+
+
+def wait(
+    refs: list[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
+) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    """(ready, rest) once ``num_returns`` are ready or ``timeout`` seconds are over. At most ``num_returns`` are in ``ready``; the order
+    is the given one. References of dead actors are ready."""
+    del fetch_local  # values of one host are local
+    if not isinstance(refs, list) or not all(isinstance(r, ObjectRef) for r in refs):
+        raise TypeError("wait() takes a list of ObjectRefs")
+    if not refs:
+        return [], []
+    if len({id(r) for r in refs}) != len(refs):
+        raise ValueError("wait() takes each ObjectRef once")
+    if not 1 <= num_returns <= len(refs):
+        raise ValueError(f"num_returns is between 1 and the number of references ({len(refs)})")
+    flags = _session().wait_some([r._ref for r in refs], num_returns, timeout)
+    ready = [r for r, f in zip(refs, flags, strict=True) if f][:num_returns]
+    chosen = {id(r) for r in ready}
+    return ready, [r for r in refs if id(r) not in chosen]
+
+
+def kill(actor, *, no_restart: bool = True) -> None:
+    """Ends an actor at once; calls on it fail with ActorDiedError."""
+    del no_restart  # actors are not restarted in this release
+    actor_id = getattr(actor, "_actor_id", None)
+    if actor_id is None:
+        raise TypeError(f"kill() takes an actor handle, not {type(actor).__name__}")
+    _session().kill(actor_id)
+
+
+def nodes() -> list[dict[str, Any]]:
+    """A row per node: id, host, state, pid, total and available resources."""
+    return _session().list("nodes")
+
+
+def cluster_resources() -> dict[str, float]:
+    return _session().resources()[0]
+
+
+def available_resources() -> dict[str, float]:
+    return _session().resources()[1]

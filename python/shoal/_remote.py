@@ -1,0 +1,214 @@
+"""``remote``: classes become actors, functions become tasks."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from typing import Any
+
+from shoal import _native, _serialize
+from shoal._client import ObjectRef
+from shoal._runtime import _package_path, state
+from shoal._runtime import session as _session
+from shoal.exceptions import Unimplemented
+
+__all__ = ["ActorClass", "ActorHandle", "RemoteFunction", "create_gang", "remote"]
+
+_OPTIONS = {"num_cpus", "num_gpus", "memory", "resources"}
+_RAYS_OTHERS = {
+    "name", "namespace", "lifetime", "get_if_exists", "max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups",
+    "max_pending_calls", "num_returns", "max_retries", "retry_exceptions", "max_calls", "scheduling_strategy", "runtime_env",
+    "label_selector", "accelerator_type", "placement_group",
+}  # fmt: skip
+
+
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    for name in options:
+        if name in _RAYS_OTHERS:
+            raise Unimplemented(f"the option {name} of shoal.remote is not in this release", hint=f"use {', '.join(sorted(_OPTIONS))}")
+        if name not in _OPTIONS:
+            raise TypeError(f"unknown option {name}; there are {', '.join(sorted(_OPTIONS))}")
+    return options
+
+
+def _resources(options: dict[str, Any], default_cpus: float) -> dict[str, float]:
+    out = {"CPU": float(options.get("num_cpus", default_cpus) or 0), "GPU": float(options.get("num_gpus") or 0)}
+    out["memory"] = float(options.get("memory") or 0)
+    out.update({k: float(v) for k, v in (options.get("resources") or {}).items()})
+    return {k: v for k, v in out.items() if v != 0 or k == "CPU"}
+
+
+def launch(*, torch: bool = False, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """How a worker of this driver is started: same interpreter, same import path, same folder."""
+    script = [os.path.dirname(os.path.abspath(sys.argv[0]))] if sys.argv and os.path.exists(sys.argv[0]) else []
+    path = [os.path.abspath(p) if p else os.getcwd() for p in sys.path if not p.endswith(".zip")]
+    # Its own standard library and site-packages are the worker's, too: only what was added matters.
+    added = [p for p in path if not p.startswith((sys.prefix, sys.base_prefix))]
+    ours = _package_path().split(os.pathsep)
+    return {
+        "program": sys.executable,
+        "torch": torch,
+        "cwd": os.getcwd(),
+        "env": list((env or {}).items()),
+        "python_path": list(dict.fromkeys(script + ours + added)),
+    }
+
+
+class _Dep:
+    """Stands in a pickled call for the k-th argument that was a reference."""
+
+    __slots__ = ("k",)
+
+    def __init__(self, k: int):
+        self.k = k
+
+    def __reduce__(self):
+        return _Dep, (self.k,)
+
+
+def _call(actor_id: str, method: str, where: str, args: tuple, kwargs: dict) -> ObjectRef:
+    deps: list[_native.Ref] = []
+    if any(type(a) is ObjectRef for a in args) or any(type(a) is ObjectRef for a in kwargs.values()):
+
+        def replaced(a):
+            if type(a) is not ObjectRef:
+                return a
+            deps.append(a._ref)
+            return _Dep(len(deps) - 1)
+
+        args = tuple(replaced(a) for a in args)
+        kwargs = {k: replaced(a) for k, a in kwargs.items()}
+    head, buffers = _serialize.dumps((args, kwargs))
+    return ObjectRef(_session().call(actor_id, method, head, buffers, deps), where)
+
+
+class ActorMethod:
+    """``handle.method``; call it with ``.remote(...)``."""
+
+    __slots__ = ("_handle", "_name")
+
+    def __init__(self, handle: ActorHandle, name: str):
+        self._handle, self._name = handle, name
+
+    def remote(self, *args, **kwargs) -> ObjectRef:
+        handle = self._handle
+        return _call(handle._actor_id, self._name, f"{handle._class_name}.{self._name}", args, kwargs)
+
+    def __call__(self, *args, **kwargs):
+        raise TypeError(f"call {self._name}.remote(...): a method of an actor runs in the actor's process")
+
+
+class ActorHandle:
+    """Names an actor; may be passed to other actors and tasks. Calls of one caller run in the order in which they were made."""
+
+    def __init__(self, actor_id: str, class_name: str, methods: frozenset[str], created: ObjectRef | None = None):
+        self._actor_id, self._class_name, self._methods, self._created = actor_id, class_name, methods, created
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        if name.startswith("__") or name not in self._methods:
+            raise AttributeError(f"actor {self._class_name} has no method {name}")
+        method = ActorMethod(self, name)
+        self.__dict__[name] = method  # looked up once
+        return method
+
+    def __repr__(self) -> str:
+        return f"Actor({self._class_name}, {self._actor_id})"
+
+    def __reduce__(self):
+        return _revive_handle, (self._actor_id, self._class_name, self._methods)
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, ActorHandle) and other._actor_id == self._actor_id
+
+    def __hash__(self) -> int:
+        return hash(self._actor_id)
+
+
+def _revive_handle(actor_id: str, class_name: str, methods: frozenset[str]) -> ActorHandle:
+    _session().know(actor_id, class_name)
+    return ActorHandle(actor_id, class_name, methods)
+
+
+def _methods_of(cls: type) -> frozenset[str]:
+    names = {n for n, f in inspect.getmembers(cls, callable) if not n.startswith("__") or n == "__call__"}
+    coroutines = sorted(n for n in names if inspect.iscoroutinefunction(getattr(cls, n)))
+    if coroutines:
+        raise Unimplemented(f"async methods of actors are not in this release ({cls.__name__}.{coroutines[0]})", hint="use ordinary methods")
+    return frozenset(names)
+
+
+def create_gang(
+    cls: type, count: int, args=(), kwargs=None, *, resources: dict[str, float], torch: bool = False, refuse_infeasible: bool = False,
+    env: dict[str, str] | None = None,
+) -> list[ActorHandle]:
+    """``count`` actors of one class, placed together or not at all, by rank. Each is constructed with the same arguments."""
+    ids = _session().create_gang(cls.__name__, count, resources, launch(torch=torch, env=env), refuse_infeasible)
+    methods = _methods_of(cls)
+    handles = []
+    for actor_id in ids:
+        created = _call(actor_id, "__init__", cls.__name__, (cls, tuple(args), dict(kwargs or {})), {})
+        handles.append(ActorHandle(actor_id, cls.__name__, methods, created))
+    return handles
+
+
+class ActorClass:
+    """A class decorated with ``remote``."""
+
+    def __init__(self, cls: type, options: dict[str, Any]):
+        self._cls, self._options = cls, options
+        self._methods = _methods_of(cls)
+        self.__name__, self.__doc__ = cls.__name__, cls.__doc__
+
+    def options(self, **options) -> ActorClass:
+        return ActorClass(self._cls, {**self._options, **_check_options(options)})
+
+    def remote(self, *args, **kwargs) -> ActorHandle:
+        return create_gang(self._cls, 1, args, kwargs, resources=_resources(self._options, 0))[0]
+
+    def __call__(self, *args, **kwargs):
+        raise TypeError(f"make an actor with {self.__name__}.remote(...)")
+
+    def __reduce__(self):
+        return ActorClass, (self._cls, self._options)
+
+
+class RemoteFunction:
+    """A function decorated with ``remote``."""
+
+    def __init__(self, function, options: dict[str, Any]):
+        if inspect.iscoroutinefunction(function):
+            raise Unimplemented("async remote functions are not in this release", hint="use an ordinary function")
+        self._function, self._options = function, options
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
+
+    def options(self, **options) -> RemoteFunction:
+        return RemoteFunction(self._function, {**self._options, **_check_options(options)})
+
+    def remote(self, *args, **kwargs) -> ObjectRef:
+        from shoal._tasks import FunctionPool  # after this module: its workers are actors
+
+        _session()
+        if state.functions is None:
+            state.functions = FunctionPool()
+        return state.functions.submit(self._function, self.__name__, _resources(self._options, 1), args, kwargs)
+
+    def __call__(self, *args, **kwargs):
+        raise TypeError(f"call {self.__name__}.remote(...), or the plain function")
+
+    def __reduce__(self):
+        return RemoteFunction, (self._function, self._options)
+
+
+def remote(*args, **options):
+    """Decorator: ``@remote`` or ``@remote(num_cpus=1, num_gpus=0, memory=bytes, resources={...})`` on a class or a function.
+
+    An actor asks for no CPU unless told so, a task for one.
+    """
+    if len(args) == 1 and not options and callable(args[0]):
+        target = args[0]
+        return ActorClass(target, {}) if inspect.isclass(target) else RemoteFunction(target, {})
+    if args:
+        raise TypeError("remote() takes keyword options only")
+    _check_options(options)
+    return lambda target: ActorClass(target, options) if inspect.isclass(target) else RemoteFunction(target, options)

@@ -1,0 +1,183 @@
+"""The session of this process: opened by ``init``, or by the worker that this process is."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal import _native
+from shoal.exceptions import DeadlineExceeded, InvalidArgument, Unavailable, from_error
+
+_native.set_error_factory(from_error)
+
+
+@dataclass
+class _State:
+    session: _native.Session | None = None
+    cluster: subprocess.Popen | None = None  # embedded: ends with us
+    is_worker: bool = False
+    functions: object = None  # the pool of workers for remote functions (_remote)
+    ending: list = field(default_factory=list)  # called before the session closes
+
+
+state = _State()
+
+
+def binary() -> str:
+    """The ``shoal`` command that belongs to this package: in the wheel, or in the build tree beside the extension."""
+    here = Path(__file__).resolve().parent
+    built = Path(_native.__file__).parent.parent.parent
+    for candidate in (here / "bin" / "shoal", built / "scheduler" / "cli" / "shoal"):
+        if os.access(candidate, os.X_OK):
+            return str(candidate)
+    raise Unavailable("the shoal command is missing from this installation", hint="build it: ./dev build")
+
+
+def session() -> _native.Session:
+    """The open session; opens an embedded cluster when there is none, as a first use does."""
+    if state.session is None:
+        from shoal._client import init
+
+        init()
+    return state.session
+
+
+def read_token(folder: str) -> str:
+    return Path(folder, "token").read_text()
+
+
+def start_local(resources: dict[str, float], *, python: str = sys.executable, remove_folder: bool = False, timeout: float = 20):
+    """Starts head and node in one process that ends with this one. Returns (process, what it said when it was ready)."""
+    reading, writing = os.pipe()
+    command = [binary(), "role", "local", "--owner", str(os.getpid()), "--python", python, "--ready-fd", str(writing)]
+    command += [f"--resource={name}={amount}" for name, amount in resources.items()]
+    command += ["--remove-folder"] if remove_folder else []
+    # Away from the terminal's signals: Ctrl-C is for the driver, which then ends the cluster in order.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(writing,),
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [_package_path(), os.environ.get("PYTHONPATH")]))},
+    )
+    os.close(writing)
+    try:
+        said = b""
+        end = time.monotonic() + timeout
+        while not said.endswith(b"\n"):
+            if not select.select([reading], [], [], max(0, end - time.monotonic()))[0]:
+                raise DeadlineExceeded(f"the local cluster was not ready within {timeout:g} s")
+            piece = os.read(reading, 4096)
+            if not piece:
+                raise Unavailable(f"the local cluster ended before it was ready (exit code {process.wait()})")
+            said += piece
+        said = json.loads(said)
+        if "error" in said:
+            e = said["error"]
+            codes = [_native.code_name(c) for c in range(9)]
+            raise from_error(codes.index(e["code"]), e["reason"], e["message"], e["hint"], [])
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        os.close(reading)
+    return process, said
+
+
+def _package_path() -> str:
+    """Where children find this very package (and its extension), however this process found it."""
+    import shoal
+
+    return os.pathsep.join(dict.fromkeys(str(Path(p).parent) for p in shoal.__path__))
+
+
+def find_session_folder(address: str) -> str:
+    """The folder of the running cluster at this address ("auto": the latest). Its token is needed to connect."""
+    root = Path(os.environ.get("SHOAL_HOME") or f"/tmp/shoal-{os.geteuid()}")
+    for folder in sorted(root.glob("*"), reverse=True) if root.is_dir() else ():
+        with contextlib.suppress(OSError, ValueError):
+            info = json.loads((folder / "info.json").read_text())
+            alive = any(_alive(p) for p in (folder / "pids").iterdir())
+            if alive and (address == "auto" or address in (info["head"], info["head_local"])):
+                return str(folder)
+    if address == "auto":
+        raise Unavailable("no cluster is running", reason="NoCluster", hint="start one: shoal start --head")
+    raise Unavailable(
+        f"no running cluster of this user has the address {address}", reason="NoCluster", hint="see: shoal status; or start one: shoal start --head"
+    )
+
+
+def _alive(pid_file: Path) -> bool:
+    pid = pid_file.name.partition(".")[2]
+    try:
+        fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[19] == pid_file.read_text()
+
+
+def attach_worker() -> _native.Session:
+    """Opens the session of a process that a node started, from what the node put into its environment."""
+    env = os.environ
+    state.session = _native.Session.open(
+        token=read_token(env["SHOAL_SESSION"]),
+        node=env["SHOAL_NODE"],
+        worker=env["SHOAL_WORKER_ID"],
+        job=env["SHOAL_JOB_ID"],
+        role=f"rank {env['RANK']}" if "RANK" in env else "worker",
+    )
+    return state.session
+
+
+def started_by_node() -> bool:
+    return "SHOAL_NODE" in os.environ and "SHOAL_WORKER_ID" in os.environ
+
+
+def close() -> None:
+    """Leaves the cluster, and ends it if it is embedded in this process. Idempotent."""
+    if state.session is None:
+        return
+    session, cluster = state.session, state.cluster
+    for end in reversed(state.ending):
+        with contextlib.suppress(Exception):
+            end()
+    state.session, state.cluster, state.functions, state.ending = None, None, None, []
+    if cluster is not None:
+        with contextlib.suppress(Exception):
+            session.shutdown_cluster()
+    session.close()
+    if cluster is not None:
+        try:
+            cluster.wait(3)
+        except subprocess.TimeoutExpired:
+            cluster.send_signal(signal.SIGKILL)
+            cluster.wait()
+
+
+def _after_fork_in_child() -> None:
+    """A child that the user forks (a DataLoader's worker) has no place in the cluster: it closes its copies of our connections, its exit
+    handlers touch nothing, and a call into Shoal there raises."""
+    if state.session is not None:
+        state.session.abandon_after_fork()
+        state.cluster = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(lambda: None if state.is_worker else close())
+
+
+def require(condition: bool, message: str, hint: str = "") -> None:
+    if not condition:
+        raise InvalidArgument(message, hint=hint)

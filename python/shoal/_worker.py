@@ -1,0 +1,63 @@
+"""A worker's main: takes calls from the node's process and runs them, one after the other, on one actor."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from shoal import _serialize
+from shoal._remote import _Dep
+from shoal._runtime import attach_worker, state
+
+
+def main() -> int:
+    """Serves until the process is killed: by its node, or with it."""
+    state.is_worker = True
+    session = attach_worker()
+    session.serve()
+    instance = None
+    while True:
+        incoming = session.next_call()
+        where = f"{type(instance).__name__}.{incoming.method}" if instance is not None else incoming.method
+        try:
+            args, kwargs = _arguments(incoming)
+            if incoming.method == "__init__":
+                cls, cls_args, cls_kwargs = args
+                where = f"{cls.__name__}.__init__"
+                instance = cls(*cls_args, **cls_kwargs)
+                result = None
+            else:
+                result = getattr(instance, incoming.method)(*args, **kwargs)
+            head, buffers = _serialize.dumps(result)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            error.__traceback__ = error.__traceback__.tb_next or error.__traceback__  # without this frame
+            head, buffers = _serialize.dump_exception(error, where)
+            session.reply(incoming, head, buffers, True)
+            if isinstance(error, SystemExit):
+                return error.code if isinstance(error.code, int) else 0
+            if incoming.method == "__init__":  # an actor that could not be made is dead; its node tells why
+                traceback.print_exception(type(error), error, error.__traceback__)
+                return 1
+            continue
+        session.reply(incoming, head, buffers)
+
+
+def _arguments(incoming) -> tuple[tuple, dict]:
+    args, kwargs = _serialize.loads(*incoming.args)
+    deps = incoming.deps
+    if not deps:
+        return args, kwargs
+    values = [_serialize.loads(*d) for d in deps]
+    args = tuple(values[a.k] if type(a) is _Dep else a for a in args)
+    return args, {k: values[a.k] if type(a) is _Dep else a for k, a in kwargs.items()}
+
+
+def run_exit(code: int) -> None:
+    """Ends a worker: what it printed is flushed, user threads do not keep it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+__all__ = ["main", "run_exit"]

@@ -1,0 +1,149 @@
+"""A warm interpreter that forks workers. Started by a node: ``python -m shoal._zygote NODE_PID plain|torch``, a socket at descriptor 3.
+
+It has imported what a worker needs, has one thread (looked at before every fork) and has not touched CUDA; otherwise a worker is a fresh
+interpreter. A worker is forked twice, so that it becomes the child of the node, a subreaper: its death is the node's to see.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import socket
+import sys
+import traceback
+import types
+
+_SOCKET = 3
+_MAX_REQUEST = 1 << 20
+
+
+def main() -> int | None:
+    node, torch = int(sys.argv[1]), sys.argv[2] == "torch"
+    link = socket.socket(fileno=_SOCKET)
+    from shoal import _native, _worker  # noqa: F401  what every worker needs
+
+    if torch:
+        _import_torch()
+    _native.die_with(node)
+    gc.collect()
+    gc.freeze()  # what is here now stays shared with the workers: the collector does not write to it
+    link.send(b'{"ready": true}')
+    while True:
+        data, fds, _, _ = socket.recv_fds(link, _MAX_REQUEST, 2)
+        if not data:
+            return 0
+        request = json.loads(data)
+        first = os.fork()
+        if first == 0:
+            second = -1
+            try:
+                second = os.fork()
+                if second > 0:
+                    link.send(json.dumps({"id": request["id"], "pid": second}).encode())
+            except OSError as error:
+                link.send(json.dumps({"id": request["id"], "error": str(error)}).encode())
+            if second != 0:
+                os._exit(0)
+            link.close()
+            _native.die_with(node)
+            return _become_worker(request, fds)
+        os.waitpid(first, 0)
+        for fd in fds:
+            os.close(fd)
+
+
+def _import_torch() -> None:
+    import torch
+    import torch.distributed
+    import torch.distributed.tensor
+
+    torch.set_num_threads(1)
+
+
+def _can_be_forked() -> bool:
+    torch = sys.modules.get("torch")
+    return len(os.listdir("/proc/self/task")) == 1 and not (torch is not None and torch.cuda.is_initialized())
+
+
+def _become_worker(request: dict, fds: list[int]) -> int:
+    """In the new process: from here on it is the worker. Returns its exit code."""
+    os.setsid()
+    out, err = fds
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out, 1), (err, 2)):
+        os.dup2(source, target)
+    for fd in (null, out, err):
+        if fd > 2:
+            os.close(fd)
+    # One thread, unless the job says otherwise: several workers share the machine.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in request["env"]})
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if request["cwd"]:
+        os.chdir(request["cwd"])
+    if not _can_be_forked():
+        _spawn_instead(request)
+    _reseed()
+    sys.path[:0] = [p for p in request["path"] if p not in sys.path]
+    if request["script"]:
+        return _run_script(request["argv"])
+    from shoal import _worker
+
+    try:
+        code = _worker.main()
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    _worker.run_exit(code)
+    return code
+
+
+def _spawn_instead(request: dict) -> None:
+    """A fresh interpreter in this process: for a zygote that has threads or has touched CUDA."""
+    path = os.pathsep.join([*request["path"], os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    program = "import sys; from shoal import _worker; _worker.run_exit(_worker.main())"
+    argv = [sys.executable, *request["argv"]] if request["script"] else [sys.executable, "-c", program]
+    os.execve(sys.executable, argv, environment)
+
+
+def _reseed() -> None:
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.seed()
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def _run_script(argv: list[str]) -> int:
+    """Runs a script as ``python SCRIPT ARGS`` would, and returns the exit code."""
+    script = os.path.abspath(argv[0])
+    sys.argv = argv
+    sys.path.insert(0, os.path.dirname(script))
+    module = types.ModuleType("__main__")
+    module.__file__ = script
+    module.__builtins__ = __builtins__
+    sys.modules["__main__"] = module
+    try:
+        with open(script, "rb") as file:
+            code = compile(file.read(), script, "exec")
+        exec(code, module.__dict__)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        # Without our own frames: the user's script is where it began.
+        traceback.print_exception(type(error), error, error.__traceback__.tb_next)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
