@@ -26,14 +26,12 @@ MemoryTable::MemoryTable(Options options) : options_(std::move(options)) {
 }
 
 Result<void> MemoryTable::admit(std::uint64_t bytes) const {
-  if (num_entries() >= options_.max_entries)
-    return fail(resource_exhausted("too many arenas and objects on this node"));
+  if (num_entries() >= options_.max_entries) return fail(resource_exhausted("too many arenas and objects on this node"));
   if (options_.spare_bytes == 0) return {};
   const std::uint64_t available = options_.available_bytes();
   if (bytes > available || available - bytes < options_.spare_bytes) {
-    return fail(resource_exhausted(
-                    fmt::format("no room for {} MiB of shared memory: {} MiB are available, of which {} stay free",
-                                bytes >> 20, available >> 20, options_.spare_bytes >> 20))
+    return fail(resource_exhausted(fmt::format("no room for {} MiB of shared memory: {} MiB are available, of which {} stay free",
+                                               bytes >> 20, available >> 20, options_.spare_bytes >> 20))
                     .with_reason("OutOfMemory")
                     .with_hint("use a smaller model or batch, more nodes, or free memory on this machine"));
   }
@@ -44,9 +42,8 @@ Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key,
   const auto it = arenas_.find({job, key});
   if (it != arenas_.end()) {
     if (it->second.bytes != bytes) {
-      return fail(invalid_argument(
-          fmt::format("arena {} has {} bytes, somebody else opened it with {}: do all ranks build the same model?", key,
-                      bytes, it->second.bytes)));
+      return fail(invalid_argument(fmt::format("arena {} has {} bytes, somebody else opened it with {}: do all ranks build the same model?",
+                                               key, bytes, it->second.bytes)));
     }
     SHOAL_TRY(Fd copy, runtime::duplicate(it->second.memory));
     return Opened{std::move(copy), false};

@@ -13,8 +13,7 @@ constexpr double kMaxAmount = 1e14;  // 100 TB in bytes
 std::string amount_text(const std::string& name, std::int64_t units) {
   const double amount = static_cast<double>(units) / Resources::kUnit;
   if (name == "memory" && amount >= (1 << 20)) {
-    return amount >= (1 << 30) ? fmt::format("{:.4g} GiB", amount / (1 << 30))
-                               : fmt::format("{:.4g} MiB", amount / (1 << 20));
+    return amount >= (1 << 30) ? fmt::format("{:.4g} GiB", amount / (1 << 30)) : fmt::format("{:.4g} MiB", amount / (1 << 20));
   }
   return fmt::format("{:g}", amount);
 }
@@ -77,8 +76,7 @@ std::string Resources::missing_in(const Resources& room) const {
   std::string out;
   for (const auto& [name, units] : units_) {
     if (units <= room.units(name)) continue;
-    out += (out.empty() ? "" : ", ") + name + " " + amount_text(name, units) + " (has " +
-           amount_text(name, room.units(name)) + ")";
+    out += (out.empty() ? "" : ", ") + name + " " + amount_text(name, units) + " (has " + amount_text(name, room.units(name)) + ")";
   }
   return out;
 }

@@ -28,8 +28,7 @@ TEST(Resources, WhatIsMissingIsNamedWithWhatIsThere) {
 }
 
 TEST(Resources, AmountsThatMakeNoSenseAreRefused) {
-  for (const double bad : {-1.0, std::nan(""), 1.0 / 0.0, 1e300, 0.00001})
-    EXPECT_FALSE(Resources::of({{"CPU", bad}})) << bad;
+  for (const double bad : {-1.0, std::nan(""), 1.0 / 0.0, 1e300, 0.00001}) EXPECT_FALSE(Resources::of({{"CPU", bad}})) << bad;
   EXPECT_FALSE(Resources::of({{"", 1}}));
 }
 

@@ -30,8 +30,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::size_t max_queued = 1 << 20;                                // calls of one actor that are not sent yet
   };
 
-  ActorCalls(runtime::Clock& clock, runtime::Network& network, Options options)
-      : clock_(clock), network_(network), options_(options) {}
+  ActorCalls(runtime::Clock& clock, runtime::Network& network, Options options) : clock_(clock), network_(network), options_(options) {}
 
   // An actor of which the head will tell (updated). Calls may be made from now on.
   void expect(ActorId actor, const std::string& class_name);

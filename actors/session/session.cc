@@ -20,9 +20,7 @@ namespace {
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
 Error head_gone() {
-  return unavailable("the head is gone")
-      .with_reason("HeadGone")
-      .with_hint("running actors go on; `shoal status` tells when it is back");
+  return unavailable("the head is gone").with_reason("HeadGone").with_hint("running actors go on; `shoal status` tells when it is back");
 }
 
 // What the node keeps of a result. An error is an object, too: whoever gets it shall hear of it.
@@ -57,13 +55,9 @@ class Session::Link final : public runtime::PeerHandler {
 };
 
 Session::Session(SessionOptions options)
-    : options_(std::move(options)),
-      clock_(runtime::make_real_clock(loop_)),
-      random_(runtime::make_real_random()),
-      loop_thread_(loop_) {
+    : options_(std::move(options)), clock_(runtime::make_real_clock(loop_)), random_(runtime::make_real_random()), loop_thread_(loop_) {
   own([this] {
-    auto network =
-        std::make_unique<runtime::SocketNetwork>(loop_, *clock_, *random_, options_.token, runtime::SocketOptions());
+    auto network = std::make_unique<runtime::SocketNetwork>(loop_, *clock_, *random_, options_.token, runtime::SocketOptions());
     stop_network_ = [raw = network.get()](std::function<void()> drained) { raw->stop(std::move(drained)); };
     network_ = std::move(network);
     calls_ = std::make_unique<ActorCalls>(*clock_, *network_, ActorCalls::Options());
@@ -113,9 +107,8 @@ Result<void> Session::connect() {
 Result<void> Session::connect_driver() {
   head_endpoint_ = options_.head;
   SHOAL_OK(connect_head());
-  SHOAL_TRY(const Message reply,
-            ask(*head_, Method::kRegisterDriver, to_bytes(RegisterDriver{options_.name, getpid(), options_.job}),
-                options_.control_timeout));
+  SHOAL_TRY(const Message reply, ask(*head_, Method::kRegisterDriver, to_bytes(RegisterDriver{options_.name, getpid(), options_.job}),
+                                     options_.control_timeout));
   SHOAL_TRY(const auto registered, from_bytes<RegisteredDriver>(reply.body));
   job_ = registered.job;
   folder_ = registered.session;
@@ -128,8 +121,8 @@ Result<void> Session::connect_node(const std::string& endpoint) {
   node_endpoint_ = endpoint;
   SHOAL_TRY(auto peer, dial(endpoint, runtime::Role::kClient, *node_));
   own([&] { node_->peer = std::move(peer); });
-  SHOAL_TRY(const Message reply, ask(*node_, Method::kAttach, to_bytes(Attach{options_.worker, job_, options_.role}),
-                                     options_.control_timeout));
+  SHOAL_TRY(const Message reply,
+            ask(*node_, Method::kAttach, to_bytes(Attach{options_.worker, job_, options_.role}), options_.control_timeout));
   SHOAL_TRY(const auto attached, from_bytes<Attached>(reply.body));
   node_id_ = attached.node;
   worker_ = attached.worker;
@@ -149,8 +142,7 @@ Result<void> Session::connect_head() {
   return {};
 }
 
-Result<std::unique_ptr<Peer>> Session::dial(const std::string& endpoint, runtime::Role role,
-                                            runtime::PeerHandler& handler) {
+Result<std::unique_ptr<Peer>> Session::dial(const std::string& endpoint, runtime::Role role, runtime::PeerHandler& handler) {
   SHOAL_TRY(const auto to, runtime::parse_endpoint(endpoint));
   auto answer = std::make_shared<std::optional<Result<std::unique_ptr<runtime::Connection>>>>();
   own([&] {
@@ -178,12 +170,10 @@ Result<Message> Session::ask(Link& link, Method method, Bytes bytes, runtime::Du
   auto answer = std::make_shared<std::optional<Result<Message>>>();
   own([&] {
     if (!link.peer) {
-      answer->emplace(
-          fail(&link == head_.get() ? head_gone() : unavailable("the node is gone").with_reason("NodeGone")));
+      answer->emplace(fail(&link == head_.get() ? head_gone() : unavailable("the node is gone").with_reason("NodeGone")));
       return;
     }
-    link.peer->call(number(method), body(std::move(bytes)), timeout,
-                    [answer](Result<Message> r) { answer->emplace(std::move(r)); });
+    link.peer->call(number(method), body(std::move(bytes)), timeout, [answer](Result<Message> r) { answer->emplace(std::move(r)); });
   });
   SHOAL_OK(wait([&] { return answer->has_value(); }));
   return std::move(**answer);
@@ -192,8 +182,7 @@ Result<Message> Session::ask(Link& link, Method method, Bytes bytes, runtime::Du
 Result<Message> Session::ask_head(Method method, Bytes bytes) {
   const bool connected = own([this] { return head_->peer != nullptr; });
   if (!connected) {
-    if (const auto again = connect_head(); !again)
-      return fail(again.error().reason() == "Interrupted" ? again.error() : head_gone());
+    if (const auto again = connect_head(); !again) return fail(again.error().reason() == "Interrupted" ? again.error() : head_gone());
   }
   return ask(*head_, method, std::move(bytes), options_.control_timeout);
 }
@@ -281,25 +270,23 @@ ValueFuture Session::fetch(ObjectId id) {
       promise.set(fail(unavailable("the node is gone").with_reason("NodeGone")));
       return promise.future();
     }
-    node_->peer->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job_, 0})), Peer::kNoTimeout,
-                      [promise](Result<Message> r) {
-                        if (!r) return promise.set(fail(r.error()));
-                        if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
-                        auto value = Value::from_memory(std::move(r->fds[0]));
-                        if (value && value->kind() == Value::Kind::kError) {
-                          const auto head = value->pieces()[0];
-                          return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));
-                        }
-                        promise.set(std::move(value));
-                      });
+    node_->peer->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job_, 0})), Peer::kNoTimeout, [promise](Result<Message> r) {
+      if (!r) return promise.set(fail(r.error()));
+      if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
+      auto value = Value::from_memory(std::move(r->fds[0]));
+      if (value && value->kind() == Value::Kind::kError) {
+        const auto head = value->pieces()[0];
+        return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));
+      }
+      promise.set(std::move(value));
+    });
     return promise.future();
   });
 }
 
 void Session::drop(ObjectId id) {
   own([&] {
-    if (node_->peer)
-      node_->peer->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0})), runtime::Flush::kLater);
+    if (node_->peer) node_->peer->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0})), runtime::Flush::kLater);
   });
 }
 
@@ -339,8 +326,7 @@ void Session::set_attributes(const SetAttributes& attributes) {
 }
 
 Result<Fd> Session::open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member) {
-  SHOAL_TRY(Message reply,
-            ask(*node_, Method::kOpenArena, to_bytes(OpenArena{key, bytes, job_, member}), options_.control_timeout));
+  SHOAL_TRY(Message reply, ask(*node_, Method::kOpenArena, to_bytes(OpenArena{key, bytes, job_, member}), options_.control_timeout));
   if (reply.fds.size() != 1) return fail(internal("an arena without its memory"));
   SHOAL_TRY(const std::size_t size, runtime::memory_bytes(reply.fds[0]));
   if (size != bytes) return fail(internal("an arena of the wrong size"));
@@ -350,8 +336,7 @@ Result<Fd> Session::open_arena(const std::string& key, std::uint64_t bytes, std:
 void Session::drop_arena(const std::string& key) {
   own([&] {
     if (node_->peer) {
-      node_->peer->call(number(Method::kDropArena), body(to_bytes(ArenaRef{key, job_})), options_.control_timeout,
-                        [](Result<Message>) {});
+      node_->peer->call(number(Method::kDropArena), body(to_bytes(ArenaRef{key, job_})), options_.control_timeout, [](Result<Message>) {});
     }
   });
 }
@@ -365,8 +350,7 @@ void Session::on_head_notice(runtime::Request notice) {
       if (const auto row = from_bytes<ActorRow>(notice.message.body); row && calls_) calls_->updated(*row);
       break;
     case Method::kWarning:
-      if (const auto w = from_bytes<Warning>(notice.message.body))
-        std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
+      if (const auto w = from_bytes<Warning>(notice.message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
       break;
     default:
       break;  // of a newer head
@@ -394,8 +378,8 @@ void Session::on_node_notice(runtime::Request notice) {
 }
 
 void Session::print(const LogLines& m, std::string_view text) {
-  const std::string prefix = m.rank >= 0 && !m.label.starts_with("rank") ? fmt::format("({} {}) ", m.label, m.rank)
-                                                                         : fmt::format("({}) ", m.label);
+  const std::string prefix =
+      m.rank >= 0 && !m.label.starts_with("rank") ? fmt::format("({} {}) ", m.label, m.rank) : fmt::format("({}) ", m.label);
   std::string out;
   for (std::size_t from = 0; from < text.size();) {
     const auto end = std::min(text.find('\n', from), text.size());

@@ -69,8 +69,7 @@ class Session {
 
   // ---- waiting ----
   // Until done() holds (asked while the loop is owned). DeadlineExceeded or Cancelled/Interrupted otherwise.
-  Result<void> wait(const std::function<bool()>& done,
-                    std::chrono::steady_clock::time_point deadline = runtime::LoopThread::kForever);
+  Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline = runtime::LoopThread::kForever);
   // Runs fn while this thread owns the loop.
   template <class F>
   auto own(F&& fn) {
@@ -111,8 +110,7 @@ class Session {
   Result<void> connect_driver();
   Result<void> connect_node(const std::string& endpoint);
   Result<void> connect_head();
-  Result<std::unique_ptr<runtime::Peer>> dial(const std::string& endpoint, runtime::Role role,
-                                              runtime::PeerHandler& handler);
+  Result<std::unique_ptr<runtime::Peer>> dial(const std::string& endpoint, runtime::Role role, runtime::PeerHandler& handler);
   Result<runtime::Message> ask(Link& link, Method method, Bytes body, runtime::Duration timeout);
   Result<runtime::Message> ask_head(Method method, Bytes body);
   void on_head_notice(runtime::Request notice);

@@ -253,8 +253,7 @@ Bytes to_bytes(const RegisterNode& v) {
 template <>
 Result<RegisterNode> from_bytes(const Bytes& bytes) {
   return read<wire::RegisterNode>(bytes, [](wire::RegisterNode::Reader m) {
-    return RegisterNode{NodeId{m.getId()}, text(m.getHost()), m.getPid(), text(m.getEndpoint()),
-                        read_resources(m.getResources())};
+    return RegisterNode{NodeId{m.getId()}, text(m.getHost()), m.getPid(), text(m.getEndpoint()), read_resources(m.getResources())};
   });
 }
 
@@ -305,9 +304,8 @@ Bytes to_bytes(const RegisterDriver& v) {
 }
 template <>
 Result<RegisterDriver> from_bytes(const Bytes& bytes) {
-  return read<wire::RegisterDriver>(bytes, [](wire::RegisterDriver::Reader m) {
-    return RegisterDriver{text(m.getName()), m.getPid(), JobId{m.getJob()}};
-  });
+  return read<wire::RegisterDriver>(
+      bytes, [](wire::RegisterDriver::Reader m) { return RegisterDriver{text(m.getName()), m.getPid(), JobId{m.getJob()}}; });
 }
 
 Bytes to_bytes(const RegisteredDriver& v) {
@@ -319,9 +317,8 @@ Bytes to_bytes(const RegisteredDriver& v) {
 }
 template <>
 Result<RegisteredDriver> from_bytes(const Bytes& bytes) {
-  return read<wire::RegisteredDriver>(bytes, [](wire::RegisteredDriver::Reader m) {
-    return RegisteredDriver{JobId{m.getJob()}, text(m.getNode()), text(m.getSession())};
-  });
+  return read<wire::RegisteredDriver>(
+      bytes, [](wire::RegisteredDriver::Reader m) { return RegisteredDriver{JobId{m.getJob()}, text(m.getNode()), text(m.getSession())}; });
 }
 
 Bytes to_bytes(const GangSpec& v) {
@@ -345,8 +342,7 @@ Result<GangSpec> from_bytes(const Bytes& bytes) {
     v.id = GangId{m.getId()};
     v.job = JobId{m.getJob()};
     check_size(m.getActors(), GangSpec::kMaxActors, "actors of a gang");
-    for (const auto a : m.getActors())
-      v.actors.push_back({ActorId{a.getId()}, text(a.getClassName()), read_resources(a.getResources())});
+    for (const auto a : m.getActors()) v.actors.push_back({ActorId{a.getId()}, text(a.getClassName()), read_resources(a.getResources())});
     v.launch = read_launch(m.getLaunch());
     v.refuse_infeasible = m.getRefuseInfeasible();
     return v;
@@ -367,9 +363,8 @@ template <>
 Result<JobSpec> from_bytes(const Bytes& bytes) {
   return read<wire::SubmitJob>(bytes, [](wire::SubmitJob::Reader m) {
     KJ_REQUIRE(m.getNumWorkers() <= GangSpec::kMaxActors, "too many workers");
-    return JobSpec{text(m.getName()), read_launch(m.getLaunch()),
-                   m.getNumWorkers(), read_resources(m.getResources()),
-                   m.getWait(),       m.getOwnerPid()};
+    return JobSpec{text(m.getName()), read_launch(m.getLaunch()), m.getNumWorkers(), read_resources(m.getResources()), m.getWait(),
+                   m.getOwnerPid()};
   });
 }
 
@@ -417,8 +412,7 @@ Bytes to_bytes(const HostActor& v) {
 template <>
 Result<HostActor> from_bytes(const Bytes& bytes) {
   return read<wire::HostActor>(bytes, [](wire::HostActor::Reader m) {
-    KJ_REQUIRE(m.getWorldSize() >= 1 && m.getWorldSize() <= static_cast<int>(GangSpec::kMaxActors),
-               "a gang's size out of range");
+    KJ_REQUIRE(m.getWorldSize() >= 1 && m.getWorldSize() <= static_cast<int>(GangSpec::kMaxActors), "a gang's size out of range");
     KJ_REQUIRE(m.getRank() >= 0 && m.getRank() < m.getWorldSize(), "a rank outside its gang");
     return HostActor{ActorId{m.getActor()}, text(m.getClassName()),     text(m.getGangKey()), m.getRank(),
                      m.getWorldSize(),      WorkerId{m.getWorker()},    JobId{m.getJob()},    m.getPid(),
@@ -452,9 +446,8 @@ Bytes to_bytes(const SetAttributes& v) {
 }
 template <>
 Result<SetAttributes> from_bytes(const Bytes& bytes) {
-  return read<wire::SetAttributes>(bytes, [](wire::SetAttributes::Reader m) {
-    return SetAttributes{ActorId{m.getActor()}, read_map(m.getAttributes())};
-  });
+  return read<wire::SetAttributes>(
+      bytes, [](wire::SetAttributes::Reader m) { return SetAttributes{ActorId{m.getActor()}, read_map(m.getAttributes())}; });
 }
 
 Bytes to_bytes(const ListRequest& v) {
@@ -550,8 +543,7 @@ Bytes to_bytes(const StartWorker& v) {
 template <>
 Result<StartWorker> from_bytes(const Bytes& bytes) {
   return read<wire::StartWorker>(bytes, [](wire::StartWorker::Reader m) {
-    return StartWorker{WorkerId{m.getWorker()}, JobId{m.getJob()}, read_launch(m.getLaunch()), m.getRank(),
-                       text(m.getLabel())};
+    return StartWorker{WorkerId{m.getWorker()}, JobId{m.getJob()}, read_launch(m.getLaunch()), m.getRank(), text(m.getLabel())};
   });
 }
 
@@ -594,9 +586,8 @@ Bytes to_bytes(const Attach& v) {
 }
 template <>
 Result<Attach> from_bytes(const Bytes& bytes) {
-  return read<wire::Attach>(bytes, [](wire::Attach::Reader m) {
-    return Attach{WorkerId{m.getWorker()}, JobId{m.getJob()}, text(m.getRole())};
-  });
+  return read<wire::Attach>(bytes,
+                            [](wire::Attach::Reader m) { return Attach{WorkerId{m.getWorker()}, JobId{m.getJob()}, text(m.getRole())}; });
 }
 
 Bytes to_bytes(const Attached& v) {
@@ -627,9 +618,8 @@ Bytes to_bytes(const OpenArena& v) {
 }
 template <>
 Result<OpenArena> from_bytes(const Bytes& bytes) {
-  return read<wire::OpenArena>(bytes, [](wire::OpenArena::Reader m) {
-    return OpenArena{text(m.getKey()), m.getBytes(), JobId{m.getJob()}, m.getMember()};
-  });
+  return read<wire::OpenArena>(
+      bytes, [](wire::OpenArena::Reader m) { return OpenArena{text(m.getKey()), m.getBytes(), JobId{m.getJob()}, m.getMember()}; });
 }
 
 Bytes to_bytes(const OpenedArena& v) {
@@ -648,8 +638,7 @@ Bytes to_bytes(const ArenaRef& v) {
 }
 template <>
 Result<ArenaRef> from_bytes(const Bytes& bytes) {
-  return read<wire::ArenaRef>(bytes,
-                              [](wire::ArenaRef::Reader m) { return ArenaRef{text(m.getKey()), JobId{m.getJob()}}; });
+  return read<wire::ArenaRef>(bytes, [](wire::ArenaRef::Reader m) { return ArenaRef{text(m.getKey()), JobId{m.getJob()}}; });
 }
 
 Bytes to_bytes(const ObjectRef& v) {
@@ -661,8 +650,8 @@ Bytes to_bytes(const ObjectRef& v) {
 }
 template <>
 Result<ObjectRef> from_bytes(const Bytes& bytes) {
-  return read<wire::ObjectRef>(
-      bytes, [](wire::ObjectRef::Reader m) { return ObjectRef{ObjectId{m.getId()}, JobId{m.getJob()}, m.getBytes()}; });
+  return read<wire::ObjectRef>(bytes,
+                               [](wire::ObjectRef::Reader m) { return ObjectRef{ObjectId{m.getId()}, JobId{m.getJob()}, m.getBytes()}; });
 }
 
 Bytes to_bytes(const LogLines& v) {
@@ -675,9 +664,8 @@ Bytes to_bytes(const LogLines& v) {
 }
 template <>
 Result<LogLines> from_bytes(const Bytes& bytes) {
-  return read<wire::LogLines>(bytes, [](wire::LogLines::Reader m) {
-    return LogLines{WorkerId{m.getWorker()}, m.getRank(), text(m.getLabel()), m.getStream()};
-  });
+  return read<wire::LogLines>(
+      bytes, [](wire::LogLines::Reader m) { return LogLines{WorkerId{m.getWorker()}, m.getRank(), text(m.getLabel()), m.getStream()}; });
 }
 
 Bytes to_bytes(const FreePort& v) {
@@ -697,8 +685,8 @@ Bytes to_bytes(const ReadLog& v) {
 }
 template <>
 Result<ReadLog> from_bytes(const Bytes& bytes) {
-  return read<wire::ReadLog>(
-      bytes, [](wire::ReadLog::Reader m) { return ReadLog{WorkerId{m.getWorker()}, m.getStream(), m.getTailBytes()}; });
+  return read<wire::ReadLog>(bytes,
+                             [](wire::ReadLog::Reader m) { return ReadLog{WorkerId{m.getWorker()}, m.getStream(), m.getTailBytes()}; });
 }
 
 }  // namespace shoal::actors

@@ -28,8 +28,7 @@ NB_MODULE(_native, m) {
         return std::string(code_name(static_cast<Code>(code)));
       },
       nb::arg("code"), "Name of an error code.");
-  m.def("die_with", &die_with, nb::arg("parent"),
-        "Be killed when `parent`, whose child this process is or soon will be, ends.");
+  m.def("die_with", &die_with, nb::arg("parent"), "Be killed when `parent`, whose child this process is or soon will be, ends.");
   bind_errors(m);
   bind_session(m);
 }

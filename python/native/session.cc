@@ -14,8 +14,7 @@ using Clock = std::chrono::steady_clock;
 
 Clock::time_point deadline_in(std::optional<double> seconds) {
   if (!seconds || *seconds > 1e9) return runtime::LoopThread::kForever;
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::max(0.0, *seconds)));
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::max(0.0, *seconds)));
 }
 
 Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& buffers) {
@@ -73,9 +72,8 @@ class PySession {
 
   Session& get() {
     if (!session_)
-      raise(unavailable(forked_
-                            ? "this process was forked from one that uses Shoal; start Shoal in it anew (shoal.init)"
-                            : "this session is closed")
+      raise(unavailable(forked_ ? "this process was forked from one that uses Shoal; start Shoal in it anew (shoal.init)"
+                                : "this session is closed")
                 .with_reason(forked_ ? "Forked" : "Closed"));
     return *session_;
   }
@@ -135,9 +133,7 @@ nb::dict resources_dict(const actors::Resources& r) {
   return out;
 }
 
-nb::object cause_of(const std::optional<Error>& cause) {
-  return cause ? nb::object(nb::cast(cause->to_string())) : nb::none();
-}
+nb::object cause_of(const std::optional<Error>& cause) { return cause ? nb::object(nb::cast(cause->to_string())) : nb::none(); }
 
 nb::list rows_of(const actors::ListReply& reply) {
   nb::list out;
@@ -189,9 +185,8 @@ nb::list rows_of(const actors::ListReply& reply) {
   return out;
 }
 
-std::unique_ptr<PySession> open_session(const std::string& token, const std::string& head, const std::string& node,
-                                        const std::string& name, const std::string& role, const std::string& worker,
-                                        const std::string& job, bool print_logs) {
+std::unique_ptr<PySession> open_session(const std::string& token, const std::string& head, const std::string& node, const std::string& name,
+                                        const std::string& role, const std::string& worker, const std::string& job, bool print_logs) {
   actors::SessionOptions o;
   o.token = unwrap(runtime::Token::parse(token));
   o.head = head;
@@ -230,9 +225,8 @@ void bind_session(nb::module_& m) {
       });
 
   nb::class_<PySession>(m, "Session", "This process's place in a cluster.")
-      .def_static("open", &open_session, nb::kw_only(), nb::arg("token"), nb::arg("head") = "", nb::arg("node") = "",
-                  nb::arg("name") = "", nb::arg("role") = "driver", nb::arg("worker") = "", nb::arg("job") = "",
-                  nb::arg("print_logs") = true)
+      .def_static("open", &open_session, nb::kw_only(), nb::arg("token"), nb::arg("head") = "", nb::arg("node") = "", nb::arg("name") = "",
+                  nb::arg("role") = "driver", nb::arg("worker") = "", nb::arg("job") = "", nb::arg("print_logs") = true)
       .def("close", &PySession::close)
       .def("abandon_after_fork", &PySession::abandon_after_fork)
       .def_prop_ro("job", [](PySession& s) { return to_string(s.get().job()); })
@@ -252,8 +246,7 @@ void bind_session(nb::module_& m) {
             spec.id = session.new_id<GangId>();
             spec.job = session.job();
             const auto resources = unwrap(actors::Resources::of(each));
-            for (std::size_t i = 0; i < count; ++i)
-              spec.actors.push_back({session.new_id<ActorId>(), class_name, resources});
+            for (std::size_t i = 0; i < count; ++i) spec.actors.push_back({session.new_id<ActorId>(), class_name, resources});
             spec.launch = launch_of(launch);
             spec.refuse_infeasible = refuse_infeasible;
             const auto created = [&] {
@@ -265,8 +258,7 @@ void bind_session(nb::module_& m) {
             for (const auto& a : spec.actors) ids.push_back(to_string(a.id));
             return ids;
           },
-          nb::arg("class_name"), nb::arg("count"), nb::arg("resources"), nb::arg("launch"),
-          nb::arg("refuse_infeasible") = false,
+          nb::arg("class_name"), nb::arg("count"), nb::arg("resources"), nb::arg("launch"), nb::arg("refuse_infeasible") = false,
           "Ids of `count` actors that are placed together or not at all, each in a process of its own.")
       .def(
           "know",
@@ -384,8 +376,7 @@ void bind_session(nb::module_& m) {
             unwrap(waited);
             return true;
           },
-          nb::arg("refs"), nb::arg("timeout") = nb::none(),
-          "True once all are ready or one has failed; False when the time is over first.")
+          nb::arg("refs"), nb::arg("timeout") = nb::none(), "True once all are ready or one has failed; False when the time is over first.")
       .def(
           "wait_some",
           [](PySession& s, const std::vector<Ref*>& refs, std::size_t count, std::optional<double> timeout) {
@@ -401,8 +392,7 @@ void bind_session(nb::module_& m) {
             for (const auto* r : refs) out.push_back(r->ready());
             return out;
           },
-          nb::arg("refs"), nb::arg("count"), nb::arg("timeout") = nb::none(),
-          "Which are ready once `count` are, or the time is over.")
+          nb::arg("refs"), nb::arg("count"), nb::arg("timeout") = nb::none(), "Which are ready once `count` are, or the time is over.")
 
       .def(
           "serve",
@@ -439,8 +429,7 @@ void bind_session(nb::module_& m) {
           nb::arg("timeout") = nb::none(), "The next call in order, or None when the time is over.")
       .def(
           "reply",
-          [](PySession& s, PyIncoming& incoming, const nb::bytes& head, const std::vector<ReadBuffer>& buffers,
-             bool raised) {
+          [](PySession& s, PyIncoming& incoming, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, bool raised) {
             auto value = Value::make(pieces_of(head, buffers), raised ? Value::Kind::kRaised : Value::Kind::kResult);
             Session& session = s.get();
             const nb::gil_scoped_release release;

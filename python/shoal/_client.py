@@ -13,7 +13,19 @@ from shoal._runtime import attach_worker, close, find_session_folder, read_token
 from shoal._runtime import session as _session
 from shoal.exceptions import GetTimeoutError, InvalidArgument, TaskError
 
-__all__ = ["ObjectRef", "available_resources", "cluster_resources", "get", "init", "is_initialized", "kill", "nodes", "put", "shutdown", "wait"]
+__all__ = [
+    "ObjectRef",
+    "available_resources",
+    "cluster_resources",
+    "get",
+    "init",
+    "is_initialized",
+    "kill",
+    "nodes",
+    "put",
+    "shutdown",
+    "wait",
+]
 
 
 class ObjectRef:
@@ -74,7 +86,10 @@ def init(
         raise RuntimeError("shoal.init() was called twice; call shoal.shutdown() in between, or pass ignore_reinit_error=True")
     if include_dashboard:
         warnings.warn("there is no dashboard in this release; use `shoal status` and `shoal list`", stacklevel=2)
-    del logging_level, object_store_memory  # Ray's: here a log level changes nothing a driver sees, and the node admits what fits in memory
+    del (
+        logging_level,
+        object_store_memory,
+    )  # Ray's: here a log level changes nothing a driver sees, and the node admits what fits in memory
     wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory, "resources": resources}
     if address is None and started_by_node():
         attach_worker()

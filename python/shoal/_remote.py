@@ -134,12 +134,22 @@ def _methods_of(cls: type) -> frozenset[str]:
     names = {n for n, f in inspect.getmembers(cls, callable) if not n.startswith("__") or n == "__call__"}
     coroutines = sorted(n for n in names if inspect.iscoroutinefunction(getattr(cls, n)))
     if coroutines:
-        raise Unimplemented(f"async methods of actors are not in this release ({cls.__name__}.{coroutines[0]})", hint="use ordinary methods")
+        raise Unimplemented(
+            f"async methods of actors are not in this release ({cls.__name__}.{coroutines[0]})",
+            hint="use ordinary methods",
+        )
     return frozenset(names)
 
 
 def create_gang(
-    cls: type, count: int, args=(), kwargs=None, *, resources: dict[str, float], torch: bool = False, refuse_infeasible: bool = False,
+    cls: type,
+    count: int,
+    args=(),
+    kwargs=None,
+    *,
+    resources: dict[str, float],
+    torch: bool = False,
+    refuse_infeasible: bool = False,
     env: dict[str, str] | None = None,
 ) -> list[ActorHandle]:
     """``count`` actors of one class, placed together or not at all, by rank. Each is constructed with the same arguments."""

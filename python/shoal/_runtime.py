@@ -69,7 +69,10 @@ def start_local(resources: dict[str, float], *, python: str = sys.executable, re
         stderr=subprocess.DEVNULL,
         pass_fds=(writing,),
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [_package_path(), os.environ.get("PYTHONPATH")]))},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [_package_path(), os.environ.get("PYTHONPATH")])),
+        },
     )
     os.close(writing)
     try:
@@ -115,7 +118,9 @@ def find_session_folder(address: str) -> str:
     if address == "auto":
         raise Unavailable("no cluster is running", reason="NoCluster", hint="start one: shoal start --head")
     raise Unavailable(
-        f"no running cluster of this user has the address {address}", reason="NoCluster", hint="see: shoal status; or start one: shoal start --head"
+        f"no running cluster of this user has the address {address}",
+        reason="NoCluster",
+        hint="see: shoal status; or start one: shoal start --head",
     )
 
 

@@ -36,12 +36,16 @@ def _tensor_from_numpy(array, dtype):
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
         torch = _torch()
-        if torch is not None and type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout == torch.strided:
-            if not obj.requires_grad and obj.is_contiguous() and not obj.is_conj() and not obj.is_neg():
-                if obj.dtype == torch.bfloat16:  # numpy has no such type
-                    return _tensor_from_numpy, (obj.view(torch.int16).numpy(), "bfloat16")
-                return _tensor_from_numpy, (obj.numpy(), None)
+        if torch is not None and type(obj) is torch.Tensor and _dense(obj, torch):
+            if obj.dtype == torch.bfloat16:  # numpy has no such type
+                return _tensor_from_numpy, (obj.view(torch.int16).numpy(), "bfloat16")
+            return _tensor_from_numpy, (obj.numpy(), None)
         return super().reducer_override(obj)
+
+
+def _dense(tensor, torch) -> bool:
+    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
+    return plain and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
 
 
 def _torch():

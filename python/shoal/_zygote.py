@@ -80,7 +80,7 @@ def _become_worker(request: dict, fds: list[int]) -> int:
     # One thread, unless the job says otherwise: several workers share the machine.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.pop(name, None)
-    os.environ.update({name: value for name, value in request["env"]})
+    os.environ.update(dict(request["env"]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if request["cwd"]:
         os.chdir(request["cwd"])

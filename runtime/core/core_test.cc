@@ -29,13 +29,8 @@ TEST(Result, CarriesTheValueOrTheFirstError) {
 }
 
 TEST(Error, PrintsCodeReasonContextAndHintFirstCauseFirst) {
-  const Error e = unavailable("killed by signal 9")
-                      .with_reason("ActorDied")
-                      .with_hint("look at the logs")
-                      .in("actor A")
-                      .in("rank 1");
-  EXPECT_EQ(e.to_string(),
-            "error[Unavailable/ActorDied]: killed by signal 9\n  in: actor A, rank 1\n  hint: look at the logs");
+  const Error e = unavailable("killed by signal 9").with_reason("ActorDied").with_hint("look at the logs").in("actor A").in("rank 1");
+  EXPECT_EQ(e.to_string(), "error[Unavailable/ActorDied]: killed by signal 9\n  in: actor A, rank 1\n  hint: look at the logs");
 }
 
 TEST(Error, KeepsTheInnermostFramesWhenTheChainIsTooLong) {

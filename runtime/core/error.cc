@@ -29,8 +29,7 @@ const char* code_name(Code code) {
   return "Internal";
 }
 
-Error::Error(Code code, std::string message)
-    : detail_(std::make_unique<Detail>(Detail{code, {}, std::move(message), {}, {}})) {}
+Error::Error(Code code, std::string message) : detail_(std::make_unique<Detail>(Detail{code, {}, std::move(message), {}, {}})) {}
 
 Error::Error(const Error& other) : detail_(std::make_unique<Detail>(*other.detail_)) {}
 

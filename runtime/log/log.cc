@@ -12,8 +12,7 @@ constexpr const char* kPattern = "%Y-%m-%dT%H:%M:%S.%e %l %n %v";
 
 Result<Log> make_file_log(const std::string& name, const std::string& path, std::size_t max_bytes) {
   try {
-    auto log = std::make_shared<spdlog::logger>(
-        name, std::make_shared<spdlog::sinks::rotating_file_sink_mt>(path, max_bytes, 1));
+    auto log = std::make_shared<spdlog::logger>(name, std::make_shared<spdlog::sinks::rotating_file_sink_mt>(path, max_bytes, 1));
     log->set_pattern(kPattern);
     log->flush_on(spdlog::level::info);
     return log;
@@ -29,8 +28,6 @@ Log make_stderr_log(const std::string& name) {
   return log;
 }
 
-Log make_null_log() {
-  return std::make_shared<spdlog::logger>("null", std::make_shared<spdlog::sinks::null_sink_mt>());
-}
+Log make_null_log() { return std::make_shared<spdlog::logger>("null", std::make_shared<spdlog::sinks::null_sink_mt>()); }
 
 }  // namespace shoal::runtime

@@ -10,8 +10,7 @@ namespace {
 
 class RealTimer final : public Timer::Pending {
  public:
-  RealTimer(asio::io_context& io, Duration delay, std::function<void()> fn)
-      : timer_(io, delay), alive_(std::make_shared<bool>(true)) {
+  RealTimer(asio::io_context& io, Duration delay, std::function<void()> fn) : timer_(io, delay), alive_(std::make_shared<bool>(true)) {
     // A handler already queued when the timer is destroyed runs with success: `alive` stops it.
     timer_.async_wait([fn = std::move(fn), alive = alive_](std::error_code error) {
       if (!error && *alive) fn();
@@ -29,8 +28,7 @@ class RealClock final : public Clock {
   explicit RealClock(Loop& loop) : loop_(loop) {}
   TimePoint now() const override { return std::chrono::steady_clock::now(); }
   std::int64_t unix_millis() const override {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
-        .count();
+    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   }
   Timer after(Duration delay, std::function<void()> fn) override {
     return Timer(std::make_unique<RealTimer>(loop_.io(), delay, std::move(fn)));

@@ -66,8 +66,7 @@ TEST(LoopThread, AWaitEndsAtItsDeadlineOrWhenInterrupted) {
   Loop loop;
   LoopThread host(loop);
   EXPECT_EQ(host.wait([] { return false; }, std::chrono::steady_clock::now() + 5ms), LoopThread::Woken::kDeadline);
-  EXPECT_EQ(host.wait([] { return false; }, LoopThread::kForever, [] { return true; }),
-            LoopThread::Woken::kInterrupted);
+  EXPECT_EQ(host.wait([] { return false; }, LoopThread::kForever, [] { return true; }), LoopThread::Woken::kInterrupted);
 }
 
 TEST(LoopThread, HandlersAndOwnersNeverOverlap) {

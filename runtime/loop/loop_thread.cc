@@ -78,8 +78,7 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
       acquire();
       continue;
     }
-    if (wanted_.load() >
-        0) {  // give way; every waiter gets its turn because acquire() queues behind the one that was notified
+    if (wanted_.load() > 0) {  // give way; every waiter gets its turn because acquire() queues behind the one that was notified
       release();
       std::this_thread::yield();
       acquire();

@@ -33,8 +33,9 @@ Task<T> suspend(std::function<void(std::function<void(Result<T>)>)> start) {
           if (!*waiting) return;  // answered or cancelled before
           auto h = std::move(*waiting);
           auto where = asio::get_associated_executor(*h);
-          asio::post(where, [h = std::make_shared<Handler>(std::move(*h)),
-                             r = std::make_shared<Result<T>>(std::move(result))]() mutable { (*h)(std::move(*r)); });
+          asio::post(where, [h = std::make_shared<Handler>(std::move(*h)), r = std::make_shared<Result<T>>(std::move(result))]() mutable {
+            (*h)(std::move(*r));
+          });
         };
         if (slot.is_connected()) {
           slot.assign([finish](asio::cancellation_type) { finish(fail(cancelled("the task was cancelled"))); });

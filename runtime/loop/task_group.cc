@@ -16,8 +16,7 @@ struct TaskGroup::Running {
 
 Task<void> sleep(Clock& clock, Duration delay) {
   auto timer = std::make_shared<Timer>();
-  std::function<void(std::function<void(Result<void>)>)> start = [&clock, delay,
-                                                                  timer](std::function<void(Result<void>)> done) {
+  std::function<void(std::function<void(Result<void>)>)> start = [&clock, delay, timer](std::function<void(Result<void>)> done) {
     *timer = clock.after(delay, [done] { done(Result<void>()); });
   };
   co_return co_await suspend<void>(std::move(start));
@@ -43,8 +42,7 @@ void TaskGroup::ended(std::list<Running>::iterator it, std::exception_ptr except
     try {
       std::rethrow_exception(exception);
     } catch (const std::system_error& e) {
-      result = fail(e.code() == asio::error::operation_aborted ? cancelled(e.what())
-                                                               : from_errno(e.code().value(), it->name));
+      result = fail(e.code() == asio::error::operation_aborted ? cancelled(e.what()) : from_errno(e.code().value(), it->name));
     } catch (const std::exception& e) {
       result = fail(internal(e.what()));
     }

@@ -40,8 +40,7 @@ class TaskGroupTest : public testing::Test {
   Loop loop_;
   std::unique_ptr<Clock> clock_ = make_real_clock(loop_);
   std::string errors_;
-  TaskGroup group_{loop_,
-                   [this](const std::string& name, const Error& e) { errors_ += name + ": " + e.message() + "; "; }};
+  TaskGroup group_{loop_, [this](const std::string& name, const Error& e) { errors_ += name + ": " + e.message() + "; "; }};
 };
 
 TEST_F(TaskGroupTest, StopCancelsAndDrains) {

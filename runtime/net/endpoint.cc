@@ -9,16 +9,13 @@ constexpr std::string_view kUnixPrefix = "unix:@";
 constexpr std::size_t kMaxName = 100;  // sun_path holds 108
 }  // namespace
 
-std::string Endpoint::to_string() const {
-  return is_unix() ? std::string(kUnixPrefix) + unix_name : host + ":" + std::to_string(port);
-}
+std::string Endpoint::to_string() const { return is_unix() ? std::string(kUnixPrefix) + unix_name : host + ":" + std::to_string(port); }
 
 Result<Endpoint> parse_endpoint(std::string_view text) {
   const std::string quoted = "address '" + std::string(text) + "'";
   if (text.starts_with(kUnixPrefix)) {
     const auto name = text.substr(kUnixPrefix.size());
-    if (name.empty() || name.size() > kMaxName)
-      return fail(invalid_argument(quoted + ": the name has 1 to 100 characters"));
+    if (name.empty() || name.size() > kMaxName) return fail(invalid_argument(quoted + ": the name has 1 to 100 characters"));
     return Endpoint::unix_at(std::string(name));
   }
   const auto colon = text.rfind(':');

@@ -11,12 +11,9 @@ static_assert(std::endian::native == std::endian::little, "the wire is little-en
 std::size_t Frame::wire_bytes() const { return FrameHeader::kBytes + body.size() + payload.size(); }
 
 FrameHeader FrameHeader::of(const Frame& frame) {
-  return {static_cast<std::uint32_t>(frame.body.size()),
-          static_cast<std::uint32_t>(frame.payload.size()),
-          frame.id,
-          frame.method,
-          frame.kind,
-          static_cast<std::uint8_t>(frame.fds.size())};
+  return {
+      static_cast<std::uint32_t>(frame.body.size()), static_cast<std::uint32_t>(frame.payload.size()), frame.id, frame.method, frame.kind,
+      static_cast<std::uint8_t>(frame.fds.size())};
 }
 
 // body 0..3, payload 4..7, id 8..15, method 16..17, kind 18, fds 19, zero 20..23
@@ -41,16 +38,14 @@ Result<FrameHeader> decode_header(const std::byte* bytes, const FrameLimits& lim
   h.kind = static_cast<FrameKind>(bytes[18]);
   h.num_fds = static_cast<std::uint8_t>(bytes[19]);
   std::memcpy(&zero, bytes + 20, 4);
-  if (h.kind < FrameKind::kRequest || h.kind > FrameKind::kNotice)
-    return fail(invalid_argument("a frame of unknown kind"));
+  if (h.kind < FrameKind::kRequest || h.kind > FrameKind::kNotice) return fail(invalid_argument("a frame of unknown kind"));
   if (zero != 0) return fail(invalid_argument("a frame with bits set that mean nothing"));
   if (h.body_bytes > limits.max_body_bytes) {
     return fail(invalid_argument("a frame's body of " + std::to_string(h.body_bytes) + " bytes exceeds the limit"));
   }
   if (h.body_bytes % 8 != 0) return fail(invalid_argument("a frame's body is no whole number of words"));
   if (h.payload_bytes > limits.max_payload_bytes) {
-    return fail(
-        invalid_argument("a frame's payload of " + std::to_string(h.payload_bytes) + " bytes exceeds the limit"));
+    return fail(invalid_argument("a frame's payload of " + std::to_string(h.payload_bytes) + " bytes exceeds the limit"));
   }
   if (h.num_fds > limits.max_fds) return fail(invalid_argument("a frame with too many descriptors"));
   return h;

@@ -16,8 +16,7 @@ namespace {
 // Layout of each message: magic 0..3, step 4, status or role 5, newest 6..7, oldest or agreed 8..9, zero 10..15,
 // nonce 16..31, mac 32..63.
 constexpr std::uint8_t kMagic[4] = {'S', 'H', 'L', '1'};
-constexpr std::size_t kStep = 4, kField = 5, kNewest = 6, kOldest = 8, kNonce = 16, kMac = 32, kNonceBytes = 16,
-                      kMacBytes = 32;
+constexpr std::size_t kStep = 4, kField = 5, kNewest = 6, kOldest = 8, kNonce = 16, kMac = 32, kNonceBytes = 16, kMacBytes = 32;
 
 enum Step : std::uint8_t { kChallengeStep = 1, kAnswerStep = 2, kVerdictStep = 3 };
 enum Status : std::uint8_t { kAccepted = 0, kTokenRefused = 1, kVersionRefused = 2 };
@@ -26,9 +25,7 @@ void put16(HelloMessage& m, std::size_t at, std::uint16_t v) {
   m[at] = static_cast<std::uint8_t>(v);
   m[at + 1] = static_cast<std::uint8_t>(v >> 8);
 }
-std::uint16_t get16(const HelloMessage& m, std::size_t at) {
-  return static_cast<std::uint16_t>(m[at] | m[at + 1] << 8);
-}
+std::uint16_t get16(const HelloMessage& m, std::size_t at) { return static_cast<std::uint16_t>(m[at] | m[at + 1] << 8); }
 
 HelloMessage blank(Step step, VersionRange versions) {
   HelloMessage m{};
@@ -39,9 +36,7 @@ HelloMessage blank(Step step, VersionRange versions) {
   return m;
 }
 
-bool is_ours(const HelloMessage& m, Step step) {
-  return std::equal(std::begin(kMagic), std::end(kMagic), m.begin()) && m[kStep] == step;
-}
+bool is_ours(const HelloMessage& m, Step step) { return std::equal(std::begin(kMagic), std::end(kMagic), m.begin()) && m[kStep] == step; }
 
 void fill(std::uint8_t* out, std::size_t n, Random& random) {
   for (std::size_t i = 0; i < n; i += 8) {
@@ -59,8 +54,8 @@ std::array<std::uint8_t, kMacBytes> mac(const Token& token, std::string_view who
   std::copy_n(answer.begin(), kMac, text.begin() + 16 + kMac);
   std::array<std::uint8_t, kMacBytes> out{};
   unsigned length = 0;
-  const auto* made = HMAC(EVP_sha256(), token.bytes().data(), static_cast<int>(Token::kBytes), text.data(), text.size(),
-                          out.data(), &length);
+  const auto* made =
+      HMAC(EVP_sha256(), token.bytes().data(), static_cast<int>(Token::kBytes), text.data(), text.size(), out.data(), &length);
   SHOAL_CHECK(made != nullptr && length == kMacBytes, "OpenSSL has no HMAC-SHA256");
   return out;
 }
@@ -69,27 +64,21 @@ bool mac_matches(const HelloMessage& m, const std::array<std::uint8_t, kMacBytes
   return CRYPTO_memcmp(m.data() + kMac, expected.data(), kMacBytes) == 0;
 }
 
-std::string range_text(std::uint16_t oldest, std::uint16_t newest) {
-  return std::to_string(oldest) + " to " + std::to_string(newest);
-}
+std::string range_text(std::uint16_t oldest, std::uint16_t newest) { return std::to_string(oldest) + " to " + std::to_string(newest); }
 
 Error not_shoal() {
-  return invalid_argument("the other side does not speak Shoal's protocol")
-      .with_reason("NotShoal")
-      .with_hint("check the address and port");
+  return invalid_argument("the other side does not speak Shoal's protocol").with_reason("NotShoal").with_hint("check the address and port");
 }
 
 Error version_mismatch(VersionRange mine, std::uint16_t oldest, std::uint16_t newest) {
-  return invalid_argument("wire versions do not meet: this side speaks " + range_text(mine.oldest, mine.newest) +
-                          ", the other " + range_text(oldest, newest))
+  return invalid_argument("wire versions do not meet: this side speaks " + range_text(mine.oldest, mine.newest) + ", the other " +
+                          range_text(oldest, newest))
       .with_reason("VersionMismatch")
       .with_hint("install the same release of shoal on both sides");
 }
 
 Error token_refused(const char* message) {
-  return invalid_argument(message)
-      .with_reason("TokenRefused")
-      .with_hint("use the token of the cluster at this address (SHOAL_TOKEN_FILE)");
+  return invalid_argument(message).with_reason("TokenRefused").with_hint("use the token of the cluster at this address (SHOAL_TOKEN_FILE)");
 }
 
 }  // namespace
@@ -138,8 +127,7 @@ HelloListener::Verdict HelloListener::judge(const HelloMessage& answer) const {
   if (!mac_matches(answer, mac(token_, "caller", challenge_, answer))) {
     return refuse(kTokenRefused, token_refused("a caller does not know the cluster's token"));
   }
-  if (newest < versions_.oldest || oldest > versions_.newest)
-    return refuse(kVersionRefused, version_mismatch(versions_, oldest, newest));
+  if (newest < versions_.oldest || oldest > versions_.newest) return refuse(kVersionRefused, version_mismatch(versions_, oldest, newest));
   const auto role = static_cast<Role>(answer[kField]);
   if (role < Role::kNode || role > Role::kWorker) return refuse(kTokenRefused, not_shoal());
   v.role = role;

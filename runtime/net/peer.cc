@@ -24,8 +24,7 @@ Responder::~Responder() {
 void Responder::reply(Message message, Flush flush) {
   const auto link = std::move(link_);
   if (!link || !link->connection) return;
-  link->connection->send(
-      {FrameKind::kReply, 0, id_, std::move(message.body), std::move(message.payload), std::move(message.fds)}, flush);
+  link->connection->send({FrameKind::kReply, 0, id_, std::move(message.body), std::move(message.payload), std::move(message.fds)}, flush);
 }
 
 void Responder::fail(const Error& error) {
@@ -56,10 +55,8 @@ Peer::~Peer() {
 }
 
 void Peer::call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush) {
-  if (!link_->connection)
-    return callback(shoal::fail(unavailable("the connection is closed").with_reason("Disconnected")));
-  if (pending_.size() >= kMaxPending)
-    return callback(shoal::fail(resource_exhausted("too many calls are pending on one connection")));
+  if (!link_->connection) return callback(shoal::fail(unavailable("the connection is closed").with_reason("Disconnected")));
+  if (pending_.size() >= kMaxPending) return callback(shoal::fail(resource_exhausted("too many calls are pending on one connection")));
   const std::uint64_t id = next_id_++;
   auto& pending = pending_[id];
   pending.callback = std::move(callback);
@@ -69,16 +66,14 @@ void Peer::call(std::uint16_t method, Message message, Duration timeout, Callbac
       finish(id, shoal::fail(deadline_exceeded("no answer within " + std::to_string(ms) + " ms")));
     });
   }
-  link_->connection->send(
-      {FrameKind::kRequest, method, id, std::move(message.body), std::move(message.payload), std::move(message.fds)},
-      flush);
+  link_->connection->send({FrameKind::kRequest, method, id, std::move(message.body), std::move(message.payload), std::move(message.fds)},
+                          flush);
 }
 
 void Peer::notify(std::uint16_t method, Message message, Flush flush) {
   if (!link_->connection) return;
-  link_->connection->send(
-      {FrameKind::kNotice, method, 0, std::move(message.body), std::move(message.payload), std::move(message.fds)},
-      flush);
+  link_->connection->send({FrameKind::kNotice, method, 0, std::move(message.body), std::move(message.payload), std::move(message.fds)},
+                          flush);
 }
 
 void Peer::finish(std::uint64_t id, Result<Message> result) {

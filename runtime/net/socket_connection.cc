@@ -68,8 +68,7 @@ class FrameReader {
 
  private:
   struct Partial {
-    explicit Partial(const FrameHeader& header)
-        : header(header), body(header.body_bytes), payload(header.payload_bytes) {}
+    explicit Partial(const FrameHeader& header) : header(header), body(header.body_bytes), payload(header.payload_bytes) {}
     std::size_t total() const { return body.size() + payload.size(); }
     void put(const std::byte* data, std::size_t n) {
       const std::size_t to_body = filled < body.size() ? std::min(n, body.size() - filled) : 0;
@@ -211,11 +210,7 @@ class SendQueue {
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   Stream(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options)
-      : loop_(loop),
-        options_(options),
-        identity_(identity),
-        descriptor_(loop.io(), socket.release()),
-        reader_(options.limits) {
+      : loop_(loop), options_(options), identity_(identity), descriptor_(loop.io(), socket.release()), reader_(options.limits) {
     loop_.track(descriptor_.native_handle());
   }
 
@@ -230,8 +225,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
     SHOAL_CHECK(identity_.local || frame.fds.empty(), "descriptors only travel on unix sockets");
     queue_.push(std::move(frame));
     if (queue_.bytes() > options_.max_queued_bytes) {
-      return close_later(resource_exhausted("a peer does not read: more than " +
-                                            std::to_string(options_.max_queued_bytes) + " bytes wait for it"));
+      return close_later(
+          resource_exhausted("a peer does not read: more than " + std::to_string(options_.max_queued_bytes) + " bytes wait for it"));
     }
     if (waiting_write_) return;
     if (flush == Flush::kNow || queue_.bytes() > kReadBytes) return write();
@@ -288,10 +283,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
         }
       }
       if (n == 0) return close(unavailable("the other side closed the connection").with_reason("Disconnected"));
-      if (message.msg_flags & MSG_CTRUNC)
-        return close(resource_exhausted("no descriptors left for those that arrived"));
-      if (reader_.num_loose_fds() > 2u * options_.limits.max_fds)
-        return close(invalid_argument("descriptors that belong to no frame"));
+      if (message.msg_flags & MSG_CTRUNC) return close(resource_exhausted("no descriptors left for those that arrived"));
+      if (reader_.num_loose_fds() > 2u * options_.limits.max_fds) return close(invalid_argument("descriptors that belong to no frame"));
       std::vector<Frame> frames;
       const auto parsed = reader_.arrived(static_cast<std::size_t>(n), frames);
       for (auto& frame : frames) {
@@ -305,8 +298,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   }
 
   void write() {
-    if (const int error = queue_.write(descriptor_.native_handle()))
-      return close_later(from_errno(error, "the connection broke"));
+    if (const int error = queue_.write(descriptor_.native_handle())) return close_later(from_errno(error, "the connection broke"));
     if (queue_.empty()) return;
     waiting_write_ = true;
     descriptor_.async_wait(Wait::wait_write, [self = shared_from_this()](std::error_code error) {
@@ -364,8 +356,7 @@ class SocketConnection final : public Connection {
 
 }  // namespace
 
-std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity,
-                                                   const SocketOptions& options) {
+std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options) {
   return std::make_unique<SocketConnection>(std::make_shared<Stream>(loop, std::move(socket), identity, options));
 }
 

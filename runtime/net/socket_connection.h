@@ -8,7 +8,6 @@
 
 namespace shoal::runtime {
 
-std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity,
-                                                   const SocketOptions& options);
+std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options);
 
 }  // namespace shoal::runtime

@@ -37,8 +37,7 @@ Result<Address> resolve(const Endpoint& endpoint) {
   if (endpoint.is_unix()) {
     auto* un = reinterpret_cast<sockaddr_un*>(&out.storage);
     un->sun_family = AF_UNIX;
-    if (endpoint.unix_name.size() + 1 > sizeof un->sun_path)
-      return fail(invalid_argument(endpoint.to_string() + ": the name is too long"));
+    if (endpoint.unix_name.size() + 1 > sizeof un->sun_path) return fail(invalid_argument(endpoint.to_string() + ": the name is too long"));
     std::memcpy(un->sun_path + 1, endpoint.unix_name.data(), endpoint.unix_name.size());  // leading 0: abstract
     out.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + endpoint.unix_name.size());
     return out;
@@ -64,11 +63,10 @@ Result<PeerIdentity> local_peer(int fd) {
   if (self.ss_family != AF_UNIX) return identity;
   ucred credentials{};
   length = sizeof credentials;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
-    return fail(from_errno(errno, "SO_PEERCRED"));
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) return fail(from_errno(errno, "SO_PEERCRED"));
   if (credentials.uid != geteuid()) {
-    return fail(invalid_argument("a process of another user called (uid " + std::to_string(credentials.uid) + ")")
-                    .with_reason("TokenRefused"));
+    return fail(
+        invalid_argument("a process of another user called (uid " + std::to_string(credentials.uid) + ")").with_reason("TokenRefused"));
   }
   identity.local = true;
   identity.pid = credentials.pid;
@@ -111,8 +109,7 @@ Task<PeerIdentity> greet_caller(Socket& socket, const Token& token, VersionRange
   co_return identity;
 }
 
-Task<PeerIdentity> greet_listener(Socket& socket, const Token& token, VersionRange versions, Role role,
-                                  Random& random) {
+Task<PeerIdentity> greet_listener(Socket& socket, const Token& token, VersionRange versions, Role role, Random& random) {
   SHOAL_CO_TRY(PeerIdentity identity, local_peer(socket.native_handle()));
   HelloCaller hello(token, versions, role, random);
   HelloMessage message;
@@ -128,12 +125,7 @@ Task<PeerIdentity> greet_listener(Socket& socket, const Token& token, VersionRan
 
 struct SocketNetwork::Impl {
   Impl(Loop& loop, Clock& clock, Random& random, const Token& token, SocketOptions options)
-      : loop(loop),
-        clock(clock),
-        random(random),
-        token(token),
-        options(options),
-        tasks(loop, [](const std::string&, const Error&) {
+      : loop(loop), clock(clock), random(random), token(token), options(options), tasks(loop, [](const std::string&, const Error&) {
           // A hello that failed: its caller was told, and a listener has nobody to tell.
         }) {}
 
@@ -157,8 +149,7 @@ struct SocketNetwork::Impl {
     co_return Result<void>();
   }
 
-  Task<void> called(std::shared_ptr<Socket> socket, Address address, Role role, Duration timeout,
-                    Connected on_connected) {
+  Task<void> called(std::shared_ptr<Socket> socket, Address address, Role role, Duration timeout, Connected on_connected) {
     bool late = false;
     const Timer limit = clock.after(timeout, [socket, &late] {
       late = true;
@@ -216,23 +207,19 @@ class SocketListener final : public Listener {
  private:
   struct State : std::enable_shared_from_this<State> {
     State(Loop& loop, Clock& clock, Fd fd, OnSocket on_socket, HasRoom has_room)
-        : descriptor(loop.io(), fd.release()),
-          clock(clock),
-          on_socket(std::move(on_socket)),
-          has_room(std::move(has_room)) {}
+        : descriptor(loop.io(), fd.release()), clock(clock), on_socket(std::move(on_socket)), has_room(std::move(has_room)) {}
     void wait() {
-      descriptor.async_wait(
-          asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
-            if (error) return;
-            while (self->descriptor.is_open() && self->has_room()) {
-              Fd fd(accept4(self->descriptor.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-              if (!fd) break;
-              self->on_socket(std::move(fd));
-            }
-            if (!self->descriptor.is_open()) return;
-            if (self->has_room()) return self->wait();
-            self->pause = self->clock.after(std::chrono::milliseconds(5), [state = self.get()] { state->wait(); });
-          });
+      descriptor.async_wait(asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
+        if (error) return;
+        while (self->descriptor.is_open() && self->has_room()) {
+          Fd fd(accept4(self->descriptor.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+          if (!fd) break;
+          self->on_socket(std::move(fd));
+        }
+        if (!self->descriptor.is_open()) return;
+        if (self->has_room()) return self->wait();
+        self->pause = self->clock.after(std::chrono::milliseconds(5), [state = self.get()] { state->wait(); });
+      });
     }
     asio::posix::stream_descriptor descriptor;
     Clock& clock;
@@ -260,8 +247,7 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
   if (!fd) return fail(from_errno(errno, "socket"));
   const int on = 1;
   if (!endpoint.is_unix()) setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (bind(fd.get(), address.get(), address.length) != 0)
-    return fail(from_errno(errno, "listen on " + endpoint.to_string()));
+  if (bind(fd.get(), address.get(), address.length) != 0) return fail(from_errno(errno, "listen on " + endpoint.to_string()));
   if (::listen(fd.get(), 512) != 0) return fail(from_errno(errno, "listen on " + endpoint.to_string()));
   Endpoint actual = endpoint;
   if (!endpoint.is_unix()) {
@@ -276,8 +262,7 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
   return std::make_unique<SocketListener>(
       impl->loop, impl->clock, std::move(fd), std::move(actual),
       [impl, shared](Fd socket) {
-        impl->tasks.spawn("accept",
-                          impl->accepted(std::make_shared<Socket>(impl->make_socket(std::move(socket))), shared));
+        impl->tasks.spawn("accept", impl->accepted(std::make_shared<Socket>(impl->make_socket(std::move(socket))), shared));
       },
       [impl] { return impl->tasks.size() < impl->options.max_hellos; });
 }
@@ -287,13 +272,11 @@ void SocketNetwork::connect(const Endpoint& endpoint, Role role, Duration timeou
   if (!address) return connected(fail(address.error()));
   Fd fd(socket(address->family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return connected(fail(from_errno(errno, "socket")));
-  auto named = [connected = std::move(connected),
-                to = endpoint.to_string()](Result<std::unique_ptr<Connection>> result) {
+  auto named = [connected = std::move(connected), to = endpoint.to_string()](Result<std::unique_ptr<Connection>> result) {
     if (!result) return connected(fail(Error(result.error()).in("connecting to " + to)));
     connected(std::move(result));
   };
-  auto socket =
-      std::make_shared<Socket>(impl_->loop.io(), asio::generic::stream_protocol(address->family(), 0), fd.release());
+  auto socket = std::make_shared<Socket>(impl_->loop.io(), asio::generic::stream_protocol(address->family(), 0), fd.release());
   impl_->tasks.spawn("connect", impl_->called(std::move(socket), *address, role, timeout, std::move(named)));
 }
 

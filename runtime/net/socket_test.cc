@@ -35,12 +35,9 @@ class Side : public PeerHandler {
     EXPECT_TRUE(done());
   }
   Endpoint listen(const Endpoint& at) {
-    listener = network
-                   .listen(at,
-                           [this](std::unique_ptr<Connection> c) {
-                             peers.push_back(std::make_unique<Peer>(std::move(c), *clock, *this));
-                           })
-                   .value();
+    listener =
+        network.listen(at, [this](std::unique_ptr<Connection> c) { peers.push_back(std::make_unique<Peer>(std::move(c), *clock, *this)); })
+            .value();
     return listener->endpoint();
   }
   Result<Peer*> connect(const Endpoint& to) {
@@ -236,8 +233,7 @@ TEST(TwoProcesses, GreetEachOther) {
     Peer* peer = side.connect(at).value();
     EXPECT_EQ(peer->identity().pid, child);
     std::string hello, refusal;
-    peer->call(Side::kEcho, {{}, Bytes::copy_of("hello"), {}}, 5s,
-               [&](Result<Message> r) { hello = r->payload.view(); });
+    peer->call(Side::kEcho, {{}, Bytes::copy_of("hello"), {}}, 5s, [&](Result<Message> r) { hello = r->payload.view(); });
     peer->call(Side::kRefuse, {}, 5s, [&](Result<Message> r) { refusal = r.error().to_string(); });
     side.run_until([&] { return !refusal.empty(); });
     EXPECT_EQ(hello, "hello");

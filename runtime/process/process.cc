@@ -61,8 +61,7 @@ Result<std::string> find_program(const std::string& name) {
   // Out of the way first: a descriptor to be passed may lie where another belongs.
   const int base = 3 + static_cast<int>(spec.inherited.size());
   std::vector<int> sources;
-  for (const Fd* fd : {&spec.in, &spec.out, &spec.err})
-    sources.push_back(fd->get() < 0 ? -1 : fcntl(fd->get(), F_DUPFD_CLOEXEC, base));
+  for (const Fd* fd : {&spec.in, &spec.out, &spec.err}) sources.push_back(fd->get() < 0 ? -1 : fcntl(fd->get(), F_DUPFD_CLOEXEC, base));
   for (const Fd& fd : spec.inherited) sources.push_back(fcntl(fd.get(), F_DUPFD_CLOEXEC, base));
   report = fcntl(report, F_DUPFD_CLOEXEC, base);
   if (sources[0] < 0) sources[0] = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -130,23 +129,20 @@ std::uint64_t start_time(pid_t pid) {
 }
 
 struct ProcessWatch::Impl : std::enable_shared_from_this<Impl> {
-  Impl(asio::io_context& io, int fd, pid_t pid, std::function<void(ExitStatus)> ended)
-      : descriptor(io), pid(pid), ended(std::move(ended)) {
+  Impl(asio::io_context& io, int fd, pid_t pid, std::function<void(ExitStatus)> ended) : descriptor(io), pid(pid), ended(std::move(ended)) {
     if (fd >= 0) descriptor.assign(fd);
   }
 
   void wait() {
-    descriptor.async_wait(asio::posix::stream_descriptor::wait_read,
-                          [self = shared_from_this()](std::error_code error) {
-                            if (!error) self->finish(reap(self->descriptor.native_handle()));
-                          });
+    descriptor.async_wait(asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
+      if (!error) self->finish(reap(self->descriptor.native_handle()));
+    });
   }
 
   // Only a parent learns how it ended.
   static ExitStatus reap(int fd) {
     siginfo_t info{};
-    if (waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(fd), &info, WEXITED | WNOHANG) != 0 ||
-        info.si_pid == 0) {
+    if (waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(fd), &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0) {
       return {.known = false};
     }
     if (info.si_code == CLD_EXITED) return {.code = info.si_status};

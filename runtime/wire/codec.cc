@@ -31,8 +31,7 @@ Result<kj::ArrayPtr<const capnp::word>> checked_words(const Bytes& body) {
     std::memcpy(&size, body.data() + 4 + 4 * i, 4);
     total += size;
   }
-  if (total != body.size() / sizeof(capnp::word))
-    return fail(invalid_argument("a message whose segments do not fill its frame"));
+  if (total != body.size() / sizeof(capnp::word)) return fail(invalid_argument("a message whose segments do not fill its frame"));
   return kj::arrayPtr(reinterpret_cast<const capnp::word*>(body.data()), body.size() / sizeof(capnp::word));
 }
 
@@ -43,9 +42,7 @@ capnp::ReaderOptions reader_options(std::size_t words) {
   return options;
 }
 
-Error from_kj(const kj::Exception& e) {
-  return invalid_argument(std::string("a malformed message: ") + e.getDescription().cStr());
-}
+Error from_kj(const kj::Exception& e) { return invalid_argument(std::string("a malformed message: ") + e.getDescription().cStr()); }
 
 }  // namespace detail
 

@@ -9,13 +9,7 @@
 namespace shoal::runtime {
 namespace {
 
-Error sample() {
-  return unavailable("killed by signal 9")
-      .with_reason("ActorDied")
-      .with_hint("read the logs")
-      .in("actor A")
-      .in("rank 1");
-}
+Error sample() { return unavailable("killed by signal 9").with_reason("ActorDied").with_hint("read the logs").in("actor A").in("rank 1"); }
 
 TEST(Codec, AnErrorArrivesAsItWasSent) {
   const Error e = decode_error(encode_error(sample()));

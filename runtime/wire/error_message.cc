@@ -7,9 +7,7 @@ namespace shoal::runtime {
 namespace {
 constexpr std::size_t kMaxErrorText = 64 << 10;
 
-std::string clipped(const std::string& s) {
-  return s.size() <= kMaxErrorText ? s : s.substr(0, kMaxErrorText) + " [...]";
-}
+std::string clipped(const std::string& s) { return s.size() <= kMaxErrorText ? s : s.substr(0, kMaxErrorText) + " [...]"; }
 }  // namespace
 
 void fill_error(wire::ErrorMessage::Builder m, const Error& error) {

@@ -37,8 +37,7 @@ Result<std::unique_ptr<Client>> Client::connect(Context& context, const std::str
 
 Result<Message> Client::ask(actors::Method method, Bytes body, runtime::Duration timeout) {
   std::optional<Result<Message>> answer;
-  peer_->call(actors::number(method), {std::move(body), {}, {}}, timeout,
-              [&](Result<Message> r) { answer.emplace(std::move(r)); });
+  peer_->call(actors::number(method), {std::move(body), {}, {}}, timeout, [&](Result<Message> r) { answer.emplace(std::move(r)); });
   context_.run_until([&] { return answer.has_value(); }, timeout + std::chrono::seconds(5));
   if (!answer) return fail(deadline_exceeded("no answer in time"));
   return std::move(*answer);
@@ -70,16 +69,14 @@ Result<Found> find_cluster(const Target& target, bool exactly) {
     if (info) found.push_back({folder, info->head_local.empty() ? info->head : info->head_local});
   }
   if (found.empty())
-    return fail(
-        unavailable("no cluster is running").with_reason("NoCluster").with_hint("`shoal start --head` starts one"));
+    return fail(unavailable("no cluster is running").with_reason("NoCluster").with_hint("`shoal start --head` starts one"));
   if (exactly && found.size() > 1) {
     std::string list;
     for (const auto& f : found) {
       const auto info = f.folder.info();
       list += "\n    --address " + (info->head.empty() ? info->head_local : info->head);
     }
-    return fail(invalid_argument(std::to_string(found.size()) + " clusters are running; say which:" + list)
-                    .with_reason("SeveralClusters"));
+    return fail(invalid_argument(std::to_string(found.size()) + " clusters are running; say which:" + list).with_reason("SeveralClusters"));
   }
   return found.front();
 }

@@ -44,8 +44,7 @@ std::string output_of(const std::string& command) {
 Check kernel() {
   const int fd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
   if (fd >= 0) close(fd);
-  return fd >= 0 ? Check{"kernel", '+', "has pidfd", ""}
-                 : Check{"kernel", 'x', "has no pidfd_open", "Linux 5.3 or later"};
+  return fd >= 0 ? Check{"kernel", '+', "has pidfd", ""} : Check{"kernel", 'x', "has no pidfd_open", "Linux 5.3 or later"};
 }
 
 Check memory() {
@@ -58,8 +57,7 @@ Check descriptors() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   const std::string found = fmt::format("{} open files per process", limit.rlim_cur);
-  return limit.rlim_cur >= 1024 ? Check{"descriptors", '+', found, ""}
-                                : Check{"descriptors", '!', found, "ulimit -n 65536"};
+  return limit.rlim_cur >= 1024 ? Check{"descriptors", '+', found, ""} : Check{"descriptors", '!', found, "ulimit -n 65536"};
 }
 
 Check resources() { return {"resources", '+', detect_resources().to_string(), ""}; }
@@ -72,19 +70,15 @@ Check sessions(const std::string& root) {
 Check python(const std::string& interpreter) {
   const std::string quoted = "'" + interpreter + "' -c ";
   const std::string version = output_of(quoted + "'import sys; print(sys.version.split()[0])' 2>/dev/null");
-  if (version.empty())
-    return {"python", 'x', interpreter + " does not run",
-            "install Python 3.10 or later, or name one with SHOAL_PYTHON"};
+  if (version.empty()) return {"python", 'x', interpreter + " does not run", "install Python 3.10 or later, or name one with SHOAL_PYTHON"};
   const std::string shoal = output_of(quoted + "'import shoal; print(shoal.__version__)' 2>/dev/null");
   if (shoal.empty())
-    return {"python", 'x', interpreter + " " + version + " cannot import shoal",
-            "pip install shoal into that environment"};
+    return {"python", 'x', interpreter + " " + version + " cannot import shoal", "pip install shoal into that environment"};
   return {"python", '+', interpreter + " " + version + ", shoal " + shoal, ""};
 }
 
 Check torch(const std::string& interpreter) {
-  const std::string found =
-      output_of("'" + interpreter + "' -c 'import importlib.metadata as m; print(m.version(\"torch\"))' 2>/dev/null");
+  const std::string found = output_of("'" + interpreter + "' -c 'import importlib.metadata as m; print(m.version(\"torch\"))' 2>/dev/null");
   return found.empty() ? Check{"torch", '!', "not installed: actors work, training does not", "pip install torch"}
                        : Check{"torch", '+', found, ""};
 }
@@ -97,14 +91,9 @@ Check transports() {
 }  // namespace
 
 int doctor(const Common& common) {
-  const std::vector<Check> checks = {kernel(),
-                                     memory(),
-                                     descriptors(),
-                                     resources(),
-                                     sessions(common.target.root),
-                                     python(common.python),
-                                     torch(common.python),
-                                     transports()};
+  const std::vector<Check> checks = {
+      kernel(),    memory(), descriptors(), resources(), sessions(common.target.root), python(common.python), torch(common.python),
+      transports()};
   bool broken = false;
   json rows = json::array();
   for (const auto& c : checks) {
@@ -123,8 +112,7 @@ int doctor(const Common& common) {
                   c.name.c_str(), c.found.c_str(), c.fix.empty() ? "" : "\n                 fix: ", c.fix.c_str());
     }
   }
-  if (common.json)
-    std::printf("%s\n", json({{"schema", "shoal.doctor/1"}, {"ok", !broken}, {"checks", rows}}).dump().c_str());
+  if (common.json) std::printf("%s\n", json({{"schema", "shoal.doctor/1"}, {"ok", !broken}, {"checks", rows}}).dump().c_str());
   return broken ? kFailed : kOk;
 }
 

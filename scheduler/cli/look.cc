@@ -56,27 +56,24 @@ void print_rows(const ListReply& r, const std::string& what) {
   if (what == "actors") {
     for (const auto& a : r.actors) {
       rows.push_back({to_string(a.id), a.class_name, actors::to_string(a.state),
-                      a.world_size > 1 ? fmt::format("{}/{}", a.rank, a.world_size) : "-", std::to_string(a.pid),
-                      short_id(a.node), std::to_string(a.generation), attribute_text(a.attributes),
-                      first_line(a.cause, a.pending_reason)});
+                      a.world_size > 1 ? fmt::format("{}/{}", a.rank, a.world_size) : "-", std::to_string(a.pid), short_id(a.node),
+                      std::to_string(a.generation), attribute_text(a.attributes), first_line(a.cause, a.pending_reason)});
     }
     print_table({"ACTOR", "CLASS", "STATE", "RANK", "PID", "NODE", "GENERATION", "ATTRIBUTES", "WHY"}, rows);
   } else if (what == "nodes") {
     for (const auto& n : r.nodes) {
-      rows.push_back({to_string(n.id), n.host, to_string(n.state), std::to_string(n.pid), n.available.to_string(),
-                      n.total.to_string()});
+      rows.push_back({to_string(n.id), n.host, to_string(n.state), std::to_string(n.pid), n.available.to_string(), n.total.to_string()});
     }
     print_table({"NODE", "HOST", "STATE", "PID", "FREE", "TOTAL"}, rows);
   } else if (what == "workers") {
     for (const auto& w : r.workers) {
-      rows.push_back({to_string(w.id), w.role, to_string(w.state), std::to_string(w.pid), short_id(w.node),
-                      short_id(w.job), first_line(w.cause, "")});
+      rows.push_back(
+          {to_string(w.id), w.role, to_string(w.state), std::to_string(w.pid), short_id(w.node), short_id(w.job), first_line(w.cause, "")});
     }
     print_table({"WORKER", "ROLE", "STATE", "PID", "NODE", "JOB", "WHY"}, rows);
   } else {
     for (const auto& j : r.jobs) {
-      rows.push_back({to_string(j.id), j.name, actors::to_string(j.state),
-                      j.num_workers ? std::to_string(j.num_workers) : "-",
+      rows.push_back({to_string(j.id), j.name, actors::to_string(j.state), j.num_workers ? std::to_string(j.num_workers) : "-",
                       j.ended_unix_ms ? std::to_string(j.exit_code) : "-", first_line(j.cause, j.pending_reason)});
     }
     print_table({"JOB", "NAME", "STATE", "WORKERS", "EXIT", "WHY"}, rows);
@@ -106,8 +103,7 @@ int status(const Common& common) {
     return kOk;
   }
   std::printf("session  %s (head pid %d)\n", s->session.c_str(), s->head_pid);
-  std::printf("nodes    %u\njobs     %u running\nworkers  %u\nactors   %u\n", s->num_nodes, s->num_jobs, s->num_workers,
-              s->num_actors);
+  std::printf("nodes    %u\njobs     %u running\nworkers  %u\nactors   %u\n", s->num_nodes, s->num_jobs, s->num_workers, s->num_actors);
   std::printf("total    %s\nfree     %s\n", s->total.to_string().c_str(), s->available.to_string().c_str());
   for (const auto& p : s->pending) std::printf("pending  %s\n", p.c_str());
   return kOk;
@@ -140,12 +136,9 @@ namespace {
 // Which workers an id means: a job's, an actor's, or itself. "" is the latest job. A prefix will do when it is the only
 // one.
 Result<std::vector<actors::WorkerRow>> workers_of(Client& head, const std::string& id) {
-  SHOAL_TRY(const auto workers,
-            head.ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kWorkers, {}})));
-  SHOAL_TRY(const auto jobs,
-            head.ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kJobs, {}})));
-  SHOAL_TRY(const auto actors,
-            head.ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kActors, {}})));
+  SHOAL_TRY(const auto workers, head.ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kWorkers, {}})));
+  SHOAL_TRY(const auto jobs, head.ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kJobs, {}})));
+  SHOAL_TRY(const auto actors, head.ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kActors, {}})));
   JobId job;
   std::vector<WorkerId> ids;
   if (id.empty()) {
@@ -164,8 +157,7 @@ Result<std::vector<actors::WorkerRow>> workers_of(Client& head, const std::strin
   }
   std::vector<actors::WorkerRow> out;
   for (const auto& w : workers.workers) {
-    if ((job && w.job == job) || matches(w.id) || std::find(ids.begin(), ids.end(), w.id) != ids.end())
-      out.push_back(w);
+    if ((job && w.job == job) || matches(w.id) || std::find(ids.begin(), ids.end(), w.id) != ids.end()) out.push_back(w);
   }
   if (out.empty()) return fail(not_found("no job, worker or actor " + id).with_hint("see shoal list jobs"));
   return out;
@@ -187,8 +179,7 @@ int logs(const Common& common, const LogsOptions& options) {
   if (!looking) return failed(common, looking.error());
   const auto workers = workers_of(*looking->head, options.id);
   if (!workers) return failed(common, workers.error());
-  const auto nodes =
-      looking->head->ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kNodes, {}}));
+  const auto nodes = looking->head->ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kNodes, {}}));
   if (!nodes) return failed(common, nodes.error());
   json out = json::array();
   for (const auto& node : nodes->nodes) {
@@ -202,16 +193,12 @@ int logs(const Common& common, const LogsOptions& options) {
         if (!text) continue;  // it printed nothing
         const std::string lines = last_lines(std::string(text->payload.view()), options.tail_lines);
         if (common.json) {
-          out.push_back({{"worker", to_string(w.id)},
-                         {"role", w.role},
-                         {"stream", stream == 1 ? "stdout" : "stderr"},
-                         {"text", lines}});
+          out.push_back({{"worker", to_string(w.id)}, {"role", w.role}, {"stream", stream == 1 ? "stdout" : "stderr"}, {"text", lines}});
           continue;
         }
         for (std::size_t from = 0; from < lines.size();) {
           const auto end = std::min(lines.find('\n', from), lines.size());
-          std::fprintf(stream == 1 ? stdout : stderr, "(%s) %s\n", w.role.c_str(),
-                       lines.substr(from, end - from).c_str());
+          std::fprintf(stream == 1 ? stdout : stderr, "(%s) %s\n", w.role.c_str(), lines.substr(from, end - from).c_str());
           from = end + 1;
         }
       }
@@ -225,8 +212,8 @@ int logs(const Common& common, const LogsOptions& options) {
         if (method != Method::kLogLines || !caught_up) return;
         const auto m = actors::from_bytes<actors::LogLines>(message.body);
         if (!m || !wanted.contains(m->worker)) return;
-        std::fprintf(m->stream == 1 ? stdout : stderr, "(%s) %.*s", m->label.c_str(),
-                     static_cast<int>(message.payload.size()), message.payload.view().data());
+        std::fprintf(m->stream == 1 ? stdout : stderr, "(%s) %.*s", m->label.c_str(), static_cast<int>(message.payload.size()),
+                     message.payload.view().data());
         std::fflush(stdout);
       });
       if (const auto r = (*client)->ask(Method::kFollowLogs, to_bytes(actors::JobRef{workers->front().job})); !r)

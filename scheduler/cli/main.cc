@@ -56,8 +56,7 @@ std::vector<std::pair<std::string, std::string>> job_env() {
     const std::string entry(*e);
     const auto equals = entry.find('=');
     const std::string name = entry.substr(0, equals);
-    if (equals != std::string::npos && name != "_" && name != "PWD" && name != "OLDPWD" &&
-        !name.starts_with("SHOAL_")) {
+    if (equals != std::string::npos && name != "_" && name != "PWD" && name != "OLDPWD" && !name.starts_with("SHOAL_")) {
       out.emplace_back(name, entry.substr(equals + 1));
     }
   }
@@ -131,22 +130,18 @@ int run(int argc, char** argv) {
   };
 
   StartOptions starting;
-  auto* start_command =
-      shared(app.add_subcommand("start", "Start a cluster (--head), or add a node to one (--address HOST:PORT)"));
+  auto* start_command = shared(app.add_subcommand("start", "Start a cluster (--head), or add a node to one (--address HOST:PORT)"));
   start_command->add_flag("--head", starting.head, "Start a head and a node here");
   start_command->add_option("--host", starting.host, "Address that the head listens on")->capture_default_str();
   starting.port = 7460;
   start_command->add_option("--port", starting.port, "Port of the head; 0 for any free one")->capture_default_str();
-  start_command->add_option("--num-cpus", starting.num_cpus,
-                            "CPUs that the node offers (logical; default: what the machine has)");
+  start_command->add_option("--num-cpus", starting.num_cpus, "CPUs that the node offers (logical; default: what the machine has)");
   start_command->add_option("--num-gpus", starting.num_gpus, "GPUs that the node offers");
   start_command->add_option("--memory", starting.memory, "Bytes of memory that the node offers");
   start_command->add_option("--resource", starting.resources, "NAME=AMOUNT, as often as needed");
   start_command->callback([&] {
-    if (!starting.head && start_command->count("--address") == 0)
-      throw CLI::ValidationError("say --head, or --address HOST:PORT");
-    if (starting.head && start_command->count("--address") > 0)
-      throw CLI::ValidationError("--head and --address exclude each other");
+    if (!starting.head && start_command->count("--address") == 0) throw CLI::ValidationError("say --head, or --address HOST:PORT");
+    if (starting.head && start_command->count("--address") > 0) throw CLI::ValidationError("--head and --address exclude each other");
     code = start(common, starting);
   });
 
@@ -171,17 +166,14 @@ int run(int argc, char** argv) {
   logs_command->callback([&] { code = logs(common, logging); });
 
   SubmitOptions submitting_options;
-  auto* submit_command = shared(
-      app.add_subcommand("submit", "Run a script (SCRIPT [ARGS]) or a command (-- CMD) as a job; exits with its code"));
+  auto* submit_command =
+      shared(app.add_subcommand("submit", "Run a script (SCRIPT [ARGS]) or a command (-- CMD) as a job; exits with its code"));
   submit_command->add_option("--num-workers", submitting_options.num_workers,
                              "A gang of N processes with torchrun's environment variables");
-  submit_command->add_option("--num-cpus", submitting_options.num_cpus,
-                             "CPUs of each process (default: 1 in a gang, else 0)");
+  submit_command->add_option("--num-cpus", submitting_options.num_cpus, "CPUs of each process (default: 1 in a gang, else 0)");
   submit_command->add_option("--num-gpus", submitting_options.num_gpus, "GPUs of each process");
-  submit_command->add_option("--resource", submitting_options.resources,
-                             "NAME=AMOUNT of each process, as often as needed");
-  submit_command->add_flag("--wait", submitting_options.wait,
-                           "Wait for nodes that can hold the job, even if none is present");
+  submit_command->add_option("--resource", submitting_options.resources, "NAME=AMOUNT of each process, as often as needed");
+  submit_command->add_flag("--wait", submitting_options.wait, "Wait for nodes that can hold the job, even if none is present");
   submit_command->add_option("--name", submitting_options.name, "Name of the job (default: the script's)");
   submit_command->prefix_command();  // what follows the script's name is the script's
   submit_command->callback([&] {
@@ -196,9 +188,7 @@ int run(int argc, char** argv) {
     code = submit(common, submitting_options);
   });
 
-  shared(app.add_subcommand("doctor", "What this machine lacks, and what to do about it"))->callback([&] {
-    code = doctor(common);
-  });
+  shared(app.add_subcommand("doctor", "What this machine lacks, and what to do about it"))->callback([&] { code = doctor(common); });
 
   const auto root = SessionFolder::root(std::getenv("SHOAL_HOME"));
   if (!root) {

@@ -31,11 +31,7 @@ int submit_exit_code(const Error& e) {
 }
 
 json to_json(const Error& e) {
-  return {{"code", code_name(e.code())},
-          {"reason", e.reason()},
-          {"message", e.message()},
-          {"hint", e.hint()},
-          {"in", e.context()}};
+  return {{"code", code_name(e.code())}, {"reason", e.reason()}, {"message", e.message()}, {"hint", e.hint()}, {"in", e.context()}};
 }
 
 json to_json(const actors::Resources& resources) {

@@ -24,8 +24,7 @@ using nlohmann::json;
 
 Result<SessionFolder> new_session(const std::string& root) {
   const auto random = runtime::make_real_random();
-  return SessionFolder::create(root, runtime::Token::random(*random),
-                               static_cast<std::int64_t>(std::time(nullptr)) * 1000, random->next());
+  return SessionFolder::create(root, runtime::Token::random(*random), static_cast<std::int64_t>(std::time(nullptr)) * 1000, random->next());
 }
 
 Result<json> start_role(const std::string& self, const SessionFolder& folder, const std::vector<std::string>& words,
@@ -36,8 +35,7 @@ Result<json> start_role(const std::string& self, const SessionFolder& folder, co
   runtime::SpawnSpec spec;
   spec.argv = {self, "role"};
   spec.argv.insert(spec.argv.end(), words.begin(), words.end());
-  for (const auto& w : {std::string("--session"), folder.path(), std::string("--ready-fd"), std::string("3")})
-    spec.argv.push_back(w);
+  for (const auto& w : {std::string("--session"), folder.path(), std::string("--ready-fd"), std::string("3")}) spec.argv.push_back(w);
   for (char** e = environ; *e != nullptr; ++e) spec.env.emplace_back(*e);
   spec.cwd = "/";
   // What a role says outside its log is a last word: keep it.
@@ -50,8 +48,7 @@ Result<json> start_role(const std::string& self, const SessionFolder& folder, co
   std::string line;
   const auto end = std::chrono::steady_clock::now() + timeout;
   while (line.find('\n') == std::string::npos) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
     pollfd p{reading.get(), POLLIN, 0};
     if (left <= 0 || poll(&p, 1, static_cast<int>(left)) <= 0) {
       kill(pid, SIGKILL);
@@ -59,8 +56,7 @@ Result<json> start_role(const std::string& self, const SessionFolder& folder, co
     }
     char text[4096];
     const ssize_t n = read(reading.get(), text, sizeof text);
-    if (n <= 0)
-      return fail(internal("the " + words[0] + " ended before it was ready").with_hint("see " + folder.logs()));
+    if (n <= 0) return fail(internal("the " + words[0] + " ended before it was ready").with_hint("see " + folder.logs()));
     line.append(text, static_cast<std::size_t>(n));
   }
   const json said = json::parse(line, nullptr, false);
@@ -110,8 +106,7 @@ std::vector<std::string> resource_words(const actors::Resources& resources) {
   return out;
 }
 
-Result<json> start_node(const Common& common, const SessionFolder& folder, const std::string& head,
-                        const actors::Resources& resources) {
+Result<json> start_node(const Common& common, const SessionFolder& folder, const std::string& head, const actors::Resources& resources) {
   std::vector<std::string> words = {"node", "--head", head, "--python", common.python};
   for (const auto& w : resource_words(resources)) words.push_back(w);
   return start_role(common.self, folder, words, std::chrono::seconds(10));
@@ -123,13 +118,12 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     return exit_code(e);
   };
   if (options.host != "127.0.0.1" && options.host != "localhost") {
-    return fail_with(unimplemented("a head listens on loopback only, until connections between hosts are encrypted")
-                         .with_hint("leave --host out"));
+    return fail_with(
+        unimplemented("a head listens on loopback only, until connections between hosts are encrypted").with_hint("leave --host out"));
   }
   const auto folder = new_session(common.target.root);
   if (!folder) return fail_with(folder.error());
-  const auto head =
-      start_role(common.self, *folder, {"head", "--port", std::to_string(options.port)}, std::chrono::seconds(10));
+  const auto head = start_role(common.self, *folder, {"head", "--port", std::to_string(options.port)}, std::chrono::seconds(10));
   if (!head) {
     folder->remove();
     return fail_with(head.error());
@@ -147,8 +141,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     return status && status->num_nodes > 0;
   };
   const auto end = context.clock->now() + std::chrono::seconds(10);
-  while (!registered() && context.clock->now() < end)
-    context.run_until([] { return false; }, std::chrono::milliseconds(2));
+  while (!registered() && context.clock->now() < end) context.run_until([] { return false; }, std::chrono::milliseconds(2));
   const std::string address = head->value("head", "");
   if (common.json) {
     std::printf("%s\n", json({{"schema", "shoal.start/1"},
@@ -184,15 +177,14 @@ int start_joining(const Common& common, const StartOptions&, const actors::Resou
   const auto node = start_node(common, found->folder, found->endpoint, resources);
   if (!node) return fail_with(node.error());
   if (common.json) {
-    std::printf("%s\n", json({{"schema", "shoal.start/1"},
-                              {"address", found->endpoint},
-                              {"node", node->value("id", "")},
-                              {"session", found->folder.path()}})
-                            .dump()
-                            .c_str());
+    std::printf(
+        "%s\n",
+        json(
+            {{"schema", "shoal.start/1"}, {"address", found->endpoint}, {"node", node->value("id", "")}, {"session", found->folder.path()}})
+            .dump()
+            .c_str());
   } else {
-    std::printf("Node %s joined %s with %s.\n", node->value("id", "").c_str(), found->endpoint.c_str(),
-                resources.to_string().c_str());
+    std::printf("Node %s joined %s with %s.\n", node->value("id", "").c_str(), found->endpoint.c_str(), resources.to_string().c_str());
   }
   return kOk;
 }

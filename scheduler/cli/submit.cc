@@ -60,9 +60,8 @@ Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
   const fs::path script = fs::path(o.words[0]).is_absolute() ? fs::path(o.words[0]) : fs::path(o.cwd) / o.words[0];
   std::error_code ignored;
   if (!fs::exists(script, ignored)) {
-    return fail(not_found("no script " + o.words[0])
-                    .with_reason("NoScript")
-                    .with_hint("to run a program: shoal submit -- " + o.words[0] + " ..."));
+    return fail(
+        not_found("no script " + o.words[0]).with_reason("NoScript").with_hint("to run a program: shoal submit -- " + o.words[0] + " ..."));
   }
   if (!fs::is_regular_file(script, ignored) || access(script.c_str(), R_OK) != 0) {
     return fail(invalid_argument(o.words[0] + " cannot be read").with_reason("CannotRun"));
@@ -88,12 +87,10 @@ class Watcher {
       : context_(context), head_(head), common_(common), signals_(context.loop.io(), SIGINT, SIGTERM) {
     head_.set_on_notice([this](Method method, runtime::Message message) {
       if (method == Method::kWarning) {
-        if (const auto w = actors::from_bytes<actors::Warning>(message.body))
-          std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
+        if (const auto w = actors::from_bytes<actors::Warning>(message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
       }
       if (method != Method::kJobUpdate) return;
-      if (auto row = actors::from_bytes<JobRow>(message.body); row && (!row_ || row_->ended_unix_ms == 0))
-        row_ = *std::move(row);
+      if (auto row = actors::from_bytes<JobRow>(message.body); row && (!row_ || row_->ended_unix_ms == 0)) row_ = *std::move(row);
     });
   }
 
@@ -101,8 +98,7 @@ class Watcher {
     job_ = job;
     on_signals();
     SHOAL_TRY(const auto nodes,
-              head_.ask_for<actors::ListReply>(Method::kList,
-                                               to_bytes(actors::ListRequest{actors::ListRequest::What::kNodes, {}})));
+              head_.ask_for<actors::ListReply>(Method::kList, to_bytes(actors::ListRequest{actors::ListRequest::What::kNodes, {}})));
     for (const auto& n : nodes.nodes) {
       if (n.state != actors::NodeState::kAlive) continue;
       SHOAL_TRY(auto client, Client::connect(context_, n.endpoint));
@@ -138,16 +134,15 @@ class Watcher {
       const auto stop = to_bytes(actors::StopJob{job_, again});
       (void)head_.ask(Method::kStopJob, stop.clone(), std::chrono::seconds(1));
       // Whatever happens to the job, we are gone in time.
-      limit_ = context_.clock->after(again ? std::chrono::milliseconds(800) : std::chrono::milliseconds(4500),
-                                     [this] { given_up_ = true; });
+      limit_ =
+          context_.clock->after(again ? std::chrono::milliseconds(800) : std::chrono::milliseconds(4500), [this] { given_up_ = true; });
       on_signals();
     });
   }
 
   void on_node(Method method, const runtime::Message& message) {
     if (method == Method::kWorkerExited) {
-      if (const auto m = actors::from_bytes<actors::WorkerUpdate>(message.body); m && m->job == job_)
-        exited_.insert(m->worker);
+      if (const auto m = actors::from_bytes<actors::WorkerUpdate>(message.body); m && m->job == job_) exited_.insert(m->worker);
     }
     if (method != Method::kLogLines) return;
     const auto m = actors::from_bytes<actors::LogLines>(message.body);
@@ -184,9 +179,7 @@ class Watcher {
 };
 
 int ended(const Common& common, const JobRow& row, int signal) {
-  const int code = signal                                                  ? 128 + signal
-                   : row.state == JobState::kStopped && row.exit_code == 0 ? 128 + SIGTERM
-                                                                           : row.exit_code;
+  const int code = signal ? 128 + signal : row.state == JobState::kStopped && row.exit_code == 0 ? 128 + SIGTERM : row.exit_code;
   if (common.json) {
     auto out = to_json(row);
     out["schema"] = "shoal.submit/1";
@@ -212,9 +205,7 @@ int submit(const Common& common, const SubmitOptions& o) {
     return submit_exit_code(e);
   };
   if (o.words.empty()) {
-    print_error(
-        invalid_argument("nothing to run").with_hint("shoal submit SCRIPT [ARGS]   or   shoal submit -- CMD [ARGS]"),
-        common.json);
+    print_error(invalid_argument("nothing to run").with_hint("shoal submit SCRIPT [ARGS]   or   shoal submit -- CMD [ARGS]"), common.json);
     return kSubmitUsage;
   }
   const auto launch = launch_of(common, o);
@@ -233,12 +224,8 @@ int submit(const Common& common, const SubmitOptions& o) {
   const auto head = Client::connect(context, cluster->endpoint);
   if (!head) return failed(head.error());
   Watcher watcher(context, **head, common);
-  const actors::JobSpec spec{o.name.empty() ? fs::path(o.words[0]).filename().string() : o.name,
-                             *launch,
-                             o.num_workers,
-                             *resources,
-                             o.wait,
-                             getpid()};
+  const actors::JobSpec spec{
+      o.name.empty() ? fs::path(o.words[0]).filename().string() : o.name, *launch, o.num_workers, *resources, o.wait, getpid()};
   const auto job = (*head)->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(spec));
   if (!job) return failed(job.error());
   if (const auto following = watcher.follow(job->job); !following) return failed(following.error());

@@ -17,8 +17,7 @@ Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
 }  // namespace
 
-Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log,
-           Options options)
+Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log, Options options)
     : clock_(clock),
       random_(random),
       network_(network),
@@ -66,8 +65,7 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
   if (method == Method::kShutdown && options_.on_shutdown) options_.on_shutdown();
 }
 
-Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, runtime::Responder& responder,
-                             bool& later) {
+Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, runtime::Responder& responder, bool& later) {
   Peer* const peer = client.peer.get();
   switch (method) {
     case Method::kRegisterNode:
@@ -141,8 +139,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
 }
 
 Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
-  if (client.peer->identity().role != runtime::Role::kNode)
-    return fail(invalid_argument("only a node registers as one"));
+  if (client.peer->identity().role != runtime::Role::kNode) return fail(invalid_argument("only a node registers as one"));
   SHOAL_TRY(const auto node, from_bytes<actors::RegisterNode>(bytes));
   SHOAL_OK(state_.node_joined(node));
   client.node = node.id;
@@ -163,9 +160,7 @@ Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
   // The node of its host: today every node is on this one.
   const auto alive = state_.alive_nodes();
   if (alive.empty()) {
-    return fail(unavailable("the cluster has no node")
-                    .with_reason("NoNode")
-                    .with_hint("start one with: shoal start --address HOST:PORT"));
+    return fail(unavailable("the cluster has no node").with_reason("NoNode").with_hint("start one with: shoal start --address HOST:PORT"));
   }
   const JobId job = state_.driver_joined(driver);
   job_watchers_[job].insert(client.peer.get());
@@ -190,8 +185,7 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
         ignore(m.error());
       } else {
         if (m->state == actors::WorkerState::kExited) {
-          log_->info("worker={} exited code={} cause='{}'", to_string(m->worker), m->shell_code,
-                     m->cause ? m->cause->message() : "");
+          log_->info("worker={} exited code={} cause='{}'", to_string(m->worker), m->shell_code, m->cause ? m->cause->message() : "");
         }
         state_.worker_updated(node, *m);
       }
@@ -291,8 +285,7 @@ void Head::perform(Action action) {
         head.log_->info("actor={} dead cause='{}'", to_string(a.row.id), a.row.cause ? a.row.cause->message() : "");
         head.actor_watchers_.erase(a.row.id);
       } else {
-        head.log_->info("actor={} {} worker={}", to_string(a.row.id), actors::to_string(a.row.state),
-                        to_string(a.row.worker));
+        head.log_->info("actor={} {} worker={}", to_string(a.row.id), actors::to_string(a.row.state), to_string(a.row.worker));
       }
     }
     void operator()(const TellJob& a) {

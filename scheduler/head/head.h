@@ -35,8 +35,7 @@ class Head final : public runtime::PeerHandler {
   };
 
   // All references outlive the head.
-  Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log,
-       Options options);
+  Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log, Options options);
   ~Head();
 
   // Listens on every endpoint, or says which one is taken.
@@ -56,16 +55,14 @@ class Head final : public runtime::PeerHandler {
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
 
-  Result<runtime::Message> answer(Client& client, actors::Method method, const Bytes& body,
-                                  runtime::Responder& responder, bool& later);
+  Result<runtime::Message> answer(Client& client, actors::Method method, const Bytes& body, runtime::Responder& responder, bool& later);
   Result<runtime::Message> register_node(Client& client, const Bytes& body);
   Result<runtime::Message> register_driver(Client& client, const Bytes& body);
   void tick();
   void now() { state_.advance(clock_.now(), clock_.unix_millis()); }
   void perform();
   void perform(Action action);
-  void to_node(NodeId node, actors::Method method, Bytes body,
-               std::function<void(Result<runtime::Message>)> callback = {});
+  void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
   void to_watchers(const std::set<runtime::Peer*>& watchers, actors::Method method, const Bytes& body);
   void keep(const Result<void>& written);
   Client& client(runtime::Peer& peer) { return clients_.at(&peer); }

@@ -33,8 +33,7 @@ Error death(const std::string& who, pid_t pid, const runtime::ExitStatus& status
 
 }  // namespace
 
-Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Launcher& launcher,
-           runtime::Log log, Options options)
+Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Launcher& launcher, runtime::Log log, Options options)
     : clock_(clock),
       random_(random),
       network_(network),
@@ -87,30 +86,27 @@ void Node::connect_head() {
 }
 
 void Node::register_with_head() {
-  const actors::RegisterNode me{id_, options_.host, options_.pid, listener_->endpoint().to_string(),
-                                options_.resources};
-  head_->call(number(Method::kRegisterNode), body(to_bytes(me)), options_.connect_timeout,
-              [this, alive = alive_](Result<Message> r) {
-                if (!*alive || ending_) return;
-                if (!r) {
-                  log_->warn("not registered: {}", r.error().message());
-                  if (r.error().reason() == "Fenced") {
-                    // We were given up and our workers declared dead: make that true before coming back as another
-                    // node.
-                    for (auto& [id, w] : workers_) launcher_.signal(id, SIGKILL);
-                    id_ = random_.id<NodeId>();
-                  }
-                  head_.reset();
-                  reconnecting_ = clock_.after(options_.reconnect, [this] { connect_head(); });
-                  return;
-                }
-                if (const auto m = from_bytes<actors::RegisteredNode>(r->body); m && m->heartbeat_ms > 0)
-                  heartbeat_ms_ = m->heartbeat_ms;
-                registered_ = true;
-                for (const auto& [id, w] : workers_) report(w);  // a head that was away hears what it missed
-                beat();
-                if (options_.on_registered) options_.on_registered();
-              });
+  const actors::RegisterNode me{id_, options_.host, options_.pid, listener_->endpoint().to_string(), options_.resources};
+  head_->call(number(Method::kRegisterNode), body(to_bytes(me)), options_.connect_timeout, [this, alive = alive_](Result<Message> r) {
+    if (!*alive || ending_) return;
+    if (!r) {
+      log_->warn("not registered: {}", r.error().message());
+      if (r.error().reason() == "Fenced") {
+        // We were given up and our workers declared dead: make that true before coming back as another
+        // node.
+        for (auto& [id, w] : workers_) launcher_.signal(id, SIGKILL);
+        id_ = random_.id<NodeId>();
+      }
+      head_.reset();
+      reconnecting_ = clock_.after(options_.reconnect, [this] { connect_head(); });
+      return;
+    }
+    if (const auto m = from_bytes<actors::RegisteredNode>(r->body); m && m->heartbeat_ms > 0) heartbeat_ms_ = m->heartbeat_ms;
+    registered_ = true;
+    for (const auto& [id, w] : workers_) report(w);  // a head that was away hears what it missed
+    beat();
+    if (options_.on_registered) options_.on_registered();
+  });
 }
 
 void Node::beat() {
@@ -122,8 +118,7 @@ void Node::beat() {
 void Node::report(const Worker& w, std::int32_t shell_code, const std::optional<Error>& cause) {
   if (!head_ || !registered_) return;
   head_->notify(number(Method::kWorkerUpdate),
-                body(to_bytes(actors::WorkerUpdate{w.spec.worker, w.state, w.pid, w.endpoint, shell_code, cause,
-                                                   w.spec.job, w.role})));
+                body(to_bytes(actors::WorkerUpdate{w.spec.worker, w.state, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role})));
 }
 
 // ---- clients
@@ -157,8 +152,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
       case Method::kKillHosted: {
         SHOAL_TRY(const auto kill, from_bytes<actors::KillHosted>(message.body));
         const auto it = workers_.find(kill.worker);
-        if (it == workers_.end() || it->second.peer == nullptr)
-          return fail(not_found("no process " + to_string(kill.worker)));
+        if (it == workers_.end() || it->second.peer == nullptr) return fail(not_found("no process " + to_string(kill.worker)));
         it->second.peer->notify(number(Method::kKillHere), body(message.body.clone()));
         return Message();
       }
@@ -232,8 +226,7 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
     case Method::kPutObject: {
       const auto m = from_bytes<actors::ObjectRef>(notice.message.body);
       const auto it = clients_.find(&peer);
-      if (!m || it == clients_.end() || notice.message.fds.size() != 1)
-        return log_->warn("an object that is none was put");
+      if (!m || it == clients_.end() || notice.message.fds.size() != 1) return log_->warn("an object that is none was put");
       if (const auto put = memory_.put(it->second.job, m->id, std::move(notice.message.fds[0])); !put)
         log_->warn("object={} {}", to_string(m->id), put.error().message());
       return;
@@ -261,8 +254,7 @@ void Node::on_closed(Peer& peer, const Error& why) {
   const auto owned = std::move(it->second);  // destroyed when this returns
   // Not a death: the kernel tells of that (pidfd). A child that was forked may hold the socket open, or a user may have
   // closed it.
-  if (const auto w = workers_.find(owned.worker); w != workers_.end() && w->second.peer == &peer)
-    w->second.peer = nullptr;
+  if (const auto w = workers_.find(owned.worker); w != workers_.end() && w->second.peer == &peer) w->second.peer = nullptr;
   for (auto& [job, peers] : followers_) peers.erase(&peer);
   clients_.erase(it);
 }
@@ -290,8 +282,7 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
     w.state = WorkerState::kRunning;
     w.watch = launcher_.watch(pid, [this, id] {
       const auto& gone = workers_.at(id);
-      worker_gone(id, 128 + SIGKILL,
-                  unavailable(fmt::format("{} (pid {}) ended", gone.role, gone.pid)).with_reason("WorkerDied"));
+      worker_gone(id, 128 + SIGKILL, unavailable(fmt::format("{} (pid {}) ended", gone.role, gone.pid)).with_reason("WorkerDied"));
     });
     log_->info("worker={} attached pid={} role={} job={}", to_string(id), pid, w.role, to_string(job));
     report(w);
@@ -299,16 +290,14 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
   it->second.peer = &peer;
   client.worker = id;
   client.job = it->second.spec.job;
-  return body(
-      to_bytes(actors::Attached{id_, client.job, options_.head.to_string(), options_.session, options_.host, id}));
+  return body(to_bytes(actors::Attached{id_, client.job, options_.head.to_string(), options_.session, options_.host, id}));
 }
 
 Result<Message> Node::open_arena(Peer& peer, const actors::OpenArena& m) {
   const auto& client = clients_.at(&peer);
   if (!client.worker) return fail(invalid_argument("attach to a job before opening an arena"));
   SHOAL_TRY(auto opened, memory_.open(client.job, m.key, m.bytes));
-  if (m.member >= 0)
-    SHOAL_OK(memory_.join_board(client.job, m.key, client.worker, static_cast<std::uint32_t>(m.member)));
+  if (m.member >= 0) SHOAL_OK(memory_.join_board(client.job, m.key, client.worker, static_cast<std::uint32_t>(m.member)));
   Message out = body(to_bytes(actors::OpenedArena{opened.created}));
   out.fds.push_back(std::move(opened.memory));
   return out;
@@ -319,14 +308,11 @@ Result<Message> Node::open_arena(Peer& peer, const actors::OpenArena& m) {
 
 void Node::start_worker(const actors::StartWorker& spec, runtime::Responder responder) {
   if (ending_) return responder.fail(unavailable("the node is ending"));
-  if (workers_.contains(spec.worker))
-    return responder.fail(invalid_argument("worker " + to_string(spec.worker) + " exists already"));
+  if (workers_.contains(spec.worker)) return responder.fail(invalid_argument("worker " + to_string(spec.worker) + " exists already"));
   Worker& w = workers_[spec.worker];
   w.spec = spec;
   w.launched = true;
-  w.role = spec.rank >= 0 && spec.label.starts_with("rank") ? spec.label
-           : spec.label == "driver"                         ? "driver"
-                                                            : "actor " + spec.label;
+  w.role = spec.rank >= 0 && spec.label.starts_with("rank") ? spec.label : spec.label == "driver" ? "driver" : "actor " + spec.label;
   if (spec.launch.torch) torch_jobs_.insert(spec.job);
   // The token is not here: it lies in the session's folder, readable by this user alone.
   const Launcher::Env env = {{"SHOAL_SESSION", options_.session},
@@ -349,8 +335,7 @@ void Node::start_worker(const actors::StartWorker& spec, runtime::Responder resp
     // A process that hosts actors says itself when it is ready.
     const auto kind = worker.spec.launch.kind;
     if (kind == Launch::Kind::kProgram || kind == Launch::Kind::kPythonScript) worker.state = WorkerState::kRunning;
-    log_->info("worker={} started pid={} label='{}' job={}", to_string(id), *pid, worker.spec.label,
-               to_string(worker.spec.job));
+    log_->info("worker={} started pid={} label='{}' job={}", to_string(id), *pid, worker.spec.label, to_string(worker.spec.job));
     report(worker);
     shared->reply({});
     if (worker.doomed || ending_) launcher_.signal(id, SIGKILL);
@@ -371,8 +356,7 @@ void Node::stop_worker(const actors::StopWorker& stop) {
     }
   };
   send(stop.signal);
-  if (stop.signal != SIGKILL)
-    w.kill = clock_.after(std::chrono::milliseconds(stop.grace_ms), [send] { send(SIGKILL); });
+  if (stop.signal != SIGKILL) w.kill = clock_.after(std::chrono::milliseconds(stop.grace_ms), [send] { send(SIGKILL); });
 }
 
 void Node::end_job(JobId job) {
@@ -395,11 +379,10 @@ void Node::output(WorkerId worker, Launcher::Stream stream, std::string_view lin
 }
 
 void Node::send_lines(Peer& peer, const actors::StartWorker& spec, Launcher::Stream stream, std::string_view lines) {
-  peer.notify(number(Method::kLogLines),
-              {to_bytes(actors::LogLines{spec.worker, spec.rank, spec.label, static_cast<std::uint16_t>(stream)}),
-               Bytes::copy_of(lines),
-               {}},
-              runtime::Flush::kLater);
+  peer.notify(
+      number(Method::kLogLines),
+      {to_bytes(actors::LogLines{spec.worker, spec.rank, spec.label, static_cast<std::uint16_t>(stream)}), Bytes::copy_of(lines), {}},
+      runtime::Flush::kLater);
 }
 
 void Node::follow(Peer& peer, JobId job) {
@@ -432,8 +415,8 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
   w.state = WorkerState::kExited;
   log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
   memory_.mark_gone(worker, cause.message());
-  const Bytes update = to_bytes(
-      actors::WorkerUpdate{worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role});
+  const Bytes update =
+      to_bytes(actors::WorkerUpdate{worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role});
   for (auto& [peer, client] : clients_) {
     const auto followers = followers_.find(w.spec.job);
     const bool follows = followers != followers_.end() && followers->second.contains(peer);

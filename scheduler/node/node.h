@@ -42,8 +42,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     std::function<void()> on_registered;
   };
 
-  Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Launcher& launcher, runtime::Log log,
-       Options options);
+  Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Launcher& launcher, runtime::Log log, Options options);
   ~Node();
 
   // Listens, then finds the head; keeps trying.
@@ -91,15 +90,14 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   void beat();
   void report(const Worker& worker, std::int32_t shell_code = 0, const std::optional<Error>& cause = {});
 
-  Result<runtime::Message> answer(runtime::Peer& peer, actors::Method method, runtime::Message& message,
-                                  runtime::Responder& responder, bool& later);
+  Result<runtime::Message> answer(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
+                                  bool& later);
   void start_worker(const actors::StartWorker& spec, runtime::Responder responder);
   Result<runtime::Message> attach(runtime::Peer& peer, const actors::Attach& attach);
   Result<runtime::Message> open_arena(runtime::Peer& peer, const actors::OpenArena& open);
   // Sends what the job printed so far, and from now on.
   void follow(runtime::Peer& peer, JobId job);
-  void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, Launcher::Stream stream,
-                  std::string_view lines);
+  void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, Launcher::Stream stream, std::string_view lines);
   void stop_worker(const actors::StopWorker& stop);
   void end_job(JobId job);
   void worker_gone(WorkerId worker, std::int32_t shell_code, const Error& cause);

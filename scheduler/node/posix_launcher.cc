@@ -32,10 +32,9 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
   Pipe(runtime::Loop& loop, Fd fd, Lines lines) : descriptor_(loop.io(), fd.release()), lines_(std::move(lines)) {}
 
   void read() {
-    descriptor_.async_wait(asio::posix::stream_descriptor::wait_read,
-                           [self = shared_from_this()](std::error_code error) {
-                             if (!error && self->drain()) self->read();
-                           });
+    descriptor_.async_wait(asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
+      if (!error && self->drain()) self->read();
+    });
   }
 
   // Reads what is there; false at the end of the stream.
@@ -202,8 +201,7 @@ class PosixLauncher final : public Launcher {
   Result<Zygote*> zygote(const std::string& python, bool torch) {
     const auto key = std::pair{python, torch};
     if (const auto it = zygotes_.find(key); it != zygotes_.end()) return it->second.get();
-    SHOAL_TRY(auto z, Zygote::start(loop_, log_, python, torch,
-                                    [this, key] { loop_.post([this, key] { zygotes_.erase(key); }); }));
+    SHOAL_TRY(auto z, Zygote::start(loop_, log_, python, torch, [this, key] { loop_.post([this, key] { zygotes_.erase(key); }); }));
     return (zygotes_[key] = std::move(z)).get();
   }
 

@@ -17,7 +17,6 @@ struct PosixLauncherOptions {
 };
 
 // Makes this process a subreaper. All references outlive it. Destroyed: everything it started is killed.
-std::unique_ptr<Launcher> make_posix_launcher(runtime::Loop& loop, runtime::Random& random, runtime::Log log,
-                                              PosixLauncherOptions options);
+std::unique_ptr<Launcher> make_posix_launcher(runtime::Loop& loop, runtime::Random& random, runtime::Log log, PosixLauncherOptions options);
 
 }  // namespace shoal::scheduler

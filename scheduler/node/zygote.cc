@@ -155,8 +155,8 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
   bool over = false;
 };
 
-Result<std::unique_ptr<Zygote>> Zygote::start(runtime::Loop& loop, runtime::Log log, const std::string& python,
-                                              bool torch, std::function<void()> died) {
+Result<std::unique_ptr<Zygote>> Zygote::start(runtime::Loop& loop, runtime::Log log, const std::string& python, bool torch,
+                                              std::function<void()> died) {
   int pair[2], errors[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) return fail(from_errno(errno, "socketpair"));
   Fd ours(pair[0]), theirs(pair[1]);
@@ -176,8 +176,8 @@ Result<std::unique_ptr<Zygote>> Zygote::start(runtime::Loop& loop, runtime::Log 
   impl->err.assign(err_read.release());
   impl->pid = pid;
   impl->torch = torch;
-  impl->watch = std::make_unique<runtime::ProcessWatch>(
-      loop, pid, [raw = impl.get()](runtime::ExitStatus status) { raw->end(status.to_string()); });
+  impl->watch =
+      std::make_unique<runtime::ProcessWatch>(loop, pid, [raw = impl.get()](runtime::ExitStatus status) { raw->end(status.to_string()); });
   impl->read();
   impl->read_err();
   return std::unique_ptr<Zygote>(new Zygote(std::move(impl)));
@@ -205,8 +205,7 @@ void Zygote::fork(const actors::StartWorker& spec, const Env& env, Fd out, Fd er
   }
   std::string text = request.dump(-1, ' ', false, json::error_handler_t::replace);
   if (text.size() > kMaxMessage / 2) {
-    return started(fail(invalid_argument("arguments and environment of a worker exceed " +
-                                         std::to_string(kMaxMessage / 2) + " bytes")));
+    return started(fail(invalid_argument("arguments and environment of a worker exceed " + std::to_string(kMaxMessage / 2) + " bytes")));
   }
   auto& w = impl_->waiting[id];
   w = {std::move(text), std::move(out), std::move(err), std::move(started)};

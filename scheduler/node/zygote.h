@@ -24,8 +24,8 @@ class Zygote {
   using Started = std::function<void(Result<pid_t>)>;
 
   // Starts it at once. Requests made before it is ready wait; when it dies they fail.
-  static Result<std::unique_ptr<Zygote>> start(runtime::Loop& loop, runtime::Log log, const std::string& python,
-                                               bool torch, std::function<void()> died);
+  static Result<std::unique_ptr<Zygote>> start(runtime::Loop& loop, runtime::Log log, const std::string& python, bool torch,
+                                               std::function<void()> died);
   ~Zygote();
 
   void fork(const actors::StartWorker& spec, const Env& env, Fd out, Fd err, Started started);

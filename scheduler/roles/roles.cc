@@ -34,8 +34,7 @@ void report(int fd, const json& what) {
 }
 
 json error_json(const Error& e) {
-  return {
-      {"error", {{"code", code_name(e.code())}, {"reason", e.reason()}, {"message", e.message()}, {"hint", e.hint()}}}};
+  return {{"error", {{"code", code_name(e.code())}, {"reason", e.reason()}, {"message", e.message()}, {"hint", e.hint()}}}};
 }
 
 // What every role needs: built by its main, passed down.
@@ -44,8 +43,7 @@ class World {
   static Result<std::unique_ptr<World>> make(const std::string& session, const std::string& role) {
     SHOAL_TRY(const SessionFolder folder, SessionFolder::open(session));
     SHOAL_TRY(const runtime::Token token, folder.token());
-    SHOAL_TRY(runtime::Log log,
-              runtime::make_file_log(role, folder.logs() + "/" + role + "-" + std::to_string(getpid()) + ".log"));
+    SHOAL_TRY(runtime::Log log, runtime::make_file_log(role, folder.logs() + "/" + role + "-" + std::to_string(getpid()) + ".log"));
     SHOAL_OK(folder.enter(role, getpid()));
     return std::unique_ptr<World>(new World(folder, token, std::move(log), role));
   }
@@ -87,8 +85,7 @@ Head::Options head_options(World& world) {
   o.session = world.folder.path();
   o.pid = getpid();
   o.watch_process = [&world](pid_t pid, std::function<void()> gone) -> std::shared_ptr<void> {
-    return std::make_shared<runtime::ProcessWatch>(world.loop, pid,
-                                                   [gone = std::move(gone)](runtime::ExitStatus) { gone(); });
+    return std::make_shared<runtime::ProcessWatch>(world.loop, pid, [gone = std::move(gone)](runtime::ExitStatus) { gone(); });
   };
   return o;
 }
@@ -135,8 +132,7 @@ actors::Resources detect_resources() {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
     const std::string device = entry.path().filename();
-    gpus += device.starts_with("nvidia") && device.size() > 6 &&
-            device.find_first_not_of("0123456789", 6) == std::string::npos;
+    gpus += device.starts_with("nvidia") && device.size() > 6 && device.find_first_not_of("0123456789", 6) == std::string::npos;
   }
   return actors::Resources::of({{"CPU", cpus}, {"memory", memory}, {"GPU", gpus}}).value_or(actors::Resources());
 }

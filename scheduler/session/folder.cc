@@ -28,8 +28,8 @@ Result<void> make_private_folder(const std::string& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) return fail(from_errno(errno, path));
   if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 077) != 0) {
-    return fail(invalid_argument(path + " is not a private folder of this user")
-                    .with_hint("remove it, or set SHOAL_HOME to another folder"));
+    return fail(
+        invalid_argument(path + " is not a private folder of this user").with_hint("remove it, or set SHOAL_HOME to another folder"));
   }
   return {};
 }
@@ -110,8 +110,7 @@ Result<runtime::Token> SessionFolder::token() const {
 }
 
 Result<void> SessionFolder::write_info(const SessionInfo& info) const {
-  const nlohmann::json j = {
-      {"head", info.head}, {"head_local", info.head_local}, {"started_unix_ms", info.started_unix_ms}};
+  const nlohmann::json j = {{"head", info.head}, {"head_local", info.head_local}, {"started_unix_ms", info.started_unix_ms}};
   return write_file(path_ + "/info.json", j.dump(2) + "\n");
 }
 

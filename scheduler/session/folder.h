@@ -34,8 +34,7 @@ class SessionFolder {
   // $SHOAL_HOME if set, else /tmp/shoal-UID. Made with mode 0700; InvalidArgument when it belongs to somebody else.
   static Result<std::string> root(const char* shoal_home);
   // A new one with a fresh token. Ended ones beyond kKeep are removed, the oldest first.
-  static Result<SessionFolder> create(const std::string& root, const runtime::Token& token, std::int64_t unix_ms,
-                                      std::uint64_t unique);
+  static Result<SessionFolder> create(const std::string& root, const runtime::Token& token, std::int64_t unix_ms, std::uint64_t unique);
   static Result<SessionFolder> open(const std::string& path);
   // Those with a living process, the latest first.
   static std::vector<SessionFolder> running(const std::string& root);

@@ -55,8 +55,7 @@ TEST_F(FolderTest, OnlyLivingProcessesMakeASessionRun) {
 }
 
 TEST_F(FolderTest, EndedSessionsAreKeptUpToABound) {
-  for (int i = 0; i < 30; ++i)
-    ASSERT_TRUE(SessionFolder::create(root_, token_, 1000 * i, static_cast<std::uint64_t>(i)));
+  for (int i = 0; i < 30; ++i) ASSERT_TRUE(SessionFolder::create(root_, token_, 1000 * i, static_cast<std::uint64_t>(i)));
   std::size_t n = 0;
   for ([[maybe_unused]] const auto& e : std::filesystem::directory_iterator(root_)) ++n;
   EXPECT_EQ(n, SessionFolder::kKeep + 1);

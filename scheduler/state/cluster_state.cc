@@ -34,9 +34,8 @@ Error actor_died(const ActorRow& row, const Error& cause) {
 }
 
 // What torchrun gives its processes.
-void add_rank_env(Launch& launch, std::int32_t rank, std::int32_t world, std::int32_t local_rank,
-                  std::int32_t local_world, std::int32_t node_rank, std::int32_t num_nodes, const std::string& address,
-                  std::uint16_t port, JobId job) {
+void add_rank_env(Launch& launch, std::int32_t rank, std::int32_t world, std::int32_t local_rank, std::int32_t local_world,
+                  std::int32_t node_rank, std::int32_t num_nodes, const std::string& address, std::uint16_t port, JobId job) {
   const auto set = [&](const char* name, const std::string& value) { launch.env.emplace_back(name, value); };
   const auto number = [](std::int32_t n) { return std::to_string(n); };
   set("RANK", number(rank));
@@ -66,8 +65,7 @@ Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
   if (!node.id) return fail(invalid_argument("a node without an id"));
   if (const auto it = nodes_.find(node.id); it != nodes_.end()) {
     if (it->second.row.state == NodeState::kDead) {
-      return fail(unavailable("node " + to_string(node.id) + " was given up; its workers were declared dead")
-                      .with_reason("Fenced"));
+      return fail(unavailable("node " + to_string(node.id) + " was given up; its workers were declared dead").with_reason("Fenced"));
     }
     it->second.row.pid = node.pid;  // its connection broke and it is back
     it->second.row.endpoint = node.endpoint;
@@ -138,10 +136,8 @@ void ClusterState::tick() {
     if (p.gang) {
       const Gang& gang = gangs_.at(p.gang);
       for (const auto& a : gang.spec.actors) actors_.at(a.id).pending_reason = why;
-      act(Warn{
-          gang.spec.job,
-          fmt::format("actor {}{} is pending: {}", gang.spec.actors[0].class_name,
-                      gang.spec.actors.size() > 1 ? fmt::format(" (gang of {})", gang.spec.actors.size()) : "", why)});
+      act(Warn{gang.spec.job, fmt::format("actor {}{} is pending: {}", gang.spec.actors[0].class_name,
+                                          gang.spec.actors.size() > 1 ? fmt::format(" (gang of {})", gang.spec.actors.size()) : "", why)});
     } else {
       Job& job = jobs_.at(p.job);
       job.row.pending_reason = why;
@@ -216,9 +212,8 @@ void ClusterState::start_gang(const Gang& gang, const std::vector<NodeId>& nodes
     row.node = nodes[i];
     row.state = ActorState::kStarting;
     row.pending_reason.clear();
-    row.worker = start_worker(
-        nodes[i], {{}, gang.spec.job, gang.spec.launch, alone ? -1 : static_cast<std::int32_t>(i), spec.class_name},
-        spec.resources);
+    row.worker = start_worker(nodes[i], {{}, gang.spec.job, gang.spec.launch, alone ? -1 : static_cast<std::int32_t>(i), spec.class_name},
+                              spec.resources);
     workers_.at(row.worker).actor = spec.id;
   }
 }
@@ -303,9 +298,8 @@ void ClusterState::port_found(JobId id, Result<std::uint16_t> port) {
   for (std::size_t i = 0; i < job.launches.size(); ++i) {
     const NodeId n = job.placed[i];
     const auto node_rank = static_cast<std::int32_t>(std::find(nodes.begin(), nodes.end(), n) - nodes.begin());
-    add_rank_env(job.launches[i], static_cast<std::int32_t>(i), static_cast<std::int32_t>(job.launches.size()),
-                 next_local[n]++, local_world[n], node_rank, static_cast<std::int32_t>(nodes.size()),
-                 nodes_.at(job.placed[0]).row.host, *port, id);
+    add_rank_env(job.launches[i], static_cast<std::int32_t>(i), static_cast<std::int32_t>(job.launches.size()), next_local[n]++,
+                 local_world[n], node_rank, static_cast<std::int32_t>(nodes.size()), nodes_.at(job.placed[0]).row.host, *port, id);
   }
   start_job(job);
 }
@@ -327,14 +321,12 @@ Result<void> ClusterState::job_stopped(JobId id, bool force) {
   }
   for (const WorkerId p : job.processes) {
     const auto& w = workers_.at(p);
-    if (w.row.state != WorkerState::kExited)
-      act(StopWorkerOn{w.row.node, {p, force ? SIGKILL : SIGTERM, options_.stop_grace_ms}});
+    if (w.row.state != WorkerState::kExited) act(StopWorkerOn{w.row.node, {p, force ? SIGKILL : SIGTERM, options_.stop_grace_ms}});
   }
   return {};
 }
 
-void ClusterState::job_process_exited(Job& job, const Worker& worker, std::int32_t shell_code,
-                                      const std::optional<Error>& cause) {
+void ClusterState::job_process_exited(Job& job, const Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause) {
   --job.running;
   if (shell_code != 0 && job.row.exit_code == 0 && !job.row.cause) {  // the first cause counts
     job.row.exit_code = shell_code;
@@ -356,8 +348,7 @@ void ClusterState::end_job(Job& job, JobState state) {
   job.row.ended_unix_ms = unix_ms_;
   job.row.pending_reason.clear();
   const JobId id = job.row.id;
-  std::erase_if(pending_,
-                [&](const Pending& p) { return p.job == id || (p.gang && gangs_.at(p.gang).spec.job == id); });
+  std::erase_if(pending_, [&](const Pending& p) { return p.job == id || (p.gang && gangs_.at(p.gang).spec.job == id); });
   std::erase_if(gangs_, [&](const auto& g) { return g.second.spec.job == id; });
   const Error over = cancelled("its job ended").with_reason("JobEnded");
   for (auto& [actor, row] : actors_) {
@@ -411,16 +402,14 @@ void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const 
 Result<void> ClusterState::gang_requested(const actors::GangSpec& spec) {
   if (spec.actors.empty()) return fail(invalid_argument("a gang without actors"));
   const auto job = jobs_.find(spec.job);
-  if (job == jobs_.end() || ended(job->second.row.state))
-    return fail(not_found("no running job " + to_string(spec.job)));
+  if (job == jobs_.end() || ended(job->second.row.state)) return fail(not_found("no running job " + to_string(spec.job)));
   if (gangs_.contains(spec.id)) return fail(invalid_argument("gang " + to_string(spec.id) + " exists already"));
   Gang gang{spec, {}};
   for (const auto& a : spec.actors) {
     if (!a.id || actors_.contains(a.id)) return fail(invalid_argument("actor " + to_string(a.id) + " exists already"));
     gang.wants.push_back(a.resources);
   }
-  if (spec.refuse_infeasible && !place(gang.wants, capacity()))
-    return fail(infeasible(explain(gang.wants, capacity())));
+  if (spec.refuse_infeasible && !place(gang.wants, capacity())) return fail(infeasible(explain(gang.wants, capacity())));
   for (std::size_t i = 0; i < spec.actors.size(); ++i) {
     ActorRow row;
     row.id = spec.actors[i].id;
@@ -480,17 +469,15 @@ Result<void> ClusterState::actor_hosted(const actors::HostActor& m) {
   if (w == workers_.end() || w->second.row.state == WorkerState::kExited) {
     return fail(not_found("no running process " + to_string(m.worker)));
   }
-  if (!m.actor || actors_.contains(m.actor))
-    return fail(invalid_argument("actor " + to_string(m.actor) + " exists already"));
+  if (!m.actor || actors_.contains(m.actor)) return fail(invalid_argument("actor " + to_string(m.actor) + " exists already"));
   auto& gang = hosted_[{m.job, m.gang_key}];
   if (!gang.id) {
     gang.id = random_.id<GangId>();
     gang.world_size = m.world_size;
   }
   if (gang.world_size != m.world_size || gang.complete || gang.members.contains(m.rank)) {
-    return fail(
-        invalid_argument(fmt::format("rank {} of {} does not belong to gang {} (world size {}{})", m.rank, m.world_size,
-                                     m.gang_key, gang.world_size, gang.complete ? ", complete" : "")));
+    return fail(invalid_argument(fmt::format("rank {} of {} does not belong to gang {} (world size {}{})", m.rank, m.world_size, m.gang_key,
+                                             gang.world_size, gang.complete ? ", complete" : "")));
   }
   gang.members[m.rank] = m.actor;
   ActorRow row;
@@ -526,8 +513,7 @@ Result<void> ClusterState::actor_hosted(const actors::HostActor& m) {
 void ClusterState::fail_hosted(ActorId actor, const Error& cause) {
   for (auto& [key, gang] : hosted_) {
     if (gang.complete) continue;
-    const bool member =
-        std::any_of(gang.members.begin(), gang.members.end(), [&](const auto& m) { return m.second == actor; });
+    const bool member = std::any_of(gang.members.begin(), gang.members.end(), [&](const auto& m) { return m.second == actor; });
     if (!member) continue;
     gang.complete = true;
     for (const auto& [rank, id] : gang.members) act(TellHosted{id, fail(cause)});
@@ -597,8 +583,7 @@ actors::ClusterStatus ClusterState::status() const {
   for (const auto& [id, a] : actors_) out.num_actors += a.state != ActorState::kDead;
   for (const auto& [id, j] : jobs_) out.num_jobs += !ended(j.row.state);
   for (const auto& p : pending_) {
-    const std::string what =
-        p.gang ? "actor " + gangs_.at(p.gang).spec.actors[0].class_name : "job " + jobs_.at(p.job).row.name;
+    const std::string what = p.gang ? "actor " + gangs_.at(p.gang).spec.actors[0].class_name : "job " + jobs_.at(p.job).row.name;
     out.pending.push_back(what + ": " + explain(wants(p), room()));
   }
   return out;
@@ -642,8 +627,7 @@ void ClusterState::check_invariants() const {
     if (a.state == ActorState::kAlive)
       SHOAL_CHECK(workers_.at(a.worker).row.state != WorkerState::kExited, "an actor lives in a dead process");
   }
-  for (const auto& p : pending_)
-    SHOAL_CHECK(p.gang ? gangs_.contains(p.gang) : jobs_.contains(p.job), "something pending is unknown");
+  for (const auto& p : pending_) SHOAL_CHECK(p.gang ? gangs_.contains(p.gang) : jobs_.contains(p.job), "something pending is unknown");
 }
 
 // ---- transcript
@@ -652,16 +636,13 @@ void ClusterState::check_invariants() const {
 std::string to_string(const Action& action) {
   struct Visitor {
     std::string operator()(const StartWorkerOn& a) const {
-      return fmt::format("StartWorker node={} worker={} label='{}' rank={}", to_string(a.node),
-                         to_string(a.message.worker), a.message.label, a.message.rank);
+      return fmt::format("StartWorker node={} worker={} label='{}' rank={}", to_string(a.node), to_string(a.message.worker),
+                         a.message.label, a.message.rank);
     }
     std::string operator()(const StopWorkerOn& a) const {
-      return fmt::format("StopWorker node={} worker={} signal={}", to_string(a.node), to_string(a.message.worker),
-                         a.message.signal);
+      return fmt::format("StopWorker node={} worker={} signal={}", to_string(a.node), to_string(a.message.worker), a.message.signal);
     }
-    std::string operator()(const EndJobOn& a) const {
-      return fmt::format("EndJob node={} job={}", to_string(a.node), to_string(a.job));
-    }
+    std::string operator()(const EndJobOn& a) const { return fmt::format("EndJob node={} job={}", to_string(a.node), to_string(a.job)); }
     std::string operator()(const KillHostedOn& a) const {
       return fmt::format("KillHosted node={} worker={} actor={}", to_string(a.node), to_string(a.message.worker),
                          to_string(a.message.actor));
@@ -674,12 +655,10 @@ std::string to_string(const Action& action) {
                          a.row.cause ? " cause='" + a.row.cause->message() + "'" : "");
     }
     std::string operator()(const TellJob& a) const {
-      return fmt::format("TellJob job={} state={} exit={}", to_string(a.row.id), actors::to_string(a.row.state),
-                         a.row.exit_code);
+      return fmt::format("TellJob job={} state={} exit={}", to_string(a.row.id), actors::to_string(a.row.state), a.row.exit_code);
     }
     std::string operator()(const TellHosted& a) const {
-      return fmt::format("TellHosted actor={} {}", to_string(a.actor),
-                         a.result ? "complete" : a.result.error().message());
+      return fmt::format("TellHosted actor={} {}", to_string(a.actor), a.result ? "complete" : a.result.error().message());
     }
     std::string operator()(const Warn& a) const { return fmt::format("Warn job={} '{}'", to_string(a.job), a.text); }
     std::string operator()(const PersistNode& a) const {

@@ -60,8 +60,8 @@ struct PersistNode {
 struct PersistJob {
   actors::JobRow row;
 };
-using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, FindPortOn, TellActor, TellJob,
-                            TellHosted, Warn, PersistNode, PersistJob>;
+using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, FindPortOn, TellActor, TellJob, TellHosted, Warn,
+                            PersistNode, PersistJob>;
 
 // One line, for transcripts and logs: "StartWorker node=.. worker=.. rank=0".
 std::string to_string(const Action& action);

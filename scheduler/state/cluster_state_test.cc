@@ -169,8 +169,7 @@ TEST_F(ClusterStateTest, ADriverThatVanishesTakesItsActorsAlong) {
   const auto s = taken<StartWorkerOn>().at(0);
   ready(s);
   actors();
-  state_.worker_updated(
-      NodeId{1}, {WorkerId{55}, WorkerState::kExited, 100, "", 137, unavailable("was killed by SIGKILL"), job, {}});
+  state_.worker_updated(NodeId{1}, {WorkerId{55}, WorkerState::kExited, 100, "", 137, unavailable("was killed by SIGKILL"), job, {}});
   EXPECT_EQ(taken<EndJobOn>().size(), 1u);
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kDead);
   EXPECT_EQ(state_.job(job)->state, JobState::kFailed);
@@ -269,8 +268,7 @@ class HostedTest : public ClusterStateTest {
   HostedTest() : job_(driver()) {
     join(1, {{"CPU", 2}});
     for (std::uint64_t w : {11, 12})
-      state_.worker_updated(NodeId{1},
-                            {WorkerId{w}, WorkerState::kRunning, static_cast<pid_t>(w), "", 0, {}, job_, "rank"});
+      state_.worker_updated(NodeId{1}, {WorkerId{w}, WorkerState::kRunning, static_cast<pid_t>(w), "", 0, {}, job_, "rank"});
     actors();
   }
   actors::HostActor shard(int rank) {
@@ -305,8 +303,7 @@ TEST_F(HostedTest, KillingOneReachesItsProcessNotThroughASignal) {
 
 TEST_F(HostedTest, AMemberThatDiesBeforeTheGangIsCompleteFailsThoseWhoWait) {
   ASSERT_TRUE(state_.actor_hosted(shard(1)));
-  state_.worker_updated(
-      NodeId{1}, {WorkerId{12}, WorkerState::kExited, 12, "", 137, unavailable("was killed by SIGKILL"), job_, {}});
+  state_.worker_updated(NodeId{1}, {WorkerId{12}, WorkerState::kExited, 12, "", 137, unavailable("was killed by SIGKILL"), job_, {}});
   const auto told = taken<TellHosted>();
   ASSERT_EQ(told.size(), 1u);
   EXPECT_FALSE(told[0].result);

@@ -36,8 +36,7 @@ class SqliteStore final : public Store {
  public:
   static Result<std::unique_ptr<Store>> open(const std::string& path) {
     auto out = std::make_unique<SqliteStore>();
-    if (sqlite3_open(path.c_str(), &out->db_) != SQLITE_OK ||
-        sqlite3_exec(out->db_, kSchema, nullptr, nullptr, nullptr) != SQLITE_OK) {
+    if (sqlite3_open(path.c_str(), &out->db_) != SQLITE_OK || sqlite3_exec(out->db_, kSchema, nullptr, nullptr, nullptr) != SQLITE_OK) {
       return fail(out->error("cannot open " + path));
     }
     return out;
@@ -47,12 +46,12 @@ class SqliteStore final : public Store {
   Result<void> put(const actors::NodeRow& row) override {
     actors::ListReply one;
     one.nodes.push_back(row);
-    return put("INSERT INTO nodes VALUES(?1, ?2, ?3, ?4) ON CONFLICT(id) DO UPDATE SET host=?2, state=?3, row=?4",
-               to_string(row.id), row.host, actors::to_string(row.state), to_bytes(one));
+    return put("INSERT INTO nodes VALUES(?1, ?2, ?3, ?4) ON CONFLICT(id) DO UPDATE SET host=?2, state=?3, row=?4", to_string(row.id),
+               row.host, actors::to_string(row.state), to_bytes(one));
   }
   Result<void> put(const actors::JobRow& row) override {
-    return put("INSERT INTO jobs VALUES(?1, ?2, ?3, ?4) ON CONFLICT(id) DO UPDATE SET name=?2, state=?3, row=?4",
-               to_string(row.id), row.name, actors::to_string(row.state), to_bytes(row));
+    return put("INSERT INTO jobs VALUES(?1, ?2, ?3, ?4) ON CONFLICT(id) DO UPDATE SET name=?2, state=?3, row=?4", to_string(row.id),
+               row.name, actors::to_string(row.state), to_bytes(row));
   }
 
   Result<std::vector<actors::NodeRow>> nodes() override {
@@ -96,8 +95,7 @@ class SqliteStore final : public Store {
     }
   }
 
-  Result<void> put(const char* sql, const std::string& id, const std::string& name, const std::string& state,
-                   const Bytes& row) {
+  Result<void> put(const char* sql, const std::string& id, const std::string& name, const std::string& state, const Bytes& row) {
     Statement s(db_, sql);
     const auto text = [&](int at, const std::string& t) {
       return sqlite3_bind_text(s.get(), at, t.data(), static_cast<int>(t.size()), SQLITE_STATIC) == SQLITE_OK;
@@ -116,8 +114,7 @@ class SqliteStore final : public Store {
     if (s.get() == nullptr) return fail(error("cannot read rows"));
     int step;
     while ((step = sqlite3_step(s.get())) == SQLITE_ROW) {
-      out.push_back(
-          Bytes::copy_of(sqlite3_column_blob(s.get(), 0), static_cast<std::size_t>(sqlite3_column_bytes(s.get(), 0))));
+      out.push_back(Bytes::copy_of(sqlite3_column_blob(s.get(), 0), static_cast<std::size_t>(sqlite3_column_bytes(s.get(), 0))));
     }
     if (step != SQLITE_DONE) return fail(error("cannot read rows"));
     return out;
