@@ -1,0 +1,160 @@
+#include "fsdp/kernels/kernels.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+// This file is compiled once per instruction set: foreach_target.h includes it again by the name given here.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "fsdp/kernels/kernels.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace shoal::fsdp::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+void reduce_f32(const float* const* sources, std::size_t num_sources, float scale, bool accumulate, float* out, std::size_t numel) {
+  const hn::ScalableTag<float> d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto vscale = hn::Set(d, scale);
+  std::size_t i = 0;
+  for (; i + lanes <= numel; i += lanes) {
+    auto sum = hn::LoadU(d, sources[0] + i);
+    for (std::size_t s = 1; s < num_sources; ++s) sum = hn::Add(sum, hn::LoadU(d, sources[s] + i));
+    sum = hn::Mul(sum, vscale);
+    if (accumulate) sum = hn::Add(hn::LoadU(d, out + i), sum);
+    hn::StoreU(sum, d, out + i);
+  }
+  for (; i < numel; ++i) {
+    float sum = sources[0][i];
+    for (std::size_t s = 1; s < num_sources; ++s) sum += sources[s][i];
+    sum *= scale;
+    out[i] = accumulate ? out[i] + sum : sum;
+  }
+}
+
+void adamw_f32(const AdamWConstants& c, float* HWY_RESTRICT p, const float* HWY_RESTRICT g, float* HWY_RESTRICT m, float* HWY_RESTRICT v,
+               std::size_t numel) {
+  const hn::ScalableTag<float> d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto decay = hn::Set(d, c.decay), one_minus_beta1 = hn::Set(d, c.one_minus_beta1), beta2 = hn::Set(d, c.beta2),
+             one_minus_beta2 = hn::Set(d, c.one_minus_beta2), step_size = hn::Set(d, c.step_size), inv = hn::Set(d, c.inv_sqrt_correction2),
+             eps = hn::Set(d, c.eps);
+  const auto update = [&](float* pa, const float* ga, float* ma, float* va) {
+    const auto gi = hn::LoadU(d, ga);
+    auto mi = hn::LoadU(d, ma);
+    mi = hn::MulAdd(hn::Sub(gi, mi), one_minus_beta1, mi);  // lerp, as torch has it
+    auto vi = hn::Mul(hn::LoadU(d, va), beta2);
+    vi = hn::MulAdd(hn::Mul(gi, gi), one_minus_beta2, vi);
+    const auto denominator = hn::MulAdd(hn::Sqrt(vi), inv, eps);
+    auto pi = hn::Mul(hn::LoadU(d, pa), decay);
+    pi = hn::NegMulAdd(step_size, hn::Div(mi, denominator), pi);
+    hn::StoreU(mi, d, ma);
+    hn::StoreU(vi, d, va);
+    hn::StoreU(pi, d, pa);
+  };
+  std::size_t i = 0;
+  for (; i + lanes <= numel; i += lanes) update(p + i, g + i, m + i, v + i);
+  // The rest by the same instructions on a copy: an element's bits do not depend on where a shard ends, and nothing is stored beyond it.
+  if (const std::size_t rest = numel - i; rest > 0) {
+    HWY_ALIGN float buffers[4][HWY_MAX_BYTES / sizeof(float)] = {};
+    const std::size_t bytes = rest * sizeof(float);
+    std::memcpy(buffers[0], p + i, bytes);
+    std::memcpy(buffers[1], g + i, bytes);
+    std::memcpy(buffers[2], m + i, bytes);
+    std::memcpy(buffers[3], v + i, bytes);
+    update(buffers[0], buffers[1], buffers[2], buffers[3]);
+    std::memcpy(p + i, buffers[0], bytes);
+    std::memcpy(m + i, buffers[2], bytes);
+    std::memcpy(v + i, buffers[3], bytes);
+  }
+}
+
+const char* target() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace shoal::fsdp::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace shoal::fsdp {
+
+HWY_EXPORT(reduce_f32);
+HWY_EXPORT(adamw_f32);
+HWY_EXPORT(target);
+
+namespace {
+
+struct BFloat16 {
+  std::uint16_t bits;
+  float load() const {
+    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+    float out;
+    std::memcpy(&out, &wide, 4);
+    return out;
+  }
+  static BFloat16 store(float value) {
+    std::uint32_t wide;
+    std::memcpy(&wide, &value, 4);
+    if (std::isnan(value)) return {0x7fc0};
+    return {static_cast<std::uint16_t>((wide + 0x7fff + ((wide >> 16) & 1)) >> 16)};  // to nearest, ties to even
+  }
+};
+
+struct Float16 {
+  _Float16 value;
+  float load() const { return static_cast<float>(value); }
+  static Float16 store(float v) { return {static_cast<_Float16>(v)}; }
+};
+
+struct Float64 {
+  double value;
+  double load() const { return value; }
+  static Float64 store(double v) { return {v}; }
+};
+
+template <class T, class Wide>
+void reduce_as(std::span<const std::byte* const> sources, double scale, bool accumulate, std::byte* out, std::size_t numel) {
+  const auto at = [](const std::byte* base, std::size_t i) {
+    T value;
+    std::memcpy(&value, base + i * sizeof(T), sizeof(T));
+    return value.load();
+  };
+  for (std::size_t i = 0; i < numel; ++i) {
+    Wide sum = at(sources[0], i);
+    for (std::size_t s = 1; s < sources.size(); ++s) sum += at(sources[s], i);
+    sum *= static_cast<Wide>(scale);
+    if (accumulate) sum += at(out, i);
+    const T value = T::store(sum);
+    std::memcpy(out + i * sizeof(T), &value, sizeof(T));
+  }
+}
+
+}  // namespace
+
+void reduce(DType dtype, std::span<const std::byte* const> sources, double scale, bool accumulate, std::byte* out, std::size_t numel) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return HWY_DYNAMIC_DISPATCH(reduce_f32)(reinterpret_cast<const float* const*>(sources.data()), sources.size(), static_cast<float>(scale),
+                                              accumulate, reinterpret_cast<float*>(out), numel);
+    case DType::kFloat64: return reduce_as<Float64, double>(sources, scale, accumulate, out, numel);
+    case DType::kBFloat16: return reduce_as<BFloat16, float>(sources, scale, accumulate, out, numel);
+    case DType::kFloat16: return reduce_as<Float16, float>(sources, scale, accumulate, out, numel);
+  }
+}
+
+void adamw(const AdamW& o, std::int64_t step, float* p, const float* g, float* m, float* v, std::size_t numel) {
+  const double correction1 = 1 - std::pow(o.beta1, static_cast<double>(step));
+  const double correction2 = 1 - std::pow(o.beta2, static_cast<double>(step));
+  HWY_DYNAMIC_DISPATCH(adamw_f32)
+  ({static_cast<float>(1 - o.lr * o.weight_decay), static_cast<float>(1 - o.beta1), static_cast<float>(o.beta2),
+    static_cast<float>(1 - o.beta2), static_cast<float>(o.lr / correction1), static_cast<float>(1 / std::sqrt(correction2)),
+    static_cast<float>(o.eps)},
+   p, g, m, v, numel);
+}
+
+const char* kernel_target() { return HWY_DYNAMIC_DISPATCH(target)(); }
+
+}  // namespace shoal::fsdp
+#endif

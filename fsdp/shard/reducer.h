@@ -1,0 +1,83 @@
+// Gradients to their owners, in place: each rank puts what others own into a slot that all can read, and every owner sums its rows from
+// its peers' slots, in the order of ranks.
+//
+// A rank's n-th publication and its peers' n-th belong together. At most Control::kSlots of them are in flight per rank; after that a
+// rank waits until the owners have read the oldest. Nothing here waits or rings: the caller does, and serves reductions meanwhile.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "fsdp/layout/layout.h"
+#include "fsdp/shard/control.h"
+#include "runtime/core/result.h"
+
+namespace shoal::fsdp {
+
+class Reducer {
+ public:
+  // What this rank brings and gets for one parameter.
+  struct Gradient {
+    const std::byte* whole = nullptr;  // unsharded, contiguous, of the parameter's dtype; null: none on this rank
+    std::byte* own = nullptr;          // where this rank's rows of the mean go; null when it owns none
+    bool accumulate = false;           // add to what is there
+  };
+  // One that is done: which parameters got a gradient from any rank.
+  struct Reduced {
+    std::uint32_t unit = 0;
+    std::vector<bool> present;
+  };
+
+  // `slots`: the gradients' memory of slot_bytes(layouts, world_size), the same for all ranks. Layouts and control outlive the reducer.
+  Reducer(Control& control, int rank, int world_size, std::vector<const Layout*> layouts, std::byte* slots);
+
+  static std::size_t slot_bytes(const std::vector<const Layout*>& layouts, int world_size);
+
+  // Whether the next publication has a slot.
+  bool has_slot() const;
+  // Which rank's reduction it waits for, -1 when there is a slot.
+  int missing_slot() const;
+  // Copies what others own to the slot and, unless the sum can be made at once, what this rank owns to its place: the gradients are free
+  // when this returns. `gradients` has one entry per parameter. The caller rings.
+  void publish(std::uint32_t unit, std::span<const Gradient> gradients);
+
+  // Sums the oldest publication if every rank has made it. True when it did; the caller rings. InvalidArgument when the ranks' do not
+  // belong together.
+  Result<bool> serve();
+  // What serve() finished since the last call.
+  std::vector<Reduced> take_reduced() { return std::exchange(reduced_, {}); }
+
+  std::size_t num_pending() const { return pending_.size(); }
+  // The rank whose publication the oldest pending one waits for, -1 when none.
+  int missing_publication() const;
+
+ private:
+  struct Pending {
+    std::uint64_t sequence;
+    std::uint32_t unit;
+    std::vector<Gradient> gradients;                 // `whole` only while it is reduced inside publish()
+    std::vector<std::unique_ptr<std::byte[]>> kept;  // own rows of parameters that accumulate, until they are added
+  };
+
+  std::byte* slot(int rank, std::uint64_t sequence) const {
+    return slots_ + (static_cast<std::size_t>(rank) * Control::kSlots + sequence % Control::kSlots) * stride_;
+  }
+  bool all_published(std::uint64_t sequence) const;
+  Result<void> check_units(const Pending& pending) const;
+  void sum(Pending& pending);
+
+  Control& control_;
+  const int rank_;
+  const int world_size_;
+  const std::vector<const Layout*> layouts_;
+  std::byte* const slots_;
+  const std::size_t stride_;
+  std::uint64_t next_ = 0;  // sequence of the next publication
+  std::deque<Pending> pending_;
+  std::vector<Reduced> reduced_;
+};
+
+}  // namespace shoal::fsdp

@@ -1,0 +1,176 @@
+#include "fsdp/shard/reducer.h"
+
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "runtime/shm/memory.h"
+
+namespace shoal::fsdp {
+namespace {
+
+// `world` ranks on one thread: the scheduler of the test says who goes next.
+class ReducerTest : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    world_ = GetParam();
+    layouts_.push_back(Layout::make({{"a", {13, 3}, DType::kFloat32, true}, {"b", {5}, DType::kFloat32, true}}).value());
+    layouts_.push_back(Layout::make({{"c", {2, 7}, DType::kFloat32, true}}).value());
+    for (const auto& l : layouts_) pointers_.push_back(&l);
+    const auto zeroed = [this](std::size_t bytes) {
+      memories_.push_back(runtime::make_memory("m", bytes).value());
+      mappings_.push_back(runtime::map(memories_.back(), bytes, runtime::Access::kReadWrite).value());
+      return mappings_.back().data();
+    };
+    control_ = std::make_unique<Control>(zeroed(Control::bytes(world_)));
+    std::byte* slots = zeroed(Reducer::slot_bytes(pointers_, world_));
+    for (int r = 0; r < world_; ++r) reducers_.push_back(std::make_unique<Reducer>(*control_, r, world_, pointers_, slots));
+  }
+
+  // What rank r brings for parameter i of unit u in round n.
+  std::vector<float> gradient(int r, std::uint32_t u, std::size_t i, int n) const {
+    std::mt19937 random(static_cast<unsigned>(r * 1000 + static_cast<int>(u) * 100 + static_cast<int>(i) * 10 + n));
+    std::normal_distribution<float> normal;
+    std::vector<float> out(layouts_[u].placed()[i].bytes / 4);
+    for (auto& x : out) x = normal(random);
+    return out;
+  }
+
+  struct Rank1 {
+    std::vector<std::vector<float>> whole, own;
+    std::vector<Reducer::Gradient> gradients;
+  };
+  Rank1 bring(int r, std::uint32_t u, int n, bool accumulate = false, int absent = -1) {
+    Rank1 out;
+    const auto& placed = layouts_[u].placed();
+    for (std::size_t i = 0; i < placed.size(); ++i) {
+      out.whole.push_back(gradient(r, u, i, n));
+      out.own.emplace_back(layouts_[u].owned_bytes(placed[i], world_, shoal::Rank{r}) / 4, accumulate ? 1.0f : -7.0f);
+    }
+    for (std::size_t i = 0; i < placed.size(); ++i) {
+      const bool gone = static_cast<int>(i) == absent;
+      out.gradients.push_back({gone ? nullptr : reinterpret_cast<const std::byte*>(out.whole[i].data()), reinterpret_cast<std::byte*>(out.own[i].data()), accumulate});
+    }
+    return out;
+  }
+  // The mean over the ranks that brought one, in the order of ranks, bit for bit.
+  float expected(std::uint32_t u, std::size_t i, std::size_t element, int n, bool accumulate, const std::vector<bool>& brought) const {
+    float sum = 0;
+    bool first = true;
+    for (int r = 0; r < world_; ++r) {
+      if (!brought[static_cast<std::size_t>(r)]) continue;
+      const float g = gradient(r, u, i, n)[element];
+      sum = first ? g : sum + g;
+      first = false;
+    }
+    sum *= static_cast<float>(1.0 / world_);
+    return accumulate ? 1.0f + sum : sum;
+  }
+  void expect_owned(int r, std::uint32_t u, const Rank1& got, int n, bool accumulate) {
+    const auto& placed = layouts_[u].placed();
+    for (std::size_t i = 0; i < placed.size(); ++i) {
+      const std::size_t first = (layouts_[u].begin_of(placed[i], world_, shoal::Rank{r}) - placed[i].offset_bytes) / 4;
+      for (std::size_t e = 0; e < got.own[i].size(); ++e) {
+        ASSERT_EQ(got.own[i][e], expected(u, i, first + e, n, accumulate, std::vector<bool>(static_cast<std::size_t>(world_), true)))
+            << "rank " << r << " unit " << u << " parameter " << i << " element " << e;
+      }
+    }
+  }
+
+  int world_ = 1;
+  std::vector<Layout> layouts_;
+  std::vector<const Layout*> pointers_;
+  std::vector<Fd> memories_;
+  std::vector<runtime::Mapping> mappings_;
+  std::unique_ptr<Control> control_;
+  std::vector<std::unique_ptr<Reducer>> reducers_;
+};
+
+TEST_P(ReducerTest, EveryOwnerGetsTheMeanOfItsRowsInAnyOrderOfRanks) {
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    SetUp();
+    std::mt19937 random(seed);
+    constexpr int kRounds = 7;
+    std::vector<std::vector<Rank1>> brought(static_cast<std::size_t>(world_));
+    std::vector<int> round(static_cast<std::size_t>(world_)), done(static_cast<std::size_t>(world_));
+    const bool accumulate = seed % 2;
+    for (auto& b : brought) b.reserve(kRounds);
+    bool all = false;
+    for (int i = 0; i < 100'000 && !all; ++i) {
+      const auto r = random() % static_cast<unsigned>(world_);
+      auto& reducer = *reducers_[r];
+      if (random() % 2 && round[r] < kRounds && reducer.has_slot()) {
+        const auto u = static_cast<std::uint32_t>(round[r] % 2);
+        brought[r].push_back(bring(static_cast<int>(r), u, round[r], accumulate));
+        reducer.publish(u, brought[r].back().gradients);
+        for (auto& w : brought[r].back().whole) std::fill(w.begin(), w.end(), 1e30f);  // free from now on
+        ++round[r];
+      } else {
+        ASSERT_TRUE(reducer.serve());
+      }
+      for (const auto& finished : reducer.take_reduced()) {
+        expect_owned(static_cast<int>(r), finished.unit, brought[r][static_cast<std::size_t>(done[r])], done[r], accumulate);
+        ++done[r];
+      }
+      all = std::all_of(done.begin(), done.end(), [](int n) { return n == kRounds; });
+    }
+    ASSERT_TRUE(all) << "seed " << seed;
+    reducers_.clear();
+    layouts_.clear();
+    pointers_.clear();
+  }
+}
+
+TEST_P(ReducerTest, AMissingGradientCountsAsZeroAndOneThatNobodyHasIsNone) {
+  if (world_ < 2) GTEST_SKIP() << "needs two ranks";
+  std::vector<Rank1> brought;
+  for (int r = 0; r < world_; ++r) brought.push_back(bring(r, 0, 0, false, r == 1 ? 0 : -1));  // rank 1 has none for `a`
+  for (auto& b : brought) b.gradients[1].whole = nullptr;                                      // nobody has one for `b`
+  for (int r = 0; r < world_; ++r) reducers_[static_cast<std::size_t>(r)]->publish(0, brought[static_cast<std::size_t>(r)].gradients);
+  std::vector<bool> has(static_cast<std::size_t>(world_), true);
+  has[1] = false;
+  for (int r = 0; r < world_; ++r) {
+    auto& reducer = *reducers_[static_cast<std::size_t>(r)];
+    if (reducer.num_pending() > 0) {
+      ASSERT_TRUE(reducer.serve().value());
+    }
+    const auto finished = reducer.take_reduced();
+    ASSERT_EQ(finished.size(), 1u);
+    EXPECT_EQ(finished[0].present, (std::vector<bool>{true, false}));
+    const auto& own = brought[static_cast<std::size_t>(r)].own;
+    const std::size_t first = layouts_[0].begin_of(layouts_[0].placed()[0], world_, shoal::Rank{r}) / 4;
+    for (std::size_t e = 0; e < own[0].size(); ++e) ASSERT_EQ(own[0][e], expected(0, 0, first + e, 0, false, has));
+    for (const float x : own[1]) EXPECT_EQ(x, -7.0f);  // untouched
+  }
+}
+
+TEST_P(ReducerTest, ARankAtMostTwoUnitsAheadWaitsForTheSlowest) {
+  if (world_ < 2) GTEST_SKIP() << "needs two ranks";
+  std::vector<Rank1> kept;
+  for (int n = 0; n < Control::kSlots; ++n) {
+    kept.push_back(bring(0, 0, n));
+    ASSERT_TRUE(reducers_[0]->has_slot());
+    reducers_[0]->publish(0, kept.back().gradients);
+  }
+  EXPECT_FALSE(reducers_[0]->has_slot());
+  EXPECT_EQ(reducers_[0]->missing_slot(), 1);
+  EXPECT_EQ(reducers_[0]->missing_publication(), 1);
+}
+
+TEST_P(ReducerTest, RanksThatReduceDifferentUnitsAreNamed) {
+  if (world_ < 2) GTEST_SKIP() << "needs two ranks";
+  std::vector<Rank1> kept;
+  for (int r = 0; r < world_; ++r) {
+    kept.push_back(bring(r, r == 1 ? 1 : 0, 0));
+    reducers_[static_cast<std::size_t>(r)]->publish(r == 1 ? 1 : 0, kept.back().gradients);
+  }
+  const auto served = reducers_[0]->serve();
+  ASSERT_FALSE(served);
+  EXPECT_EQ(served.error().reason(), "Diverged");
+  EXPECT_NE(served.error().message().find("rank 1 reduces unit 1"), std::string::npos) << served.error().message();
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSizes, ReducerTest, testing::Values(1, 2, 3, 4, 8));
+
+}  // namespace
+}  // namespace shoal::fsdp
