@@ -88,6 +88,9 @@ class ReducerTest : public testing::TestWithParam<int> {
 
 TEST_P(ReducerTest, EveryOwnerGetsTheMeanOfItsRowsInAnyOrderOfRanks) {
   for (unsigned seed = 0; seed < 40; ++seed) {
+    reducers_.clear();
+    layouts_.clear();
+    pointers_.clear();
     SetUp();
     std::mt19937 random(seed);
     constexpr int kRounds = 7;
@@ -115,9 +118,6 @@ TEST_P(ReducerTest, EveryOwnerGetsTheMeanOfItsRowsInAnyOrderOfRanks) {
       all = std::all_of(done.begin(), done.end(), [](int n) { return n == kRounds; });
     }
     ASSERT_TRUE(all) << "seed " << seed;
-    reducers_.clear();
-    layouts_.clear();
-    pointers_.clear();
   }
 }
 
