@@ -38,7 +38,7 @@ Result<void> MemoryTable::admit(std::uint64_t bytes) const {
   return {};
 }
 
-Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key, std::uint64_t bytes) {
+Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker) {
   const auto it = arenas_.find({job, key});
   if (it != arenas_.end()) {
     if (it->second.bytes != bytes) {
@@ -46,19 +46,23 @@ Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key,
                                                key, bytes, it->second.bytes)));
     }
     SHOAL_TRY(Fd copy, runtime::duplicate(it->second.memory));
+    it->second.holders.insert(worker);
     return Opened{std::move(copy), false};
   }
   SHOAL_OK(admit(bytes));
   SHOAL_TRY(Fd memory, runtime::make_memory("shoal:" + key.substr(0, 200), bytes));
   SHOAL_TRY(Fd copy, runtime::duplicate(memory));
-  arenas_[{job, key}] = Arena{std::move(memory), bytes, {}, {}};
+  arenas_[{job, key}] = Arena{std::move(memory), bytes, {worker}, {}, {}};
   bytes_ += bytes;
   return Opened{std::move(copy), true};
 }
 
-void MemoryTable::drop(JobId job, const std::string& key) {
+void MemoryTable::drop(JobId job, const std::string& key, WorkerId worker) {
   const auto it = arenas_.find({job, key});
   if (it == arenas_.end()) return;
+  auto& holders = it->second.holders;
+  if (const auto holder = holders.find(worker); holder != holders.end()) holders.erase(holder);
+  if (!holders.empty()) return;
   bytes_ -= it->second.bytes;
   arenas_.erase(it);
 }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,9 +39,10 @@ class MemoryTable {
   };
   // The arena of that key, made at the first call. InvalidArgument when somebody opened it with another size,
   // ResourceExhausted with the numbers when the machine has no room.
-  Result<Opened> open(JobId job, const std::string& key, std::uint64_t bytes);
-  // Forgets the arena; who maps it keeps it.
-  void drop(JobId job, const std::string& key);
+  // Held by `worker` until it drops it.
+  Result<Opened> open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker);
+  // `worker` needs it no more: forgotten when nobody does. A death is no such word; its rows are still wanted.
+  void drop(JobId job, const std::string& key, WorkerId worker);
 
   // Makes `worker` a member of the board at the start of an arena (it has at least Board::kBytes).
   Result<void> join_board(JobId job, const std::string& key, WorkerId worker, std::uint32_t member);
@@ -66,6 +68,7 @@ class MemoryTable {
   struct Arena {
     Fd memory;
     std::uint64_t bytes = 0;
+    std::multiset<WorkerId> holders;
     std::optional<runtime::Mapping> board;
     std::vector<Membership> members;
   };

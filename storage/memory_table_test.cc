@@ -9,6 +9,7 @@ using runtime::Access;
 using runtime::Board;
 
 const JobId kJob{1}, kOther{2};
+const WorkerId kWorker{100};
 
 class MemoryTableTest : public testing::Test {
  protected:
@@ -17,29 +18,41 @@ class MemoryTableTest : public testing::Test {
 };
 
 TEST_F(MemoryTableTest, TheFirstToOpenAnArenaMakesItAndTheOthersShareIt) {
-  auto a = table_.open(kJob, "unit-0", 4096).value();
-  auto b = table_.open(kJob, "unit-0", 4096).value();
+  auto a = table_.open(kJob, "unit-0", 4096, kWorker).value();
+  auto b = table_.open(kJob, "unit-0", 4096, kWorker).value();
   EXPECT_TRUE(a.created);
   EXPECT_FALSE(b.created);
   const auto x = runtime::map(a.memory, 4096, Access::kReadWrite).value();
   const auto y = runtime::map(b.memory, 4096, Access::kRead).value();
   x.data()[1] = std::byte{5};
   EXPECT_EQ(y.data()[1], std::byte{5});
-  EXPECT_TRUE(table_.open(kOther, "unit-0", 8192).value().created);  // another job's
-  EXPECT_NE(table_.open(kJob, "unit-0", 64).error().message().find("same model"), std::string::npos);
+  EXPECT_TRUE(table_.open(kOther, "unit-0", 8192, kWorker).value().created);  // another job's
+  EXPECT_NE(table_.open(kJob, "unit-0", 64, kWorker).error().message().find("same model"), std::string::npos);
   EXPECT_EQ(table_.bytes(), 4096u + 8192u);
 }
 
+TEST_F(MemoryTableTest, AnArenaIsForgottenWhenNobodyNeedsItAnyMore) {
+  const WorkerId other{101};
+  ASSERT_TRUE(table_.open(kJob, "a", 4096, kWorker));
+  ASSERT_TRUE(table_.open(kJob, "a", 4096, other));
+  table_.drop(kJob, "a", kWorker);
+  table_.drop(kJob, "a", kWorker);
+  EXPECT_EQ(table_.num_entries(), 1u);
+  table_.drop(kJob, "a", other);
+  EXPECT_EQ(table_.num_entries(), 0u);
+  EXPECT_EQ(table_.bytes(), 0u);
+}
+
 TEST_F(MemoryTableTest, WhatDoesNotFitIsRefusedWithNumbers) {
-  EXPECT_TRUE(table_.open(kJob, "a", 80u << 20));
-  const auto refused = table_.open(kJob, "b", 95u << 20);
+  EXPECT_TRUE(table_.open(kJob, "a", 80u << 20, kWorker));
+  const auto refused = table_.open(kJob, "b", 95u << 20, kWorker);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().reason(), "OutOfMemory");
   EXPECT_NE(refused.error().message().find("95 MiB"), std::string::npos);
 }
 
 TEST_F(MemoryTableTest, ADeathIsWrittenOnEveryBoardOfThatWorker) {
-  const auto opened = table_.open(kJob, "control", Board::kBytes + 64).value();
+  const auto opened = table_.open(kJob, "control", Board::kBytes + 64, kWorker).value();
   const auto mapping = runtime::map(opened.memory, Board::kBytes, Access::kReadWrite).value();
   ASSERT_TRUE(table_.join_board(kJob, "control", WorkerId{7}, 1));
   ASSERT_TRUE(table_.join_board(kJob, "control", WorkerId{8}, 0));
@@ -61,8 +74,8 @@ TEST_F(MemoryTableTest, AnObjectIsGotBeforeOrAfterItIsPut) {
 }
 
 TEST_F(MemoryTableTest, AJobsEndFreesAllOfItAndAnswersWhoeverWaits) {
-  ASSERT_TRUE(table_.open(kJob, "a", 4096));
-  ASSERT_TRUE(table_.open(kOther, "a", 4096));
+  ASSERT_TRUE(table_.open(kJob, "a", 4096, kWorker));
+  ASSERT_TRUE(table_.open(kOther, "a", 4096, kWorker));
   ASSERT_TRUE(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()));
   std::string error;
   table_.get(kJob, ObjectId{4}, [&](Result<Fd> r) { error = r.error().message(); });

@@ -95,7 +95,6 @@ Result<void> Session::connect() {
   if (options_.node.empty()) {
     SHOAL_OK(connect_driver());
   } else {
-    worker_ = options_.worker;
     job_ = options_.job;
     SHOAL_OK(connect_node(options_.node));
   }
@@ -112,7 +111,7 @@ Result<void> Session::connect_driver() {
   SHOAL_TRY(const auto registered, from_bytes<RegisteredDriver>(reply.body));
   job_ = registered.job;
   folder_ = registered.session;
-  is_driver_ = !options_.job;
+  is_driver_ = !options_.job && options_.ends_job;
   SHOAL_OK(connect_node(registered.node));
   return {};
 }
@@ -303,20 +302,22 @@ Result<void> Session::ready() {
   return {};
 }
 
-Result<HostedActor> Session::host_actor(HostActor actor, std::shared_ptr<Hosted> hosted, runtime::Duration timeout) {
+Result<runtime::Future<HostedActor>> Session::host_actor(HostActor actor, std::shared_ptr<Hosted> hosted, runtime::Duration timeout) {
   actor.worker = worker_;
   actor.job = job_;
   actor.pid = getpid();
   actor.endpoint = endpoint();
-  own([&] { actor_host_->add(actor.actor, actor.class_name, std::move(hosted)); });
-  const bool connected = own([this] { return head_->peer != nullptr; });
-  if (!connected) SHOAL_OK(connect_head());
-  auto reply = ask(*head_, Method::kHostActor, to_bytes(actor), timeout);
-  if (!reply) {
-    own([&] { actor_host_->remove(actor.actor); });
-    return fail(reply.error());
-  }
-  return from_bytes<HostedActor>(reply->body);
+  if (!own([this] { return head_->peer != nullptr; })) SHOAL_OK(connect_head());
+  return own([&]() -> Result<runtime::Future<HostedActor>> {
+    if (!head_->peer) return fail(head_gone());
+    actor_host_->add(actor.actor, actor.class_name, std::move(hosted));
+    const runtime::Promise<HostedActor> promise;
+    head_->peer->call(number(Method::kHostActor), body(to_bytes(actor)), timeout, [this, promise, id = actor.actor](Result<Message> reply) {
+      if (!reply && actor_host_) actor_host_->remove(id);
+      promise.set(reply ? from_bytes<HostedActor>(reply->body) : Result<HostedActor>(fail(reply.error())));
+    });
+    return promise.future();
+  });
 }
 
 void Session::set_attributes(const SetAttributes& attributes) {

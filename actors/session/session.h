@@ -27,6 +27,7 @@ struct SessionOptions {
   std::string role = "driver";
   WorkerId worker;                    // of a process that a node started
   JobId job;                          // likewise
+  bool ends_job = true;               // a driver's job ends with it; not so under torchrun, where ranks are equals
   bool print_logs = true;             // what the job's workers print appears on this process's stdout and stderr
   std::function<bool()> interrupted;  // asked while waiting; true ends the wait with Cancelled/Interrupted
   runtime::Duration control_timeout = std::chrono::seconds(30);
@@ -67,6 +68,8 @@ class Session {
   // Asks the head to end the whole cluster.
   Result<void> shutdown_cluster();
 
+  runtime::Clock& clock() { return *clock_; }
+
   // ---- waiting ----
   // Until done() holds (asked while the loop is owned). DeadlineExceeded or Cancelled/Interrupted otherwise.
   Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline = runtime::LoopThread::kForever);
@@ -90,9 +93,8 @@ class Session {
   ActorHost& actor_host() { return *actor_host_; }
   // Tells the node that this process takes calls now.
   Result<void> ready();
-  // Places an actor in this process, as one of a gang whose members live in `world_size` processes. Waits for all of
-  // them.
-  Result<HostedActor> host_actor(HostActor actor, std::shared_ptr<Hosted> hosted, runtime::Duration timeout);
+  // Places an actor in this process, as one of a gang whose members live in `world_size` processes. The future is ready when all are there.
+  Result<runtime::Future<HostedActor>> host_actor(HostActor actor, std::shared_ptr<Hosted> hosted, runtime::Duration timeout);
   void set_attributes(const SetAttributes& attributes);
 
   // ---- the node's memory ----

@@ -184,7 +184,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     }
     case Method::kDropArena: {
       SHOAL_TRY(const auto m, from_bytes<actors::ArenaRef>(message.body));
-      memory_.drop(clients_.at(&peer).job, m.key);
+      memory_.drop(clients_.at(&peer).job, m.key, clients_.at(&peer).worker);
       return Message();
     }
     case Method::kGetObject: {
@@ -296,7 +296,7 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
 Result<Message> Node::open_arena(Peer& peer, const actors::OpenArena& m) {
   const auto& client = clients_.at(&peer);
   if (!client.worker) return fail(invalid_argument("attach to a job before opening an arena"));
-  SHOAL_TRY(auto opened, memory_.open(client.job, m.key, m.bytes));
+  SHOAL_TRY(auto opened, memory_.open(client.job, m.key, m.bytes, client.worker));
   if (m.member >= 0) SHOAL_OK(memory_.join_board(client.job, m.key, client.worker, static_cast<std::uint32_t>(m.member)));
   Message out = body(to_bytes(actors::OpenedArena{opened.created}));
   out.fds.push_back(std::move(opened.memory));

@@ -1,0 +1,156 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include <gtest/gtest.h>
+
+#include "fsdp/graph/step_graph.h"
+#include "fsdp/graph/trace.h"
+
+namespace shoal::fsdp {
+namespace {
+
+TEST(StepGraph, HasNoCycleByConstruction) {
+  StepGraph g({"a"});
+  const auto u = g.add(Op::kUnshard, 0, {}).value();
+  const auto f = g.add(Op::kForward, 0, {{u, EdgeKind::kData}}).value();
+  EXPECT_FALSE(g.add(Op::kForward, 0, {{5, EdgeKind::kData}}));
+  EXPECT_FALSE(g.add(Op::kForward, 7, {}));
+  EXPECT_FALSE(g.connect(f, u, EdgeKind::kOrder));
+  EXPECT_TRUE(g.connect(u, f, EdgeKind::kOrder));
+  EXPECT_EQ(g.nodes()[1].after.size(), 1u);  // it was there
+}
+
+TEST(StepGraph, IsScheduledAsSoonAsEdgesAndLanesAllow) {
+  StepGraph g({"a", "b"});
+  const auto ua = g.add(Op::kUnshard, 0, {}).value();
+  const auto ub = g.add(Op::kUnshard, 1, {}).value();
+  const auto fa = g.add(Op::kForward, 0, {{ua, EdgeKind::kData}}).value();
+  g.add(Op::kForward, 1, {{ub, EdgeKind::kData}, {fa, EdgeKind::kData}}).value();
+  const auto s = g.schedule({10, 10, 100, 100});
+  EXPECT_EQ(s[1].start, 10);   // the lane is busy
+  EXPECT_EQ(s[2].start, 10);   // beside the second unshard
+  EXPECT_EQ(s[3].start, 110);
+}
+
+TEST(StepGraph, ArrivesAsItWasSentAndHostileBytesAreRefused) {
+  StepGraph g({"a", ""});
+  const auto u = g.add(Op::kUnshard, 1, {}, 0, true).value();
+  g.add(Op::kBackward, 1, {{u, EdgeKind::kMemory}}, 2, true).value();
+  const auto back = StepGraph::decode(g.encode()).value();
+  EXPECT_EQ(back.nodes(), g.nodes());
+  EXPECT_EQ(back.units(), g.units());
+  Bytes bad = g.encode();
+  int refused = 0;
+  for (std::size_t i = 0; i < bad.size(); ++i) {
+    bad.data()[i] ^= std::byte{0xff};
+    refused += !StepGraph::decode(bad);
+    bad.data()[i] ^= std::byte{0xff};
+  }
+  EXPECT_GT(refused, 0);
+}
+
+// A root with two blocks inside, as hooks see it: each event takes 10 us, compute 100.
+std::vector<TraceEvent> traced(double root_between = 1) {
+  std::vector<TraceEvent> t;
+  double now = 0;
+  const auto boundary = [&](bool backward, bool begin, int unit) {
+    t.push_back({Boundary{backward, begin, unit}, {}, unit, backward, {now, now}});
+  };
+  const auto node = [&](Op op, int unit, bool backward) {
+    t.push_back({{}, op, unit, backward, {now, now + 10}});
+    now += 10;
+  };
+  node(Op::kUnshard, 0, false);
+  boundary(false, true, 0);
+  now += 100;
+  for (int u : {1, 2}) {
+    node(Op::kUnshard, u, false);
+    boundary(false, true, u);
+    now += 100;
+    boundary(false, false, u);
+    node(Op::kReshard, u, false);
+    if (u == 1) now += root_between;
+  }
+  now += 100;
+  boundary(false, false, 0);
+  boundary(true, true, 0);
+  now += 100;
+  for (int u : {2, 1}) {
+    node(Op::kUnshard, u, true);
+    boundary(true, true, u);
+    now += 100;
+    boundary(true, false, u);
+    node(Op::kReduceScatter, u, true);
+    node(Op::kReshard, u, true);
+  }
+  now += 50;
+  boundary(true, false, 0);
+  node(Op::kReduceScatter, 0, true);
+  node(Op::kOptimizerUpdate, -1, false);
+  return t;
+}
+
+std::vector<std::string> labels(const Plan& plan) {
+  std::vector<std::string> out;
+  for (const auto& n : plan.graph().nodes()) out.push_back(plan.graph().label(n));
+  return out;
+}
+
+TEST(Plan, ATracedStepBecomesAGraphWithItsPasses) {
+  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = 1});
+  EXPECT_EQ(labels(plan), (std::vector<std::string>{"unshard(root)", "unshard(a)", "forward(root)", "unshard(b)", "forward(a)", "reshard(a)", "forward(b)",
+                                                    "reshard(b)", "forward(root#1)", "unshard(b)", "backward(root)", "unshard(a)", "backward(b)", "reduce_scatter(b)",
+                                                    "reshard(b)", "backward(a)", "reduce_scatter(a)", "reshard(a)", "backward(root#1)", "reduce_scatter(root)",
+                                                    "optimizer_update()"}));
+}
+
+TEST(Plan, PrefetchDecidesHowFarAheadAUnitIsUnsharded) {
+  const auto start_of = [](int prefetch, const std::string& what) {
+    const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = prefetch});
+    const auto spans = plan.graph().schedule(plan.durations());
+    const auto all = labels(plan);
+    return spans[static_cast<std::size_t>(std::find(all.begin(), all.end(), what) - all.begin())].start;
+  };
+  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = 1});
+  EXPECT_LT(start_of(1, "unshard(b)"), start_of(1, "forward(a)") + 100);  // while a computes
+  EXPECT_GE(start_of(0, "unshard(b)"), start_of(0, "forward(a)") + 100);  // on demand
+  EXPECT_LT(start_of(2, "unshard(b)"), start_of(2, "forward(a)"));
+}
+
+TEST(Plan, SaysWhatToDoAtEachBoundary) {
+  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = 1});
+  const auto at = [&](std::size_t boundary) {
+    std::vector<std::string> out;
+    for (const auto id : plan.at(boundary)) out.push_back(plan.graph().label(plan.graph().nodes()[static_cast<std::size_t>(id)]));
+    return out;
+  };
+  using Labels = std::vector<std::string>;
+  ASSERT_EQ(plan.boundaries().size(), 12u);
+  EXPECT_EQ(at(0), (Labels{"unshard(root)", "unshard(a)"}));  // root begins
+  EXPECT_EQ(at(1), (Labels{"unshard(b)"}));                    // a begins
+  EXPECT_EQ(at(2), (Labels{"reshard(a)"}));                    // a ends
+  EXPECT_EQ(at(8), (Labels{"reduce_scatter(b)", "reshard(b)"}));
+  EXPECT_EQ(plan.graph().label(plan.graph().nodes()[static_cast<std::size_t>(plan.compute_after(1))]), "forward(a)");
+}
+
+TEST(Plan, AUnitThatComputesBetweenItsChildrenHasANodeForIt) {
+  const auto none = labels(Plan::from_trace({"", "a", "b"}, traced(1), {}));
+  EXPECT_EQ(std::find(none.begin(), none.end(), "forward(root#2)"), none.end());
+  const auto some = labels(Plan::from_trace({"", "a", "b"}, traced(400), {}));
+  EXPECT_NE(std::find(some.begin(), some.end(), "forward(root#2)"), some.end());
+}
+
+TEST(StepGraph, IsDrawnWithPlannedAndMeasuredLanes) {
+  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {});
+  const auto planned = plan.graph().schedule(plan.durations());
+  const auto trace = nlohmann::json::parse(plan.graph().perfetto(planned, planned, 1));
+  int spans = 0;
+  for (const auto& e : trace["traceEvents"]) spans += e["ph"] == "X";
+  EXPECT_EQ(spans, 2 * static_cast<int>(plan.graph().nodes().size()));
+  const std::string table = plan.graph().table(planned, {});
+  EXPECT_NE(table.find("unshard(a)"), std::string::npos);
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 1 + static_cast<int>(plan.graph().nodes().size()));
+}
+
+}  // namespace
+}  // namespace shoal::fsdp

@@ -1,0 +1,179 @@
+#include "fsdp/graph/trace.h"
+
+#include <algorithm>
+#include <map>
+
+#include "runtime/core/check.h"
+
+namespace shoal::fsdp {
+
+namespace {
+
+// What computes between one boundary and the next.
+struct Segment {
+  std::size_t boundary = 0;  // that it follows
+  std::int32_t unit = 0;
+  bool backward = false;
+  double duration = 0;
+  bool keep = true;
+  std::int32_t part = 0;
+  std::int32_t node = -1;
+};
+
+std::int32_t must(Result<std::int32_t> id) {
+  SHOAL_CHECK(id.has_value(), "a traced step is no graph");
+  return *id;
+}
+
+std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double min_part) {
+  std::vector<Segment> out;
+  std::vector<std::pair<std::int32_t, bool>> stack;  // units whose forward or backward is open
+  std::size_t index = 0;
+  std::vector<double> times;   // of the boundaries
+  std::vector<double> inside;  // what communication, done inline, took after each
+  for (const auto& e : trace) {
+    if (e.boundary) {
+      times.push_back(e.span.start);
+      inside.push_back(0);
+    } else if (!inside.empty()) {
+      inside.back() += e.span.end - e.span.start;
+    }
+  }
+  for (const auto& e : trace) {
+    if (!e.boundary) continue;
+    const Boundary& b = *e.boundary;
+    if (b.begin) {
+      stack.emplace_back(b.unit, b.backward);
+    } else {
+      const auto it = std::find(stack.rbegin(), stack.rend(), std::pair{b.unit, b.backward});
+      if (it != stack.rend()) stack.erase(std::next(it).base());
+    }
+    if (!stack.empty()) {
+      const double until = index + 1 < times.size() ? times[index + 1] : times[index];
+      out.push_back({index, stack.back().first, stack.back().second, std::max(0.0, until - times[index] - inside[index]), true, 0, -1});
+    }
+    ++index;
+  }
+  // A unit between its children mostly hands on what one returns to the next: no node, unless it computes.
+  const double whole = times.empty() ? 0 : times.back() - times.front();
+  std::map<std::pair<std::int32_t, bool>, std::vector<std::size_t>> of_unit;
+  for (std::size_t i = 0; i < out.size(); ++i) of_unit[{out[i].unit, out[i].backward}].push_back(i);
+  for (const auto& [unit, list] : of_unit) {
+    for (std::size_t k = 1; k + 1 < list.size(); ++k) out[list[k]].keep = out[list[k]].duration >= min_part * whole;
+    std::int32_t part = 0;
+    for (const auto i : list) {
+      if (out[i].keep) out[i].part = part++;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<TraceEvent>& trace, const PlanOptions& options) {
+  Plan plan(units);
+  auto segments = segments_of(trace, options.min_part);
+  for (const auto& e : trace) {
+    if (e.boundary) plan.boundaries_.push_back(*e.boundary);
+  }
+  plan.at_.resize(plan.boundaries_.size());
+  plan.compute_after_.assign(plan.boundaries_.size(), -1);
+
+  // Communication nodes with the boundary at which they ran; an unshard ran before the boundary it was made for.
+  struct Communication {
+    TraceEvent event;
+    std::size_t boundary;
+  };
+  std::vector<Communication> communications;
+  std::vector<TraceEvent> updates;
+  std::size_t passed = 0;
+  for (const auto& e : trace) {
+    if (e.boundary) {
+      ++passed;
+    } else if (e.op == Op::kOptimizerUpdate || e.op == Op::kClipNorm || e.op == Op::kCommit) {
+      updates.push_back(e);
+    } else {
+      communications.push_back({e, e.op == Op::kUnshard ? passed : passed == 0 ? 0 : passed - 1});
+    }
+  }
+
+  // The kept segments, in order: the compute lane.
+  std::vector<std::size_t> kept;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    if (segments[i].keep) kept.push_back(i);
+  }
+  // An unshard belongs to the first kept segment of its unit at or after its boundary; it is issued `prefetch` compute nodes earlier:
+  // when the node before those ends, which is at the boundary where the next one begins.
+  struct Issue {
+    std::size_t communication;
+    std::size_t needed_by;  // index into kept
+    std::size_t issued_at;  // index into kept: at the boundary where this one begins
+  };
+  std::vector<Issue> issues;
+  for (std::size_t c = 0; c < communications.size(); ++c) {
+    const auto& [event, boundary] = communications[c];
+    if (event.op != Op::kUnshard) continue;
+    for (std::size_t k = 0; k < kept.size(); ++k) {
+      const auto& s = segments[kept[k]];
+      if (s.boundary < boundary || s.unit != event.unit) continue;
+      issues.push_back({c, k, k - std::min(k, static_cast<std::size_t>(std::max(0, options.prefetch)))});
+      break;
+    }
+  }
+
+  std::map<std::pair<std::int32_t, bool>, std::int32_t> last_compute, unsharded, resharded;  // by unit and pass
+  std::map<std::int32_t, std::int32_t> reduced;
+  std::int32_t previous = -1;
+  const auto add = [&](Op op, std::int32_t unit, std::vector<Edge> after, double duration, std::int32_t part = 0, bool backward = false) {
+    const auto id = must(plan.graph_.add(op, unit, std::move(after), part, backward));
+    plan.durations_.push_back(duration);
+    return id;
+  };
+  std::size_t next_communication = 0;
+  const auto add_other_communications = [&](std::size_t up_to_boundary) {
+    for (; next_communication < communications.size() && communications[next_communication].boundary < up_to_boundary; ++next_communication) {
+      const auto& [event, boundary] = communications[next_communication];
+      if (event.op == Op::kUnshard) continue;
+      std::vector<Edge> after;
+      if (const auto it = last_compute.find({event.unit, event.backward}); it != last_compute.end()) after.push_back({it->second, EdgeKind::kData});
+      const auto id = add(event.op, event.unit, std::move(after), event.span.end - event.span.start, 0, event.backward);
+      plan.at_[boundary].push_back(id);
+      if (event.op == Op::kReshard) resharded[{event.unit, event.backward}] = id;
+      if (event.op == Op::kReduceScatter) reduced[event.unit] = id;
+    }
+  };
+  for (std::size_t k = 0; k < kept.size(); ++k) {
+    Segment& s = segments[kept[k]];
+    add_other_communications(s.boundary + 1);
+    for (const auto& issue : issues) {
+      if (issue.issued_at != k) continue;
+      const auto& event = communications[issue.communication].event;
+      std::vector<Edge> after;
+      if (const auto it = resharded.find({event.unit, false}); it != resharded.end()) after.push_back({it->second, EdgeKind::kData});
+      if (previous >= 0) after.push_back({previous, EdgeKind::kOrder});
+      const auto id = add(Op::kUnshard, event.unit, std::move(after), event.span.end - event.span.start, 0, event.backward);
+      plan.at_[s.boundary].push_back(id);
+      unsharded[{event.unit, event.backward}] = id;
+    }
+    std::vector<Edge> after;
+    if (const auto it = unsharded.find({s.unit, s.backward}); it != unsharded.end()) after.push_back({it->second, EdgeKind::kData});
+    if (previous >= 0) after.push_back({previous, EdgeKind::kData});
+    s.node = add(s.backward ? Op::kBackward : Op::kForward, s.unit, std::move(after), s.duration, s.part, s.backward);
+    plan.compute_after_[s.boundary] = s.node;
+    last_compute[{s.unit, s.backward}] = s.node;
+    previous = s.node;
+  }
+  add_other_communications(plan.boundaries_.size() + 1);
+  for (const auto& e : updates) {
+    std::vector<Edge> after;
+    for (const auto& [unit, node] : reduced) {
+      if (e.unit < 0 || e.unit == unit) after.push_back({node, EdgeKind::kData});
+    }
+    if (previous >= 0) after.push_back({previous, EdgeKind::kOrder});
+    previous = add(e.op, e.unit, std::move(after), e.span.end - e.span.start);
+    plan.optimizer_.push_back(previous);
+  }
+  return plan;
+}
+
+}  // namespace shoal::fsdp

@@ -1,0 +1,132 @@
+#include "fsdp/shard/shard_actor.h"
+
+#include <thread>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace shoal::fsdp {
+
+namespace {
+
+// A str, as Python's pickle writes it: callers of any language can read a text.
+actors::Value pickled_text(const std::string& text) {
+  std::string out = "\x80\x04X";
+  for (int shift = 0; shift < 32; shift += 8) out += static_cast<char>(text.size() >> shift & 0xff);
+  out += text + ".";
+  return *actors::Value::make({std::as_bytes(std::span(out))});
+}
+
+}  // namespace
+
+Result<std::shared_ptr<ShardActor>> ShardActor::place(actors::Session& session, Options options) {
+  if (options.world_size < 1 || options.world_size > Control::kMaxRanks) {
+    return fail(invalid_argument(fmt::format("a mesh of {} ranks: there may be 1 to {}", options.world_size, Control::kMaxRanks)));
+  }
+  const ActorId id = session.new_id<ActorId>();
+  std::shared_ptr<ShardActor> actor(new ShardActor(session, std::move(options), id));
+  actors::HostActor request;
+  request.actor = id;
+  request.class_name = "ShardActor";
+  request.gang_key = actor->options_.gang;
+  request.rank = actor->options_.rank;
+  request.world_size = actor->options_.world_size;
+  request.attributes = {{"rows", "0"}, {"bytes", "0"}, {"units", "0"}};
+  SHOAL_TRY(actor->placed_, session.host_actor(std::move(request), actor, actor->options_.place_timeout));
+  return actor;
+}
+
+ShardActor::~ShardActor() {
+  for (const auto& key : arenas_) session_.drop_arena(key);
+}
+
+Result<void> ShardActor::await_gang() {
+  if (!members_.empty()) return {};
+  SHOAL_OK(session_.wait([this] { return placed_.ready(); }));
+  const auto& placed = placed_.peek();
+  if (!placed) return fail(Error(placed.error()).in(fmt::format("placing ShardActor rank {} of {}", options_.rank, options_.world_size)));
+  members_ = placed->members;
+  generation_ = placed->generation;
+  return {};
+}
+
+Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options) {
+  if (const auto dead = killed()) return fail(*dead);
+  if (parameters.size() > Control::kMaxParameters) return fail(invalid_argument(fmt::format("unit {} has {} parameters, at most {} are possible", name, parameters.size(), Control::kMaxParameters)));
+  SHOAL_TRY(Layout layout, Layout::make(std::move(parameters)));
+  const std::string key = fmt::format("{}/unit-{}", options_.gang, num_units_);
+  SHOAL_TRY(const Fd arena, session_.open_arena(key, layout.bytes()));
+  ++num_units_;
+  arenas_.push_back(key);
+  const auto rows = layout.owned_rows(options_.world_size, Rank{options_.rank});
+  const auto bytes = layout.owned_bytes(options_.world_size, Rank{options_.rank});
+  SHOAL_TRY(std::shared_ptr<ShardedUnit> unit, ShardedUnit::make(std::move(name), std::move(layout), arena, options_.rank, options_.world_size, options));
+  {
+    const std::lock_guard lock(mutex_);
+    rows_ += rows;
+    bytes_ += bytes;
+  }
+  return unit;
+}
+
+Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units units) {
+  if (const auto dead = killed()) return fail(*dead);
+  SHOAL_OK(await_gang());
+  const std::string key = fmt::format("{}/model-{}", options_.gang, num_models_++);
+  const std::size_t control_bytes = ShardedModel::control_bytes(options_.world_size);
+  const std::size_t slot_bytes = ShardedModel::slot_bytes(units, options_.world_size);
+  SHOAL_TRY(const Fd control, session_.open_arena(key + "/control", control_bytes, options_.rank));
+  SHOAL_TRY(const Fd slots, session_.open_arena(key + "/gradients", slot_bytes));
+  arenas_.push_back(key + "/control");
+  arenas_.push_back(key + "/gradients");
+  SHOAL_TRY(runtime::Mapping control_memory, runtime::map(control, control_bytes, runtime::Access::kReadWrite));
+  SHOAL_TRY(runtime::Mapping slot_memory, runtime::map(slots, slot_bytes, runtime::Access::kReadWrite));
+  auto options = options_.model;
+  // Ranks that outnumber the cores must not spin for each other.
+  if (static_cast<unsigned>(options_.world_size) > std::thread::hardware_concurrency()) options.spins = 0;
+  auto model = std::make_shared<ShardedModel>(options_.rank, options_.world_size, std::move(units), std::move(control_memory), std::move(slot_memory),
+                                              session_.clock(), std::move(options));
+  {
+    const std::lock_guard lock(mutex_);
+    models_.push_back(model);
+    if (killed_) model->mark_gone(killed_->message());
+  }
+  tell_attributes();
+  return model;
+}
+
+void ShardActor::tell_attributes() {
+  actors::SetAttributes m;
+  m.actor = id_;
+  {
+    const std::lock_guard lock(mutex_);
+    m.attributes = {{"rows", std::to_string(rows_)}, {"bytes", std::to_string(bytes_)}, {"units", std::to_string(num_units_)}};
+  }
+  session_.set_attributes(m);
+}
+
+std::optional<Error> ShardActor::killed() const {
+  const std::lock_guard lock(mutex_);
+  return killed_;
+}
+
+std::string ShardActor::describe() const {
+  const std::lock_guard lock(mutex_);
+  nlohmann::json out = {{"class", "ShardActor"}, {"rank", options_.rank}, {"world_size", options_.world_size}, {"rows", rows_}, {"bytes", bytes_}};
+  return out.dump();
+}
+
+void ShardActor::on_call(actors::Incoming incoming) {
+  if (incoming.call.method == "describe") return incoming.reply(pickled_text(describe()));
+  incoming.responder.fail(not_found("a ShardActor has no method " + incoming.call.method).with_hint("describe"));
+}
+
+void ShardActor::on_kill(const Error& cause) {
+  const std::lock_guard lock(mutex_);
+  killed_ = cause;
+  for (const auto& weak : models_) {
+    if (const auto model = weak.lock()) model->mark_gone(fmt::format("ShardActor rank {} ended: {}", options_.rank, cause.message()));
+  }
+}
+
+}  // namespace shoal::fsdp

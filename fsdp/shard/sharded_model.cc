@@ -1,0 +1,306 @@
+#include "fsdp/shard/sharded_model.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "runtime/core/check.h"
+
+namespace shoal::fsdp {
+
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(50);  // how often a sleeping wait asks about signals
+
+std::vector<const Layout*> layouts_of(const ShardedModel::Units& units) {
+  std::vector<const Layout*> out;
+  for (const auto& u : units) out.push_back(&u->layout());
+  return out;
+}
+
+std::vector<std::string> names_of(const ShardedModel::Units& units) {
+  std::vector<std::string> out;
+  for (const auto& u : units) out.push_back(u->name());
+  return out;
+}
+
+const char* doing_name(Doing d) {
+  switch (d) {
+    case Doing::kStarting: return "has not run a forward yet";
+    case Doing::kForward: return "is in forward of";
+    case Doing::kBackward: return "is in backward of";
+    case Doing::kBetween: return "is between backward and its next forward";
+    case Doing::kOptimizer: return "is in its optimizer";
+    case Doing::kLeft: return "has left";
+  }
+  return "is somewhere";
+}
+
+}  // namespace
+
+std::size_t ShardedModel::slot_bytes(const Units& units, int world_size) { return Reducer::slot_bytes(layouts_of(units), world_size); }
+
+ShardedModel::ShardedModel(int rank, int world_size, Units units, runtime::Mapping control, runtime::Mapping slots, runtime::Clock& clock, Options options)
+    : rank_(rank), world_size_(world_size), units_(std::move(units)), control_memory_(std::move(control)), slot_memory_(std::move(slots)),
+      options_(std::move(options)), clock_(clock), control_(control_memory_.data()), gate_(control_, rank, world_size),
+      reducer_(control_, rank, world_size, layouts_of(units_), slot_memory_.data()), stepper_(names_of(units_), options_.plan, clock) {
+  fingerprint_ = 1;
+  for (const auto& u : units_) fingerprint_ = fingerprint_ * 0x100000001b3ULL + u->layout().fingerprint();
+  if (fingerprint_ == 0) fingerprint_ = 1;
+  control_.rank(rank_).fingerprint.store(fingerprint_, std::memory_order_release);
+  control_.board().ring();
+}
+
+ShardedModel::~ShardedModel() {
+  for (const auto& u : units_) u->drop_lease();
+  at(Doing::kLeft, 0);
+}
+
+void ShardedModel::at(Doing doing, std::size_t unit) {
+  control_.rank(rank_).place.store(encode_place({doing, static_cast<std::uint16_t>(unit), step()}), std::memory_order_relaxed);
+}
+
+// ---- waiting -----------------------------------------------------------------------------------------------------------------------
+
+std::string ShardedModel::describe(int rank) const {
+  const Place p = decode_place(control_.rank(rank).place.load(std::memory_order_relaxed));
+  std::string out = fmt::format("rank {} {}", rank, doing_name(p.doing));
+  if ((p.doing == Doing::kForward || p.doing == Doing::kBackward) && p.unit < units_.size()) {
+    out += " unit " + (units_[p.unit]->name().empty() ? std::string("(root)") : units_[p.unit]->name());
+  }
+  return out + fmt::format(", step {}", p.step);
+}
+
+Result<void> ShardedModel::check_peers() const {
+  auto& board = const_cast<Control&>(control_).board();
+  const int gone = board.first_gone(static_cast<std::uint32_t>(world_size_));
+  if (gone < 0) return {};
+  return fail(unavailable(board.cause(static_cast<std::uint32_t>(gone))).with_reason("ActorDied").in(fmt::format("ShardActor rank {}", gone)).in(fmt::format("seen by rank {}", rank_)).in(fmt::format("step {}", step())));
+}
+
+Result<void> ShardedModel::check_fingerprints() {
+  if (fingerprints_checked_) return {};
+  for (int r = 0; r < world_size_; ++r) {
+    if (control_.rank(r).fingerprint.load(std::memory_order_acquire) != fingerprint_) {
+      return fail(invalid_argument(fmt::format("ranks {} and {} sharded different models: names, shapes, dtypes or units differ", rank_, r)).with_reason("Diverged").with_hint("build the same model, with the same fully_shard calls in the same order, on every rank"));
+    }
+  }
+  fingerprints_checked_ = true;
+  return {};
+}
+
+Result<void> ShardedModel::serve_due(bool& served) {
+  const auto start = stepper_.now();
+  SHOAL_TRY(served, reducer_.serve());
+  if (served) {
+    control_.board().ring();
+    (void)start;
+  }
+  return {};
+}
+
+Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting& waiting) {
+  const auto began = clock_.now();
+  auto warn_at = began + options_.warn_after;
+  while (true) {
+    SHOAL_OK(check_peers());
+    if (done()) return {};
+    bool served = false;
+    SHOAL_OK(serve_due(served));
+    if (served) continue;
+    auto& board = control_.board();
+    const auto due = [&] { return done() || board.first_gone(static_cast<std::uint32_t>(world_size_)) >= 0 || (reducer_.num_pending() > 0 && reducer_.missing_publication() < 0); };
+    if (board.listen(due, kLook, options_.spins) == runtime::Board::Heard::kDone) continue;
+    if (options_.interrupted && options_.interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
+    const auto now = clock_.now();
+    if (now >= warn_at && options_.warn) {
+      const int missing = waiting.missing();
+      options_.warn(fmt::format("rank {} waits for {} since {} s: {}", rank_, waiting.for_what,
+                                std::chrono::duration_cast<std::chrono::seconds>(now - began).count(), missing < 0 ? "nobody in particular" : describe(missing)));
+      warn_at = now + 6 * options_.warn_after;
+    }
+    if (now - began > options_.timeout) {
+      const int missing = waiting.missing();
+      return fail(deadline_exceeded(fmt::format("rank {} waited {} s for {}: {}", rank_, std::chrono::duration_cast<std::chrono::seconds>(now - began).count(),
+                                                waiting.for_what, missing < 0 ? "nobody in particular" : describe(missing)))
+                      .with_reason("Late")
+                      .with_hint("a rank ran fewer batches, skipped a module, or is stuck outside the engine"));
+    }
+  }
+}
+
+// ---- leases ------------------------------------------------------------------------------------------------------------------------
+
+Result<void> ShardedModel::enter(bool training) {
+  SHOAL_OK(check_peers());
+  if (gate_.enter()) {
+    stepping_ = false;
+    control_.board().ring();
+  }
+  if (training && !stepping_) {
+    stepper_.begin_step();
+    stepping_ = true;
+  }
+  return {};
+}
+
+Result<void> ShardedModel::unshard(std::size_t unit, bool backward) {
+  auto& u = *units_[unit];
+  if (u.leased()) return {};
+  const auto start = stepper_.now();
+  if (gate_.enter()) {
+    stepping_ = false;
+    control_.board().ring();
+  }
+  if (!gate_.readable()) {
+    SHOAL_OK(wait([this] { return gate_.readable(); },
+                  {fmt::format("the parameters of step {} (unit {})", step(), u.name().empty() ? "(root)" : u.name()), [this] { return gate_.missing_to_read(); }}));
+  }
+  SHOAL_OK(check_fingerprints());
+  u.take_lease(step());
+  stepper_.ran(Op::kUnshard, static_cast<std::int32_t>(unit), backward, start, stepper_.now());
+  return {};
+}
+
+void ShardedModel::reshard(std::size_t unit, bool backward) {
+  auto& u = *units_[unit];
+  if (!u.leased()) return;
+  const auto start = stepper_.now();
+  u.drop_lease();
+  stepper_.ran(Op::kReshard, static_cast<std::int32_t>(unit), backward, start, stepper_.now());
+}
+
+// What the plan wants at this boundary. Gradients are there only for the unit that the boundary belongs to.
+Result<void> ShardedModel::follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published, std::span<const Reducer::Gradient> gradients,
+                                  bool& resharded) {
+  for (const auto id : nodes) {
+    const Node node = stepper_.plan()->graph().nodes()[static_cast<std::size_t>(id)];
+    const auto unit = static_cast<std::size_t>(node.unit);
+    switch (node.op) {
+      case Op::kUnshard: SHOAL_OK(unshard(unit, node.backward)); break;
+      case Op::kReshard:
+        if (unit == current) {
+          reshard(unit, node.backward);
+          resharded = true;
+        }
+        break;
+      case Op::kReduceScatter:
+        if (unit == current && !published && !gradients.empty()) {
+          SHOAL_OK(publish(unit, gradients));
+          published = true;
+        }
+        break;
+      default: break;
+    }
+  }
+  return {};
+}
+
+Result<void> ShardedModel::forward_begin(std::size_t unit, bool training) {
+  SHOAL_OK(check_peers());
+  at(Doing::kForward, unit);
+  if (!training || !stepping_) return unshard(unit);
+  // Its own lease first: what the plan fetches ahead is for later.
+  SHOAL_OK(unshard(unit));
+  bool published = false, resharded = false;
+  SHOAL_OK(follow(stepper_.boundary({false, true, static_cast<std::int32_t>(unit)}), unit, published, {}, resharded));
+  bool served = false;
+  return serve_due(served);
+}
+
+void ShardedModel::forward_end(std::size_t unit, bool training, bool reshard_now) {
+  at(Doing::kForward, unit);
+  bool published = false, resharded = false;
+  if (training && stepping_) {
+    const auto followed = follow(stepper_.boundary({false, false, static_cast<std::int32_t>(unit)}), unit, published, {}, resharded);
+    (void)followed;  // a dead peer is told at the next begin
+  }
+  if (reshard_now) reshard(unit);
+}
+
+Result<void> ShardedModel::backward_begin(std::size_t unit, std::uint64_t version) {
+  SHOAL_OK(check_peers());
+  at(Doing::kBackward, unit);
+  if (gate_.phase() != VersionGate::Phase::kReading || gate_.version() != version) {
+    return fail(invalid_argument(fmt::format("backward of unit {} needs parameters of version {}, but {} may have been written since",
+                                             units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), version, gate_.version() == version ? "they" : "version " + std::to_string(gate_.version()) + " is current and they"))
+                    .with_reason("StaleBackward")
+                    .with_hint("run all backward passes of a step before the optimizer; wrap all but the last in set_requires_gradient_sync(False)")
+                    .in(fmt::format("rank {}", rank_))
+                    .in(fmt::format("step {}", step())));
+  }
+  SHOAL_OK(unshard(unit, true));
+  bool published = false, resharded = false;
+  SHOAL_OK(follow(stepper_.boundary({true, true, static_cast<std::int32_t>(unit)}), unit, published, {}, resharded));
+  bool served = false;
+  return serve_due(served);
+}
+
+Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gradient> gradients) {
+  const auto start = stepper_.now();
+  if (!reducer_.has_slot()) {
+    SHOAL_OK(wait([this] { return reducer_.has_slot(); },
+                  {fmt::format("a gradient slot (reduce_scatter of unit {}, step {})", units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), step()),
+                   [this] { return reducer_.missing_slot(); }}));
+  }
+  reducer_.publish(static_cast<std::uint32_t>(unit), gradients);
+  control_.board().ring();
+  published_any_ = true;
+  stepper_.ran(Op::kReduceScatter, static_cast<std::int32_t>(unit), true, start, stepper_.now());
+  bool served = false;
+  return serve_due(served);
+}
+
+Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, bool reshard_now) {
+  SHOAL_OK(check_peers());
+  bool published = false, resharded = false;
+  SHOAL_OK(follow(stepper_.boundary({true, false, static_cast<std::int32_t>(unit)}), unit, published, gradients, resharded));
+  if (!published && !gradients.empty()) SHOAL_OK(publish(unit, gradients));
+  if (reshard_now) reshard(unit, true);
+  return {};
+}
+
+Result<void> ShardedModel::finish_backward(bool leave) {
+  if (published_any_) {
+    SHOAL_OK(wait([this] { return reducer_.num_pending() == 0; },
+                  {fmt::format("the gradients of step {}", step()), [this] { return reducer_.missing_publication(); }}));
+    published_any_ = false;
+  }
+  if (leave) {
+    for (std::size_t i = 0; i < units_.size(); ++i) reshard(i, true);
+    SHOAL_OK(open_window("the end of backward"));
+  }
+  at(Doing::kBetween, 0);
+  return {};
+}
+
+// ---- writing -----------------------------------------------------------------------------------------------------------------------
+
+Result<void> ShardedModel::open_window(const std::string& door) {
+  if (window_open()) return {};
+  for (const auto& u : units_) u->drop_lease();
+  if (gate_.leave()) control_.board().ring();
+  if (!gate_.writable()) {
+    SHOAL_OK(wait([this] { return gate_.writable(); },
+                  {fmt::format("all ranks to have read the parameters of step {} ({})", step(), door), [this] { return gate_.missing_to_write(); }}));
+  }
+  gate_.open();
+  return {};
+}
+
+void ShardedModel::optimizer_begin() {
+  at(Doing::kOptimizer, 0);
+  optimizer_began_ = stepper_.now();
+}
+
+void ShardedModel::optimizer_end() {
+  stepper_.ran(Op::kOptimizerUpdate, -1, false, optimizer_began_, stepper_.now());
+  at(Doing::kBetween, 0);
+}
+
+void ShardedModel::reset() {
+  for (const auto& u : units_) u->drop_lease();
+  published_any_ = false;
+}
+
+}  // namespace shoal::fsdp

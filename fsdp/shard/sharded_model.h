@@ -1,0 +1,114 @@
+// One sharded model on one rank: its units, the gate that makes their shared rows safe, the reduction of their gradients, and its steps.
+//
+// Python's hooks (or a hand-written graph) say where the program is; this decides what that means: takes and drops leases, publishes and
+// reduces gradients, opens the write window, waits for peers. Every wait serves reductions that are due, hears of dead peers at once, says
+// after `warn_after` for whom it waits, and gives up after `timeout`. Main thread only, except for killed().
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fsdp/graph/stepper.h"
+#include "fsdp/shard/control.h"
+#include "fsdp/shard/reducer.h"
+#include "fsdp/shard/sharded_unit.h"
+#include "fsdp/shard/version_gate.h"
+
+namespace shoal::fsdp {
+
+class ShardedModel {
+ public:
+  struct Options {
+    PlanOptions plan;
+    runtime::Duration warn_after = std::chrono::seconds(5);
+    runtime::Duration timeout = std::chrono::seconds(600);
+    int spins = 300;  // looks before a wait sleeps; 0 where ranks outnumber cores
+    std::function<bool()> interrupted;
+    std::function<void(const std::string&)> warn;
+  };
+  using Units = std::vector<std::shared_ptr<ShardedUnit>>;
+
+  // `control` and `slots` are the model's shared memories, of control_bytes and slot_bytes.
+  ShardedModel(int rank, int world_size, Units units, runtime::Mapping control, runtime::Mapping slots, runtime::Clock& clock, Options options);
+  ~ShardedModel();
+
+  static std::size_t control_bytes(int world_size) { return Control::bytes(world_size); }
+  static std::size_t slot_bytes(const Units& units, int world_size);
+
+  // ---- a step, as hooks see it ----
+  // The root's forward begins: what this rank wrote becomes the next version. `training`: gradients are wanted, so this is part of a step.
+  Result<void> enter(bool training);
+  // A unit's forward begins or ends. It holds a lease from begin to end, and with `reshard` not longer.
+  Result<void> forward_begin(std::size_t unit, bool training);
+  void forward_end(std::size_t unit, bool training, bool reshard);
+  // Its backward: `version` is what its forward read (version()). Errors: that version is gone.
+  Result<void> backward_begin(std::size_t unit, std::uint64_t version);
+  // All its gradients are there. With `gradients` they go to their owners and may be freed when this returns; without, the caller keeps
+  // them (no_sync).
+  Result<void> backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, bool reshard);
+  // The backward pass is over: waits until this rank's reductions are done and, if anything was published, every peer has published, too.
+  // With `leave` it reads this version no more, and returns with its write window open.
+  Result<void> finish_backward(bool leave);
+  // Units whose reductions are done, since the last call.
+  std::vector<Reducer::Reduced> take_reduced() { return reducer_.take_reduced(); }
+
+  // By hand: FSDPModule.unshard() and reshard(). Taking a lease enters the engine.
+  Result<void> unshard(std::size_t unit, bool backward = false);
+  void reshard(std::size_t unit, bool backward = false);
+
+  // ---- writing ----
+  // Opens this rank's write window: waits until no rank reads this version. `door` names who asks, for those who wait.
+  Result<void> open_window(const std::string& door);
+  bool window_open() const { return gate_.phase() == VersionGate::Phase::kWriting; }
+  // An optimizer wrote between these two.
+  void optimizer_begin();
+  void optimizer_end();
+
+  // An exception left a step half-way: leases are dropped and what was not published is forgotten. Peers must do the same.
+  void reset();
+
+  std::uint64_t version() const { return gate_.version(); }
+  const Units& units() const { return units_; }
+  const Stepper& stepper() const { return stepper_; }
+  // The board's word that a rank is gone, from any thread: waiting and later calls on every rank fail with it.
+  void mark_gone(const std::string& cause) { control_.board().mark_gone(static_cast<std::uint32_t>(rank_), cause); }
+  int rank() const { return rank_; }
+
+ private:
+  struct Waiting {
+    std::string for_what;
+    std::function<int()> missing;  // a rank that has not come, -1 when unknown
+  };
+  Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
+  Result<void> check_peers() const;
+  Result<void> check_fingerprints();
+  std::string describe(int rank) const;
+  Result<void> serve_due(bool& served);
+  Result<void> follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published, std::span<const Reducer::Gradient> gradients,
+                      bool& resharded);
+  Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients);
+  void at(Doing doing, std::size_t unit);
+  std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }
+
+  const int rank_;
+  const int world_size_;
+  const Units units_;
+  const runtime::Mapping control_memory_, slot_memory_;
+  const Options options_;
+  runtime::Clock& clock_;
+  Control control_;
+  VersionGate gate_;
+  Reducer reducer_;
+  Stepper stepper_;
+  std::uint64_t fingerprint_ = 0;
+  bool fingerprints_checked_ = false;
+  bool stepping_ = false;       // the stepper knows of this version's step
+  bool published_any_ = false;  // in this backward pass
+  runtime::TimePoint optimizer_began_{};
+};
+
+}  // namespace shoal::fsdp
