@@ -68,7 +68,8 @@ class Session {
   // Asks the head to end the whole cluster.
   Result<void> shutdown_cluster();
 
-  runtime::Clock& clock() { return *clock_; }
+  // Tells the time also after the session is closed.
+  std::shared_ptr<runtime::Clock> clock() const { return clock_; }
 
   // ---- waiting ----
   // Until done() holds (asked while the loop is owned). DeadlineExceeded or Cancelled/Interrupted otherwise.
@@ -121,7 +122,7 @@ class Session {
 
   SessionOptions options_;
   runtime::Loop loop_;
-  std::unique_ptr<runtime::Clock> clock_;
+  std::shared_ptr<runtime::Clock> clock_;
   std::unique_ptr<runtime::Random> random_;
   std::unique_ptr<runtime::Network> network_;
   std::function<void(std::function<void()>)> stop_network_;

@@ -21,6 +21,8 @@ class Stepper {
 
   // A new step: what the last one did becomes, or confirms, the plan.
   void begin_step();
+  // The step is over, if one was begun: what it did can be looked at.
+  void end_step();
   // The program is at a boundary. Returns the communication nodes that the plan wants now; none while tracing.
   const std::vector<std::int32_t>& boundary(Boundary b);
   // Something ran between these times: by the plan's word or on demand.
@@ -39,7 +41,6 @@ class Stepper {
 
  private:
   double since(runtime::TimePoint t) const { return std::chrono::duration<double, std::micro>(t - began_).count(); }
-  void end_step();
   void end_compute(double at);
   void index_nodes();
 

@@ -32,7 +32,7 @@ Reducer::Reducer(Control& control, int rank, int world_size, std::vector<const L
 int Reducer::missing_slot() const {
   if (next_ < Control::kSlots) return -1;
   for (int r = 0; r < world_size_; ++r) {
-    if (r != rank_ && control_.rank(r).consumed.load(std::memory_order_acquire) < next_ - Control::kSlots + 1) return r;
+    if (control_.rank(r).consumed.load(std::memory_order_acquire) < next_ - Control::kSlots + 1) return r;
   }
   return -1;
 }

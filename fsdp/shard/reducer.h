@@ -38,7 +38,7 @@ class Reducer {
 
   // Whether the next publication has a slot.
   bool has_slot() const;
-  // Which rank's reduction it waits for, -1 when there is a slot.
+  // Which rank's reduction it waits for, maybe this one's own, -1 when there is a slot.
   int missing_slot() const;
   // Copies what others own to the slot and, unless the sum can be made at once, what this rank owns to its place: the gradients are free
   // when this returns. `gradients` has one entry per parameter. The caller rings.

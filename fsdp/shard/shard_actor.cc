@@ -17,6 +17,8 @@ actors::Value pickled_text(const std::string& text) {
   return *actors::Value::make({std::as_bytes(std::span(out))});
 }
 
+Error left() { return unavailable("this ShardActor's session is closed").with_reason("Closed"); }
+
 }  // namespace
 
 Result<std::shared_ptr<ShardActor>> ShardActor::place(actors::Session& session, Options options) {
@@ -36,13 +38,18 @@ Result<std::shared_ptr<ShardActor>> ShardActor::place(actors::Session& session, 
   return actor;
 }
 
-ShardActor::~ShardActor() {
-  for (const auto& key : arenas_) session_.drop_arena(key);
+ShardActor::~ShardActor() { leave(); }
+
+void ShardActor::leave() {
+  if (session_ == nullptr) return;
+  for (const auto& key : arenas_) session_->drop_arena(key);
+  session_ = nullptr;
 }
 
 Result<void> ShardActor::await_gang() {
   if (!members_.empty()) return {};
-  SHOAL_OK(session_.wait([this] { return placed_.ready(); }));
+  if (session_ == nullptr) return fail(left());
+  SHOAL_OK(session_->wait([this] { return placed_.ready(); }));
   const auto& placed = placed_.peek();
   if (!placed) return fail(Error(placed.error()).in(fmt::format("placing ShardActor rank {} of {}", options_.rank, options_.world_size)));
   members_ = placed->members;
@@ -52,10 +59,11 @@ Result<void> ShardActor::await_gang() {
 
 Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options) {
   if (const auto dead = killed()) return fail(*dead);
+  if (session_ == nullptr) return fail(left());
   if (parameters.size() > Control::kMaxParameters) return fail(invalid_argument(fmt::format("unit {} has {} parameters, at most {} are possible", name, parameters.size(), Control::kMaxParameters)));
   SHOAL_TRY(Layout layout, Layout::make(std::move(parameters)));
   const std::string key = fmt::format("{}/unit-{}", options_.gang, num_units_);
-  SHOAL_TRY(const Fd arena, session_.open_arena(key, layout.bytes()));
+  SHOAL_TRY(const Fd arena, session_->open_arena(key, layout.bytes()));
   ++num_units_;
   arenas_.push_back(key);
   const auto rows = layout.owned_rows(options_.world_size, Rank{options_.rank});
@@ -75,8 +83,8 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units
   const std::string key = fmt::format("{}/model-{}", options_.gang, num_models_++);
   const std::size_t control_bytes = ShardedModel::control_bytes(options_.world_size);
   const std::size_t slot_bytes = ShardedModel::slot_bytes(units, options_.world_size);
-  SHOAL_TRY(const Fd control, session_.open_arena(key + "/control", control_bytes, options_.rank));
-  SHOAL_TRY(const Fd slots, session_.open_arena(key + "/gradients", slot_bytes));
+  SHOAL_TRY(const Fd control, session_->open_arena(key + "/control", control_bytes, options_.rank));
+  SHOAL_TRY(const Fd slots, session_->open_arena(key + "/gradients", slot_bytes));
   arenas_.push_back(key + "/control");
   arenas_.push_back(key + "/gradients");
   SHOAL_TRY(runtime::Mapping control_memory, runtime::map(control, control_bytes, runtime::Access::kReadWrite));
@@ -85,7 +93,7 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units
   // Ranks that outnumber the cores must not spin for each other.
   if (static_cast<unsigned>(options_.world_size) > std::thread::hardware_concurrency()) options.spins = 0;
   auto model = std::make_shared<ShardedModel>(options_.rank, options_.world_size, std::move(units), std::move(control_memory), std::move(slot_memory),
-                                              session_.clock(), std::move(options));
+                                              session_->clock(), std::move(options));
   {
     const std::lock_guard lock(mutex_);
     models_.push_back(model);
@@ -102,7 +110,7 @@ void ShardActor::tell_attributes() {
     const std::lock_guard lock(mutex_);
     m.attributes = {{"rows", std::to_string(rows_)}, {"bytes", std::to_string(bytes_)}, {"units", std::to_string(num_units_)}};
   }
-  session_.set_attributes(m);
+  session_->set_attributes(m);
 }
 
 std::optional<Error> ShardActor::killed() const {

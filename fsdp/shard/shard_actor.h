@@ -25,7 +25,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
     runtime::Duration place_timeout = std::chrono::seconds(600);  // for the whole gang to come
     ShardedModel::Options model;
   };
-  // Asks the head to place it; does not wait for the others. The session outlives the actor.
+  // Asks the head to place it; does not wait for the others. The session outlives the actor, or the actor leaves it first.
   static Result<std::shared_ptr<ShardActor>> place(actors::Session& session, Options options);
   ~ShardActor() override;
 
@@ -33,6 +33,9 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   Result<std::shared_ptr<ShardedUnit>> add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options);
   // A model of these units. Waits until the gang is placed. The n-th model of every rank is the same one.
   Result<std::shared_ptr<ShardedModel>> make_model(ShardedModel::Units units);
+
+  // Gives its arenas back and uses the session no more. Units and models go on working with what they have mapped.
+  void leave();
 
   int rank() const { return options_.rank; }
   int world_size() const { return options_.world_size; }
@@ -48,12 +51,12 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   void on_kill(const Error& cause) override;
 
  private:
-  ShardActor(actors::Session& session, Options options, ActorId id) : session_(session), options_(std::move(options)), id_(id) {}
+  ShardActor(actors::Session& session, Options options, ActorId id) : session_(&session), options_(std::move(options)), id_(id) {}
   Result<void> await_gang();
   void tell_attributes();
   std::string describe() const;
 
-  actors::Session& session_;
+  actors::Session* session_;  // null once it left
   const Options options_;
   const ActorId id_;
   runtime::Future<actors::HostedActor> placed_;

@@ -40,10 +40,11 @@ const char* doing_name(Doing d) {
 
 std::size_t ShardedModel::slot_bytes(const Units& units, int world_size) { return Reducer::slot_bytes(layouts_of(units), world_size); }
 
-ShardedModel::ShardedModel(int rank, int world_size, Units units, runtime::Mapping control, runtime::Mapping slots, runtime::Clock& clock, Options options)
+ShardedModel::ShardedModel(int rank, int world_size, Units units, runtime::Mapping control, runtime::Mapping slots, std::shared_ptr<runtime::Clock> clock,
+                           Options options)
     : rank_(rank), world_size_(world_size), units_(std::move(units)), control_memory_(std::move(control)), slot_memory_(std::move(slots)),
-      options_(std::move(options)), clock_(clock), control_(control_memory_.data()), gate_(control_, rank, world_size),
-      reducer_(control_, rank, world_size, layouts_of(units_), slot_memory_.data()), stepper_(names_of(units_), options_.plan, clock) {
+      options_(std::move(options)), clock_(std::move(clock)), control_(control_memory_.data()), gate_(control_, rank, world_size),
+      reducer_(control_, rank, world_size, layouts_of(units_), slot_memory_.data()), stepper_(names_of(units_), options_.plan, *clock_) {
   fingerprint_ = 1;
   for (const auto& u : units_) fingerprint_ = fingerprint_ * 0x100000001b3ULL + u->layout().fingerprint();
   if (fingerprint_ == 0) fingerprint_ = 1;
@@ -100,7 +101,7 @@ Result<void> ShardedModel::serve_due(bool& served) {
 }
 
 Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting& waiting) {
-  const auto began = clock_.now();
+  const auto began = clock_->now();
   auto warn_at = began + options_.warn_after;
   while (true) {
     SHOAL_OK(check_peers());
@@ -112,7 +113,7 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
     const auto due = [&] { return done() || board.first_gone(static_cast<std::uint32_t>(world_size_)) >= 0 || (reducer_.num_pending() > 0 && reducer_.missing_publication() < 0); };
     if (board.listen(due, kLook, options_.spins) == runtime::Board::Heard::kDone) continue;
     if (options_.interrupted && options_.interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
-    const auto now = clock_.now();
+    const auto now = clock_->now();
     if (now >= warn_at && options_.warn) {
       const int missing = waiting.missing();
       options_.warn(fmt::format("rank {} waits for {} since {} s: {}", rank_, waiting.for_what,
@@ -296,6 +297,12 @@ void ShardedModel::optimizer_begin() {
 void ShardedModel::optimizer_end() {
   stepper_.ran(Op::kOptimizerUpdate, -1, false, optimizer_began_, stepper_.now());
   at(Doing::kBetween, 0);
+}
+
+void ShardedModel::end_step() {
+  if (!window_open()) return;
+  stepper_.end_step();
+  stepping_ = false;
 }
 
 void ShardedModel::reset() {

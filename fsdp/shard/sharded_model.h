@@ -33,7 +33,8 @@ class ShardedModel {
   using Units = std::vector<std::shared_ptr<ShardedUnit>>;
 
   // `control` and `slots` are the model's shared memories, of control_bytes and slot_bytes.
-  ShardedModel(int rank, int world_size, Units units, runtime::Mapping control, runtime::Mapping slots, runtime::Clock& clock, Options options);
+  ShardedModel(int rank, int world_size, Units units, runtime::Mapping control, runtime::Mapping slots, std::shared_ptr<runtime::Clock> clock,
+               Options options);
   ~ShardedModel();
 
   static std::size_t control_bytes(int world_size) { return Control::bytes(world_size); }
@@ -68,6 +69,9 @@ class ShardedModel {
   void optimizer_begin();
   void optimizer_end();
 
+  // Between two steps: the last one is complete and can be looked at.
+  void end_step();
+
   // An exception left a step half-way: leases are dropped and what was not published is forgotten. Peers must do the same.
   void reset();
 
@@ -99,7 +103,7 @@ class ShardedModel {
   const Units units_;
   const runtime::Mapping control_memory_, slot_memory_;
   const Options options_;
-  runtime::Clock& clock_;
+  const std::shared_ptr<runtime::Clock> clock_;
   Control control_;
   VersionGate gate_;
   Reducer reducer_;

@@ -22,6 +22,8 @@ class ShardedUnit {
   static Result<std::unique_ptr<ShardedUnit>> make(std::string name, Layout layout, const Fd& arena, int rank, int world_size, Options options);
 
   const std::string& name() const { return name_; }
+  // Its place in the model, known when the model is made: "blocks.0", "" for the root.
+  void rename(std::string name) { name_ = std::move(name); }
   const Layout& layout() const { return layout_; }
 
   // This rank's rows of a parameter; writable inside a write window.
@@ -36,7 +38,7 @@ class ShardedUnit {
  private:
   ShardedUnit(std::string name, Layout layout, int rank, int world_size) : name_(std::move(name)), layout_(std::move(layout)), rank_(rank), world_size_(world_size) {}
 
-  const std::string name_;
+  std::string name_;
   const Layout layout_;
   const int rank_;
   const int world_size_;

@@ -7,6 +7,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -22,6 +23,7 @@ namespace nb = nanobind;
 
 void bind_errors(nb::module_& m);
 void bind_session(nb::module_& m);
+void bind_fsdp(nb::module_& m);
 
 // Raises what shoal.exceptions makes of it. An interrupted wait raises what the signal handler raised.
 [[noreturn]] void raise(const Error& error);

@@ -20,6 +20,7 @@ void die_with(pid_t parent) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // a session or model may live until the interpreter ends
   m.attr("__version__") = "0.1.0";
   m.def(
       "code_name",
@@ -31,6 +32,7 @@ NB_MODULE(_native, m) {
   m.def("die_with", &die_with, nb::arg("parent"), "Be killed when `parent`, whose child this process is or soon will be, ends.");
   bind_errors(m);
   bind_session(m);
+  bind_fsdp(m);
 }
 
 }  // namespace shoal::python

@@ -1,8 +1,27 @@
-#include "actors/session/session.h"
-
-#include "python/native/bindings.h"
+#include "python/native/session.h"
 
 namespace shoal::python {
+
+actors::Session& PySession::get() const {
+  if (!session_) {
+    raise(unavailable(forked_ ? "this process was forked from one that uses Shoal; start Shoal in it anew (shoal.init)" : "this session is closed")
+              .with_reason(forked_ ? "Forked" : "Closed"));
+  }
+  return *session_;
+}
+
+void PySession::close() {
+  auto ended = std::move(session_);
+  const nb::gil_scoped_release release;
+  ended.reset();
+}
+
+void PySession::abandon_after_fork() {
+  if (!session_) return;
+  session_->abandon_after_fork();
+  (void)session_.release();  // its thread is not here: it can only be left alone
+  forked_ = true;
+}
 
 using actors::Session;
 using actors::Value;
@@ -64,36 +83,6 @@ class PyIncoming {
 
  private:
   actors::Incoming incoming_;
-};
-
-class PySession {
- public:
-  PySession(std::unique_ptr<Session> session) : session_(std::move(session)) {}
-
-  Session& get() {
-    if (!session_)
-      raise(unavailable(forked_ ? "this process was forked from one that uses Shoal; start Shoal in it anew (shoal.init)"
-                                : "this session is closed")
-                .with_reason(forked_ ? "Forked" : "Closed"));
-    return *session_;
-  }
-  void close() {
-    auto ended = std::move(session_);
-    const nb::gil_scoped_release release;
-    ended.reset();
-  }
-  void abandon_after_fork() {
-    if (!session_) return;
-    session_->abandon_after_fork();
-    (void)session_.release();  // its thread is not here: it can only be left alone
-    forked_ = true;
-  }
-
-  std::shared_ptr<actors::CallQueue> queue;
-
- private:
-  std::unique_ptr<Session> session_;
-  bool forked_ = false;
 };
 
 // How many of these have become ready, and whether one has failed; counted on the loop.
@@ -186,7 +175,7 @@ nb::list rows_of(const actors::ListReply& reply) {
 }
 
 std::unique_ptr<PySession> open_session(const std::string& token, const std::string& head, const std::string& node, const std::string& name,
-                                        const std::string& role, const std::string& worker, const std::string& job, bool print_logs) {
+                                        const std::string& role, const std::string& worker, const std::string& job, bool print_logs, bool ends_job) {
   actors::SessionOptions o;
   o.token = unwrap(runtime::Token::parse(token));
   o.head = head;
@@ -196,6 +185,7 @@ std::unique_ptr<PySession> open_session(const std::string& token, const std::str
   o.worker = WorkerId{parse_hex(worker).value_or(0)};
   o.job = JobId{parse_hex(job).value_or(0)};
   o.print_logs = print_logs;
+  o.ends_job = ends_job;
   o.interrupted = signals_pending;
   auto session = [&] {
     const nb::gil_scoped_release release;
@@ -226,7 +216,7 @@ void bind_session(nb::module_& m) {
 
   nb::class_<PySession>(m, "Session", "This process's place in a cluster.")
       .def_static("open", &open_session, nb::kw_only(), nb::arg("token"), nb::arg("head") = "", nb::arg("node") = "", nb::arg("name") = "",
-                  nb::arg("role") = "driver", nb::arg("worker") = "", nb::arg("job") = "", nb::arg("print_logs") = true)
+                  nb::arg("role") = "driver", nb::arg("worker") = "", nb::arg("job") = "", nb::arg("print_logs") = true, nb::arg("ends_job") = true)
       .def("close", &PySession::close)
       .def("abandon_after_fork", &PySession::abandon_after_fork)
       .def_prop_ro("job", [](PySession& s) { return to_string(s.get().job()); })

@@ -1,0 +1,212 @@
+#include <cstdio>
+
+#include "fsdp/kernels/kernels.h"
+#include "fsdp/shard/shard_actor.h"
+#include "python/native/session.h"
+
+namespace shoal::python {
+
+using fsdp::ShardActor;
+using fsdp::ShardedModel;
+using fsdp::ShardedUnit;
+
+namespace {
+
+nb::dlpack::dtype dlpack_dtype(fsdp::DType dtype) {
+  const auto bits = static_cast<std::uint8_t>(8 * fsdp::dtype_bytes(dtype));
+  const bool bfloat = dtype == fsdp::DType::kBFloat16;
+  return {static_cast<std::uint8_t>(bfloat ? nb::dlpack::dtype_code::Bfloat : nb::dlpack::dtype_code::Float), bits, 1};
+}
+
+// A torch tensor over a unit's memory: a storage of exactly these bytes and a version counter of its own.
+nb::object tensor(const std::shared_ptr<ShardedUnit>& unit, std::byte* data, const fsdp::Parameter& p, std::int64_t rows) {
+  std::vector<std::size_t> shape(p.shape.begin(), p.shape.end());
+  shape[0] = static_cast<std::size_t>(rows);
+  auto* owner = new std::shared_ptr<ShardedUnit>(unit);
+  const nb::capsule capsule(owner, [](void* o) noexcept { delete static_cast<std::shared_ptr<ShardedUnit>*>(o); });
+  nb::ndarray<nb::pytorch> array(data, shape.size(), shape.data(), capsule, nullptr, dlpack_dtype(p.dtype), nb::device::cpu::value, 0);
+  return array.cast(nb::rv_policy::reference);
+}
+
+fsdp::Parameter parameter_of(const nb::tuple& t) {
+  fsdp::Parameter p;
+  p.name = nb::cast<std::string>(t[0]);
+  p.shape = nb::cast<std::vector<std::int64_t>>(t[1]);
+  p.dtype = unwrap(fsdp::parse_dtype(nb::cast<std::string>(t[2])));
+  p.requires_grad = nb::cast<bool>(t[3]);
+  return p;
+}
+
+// (address of the whole gradient or 0, address of the own rows or 0, accumulate)
+using PyGradient = std::tuple<std::uintptr_t, std::uintptr_t, bool>;
+
+std::vector<fsdp::Reducer::Gradient> gradients_of(const nb::list& list) {
+  std::vector<fsdp::Reducer::Gradient> out;
+  out.reserve(nb::len(list));
+  for (const auto item : list) {
+    const auto t = nb::borrow<nb::tuple>(item);
+    out.push_back({reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(t[0])), reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(t[1])),
+                   nb::cast<bool>(t[2])});
+  }
+  return out;
+}
+
+template <class F>
+void without_gil(F&& fn) {
+  const Result<void> result = [&] {
+    const nb::gil_scoped_release release;
+    return fn();
+  }();
+  if (!result) raise(result.error());
+}
+
+nb::list spans_list(const std::vector<fsdp::Span>& spans) {
+  nb::list out;
+  for (const auto& s : spans) out.append(s.seen() ? nb::object(nb::make_tuple(s.start, s.end)) : nb::none());
+  return out;
+}
+
+}  // namespace
+
+void bind_fsdp(nb::module_& m) {
+  nb::class_<ShardedUnit>(m, "ShardedUnit", "Parameters that are unsharded together, in one arena.")
+      .def_prop_ro("name", &ShardedUnit::name)
+      .def_prop_ro("leased", &ShardedUnit::leased)
+      .def_prop_ro("bytes", [](const ShardedUnit& u) { return u.layout().bytes(); });
+
+  nb::class_<ShardedModel>(m, "ShardedModel", "One sharded model on one rank.")
+      .def("enter", [](ShardedModel& s, bool training) { without_gil([&] { return s.enter(training); }); }, nb::arg("training"))
+      .def("forward_begin", [](ShardedModel& s, std::size_t unit, bool training) { without_gil([&] { return s.forward_begin(unit, training); }); },
+           nb::arg("unit"), nb::arg("training"))
+      .def("forward_end", &ShardedModel::forward_end, nb::arg("unit"), nb::arg("training"), nb::arg("reshard"))
+      .def("backward_begin", [](ShardedModel& s, std::size_t unit, std::uint64_t version) { without_gil([&] { return s.backward_begin(unit, version); }); },
+           nb::arg("unit"), nb::arg("version"))
+      .def("backward_end",
+           [](ShardedModel& s, std::size_t unit, const nb::list& gradients, bool reshard) {
+             const auto g = gradients_of(gradients);
+             without_gil([&] { return s.backward_end(unit, g, reshard); });
+           },
+           nb::arg("unit"), nb::arg("gradients"), nb::arg("reshard"))
+      .def("finish_backward", [](ShardedModel& s, bool leave) { without_gil([&] { return s.finish_backward(leave); }); }, nb::arg("leave"))
+      .def("take_reduced",
+           [](ShardedModel& s) {
+             nb::list out;
+             for (const auto& r : s.take_reduced()) out.append(nb::make_tuple(r.unit, r.present));
+             return out;
+           },
+           "[(unit, [a gradient is present, ...]), ...] since the last call.")
+      .def("unshard", [](ShardedModel& s, std::size_t unit) { without_gil([&] { return s.unshard(unit); }); }, nb::arg("unit"))
+      .def("reshard", [](ShardedModel& s, std::size_t unit) { s.reshard(unit); }, nb::arg("unit"))
+      .def("open_window", [](ShardedModel& s, const std::string& door) { without_gil([&] { return s.open_window(door); }); }, nb::arg("door"))
+      .def("optimizer_begin", &ShardedModel::optimizer_begin)
+      .def("optimizer_end", &ShardedModel::optimizer_end)
+      .def("end_step", &ShardedModel::end_step)
+      .def("reset", &ShardedModel::reset)
+      .def_prop_ro("version", &ShardedModel::version)
+      .def_prop_ro("window_open", &ShardedModel::window_open)
+      .def_prop_ro("steps", [](const ShardedModel& s) { return s.stepper().steps(); })
+      .def_prop_ro("following", [](const ShardedModel& s) { return s.stepper().following(); })
+      .def_prop_ro("detours", [](const ShardedModel& s) { return s.stepper().detours(); })
+      .def_prop_ro("has_plan", [](const ShardedModel& s) { return s.stepper().plan() != nullptr; })
+      .def("graph_table", [](const ShardedModel& s) { return s.stepper().plan()->graph().table(s.stepper().planned(), s.stepper().measured()); })
+      .def("graph_perfetto", [](const ShardedModel& s) { return s.stepper().plan()->graph().perfetto(s.stepper().planned(), s.stepper().measured(), s.rank()); })
+      .def("graph_nodes", [](const ShardedModel& s) {
+        nb::list out;
+        const auto& graph = s.stepper().plan()->graph();
+        for (const auto& n : graph.nodes()) {
+          nb::list after;
+          for (const auto& e : n.after) after.append(e.from);
+          out.append(nb::make_tuple(graph.label(n), fsdp::lane_name(fsdp::lane_of(n.op)), after));
+        }
+        return out;
+      })
+      .def("graph_planned", [](const ShardedModel& s) { return spans_list(s.stepper().planned()); })
+      .def("graph_measured", [](const ShardedModel& s) { return spans_list(s.stepper().measured()); });
+
+  nb::class_<ShardActor>(m, "ShardActor", "The actor that owns this rank's rows.")
+      .def_static("place",
+                  [](PySession& session, const std::string& gang, int rank, int world_size, double timeout, double warn_after) {
+                    ShardActor::Options o;
+                    o.gang = gang;
+                    o.rank = rank;
+                    o.world_size = world_size;
+                    const auto seconds = [](double s) { return std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(s)); };
+                    o.place_timeout = o.model.timeout = seconds(timeout);
+                    o.model.warn_after = seconds(warn_after);
+                    o.model.interrupted = signals_pending;
+                    o.model.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
+                    auto placed = [&] {
+                      const nb::gil_scoped_release release;
+                      return ShardActor::place(session.get(), std::move(o));
+                    }();
+                    return unwrap(std::move(placed));
+                  },
+                  nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("timeout"), nb::arg("warn_after"),
+                  nb::keep_alive<0, 1>())
+      .def("add_unit",
+           [](ShardActor& a, const std::string& name, const nb::list& parameters, bool lease_guard) {
+             std::vector<fsdp::Parameter> list;
+             for (const auto p : parameters) list.push_back(parameter_of(nb::borrow<nb::tuple>(p)));
+             auto unit = [&] {
+               const nb::gil_scoped_release release;
+               return a.add_unit(name, std::move(list), {.lease_guard = lease_guard});
+             }();
+             return unwrap(std::move(unit));
+           },
+           nb::arg("name"), nb::arg("parameters"), nb::arg("lease_guard"), "parameters: [(name, shape, dtype, requires_grad), ...]")
+      .def("make_model",
+           [](ShardActor& a, const std::vector<std::shared_ptr<ShardedUnit>>& units, const std::vector<std::string>& names) {
+             for (std::size_t i = 0; i < units.size(); ++i) units[i]->rename(names.at(i));
+             auto model = [&] {
+               const nb::gil_scoped_release release;
+               return a.make_model(units);
+             }();
+             return unwrap(std::move(model));
+           },
+           nb::arg("units"), nb::arg("names"), "Waits until every rank's ShardActor is placed.")
+      .def("leave", &ShardActor::leave, "Before the session closes: gives the arenas back and asks nothing more of it.")
+      .def_prop_ro("id", [](const ShardActor& a) { return to_string(a.id()); })
+      .def_prop_ro("rank", &ShardActor::rank)
+      .def_prop_ro("generation", &ShardActor::generation)
+      .def_prop_ro("members", [](const ShardActor& a) {
+        std::vector<std::string> out;
+        for (const auto id : a.members()) out.push_back(to_string(id));
+        return out;
+      });
+
+  m.def("own_rows",
+        [](const std::shared_ptr<ShardedUnit>& unit, std::size_t parameter, int world_size, int rank) {
+          const auto& p = unit->layout().placed().at(parameter);
+          return tensor(unit, unit->own_rows(parameter), p.parameter, fsdp::rows_of(p.rows, world_size, Rank{rank}).count());
+        },
+        nb::arg("unit"), nb::arg("parameter"), nb::arg("world_size"), nb::arg("rank"), "This rank's rows of a parameter, as a torch tensor.");
+  m.def("whole",
+        [](const std::shared_ptr<ShardedUnit>& unit, std::size_t parameter) {
+          const auto& p = unit->layout().placed().at(parameter);
+          return tensor(unit, unit->whole(parameter), p.parameter, p.rows);
+        },
+        nb::arg("unit"), nb::arg("parameter"), "A whole parameter, as a torch tensor over the same bytes.");
+
+  m.def("adamw",
+        [](const nb::list& shards, double lr, double beta1, double beta2, double eps, double weight_decay, std::int64_t step) {
+          struct Shard {
+            float *p, *m, *v;
+            const float* g;
+            std::size_t numel;
+          };
+          std::vector<Shard> work;
+          for (const auto item : shards) {
+            const auto t = nb::borrow<nb::tuple>(item);
+            const auto at = [&](std::size_t i) { return reinterpret_cast<float*>(nb::cast<std::uintptr_t>(t[i])); };
+            work.push_back({at(0), at(2), at(3), at(1), nb::cast<std::size_t>(t[4])});
+          }
+          const nb::gil_scoped_release release;
+          const fsdp::AdamW options{lr, beta1, beta2, eps, weight_decay};
+          for (const auto& w : work) fsdp::adamw(options, step, w.p, w.g, w.m, w.v, w.numel);
+        },
+        nb::arg("shards"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("weight_decay"), nb::arg("step"),
+        "AdamW on [(address of p, g, m, v, numel), ...], fp32.");
+  m.def("kernel_target", [] { return std::string(fsdp::kernel_target()); }, "The instruction set that the kernels use here.");
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,136 @@
+"""One parameter of a unit: its two faces, and its gradient's way between them.
+
+``sharded`` is a ``DTensor`` with ``Shard(0)`` over this rank's rows; ``unsharded`` a plain tensor over the whole parameter. Both lie in the
+unit's arena, each an import of its own: slices of one big tensor would share a version counter, save all of it, and look tied.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from shoal import _native
+from shoal.exceptions import InvalidArgument, Unimplemented
+
+
+class ShardedParameter:
+    def __init__(self, name: str, original: nn.Parameter, owners: list[tuple[nn.Module, str]]):
+        self.name = name
+        self.shape, self.dtype = original.shape, original.dtype
+        self.owners = owners  # (module, attribute): several when it is tied
+        self._stride = torch.empty(original.shape, device="meta").stride()
+        self.sharded: nn.Parameter | None = None
+        self.unsharded: nn.Parameter | None = None
+        self._grad: DTensor | None = None  # reused while nobody else holds it
+        self._grad_uses = (0, 0)
+        self._pending: tuple[torch.Tensor, torch.Tensor | None] | None = None  # what a reduction under way reads and writes
+
+    def bind(self, unit: _native.ShardedUnit, index: int, mesh, original: nn.Parameter) -> None:
+        """Puts this rank's rows of ``original`` into the arena and makes both faces."""
+        rank, world = mesh.get_local_rank(), mesh.size()
+        self._mesh, self.empty = mesh, False
+        rows = original.shape[0]
+        piece = -(-rows // world)
+        self._begin, self._end = min(rank * piece, rows), min((rank + 1) * piece, rows)
+        self.empty = self._begin == self._end or original[:1].numel() == 0
+        if self.empty:
+            self.own = torch.empty((self._end - self._begin, *original.shape[1:]), dtype=original.dtype)
+        else:
+            self.own = _native.own_rows(unit, index, world, rank)
+        # A parameter on the meta device has no values yet: they come with to_empty and an initialisation (adopt).
+        if original.device.type != "meta":
+            self.own.copy_(original.detach()[self._begin : self._end])
+        local = self.own if original.device.type != "meta" else torch.empty_like(self.own, device="meta")
+        self.sharded = nn.Parameter(self._dtensor(local), requires_grad=original.requires_grad)
+        whole = _native.whole(unit, index) if original.numel() else torch.empty_like(original, device="cpu")
+        self.unsharded = nn.Parameter(whole, requires_grad=original.requires_grad)
+
+    def _dtensor(self, local: torch.Tensor) -> DTensor:
+        return DTensor.from_local(local, self._mesh, [Shard(0)], run_check=False, shape=self.shape, stride=self._stride)
+
+    def show(self, parameter: nn.Parameter) -> None:
+        """Registers one of the two faces with the modules that have the parameter."""
+        for module, attribute in self.owners:
+            module._parameters[attribute] = parameter
+
+    def adopt(self) -> bool:
+        """Takes over what the user put in the parameter's place: its values go into the arena, the optimizer's reference stays. True when
+        there was something; raises when it cannot be taken."""
+        module, attribute = self.owners[0]
+        current = module._parameters[attribute]
+        if current is self.unsharded:
+            return False
+        local = current._local_tensor if isinstance(current, DTensor) else None
+        if current is self.sharded and (local is self.own or local.data_ptr() == self.own.data_ptr()):
+            return False
+        if local is None or current.shape != self.shape:
+            raise Unimplemented(
+                f"parameter {self.name} was replaced by a {type(current.data).__name__} of shape {tuple(current.shape)}",
+                hint="replace it by a DTensor of the same shape and placement, or copy into it",
+            )
+        if local.device.type == "meta":
+            raise InvalidArgument(f"parameter {self.name} is on the meta device", hint="call model.to_empty(device='cpu') and initialise it")
+        if local.dtype != self.dtype:
+            raise Unimplemented(
+                f"parameter {self.name} changed its dtype from {self.dtype} to {local.dtype} after fully_shard",
+                hint="convert the model before fully_shard",
+            )
+        with torch.no_grad():
+            self.own.copy_(local)
+        self.sharded._local_tensor = self.own
+        self.sharded.requires_grad_(current.requires_grad)
+        self.show(self.sharded)
+        return True
+
+    # ---- gradients ----
+
+    def gradient_work(self) -> tuple[int, int, bool]:
+        """(address of the whole gradient or 0, address of the own rows or 0, accumulate) for the reduction; both stay alive until
+        ``gradient_done``."""
+        if not self.unsharded.requires_grad:
+            return 0, 0, False
+        grad = self.unsharded.grad
+        if grad is not None:
+            if grad.layout != torch.strided:
+                grad = grad.to_dense()
+            grad = grad.contiguous()
+            if grad.dtype != self.dtype:
+                grad = grad.to(self.dtype)
+            self.unsharded.grad = None
+        existing = self.sharded.grad
+        if existing is not None:
+            target, accumulate = existing._local_tensor, True
+        else:
+            target, accumulate = self._fresh_grad()._local_tensor, False
+        self._pending = (target, grad)
+        return (grad.data_ptr() if grad is not None else 0), (0 if self.empty else target.data_ptr()), accumulate
+
+    def published(self) -> None:
+        """The whole gradient may go: what is needed of it was copied."""
+        if self._pending is not None:
+            self._pending = (self._pending[0], None)
+
+    def gradient_done(self, present: bool) -> None:
+        """The reduction is done; ``present``: some rank had a gradient."""
+        self._pending = None
+        if present and self.sharded.grad is None:
+            self.sharded.grad = self._grad
+
+    def _fresh_grad(self) -> DTensor:
+        """A gradient to write to: the one of the step before if nobody holds it any more (no allocation in the steady state)."""
+        grad = self._grad
+        if grad is not None and self._uses(grad) == self._grad_uses:
+            return grad
+        del grad
+        local = torch.empty((self._end - self._begin, *self.shape[1:]), dtype=self.dtype)
+        self._grad = self._dtensor(local)
+        del local
+        self._grad_uses = self._uses(self._grad)
+        return self._grad
+
+    @staticmethod
+    def _uses(grad: DTensor) -> tuple[int, int]:
+        return sys.getrefcount(grad), torch._C._storage_Use_Count(grad._local_tensor.untyped_storage()._cdata)
