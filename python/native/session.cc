@@ -87,12 +87,14 @@ class PyIncoming {
 
 // How many of these have become ready, and whether one has failed; counted on the loop.
 struct Tally {
+  std::size_t of = 0;
   std::size_t ready = 0;
   bool failed = false;
 };
 
 std::shared_ptr<Tally> tally(Session& session, const std::vector<Ref*>& refs) {
   auto out = std::make_shared<Tally>();
+  out->of = refs.size();
   session.own([&] {
     for (const auto* ref : refs) {
       ref->future().then([out](const Result<Value>& value) {
@@ -203,6 +205,8 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("ready", &Ref::ready)
       .def_prop_ro("failed", &Ref::failed, "Of one that is ready: whether the method raised or could not be called.")
       .def("value", &Ref::value, "(raised, head, buffers) of one that is ready.");
+
+  nb::class_<Tally>(m, "Tally", "How many of some refs are ready.").def_ro("ready", &Tally::ready);
 
   nb::class_<PyIncoming>(m, "Incoming", "A call on an actor of this process.")
       .def_prop_ro("actor", [](const PyIncoming& i) { return to_string(i.call().actor); })
@@ -384,6 +388,63 @@ void bind_session(nb::module_& m) {
           },
           nb::arg("refs"), nb::arg("count"), nb::arg("timeout") = nb::none(), "Which are ready once `count` are, or the time is over.")
 
+      .def(
+          "host_queue",
+          [](PySession& s, const std::string& class_name) {
+            Session& session = s.get();
+            const auto id = session.new_id<ActorId>();
+            auto queue = std::make_shared<actors::CallQueue>();
+            actors::HostActor request;
+            request.actor = id;
+            request.class_name = class_name;
+            request.gang_key = class_name + "-" + to_string(id);
+            const auto placed = [&]() -> Result<void> {
+              const nb::gil_scoped_release release;
+              SHOAL_TRY(const auto future, session.host_actor(std::move(request), queue, std::chrono::seconds(30)));
+              SHOAL_OK(session.wait([&] { return future.ready(); }));
+              if (!future.peek()) return fail(future.peek().error());
+              return {};
+            }();
+            unwrap(placed);
+            s.queues[to_string(id)] = std::move(queue);
+            return to_string(id);
+          },
+          nb::arg("class_name"), "Id of an actor in this process whose calls wait for next_report.")
+      .def(
+          "next_report",
+          [](PySession& s, const std::string& queue, const std::shared_ptr<Tally>& t, std::size_t seen) -> std::unique_ptr<PyIncoming> {
+            Session& session = s.get();
+            const auto calls = s.queues.at(queue);
+            std::unique_ptr<PyIncoming> out;
+            const auto waited = [&] {
+              const nb::gil_scoped_release release;
+              return session.wait([&] {
+                if (t->failed || t->ready > seen) return true;
+                if (calls->empty()) return t->ready == t->of;
+                out = std::make_unique<PyIncoming>(calls->pop());
+                return true;
+              });
+            }();
+            unwrap(waited);
+            return out;
+          },
+          nb::arg("queue"), nb::arg("tally"), nb::arg("seen"),
+          "The next call, or None once more than `seen` of what the tally counts are ready, or one has failed.")
+      .def(
+          "tally",
+          [](PySession& s, const std::vector<Ref*>& refs) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            return tally(session, refs);
+          },
+          nb::arg("refs"), "Counts which of these become ready.")
+      .def("close_queue",
+           [](PySession& s, const std::string& queue) {
+             Session& session = s.get();
+             const nb::gil_scoped_release release;
+             s.queues.erase(queue);
+             session.own([&] { session.actor_host().remove(ActorId{parse_hex(queue).value_or(0)}); });
+           })
       .def(
           "serve",
           [](PySession& s) {

@@ -1,7 +1,9 @@
 // The Session as Python holds it.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <string>
 
 #include "actors/session/session.h"
 #include "python/native/bindings.h"
@@ -17,7 +19,8 @@ class PySession {
   void close();
   void abandon_after_fork();
 
-  std::shared_ptr<actors::CallQueue> queue;  // of a worker that serves
+  std::shared_ptr<actors::CallQueue> queue;                          // of a worker that serves
+  std::map<std::string, std::shared_ptr<actors::CallQueue>> queues;  // of actors that a driver hosts, by id
 
  private:
   std::unique_ptr<actors::Session> session_;

@@ -1,0 +1,74 @@
+"""Inside a training loop: who am I, and telling the driver how it goes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from shoal._remote import ActorHandle
+from shoal.exceptions import InvalidArgument
+
+
+@dataclass(frozen=True)
+class TrainContext:
+    """This worker's place among the workers of its Trainer (or of torchrun, or ``shoal submit --num-workers``)."""
+
+    world_size: int
+    world_rank: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+
+    def get_world_size(self) -> int:
+        return self.world_size
+
+    def get_world_rank(self) -> int:
+        return self.world_rank
+
+    def get_local_rank(self) -> int:
+        return self.local_rank
+
+    def get_local_world_size(self) -> int:
+        return self.local_world_size
+
+    def get_node_rank(self) -> int:
+        return self.node_rank
+
+
+class _Here:
+    """What a Trainer's worker knows; None in other processes."""
+
+    driver: ActorHandle | None = None
+    reports = 0
+
+
+def get_context() -> TrainContext:
+    """From the environment variables that every launcher sets. Raises InvalidArgument outside a training loop."""
+    if "RANK" not in os.environ:
+        raise InvalidArgument(
+            "there is no training context here", hint="call it in a Trainer's loop, or start with torchrun or shoal submit --num-workers"
+        )
+    number = {name: int(os.environ[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
+    return TrainContext(
+        number["WORLD_SIZE"],
+        number["RANK"],
+        number["LOCAL_RANK"],
+        int(os.environ.get("LOCAL_WORLD_SIZE", number["WORLD_SIZE"])),
+        int(os.environ.get("GROUP_RANK", 0)),
+    )
+
+
+def report(metrics: dict[str, Any]) -> None:
+    """Hands this worker's metrics to the driver; rank 0's become the result's. A barrier: every rank reports equally often.
+
+    Outside a Trainer (torchrun, ``shoal submit``) it does nothing, so that a loop runs under each.
+    """
+    if not isinstance(metrics, dict):
+        raise TypeError(f"report() takes a dict of metrics, not {type(metrics).__name__}")
+    if _Here.driver is None:
+        return
+    from shoal._client import get
+
+    _Here.reports += 1
+    get(_Here.driver.report.remote(int(os.environ["RANK"]), _Here.reports, metrics))

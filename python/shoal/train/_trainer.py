@@ -1,0 +1,139 @@
+"""The driver's side of a training run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal import _serialize
+from shoal._client import ObjectRef, _load, kill
+from shoal._remote import ActorHandle, create_gang
+from shoal._runtime import session
+from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.train._worker import TrainWorker
+
+
+@dataclass(frozen=True)
+class ScalingConfig:
+    """How many workers, and what each asks for (one CPU unless ``resources_per_worker`` says otherwise; CPUs are logical)."""
+
+    num_workers: int = 1
+    resources_per_worker: dict[str, float] | None = None
+    use_gpu: bool = False
+
+    def __post_init__(self):
+        if not isinstance(self.num_workers, int) or self.num_workers < 1:
+            raise InvalidArgument(f"num_workers is a number from 1 on, not {self.num_workers!r}")
+        if self.use_gpu:
+            raise Unimplemented("use_gpu=True is not in this release", hint="train on CPUs, or ask for custom resources")
+
+
+@dataclass(frozen=True)
+class Result:
+    """``metrics``: what rank 0 reported last; ``metrics_history``: all of it, in order; ``returns``: what each rank's loop returned."""
+
+    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics_history: list[dict[str, Any]] = field(default_factory=list)
+    returns: list[Any] = field(default_factory=list)
+
+
+class Trainer:
+    """Runs ``train_loop_per_worker`` on ``scaling_config.num_workers`` workers, placed together or not at all.
+
+    The loop gets ``train_loop_config`` if there is one. It finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in its
+    environment and a gloo process group initialised; ``shoal.fsdp.fully_shard`` works in it without further ado.
+    ``on_report``: called in the driver with rank 0's metrics at each report.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable,
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        on_report: Callable[[dict[str, Any]], None] | None = None,
+    ):
+        if not callable(train_loop_per_worker):
+            raise TypeError("train_loop_per_worker is a function")
+        self._loop, self._config = train_loop_per_worker, train_loop_config
+        self._scaling = scaling_config or ScalingConfig()
+        self._on_report = on_report
+
+    def fit(self) -> Result:
+        """Runs to the end. Raises what the first failing worker raised (as its own class and as TaskError), ActorDiedError when one died,
+        ResourceExhausted when no present node could ever hold a worker. Ctrl-C ends the workers."""
+        count = self._scaling.num_workers
+        resources = {"CPU": 1.0, **(self._scaling.resources_per_worker or {})}
+        s = session()
+        workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True)
+        try:
+            return self._run(s, workers)
+        finally:
+            for w in workers:
+                with contextlib.suppress(Exception):
+                    kill(w)
+
+    def _run(self, s, workers: list[ActorHandle]) -> Result:
+        count = len(workers)
+        port = workers[0].free_port.remote()
+        s.wait_all([port._ref])
+        environment = {
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": s.host,
+            "MASTER_PORT": str(_load(port)),
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+        queue = s.host_queue("TrainReports")
+        driver = ActorHandle(queue, "TrainReports", frozenset({"report"}))
+        runs = [
+            w.run.remote(self._loop, self._config, {**environment, "RANK": str(r), "LOCAL_RANK": str(r)}, driver) for r, w in enumerate(workers)
+        ]
+        try:
+            history = self._serve(s, queue, runs)
+        finally:
+            s.close_queue(queue)
+        return Result(history[-1] if history else {}, history, [_load(r) for r in runs])
+
+    def _serve(self, s, queue: str, runs: list[ObjectRef]) -> list[dict[str, Any]]:
+        """Answers reports once every rank has made them, until all loops have returned."""
+        history: list[dict[str, Any]] = []
+        waiting: dict[int, list] = {}  # number of the report -> calls that wait for the other ranks
+        refs, seen = [r._ref for r in runs], 0
+        tally = s.tally(refs)
+        while True:
+            incoming = s.next_report(queue, tally, seen)
+            seen = sum(r.ready for r in refs)
+            for r in runs:
+                if r._ref.ready and r._ref.failed:
+                    _load(r)  # raises
+            if incoming is None:
+                if seen == len(refs):
+                    return history
+                self._check_waiting(s, waiting, runs)
+                continue
+            (rank, number, metrics), _ = _serialize.loads(*incoming.args)
+            calls = waiting.setdefault(number, [])
+            calls.append((rank, incoming))
+            if rank == 0:
+                history.append(metrics)
+                if self._on_report is not None:
+                    self._on_report(metrics)
+            if len(calls) == len(runs):
+                for _, call in waiting.pop(number):
+                    s.reply(call, *_serialize.dumps(None))
+            self._check_waiting(s, waiting, runs)
+
+    @staticmethod
+    def _check_waiting(s, waiting: dict[int, list], runs: list[ObjectRef]) -> None:
+        """A rank that has returned will report no more: those who wait for it hear of it."""
+        done = [rank for rank, r in enumerate(runs) if r._ref.ready]
+        for number, calls in list(waiting.items()):
+            missing = [rank for rank in done if all(rank != r for r, _ in calls)]
+            if missing:
+                error = InvalidArgument(f"rank {missing[0]} ended its loop without report number {number}", hint="report equally often on every rank")
+                for _, call in waiting.pop(number):
+                    s.reply(call, *_serialize.dump_exception(error, "report"), True)

@@ -1,0 +1,55 @@
+"""What a Trainer places on the cluster: one of these per rank, forked from a process that has imported torch."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from typing import Any
+
+from shoal._remote import ActorHandle
+from shoal.train._context import _Here
+
+
+class TrainWorker:
+    def free_port(self) -> int:
+        """A TCP port of this host, outside the range from which the kernel takes ports for others."""
+        for _ in range(200):
+            port = random.randrange(20_000, 32_000)
+            with socket.socket() as s:
+                try:
+                    s.bind(("", port))
+                except OSError:
+                    continue
+                return port
+        raise OSError("no free TCP port between 20000 and 32000")
+
+    def run(self, loop, config: dict[str, Any] | None, environment: dict[str, str], driver: ActorHandle) -> Any:
+        """Runs the loop of one rank, with a gloo process group unless the loop makes another."""
+        os.environ.update(environment)
+        _Here.driver, _Here.reports = driver, 0
+        import torch.distributed as dist
+
+        _init_process_group(dist)
+        try:
+            return loop(config) if config is not None else loop()
+        finally:
+            _Here.driver = None
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _init_process_group(dist) -> None:
+    """gloo serves rendezvous and the user's own collectives. A loop written for torchrun initialises by itself: that is no second time."""
+    dist.init_process_group("gloo")
+    original = dist.init_process_group
+
+    def init_process_group(backend=None, *args, **kwargs):
+        dist.init_process_group = original
+        if dist.is_initialized() and backend in (None, "gloo", "cpu:gloo"):
+            return
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        original(backend, *args, **kwargs)
+
+    dist.init_process_group = init_process_group
