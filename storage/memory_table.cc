@@ -82,9 +82,16 @@ Result<void> MemoryTable::join_board(JobId job, const std::string& key, WorkerId
 }
 
 void MemoryTable::mark_gone(WorkerId worker, const std::string& cause) {
-  for (auto& [key, arena] : arenas_) {
+  for (auto it = arenas_.begin(); it != arenas_.end();) {
+    Arena& arena = it->second;
     for (const auto& m : arena.members) {
       if (m.worker == worker) runtime::Board(arena.board->data()).mark_gone(m.member, cause);
+    }
+    if (arena.holders.erase(worker) > 0 && arena.holders.empty()) {
+      bytes_ -= arena.bytes;
+      it = arenas_.erase(it);
+    } else {
+      ++it;
     }
   }
 }

@@ -41,12 +41,12 @@ class MemoryTable {
   // ResourceExhausted with the numbers when the machine has no room.
   // Held by `worker` until it drops it.
   Result<Opened> open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker);
-  // `worker` needs it no more: forgotten when nobody does. A death is no such word; its rows are still wanted.
+  // `worker` needs it no more. Forgotten when nobody does.
   void drop(JobId job, const std::string& key, WorkerId worker);
 
   // Makes `worker` a member of the board at the start of an arena (it has at least Board::kBytes).
   Result<void> join_board(JobId job, const std::string& key, WorkerId worker, std::uint32_t member);
-  // Writes the death of a worker on every board it is on.
+  // Writes the death of a worker on every board it is on. What only dead workers held is forgotten.
   void mark_gone(WorkerId worker, const std::string& cause);
 
   Result<void> put(JobId job, ObjectId id, Fd memory);

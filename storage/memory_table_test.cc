@@ -41,6 +41,12 @@ TEST_F(MemoryTableTest, AnArenaIsForgottenWhenNobodyNeedsItAnyMore) {
   table_.drop(kJob, "a", other);
   EXPECT_EQ(table_.num_entries(), 0u);
   EXPECT_EQ(table_.bytes(), 0u);
+  ASSERT_TRUE(table_.open(kJob, "a", 4096, kWorker));
+  ASSERT_TRUE(table_.open(kJob, "a", 4096, other));
+  table_.mark_gone(kWorker, "was killed by SIGKILL");
+  EXPECT_EQ(table_.num_entries(), 1u);  // the other still needs its rows
+  table_.mark_gone(other, "was killed by SIGKILL");
+  EXPECT_EQ(table_.num_entries(), 0u);
 }
 
 TEST_F(MemoryTableTest, WhatDoesNotFitIsRefusedWithNumbers) {

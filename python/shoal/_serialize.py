@@ -29,7 +29,7 @@ def _plain(value: Any) -> bool:
 def _tensor_from_numpy(array, dtype):
     import torch
 
-    tensor = torch.from_numpy(array)
+    tensor = torch.tensor(array)  # a copy: torch has no read-only tensors, and a write to shared memory would end the process
     return tensor if dtype is None else tensor.view(getattr(torch, dtype))
 
 

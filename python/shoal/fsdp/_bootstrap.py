@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -44,13 +45,21 @@ def shard_actor(mesh: DeviceMesh) -> _native.ShardActor:
     actor = _state.actors.get(ranks)
     if actor is None:
         _attach(ranks)
-        gang = "mesh-" + "-".join(map(str, ranks)) if len(ranks) <= 8 else f"mesh-{ranks[0]}-to-{ranks[-1]}-of-{len(ranks)}"
+        rank = mesh.get_local_rank()
         actor = _native.ShardActor.place(
-            state.session, gang=gang, rank=mesh.get_local_rank(), world_size=len(ranks), timeout=TIMEOUT, warn_after=WARN_AFTER
+            state.session, gang=_gang(ranks, rank), rank=rank, world_size=len(ranks), timeout=TIMEOUT, warn_after=WARN_AFTER
         )
         _state.actors[ranks] = actor
         state.ending.append(lambda: _leave(ranks))
     return actor
+
+
+def _gang(ranks: tuple[int, ...], rank: int) -> str:
+    """A name for the ShardActors of these ranks, in this process group: the first of them makes it."""
+    store, key = dist.distributed_c10d._get_default_store(), "shoal/gang/" + "-".join(map(str, ranks))
+    if rank == 0:
+        store.set(key, f"mesh-{secrets.token_hex(4)}")
+    return store.get(key).decode()
 
 
 def _leave(ranks: tuple[int, ...]) -> None:
