@@ -31,7 +31,9 @@ Reducer::Reducer(Control& control, int rank, int world_size, std::vector<const L
 
 int Reducer::missing_slot() const {
   if (next_ < Control::kSlots) return -1;
-  for (int r = 0; r < world_size_; ++r) {
+  // This rank comes last: where it lags itself, it does so because of a rank that has not published.
+  for (int i = 1; i <= world_size_; ++i) {
+    const int r = (rank_ + i) % world_size_;
     if (control_.rank(r).consumed.load(std::memory_order_acquire) < next_ - Control::kSlots + 1) return r;
   }
   return -1;
