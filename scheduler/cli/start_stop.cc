@@ -20,6 +20,7 @@ extern char** environ;
 namespace shoal::scheduler::cli {
 
 using actors::Method;
+using actors::SessionFolder;
 using nlohmann::json;
 
 Result<SessionFolder> new_session(const std::string& root) {

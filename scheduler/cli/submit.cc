@@ -21,6 +21,7 @@ using actors::JobRow;
 using actors::JobState;
 using actors::Launch;
 using actors::Method;
+using actors::SessionFolder;
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "scheduler/session/folder.h"
+#include "actors/session/folder.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-namespace shoal::scheduler {
+namespace shoal::actors {
 namespace {
 
 class FolderTest : public testing::Test {
@@ -62,4 +62,4 @@ TEST_F(FolderTest, EndedSessionsAreKeptUpToABound) {
 }
 
 }  // namespace
-}  // namespace shoal::scheduler
+}  // namespace shoal::actors

@@ -1,4 +1,4 @@
-#include "scheduler/session/folder.h"
+#include "actors/session/folder.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -17,7 +17,7 @@
 #include "runtime/core/id.h"
 #include "runtime/process/process.h"
 
-namespace shoal::scheduler {
+namespace shoal::actors {
 
 namespace fs = std::filesystem;
 
@@ -151,4 +151,4 @@ void SessionFolder::remove() const {
   fs::remove_all(path_, ignored);
 }
 
-}  // namespace shoal::scheduler
+}  // namespace shoal::actors
