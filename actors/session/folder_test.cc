@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include <gtest/gtest.h>
 
@@ -52,6 +53,14 @@ TEST_F(FolderTest, OnlyLivingProcessesMakeASessionRun) {
   EXPECT_FALSE(SessionFolder::at_address(root_, "127.0.0.1:2"));
   a.leave("head", getpid());
   EXPECT_TRUE(SessionFolder::running(root_).empty());
+}
+
+TEST_F(FolderTest, ADamagedFileIsAnError) {
+  const auto folder = SessionFolder::create(root_, token_, 1000, 1).value();
+  for (const char* text : {"", "[]", "{}", R"({"head": 5, "head_local": "unix:@a", "started_unix_ms": 0})"}) {
+    std::ofstream(folder.path() + "/info.json") << text;
+    EXPECT_EQ(folder.info().error().code(), Code::kDataLoss) << text;
+  }
 }
 
 TEST_F(FolderTest, EndedSessionsAreKeptUpToABound) {
