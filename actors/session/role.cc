@@ -54,7 +54,7 @@ Result<StartedRole> start_role(RoleStart start) {
   spec.argv.insert(spec.argv.end(), start.words.begin(), start.words.end());
   spec.argv.insert(spec.argv.end(), {"--ready-fd", "3"});
   spec.env = std::move(start.env);
-  spec.cwd = "/";
+  spec.cwd = std::move(start.cwd);
   spec.out = start.out ? std::move(start.out) : Fd(open("/dev/null", O_WRONLY | O_CLOEXEC));
   spec.err = start.err ? std::move(start.err) : Fd(open("/dev/null", O_WRONLY | O_CLOEXEC));
   spec.inherited.push_back(Fd(ends[1]));

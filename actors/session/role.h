@@ -18,6 +18,7 @@ struct RoleStart {
   std::string program;             // the shoal command
   std::vector<std::string> words;  // "head", "--port", "0", ..
   std::vector<std::string> env;    // all of it
+  std::string cwd = "/";           // "" keeps this process's
   Fd out, err;                     // empty: /dev/null
   runtime::Duration timeout = std::chrono::seconds(20);
 };
