@@ -71,8 +71,8 @@ class Context {
     return hub_.session.kill(handle.id());
   }
 
-  // Runs a coroutine in this thread until it ends. When the time is over it is cancelled and the result is DeadlineExceeded; what it throws
-  // is Internal. Several threads may run one each.
+  // Runs a coroutine in this thread until it ends; it awaits futures of this Context, and coroutines that do. When the time is over it is
+  // cancelled and the result is DeadlineExceeded; what it throws is Internal. Several threads may run one each.
   template <class T>
   Result<T> run(Task<T> task, Duration timeout = kForever) {
     std::optional<Result<T>> result;

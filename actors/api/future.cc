@@ -18,7 +18,7 @@ Error Reply::located(Error error) const {
 }
 
 Result<void> Reply::wait(Duration timeout) const {
-  if (future_.ready()) return {};
+  if (ready()) return {};
   Session& session = hub_->session;
   const auto waited = session.wait([this] { return future_.ready(); }, session.deadline_in(timeout));
   if (!waited) return fail(located(waited.error()));

@@ -12,6 +12,7 @@
 
 #include "actors/api/codec.h"
 #include "actors/session/session.h"
+#include "runtime/core/check.h"
 #include "runtime/loop/task.h"
 
 namespace shoal {
@@ -45,7 +46,10 @@ class Reply {
   Reply(Hub& hub, Callee callee, std::string_view method, ValueFuture future)
       : hub_(&hub), callee_(callee), method_(method), future_(std::move(future)) {}
 
-  bool ready() const { return future_.ready(); }
+  bool ready() const {
+    SHOAL_CHECK(future_.valid(), "a future of nothing is asked");
+    return future_.ready();
+  }
   // Serves the loop until the answer is there. DeadlineExceeded, or what Session::wait says.
   Result<void> wait(Duration timeout) const;
   // The same as a coroutine, in the thread that runs it (Context::run).

@@ -27,10 +27,11 @@ constexpr std::chrono::seconds kEndOfCluster{3};  // after which it is killed
 
 // Everything that this program reads of its environment.
 struct Environment {
-  std::string address, home, binary;                 // SHOAL_ADDRESS, SHOAL_HOME, SHOAL_BINARY
-  std::string session, node, worker, job, build_id;  // what a node gives to a process that it starts
+  std::string address, home, binary;       // SHOAL_ADDRESS, SHOAL_HOME, SHOAL_BINARY
+  std::string session, node, worker, job;  // what a node gives to a process that it starts
+  std::optional<std::string> build_id;     // what it gives to one that shall serve as a worker of this binary
   bool from_node() const { return !node.empty() && !worker.empty(); }
-  bool native_worker() const { return from_node() && !build_id.empty(); }
+  bool native_worker() const { return from_node() && build_id; }
 };
 
 std::string env(const char* name) {
@@ -47,7 +48,7 @@ Environment read_environment() {
   e.node = env("SHOAL_NODE");
   e.worker = env("SHOAL_WORKER_ID");
   e.job = env("SHOAL_JOB_ID");
-  e.build_id = env("SHOAL_BUILD_ID");
+  if (std::getenv("SHOAL_BUILD_ID") != nullptr) e.build_id = env("SHOAL_BUILD_ID");
   unsetenv("SHOAL_BUILD_ID");  // a program that this process starts is no worker
   return e;
 }
@@ -153,7 +154,7 @@ Context::Options context_options(const fs::path& program, const Classes& classes
 
 int run_worker(const Environment& e, const fs::path& program, const Classes& classes) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // the driver sees lines as they are printed, and what a killed worker said
-  if (const auto refused = check_build_id(own_build_id(), e.build_id, program); !refused) return print_error(refused.error());
+  if (const auto refused = check_build_id(own_build_id(), *e.build_id, program); !refused) return print_error(refused.error());
   auto session = attach(e);
   if (!session) return print_error(session.error());
   auto options = context_options(program, classes);
@@ -179,7 +180,7 @@ int print_error(const Error& error) {
 }
 
 Result<void> check_build_id(const std::string& own, const std::string& wanted, const std::string& program) {
-  if (own == wanted) return {};
+  if (own == wanted && !own.empty()) return {};
   return fail(invalid_argument(fmt::format("{} was rebuilt while its driver runs: the driver is build {}, the file is build {}", program,
                                            wanted, own.empty() ? "(none)" : own))
                   .with_reason("BuildMismatch")
