@@ -21,9 +21,10 @@ struct Incoming {
   Call call;
   runtime::Responder responder;
 
-  void reply(const Value& value) {
+  void reply(const Value& value, runtime::Flush flush = runtime::Flush::kNow) {
     auto message = to_message(value);
-    responder.answer(std::move(message));
+    if (!message) return responder.fail(message.error());
+    responder.reply(*std::move(message), flush);
   }
 };
 

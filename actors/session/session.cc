@@ -165,6 +165,11 @@ Result<void> Session::wait(const std::function<bool()>& done, std::chrono::stead
   return fail(internal("a wait that never ended"));
 }
 
+std::chrono::steady_clock::time_point Session::deadline_in(runtime::Duration limit) const {
+  const auto now = clock_->now();
+  return limit < LoopThread::kForever - now ? now + limit : LoopThread::kForever;
+}
+
 Result<Message> Session::ask(Link& link, Method method, Bytes bytes, runtime::Duration timeout) {
   auto answer = std::make_shared<std::optional<Result<Message>>>();
   own([&] {

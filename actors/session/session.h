@@ -74,6 +74,8 @@ class Session {
   // ---- waiting ----
   // Until done() holds (asked while the loop is owned). DeadlineExceeded or Cancelled/Interrupted otherwise.
   Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline = runtime::LoopThread::kForever);
+  // `limit` from now, for wait(); Duration::max(): never.
+  std::chrono::steady_clock::time_point deadline_in(runtime::Duration limit) const;
   // Runs fn while this thread owns the loop.
   template <class F>
   auto own(F&& fn) {

@@ -1,6 +1,7 @@
 #include "runtime/process/process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -8,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <asio/io_context.hpp>
 #include <asio/posix/stream_descriptor.hpp>
 #include <asio/post.hpp>
@@ -40,6 +42,16 @@ Result<std::string> find_program(const std::string& name) {
     if (access(candidate.c_str(), X_OK) == 0) return candidate;
   }
   return fail(not_found("no program '" + name + "' on PATH"));
+}
+
+// Only a parent learns how it ended.
+ExitStatus reap(int fd) {
+  siginfo_t info{};
+  if (waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(fd), &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0) {
+    return {.known = false};
+  }
+  if (info.si_code == CLD_EXITED) return {.code = info.si_status};
+  return {.signal = info.si_status};
 }
 
 [[noreturn]] void child(SpawnSpec& spec, const std::string& program, pid_t parent, int report) {
@@ -112,6 +124,43 @@ Result<pid_t> spawn(SpawnSpec spec) {
   return pid;
 }
 
+namespace {
+
+// Whether there is something to read before `end`.
+bool readable(int fd, std::chrono::steady_clock::time_point end) {
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
+    pollfd p{fd, POLLIN, 0};
+    const int n = poll(&p, 1, static_cast<int>(std::clamp<decltype(left)>(left, 0, 1 << 30)));
+    if (n > 0) return true;
+    if (n == 0 || errno != EINTR) return false;
+  }
+}
+
+}  // namespace
+
+std::optional<ExitStatus> wait_exit(pid_t child, std::chrono::nanoseconds limit) {
+  const Fd fd(static_cast<int>(syscall(SYS_pidfd_open, child, 0)));
+  if (fd.get() < 0) return ExitStatus{.known = false};
+  if (!readable(fd.get(), std::chrono::steady_clock::now() + limit)) return std::nullopt;
+  return reap(fd.get());
+}
+
+Result<std::string> read_line(const Fd& pipe, std::size_t max_bytes, std::chrono::nanoseconds limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  std::string line;
+  while (line.size() < max_bytes) {
+    if (!readable(pipe.get(), end)) return fail(deadline_exceeded("no line came in time"));
+    char text[4096];
+    const ssize_t n = read(pipe.get(), text, sizeof text);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return fail(unavailable("the stream ended before a line"));
+    line.append(text, static_cast<std::size_t>(n));
+    if (const auto newline = line.find('\n'); newline != std::string::npos) return line.substr(0, newline);
+  }
+  return fail(unavailable("a line without an end"));
+}
+
 void signal_group(pid_t leader, int signal) {
   if (leader > 1) kill(-leader, signal);
 }
@@ -137,16 +186,6 @@ struct ProcessWatch::Impl : std::enable_shared_from_this<Impl> {
     descriptor.async_wait(asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
       if (!error) self->finish(reap(self->descriptor.native_handle()));
     });
-  }
-
-  // Only a parent learns how it ended.
-  static ExitStatus reap(int fd) {
-    siginfo_t info{};
-    if (waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(fd), &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0) {
-      return {.known = false};
-    }
-    if (info.si_code == CLD_EXITED) return {.code = info.si_status};
-    return {.signal = info.si_status};
   }
 
   void finish(ExitStatus status) {

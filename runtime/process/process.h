@@ -3,8 +3,10 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +42,13 @@ struct SpawnSpec {
 // The child leads a session and process group of its own, so that end_group reaches all it starts.
 // InvalidArgument or NotFound when the program cannot be run: the child reports it before exec, nothing is left behind.
 Result<pid_t> spawn(SpawnSpec spec);
+
+// Blocks until a child has ended and reaps it; nothing after `limit`. For processes of ours that no loop watches.
+std::optional<ExitStatus> wait_exit(pid_t child, std::chrono::nanoseconds limit);
+
+// Blocks for the first line that somebody writes into a pipe, without its newline. DeadlineExceeded; Unavailable at the end of the stream
+// or beyond max_bytes.
+Result<std::string> read_line(const Fd& pipe, std::size_t max_bytes, std::chrono::nanoseconds limit);
 
 // Signals the process group that `leader` leads. Gone already: nothing.
 void signal_group(pid_t leader, int signal);

@@ -43,6 +43,28 @@ TEST_F(ProcessTest, ExitCodesAndSignalsComeFromTheKernel) {
   EXPECT_EQ(killed.shell_code(), 137);
 }
 
+TEST_F(ProcessTest, WithoutALoopAnEndIsWaitedFor) {
+  EXPECT_EQ(wait_exit(spawn(shell("exit 3")).value(), 10s)->to_string(), "exited with code 3");
+  const pid_t late = spawn(shell("sleep 100")).value();
+  EXPECT_FALSE(wait_exit(late, 10ms));
+  signal_group(late, SIGKILL);
+  EXPECT_EQ(wait_exit(late, 10s)->to_string(), "was killed by SIGKILL");
+}
+
+TEST_F(ProcessTest, ALineIsReadFromAPipeOrNot) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const Fd reading(ends[0]);
+  Fd writing(ends[1]);
+  ASSERT_EQ(write(writing.get(), "one\ntwo", 7), 7);
+  EXPECT_EQ(read_line(reading, 100, 10s).value(), "one");
+  EXPECT_EQ(read_line(reading, 100, 10ms).error().code(), Code::kDeadlineExceeded);
+  ASSERT_EQ(write(writing.get(), "12345678", 8), 8);
+  EXPECT_EQ(read_line(reading, 8, 10s).error().code(), Code::kUnavailable);
+  writing.reset();
+  EXPECT_EQ(read_line(reading, 100, 10s).error().code(), Code::kUnavailable);
+}
+
 TEST_F(ProcessTest, AProgramThatCannotBeRunIsAnError) {
   SpawnSpec absent;
   absent.argv = {"no-such-program-at-all"};

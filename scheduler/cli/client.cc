@@ -2,6 +2,7 @@
 
 namespace shoal::scheduler::cli {
 
+using actors::SessionFolder;
 using runtime::Message;
 
 Context::Context(const runtime::Token& token) : network(loop, *clock, *random, token, runtime::SocketOptions()) {}

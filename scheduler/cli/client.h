@@ -6,11 +6,11 @@
 #include <optional>
 #include <string>
 
+#include "actors/session/folder.h"
 #include "actors/wire/messages.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/peer.h"
 #include "runtime/net/socket_network.h"
-#include "scheduler/session/folder.h"
 
 namespace shoal::scheduler::cli {
 
@@ -61,7 +61,7 @@ struct Target {
   std::string address;  // "" when none was given
 };
 struct Found {
-  SessionFolder folder;
+  actors::SessionFolder folder;
   std::string endpoint;  // of the head
 };
 // NotFound when none runs. With several running and none named, InvalidArgument lists them when `exactly` is set, else

@@ -10,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "actors/session/role.h"
 #include "scheduler/cli/client.h"
 
 namespace shoal::scheduler::cli {
@@ -67,8 +68,7 @@ Result<actors::Resources> parse_resources(const StartOptions& options);
 Result<actors::Resources> parse_amounts(const std::vector<std::string>& words, std::map<std::string, double> amounts);
 
 // Starts a role of this executable in a session of its own and waits for its first word.
-Result<nlohmann::json> start_role(const std::string& self, const SessionFolder& folder, const std::vector<std::string>& words,
-                                  runtime::Duration timeout);
-Result<SessionFolder> new_session(const std::string& root);
+Result<actors::StartedRole> start_role(const std::string& self, const actors::SessionFolder& folder, std::vector<std::string> words);
+Result<actors::SessionFolder> new_session(const std::string& root);
 
 }  // namespace shoal::scheduler::cli

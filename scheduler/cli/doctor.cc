@@ -18,6 +18,7 @@
 
 namespace shoal::scheduler::cli {
 
+using actors::SessionFolder;
 using nlohmann::json;
 
 namespace {

@@ -18,6 +18,7 @@ namespace shoal::scheduler::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using actors::SessionFolder;
 
 std::string env(const char* name) {
   const char* value = std::getenv(name);

@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -20,6 +19,7 @@ extern char** environ;
 namespace shoal::scheduler::cli {
 
 using actors::Method;
+using actors::SessionFolder;
 using nlohmann::json;
 
 Result<SessionFolder> new_session(const std::string& root) {
@@ -27,49 +27,19 @@ Result<SessionFolder> new_session(const std::string& root) {
   return SessionFolder::create(root, runtime::Token::random(*random), static_cast<std::int64_t>(std::time(nullptr)) * 1000, random->next());
 }
 
-Result<json> start_role(const std::string& self, const SessionFolder& folder, const std::vector<std::string>& words,
-                        runtime::Duration timeout) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return fail(from_errno(errno, "pipe"));
-  const Fd reading(ends[0]);
-  runtime::SpawnSpec spec;
-  spec.argv = {self, "role"};
-  spec.argv.insert(spec.argv.end(), words.begin(), words.end());
-  for (const auto& w : {std::string("--session"), folder.path(), std::string("--ready-fd"), std::string("3")}) spec.argv.push_back(w);
-  for (char** e = environ; *e != nullptr; ++e) spec.env.emplace_back(*e);
-  spec.cwd = "/";
+Result<actors::StartedRole> start_role(const std::string& self, const SessionFolder& folder, std::vector<std::string> words) {
+  actors::RoleStart start;
+  start.program = self;
   // What a role says outside its log is a last word: keep it.
   const std::string last_words = folder.logs() + "/" + words[0] + ".stderr";
-  spec.err = Fd(open(last_words.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
-  spec.out = Fd(open("/dev/null", O_WRONLY | O_CLOEXEC));
-  spec.inherited.push_back(Fd(ends[1]));
-  spec.dies_with_parent = false;
-  SHOAL_TRY(const pid_t pid, runtime::spawn(std::move(spec)));
-  std::string line;
-  const auto end = std::chrono::steady_clock::now() + timeout;
-  while (line.find('\n') == std::string::npos) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()).count();
-    pollfd p{reading.get(), POLLIN, 0};
-    if (left <= 0 || poll(&p, 1, static_cast<int>(left)) <= 0) {
-      kill(pid, SIGKILL);
-      return fail(deadline_exceeded("the " + words[0] + " did not start in time").with_hint("see " + folder.logs()));
-    }
-    char text[4096];
-    const ssize_t n = read(reading.get(), text, sizeof text);
-    if (n <= 0) return fail(internal("the " + words[0] + " ended before it was ready").with_hint("see " + folder.logs()));
-    line.append(text, static_cast<std::size_t>(n));
-  }
-  const json said = json::parse(line, nullptr, false);
-  if (!said.is_object()) return fail(internal("the " + words[0] + " said something strange: " + line));
-  if (said.contains("error")) {
-    const auto& e = said["error"];
-    Code code = Code::kInternal;
-    for (std::uint16_t c = 0; c < kNumCodes; ++c) {
-      if (e.value("code", "") == code_name(static_cast<Code>(c))) code = static_cast<Code>(c);
-    }
-    return fail(Error(code, e.value("message", "")).with_reason(e.value("reason", "")).with_hint(e.value("hint", "")));
-  }
-  return said;
+  start.err = Fd(open(last_words.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  words.insert(words.end(), {"--session", folder.path()});
+  start.words = std::move(words);
+  for (char** e = environ; *e != nullptr; ++e) start.env.emplace_back(*e);
+  start.timeout = std::chrono::seconds(10);
+  auto started = actors::start_role(std::move(start));
+  if (!started && started.error().hint().empty()) return fail(Error(started.error()).with_hint("see " + folder.logs()));
+  return started;
 }
 
 Result<actors::Resources> parse_amounts(const std::vector<std::string>& words, std::map<std::string, double> amounts) {
@@ -106,10 +76,11 @@ std::vector<std::string> resource_words(const actors::Resources& resources) {
   return out;
 }
 
-Result<json> start_node(const Common& common, const SessionFolder& folder, const std::string& head, const actors::Resources& resources) {
+Result<actors::StartedRole> start_node(const Common& common, const SessionFolder& folder, const std::string& head,
+                                       const actors::Resources& resources) {
   std::vector<std::string> words = {"node", "--head", head, "--python", common.python};
   for (const auto& w : resource_words(resources)) words.push_back(w);
-  return start_role(common.self, folder, words, std::chrono::seconds(10));
+  return start_role(common.self, folder, std::move(words));
 }
 
 int start_head(const Common& common, const StartOptions& options, const actors::Resources& resources) {
@@ -123,18 +94,18 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   }
   const auto folder = new_session(common.target.root);
   if (!folder) return fail_with(folder.error());
-  const auto head = start_role(common.self, *folder, {"head", "--port", std::to_string(options.port)}, std::chrono::seconds(10));
+  const auto head = start_role(common.self, *folder, {"head", "--port", std::to_string(options.port)});
   if (!head) {
     folder->remove();
     return fail_with(head.error());
   }
-  const auto node = start_node(common, *folder, head->value("head_local", ""), resources);
+  const auto node = start_node(common, *folder, head->head_local, resources);
   if (!node) return fail_with(node.error());
   // Ready means: it can place something.
   const auto token = folder->token();
   if (!token) return fail_with(token.error());
   Context context(*token);
-  const auto client = Client::connect(context, head->value("head_local", ""));
+  const auto client = Client::connect(context, head->head_local);
   if (!client) return fail_with(client.error());
   const auto registered = [&] {
     const auto status = (*client)->ask_for<actors::ClusterStatus>(Method::kStatus, {});
@@ -142,11 +113,11 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   };
   const auto end = context.clock->now() + std::chrono::seconds(10);
   while (!registered() && context.clock->now() < end) context.run_until([] { return false; }, std::chrono::milliseconds(2));
-  const std::string address = head->value("head", "");
+  const std::string address = head->head;
   if (common.json) {
     std::printf("%s\n", json({{"schema", "shoal.start/1"},
                               {"address", address},
-                              {"local", head->value("head_local", "")},
+                              {"local", head->head_local},
                               {"session", folder->path()},
                               {"resources", to_json(resources)}})
                             .dump()
@@ -177,14 +148,12 @@ int start_joining(const Common& common, const StartOptions&, const actors::Resou
   const auto node = start_node(common, found->folder, found->endpoint, resources);
   if (!node) return fail_with(node.error());
   if (common.json) {
-    std::printf(
-        "%s\n",
-        json(
-            {{"schema", "shoal.start/1"}, {"address", found->endpoint}, {"node", node->value("id", "")}, {"session", found->folder.path()}})
-            .dump()
-            .c_str());
+    std::printf("%s\n",
+                json({{"schema", "shoal.start/1"}, {"address", found->endpoint}, {"node", node->id}, {"session", found->folder.path()}})
+                    .dump()
+                    .c_str());
   } else {
-    std::printf("Node %s joined %s with %s.\n", node->value("id", "").c_str(), found->endpoint.c_str(), resources.to_string().c_str());
+    std::printf("Node %s joined %s with %s.\n", node->id.c_str(), found->endpoint.c_str(), resources.to_string().c_str());
   }
   return kOk;
 }

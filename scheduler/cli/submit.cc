@@ -21,6 +21,7 @@ using actors::JobRow;
 using actors::JobState;
 using actors::Launch;
 using actors::Method;
+using actors::SessionFolder;
 
 namespace {
 
@@ -44,8 +45,8 @@ Result<Cluster> cluster_for(const Common& common, const actors::Resources& each,
     words.push_back("--resource");
     words.push_back(fmt::format("{}={}", name, static_cast<double>(units) / actors::Resources::kUnit));
   }
-  SHOAL_TRY(const auto said, start_role(common.self, folder, words, std::chrono::seconds(10)));
-  return Cluster{folder, said.value("head_local", "")};
+  SHOAL_TRY(const auto said, start_role(common.self, folder, std::move(words)));
+  return Cluster{folder, said.head_local};
 }
 
 Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {

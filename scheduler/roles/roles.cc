@@ -13,6 +13,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "actors/session/folder.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/socket_network.h"
 #include "scheduler/head/head.h"
@@ -21,6 +22,8 @@
 
 namespace shoal::scheduler {
 
+using actors::SessionFolder;
+using actors::SessionInfo;
 using nlohmann::json;
 using runtime::Endpoint;
 

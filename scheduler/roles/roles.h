@@ -11,7 +11,6 @@
 #include <string>
 
 #include "actors/cluster/resources.h"
-#include "scheduler/session/folder.h"
 
 namespace shoal::scheduler {
 

@@ -16,7 +16,7 @@
 #include "runtime/core/result.h"
 #include "runtime/net/hello.h"
 
-namespace shoal::scheduler {
+namespace shoal::actors {
 
 struct SessionInfo {
   std::string head;        // HOST:PORT, empty for a cluster without one
@@ -63,4 +63,4 @@ class SessionFolder {
   std::string path_;
 };
 
-}  // namespace shoal::scheduler
+}  // namespace shoal::actors

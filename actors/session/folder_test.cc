@@ -1,14 +1,15 @@
-#include "scheduler/session/folder.h"
+#include "actors/session/folder.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include <gtest/gtest.h>
 
-namespace shoal::scheduler {
+namespace shoal::actors {
 namespace {
 
 class FolderTest : public testing::Test {
@@ -54,6 +55,14 @@ TEST_F(FolderTest, OnlyLivingProcessesMakeASessionRun) {
   EXPECT_TRUE(SessionFolder::running(root_).empty());
 }
 
+TEST_F(FolderTest, ADamagedFileIsAnError) {
+  const auto folder = SessionFolder::create(root_, token_, 1000, 1).value();
+  for (const char* text : {"", "[]", "{}", R"({"head": 5, "head_local": "unix:@a", "started_unix_ms": 0})"}) {
+    std::ofstream(folder.path() + "/info.json") << text;
+    EXPECT_EQ(folder.info().error().code(), Code::kDataLoss) << text;
+  }
+}
+
 TEST_F(FolderTest, EndedSessionsAreKeptUpToABound) {
   for (int i = 0; i < 30; ++i) ASSERT_TRUE(SessionFolder::create(root_, token_, 1000 * i, static_cast<std::uint64_t>(i)));
   std::size_t n = 0;
@@ -62,4 +71,4 @@ TEST_F(FolderTest, EndedSessionsAreKeptUpToABound) {
 }
 
 }  // namespace
-}  // namespace shoal::scheduler
+}  // namespace shoal::actors

@@ -1,4 +1,4 @@
-#include "scheduler/session/folder.h"
+#include "actors/session/folder.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -17,9 +17,10 @@
 #include "runtime/core/id.h"
 #include "runtime/process/process.h"
 
-namespace shoal::scheduler {
+namespace shoal::actors {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
 namespace {
 
@@ -110,15 +111,18 @@ Result<runtime::Token> SessionFolder::token() const {
 }
 
 Result<void> SessionFolder::write_info(const SessionInfo& info) const {
-  const nlohmann::json j = {{"head", info.head}, {"head_local", info.head_local}, {"started_unix_ms", info.started_unix_ms}};
+  const json j = {{"head", info.head}, {"head_local", info.head_local}, {"started_unix_ms", info.started_unix_ms}};
   return write_file(path_ + "/info.json", j.dump(2) + "\n");
 }
 
 Result<SessionInfo> SessionFolder::info() const {
   SHOAL_TRY(const std::string text, read_file(path_ + "/info.json"));
-  const auto j = nlohmann::json::parse(text, nullptr, false);
-  if (!j.is_object()) return fail(data_loss(path_ + "/info.json is damaged"));
-  return SessionInfo{j.value("head", ""), j.value("head_local", ""), j.value("started_unix_ms", std::int64_t{0})};
+  const auto j = json::parse(text, nullptr, false);
+  const auto is = [&](const char* key, auto&& type) { return j.is_object() && j.contains(key) && (j[key].*type)(); };
+  if (!is("head", &json::is_string) || !is("head_local", &json::is_string) || !is("started_unix_ms", &json::is_number_integer)) {
+    return fail(data_loss(path_ + "/info.json is damaged"));
+  }
+  return SessionInfo{j["head"], j["head_local"], j["started_unix_ms"]};
 }
 
 Result<void> SessionFolder::enter(const std::string& role, pid_t pid) const {
@@ -151,4 +155,4 @@ void SessionFolder::remove() const {
   fs::remove_all(path_, ignored);
 }
 
-}  // namespace shoal::scheduler
+}  // namespace shoal::actors

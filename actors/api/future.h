@@ -1,0 +1,158 @@
+// The answer to a call: waited for by a thread, or awaited by a coroutine.
+//
+// A Future is a value (copies share the answer) and lives no longer than its Context. Errors come with their first cause and with where
+// they passed: "method add", "actor Counter(3f..)", "rank 1".
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "actors/api/codec.h"
+#include "actors/session/session.h"
+#include "runtime/core/check.h"
+#include "runtime/loop/task.h"
+
+namespace shoal {
+
+using runtime::Duration;
+using runtime::Task;
+inline constexpr Duration kForever = Duration::max();
+
+}  // namespace shoal
+
+namespace shoal::actors::api {
+
+// What handles and futures share of their Context.
+struct Hub {
+  Session& session;
+  std::string caller;         // of its calls, for errors
+  std::uint64_t wakeups = 0;  // of coroutines whose future became ready; belongs to the loop's owner
+};
+
+// Whose answer it is.
+struct Callee {
+  ActorId actor;
+  std::string_view class_name;
+  std::int32_t rank = -1;  // in its mesh; -1 for one that was spawned alone
+};
+
+// A call under way, before its result has a type.
+class Reply {
+ public:
+  Reply() = default;
+  Reply(Hub& hub, Callee callee, std::string_view method, ValueFuture future)
+      : hub_(&hub), callee_(callee), method_(method), future_(std::move(future)) {}
+
+  bool ready() const {
+    SHOAL_CHECK(future_.valid(), "a future of nothing is asked");
+    return future_.ready();
+  }
+  // Serves the loop until the answer is there. DeadlineExceeded, or what Session::wait says.
+  Result<void> wait(Duration timeout) const;
+  // The same as a coroutine, in the thread that runs it (Context::run).
+  static Task<void> until_ready(Reply reply);
+  // Of one that is ready: its value, decoded by `decode`, or why there is none.
+  template <class T>
+  Result<T> result() const {
+    const auto& value = future_.peek();
+    if (!value) return fail(located(value.error()));
+    if (value->raised()) return fail(located(unimplemented("the method raised an exception of another language")));
+    auto decoded = decode_result<T>(*value);
+    if (!decoded) return fail(located(std::move(decoded).error()));
+    return decoded;
+  }
+  // The error with where it passed.
+  Error located(Error error) const;
+
+ private:
+  friend Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);
+  Hub* hub_ = nullptr;
+  Callee callee_;
+  std::string_view method_;
+  ValueFuture future_;
+};
+
+// Waits until all are ready or one has failed: the index of the one that failed first, else their number.
+Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);
+
+template <class T>
+struct Gathered {
+  using Type = std::vector<T>;
+};
+template <>
+struct Gathered<void> {
+  using Type = void;
+};
+
+template <class T>
+Task<T> await(Reply reply) {
+  const auto ready = co_await Reply::until_ready(reply);
+  if (!ready) co_return fail(reply.located(ready.error()));
+  co_return reply.template result<T>();
+}
+
+}  // namespace shoal::actors::api
+
+namespace shoal {
+
+template <class T>
+class Futures;
+
+template <class T>
+class [[nodiscard]] Future {
+ public:
+  Future() = default;  // of nothing: only to be assigned to
+  explicit Future(actors::api::Reply reply) : reply_(std::move(reply)) {}
+
+  bool ready() const { return reply_.ready(); }
+  // Blocks this thread, which serves the process's loop meanwhile. May be asked again. DeadlineExceeded when the time is over: the call
+  // goes on.
+  Result<T> get(Duration timeout = kForever) const {
+    if (const auto waited = reply_.wait(timeout); !waited) return fail(waited.error());
+    return reply_.template result<T>();
+  }
+  // In a coroutine that Context::run runs: co_await future.async().
+  Task<T> async() const { return actors::api::await<T>(reply_); }
+
+ private:
+  friend class Futures<T>;
+  actors::api::Reply reply_;
+};
+
+// The answers of a mesh, by rank.
+template <class T>
+class [[nodiscard]] Futures {
+ public:
+  explicit Futures(std::vector<Future<T>> futures) : futures_(std::move(futures)) {}
+
+  std::size_t size() const { return futures_.size(); }
+  const Future<T>& operator[](std::size_t rank) const { return futures_[rank]; }
+  auto begin() const { return futures_.begin(); }
+  auto end() const { return futures_.end(); }
+
+  // All results by rank (of void: nothing), or the error of the first that failed, without waiting for the others.
+  Result<typename actors::api::Gathered<T>::Type> get(Duration timeout = kForever) const {
+    std::vector<const actors::api::Reply*> replies;
+    for (const auto& f : futures_) replies.push_back(&f.reply_);
+    SHOAL_TRY(const std::size_t failed, actors::api::wait_all(replies, timeout));
+    if (failed < size()) return fail(futures_[failed].get().error());
+    if constexpr (std::is_void_v<T>) {
+      return {};
+    } else {
+      std::vector<T> out;
+      for (const auto& f : futures_) {
+        SHOAL_TRY(T value, f.get());
+        out.push_back(std::move(value));
+      }
+      return out;
+    }
+  }
+
+ private:
+  std::vector<Future<T>> futures_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,118 @@
+// Actors from the caller's side: one (Handle), or a gang of one class (Mesh).
+//
+// Both are values that know how to call; they own nothing. An actor lives until it is killed, its process dies, or the driver's job ends.
+// Calls that one process makes on one actor run in the order in which they were made.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "actors/api/future.h"
+#include "runtime/core/check.h"
+
+namespace shoal::actors::api {
+
+// The call that constructs an actor: its arguments are the class's full name, rank and world_size; the constructor's own are its first
+// reference, which the members of a mesh share.
+inline constexpr std::string_view kConstruct = "__init__";
+using ConstructHead = List<std::string_view, std::int32_t, std::int32_t>;
+
+// Queues the call. `args` are encoded by now, or the reason why they cannot be.
+Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Value> args);
+
+template <class... P, class... A>
+void check_arguments(List<P...>, List<A...>) {
+  static_assert(sizeof...(P) == sizeof...(A), "a call passes as many arguments as the method has parameters");
+  if constexpr (sizeof...(P) == sizeof...(A)) {
+    static_assert(((kIsBytes<P> || std::is_convertible_v<A, std::remove_cvref_t<P>>) && ...),
+                  "an argument does not convert to its parameter");
+  }
+}
+
+// The name and the encoded arguments of a call on a T. The name is "" when the method is not listed.
+template <class T, class Pointer, class... A>
+std::pair<std::string_view, Result<Value>> prepare(Pointer method, const A&... args) {
+  static_assert(std::is_member_function_pointer_v<Pointer>, "call takes a method: handle.call(&Counter::add, ..)");
+  static_assert(Table<T>::template lists<Pointer>(), "the actor's `methods` list no method of this signature");
+  using Params = typename Signature<Pointer>::Params;
+  check_arguments(Params(), List<const A&...>());
+  const auto name = Table<T>::name_of(method);
+  if (name.empty()) {
+    return {name, fail(invalid_argument("this method of " + std::string(class_name<T>()) + " is not listed in its `methods`"))};
+  }
+  return {name, encode(Params(), args...)};
+}
+
+template <class Pointer>
+using ReturnedBy = Returned<typename Signature<Pointer>::Return>;
+
+}  // namespace shoal::actors::api
+
+namespace shoal {
+
+template <actors::api::Actor T>
+class Handle {
+ public:
+  Handle() = default;  // of nothing: only to be assigned to
+  Handle(actors::api::Hub& hub, actors::api::Callee callee, actors::api::Reply constructed)
+      : hub_(&hub), callee_(callee), constructed_(std::move(constructed)) {}
+
+  ActorId id() const { return callee_.actor; }
+  // In its mesh; -1 for one that was spawned alone.
+  std::int32_t rank() const { return callee_.rank; }
+
+  // Never blocks and never fails at once: what is wrong, the future tells. It may be dropped; the call runs nevertheless.
+  template <class Pointer, class... A>
+  Future<actors::api::ReturnedBy<Pointer>> call(Pointer method, const A&... args) const {
+    auto [name, encoded] = actors::api::prepare<T>(method, args...);
+    return Future<actors::api::ReturnedBy<Pointer>>(actors::api::call(*hub_, callee_, name, std::move(encoded)));
+  }
+
+  const actors::api::Callee& callee() const { return callee_; }
+  // Ready once its constructor has returned, in its process. Calls need not wait for that.
+  Future<void> constructed() const { return Future<void>(constructed_); }
+
+ private:
+  actors::api::Hub* hub_ = nullptr;
+  actors::api::Callee callee_;
+  actors::api::Reply constructed_;
+};
+
+template <actors::api::Actor T>
+class Mesh {
+ public:
+  Mesh() = default;
+  Mesh(actors::api::Hub& hub, std::vector<Handle<T>> handles) : hub_(&hub), handles_(std::move(handles)) {}
+
+  std::size_t size() const { return handles_.size(); }
+  const Handle<T>& operator[](std::size_t rank) const {
+    SHOAL_CHECK(rank < handles_.size(), "a rank beyond the mesh");
+    return handles_[rank];
+  }
+  auto begin() const { return handles_.begin(); }
+  auto end() const { return handles_.end(); }
+  // Ranks first to first + count - 1, which keep their ranks' names in errors.
+  Mesh slice(std::size_t first, std::size_t count) const {
+    SHOAL_CHECK(first <= size() && count <= size() - first, "a slice beyond the mesh");
+    const auto from = handles_.begin() + static_cast<std::ptrdiff_t>(first);
+    return Mesh(*hub_, {from, from + static_cast<std::ptrdiff_t>(count)});
+  }
+
+  // The same call on each, encoded once.
+  template <class Pointer, class... A>
+  Futures<actors::api::ReturnedBy<Pointer>> call_all(Pointer method, const A&... args) const {
+    const auto [name, encoded] = actors::api::prepare<T>(method, args...);
+    std::vector<Future<actors::api::ReturnedBy<Pointer>>> out;
+    for (const auto& h : handles_) out.emplace_back(actors::api::call(*hub_, h.callee(), name, encoded));
+    return Futures<actors::api::ReturnedBy<Pointer>>(std::move(out));
+  }
+
+ private:
+  actors::api::Hub* hub_ = nullptr;
+  std::vector<Handle<T>> handles_;
+};
+
+}  // namespace shoal

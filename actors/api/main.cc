@@ -1,0 +1,210 @@
+#include "actors/api/main.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "actors/api/build_id.h"
+#include "actors/session/folder.h"
+#include "actors/session/role.h"
+#include "runtime/process/process.h"
+
+extern char** environ;
+
+namespace shoal::actors::api {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::chrono::seconds kEndOfCluster{3};  // after which it is killed
+
+// Everything that this program reads of its environment.
+struct Environment {
+  std::string address, home, binary;       // SHOAL_ADDRESS, SHOAL_HOME, SHOAL_BINARY
+  std::string session, node, worker, job;  // what a node gives to a process that it starts
+  std::optional<std::string> build_id;     // what it gives to one that shall serve as a worker of this binary
+  bool from_node() const { return !node.empty() && !worker.empty(); }
+  bool native_worker() const { return from_node() && build_id; }
+};
+
+std::string env(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+Environment read_environment() {
+  Environment e;
+  e.address = env("SHOAL_ADDRESS");
+  e.home = env("SHOAL_HOME");
+  e.binary = env("SHOAL_BINARY");
+  e.session = env("SHOAL_SESSION");
+  e.node = env("SHOAL_NODE");
+  e.worker = env("SHOAL_WORKER_ID");
+  e.job = env("SHOAL_JOB_ID");
+  if (std::getenv("SHOAL_BUILD_ID") != nullptr) e.build_id = env("SHOAL_BUILD_ID");
+  unsetenv("SHOAL_BUILD_ID");  // a program that this process starts is no worker
+  return e;
+}
+
+// ---- opening a session ----
+
+Result<std::unique_ptr<Session>> attach(const Environment& e) {
+  SHOAL_TRY(const auto folder, SessionFolder::open(e.session));
+  SessionOptions o;
+  SHOAL_TRY(o.token, folder.token());
+  o.node = e.node;
+  o.worker = WorkerId{parse_hex(e.worker).value_or(0)};
+  o.job = JobId{parse_hex(e.job).value_or(0)};
+  o.role = "worker";
+  return Session::open(std::move(o));
+}
+
+Result<std::unique_ptr<Session>> open_driver(const SessionFolder& folder, const std::string& head, const std::string& name,
+                                             bool print_logs) {
+  SessionOptions o;
+  SHOAL_TRY(o.token, folder.token());
+  o.head = head;
+  o.name = name;
+  o.print_logs = print_logs;
+  return Session::open(std::move(o));
+}
+
+// The running cluster that $SHOAL_ADDRESS means.
+Result<std::unique_ptr<Session>> connect(const Environment& e, const std::string& name, bool print_logs) {
+  SHOAL_TRY(const std::string root, SessionFolder::root(e.home.c_str()));
+  const auto running = SessionFolder::running(root);
+  if (e.address == "auto" && running.empty()) {
+    return fail(unavailable("no cluster is running").with_reason("NoCluster").with_hint("`shoal start --head` starts one"));
+  }
+  const auto folder = e.address == "auto" ? Result<SessionFolder>(running[0]) : SessionFolder::at_address(root, e.address);
+  if (!folder) {
+    return fail(unavailable(folder.error().message())
+                    .with_reason("NoCluster")
+                    .with_hint("`shoal start --head` starts one; SHOAL_HOME says where sessions are looked for"));
+  }
+  SHOAL_TRY(const auto info, folder->info());
+  return open_driver(*folder, info.head_local.empty() ? info.head : info.head_local, name, print_logs);
+}
+
+// ---- a cluster of its own ----
+
+std::vector<std::string> resource_words(const MainOptions& o) {
+  std::map<std::string, double> amounts = o.resources;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const double cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  amounts["CPU"] = o.num_cpus >= 0 ? o.num_cpus : cpus;
+  amounts["GPU"] = o.num_gpus;
+  amounts["memory"] = o.memory >= 0 ? o.memory : static_cast<double>(sysconf(_SC_PAGE_SIZE)) * static_cast<double>(sysconf(_SC_PHYS_PAGES));
+  std::vector<std::string> out;
+  for (const auto& [name, amount] : amounts) out.push_back(fmt::format("--resource={}={}", name, amount));
+  return out;
+}
+
+Result<StartedRole> start_local(const Environment& e, const fs::path& program, const MainOptions& options) {
+  RoleStart start;
+  start.program = "shoal";  // on PATH, unless it is elsewhere
+  if (const auto beside = program.parent_path() / "shoal"; access(beside.c_str(), X_OK) == 0) start.program = beside;
+  if (!e.binary.empty()) start.program = e.binary;
+  start.words = {"local", "--owner", std::to_string(getpid())};
+  for (auto& w : resource_words(options)) start.words.push_back(std::move(w));
+  for (char** entry = environ; *entry != nullptr; ++entry) start.env.emplace_back(*entry);
+  start.cwd = "";  // SHOAL_HOME may be relative
+  auto started = start_role(std::move(start));
+  if (!started && started.error().code() == Code::kNotFound) {
+    return fail(Error(started.error()).with_hint("set SHOAL_BINARY to the shoal command, or SHOAL_ADDRESS to a cluster that runs"));
+  }
+  return started;
+}
+
+// Ends with the driver: in order, or killed after a while. A driver that dies is noticed by the cluster itself.
+class LocalCluster {
+ public:
+  explicit LocalCluster(StartedRole role) : role_(std::move(role)) {}
+  ~LocalCluster() {
+    if (runtime::wait_exit(role_.pid, kEndOfCluster)) return;
+    ::kill(role_.pid, SIGKILL);
+    (void)runtime::wait_exit(role_.pid, kEndOfCluster);
+  }
+  LocalCluster(const LocalCluster&) = delete;
+  LocalCluster& operator=(const LocalCluster&) = delete;
+
+  const StartedRole& role() const { return role_; }
+
+ private:
+  const StartedRole role_;
+};
+
+// ---- the two lives of the program ----
+
+Context::Options context_options(const fs::path& program, const Classes& classes) {
+  Context::Options o;
+  o.program = program;
+  o.build_id = own_build_id();
+  for (const auto& [name, factory] : classes) o.class_names.insert(name);
+  return o;
+}
+
+int run_worker(const Environment& e, const fs::path& program, const Classes& classes) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // the driver sees lines as they are printed, and what a killed worker said
+  if (const auto refused = check_build_id(own_build_id(), *e.build_id, program); !refused) return print_error(refused.error());
+  auto session = attach(e);
+  if (!session) return print_error(session.error());
+  auto options = context_options(program, classes);
+  options.caller = fmt::format("worker {}", e.worker);
+  Context context(*std::move(session), std::move(options));
+  return serve(context, classes);
+}
+
+int run_driver(Result<std::unique_ptr<Session>> session, const fs::path& program, const Classes& classes,
+               const std::function<int(Context&)>& run, bool end_cluster) {
+  if (!session) return print_error(session.error());
+  Context context(*std::move(session), context_options(program, classes));
+  const int code = run(context);
+  if (end_cluster) (void)context.session().shutdown_cluster();  // it may be gone already
+  return code;
+}
+
+}  // namespace
+
+int print_error(const Error& error) {
+  std::fprintf(stderr, "%s\n", error.to_string().c_str());
+  return 1;
+}
+
+Result<void> check_build_id(const std::string& own, const std::string& wanted, const std::string& program) {
+  if (own == wanted && !own.empty()) return {};
+  return fail(invalid_argument(fmt::format("{} was rebuilt while its driver runs: the driver is build {}, the file is build {}", program,
+                                           wanted, own.empty() ? "(none)" : own))
+                  .with_reason("BuildMismatch")
+                  .with_hint("start the driver again"));
+}
+
+int run_main(int argc, char** argv, const Classes& classes, const std::function<int(Context&)>& run, const MainOptions& options) {
+  std::signal(SIGPIPE, SIG_IGN);
+  const Environment e = read_environment();
+  std::error_code unreadable;
+  const fs::path program = fs::read_symlink("/proc/self/exe", unreadable);
+  if (unreadable) return print_error(from_errno(unreadable.value(), "/proc/self/exe"));
+  const std::string name = fs::path(argc > 0 ? argv[0] : program.c_str()).filename();
+
+  if (e.native_worker()) return run_worker(e, program, classes);
+  if (e.from_node()) return run_driver(attach(e), program, classes, run, false);  // it was submitted
+  if (!e.address.empty() && e.address != "local") return run_driver(connect(e, name, options.print_logs), program, classes, run, false);
+
+  auto started = start_local(e, program, options);
+  if (!started) return print_error(started.error());
+  const LocalCluster cluster(*std::move(started));
+  const auto folder = SessionFolder::open(cluster.role().session);
+  if (!folder) return print_error(folder.error());
+  return run_driver(open_driver(*folder, cluster.role().head_local, name, options.print_logs), program, classes, run, true);
+}
+
+}  // namespace shoal::actors::api

@@ -1,0 +1,202 @@
+// The table of an actor's methods, which its class lists once:
+//
+//   class Counter {
+//    public:
+//     explicit Counter(int start);
+//     Result<int> add(int n);
+//     int value() const;
+//     static constexpr auto methods = shoal::methods(shoal::constructor<int>, &Counter::add, &Counter::value);
+//   };
+//
+// The constructor is listed when it takes something besides a Place, because a worker has to know what to decode. Everything here is
+// decided at compile time: names come from the member pointers themselves, nothing is registered anywhere.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "runtime/core/id.h"
+
+namespace shoal {
+
+class Context;
+
+// Where an actor stands among those it was spawned with. A constructor may take it as its first parameter; it is never passed by hand.
+struct Place {
+  Rank rank;
+  std::int32_t world_size = 1;
+  Context* context = nullptr;  // of the actor's process, for actors that call or spawn others; null only in tests of the class alone
+};
+
+template <class... Params>
+struct Constructor {};
+template <class... Params>
+inline constexpr Constructor<Params...> constructor{};
+
+template <class Ctor, class... Pointers>
+struct Methods {
+  using Constructor = Ctor;  // void when it is not listed
+  std::tuple<Pointers...> pointers;
+};
+
+template <class... Params, class... Pointers>
+constexpr Methods<Constructor<Params...>, Pointers...> methods(Constructor<Params...>, Pointers... pointers) {
+  return {{pointers...}};
+}
+template <class... Pointers>
+  requires(std::is_member_function_pointer_v<Pointers> && ...)
+constexpr Methods<void, Pointers...> methods(Pointers... pointers) {
+  return {{pointers...}};
+}
+
+}  // namespace shoal
+
+namespace shoal::actors::api {
+
+template <class... Types>
+struct List {};
+
+// ---- what a member pointer says of itself ----
+template <class Pointer>
+struct Signature;
+template <class R, class C, class... P>
+struct Signature<R (C::*)(P...)> {
+  using Return = R;
+  using Params = List<P...>;
+};
+template <class R, class C, class... P>
+struct Signature<R (C::*)(P...) const> : Signature<R (C::*)(P...)> {};
+template <class R, class C, class... P>
+struct Signature<R (C::*)(P...) noexcept> : Signature<R (C::*)(P...)> {};
+template <class R, class C, class... P>
+struct Signature<R (C::*)(P...) const noexcept> : Signature<R (C::*)(P...)> {};
+
+// ---- names ----
+template <auto Pointer>
+constexpr std::string_view pretty_pointer() {
+  return __PRETTY_FUNCTION__;
+}
+template <class T>
+constexpr std::string_view pretty_type() {
+  return __PRETTY_FUNCTION__;
+}
+
+// What stands between "= " and the end of the list of template arguments: "&Counter::add", "{anonymous}::Counter".
+constexpr std::string_view argument_in(std::string_view pretty) {
+  pretty.remove_prefix(pretty.find("= ") + 2);
+  return pretty.substr(0, std::min(pretty.find(';'), pretty.rfind(']')));
+}
+
+// Behind the last "::" that stands outside of angle brackets.
+constexpr std::string_view unqualified(std::string_view name) {
+  std::size_t from = 0;
+  int depth = 0;
+  for (std::size_t i = 0; i + 1 < name.size(); ++i) {
+    if (name.substr(i).starts_with("operator")) break;
+    depth += (name[i] == '<') - (name[i] == '>');
+    if (depth == 0 && name[i] == ':' && name[i + 1] == ':') from = i + 2;
+  }
+  return name.substr(from);
+}
+
+// With its namespaces: what a worker looks for.
+template <class T>
+constexpr std::string_view full_class_name() {
+  return argument_in(pretty_type<T>());
+}
+// For people.
+template <class T>
+constexpr std::string_view class_name() {
+  return unqualified(full_class_name<T>());
+}
+
+// ---- the table of T ----
+template <class T>
+concept Actor = requires { T::methods.pointers; };
+
+template <class Listed, class T>
+struct ConstructorOf {
+  using Type = Listed;
+};
+template <class T>
+struct ConstructorOf<void, T> {
+  static_assert(std::is_constructible_v<T, const Place&> || std::is_default_constructible_v<T>,
+                "this actor's constructor takes something: list it as shoal::methods(shoal::constructor<PARAMETERS>, ..)");
+  using Type = std::conditional_t<std::is_constructible_v<T, const Place&>, Constructor<Place>, Constructor<>>;
+};
+
+// Whether a constructor's list begins with the Place, and the parameters that travel.
+template <class Ctor>
+struct ConstructorParams;
+template <class... P>
+struct ConstructorParams<Constructor<P...>> {
+  static constexpr bool kTakesPlace = false;
+  using Params = List<P...>;
+};
+template <class First, class... P>
+  requires std::is_same_v<std::remove_cvref_t<First>, Place>
+struct ConstructorParams<Constructor<First, P...>> {
+  static constexpr bool kTakesPlace = true;
+  using Params = List<P...>;
+};
+
+template <Actor T>
+struct Table {
+  using Pointers = std::remove_cvref_t<decltype(T::methods.pointers)>;
+  using Construction = ConstructorParams<typename ConstructorOf<typename decltype(T::methods)::Constructor, T>::Type>;
+  static constexpr std::size_t kNumMethods = std::tuple_size_v<Pointers>;
+
+  template <std::size_t I>
+  static constexpr auto pointer() {
+    return std::get<I>(T::methods.pointers);
+  }
+
+  static constexpr std::array<std::string_view, kNumMethods> names() {
+    return []<std::size_t... I>(std::index_sequence<I...>) {
+      return std::array<std::string_view, kNumMethods>{unqualified(argument_in(pretty_pointer<pointer<I>()>()))...};
+    }(std::make_index_sequence<kNumMethods>());
+  }
+
+  static constexpr bool names_differ() {
+    const auto all = names();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        if (all[i] == all[j]) return false;
+      }
+    }
+    return true;
+  }
+  static_assert(names_differ(), "an actor lists each method once, and none that is overloaded twice");
+
+  // Whether some method has this very signature: what can be said at compile time of a pointer that is a value.
+  template <class Pointer>
+  static constexpr bool lists() {
+    return []<std::size_t... I>(std::index_sequence<I...>) {
+      return (std::is_same_v<Pointer, std::tuple_element_t<I, Pointers>> || ...);
+    }(std::make_index_sequence<kNumMethods>());
+  }
+
+  // "" when it is not listed.
+  template <class Pointer>
+  static std::string_view name_of(Pointer wanted) {
+    static constexpr auto kNames = names();
+    std::string_view found;
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      const auto look = [&]<std::size_t K>() {
+        if constexpr (std::is_same_v<Pointer, std::tuple_element_t<K, Pointers>>) {
+          if (found.empty() && pointer<K>() == wanted) found = kNames[K];
+        }
+      };
+      (look.template operator()<I>(), ...);
+    }(std::make_index_sequence<kNumMethods>());
+    return found;
+  }
+};
+
+}  // namespace shoal::actors::api

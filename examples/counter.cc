@@ -1,0 +1,58 @@
+// A mesh of four counters: call all of them, lose one, await the others.
+//
+//   bazel run //examples:counter          on a cluster of its own, which ends with it
+//   SHOAL_ADDRESS=auto counter            on the one that runs (shoal start --head)
+#include <cstdio>
+#include <string>
+
+#include "actors/api/shoal.h"
+
+// An actor is an ordinary class that lists its methods. Each lives in a process of its own.
+class Counter {
+ public:
+  Counter(shoal::Place place, int start) : place_(place), value_(start) {}
+
+  int add(int n) { return value_ += n * (place_.rank.value + 1); }
+  int value() const { return value_; }
+  shoal::Result<int> divide(int by) const {
+    if (by == 0) return shoal::fail(shoal::invalid_argument("a counter is not divided by zero").with_hint("pass another number"));
+    return value_ / by;
+  }
+
+  static constexpr auto methods = shoal::methods(shoal::constructor<shoal::Place, int>, &Counter::add, &Counter::value, &Counter::divide);
+
+ private:
+  shoal::Place place_;
+  int value_;
+};
+
+// Awaits the counters one after the other; each answers while the coroutine waits for another.
+shoal::Task<int> total(shoal::Mesh<Counter> counters) {
+  int sum = 0;
+  for (const auto& counter : counters) {
+    SHOAL_CO_TRY(const int value, co_await counter.call(&Counter::value).async());
+    sum += value;
+  }
+  co_return sum;
+}
+
+shoal::Result<void> run(shoal::Context& context) {
+  SHOAL_TRY(const auto counters, context.spawn_mesh<Counter>(4, {}, 100));
+
+  SHOAL_TRY(const auto values, counters.call_all(&Counter::add, 5).get());
+  for (std::size_t rank = 0; rank < values.size(); ++rank) std::printf("rank %zu counts %d\n", rank, values[rank]);
+
+  // An error is a value that says what happened and where.
+  const auto refused = counters[1].call(&Counter::divide, 0).get();
+  std::printf("%s\n", refused.error().to_string().c_str());
+
+  SHOAL_OK(context.kill(counters[3]));
+  const auto lost = counters.call_all(&Counter::value).get();
+  std::printf("%s\n", lost.error().to_string().c_str());
+
+  SHOAL_TRY(const int sum, context.run(total(counters.slice(0, 3))));
+  std::printf("the others have %d\n", sum);
+  return {};
+}
+
+int main(int argc, char** argv) { return shoal::main<Counter>(argc, argv, run); }
