@@ -31,6 +31,17 @@ TEST_F(ValueTest, SmallOnesAreInlineAndLargeOnesShared) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(large.pieces()[1].data()) % Value::kAlignment, 0u);
 }
 
+TEST_F(ValueTest, WhatAUserWritesIntoAValueNobodyElseSees) {
+  for (const std::string& buffer : {small_, large_}) {
+    const Value value = Value::make({bytes(head_), bytes(buffer)}).value();
+    const Value mine = value.for_user().value(), other = value.for_user().value();
+    const_cast<std::byte&>(mine.pieces()[1][0]) = std::byte{'!'};
+    expect_same(value, other);
+    EXPECT_EQ(text(value.pieces()[1]), buffer);
+    EXPECT_EQ(text(mine.pieces()[1])[0], '!');
+  }
+}
+
 TEST_F(ValueTest, ACallTravelsWithItsArgumentsAndReferences) {
   Call call;
   call.actor = ActorId{9};

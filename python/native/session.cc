@@ -23,8 +23,9 @@ Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& bu
   return out;
 }
 
-// (head, [buffer, ...]): the head as bytes when small, everything else as views of the memory it lies in.
-nb::tuple to_python(const Value& value) {
+// (head, [buffer, ...]): the head as bytes when small, everything else as views of the memory it lies in, which is this one object's.
+nb::tuple to_python(const Value& given) {
+  const Value value = given.sizes().size() > 1 ? unwrap(given.for_user()) : given;
   const auto pieces = value.pieces();
   const auto owner = value.keep_alive();
   nb::object head = value.shared() && pieces[0].size() > Value::kMaxInlineBytes
