@@ -1,6 +1,5 @@
 import builtins
 import pickle
-import socket
 
 import pytest
 
@@ -73,7 +72,7 @@ def slotted():
         OSError(2, "gone", "/tmp/x"),
         FileNotFoundError(2, "gone"),
         ConnectionResetError(104, "reset"),
-        socket.timeout("late"),
+        TimeoutError("late"),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
         StopIteration(5),
         SyntaxError("bad", ("f.py", 1, 2, "x =")),

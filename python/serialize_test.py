@@ -170,7 +170,7 @@ def test_what_cannot_be_pickled_says_so():
         dumps(threading.Lock())
 
 
-class _Unloadable(Exception):  # noqa: N818
+class _Unloadable(Exception):
     def __reduce__(self):
         return _raise, ("no such luck",)
 

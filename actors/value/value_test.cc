@@ -58,6 +58,20 @@ TEST_F(ValueTest, ACallTravelsWithItsArgumentsAndReferences) {
   for (std::size_t i = 0; i < 3; ++i) expect_same(back.deps[i], call.deps[i]);
 }
 
+TEST_F(ValueTest, ACallWithMoreThanAFrameHoldsIsRefused) {
+  const auto with = [&](std::size_t count, const std::string& each) {
+    Call call;
+    call.args = Value::make({bytes(head_)}).value();
+    call.deps.assign(count, Value::make({bytes(each)}).value());
+    return to_message(call);
+  };
+  EXPECT_TRUE(with(250, large_));
+  EXPECT_TRUE(with(1000, small_));
+  EXPECT_EQ(with(251, large_).error().reason(), "TooManyArguments");
+  EXPECT_EQ(with(1001, small_).error().reason(), "TooManyArguments");
+  EXPECT_EQ(with(700, std::string(100'000, 'x')).error().reason(), "TooManyArguments");
+}
+
 TEST_F(ValueTest, BytesThatDoNotAddUpAreRefused) {
   EXPECT_FALSE(Value::from_inline({5}, Bytes(4), Value::Kind::kResult));
   EXPECT_FALSE(Value::from_inline({}, Bytes(0), Value::Kind::kResult));

@@ -148,7 +148,7 @@ class SendQueue {
       message.msg_iov = iov;
       message.msg_iovlen = count;
       auto& first = chunks_.front();
-      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 64)];
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * FrameLimits::kMaxFds)];
       if (!first.fds.empty()) {
         const std::size_t n = first.fds.size();
         message.msg_control = control;
@@ -223,6 +223,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void send(Frame frame, Flush flush) {
     if (closed_) return;
     SHOAL_CHECK(identity_.local || frame.fds.empty(), "descriptors only travel on unix sockets");
+    SHOAL_CHECK(frame.fds.size() <= FrameLimits::kMaxFds, "a frame with too many descriptors");
     queue_.push(std::move(frame));
     if (queue_.bytes() > options_.max_queued_bytes) {
       return close_later(
@@ -260,7 +261,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     for (int i = 0; i < kReadsPerWake && !closed_; ++i) {
       const auto room = reader_.room();
       iovec iov{room.data(), room.size()};
-      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 64)];
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * FrameLimits::kMaxFds)];
       msghdr message{};
       message.msg_iov = &iov;
       message.msg_iovlen = 1;
