@@ -224,6 +224,10 @@ Result<void> Session::kill(ActorId actor) {
   return {};
 }
 
+bool Session::dead(ActorId actor) {
+  return own([&] { return calls_->cause(actor) != nullptr; });
+}
+
 Result<ListReply> Session::list(ListRequest::What what, JobId job) {
   SHOAL_TRY(const Message reply, ask_head(Method::kList, to_bytes(ListRequest{what, job})));
   return from_bytes<ListReply>(reply.body);

@@ -62,6 +62,8 @@ class Session {
   Result<void> know(ActorId actor, const std::string& class_name);
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
   Result<void> kill(ActorId actor);
+  // As far as this process has heard.
+  bool dead(ActorId actor);
   Result<ListReply> list(ListRequest::What what, JobId job = {});
   Result<ClusterStatus> status();
   // Asks the head to end the whole cluster.

@@ -297,6 +297,14 @@ void bind_session(nb::module_& m) {
           },
           nb::arg("actor"))
       .def(
+          "dead",
+          [](PySession& s, const std::string& actor) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            return session.dead(actor_id(actor));
+          },
+          nb::arg("actor"), "Whether this process has heard of its death.")
+      .def(
           "list",
           [](PySession& s, const std::string& what) {
             using What = actors::ListRequest::What;

@@ -179,6 +179,8 @@ def wait(
     del fetch_local  # values of one host are local
     if not isinstance(refs, list) or not all(isinstance(r, ObjectRef) for r in refs):
         raise TypeError("wait() takes a list of ObjectRefs")
+    if timeout is not None and timeout < 0:
+        raise ValueError("a timeout is not negative")
     if not refs:
         return [], []
     if len({id(r) for r in refs}) != len(refs):

@@ -29,6 +29,8 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
             raise Unimplemented(f"the option {name} of shoal.remote is not in this release", hint=f"use {', '.join(sorted(_OPTIONS))}")
         if name not in _OPTIONS:
             raise TypeError(f"unknown option {name}; there are {', '.join(sorted(_OPTIONS))}")
+    if not isinstance(options.get("resources") or {}, dict):
+        raise TypeError(f"resources is a dict of amounts by name, not {type(options['resources']).__name__}")
     return options
 
 
@@ -151,14 +153,17 @@ def create_gang(
     torch: bool = False,
     refuse_infeasible: bool = False,
     env: dict[str, str] | None = None,
+    name: str = "",
 ) -> list[ActorHandle]:
-    """``count`` actors of one class, placed together or not at all, by rank. Each is constructed with the same arguments."""
-    ids = _session().create_gang(cls.__name__, count, resources, launch(torch=torch, env=env), refuse_infeasible)
+    """``count`` actors of one class, placed together or not at all, by rank. Each is constructed with the same arguments.
+    ``name`` is what people read (default: the class's)."""
+    name = name or cls.__name__
+    ids = _session().create_gang(name, count, resources, launch(torch=torch, env=env), refuse_infeasible)
     methods = _methods_of(cls)
     handles = []
     for actor_id in ids:
-        created = _call(actor_id, "__init__", cls.__name__, (cls, tuple(args), dict(kwargs or {})), {})
-        handles.append(ActorHandle(actor_id, cls.__name__, methods, created))
+        created = _call(actor_id, "__init__", name, (cls, tuple(args), dict(kwargs or {})), {})
+        handles.append(ActorHandle(actor_id, name, methods, created))
     return handles
 
 
