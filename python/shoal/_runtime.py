@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -139,7 +138,7 @@ def _alive(pid_file: Path) -> bool:
         fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return False
-    return fields[19] == pid_file.read_text()
+    return fields[0] not in "ZX" and fields[19] == pid_file.read_text()
 
 
 def attach_worker() -> _native.Session:
@@ -168,16 +167,22 @@ def close() -> None:
         with contextlib.suppress(Exception):
             end()
     state.session, state.cluster, state.functions, state.ending = None, None, None, []
-    if cluster is not None:
+    try:
         with contextlib.suppress(Exception):
-            session.shutdown_cluster()
-    session.close()
-    if cluster is not None:
-        try:
+            session.sync_logs()
+        if cluster is not None:
+            with contextlib.suppress(Exception):
+                session.shutdown_cluster()
+        session.close()
+        if cluster is not None:
             cluster.wait(3)
-        except subprocess.TimeoutExpired:
-            cluster.send_signal(signal.SIGKILL)
+    except BaseException as error:  # Ctrl-C, or it takes too long: at once, then
+        session.close()
+        if cluster is not None:
+            cluster.kill()
             cluster.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
 
 
 def _after_fork_in_child() -> None:
