@@ -145,7 +145,8 @@ Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
   client.node = node.id;
   nodes_[node.id] = client.peer.get();
   if (options_.watch_process && client.peer->identity().local) {
-    client.watch = options_.watch_process(node.pid, [this, id = node.id] {
+    node_watches_[node.id] = options_.watch_process(node.pid, [this, id = node.id] {
+      const auto over = node_watches_.extract(id);
       now();
       state_.node_lost(id, unavailable("its node's process ended").with_reason("NodeLost"));
       perform();
