@@ -184,7 +184,9 @@ Result<Message> Session::ask_head(Method method, Bytes bytes) {
   if (!connected) {
     if (const auto again = connect_head(); !again) return fail(again.error().reason() == "Interrupted" ? again.error() : head_gone());
   }
-  return ask(*head_, method, std::move(bytes), options_.control_timeout);
+  auto reply = ask(*head_, method, std::move(bytes), options_.control_timeout);
+  if (!reply && reply.error().reason() == "Disconnected") return fail(head_gone());
+  return reply;
 }
 
 std::string Session::endpoint() {
@@ -240,6 +242,12 @@ Result<ClusterStatus> Session::status() {
 
 Result<void> Session::shutdown_cluster() {
   SHOAL_OK(ask_head(Method::kShutdown, {}));
+  return {};
+}
+
+Result<void> Session::sync_logs() {
+  if (!is_driver_ || !options_.print_logs) return {};
+  SHOAL_OK(ask(*node_, Method::kSyncLogs, {}, std::chrono::seconds(1)));
   return {};
 }
 

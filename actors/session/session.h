@@ -78,6 +78,9 @@ class Session {
     return loop_thread_.own(std::forward<F>(fn));
   }
 
+  // What workers of the job have printed by now has been printed here (print_logs). A driver does this before it leaves.
+  Result<void> sync_logs();
+
   // ---- objects ----
   // A value as a future: a reference to something that is there already.
   ValueFuture put(Value value);

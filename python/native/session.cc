@@ -329,6 +329,16 @@ void bind_session(nb::module_& m) {
             return nb::make_tuple(resources_dict(v.total), resources_dict(v.available));
           },
           "(total, available) of the cluster.")
+      .def(
+          "sync_logs",
+          [](PySession& s) {
+            const auto done = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().sync_logs();
+            }();
+            unwrap(done);
+          },
+          "What workers have printed by now is printed here, too.")
       .def("shutdown_cluster",
            [](PySession& s) {
              const auto done = [&] {

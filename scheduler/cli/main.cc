@@ -85,7 +85,7 @@ int run_role(int argc, char** argv) {
   const auto amounts = parse_amounts(resources, {});
   if (!amounts) {
     print_error(amounts.error(), false);
-    return kUsage;
+    return refuse_role(ready_fd, amounts.error());
   }
   if (role == "head") return run_head({session, "127.0.0.1", port, ready_fd});
   if (role == "node") return run_node({session, head, *amounts, python, ready_fd});

@@ -204,6 +204,9 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
       follow(peer, m.job);
       return Message();
     }
+    case Method::kSyncLogs:
+      launcher_.drain_output();
+      return Message();
     case Method::kReadLog: {
       SHOAL_TRY(const auto m, from_bytes<actors::ReadLog>(message.body));
       const std::size_t bytes = std::min<std::uint64_t>(m.tail_bytes, 32u << 20);

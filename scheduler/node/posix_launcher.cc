@@ -24,6 +24,8 @@ using runtime::ExitStatus;
 namespace {
 
 constexpr std::size_t kMaxLine = 64 << 10;  // longer ones are cut into several
+constexpr std::size_t kReadBytes = 16 << 10;
+constexpr int kReadsPerWake = 8;
 
 // One output stream of a worker, in lines.
 class Pipe : public std::enable_shared_from_this<Pipe> {
@@ -37,10 +39,11 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
     });
   }
 
-  // Reads what is there; false at the end of the stream.
+  // Reads what is there, up to what a pipe holds: others have their turn even if somebody prints as fast as this reads. False at the end
+  // of the stream.
   bool drain() {
-    while (descriptor_.is_open()) {
-      char text[16 << 10];
+    for (int i = 0; i < kReadsPerWake && descriptor_.is_open(); ++i) {
+      char text[kReadBytes];
       const ssize_t n = ::read(descriptor_.native_handle(), text, sizeof text);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && errno == EAGAIN) return true;
@@ -58,7 +61,7 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
         buffer_.clear();
       }
     }
-    return false;
+    return descriptor_.is_open();
   }
 
   // A last line without its newline; then nothing more.
@@ -126,6 +129,13 @@ class PosixLauncher final : public Launcher {
     if (spec.launch.kind == Launch::Kind::kNativeWorker) merged["SHOAL_BUILD_ID"] = spec.launch.build_id;
     for (const auto& [name, value] : merged) s.env.push_back(name + "=" + value);
     adopt(runtime::spawn(std::move(s)));
+  }
+
+  void drain_output() override {
+    for (auto& [id, w] : workers_) {
+      w.out->drain();
+      w.err->drain();
+    }
   }
 
   void signal(WorkerId worker, int signal) override {
