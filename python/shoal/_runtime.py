@@ -60,7 +60,10 @@ def session() -> _native.Session:
 
 
 def read_token(folder: str) -> str:
-    return Path(folder, "token").read_text()
+    try:
+        return Path(folder, "token").read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the cluster's token cannot be read: {error}", reason="TokenRefused") from error
 
 
 def start_local(resources: dict[str, float], *, python: str = sys.executable, remove_folder: bool = False, timeout: float = 20):

@@ -121,8 +121,12 @@ Result<SessionFolder> SessionFolder::at_address(const std::string& root, const s
 }
 
 Result<runtime::Token> SessionFolder::token() const {
-  SHOAL_TRY(const std::string text, read_file(path_ + "/token"));
-  return runtime::Token::parse(text);
+  const auto text = read_file(path_ + "/token");
+  auto token = text ? runtime::Token::parse(*text) : Result<runtime::Token>(fail(text.error()));
+  if (token) return token;
+  return fail(invalid_argument("the cluster's token cannot be used: " + path_ + "/token: " + token.error().message())
+                  .with_reason("TokenRefused")
+                  .with_hint("only the one who started the cluster can read it; `shoal stop` ends a cluster without it"));
 }
 
 Result<void> SessionFolder::write_info(const SessionInfo& info) const {
