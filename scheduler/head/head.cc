@@ -259,8 +259,9 @@ void Head::perform(Action action) {
       head.to_node(node, Method::kStartWorker, to_bytes(a.message), [h = &head, node, worker](Result<Message> r) {
         if (r) return;
         h->now();
+        const int code = r.error().code() == Code::kNotFound ? 127 : 126;  // as a shell has it
         h->log_->warn("worker={} not started: {}", to_string(worker), r.error().message());
-        h->state_.worker_updated(node, {worker, actors::WorkerState::kExited, 0, "", 126, r.error(), {}, {}});
+        h->state_.worker_updated(node, {worker, actors::WorkerState::kExited, 0, "", code, r.error(), {}, {}});
         h->perform();
       });
     }
