@@ -6,7 +6,7 @@ import time
 
 import pytest
 from crew import Log
-from leftovers import alive, descendants, wait_until
+from leftovers import alive, descendants, stat_of, wait_until
 
 import shoal
 from shoal.exceptions import ActorDiedError, InvalidArgument, Unavailable
@@ -352,3 +352,14 @@ def test_calls_between_live_actors_go_on_without_a_head(shoal_command):
     assert shoal_command("stop").returncode == 0
     with pytest.raises(ActorDiedError):
         shoal.get(ref, timeout=5)
+
+
+def test_a_node_buries_what_its_workers_leave(shoal_command):
+    cluster = shoal_command.start()
+    shoal.init(cluster.address)
+    actor = Log.remote()
+    orphans = shoal.get(actor.fork_sleepers.remote(3))
+    shoal.kill(actor)
+    wait_until(lambda: not any(stat_of(p) for p in orphans), 5, "the funeral")
+    shoal.shutdown()
+    assert shoal_command("stop").returncode == 0
