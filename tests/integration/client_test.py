@@ -356,8 +356,21 @@ def test_the_exit_code_of_a_worker_is_told(log, other):
         shoal.get(other.echo.remote(1), timeout=20)
 
 
-def test_children_of_a_worker_die_with_it(log):
-    children = shoal.get(log.fork_sleepers.remote(2))
+def test_a_child_of_a_worker_has_no_place_in_the_cluster(log):
+    assert "forked" in shoal.get(log.fork_and_put.remote())
+    assert shoal.get(log.echo.remote(1)) == 1
+
+
+def test_children_that_a_thread_forks_outlive_the_thread_but_not_the_worker(log):
+    children = shoal.get(log.fork_sleepers_in_thread.remote(2))
+    assert all(alive(p) for p in children)
+    shoal.kill(log)
+    wait_until(lambda: not any(alive(p) for p in children), 5, "the end of its children")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_children_of_a_worker_die_with_it(log, apart):
+    children = shoal.get(log.fork_sleepers.remote(2, apart))
     assert all(alive(p) for p in children)
     os.kill(shoal.get(log.pid.remote()), signal.SIGKILL)
     wait_until(lambda: not any(alive(p) for p in children), 5, "the end of its children")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 
 import shoal
@@ -68,16 +69,45 @@ class Log:
         while True:
             pass
 
-    def fork_sleepers(self, count):
-        """Children that wait for ever, as a DataLoader's workers wait for their next batch."""
+    def fork_sleepers(self, count, apart=False):
+        """Children that wait for ever, as a DataLoader's workers wait for their next batch; `apart`: in sessions of their own."""
         pids = []
         for _ in range(count):
+            ready, done = os.pipe()
             pid = os.fork()
             if pid == 0:
+                if apart:
+                    os.setsid()
+                os.write(done, b"x")
                 time.sleep(1000)
                 os._exit(0)
+            os.read(ready, 1)
+            os.close(ready)
+            os.close(done)
             pids.append(pid)
         return pids
+
+    def fork_sleepers_in_thread(self, count):
+        pids = []
+        thread = threading.Thread(target=lambda: pids.extend(self.fork_sleepers(count)))
+        thread.start()
+        thread.join()
+        return pids
+
+    def fork_and_put(self):
+        """What a child of this worker hears when it uses Shoal."""
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            try:
+                shoal.put(1)
+            except BaseException as error:
+                os.write(writing, str(error).encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as file:
+            said = file.read()
+        os.wait()
+        return said
 
 
 @shoal.remote
