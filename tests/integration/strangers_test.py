@@ -2,15 +2,18 @@
 
 import hashlib
 import hmac
+import json
 import os
 import random
 import socket
 import struct
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from crew import Log
+from leftovers import wait_until
 
 import shoal
 
@@ -222,3 +225,92 @@ def test_the_sockets_of_a_cluster_are_for_those_with_its_token(shoal_command, cl
             assert greet(connection, os.urandom(32))[5] == TOKEN_REFUSED
             assert is_dropped(connection)
     lives(shoal_command, cluster)
+
+
+# ---- the other way round: somebody else listens where a cluster was
+
+
+@pytest.fixture
+def impostor(home, request):
+    """Listens at the address of what looks like a running session, and answers a caller with `request.param(token, connection)`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    session = home / "20240101-000000-0000000a"
+    (session / "pids").mkdir(parents=True)
+    session.chmod(0o700)
+    token = os.urandom(32)
+    (session / "token").write_text(token.hex())
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    (session / "info.json").write_text(json.dumps({"head": address, "head_local": "", "started_unix_ms": 1}))
+    started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    (session / "pids" / f"head.{os.getpid()}").write_text(started)
+    heard = []
+
+    def serve():
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.settimeout(10)
+                try:
+                    heard.append(request.param(token, connection))
+                except OSError:
+                    continue
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield address, heard
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+
+def challenge_of(newest, oldest):
+    return MAGIC + struct.pack("<BBHH6x", CHALLENGE, 0, newest, oldest) + os.urandom(16) + bytes(32)
+
+
+def of_another_version(token, connection):
+    connection.sendall(challenge_of(9, 8))
+    return read(connection, 64)
+
+
+def without_the_token(token, connection):
+    connection.sendall(challenge_of(1, 1))
+    answer = read(connection, 64)
+    assert token not in answer
+    connection.sendall(MAGIC + struct.pack("<BBHH6x", VERDICT, ACCEPTED, 1, 1) + bytes(16) + os.urandom(32))
+    return read(connection, 1)
+
+
+def that_speaks_http(token, connection):
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n".ljust(64))
+    return read(connection, 64)
+
+
+def that_hangs_up(token, connection):
+    return b""
+
+
+@pytest.mark.parametrize(
+    ("impostor", "code", "submit_code", "text"),
+    [
+        (of_another_version, 1, 122, "this side speaks 1 to 1, the other 8 to 9"),
+        (without_the_token, 4, 123, "does not know the cluster's token"),
+        (that_speaks_http, 1, 120, "does not speak Shoal's protocol"),
+        (that_hangs_up, 5, 124, "closed the connection"),
+    ],
+    indirect=["impostor"],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_a_caller_is_not_taken_in_by(shoal_command, impostor, code, submit_code, text):
+    address, heard = impostor
+    done = shoal_command("status", "--address", address)
+    assert done.returncode == code, done
+    assert text in done.stderr
+    done = shoal_command("submit", "--address", address, "--", "true")
+    assert done.returncode == submit_code, done
+    with pytest.raises(shoal.exceptions.ShoalError, match=text):
+        shoal.init(address)
+    wait_until(lambda: len(heard) == 3, 5, "the end of all three")
+    assert set(heard) == {b""}  # it heard nothing that it could use
