@@ -268,21 +268,21 @@ void Session::publish(ObjectId id, const ValueFuture& future) {
       if (!shared) return;
       auto fd = runtime::duplicate(shared->memory());
       if (!fd) return;
-      Message m = body(to_bytes(ObjectRef{id, job_, shared->total_bytes()}));
+      Message m = body(to_bytes(ObjectRef{id, job_, shared->total_bytes(), worker_}));
       m.fds.push_back(*std::move(fd));
       node_->peer->notify(number(Method::kPutObject), std::move(m));
     });
   });
 }
 
-ValueFuture Session::fetch(ObjectId id) {
+ValueFuture Session::fetch(ObjectId id, WorkerId owner) {
   return own([&] {
     const runtime::Promise<Value> promise;
     if (!node_->peer) {
       promise.set(fail(unavailable("the node is gone").with_reason("NodeGone")));
       return promise.future();
     }
-    node_->peer->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job_, 0})), Peer::kNoTimeout, [promise](Result<Message> r) {
+    node_->peer->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job_, 0, owner})), Peer::kNoTimeout, [promise](Result<Message> r) {
       if (!r) return promise.set(fail(r.error()));
       if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
       auto value = Value::from_memory(std::move(r->fds[0]));
@@ -298,7 +298,7 @@ ValueFuture Session::fetch(ObjectId id) {
 
 void Session::drop(ObjectId id) {
   own([&] {
-    if (node_->peer) node_->peer->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0})), runtime::Flush::kLater);
+    if (node_->peer) node_->peer->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0, {}})), runtime::Flush::kLater);
   });
 }
 

@@ -86,8 +86,8 @@ class Session {
   ValueFuture put(Value value);
   // Gives a value to the node under this id, so that other processes can get it. It may not be ready yet.
   void publish(ObjectId id, const ValueFuture& future);
-  // One that another process published.
-  ValueFuture fetch(ObjectId id);
+  // One that another process published, or will. Unavailable/OwnerDied when that process ends before.
+  ValueFuture fetch(ObjectId id, WorkerId owner);
   void drop(ObjectId id);
 
   // ---- hosting ----

@@ -191,6 +191,7 @@ struct ObjectRef {
   ObjectId id;
   JobId job;
   std::uint64_t bytes = 0;
+  WorkerId owner;  // the process that puts it, or will
 };
 struct LogLines {
   WorkerId worker;

@@ -366,12 +366,12 @@ void bind_session(nb::module_& m) {
           nb::arg("ref"), "Gives a value to the node, so that other processes can fetch it by the id that is returned.")
       .def(
           "fetch",
-          [](PySession& s, const std::string& id) {
+          [](PySession& s, const std::string& id, const std::string& owner) {
             Session& session = s.get();
             const nb::gil_scoped_release release;
-            return Ref(session.fetch(ObjectId{parse_hex(id).value_or(0)}));
+            return Ref(session.fetch(ObjectId{parse_hex(id).value_or(0)}, WorkerId{parse_hex(owner).value_or(0)}));
           },
-          nb::arg("id"))
+          nb::arg("id"), nb::arg("owner"))
       .def(
           "drop",
           [](PySession& s, const std::string& id) {

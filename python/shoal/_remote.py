@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import site
 import sys
+import sysconfig
 from typing import Any
 
 from shoal import _native, _serialize
@@ -46,7 +48,8 @@ def launch(*, torch: bool = False, env: dict[str, str] | None = None) -> dict[st
     script = [os.path.dirname(os.path.abspath(sys.argv[0]))] if sys.argv and os.path.exists(sys.argv[0]) else []
     path = [os.path.abspath(p) if p else os.getcwd() for p in sys.path if not p.endswith(".zip")]
     # Its own standard library and site-packages are the worker's, too: only what was added matters.
-    added = [p for p in path if not p.startswith((sys.prefix, sys.base_prefix))]
+    own = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages(), sysconfig.get_config_var("DESTSHARED")}
+    added = [p for p in path if p not in own]
     ours = _package_path().split(os.pathsep)
     return {
         "program": sys.executable,

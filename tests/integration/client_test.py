@@ -376,6 +376,26 @@ def test_children_of_a_worker_die_with_it(log, apart):
     wait_until(lambda: not any(alive(p) for p in children), 5, "the end of its children")
 
 
+def test_an_object_whose_maker_died_first_is_not_waited_for(log, other):
+    (ref,) = shoal.get(log.ref_of.remote(other, "sleep", 1000))
+    waiting = Log.remote()
+    got = waiting.get.remote([ref])
+    with pytest.raises(GetTimeoutError):
+        shoal.get(got, timeout=0.2)
+    os.kill(shoal.get(log.pid.remote()), signal.SIGKILL)
+    for call in (lambda: shoal.get(ref, timeout=20), lambda: shoal.get(got, timeout=20), lambda: shoal.get(waiting.get.remote([ref]), timeout=20)):
+        with pytest.raises(Unavailable, match="is gone"):
+            call()
+    shoal.kill(waiting)
+
+
+def test_an_object_that_was_made_outlives_its_maker(log, other):
+    (ref,) = shoal.get(log.ref_of.remote(other, "echo", "made"))
+    assert shoal.get(other.get.remote([ref])) == ["made"]
+    shoal.kill(log)
+    assert shoal.get(other.get.remote([ref])) == ["made"]
+
+
 # ---- functions
 
 
