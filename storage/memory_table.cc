@@ -19,6 +19,10 @@ std::uint64_t machine_available() {
   return ~std::uint64_t{0};
 }
 
+Error owner_died(const std::string& cause) {
+  return unavailable("the process that was to make this object is gone: " + cause).with_reason("OwnerDied");
+}
+
 }  // namespace
 
 MemoryTable::MemoryTable(Options options) : options_(std::move(options)) {
@@ -94,6 +98,20 @@ void MemoryTable::mark_gone(WorkerId worker, const std::string& cause) {
       ++it;
     }
   }
+  for (auto& got : take_waiting([&](JobId, const Waiting& w) { return w.owner == worker; })) got(fail(owner_died(cause)));
+}
+
+std::vector<MemoryTable::Got> MemoryTable::take_waiting(const std::function<bool(JobId, const Waiting&)>& which) {
+  std::vector<Got> out;
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    if (which(it->first.first, it->second)) {
+      out.push_back(std::move(it->second.got));
+      it = waiting_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  return out;
 }
 
 Result<void> MemoryTable::put(JobId job, ObjectId id, Fd memory) {
@@ -105,16 +123,16 @@ Result<void> MemoryTable::put(JobId job, ObjectId id, Fd memory) {
   bytes_ += bytes;
   const auto [first, last] = waiting_.equal_range({job, id});
   std::vector<Got> waiting;
-  for (auto it = first; it != last; ++it) waiting.push_back(std::move(it->second));
+  for (auto it = first; it != last; ++it) waiting.push_back(std::move(it->second.got));
   waiting_.erase(first, last);
   for (auto& got : waiting) got(runtime::duplicate(object.memory));
   return {};
 }
 
-void MemoryTable::get(JobId job, ObjectId id, Got got) {
+void MemoryTable::get(JobId job, ObjectId id, WorkerId owner, Got got) {
   if (const auto it = objects_.find({job, id}); it != objects_.end()) return got(runtime::duplicate(it->second.memory));
   if (waiting_.size() >= options_.max_entries) return got(fail(resource_exhausted("too many wait for objects")));
-  waiting_.emplace(std::pair{job, id}, std::move(got));
+  waiting_.emplace(std::pair{job, id}, Waiting{owner, std::move(got)});
 }
 
 void MemoryTable::drop(JobId job, ObjectId id) {
@@ -141,16 +159,7 @@ void MemoryTable::end_job(JobId job) {
       ++it;
     }
   }
-  std::vector<Got> waiting;
-  for (auto it = waiting_.begin(); it != waiting_.end();) {
-    if (it->first.first == job) {
-      waiting.push_back(std::move(it->second));
-      it = waiting_.erase(it);
-    } else {
-      ++it;
-    }
-  }
-  for (auto& got : waiting) got(fail(not_found("the job ended before the object was put")));
+  for (auto& got : take_waiting([&](JobId of, const Waiting&) { return of == job; })) got(fail(not_found("the job ended before the object was put")));
 }
 
 }  // namespace shoal::storage

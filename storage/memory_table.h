@@ -46,13 +46,16 @@ class MemoryTable {
 
   // Makes `worker` a member of the board at the start of an arena (it has at least Board::kBytes).
   Result<void> join_board(JobId job, const std::string& key, WorkerId worker, std::uint32_t member);
-  // Writes the death of a worker on every board it is on. What only dead workers held is forgotten.
+  // Writes the death of a worker on every board it is on, and tells those who wait for an object of its. What only dead workers held
+  // is forgotten.
   void mark_gone(WorkerId worker, const std::string& cause);
 
   Result<void> put(JobId job, ObjectId id, Fd memory);
   using Got = std::function<void(Result<Fd>)>;
-  // Calls back with a duplicate, at once or when it is put; NotFound when the job ends first.
-  void get(JobId job, ObjectId id, Got got);
+  // Calls back with a duplicate, at once or when it is put; NotFound when the job ends first, Unavailable/OwnerDied when `owner`, who was
+  // to put it, is gone.
+  void get(JobId job, ObjectId id, WorkerId owner, Got got);
+  bool has(JobId job, ObjectId id) const { return objects_.contains({job, id}); }
   void drop(JobId job, ObjectId id);
 
   void end_job(JobId job);
@@ -76,12 +79,17 @@ class MemoryTable {
     Fd memory;
     std::uint64_t bytes = 0;
   };
+  struct Waiting {
+    WorkerId owner;
+    Got got;
+  };
+  std::vector<Got> take_waiting(const std::function<bool(JobId job, const Waiting&)>& which);
   Result<void> admit(std::uint64_t bytes) const;
 
   Options options_;
   std::map<std::pair<JobId, std::string>, Arena> arenas_;
   std::map<std::pair<JobId, ObjectId>, Object> objects_;
-  std::multimap<std::pair<JobId, ObjectId>, Got> waiting_;
+  std::multimap<std::pair<JobId, ObjectId>, Waiting> waiting_;
   std::uint64_t bytes_ = 0;
 };
 

@@ -70,13 +70,21 @@ TEST_F(MemoryTableTest, ADeathIsWrittenOnEveryBoardOfThatWorker) {
 
 TEST_F(MemoryTableTest, AnObjectIsGotBeforeOrAfterItIsPut) {
   int got = 0;
-  table_.get(kJob, ObjectId{3}, [&](Result<Fd> r) { got += r.has_value(); });
+  table_.get(kJob, ObjectId{3}, kWorker, [&](Result<Fd> r) { got += r.has_value(); });
   EXPECT_EQ(got, 0);
   ASSERT_TRUE(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()));
   EXPECT_EQ(got, 1);
-  table_.get(kJob, ObjectId{3}, [&](Result<Fd> r) { got += r.has_value(); });
+  table_.get(kJob, ObjectId{3}, kWorker, [&](Result<Fd> r) { got += r.has_value(); });
   EXPECT_EQ(got, 2);
   EXPECT_FALSE(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()));
+}
+
+TEST_F(MemoryTableTest, WhoeverWaitsForAnObjectOfADeadProcessIsTold) {
+  std::vector<std::string> reasons;
+  table_.get(kJob, ObjectId{1}, kWorker, [&](Result<Fd> r) { reasons.push_back(r ? "" : r.error().reason()); });
+  table_.get(kJob, ObjectId{2}, WorkerId{101}, [&](Result<Fd> r) { reasons.push_back(r ? "" : r.error().reason()); });
+  table_.mark_gone(kWorker, "killed by SIGKILL");
+  EXPECT_EQ(reasons, std::vector<std::string>{"OwnerDied"});  // the other one's owner lives
 }
 
 TEST_F(MemoryTableTest, AJobsEndFreesAllOfItAndAnswersWhoeverWaits) {
@@ -84,7 +92,7 @@ TEST_F(MemoryTableTest, AJobsEndFreesAllOfItAndAnswersWhoeverWaits) {
   ASSERT_TRUE(table_.open(kOther, "a", 4096, kWorker));
   ASSERT_TRUE(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()));
   std::string error;
-  table_.get(kJob, ObjectId{4}, [&](Result<Fd> r) { error = r.error().message(); });
+  table_.get(kJob, ObjectId{4}, kWorker, [&](Result<Fd> r) { error = r.error().message(); });
   table_.end_job(kJob);
   EXPECT_EQ(error, "the job ended before the object was put");
   EXPECT_EQ(table_.bytes(), 4096u);

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -46,6 +48,20 @@ Result<void> write_file(const std::string& path, const std::string& text) {
   return {};
 }
 
+// One that we made: whoever sets SHOAL_HOME to a folder with other things in it shall find them there again.
+bool is_session(const fs::directory_entry& entry) {
+  const std::string name = entry.path().filename();
+  static constexpr std::string_view kShape = "dddddddd-dddddd-xxxxxxxx";  // create() names them so
+  if (name.size() != kShape.size() || !entry.is_directory() || entry.is_symlink()) return false;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    const bool fits = kShape[i] == 'd'   ? std::isdigit(static_cast<unsigned char>(name[i])) != 0
+                      : kShape[i] == 'x' ? std::isxdigit(static_cast<unsigned char>(name[i])) != 0
+                                         : name[i] == '-';
+    if (!fits) return false;
+  }
+  return fs::exists(entry.path() / "token") && fs::is_directory(entry.path() / "pids");
+}
+
 Result<std::string> read_file(const std::string& path) {
   std::ifstream file(path);
   if (!file) return fail(not_found("no file " + path));
@@ -65,7 +81,7 @@ Result<SessionFolder> SessionFolder::create(const std::string& root, const runti
   std::vector<fs::path> ended;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(root, ignored)) {
-    if (entry.is_directory() && SessionFolder(entry.path()).processes().empty()) ended.push_back(entry.path());
+    if (is_session(entry) && SessionFolder(entry.path()).processes().empty()) ended.push_back(entry.path());
   }
   std::sort(ended.begin(), ended.end());  // names begin with the time
   for (std::size_t i = 0; i + kKeep < ended.size(); ++i) fs::remove_all(ended[i], ignored);
@@ -106,8 +122,12 @@ Result<SessionFolder> SessionFolder::at_address(const std::string& root, const s
 }
 
 Result<runtime::Token> SessionFolder::token() const {
-  SHOAL_TRY(const std::string text, read_file(path_ + "/token"));
-  return runtime::Token::parse(text);
+  const auto text = read_file(path_ + "/token");
+  auto token = text ? runtime::Token::parse(*text) : Result<runtime::Token>(fail(text.error()));
+  if (token) return token;
+  return fail(invalid_argument("the cluster's token cannot be used: " + path_ + "/token: " + token.error().message())
+                  .with_reason("TokenRefused")
+                  .with_hint("only the one who started the cluster can read it; `shoal stop` ends a cluster without it"));
 }
 
 Result<void> SessionFolder::write_info(const SessionInfo& info) const {

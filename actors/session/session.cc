@@ -188,7 +188,9 @@ Result<Message> Session::ask_head(Method method, Bytes bytes) {
   if (!connected) {
     if (const auto again = connect_head(); !again) return fail(again.error().reason() == "Interrupted" ? again.error() : head_gone());
   }
-  return ask(*head_, method, std::move(bytes), options_.control_timeout);
+  auto reply = ask(*head_, method, std::move(bytes), options_.control_timeout);
+  if (!reply && reply.error().reason() == "Disconnected") return fail(head_gone());
+  return reply;
 }
 
 std::string Session::endpoint() {
@@ -228,6 +230,10 @@ Result<void> Session::kill(ActorId actor) {
   return {};
 }
 
+bool Session::dead(ActorId actor) {
+  return own([&] { return calls_->cause(actor) != nullptr; });
+}
+
 Result<ListReply> Session::list(ListRequest::What what, JobId job) {
   SHOAL_TRY(const Message reply, ask_head(Method::kList, to_bytes(ListRequest{what, job})));
   return from_bytes<ListReply>(reply.body);
@@ -240,6 +246,12 @@ Result<ClusterStatus> Session::status() {
 
 Result<void> Session::shutdown_cluster() {
   SHOAL_OK(ask_head(Method::kShutdown, {}));
+  return {};
+}
+
+Result<void> Session::sync_logs() {
+  if (!is_driver_ || !options_.print_logs) return {};
+  SHOAL_OK(ask(*node_, Method::kSyncLogs, {}, std::chrono::seconds(1)));
   return {};
 }
 
@@ -260,21 +272,21 @@ void Session::publish(ObjectId id, const ValueFuture& future) {
       if (!shared) return;
       auto fd = runtime::duplicate(shared->memory());
       if (!fd) return;
-      Message m = body(to_bytes(ObjectRef{id, job_, shared->total_bytes()}));
+      Message m = body(to_bytes(ObjectRef{id, job_, shared->total_bytes(), worker_}));
       m.fds.push_back(*std::move(fd));
       node_->peer->notify(number(Method::kPutObject), std::move(m));
     });
   });
 }
 
-ValueFuture Session::fetch(ObjectId id) {
+ValueFuture Session::fetch(ObjectId id, WorkerId owner) {
   return own([&] {
     const runtime::Promise<Value> promise;
     if (!node_->peer) {
       promise.set(fail(unavailable("the node is gone").with_reason("NodeGone")));
       return promise.future();
     }
-    node_->peer->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job_, 0})), Peer::kNoTimeout, [promise](Result<Message> r) {
+    node_->peer->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job_, 0, owner})), Peer::kNoTimeout, [promise](Result<Message> r) {
       if (!r) return promise.set(fail(r.error()));
       if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
       auto value = Value::from_memory(std::move(r->fds[0]));
@@ -290,7 +302,7 @@ ValueFuture Session::fetch(ObjectId id) {
 
 void Session::drop(ObjectId id) {
   own([&] {
-    if (node_->peer) node_->peer->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0})), runtime::Flush::kLater);
+    if (node_->peer) node_->peer->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0, {}})), runtime::Flush::kLater);
   });
 }
 

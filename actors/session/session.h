@@ -63,6 +63,8 @@ class Session {
   Result<void> know(ActorId actor, const std::string& class_name);
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
   Result<void> kill(ActorId actor);
+  // As far as this process has heard.
+  bool dead(ActorId actor);
   Result<ListReply> list(ListRequest::What what, JobId job = {});
   Result<ClusterStatus> status();
   // Asks the head to end the whole cluster.
@@ -82,13 +84,16 @@ class Session {
     return loop_thread_.own(std::forward<F>(fn));
   }
 
+  // What workers of the job have printed by now has been printed here (print_logs). A driver does this before it leaves.
+  Result<void> sync_logs();
+
   // ---- objects ----
   // A value as a future: a reference to something that is there already.
   ValueFuture put(Value value);
   // Gives a value to the node under this id, so that other processes can get it. It may not be ready yet.
   void publish(ObjectId id, const ValueFuture& future);
-  // One that another process published.
-  ValueFuture fetch(ObjectId id);
+  // One that another process published, or will. Unavailable/OwnerDied when that process ends before.
+  ValueFuture fetch(ObjectId id, WorkerId owner);
   void drop(ObjectId id);
 
   // ---- hosting ----

@@ -16,8 +16,21 @@ void describe(wire::Value::Builder m, const Value& value) {
 }
 
 Result<void> attach(runtime::Message& message, const std::vector<const Value*>& values) {
-  std::size_t total = 0;
-  for (const auto* v : values) total += v->shared() ? 0 : v->inline_data().size();
+  constexpr runtime::FrameLimits kLimits;
+  std::size_t total = 0, num_shared = 0;
+  for (const auto* v : values) {
+    total += v->shared() ? 0 : v->inline_data().size();
+    num_shared += v->shared();
+  }
+  const auto refuse = [](const std::string& what) {
+    return fail(invalid_argument("a call with " + what)
+                    .with_reason("TooManyArguments")
+                    .with_hint("pass them as one list of references, and get() it where they are needed"));
+  };
+  if (values.size() > Call::kMaxDeps + 1) return refuse("more than " + std::to_string(Call::kMaxDeps) + " references");
+  if (num_shared > kLimits.max_fds) return refuse("more than " + std::to_string(kLimits.max_fds) + " large arguments");
+  if (total > kLimits.max_payload_bytes)
+    return refuse("more than " + std::to_string(kLimits.max_payload_bytes) + " bytes of small arguments");
   message.payload = Bytes(total);
   std::size_t at = 0;
   for (const auto* v : values) {

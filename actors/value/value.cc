@@ -124,6 +124,18 @@ Value::Pieces Value::pieces() const {
   return out;
 }
 
+Result<Value> Value::for_user() const {
+  Value out = *this;
+  if (!shared()) {
+    out.inline_ = std::make_shared<Bytes>(inline_->clone());
+    return out;
+  }
+  auto memory = std::make_shared<Shared>();
+  SHOAL_TRY(memory->mapping, runtime::map(memory_->fd, memory_->mapping.size(), runtime::Access::kCopyOnWrite));
+  out.memory_ = std::move(memory);
+  return out;
+}
+
 std::shared_ptr<const void> Value::keep_alive() const {
   if (shared()) return memory_;
   return inline_;

@@ -48,6 +48,10 @@ class Value {
   // The head, then the buffers; valid as long as a copy of this value lives.
   Pieces pieces() const;
 
+  // The same bytes where the user may write without anybody else's seeing it: pages of a shared value are copied as they are written, a
+  // small one is copied at once. For reading only: it has no descriptor to pass on.
+  Result<Value> for_user() const;
+
   // Of a shared value.
   const Fd& memory() const { return memory_->fd; }
   // Of one that is not.

@@ -31,6 +31,17 @@ TEST_F(ValueTest, SmallOnesAreInlineAndLargeOnesShared) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(large.pieces()[1].data()) % Value::kAlignment, 0u);
 }
 
+TEST_F(ValueTest, WhatAUserWritesIntoAValueNobodyElseSees) {
+  for (const std::string& buffer : {small_, large_}) {
+    const Value value = Value::make({bytes(head_), bytes(buffer)}).value();
+    const Value mine = value.for_user().value(), other = value.for_user().value();
+    const_cast<std::byte&>(mine.pieces()[1][0]) = std::byte{'!'};
+    expect_same(value, other);
+    EXPECT_EQ(text(value.pieces()[1]), buffer);
+    EXPECT_EQ(text(mine.pieces()[1])[0], '!');
+  }
+}
+
 TEST_F(ValueTest, ACallTravelsWithItsArgumentsAndReferences) {
   Call call;
   call.actor = ActorId{9};
@@ -45,6 +56,20 @@ TEST_F(ValueTest, ACallTravelsWithItsArgumentsAndReferences) {
   expect_same(back.args, call.args);
   ASSERT_EQ(back.deps.size(), 3u);
   for (std::size_t i = 0; i < 3; ++i) expect_same(back.deps[i], call.deps[i]);
+}
+
+TEST_F(ValueTest, ACallWithMoreThanAFrameHoldsIsRefused) {
+  const auto with = [&](std::size_t count, const std::string& each) {
+    Call call;
+    call.args = Value::make({bytes(head_)}).value();
+    call.deps.assign(count, Value::make({bytes(each)}).value());
+    return to_message(call);
+  };
+  EXPECT_TRUE(with(250, large_));
+  EXPECT_TRUE(with(1000, small_));
+  EXPECT_EQ(with(251, large_).error().reason(), "TooManyArguments");
+  EXPECT_EQ(with(1001, small_).error().reason(), "TooManyArguments");
+  EXPECT_EQ(with(700, std::string(100'000, 'x')).error().reason(), "TooManyArguments");
 }
 
 TEST_F(ValueTest, BytesThatDoNotAddUpAreRefused) {

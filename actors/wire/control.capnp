@@ -267,6 +267,7 @@ struct ObjectRef {
   id @0 :UInt64;
   job @1 :UInt64;
   bytes @2 :UInt64;
+  owner @3 :UInt64;
 }
 
 struct LogLines {

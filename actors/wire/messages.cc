@@ -646,12 +646,14 @@ Bytes to_bytes(const ObjectRef& v) {
     m.setId(v.id.value);
     m.setJob(v.job.value);
     m.setBytes(v.bytes);
+    m.setOwner(v.owner.value);
   });
 }
 template <>
 Result<ObjectRef> from_bytes(const Bytes& bytes) {
-  return read<wire::ObjectRef>(bytes,
-                               [](wire::ObjectRef::Reader m) { return ObjectRef{ObjectId{m.getId()}, JobId{m.getJob()}, m.getBytes()}; });
+  return read<wire::ObjectRef>(bytes, [](wire::ObjectRef::Reader m) {
+    return ObjectRef{ObjectId{m.getId()}, JobId{m.getJob()}, m.getBytes(), WorkerId{m.getOwner()}};
+  });
 }
 
 Bytes to_bytes(const LogLines& v) {

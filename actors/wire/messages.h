@@ -52,6 +52,7 @@ enum class Method : std::uint16_t {
   kReadLog = 61,
   kWorkerReady = 62,  // WorkerUpdate, from the worker itself
   kEndNode = 63,
+  kSyncLogs = 65,  // answered after all that workers have printed by now
   kFreePort = 64,  // a TCP port of the node's host that nobody listens on
   // from a node to a client, notices
   kWorkerExited = 80,  // WorkerUpdate
@@ -190,6 +191,7 @@ struct ObjectRef {
   ObjectId id;
   JobId job;
   std::uint64_t bytes = 0;
+  WorkerId owner;  // the process that puts it, or will
 };
 struct LogLines {
   WorkerId worker;

@@ -39,12 +39,12 @@ T unwrap(Result<T> result) {
 bool signals_pending();
 
 using ReadBuffer = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Memory = nb::ndarray<nb::memview, const std::uint8_t, nb::ndim<1>>;
+using Memory = nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>>;
 
 inline std::span<const std::byte> span_of(const nb::bytes& b) { return {static_cast<const std::byte*>(b.data()), b.size()}; }
 inline std::span<const std::byte> span_of(const ReadBuffer& b) { return {reinterpret_cast<const std::byte*>(b.data()), b.size()}; }
 
-// A read-only memoryview that keeps its owner alive.
+// A read-only memoryview that keeps its owner alive. Whoever looks behind it (`.obj`) may write: a tensor, which cannot be read-only.
 nb::object memory_view(std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
 
 }  // namespace shoal::python

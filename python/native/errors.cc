@@ -32,10 +32,11 @@ bool signals_pending() {
 }
 
 nb::object memory_view(std::span<const std::byte> bytes, std::shared_ptr<const void> owner) {
+  auto* data = const_cast<std::byte*>(bytes.data());
   auto* kept = new std::shared_ptr<const void>(std::move(owner));
   const nb::capsule capsule(kept, [](void* p) noexcept { delete static_cast<std::shared_ptr<const void>*>(p); });
   const std::size_t shape[1] = {bytes.size()};
-  return Memory(bytes.data(), 1, shape, capsule).cast(nb::rv_policy::reference);
+  return Memory(data, 1, shape, capsule).cast(nb::rv_policy::reference).attr("toreadonly")();
 }
 
 void bind_errors(nb::module_& m) {

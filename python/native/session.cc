@@ -42,8 +42,9 @@ Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& bu
   return out;
 }
 
-// (head, [buffer, ...]): the head as bytes when small, everything else as views of the memory it lies in.
-nb::tuple to_python(const Value& value) {
+// (head, [buffer, ...]): the head as bytes when small, everything else as views of the memory it lies in, which is this one object's.
+nb::tuple to_python(const Value& given) {
+  const Value value = given.sizes().size() > 1 ? unwrap(given.for_user()) : given;
   const auto pieces = value.pieces();
   const auto owner = value.keep_alive();
   nb::object head = value.shared() && pieces[0].size() > Value::kMaxInlineBytes
@@ -290,6 +291,14 @@ void bind_session(nb::module_& m) {
           },
           nb::arg("actor"))
       .def(
+          "dead",
+          [](PySession& s, const std::string& actor) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            return session.dead(actor_id(actor));
+          },
+          nb::arg("actor"), "Whether this process has heard of its death.")
+      .def(
           "list",
           [](PySession& s, const std::string& what) {
             using What = actors::ListRequest::What;
@@ -314,6 +323,16 @@ void bind_session(nb::module_& m) {
             return nb::make_tuple(resources_dict(v.total), resources_dict(v.available));
           },
           "(total, available) of the cluster.")
+      .def(
+          "sync_logs",
+          [](PySession& s) {
+            const auto done = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().sync_logs();
+            }();
+            unwrap(done);
+          },
+          "What workers have printed by now is printed here, too.")
       .def("shutdown_cluster",
            [](PySession& s) {
              const auto done = [&] {
@@ -341,12 +360,12 @@ void bind_session(nb::module_& m) {
           nb::arg("ref"), "Gives a value to the node, so that other processes can fetch it by the id that is returned.")
       .def(
           "fetch",
-          [](PySession& s, const std::string& id) {
+          [](PySession& s, const std::string& id, const std::string& owner) {
             Session& session = s.get();
             const nb::gil_scoped_release release;
-            return Ref(session.fetch(ObjectId{parse_hex(id).value_or(0)}));
+            return Ref(session.fetch(ObjectId{parse_hex(id).value_or(0)}, WorkerId{parse_hex(owner).value_or(0)}));
           },
-          nb::arg("id"))
+          nb::arg("id"), nb::arg("owner"))
       .def(
           "drop",
           [](PySession& s, const std::string& id) {

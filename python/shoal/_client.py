@@ -35,29 +35,29 @@ class ObjectRef:
     are served by the node, which keeps a value that was sent away until the job ends.
     """
 
-    __slots__ = ("__weakref__", "_id", "_ref", "_where")
+    __slots__ = ("__weakref__", "_id", "_owner", "_ref", "_where")
 
-    def __init__(self, ref: _native.Ref, where: str = "", object_id: str = ""):
-        self._ref, self._where, self._id = ref, where, object_id
+    def __init__(self, ref: _native.Ref, where: str = "", object_id: str = "", owner: str = ""):
+        self._ref, self._where, self._id, self._owner = ref, where, object_id, owner
 
     def _publish(self) -> str:
         if not self._id:
-            self._id = _session().publish(self._ref)
+            self._id, self._owner = _session().publish(self._ref), _session().worker
         return self._id
 
     def hex(self) -> str:
         return self._publish()
 
     def __reduce__(self):
-        return _fetch, (self._publish(), self._where)
+        return _fetch, (self._publish(), self._where, self._owner)
 
     def __repr__(self) -> str:
         state = "pending" if not self._ref.ready else "failed" if self._ref.failed else "ready"
         return f"ObjectRef({self._where or 'put'}, {state})"
 
 
-def _fetch(object_id: str, where: str) -> ObjectRef:
-    return ObjectRef(_session().fetch(object_id), where, object_id)
+def _fetch(object_id: str, where: str, owner: str) -> ObjectRef:
+    return ObjectRef(_session().fetch(object_id, owner), where, object_id, owner)
 
 
 def init(
@@ -179,6 +179,8 @@ def wait(
     del fetch_local  # values of one host are local
     if not isinstance(refs, list) or not all(isinstance(r, ObjectRef) for r in refs):
         raise TypeError("wait() takes a list of ObjectRefs")
+    if timeout is not None and timeout < 0:
+        raise ValueError("a timeout is not negative")
     if not refs:
         return [], []
     if len({id(r) for r in refs}) != len(refs):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import site
 import sys
+import sysconfig
 from typing import Any
 
 from shoal import _native, _serialize
@@ -29,6 +31,8 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
             raise Unimplemented(f"the option {name} of shoal.remote is not in this release", hint=f"use {', '.join(sorted(_OPTIONS))}")
         if name not in _OPTIONS:
             raise TypeError(f"unknown option {name}; there are {', '.join(sorted(_OPTIONS))}")
+    if not isinstance(options.get("resources") or {}, dict):
+        raise TypeError(f"resources is a dict of amounts by name, not {type(options['resources']).__name__}")
     return options
 
 
@@ -44,7 +48,8 @@ def launch(*, torch: bool = False, env: dict[str, str] | None = None) -> dict[st
     script = [os.path.dirname(os.path.abspath(sys.argv[0]))] if sys.argv and os.path.exists(sys.argv[0]) else []
     path = [os.path.abspath(p) if p else os.getcwd() for p in sys.path if not p.endswith(".zip")]
     # Its own standard library and site-packages are the worker's, too: only what was added matters.
-    added = [p for p in path if not p.startswith((sys.prefix, sys.base_prefix))]
+    own = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages(), sysconfig.get_config_var("DESTSHARED")}
+    added = [p for p in path if p not in own]
     ours = _package_path().split(os.pathsep)
     return {
         "program": sys.executable,
@@ -151,14 +156,17 @@ def create_gang(
     torch: bool = False,
     refuse_infeasible: bool = False,
     env: dict[str, str] | None = None,
+    name: str = "",
 ) -> list[ActorHandle]:
-    """``count`` actors of one class, placed together or not at all, by rank. Each is constructed with the same arguments."""
-    ids = _session().create_gang(cls.__name__, count, resources, launch(torch=torch, env=env), refuse_infeasible)
+    """``count`` actors of one class, placed together or not at all, by rank. Each is constructed with the same arguments.
+    ``name`` is what people read (default: the class's)."""
+    name = name or cls.__name__
+    ids = _session().create_gang(name, count, resources, launch(torch=torch, env=env), refuse_infeasible)
     methods = _methods_of(cls)
     handles = []
     for actor_id in ids:
-        created = _call(actor_id, "__init__", cls.__name__, (cls, tuple(args), dict(kwargs or {})), {})
-        handles.append(ActorHandle(actor_id, cls.__name__, methods, created))
+        created = _call(actor_id, "__init__", name, (cls, tuple(args), dict(kwargs or {})), {})
+        handles.append(ActorHandle(actor_id, name, methods, created))
     return handles
 
 

@@ -7,9 +7,9 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,8 @@ class _State:
     is_worker: bool = False
     functions: object = None  # the pool of workers for remote functions (_remote)
     ending: list = field(default_factory=list)  # called before the session closes
+    forked: bool = False  # from a process that had a session
+    parent: int = 0  # a process whose forked children end with it
 
 
 state = _State()
@@ -45,6 +47,12 @@ def binary() -> str:
 def session() -> _native.Session:
     """The open session; opens an embedded cluster when there is none, as a first use does."""
     if state.session is None:
+        if state.forked:
+            raise Unavailable(
+                "this process was forked from one that uses Shoal and has no place in its cluster",
+                reason="Forked",
+                hint="make the calls in the parent, or shoal.init() here for a place of its own",
+            )
         from shoal._client import init
 
         init()
@@ -52,7 +60,10 @@ def session() -> _native.Session:
 
 
 def read_token(folder: str) -> str:
-    return Path(folder, "token").read_text()
+    try:
+        return Path(folder, "token").read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the cluster's token cannot be read: {error}", reason="TokenRefused") from error
 
 
 def start_local(resources: dict[str, float], *, python: str = sys.executable, remove_folder: bool = False, timeout: float = 20):
@@ -130,7 +141,7 @@ def _alive(pid_file: Path) -> bool:
         fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return False
-    return fields[19] == pid_file.read_text()
+    return fields[0] not in "ZX" and fields[19] == pid_file.read_text()
 
 
 def attach_worker() -> _native.Session:
@@ -159,27 +170,53 @@ def close() -> None:
         with contextlib.suppress(Exception):
             end()
     state.session, state.cluster, state.functions, state.ending = None, None, None, []
-    if cluster is not None:
+    try:
         with contextlib.suppress(Exception):
-            session.shutdown_cluster()
-    session.close()
-    if cluster is not None:
-        try:
+            session.sync_logs()
+        if cluster is not None:
+            with contextlib.suppress(Exception):
+                session.shutdown_cluster()
+        session.close()
+        if cluster is not None:
             cluster.wait(3)
-        except subprocess.TimeoutExpired:
-            cluster.send_signal(signal.SIGKILL)
+    except BaseException as error:  # Ctrl-C, or it takes too long: at once, then
+        session.close()
+        if cluster is not None:
+            cluster.kill()
             cluster.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
 
 
 def _after_fork_in_child() -> None:
     """A child that the user forks (a DataLoader's worker) has no place in the cluster: it closes its copies of our connections, its exit
-    handlers touch nothing, and a call into Shoal there raises."""
+    handlers touch nothing, and a call into Shoal there raises. It may join a cluster by itself (``init``)."""
     if state.session is not None:
         state.session.abandon_after_fork()
-        state.cluster = None
+        state.session, state.cluster, state.functions, state.ending = None, None, None, []
+        state.forked, state.is_worker = True, False
+    if _forking.by_main and os.getppid() == state.parent:
+        _native.die_with(state.parent)
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def _before_fork() -> None:
+    # The kernel's signal comes at the end of the *thread* that forked: only the main one lives as long as its process.
+    _forking.by_main = threading.current_thread() is threading.main_thread()
+
+
+def end_children_with_this() -> None:
+    """Children that this process forks are killed when it ends, however it ends: their node may end with it and cannot see to it."""
+    state.parent = os.getpid()
+
+
+class _Forking(threading.local):
+    by_main = False
+
+
+_forking = _Forking()
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+if started_by_node():
+    end_children_with_this()
 atexit.register(lambda: None if state.is_worker else close())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import traceback
@@ -9,43 +10,60 @@ from typing import Any
 
 import cloudpickle
 
-from shoal.exceptions import TaskError
+from shoal.exceptions import TaskError, bare, parts
 
 # A buffer smaller than this travels inside the pickle.
 _OUT_OF_BAND_BYTES = 4096
+# And so does what comes after this many: a value has a bound (kMaxBuffers in actors/value/value.h).
+_MAX_BUFFERS = 10_000
 # Types that pickle itself knows, by value: no need for cloudpickle, which costs 20 us a call.
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: Any, depth: int = 4) -> bool:
     kind = type(value)
     if kind in _PLAIN:
         return True
+    if depth == 0:  # or a value that contains itself
+        return False
     if kind is tuple or kind is list:
-        return len(value) <= 16 and all(_plain(v) for v in value)
-    return kind is dict and len(value) <= 16 and all(_plain(k) and _plain(v) for k, v in value.items())
+        return len(value) <= 16 and all(_plain(v, depth - 1) for v in value)
+    return kind is dict and len(value) <= 16 and all(_plain(k, depth - 1) and _plain(v, depth - 1) for k, v in value.items())
 
 
-def _tensor_from_numpy(array, dtype):
+def _tensor(memory, dtype: str, shape: tuple[int, ...]):
     import torch
 
-    tensor = torch.tensor(array)  # a copy: torch has no read-only tensors, and a write to shared memory would end the process
-    return tensor if dtype is None else tensor.view(getattr(torch, dtype))
+    if not memoryview(memory).nbytes:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    # Unlike an array a tensor cannot be read-only, so nobody else may see what is written to it. What a session hands out is read-only
+    # as a view; the memory behind it belongs to this one value.
+    view = memoryview(memory)
+    if view.readonly:
+        view = memoryview(view.obj)
+    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=getattr(torch, dtype)).reshape(shape)
 
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
         torch = _torch()
         if torch is not None and type(obj) is torch.Tensor and _dense(obj, torch):
-            if obj.dtype == torch.bfloat16:  # numpy has no such type
-                return _tensor_from_numpy, (obj.view(torch.int16).numpy(), "bfloat16")
-            return _tensor_from_numpy, (obj.numpy(), None)
+            memory = pickle.PickleBuffer(obj.reshape(-1).view(torch.uint8).numpy())  # numpy does not have every dtype
+            return _tensor, (memory, str(obj.dtype).removeprefix("torch."), tuple(obj.shape))
+        if isinstance(obj, BaseException) and _pickles_by_default(type(obj)):
+            return bare, (type(obj), *parts(obj))
         return super().reducer_override(obj)
+
+
+def _pickles_by_default(cls: type[BaseException]) -> bool:
+    """By calling the class with ``args``, that is: wrong for every class whose ``__init__`` wants something else."""
+    ways = [next(c for c in cls.__mro__ if name in vars(c)) for name in ("__reduce__", "__reduce_ex__")]
+    return all(c.__module__ == "builtins" for c in ways)
 
 
 def _dense(tensor, torch) -> bool:
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
-    return plain and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+    return plain and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
 
 
 def _torch():
@@ -65,7 +83,7 @@ def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
             raw = buffer.raw()
         except BufferError:  # not contiguous
             return True
-        if raw.nbytes < _OUT_OF_BAND_BYTES:
+        if raw.nbytes < _OUT_OF_BAND_BYTES or len(buffers) == _MAX_BUFFERS:
             return True
         buffers.append(raw)
         return False
@@ -76,19 +94,52 @@ def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
 
 
 def loads(head, buffers=()) -> Any:
-    """The value. Arrays lie, read-only, in the memory of ``buffers``."""
+    """The value. Arrays lie, read-only, in the memory of ``buffers``, and so do tensors, which may be written to."""
     return pickle.loads(head, buffers=buffers)
 
 
 def dump_exception(error: BaseException, where: str) -> tuple[bytes, list[memoryview]]:
-    """A TaskError that carries ``error`` if it can be pickled, and its traceback in any case."""
+    """A TaskError that carries ``error`` as far as it can travel, and its traceback in any case."""
+    if isinstance(error, TaskError):  # what another actor's code raised: its traceback is the one that matters
+        return dumps(TaskError(error.cause, str(error), where))
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    cause = error
-    if isinstance(error, TaskError):
-        cause, text = error.cause, error.traceback_text
+    return dumps(TaskError(error, text, where))
+
+
+def pack_exception(error: BaseException | None) -> bytes:
+    """The pickle of an exception, tried out; without what cannot travel, if need be. ``b""`` when nothing can."""
+    for candidate in (error, _Strings(error)) if error is not None else ():
+        with contextlib.suppress(Exception), io.BytesIO() as file:
+            _Pickler(file, protocol=5).dump(candidate)
+            if isinstance(unpack_exception(file.getvalue()), BaseException):
+                return file.getvalue()
+    return b""
+
+
+def unpack_exception(packed: bytes) -> BaseException | None:
+    """None when it cannot be loaded here: its class may live in a module that only the other side has."""
+    with contextlib.suppress(Exception):
+        return pickle.loads(packed)
+    return None
+
+
+class _Strings:
+    """Pickles as the exception, with text in place of arguments that cannot be pickled and without such attributes."""
+
+    def __init__(self, error: BaseException):
+        self.error = error
+
+    def __reduce__(self):
+        args, attributes = parts(self.error)
+        args = tuple(a if _can_be_pickled(a) else repr(a) for a in args)
+        return bare, (type(self.error), args, {k: v for k, v in attributes.items() if _can_be_pickled(v)})
+
+
+def _can_be_pickled(value: Any) -> bool:
     try:
-        head, buffers = dumps(TaskError(cause, text, where))
-        loads(head, buffers)
+        with io.BytesIO() as file:
+            _Pickler(file, protocol=5).dump(value)
+            pickle.loads(file.getvalue())
     except Exception:
-        return dumps(TaskError(None, text, where))
-    return head, buffers
+        return False
+    return True

@@ -13,7 +13,7 @@ from shoal._remote import ActorHandle, _call, create_gang
 from shoal._runtime import session, state
 
 
-class _FunctionWorker:
+class FunctionWorker:
     """Runs one task at a time."""
 
     def run(self, function, /, *args, **kwargs):
@@ -59,12 +59,18 @@ class FunctionPool:
             for w in pool:
                 w.settle()
             if not pool or (all(w.in_flight for w in pool) and len(pool) < self.MAX_WORKERS and self._room_for(resources)):
-                pool.append(_Worker(create_gang(_FunctionWorker, 1, resources=resources)[0]))
+                pool.append(self._new_worker(resources))
             # One that is not placed yet may wait for long: only the first gets tasks before it lives.
             worker = min([w for w in pool if w.alive] or pool[:1], key=lambda w: len(w.in_flight))
+            if session().dead(worker.handle._actor_id):
+                pool.remove(worker)
+                pool.append(worker := self._new_worker(resources))
             ref = _call(worker.handle._actor_id, "run", name, (function, *args), kwargs)
             worker.in_flight.append(ref)
             return ref
+
+    def _new_worker(self, resources: dict[str, float]) -> _Worker:
+        return _Worker(create_gang(FunctionWorker, 1, resources=resources, name="functions")[0])
 
     def _room_for(self, resources: dict[str, float]) -> bool:
         if time.monotonic() - self._looked < self.LOOK_S:

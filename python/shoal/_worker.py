@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections import deque
 
 from shoal import _serialize
 from shoal._remote import _Dep
 from shoal._runtime import attach_worker, state
+from shoal._tasks import FunctionWorker
 
 
 def main() -> int:
@@ -17,11 +19,17 @@ def main() -> int:
     session = attach_worker()
     session.serve()
     instance = None
+    early: deque = deque()  # calls of others that came before the creator's, which makes the actor
     while True:
-        incoming = session.next_call()
+        incoming = early.popleft() if early and instance is not None else session.next_call()
+        if instance is None and incoming.method != "__init__":
+            early.append(incoming)
+            continue
         where = f"{type(instance).__name__}.{incoming.method}" if instance is not None else incoming.method
         try:
             args, kwargs = _arguments(incoming)
+            if isinstance(instance, FunctionWorker):
+                where = args[0].__name__
             if incoming.method == "__init__":
                 cls, cls_args, cls_kwargs = args
                 where = f"{cls.__name__}.__init__"

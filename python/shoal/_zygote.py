@@ -69,6 +69,8 @@ def _can_be_forked() -> bool:
 
 def _become_worker(request: dict, fds: list[int]) -> int:
     """In the new process: from here on it is the worker. Returns its exit code."""
+    from shoal._runtime import end_children_with_this
+
     os.setsid()
     out, err = fds
     null = os.open(os.devnull, os.O_RDONLY)
@@ -87,6 +89,7 @@ def _become_worker(request: dict, fds: list[int]) -> int:
     if not _can_be_forked():
         _spawn_instead(request)
     _reseed()
+    end_children_with_this()
     sys.path[:0] = [p for p in request["path"] if p not in sys.path]
     if request["script"]:
         return _run_script(request["argv"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import types
+
 __all__ = [
     "ActorDiedError",
     "Cancelled",
@@ -129,7 +132,8 @@ def from_error(code: int, reason: str, message: str, hint: str, context: list[st
 class TaskError(ShoalError):
     """User code raised on the other side. ``cause`` is what it raised; the message carries its traceback.
 
-    What ``get`` raises is an instance of this *and* of the cause's own class.
+    What ``get`` raises is an instance of this *and* of the cause's own class. ``cause`` is None when it could not travel: the message is
+    there in any case.
     """
 
     def __init__(self, cause: BaseException | None, traceback_text: str, where: str):
@@ -137,34 +141,68 @@ class TaskError(ShoalError):
         self.cause, self.traceback_text, self.where = cause, traceback_text, where
 
     def __reduce__(self):
-        return TaskError, (self.cause, self.traceback_text, self.where)
+        from shoal import _serialize  # which knows this module
 
-    def as_instance_of_cause(self) -> BaseException:
-        """This error as an exception that ``except CauseClass`` catches, too."""
-        if self.cause is None or isinstance(self.cause, TaskError):
-            return self.cause or self
-        cls = type(self.cause)
-        outer = self
+        return _unpack, (_serialize.pack_exception(self.cause), self.traceback_text, self.where)
 
-        class _Both(TaskError, cls):
-            def __init__(self):
-                self.__dict__.update(getattr(outer.cause, "__dict__", {}))
-                TaskError.__init__(self, outer.cause, outer.traceback_text, outer.where)
-                self.args = outer.cause.args  # what code that catches the cause's class looks at
+    def as_instance_of_cause(self) -> Exception:
+        """This error as an exception that ``except CauseClass`` catches, too.
 
-            def __str__(self):
-                return TaskError.__str__(self)
+        Not of a SystemExit or KeyboardInterrupt: another process's end is no reason for this one's.
+        """
+        if isinstance(self.cause, TaskError):
+            return self.cause
+        if not isinstance(self.cause, Exception):
+            return self
+        cls, outer = type(self.cause), self
+        args, attributes = parts(self.cause)
 
-            def __reduce__(self):
-                return _revive, (outer.cause, outer.traceback_text, outer.where)
+        def text(self) -> str:
+            return str(outer)
 
-        _Both.__name__ = f"TaskError({cls.__name__})"
-        _Both.__qualname__ = _Both.__name__
+        def reduced(self):
+            return _unpack_as_cause, outer.__reduce__()[1]
+
         try:
-            return _Both()
-        except TypeError:  # its class forbids such a mix
+            both = type(f"TaskError({cls.__name__})", (TaskError, cls), {"__str__": text, "__reduce__": reduced})
+            return bare(both, args, {**vars(outer), **attributes})
+        except Exception:  # its class forbids such a mix
             return self
 
 
-def _revive(cause, traceback_text, where):
-    return TaskError(cause, traceback_text, where).as_instance_of_cause()
+def _unpack(packed: bytes, traceback_text: str, where: str) -> TaskError:
+    from shoal import _serialize
+
+    return TaskError(_serialize.unpack_exception(packed), traceback_text, where)
+
+
+def _unpack_as_cause(packed: bytes, traceback_text: str, where: str) -> Exception:
+    return _unpack(packed, traceback_text, where).as_instance_of_cause()
+
+
+def parts(error: BaseException) -> tuple[tuple, dict]:
+    """(args, attributes) of an exception, those of C and of slots among them."""
+    attributes = {}
+    for cls in type(error).__mro__:
+        for name, member in vars(cls).items():
+            # `obj` of an AttributeError is whatever was looked at: the whole actor, for one.
+            if isinstance(member, _MEMBERS) and not name.startswith("__") and name not in ("args", "obj"):
+                with contextlib.suppress(AttributeError):
+                    attributes[name] = getattr(error, name)
+    return error.args, {**attributes, **getattr(error, "__dict__", {})}
+
+
+_MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def bare(cls: type[BaseException], args: tuple, attributes: dict) -> BaseException:
+    """An exception made of its parts. Its class's own ``__init__`` is not called: it may want other arguments than ``args``."""
+    builtin = next(c for c in cls.__mro__ if c.__module__ == "builtins")
+    error = builtin.__new__(cls, *args)
+    error.args = args
+    for name, value in attributes.items():
+        if isinstance(getattr(cls, name, None), property):
+            continue
+        with contextlib.suppress(AttributeError, TypeError):  # read-only members: __new__ has set them
+            object.__setattr__(error, name, value)
+    return error

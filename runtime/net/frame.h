@@ -34,7 +34,8 @@ struct Frame {
 struct FrameLimits {
   std::uint32_t max_body_bytes = 1u << 20;
   std::uint32_t max_payload_bytes = 64u << 20;
-  std::uint8_t max_fds = 32;
+  std::uint8_t max_fds = kMaxFds;
+  static constexpr std::uint8_t kMaxFds = 250;  // the kernel passes 253 at once
 };
 
 struct FrameHeader {

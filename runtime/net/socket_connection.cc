@@ -22,6 +22,9 @@ constexpr std::size_t kCoalesceBytes = 32 << 10;  // frames up to this size shar
 constexpr int kReadsPerWake = 8;                  // then others have their turn
 constexpr std::size_t kMaxIov = 16;
 
+// A process that ends with bytes unread resets its connections instead of closing them: the same to whoever waits.
+Error broken(int error) { return from_errno(error, "the connection broke").with_reason("Disconnected"); }
+
 // Parses a stream of bytes into frames. Large payloads are read straight to their place.
 class FrameReader {
  public:
@@ -148,7 +151,7 @@ class SendQueue {
       message.msg_iov = iov;
       message.msg_iovlen = count;
       auto& first = chunks_.front();
-      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 64)];
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * FrameLimits::kMaxFds)];
       if (!first.fds.empty()) {
         const std::size_t n = first.fds.size();
         message.msg_control = control;
@@ -223,6 +226,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void send(Frame frame, Flush flush) {
     if (closed_) return;
     SHOAL_CHECK(identity_.local || frame.fds.empty(), "descriptors only travel on unix sockets");
+    SHOAL_CHECK(frame.fds.size() <= FrameLimits::kMaxFds, "a frame with too many descriptors");
     queue_.push(std::move(frame));
     if (queue_.bytes() > options_.max_queued_bytes) {
       return close_later(
@@ -260,7 +264,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     for (int i = 0; i < kReadsPerWake && !closed_; ++i) {
       const auto room = reader_.room();
       iovec iov{room.data(), room.size()};
-      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 64)];
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * FrameLimits::kMaxFds)];
       msghdr message{};
       message.msg_iov = &iov;
       message.msg_iovlen = 1;
@@ -272,7 +276,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
       if (n < 0) {
         if (errno == EINTR) continue;
         if (errno == EAGAIN || errno == EWOULDBLOCK) return wait_read();
-        return close(from_errno(errno, "the connection broke"));
+        return close(broken(errno));
       }
       for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
@@ -298,7 +302,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   }
 
   void write() {
-    if (const int error = queue_.write(descriptor_.native_handle())) return close_later(from_errno(error, "the connection broke"));
+    if (const int error = queue_.write(descriptor_.native_handle())) return close_later(broken(error));
     if (queue_.empty()) return;
     waiting_write_ = true;
     descriptor_.async_wait(Wait::wait_write, [self = shared_from_this()](std::error_code error) {

@@ -13,6 +13,7 @@
 #include <asio/read.hpp>
 #include <asio/write.hpp>
 #include <cstring>
+#include <list>
 #include <utility>
 
 #include "runtime/loop/loop.h"
@@ -142,10 +143,30 @@ struct SocketNetwork::Impl {
     return make_socket_connection(loop, std::move(fd), identity, options);
   }
 
-  Task<void> accepted(std::shared_ptr<Socket> socket, std::shared_ptr<Accepted> on_accepted) {
+  // What a listener knows.
+  struct Door {
+    Accepted accepted;
+    std::list<std::shared_ptr<Socket>> greeting;  // the oldest first
+  };
+
+  void arrived(const std::shared_ptr<Door>& door, Fd fd) {
+    if (door->greeting.size() >= options.max_hellos) {
+      std::error_code ignored;
+      door->greeting.front()->close(ignored);
+      door->greeting.pop_front();
+    }
+    auto socket = std::make_shared<Socket>(make_socket(std::move(fd)));
+    door->greeting.push_back(socket);
+    tasks.spawn("accept", accepted(std::move(socket), door));
+  }
+
+  Task<void> accepted(std::shared_ptr<Socket> socket, std::shared_ptr<Door> door) {
     const Timer limit = clock.after(options.hello_timeout, [socket] { socket->close(); });
-    SHOAL_CO_TRY(const PeerIdentity identity, co_await greet_caller(*socket, token, options.versions, random));
-    (*on_accepted)(finish(std::move(*socket), identity));
+    const auto greeted = co_await greet_caller(*socket, token, options.versions, random);
+    door->greeting.remove(socket);
+    SHOAL_CO_TRY(const PeerIdentity identity, greeted);
+    if (!socket->is_open()) co_return Result<void>();  // it was the oldest just now
+    door->accepted(finish(std::move(*socket), identity));
     co_return Result<void>();
   }
 
@@ -187,17 +208,13 @@ namespace {
 class SocketListener final : public Listener {
  public:
   using OnSocket = std::function<void(Fd)>;
-  using HasRoom = std::function<bool()>;
 
-  SocketListener(Loop& loop, Clock& clock, Fd fd, Endpoint endpoint, OnSocket on_socket, HasRoom has_room)
-      : loop_(loop),
-        state_(std::make_shared<State>(loop, clock, std::move(fd), std::move(on_socket), std::move(has_room))),
-        endpoint_(std::move(endpoint)) {
+  SocketListener(Loop& loop, Fd fd, Endpoint endpoint, OnSocket on_socket)
+      : loop_(loop), state_(std::make_shared<State>(loop, std::move(fd), std::move(on_socket))), endpoint_(std::move(endpoint)) {
     loop_.track(state_->descriptor.native_handle());
     state_->wait();
   }
   ~SocketListener() override {
-    state_->pause = {};
     loop_.untrack(state_->descriptor.native_handle());
     std::error_code ignored;
     state_->descriptor.close(ignored);
@@ -206,26 +223,20 @@ class SocketListener final : public Listener {
 
  private:
   struct State : std::enable_shared_from_this<State> {
-    State(Loop& loop, Clock& clock, Fd fd, OnSocket on_socket, HasRoom has_room)
-        : descriptor(loop.io(), fd.release()), clock(clock), on_socket(std::move(on_socket)), has_room(std::move(has_room)) {}
+    State(Loop& loop, Fd fd, OnSocket on_socket) : descriptor(loop.io(), fd.release()), on_socket(std::move(on_socket)) {}
     void wait() {
       descriptor.async_wait(asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
         if (error) return;
-        while (self->descriptor.is_open() && self->has_room()) {
+        while (self->descriptor.is_open()) {
           Fd fd(accept4(self->descriptor.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
           if (!fd) break;
           self->on_socket(std::move(fd));
         }
-        if (!self->descriptor.is_open()) return;
-        if (self->has_room()) return self->wait();
-        self->pause = self->clock.after(std::chrono::milliseconds(5), [state = self.get()] { state->wait(); });
+        if (self->descriptor.is_open()) self->wait();
       });
     }
     asio::posix::stream_descriptor descriptor;
-    Clock& clock;
-    Timer pause;  // while too many hellos are under way
     OnSocket on_socket;
-    HasRoom has_room;
   };
   Loop& loop_;
   std::shared_ptr<State> state_;
@@ -258,13 +269,10 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
                                                     : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
   }
   auto* impl = impl_.get();
-  auto shared = std::make_shared<Accepted>(std::move(accepted));
-  return std::make_unique<SocketListener>(
-      impl->loop, impl->clock, std::move(fd), std::move(actual),
-      [impl, shared](Fd socket) {
-        impl->tasks.spawn("accept", impl->accepted(std::make_shared<Socket>(impl->make_socket(std::move(socket))), shared));
-      },
-      [impl] { return impl->tasks.size() < impl->options.max_hellos; });
+  auto door = std::make_shared<Impl::Door>();
+  door->accepted = std::move(accepted);
+  return std::make_unique<SocketListener>(impl->loop, std::move(fd), std::move(actual),
+                                          [impl, door](Fd socket) { impl->arrived(door, std::move(socket)); });
 }
 
 void SocketNetwork::connect(const Endpoint& endpoint, Role role, Duration timeout, Connected connected) {

@@ -15,7 +15,8 @@ struct SocketOptions {
   // A peer that does not read is dropped once this much waits for it.
   std::size_t max_queued_bytes = 256u << 20;
   Duration hello_timeout = std::chrono::seconds(5);
-  // Hellos under way at once; further ones wait in the kernel's backlog.
+  // Hellos under way at once at one listener. The next one ends the oldest, which a caller that means it never is: a crowd that says
+  // nothing keeps nobody out.
   std::size_t max_hellos = 64;
 };
 

@@ -173,7 +173,9 @@ std::uint64_t start_time(pid_t pid) {
   if (!std::getline(file, line)) return 0;
   std::istringstream fields(line.substr(line.rfind(')') + 1));
   std::string field;
-  for (int i = 0; i < 20; ++i) fields >> field;  // the 22nd field of the line
+  fields >> field;
+  if (field == "Z" || field == "X") return 0;    // it has ended; its parent has not looked yet
+  for (int i = 1; i < 20; ++i) fields >> field;  // the 22nd field of the line
   return std::strtoull(field.c_str(), nullptr, 10);
 }
 

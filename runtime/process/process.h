@@ -58,7 +58,7 @@ void signal_group(pid_t leader, int signal);
 void become_subreaper();
 
 // Seconds since boot at which a process started, in clock ticks: with the pid, it names a process for good. 0 when
-// there is none.
+// there is none, or only a zombie.
 std::uint64_t start_time(pid_t pid);
 
 // Calls `ended` once on the loop when the process is gone (pidfd). Destroyed: not any more. A child is reaped.

@@ -130,6 +130,12 @@ TEST_F(ProcessTest, TheEndOfAForeignProcessIsSeenWithoutItsStatus) {
 TEST_F(ProcessTest, StartTimesTellProcessesApart) {
   EXPECT_GT(start_time(getpid()), 0u);
   EXPECT_EQ(start_time(999'999'999), 0u);
+  const pid_t zombie = fork();
+  if (zombie == 0) _exit(0);
+  siginfo_t info{};
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(zombie), &info, WEXITED | WNOWAIT), 0);
+  EXPECT_EQ(start_time(zombie), 0u);
+  waitpid(zombie, nullptr, 0);
 }
 
 }  // namespace

@@ -59,7 +59,9 @@ Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access) {
   Mapping out;
   if (bytes == 0) return out;
   const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
-  void* at = mmap(nullptr, bytes, protection, MAP_SHARED, memory.get(), 0);
+  // What is only read of a private mapping costs nothing: no memory is set aside for pages that may never be written.
+  const int sharing = access == Access::kCopyOnWrite ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
+  void* at = mmap(nullptr, bytes, protection, sharing, memory.get(), 0);
   if (at == MAP_FAILED) return fail(from_errno(errno, "cannot map " + std::to_string(bytes) + " bytes"));
   out.data_ = static_cast<std::byte*>(at);
   out.size_ = bytes;

@@ -10,7 +10,11 @@
 
 namespace shoal::runtime {
 
-enum class Access { kRead, kReadWrite };
+enum class Access {
+  kRead,
+  kReadWrite,
+  kCopyOnWrite,  // what is written is seen by this mapping alone
+};
 
 // A mapped range; unmapped when destroyed. Empty ranges map nothing.
 class Mapping {

@@ -27,6 +27,16 @@ TEST(Memory, IsZeroedSharedAndOfAFixedSize) {
   EXPECT_NE(ftruncate(fd.get(), 5), 0);
 }
 
+TEST(Memory, WritesToACopyOnWriteMappingStayThere) {
+  const Fd fd = make_memory("test", 10'000).value();
+  const Mapping shared = map(fd, 10'000, Access::kReadWrite).value();
+  shared.data()[0] = std::byte{1};
+  const Mapping own = map(fd, 10'000, Access::kCopyOnWrite).value();
+  EXPECT_EQ(own.data()[0], std::byte{1});
+  own.data()[1] = std::byte{2};
+  EXPECT_EQ(shared.data()[1], std::byte{0});
+}
+
 TEST(Memory, AnUnsealedDescriptorIsRefused) {
   const Fd fd(memfd_create("loose", MFD_CLOEXEC));
   EXPECT_EQ(memory_bytes(fd).error().code(), Code::kInvalidArgument);

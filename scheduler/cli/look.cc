@@ -1,5 +1,7 @@
 // status, list, logs: what the cluster looks like.
+#include <algorithm>
 #include <cstdio>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -133,33 +135,61 @@ int list(const Common& common, const std::string& what) {
 
 namespace {
 
-// Which workers an id means: a job's, an actor's, or itself. "" is the latest job. A prefix will do when it is the only
-// one.
-Result<std::vector<actors::WorkerRow>> workers_of(Client& head, const std::string& id) {
+// What an id means: a job with its workers, an actor's worker, or a worker. "" is the latest job. The beginning of an id will do when
+// only one begins so.
+struct Wanted {
+  JobId job;
+  bool whole_job = false;  // also those that are still to come
+  std::vector<actors::WorkerRow> workers;
+
+  bool has(WorkerId id) const {
+    return whole_job || std::any_of(workers.begin(), workers.end(), [&](const auto& w) { return w.id == id; });
+  }
+};
+
+Result<Wanted> wanted_by(Client& head, const std::string& id) {
   SHOAL_TRY(const auto workers, head.ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kWorkers, {}})));
   SHOAL_TRY(const auto jobs, head.ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kJobs, {}})));
   SHOAL_TRY(const auto actors, head.ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kActors, {}})));
-  JobId job;
-  std::vector<WorkerId> ids;
+  std::set<JobId> found_jobs;
+  std::set<WorkerId> found_workers;
+  std::set<std::string> names;
+  const auto matches = [&](const auto& other) {
+    const bool yes = !id.empty() && to_string(other).starts_with(id);
+    if (yes) names.insert(to_string(other));
+    return yes;
+  };
+  for (const auto& j : jobs.jobs) {
+    if (matches(j.id)) found_jobs.insert(j.id);
+  }
+  for (const auto& a : actors.actors) {
+    if (matches(a.id)) found_workers.insert(a.worker);
+  }
+  for (const auto& w : workers.workers) {
+    if (matches(w.id)) found_workers.insert(w.id);
+  }
+  if (names.size() > 1) {
+    std::string list;
+    for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
+    return fail(invalid_argument("more than one id begins with " + id + ": " + list));
+  }
   if (id.empty()) {
     std::int64_t latest = -1;
+    JobId job;
     for (const auto& j : jobs.jobs) {
       if (j.started_unix_ms > latest) latest = j.started_unix_ms, job = j.id;
     }
     if (!job) return fail(not_found("no job has run yet"));
+    found_jobs.insert(job);
   }
-  const auto matches = [&](const auto& other) { return !id.empty() && to_string(other).starts_with(id); };
-  for (const auto& j : jobs.jobs) {
-    if (matches(j.id)) job = j.id;
-  }
-  for (const auto& a : actors.actors) {
-    if (matches(a.id)) ids.push_back(a.worker);
-  }
-  std::vector<actors::WorkerRow> out;
+  Wanted out;
+  out.whole_job = !found_jobs.empty();
+  if (out.whole_job) out.job = *found_jobs.begin();
   for (const auto& w : workers.workers) {
-    if ((job && w.job == job) || matches(w.id) || std::find(ids.begin(), ids.end(), w.id) != ids.end()) out.push_back(w);
+    if (out.whole_job ? w.job == out.job : found_workers.contains(w.id)) out.workers.push_back(w);
   }
-  if (out.empty()) return fail(not_found("no job, worker or actor " + id).with_hint("see shoal list jobs"));
+  if (!out.whole_job && out.workers.empty()) return fail(not_found("no job, worker or actor " + id).with_hint("see shoal list jobs"));
+  if (!out.whole_job) out.job = out.workers.front().job;
   return out;
 }
 
@@ -172,58 +202,98 @@ std::string last_lines(const std::string& text, std::uint64_t lines) {
   return text.substr(at);
 }
 
+void print_lines(const std::string& who, std::uint16_t stream, std::string_view lines) {
+  std::FILE* to = stream == 1 ? stdout : stderr;
+  for (std::size_t from = 0; from < lines.size();) {
+    const auto end = std::min(lines.find('\n', from), lines.size());
+    std::fprintf(to, "(%s) %.*s\n", who.c_str(), static_cast<int>(end - from), lines.data() + from);
+    from = end + 1;
+  }
+  std::fflush(to);
+}
+
+using Nodes = std::vector<std::unique_ptr<Client>>;
+
+Result<void> print_kept(const Common& common, const Wanted& wanted, const Nodes& nodes, std::uint64_t tail_lines) {
+  json out = json::array();
+  for (const auto& node : nodes) {
+    for (const auto& w : wanted.workers) {
+      for (const std::uint16_t stream : {1, 2}) {
+        const auto text = node->ask(Method::kReadLog, to_bytes(actors::ReadLog{w.id, stream, 16u << 20}));
+        if (!text) {  // it printed nothing, or ran elsewhere
+          if (text.error().code() == Code::kNotFound) continue;
+          return fail(text.error());
+        }
+        const std::string lines = last_lines(std::string(text->payload.view()), tail_lines);
+        if (common.json) {
+          out.push_back({{"worker", to_string(w.id)}, {"role", w.role}, {"stream", stream == 1 ? "stdout" : "stderr"}, {"text", lines}});
+        } else {
+          print_lines(w.role, stream, lines);
+        }
+      }
+    }
+  }
+  if (common.json) std::printf("%s\n", json({{"schema", "shoal.logs/1"}, {"logs", out}}).dump().c_str());
+  return {};
+}
+
+// What was printed so far and what comes, until the job, or the worker, has ended.
+Result<void> follow(Looking& looking, const Wanted& wanted, const Nodes& nodes, std::uint64_t tail_lines) {
+  std::map<std::pair<std::string, std::uint16_t>, std::string> backlog;  // by who and stream
+  bool caught_up = false, job_ended = false;
+  std::set<WorkerId> left;
+  for (const auto& w : wanted.workers) {
+    if (w.state != actors::WorkerState::kExited) left.insert(w.id);
+  }
+  for (const auto& node : nodes) {
+    node->set_on_notice([&](Method method, runtime::Message message) {
+      if (method == Method::kWorkerExited) {
+        if (const auto m = actors::from_bytes<actors::WorkerUpdate>(message.body)) left.erase(m->worker);
+      }
+      if (method != Method::kLogLines) return;
+      const auto m = actors::from_bytes<actors::LogLines>(message.body);
+      if (!m || !wanted.has(m->worker)) return;
+      if (caught_up) return print_lines(m->label, m->stream, message.payload.view());
+      backlog[{m->label, m->stream}] += message.payload.view();
+    });
+    SHOAL_OK(node->ask(Method::kFollowLogs, to_bytes(actors::JobRef{wanted.job})));
+  }
+  caught_up = true;
+  for (const auto& [who, text] : backlog) print_lines(who.first, who.second, last_lines(text, tail_lines));
+  looking.head->set_on_notice([&](Method method, runtime::Message message) {
+    if (method != Method::kJobUpdate) return;
+    if (const auto row = actors::from_bytes<actors::JobRow>(message.body)) job_ended |= row->id == wanted.job && row->ended_unix_ms != 0;
+  });
+  SHOAL_TRY(const auto row, looking.head->ask_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{wanted.job})));
+  job_ended |= row.ended_unix_ms != 0;
+  const auto over = [&] {
+    const bool lost = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) { return node->closed(); });
+    return job_ended || lost || (!wanted.whole_job && left.empty());
+  };
+  looking.context->run_until(over, std::chrono::hours(24 * 365));
+  for (const auto& node : nodes) (void)node->ask(Method::kSyncLogs, {}, std::chrono::seconds(1));  // the last lines, if any
+  return {};
+}
+
 }  // namespace
 
 int logs(const Common& common, const LogsOptions& options) {
   auto looking = look(common);
   if (!looking) return failed(common, looking.error());
-  const auto workers = workers_of(*looking->head, options.id);
-  if (!workers) return failed(common, workers.error());
-  const auto nodes = looking->head->ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kNodes, {}}));
-  if (!nodes) return failed(common, nodes.error());
-  json out = json::array();
-  for (const auto& node : nodes->nodes) {
+  const auto wanted = wanted_by(*looking->head, options.id);
+  if (!wanted) return failed(common, wanted.error());
+  const auto rows = looking->head->ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kNodes, {}}));
+  if (!rows) return failed(common, rows.error());
+  Nodes nodes;
+  for (const auto& node : rows->nodes) {
     if (node.state != actors::NodeState::kAlive) continue;
     auto client = Client::connect(*looking->context, node.endpoint);
     if (!client) return failed(common, client.error());
-    for (const auto& w : *workers) {
-      if (w.node != node.id) continue;
-      for (const std::uint16_t stream : {1, 2}) {
-        const auto text = (*client)->ask(Method::kReadLog, to_bytes(actors::ReadLog{w.id, stream, 16u << 20}));
-        if (!text) continue;  // it printed nothing
-        const std::string lines = last_lines(std::string(text->payload.view()), options.tail_lines);
-        if (common.json) {
-          out.push_back({{"worker", to_string(w.id)}, {"role", w.role}, {"stream", stream == 1 ? "stdout" : "stderr"}, {"text", lines}});
-          continue;
-        }
-        for (std::size_t from = 0; from < lines.size();) {
-          const auto end = std::min(lines.find('\n', from), lines.size());
-          std::fprintf(stream == 1 ? stdout : stderr, "(%s) %s\n", w.role.c_str(), lines.substr(from, end - from).c_str());
-          from = end + 1;
-        }
-      }
-    }
-    if (options.follow) {
-      // Only what comes from now on: the rest was just printed.
-      std::map<WorkerId, bool> wanted;
-      for (const auto& w : *workers) wanted[w.id] = true;
-      bool caught_up = false;
-      (*client)->set_on_notice([&](Method method, runtime::Message message) {
-        if (method != Method::kLogLines || !caught_up) return;
-        const auto m = actors::from_bytes<actors::LogLines>(message.body);
-        if (!m || !wanted.contains(m->worker)) return;
-        std::fprintf(m->stream == 1 ? stdout : stderr, "(%s) %.*s", m->label.c_str(), static_cast<int>(message.payload.size()),
-                     message.payload.view().data());
-        std::fflush(stdout);
-      });
-      if (const auto r = (*client)->ask(Method::kFollowLogs, to_bytes(actors::JobRef{workers->front().job})); !r)
-        return failed(common, r.error());
-      caught_up = true;
-      looking->context->run_until([&] { return (*client)->closed(); }, std::chrono::hours(24 * 365));
-    }
+    nodes.push_back(*std::move(client));
   }
-  if (common.json) std::printf("%s\n", json({{"schema", "shoal.logs/1"}, {"logs", out}}).dump().c_str());
-  return kOk;
+  const auto done =
+      options.follow ? follow(*looking, *wanted, nodes, options.tail_lines) : print_kept(common, *wanted, nodes, options.tail_lines);
+  return done ? kOk : failed(common, done.error());
 }
 
 }  // namespace shoal::scheduler::cli

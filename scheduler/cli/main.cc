@@ -86,7 +86,7 @@ int run_role(int argc, char** argv) {
   const auto amounts = parse_amounts(resources, {});
   if (!amounts) {
     print_error(amounts.error(), false);
-    return kUsage;
+    return refuse_role(ready_fd, amounts.error());
   }
   if (role == "head") return run_head({session, "127.0.0.1", port, ready_fd});
   if (role == "node") return run_node({session, head, *amounts, python, ready_fd});
@@ -164,7 +164,10 @@ int run(int argc, char** argv) {
   logs_command->add_option("id", logging.id, "Its id, or the beginning of it (default: the latest job)");
   logs_command->add_flag("-f,--follow", logging.follow, "Go on as it prints");
   logs_command->add_option("-n,--tail", logging.tail_lines, "Only the last N lines of each stream");
-  logs_command->callback([&] { code = logs(common, logging); });
+  logs_command->callback([&] {
+    if (logging.follow && common.json) throw CLI::ValidationError("--json and --follow exclude each other");
+    code = logs(common, logging);
+  });
 
   SubmitOptions submitting_options;
   auto* submit_command =

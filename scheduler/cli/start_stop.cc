@@ -83,6 +83,34 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
   return start_role(common.self, folder, std::move(words));
 }
 
+// Ends one cluster: by its head's word, then by its pids. Returns how many processes had to be killed.
+Result<int> stop_one(const SessionFolder& folder, double grace_s) {
+  const auto members = folder.processes();
+  if (const auto token = folder.token()) {
+    Context context(*token);
+    if (const auto info = folder.info()) {
+      if (const auto client = Client::connect(context, info->head_local)) {
+        (void)(*client)->ask(Method::kShutdown, {}, std::chrono::seconds(1));
+      }
+    }
+  }
+  const auto wait_for_end = [&](double seconds) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (!folder.processes().empty() && std::chrono::steady_clock::now() < end) usleep(2'000);
+    return folder.processes().empty();
+  };
+  // Without a head the others are told by a signal.
+  for (const auto& p : folder.processes()) kill(p.pid, SIGTERM);
+  if (wait_for_end(grace_s)) return 0;
+  int killed = 0;
+  for (const auto& p : folder.processes()) {
+    kill(p.pid, SIGKILL);
+    ++killed;
+  }
+  if (!wait_for_end(2)) return fail(internal("a process of " + folder.name() + " cannot be killed"));
+  return killed;
+}
+
 int start_head(const Common& common, const StartOptions& options, const actors::Resources& resources) {
   const auto fail_with = [&](const Error& e) {
     print_error(e, common.json);
@@ -94,25 +122,34 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   }
   const auto folder = new_session(common.target.root);
   if (!folder) return fail_with(folder.error());
+  const auto give_up = [&](const Error& e) {  // half a cluster is none
+    (void)stop_one(*folder, 1);
+    return fail_with(e);
+  };
   const auto head = start_role(common.self, *folder, {"head", "--port", std::to_string(options.port)});
   if (!head) {
     folder->remove();
     return fail_with(head.error());
   }
   const auto node = start_node(common, *folder, head->head_local, resources);
-  if (!node) return fail_with(node.error());
+  if (!node) return give_up(node.error());
   // Ready means: it can place something.
   const auto token = folder->token();
-  if (!token) return fail_with(token.error());
+  if (!token) return give_up(token.error());
   Context context(*token);
   const auto client = Client::connect(context, head->head_local);
-  if (!client) return fail_with(client.error());
+  if (!client) return give_up(client.error());
   const auto registered = [&] {
     const auto status = (*client)->ask_for<actors::ClusterStatus>(Method::kStatus, {});
     return status && status->num_nodes > 0;
   };
   const auto end = context.clock->now() + std::chrono::seconds(10);
-  while (!registered() && context.clock->now() < end) context.run_until([] { return false; }, std::chrono::milliseconds(2));
+  while (!registered()) {
+    if (context.clock->now() >= end) {
+      return give_up(deadline_exceeded("the node did not register with the head").with_hint("see " + folder->logs()));
+    }
+    context.run_until([] { return false; }, std::chrono::milliseconds(2));
+  }
   const std::string address = head->head;
   if (common.json) {
     std::printf("%s\n", json({{"schema", "shoal.start/1"},
@@ -156,34 +193,6 @@ int start_joining(const Common& common, const StartOptions&, const actors::Resou
     std::printf("Node %s joined %s with %s.\n", node->id.c_str(), found->endpoint.c_str(), resources.to_string().c_str());
   }
   return kOk;
-}
-
-// Ends one cluster: by its head's word, then by its pids. Returns how many processes had to be killed.
-Result<int> stop_one(const SessionFolder& folder, double grace_s) {
-  const auto members = folder.processes();
-  if (const auto token = folder.token()) {
-    Context context(*token);
-    if (const auto info = folder.info()) {
-      if (const auto client = Client::connect(context, info->head_local)) {
-        (void)(*client)->ask(Method::kShutdown, {}, std::chrono::seconds(1));
-      }
-    }
-  }
-  const auto wait_for_end = [&](double seconds) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    while (!folder.processes().empty() && std::chrono::steady_clock::now() < end) usleep(2'000);
-    return folder.processes().empty();
-  };
-  // Without a head the others are told by a signal.
-  for (const auto& p : folder.processes()) kill(p.pid, SIGTERM);
-  if (wait_for_end(grace_s)) return 0;
-  int killed = 0;
-  for (const auto& p : folder.processes()) {
-    kill(p.pid, SIGKILL);
-    ++killed;
-  }
-  if (!wait_for_end(2)) return fail(internal("a process of " + folder.name() + " cannot be killed"));
-  return killed;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include <fmt/format.h>
@@ -91,22 +92,17 @@ class Watcher {
         if (const auto w = actors::from_bytes<actors::Warning>(message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
       }
       if (method != Method::kJobUpdate) return;
-      if (auto row = actors::from_bytes<JobRow>(message.body); row && (!row_ || row_->ended_unix_ms == 0)) row_ = *std::move(row);
+      auto row = actors::from_bytes<JobRow>(message.body);
+      if (!row || (row_ && row_->ended_unix_ms != 0)) return;
+      placed_ |= row->state == JobState::kRunning;
+      row_ = *std::move(row);
     });
   }
 
   Result<void> follow(JobId job) {
     job_ = job;
     on_signals();
-    SHOAL_TRY(const auto nodes,
-              head_.ask_for<actors::ListReply>(Method::kList, to_bytes(actors::ListRequest{actors::ListRequest::What::kNodes, {}})));
-    for (const auto& n : nodes.nodes) {
-      if (n.state != actors::NodeState::kAlive) continue;
-      SHOAL_TRY(auto client, Client::connect(context_, n.endpoint));
-      client->set_on_notice([this](Method method, runtime::Message message) { on_node(method, message); });
-      SHOAL_OK(client->ask(Method::kFollowLogs, to_bytes(actors::JobRef{job})));
-      nodes_.push_back(std::move(client));
-    }
+    SHOAL_OK(follow_nodes());
     SHOAL_TRY(auto row, head_.ask_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{job})));
     if (!row_ || row_->ended_unix_ms == 0) row_ = std::move(row);
     return {};
@@ -116,7 +112,10 @@ class Watcher {
   // of them.
   Result<JobRow> wait() {
     const auto ended = [this] { return row_ && row_->ended_unix_ms != 0; };
-    context_.run_until([&] { return ended() || head_.closed() || given_up_; }, std::chrono::hours(24 * 365));
+    do {
+      if (std::exchange(placed_, false)) (void)follow_nodes();  // it may have waited for a node that was not there before
+      context_.run_until([&] { return ended() || head_.closed() || given_up_ || placed_; }, std::chrono::hours(24 * 365));
+    } while (placed_);
     const std::size_t processes = std::max<std::uint32_t>(1, row_ ? row_->num_workers : 1);
     context_.run_until([&] { return exited_.size() >= processes; },
                        row_ && row_->started_unix_ms ? std::chrono::seconds(1) : std::chrono::seconds(0));
@@ -126,6 +125,19 @@ class Watcher {
   int signal() const { return signal_; }
 
  private:
+  Result<void> follow_nodes() {
+    SHOAL_TRY(const auto nodes,
+              head_.ask_for<actors::ListReply>(Method::kList, to_bytes(actors::ListRequest{actors::ListRequest::What::kNodes, {}})));
+    for (const auto& n : nodes.nodes) {
+      if (n.state != actors::NodeState::kAlive || nodes_.contains(n.id)) continue;
+      SHOAL_TRY(auto client, Client::connect(context_, n.endpoint));
+      client->set_on_notice([this](Method method, runtime::Message message) { on_node(method, message); });
+      SHOAL_OK(client->ask(Method::kFollowLogs, to_bytes(actors::JobRef{job_})));
+      nodes_[n.id] = std::move(client);
+    }
+    return {};
+  }
+
   void on_signals() {
     signals_.async_wait([this](std::error_code error, int number) {
       if (error) return;
@@ -170,13 +182,14 @@ class Watcher {
   Client& head_;
   const Common& common_;
   asio::signal_set signals_;
-  std::vector<std::unique_ptr<Client>> nodes_;
+  std::map<NodeId, std::unique_ptr<Client>> nodes_;
   JobId job_;
   std::optional<JobRow> row_;
   std::set<WorkerId> exited_;
   runtime::Timer limit_;
   int signal_ = 0;
   bool given_up_ = false;
+  bool placed_ = false;  // since its nodes were looked at
 };
 
 int ended(const Common& common, const JobRow& row, int signal) {

@@ -145,7 +145,8 @@ Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
   client.node = node.id;
   nodes_[node.id] = client.peer.get();
   if (options_.watch_process && client.peer->identity().local) {
-    client.watch = options_.watch_process(node.pid, [this, id = node.id] {
+    node_watches_[node.id] = options_.watch_process(node.pid, [this, id = node.id] {
+      const auto over = node_watches_.extract(id);
       now();
       state_.node_lost(id, unavailable("its node's process ended").with_reason("NodeLost"));
       perform();
@@ -258,8 +259,9 @@ void Head::perform(Action action) {
       head.to_node(node, Method::kStartWorker, to_bytes(a.message), [h = &head, node, worker](Result<Message> r) {
         if (r) return;
         h->now();
+        const int code = r.error().code() == Code::kNotFound ? 127 : 126;  // as a shell has it
         h->log_->warn("worker={} not started: {}", to_string(worker), r.error().message());
-        h->state_.worker_updated(node, {worker, actors::WorkerState::kExited, 0, "", 126, r.error(), {}, {}});
+        h->state_.worker_updated(node, {worker, actors::WorkerState::kExited, 0, "", code, r.error(), {}, {}});
         h->perform();
       });
     }

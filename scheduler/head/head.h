@@ -48,7 +48,6 @@ class Head final : public runtime::PeerHandler {
   struct Client {
     std::unique_ptr<runtime::Peer> peer;
     NodeId node;  // when it is one
-    std::shared_ptr<void> watch;
   };
 
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
@@ -77,6 +76,7 @@ class Head final : public runtime::PeerHandler {
   std::vector<std::unique_ptr<runtime::Listener>> listeners_;
   std::map<runtime::Peer*, Client> clients_;
   std::map<NodeId, runtime::Peer*> nodes_;
+  std::map<NodeId, std::shared_ptr<void>> node_watches_;  // of their processes; a broken connection ends none
   std::map<ActorId, std::set<runtime::Peer*>> actor_watchers_;
   std::map<JobId, std::set<runtime::Peer*>> job_watchers_;
   std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang

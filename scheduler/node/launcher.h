@@ -32,6 +32,8 @@ class Launcher {
   virtual void set_events(Events* events) = 0;
   // Answers with the pid once it runs, or why it cannot. `env` goes on top of the launch's own.
   virtual void start(const actors::StartWorker& spec, const Env& env, std::function<void(Result<pid_t>)> started) = 0;
+  // Calls output() for all that workers have printed by now.
+  virtual void drain_output() = 0;
   // To the worker and all it started. Unknown or gone: nothing.
   virtual void signal(WorkerId worker, int signal) = 0;
   // Calls back when a process that this launcher did not start is gone.

@@ -189,9 +189,13 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     }
     case Method::kGetObject: {
       SHOAL_TRY(const auto m, from_bytes<actors::ObjectRef>(message.body));
+      const JobId job = clients_.at(&peer).job;
+      if (m.owner && !workers_.contains(m.owner) && !memory_.has(job, m.id)) {
+        return fail(unavailable("the process that was to make this object is gone, or on another node").with_reason("OwnerDied"));
+      }
       later = true;
       auto shared = std::make_shared<runtime::Responder>(std::move(responder));
-      memory_.get(clients_.at(&peer).job, m.id, [shared](Result<Fd> r) {
+      memory_.get(job, m.id, m.owner, [shared](Result<Fd> r) {
         if (!r) return shared->fail(r.error());
         Message out;
         out.fds.push_back(*std::move(r));
@@ -204,6 +208,9 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
       follow(peer, m.job);
       return Message();
     }
+    case Method::kSyncLogs:
+      launcher_.drain_output();
+      return Message();
     case Method::kReadLog: {
       SHOAL_TRY(const auto m, from_bytes<actors::ReadLog>(message.body));
       const std::size_t bytes = std::min<std::uint64_t>(m.tail_bytes, 32u << 20);

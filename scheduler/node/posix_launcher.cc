@@ -4,14 +4,17 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <asio/io_context.hpp>
 #include <asio/posix/stream_descriptor.hpp>
+#include <asio/signal_set.hpp>
 #include <cerrno>
 #include <csignal>
 #include <map>
 
+#include "scheduler/node/guard.h"
 #include "scheduler/node/zygote.h"
 
 extern char** environ;
@@ -24,6 +27,8 @@ using runtime::ExitStatus;
 namespace {
 
 constexpr std::size_t kMaxLine = 64 << 10;  // longer ones are cut into several
+constexpr std::size_t kReadBytes = 16 << 10;
+constexpr int kReadsPerWake = 8;
 
 // One output stream of a worker, in lines.
 class Pipe : public std::enable_shared_from_this<Pipe> {
@@ -37,10 +42,11 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
     });
   }
 
-  // Reads what is there; false at the end of the stream.
+  // Reads what is there, up to what a pipe holds: others have their turn even if somebody prints as fast as this reads. False at the end
+  // of the stream.
   bool drain() {
-    while (descriptor_.is_open()) {
-      char text[16 << 10];
+    for (int i = 0; i < kReadsPerWake && descriptor_.is_open(); ++i) {
+      char text[kReadBytes];
       const ssize_t n = ::read(descriptor_.native_handle(), text, sizeof text);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && errno == EAGAIN) return true;
@@ -58,7 +64,7 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
         buffer_.clear();
       }
     }
-    return false;
+    return descriptor_.is_open();
   }
 
   // A last line without its newline; then nothing more.
@@ -83,14 +89,27 @@ struct Streams {
 class PosixLauncher final : public Launcher {
  public:
   PosixLauncher(runtime::Loop& loop, runtime::Random& random, runtime::Log log, PosixLauncherOptions options)
-      : loop_(loop), random_(random), log_(std::move(log)), options_(std::move(options)) {
+      : loop_(loop),
+        random_(random),
+        log_(std::move(log)),
+        options_(std::move(options)),
+        clock_(runtime::make_real_clock(loop)),
+        child_ended_(loop.io(), SIGCHLD) {
     runtime::become_subreaper();
+    if (auto guard = Guard::start()) {
+      guard_ = *std::move(guard);
+    } else {
+      log_->warn("no guard: {}", guard.error().message());
+    }
+    wait_for_children();
     if (!options_.python.empty()) {
       if (const auto z = zygote(options_.python, false); !z) log_->warn("no zygote: {}", z.error().message());
     }
   }
 
   ~PosixLauncher() override {
+    std::error_code ignored;
+    child_ended_.cancel(ignored);
     for (auto& [id, w] : workers_) runtime::signal_group(w.pid, SIGKILL);
   }
 
@@ -126,6 +145,13 @@ class PosixLauncher final : public Launcher {
     if (spec.launch.kind == Launch::Kind::kNativeWorker) merged["SHOAL_BUILD_ID"] = spec.launch.build_id;
     for (const auto& [name, value] : merged) s.env.push_back(name + "=" + value);
     adopt(runtime::spawn(std::move(s)));
+  }
+
+  void drain_output() override {
+    for (auto& [id, w] : workers_) {
+      w.out->drain();
+      w.err->drain();
+    }
   }
 
   void signal(WorkerId worker, int signal) override {
@@ -180,6 +206,7 @@ class PosixLauncher final : public Launcher {
   void adopt_worker(WorkerId id, pid_t pid, std::shared_ptr<Pipe> out, std::shared_ptr<Pipe> err) {
     auto& w = workers_[id];
     w.pid = pid;
+    if (guard_) guard_->watch(pid);
     w.out = std::move(out);
     w.err = std::move(err);
     w.out->read();
@@ -191,11 +218,42 @@ class PosixLauncher final : public Launcher {
     const auto node = workers_.extract(id);
     Worker& w = node.mapped();
     runtime::signal_group(w.pid, SIGKILL);  // what it left behind: data loaders, shells
+    if (guard_) guard_->forget(w.pid);
     for (const auto& pipe : {w.out, w.err}) {
       pipe->drain();
       pipe->finish();
     }
     if (events_ != nullptr) events_->exited(id, status);
+  }
+
+  void wait_for_children() {
+    child_ended_.async_wait([this](std::error_code error, int) {
+      if (error) return;
+      reap_orphans();
+      wait_for_children();
+    });
+  }
+
+  // Processes that workers left behind became our children. Those that we started are reaped by who watches them, and a worker of which
+  // the zygote has not told yet shall be, too: then a little later.
+  void reap_orphans() {
+    while (true) {
+      siginfo_t info{};
+      if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
+      if (guard_ && guard_->pid() == info.si_pid) {
+        log_->warn("guard pid={} is gone", guard_->pid());
+        guard_.reset();
+        continue;
+      }
+      bool ours = false;
+      for (const auto& [key, z] : zygotes_) ours |= z->busy() || z->pid() == info.si_pid;
+      for (const auto& [id, w] : workers_) ours |= w.pid == info.si_pid;
+      if (ours) {
+        again_ = clock_->after(std::chrono::milliseconds(50), [this] { reap_orphans(); });
+        return;
+      }
+      waitpid(info.si_pid, nullptr, 0);
+    }
   }
 
   Result<Zygote*> zygote(const std::string& python, bool torch) {
@@ -209,6 +267,10 @@ class PosixLauncher final : public Launcher {
   runtime::Random& random_;
   const runtime::Log log_;
   const PosixLauncherOptions options_;
+  std::unique_ptr<runtime::Clock> clock_;
+  asio::signal_set child_ended_;
+  runtime::Timer again_;
+  std::unique_ptr<Guard> guard_;
   Events* events_ = nullptr;
   std::map<std::pair<std::string, bool>, std::unique_ptr<Zygote>> zygotes_;
   std::map<WorkerId, Worker> workers_;

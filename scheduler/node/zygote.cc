@@ -190,6 +190,10 @@ Zygote::~Zygote() {
   impl_->close();
 }
 
+pid_t Zygote::pid() const { return impl_->pid; }
+
+bool Zygote::busy() const { return !impl_->waiting.empty(); }
+
 void Zygote::fork(const actors::StartWorker& spec, const Env& env, Fd out, Fd err, Started started) {
   if (impl_->over) return started(fail(unavailable("the Python zygote is gone")));
   json request;

@@ -29,6 +29,9 @@ class Zygote {
   ~Zygote();
 
   void fork(const actors::StartWorker& spec, const Env& env, Fd out, Fd err, Started started);
+  pid_t pid() const;
+  // Whether a worker may exist already of which it has not told yet.
+  bool busy() const;
 
  private:
   struct Impl;

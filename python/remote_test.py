@@ -1,0 +1,53 @@
+import os
+import site
+import sys
+import sysconfig
+
+import pytest
+
+from shoal import _remote
+from shoal._remote import launch, remote
+
+
+def test_workers_import_from_where_their_driver_does(monkeypatch, tmp_path):
+    """Also from a folder beside the interpreter's own: /usr/src/app is where many a container has its program."""
+    beside = os.path.join(sys.base_prefix, "src", "app")
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), beside, *sys.path])
+    path = launch()["python_path"]
+    assert beside in path
+    assert str(tmp_path) in path
+    assert os.getcwd() in path
+    for standard in (sysconfig.get_paths()["stdlib"], *site.getsitepackages()):
+        assert standard not in path
+    assert not any(p.endswith("lib-dynload") for p in path)
+
+
+def test_shoal_itself_is_found_where_it_was_found_here():
+    path = launch()["python_path"]
+    assert os.path.dirname(os.path.dirname(_remote.__file__)) in path
+
+
+def test_a_decorated_class_or_function_is_not_called_by_accident():
+    @remote
+    class Counter:
+        """Counts."""
+
+    @remote(num_cpus=2)
+    def double(x):
+        """Doubles."""
+
+    assert (Counter.__name__, Counter.__doc__) == ("Counter", "Counts.")
+    assert (double.__name__, double.__doc__) == ("double", "Doubles.")
+    with pytest.raises(TypeError, match=r"Counter\.remote"):
+        Counter()
+    with pytest.raises(TypeError, match=r"double\.remote"):
+        double(1)
+
+
+def test_options_add_to_those_of_the_decorator():
+    @remote(num_cpus=2, resources={"slot": 1})
+    class Counter:
+        pass
+
+    assert _remote._resources(Counter.options(num_gpus=0.5)._options, 0) == {"CPU": 2, "GPU": 0.5, "slot": 1}
+    assert _remote._resources(Counter._options, 0) == {"CPU": 2, "slot": 1}

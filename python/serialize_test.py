@@ -1,0 +1,247 @@
+import gc
+import pickle
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from shoal import _serialize
+from shoal._serialize import dump_exception, dumps, loads
+from shoal.exceptions import TaskError
+
+
+def there_and_back(value):
+    """As a call does it: the buffers arrive in memory that nobody may write to."""
+    head, buffers = dumps(value)
+    return loads(head, [memoryview(bytes(b)) for b in buffers])
+
+
+PLAIN = [None, True, -(2**70), 1.5, complex(1, 2), "", "grüß", b"", b"\0" * 5000, (), [1, (2, [3])], {"a": {1: None}}, {1, 2}, range(3)]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_plain_values_come_back_as_they_were(value):
+    assert there_and_back(value) == value
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(5),
+        np.arange(100_000, dtype=np.float32).reshape(100, 1000),
+        np.asfortranarray(np.arange(20_000.0).reshape(100, 200)),
+        np.arange(100_000)[::7],
+        np.zeros((0, 3)),
+        np.array(7),
+        np.array(["a", "bc"]),
+        np.array([{"a": 1}, None], dtype=object),
+        np.zeros(3000, dtype=[("x", "i4"), ("y", "f8")]),
+    ],
+    ids=lambda a: f"{a.dtype}{a.shape}",
+)
+def test_arrays_come_back_with_dtype_shape_and_values(array):
+    back = there_and_back({"a": [array]})["a"][0]
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
+    assert (back == array).all()
+
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (7,), (64, 129)])
+def test_tensors_come_back_bit_by_bit(dtype, shape):
+    tensor = (torch.arange(int(np.prod(shape)), dtype=torch.float32).reshape(shape) % 100).to(dtype)
+    back = there_and_back(tensor)
+    assert back.dtype == dtype
+    assert back.shape == tensor.shape
+    assert torch.equal(back.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+
+
+def test_tensors_that_are_not_plain_memory_come_back_too():
+    x = torch.arange(12.0).reshape(3, 4)
+    cases = {
+        "transposed": x.t(),
+        "strided": x[:, ::2],
+        "conjugated": torch.tensor([1 + 2j]).conj(),
+        "wants a gradient": x.clone().requires_grad_(),
+        "a parameter": torch.nn.Parameter(x.clone()),
+        "sparse": x.to_sparse(),
+    }
+    for name, tensor in cases.items():
+        back = there_and_back(tensor)
+        assert torch.equal(back.detach().to_dense(), tensor.detach().to_dense()), name
+        assert back.requires_grad == tensor.requires_grad, name
+        assert type(back) is type(tensor), name
+
+
+def test_a_slice_carries_its_own_bytes_only():
+    head, buffers = dumps(torch.zeros(1_000_000)[:2000])
+    assert len(head) + sum(b.nbytes for b in buffers) < 10_000
+
+
+@pytest.mark.parametrize("value", [np.zeros(100_000), torch.zeros(100_000)], ids=["array", "tensor"])
+def test_a_large_buffer_is_handed_over_where_it_lies(value):
+    _, buffers = dumps(["before", value, "after"])
+    address = value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr()
+    assert [np.frombuffer(b, np.uint8).ctypes.data for b in buffers] == [address]
+
+
+def test_an_array_is_read_where_it_lies_and_cannot_be_written():
+    head, buffers = dumps(np.arange(100_000))
+    memory = memoryview(bytes(buffers[0]))
+    back = loads(head, [memory])
+    assert back.ctypes.data == np.frombuffer(memory, np.uint8).ctypes.data
+    with pytest.raises(ValueError, match="read-only"):
+        back[0] = 1
+
+
+def test_a_tensor_may_be_written_even_if_its_memory_may_not():
+    head, buffers = dumps(torch.zeros(100_000))
+    memory = bytes(buffers[0])
+    loads(head, [memoryview(memory)]).add_(1)
+    assert memory == bytes(400_000)
+
+
+def test_a_tensor_takes_the_memory_behind_a_read_only_view():
+    head, buffers = dumps(torch.zeros(100_000))
+    memory = bytearray(buffers[0])
+    back = loads(head, [memoryview(memory).toreadonly()])
+    assert back.data_ptr() == np.frombuffer(memory, np.uint8).ctypes.data
+
+
+def test_a_value_keeps_its_memory_alive():
+    class Owner(bytearray):
+        pass
+
+    head, buffers = dumps(np.arange(10_000))
+    owner = Owner(buffers[0])
+    gone = weakref.ref(owner)
+    back = loads(head, [memoryview(owner).toreadonly()])
+    del owner
+    gc.collect()
+    assert gone() is not None
+    assert back[-1] == 9999
+    del back
+    gc.collect()
+    assert gone() is None
+
+
+def test_many_arrays_are_no_problem():
+    arrays = [np.full(1024, i) for i in range(20_000)]
+    head, buffers = dumps(arrays)
+    assert len(buffers) < 16_384  # what one value may have
+    assert [a[0] for a in loads(head, buffers)] == list(range(20_000))
+
+
+def test_a_value_that_contains_itself_comes_back():
+    loop = [1]
+    loop.append(loop)
+    back = there_and_back(loop)
+    assert back[1] is back
+    ring = {}
+    ring["self"] = (ring,)
+    assert isinstance(there_and_back(ring)["self"][0]["self"], tuple)
+
+
+def test_one_object_that_is_there_twice_stays_one():
+    array = np.zeros(10_000)
+    a, b = there_and_back((array, array))
+    assert a is b
+
+
+def test_closures_lambdas_and_classes_of_a_function_travel_by_value():
+    factor = 3
+
+    class Local:
+        def times(self, x):
+            return x * factor
+
+    function, instance = there_and_back((lambda x: x * factor, Local()))
+    assert function(2) == 6
+    assert instance.times(2) == 6
+
+
+def test_what_cannot_be_pickled_says_so():
+    with pytest.raises(TypeError, match="lock"):
+        dumps(threading.Lock())
+
+
+class _Unloadable(Exception):
+    def __reduce__(self):
+        return _raise, ("no such luck",)
+
+
+def _raise(text):
+    raise RuntimeError(text)
+
+
+def raised(error, where="A.m"):
+    """What ``get`` would raise on the other side."""
+    try:
+        raise error
+    except BaseException as e:
+        head, buffers = dump_exception(e, where)
+    value = loads(head, buffers)
+    assert isinstance(value, TaskError)
+    return value.as_instance_of_cause()
+
+
+def test_an_exception_with_what_cannot_travel_is_still_of_its_class():
+    class HoldsLockError(Exception):
+        def __init__(self, text):
+            super().__init__(text, threading.Lock())
+            self.lock = threading.Lock()
+            self.kept = 7
+
+    error = raised(HoldsLockError("held"))
+    assert isinstance(error, TaskError)
+    assert type(error).__mro__[2].__name__ != "object"
+    assert any(c.__name__ == "HoldsLockError" for c in type(error).__mro__)
+    assert error.kept == 7
+    assert "held" in str(error)
+
+
+def test_an_exception_that_cannot_be_loaded_comes_as_text():
+    error = raised(_Unloadable("what it said"))
+    assert isinstance(error, TaskError)
+    assert "what it said" in str(error)
+
+
+def test_an_exception_whose_module_only_the_other_side_has_comes_as_text():
+    head, buffers = dump_exception(ValueError("theirs"), "A.m")
+    import builtins
+
+    name = "OnlyThereError"
+    made = type(name, (Exception,), {"__module__": "builtins"})
+    setattr(builtins, name, made)
+    try:
+        head, buffers = dump_exception(made("theirs"), "A.m")
+    finally:
+        delattr(builtins, name)
+    error = loads(head, buffers)
+    assert isinstance(error, TaskError)
+    assert error.cause is None
+    assert "OnlyThereError: theirs" in str(error)
+
+
+def test_a_hostile_str_is_no_problem():
+    class RudeError(Exception):
+        def __str__(self):
+            raise RuntimeError("no")
+
+        __repr__ = __str__
+
+    assert "RudeError" in str(raised(RudeError()))
+
+
+def test_a_large_array_in_an_exception_travels_beside_it():
+    error = ValueError("big", np.zeros(100_000))
+    assert raised(error).args[1].shape == (100_000,)
+
+
+def test_heads_are_ordinary_pickles():
+    assert pickle.loads(_serialize.dumps([1, "a"])[0]) == [1, "a"]

@@ -1,0 +1,322 @@
+"""The command line: start, stop, status, list, logs, doctor; with and without --json; several clusters side by side."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+from crew import Log
+from leftovers import wait_until
+
+import shoal
+
+
+@pytest.fixture
+def cluster(shoal_command):
+    one = shoal_command.start()
+    yield one
+    done = shoal_command("stop", "--address", one.address)
+    assert done.returncode in (0, 3), done
+
+
+@pytest.fixture
+def driver(cluster):
+    shoal.init(cluster.address)
+    yield
+    shoal.shutdown()
+
+
+def fails(done, code, *texts):
+    assert done.returncode == code, done
+    for text in texts:
+        assert re.search(text, done.stderr), done
+    assert done.stdout == ""
+
+
+# ---- start and stop
+
+
+def test_start_says_where_it_runs_and_what_comes_next(shoal_command):
+    done = shoal_command("start", "--head", "--port", "0", "--num-cpus", "2", "--resource", "slot=3")
+    assert done.returncode == 0, done
+    address = re.search(r"127\.0\.0\.1:\d+", done.stdout)[0]
+    assert f"shoal stop --address {address}" in done.stdout
+    assert shoal_command.json("status")["total"]["slot"] == 3
+    done = shoal_command("stop")
+    assert done.returncode == 0
+    assert "Stopped" in done.stdout
+    fails(shoal_command("stop"), 3, "no cluster is running", "hint")
+
+
+def test_start_and_stop_speak_json(shoal_command):
+    said = shoal_command.json("start", "--head", "--port", "0", "--num-cpus", "2", "--num-gpus", "1", "--memory", "1000")
+    assert said["schema"] == "shoal.start/1"
+    assert said["resources"] == {"CPU": 2, "GPU": 1, "memory": 1000}
+    assert said["local"].startswith("unix:@")
+    stopped = shoal_command.json("stop")
+    assert stopped == {"schema": "shoal.stop/1", "stopped": [{"session": said["session"], "killed": 0}]}
+
+
+def test_clusters_live_side_by_side_and_stop_ends_the_one_that_was_named(shoal_command):
+    one, two, three = shoal_command.start(), shoal_command.start(), shoal_command.start()
+    done = shoal_command("stop")
+    fails(done, 2, "3 clusters are running")
+    assert all(c.address in done.stderr for c in (one, two, three))
+    assert shoal_command("stop", "--address", two.address).returncode == 0
+    assert shoal_command("status", "--address", two.address).returncode == 5
+    for c in (one, three):
+        assert shoal_command.json("status", "--address", c.address)["session"] == str(c.session)
+    fails(shoal_command("stop", "--address", two.address), 3, "no running cluster")
+    assert len(shoal_command.json("stop", "--all")["stopped"]) == 2
+    assert shoal_command.json("stop", "--all")["stopped"] == []
+
+
+def test_a_port_in_use_is_an_error_with_a_code_and_a_hint(shoal_command, cluster):
+    port = cluster.address.rpartition(":")[2]
+    fails(shoal_command("start", "--head", "--port", port), 1, r"error\[ResourceExhausted/AddressInUse\]", "hint: .*--port")
+    error = shoal_command.json("start", "--head", "--port", port, code=1)
+    assert (error["schema"], error["code"], error["reason"]) == ("shoal.error/1", "ResourceExhausted", "AddressInUse")
+    assert shoal_command.json("status")["nodes"] == 1  # the first one lives on, and no second one is half there
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (["start"], ["--head"]),
+        (["start", "--head", "--address", "127.0.0.1:1"], ["exclude"]),
+        (["start", "--head", "--port", "0", "--resource", "slot"], ["NAME=AMOUNT"]),
+        (["start", "--head", "--port", "0", "--num-cpus", "many"], ["num-cpus"]),
+        (["start", "--head", "--port", "70000"], ["port"]),
+        (["start", "--head", "--port", "0", "--resource", "slot=-1"], ["slot"]),
+        (["list", "ghosts"], ["ghosts"]),
+        (["nonsense"], []),
+        ([], []),
+    ],
+    ids=lambda x: " ".join(x) or "nothing",
+)
+def test_bad_usage_is_2_and_starts_nothing(shoal_command, words, texts):
+    fails(shoal_command(*words), 2, *texts)
+
+
+def test_a_head_for_the_whole_network_is_refused(shoal_command):
+    fails(shoal_command("start", "--head", "--port", "0", "--host", "0.0.0.0"), 1, "loopback only")
+
+
+def test_joining_what_is_not_there_is_refused(shoal_command):
+    fails(shoal_command("start", "--address", "127.0.0.1:1"), 5, "no running cluster", "hint")
+    fails(shoal_command("status", "--address", "nonsense"), 1, "HOST:PORT")
+
+
+def test_a_node_that_cannot_start_takes_its_head_along(shoal_command):
+    env = shoal_command.env(SHOAL_PYTHON="/nonexistent/python")
+    done = shoal_command("start", "--head", "--port", "0", "--resource", "CPU=1", env=env)
+    assert done.returncode in (0, 1), done
+    if done.returncode == 0:  # without Python it can still run programs
+        done = shoal_command("submit", "--", "true")
+        assert done.returncode == 0, done
+        assert shoal_command("stop").returncode == 0
+
+
+def test_nodes_join_and_bring_what_is_missing(shoal_command, cluster, driver, capfd):
+    actor = Log.options(resources={"slot": 1}).remote()
+    ref = actor.echo.remote("placed")
+    wait_until(lambda: "nearest fit" in capfd.readouterr().err, 3, "the warning")
+    (pending,) = shoal_command.json("status")["pending"]
+    assert "slot" in pending
+    assert shoal_command("start", "--address", cluster.address, "--resource", "slot=1").returncode == 0
+    assert shoal.get(ref, timeout=20) == "placed"
+    assert len(shoal_command.json("list", "nodes")["rows"]) == 2
+    assert shoal_command.json("status")["pending"] == []
+
+
+def test_stop_kills_what_does_not_end(shoal_command):
+    cluster = shoal_command.start()
+    os.kill(cluster.pid("node"), signal.SIGSTOP)
+    stopped = shoal_command.json("stop", "--grace", "0.2")["stopped"]
+    assert [s["killed"] for s in stopped] == [1]
+
+
+# ---- looking
+
+
+STATUS = {"schema", "session", "head_pid", "total", "available", "nodes", "workers", "actors", "jobs", "pending"}
+ROWS = {
+    "actors": {"id", "class", "state", "job", "node", "worker", "pid", "rank", "world_size", "generation", "endpoint", "attributes"},
+    "nodes": {"id", "host", "pid", "state", "endpoint", "total", "available"},
+    "workers": {"id", "node", "job", "pid", "state", "role", "rank", "cause"},
+    "jobs": {"id", "name", "state", "driver_pid", "num_workers", "started_unix_ms", "ended_unix_ms", "exit_code", "cause"},
+}
+
+
+def test_status_counts_what_is_there(shoal_command, cluster, driver):
+    actor = Log.options(num_cpus=1).remote()
+    shoal.get(actor.pid.remote())
+    status = shoal_command.json("status")
+    assert set(status) >= STATUS
+    assert status["schema"] == "shoal.status/1"
+    assert status["session"] == str(cluster.session)
+    assert (status["nodes"], status["actors"], status["jobs"]) == (1, 1, 1)
+    assert (status["total"]["CPU"], status["available"]["CPU"]) == (4, 3)
+    text = shoal_command("status").stdout
+    assert "CPU 4" in text
+    assert str(cluster.session) in text
+
+
+@pytest.mark.parametrize("what", list(ROWS))
+def test_list_has_a_row_each(shoal_command, cluster, driver, what):
+    actor = Log.remote()
+    pid = shoal.get(actor.pid.remote())
+    said = shoal_command.json("list", what)
+    assert (said["schema"], said["what"]) == ("shoal.list/1", what)
+    assert said["rows"]
+    for row in said["rows"]:
+        assert set(row) >= ROWS[what]
+    table = shoal_command("list", what).stdout.splitlines()
+    assert len(table) == 1 + len(said["rows"])
+    if what in ("actors", "workers"):
+        assert pid in [r["pid"] for r in said["rows"]]
+        assert str(pid) in "".join(table)
+
+
+def test_list_tells_why_an_actor_died(shoal_command, cluster, driver):
+    actor = Log.remote()
+    os.kill(shoal.get(actor.pid.remote()), signal.SIGKILL)
+    wait_until(lambda: shoal_command.json("list", "actors")["rows"][0]["state"] == "DEAD", 5)
+    (row,) = shoal_command.json("list", "actors")["rows"]
+    assert row["cause"]["reason"] == "ActorDied"
+    assert "SIGKILL" in row["cause"]["message"]
+    assert "SIGKILL" in shoal_command("list", "actors").stdout
+
+
+@pytest.mark.parametrize("words", [["status"], ["list", "nodes"], ["logs"]], ids=" ".join)
+def test_looking_where_nothing_runs_is_5(shoal_command, words):
+    fails(shoal_command(*words), 5, "no cluster is running", "hint: .*shoal start")
+    assert shoal_command.json(*words, code=5)["reason"] == "NoCluster"
+
+
+def test_logs_are_readable_after_the_job_ended(shoal_command, cluster):
+    script = shoal_command.script("import sys\nfor i in range(5): print('line', i)\nprint('oh', file=sys.stderr)\n")
+    assert shoal_command("submit", script).returncode == 0
+    done = shoal_command("logs")
+    assert done.returncode == 0
+    assert done.stdout == "".join(f"(driver) line {i}\n" for i in range(5))
+    assert done.stderr == "(driver) oh\n"
+    assert shoal_command("logs", "--tail", "2").stdout == "(driver) line 3\n(driver) line 4\n"
+    (job,) = shoal_command.json("list", "jobs")["rows"]
+    said = shoal_command.json("logs", job["id"][:6])
+    assert said["schema"] == "shoal.logs/1"
+    texts = {entry["stream"]: entry["text"] for entry in said["logs"]}
+    assert texts == {"stdout": "".join(f"line {i}\n" for i in range(5)), "stderr": "oh\n"}
+    fails(shoal_command("logs", "0123456789"), 3, "no job, worker or actor 0123456789")
+
+
+def test_logs_follow_a_job_to_its_end(shoal_command, cluster):
+    flag = shoal_command.home.parent / "go"
+    script = shoal_command.script(
+        f"import os, time\nprint('first')\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\nprint('last')\n"
+    )
+    job = shoal_command.popen("submit", script)
+    job.said("first")
+    following = shoal_command.popen("logs", "--follow")
+    following.said("(driver) first")
+    flag.touch()
+    assert following.code() == 0
+    assert following.out == "(driver) first\n(driver) last\n"
+    assert job.code() == 0
+    assert shoal_command("logs", "-f").stdout == "(driver) first\n(driver) last\n"
+
+
+def test_doctor_says_what_is_there_and_what_to_do(shoal_command):
+    done = shoal_command("doctor")
+    said = shoal_command.json("doctor", code=done.returncode)
+    assert said["schema"] == "shoal.doctor/1"
+    assert said["ok"] == (done.returncode == 0)
+    names = [c["name"] for c in said["checks"]]
+    assert {"kernel", "shared memory", "python", "torch", "sessions"} <= set(names)
+    for check in said["checks"]:
+        assert check["verdict"] in ("ok", "warning", "broken")
+        assert check["found"]
+        assert check["verdict"] == "ok" or check["fix"]
+    assert all(name in done.stdout for name in names)
+    broken = shoal_command("doctor", env=shoal_command.env(SHOAL_PYTHON="/nonexistent/python"))
+    assert broken.returncode == 1
+    assert "fix:" in broken.stdout
+
+
+# ---- secrets and addresses
+
+
+def test_a_token_that_is_not_the_clusters_is_refused_with_4(shoal_command, cluster):
+    token = cluster.session / "token"
+    right = token.read_text()
+    try:
+        for wrong in ("0" * 64 + "\n", "garbage", "", right[:-3]):
+            token.write_text(wrong)
+            for words in (["status"], ["list", "jobs"], ["status", "--address", cluster.address]):
+                fails(shoal_command(*words), 4, "token")
+            error = shoal_command.json("status", code=4)
+            assert error["reason"] == "TokenRefused"
+            fails(shoal_command("submit", "--", "true"), 123, "token")
+            with pytest.raises(shoal.exceptions.InvalidArgument, match="token"):
+                shoal.init(cluster.address)
+            assert not shoal.is_initialized()
+        token.unlink()
+        fails(shoal_command("status"), 4, "token")
+    finally:
+        token.write_text(right)
+    assert shoal_command("status").returncode == 0
+
+
+def test_a_cluster_of_another_home_is_not_found(shoal_command, cluster, tmp_path):
+    other = tmp_path / "other"
+    env = shoal_command.env(SHOAL_HOME=str(other))
+    fails(
+        shoal_command("status", "--address", cluster.address, env=env), 5, "no running cluster of this user has the address", "SHOAL_HOME"
+    )
+    fails(shoal_command("submit", "--address", cluster.address, "--", "true", env=env), 124, "no running cluster")
+
+
+def test_a_home_that_others_may_enter_is_refused(shoal_command, tmp_path):
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir(mode=0o755)
+    open_to_all.chmod(0o755)
+    fails(shoal_command("status", env=shoal_command.env(SHOAL_HOME=str(open_to_all))), 1, "private", "SHOAL_HOME")
+
+
+def test_the_token_is_nowhere_but_in_its_file(shoal_command, cluster):
+    token = (cluster.session / "token").read_text().strip()
+    assert (cluster.session / "token").stat().st_mode & 0o777 == 0o600
+    script = shoal_command.script("import time\nprint('up')\ntime.sleep(1000)\n")
+    job = shoal_command.popen("submit", "--num-workers", "1", script)
+    job.said("up")
+    for pid in (p for p in os.listdir("/proc") if p.isdigit()):
+        for file in ("cmdline", "environ"):
+            try:
+                with open(f"/proc/{pid}/{file}", "rb") as f:
+                    assert token.encode() not in f.read(), (pid, file)
+            except OSError:
+                continue
+    for path in cluster.session.rglob("*"):
+        if path.is_file() and path.name != "token":
+            assert token.encode() not in path.read_bytes(), path
+    job.signal(signal.SIGINT)
+    assert job.code(5) == 130
+
+
+def test_a_head_that_was_killed_is_unreachable_and_stop_ends_the_rest(shoal_command):
+    cluster = shoal_command.start()
+    os.kill(cluster.pid("head"), signal.SIGKILL)
+    began = time.monotonic()
+    fails(shoal_command("status"), 5)
+    fails(shoal_command("submit", "--", "true"), 124)
+    assert time.monotonic() - began < 2
+    assert shoal_command.json("stop")["stopped"] == [{"session": str(cluster.session), "killed": 0}]
+
+
+def test_version_and_help_are_0(shoal_command):
+    assert shoal_command("--version").stdout.startswith("shoal ")
+    for words in ([], ["start"], ["submit"], ["logs"]):
+        done = shoal_command(*words, "--help")
+        assert done.returncode == 0
+        assert done.stdout

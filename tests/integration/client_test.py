@@ -1,0 +1,692 @@
+"""The client's calls, against one embedded cluster: actors, references, waiting, functions, threads, forks."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from crew import Broken, Log, Meeting
+from leftovers import alive, wait_until
+
+import shoal
+from shoal.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    InvalidArgument,
+    TaskError,
+    Unavailable,
+    Unimplemented,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(module_home):
+    shoal.init(num_cpus=8)
+    yield
+    shoal.shutdown()
+
+
+@pytest.fixture
+def log():
+    actor = Log.remote()
+    yield actor
+    shoal.kill(actor)
+
+
+@pytest.fixture
+def other():
+    actor = Log.remote()
+    yield actor
+    shoal.kill(actor)
+
+
+def seconds_until_raises(error, call):
+    began = time.monotonic()
+    with pytest.raises(error) as info:
+        call()
+    return time.monotonic() - began, str(info.value)
+
+
+# ---- calls and their order
+
+
+def test_calls_of_one_caller_run_in_order(log):
+    for i in range(200):
+        last = log.add.remote(i)
+    assert shoal.get(last) == 200
+    assert shoal.get(log.all.remote()) == list(range(200))
+
+
+def test_a_call_waits_for_its_pending_argument_and_those_behind_it_wait_too(log, other):
+    log.add.remote(other.sleep.remote(0.3, then="slow"))
+    log.add.remote("after")
+    assert shoal.get(log.all.remote()) == ["slow", "after"]
+
+
+def test_references_among_the_arguments_are_resolved(log, other):
+    ref = other.echo.remote([1])
+    shoal.get(log.add.remote(ref, ref, 2, named=ref))
+    assert shoal.get(log.all.remote()) == [[1], [1], 2, [1]]
+    assert shoal.get(log.kind.remote(shoal.put(5))) == "int"
+
+
+def test_references_inside_an_argument_stay_references(log, other):
+    assert shoal.get(log.kind.remote([shoal.put(1)])) == "list"
+    ready, pending = shoal.put("a"), other.sleep.remote(0.2, then=np.arange(100_000))
+    first, second = shoal.get(log.get.remote([ready, pending]))
+    assert first == "a"
+    assert second[-1] == 99_999
+    assert shoal.get(log.echo.remote({"deep": [(ready,)]}))["deep"][0][0].hex() == ready.hex()
+
+
+def test_a_reference_made_by_an_actor_can_be_got_by_its_caller(log, other):
+    (ref,) = shoal.get(log.ref_of.remote(other, "sleep", 0.2, "made"))
+    assert shoal.get(ref) == "made"
+
+
+def test_a_failure_behind_a_nested_reference_arrives_where_it_is_got(log, other):
+    failing = other.fail.remote(KeyError("nested"))
+    with pytest.raises(KeyError, match="nested"):
+        shoal.get(log.get.remote([failing]))
+
+
+def test_a_failed_argument_is_what_the_call_comes_to(log, other):
+    failing = other.fail.remote(ValueError("argument"))
+    with pytest.raises(ValueError, match="argument"):
+        shoal.get(log.add.remote(failing))
+    assert shoal.get(log.all.remote()) == []
+
+
+def test_handles_are_values(log, other):
+    assert shoal.get(log.echo.remote(other)) == other
+    assert hash(shoal.get(log.echo.remote({"h": [other]}))["h"][0]) == hash(other)
+    assert shoal.get(log.call.remote(other, "add", "by another")) == 1
+    assert shoal.get(other.all.remote()) == ["by another"]
+
+
+def test_an_actor_makes_actors_of_its_own(log):
+    child = shoal.get(log.make.remote("first"))
+    assert shoal.get(child.all.remote()) == ["first"]
+    assert shoal.get(child.pid.remote()) != shoal.get(log.pid.remote())
+    grandchild = shoal.get(child.make.remote())
+    assert shoal.get(log.call.remote(grandchild, "add", 1)) == 1
+
+
+def test_an_actor_that_waits_for_itself_can_time_out(log):
+    with pytest.raises(GetTimeoutError):
+        shoal.get(log.call.remote(log, "get", []), timeout=0.3)
+
+
+def test_many_large_arguments_fit_a_call_and_too_many_are_refused(log):
+    large = [shoal.put(np.full(20_000, i)) for i in range(100)]
+    assert shoal.get(log.add.remote(*large)) == 100
+    one = shoal.put(np.zeros(20_000))
+    with pytest.raises(InvalidArgument, match="large arguments"):
+        shoal.get(log.add.remote(*[one] * 300))
+    assert len(shoal.get(log.all.remote())) == 100
+
+
+def test_what_a_handle_does_not_have_is_an_error_here(log):
+    with pytest.raises(AttributeError, match="no method nothing"):
+        log.nothing  # noqa: B018
+    with pytest.raises(TypeError, match=r"add\.remote"):
+        log.add(1)
+    with pytest.raises(TypeError, match=r"Log\.remote"):
+        Log()
+
+
+def test_an_argument_that_cannot_be_pickled_raises_at_the_call(log):
+    with pytest.raises(TypeError, match="lock"):
+        log.echo.remote(threading.Lock())
+    assert shoal.get(log.echo.remote(1)) == 1
+
+
+# ---- get and wait
+
+
+def test_get_keeps_the_order_of_its_list(log, other):
+    refs = [log.sleep.remote(0.2, "a"), other.echo.remote("b"), shoal.put("c")]
+    assert shoal.get([*refs, refs[0]]) == ["a", "b", "c", "a"]
+    assert shoal.get(tuple(refs)) == ["a", "b", "c"]
+    assert shoal.get([]) == []
+
+
+def test_get_of_a_list_raises_the_first_failure_without_waiting_for_the_others(log, other):
+    never = log.sleep.remote(1000)
+    with pytest.raises(KeyError, match="early"):
+        shoal.get([never, other.fail.remote(KeyError("early"))], timeout=20)
+
+
+def test_get_gives_up_at_its_timeout(log):
+    ref = log.sleep.remote(1000)
+    with pytest.raises(GetTimeoutError, match=r"Log\.sleep"):
+        shoal.get(ref, timeout=0.1)
+    with pytest.raises(TimeoutError):
+        shoal.get([shoal.put(1), ref], timeout=0)
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "abc", [1], {}, b""], ids=repr)
+def test_get_of_what_is_no_reference_is_a_type_error(wrong):
+    if wrong == {}:
+        wrong = {shoal.put(1): 2}
+    with pytest.raises(TypeError):
+        shoal.get(wrong)
+
+
+def test_a_negative_timeout_is_refused(log):
+    for call in (shoal.get, shoal.wait):
+        with pytest.raises(ValueError, match="negative"):
+            call([log.echo.remote(1)], timeout=-1)
+
+
+def test_wait_returns_at_most_as_many_as_were_asked_for(log, other):
+    ready = [shoal.put(i) for i in range(3)]
+    slow = log.sleep.remote(1000)
+    assert shoal.wait([slow, *ready]) == ([ready[0]], [slow, *ready[1:]])
+    assert shoal.wait([slow, *ready], num_returns=2) == (ready[:2], [slow, ready[2]])
+    assert shoal.wait([slow, *ready], num_returns=4, timeout=0.1) == (ready, [slow])
+    assert shoal.wait([slow], timeout=0) == ([], [slow])
+    assert shoal.wait([]) == ([], [])
+
+
+@pytest.mark.parametrize("wrong", [None, 5, (), "ab", {1: 2}, [1], [None]], ids=repr)
+def test_wait_takes_a_list_of_references_only(wrong):
+    with pytest.raises(TypeError):
+        shoal.wait(wrong)
+
+
+def test_wait_refuses_duplicates_and_impossible_counts(log):
+    ref = shoal.put(1)
+    with pytest.raises(ValueError, match="once"):
+        shoal.wait([ref, ref])
+    for count in (0, -1, 2):
+        with pytest.raises(ValueError, match="num_returns"):
+            shoal.wait([ref], num_returns=count)
+    with pytest.raises(TypeError):
+        shoal.wait(ref)
+
+
+def test_references_of_failed_and_dead_actors_are_ready(log, other):
+    failed, dead = log.fail.remote(ValueError()), other.sleep.remote(1000)
+    shoal.kill(other)
+    ready, rest = shoal.wait([failed, dead], num_returns=2, timeout=20)
+    assert len(ready) == 2
+    assert rest == []
+
+
+# ---- objects
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 102_399, 102_400, 102_401, 50_000_000])
+def test_bytes_of_any_size_go_there_and_back(log, size):
+    value = os.urandom(min(size, 1000)) * (size // 1000) + b"x" * (size % 1000 if size > 1000 else size - min(size, 1000))
+    value = (value + b"y" * size)[:size]
+    assert shoal.get(shoal.put(value)) == value
+    assert shoal.get(log.echo.remote(value)) == value
+    assert shoal.get(log.echo.remote(shoal.put(value))) == value
+
+
+@pytest.mark.parametrize("count", [1, 100, 5000, 20_000, 6_000_000])
+def test_arrays_and_tensors_of_any_size_go_there_and_back(log, count):
+    for value in (np.arange(count, dtype=np.float64), torch.arange(count).to(torch.bfloat16)):
+        for back in (shoal.get(shoal.put(value)), shoal.get(log.echo.remote(value)), shoal.get(log.echo.remote([value]))[0]):
+            assert type(back) is type(value)
+            assert back.dtype == value.dtype
+            assert (back == value).all()
+
+
+def test_arrays_that_were_got_are_read_only_and_share_one_memory():
+    ref = shoal.put(np.zeros(1_000_000))
+    first, second = shoal.get(ref), shoal.get(ref)
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 1
+    # No copy: nothing of either lies in memory that was written by this process.
+    address = first.ctypes.data
+    ranges = {tuple(int(x, 16) for x in m.split()[0].split("-")): m for m in Path("/proc/self/maps").read_text().splitlines()}
+    assert "memfd:shoal:" in next(m for (first_byte, end), m in ranges.items() if first_byte <= address < end)
+    assert second[5] == 0
+
+
+@pytest.mark.parametrize("count", [3000, 1_000_000])
+def test_a_tensor_that_was_got_may_be_changed_and_nobody_else_sees_it(log, count):
+    ref = shoal.put(torch.zeros(count))
+    mine = shoal.get(ref)
+    mine.add_(1)
+    assert mine.sum() == count
+    assert shoal.get(ref).sum() == 0
+    assert shoal.get(log.echo.remote(ref)).sum() == 0
+
+
+def test_putting_a_reference_is_refused():
+    with pytest.raises(TypeError, match="reference already"):
+        shoal.put(shoal.put(1))
+
+
+def test_a_value_changed_after_it_was_put_stays_what_it_was(log):
+    value = np.zeros(1_000_000)
+    ref = shoal.put(value)
+    value[:] = 1
+    assert shoal.get(ref).sum() == 0
+
+
+# ---- failures of user code and deaths
+
+
+def test_what_a_method_raises_arrives_with_its_class_and_the_actor_lives_on(log):
+    with pytest.raises(ZeroDivisionError) as info:
+        shoal.get(log.fail.remote(ZeroDivisionError("mine")))
+    assert isinstance(info.value, TaskError)
+    assert "Log.fail raised" in str(info.value)
+    assert "raise error" in str(info.value)
+    assert shoal.get(log.echo.remote(1)) == 1
+
+
+def test_a_failure_two_actors_away_names_both(log, other):
+    with pytest.raises(KeyError) as info:
+        shoal.get(log.call.remote(other, "fail", KeyError("far")))
+    assert "Log.call" in str(info.value)
+    assert "Log.fail raised" in str(info.value)
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_of_the_call(log):
+    make_lock = shoal.remote(lambda: threading.Lock())
+    with pytest.raises(TypeError, match="lock"):
+        shoal.get(make_lock.remote())
+
+
+def test_an_actor_whose_init_raises_is_dead_and_says_why():
+    broken = Broken.remote("no such luck")
+    for _ in range(2):
+        with pytest.raises(ActorDiedError, match="no such luck") as info:
+            shoal.get(broken.method.remote(), timeout=20)
+        assert "ValueError" in str(info.value)
+
+
+def test_a_killed_actor_fails_its_calls_and_those_to_come(log):
+    pid = shoal.get(log.pid.remote())
+    running, queued = log.sleep.remote(1000), log.echo.remote(1)
+    shoal.kill(log)
+    for ref in (running, queued, log.echo.remote(2)):
+        with pytest.raises(ActorDiedError, match=r"shoal\.kill"):
+            shoal.get(ref, timeout=20)
+    shoal.kill(log)
+    wait_until(lambda: not alive(pid), 5, "the end of its process")
+
+
+def test_an_actor_that_never_listens_can_be_killed(log):
+    pid = shoal.get(log.pid.remote())
+    ref = log.spin.remote()
+    shoal.kill(log)
+    with pytest.raises(ActorDiedError):
+        shoal.get(ref, timeout=20)
+    wait_until(lambda: not alive(pid), 5, "the end of its process")
+
+
+def test_kill_takes_a_handle_only():
+    with pytest.raises(TypeError):
+        shoal.kill(5)
+
+
+def test_sigkill_of_a_worker_fails_its_call_within_a_second_with_its_last_words(log):
+    pid = shoal.get(log.pid.remote())
+    shoal.get(log.say.remote("last words"))
+    ref = log.sleep.remote(1000)
+    os.kill(pid, signal.SIGKILL)
+    took, text = seconds_until_raises(ActorDiedError, lambda: shoal.get(ref, timeout=20))
+    assert took < 1
+    assert "SIGKILL" in text
+    assert "last words" in text
+    assert str(pid) in text
+    with pytest.raises(ActorDiedError, match="SIGKILL"):
+        shoal.get(log.echo.remote(1), timeout=20)
+
+
+def test_the_exit_code_of_a_worker_is_told(log, other):
+    with pytest.raises(ActorDiedError, match="exited with code 3"):
+        shoal.get(log.exit.remote(3), timeout=20)
+    with pytest.raises(TaskError) as info:
+        shoal.get(other.sys_exit.remote(4), timeout=20)
+    assert isinstance(info.value.cause, SystemExit)
+    with pytest.raises(ActorDiedError, match="exited with code 4"):
+        shoal.get(other.echo.remote(1), timeout=20)
+
+
+def test_a_child_of_a_worker_has_no_place_in_the_cluster(log):
+    assert "forked" in shoal.get(log.fork_and_put.remote())
+    assert shoal.get(log.echo.remote(1)) == 1
+
+
+def test_children_that_a_thread_forks_outlive_the_thread_but_not_the_worker(log):
+    children = shoal.get(log.fork_sleepers_in_thread.remote(2))
+    assert all(alive(p) for p in children)
+    shoal.kill(log)
+    wait_until(lambda: not any(alive(p) for p in children), 5, "the end of its children")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_children_of_a_worker_die_with_it(log, apart):
+    children = shoal.get(log.fork_sleepers.remote(2, apart))
+    assert all(alive(p) for p in children)
+    os.kill(shoal.get(log.pid.remote()), signal.SIGKILL)
+    wait_until(lambda: not any(alive(p) for p in children), 5, "the end of its children")
+
+
+def test_an_object_whose_maker_died_first_is_not_waited_for(log, other):
+    (ref,) = shoal.get(log.ref_of.remote(other, "sleep", 1000))
+    waiting = Log.remote()
+    got = waiting.get.remote([ref])
+    with pytest.raises(GetTimeoutError):
+        shoal.get(got, timeout=0.2)
+    os.kill(shoal.get(log.pid.remote()), signal.SIGKILL)
+    for call in (lambda: shoal.get(ref, timeout=20), lambda: shoal.get(got, timeout=20), lambda: shoal.get(waiting.get.remote([ref]), timeout=20)):
+        with pytest.raises(Unavailable, match="is gone"):
+            call()
+    shoal.kill(waiting)
+
+
+def test_an_object_that_was_made_outlives_its_maker(log, other):
+    (ref,) = shoal.get(log.ref_of.remote(other, "echo", "made"))
+    assert shoal.get(other.get.remote([ref])) == ["made"]
+    shoal.kill(log)
+    assert shoal.get(other.get.remote([ref])) == ["made"]
+
+
+# ---- functions
+
+
+@shoal.remote
+def square(x):
+    return x * x
+
+
+def test_functions_run_with_values_references_and_keywords():
+    assert shoal.get([square.remote(i) for i in range(50)]) == [i * i for i in range(50)]
+    assert shoal.get(square.remote(square.remote(x=shoal.put(3)))) == 81
+
+
+def test_functions_run_at_the_same_time():
+    meeting = Meeting.remote()
+
+    @shoal.remote
+    def meet(size):
+        shoal.get(meeting.come.remote())
+        while shoal.get(meeting.count.remote()) < size:
+            time.sleep(0.01)
+        return os.getpid()
+
+    # The pool grows while functions wait: the later ones of many find workers.
+    refs = [meet.remote(3)]
+    while len(shoal.wait(refs, num_returns=1, timeout=0.15)[0]) == 0:
+        assert len(refs) < 50
+        refs.append(meet.remote(3))
+    assert len({shoal.get(r, timeout=20) for r in refs}) >= 3
+    shoal.kill(meeting)
+
+
+def test_what_a_function_raises_arrives_with_its_class():
+    @shoal.remote
+    def fails():
+        raise LookupError("there is none")
+
+    with pytest.raises(LookupError, match="there is none") as info:
+        shoal.get(fails.remote())
+    assert "fails raised" in str(info.value)
+
+
+def test_a_function_that_ends_its_process_fails_and_the_next_one_runs():
+    @shoal.remote
+    def ends():
+        os._exit(9)
+
+    with pytest.raises(ActorDiedError, match="exited with code 9"):
+        shoal.get(ends.remote(), timeout=20)
+    assert shoal.get(square.remote(3), timeout=20) == 9
+
+
+def test_idle_functions_give_their_cpus_back():
+    assert shoal.get(square.remote(2)) == 4
+    total = shoal.cluster_resources()["CPU"]
+    assert total == 8
+    wait_until(lambda: shoal.available_resources()["CPU"] == total, 10, "every CPU free")
+    assert shoal.get(square.remote(2)) == 4
+
+
+# ---- options
+
+
+def test_unknown_options_and_those_of_a_later_release_are_told_apart():
+    with pytest.raises(TypeError, match="unknown option num_cpu"):
+        shoal.remote(num_cpu=1)
+    with pytest.raises(TypeError, match="unknown option"):
+        Log.options(colour="red")
+    with pytest.raises(Unimplemented, match="max_restarts"):
+        Log.options(max_restarts=1)
+    with pytest.raises(NotImplementedError):
+        square.options(num_returns=2)
+    with pytest.raises(TypeError):
+        shoal.remote(5)
+    with pytest.raises(TypeError):
+        shoal.remote(lambda: 1, num_cpus=1)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_cpus": -1}, {"num_cpus": "two"}, {"resources": {"": 1}}, {"resources": 5}, {"memory": float("nan")}]
+)
+def test_amounts_that_make_no_sense_are_refused_where_they_are_written(wrong):
+    with pytest.raises((InvalidArgument, TypeError, ValueError)):
+        Log.options(**wrong).remote()
+
+
+def test_async_methods_and_functions_are_refused():
+    class Async:
+        async def method(self):
+            pass
+
+    async def function():
+        pass
+
+    with pytest.raises(Unimplemented, match="async"):
+        shoal.remote(Async).remote()
+    with pytest.raises(Unimplemented, match="async"):
+        shoal.remote(function)
+
+
+def test_an_infeasible_actor_waits_and_the_driver_is_told_what_is_missing(capfd):
+    greedy = Log.options(num_gpus=3).remote()
+    ref = greedy.echo.remote(1)
+    said = []
+
+    def told():
+        said.append(capfd.readouterr().err)
+        return "actor Log is pending" in "".join(said)
+
+    wait_until(told, 3, "the warning")
+    text = "".join(said)
+    assert "nearest fit: node" in text
+    assert "GPU" in text
+    with pytest.raises(GetTimeoutError):
+        shoal.get(ref, timeout=0.1)
+    shoal.kill(greedy)
+    with pytest.raises(ActorDiedError):
+        shoal.get(ref, timeout=20)
+
+
+def test_an_actor_holds_what_it_asked_for_until_it_ends():
+    free = shoal.available_resources()["CPU"]
+    actor = Log.options(num_cpus=0.5).remote()
+    shoal.get(actor.pid.remote())
+    wait_until(lambda: shoal.available_resources()["CPU"] <= free - 0.5, 5, "half a CPU taken")
+    shoal.kill(actor)
+    wait_until(lambda: shoal.available_resources()["CPU"] >= free, 5, "it given back")
+
+
+def test_twenty_actors_at_once():
+    actors = [Log.remote(i) for i in range(20)]
+    assert [v for (v,) in shoal.get([a.all.remote() for a in actors], timeout=60)] == list(range(20))
+    assert len(set(shoal.get([a.pid.remote() for a in actors]))) == 20
+    for actor in actors:
+        shoal.kill(actor)
+
+
+# ---- the driver
+
+
+def test_init_twice_is_an_error_unless_it_is_asked_for():
+    with pytest.raises(RuntimeError, match="twice"):
+        shoal.init()
+    shoal.init(ignore_reinit_error=True)
+    assert shoal.is_initialized()
+
+
+def test_what_workers_print_appears_here_with_who_said_it(log, capfd):
+    shoal.get(log.say.remote("for everybody\ntwo lines"))
+    out, err = [], []
+
+    def there():
+        seen = capfd.readouterr()
+        out.append(seen.out)
+        err.append(seen.err)
+        return all("(Log) for everybody\n(Log) two lines\n" in "".join(s) for s in (out, err))
+
+    wait_until(there, 5, "the lines")
+
+
+def test_four_threads_get_at_once(log, other):
+    failures = []
+
+    def work(actor, k):
+        try:
+            for i in range(100):
+                assert shoal.get(actor.echo.remote((k, i)), timeout=20) == (k, i)
+                assert shoal.get(shoal.put(i)) == i
+            ready, _ = shoal.wait([actor.echo.remote(k)], timeout=20)
+            assert shoal.get(ready) == [k]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(a, k)) for k, a in enumerate([log, other, log, other])]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+        assert not t.is_alive()
+    assert failures == []
+
+
+def in_fork(function) -> str:
+    """What `function` returns in a child that was forked here."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            text = function()
+        except BaseException as error:
+            text = f"unexpected {error!r}"
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return text
+
+
+def calls_that_need_the_cluster(log, ref):
+    yield lambda: log.echo.remote(1)
+    yield lambda: shoal.get(ref)
+    yield lambda: shoal.get(ref, timeout=0)
+    yield lambda: shoal.wait([ref])
+    yield lambda: shoal.put(1)
+    yield lambda: shoal.kill(log)
+    yield lambda: square.remote(1)
+    yield lambda: Log.remote()
+    yield lambda: shoal.nodes()
+    yield lambda: shoal.available_resources()
+
+
+def test_in_a_forked_child_every_call_raises_and_the_parent_goes_on(log):
+    shoal.get(square.remote(1))
+    ref = log.sleep.remote(0.5, then="parent's")
+    children = []
+
+    def child():
+        for k, call in enumerate(calls_that_need_the_cluster(log, ref)):
+            try:
+                call()
+            except Unavailable as error:
+                if "forked" not in str(error):
+                    return f"call {k}: {error}"
+            else:
+                return f"call {k} did not raise"
+        return f"{shoal.is_initialized()}"
+
+    assert in_fork(child) == "False"
+    assert shoal.get(ref) == "parent's"
+    assert shoal.get(log.echo.remote(1)) == 1
+    del children
+
+
+def test_a_forked_child_may_start_a_cluster_of_its_own(log):
+    def child():
+        shoal.init(num_cpus=1)
+        pid = shoal.get(Log.remote().pid.remote(), timeout=20)
+        shoal.shutdown()
+        return f"{pid != os.getpid()} {shoal.is_initialized()}"
+
+    assert in_fork(child) == "True False"
+    assert shoal.get(log.echo.remote(1)) == 1
+
+
+def test_values_that_are_here_already_can_be_read_in_a_forked_child():
+    ref = shoal.put(np.arange(1_000_000))
+    assert in_fork(lambda: str(shoal.get(ref)[-1])) == "999999"
+
+
+def _in_process(queue):
+    try:
+        shoal.put(1)
+    except Unavailable as error:
+        queue.put(str(error))
+
+
+def test_a_multiprocessing_child_does_not_disturb_its_parent(log):
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=_in_process, args=(queue,))
+    process.start()
+    assert "forked" in queue.get()
+    process.join(20)
+    assert process.exitcode == 0
+    assert shoal.get(log.echo.remote(1)) == 1
+
+
+def test_a_data_loader_with_workers_does_not_disturb_its_parent(log):
+    ref = log.sleep.remote(0.3, then=1)
+    loader = torch.utils.data.DataLoader(list(range(20)), batch_size=5, num_workers=2, multiprocessing_context="fork")
+    assert sum(int(batch.sum()) for batch in loader) == sum(range(20))
+    assert shoal.get(ref) == 1
+
+
+def test_a_child_that_holds_everything_open_delays_nobody(log):
+    """Its copies of our sockets keep no connection alive (D20)."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        doomed = Log.remote()
+        worker = shoal.get(doomed.pid.remote())
+        ref = doomed.sleep.remote(1000)
+        os.kill(worker, signal.SIGKILL)
+        took, text = seconds_until_raises(ActorDiedError, lambda: shoal.get(ref, timeout=20))
+        assert took < 1
+        assert "SIGKILL" in text
+    finally:
+        os.write(writing, b"x")
+        os.waitpid(pid, 0)

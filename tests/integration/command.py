@@ -1,0 +1,133 @@
+"""The ``shoal`` command and Python drivers as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from leftovers import wait_until
+
+from shoal._runtime import binary
+
+LIMIT_S = 30  # nothing here takes a tenth of it
+
+
+@dataclass(frozen=True)
+class Cluster:
+    address: str
+    session: Path
+
+    def pids(self, role: str) -> list[int]:
+        return sorted(int(p.name.partition(".")[2]) for p in (self.session / "pids").glob(role + ".*"))
+
+    def pid(self, role: str) -> int:
+        (pid,) = self.pids(role)
+        return pid
+
+
+class Running:
+    """A process whose output is read as it comes."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path):
+        self.process = subprocess.Popen(
+            argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.pid = self.process.pid
+        self._text = {"out": "", "err": ""}
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            for name, stream in (("out", self.process.stdout), ("err", self.process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, stream) -> None:
+        with stream:
+            for line in stream:
+                self._text[name] += line
+
+    @property
+    def out(self) -> str:
+        return self._text["out"]
+
+    @property
+    def err(self) -> str:
+        return self._text["err"]
+
+    def said(self, text: str, within: float = LIMIT_S) -> None:
+        """Waits until it has printed this."""
+        wait_until(lambda: text in self.out + self.err or self.process.poll() is not None, within, f"'{text}' in {self.out!r} {self.err!r}")
+        assert text in self.out + self.err, f"it ended with {self.process.returncode}: {self.out!r} {self.err!r}"
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def code(self, within: float = LIMIT_S) -> int:
+        code = self.process.wait(within)
+        for reader in self._readers:
+            reader.join(5)
+        return code
+
+
+class Command:
+    """Runs ``shoal`` in a SHOAL_HOME of its own."""
+
+    def __init__(self, home: Path):
+        self.home = home
+        self._running: list[Running] = []
+
+    def env(self, **more: str) -> dict[str, str]:
+        return {**os.environ, "SHOAL_HOME": str(self.home), "PYTHONUNBUFFERED": "1", **more}
+
+    def __call__(self, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [binary(), *map(str, words)],
+            env=env or self.env(),
+            cwd=self.home,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+
+    def json(self, *words: str, code: int = 0, env: dict[str, str] | None = None) -> dict:
+        done = self(*words, "--json", env=env)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        assert done.stdout.count("\n") == 1, done.stdout
+        return json.loads(done.stdout)
+
+    def start(self, *words: str, cpus: float = 4) -> Cluster:
+        said = self.json("start", "--head", "--port", "0", "--num-cpus", str(cpus), *words)
+        return Cluster(said["address"], Path(said["session"]))
+
+    def popen(self, *words: str) -> Running:
+        return self._keep(Running([binary(), *map(str, words)], self.env(), self.home))
+
+    def script(self, text: str, name: str = "script.py") -> Path:
+        path = self.home.parent / "scripts" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def driver(self, text: str, **env: str) -> Running:
+        """A Python program of its own process."""
+        path = self.script(text, f"driver{len(self._running)}.py")
+        return self._keep(Running([sys.executable, str(path)], self.env(**env), self.home))
+
+    def _keep(self, running: Running) -> Running:
+        self._running.append(running)
+        return running
+
+    def end(self) -> None:
+        """What a failed test would leave behind."""
+        for running in self._running:
+            if running.process.poll() is None:
+                running.signal(signal.SIGKILL)
+            running.code()

@@ -1,0 +1,365 @@
+"""A driver's life: how it begins, how it ends, in order or not, and that nothing of its cluster outlives it."""
+
+import os
+import signal
+import time
+
+import pytest
+from crew import Log
+from leftovers import alive, descendants, stat_of, wait_until
+
+import shoal
+from shoal.exceptions import ActorDiedError, InvalidArgument, Unavailable
+
+CREW = os.path.dirname(__file__)
+BEGIN = f"""
+import os, signal, sys, time
+sys.path.insert(0, {CREW!r})
+import shoal
+from crew import Log
+"""
+
+
+@pytest.fixture(autouse=True)
+def session(home):
+    yield
+    shoal.shutdown()
+
+
+def pids_in(running) -> list[int]:
+    """What a driver said with `pids`."""
+    running.said("pids ")
+    wait_until(lambda: any(line.startswith("pids ") and line.endswith("\n") for line in running.out.splitlines(True)), 5)
+    return [int(p) for p in next(line for line in running.out.splitlines() if line.startswith("pids ")).split()[1:]]
+
+
+def gone(pids, within=5.0):
+    wait_until(lambda: not any(alive(p) for p in pids), within, f"the end of {pids}")
+
+
+def test_shutdown_and_init_again():
+    for round in range(3):
+        shoal.init(num_cpus=2)
+        actor = Log.remote(round)
+        ref = actor.all.remote()
+        assert shoal.get(ref) == [round]
+        shoal.shutdown()
+        shoal.shutdown()
+        assert not shoal.is_initialized()
+        assert shoal.get(ref) == [round]  # it is here
+
+
+def test_handles_and_references_of_a_cluster_that_is_gone_say_so():
+    shoal.init(num_cpus=2)
+    actor = Log.remote()
+    pending = actor.sleep.remote(100)
+    shoal.shutdown()
+    shoal.init(num_cpus=2)
+    with pytest.raises((shoal.exceptions.NotFound, Unavailable, shoal.exceptions.Cancelled)):
+        shoal.get(actor.echo.remote(1), timeout=5)
+    with pytest.raises(shoal.exceptions.Cancelled, match="left the cluster"):
+        shoal.get(pending, timeout=5)
+
+
+def test_the_first_use_starts_a_cluster():
+    assert not shoal.is_initialized()
+    assert shoal.get(shoal.put(1)) == 1
+    assert shoal.is_initialized()
+
+
+def test_offers_of_an_embedded_cluster_are_what_was_said():
+    shoal.init(num_cpus=3, num_gpus=2, resources={"slot": 1.5}, memory=1000)
+    assert shoal.cluster_resources() == {"CPU": 3, "GPU": 2, "memory": 1000, "slot": 1.5}
+    (node,) = shoal.nodes()
+    assert node["state"] == "ALIVE"
+
+
+@pytest.mark.parametrize("offer", [{"num_cpus": -1}, {"resources": {"": 1}}, {"memory": float("inf")}])
+def test_impossible_offers_are_refused_and_nothing_is_started(offer):
+    with pytest.raises((InvalidArgument, ValueError)):
+        shoal.init(**offer)
+    assert not shoal.is_initialized()
+
+
+def test_addresses_where_nobody_listens_are_unavailable(tmp_path):
+    for address in ("auto", "127.0.0.1:1", "unix:@nobody", "nonsense"):
+        with pytest.raises(Unavailable) as info:
+            shoal.init(address)
+        assert info.value.reason == "NoCluster"
+        assert "shoal start" in info.value.hint
+    with pytest.raises(InvalidArgument, match="num_cpus"):
+        shoal.init("127.0.0.1:1", num_cpus=1)
+
+
+def test_a_driver_that_ends_leaves_nothing_and_loses_no_line(shoal_command):
+    driver = shoal_command.driver(
+        BEGIN
+        + """
+        shoal.init(num_cpus=2)
+        a = Log.remote()
+        for i in range(200):
+            last = a.say.remote(f"line {i}.")
+        shoal.get(last)
+        """.replace("\n        ", "\n")
+    )
+    assert driver.code() == 0, driver.err
+    for text in (driver.out, driver.err):
+        assert [line for line in text.splitlines() if line.startswith("(Log) line")] == [f"(Log) line {i}." for i in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("last_line", "code"),
+    [("raise ValueError('mine')", 1), ("sys.exit(5)", 5), ("os._exit(6)", 6), ("os.kill(os.getpid(), signal.SIGSEGV)", -11)],
+)
+def test_however_a_driver_ends_its_code_is_its_own(shoal_command, last_line, code):
+    driver = shoal_command.driver(
+        BEGIN + f"shoal.init(num_cpus=2)\na = Log.remote()\nprint('pids', shoal.get(a.pid.remote()))\n{last_line}\n"
+    )
+    pids = pids_in(driver)
+    assert driver.code() == code, driver.err
+    gone(pids)
+
+
+BLOCKED = (
+    BEGIN
+    + """
+shoal.init(num_cpus=2)
+a = Log.remote()
+print("pids", shoal.get(a.pid.remote()), *shoal.get(a.fork_sleepers.remote(1)))
+shoal.get(a.sleep.remote(1000))
+"""
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_a_driver_that_waits_ends_by_a_signal_with_all_of_its_cluster(shoal_command, number):
+    driver = shoal_command.driver(BLOCKED)
+    pids = [*pids_in(driver), *descendants(driver.pid)]
+    driver.signal(number)
+    assert driver.code(within=5) == -number
+    gone(pids)
+    if number == signal.SIGINT:
+        assert driver.err.rstrip().endswith("KeyboardInterrupt")
+
+
+STUBBORN = (
+    BEGIN
+    + """
+@shoal.remote
+class Stubborn:
+    def ignore(self):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        return os.getpid()
+
+    def sleep(self):
+        while True:
+            time.sleep(1000)
+
+shoal.init(num_cpus=2)
+a = Stubborn.remote()
+print("pids", shoal.get(a.ignore.remote()))
+shoal.get(a.sleep.remote())
+"""
+)
+
+
+def test_a_second_ctrl_c_ends_even_a_stubborn_cluster_within_a_second(shoal_command):
+    driver = shoal_command.driver(STUBBORN)
+    pids = [*pids_in(driver), *descendants(driver.pid)]
+    driver.signal(signal.SIGINT)
+    driver.said("KeyboardInterrupt")
+    driver.signal(signal.SIGINT)
+    driver.code(within=1)
+    gone(pids)
+
+
+def test_a_worker_that_ignores_sigterm_is_killed(shoal_command):
+    driver = shoal_command.driver(STUBBORN)
+    pids = pids_in(driver)
+    driver.signal(signal.SIGINT)
+    driver.code(within=5)
+    gone(pids)
+
+
+def test_children_that_a_driver_forks_exit_as_they_like(shoal_command):
+    driver = shoal_command.driver(
+        BEGIN
+        + """
+shoal.init(num_cpus=2)
+a = Log.remote()
+shoal.get(a.echo.remote(1))
+ways = [lambda: sys.exit(0), lambda: os._exit(0), lambda: 1 / 0, lambda: os.kill(os.getpid(), signal.SIGKILL), shoal.shutdown]
+for way in ways:
+    pid = os.fork()
+    if pid == 0:
+        way()
+        sys.exit(7)
+    print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    assert shoal.get(a.echo.remote(pid)) == pid
+print("the parent goes on")
+"""
+    )
+    assert driver.code() == 0, driver.err
+    assert [line for line in driver.out.splitlines() if line.startswith("child")] == [f"child {c}" for c in (0, 0, 1, -9, 7)]
+    assert driver.out.endswith("the parent goes on\n")
+
+
+def test_a_child_that_outlives_its_driver_keeps_no_cluster(shoal_command):
+    driver = shoal_command.driver(
+        BEGIN
+        + """
+shoal.init(num_cpus=2)
+a = Log.remote()
+worker = shoal.get(a.pid.remote())
+child = os.fork()
+if child == 0:
+    os.close(1), os.close(2)
+    time.sleep(1000)
+print("pids", worker, shoal._runtime.state.cluster.pid, child)
+"""
+    )
+    *cluster, child = pids_in(driver)
+    assert driver.code() == 0
+    gone(cluster)
+    assert alive(child)
+    os.kill(child, signal.SIGKILL)
+
+
+def test_sigkill_of_the_embedded_cluster_fails_what_waits_within_a_second():
+    shoal.init(num_cpus=2)
+    cluster = shoal._runtime.state.cluster.pid
+    actor = Log.remote()
+    pids = [shoal.get(actor.pid.remote()), *shoal.get(actor.fork_sleepers.remote(2))]
+    ref = actor.sleep.remote(1000)
+    began = time.monotonic()
+    os.kill(cluster, signal.SIGKILL)
+    with pytest.raises(Unavailable):
+        shoal.get(ref, timeout=20)
+    for call in (
+        lambda: shoal.nodes(),
+        lambda: Log.remote(),
+        lambda: shoal.kill(actor),
+        lambda: shoal.get(actor.echo.remote(1), timeout=20),
+    ):
+        with pytest.raises(Unavailable):
+            call()
+    assert time.monotonic() - began < 1
+    gone(pids)
+    shoal.shutdown()
+    shoal.init(num_cpus=2)
+    assert shoal.get(Log.remote().echo.remote(1)) == 1
+
+
+def test_a_worker_that_prints_without_end_stops_nobody(shoal_command):
+    driver = shoal_command.driver(
+        BEGIN
+        + """
+@shoal.remote
+class Loud:
+    def shout(self):
+        while True:
+            print("x" * 500)
+
+shoal.init(num_cpus=2)
+loud, quiet = Loud.remote(), Log.remote()
+print("pids", shoal.get(quiet.pid.remote()))
+shout = loud.shout.remote()
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    assert shoal.get(quiet.echo.remote(1), timeout=5) == 1
+    assert shoal.wait([shout], timeout=0) == ([], [shout])
+shoal.kill(loud)
+try:
+    shoal.get(shout, timeout=5)
+except shoal.exceptions.ActorDiedError as error:
+    print(error)
+print("over")
+"""
+    )
+    assert driver.code() == 0, driver.err
+    assert driver.out.rstrip().endswith("over")
+    assert "shoal.kill" in driver.out
+
+
+def test_two_drivers_of_one_cluster_have_actors_of_their_own(shoal_command):
+    cluster = shoal_command.start()
+    shoal.init(cluster.address)
+    mine = Log.remote()
+    other = shoal_command.driver(
+        BEGIN + "shoal.init('auto')\na = Log.remote()\nprint('pids', shoal.get(a.pid.remote()))\ntime.sleep(1000)\n"
+    )
+    pids = pids_in(other)
+    assert shoal.get(mine.pid.remote()) not in pids
+    other.signal(signal.SIGKILL)
+    other.code()
+    gone(pids)
+    assert shoal.get(mine.echo.remote(1)) == 1
+    states = {j["name"]: j["state"] for j in shoal_command.json("list", "jobs")["rows"]}
+    assert states["driver0.py"] == "FAILED"
+    shoal.shutdown()
+    assert shoal_command("stop", "--address", cluster.address).returncode == 0
+
+
+def test_shoal_address_says_where_to_connect(shoal_command, monkeypatch):
+    one, two = shoal_command.start(), shoal_command.start()
+    monkeypatch.setenv("SHOAL_ADDRESS", one.address)
+    shoal.init()
+    (job,) = shoal_command.json("list", "jobs", "--address", one.address)["rows"]
+    assert job["driver_pid"] == os.getpid()
+    assert shoal_command.json("list", "jobs", "--address", two.address)["rows"] == []
+    shoal.shutdown()
+    monkeypatch.delenv("SHOAL_ADDRESS")
+    assert shoal_command("stop", "--all").returncode == 0
+
+
+def test_a_worker_of_a_node_that_was_killed_dies_with_its_children(shoal_command):
+    cluster = shoal_command.start()
+    shoal.init(cluster.address)
+    actor = Log.remote()
+    pids = [shoal.get(actor.pid.remote()), *shoal.get(actor.fork_sleepers.remote(2))]
+    ref = actor.sleep.remote(1000)
+    began = time.monotonic()
+    os.kill(cluster.pid("node"), signal.SIGKILL)
+    with pytest.raises(ActorDiedError):
+        shoal.get(ref, timeout=20)
+    assert time.monotonic() - began < 1
+    gone(pids)
+    wait_until(lambda: shoal.nodes()[0]["state"] == "DEAD", 5, "the head to know")
+    shoal.shutdown()
+    assert shoal_command("stop").returncode == 0
+
+
+def test_calls_between_live_actors_go_on_without_a_head(shoal_command):
+    cluster = shoal_command.start()
+    shoal.init(cluster.address)
+    actor, other = Log.remote(), Log.remote()
+    assert shoal.get(actor.call.remote(other, "add", 1)) == 1  # they know each other
+    os.kill(cluster.pid("head"), signal.SIGKILL)
+    began = time.monotonic()
+    for call in (Log.remote, shoal.nodes, lambda: shoal.kill(actor), shoal.available_resources):
+        with pytest.raises(Unavailable, match="head"):
+            call()
+    assert time.monotonic() - began < 1
+    assert shoal.get(actor.call.remote(other, "add", 2), timeout=5) == 2
+    assert shoal.get(other.all.remote(), timeout=5) == [1, 2]
+    done = shoal_command("status")
+    assert done.returncode == 5, done
+    ref = actor.sleep.remote(1000)
+    os.kill(shoal.get(other.pid.remote()), signal.SIGKILL)
+    with pytest.raises(ActorDiedError, match="SIGKILL"):
+        shoal.get(other.echo.remote(1), timeout=5)
+    assert shoal_command("stop").returncode == 0
+    with pytest.raises(ActorDiedError):
+        shoal.get(ref, timeout=5)
+
+
+def test_a_node_buries_what_its_workers_leave(shoal_command):
+    cluster = shoal_command.start()
+    shoal.init(cluster.address)
+    actor = Log.remote()
+    orphans = shoal.get(actor.fork_sleepers.remote(3))
+    shoal.kill(actor)
+    wait_until(lambda: not any(stat_of(p) for p in orphans), 5, "the funeral")
+    shoal.shutdown()
+    assert shoal_command("stop").returncode == 0

@@ -1,0 +1,129 @@
+"""What a test leaves behind: processes, sockets, ports and shared memory that outlive it.
+
+This process becomes the subreaper of all it starts, so that whatever is orphaned becomes its child instead of disappearing under init; a
+mark in the environment finds those that escape even that. Nobody reaps here until the check: as in a container without an init, what ended
+is a zombie meanwhile, and the code under test has to know a zombie for dead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import time
+import uuid
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_MARK = "SHOAL_TEST_MARK"
+
+
+def wait_until(condition, within: float, what: str = "the condition"):
+    """The first true value of ``condition()``, asked again and again; AssertionError when there is none in time."""
+    end = time.monotonic() + within
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"{what} did not hold within {within:g} s"
+        time.sleep(0.01)
+
+
+def stat_of(pid: int) -> tuple[str, int] | None:
+    """(state, parent) of a process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return fields[0], int(fields[1])
+
+
+def alive(pid: int) -> bool:
+    stat = stat_of(pid)
+    return stat is not None and stat[0] not in "ZX"
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def descendants(pid: int) -> set[int]:
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (stat := stat_of(int(entry))):
+            parents[int(entry)] = stat[1]
+    found, more = set(), {pid}
+    while more:
+        more = {p for p, parent in parents.items() if parent in more} - found
+        found |= more
+    return found
+
+
+def _in_file(path: str, text: str) -> bool:
+    try:
+        return text.encode() in Path(path).read_bytes()
+    except OSError:
+        return False
+
+
+class Leftovers:
+    """Of one test. ``home`` is its SHOAL_HOME."""
+
+    def __init__(self, home: Path):
+        assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        self._home = home
+        self._mark = uuid.uuid4().hex
+        self._before = descendants(os.getpid())
+        os.environ[_MARK] = self._mark
+
+    def processes(self) -> set[int]:
+        found = descendants(os.getpid()) - self._before
+        mark = f"{_MARK}={self._mark}"
+        found |= {int(p) for p in os.listdir("/proc") if p.isdigit() and _in_file(f"/proc/{p}/environ", mark)}
+        return {p for p in found - {os.getpid()} if alive(p)}
+
+    def _sockets(self) -> list[str]:
+        sessions = [p.name for p in self._home.iterdir() if p.is_dir()]
+        lines = Path("/proc/net/unix").read_text().splitlines()
+        return [line.split()[-1] for line in lines if any(s in line for s in sessions)]
+
+    def _ports(self) -> list[int]:
+        ports = set()
+        for info in self._home.glob("*/info.json"):
+            head = json.loads(info.read_text())["head"]
+            if head:
+                ports.add(int(head.rpartition(":")[2]))
+        listening = set()
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                listening.add(int(fields[1].partition(":")[2], 16))
+        return sorted(ports & listening)
+
+    def _memory(self) -> list[str]:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return [line for line in maps if "memfd:shoal:" in line]
+
+    def _all(self) -> dict[str, list]:
+        processes = [f"{p} ({stat_of(p)}): {command_of(p)}" for p in sorted(self.processes())]
+        return {k: v for k, v in {"processes": processes, "sockets": self._sockets(), "ports": self._ports()}.items() if v}
+
+    def assert_nothing(self, within: float = 5.0) -> None:
+        end = time.monotonic() + within
+        while (found := self._all()) and time.monotonic() < end:
+            time.sleep(0.01)
+        survivors = self.processes()
+        for pid in survivors:
+            os.kill(pid, 9)
+        for pid in descendants(os.getpid()) - self._before:
+            stat = stat_of(pid)
+            if stat == ("Z", os.getpid()):
+                os.waitpid(pid, os.WNOHANG)
+        gc.collect()
+        memory = self._memory()
+        assert not found, f"left behind: {found}"
+        assert not memory, f"shared memory is still mapped: {memory}"

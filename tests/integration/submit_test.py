@@ -1,0 +1,290 @@
+"""submit: a script as a job. Its output, its exit code, its ranks, and every way to end it."""
+
+import os
+import re
+import signal
+import sys
+
+import pytest
+from leftovers import alive, descendants, wait_until
+
+import shoal
+
+
+@pytest.fixture
+def cluster(shoal_command):
+    one = shoal_command.start(cpus=8)
+    yield one
+    done = shoal_command("stop", "--address", one.address)
+    assert done.returncode in (0, 3), done
+
+
+@pytest.fixture(params=["its own cluster", "a running cluster"])
+def either(request, shoal_command):
+    """Whether a cluster runs already or not: a script notices no difference."""
+    if request.param == "a running cluster":
+        request.getfixturevalue("cluster")
+    return request.param
+
+
+def submit(shoal_command, text, *options, arguments=()):
+    return shoal_command("submit", *options, shoal_command.script(text), *arguments)
+
+
+# ---- a script
+
+
+def test_a_script_runs_as_under_python(shoal_command, either):
+    done = submit(
+        shoal_command,
+        """
+        import os, sys
+        print(sys.argv[1:], __name__, os.path.basename(__file__))
+        print("to stderr", file=sys.stderr)
+        """,
+        arguments=["--flag", "a b", "-x"],
+    )
+    assert done.returncode == 0, done
+    assert done.stdout == "['--flag', 'a b', '-x'] __main__ script.py\n"
+    assert done.stderr == "to stderr\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("import sys; sys.exit(3)", 3),
+        ("raise SystemExit", 0),
+        ("import sys; sys.exit('a message')", 1),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+        ("import os; os.kill(os.getpid(), 15)", 143),
+        ("import os; os._exit(255)", 255),
+        ("syntax error here", 1),
+    ],
+)
+def test_the_exit_code_is_the_scripts(shoal_command, cluster, text, code):
+    done = submit(shoal_command, text)
+    assert done.returncode == code, done
+
+
+def test_an_exception_ends_with_its_traceback_last(shoal_command, either):
+    done = submit(shoal_command, "def inner():\n    raise ValueError('the cause')\n\ninner()\n")
+    assert done.returncode == 1
+    lines = done.stderr.rstrip().splitlines()
+    assert any(line.startswith("Traceback") for line in lines)
+    said = next(i for i, line in enumerate(lines) if line == "ValueError: the cause")
+    assert not any("File" in line for line in lines[said:])
+    assert not any("_zygote" in line for line in lines)
+
+
+def test_a_command_of_any_kind_is_a_job_too(shoal_command, either):
+    done = shoal_command("submit", "--", "sh", "-c", "echo $0 $1; exit 4", "a b", "--json")
+    assert (done.returncode, done.stdout) == (4, "a b --json\n"), done
+
+
+def test_a_script_sees_the_submitters_folder_and_environment(shoal_command, either):
+    script = shoal_command.script("import os; print(os.getcwd(), os.environ['MINE'], os.environ.get('SHOAL_HOME'))")
+    done = shoal_command("submit", script, env=shoal_command.env(MINE="yes"))
+    assert done.stdout.split()[:2] == [str(shoal_command.home), "yes"], done
+
+
+def test_a_script_without_newline_at_its_end_and_binary_output_arrive_whole(shoal_command, cluster):
+    done = shoal_command("submit", "--", "sh", "-c", "printf 'no newline'; head -c 300000 /dev/zero | tr '\\0' x; echo; echo last")
+    assert (
+        done.stdout == "no newline" + "x" * 300_000 + "\nlast\n" or done.stdout.replace("\n", "") == "no newline" + "x" * 300_000 + "last"
+    )
+    assert done.stdout.endswith("last\n")
+
+
+def test_every_line_of_much_output_arrives_in_order(shoal_command, either):
+    done = submit(shoal_command, "for i in range(50_000): print('line', i)")
+    assert done.stdout == "".join(f"line {i}\n" for i in range(50_000))
+
+
+def test_submit_speaks_json(shoal_command, cluster):
+    script = shoal_command.script("print('talk'); raise SystemExit(3)")
+    done = shoal_command("submit", "--json", "--name", "mine", script)
+    assert done.returncode == 3
+    import json
+
+    said = json.loads(done.stdout)
+    assert (said["schema"], said["name"], said["state"], said["exit_code"]) == ("shoal.submit/1", "mine", "FAILED", 3)
+    assert done.stderr == "talk\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "texts"),
+    [
+        (["nothing.py"], 127, ["no script nothing.py", "hint"]),
+        (["--", "no-such-program"], 127, ["no-such-program"]),
+        (["."], 126, ["cannot be read"]),
+        ([], 121, ["nothing to run"]),
+        (["--num-workers", "-1", "x.py"], 121, ["num-workers"]),
+        (["--num-gpus", "lots", "x.py"], 121, ["num-gpus"]),
+        (["--resource", "slot", "--", "true"], 121, ["NAME=AMOUNT"]),
+        (["--address", "127.0.0.1:1", "--", "true"], 124, ["no running cluster"]),
+        (["--num-gpus", "64", "--", "true"], 125, ["GPU", "nearest fit", "--wait"]),
+        (["--num-workers", "2", "--resource", "slot=1", "--", "true"], 125, ["slot"]),
+    ],
+    ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else str(x),
+)
+def test_what_cannot_run_is_refused_with_a_code_of_its_own(shoal_command, either, words, code, texts):
+    done = shoal_command("submit", *words)
+    assert done.returncode == code, done
+    for text in texts:
+        assert text in done.stderr, done
+    assert done.stdout == ""
+
+
+def test_a_job_may_wait_for_nodes_that_are_to_come(shoal_command, cluster):
+    job = shoal_command.popen("submit", "--wait", "--resource", "slot=1", "--", "echo", "placed")
+    job.said("pending")
+    assert "slot" in job.err
+    assert shoal_command("start", "--address", cluster.address, "--resource", "slot=1").returncode == 0
+    assert job.code() == 0
+    assert job.out == "placed\n"
+
+
+def test_a_waiting_job_can_be_stopped(shoal_command, either):
+    job = shoal_command.popen("submit", "--wait", "--num-gpus", "64", "--", "true")
+    job.said("pending")
+    job.signal(signal.SIGINT)
+    assert job.code(within=5) == 130
+
+
+def test_a_driver_under_submit_uses_the_cluster_it_runs_in(shoal_command, either):
+    script = """
+        import os, shoal
+
+        @shoal.remote
+        def where():
+            print("from a worker")
+            return os.getpid()
+
+        shoal.init()
+        assert shoal.get(where.remote()) != os.getpid()
+        print("jobs", len(shoal._runtime.session().list("jobs")))
+        """
+    done = submit(shoal_command, script)
+    assert done.returncode == 0, done
+    assert "jobs 1\n" in done.stdout
+    assert re.search(r"^\(.*\) from a worker$", done.stdout, re.M), done
+
+
+# ---- the end
+
+SLEEPER = """
+import os, time
+pid = os.fork()
+if pid == 0:
+    time.sleep(1000)
+print("pids", os.getpid(), pid, flush=True)
+time.sleep(1000)
+"""
+STUBBORN = "import signal\nfor n in (signal.SIGINT, signal.SIGTERM):\n    signal.signal(n, signal.SIG_IGN)\n" + SLEEPER
+
+
+def started(shoal_command, text, *options, ranks=1):
+    # A gang of ordinary programs: nothing here needs torch.
+    job = shoal_command.popen("submit", *options, "--", sys.executable, shoal_command.script(text))
+    wait_until(lambda: job.out.count("pids ") == ranks or job.process.poll() is not None, 20, "its ranks")
+    pids = [int(p) for line in job.out.splitlines() if "pids " in line for p in line.partition("pids ")[2].split()]
+    assert len(pids) == 2 * ranks, (job.out, job.err)
+    return job, pids
+
+
+def gone(pids, within=5.0):
+    wait_until(lambda: not any(alive(p) for p in pids), within, f"the end of {pids}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_signal_to_submit_ends_the_job_and_all_it_started(shoal_command, either, number, ranks):
+    job, pids = started(shoal_command, SLEEPER, *(["--num-workers", str(ranks)] if ranks else []), ranks=max(1, ranks))
+    if either == "its own cluster":
+        pids += descendants(job.pid)
+    job.signal(number)
+    assert job.code(within=5) == 128 + number
+    gone(pids)
+    assert "stopping the job" in job.err
+
+
+def test_a_second_ctrl_c_kills_a_stubborn_job_within_a_second(shoal_command, either):
+    job, pids = started(shoal_command, STUBBORN)
+    job.signal(signal.SIGINT)
+    job.said("once more kills it")
+    assert job.process.poll() is None
+    job.signal(signal.SIGINT)
+    assert job.code(within=1) == 130
+    gone(pids)
+
+
+def test_a_stubborn_job_is_gone_within_five_seconds_of_one_ctrl_c(shoal_command, either):
+    job, pids = started(shoal_command, STUBBORN)
+    job.signal(signal.SIGINT)
+    assert job.code(within=5) == 130
+    gone(pids)
+
+
+def test_a_job_that_ends_by_itself_upon_a_signal_has_its_time(shoal_command, cluster):
+    script = """
+        import signal, sys, time
+        def end(*_):
+            time.sleep(0.5)
+            print("saved", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, end)
+        print("pids 1 2", flush=True)
+        time.sleep(1000)
+        """
+    job, _ = started(shoal_command, script)
+    job.signal(signal.SIGINT)
+    assert job.code(within=5) == 130
+    assert "saved" in job.out
+
+
+def test_sigkill_of_a_submit_with_a_cluster_of_its_own_leaves_nothing(shoal_command):
+    job, pids = started(shoal_command, SLEEPER, "--num-workers", "2", ranks=2)
+    pids += descendants(job.pid)
+    job.signal(signal.SIGKILL)
+    job.code()
+    gone(pids)
+
+
+def test_sigkill_of_the_node_ends_the_job(shoal_command, cluster):
+    job, pids = started(shoal_command, SLEEPER, "--num-workers", "2", ranks=2)
+    os.kill(cluster.pid("node"), signal.SIGKILL)
+    assert job.code(within=5) != 0
+    assert "node" in job.err
+    gone(pids)
+
+
+def test_sigkill_of_the_head_leaves_the_job_to_its_node(shoal_command, cluster):
+    job, pids = started(shoal_command, SLEEPER)
+    os.kill(cluster.pid("head"), signal.SIGKILL)
+    assert job.code(within=5) == 124
+    assert "head" in job.err
+    assert all(alive(p) for p in pids)
+    assert shoal_command("stop").returncode == 0
+    gone(pids)
+
+
+def test_sigkill_of_an_embedded_cluster_process_ends_the_job(shoal_command):
+    job, pids = started(shoal_command, SLEEPER)
+    (local,) = [int(p.name.split(".")[1]) for p in shoal_command.home.glob("*/pids/local.*")]
+    os.kill(local, signal.SIGKILL)
+    assert job.code(within=5) == 124
+    gone(pids)
+
+
+def test_stop_ends_jobs_and_their_submits(shoal_command, cluster):
+    job, pids = started(shoal_command, SLEEPER, "--num-workers", "2", ranks=2)
+    assert shoal_command("stop").returncode == 0
+    gone(pids)
+    assert job.code(within=5) != 0
+
+
+def test_a_submit_that_starts_a_cluster_leaves_nothing_running(shoal_command):
+    done = shoal_command("submit", "--", "true")
+    assert done.returncode == 0
+    wait_until(lambda: shoal_command("status").returncode == 5, 5, "the end of its cluster")
+    assert not shoal.is_initialized()
