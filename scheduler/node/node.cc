@@ -264,8 +264,9 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
   const pid_t pid = peer.identity().pid;
   WorkerId id = m.worker;
   auto it = workers_.find(id);
-  // A process that a worker started (a script run by a shell) is not that worker: its death is its own.
-  if (it == workers_.end() || (it->second.launched && peer.identity().local && it->second.pid != pid)) {
+  // A process that a worker started (a script run by a shell) is not that worker: its death is its own. A worker may attach before
+  // its launcher has told its pid.
+  if (it == workers_.end() || (it->second.launched && it->second.pid != 0 && peer.identity().local && it->second.pid != pid)) {
     if (m.worker && it == workers_.end()) return fail(not_found("no worker " + to_string(m.worker) + " on this node"));
     if (!m.worker && !m.job) {  // a tool: it looks, and hosts nothing
       client.job = {};
