@@ -54,6 +54,8 @@ Peer::~Peer() {
   for (auto& [id, p] : pending) p.callback(shoal::fail(cancelled("the connection was closed by this side")));
 }
 
+bool Peer::connected() const { return link_->connection != nullptr; }
+
 void Peer::call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush) {
   if (!link_->connection) return callback(shoal::fail(unavailable("the connection is closed").with_reason("Disconnected")));
   if (pending_.size() >= kMaxPending) return callback(shoal::fail(resource_exhausted("too many calls are pending on one connection")));

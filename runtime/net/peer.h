@@ -71,6 +71,8 @@ class Peer final : private ConnectionHandler {
   void notify(std::uint16_t method, Message message, Flush flush = Flush::kNow);
 
   const PeerIdentity& identity() const { return identity_; }
+  // False from the moment the connection is gone: callbacks of pending calls and on_closed see it so.
+  bool connected() const;
   std::size_t num_pending() const { return pending_.size(); }
 
  private:
