@@ -26,7 +26,9 @@ Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       options_(std::move(options)),
       state_(options_.state, random) {}
 
-Head::~Head() = default;
+Head::~Head() {
+  *alive_ = false;  // connections that close now fail what is pending on them: that is no news of a node
+}
 
 Result<void> Head::start() {
   for (const auto& endpoint : options_.listen) {
@@ -234,7 +236,10 @@ void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(R
       if (!r) log_->warn("node={} method={} failed: {}", to_string(node), number(method), r.error().message());
     };
   }
-  it->second->call(number(method), body(std::move(bytes)), options_.call_timeout, std::move(callback));
+  it->second->call(number(method), body(std::move(bytes)), options_.call_timeout,
+                   [alive = alive_, callback = std::move(callback)](Result<Message> r) {
+                     if (*alive) callback(std::move(r));
+                   });
 }
 
 void Head::to_watchers(const std::set<Peer*>& watchers, Method method, const Bytes& bytes) {

@@ -81,6 +81,7 @@ class Head final : public runtime::PeerHandler {
   std::map<JobId, std::set<runtime::Peer*>> job_watchers_;
   std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang
   runtime::Timer ticking_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace shoal::scheduler
