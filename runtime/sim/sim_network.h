@@ -62,6 +62,10 @@ class SimFabric {
 
   // ---- faults ----
   void set_delays(const SimDelays& delays) { options_.delays = delays; }
+  void set_partitions(std::uint32_t broken_per_mille, Duration give_up) {
+    options_.broken_by_partition_per_mille = broken_per_mille;
+    options_.give_up = give_up;
+  }
   // Nothing gets from one host to the other.
   void cut(const std::string& from, const std::string& to);
   void partition(const std::string& a, const std::string& b);

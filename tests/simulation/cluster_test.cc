@@ -1,0 +1,146 @@
+// Scenarios of a whole cluster: what a user may rely on when something breaks.
+#include "tests/simulation/sim_cluster.h"
+
+#include <set>
+
+#include <gtest/gtest.h>
+
+namespace shoal::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using actors::ActorState;
+
+class ClusterTest : public testing::Test {
+ protected:
+  ~ClusterTest() override {
+    cluster_.state().check_invariants();
+    EXPECT_EQ(cluster_.num_logged_errors(), 0u);
+    if (HasFailure()) std::fprintf(stderr, "the last lines of the log:\n%s", cluster_.log().c_str());
+  }
+
+  void join() {
+    if (!cluster_.has_driver()) cluster_.new_driver();
+    ASSERT_TRUE(cluster_.run_until([&] { return driver().joined(); }));
+  }
+  SimDriver& driver() { return cluster_.driver(); }
+  // Placed and answering.
+  std::vector<ActorId> gang(std::size_t count, double cpus = 1) {
+    auto out = driver().create_gang(count, cpus);
+    EXPECT_TRUE(cluster_.all_answer(out));
+    return out;
+  }
+  std::set<std::string> hosts_of(const std::vector<ActorId>& actors) {
+    std::set<std::string> out;
+    for (const ActorId a : actors) out.insert(cluster_.host_of(a));
+    return out;
+  }
+  std::vector<ActorId> on(const std::string& host, const std::vector<ActorId>& actors, bool there = true) {
+    std::vector<ActorId> out;
+    for (const ActorId a : actors) {
+      if ((cluster_.host_of(a) == host) == there) out.push_back(a);
+    }
+    return out;
+  }
+  bool heard_dead(const std::vector<ActorId>& actors) {
+    for (const ActorId a : actors) {
+      if (driver().cause(a) == nullptr) return false;
+    }
+    return true;
+  }
+  void expect_at_rest() {
+    EXPECT_TRUE(cluster_.run_until([&] { return cluster_.disagreement().empty(); }, 60s)) << cluster_.disagreement();
+    cluster_.state().check_invariants();
+  }
+  void expect_all_free() {
+    const auto free = [&] { return cluster_.state().status().available == cluster_.state().status().total; };
+    EXPECT_TRUE(cluster_.run_until(free)) << cluster_.state().status().available.to_string();
+    EXPECT_EQ(cluster_.state().status().total.units("CPU"), 12 * actors::Resources::kUnit);
+  }
+
+  SimCluster cluster_{SimCluster::Options{}};
+};
+
+TEST_F(ClusterTest, AGangIsPlacedOverThreeNodesAndAnswers) {
+  join();
+  const auto actors = gang(12);
+  EXPECT_EQ(hosts_of(actors), (std::set<std::string>{"n0", "n1", "n2"}));
+  EXPECT_EQ(cluster_.num_workers_running(), 12u);
+  expect_at_rest();
+  cluster_.driver_leaves();
+  expect_all_free();
+  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.num_workers_running() == 0; }));
+}
+
+TEST_F(ClusterTest, WhenAWorkerCrashesItsCallersHearTheCauseAndTheOthersLive) {
+  join();
+  auto actors = gang(6);
+  const ActorId victim = actors.back();
+  actors.pop_back();
+  const auto under_way = driver().call(victim, "slow");
+  cluster_.run_for(20ms);
+  ASSERT_TRUE(cluster_.crash_worker_of(victim));
+  const auto late = driver().call(victim, "echo");
+  ASSERT_TRUE(cluster_.run_until([&] { return under_way.ready() && late.ready(); }));
+  for (const auto& f : {under_way, late}) {
+    ASSERT_FALSE(f.peek());
+    EXPECT_EQ(f.peek().error().reason(), "ActorDied");
+    EXPECT_NE(f.peek().error().message().find("was killed by SIGKILL"), std::string::npos) << f.peek().error().to_string();
+    EXPECT_NE(f.peek().error().message().find("the end is near"), std::string::npos);
+  }
+  EXPECT_TRUE(cluster_.all_answer(actors));
+  expect_at_rest();
+}
+
+TEST_F(ClusterTest, AnActorThatEndsItsProcessIsDeadWithItsExitCode) {
+  join();
+  const auto actors = gang(1);
+  const auto answer = driver().call(actors[0], "exit");
+  ASSERT_TRUE(cluster_.run_until([&] { return answer.ready(); }));
+  EXPECT_NE(answer.peek().error().message().find("exited with code 3"), std::string::npos) << answer.peek().error().to_string();
+}
+
+TEST_F(ClusterTest, WhenANodeCrashesItsActorsDieAndTheRestGoOn) {
+  join();
+  const auto actors = gang(12);
+  const auto gone = on("n1", actors), rest = on("n1", actors, false);
+  ASSERT_EQ(gone.size(), 4u);
+  cluster_.crash_node(1);
+  EXPECT_TRUE(cluster_.all_answer(rest));
+  EXPECT_TRUE(cluster_.run_until([&] { return heard_dead(gone); }));
+  ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().alive_nodes().size() == 2; }));
+  for (const ActorId a : gone) EXPECT_EQ(cluster_.state().actor(a)->state, ActorState::kDead);
+  EXPECT_TRUE(cluster_.all_answer(rest));
+  const auto waiting = driver().create_gang(2, 2);  // no room
+  cluster_.run_for(5s);
+  EXPECT_EQ(cluster_.state().actor(waiting[0])->state, ActorState::kPending);
+  cluster_.boot_node(1);
+  EXPECT_TRUE(cluster_.all_answer(waiting));
+  expect_at_rest();
+}
+
+TEST_F(ClusterTest, AKilledActorLeavesNothingBehind) {
+  join();
+  const auto actors = gang(3);
+  driver().kill(actors[1]);
+  ASSERT_TRUE(cluster_.run_until([&] { return driver().cause(actors[1]) != nullptr; }));
+  EXPECT_NE(driver().cause(actors[1])->message().find("killed by shoal.kill"), std::string::npos);
+  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.num_workers_running() == 2; }));
+  expect_at_rest();
+}
+
+TEST_F(ClusterTest, ADriverThatCrashesTakesItsActorsAlong) {
+  cluster_.new_driver_on_node(2);
+  join();
+  gang(12);
+  driver().crash();
+  expect_all_free();
+  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.num_workers_running() == 0; }));
+  cluster_.new_driver();
+  join();
+  gang(12);
+  expect_at_rest();
+}
+
+}  // namespace
+}  // namespace shoal::simulation
