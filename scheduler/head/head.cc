@@ -33,9 +33,8 @@ Head::~Head() {
 Result<void> Head::start() {
   for (const auto& endpoint : options_.listen) {
     SHOAL_TRY(auto listener, network_.listen(endpoint, [this](std::unique_ptr<runtime::Connection> connection) {
-      auto peer = std::make_unique<Peer>(std::move(connection), clock_, *this);
-      auto* key = peer.get();
-      clients_[key].peer = std::move(peer);
+      const std::uint64_t number = next_client_++;
+      clients_[number].peer = std::make_unique<Peer>(std::move(connection), clock_, *this, number);
     }));
     log_->info("listening endpoint={}", listener->endpoint().to_string());
     listeners_.push_back(std::move(listener));
@@ -68,7 +67,7 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
 }
 
 Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, runtime::Responder& responder, bool& later) {
-  Peer* const peer = client.peer.get();
+  const std::uint64_t watcher = client.peer->number();
   switch (method) {
     case Method::kRegisterNode:
       return register_node(client, bytes);
@@ -77,7 +76,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     case Method::kCreateGang: {
       SHOAL_TRY(const auto spec, from_bytes<actors::GangSpec>(bytes));
       SHOAL_OK(state_.gang_requested(spec));
-      for (const auto& a : spec.actors) actor_watchers_[a.id].insert(peer);
+      for (const auto& a : spec.actors) actor_watchers_[a.id].insert(watcher);
       log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(),
                  spec.actors[0].class_name);
       return Message();
@@ -91,7 +90,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       SHOAL_TRY(const auto ref, from_bytes<actors::ActorRef>(bytes));
       const auto* row = state_.actor(ref.actor);
       if (row == nullptr) return fail(not_found("no actor " + to_string(ref.actor)));
-      actor_watchers_[ref.actor].insert(peer);
+      actor_watchers_[ref.actor].insert(watcher);
       return body(to_bytes(*row));
     }
     case Method::kHostActor: {
@@ -104,7 +103,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     case Method::kSubmitJob: {
       SHOAL_TRY(const auto spec, from_bytes<actors::JobSpec>(bytes));
       SHOAL_TRY(const JobId job, state_.job_submitted(spec));
-      job_watchers_[job].insert(peer);
+      job_watchers_[job].insert(watcher);
       log_->info("job={} submitted name={} workers={}", to_string(job), spec.name, spec.num_workers);
       return body(to_bytes(actors::JobRef{job}));
     }
@@ -112,7 +111,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       SHOAL_TRY(const auto ref, from_bytes<actors::JobRef>(bytes));
       const auto* row = state_.job(ref.job);
       if (row == nullptr) return fail(not_found("no job " + to_string(ref.job)));
-      job_watchers_[ref.job].insert(peer);
+      job_watchers_[ref.job].insert(watcher);
       return body(to_bytes(*row));
     }
     case Method::kStopJob: {
@@ -165,7 +164,7 @@ Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
     return fail(unavailable("the cluster has no node").with_reason("NoNode").with_hint("start one with: shoal start --address HOST:PORT"));
   }
   const JobId job = state_.driver_joined(driver);
-  job_watchers_[job].insert(client.peer.get());
+  job_watchers_[job].insert(client.peer->number());
   std::string node;
   for (const auto& row : state_.list({actors::ListRequest::What::kNodes, {}}).nodes) {
     if (row.id == alive.front()) node = row.endpoint;
@@ -220,9 +219,9 @@ void Head::on_closed(Peer& peer, const Error& why) {
     log_->warn("node={} disconnected: {}", to_string(node),
                why.message());  // its silence or its pid will tell whether it is gone
   }
-  for (auto& [actor, watchers] : actor_watchers_) watchers.erase(&peer);
-  for (auto& [job, watchers] : job_watchers_) watchers.erase(&peer);
-  clients_.erase(&peer);
+  for (auto& [actor, watchers] : actor_watchers_) watchers.erase(peer.number());
+  for (auto& [job, watchers] : job_watchers_) watchers.erase(peer.number());
+  clients_.erase(peer.number());
 }
 
 void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(Result<Message>)> callback) {
@@ -242,8 +241,8 @@ void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(R
                    });
 }
 
-void Head::to_watchers(const std::set<Peer*>& watchers, Method method, const Bytes& bytes) {
-  for (Peer* peer : watchers) peer->notify(number(method), body(bytes.clone()));
+void Head::to_watchers(const std::set<std::uint64_t>& watchers, Method method, const Bytes& bytes) {
+  for (const std::uint64_t w : watchers) clients_.at(w).peer->notify(number(method), body(bytes.clone()));
 }
 
 void Head::perform() {

@@ -63,9 +63,9 @@ class Head final : public runtime::PeerHandler {
   void perform();
   void perform(Action action);
   void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
-  void to_watchers(const std::set<runtime::Peer*>& watchers, actors::Method method, const Bytes& body);
+  void to_watchers(const std::set<std::uint64_t>& watchers, actors::Method method, const Bytes& body);
   void keep(const Result<void>& written);
-  Client& client(runtime::Peer& peer) { return clients_.at(&peer); }
+  Client& client(const runtime::Peer& peer) { return clients_.at(peer.number()); }
 
   runtime::Clock& clock_;
   runtime::Random& random_;
@@ -75,10 +75,11 @@ class Head final : public runtime::PeerHandler {
   const Options options_;
   ClusterState state_;
   std::vector<std::unique_ptr<runtime::Listener>> listeners_;
-  std::map<runtime::Peer*, Client> clients_;
+  std::map<std::uint64_t, Client> clients_;  // in the order in which they came
+  std::uint64_t next_client_ = 1;
   std::map<NodeId, runtime::Peer*> nodes_;
-  std::map<ActorId, std::set<runtime::Peer*>> actor_watchers_;
-  std::map<JobId, std::set<runtime::Peer*>> job_watchers_;
+  std::map<ActorId, std::set<std::uint64_t>> actor_watchers_;
+  std::map<JobId, std::set<std::uint64_t>> job_watchers_;
   std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang
   runtime::Timer ticking_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

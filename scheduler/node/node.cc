@@ -53,9 +53,8 @@ Node::~Node() {
 
 Result<void> Node::start() {
   SHOAL_TRY(listener_, network_.listen(options_.listen, [this](std::unique_ptr<runtime::Connection> connection) {
-    auto peer = std::make_unique<Peer>(std::move(connection), clock_, *this);
-    auto* key = peer.get();
-    clients_[key].peer = std::move(peer);
+    const std::uint64_t number = next_client_++;
+    clients_[number].peer = std::make_unique<Peer>(std::move(connection), clock_, *this, number);
   }));
   log_->info("node={} listening endpoint={}", to_string(id_), listener_->endpoint().to_string());
   if (options_.ends_with_owner) {
@@ -171,7 +170,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     }
     case Method::kWorkerReady: {
       SHOAL_TRY(const auto m, from_bytes<actors::WorkerUpdate>(message.body));
-      const auto it = workers_.find(clients_.at(&peer).worker);
+      const auto it = workers_.find(clients_.at(peer.number()).worker);
       if (it == workers_.end()) return fail(not_found("attach first"));
       it->second.endpoint = m.endpoint;
       it->second.state = WorkerState::kRunning;
@@ -184,14 +183,14 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     }
     case Method::kDropArena: {
       SHOAL_TRY(const auto m, from_bytes<actors::ArenaRef>(message.body));
-      memory_.drop(clients_.at(&peer).job, m.key);
+      memory_.drop(clients_.at(peer.number()).job, m.key);
       return Message();
     }
     case Method::kGetObject: {
       SHOAL_TRY(const auto m, from_bytes<actors::ObjectRef>(message.body));
       later = true;
       auto shared = std::make_shared<runtime::Responder>(std::move(responder));
-      memory_.get(clients_.at(&peer).job, m.id, [shared](Result<Fd> r) {
+      memory_.get(clients_.at(peer.number()).job, m.id, [shared](Result<Fd> r) {
         if (!r) return shared->fail(r.error());
         Message out;
         out.fds.push_back(*std::move(r));
@@ -225,7 +224,7 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       return;
     case Method::kPutObject: {
       const auto m = from_bytes<actors::ObjectRef>(notice.message.body);
-      const auto it = clients_.find(&peer);
+      const auto it = clients_.find(peer.number());
       if (!m || it == clients_.end() || notice.message.fds.size() != 1) return log_->warn("an object that is none was put");
       if (const auto put = memory_.put(it->second.job, m->id, std::move(notice.message.fds[0])); !put)
         log_->warn("object={} {}", to_string(m->id), put.error().message());
@@ -233,7 +232,7 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
     }
     case Method::kDropObject: {
       const auto m = from_bytes<actors::ObjectRef>(notice.message.body);
-      const auto it = clients_.find(&peer);
+      const auto it = clients_.find(peer.number());
       if (m && it != clients_.end()) memory_.drop(it->second.job, m->id);
       return;
     }
@@ -250,17 +249,17 @@ void Node::on_closed(Peer& peer, const Error& why) {
     if (!ending_) reconnecting_ = clock_.after(options_.reconnect, [this] { connect_head(); });
     return;
   }
-  const auto it = clients_.find(&peer);
+  const auto it = clients_.find(peer.number());
   const auto owned = std::move(it->second);  // destroyed when this returns
   // Not a death: the kernel tells of that (pidfd). A child that was forked may hold the socket open, or a user may have
   // closed it.
   if (const auto w = workers_.find(owned.worker); w != workers_.end() && w->second.peer == &peer) w->second.peer = nullptr;
-  for (auto& [job, peers] : followers_) peers.erase(&peer);
+  for (auto& [job, peers] : followers_) peers.erase(peer.number());
   clients_.erase(it);
 }
 
 Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
-  auto& client = clients_.at(&peer);
+  auto& client = clients_.at(peer.number());
   const pid_t pid = peer.identity().pid;
   WorkerId id = m.worker;
   auto it = workers_.find(id);
@@ -295,7 +294,7 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
 }
 
 Result<Message> Node::open_arena(Peer& peer, const actors::OpenArena& m) {
-  const auto& client = clients_.at(&peer);
+  const auto& client = clients_.at(peer.number());
   if (!client.worker) return fail(invalid_argument("attach to a job before opening an arena"));
   SHOAL_TRY(auto opened, memory_.open(client.job, m.key, m.bytes));
   if (m.member >= 0) SHOAL_OK(memory_.join_board(client.job, m.key, client.worker, static_cast<std::uint32_t>(m.member)));
@@ -376,7 +375,7 @@ void Node::output(WorkerId worker, Launcher::Stream stream, std::string_view lin
   if (it == workers_.end()) return;
   const auto followers = followers_.find(it->second.spec.job);
   if (followers == followers_.end()) return;
-  for (Peer* peer : followers->second) send_lines(*peer, it->second.spec, stream, lines);
+  for (const std::uint64_t f : followers->second) send_lines(*clients_.at(f).peer, it->second.spec, stream, lines);
 }
 
 void Node::send_lines(Peer& peer, const actors::StartWorker& spec, Launcher::Stream stream, std::string_view lines) {
@@ -401,7 +400,7 @@ void Node::follow(Peer& peer, JobId job) {
   for (const auto& [id, w] : workers_) {
     if (w.spec.job == job && w.launched) backlog(w.spec);
   }
-  followers_[job].insert(&peer);
+  followers_[job].insert(peer.number());
 }
 
 void Node::exited(WorkerId worker, runtime::ExitStatus status) {
@@ -418,10 +417,10 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
   memory_.mark_gone(worker, cause.message());
   const Bytes update =
       to_bytes(actors::WorkerUpdate{worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role});
-  for (auto& [peer, client] : clients_) {
+  for (auto& [key, client] : clients_) {
     const auto followers = followers_.find(w.spec.job);
-    const bool follows = followers != followers_.end() && followers->second.contains(peer);
-    if (client.job == w.spec.job || follows) peer->notify(number(Method::kWorkerExited), body(update.clone()));
+    const bool follows = followers != followers_.end() && followers->second.contains(key);
+    if (client.job == w.spec.job || follows) client.peer->notify(number(Method::kWorkerExited), body(update.clone()));
   }
   report(w, shell_code, cause);
   logs_.close(worker);

@@ -119,9 +119,10 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   bool registered_ = false;
   runtime::Timer reconnecting_, beating_, killing_;
   std::uint32_t heartbeat_ms_ = 500;
-  std::map<runtime::Peer*, Client> clients_;
+  std::map<std::uint64_t, Client> clients_;  // in the order in which they came
+  std::uint64_t next_client_ = 1;
   std::map<WorkerId, Worker> workers_;
-  std::map<JobId, std::set<runtime::Peer*>> followers_;
+  std::map<JobId, std::set<std::uint64_t>> followers_;
   std::deque<Ended> ended_;
   std::set<JobId> torch_jobs_;
   std::shared_ptr<void> owner_watch_;
