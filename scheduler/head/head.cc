@@ -246,10 +246,12 @@ void Head::to_watchers(const std::set<std::uint64_t>& watchers, Method method, c
 }
 
 void Head::perform() {
-  // An action's effect may be an event (a node that is not connected), which adds actions.
+  // An action's effect may be an event (a node that is not connected), which adds actions: they follow those that came before.
+  if (std::exchange(performing_, true)) return;
   for (auto actions = state_.take_actions(); !actions.empty(); actions = state_.take_actions()) {
     for (auto& action : actions) perform(std::move(action));
   }
+  performing_ = false;
 }
 
 void Head::perform(Action action) {

@@ -81,6 +81,7 @@ class Head final : public runtime::PeerHandler {
   std::map<ActorId, std::set<std::uint64_t>> actor_watchers_;
   std::map<JobId, std::set<std::uint64_t>> job_watchers_;
   std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang
+  bool performing_ = false;
   runtime::Timer ticking_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

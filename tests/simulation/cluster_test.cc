@@ -142,6 +142,26 @@ TEST_F(ClusterTest, ADriverThatCrashesTakesItsActorsAlong) {
   expect_at_rest();
 }
 
+// ---- a node that is away for a moment ----
+
+TEST_F(ClusterTest, AJobOverANodeThatIsAwayFailsAndRunsNowhere) {
+  join();
+  driver().submit(12, 1, 0, 0);
+  ASSERT_TRUE(cluster_.run_until([&] { return driver().submitted().size() == 1; }));
+  cluster_.run_for(1s);
+  driver().stop(driver().submitted()[0], true);
+  expect_all_free();
+  // Of twelve ranks the first four are on the first node, which finds the port; the next four cannot start.
+  cluster_.world().fabric().disconnect("head", cluster_.state().list({actors::ListRequest::What::kNodes, {}}).nodes[1].host);
+  cluster_.run_for(20ms);
+  driver().submit(12, 1, 0, 0);
+  ASSERT_TRUE(cluster_.run_until([&] { return driver().submitted().size() == 2; }));
+  ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().job(driver().submitted()[1])->ended_unix_ms != 0; }));
+  EXPECT_EQ(cluster_.state().job(driver().submitted()[1])->state, actors::JobState::kFailed);
+  expect_all_free();
+  expect_at_rest();
+}
+
 // A driver's calls and crashes, as numbers that differ when anything does.
 std::pair<std::uint64_t, std::uint64_t> run_of(std::uint64_t seed) {
   SimCluster cluster({.seed = seed});

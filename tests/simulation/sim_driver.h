@@ -22,8 +22,8 @@ class SimDriver final : public runtime::PeerHandler {
             std::optional<runtime::Endpoint> node);
   ~SimDriver();
 
-  // The head knows its job (and the node, if there is one, knows its process).
-  bool joined() const { return bool(job_) && (!node_ || attached_); }
+  // The head knows its job (and the node, if there is one, knows its process), and the connection to the head is there.
+  bool joined() const { return bool(job_) && head_ && (!node_ || attached_); }
   JobId job() const { return job_; }
   const std::string& host() const { return network_->host(); }
 

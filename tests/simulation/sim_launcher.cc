@@ -53,8 +53,9 @@ void SimLauncher::begin(WorkerId id, const actors::StartWorker& spec, const Env&
 
 // May be called by the worker itself: it is destroyed a moment later.
 void SimLauncher::end(WorkerId id, runtime::ExitStatus status) {
-  Process& p = workers_.at(id);
-  if (p.ended) return;
+  const auto it = workers_.find(id);
+  if (it == workers_.end() || it->second.ended) return;
+  Process& p = it->second;
   p.ended = status;
   if (p.worker) p.worker->crash();
   processes_.ended(p.pid);
