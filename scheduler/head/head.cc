@@ -259,13 +259,12 @@ void Head::perform(Action action) {
   struct Visitor {
     Head& head;
     void operator()(const StartWorkerOn& a) {
-      const NodeId node = a.node;
       const WorkerId worker = a.message.worker;
-      head.to_node(node, Method::kStartWorker, to_bytes(a.message), [h = &head, node, worker](Result<Message> r) {
+      head.to_node(a.node, Method::kStartWorker, to_bytes(a.message), [h = &head, worker](Result<Message> r) {
         if (r) return;
         h->now();
         h->log_->warn("worker={} not started: {}", to_string(worker), r.error().message());
-        h->state_.worker_updated(node, {worker, actors::WorkerState::kExited, 0, "", 126, r.error(), {}, {}});
+        h->state_.worker_not_started(worker, r.error());
         h->perform();
       });
     }

@@ -102,7 +102,9 @@ void Node::register_with_head() {
     }
     if (const auto m = from_bytes<actors::RegisteredNode>(r->body); m && m->heartbeat_ms > 0) heartbeat_ms_ = m->heartbeat_ms;
     registered_ = true;
-    for (const auto& [id, w] : workers_) report(w);  // a head that was away hears what it missed
+    // A head that was away hears what it missed.
+    for (const Bytes& exit : exits_) head_->notify(number(Method::kWorkerUpdate), body(exit.clone()));
+    for (const auto& [id, w] : workers_) report(w);
     beat();
     if (options_.on_registered) options_.on_registered();
   });
@@ -423,6 +425,8 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
     if (client.job == w.spec.job || follows) client.peer->notify(number(Method::kWorkerExited), body(update.clone()));
   }
   report(w, shell_code, cause);
+  exits_.push_back(update.clone());
+  if (exits_.size() > options_.max_ended) exits_.pop_front();
   logs_.close(worker);
   if (w.launched) {
     ended_.push_back({w.spec, update.clone()});

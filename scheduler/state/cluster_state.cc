@@ -63,6 +63,10 @@ bool ended(JobState state) { return state != JobState::kPending && state != JobS
 
 Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
   if (!node.id) return fail(invalid_argument("a node without an id"));
+  // Also a new node may have been another one that was given up, with what jobs left there.
+  const auto tell_ended_jobs = [&] {
+    for (const JobId job : ended_jobs_) act(EndJobOn{node.id, job});
+  };
   if (const auto it = nodes_.find(node.id); it != nodes_.end()) {
     if (it->second.row.state == NodeState::kDead) {
       return fail(unavailable("node " + to_string(node.id) + " was given up; its workers were declared dead").with_reason("Fenced"));
@@ -70,12 +74,14 @@ Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
     it->second.row.pid = node.pid;  // its connection broke and it is back
     it->second.row.endpoint = node.endpoint;
     it->second.last_beat = now_;
+    tell_ended_jobs();
     return {};
   }
   auto& n = nodes_[node.id];
   n.row = {node.id, node.host, node.pid, NodeState::kAlive, node.endpoint, node.resources, node.resources};
   n.last_beat = now_;
   act(PersistNode{n.row});
+  tell_ended_jobs();
   place_pending();
   return {};
 }
@@ -108,7 +114,11 @@ void ClusterState::worker_updated(NodeId from, const actors::WorkerUpdate& updat
     }
   }
   Worker& w = it->second;
-  if (w.row.node != from || w.row.state == WorkerState::kExited) return;  // a late word from a node that was given up
+  if (w.row.node != from || w.row.state == WorkerState::kExited) {
+    // Its start was given up, or its node was: it was declared dead and shall not run on.
+    if (w.launched && update.state != WorkerState::kExited) act(StopWorkerOn{from, {update.worker, SIGKILL, 0}});
+    return;
+  }
   if (update.pid != 0) w.row.pid = update.pid;
   if (update.state == WorkerState::kExited) return worker_exited(w, update.shell_code, update.cause);
   w.row.state = update.state;
@@ -121,6 +131,30 @@ void ClusterState::worker_updated(NodeId from, const actors::WorkerUpdate& updat
       act(TellActor{a->second});
     }
   }
+  end_unwanted(w);
+}
+
+// The word to end a worker may have been lost while its node was away.
+void ClusterState::end_unwanted(const Worker& w) {
+  if (!w.launched) return;
+  const WorkerId id = w.row.id;
+  if (w.actor) {
+    const auto a = actors_.find(w.actor);
+    if (a == actors_.end() || a->second.state == ActorState::kDead) act(StopWorkerOn{w.row.node, {id, SIGKILL, 0}});
+    return;
+  }
+  const auto job = jobs_.find(w.row.job);
+  if (job == jobs_.end() || ended(job->second.row.state)) return;  // EndJobOn was said again
+  if (job->second.stopping || job->second.row.exit_code != 0) act(StopWorkerOn{w.row.node, {id, SIGTERM, options_.stop_grace_ms}});
+}
+
+void ClusterState::worker_not_started(WorkerId id, const Error& cause) {
+  const auto it = workers_.find(id);
+  if (it == workers_.end() || it->second.row.state != WorkerState::kStarting) return;
+  if (it->second.row.pid != 0) return;  // its node has told of it since, on another connection
+  const NodeId node = it->second.row.node;
+  worker_exited(it->second, 126, cause);
+  act(StopWorkerOn{node, {id, SIGKILL, 0}});  // the request may have arrived, and only the answer not
 }
 
 void ClusterState::tick() {
@@ -199,6 +233,7 @@ WorkerId ClusterState::start_worker(NodeId node, actors::StartWorker message, co
   auto& w = workers_[id];
   w.row = {id, node, message.job, 0, WorkerState::kStarting, message.label, message.rank, {}};
   w.held = held;
+  w.launched = true;
   act(StartWorkerOn{node, std::move(message)});
   return id;
 }

@@ -144,6 +144,66 @@ TEST_F(ClusterTest, ADriverThatCrashesTakesItsActorsAlong) {
 
 // ---- a node that is away for a moment ----
 
+TEST_F(ClusterTest, AWorkerThatDiesWhileItsNodeIsAwayIsHeardOfWithItsCause) {
+  join();
+  const auto actors = gang(12);
+  const auto there = on("n1", actors);
+  cluster_.world().fabric().disconnect("head", "n1");
+  cluster_.run_for(100ms);  // the node comes back after 500 ms
+  ASSERT_TRUE(cluster_.crash_worker_of(there[0]));
+  ASSERT_TRUE(cluster_.run_until([&] { return driver().cause(there[0]) != nullptr; }));
+  EXPECT_NE(cluster_.state().actor(there[0])->cause->message().find("was killed by SIGKILL"), std::string::npos);
+  expect_at_rest();
+  EXPECT_TRUE(cluster_.all_answer(on("n1", {there.begin() + 1, there.end()})));
+}
+
+TEST_F(ClusterTest, NewsThatWereOnTheirWayWhenTheNodeWasCutOffAreTold) {
+  for (int i = 0; i < 30; ++i) {
+    cluster_.new_driver();
+    join();
+    const auto actors = gang(3);
+    ASSERT_TRUE(cluster_.crash_worker_of(actors[1]));
+    cluster_.run_for(runtime::between(cluster_.world().random(), 0s, 6ms));
+    for (const auto* host : {"n0", "n1", "n2"}) cluster_.world().fabric().disconnect("head", host);
+    expect_at_rest();
+    driver().leave();
+    expect_all_free();
+  }
+}
+
+TEST_F(ClusterTest, AWorkerWhoseStartWasCutOffDoesNotRunOn) {
+  for (int i = 0; i < 60; ++i) {
+    cluster_.new_driver();
+    join();
+    driver().create_gang(3, 1);
+    cluster_.run_for(runtime::between(cluster_.world().random(), 0s, 500ms));
+    for (const auto* host : {"n0", "n1", "n2"}) cluster_.world().fabric().disconnect("head", host);
+    expect_at_rest();
+    driver().leave();
+    expect_all_free();
+  }
+}
+
+TEST_F(ClusterTest, AnActorThatIsKilledWhileItsNodeIsAwayEndsWhenItIsBack) {
+  join();
+  const auto actors = gang(3);
+  cluster_.world().fabric().disconnect("head", cluster_.host_of(actors[0]));
+  cluster_.run_for(50ms);
+  driver().kill(actors[0]);
+  expect_at_rest();
+  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.num_workers_running() == 2; }));
+}
+
+TEST_F(ClusterTest, AJobThatEndsWhileANodeIsAwayEndsThereWhenItIsBack) {
+  join();
+  gang(12);
+  cluster_.world().fabric().disconnect("head", "n1");
+  cluster_.run_for(50ms);
+  cluster_.driver_leaves();
+  expect_all_free();
+  expect_at_rest();
+}
+
 TEST_F(ClusterTest, AJobOverANodeThatIsAwayFailsAndRunsNowhere) {
   join();
   driver().submit(12, 1, 0, 0);
