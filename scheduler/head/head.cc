@@ -219,9 +219,14 @@ void Head::on_closed(Peer& peer, const Error& why) {
     log_->warn("node={} disconnected: {}", to_string(node),
                why.message());  // its silence or its pid will tell whether it is gone
   }
-  for (auto& [actor, watchers] : actor_watchers_) watchers.erase(peer.number());
-  for (auto& [job, watchers] : job_watchers_) watchers.erase(peer.number());
-  clients_.erase(peer.number());
+  forget(peer.number());
+}
+
+// Its connection closes here, if it has not yet.
+void Head::forget(std::uint64_t client) {
+  for (auto& [actor, watchers] : actor_watchers_) watchers.erase(client);
+  for (auto& [job, watchers] : job_watchers_) watchers.erase(client);
+  const auto owned = clients_.extract(client);  // what it had pending fails, when nothing here refers to it any more
 }
 
 void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(Result<Message>)> callback) {
@@ -271,6 +276,14 @@ void Head::perform(Action action) {
     void operator()(const StopWorkerOn& a) { head.to_node(a.node, Method::kStopWorker, to_bytes(a.message)); }
     void operator()(const EndJobOn& a) { head.to_node(a.node, Method::kEndJob, to_bytes(actors::JobRef{a.job})); }
     void operator()(const KillHostedOn& a) { head.to_node(a.node, Method::kKillHosted, to_bytes(a.message)); }
+    // A connection may outlive a partition, and with it a node that nobody would tell otherwise.
+    void operator()(const Disconnect& a) {
+      const auto it = head.nodes_.find(a.node);
+      if (it == head.nodes_.end()) return;
+      const std::uint64_t client = it->second->number();
+      head.nodes_.erase(it);
+      head.forget(client);
+    }
     void operator()(const FindPortOn& a) {
       head.to_node(a.node, Method::kFreePort, {}, [h = &head, job = a.job](Result<Message> r) {
         h->now();

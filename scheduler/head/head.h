@@ -62,6 +62,7 @@ class Head final : public runtime::PeerHandler {
   void now() { state_.advance(clock_.now(), clock_.unix_millis()); }
   void perform();
   void perform(Action action);
+  void forget(std::uint64_t client);
   void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
   void to_watchers(const std::set<std::uint64_t>& watchers, actors::Method method, const Bytes& body);
   void keep(const Result<void>& written);

@@ -93,8 +93,13 @@ void Node::register_with_head() {
       if (r.error().reason() == "Fenced") {
         // We were given up and our workers declared dead: make that true before coming back as another
         // node.
-        for (auto& [id, w] : workers_) launcher_.signal(id, SIGKILL);
+        for (auto& [id, w] : workers_) {
+          if (!w.launched) continue;
+          w.doomed = true;  // as soon as it has a pid
+          launcher_.signal(id, SIGKILL);
+        }
         id_ = random_.id<NodeId>();
+        exits_.clear();
       }
       head_.reset();
       reconnecting_ = clock_.after(options_.reconnect, [this] { connect_head(); });

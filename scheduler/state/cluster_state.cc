@@ -95,6 +95,7 @@ void ClusterState::node_lost(NodeId node, const Error& cause) {
   if (it == nodes_.end() || it->second.row.state == NodeState::kDead) return;
   it->second.row.state = NodeState::kDead;
   act(PersistNode{it->second.row});
+  act(Disconnect{node});
   const Error lost = Error(cause).in("node " + to_string(node));
   for (auto& [id, w] : workers_) {
     if (w.row.node == node && w.row.state != WorkerState::kExited) worker_exited(w, 128 + SIGKILL, lost);
@@ -682,6 +683,7 @@ std::string to_string(const Action& action) {
       return fmt::format("KillHosted node={} worker={} actor={}", to_string(a.node), to_string(a.message.worker),
                          to_string(a.message.actor));
     }
+    std::string operator()(const Disconnect& a) const { return fmt::format("Disconnect node={}", to_string(a.node)); }
     std::string operator()(const FindPortOn& a) const {
       return fmt::format("FindPort node={} job={}", to_string(a.node), to_string(a.job));
     }

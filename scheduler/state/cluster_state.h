@@ -36,6 +36,9 @@ struct KillHostedOn {
   NodeId node;
   actors::KillHosted message;
 };
+struct Disconnect {  // given up: when it comes back it hears that it is fenced
+  NodeId node;
+};
 struct FindPortOn {  // answered by port_found
   NodeId node;
   JobId job;
@@ -60,8 +63,8 @@ struct PersistNode {
 struct PersistJob {
   actors::JobRow row;
 };
-using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, FindPortOn, TellActor, TellJob, TellHosted, Warn,
-                            PersistNode, PersistJob>;
+using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, Disconnect, FindPortOn, TellActor, TellJob, TellHosted,
+                            Warn, PersistNode, PersistJob>;
 
 // One line, for transcripts and logs: "StartWorker node=.. worker=.. rank=0".
 std::string to_string(const Action& action);

@@ -222,6 +222,70 @@ TEST_F(ClusterTest, AJobOverANodeThatIsAwayFailsAndRunsNowhere) {
   expect_at_rest();
 }
 
+// ---- a node that is away for too long ----
+
+class PartitionTest : public ClusterTest, public testing::WithParamInterface<int> {
+ protected:
+  // The connections that held something back: broken by the heal, or as if nothing had been.
+  PartitionTest() { cluster_.world().fabric().set_partitions(static_cast<std::uint32_t>(GetParam()), 15min); }
+};
+
+TEST_P(PartitionTest, ANodeThatWasGivenUpComesBackAsANewOneWithoutItsWorkers) {
+  join();
+  const auto actors = gang(12);
+  const auto there = on("n1", actors), rest = on("n1", actors, false);
+  const NodeId before = cluster_.node_id(1);
+  cluster_.partition("head", "n1");
+  ASSERT_TRUE(cluster_.run_until([&] { return heard_dead(there); }, 10s));
+  EXPECT_NE(driver().cause(there[0])->message().find("stopped answering"), std::string::npos);
+  EXPECT_EQ(cluster_.launcher(1).running().size(), 4u);  // nobody could tell it
+  EXPECT_TRUE(cluster_.all_answer(rest));
+  cluster_.run_for(1min);
+  cluster_.heal();
+  ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().alive_nodes().size() == 3; }, 10s));
+  EXPECT_NE(cluster_.node_id(1), before);
+  EXPECT_TRUE(cluster_.launcher(1).running().empty());
+  EXPECT_TRUE(cluster_.all_answer(rest));
+  gang(4);
+  expect_at_rest();
+  cluster_.driver_leaves();
+  expect_all_free();
+}
+
+TEST_P(PartitionTest, AShortPartitionChangesNothing) {
+  join();
+  const auto actors = gang(12);
+  for (const std::string host : {"n0", "n1", "n2"}) {
+    const NodeId before = cluster_.node_id(1);
+    cluster_.partition("head", host);
+    cluster_.run_for(3s);
+    cluster_.heal();
+    cluster_.run_for(3s);
+    EXPECT_EQ(cluster_.node_id(1), before);
+  }
+  EXPECT_TRUE(cluster_.all_answer(actors));
+  expect_at_rest();
+}
+
+TEST_P(PartitionTest, WhatAGivenUpNodeWasStartingDoesNotRunOn) {
+  join();
+  for (int i = 0; i < 10; ++i) {
+    cluster_.set_launch_faults({.most_start = 20s});
+    const auto actors = driver().create_gang(12, 1);
+    cluster_.run_for(1s);
+    cluster_.partition("head", "n1");
+    cluster_.run_for(8s);
+    cluster_.heal();
+    cluster_.run_for(1min);
+    expect_at_rest();
+    for (const ActorId a : actors) driver().kill(a);
+    expect_all_free();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(HealBreaks, PartitionTest, testing::Values(0, 1000),
+                         [](const auto& info) { return info.param == 0 ? "Nothing" : "Connections"; });
+
 // A driver's calls and crashes, as numbers that differ when anything does.
 std::pair<std::uint64_t, std::uint64_t> run_of(std::uint64_t seed) {
   SimCluster cluster({.seed = seed});
