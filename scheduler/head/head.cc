@@ -216,6 +216,7 @@ void Head::on_closed(Peer& peer, const Error& why) {
   const NodeId node = client(peer).node;
   if (const auto it = nodes_.find(node); it != nodes_.end() && it->second == &peer) {
     nodes_.erase(it);
+    state_.node_away(node);
     log_->warn("node={} disconnected: {}", to_string(node),
                why.message());  // its silence or its pid will tell whether it is gone
   }

@@ -74,7 +74,9 @@ Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
     it->second.row.pid = node.pid;  // its connection broke and it is back
     it->second.row.endpoint = node.endpoint;
     it->second.last_beat = now_;
+    it->second.away = false;
     tell_ended_jobs();
+    place_pending();
     return {};
   }
   auto& n = nodes_[node.id];
@@ -88,6 +90,10 @@ Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
 
 void ClusterState::node_beat(NodeId node) {
   if (const auto it = nodes_.find(node); it != nodes_.end()) it->second.last_beat = now_;
+}
+
+void ClusterState::node_away(NodeId node) {
+  if (const auto it = nodes_.find(node); it != nodes_.end()) it->second.away = true;
 }
 
 void ClusterState::node_lost(NodeId node, const Error& cause) {
@@ -188,7 +194,7 @@ void ClusterState::tick() {
 Room ClusterState::room() const {
   Room out;
   for (const auto& [id, n] : nodes_) {
-    if (n.row.state == NodeState::kAlive) out[id] = n.row.available;
+    if (n.row.state == NodeState::kAlive && !n.away) out[id] = n.row.available;
   }
   return out;
 }

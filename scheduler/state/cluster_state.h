@@ -94,6 +94,8 @@ class ClusterState {
   // has to end its workers, which were declared dead, and to come back as another node.
   Result<void> node_joined(const actors::RegisterNode& node);
   void node_beat(NodeId node);
+  // Its connection broke: nothing is placed there until it joins again or is given up.
+  void node_away(NodeId node);
   void node_lost(NodeId node, const Error& cause);
   // `from` answers for its workers. An update of an unknown worker that runs (a driver, a rank under torchrun) makes it
   // known.
@@ -133,6 +135,7 @@ class ClusterState {
   struct Node {
     actors::NodeRow row;
     runtime::TimePoint last_beat;
+    bool away = false;
   };
   struct Worker {
     actors::WorkerRow row;

@@ -279,6 +279,18 @@ TEST_F(ClusterStateTest, AWorkerWhoseStartWasGivenUpIsEndedWhenItsNodeTellsOfIt)
   EXPECT_TRUE(actors().empty());
 }
 
+TEST_F(ClusterStateTest, NothingIsPlacedOnANodeWhileItsConnectionIsGone) {
+  const JobId job = driver();
+  const NodeId node = join(1, {{"CPU", 1}});
+  state_.node_away(node);
+  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}}, true)));  // feasible: it will be back
+  EXPECT_TRUE(taken<StartWorkerOn>().empty());
+  actors::RegisterNode again;
+  again.id = node;
+  ASSERT_TRUE(state_.node_joined(again));
+  EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);
+}
+
 TEST_F(ClusterStateTest, AWorkerThatItsNodeToldOfIsThereWhateverBecameOfTheAnswer) {
   const JobId job = driver();
   join(1, {{"CPU", 1}});

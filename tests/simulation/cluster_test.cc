@@ -184,6 +184,14 @@ TEST_F(ClusterTest, AWorkerWhoseStartWasCutOffDoesNotRunOn) {
   }
 }
 
+TEST_F(ClusterTest, AGangThatIsAskedForWhileANodeIsAwayWaitsForIt) {
+  join();
+  cluster_.world().fabric().disconnect("head", "n1");
+  cluster_.run_for(50ms);
+  EXPECT_TRUE(cluster_.all_answer(driver().create_gang(12, 1)));
+  expect_at_rest();
+}
+
 TEST_F(ClusterTest, AnActorThatIsKilledWhileItsNodeIsAwayEndsWhenItIsBack) {
   join();
   const auto actors = gang(3);
@@ -204,21 +212,24 @@ TEST_F(ClusterTest, AJobThatEndsWhileANodeIsAwayEndsThereWhenItIsBack) {
   expect_at_rest();
 }
 
-TEST_F(ClusterTest, AJobOverANodeThatIsAwayFailsAndRunsNowhere) {
+TEST_F(ClusterTest, AJobWhoseNodeIsCutOffWhileItStartsRunsWholeOrNotAtAll) {
   join();
-  driver().submit(12, 1, 0, 0);
-  ASSERT_TRUE(cluster_.run_until([&] { return driver().submitted().size() == 1; }));
-  cluster_.run_for(1s);
-  driver().stop(driver().submitted()[0], true);
-  expect_all_free();
-  // Of twelve ranks the first four are on the first node, which finds the port; the next four cannot start.
-  cluster_.world().fabric().disconnect("head", cluster_.state().list({actors::ListRequest::What::kNodes, {}}).nodes[1].host);
-  cluster_.run_for(20ms);
-  driver().submit(12, 1, 0, 0);
-  ASSERT_TRUE(cluster_.run_until([&] { return driver().submitted().size() == 2; }));
-  ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().job(driver().submitted()[1])->ended_unix_ms != 0; }));
-  EXPECT_EQ(cluster_.state().job(driver().submitted()[1])->state, actors::JobState::kFailed);
-  expect_all_free();
+  std::size_t failed = 0;
+  for (std::size_t i = 0; i < 60; ++i) {
+    driver().submit(12, 1, 0, 0);
+    // Placed; the first node of three is asked for a port. The ranks of the second may not start then.
+    ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().status().available.empty(); }));
+    cluster_.world().fabric().disconnect("head", cluster_.state().list({actors::ListRequest::What::kNodes, {}}).nodes[1].host);
+    cluster_.run_for(40s);
+    ASSERT_EQ(driver().submitted().size(), i + 1);
+    const auto* job = cluster_.state().job(driver().submitted().back());
+    const bool ended = job->ended_unix_ms != 0;
+    EXPECT_EQ(cluster_.num_workers_running(), ended ? 0u : 12u) << i;
+    failed += job->state == actors::JobState::kFailed;
+    driver().stop(job->id, true);
+    expect_all_free();
+  }
+  EXPECT_GT(failed, 0u);
   expect_at_rest();
 }
 

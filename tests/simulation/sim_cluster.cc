@@ -141,7 +141,11 @@ bool SimCluster::all_answer(const std::vector<ActorId>& actors) {
   const auto all_ready = [&] { return std::all_of(answers.begin(), answers.end(), [](const auto& f) { return f.ready(); }); };
   if (!run_until(all_ready)) return false;
   for (std::size_t i = 0; i < actors.size(); ++i) {
-    if (!answers[i].peek() || text_of(*answers[i].peek()) != to_string(actors[i])) return false;
+    if (!answers[i].peek()) {
+      make_log("driver")->warn("actor={} does not answer: {}", to_string(actors[i]), answers[i].peek().error().message());
+      return false;
+    }
+    if (text_of(*answers[i].peek()) != to_string(actors[i])) return false;
   }
   return true;
 }
@@ -170,7 +174,8 @@ std::string SimCluster::disagreement() const {
     std::set<WorkerId> running, believed;
     for (const WorkerId w : host->launcher->running()) running.insert(w);
     for (const auto& w : state().list({What::kWorkers, {}}).workers) {
-      if (w.node == id && w.state != WorkerState::kExited && w.role != "driver") believed.insert(w.id);
+      const bool attached = driver_ && driver_->worker() == w.id;  // a process of its own
+      if (w.node == id && w.state != WorkerState::kExited && !attached) believed.insert(w.id);
     }
     for (const WorkerId w : running) {
       if (!believed.contains(w)) return fmt::format("worker {} runs on {}, unknown to the head", to_string(w), host->network->host());

@@ -87,7 +87,9 @@ void SimDriver::connect_node() {
     }
     node_link_ = std::make_unique<runtime::Peer>(*std::move(r), world_.clock(), *this);
     node_link_->call(number(Method::kAttach), body(to_bytes(actors::Attach{{}, job_, "driver"})), kControlTimeout,
-                     [this](Result<Message> reply) { attached_ = reply.has_value(); });
+                     [this](Result<Message> reply) {
+                       if (reply) worker_ = actors::from_bytes<actors::Attached>(reply->body).value().worker;
+                     });
   });
 }
 

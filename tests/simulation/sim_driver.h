@@ -23,8 +23,9 @@ class SimDriver final : public runtime::PeerHandler {
   ~SimDriver();
 
   // The head knows its job (and the node, if there is one, knows its process), and the connection to the head is there.
-  bool joined() const { return bool(job_) && head_ && (!node_ || attached_); }
+  bool joined() const { return bool(job_) && head_ && (!node_ || worker_); }
   JobId job() const { return job_; }
+  WorkerId worker() const { return worker_; }  // what the node calls its process; none when it is not attached
   const std::string& host() const { return network_->host(); }
 
   // A gang of `count` actors with `cpus` each. Before joined(): refused.
@@ -64,7 +65,7 @@ class SimDriver final : public runtime::PeerHandler {
   const std::optional<runtime::Endpoint> node_;
   std::unique_ptr<runtime::SimNetwork> network_;
   JobId job_;
-  bool attached_ = false;
+  WorkerId worker_;
   bool gone_ = false;
   runtime::Timer retry_, retry_node_;
   std::map<ActorId, std::uint64_t> next_;  // number of the next call on each actor
