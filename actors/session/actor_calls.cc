@@ -165,7 +165,8 @@ void ActorCalls::send(ActorId id, Target& t, Queued q) {
       [this, alive = alive_, id, number_sent](Result<runtime::Message> r) {
         if (!*alive) return;
         Target& target = targets_.at(id);
-        if (!r && r.error().reason() == "Disconnected") return;  // on_closed sees to it
+        const auto link = links_.find(target.endpoint);
+        if (!r && link != links_.end() && !link->second.peer->connected()) return;  // on_closed sees to it
         const auto node = target.sent.extract(number_sent);
         if (node.empty()) return;  // it died before
         if (!r) return node.mapped().set(fail(r.error()));

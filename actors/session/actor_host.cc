@@ -8,9 +8,8 @@ namespace shoal::actors {
 
 Result<void> ActorHost::listen(const runtime::Endpoint& endpoint) {
   SHOAL_TRY(listener_, network_.listen(endpoint, [this](std::unique_ptr<runtime::Connection> connection) {
-    auto peer = std::make_unique<runtime::Peer>(std::move(connection), clock_, *this);
-    auto* key = peer.get();
-    peers_[key] = std::move(peer);
+    const std::uint64_t number = next_peer_++;
+    peers_[number] = std::make_unique<runtime::Peer>(std::move(connection), clock_, *this, number);
   }));
   return {};
 }
@@ -43,7 +42,7 @@ void ActorHost::on_request(runtime::Peer&, runtime::Request request, runtime::Re
 }
 
 void ActorHost::on_closed(runtime::Peer& peer, const Error&) {
-  const auto owned = peers_.extract(&peer);  // destroyed when this returns
+  const auto owned = peers_.extract(peer.number());  // destroyed when this returns
 }
 
 void CallQueue::on_call(Incoming incoming) {

@@ -64,7 +64,8 @@ class ActorHost final : public runtime::PeerHandler {
   runtime::Clock& clock_;
   runtime::Network& network_;
   std::unique_ptr<runtime::Listener> listener_;
-  std::map<runtime::Peer*, std::unique_ptr<runtime::Peer>> peers_;
+  std::map<std::uint64_t, std::unique_ptr<runtime::Peer>> peers_;  // in the order in which they came
+  std::uint64_t next_peer_ = 1;
   std::map<ActorId, Entry> actors_;
   std::shared_ptr<Hosted> default_;
 };

@@ -22,6 +22,7 @@ void Loop::post(std::function<void()> fn) { asio::post(impl_->io, std::move(fn))
 void Loop::run() { impl_->io.run(); }
 void Loop::run_one(std::chrono::nanoseconds limit) { impl_->io.run_one_for(limit); }
 std::size_t Loop::poll() { return impl_->io.poll(); }
+bool Loop::poll_one() { return impl_->io.poll_one() > 0; }
 void Loop::stop() { impl_->io.stop(); }
 asio::io_context& Loop::io() { return impl_->io; }
 

@@ -31,6 +31,8 @@ class Loop {
   void run_one(std::chrono::nanoseconds limit);
   // Runs what is ready now and returns how many handlers that were.
   std::size_t poll();
+  // Runs one handler that is ready now; false when there is none.
+  bool poll_one();
   // Makes run() return; later calls of run() return at once. Any thread.
   void stop();
 

@@ -1,5 +1,8 @@
 #include "runtime/net/peer.h"
 
+#include <iterator>
+#include <map>
+
 #include "runtime/wire/codec.h"
 
 namespace shoal::runtime {
@@ -41,8 +44,8 @@ void Responder::answer(Result<Message> result) {
   }
 }
 
-Peer::Peer(std::unique_ptr<Connection> connection, Clock& clock, PeerHandler& handler)
-    : clock_(clock), handler_(handler), identity_(connection->identity()), link_(std::make_shared<Responder::Link>()) {
+Peer::Peer(std::unique_ptr<Connection> connection, Clock& clock, PeerHandler& handler, std::uint64_t number)
+    : clock_(clock), handler_(handler), identity_(connection->identity()), number_(number), link_(std::make_shared<Responder::Link>()) {
   link_->connection = std::move(connection);
   link_->connection->start(*this);
 }
@@ -50,9 +53,17 @@ Peer::Peer(std::unique_ptr<Connection> connection, Clock& clock, PeerHandler& ha
 Peer::~Peer() {
   *alive_ = false;
   link_->connection.reset();
-  auto pending = std::move(pending_);
-  for (auto& [id, p] : pending) p.callback(shoal::fail(cancelled("the connection was closed by this side")));
+  fail_pending(cancelled("the connection was closed by this side"));
 }
+
+// In the order of the calls. A callback may destroy the peer.
+void Peer::fail_pending(const Error& why) {
+  std::map<std::uint64_t, Pending> pending(std::make_move_iterator(pending_.begin()), std::make_move_iterator(pending_.end()));
+  pending_.clear();
+  for (auto& [id, p] : pending) p.callback(shoal::fail(why));
+}
+
+bool Peer::connected() const { return link_->connection != nullptr; }
 
 void Peer::call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush) {
   if (!link_->connection) return callback(shoal::fail(unavailable("the connection is closed").with_reason("Disconnected")));
@@ -102,9 +113,7 @@ void Peer::on_closed(Error why) {
   // The connection is on the stack: it is destroyed when this returns, by `closing`.
   const auto closing = std::move(link_->connection);
   const auto alive = alive_;
-  auto pending = std::move(pending_);
-  pending_.clear();
-  for (auto& [id, p] : pending) p.callback(shoal::fail(why));
+  fail_pending(why);
   if (*alive) handler_.on_closed(*this, why);
 }
 

@@ -63,20 +63,25 @@ class Peer final : private ConnectionHandler {
   static constexpr Duration kNoTimeout = Duration::max();
   static constexpr std::size_t kMaxPending = 1 << 20;
 
-  // `clock` and `handler` outlive the peer.
-  Peer(std::unique_ptr<Connection> connection, Clock& clock, PeerHandler& handler);
+  // `clock` and `handler` outlive the peer. `number` is its owner's key for it: whoever has many peers goes through them in
+  // that order, never in that of their addresses.
+  Peer(std::unique_ptr<Connection> connection, Clock& clock, PeerHandler& handler, std::uint64_t number = 0);
   ~Peer();  // pending calls fail with Cancelled; no on_closed
 
   void call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush = Flush::kNow);
   void notify(std::uint16_t method, Message message, Flush flush = Flush::kNow);
 
   const PeerIdentity& identity() const { return identity_; }
+  std::uint64_t number() const { return number_; }
+  // False from the moment the connection is gone: callbacks of pending calls and on_closed see it so.
+  bool connected() const;
   std::size_t num_pending() const { return pending_.size(); }
 
  private:
   void on_frame(Frame frame) override;
   void on_closed(Error why) override;
   void finish(std::uint64_t id, Result<Message> result);
+  void fail_pending(const Error& why);
 
   struct Pending {
     Callback callback;
@@ -86,6 +91,7 @@ class Peer final : private ConnectionHandler {
   Clock& clock_;
   PeerHandler& handler_;
   const PeerIdentity identity_;
+  const std::uint64_t number_;
   std::shared_ptr<Responder::Link> link_;  // owns the connection; responders that outlive this hold it empty
   std::unordered_map<std::uint64_t, Pending> pending_;
   std::uint64_t next_id_ = 1;

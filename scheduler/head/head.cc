@@ -26,14 +26,15 @@ Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       options_(std::move(options)),
       state_(options_.state, random) {}
 
-Head::~Head() = default;
+Head::~Head() {
+  *alive_ = false;  // connections that close now fail what is pending on them: that is no news of a node
+}
 
 Result<void> Head::start() {
   for (const auto& endpoint : options_.listen) {
     SHOAL_TRY(auto listener, network_.listen(endpoint, [this](std::unique_ptr<runtime::Connection> connection) {
-      auto peer = std::make_unique<Peer>(std::move(connection), clock_, *this);
-      auto* key = peer.get();
-      clients_[key].peer = std::move(peer);
+      const std::uint64_t number = next_client_++;
+      clients_[number].peer = std::make_unique<Peer>(std::move(connection), clock_, *this, number);
     }));
     log_->info("listening endpoint={}", listener->endpoint().to_string());
     listeners_.push_back(std::move(listener));
@@ -66,7 +67,7 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
 }
 
 Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, runtime::Responder& responder, bool& later) {
-  Peer* const peer = client.peer.get();
+  const std::uint64_t watcher = client.peer->number();
   switch (method) {
     case Method::kRegisterNode:
       return register_node(client, bytes);
@@ -75,7 +76,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     case Method::kCreateGang: {
       SHOAL_TRY(const auto spec, from_bytes<actors::GangSpec>(bytes));
       SHOAL_OK(state_.gang_requested(spec));
-      for (const auto& a : spec.actors) actor_watchers_[a.id].insert(peer);
+      for (const auto& a : spec.actors) actor_watchers_[a.id].insert(watcher);
       log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(),
                  spec.actors[0].class_name);
       return Message();
@@ -89,7 +90,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       SHOAL_TRY(const auto ref, from_bytes<actors::ActorRef>(bytes));
       const auto* row = state_.actor(ref.actor);
       if (row == nullptr) return fail(not_found("no actor " + to_string(ref.actor)));
-      actor_watchers_[ref.actor].insert(peer);
+      actor_watchers_[ref.actor].insert(watcher);
       return body(to_bytes(*row));
     }
     case Method::kHostActor: {
@@ -102,7 +103,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     case Method::kSubmitJob: {
       SHOAL_TRY(const auto spec, from_bytes<actors::JobSpec>(bytes));
       SHOAL_TRY(const JobId job, state_.job_submitted(spec));
-      job_watchers_[job].insert(peer);
+      job_watchers_[job].insert(watcher);
       log_->info("job={} submitted name={} workers={}", to_string(job), spec.name, spec.num_workers);
       return body(to_bytes(actors::JobRef{job}));
     }
@@ -110,7 +111,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       SHOAL_TRY(const auto ref, from_bytes<actors::JobRef>(bytes));
       const auto* row = state_.job(ref.job);
       if (row == nullptr) return fail(not_found("no job " + to_string(ref.job)));
-      job_watchers_[ref.job].insert(peer);
+      job_watchers_[ref.job].insert(watcher);
       return body(to_bytes(*row));
     }
     case Method::kStopJob: {
@@ -164,7 +165,7 @@ Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
     return fail(unavailable("the cluster has no node").with_reason("NoNode").with_hint("start one with: shoal start --address HOST:PORT"));
   }
   const JobId job = state_.driver_joined(driver);
-  job_watchers_[job].insert(client.peer.get());
+  job_watchers_[job].insert(client.peer->number());
   std::string node;
   for (const auto& row : state_.list({actors::ListRequest::What::kNodes, {}}).nodes) {
     if (row.id == alive.front()) node = row.endpoint;
@@ -216,12 +217,18 @@ void Head::on_closed(Peer& peer, const Error& why) {
   const NodeId node = client(peer).node;
   if (const auto it = nodes_.find(node); it != nodes_.end() && it->second == &peer) {
     nodes_.erase(it);
+    state_.node_away(node);
     log_->warn("node={} disconnected: {}", to_string(node),
                why.message());  // its silence or its pid will tell whether it is gone
   }
-  for (auto& [actor, watchers] : actor_watchers_) watchers.erase(&peer);
-  for (auto& [job, watchers] : job_watchers_) watchers.erase(&peer);
-  clients_.erase(&peer);
+  forget(peer.number());
+}
+
+// Its connection closes here, if it has not yet.
+void Head::forget(std::uint64_t client) {
+  for (auto& [actor, watchers] : actor_watchers_) watchers.erase(client);
+  for (auto& [job, watchers] : job_watchers_) watchers.erase(client);
+  const auto owned = clients_.extract(client);  // what it had pending fails, when nothing here refers to it any more
 }
 
 void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(Result<Message>)> callback) {
@@ -235,18 +242,23 @@ void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(R
       if (!r) log_->warn("node={} method={} failed: {}", to_string(node), number(method), r.error().message());
     };
   }
-  it->second->call(number(method), body(std::move(bytes)), options_.call_timeout, std::move(callback));
+  it->second->call(number(method), body(std::move(bytes)), options_.call_timeout,
+                   [alive = alive_, callback = std::move(callback)](Result<Message> r) {
+                     if (*alive) callback(std::move(r));
+                   });
 }
 
-void Head::to_watchers(const std::set<Peer*>& watchers, Method method, const Bytes& bytes) {
-  for (Peer* peer : watchers) peer->notify(number(method), body(bytes.clone()));
+void Head::to_watchers(const std::set<std::uint64_t>& watchers, Method method, const Bytes& bytes) {
+  for (const std::uint64_t w : watchers) clients_.at(w).peer->notify(number(method), body(bytes.clone()));
 }
 
 void Head::perform() {
-  // An action's effect may be an event (a node that is not connected), which adds actions.
+  // An action's effect may be an event (a node that is not connected), which adds actions: they follow those that came before.
+  if (std::exchange(performing_, true)) return;
   for (auto actions = state_.take_actions(); !actions.empty(); actions = state_.take_actions()) {
     for (auto& action : actions) perform(std::move(action));
   }
+  performing_ = false;
 }
 
 void Head::perform(Action action) {
@@ -254,20 +266,27 @@ void Head::perform(Action action) {
   struct Visitor {
     Head& head;
     void operator()(const StartWorkerOn& a) {
-      const NodeId node = a.node;
       const WorkerId worker = a.message.worker;
-      head.to_node(node, Method::kStartWorker, to_bytes(a.message), [h = &head, node, worker](Result<Message> r) {
+      head.to_node(a.node, Method::kStartWorker, to_bytes(a.message), [h = &head, worker](Result<Message> r) {
         if (r) return;
         h->now();
         const int code = r.error().code() == Code::kNotFound ? 127 : 126;  // as a shell has it
         h->log_->warn("worker={} not started: {}", to_string(worker), r.error().message());
-        h->state_.worker_updated(node, {worker, actors::WorkerState::kExited, 0, "", code, r.error(), {}, {}});
+        h->state_.worker_not_started(worker, code, r.error());
         h->perform();
       });
     }
     void operator()(const StopWorkerOn& a) { head.to_node(a.node, Method::kStopWorker, to_bytes(a.message)); }
     void operator()(const EndJobOn& a) { head.to_node(a.node, Method::kEndJob, to_bytes(actors::JobRef{a.job})); }
     void operator()(const KillHostedOn& a) { head.to_node(a.node, Method::kKillHosted, to_bytes(a.message)); }
+    // A connection may outlive a partition, and with it a node that nobody would tell otherwise.
+    void operator()(const Disconnect& a) {
+      const auto it = head.nodes_.find(a.node);
+      if (it == head.nodes_.end()) return;
+      const std::uint64_t client = it->second->number();
+      head.nodes_.erase(it);
+      head.forget(client);
+    }
     void operator()(const FindPortOn& a) {
       head.to_node(a.node, Method::kFreePort, {}, [h = &head, job = a.job](Result<Message> r) {
         h->now();

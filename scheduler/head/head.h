@@ -61,10 +61,11 @@ class Head final : public runtime::PeerHandler {
   void now() { state_.advance(clock_.now(), clock_.unix_millis()); }
   void perform();
   void perform(Action action);
+  void forget(std::uint64_t client);
   void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
-  void to_watchers(const std::set<runtime::Peer*>& watchers, actors::Method method, const Bytes& body);
+  void to_watchers(const std::set<std::uint64_t>& watchers, actors::Method method, const Bytes& body);
   void keep(const Result<void>& written);
-  Client& client(runtime::Peer& peer) { return clients_.at(&peer); }
+  Client& client(const runtime::Peer& peer) { return clients_.at(peer.number()); }
 
   runtime::Clock& clock_;
   runtime::Random& random_;
@@ -74,13 +75,16 @@ class Head final : public runtime::PeerHandler {
   const Options options_;
   ClusterState state_;
   std::vector<std::unique_ptr<runtime::Listener>> listeners_;
-  std::map<runtime::Peer*, Client> clients_;
+  std::map<std::uint64_t, Client> clients_;  // in the order in which they came
+  std::uint64_t next_client_ = 1;
   std::map<NodeId, runtime::Peer*> nodes_;
   std::map<NodeId, std::shared_ptr<void>> node_watches_;  // of their processes; a broken connection ends none
-  std::map<ActorId, std::set<runtime::Peer*>> actor_watchers_;
-  std::map<JobId, std::set<runtime::Peer*>> job_watchers_;
+  std::map<ActorId, std::set<std::uint64_t>> actor_watchers_;
+  std::map<JobId, std::set<std::uint64_t>> job_watchers_;
   std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang
+  bool performing_ = false;
   runtime::Timer ticking_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace shoal::scheduler

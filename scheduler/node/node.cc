@@ -53,9 +53,8 @@ Node::~Node() {
 
 Result<void> Node::start() {
   SHOAL_TRY(listener_, network_.listen(options_.listen, [this](std::unique_ptr<runtime::Connection> connection) {
-    auto peer = std::make_unique<Peer>(std::move(connection), clock_, *this);
-    auto* key = peer.get();
-    clients_[key].peer = std::move(peer);
+    const std::uint64_t number = next_client_++;
+    clients_[number].peer = std::make_unique<Peer>(std::move(connection), clock_, *this, number);
   }));
   log_->info("node={} listening endpoint={}", to_string(id_), listener_->endpoint().to_string());
   if (options_.ends_with_owner) {
@@ -94,8 +93,13 @@ void Node::register_with_head() {
       if (r.error().reason() == "Fenced") {
         // We were given up and our workers declared dead: make that true before coming back as another
         // node.
-        for (auto& [id, w] : workers_) launcher_.signal(id, SIGKILL);
+        for (auto& [id, w] : workers_) {
+          if (!w.launched) continue;
+          w.doomed = true;  // as soon as it has a pid
+          launcher_.signal(id, SIGKILL);
+        }
         id_ = random_.id<NodeId>();
+        exits_.clear();
       }
       head_.reset();
       reconnecting_ = clock_.after(options_.reconnect, [this] { connect_head(); });
@@ -103,7 +107,9 @@ void Node::register_with_head() {
     }
     if (const auto m = from_bytes<actors::RegisteredNode>(r->body); m && m->heartbeat_ms > 0) heartbeat_ms_ = m->heartbeat_ms;
     registered_ = true;
-    for (const auto& [id, w] : workers_) report(w);  // a head that was away hears what it missed
+    // A head that was away hears what it missed.
+    for (const Bytes& exit : exits_) head_->notify(number(Method::kWorkerUpdate), body(exit.clone()));
+    for (const auto& [id, w] : workers_) report(w);
     beat();
     if (options_.on_registered) options_.on_registered();
   });
@@ -171,7 +177,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     }
     case Method::kWorkerReady: {
       SHOAL_TRY(const auto m, from_bytes<actors::WorkerUpdate>(message.body));
-      const auto it = workers_.find(clients_.at(&peer).worker);
+      const auto it = workers_.find(clients_.at(peer.number()).worker);
       if (it == workers_.end()) return fail(not_found("attach first"));
       it->second.endpoint = m.endpoint;
       it->second.state = WorkerState::kRunning;
@@ -184,12 +190,12 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     }
     case Method::kDropArena: {
       SHOAL_TRY(const auto m, from_bytes<actors::ArenaRef>(message.body));
-      memory_.drop(clients_.at(&peer).job, m.key, clients_.at(&peer).worker);
+      memory_.drop(clients_.at(peer.number()).job, m.key, clients_.at(peer.number()).worker);
       return Message();
     }
     case Method::kGetObject: {
       SHOAL_TRY(const auto m, from_bytes<actors::ObjectRef>(message.body));
-      const JobId job = clients_.at(&peer).job;
+      const JobId job = clients_.at(peer.number()).job;
       if (m.owner && !workers_.contains(m.owner) && !memory_.has(job, m.id)) {
         return fail(unavailable("the process that was to make this object is gone, or on another node").with_reason("OwnerDied"));
       }
@@ -232,7 +238,7 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       return;
     case Method::kPutObject: {
       const auto m = from_bytes<actors::ObjectRef>(notice.message.body);
-      const auto it = clients_.find(&peer);
+      const auto it = clients_.find(peer.number());
       if (!m || it == clients_.end() || notice.message.fds.size() != 1) return log_->warn("an object that is none was put");
       if (const auto put = memory_.put(it->second.job, m->id, std::move(notice.message.fds[0])); !put)
         log_->warn("object={} {}", to_string(m->id), put.error().message());
@@ -240,7 +246,7 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
     }
     case Method::kDropObject: {
       const auto m = from_bytes<actors::ObjectRef>(notice.message.body);
-      const auto it = clients_.find(&peer);
+      const auto it = clients_.find(peer.number());
       if (m && it != clients_.end()) memory_.drop(it->second.job, m->id);
       return;
     }
@@ -257,22 +263,23 @@ void Node::on_closed(Peer& peer, const Error& why) {
     if (!ending_) reconnecting_ = clock_.after(options_.reconnect, [this] { connect_head(); });
     return;
   }
-  const auto it = clients_.find(&peer);
+  const auto it = clients_.find(peer.number());
   const auto owned = std::move(it->second);  // destroyed when this returns
   // Not a death: the kernel tells of that (pidfd). A child that was forked may hold the socket open, or a user may have
   // closed it.
   if (const auto w = workers_.find(owned.worker); w != workers_.end() && w->second.peer == &peer) w->second.peer = nullptr;
-  for (auto& [job, peers] : followers_) peers.erase(&peer);
+  for (auto& [job, peers] : followers_) peers.erase(peer.number());
   clients_.erase(it);
 }
 
 Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
-  auto& client = clients_.at(&peer);
+  auto& client = clients_.at(peer.number());
   const pid_t pid = peer.identity().pid;
   WorkerId id = m.worker;
   auto it = workers_.find(id);
-  // A process that a worker started (a script run by a shell) is not that worker: its death is its own.
-  if (it == workers_.end() || (it->second.launched && peer.identity().local && it->second.pid != pid)) {
+  // A process that a worker started (a script run by a shell) is not that worker: its death is its own. A worker may attach before
+  // its launcher has told its pid.
+  if (it == workers_.end() || (it->second.launched && it->second.pid != 0 && peer.identity().local && it->second.pid != pid)) {
     if (m.worker && it == workers_.end()) return fail(not_found("no worker " + to_string(m.worker) + " on this node"));
     if (!m.worker && !m.job) {  // a tool: it looks, and hosts nothing
       client.job = {};
@@ -301,7 +308,7 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
 }
 
 Result<Message> Node::open_arena(Peer& peer, const actors::OpenArena& m) {
-  const auto& client = clients_.at(&peer);
+  const auto& client = clients_.at(peer.number());
   if (!client.worker) return fail(invalid_argument("attach to a job before opening an arena"));
   SHOAL_TRY(auto opened, memory_.open(client.job, m.key, m.bytes, client.worker));
   if (m.member >= 0) SHOAL_OK(memory_.join_board(client.job, m.key, client.worker, static_cast<std::uint32_t>(m.member)));
@@ -382,7 +389,7 @@ void Node::output(WorkerId worker, Launcher::Stream stream, std::string_view lin
   if (it == workers_.end()) return;
   const auto followers = followers_.find(it->second.spec.job);
   if (followers == followers_.end()) return;
-  for (Peer* peer : followers->second) send_lines(*peer, it->second.spec, stream, lines);
+  for (const std::uint64_t f : followers->second) send_lines(*clients_.at(f).peer, it->second.spec, stream, lines);
 }
 
 void Node::send_lines(Peer& peer, const actors::StartWorker& spec, Launcher::Stream stream, std::string_view lines) {
@@ -407,7 +414,7 @@ void Node::follow(Peer& peer, JobId job) {
   for (const auto& [id, w] : workers_) {
     if (w.spec.job == job && w.launched) backlog(w.spec);
   }
-  followers_[job].insert(&peer);
+  followers_[job].insert(peer.number());
 }
 
 void Node::exited(WorkerId worker, runtime::ExitStatus status) {
@@ -424,12 +431,14 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
   memory_.mark_gone(worker, cause.message());
   const Bytes update =
       to_bytes(actors::WorkerUpdate{worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role});
-  for (auto& [peer, client] : clients_) {
+  for (auto& [key, client] : clients_) {
     const auto followers = followers_.find(w.spec.job);
-    const bool follows = followers != followers_.end() && followers->second.contains(peer);
-    if (client.job == w.spec.job || follows) peer->notify(number(Method::kWorkerExited), body(update.clone()));
+    const bool follows = followers != followers_.end() && followers->second.contains(key);
+    if (client.job == w.spec.job || follows) client.peer->notify(number(Method::kWorkerExited), body(update.clone()));
   }
   report(w, shell_code, cause);
+  exits_.push_back(update.clone());
+  if (exits_.size() > options_.max_ended) exits_.pop_front();
   logs_.close(worker);
   if (w.launched) {
     ended_.push_back({w.spec, update.clone()});

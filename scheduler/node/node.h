@@ -32,7 +32,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     storage::MemoryTable::Options memory;
     runtime::Duration connect_timeout = std::chrono::seconds(5);
     runtime::Duration reconnect = std::chrono::milliseconds(500);
-    std::size_t max_ended = 400;                             // workers whose logs a follower still gets
+    std::size_t max_ended = 400;                             // workers whose logs a follower, and whose exit a head, still gets
     runtime::Duration stop_grace = std::chrono::seconds(2);  // between SIGTERM and SIGKILL when the node ends
     // Ends when the last process that attached by itself (a driver, ranks under torchrun) is gone, after `owner` is.
     bool ends_with_owner = false;
@@ -119,10 +119,12 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   bool registered_ = false;
   runtime::Timer reconnecting_, beating_, killing_;
   std::uint32_t heartbeat_ms_ = 500;
-  std::map<runtime::Peer*, Client> clients_;
+  std::map<std::uint64_t, Client> clients_;  // in the order in which they came
+  std::uint64_t next_client_ = 1;
   std::map<WorkerId, Worker> workers_;
-  std::map<JobId, std::set<runtime::Peer*>> followers_;
+  std::map<JobId, std::set<std::uint64_t>> followers_;
   std::deque<Ended> ended_;
+  std::deque<Bytes> exits_;  // told again to a head that comes back: it may have missed them
   std::set<JobId> torch_jobs_;
   std::shared_ptr<void> owner_watch_;
   bool owner_gone_ = false;

@@ -63,6 +63,10 @@ bool ended(JobState state) { return state != JobState::kPending && state != JobS
 
 Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
   if (!node.id) return fail(invalid_argument("a node without an id"));
+  // Also a new node may have been another one that was given up, with what jobs left there.
+  const auto tell_ended_jobs = [&] {
+    for (const JobId job : ended_jobs_) act(EndJobOn{node.id, job});
+  };
   if (const auto it = nodes_.find(node.id); it != nodes_.end()) {
     if (it->second.row.state == NodeState::kDead) {
       return fail(unavailable("node " + to_string(node.id) + " was given up; its workers were declared dead").with_reason("Fenced"));
@@ -70,12 +74,16 @@ Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
     it->second.row.pid = node.pid;  // its connection broke and it is back
     it->second.row.endpoint = node.endpoint;
     it->second.last_beat = now_;
+    it->second.away = false;
+    tell_ended_jobs();
+    place_pending();
     return {};
   }
   auto& n = nodes_[node.id];
   n.row = {node.id, node.host, node.pid, NodeState::kAlive, node.endpoint, node.resources, node.resources};
   n.last_beat = now_;
   act(PersistNode{n.row});
+  tell_ended_jobs();
   place_pending();
   return {};
 }
@@ -84,11 +92,16 @@ void ClusterState::node_beat(NodeId node) {
   if (const auto it = nodes_.find(node); it != nodes_.end()) it->second.last_beat = now_;
 }
 
+void ClusterState::node_away(NodeId node) {
+  if (const auto it = nodes_.find(node); it != nodes_.end()) it->second.away = true;
+}
+
 void ClusterState::node_lost(NodeId node, const Error& cause) {
   const auto it = nodes_.find(node);
   if (it == nodes_.end() || it->second.row.state == NodeState::kDead) return;
   it->second.row.state = NodeState::kDead;
   act(PersistNode{it->second.row});
+  act(Disconnect{node});
   const Error lost = Error(cause).in("node " + to_string(node));
   for (auto& [id, w] : workers_) {
     if (w.row.node == node && w.row.state != WorkerState::kExited) worker_exited(w, 128 + SIGKILL, lost);
@@ -108,7 +121,11 @@ void ClusterState::worker_updated(NodeId from, const actors::WorkerUpdate& updat
     }
   }
   Worker& w = it->second;
-  if (w.row.node != from || w.row.state == WorkerState::kExited) return;  // a late word from a node that was given up
+  if (w.row.node != from || w.row.state == WorkerState::kExited) {
+    // Its start was given up, or its node was: it was declared dead and shall not run on.
+    if (w.launched && update.state != WorkerState::kExited) act(StopWorkerOn{from, {update.worker, SIGKILL, 0}});
+    return;
+  }
   if (update.pid != 0) w.row.pid = update.pid;
   if (update.state == WorkerState::kExited) return worker_exited(w, update.shell_code, update.cause);
   w.row.state = update.state;
@@ -121,6 +138,30 @@ void ClusterState::worker_updated(NodeId from, const actors::WorkerUpdate& updat
       act(TellActor{a->second});
     }
   }
+  end_unwanted(w);
+}
+
+// The word to end a worker may have been lost while its node was away.
+void ClusterState::end_unwanted(const Worker& w) {
+  if (!w.launched) return;
+  const WorkerId id = w.row.id;
+  if (w.actor) {
+    const auto a = actors_.find(w.actor);
+    if (a == actors_.end() || a->second.state == ActorState::kDead) act(StopWorkerOn{w.row.node, {id, SIGKILL, 0}});
+    return;
+  }
+  const auto job = jobs_.find(w.row.job);
+  if (job == jobs_.end() || ended(job->second.row.state)) return;  // EndJobOn was said again
+  if (job->second.stopping || job->second.row.exit_code != 0) act(StopWorkerOn{w.row.node, {id, SIGTERM, options_.stop_grace_ms}});
+}
+
+void ClusterState::worker_not_started(WorkerId id, int exit_code, const Error& cause) {
+  const auto it = workers_.find(id);
+  if (it == workers_.end() || it->second.row.state != WorkerState::kStarting) return;
+  if (it->second.row.pid != 0) return;  // its node has told of it since, on another connection
+  const NodeId node = it->second.row.node;
+  worker_exited(it->second, exit_code, cause);
+  act(StopWorkerOn{node, {id, SIGKILL, 0}});  // the request may have arrived, and only the answer not
 }
 
 void ClusterState::tick() {
@@ -153,7 +194,7 @@ void ClusterState::tick() {
 Room ClusterState::room() const {
   Room out;
   for (const auto& [id, n] : nodes_) {
-    if (n.row.state == NodeState::kAlive) out[id] = n.row.available;
+    if (n.row.state == NodeState::kAlive && !n.away) out[id] = n.row.available;
   }
   return out;
 }
@@ -199,6 +240,7 @@ WorkerId ClusterState::start_worker(NodeId node, actors::StartWorker message, co
   auto& w = workers_[id];
   w.row = {id, node, message.job, 0, WorkerState::kStarting, message.label, message.rank, {}};
   w.held = held;
+  w.launched = true;
   act(StartWorkerOn{node, std::move(message)});
   return id;
 }
@@ -647,6 +689,7 @@ std::string to_string(const Action& action) {
       return fmt::format("KillHosted node={} worker={} actor={}", to_string(a.node), to_string(a.message.worker),
                          to_string(a.message.actor));
     }
+    std::string operator()(const Disconnect& a) const { return fmt::format("Disconnect node={}", to_string(a.node)); }
     std::string operator()(const FindPortOn& a) const {
       return fmt::format("FindPort node={} job={}", to_string(a.node), to_string(a.job));
     }

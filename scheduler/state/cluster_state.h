@@ -36,6 +36,9 @@ struct KillHostedOn {
   NodeId node;
   actors::KillHosted message;
 };
+struct Disconnect {  // given up: when it comes back it hears that it is fenced
+  NodeId node;
+};
 struct FindPortOn {  // answered by port_found
   NodeId node;
   JobId job;
@@ -60,8 +63,8 @@ struct PersistNode {
 struct PersistJob {
   actors::JobRow row;
 };
-using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, FindPortOn, TellActor, TellJob, TellHosted, Warn,
-                            PersistNode, PersistJob>;
+using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, Disconnect, FindPortOn, TellActor, TellJob, TellHosted,
+                            Warn, PersistNode, PersistJob>;
 
 // One line, for transcripts and logs: "StartWorker node=.. worker=.. rank=0".
 std::string to_string(const Action& action);
@@ -86,14 +89,19 @@ class ClusterState {
   void tick();
 
   // ---- events: nodes ----
-  // Again with the same id: its connection broke and it is back. Unavailable/Fenced when it was given up meanwhile: it
+  // Again with the same id: its connection broke and it is back; what was to reach it meanwhile is said again, then or when it
+  // tells of the workers concerned. Unavailable/Fenced when it was given up meanwhile: it
   // has to end its workers, which were declared dead, and to come back as another node.
   Result<void> node_joined(const actors::RegisterNode& node);
   void node_beat(NodeId node);
+  // Its connection broke: nothing is placed there until it joins again or is given up.
+  void node_away(NodeId node);
   void node_lost(NodeId node, const Error& cause);
   // `from` answers for its workers. An update of an unknown worker that runs (a driver, a rank under torchrun) makes it
   // known.
   void worker_updated(NodeId from, const actors::WorkerUpdate& update);
+  // StartWorkerOn failed, or nobody knows what came of it.
+  void worker_not_started(WorkerId worker, int exit_code, const Error& cause);
 
   // ---- events: jobs ----
   JobId driver_joined(const actors::RegisterDriver& driver);
@@ -127,11 +135,13 @@ class ClusterState {
   struct Node {
     actors::NodeRow row;
     runtime::TimePoint last_beat;
+    bool away = false;
   };
   struct Worker {
     actors::WorkerRow row;
     actors::Resources held;
-    ActorId actor;  // that was placed in it
+    ActorId actor;          // that was placed in it
+    bool launched = false;  // by us: others only told of themselves, and are not ours to end
   };
   struct Job {
     actors::JobRow row;
@@ -169,6 +179,7 @@ class ClusterState {
   void start_job(Job& job);
   WorkerId start_worker(NodeId node, actors::StartWorker message, const actors::Resources& held);
   void release(Worker& worker);
+  void end_unwanted(const Worker& worker);
   void worker_exited(Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause);
   void job_process_exited(Job& job, const Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause);
   void kill_actor_row(actors::ActorRow& row, const Error& cause);

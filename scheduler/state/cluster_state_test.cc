@@ -263,6 +263,74 @@ TEST_F(ClusterStateTest, KillingAnActorEndsItsProcessAndTellsEverybody) {
   EXPECT_EQ(state_.actor_killed(ActorId{999999}).error().code(), Code::kNotFound);
 }
 
+// ---- a node whose connection broke, and what got lost with it ----
+
+TEST_F(ClusterStateTest, AWorkerWhoseStartWasGivenUpIsEndedWhenItsNodeTellsOfIt) {
+  const JobId job = driver();
+  join(1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}})));
+  const auto s = taken<StartWorkerOn>().at(0);
+  state_.worker_not_started(s.message.worker, 126, unavailable("the connection broke"));
+  EXPECT_EQ(taken<StopWorkerOn>().size(), 1u);  // should the request have arrived
+  EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
+  ready(s);
+  EXPECT_EQ(taken<StopWorkerOn>().size(), 1u);
+  dies(s, 137, "was killed by SIGKILL");
+  EXPECT_TRUE(actors().empty());
+}
+
+TEST_F(ClusterStateTest, NothingIsPlacedOnANodeWhileItsConnectionIsGone) {
+  const JobId job = driver();
+  const NodeId node = join(1, {{"CPU", 1}});
+  state_.node_away(node);
+  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}}, true)));  // feasible: it will be back
+  EXPECT_TRUE(taken<StartWorkerOn>().empty());
+  actors::RegisterNode again;
+  again.id = node;
+  ASSERT_TRUE(state_.node_joined(again));
+  EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);
+}
+
+TEST_F(ClusterStateTest, AWorkerThatItsNodeToldOfIsThereWhateverBecameOfTheAnswer) {
+  const JobId job = driver();
+  join(1, {{"CPU", 1}});
+  const auto g = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(g));
+  const auto s = taken<StartWorkerOn>().at(0);
+  ready(s);
+  state_.worker_not_started(s.message.worker, 126, unavailable("the connection broke"));
+  EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
+}
+
+TEST_F(ClusterStateTest, WhatShouldHaveEndedIsEndedWhenItsNodeTellsOfIt) {
+  const JobId job = driver();
+  const NodeId node = join(1, {{"CPU", 3}});
+  const auto g = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(g));
+  const auto s = taken<StartWorkerOn>().at(0);
+  ready(s);
+  ASSERT_TRUE(state_.actor_killed(g.actors[0].id));
+  actors::JobSpec spec;
+  spec.resources = of({{"CPU", 1}});
+  const JobId stopped = state_.job_submitted(spec).value();
+  const auto process = taken<StartWorkerOn>().at(0);
+  state_.worker_updated(node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
+  ASSERT_TRUE(state_.job_stopped(stopped, false));
+  actors();
+  ready(s);
+  EXPECT_EQ(taken<StopWorkerOn>().at(0).message.signal, SIGKILL);
+  ready(process);
+  EXPECT_EQ(taken<StopWorkerOn>().at(0).message.signal, SIGTERM);
+  state_.driver_ended(job);
+  actors();
+  actors::RegisterNode again;
+  again.id = node;
+  ASSERT_TRUE(state_.node_joined(again));
+  EXPECT_EQ(taken<EndJobOn>().size(), 1u);
+  state_.worker_updated(node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
+  EXPECT_TRUE(taken<StopWorkerOn>().empty());  // a driver that has left is its user's
+}
+
 class HostedTest : public ClusterStateTest {
  protected:
   HostedTest() : job_(driver()) {

@@ -1,0 +1,15 @@
+#include "runtime/sim/seeds.h"
+
+#include <cstdlib>
+#include <numeric>
+
+namespace shoal::runtime {
+
+std::vector<std::uint64_t> seeds(std::uint64_t count) {
+  if (const char* one = std::getenv("SHOAL_SEED"); one != nullptr && *one != 0) return {std::strtoull(one, nullptr, 10)};
+  std::vector<std::uint64_t> out(count);
+  std::iota(out.begin(), out.end(), 1);
+  return out;
+}
+
+}  // namespace shoal::runtime

@@ -1,0 +1,111 @@
+// One simulated connection, from its first packet to its end: the hello, then frames. Private to runtime/sim.
+//
+// Kept by the fabric until neither end can hear anything of it any more. End 0 is the caller's, end 1 the listener's.
+// What is on its way to an end waits in that end's queue, in order; a partition holds the queue back.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "runtime/sim/sim_clock.h"
+#include "runtime/sim/sim_network.h"
+
+namespace shoal::runtime::sim {
+
+struct Process {
+  const std::uint64_t id;
+  const std::string host;
+  const pid_t pid;
+  const Token token;
+  bool alive = true;
+};
+
+// What listens at an endpoint; its owner is the Listener.
+struct Listening {
+  const std::shared_ptr<Process> process;
+  const Endpoint endpoint;
+  const Network::Accepted accepted;
+};
+
+class Link final : public std::enable_shared_from_this<Link> {
+ public:
+  Link(SimFabric& fabric, std::uint64_t id, std::shared_ptr<Process> caller, const Endpoint& to, Role role, Network::Connected connected);
+
+  // Sends the first packet. `connected` is called once, unless the caller's process ends before.
+  void open(Duration timeout);
+
+  // ---- for the connections ----
+  void start(int end, ConnectionHandler& handler);
+  void send(int end, Frame frame);
+  void abandon(int end);  // its owner closed it
+
+  // ---- for the fabric ----
+  bool joins(const std::string& a, const std::string& b) const;
+  bool within_a_host() const { return ends_[0].host == ends_[1].host; }
+  bool established() const { return ends_[0].established && ends_[1].established && !ends_[0].closed && !ends_[1].closed; }
+  // Each end gets a drawn part of what is on its way to it, then hears that the connection broke.
+  void disconnect();
+  // Neither the process nor anything of it is there any more. Abrupt: what it sent may be lost from some frame on.
+  void process_crashed(const Process& process, bool abrupt);
+  // The process leaves in order: a hello under way ends unheard.
+  void process_left(const Process& process);
+  // A partition may have healed.
+  void resume();
+
+ private:
+  enum class Kind : std::uint8_t { kOpen, kRefused, kHello, kFrame, kClose };
+  struct Parcel {
+    Kind kind;
+    TimePoint due;
+    HelloMessage hello{};
+    Frame frame;
+    std::optional<Error> why;
+  };
+  struct End {
+    std::string host;
+    std::shared_ptr<Process> process;  // null until the listener was found
+    ConnectionHandler* handler = nullptr;
+    bool established = false;
+    bool closed = false;          // hears nothing any more
+    bool closing = false;         // a close is on its way to it: nothing follows
+    bool held = false;            // the first parcel could not cross
+    std::deque<Parcel> incoming;  // on their way to this end
+    std::size_t incoming_bytes = 0;
+    Timer arrival, give_up, failing, limit;
+  };
+
+  void push(int to, Parcel parcel);
+  void push_close(int to, Error why);
+  void pump(int to);
+  void arrive(int to);
+  void deliver(int to, Parcel parcel);
+  void hold(int to);
+  void gave_up(int to);
+  void lose_some(int to);
+  // The end hears `why`, unless its process is gone.
+  void close(int end, const Error& why);
+  void silence(int end);
+  void forget_if_over();
+  Error broke();  // as a read or a write of a socket says it, one way or the other
+
+  void found(std::shared_ptr<Listening> listening);
+  void greet_caller(const HelloMessage& answer);
+  void greet_listener(const HelloMessage& message);
+  void finish_connect(Result<std::unique_ptr<Connection>> result);
+  std::unique_ptr<Connection> establish(int end, Role role, std::uint16_t version);
+
+  SimFabric& fabric_;
+  const std::uint64_t id_;
+  const Endpoint to_;
+  std::array<End, 2> ends_;
+  Network::Connected connected_;
+  HelloCaller caller_;
+  bool answered_ = false;
+  std::optional<HelloListener> listener_;
+  std::weak_ptr<Listening> listening_;
+};
+
+}  // namespace shoal::runtime::sim

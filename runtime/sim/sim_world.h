@@ -1,0 +1,52 @@
+// A simulated world: one thread, a virtual clock, a seeded Random and a network of hosts, for whole clusters of the real
+// code.
+//
+// A seed gives the same run again: the same events at the same times, the same draws. Nothing in it may use Asio's
+// sockets or timers, threads, or the real clock. Owns all four; whoever lives in it is destroyed before it.
+#pragma once
+
+#include <functional>
+
+#include "runtime/loop/loop.h"
+#include "runtime/sim/sim_clock.h"
+#include "runtime/sim/sim_network.h"
+#include "runtime/sim/trace.h"
+
+namespace shoal::runtime {
+
+class SimWorld {
+ public:
+  struct Options {
+    std::uint64_t seed = 1;
+    SimNetworkOptions network{};
+    std::uint64_t max_events_at_once = 1 << 20;  // without time passing: more is an endless loop
+  };
+
+  explicit SimWorld(const Options& options);
+  ~SimWorld();
+
+  // Runs until done() holds, asked after each event; false when `limit` passes first. Time advances only when nothing
+  // is ready.
+  bool run_until(const std::function<bool()>& done, Duration limit);
+  void run_for(Duration time);
+
+  Loop& loop() { return loop_; }
+  SimClock& clock() { return clock_; }
+  Random& random() { return random_; }
+  SimFabric& fabric() { return fabric_; }
+
+  // Over every timer that fired and every frame that arrived: host, kind, method, contents, time.
+  std::uint64_t trace_hash() const { return trace_.hash(); }
+  std::uint64_t num_events() const { return trace_.num_events(); }
+  std::uint64_t last_draw() const { return random_.last(); }
+
+ private:
+  const Options options_;
+  Loop loop_;
+  SimClock clock_;
+  Trace trace_;
+  TracedRandom random_;
+  SimFabric fabric_;
+};
+
+}  // namespace shoal::runtime

@@ -1,0 +1,233 @@
+// Looks for trouble: a seed draws how likely each fault is, then what happens; the books must add up after every step, and once
+// the faults end the cluster must come to rest, answer, and be empty when everybody has left.
+//
+// A failing seed is replayed by its number: bazel test --test_env=SHOAL_SEED=N //tests/simulation:explorer_test
+#include <algorithm>
+#include <array>
+#include <csignal>
+
+#include <gtest/gtest.h>
+
+#include "runtime/sim/seeds.h"
+#include "tests/simulation/sim_cluster.h"
+
+namespace shoal::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using runtime::between;
+using runtime::happens;
+
+constexpr int kSteps = 120;
+constexpr std::uint64_t kSeeds = 50;
+
+struct Outcome {
+  std::uint64_t hash = 0, draw = 0, events = 0;
+  bool operator==(const Outcome&) const = default;
+};
+
+class Exploration {
+ public:
+  explicit Exploration(std::uint64_t seed) : cluster_({.seed = seed}), random_(cluster_.world().random()) {
+    draw_faults();
+    cluster_.new_driver();
+  }
+
+  void explore() {
+    for (int i = 0; i < kSteps; ++i) {
+      act();
+      cluster_.run_for(between(random_, 0s, pause_));
+      cluster_.state().check_invariants();
+    }
+  }
+
+  // Faults off: what is there comes to rest, everybody is answered, and there is room for a new gang over all nodes.
+  void settle() {
+    cluster_.heal();
+    cluster_.world().fabric().set_delays({});
+    cluster_.set_launch_faults({});
+    for (std::size_t i = 0; i < cluster_.num_nodes(); ++i) {
+      if (!cluster_.node_runs(i)) cluster_.boot_node(i);
+    }
+    cluster_.run_for(5s);  // what is broken already is heard of
+    ASSERT_TRUE(soon([&] { return cluster_.disagreement().empty(); })) << cluster_.disagreement();
+    if (!cluster_.has_driver()) cluster_.new_driver();
+    ASSERT_TRUE(soon([&] { return cluster_.driver().joined(); }));
+    cluster_.driver().leave();
+    ASSERT_TRUE(soon([&] { return cluster_.driver().num_unanswered() == 0; })) << cluster_.driver().num_unanswered() << " unanswered calls";
+    for (const auto& job : cluster_.state().list({actors::ListRequest::What::kJobs, {}}).jobs) cluster_.driver().stop(job.id, true);
+    ASSERT_TRUE(soon([&] { return all_free(); })) << "available: " << cluster_.state().status().available.to_string();
+
+    cluster_.new_driver();
+    ASSERT_TRUE(soon([&] { return cluster_.driver().joined(); }));
+    ASSERT_TRUE(cluster_.all_answer(cluster_.driver().create_gang(12, 1)));
+    cluster_.state().check_invariants();
+    cluster_.driver_leaves();
+    ASSERT_TRUE(soon([&] { return all_free(); })) << "available: " << cluster_.state().status().available.to_string();
+    ASSERT_TRUE(soon([&] { return cluster_.world().fabric().num_links() == cluster_.num_nodes(); }))
+        << cluster_.world().fabric().num_links() << " connections";  // each node's to the head
+  }
+
+  Outcome outcome() { return {cluster_.world().trace_hash(), cluster_.world().last_draw(), cluster_.world().num_events()}; }
+  SimCluster& cluster() { return cluster_; }
+
+ private:
+  enum Kind {
+    kCall,
+    kGang,
+    kKill,
+    kSubmit,
+    kStop,
+    kDriver,
+    kCrashWorker,
+    kCrashNode,
+    kBootNode,
+    kPartition,
+    kCut,
+    kHeal,
+    kDisconnect,
+    kKinds
+  };
+
+  bool soon(const std::function<bool()>& done) { return cluster_.run_until(done, 120s); }
+  bool all_free() {
+    const auto status = cluster_.state().status();
+    return status.available == status.total && cluster_.num_workers_running() == 0;
+  }
+
+  void draw_faults() {
+    for (std::size_t i = 0; i < kKinds; ++i) weights_[i] = happens(random_, 300) ? 0 : 1 + random_.below(i <= kGang ? 20 : 8);
+    weights_[kGang] += 1;
+    pause_ = between(random_, 1ms, happens(random_, 500) ? 50ms : 2s);
+    auto& fabric = cluster_.world().fabric();
+    fabric.set_delays({.slow_per_mille = static_cast<std::uint32_t>(random_.below(100))});
+    fabric.set_partitions(static_cast<std::uint32_t>(random_.below(1001)), happens(random_, 500) ? between(random_, 1s, 60s) : 15min);
+    cluster_.set_launch_faults({.start_fails_per_mille = static_cast<std::uint32_t>(random_.below(100)),
+                                .dies_while_starting_per_mille = static_cast<std::uint32_t>(random_.below(100)),
+                                .ignores_sigterm_per_mille = static_cast<std::uint32_t>(random_.below(500)),
+                                .most_start = between(random_, 2ms, 3s)});
+  }
+
+  Kind draw_kind() {
+    std::uint64_t total = 0;
+    for (const auto w : weights_) total += w;
+    std::uint64_t at = random_.below(total);
+    for (int kind = 0; kind < kKinds; ++kind) {
+      if (at < weights_[static_cast<std::size_t>(kind)]) return static_cast<Kind>(kind);
+      at -= weights_[static_cast<std::size_t>(kind)];
+    }
+    return kCall;
+  }
+
+  template <class T>
+  const T& one_of(const std::vector<T>& of) {
+    return of[random_.below(of.size())];
+  }
+  std::size_t some_node() { return random_.below(cluster_.num_nodes()); }
+  std::pair<std::string, std::string> two_hosts() {
+    const std::vector<std::string> hosts = {"head", "n0", "n1", "n2", "driver"};
+    const std::size_t a = random_.below(hosts.size()), b = (a + 1 + random_.below(hosts.size() - 1)) % hosts.size();
+    return {hosts[a], hosts[b]};
+  }
+  bool driven() { return cluster_.has_driver() && cluster_.driver().joined(); }
+
+  void act() {
+    auto& fabric = cluster_.world().fabric();
+    switch (draw_kind()) {
+      case kCall: {
+        if (!driven() || actors_.empty()) return;
+        static const std::vector<std::string> methods = {"echo", "echo", "host", "slow", "exit"};
+        const std::size_t count = 1 + random_.below(4);
+        for (std::size_t i = 0; i < count; ++i) cluster_.driver().call(one_of(actors_), one_of(methods));
+        return;
+      }
+      case kGang: {
+        if (!driven()) return;
+        const auto made = cluster_.driver().create_gang(1 + random_.below(6), happens(random_, 800) ? 1 : 2.5);
+        actors_.insert(actors_.end(), made.begin(), made.end());
+        return;
+      }
+      case kKill:
+        if (driven() && !actors_.empty()) cluster_.driver().kill(one_of(actors_));
+        return;
+      case kSubmit:
+        if (driven())
+          cluster_.driver().submit(random_.below(5), 1, static_cast<int>(random_.below(5) * 500), static_cast<int>(random_.below(2)));
+        return;
+      case kStop:
+        if (driven() && !cluster_.driver().submitted().empty())
+          cluster_.driver().stop(one_of(cluster_.driver().submitted()), happens(random_, 500));
+        return;
+      case kDriver: {
+        if (cluster_.has_driver() && happens(random_, 500)) cluster_.driver_leaves();
+        actors_.clear();
+        const std::size_t node = some_node();
+        if (happens(random_, 500) && cluster_.node_runs(node)) {
+          cluster_.new_driver_on_node(node);
+        } else {
+          cluster_.new_driver();
+        }
+        return;
+      }
+      case kCrashWorker:
+        if (!actors_.empty()) cluster_.crash_worker_of(one_of(actors_));
+        return;
+      case kCrashNode:
+        if (const std::size_t i = some_node(); cluster_.node_runs(i)) cluster_.crash_node(i);
+        return;
+      case kBootNode:
+        if (const std::size_t i = some_node(); !cluster_.node_runs(i)) cluster_.boot_node(i);
+        return;
+      case kPartition: {
+        const auto [a, b] = two_hosts();
+        return fabric.partition(a, b);
+      }
+      case kCut: {
+        const auto [a, b] = two_hosts();
+        return fabric.cut(a, b);
+      }
+      case kHeal:
+        return fabric.heal();
+      case kDisconnect:
+        fabric.disconnect_any();
+        return;
+      case kKinds:
+        return;
+    }
+  }
+
+  SimCluster cluster_;
+  runtime::Random& random_;
+  std::array<std::uint64_t, kKinds> weights_{};
+  runtime::Duration pause_{};
+  std::vector<ActorId> actors_;  // of the driver
+};
+
+class Explorer : public testing::TestWithParam<std::uint64_t> {
+ protected:
+  Outcome explore() {
+    Exploration run(GetParam());
+    run.explore();
+    run.settle();
+    EXPECT_EQ(run.cluster().num_logged_errors(), 0u);
+    if (HasFailure()) {
+      std::fprintf(stderr,
+                   "the last lines of the log:\n%s\nreplay: bazel test --test_env=SHOAL_SEED=%llu //tests/simulation:explorer_test\n",
+                   run.cluster().log().c_str(), static_cast<unsigned long long>(GetParam()));
+    }
+    return run.outcome();
+  }
+};
+
+TEST_P(Explorer, TheClusterStaysSoundAndComesToRest) {
+  const Outcome first = explore();
+  EXPECT_GT(first.events, 500u);
+  if (HasFailure() || GetParam() % 5 != 0) return;
+  EXPECT_EQ(first, explore()) << "the seed did not give the same run again";
+}
+
+INSTANTIATE_TEST_SUITE_P(Seed, Explorer, testing::ValuesIn(runtime::seeds(kSeeds)),
+                         [](const testing::TestParamInfo<std::uint64_t>& info) { return std::to_string(info.param); });
+
+}  // namespace
+}  // namespace shoal::simulation

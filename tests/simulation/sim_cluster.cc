@@ -1,0 +1,198 @@
+#include "tests/simulation/sim_cluster.h"
+
+#include <fmt/format.h>
+#include <spdlog/details/null_mutex.h>
+#include <spdlog/sinks/base_sink.h>
+
+#include <deque>
+#include <set>
+
+#include "runtime/core/check.h"
+
+namespace shoal::simulation {
+
+using namespace std::chrono_literals;
+using actors::WorkerState;
+using runtime::Endpoint;
+using What = actors::ListRequest::What;
+
+// Keeps the last lines, with the world's time, and counts errors: each is a bug.
+class SimCluster::LogSink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
+ public:
+  LogSink(runtime::Clock& clock, std::size_t kept) : clock_(clock), kept_(kept) {}
+  std::deque<std::string> lines;
+  std::size_t num_errors = 0;
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& m) override {
+    const double seconds = std::chrono::duration<double>(clock_.now().time_since_epoch()).count();
+    lines.push_back(fmt::format("{:.6f} {} {}", seconds, std::string_view(m.logger_name.data(), m.logger_name.size()),
+                                std::string_view(m.payload.data(), m.payload.size())));
+    if (lines.size() > kept_) lines.pop_front();
+    num_errors += m.level >= spdlog::level::err;
+  }
+  void flush_() override {}
+  runtime::Clock& clock_;
+  const std::size_t kept_;
+};
+
+SimCluster::SimCluster(const Options& options)
+    : options_(options),
+      world_({options.seed, options.network}),
+      sink_(std::make_shared<LogSink>(world_.clock(), options.kept_log_lines)),
+      head_network_(world_.fabric().attach("head", processes_.start())),
+      hosts_(options.num_nodes) {
+  scheduler::Head::Options o;
+  o.listen = {Endpoint::tcp("head", 6400)};
+  o.session = "simulated";
+  o.pid = head_network_->pid();
+  head_ = std::make_unique<scheduler::Head>(world_.clock(), world_.random(), *head_network_, *store_, make_log("head"), o);
+  SHOAL_CHECK(head_->start(), "the head does not start");
+  for (std::size_t i = 0; i < hosts_.size(); ++i) boot_node(i);
+  SHOAL_CHECK(run_until([this] { return state().alive_nodes().size() == hosts_.size(); }), "the nodes do not join");
+}
+
+SimCluster::~SimCluster() {
+  driver_.reset();
+  for (std::size_t i = 0; i < hosts_.size(); ++i) {
+    if (node_runs(i)) crash_node(i);
+  }
+  head_network_->crash();
+}
+
+runtime::Log SimCluster::make_log(const std::string& name) const {
+  auto log = std::make_shared<spdlog::logger>(name, sink_);
+  log->set_level(spdlog::level::debug);
+  return log;
+}
+
+void SimCluster::boot_node(std::size_t i) {
+  Host& h = hosts_.at(i);
+  const std::string name = "n" + std::to_string(i);
+  const pid_t pid = processes_.start();
+  h.network = world_.fabric().attach(name, pid);
+  h.launcher = std::make_unique<SimLauncher>(world_, processes_, name);
+  h.launcher->set_faults(launch_faults_);
+  scheduler::Node::Options o;
+  o.resources = actors::Resources::of({{"CPU", options_.cpus}}).value();
+  o.host = name;
+  o.pid = pid;
+  o.head = head_->endpoints().at(0);
+  o.listen = Endpoint::unix_at("node-" + std::to_string(pid));
+  o.memory.spare_bytes = 0;
+  h.node = std::make_unique<scheduler::Node>(world_.clock(), world_.random(), *h.network, *h.launcher, make_log(name), o);
+  SHOAL_CHECK(h.node->start(), "a node does not start");
+  h.endpoint = h.node->endpoint();
+}
+
+void SimCluster::crash_node(std::size_t i) {
+  Host& h = hosts_.at(i);
+  world_.fabric().crash("n" + std::to_string(i));
+  if (driver_ && driver_->host() == h.network->host()) driver_.reset();
+  processes_.ended(h.network->pid());
+  h.node.reset();
+  h.launcher.reset();
+  h.network.reset();
+}
+
+void SimCluster::set_launch_faults(const SimLauncher::Faults& faults) {
+  launch_faults_ = faults;
+  for (auto& h : hosts_) {
+    if (h.launcher) h.launcher->set_faults(faults);
+  }
+}
+
+SimDriver& SimCluster::put_driver(const std::string& host, std::optional<Endpoint> node) {
+  driver_.reset();
+  driver_ = std::make_unique<SimDriver>(world_, processes_, host, head_->endpoints().at(0), std::move(node));
+  return *driver_;
+}
+
+SimDriver& SimCluster::new_driver() { return put_driver("driver", {}); }
+
+SimDriver& SimCluster::new_driver_on_node(std::size_t i) { return put_driver("n" + std::to_string(i), hosts_.at(i).endpoint); }
+
+void SimCluster::driver_leaves() {
+  driver_->leave();
+  driver_.reset();  // what it sent still arrives
+}
+
+bool SimCluster::crash_worker_of(ActorId actor) {
+  const auto* row = state().actor(actor);
+  if (row == nullptr) return false;
+  for (auto& h : hosts_) {
+    if (h.launcher && h.launcher->crash(row->worker)) return true;
+  }
+  return false;
+}
+
+std::string SimCluster::host_of(ActorId actor) const {
+  const auto* row = state().actor(actor);
+  if (row == nullptr || !row->node) return {};
+  for (const auto& node : state().list({What::kNodes, {}}).nodes) {
+    if (node.id == row->node) return node.host;
+  }
+  return {};
+}
+
+bool SimCluster::all_answer(const std::vector<ActorId>& actors) {
+  std::vector<actors::ValueFuture> answers;
+  for (const ActorId a : actors) answers.push_back(driver_->call(a, "echo", to_string(a)));
+  const auto all_ready = [&] { return std::all_of(answers.begin(), answers.end(), [](const auto& f) { return f.ready(); }); };
+  if (!run_until(all_ready)) return false;
+  for (std::size_t i = 0; i < actors.size(); ++i) {
+    if (!answers[i].peek()) {
+      make_log("driver")->warn("actor={} does not answer: {}", to_string(actors[i]), answers[i].peek().error().message());
+      return false;
+    }
+    if (text_of(*answers[i].peek()) != to_string(actors[i])) return false;
+  }
+  return true;
+}
+
+std::size_t SimCluster::num_workers_running() const {
+  std::size_t count = 0;
+  for (const auto& h : hosts_) count += h.launcher ? h.launcher->running().size() : 0;
+  return count;
+}
+
+std::string SimCluster::disagreement() const {
+  std::map<NodeId, const Host*> alive;
+  for (std::size_t i = 0; i < hosts_.size(); ++i) {
+    if (!node_runs(i)) continue;
+    alive[node_id(i)] = &hosts_[i];
+  }
+  for (const auto& node : state().list({What::kNodes, {}}).nodes) {
+    const bool runs = alive.contains(node.id);
+    if ((node.state == actors::NodeState::kAlive) != runs) {
+      return fmt::format("node {} on {} {}", to_string(node.id), node.host, runs ? "runs, given up" : "is alive to the head alone");
+    }
+  }
+  for (const auto& [id, host] : alive) {
+    const auto nodes = state().alive_nodes();
+    if (std::find(nodes.begin(), nodes.end(), id) == nodes.end()) return fmt::format("node {} is unknown to the head", to_string(id));
+    std::set<WorkerId> running, believed;
+    for (const WorkerId w : host->launcher->running()) running.insert(w);
+    for (const auto& w : state().list({What::kWorkers, {}}).workers) {
+      const bool attached = driver_ && driver_->worker() == w.id;  // a process of its own
+      if (w.node == id && w.state != WorkerState::kExited && !attached) believed.insert(w.id);
+    }
+    for (const WorkerId w : running) {
+      if (!believed.contains(w)) return fmt::format("worker {} runs on {}, unknown to the head", to_string(w), host->network->host());
+    }
+    for (const WorkerId w : believed) {
+      if (!running.contains(w)) return fmt::format("worker {} is gone from {}, alive to the head", to_string(w), host->network->host());
+    }
+  }
+  return {};
+}
+
+std::size_t SimCluster::num_logged_errors() const { return sink_->num_errors; }
+
+std::string SimCluster::log() const {
+  std::string out;
+  for (const auto& line : sink_->lines) out += line + "\n";
+  return out;
+}
+
+}  // namespace shoal::simulation

@@ -1,0 +1,71 @@
+// Starts simulated workers for a real Node, and ends them.
+//
+// Behaves as scheduler/node/posix_launcher: a drawn time passes until a process runs, its pid is told some time after
+// that (it may have attached by then), a signal before that reaches nobody, and its exit is heard after that.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "scheduler/node/launcher.h"
+#include "tests/simulation/process_table.h"
+#include "tests/simulation/sim_worker.h"
+
+namespace shoal::simulation {
+
+class SimLauncher final : public scheduler::Launcher {
+ public:
+  struct Faults {
+    std::uint32_t start_fails_per_mille = 0;
+    std::uint32_t dies_while_starting_per_mille = 0;
+    std::uint32_t ignores_sigterm_per_mille = 0;
+    runtime::Duration most_start = std::chrono::milliseconds(400);
+  };
+
+  SimLauncher(runtime::SimWorld& world, ProcessTable& processes, std::string host)
+      : world_(world), processes_(processes), host_(std::move(host)) {}
+  ~SimLauncher() override;
+
+  // ---- for tests ----
+  void set_faults(const Faults& faults) { faults_ = faults; }
+  // SIGKILL from outside. False when it does not run.
+  bool crash(WorkerId worker);
+  // Processes that exist, known to the node or not.
+  std::vector<WorkerId> running() const;
+
+  // ---- scheduler::Launcher ----
+  void set_events(Events* events) override { events_ = events; }
+  // A program is {"run", MILLISECONDS, EXIT CODE}: it ends by itself then, never with "0".
+  void start(const actors::StartWorker& spec, const Env& env, std::function<void(Result<pid_t>)> started) override;
+  void drain_output() override {}  // what is printed is heard at once
+  void signal(WorkerId worker, int signal) override;
+  std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) override { return processes_.watch(pid, std::move(gone)); }
+  void retire_torch() override {}
+  Result<std::uint16_t> free_port() override { return next_port_++; }
+
+ private:
+  struct Process {
+    pid_t pid = 0;
+    bool known = false;  // the node was told the pid
+    bool stubborn = false;
+    std::unique_ptr<SimWorker> worker;  // null for a program, and once it has ended
+    std::optional<runtime::ExitStatus> ended;
+    runtime::Timer starting, telling, running, ending;
+  };
+  void begin(WorkerId id, const actors::StartWorker& spec, const Env& env);
+  void end(WorkerId id, runtime::ExitStatus status);
+  void reap(WorkerId id);
+
+  runtime::SimWorld& world_;
+  ProcessTable& processes_;
+  const std::string host_;
+  Faults faults_;
+  Events* events_ = nullptr;
+  std::map<WorkerId, Process> workers_;
+  std::uint16_t next_port_ = 30'000;
+};
+
+}  // namespace shoal::simulation

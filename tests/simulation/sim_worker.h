@@ -1,0 +1,64 @@
+// A worker process of the simulated world: the real ActorHost, and the conversation with its node that
+// actors/session has (attach, listen, ready). Its actor answers a few methods.
+//
+// Owned by its SimLauncher, which destroys it when the process ends. Loop thread only.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "actors/session/actor_host.h"
+#include "runtime/net/peer.h"
+#include "runtime/process/process.h"
+#include "runtime/sim/sim_world.h"
+#include "scheduler/node/launcher.h"
+
+namespace shoal::simulation {
+
+class SimWorker final : public runtime::PeerHandler, private actors::Hosted {
+ public:
+  using Exit = std::function<void(runtime::ExitStatus)>;
+
+  // Starts at once. `exit` is called when the process ends by itself; it may be called from inside any callback.
+  SimWorker(runtime::SimWorld& world, const std::string& host, pid_t pid, const scheduler::Launcher::Env& env, Exit exit);
+  ~SimWorker() override;
+
+  // Nothing of it reaches anybody any more.
+  void crash() { network_->crash(); }
+
+  // What the actor was asked, for tests: calls by caller, in their order.
+  std::uint64_t num_calls() const { return num_calls_; }
+
+ private:
+  void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
+  void on_notice(runtime::Peer& peer, runtime::Request notice) override;
+  void on_closed(runtime::Peer& peer, const Error& why) override;
+  void on_call(actors::Incoming incoming) override;
+  void on_kill(const Error&) override {}
+
+  void attach();
+  void ready();
+  void fail_start(const Error& why);
+
+  runtime::SimWorld& world_;
+  const std::string host_;
+  const pid_t pid_;
+  const Exit exit_;
+  std::string node_;
+  WorkerId worker_;
+  JobId job_;
+  std::unique_ptr<runtime::SimNetwork> network_;
+  std::unique_ptr<actors::ActorHost> actors_;
+  std::unique_ptr<runtime::Peer> link_;  // to the node
+  std::uint64_t num_calls_ = 0;
+  std::map<std::string, std::uint64_t> last_;  // number of each caller's last call
+  std::map<std::uint64_t, std::pair<actors::Incoming, runtime::Timer>> slow_;
+};
+
+// Values that hold a text.
+actors::Value text_value(const std::string& text);
+std::string text_of(const actors::Value& value);
+
+}  // namespace shoal::simulation
