@@ -11,9 +11,19 @@ Result<std::unique_ptr<ShardedUnit>> ShardedUnit::make(std::string name, Layout 
   if (options.lease_guard && bytes > 0) {
     SHOAL_TRY(unit->guarded_, runtime::map(arena, bytes, runtime::Access::kRead));
     unit->guarded_.forbid();
-    unit->guard_.emplace(unit->guarded_.data(), bytes, fmt::format("unit {} on rank {}", unit->name_.empty() ? "(root)" : unit->name_, rank));
+    unit->guard();
   }
   return unit;
+}
+
+void ShardedUnit::guard() {
+  guard_.reset();  // two of one range would both be asked
+  guard_.emplace(guarded_.data(), layout_.bytes(), fmt::format("unit {} on rank {}", name_.empty() ? "(root)" : name_, rank_));
+}
+
+void ShardedUnit::rename(std::string name) {
+  name_ = std::move(name);
+  if (guard_) guard();
 }
 
 std::byte* ShardedUnit::own_rows(std::size_t parameter) const {

@@ -23,7 +23,7 @@ class ShardedUnit {
 
   const std::string& name() const { return name_; }
   // Its place in the model, known when the model is made: "blocks.0", "" for the root.
-  void rename(std::string name) { name_ = std::move(name); }
+  void rename(std::string name);
   const Layout& layout() const { return layout_; }
 
   // This rank's rows of a parameter; writable inside a write window.
@@ -37,6 +37,7 @@ class ShardedUnit {
 
  private:
   ShardedUnit(std::string name, Layout layout, int rank, int world_size) : name_(std::move(name)), layout_(std::move(layout)), rank_(rank), world_size_(world_size) {}
+  void guard();
 
   std::string name_;
   const Layout layout_;

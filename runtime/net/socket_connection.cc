@@ -132,6 +132,7 @@ class SendQueue {
       return;
     }
     chunks_.back().open = false;
+    if (frame.payload.size() == 0) return;  // it was the body that is large: a chunk of nothing would never be sent
     chunks_.emplace_back();
     chunks_.back().whole = std::move(frame.payload);
     chunks_.back().open = false;

@@ -117,6 +117,22 @@ TEST_F(SocketTest, ManySmallFramesSentLaterArriveInOrder) {
   for (int i = 0; i < 20'000; ++i) ASSERT_EQ(seen[static_cast<std::size_t>(i)], i);
 }
 
+TEST_F(SocketTest, ALargeBodyNeedsNoPayload) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  for (const std::size_t body : {0, 20'000, 300'000}) {
+    for (const std::size_t payload : {0, 10, 90'000}) {
+      std::optional<std::pair<std::size_t, std::size_t>> back;
+      caller->call(Side::kEcho, {Bytes(body), Bytes(payload), {}}, 10s, [&](Result<Message> r) {
+        ASSERT_TRUE(r) << r.error().to_string();
+        back = {r->body.size(), r->payload.size()};
+      });
+      side_.run_until([&] { return back.has_value(); });
+      EXPECT_EQ(back, (std::pair{body, payload}));
+    }
+  }
+}
+
 TEST_F(SocketTest, DescriptorsTravelWithTheirFrame) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();

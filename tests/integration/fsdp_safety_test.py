@@ -104,7 +104,7 @@ def loop(config):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster():
+def cluster(module_home):
     shoal.init(num_cpus=8)
     yield
     shoal.shutdown()
