@@ -35,12 +35,13 @@ class GraphWorker:
         )
         state.ending.append(self._actor.leave)
         self._modules, self._parameters, natives = list(units.values()), [], []
+        parameters = {name: _own_parameters(module, set()) for name, module in units.items()}
         owner_of: dict[nn.Parameter, str] = {}
-        for name, module in units.items():
-            found = _own_parameters(module, set())
+        for name, found in parameters.items():
             for parameter, _ in found.values():
                 if owner_of.setdefault(parameter, name) != name:
                     raise InvalidArgument(f"units {owner_of[parameter]} and {name} share a parameter", hint="put both into one unit")
+        for name, found in parameters.items():
             specs = [(n, list(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad) for n, (p, _) in found.items()]
             unit = self._actor.add_unit(name, specs, self._lease_guard)
             natives.append(unit)
