@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/loop/loop.h"
 #include "runtime/loop/side_thread.h"
 
 namespace shoal::fsdp {
