@@ -59,6 +59,7 @@ Session::Session(SessionOptions options)
   own([this] {
     auto network = std::make_unique<runtime::SocketNetwork>(loop_, *clock_, *random_, options_.token, runtime::SocketOptions());
     stop_network_ = [raw = network.get()](std::function<void()> drained) { raw->stop(std::move(drained)); };
+    traffic_ = [raw = network.get()] { return raw->traffic(); };
     network_ = std::move(network);
     calls_ = std::make_unique<ActorCalls>(*clock_, *network_, ActorCalls::Options());
     actor_host_ = std::make_unique<ActorHost>(*clock_, *network_);
@@ -248,6 +249,8 @@ Result<void> Session::shutdown_cluster() {
   SHOAL_OK(ask_head(Method::kShutdown, {}));
   return {};
 }
+
+runtime::Traffic Session::traffic() { return own(traffic_); }
 
 Result<void> Session::sync_logs() {
   if (!is_driver_ || !options_.print_logs) return {};

@@ -70,6 +70,9 @@ class Session {
   // Asks the head to end the whole cluster.
   Result<void> shutdown_cluster();
 
+  // Frames of all connections of this process, to whomever: head, node, actors and callers.
+  runtime::Traffic traffic();
+
   // Tells the time also after the session is closed.
   std::shared_ptr<runtime::Clock> clock() const { return clock_; }
 
@@ -133,6 +136,7 @@ class Session {
   std::unique_ptr<runtime::Random> random_;
   std::unique_ptr<runtime::Network> network_;
   std::function<void(std::function<void()>)> stop_network_;
+  std::function<runtime::Traffic()> traffic_;
   std::unique_ptr<ActorCalls> calls_;
   std::unique_ptr<ActorHost> actor_host_;
   std::unique_ptr<Link> head_, node_;

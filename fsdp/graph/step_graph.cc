@@ -68,7 +68,7 @@ Result<void> StepGraph::connect(std::int32_t from, std::int32_t to, EdgeKind kin
 }
 
 std::string StepGraph::label(const Node& n) const {
-  const std::string unit = n.unit < 0 ? "" : units_[static_cast<std::size_t>(n.unit)].empty() ? "root" : units_[static_cast<std::size_t>(n.unit)];
+  const std::string unit = n.unit < 0 ? (n.op == Op::kForward ? "loss" : "") : units_[static_cast<std::size_t>(n.unit)].empty() ? "root" : units_[static_cast<std::size_t>(n.unit)];
   return fmt::format("{}({}{})", op_name(n.op), unit, n.part > 0 ? fmt::format("#{}", n.part) : "");
 }
 

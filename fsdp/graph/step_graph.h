@@ -47,7 +47,7 @@ struct Edge {
 struct Node {
   std::int32_t id = 0;
   Op op = Op::kForward;
-  std::int32_t unit = -1;  // -1: all of them
+  std::int32_t unit = -1;  // -1: all of them; a forward of none is the loss
   std::int32_t part = 0;   // a unit whose children run inside it computes in parts
   bool backward = false;   // of an unshard: for which pass
   std::vector<Edge> after;
@@ -74,7 +74,7 @@ class StepGraph {
 
   const std::vector<std::string>& units() const { return units_; }
   const std::vector<Node>& nodes() const { return nodes_; }
-  std::string label(const Node& node) const;  // "unshard(blocks.0)"
+  std::string label(const Node& node) const;  // "unshard(blocks.0)", "forward(loss)"
 
   // When each node would run if node i took durations[i] microseconds: as soon as its edges and its lane allow.
   std::vector<Span> schedule(const std::vector<double>& durations) const;

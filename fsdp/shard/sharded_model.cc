@@ -112,7 +112,8 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
     auto& board = control_.board();
     const auto due = [&] { return done() || board.first_gone(static_cast<std::uint32_t>(world_size_)) >= 0 || (reducer_.num_pending() > 0 && reducer_.missing_publication() < 0); };
     if (board.listen(due, kLook, options_.spins) == runtime::Board::Heard::kDone) continue;
-    if (options_.interrupted && options_.interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
+    const auto& interrupted = interrupt_by_ ? interrupt_by_ : options_.interrupted;
+    if (interrupted && interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
     const auto now = clock_->now();
     if (now >= warn_at && options_.warn) {
       const int missing = waiting.missing();
@@ -250,6 +251,13 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
   stepper_.ran(Op::kReduceScatter, static_cast<std::int32_t>(unit), true, start, stepper_.now());
   bool served = false;
   return serve_due(served);
+}
+
+Result<void> ShardedModel::reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients) {
+  SHOAL_OK(publish(unit, gradients));
+  return wait([this] { return reducer_.num_pending() == 0; },
+              {fmt::format("the gradients of unit {}, step {}", units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), step()),
+               [this] { return reducer_.missing_publication(); }});
 }
 
 Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, bool reshard_now) {

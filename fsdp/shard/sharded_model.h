@@ -2,7 +2,8 @@
 //
 // Python's hooks (or a hand-written graph) say where the program is; this decides what that means: takes and drops leases, publishes and
 // reduces gradients, opens the write window, waits for peers. Every wait serves reductions that are due, hears of dead peers at once, says
-// after `warn_after` for whom it waits, and gives up after `timeout`. Main thread only, except for killed().
+// after `warn_after` for whom it waits, and gives up after `timeout`. One thread at a time (main, or a StepRunner's communication lane),
+// except for mark_gone() and at().
 #pragma once
 
 #include <atomic>
@@ -57,7 +58,14 @@ class ShardedModel {
   // Units whose reductions are done, since the last call.
   std::vector<Reducer::Reduced> take_reduced() { return reducer_.take_reduced(); }
 
-  // By hand: FSDPModule.unshard() and reshard(). Taking a lease enters the engine.
+  // ---- a step, as a graph that was written by hand has it (StepRunner); unshard and reshard are also FSDPModule's ----
+  // One unit's gradients to their owners: returns when this rank's rows of the mean are there.
+  Result<void> reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients);
+  // Who may end a wait from now on, asked now and then; empty: Options::interrupted again.
+  void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
+  // Where this rank's program is: shown to ranks that wait for it.
+  void at(Doing doing, std::size_t unit);
+  // Taking a lease enters the engine.
   Result<void> unshard(std::size_t unit, bool backward = false);
   void reshard(std::size_t unit, bool backward = false);
 
@@ -95,7 +103,6 @@ class ShardedModel {
   Result<void> follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published, std::span<const Reducer::Gradient> gradients,
                       bool& resharded);
   Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients);
-  void at(Doing doing, std::size_t unit);
   std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }
 
   const int rank_;
@@ -103,6 +110,7 @@ class ShardedModel {
   const Units units_;
   const runtime::Mapping control_memory_, slot_memory_;
   const Options options_;
+  std::function<bool()> interrupt_by_;
   const std::shared_ptr<runtime::Clock> clock_;
   Control control_;
   VersionGate gate_;

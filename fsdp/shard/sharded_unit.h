@@ -25,6 +25,7 @@ class ShardedUnit {
   // Its place in the model, known when the model is made: "blocks.0", "" for the root.
   void rename(std::string name);
   const Layout& layout() const { return layout_; }
+  int world_size() const { return world_size_; }
 
   // This rank's rows of a parameter; writable inside a write window.
   std::byte* own_rows(std::size_t parameter) const;

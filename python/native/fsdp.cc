@@ -1,7 +1,9 @@
 #include <cstdio>
 
+#include "fsdp/graph/runnable.h"
 #include "fsdp/kernels/kernels.h"
 #include "fsdp/shard/shard_actor.h"
+#include "fsdp/shard/step_runner.h"
 #include "python/native/session.h"
 
 namespace shoal::python {
@@ -66,9 +68,120 @@ nb::list spans_list(const std::vector<fsdp::Span>& spans) {
   return out;
 }
 
+nb::list nodes_list(const fsdp::StepGraph& graph) {
+  nb::list out;
+  for (const auto& n : graph.nodes()) {
+    nb::list after;
+    for (const auto& e : n.after) after.append(e.from);
+    out.append(nb::make_tuple(graph.label(n), fsdp::lane_name(fsdp::lane_of(n.op)), after));
+  }
+  return out;
+}
+
+fsdp::EdgeKind edge_kind(const std::string& name) {
+  if (name == "data") return fsdp::EdgeKind::kData;
+  if (name == "memory") return fsdp::EdgeKind::kMemory;
+  if (name == "order") return fsdp::EdgeKind::kOrder;
+  throw nb::value_error("an edge is of data, order or memory");
+}
+
+// The user's computation, in Python: forward(node, unit, input), backward(node, unit, input) -> addresses, released(unit). What it raises is
+// kept as it is: the rank's own caller shall see that, and the other ranks its words.
+class PyProgram final : public fsdp::StepProgram {
+ public:
+  explicit PyProgram(nb::object program) : program_(std::move(program)) {}
+
+  Result<void> forward(const fsdp::Node& node, std::int32_t input) override {
+    return in_python([&] { program_.attr("forward")(node.id, node.unit, input); });
+  }
+  Result<Gradients> backward(const fsdp::Node& node, std::int32_t input) override {
+    Gradients out;
+    SHOAL_OK(in_python([&] {
+      for (const auto address : nb::cast<std::vector<std::uintptr_t>>(program_.attr("backward")(node.id, node.unit, input))) {
+        out.push_back(reinterpret_cast<const std::byte*>(address));
+      }
+    }));
+    return out;
+  }
+  void released(std::size_t unit) override {
+    (void)in_python([&] { program_.attr("released")(unit); });
+  }
+
+  void rethrow() {
+    if (raised_) std::rethrow_exception(raised_);
+  }
+
+ private:
+  template <class F>
+  Result<void> in_python(F&& fn) {
+    const nb::gil_scoped_acquire gil;
+    try {
+      fn();
+      return {};
+    } catch (nb::python_error& e) {
+      auto error = cancelled(nb::cast<std::string>(nb::str(e.type().attr("__name__"))) + ": " + nb::cast<std::string>(nb::str(e.value())));
+      if (!raised_) raised_ = std::current_exception();
+      return fail(std::move(error).with_reason("Raised"));
+    }
+  }
+
+  nb::object program_;
+  std::exception_ptr raised_;
+};
+
 }  // namespace
 
 void bind_fsdp(nb::module_& m) {
+  using fsdp::StepGraph;
+  using fsdp::StepRunner;
+  nb::class_<StepGraph>(m, "StepGraph", "A step as nodes and edges.")
+      .def(nb::init<std::vector<std::string>>(), nb::arg("units"))
+      .def("add",
+           [](StepGraph& g, const std::string& op, std::int32_t unit, const std::vector<std::pair<std::int32_t, std::string>>& after, bool backward) {
+             std::vector<fsdp::Edge> edges;
+             for (const auto& [from, kind] : after) edges.push_back({from, edge_kind(kind)});
+             return unwrap(g.add(unwrap(fsdp::parse_op(op)), unit, std::move(edges), 0, backward));
+           },
+           nb::arg("op"), nb::arg("unit"), nb::arg("after"), nb::arg("backward"), "Id of a new node; after: [(node, 'data' | 'order' | 'memory'), ...]")
+      .def("label", [](const StepGraph& g, std::size_t node) { return g.label(g.nodes().at(node)); }, nb::arg("node"))
+      .def("check", [](const StepGraph& g) { unwrap(fsdp::check_runnable(g)); }, "Raises InvalidArgument when it cannot be run.")
+      .def("encode", [](const StepGraph& g) {
+        const Bytes b = g.encode();
+        return nb::bytes(reinterpret_cast<const char*>(b.data()), b.size());
+      })
+      .def("graph_table", [](const StepGraph& g) { return g.table({}, {}); })
+      .def("graph_perfetto", [](const StepGraph& g) { return g.perfetto({}, {}, 0); })
+      .def("graph_nodes", &nodes_list)
+      .def("graph_planned", [](const StepGraph&) { return nb::list(); })
+      .def("graph_measured", [](const StepGraph&) { return nb::list(); });
+
+  nb::class_<StepRunner>(m, "StepRunner", "Runs a hand-written step graph on one rank.")
+      .def_static("make",
+                  [](std::shared_ptr<ShardedModel> model, const nb::bytes& graph, double lr, double beta1, double beta2, double eps, double weight_decay) {
+                    const auto sent = span_of(graph);
+                    auto decoded = unwrap(StepGraph::decode(Bytes::copy_of(sent.data(), sent.size())));
+                    return unwrap(StepRunner::make(std::move(model), std::move(decoded), {{lr, beta1, beta2, eps, weight_decay}, signals_pending}));
+                  },
+                  nb::arg("model"), nb::arg("graph"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("weight_decay"),
+                  "graph: as StepGraph.encode() wrote it.")
+      .def("run",
+           [](StepRunner& r, nb::object program) {
+             PyProgram calls(std::move(program));
+             const auto done = [&] {
+               const nb::gil_scoped_release release;
+               return r.run(calls);
+             }();
+             calls.rethrow();
+             unwrap(done);
+           },
+           nb::arg("program"), "One step.")
+      .def_prop_ro("steps", &StepRunner::steps)
+      .def("graph_table", [](const StepRunner& r) { return r.graph().table(r.planned(), r.measured()); })
+      .def("graph_perfetto", [](const StepRunner& r) { return r.graph().perfetto(r.planned(), r.measured(), r.rank()); })
+      .def("graph_nodes", [](const StepRunner& r) { return nodes_list(r.graph()); })
+      .def("graph_planned", [](const StepRunner& r) { return spans_list(r.planned()); })
+      .def("graph_measured", [](const StepRunner& r) { return spans_list(r.measured()); });
+
   nb::class_<ShardedUnit>(m, "ShardedUnit", "Parameters that are unsharded together, in one arena.")
       .def_prop_ro("name", &ShardedUnit::name)
       .def_prop_ro("leased", &ShardedUnit::leased)
@@ -110,16 +223,7 @@ void bind_fsdp(nb::module_& m) {
       .def_prop_ro("has_plan", [](const ShardedModel& s) { return s.stepper().plan() != nullptr; })
       .def("graph_table", [](const ShardedModel& s) { return s.stepper().plan()->graph().table(s.stepper().planned(), s.stepper().measured()); })
       .def("graph_perfetto", [](const ShardedModel& s) { return s.stepper().plan()->graph().perfetto(s.stepper().planned(), s.stepper().measured(), s.rank()); })
-      .def("graph_nodes", [](const ShardedModel& s) {
-        nb::list out;
-        const auto& graph = s.stepper().plan()->graph();
-        for (const auto& n : graph.nodes()) {
-          nb::list after;
-          for (const auto& e : n.after) after.append(e.from);
-          out.append(nb::make_tuple(graph.label(n), fsdp::lane_name(fsdp::lane_of(n.op)), after));
-        }
-        return out;
-      })
+      .def("graph_nodes", [](const ShardedModel& s) { return nodes_list(s.stepper().plan()->graph()); })
       .def("graph_planned", [](const ShardedModel& s) { return spans_list(s.stepper().planned()); })
       .def("graph_measured", [](const ShardedModel& s) { return spans_list(s.stepper().measured()); });
 

@@ -324,6 +324,16 @@ void bind_session(nb::module_& m) {
           },
           "(total, available) of the cluster.")
       .def(
+          "traffic",
+          [](PySession& s) {
+            const auto traffic = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().traffic();
+            }();
+            return nb::make_tuple(traffic.sent, traffic.received);
+          },
+          "(sent, received): frames of all connections of this process so far.")
+      .def(
           "sync_logs",
           [](PySession& s) {
             const auto done = [&] {

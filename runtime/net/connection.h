@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -33,6 +34,12 @@ class ConnectionHandler {
 
  protected:
   ~ConnectionHandler() = default;
+};
+
+// Frames that a network's connections have carried so far, whatever they meant: what a claim about messages is counted with.
+struct Traffic {
+  std::uint64_t sent = 0;      // given to the socket's queue
+  std::uint64_t received = 0;  // given to the handler
 };
 
 enum class Flush {

@@ -213,8 +213,9 @@ class SendQueue {
 // Shared with the handlers that wait for the socket, so that they survive the Connection for one turn of the loop.
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
-  Stream(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options)
-      : loop_(loop), options_(options), identity_(identity), descriptor_(loop.io(), socket.release()), reader_(options.limits) {
+  Stream(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options, std::shared_ptr<Traffic> traffic)
+      : loop_(loop), options_(options), identity_(identity), traffic_(std::move(traffic)), descriptor_(loop.io(), socket.release()),
+        reader_(options.limits) {
     loop_.track(descriptor_.native_handle());
   }
 
@@ -229,6 +230,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     SHOAL_CHECK(identity_.local || frame.fds.empty(), "descriptors only travel on unix sockets");
     SHOAL_CHECK(frame.fds.size() <= FrameLimits::kMaxFds, "a frame with too many descriptors");
     queue_.push(std::move(frame));
+    ++traffic_->sent;
     if (queue_.bytes() > options_.max_queued_bytes) {
       return close_later(
           resource_exhausted("a peer does not read: more than " + std::to_string(options_.max_queued_bytes) + " bytes wait for it"));
@@ -294,6 +296,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
       const auto parsed = reader_.arrived(static_cast<std::size_t>(n), frames);
       for (auto& frame : frames) {
         if (handler_ == nullptr || closed_) return;
+        ++traffic_->received;
         handler_->on_frame(std::move(frame));
       }
       if (!parsed) return close(parsed.error());
@@ -338,6 +341,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   Loop& loop_;
   const SocketOptions options_;
   const PeerIdentity identity_;
+  const std::shared_ptr<Traffic> traffic_;
   asio::posix::stream_descriptor descriptor_;
   FrameReader reader_;
   SendQueue queue_;
@@ -361,8 +365,9 @@ class SocketConnection final : public Connection {
 
 }  // namespace
 
-std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options) {
-  return std::make_unique<SocketConnection>(std::make_shared<Stream>(loop, std::move(socket), identity, options));
+std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options,
+                                                   std::shared_ptr<Traffic> traffic) {
+  return std::make_unique<SocketConnection>(std::make_shared<Stream>(loop, std::move(socket), identity, options, std::move(traffic)));
 }
 
 }  // namespace shoal::runtime

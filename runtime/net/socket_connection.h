@@ -8,6 +8,8 @@
 
 namespace shoal::runtime {
 
-std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options);
+// Counts its frames in `traffic`, which it shares with the network's other connections.
+std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options,
+                                                   std::shared_ptr<Traffic> traffic);
 
 }  // namespace shoal::runtime

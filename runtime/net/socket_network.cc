@@ -140,7 +140,7 @@ struct SocketNetwork::Impl {
   std::unique_ptr<Connection> finish(Socket socket, PeerIdentity identity) {
     Fd fd(socket.release());
     no_delay(fd.get());
-    return make_socket_connection(loop, std::move(fd), identity, options);
+    return make_socket_connection(loop, std::move(fd), identity, options, traffic);
   }
 
   // What a listener knows.
@@ -200,6 +200,7 @@ struct SocketNetwork::Impl {
   Random& random;
   const Token token;
   const SocketOptions options;
+  const std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();  // connections may outlive the network
   TaskGroup tasks;
 };
 
@@ -249,6 +250,8 @@ SocketNetwork::SocketNetwork(Loop& loop, Clock& clock, Random& random, const Tok
     : impl_(std::make_unique<Impl>(loop, clock, random, token, options)) {}
 
 SocketNetwork::~SocketNetwork() = default;
+
+const Traffic& SocketNetwork::traffic() const { return *impl_->traffic; }
 
 void SocketNetwork::stop(std::function<void()> drained) { impl_->tasks.stop(std::move(drained)); }
 

@@ -29,6 +29,9 @@ class SocketNetwork final : public Network {
   Result<std::unique_ptr<Listener>> listen(const Endpoint& endpoint, Accepted accepted) override;
   void connect(const Endpoint& endpoint, Role role, Duration timeout, Connected connected) override;
 
+  // Of all connections that this network made, closed ones included.
+  const Traffic& traffic() const;
+
   // Ends hellos and accepts under way; `drained` is called when none is left.
   void stop(std::function<void()> drained);
 

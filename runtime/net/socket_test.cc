@@ -133,6 +133,18 @@ TEST_F(SocketTest, ALargeBodyNeedsNoPayload) {
   }
 }
 
+TEST_F(SocketTest, EveryFrameIsCounted) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  EXPECT_EQ(side_.network.traffic().sent, 0u);  // a hello is no frame
+  int answers = 0;
+  caller->call(Side::kEcho, {}, 10s, [&](Result<Message>) { ++answers; });
+  caller->notify(Side::kEcho, {});
+  side_.run_until([&] { return answers == 1 && side_.notices == 1; });
+  EXPECT_EQ(side_.network.traffic().sent, 3u);  // both ends are this network's: the call, its answer, the notice
+  EXPECT_EQ(side_.network.traffic().received, 3u);
+}
+
 TEST_F(SocketTest, DescriptorsTravelWithTheirFrame) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();

@@ -1,0 +1,169 @@
+#include "fsdp/graph/runnable.h"
+
+#include <gtest/gtest.h>
+
+#include "fsdp/graph/progress.h"
+
+namespace shoal::fsdp {
+namespace {
+
+constexpr std::int32_t kBatch = -1;
+
+// A step over two units, written one node after the other; each may be left out or misplaced.
+class Written {
+ public:
+  Written& add(Op op, std::int32_t unit, std::vector<Edge> after = {}) {
+    EXPECT_TRUE(graph.add(op, unit, std::move(after)));
+    return *this;
+  }
+  std::string wrong() const {
+    const auto checked = check_runnable(graph);
+    if (checked) return "";
+    EXPECT_EQ(checked.error().reason(), "BadGraph");
+    return checked.error().message();
+  }
+  StepGraph graph{{"a", "b"}};
+};
+
+Edge data(std::int32_t from) { return {from, EdgeKind::kData}; }
+Edge order(std::int32_t from) { return {from, EdgeKind::kOrder}; }
+
+Written forward() {
+  Written w;
+  w.add(Op::kUnshard, 0).add(Op::kUnshard, 1);                     // 0 1
+  w.add(Op::kForward, 0, {data(0)}).add(Op::kReshard, 0, {order(2)});  // 2 3
+  w.add(Op::kForward, 1, {data(1), data(2)});                      // 4
+  w.add(Op::kForward, -1, {data(4)});                              // 5, the loss
+  return w;
+}
+
+Written backward() {
+  Written w = forward();
+  w.add(Op::kBackward, 1, {data(5)}).add(Op::kReduceScatter, 1, {data(6)}).add(Op::kReshard, 1, {order(6)});  // 6 7 8
+  w.add(Op::kUnshard, 0, {data(3)}).add(Op::kBackward, 0, {data(6), data(9)});                                 // 9 10
+  w.add(Op::kReduceScatter, 0, {data(10)}).add(Op::kReshard, 0, {order(10)});                                  // 11 12
+  return w;
+}
+
+Written whole() {
+  Written w = backward();
+  w.add(Op::kCommit, -1, {data(7), data(11)});  // 13
+  return w.add(Op::kOptimizerUpdate, 0, {order(13)}).add(Op::kOptimizerUpdate, 1, {order(13)});
+}
+
+TEST(CheckRunnable, TakesAWholeStepAndOneWithoutUpdates) {
+  EXPECT_EQ(whole().wrong(), "");
+  EXPECT_EQ(backward().wrong(), "");
+  EXPECT_EQ(forward().add(Op::kReshard, 1, {order(4)}).wrong(), "");
+}
+
+TEST(CheckRunnable, AReaderNeedsItsUnitUnsharded) {
+  EXPECT_EQ(Written().add(Op::kForward, 0).wrong(), "forward(a) (node 0) has no unshard before it");
+  EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kForward, 0).wrong(), "forward(a) (node 1) does not wait for unshard(a) (node 0): let it come after that");
+  EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kForward, 0, {data(0)}).add(Op::kReshard, 0).wrong(),
+            "reshard(a) (node 2) may end the lease while forward(a) (node 1) reads: let it come after that");
+  Written again = forward();
+  again.add(Op::kBackward, 1, {data(5)}).add(Op::kReduceScatter, 1, {data(6)}).add(Op::kReshard, 1, {order(6)}).add(Op::kBackward, 0, {data(6)});
+  EXPECT_EQ(again.wrong(), "backward(a) (node 9) comes after reshard(a) (node 3): unshard again");
+}
+
+TEST(CheckRunnable, LeasesAreTakenAndGivenBackInTurn) {
+  EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kUnshard, 0).wrong(), "unshard(a) (node 1) comes while unshard(a) (node 0) holds the lease: reshard before");
+  EXPECT_EQ(Written().add(Op::kReshard, 0).wrong(), "reshard(a) (node 0) has no unshard before it");
+  EXPECT_EQ(forward().wrong(), "unshard(b) (node 1) has no reshard: its lease would outlive the step");
+}
+
+TEST(CheckRunnable, AnEdgeOfOrderThroughOthersIsEnough) {
+  Written w;
+  w.add(Op::kUnshard, 0).add(Op::kUnshard, 1).add(Op::kForward, 0, {order(1)});  // the lane is in order: unshard(a) has ended
+  w.add(Op::kForward, -1, {data(2)}).add(Op::kReshard, 1).add(Op::kReshard, 0, {order(3)});
+  EXPECT_EQ(w.wrong(), "");
+}
+
+TEST(CheckRunnable, ABackwardReadsTheGradientOfWhatItsForwardMade) {
+  Written none = forward();
+  EXPECT_EQ(none.add(Op::kBackward, 1).wrong(), "backward(b) (node 6) reads no gradient: neither the loss's nor another backward's");
+  Written skipped = forward();
+  skipped.add(Op::kUnshard, 0).add(Op::kBackward, 0, {data(5), data(6)});
+  EXPECT_EQ(skipped.wrong(), "backward(a) (node 7) reads the gradient of forward(loss) (node 5), but forward(loss) (node 5) did not read the output of forward(a) (node 2)");
+  EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kBackward, 0, {data(0)}).wrong(), "backward(a) (node 1) has no forward before it");
+  Written unused = forward();
+  unused.add(Op::kBackward, 1, {data(5)}).add(Op::kReshard, 1, {order(6)});
+  EXPECT_EQ(unused.wrong(), "backward(b) (node 6) has no reduce_scatter: its gradients would be lost");
+}
+
+TEST(CheckRunnable, ALossIsThereOnceAndReadsAnOutput) {
+  EXPECT_NE(Written().wrong().find("has no loss"), std::string::npos);
+  EXPECT_EQ(Written().add(Op::kForward, -1).wrong(), "forward(loss) (node 0) reads no unit's output");
+  EXPECT_EQ(forward().add(Op::kForward, -1, {data(4)}).wrong(), "forward(loss) (node 6) is a second loss, after forward(loss) (node 5)");
+}
+
+TEST(CheckRunnable, RowsAreWrittenAfterTheCommitOnly) {
+  Written early = backward();
+  EXPECT_EQ(early.add(Op::kOptimizerUpdate, 0, {data(11)}).wrong(),
+            "optimizer_update(a) (node 13) has no commit before it: other ranks may still read what it would write");
+  Written loose = backward();
+  EXPECT_EQ(loose.add(Op::kCommit, -1).add(Op::kOptimizerUpdate, 0).wrong(), "optimizer_update(a) (node 14) does not wait for commit() (node 13): let it come after that");
+  EXPECT_EQ(whole().add(Op::kUnshard, 0).wrong(), "unshard(a) (node 16) comes after the commit, when parameters may be written");
+  EXPECT_EQ(forward().add(Op::kCommit, -1).wrong(), "commit() (node 6) does not wait for forward(b) (node 4): let it come after that");
+  EXPECT_EQ(forward().add(Op::kCommit, -1, {order(4)}).wrong(), "commit() (node 6) comes while unshard(b) (node 1) holds the lease: reshard before");
+}
+
+TEST(CheckRunnable, WhatNobodyRunsIsSaid) {
+  const auto checked = check_runnable(Written().add(Op::kOffload, 0).graph);
+  ASSERT_FALSE(checked);
+  EXPECT_EQ(checked.error().code(), Code::kUnimplemented);
+  EXPECT_EQ(Written().add(Op::kUnshard, -1).wrong(), "unshard() (node 0) needs a unit");
+}
+
+TEST(InputOf, IsTheBatchForTheFirstForward) {
+  const auto graph = whole().graph;
+  EXPECT_EQ(input_of(graph, graph.nodes()[2]), kBatch);
+  EXPECT_EQ(input_of(graph, graph.nodes()[4]), 2);
+  EXPECT_EQ(input_of(graph, graph.nodes()[10]), 6);
+}
+
+TEST(Progress, ALaneIsInOrderAndEdgesAreKept) {
+  const auto graph = forward().graph;
+  Progress p(graph);
+  EXPECT_EQ(p.next(Lane::kCommunication), 0);
+  EXPECT_EQ(p.next(Lane::kCompute), std::nullopt);
+  p.begin(0);
+  EXPECT_EQ(p.next(Lane::kCommunication), std::nullopt);  // one after the other
+  p.end(0);
+  EXPECT_EQ(p.next(Lane::kCommunication), 1);
+}
+
+TEST(Progress, ComputeGivesWayToPrefetchingThatComesBeforeIt) {
+  const auto graph = forward().graph;
+  Progress p(graph);
+  p.begin(0);
+  p.end(0);
+  EXPECT_EQ(p.next(Lane::kCompute), std::nullopt);  // unshard(b) could begin
+  p.begin(1);
+  EXPECT_EQ(p.next(Lane::kCompute), 2);  // it has begun: forward(a) runs beside it
+  p.begin(2);
+  p.end(1);
+  EXPECT_EQ(p.next(Lane::kCommunication), std::nullopt);  // reshard(a) waits for forward(a)
+}
+
+TEST(Progress, EveryOrderOfLanesComesToTheEnd) {
+  const auto graph = whole().graph;
+  for (const bool compute_first : {true, false}) {
+    Progress p(graph);
+    std::size_t ended = 0;
+    while (!p.finished(Lane::kCompute) || !p.finished(Lane::kCommunication)) {
+      const auto first = compute_first ? Lane::kCompute : Lane::kCommunication;
+      auto next = p.next(first);
+      if (!next) next = p.next(compute_first ? Lane::kCommunication : Lane::kCompute);
+      ASSERT_TRUE(next);
+      p.begin(*next);
+      p.end(*next);
+      ++ended;
+    }
+    EXPECT_EQ(ended, graph.nodes().size());
+  }
+}
+
+}  // namespace
+}  // namespace shoal::fsdp

@@ -1,0 +1,129 @@
+"""One rank of a hand-written step: its ShardActor, its units, and the user's modules that the graph's compute nodes run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal import _native
+from shoal._runtime import state
+from shoal.exceptions import InvalidArgument
+from shoal.fsdp import _bootstrap, _graph
+from shoal.fsdp._fully_shard import _own_parameters
+
+BATCH = -1  # as the input of a node: no other node's output
+
+
+class GraphWorker:
+    """What ``shoal.fsdp.graph.place`` puts on the cluster, once per rank."""
+
+    def __init__(self, model: Callable[[], Mapping[str, nn.Module]], batch: Callable[[int, int], tuple], loss: Callable, lease_guard: bool):
+        self._build, self._batch, self._loss, self._lease_guard = model, batch, loss, lease_guard
+        self._runner: _native.StepRunner | None = None
+
+    def join(self, gang: str, rank: int, world_size: int) -> tuple[list[str], list[str]]:
+        """Builds the model, places this rank's ShardActor and waits for the others. Returns (names of the units, ids of the ShardActors)."""
+        self._rank = rank
+        units = dict(self._build())
+        if not units or not all(isinstance(m, nn.Module) for m in units.values()):
+            raise InvalidArgument("the model is a function that returns a dict of units: name -> torch module")
+        self._actor = _native.ShardActor.place(
+            state.session, gang=gang, rank=rank, world_size=world_size, timeout=_bootstrap.TIMEOUT, warn_after=_bootstrap.WARN_AFTER
+        )
+        state.ending.append(self._actor.leave)
+        self._modules, self._parameters, natives = list(units.values()), [], []
+        parameters = {name: _own_parameters(module, set()) for name, module in units.items()}
+        owner_of: dict[nn.Parameter, str] = {}
+        for name, found in parameters.items():
+            for parameter, _ in found.values():
+                if owner_of.setdefault(parameter, name) != name:
+                    raise InvalidArgument(f"units {owner_of[parameter]} and {name} share a parameter", hint="put both into one unit")
+        for name, found in parameters.items():
+            specs = [(n, list(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad) for n, (p, _) in found.items()]
+            unit = self._actor.add_unit(name, specs, self._lease_guard)
+            natives.append(unit)
+            self._parameters.append([self._move(unit, i, p, owners, world_size) for i, (p, owners) in enumerate(found.values())])
+        self._model = self._actor.make_model(natives, list(units))
+        return list(units), list(self._actor.members)
+
+    def _move(self, unit: _native.ShardedUnit, index: int, original: nn.Parameter, owners: list, world_size: int) -> nn.Parameter:
+        """Puts this rank's rows of a parameter into the arena; the module reads the whole one there, under a lease."""
+        if original.numel() == 0:
+            return original
+        rows = -(-original.shape[0] // world_size)
+        own = original.detach()[self._rank * rows : (self._rank + 1) * rows]
+        if own.numel():
+            _native.own_rows(unit, index, world_size, self._rank).copy_(own)
+        whole = nn.Parameter(_native.whole(unit, index), requires_grad=original.requires_grad)
+        for module, attribute in owners:
+            module._parameters[attribute] = whole
+        return whole
+
+    def send(self, graph: bytes, optimizer: tuple[float, float, float, float, float]) -> None:
+        """Takes the graph that later steps run."""
+        self._runner = _native.StepRunner.make(self._model, graph, *optimizer)
+        self._grad = any(label.startswith("backward(") for label, _, _ in self._runner.graph_nodes())
+
+    def step(self) -> float:
+        """One step of the graph. Returns this rank's loss, before the update."""
+        batch = self._batch(self._rank, self._runner.steps)
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            raise InvalidArgument("batch(rank, step) returns (inputs, targets)")
+        program = _Program(self._modules, self._parameters, self._loss, batch, self._grad)
+        self._runner.run(program)
+        return program.loss
+
+    def step_graph(self) -> _graph.StepGraph:
+        return _graph.of_model(self._runner)
+
+    def frames(self) -> tuple[int, int]:
+        return state.session.traffic()
+
+
+class _Program:
+    """The compute nodes of one step (StepProgram in C++): each keeps what it made for those that read it."""
+
+    def __init__(self, modules: list[nn.Module], parameters: list[list[nn.Parameter]], loss_fn: Callable, batch: tuple, grad: bool):
+        self._modules, self._parameters, self._loss_fn, self._grad = modules, parameters, loss_fn, grad
+        self._inputs, self._targets = batch
+        self._made: dict[int, Any] = {}  # by node: an output, detached, or the gradient of one
+        self._saved: dict[int, tuple[Any, torch.Tensor]] = {}  # by unit: its input and its output, with the autograd graph between them
+        self._whole: dict[int, list[torch.Tensor | None]] = {}  # by unit: gradients until they are reduced
+        self.loss = float("nan")
+
+    def forward(self, node: int, unit: int, source: int) -> None:
+        x = self._inputs if source == BATCH else self._made[source]
+        with torch.set_grad_enabled(self._grad):
+            if source != BATCH:
+                x = x.detach().requires_grad_(self._grad and x.is_floating_point())
+            if unit < 0:
+                y = self._loss_fn(x, self._targets)
+                self.loss = y.item()
+                if self._grad:
+                    y.backward()
+                    self._made[node] = x.grad
+                return
+            y = self._modules[unit](x)
+        if not isinstance(y, torch.Tensor):
+            raise TypeError(f"a unit of a step graph returns a tensor, not {type(y).__name__}")
+        self._made[node] = y.detach()
+        if self._grad:
+            self._saved[unit] = x, y
+
+    def backward(self, node: int, unit: int, source: int) -> list[int]:
+        x, y = self._saved.pop(unit)
+        if y.requires_grad:
+            torch.autograd.backward(y, self._made.pop(source))
+        self._made[node] = x.grad if isinstance(x, torch.Tensor) else None
+        gradients = []
+        for p in self._parameters[unit]:
+            g, p.grad = p.grad, None
+            gradients.append(None if g is None else (g.to_dense() if g.layout != torch.strided else g).to(p.dtype).contiguous())
+        self._whole[unit] = gradients
+        return [0 if g is None else g.data_ptr() for g in gradients]
+
+    def released(self, unit: int) -> None:
+        del self._whole[unit]

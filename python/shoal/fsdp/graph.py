@@ -1,0 +1,273 @@
+"""A training step that a driver writes by hand, with futures: the graph that ``fully_shard`` traces, as a program.
+
+    step = graph.Step(["up", "down"])
+    w_up, w_down = step.unshard("up"), step.unshard("down")     # communication: handles to nodes, nothing has run yet
+    x = step.forward("up", after=w_up)                          # compute
+    ...
+    ranks = graph.place(model, batch, loss, num_workers=2)      # ShardActors, placed together by the head
+    ranks.send(step)                                            # the graph, once
+    losses = shoal.get(ranks.step())                            # one message per rank
+
+It is the same type (StepGraph), run over the same ShardActors, arenas and kernels as ``fully_shard``: not a second engine. The driver needs
+neither ``torch.distributed`` nor a process group.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal import _native
+from shoal._client import ObjectRef, get, kill
+from shoal._remote import ActorHandle, create_gang
+from shoal._runtime import session
+from shoal.exceptions import InvalidArgument
+from shoal.fsdp._graph import StepGraph, of_model
+
+__all__ = ["AdamW", "Handle", "Ranks", "Step", "place"]
+
+
+class Handle:
+    """A node of a step: a future of what it will make. ``print`` shows what it is."""
+
+    __slots__ = ("_step", "id")
+
+    def __init__(self, step: Step, node: int):
+        self._step, self.id = step, node
+
+    def __repr__(self) -> str:
+        return f"{self._step._native.label(self.id)} (node {self.id})"
+
+
+After = Handle | Iterable[Handle | None] | None
+
+
+class Step:
+    """The nodes of one step in the order in which each lane runs them, and the edges between them.
+
+    There are two lanes, each in order: compute (``forward``, ``loss``, ``backward``, ``update``) and communication (``unshard``,
+    ``reduce_scatter``, ``reshard``, ``commit``). A node begins when what it comes after has ended and its lane is free; a compute node lets
+    the communication begin that was written before it and could: so an ``unshard`` written before a ``forward`` is under way while that
+    computes. ``after`` is a handle or several (None among them is ignored).
+
+    Raises InvalidArgument at once for an unknown unit or another step's handle, TypeError for what is no handle; what only the whole graph
+    shows (``check``), when it is sent.
+    """
+
+    def __init__(self, units: Iterable[str]):
+        self.units = list(units)
+        if len(set(self.units)) != len(self.units) or not all(isinstance(u, str) and u for u in self.units):
+            raise InvalidArgument(f"units have names of their own, not {self.units}")
+        self._native = _native.StepGraph(self.units)
+        self._ops: list[str] = []  # by node
+        self._forward_of: dict[str, Handle] = {}
+
+    # ---- communication ----
+
+    def unshard(self, unit: str, after: After = None) -> Handle:
+        """Takes the lease on a unit: its parameters are whole until ``reshard``. Waits until every rank's update of them is done."""
+        return self._add("unshard", unit, {"memory": self._of(after, "reshard"), "order": self._but(after, "reshard")})
+
+    def reshard(self, unit: str, after: After = None) -> Handle:
+        """Gives the lease back; ``after``: the last reader."""
+        return self._add("reshard", unit, {"order": self._handles(after)})
+
+    def reduce_scatter(self, unit: str, gradient: Handle, after: After = None) -> Handle:
+        """Sums a unit's gradients over all ranks, in the order of ranks: each keeps its rows of the mean. ``gradient``: its ``backward``."""
+        return self._add("reduce_scatter", unit, {"data": self._handles(gradient), "order": self._handles(after)})
+
+    def commit(self, after: After = None) -> Handle:
+        """Waits until every rank has reduced its gradients and reads the parameters no more: then rows may be written."""
+        return self._add("commit", None, {"data": self._of(after, "reduce_scatter"), "order": self._but(after, "reduce_scatter")})
+
+    # ---- compute ----
+
+    def forward(self, unit: str, x: Handle | None = None, after: After = None) -> Handle:
+        """Runs a unit's module on another forward's output, or on the batch's inputs (None). ``after``: its ``unshard``."""
+        handle = self._add("forward", unit, {"data": self._handles(x) + self._of(after, "unshard"), "order": self._but(after, "unshard")})
+        self._forward_of[unit] = handle
+        return handle
+
+    def loss(self, x: Handle, after: After = None) -> Handle:
+        """The loss of a forward's output and the batch's targets: what ``Ranks.step`` returns, and where the gradients begin."""
+        return self._add("forward", None, {"data": self._handles(x), "order": self._handles(after)})
+
+    def backward(self, unit: str, gradient: Handle, after: After = None) -> Handle:
+        """Runs a unit's backward on the gradient of its output: the ``loss``, or the ``backward`` of the unit that read it. ``after``: its
+        ``unshard``."""
+        return self._add("backward", unit, {"data": self._handles(gradient) + self._of(after, "unshard"), "order": self._but(after, "unshard")})
+
+    def update(self, unit: str, after: After = None) -> Handle:
+        """AdamW on this rank's rows of a unit. ``after``: the ``commit``."""
+        return self._add("optimizer_update", unit, {"order": self._handles(after)})
+
+    # ---- the whole ----
+
+    def check(self) -> None:
+        """Raises InvalidArgument (reason ``BadGraph``) that names the node the step could not be run for, and what it lacks."""
+        self._native.check()
+
+    def encode(self) -> bytes:
+        """The graph as it is sent (Cap'n Proto, fsdp/wire/step_graph.capnp). Raises as ``check`` does."""
+        self.check()
+        return self._native.encode()
+
+    def graph(self) -> StepGraph:
+        """To print and look at; times come with ``Ranks.step_graphs``."""
+        return of_model(self._native)
+
+    def __str__(self) -> str:
+        return str(self.graph())
+
+    def _add(self, op: str, unit: str | None, edges: dict[str, list[Handle]]) -> Handle:
+        if unit is not None and unit not in self.units:
+            raise InvalidArgument(f"there is no unit {unit!r} in this step", hint=f"there are {', '.join(self.units)}")
+        seen: dict[int, str] = {}
+        for kind, handles in edges.items():
+            for h in handles:
+                seen.setdefault(h.id, kind)
+        index = self.units.index(unit) if unit is not None else -1
+        backward = op in ("backward", "reduce_scatter") or (op in ("unshard", "reshard") and self._after_loss())
+        node = self._native.add(op, index, list(seen.items()), backward)
+        self._ops.append("loss" if op == "forward" and unit is None else op)
+        return Handle(self, node)
+
+    def _after_loss(self) -> bool:
+        return "loss" in self._ops
+
+    def _handles(self, given: After) -> list[Handle]:
+        if given is None:
+            return []
+        handles = [given] if isinstance(given, Handle) else [h for h in given if h is not None] if isinstance(given, Iterable) else [given]
+        for h in handles:
+            if not isinstance(h, Handle):
+                raise TypeError(f"a node comes after handles of this step, not after {type(h).__name__}")
+            if h._step is not self:
+                raise InvalidArgument(f"{h!r} is a node of another step")
+        return handles
+
+    def _of(self, given: After, op: str) -> list[Handle]:
+        return [h for h in self._handles(given) if self._ops[h.id] == op]
+
+    def _but(self, given: After, op: str) -> list[Handle]:
+        return [h for h in self._handles(given) if self._ops[h.id] != op]
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """How ``update`` nodes update: AdamW (Loshchilov and Hutter, 2019) as ``torch.optim.AdamW`` computes it, on float32 rows."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+
+    def __post_init__(self):
+        for name, value, low, high in (
+            ("lr", self.lr, 0, None),
+            ("beta1", self.betas[0], 0, 1),
+            ("beta2", self.betas[1], 0, 1),
+            ("eps", self.eps, 0, None),
+            ("weight_decay", self.weight_decay, 0, None),
+        ):
+            if not (value >= low and (high is None or value < high)):
+                raise ValueError(f"{name} = {value} is out of range")
+
+
+class Ranks:
+    """The ranks of a model that ``place`` made. ``shard_actors``: handles of their ShardActors, by rank (``shoal.kill`` one, ``describe``)."""
+
+    def __init__(self, workers: list[ActorHandle], units: list[str], shard_actors: list[ActorHandle], optimizer: AdamW):
+        self.units, self.shard_actors = units, shard_actors
+        self._workers, self._optimizer, self._sent = workers, optimizer, False
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def send(self, step: Step) -> None:
+        """Sends the graph that ``step()`` runs from now on, one message per rank, and waits until every rank has taken it. Sent once: a
+        second graph would begin its optimizer's moments anew, and is refused. Raises as ``Step.check`` does."""
+        if self._sent:
+            raise InvalidArgument("these ranks have a graph already", hint="place a model of its own for another graph")
+        if step.units != self.units:
+            raise InvalidArgument(f"the step has the units {', '.join(step.units)}, the model {', '.join(self.units)}", reason="BadGraph")
+        encoded, o = step.encode(), self._optimizer
+        get([w.send.remote(encoded, (o.lr, *o.betas, o.eps, o.weight_decay)) for w in self._workers])
+        self._sent = True
+
+    def step(self) -> list[ObjectRef]:
+        """Runs one step on every rank: one message each. Returns the losses by rank (float, of the rank's own batch, before the update) as
+        references. Steps run in the order in which they were asked for; nothing need be awaited in between.
+
+        ``shoal.get`` of a loss raises what the rank's code raised, ActorDiedError when the rank, or one it waited for, died. A rank whose
+        step failed is lost, and with it the model: later steps fail with the same cause.
+        """
+        self._require_graph()
+        return [w.step.remote() for w in self._workers]
+
+    def step_graphs(self) -> list[StepGraph]:
+        """The graph by rank, with planned and measured times of the last step (microseconds since it began there)."""
+        self._require_graph()
+        return get([w.step_graph.remote() for w in self._workers])
+
+    def to_perfetto(self, path: str | Path) -> None:
+        """Writes the last step of all ranks as Trace Event JSON (https://ui.perfetto.dev): planned and measured, a process each."""
+        events = [e for g in self.step_graphs() for e in g.events]
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+    def frames(self) -> list[tuple[int, int]]:
+        """(sent, received) by rank: frames of all connections of the rank's process so far, to whomever. Asking is one of each."""
+        return get([w.frames.remote() for w in self._workers])
+
+    def _require_graph(self) -> None:
+        if not self._sent:
+            raise InvalidArgument("these ranks have no step to run", hint="send(step) first")
+
+
+def place(
+    model: Callable[[], Mapping[str, Any]],
+    batch: Callable[[int, int], tuple],
+    loss: Callable,
+    *,
+    num_workers: int,
+    optimizer: AdamW | None = None,
+    resources_per_worker: Mapping[str, float] | None = None,
+    lease_guard: bool = False,
+) -> Ranks:
+    """Places a model on ``num_workers`` workers, together or not at all, each with a ShardActor that owns its rows of every parameter.
+
+    ``model``: called once per worker; returns the units, name -> ``torch.nn.Module`` from one tensor to one tensor, in order. It must make
+    the same values everywhere (seed it): a rank keeps its rows of what it built. ``batch(rank, step)``: the rank's (inputs, targets), made
+    in the worker. ``loss(output, targets)``: a scalar tensor; gradients are the mean over ranks. The three are sent with cloudpickle.
+    ``resources_per_worker``: one (logical) CPU unless it says otherwise. ``lease_guard``: a read of parameters outside a lease ends the
+    rank, naming the unit.
+
+    Waits until all are there. Raises ResourceExhausted when no present node could ever hold a worker, and what a worker's ``model`` raised.
+    """
+    if not isinstance(num_workers, int) or num_workers < 1:
+        raise InvalidArgument(f"num_workers is a number from 1 on, not {num_workers!r}")
+    for name, function in (("model", model), ("batch", batch), ("loss", loss)):
+        if not callable(function):
+            raise TypeError(f"{name} is a function, not {type(function).__name__}")
+    from shoal.fsdp._graph_worker import GraphWorker  # with torch: who only writes graphs does not wait for it
+
+    s, gang = session(), f"graph-{secrets.token_hex(4)}"
+    resources = {"CPU": 1.0, **(resources_per_worker or {})}
+    workers = create_gang(GraphWorker, num_workers, (model, batch, loss, lease_guard), resources=resources, torch=True, refuse_infeasible=True)
+    try:
+        joined = get([w.join.remote(gang, rank, num_workers) for rank, w in enumerate(workers)])
+    except BaseException:
+        for w in workers:
+            kill(w)
+        raise
+    units, members = joined[0]
+    handles = []
+    for member in members:
+        s.know(member, "ShardActor")
+        handles.append(ActorHandle(member, "ShardActor", frozenset({"describe"})))
+    return Ranks(workers, units, handles, optimizer or AdamW())

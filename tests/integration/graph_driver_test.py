@@ -1,0 +1,236 @@
+"""A step that a driver writes by hand: the example as it stands, its mathematics, its messages, and how it ends when a rank does."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import graph_driver
+import pytest
+import torch
+from torch import nn
+
+import shoal
+from shoal.exceptions import ActorDiedError, InvalidArgument, Unavailable
+from shoal.fsdp import graph
+
+MSE = nn.functional.mse_loss
+
+
+@pytest.fixture
+def cluster(home):
+    shoal.init(num_cpus=4)
+    yield home
+    shoal.shutdown()
+
+
+def plain_losses(steps):
+    """The same model and data in one process, without Shoal."""
+    torch.set_num_threads(1)
+    units = nn.Sequential(*graph_driver.model().values())
+    optimizer, losses = torch.optim.AdamW(units.parameters(), lr=1e-3), []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = sum(MSE(units(x), y) for x, y in (graph_driver.batch(rank, step) for rank in range(2))) / 2
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def assert_same(losses):
+    for ours, theirs in zip(losses, plain_losses(len(losses)), strict=True):
+        assert abs(ours - theirs) <= 1e-5 * theirs
+    assert all(later < earlier for earlier, later in zip(losses, losses[1:], strict=False))
+
+
+def example_ranks(**options):
+    ranks = graph.place(graph_driver.model, graph_driver.batch, MSE, num_workers=2, optimizer=graph.AdamW(lr=1e-3), **options)
+    ranks.send(graph_driver.write_step())
+    return ranks
+
+
+def test_the_example_prints_falling_losses_and_draws_its_step(home, tmp_path):
+    done = subprocess.run([sys.executable, graph_driver.__file__], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert_same([float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)])
+    events = json.loads(Path(tmp_path, "out/graph_driver.json").read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(names.values()) == ["rank 0 measured", "rank 0 planned", "rank 1 measured", "rank 1 planned"]
+    for pid, name in names.items():
+        if not name.endswith("measured"):
+            continue
+        spans = {}
+        for e in events:
+            if e["ph"] == "X" and e["pid"] == pid:
+                spans.setdefault(e["name"], []).append((e["ts"], e["ts"] + e["dur"]))
+        for u, following in zip(graph_driver.UNITS, graph_driver.UNITS[1:], strict=False):
+            (begin, end), (fetched, _) = spans[f"forward({u})"][0], spans[f"unshard({following})"][0]
+            assert fetched < end, f"{name}: unshard({following}) began at {fetched}, after forward({u}) ended at {end}"
+            assert spans[f"unshard({u})"][0][1] <= begin  # nothing computes on what is not there
+
+
+def test_a_step_is_one_message_per_rank(cluster):
+    ranks = example_ranks()
+    shoal.get(ranks.step())  # the first one finds all connections open
+    steps, before, (sent, received) = 6, ranks.frames(), shoal._runtime.state.session.traffic()
+    losses = [shoal.get(ranks.step()) for _ in range(steps)]
+    now_sent, now_received = shoal._runtime.state.session.traffic()
+    assert len(losses) == steps
+    assert (now_sent - sent, now_received - received) == (2 * steps, 2 * steps)
+    # The rank's whole process, whomever it talks to: the step and its loss, and once the question itself and its answer.
+    for (s0, r0), (s1, r1) in zip(before, ranks.frames(), strict=True):
+        assert (s1 - s0, r1 - r0) == (steps + 1, steps + 1)
+
+
+def test_no_parameter_is_read_outside_its_lease(cluster):
+    ranks = example_ranks(lease_guard=True)
+    assert_same([sum(shoal.get(ranks.step())) / 2 for _ in range(4)])
+
+
+def test_the_head_lists_the_gang_of_shard_actors(cluster):
+    ranks = example_ranks()
+    shoal.get(ranks.step())
+    rows = sorted((r for r in shoal._runtime.state.session.list("actors") if r["class"] == "ShardActor"), key=lambda r: r["rank"])
+    assert [(r["rank"], r["world_size"], r["state"]) for r in rows] == [(0, 2, "ALIVE"), (1, 2, "ALIVE")]
+    numel = sum(p.numel() for unit in graph_driver.model().values() for p in unit.parameters())
+    assert sum(int(r["attributes"]["bytes"]) for r in rows) == 4 * numel
+    assert [json.loads(shoal.get(h.describe.remote()))["rank"] for h in ranks.shard_actors] == [0, 1]
+
+
+class Trap(nn.Module):
+    """Does something to its rank when it meets a batch that is not a number."""
+
+    def __init__(self, do):
+        super().__init__()
+        self.linear, self.do = nn.Linear(4, 4), do
+
+    def forward(self, x):
+        if x.isnan().any():
+            self.do()
+        return self.linear(x)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stumble():
+    raise ZeroDivisionError("a unit's own mistake")
+
+
+def batch_with_a_trap(rank, step):
+    return torch.full((2, 4), float("nan") if (rank, step) == (1, 2) else 1.0), torch.zeros(2, 4)
+
+
+def trapped(do):
+    def model():
+        torch.manual_seed(0)
+        return {"a": nn.Linear(4, 4), "trap": nn.Sequential(Trap(do)), "b": nn.Linear(4, 4)}
+
+    ranks = graph.place(model, batch_with_a_trap, MSE, num_workers=2)
+    step = graph.Step(["a", "trap", "b"])
+    x, g = None, None
+    for u in step.units:
+        x = step.forward(u, x, after=step.unshard(u))
+    g, reduced = step.loss(x), []
+    for u in reversed(step.units):
+        g = step.backward(u, g)
+        reduced.append(step.reduce_scatter(u, g))
+        step.reshard(u, after=g)
+    committed = step.commit(after=reduced)
+    for u in step.units:
+        step.update(u, after=committed)
+    ranks.send(step)
+    return ranks
+
+
+def test_a_rank_that_is_killed_in_a_step_fails_its_loss_and_its_peers(cluster):
+    ranks = trapped(die)
+    losses = [ranks.step() for _ in range(4)]
+    assert all(len(shoal.get(step)) == 2 for step in losses[:2])
+    with pytest.raises(ActorDiedError, match="SIGKILL"):
+        shoal.get(losses[2][1], timeout=20)
+    with pytest.raises(ActorDiedError, match="SIGKILL") as died:
+        shoal.get(losses[2][0], timeout=20)
+    assert "ShardActor rank 1" in str(died.value)
+    with pytest.raises(ActorDiedError):
+        shoal.get(losses[3], timeout=20)
+
+
+def test_a_rank_that_raises_in_a_step_says_why_to_all(cluster):
+    ranks = trapped(stumble)
+    losses = [ranks.step() for _ in range(4)]
+    with pytest.raises(ZeroDivisionError, match="own mistake"):
+        shoal.get(losses[2][1], timeout=20)
+    with pytest.raises(ActorDiedError, match="step 2 failed: ZeroDivisionError: a unit's own mistake"):
+        shoal.get(losses[2][0], timeout=20)
+    with pytest.raises(Exception, match="own mistake"):  # it does not go on from half a step
+        shoal.get(losses[3][1], timeout=20)
+
+
+def test_a_killed_shard_actor_fails_the_next_step(cluster):
+    ranks = example_ranks()
+    shoal.get(ranks.step())
+    shoal.kill(ranks.shard_actors[1])
+    with pytest.raises((ActorDiedError, Unavailable), match="ShardActor rank 1"):
+        for _ in range(1000):
+            shoal.get(ranks.step(), timeout=20)
+
+
+def test_wrong_use_is_refused_in_the_driver(cluster):
+    ranks = graph.place(graph_driver.model, graph_driver.batch, MSE, num_workers=2)
+    with pytest.raises(InvalidArgument, match="no step to run"):
+        ranks.step()
+    with pytest.raises(InvalidArgument, match="the step has the units up, the model up, mix, down"):
+        ranks.send(graph.Step(["up"]))
+    step = graph.Step(graph_driver.UNITS)
+    step.forward("up", after=step.unshard("mix"))
+    with pytest.raises(InvalidArgument, match=r"forward\(up\) \(node 1\) has no unshard before it"):
+        ranks.send(step)
+    sent = shoal._runtime.state.session.traffic()[0]
+    ranks.send(graph_driver.write_step())
+    assert shoal._runtime.state.session.traffic()[0] == sent + 2
+    with pytest.raises(InvalidArgument, match="have a graph already"):
+        ranks.send(graph_driver.write_step())
+    with pytest.raises(InvalidArgument, match="num_workers"):
+        graph.place(graph_driver.model, graph_driver.batch, MSE, num_workers=0)
+
+
+def tied():
+    shared = nn.Linear(4, 4)
+    return {"a": nn.Sequential(shared), "b": nn.Sequential(shared)}
+
+
+def test_a_model_that_cannot_be_placed_says_so(cluster):
+    with pytest.raises(InvalidArgument, match="units a and b share a parameter"):
+        graph.place(tied, graph_driver.batch, MSE, num_workers=2)
+
+
+def test_a_step_is_written_with_its_own_units_and_handles():
+    step, other = graph.Step(["a", "b"]), graph.Step(["a"])
+    with pytest.raises(InvalidArgument, match="no unit 'c'"):
+        step.unshard("c")
+    with pytest.raises(InvalidArgument, match=r"unshard\(a\) \(node 0\) is a node of another step"):
+        step.forward("a", after=other.unshard("a"))
+    with pytest.raises(TypeError, match="not after str"):
+        step.forward("a", after="a")
+    with pytest.raises(InvalidArgument, match="names of their own"):
+        graph.Step(["a", "a"])
+    with pytest.raises(ValueError, match="lr"):
+        graph.AdamW(lr=-1)
+    w = step.unshard("a")
+    x = step.forward("a", after=[w, None])
+    step.reshard("a", after=x)
+    step.loss(x)
+    assert [(n.label, n.lane, n.after) for n in step.graph().nodes] == [
+        ("unshard(a)", "communication", ()),
+        ("forward(a)", "compute", (0,)),
+        ("reshard(a)", "communication", (1,)),
+        ("forward(loss)", "compute", (1,)),
+    ]
+    assert repr(x) == "forward(a) (node 1)"
+    assert "forward(loss)" in str(step)
