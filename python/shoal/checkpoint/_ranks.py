@@ -1,0 +1,109 @@
+"""What the ranks of a checkpoint share: who they are, which rows each has, and one opinion on whether it went well."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from shoal.exceptions import InvalidArgument, ResourceExhausted, ShoalError, Unimplemented
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The ranks over which a model is sharded; one alone for a model that is not."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]):
+        meshes = {t.device_mesh for t in tensors if isinstance(t, DTensor)}
+        if any(m.ndim != 1 for m in meshes) or len({tuple(m.mesh.tolist()) for m in meshes if m.ndim == 1}) > 1:
+            raise Unimplemented("a model over several meshes cannot be saved or loaded", hint="shard all of it over one 1-D mesh")
+        self.group = next(iter(meshes)).get_group() if meshes else None
+        self.rank = dist.get_rank(self.group) if self.group is not None else 0
+        self.size = dist.get_world_size(self.group) if self.group is not None else 1
+
+    def rows(self, num_rows: int) -> tuple[int, int]:
+        """The rows that torch.chunk(dim=0) gives this rank."""
+        piece = -(-num_rows // self.size)
+        return min(self.rank * piece, num_rows), min((self.rank + 1) * piece, num_rows)
+
+    def agree(self, action: Callable[[], T]) -> T:
+        """Runs ``action``. When it raised on one rank, it raises on all: nobody goes on alone."""
+        result, error = None, None
+        try:
+            result = action()
+        except ShoalError as raised:
+            error = raised
+        for rank, other in enumerate(self.gather(error)):
+            if error is None and other is not None:
+                other.context = (*other.context, f"rank {rank}")
+                raise other
+        if error is not None:
+            raise error
+        return result
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank."""
+        if self.group is None:
+            return [value]
+        values = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)  # between the ranks of one job; what is on disk is never a pickle
+        return values
+
+
+def local(t: torch.Tensor, name: str) -> tuple[torch.Tensor, bool]:
+    """(this rank's part of a tensor, whether it is sharded)."""
+    if not isinstance(t, DTensor):
+        return t.detach(), False
+    if tuple(t.placements) != (Shard(0),):
+        raise Unimplemented(f"{name} is placed as {t.placements}", hint="checkpoints hold tensors with Shard(0) and ordinary ones")
+    return t.detach().to_local(), True
+
+
+def named_tensors(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Parameters and persistent buffers by name, the faces that the optimizer knows; and the further names of those that are tied."""
+    tensors: dict[str, torch.Tensor] = {}
+    tied: dict[str, str] = {}
+    names: dict[int, str] = {}
+    for name, t in model.state_dict(keep_vars=True).items():
+        if not isinstance(t, torch.Tensor):
+            raise Unimplemented(f"{name} in the model's state dict is a {type(t).__name__}, not a tensor", hint="pass it in state=")
+        if id(t) in names:
+            tied[name] = names[id(t)]
+        else:
+            names[id(t)] = name
+            tensors[name] = t
+    return tensors, tied
+
+
+def parameter_names(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> list[list[str]]:
+    """By parameter group, the names of the optimizer's parameters in the model."""
+    names = {id(t): name for name, t in tensors.items()}
+    try:
+        return [[names[id(p)] for p in g["params"]] for g in optimizer.param_groups]
+    except KeyError:
+        raise InvalidArgument(
+            "the optimizer has a parameter that is not the model's", hint="make the optimizer of model.parameters(), after fully_shard"
+        ) from None
+
+
+def checksum(t: torch.Tensor) -> str:
+    return hashlib.sha256(t.contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
+
+
+@contextmanager
+def writing(path) -> Iterator[None]:
+    """Errors of the file system while a checkpoint is written to ``path``, as ours."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceExhausted(f"there is no space for the checkpoint in {path}", hint="free some, or save elsewhere") from None
+        raise InvalidArgument(f"the checkpoint cannot be written to {path}: {error.strerror or error}", reason="CheckpointUnwritable") from None

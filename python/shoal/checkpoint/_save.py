@@ -1,0 +1,212 @@
+"""Writing a checkpoint so that at any moment there is a whole one: the last, until the new one is complete on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+
+from shoal.checkpoint import _manifest
+from shoal.checkpoint._manifest import Group, Manifest, Piece, Tensor
+from shoal.checkpoint._ranks import Ranks, checksum, local, named_tensors, parameter_names, writing
+from shoal.exceptions import DataLoss, InvalidArgument, NotFound, ResourceExhausted, Unimplemented
+
+_SAVING = ".saving"
+
+
+def save(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, state: dict[str, Any] | None = None) -> None:
+    """Writes the model's parameters and buffers, the optimizer's state and ``state`` into the folder ``path``, in place of what was there.
+
+    For models of ``shoal.fsdp.fully_shard``, where every rank must call it with the same arguments (each writes its rows; the folder must be
+    one that all of them see), and for plain ones. ``state``: what else resuming needs, of JSON's types, rank 0's counts. A process that dies
+    meanwhile, or a power cut, leaves the checkpoint of before. One job at a time may save to a path.
+    Raises InvalidArgument when ``path`` cannot be written or holds something else, ResourceExhausted when the disk is full, Unimplemented for
+    tensors and optimizer states it does not know; on every rank if on one.
+    """
+    path = Path(path)
+    tensors, tied = named_tensors(model)
+    ranks = Ranks(tensors.values())
+    temporary = path / _SAVING
+    ranks.agree(lambda: _begin(path, temporary, state) if ranks.rank == 0 else None)
+    shards = _Shards(ranks, temporary)
+
+    def write() -> dict[str, Any]:
+        described = _describe(shards, tensors, optimizer)
+        shards.write()
+        return described
+
+    described = ranks.agree(write)
+    pieces = ranks.gather(shards.pieces)
+
+    def commit() -> None:
+        if ranks.rank == 0:
+            manifest = Manifest(ranks.size, _folder(pieces), tied=tied, state=state or {}, **_placed(described, pieces))
+            _commit(path, temporary, manifest)
+
+    ranks.agree(commit)
+
+
+def _begin(path: Path, temporary: Path, state: dict | None) -> None:
+    if state is not None and not isinstance(state, dict):
+        raise InvalidArgument(f"state is a dict, not a {type(state).__name__}")
+    try:
+        json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"state holds what JSON cannot: {error}", hint="numbers, strings, lists and dicts with string keys") from None
+    if _has_tuple_or_odd_key(state):
+        raise InvalidArgument("state would come back different: it has tuples or keys that are no strings", hint="use lists and string keys")
+    with writing(path):
+        if path.exists() and not path.is_dir():
+            raise InvalidArgument(f"{path} is a file; a checkpoint is a folder", reason="CheckpointUnwritable")
+        try:
+            _manifest.read_manifest(path)  # raises when what lies there is somebody else's
+        except (NotFound, DataLoss):
+            pass
+        path.mkdir(parents=True, exist_ok=True)
+        if temporary.exists():  # of a save that did not live to its end
+            shutil.rmtree(temporary)
+        temporary.mkdir()
+
+
+def _has_tuple_or_odd_key(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(not isinstance(k, str) for k in value) or any(map(_has_tuple_or_odd_key, value.values()))
+    return isinstance(value, tuple) or (isinstance(value, list) and any(map(_has_tuple_or_odd_key, value)))
+
+
+class _Shards:
+    """What this rank writes: its rows of sharded tensors, and on rank 0 those that every rank has whole."""
+
+    def __init__(self, ranks: Ranks, folder: Path):
+        self._ranks, self._folder = ranks, folder
+        self._contents: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}}
+        self.pieces: dict[tuple[str, str], Piece] = {}  # by (file's kind, tensor's name)
+
+    def add(self, kind: str, name: str, t: torch.Tensor) -> Tensor:
+        """Notes a tensor to be written; returns its description, still without pieces."""
+        mine, sharded = local(t, name)
+        shape = tuple(t.shape)
+        if mine.device.type != "cpu":
+            raise Unimplemented(f"{name} is on {mine.device}: checkpoints hold tensors of the CPU in this release")
+        whole = shape[0] if shape else 1
+        begin, end = self._ranks.rows(whole) if sharded else (0, whole)
+        if math.prod(shape) and begin < end and (sharded or self._ranks.rank == 0):
+            mine = mine.contiguous()
+            self._contents[kind][name] = mine
+            self.pieces[kind, name] = Piece(self._file(kind), begin, end, checksum(mine))
+        return Tensor(shape, str(t.dtype).removeprefix("torch."), "Shard(0)" if sharded else "Replicate()", ())
+
+    def _file(self, kind: str) -> str:
+        return f"{kind}-rank-{self._ranks.rank}-of-{self._ranks.size}.safetensors"
+
+    def write(self) -> None:
+        with writing(self._folder.parent):
+            for kind, contents in self._contents.items():
+                if contents:
+                    file = self._folder / self._file(kind)
+                    try:
+                        save_file(_apart(contents), file, {"format": "pt"})
+                    except SafetensorError as error:
+                        kind_of = ResourceExhausted if "No space left" in str(error) else InvalidArgument
+                        raise kind_of(f"the checkpoint cannot be written to {self._folder.parent}: {error}") from None
+                    _fsync(file)
+
+
+def _apart(contents: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """safetensors refuses tensors that share memory: each after the first becomes a copy."""
+    seen: set[int] = set()
+    apart = {}
+    for name, t in contents.items():
+        at = t.untyped_storage().data_ptr()
+        apart[name] = t.clone() if at in seen else t
+        seen.add(at)
+    return apart
+
+
+def _describe(shards: _Shards, tensors: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """What the manifest says of the tensors and the optimizer; every tensor is noted in ``shards``."""
+    described: dict[str, Any] = {"tensors": {name: shards.add("model", name, t) for name, t in tensors.items()}}
+    if optimizer is None:
+        return described
+    groups, states = [], {}
+    for names, group in zip(parameter_names(optimizer, tensors), optimizer.param_groups, strict=True):
+        groups.append(Group({k: _plain(v, k) for k, v in group.items() if k != "params"}, tuple(names)))
+        for name, p in zip(names, group["params"], strict=True):
+            states[name] = {
+                key: shards.add("optimizer", f"{name}/{key}", v) if isinstance(v, torch.Tensor) else _plain(v, key)
+                for key, v in optimizer.state.get(p, {}).items()
+            }
+    kind = type(optimizer)
+    return {**described, "optimizer": f"{kind.__module__}.{kind.__qualname__}", "groups": tuple(groups), "optimizer_state": states}
+
+
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
+        return value.item()
+    if isinstance(value, (tuple, list)):
+        return [_plain(v, name) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise Unimplemented(
+        f"the optimizer's {name} is a {type(value).__name__}", hint="checkpoints hold tensors, numbers, strings and lists of an optimizer"
+    )
+
+
+def _placed(described: dict[str, Any], pieces: list[dict[tuple[str, str], Piece]]) -> dict[str, Any]:
+    """The description with every rank's pieces, in order of rows."""
+
+    def place(kind: str, name: str, t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        of = sorted((p[kind, name] for p in pieces if (kind, name) in p), key=lambda p: p.begin)
+        return replace(t, pieces=tuple(of))
+
+    tensors = {name: place("model", name, t) for name, t in described["tensors"].items()}
+    states = {
+        name: {key: place("optimizer", f"{name}/{key}", v) for key, v in of.items()} for name, of in described.get("optimizer_state", {}).items()
+    }
+    return {**described, "tensors": tensors, "optimizer_state": states}
+
+
+def _folder(pieces: list[dict[tuple[str, str], Piece]]) -> str:
+    contents = sorted((*where, p.file, p.begin, p.sha256) for of in pieces for where, p in of.items())
+    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]
+
+
+def _commit(path: Path, temporary: Path, manifest: Manifest) -> None:
+    """The shards get their place first, then the manifest that names them replaces the one of before: that is the moment."""
+    with writing(path):
+        folder = path / manifest.folder
+        folder.mkdir(exist_ok=True)
+        # File by file: a folder of this name holds the same bytes, perhaps those that the present manifest names.
+        for file in sorted(temporary.iterdir()):
+            os.replace(file, folder / file.name)
+        _fsync(folder)
+        text = temporary / _manifest.FILE
+        text.write_text(manifest.to_json())
+        _fsync(text)
+        _fsync(path)
+        os.replace(text, path / _manifest.FILE)
+        _fsync(path)
+        # What is ours and not in use any more.
+        for old in path.iterdir():
+            if old.name == _SAVING or (_manifest.FOLDER.fullmatch(old.name) and old.name != manifest.folder):
+                shutil.rmtree(old)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
