@@ -56,7 +56,9 @@ with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
 
     # Nothing of the build machine but its C library.
     for binary in [*environment.rglob("site-packages/shoal/_native*.so"), *environment.rglob("site-packages/shoal/bin/shoal")]:
-        outside = [line for line in run("ldd", binary, env=clean).splitlines() if "=>" in line and str(environment) not in line.split("=>")[1]]
+        outside = [
+            line for line in run("ldd", binary, env=clean).splitlines() if "=>" in line and str(environment) not in line.split("=>")[1]
+        ]
         allowed = ("libc.so", "libm.so", "libstdc++.so", "libgcc_s.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libz.so")
         if strangers := [line.strip() for line in outside if not line.strip().startswith(allowed)]:
             sys.exit(f"smoke: {binary.name} needs what the wheel does not bring: {strangers}")

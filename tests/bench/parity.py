@@ -1,6 +1,7 @@
 """20 losses of config S, sharded over 2 and 4 workers, beside one plain process at the same global batch (about 7 minutes)."""
 
 import json
+import math
 import tempfile
 from pathlib import Path
 
@@ -22,7 +23,8 @@ class ParityReport(Report):
         ours, plain = self.samples.get(row.ours), self.samples.get(row.peer)
         if not ours or not plain or len(ours) != len(plain):
             return None
-        return max(abs(a - b) / abs(b) for a, b in zip(ours, plain, strict=True))
+        each = [abs(a - b) / abs(b) for a, b in zip(ours, plain, strict=True)]
+        return max(each) if all(map(math.isfinite, each)) else math.inf  # max() may pass over a NaN
 
     def table(self):
         plain = self.samples.get("plain", [])
@@ -35,7 +37,7 @@ class ParityReport(Report):
             value, holds = self.value(row), self.holds(row)
             found = "failed" if value is None else f"worst {value:.1e}"
             goal = "" if row.goal is None else f"goal {row.goal[0]} {row.goal[1]:g}: " + ("holds" if holds else "MISS")
-            lines.append(f"{row.name:45}  {found:14}  {goal}".rstrip())
+            lines.append(f"{row.name:50}  {found:14}  {goal}".rstrip())
         return "\n".join(lines + [f"{series}: {why}" for series, why in self.failures.items()])
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Row:
-    """`ours` and `peer` name series of a Report. The ratio of their medians is "ours/peer" or "peer/ours"; the goal is (">=" or "<=", x)."""
+    """`ours` and `peer` name series of a Report. The ratio of their medians is ours/peer or peer/ours; the goal is (">=" or "<=", x)."""
 
     name: str
     unit: str
@@ -92,8 +92,17 @@ class Report:
             }
             for r in self.rows
         ]
-        head = {"schema": "shoal.bench.1", "bench": self.bench, "machine": machine(), "versions": self.versions, "commit": commit(), **facts}
-        return json.dumps({**head, "good": self.good(), "rows": rows, "samples": self.samples, "failures": self.failures, "raw": self.raw}, indent=1)
+        head = {
+            "schema": "shoal.bench.1",
+            "bench": self.bench,
+            "machine": machine(),
+            "versions": self.versions,
+            "commit": commit(),
+            **facts,
+        }
+        return json.dumps(
+            {**head, "good": self.good(), "rows": rows, "samples": self.samples, "failures": self.failures, "raw": self.raw}, indent=1
+        )
 
 
 def _median(values):
@@ -120,12 +129,21 @@ def machine() -> dict:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     cores = len(os.sched_getaffinity(0))
-    return {"cpu": cpu, "cores": cores, "memory_bytes": memory, "kernel": platform.release(), "python": platform.python_version(), "at": now}
+    return {
+        "cpu": cpu,
+        "cores": cores,
+        "memory_bytes": memory,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "at": now,
+    }
 
 
 def commit() -> str:
     """The commit measured; "-dirty" when files differ from it."""
-    said = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], cwd=ROOT, capture_output=True, text=True)
+    said = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], cwd=ROOT, capture_output=True, text=True
+    )
     return said.stdout.strip() or "unknown"
 
 
