@@ -5,6 +5,7 @@
 #include <csignal>
 
 #include "python/native/bindings.h"
+#include "runtime/core/version.h"
 
 namespace shoal::python {
 
@@ -21,7 +22,7 @@ void die_with(pid_t parent) {
 
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // a session or model may live until the interpreter ends
-  m.attr("__version__") = "0.1.0";
+  m.attr("__version__") = kVersion;
   m.def(
       "code_name",
       [](std::uint16_t code) {

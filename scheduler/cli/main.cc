@@ -8,6 +8,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "runtime/core/version.h"
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/roles/roles.h"
@@ -117,7 +118,7 @@ int run(int argc, char** argv) {
 
   CLI::App app("Shoal: actors and fully sharded training on a cluster");
   app.require_subcommand(1);
-  app.set_version_flag("--version", "shoal 0.1.0");
+  app.set_version_flag("--version", std::string("shoal ") + kVersion);
   Common common;
   common.self = fs::read_symlink("/proc/self/exe");
   common.python = find_python(argv[0]);

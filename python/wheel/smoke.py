@@ -1,0 +1,80 @@
+"""Installs a wheel into a fresh environment and uses it as a newcomer would: python smoke.py WHEEL
+
+Runs with the Python that the environment is made of; needs the package index for the wheel's two dependencies. Takes seconds.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PROGRAM = """
+import shoal, sys
+assert {environment!r} in shoal.__file__, shoal.__file__
+assert "torch" not in sys.modules
+shoal.init(num_cpus=1)
+
+@shoal.remote
+class Counter:
+    def __init__(self, start):
+        self.value = start
+    def add(self, n):
+        self.value += n
+        return self.value
+
+counter = Counter.remote(40)
+assert shoal.get(counter.add.remote(2)) == 42
+shoal.shutdown()
+print("shoal", shoal.__version__)
+"""
+SCRIPT = """
+import os, shoal
+assert {environment!r} in shoal.__file__
+print("cpus", shoal.cluster_resources()["CPU"])  # it has joined the cluster made for it
+"""
+
+wheel = Path(sys.argv[1]).resolve()
+
+
+def run(*argv, **how):
+    done = subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=120, **how)
+    if done.returncode:
+        sys.exit(f"smoke: {' '.join(map(str, argv))[:200]}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
+    folder = Path(temporary)
+    environment = folder / "venv"
+    run(sys.executable, "-m", "venv", environment)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SHOAL_", "PYTHON", "VIRTUAL_ENV"))}
+    clean |= {"SHOAL_HOME": str(folder / "sessions"), "PATH": "/usr/bin:/bin"}
+    run(environment / "bin" / "pip", "install", "-q", "--disable-pip-version-check", wheel, env=clean)
+    command, python = environment / "bin" / "shoal", environment / "bin" / "python"
+
+    # Nothing of the build machine but its C library.
+    for binary in [*environment.rglob("site-packages/shoal/_native*.so"), *environment.rglob("site-packages/shoal/bin/shoal")]:
+        outside = [
+            line for line in run("ldd", binary, env=clean).splitlines() if "=>" in line and str(environment) not in line.split("=>")[1]
+        ]
+        allowed = ("libc.so", "libm.so", "libstdc++.so", "libgcc_s.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libz.so")
+        if strangers := [line.strip() for line in outside if not line.strip().startswith(allowed)]:
+            sys.exit(f"smoke: {binary.name} needs what the wheel does not bring: {strangers}")
+
+    said = run(python, "-c", PROGRAM.format(environment=str(environment)), env=clean, cwd=folder).strip()
+    if (version := run(command, "--version", env=clean).strip()) != said:
+        sys.exit(f"smoke: the command is {version!r}, the package {said!r}")
+    if "cannot import" in (doctor := run(command, "doctor", env=clean)) or said.split()[1] not in doctor:
+        sys.exit(f"smoke: doctor does not find the package:\n{doctor}")
+    script = folder / "job.py"
+    script.write_text(SCRIPT.format(environment=str(environment)))
+    if "cpus" not in (out := run(command, "submit", script, env=clean, cwd=folder)):  # a gang would want torch
+        sys.exit(f"smoke: submit did not show what its script printed:\n{out}")
+    limit = time.monotonic() + 5  # a cluster made for a job goes just after it
+    while left := [p for p in (folder / "sessions").glob("*/pids/*") if Path("/proc", p.name.partition(".")[2]).exists()]:
+        if time.monotonic() > limit:
+            sys.exit(f"smoke: still running: {left}")
+        time.sleep(0.05)
+print(f"{wheel.name}: installed, imported, init, actor, shutdown, {version}, doctor and submit are fine")

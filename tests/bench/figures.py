@@ -1,0 +1,59 @@
+"""Figures that scripts hand on: one JSON line each, the median over repetitions; and what the kernel knows of processes."""
+
+import contextlib
+import json
+import os
+import statistics
+import time
+
+
+def emit(name, values, unit, **extra):
+    """Prints one figure. `values` is a number or the list of repetitions."""
+    values = [float(v) for v in (values if isinstance(values, (list, tuple)) else [values])]
+    line = {"name": name, "value": statistics.median(values), "unit": unit, "min": min(values), "max": max(values), "n": len(values)}
+    print(json.dumps({**line, **extra}), flush=True)
+
+
+def fail(name, error):
+    print(json.dumps({"name": name, "value": None, "unit": "failed", "error": f"{type(error).__name__}: {error}"[:400]}), flush=True)
+
+
+def rate(function, count):
+    """Operations per second of function(), which performs `count` of them."""
+    start = time.perf_counter()
+    function()
+    return count / (time.perf_counter() - start)
+
+
+_MARK = "SHOAL_BENCH_ID"
+
+
+def tag_children():
+    """Marks what this process starts from now on; returns the tag that `family` asks for. A mark from outside stays beside it."""
+    tag = f"{os.getpid()}.{time.monotonic_ns()}"
+    os.environ[_MARK] = ":".join(filter(None, [os.environ.get(_MARK), tag]))
+    return tag
+
+
+def family(tag):
+    """Living processes that bear the tag, with the descendants of those and of this process, itself left out.
+
+    A daemon keeps its environment when it loses its parent; a process that overwrites its environment with a title keeps its parent.
+    """
+    parent, found = {}, {os.getpid()}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/stat") as f:
+                state, ppid = f.read().rpartition(")")[2].split()[:2]
+            if state in "ZX":
+                continue
+            parent[pid] = int(ppid)
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                marks = [e for e in f.read().split(b"\0") if e.startswith(_MARK.encode() + b"=")]
+            if any(tag.encode() in m.partition(b"=")[2].split(b":") for m in marks):
+                found.add(pid)
+    size = 0
+    while size != len(found):
+        size = len(found)
+        found |= {c for c, p in parent.items() if p in found}
+    return sorted(found - {os.getpid()})

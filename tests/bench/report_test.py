@@ -1,0 +1,104 @@
+"""A bench hides nothing: a goal that is missed, or a row without a figure, is a miss."""
+
+import argparse
+import json
+import math
+
+import first
+import parity
+import pytest
+from launch import Failed
+from report import Report, Row
+
+SLOWER = Row("a step", "s", "ours", "peer", goal=("<=", 0.65))
+FASTER = Row("a start", "s", "ours", "peer", ratio="peer/ours", goal=(">=", 20))
+SHOWN = Row("beside", "s", "ours", "peer")
+
+
+def report(*rows, **samples):
+    made = Report("test", list(rows))
+    for series, values in samples.items():
+        made.add(series, values)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("row", "ours", "peer", "holds"),
+    [
+        (SLOWER, [6.5], [10.0], True),
+        (SLOWER, [6.6], [10.0], False),
+        (FASTER, [1.0], [20.0], True),
+        (FASTER, [1.0], [19.0], False),
+        (SLOWER, [1.0, 1.0, 100.0], [10.0, 10.0, 0.1], True),  # medians
+        (SLOWER, [], [10.0], False),
+        (SLOWER, [1.0], [], False),
+    ],
+)
+def test_a_goal_holds_or_is_missed(row, ours, peer, holds):
+    made = report(row, ours=ours, peer=peer)
+    assert made.holds(row) is holds
+    assert made.good() is holds
+    assert ("MISS" in made.table()) is not holds
+
+
+def test_a_row_without_a_goal_is_only_shown():
+    made = report(SHOWN, ours=[9.0], peer=[1.0])
+    assert made.holds(SHOWN) is None
+    assert made.good()
+
+
+def test_a_series_that_failed_once_is_a_miss_and_says_why():
+    made = report(SLOWER, ours=[1.0], peer=[10.0])
+    made.failures["ours"] = "exit code 3: no memory"
+    assert made.holds(SLOWER) is False
+    assert not made.good()
+    assert "no memory" in made.table()
+
+
+def test_json_has_every_sample_and_the_machine():
+    said = json.loads(report(SLOWER, ours=[1.0, 3.0], peer=[10.0]).to_json(seconds=1))
+    assert said["samples"] == {"ours": [1.0, 3.0], "peer": [10.0]}
+    assert said["rows"][0]["ours_median"] == 2.0
+    assert said["rows"][0]["holds"] is True
+    assert said["machine"]["cores"] >= 1
+    assert said["commit"]
+
+
+@pytest.mark.parametrize(("loss", "holds"), [(2.0, True), (2.00003, False), (math.nan, False)])
+def test_parity_looks_at_every_step(loss, holds):
+    row = Row("ours", "", "ours", "plain", goal=("<=", 1e-5))
+    made = parity.ParityReport("parity", [row])
+    made.add("plain", [3.0, 2.0, 1.0])
+    made.add("ours", [3.0, loss, 1.0])
+    assert made.holds(row) is holds
+
+
+def test_rounds_alternate_and_a_failure_stops_nothing():
+    order = []
+
+    def job(name):
+        def go(made):
+            order.append(name)
+            if name == "FSDP2":
+                raise Failed("it died")
+            made.add(name, [1.0])
+            return {}
+
+        return name, go
+
+    made = report(*first.ROWS["steps"][:1])
+    first._in_turn(made, "steps", [job("shoal"), job("FSDP2")], rounds=2)
+    assert order == ["shoal", "FSDP2", "FSDP2", "shoal"]
+    assert made.failures == {"FSDP2": "it died"}
+    assert not made.good()
+
+
+def test_every_series_of_a_row_is_measured_by_some_job():
+    for part, jobs in (("steps", first._step_jobs()), ("memory", first._memory_jobs())):
+        assert {s for row in first.ROWS[part] for s in (row.ours, row.peer)} <= {name for name, _ in jobs}
+
+
+def test_options_of_each_bench_parse():
+    parser = argparse.ArgumentParser()
+    first.add_options(parser)
+    assert parser.parse_args(["--only", "steps", "--rounds", "1"]).only == ["steps"]
