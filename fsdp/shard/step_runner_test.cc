@@ -79,8 +79,9 @@ class StepRunnerTest : public testing::Test {
       ShardedModel::Options options;
       options.spins = 0;
       options.timeout = 60s;
-      models_.push_back(std::make_shared<ShardedModel>(r, world, std::move(units), runtime::map(*control, control_bytes, runtime::Access::kReadWrite).value(),
-                                                       runtime::map(*slots, slot_bytes, runtime::Access::kReadWrite).value(), clock_, std::move(options)));
+      models_.push_back(std::make_shared<ShardedModel>(
+          r, world, std::move(units), runtime::map(*control, control_bytes, runtime::Access::kReadWrite).value(),
+          runtime::map(*slots, slot_bytes, runtime::Access::kReadWrite).value(), clock_, std::move(options)));
       runners_.push_back(StepRunner::make(models_.back(), written(), {kAdamW, interrupted}).value());
       programs_.push_back(std::make_unique<Program>(*models_.back()));
     }
