@@ -15,7 +15,8 @@ std::optional<std::int32_t> Progress::ready(Lane lane) const {
   const auto id = nodes_of_[static_cast<std::size_t>(lane)][position(lane)];
   if (state_[static_cast<std::size_t>(id)] != State::kWaiting) return std::nullopt;
   const auto& after = graph_.nodes()[static_cast<std::size_t>(id)].after;
-  const bool free = std::all_of(after.begin(), after.end(), [&](const Edge& e) { return state_[static_cast<std::size_t>(e.from)] == State::kEnded; });
+  const bool free =
+      std::all_of(after.begin(), after.end(), [&](const Edge& e) { return state_[static_cast<std::size_t>(e.from)] == State::kEnded; });
   return free ? std::optional(id) : std::nullopt;
 }
 

@@ -22,9 +22,11 @@ class Checker {
     }
     for (const auto& u : units_) {
       if (u.unshard != kNone) return fail(wrong(node(u.unshard), "has no reshard: its lease would outlive the step"));
-      if (u.backward != kNone && u.reduced == kNone) return fail(wrong(node(u.backward), "has no reduce_scatter: its gradients would be lost"));
+      if (u.backward != kNone && u.reduced == kNone)
+        return fail(wrong(node(u.backward), "has no reduce_scatter: its gradients would be lost"));
     }
-    if (loss_ == kNone) return fail(invalid_argument("this step graph has no loss: there would be nothing to wait for").with_reason("BadGraph"));
+    if (loss_ == kNone)
+      return fail(invalid_argument("this step graph has no loss: there would be nothing to wait for").with_reason("BadGraph"));
     return {};
   }
 
@@ -48,7 +50,8 @@ class Checker {
     Ended ended;
     ended.fill(kNone);
     const auto follow = [&](std::int32_t before) {
-      for (std::size_t lane = 0; lane < kNumLanes; ++lane) ended[lane] = std::max(ended[lane], ended_[static_cast<std::size_t>(before)][lane]);
+      for (std::size_t lane = 0; lane < kNumLanes; ++lane)
+        ended[lane] = std::max(ended[lane], ended_[static_cast<std::size_t>(before)][lane]);
       auto& lane = ended[static_cast<std::size_t>(lane_of(node(before).op))];
       lane = std::max(lane, before);
     };
@@ -58,24 +61,35 @@ class Checker {
     last = n.id;
     ended_.push_back(ended);
   }
-  bool before(std::int32_t a, const Node& b) const { return a <= ended_[static_cast<std::size_t>(b.id)][static_cast<std::size_t>(lane_of(node(a).op))]; }
+  bool before(std::int32_t a, const Node& b) const {
+    return a <= ended_[static_cast<std::size_t>(b.id)][static_cast<std::size_t>(lane_of(node(a).op))];
+  }
 
   Result<void> visit(const Node& n) {
     if (n.part != 0) return fail(wrong(n, "is a part of a unit: only a traced step has parts"));
     const bool whole_model = n.op == Op::kCommit || (n.op == Op::kForward && n.unit < 0);
     if (n.unit < 0 && !whole_model) return fail(wrong(n, "needs a unit"));
     if (n.unit >= 0 && n.op == Op::kCommit) return fail(wrong(n, "is for all units at once"));
-    if (commit_ != kNone && n.op != Op::kOptimizerUpdate && n.op != Op::kCommit) return fail(wrong(n, "comes after the commit, when parameters may be written"));
+    if (commit_ != kNone && n.op != Op::kOptimizerUpdate && n.op != Op::kCommit)
+      return fail(wrong(n, "comes after the commit, when parameters may be written"));
     switch (n.op) {
-      case Op::kUnshard: return unshard(n, units_[static_cast<std::size_t>(n.unit)]);
-      case Op::kReshard: return reshard(n, units_[static_cast<std::size_t>(n.unit)]);
-      case Op::kForward: return n.unit < 0 ? loss(n) : forward(n, units_[static_cast<std::size_t>(n.unit)]);
-      case Op::kBackward: return backward(n, units_[static_cast<std::size_t>(n.unit)]);
-      case Op::kReduceScatter: return reduce_scatter(n, units_[static_cast<std::size_t>(n.unit)]);
-      case Op::kCommit: return commit(n);
-      case Op::kOptimizerUpdate: return update(n, units_[static_cast<std::size_t>(n.unit)]);
+      case Op::kUnshard:
+        return unshard(n, units_[static_cast<std::size_t>(n.unit)]);
+      case Op::kReshard:
+        return reshard(n, units_[static_cast<std::size_t>(n.unit)]);
+      case Op::kForward:
+        return n.unit < 0 ? loss(n) : forward(n, units_[static_cast<std::size_t>(n.unit)]);
+      case Op::kBackward:
+        return backward(n, units_[static_cast<std::size_t>(n.unit)]);
+      case Op::kReduceScatter:
+        return reduce_scatter(n, units_[static_cast<std::size_t>(n.unit)]);
+      case Op::kCommit:
+        return commit(n);
+      case Op::kOptimizerUpdate:
+        return update(n, units_[static_cast<std::size_t>(n.unit)]);
       default:
-        return fail(unimplemented(fmt::format("{} cannot be run: {} is not in this release", name(n.id), op_name(n.op))).with_reason("BadGraph"));
+        return fail(
+            unimplemented(fmt::format("{} cannot be run: {} is not in this release", name(n.id), op_name(n.op))).with_reason("BadGraph"));
     }
   }
 
@@ -119,7 +133,8 @@ class Checker {
     if (u.forward != kNone) return fail(wrong(n, fmt::format("is a second forward of the unit, after {}", name(u.forward))));
     SHOAL_OK(read(n, u));
     SHOAL_TRY(const auto from, input(n));
-    if (from != kNone && (node(from).op != Op::kForward || node(from).unit < 0)) return fail(wrong(n, fmt::format("cannot read what {} makes", name(from))));
+    if (from != kNone && (node(from).op != Op::kForward || node(from).unit < 0))
+      return fail(wrong(n, fmt::format("cannot read what {} makes", name(from))));
     u.forward = n.id;
     return {};
   }
@@ -142,7 +157,8 @@ class Checker {
     const std::int32_t reader = node(from).op == Op::kBackward ? units_[static_cast<std::size_t>(node(from).unit)].forward : from;
     if (node(from).op == Op::kForward && from != loss_) return fail(wrong(n, fmt::format("cannot read a gradient from {}", name(from))));
     if (input_of(graph_, node(reader)) != u.forward) {
-      return fail(wrong(n, fmt::format("reads the gradient of {}, but {} did not read the output of {}", name(from), name(reader), name(u.forward))));
+      return fail(wrong(
+          n, fmt::format("reads the gradient of {}, but {} did not read the output of {}", name(from), name(reader), name(u.forward))));
     }
     u.backward = n.id;
     return {};
@@ -163,7 +179,8 @@ class Checker {
         if (id != kNone && !before(id, n)) return fail(wrong(n, fmt::format("does not wait for {}: let it come after that", name(id))));
       }
       if (u.unshard != kNone) return fail(wrong(n, fmt::format("comes while {} holds the lease: reshard before", name(u.unshard))));
-      if (u.backward != kNone && u.reduced == kNone) return fail(wrong(n, fmt::format("comes before the gradients of {} are reduced", name(u.backward))));
+      if (u.backward != kNone && u.reduced == kNone)
+        return fail(wrong(n, fmt::format("comes before the gradients of {} are reduced", name(u.backward))));
     }
     commit_ = n.id;
     return {};

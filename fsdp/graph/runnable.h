@@ -6,7 +6,8 @@
 namespace shoal::fsdp {
 
 // "Comes before" means by edges, or by order on one lane: then it has ended. The rules:
-//   - one forward of no unit (-1) is the loss. It reads the output of a unit's forward; every other forward reads that of one, or the batch.
+//   - one forward of no unit (-1) is the loss. It reads the output of a unit's forward; every other forward reads that of one, or the
+//   batch.
 //   - a forward or backward of a unit has an unshard of it before it and, unless that lease is kept, the reshard after it. Each unshard has
 //     its reshard: a lease ends within the step.
 //   - a backward reads the gradient that the loss, or the backward of the unit that read its output, made. Each has a reduce_scatter.

@@ -30,18 +30,18 @@ Edge order(std::int32_t from) { return {from, EdgeKind::kOrder}; }
 
 Written forward() {
   Written w;
-  w.add(Op::kUnshard, 0).add(Op::kUnshard, 1);                     // 0 1
+  w.add(Op::kUnshard, 0).add(Op::kUnshard, 1);                         // 0 1
   w.add(Op::kForward, 0, {data(0)}).add(Op::kReshard, 0, {order(2)});  // 2 3
-  w.add(Op::kForward, 1, {data(1), data(2)});                      // 4
-  w.add(Op::kForward, -1, {data(4)});                              // 5, the loss
+  w.add(Op::kForward, 1, {data(1), data(2)});                          // 4
+  w.add(Op::kForward, -1, {data(4)});                                  // 5, the loss
   return w;
 }
 
 Written backward() {
   Written w = forward();
   w.add(Op::kBackward, 1, {data(5)}).add(Op::kReduceScatter, 1, {data(6)}).add(Op::kReshard, 1, {order(6)});  // 6 7 8
-  w.add(Op::kUnshard, 0, {data(3)}).add(Op::kBackward, 0, {data(6), data(9)});                                 // 9 10
-  w.add(Op::kReduceScatter, 0, {data(10)}).add(Op::kReshard, 0, {order(10)});                                  // 11 12
+  w.add(Op::kUnshard, 0, {data(3)}).add(Op::kBackward, 0, {data(6), data(9)});                                // 9 10
+  w.add(Op::kReduceScatter, 0, {data(10)}).add(Op::kReshard, 0, {order(10)});                                 // 11 12
   return w;
 }
 
@@ -59,16 +59,21 @@ TEST(CheckRunnable, TakesAWholeStepAndOneWithoutUpdates) {
 
 TEST(CheckRunnable, AReaderNeedsItsUnitUnsharded) {
   EXPECT_EQ(Written().add(Op::kForward, 0).wrong(), "forward(a) (node 0) has no unshard before it");
-  EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kForward, 0).wrong(), "forward(a) (node 1) does not wait for unshard(a) (node 0): let it come after that");
+  EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kForward, 0).wrong(),
+            "forward(a) (node 1) does not wait for unshard(a) (node 0): let it come after that");
   EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kForward, 0, {data(0)}).add(Op::kReshard, 0).wrong(),
             "reshard(a) (node 2) may end the lease while forward(a) (node 1) reads: let it come after that");
   Written again = forward();
-  again.add(Op::kBackward, 1, {data(5)}).add(Op::kReduceScatter, 1, {data(6)}).add(Op::kReshard, 1, {order(6)}).add(Op::kBackward, 0, {data(6)});
+  again.add(Op::kBackward, 1, {data(5)})
+      .add(Op::kReduceScatter, 1, {data(6)})
+      .add(Op::kReshard, 1, {order(6)})
+      .add(Op::kBackward, 0, {data(6)});
   EXPECT_EQ(again.wrong(), "backward(a) (node 9) comes after reshard(a) (node 3): unshard again");
 }
 
 TEST(CheckRunnable, LeasesAreTakenAndGivenBackInTurn) {
-  EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kUnshard, 0).wrong(), "unshard(a) (node 1) comes while unshard(a) (node 0) holds the lease: reshard before");
+  EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kUnshard, 0).wrong(),
+            "unshard(a) (node 1) comes while unshard(a) (node 0) holds the lease: reshard before");
   EXPECT_EQ(Written().add(Op::kReshard, 0).wrong(), "reshard(a) (node 0) has no unshard before it");
   EXPECT_EQ(forward().wrong(), "unshard(b) (node 1) has no reshard: its lease would outlive the step");
 }
@@ -85,7 +90,9 @@ TEST(CheckRunnable, ABackwardReadsTheGradientOfWhatItsForwardMade) {
   EXPECT_EQ(none.add(Op::kBackward, 1).wrong(), "backward(b) (node 6) reads no gradient: neither the loss's nor another backward's");
   Written skipped = forward();
   skipped.add(Op::kUnshard, 0).add(Op::kBackward, 0, {data(5), data(6)});
-  EXPECT_EQ(skipped.wrong(), "backward(a) (node 7) reads the gradient of forward(loss) (node 5), but forward(loss) (node 5) did not read the output of forward(a) (node 2)");
+  EXPECT_EQ(skipped.wrong(),
+            "backward(a) (node 7) reads the gradient of forward(loss) (node 5), but forward(loss) (node 5) did not read the output of "
+            "forward(a) (node 2)");
   EXPECT_EQ(Written().add(Op::kUnshard, 0).add(Op::kBackward, 0, {data(0)}).wrong(), "backward(a) (node 1) has no forward before it");
   Written unused = forward();
   unused.add(Op::kBackward, 1, {data(5)}).add(Op::kReshard, 1, {order(6)});
@@ -103,10 +110,12 @@ TEST(CheckRunnable, RowsAreWrittenAfterTheCommitOnly) {
   EXPECT_EQ(early.add(Op::kOptimizerUpdate, 0, {data(11)}).wrong(),
             "optimizer_update(a) (node 13) has no commit before it: other ranks may still read what it would write");
   Written loose = backward();
-  EXPECT_EQ(loose.add(Op::kCommit, -1).add(Op::kOptimizerUpdate, 0).wrong(), "optimizer_update(a) (node 14) does not wait for commit() (node 13): let it come after that");
+  EXPECT_EQ(loose.add(Op::kCommit, -1).add(Op::kOptimizerUpdate, 0).wrong(),
+            "optimizer_update(a) (node 14) does not wait for commit() (node 13): let it come after that");
   EXPECT_EQ(whole().add(Op::kUnshard, 0).wrong(), "unshard(a) (node 16) comes after the commit, when parameters may be written");
   EXPECT_EQ(forward().add(Op::kCommit, -1).wrong(), "commit() (node 6) does not wait for forward(b) (node 4): let it come after that");
-  EXPECT_EQ(forward().add(Op::kCommit, -1, {order(4)}).wrong(), "commit() (node 6) comes while unshard(b) (node 1) holds the lease: reshard before");
+  EXPECT_EQ(forward().add(Op::kCommit, -1, {order(4)}).wrong(),
+            "commit() (node 6) comes while unshard(b) (node 1) holds the lease: reshard before");
 }
 
 TEST(CheckRunnable, WhatNobodyRunsIsSaid) {

@@ -25,15 +25,16 @@ Result<std::unique_ptr<StepRunner>> StepRunner::make(std::shared_ptr<ShardedMode
   std::vector<std::string> names;
   for (const auto& u : model->units()) names.push_back(u->name());
   if (names != graph.units()) {
-    return fail(invalid_argument(fmt::format("the step graph has the units {}, the model {}", fmt::join(graph.units(), ", "), fmt::join(names, ", ")))
+    return fail(invalid_argument(
+                    fmt::format("the step graph has the units {}, the model {}", fmt::join(graph.units(), ", "), fmt::join(names, ", ")))
                     .with_reason("BadGraph"));
   }
   for (const auto& n : graph.nodes()) {
     if (n.op != Op::kOptimizerUpdate) continue;
     for (const auto& p : model->units()[static_cast<std::size_t>(n.unit)]->layout().placed()) {
       if (p.parameter.dtype == DType::kFloat32 || !p.parameter.requires_grad) continue;
-      return fail(unimplemented(fmt::format("{} (node {}): parameter {} is {}, and AdamW updates float32", graph.label(n), n.id, p.parameter.name,
-                                            dtype_name(p.parameter.dtype)))
+      return fail(unimplemented(fmt::format("{} (node {}): parameter {} is {}, and AdamW updates float32", graph.label(n), n.id,
+                                            p.parameter.name, dtype_name(p.parameter.dtype)))
                       .with_reason("BadGraph"));
     }
   }
@@ -41,8 +42,12 @@ Result<std::unique_ptr<StepRunner>> StepRunner::make(std::shared_ptr<ShardedMode
 }
 
 StepRunner::StepRunner(std::shared_ptr<ShardedModel> model, StepGraph graph, Options options)
-    : model_(std::move(model)), graph_(std::move(graph)), options_(std::move(options)), commits_(has(graph_, Op::kCommit)),
-      rows_(model_->units().size()), gradients_(model_->units().size()) {
+    : model_(std::move(model)),
+      graph_(std::move(graph)),
+      options_(std::move(options)),
+      commits_(has(graph_, Op::kCommit)),
+      rows_(model_->units().size()),
+      gradients_(model_->units().size()) {
   for (std::size_t u = 0; u < rows_.size(); ++u) rows_[u].resize(model_->units()[u]->layout().placed().size());
 }
 
@@ -162,7 +167,8 @@ Result<void> StepRunner::compute(const Node& node, StepProgram& program) {
       model_->at(Doing::kOptimizer, unit);
       update(unit);
       return {};
-    default: return fail(internal("a node on the wrong lane"));
+    default:
+      return fail(internal("a node on the wrong lane"));
   }
 }
 
@@ -176,8 +182,8 @@ void StepRunner::update(std::size_t unit) {
     if (numel == 0) continue;
     r.m.resize(numel);
     r.v.resize(numel);
-    adamw(options_.optimizer, r.updates, reinterpret_cast<float*>(sharded.own_rows(i)), reinterpret_cast<const float*>(r.gradient.data()), r.m.data(),
-          r.v.data(), numel);
+    adamw(options_.optimizer, r.updates, reinterpret_cast<float*>(sharded.own_rows(i)), reinterpret_cast<const float*>(r.gradient.data()),
+          r.m.data(), r.v.data(), numel);
   }
 }
 
@@ -186,11 +192,17 @@ void StepRunner::update(std::size_t unit) {
 Result<void> StepRunner::communicate(const Node& node) {
   const auto unit = static_cast<std::size_t>(node.unit);
   switch (node.op) {
-    case Op::kUnshard: return model_->unshard(unit, node.backward);
-    case Op::kReshard: model_->reshard(unit, node.backward); return {};
-    case Op::kReduceScatter: return reduce_scatter(unit);
-    case Op::kCommit: return model_->finish_backward(true);
-    default: return fail(internal("a node on the wrong lane"));
+    case Op::kUnshard:
+      return model_->unshard(unit, node.backward);
+    case Op::kReshard:
+      model_->reshard(unit, node.backward);
+      return {};
+    case Op::kReduceScatter:
+      return reduce_scatter(unit);
+    case Op::kCommit:
+      return model_->finish_backward(true);
+    default:
+      return fail(internal("a node on the wrong lane"));
   }
 }
 

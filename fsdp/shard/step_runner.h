@@ -45,8 +45,8 @@ class StepRunner {
     AdamW optimizer;
     std::function<bool()> interrupted;  // asked by the compute lane while it waits
   };
-  // InvalidArgument for a graph that cannot be run (check_runnable) or whose units are not the model's; Unimplemented when it updates a unit
-  // whose parameters are not fp32.
+  // InvalidArgument for a graph that cannot be run (check_runnable) or whose units are not the model's; Unimplemented when it updates a
+  // unit whose parameters are not fp32.
   static Result<std::unique_ptr<StepRunner>> make(std::shared_ptr<ShardedModel> model, StepGraph graph, Options options);
 
   // One step. Every rank runs the same graph. After an error this rank's part of the model is lost: further steps fail with the same cause,

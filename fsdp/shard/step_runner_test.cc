@@ -14,6 +14,7 @@ using namespace std::chrono_literals;
 
 constexpr std::int64_t kRows = 7;
 constexpr int kSteps = 4;
+constexpr AdamW kAdamW{.lr = 0.1, .eps = 0.5};  // so large an eps lets it see the scale of gradients
 
 Edge data(std::int32_t from) { return {from, EdgeKind::kData}; }
 Edge order(std::int32_t from) { return {from, EdgeKind::kOrder}; }
@@ -78,9 +79,10 @@ class StepRunnerTest : public testing::Test {
       ShardedModel::Options options;
       options.spins = 0;
       options.timeout = 60s;
-      models_.push_back(std::make_shared<ShardedModel>(r, world, std::move(units), runtime::map(*control, control_bytes, runtime::Access::kReadWrite).value(),
-                                                       runtime::map(*slots, slot_bytes, runtime::Access::kReadWrite).value(), clock_, std::move(options)));
-      runners_.push_back(StepRunner::make(models_.back(), written(), {{.lr = 0.1}, interrupted}).value());
+      models_.push_back(std::make_shared<ShardedModel>(
+          r, world, std::move(units), runtime::map(*control, control_bytes, runtime::Access::kReadWrite).value(),
+          runtime::map(*slots, slot_bytes, runtime::Access::kReadWrite).value(), clock_, std::move(options)));
+      runners_.push_back(StepRunner::make(models_.back(), written(), {kAdamW, interrupted}).value());
       programs_.push_back(std::make_unique<Program>(*models_.back()));
     }
   }
@@ -119,7 +121,7 @@ TEST_F(StepRunnerTest, RanksTogetherUpdateAsOneWould) {
         for (int r = 0; r < world; ++r) sum += p[i] - static_cast<float>(r);
         g[i] = sum * static_cast<float>(1.0 / world);
       }
-      adamw({.lr = 0.1}, s, p, g, m, v, kRows);
+      adamw(kAdamW, s, p, g, m, v, kRows);
     }
     for (int r = 0; r < world; ++r) {
       for (std::size_t u = 0; u < 2; ++u) {

@@ -214,7 +214,11 @@ class SendQueue {
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   Stream(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options, std::shared_ptr<Traffic> traffic)
-      : loop_(loop), options_(options), identity_(identity), traffic_(std::move(traffic)), descriptor_(loop.io(), socket.release()),
+      : loop_(loop),
+        options_(options),
+        identity_(identity),
+        traffic_(std::move(traffic)),
+        descriptor_(loop.io(), socket.release()),
         reader_(options.limits) {
     loop_.track(descriptor_.native_handle());
   }

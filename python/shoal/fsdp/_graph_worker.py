@@ -25,7 +25,7 @@ class GraphWorker:
         self._runner: _native.StepRunner | None = None
 
     def join(self, gang: str, rank: int, world_size: int) -> tuple[list[str], list[str]]:
-        """Builds the model, places this rank's ShardActor and waits for the others. Returns (names of the units, ids of the ShardActors)."""
+        """Builds the model, places this rank's ShardActor and waits for the others. Returns (units, ids of the ShardActors)."""
         self._rank = rank
         units = dict(self._build())
         if not units or not all(isinstance(m, nn.Module) for m in units.values()):

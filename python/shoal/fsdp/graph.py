@@ -77,7 +77,7 @@ class Step:
         return self._add("reshard", unit, {"order": self._handles(after)})
 
     def reduce_scatter(self, unit: str, gradient: Handle, after: After = None) -> Handle:
-        """Sums a unit's gradients over all ranks, in the order of ranks: each keeps its rows of the mean. ``gradient``: its ``backward``."""
+        """Sums a unit's gradients over ranks, in their order: each keeps its rows of the mean. ``gradient``: its ``backward``."""
         return self._add("reduce_scatter", unit, {"data": self._handles(gradient), "order": self._handles(after)})
 
     def commit(self, after: After = None) -> Handle:
@@ -99,7 +99,9 @@ class Step:
     def backward(self, unit: str, gradient: Handle, after: After = None) -> Handle:
         """Runs a unit's backward on the gradient of its output: the ``loss``, or the ``backward`` of the unit that read it. ``after``: its
         ``unshard``."""
-        return self._add("backward", unit, {"data": self._handles(gradient) + self._of(after, "unshard"), "order": self._but(after, "unshard")})
+        return self._add(
+            "backward", unit, {"data": self._handles(gradient) + self._of(after, "unshard"), "order": self._but(after, "unshard")}
+        )
 
     def update(self, unit: str, after: After = None) -> Handle:
         """AdamW on this rank's rows of a unit. ``after``: the ``commit``."""
@@ -179,7 +181,7 @@ class AdamW:
 
 
 class Ranks:
-    """The ranks of a model that ``place`` made. ``shard_actors``: handles of their ShardActors, by rank (``shoal.kill`` one, ``describe``)."""
+    """The ranks of a model that ``place`` made. ``shard_actors``: handles of their ShardActors, by rank."""
 
     def __init__(self, workers: list[ActorHandle], units: list[str], shard_actors: list[ActorHandle], optimizer: AdamW):
         self.units, self.shard_actors = units, shard_actors
@@ -224,6 +226,11 @@ class Ranks:
         """(sent, received) by rank: frames of all connections of the rank's process so far, to whomever. Asking is one of each."""
         return get([w.frames.remote() for w in self._workers])
 
+    def close(self) -> None:
+        """Ends the ranks and gives back what they asked for. The end of the driver does, too."""
+        for w in self._workers:
+            kill(w)
+
     def _require_graph(self) -> None:
         if not self._sent:
             raise InvalidArgument("these ranks have no step to run", hint="send(step) first")
@@ -258,7 +265,9 @@ def place(
 
     s, gang = session(), f"graph-{secrets.token_hex(4)}"
     resources = {"CPU": 1.0, **(resources_per_worker or {})}
-    workers = create_gang(GraphWorker, num_workers, (model, batch, loss, lease_guard), resources=resources, torch=True, refuse_infeasible=True)
+    workers = create_gang(
+        GraphWorker, num_workers, (model, batch, loss, lease_guard), resources=resources, torch=True, refuse_infeasible=True
+    )
     try:
         joined = get([w.join.remote(gang, rank, num_workers) for rank, w in enumerate(workers)])
     except BaseException:
