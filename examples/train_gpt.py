@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import sys
 import sysconfig
 import time
@@ -219,10 +220,10 @@ class Progress:
     def __call__(self, m: dict) -> None:
         step, now = m["step"], time.perf_counter()
         if self.first is None:
+            print(f"{self.name}: the first step was done after {now - self.began:.1f} s", flush=True)
             self.began, self.first = now, step
-            if not self.live:
-                print(f"{self.name}: first step, {self.line(m, 0)}", flush=True)
-        self.speed = m["tokens_per_s"] if not self.speed else 0.9 * self.speed + 0.1 * m["tokens_per_s"]
+        # The first step starts threads and loaders; it says nothing of the next.
+        self.speed = m["tokens_per_s"] if step <= self.first + 1 else 0.9 * self.speed + 0.1 * m["tokens_per_s"]
         left = (self.steps - step) * (now - self.began) / max(1, step - self.first)
         if "validation" in m:
             self.validation = f"  held-out {m['validation']:.4f}"
@@ -262,7 +263,9 @@ def largest_difference(ours: dict, reference: dict) -> float:
     return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
-def arguments() -> argparse.Namespace:
+def arguments() -> tuple[argparse.Namespace, str]:
+    """The arguments, and those a run that goes on with this one must repeat."""
+
     class OneSentence(argparse.ArgumentParser):
         def error(self, message):
             self.exit(2, f"{self.prog}: {message}; see --help\n")
@@ -279,7 +282,7 @@ def arguments() -> argparse.Namespace:
 
     p = OneSentence(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument("--num-workers", type=number(1), default=2, help="ranks")
-    p.add_argument("--steps", type=number(1), default=300, help="where the run ends")
+    p.add_argument("--steps", type=number(1), default=500, help="where the run ends")
     p.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     p.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     p.add_argument("--seed", type=number(0), default=0, help="of the start, the order of the data and the sample")
@@ -288,7 +291,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--heads", type=number(1), default=4)
     p.add_argument("--context", type=number(1), default=128, help="bytes")
     p.add_argument("--batch", type=number(1), default=16, help="windows in a step, of all workers together")
-    p.add_argument("--lr", type=number(0.0, float), default=3e-3, help="peak learning rate")
+    p.add_argument("--lr", type=number(0.0, float), default=2e-3, help="peak learning rate")
     p.add_argument("--warmup", type=number(1), default=40, help="steps until the peak")
     p.add_argument("--validate-every", type=number(1), default=50, help="steps between held-out losses and checkpoints")
     p.add_argument("--validation-windows", type=number(1), default=64)
@@ -301,17 +304,20 @@ def arguments() -> argparse.Namespace:
     for name in ("batch", "validation_windows"):
         if getattr(a, name) < a.num_workers:
             p.error(f"--{name.replace('_', '-')} {getattr(a, name)} leaves some of the {a.num_workers} workers without a window")
-    return a
+    given = {"out": shlex.quote(str(a.out)), **{k: getattr(a, k) for k in OF_THE_RUN if getattr(a, k) != p.get_default(k)}}
+    return a, " ".join(f"--{k.replace('_', '-')} {v}" for k, v in given.items())
 
 
 def main() -> None:
-    a = arguments()
+    a, again = arguments()
     out = a.out.absolute()
     c = {**vars(a), "out": str(out), "checkpoint": str(out / "checkpoint"), "timeline": str(out / "timeline.json"), "on_step": None}
     try:
         out.mkdir(parents=True, exist_ok=True)
         if a.resume:
             saved = shoal.checkpoint.read_manifest(c["checkpoint"]).state
+            if "config" not in saved:
+                sys.exit(f"train_gpt: the checkpoint in {c['checkpoint']} is of another program")
             for k in OF_THE_RUN:
                 if saved["config"][k] != c[k]:
                     sys.exit(f"train_gpt: the checkpoint was trained with --{k.replace('_', '-')} {saved['config'][k]}, not {c[k]}: pass the same")
@@ -323,15 +329,18 @@ def main() -> None:
         sys.exit(f"train_gpt: {error}")
 
     began = time.perf_counter()
-    if "SHOAL_ADDRESS" not in os.environ:  # CPUs are logical: more workers than cores are slow, not wrong
-        shoal.init(num_cpus=max(a.num_workers, len(os.sched_getaffinity(0))))
     workers = Trainer(
         train,
         train_loop_config={**c, "sharded": True},
         scaling_config=ScalingConfig(num_workers=a.num_workers),
         on_report=Progress(f"{a.num_workers} workers", a.steps),
     )
-    ours = workers.fit().returns[0]
+    try:
+        if "SHOAL_ADDRESS" not in os.environ:  # CPUs are logical: more workers than cores are slow, not wrong
+            shoal.init(num_cpus=max(a.num_workers, len(os.sched_getaffinity(0))))
+        ours = workers.fit().returns[0]
+    except shoal.exceptions.ResourceExhausted as error:
+        sys.exit(f"train_gpt: {error}")
     shoal.shutdown()
     seconds = time.perf_counter() - began
     reference = None
@@ -341,23 +350,27 @@ def main() -> None:
     (out / "losses.json").write_text(json.dumps({"workers": {k: ours[k] for k in ("loss", "validation")}, "reference": reference}))
     (out / "sample.txt").write_text(ours["sample"])
     draw(out / "loss.png", ours, reference, a.num_workers)
-    summary(a, ours, reference, seconds)
+    summary(a, again, ours, reference, seconds)
 
 
-def summary(a: argparse.Namespace, ours: dict, reference: dict | None, seconds: float) -> None:
+def summary(a: argparse.Namespace, again: str, ours: dict, reference: dict | None, seconds: float) -> None:
     first, last = ours["loss"][0], ours["loss"][-1]
     print(f"\nIt wrote:\n\n    {ours['sample'].strip()}\n".replace("\n", "\n    ").rstrip())
     print(f"\nLoss {first:.3f} -> {last:.3f} nats per byte, held-out {ours['validation'][-1][1]:.3f}, {seconds:.0f} s on {a.num_workers} workers.")
     if reference:
         print(f"Largest relative difference to one plain process: {largest_difference(ours, reference):.1e}.")
+    bin = Path(os.path.relpath(sys.executable)).parent
+    script = os.path.relpath(sys.argv[0])
     print(f"""
 {a.out}/loss.png        the losses{" of both runs" if reference else ""}
 {a.out}/timeline.json   the last step of rank 0, planned and measured: open it at https://ui.perfetto.dev
 {a.out}/checkpoint      model, optimizer and position of the data, as safetensors
 
 Next:
-  python examples/train_gpt.py --resume --steps {2 * a.steps} --num-workers {a.num_workers + 1}   go on, with one worker more
-  shoal start --head; shoal submit examples/train_gpt.py        the same as a job of a cluster that stays; then: shoal status""")
+  {bin / "python"} {script} --resume --steps {2 * a.steps} --num-workers {min(a.num_workers + 1, a.batch)} {again}
+      go on from the checkpoint, with one worker more
+  {bin / "shoal"} start --head && {bin / "shoal"} submit {script} {again}
+      the same as a job of a cluster that stays; look at it: {bin / "shoal"} status""")
 
 
 if __name__ == "__main__":

@@ -119,6 +119,7 @@ class _Shards:
                     except SafetensorError as error:
                         kind_of = ResourceExhausted if "No space left" in str(error) else InvalidArgument
                         raise kind_of(f"the checkpoint cannot be written to {self._folder.parent}: {error}") from None
+                    file.chmod(self._folder.stat().st_mode & 0o666)  # as the umask says: safetensors leaves it to the owner alone
                     _fsync(file)
 
 

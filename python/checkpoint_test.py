@@ -1,0 +1,373 @@
+"""Checkpoints of a plain process: what comes back, what is refused, and what a killed save leaves. Over ranks: tests/integration."""
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from shoal import checkpoint
+from shoal.exceptions import DataLoss, InvalidArgument, NotFound, ResourceExhausted, ShoalError, Unimplemented
+from shoal.optim import AdamW
+
+
+def build(seed=0, hidden=5):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(7, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, 3))
+
+
+def step(model, optimizer, times=1):
+    for i in range(times):
+        x = torch.randn(8, 7, generator=torch.Generator().manual_seed(i))
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def trained(kind=AdamW, times=2, **options):
+    model = build()
+    optimizer = kind(model.parameters(), lr=0.1, **options)
+    step(model, optimizer, times)
+    return model, optimizer
+
+
+def expect_same(a, b):
+    one, two = a.state_dict(), b.state_dict()
+    assert one.keys() == two.keys()
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+
+
+def files(folder):
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def shards(path, kind="model"):
+    return next(path.glob(f"*/{kind}-*.safetensors"))
+
+
+# ---- what comes back
+
+
+@pytest.mark.parametrize("loaded", [AdamW, torch.optim.AdamW])
+@pytest.mark.parametrize("saved", [AdamW, torch.optim.AdamW])
+def test_training_goes_on_as_if_nothing_had_happened(tmp_path, saved, loaded):
+    model, optimizer = trained(saved, betas=(0.8, 0.99))
+    checkpoint.save(tmp_path / "c", model, optimizer, state={"step": 2, "loss": [0.1, None], "nan": float("inf")})
+    other = build(seed=1)
+    its = loaded(other.parameters(), lr=7.0)
+    assert checkpoint.load(tmp_path / "c", other, its) == {"step": 2, "loss": [0.1, None], "nan": float("inf")}
+    expect_same(model, other)
+    assert (its.param_groups[0]["lr"], its.param_groups[0]["betas"]) == (0.1, (0.8, 0.99))
+    if saved is not loaded:  # their roundings differ
+        return
+    step(model, optimizer, 3)
+    step(other, its, 3)
+    expect_same(model, other)
+
+
+@pytest.mark.parametrize("options", [{"amsgrad": True}, {"fused": True}, {"lr": torch.tensor(0.1)}])
+def test_the_options_of_torchs_adamw_come_back(tmp_path, options):
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), **{"lr": 0.1, **options})
+    step(model, optimizer, 2)
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    other = build(seed=1)
+    its = torch.optim.AdamW(other.parameters(), **{"lr": torch.tensor(0.5) if "lr" in options else 0.5, **{k: v for k, v in options.items() if k != "lr"}})
+    checkpoint.load(tmp_path / "c", other, its)
+    step(model, optimizer)
+    step(other, its)
+    expect_same(model, other)
+
+
+def test_momentum_and_several_groups_come_back(tmp_path):
+    def make(model):
+        return torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.2}], momentum=0.9)
+
+    model = build()
+    optimizer = make(model)
+    step(model, optimizer, 2)
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    other = build(seed=1)
+    its = make(other)
+    checkpoint.load(tmp_path / "c", other, its)
+    step(model, optimizer)
+    step(other, its)
+    expect_same(model, other)
+
+
+def test_an_optimizer_that_has_not_stepped_forgets_what_it_had(tmp_path):
+    model, optimizer = trained(times=0)
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    other, its = trained(times=3)
+    checkpoint.load(tmp_path / "c", other, its)
+    step(model, optimizer)
+    step(other, its)
+    expect_same(model, other)
+
+
+def test_tied_parameters_lie_once_and_come_back_tied(tmp_path):
+    def make():
+        model = build()
+        model.again = nn.Linear(5, 3)
+        model.again.weight = model[2].weight
+        return model
+
+    model = make()
+    checkpoint.save(tmp_path / "c", model)
+    assert checkpoint.read_manifest(tmp_path / "c").tied == {"again.weight": "2.weight"}
+    other = make()
+    with torch.no_grad():
+        other[2].weight.zero_()
+    checkpoint.load(tmp_path / "c", other)
+    assert other.again.weight is other[2].weight
+    expect_same(model, other)
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.low = nn.Parameter(torch.arange(6).reshape(2, 3).to(torch.bfloat16))
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.register_buffer("scalar", torch.tensor(3))
+        self.register_buffer("view", torch.arange(10)[2:5])
+        self.register_buffer("same_memory", self.view.detach())
+        self.register_buffer("not_saved", torch.ones(1), persistent=False)
+
+
+def test_other_dtypes_empty_tensors_scalars_and_views_come_back(tmp_path):
+    model, other = Odd(), Odd()
+    checkpoint.save(tmp_path / "c", model)
+    with torch.no_grad():
+        other.low.zero_(), other.scalar.zero_(), other.view.zero_()
+    checkpoint.load(tmp_path / "c", other)
+    expect_same(model, other)
+
+
+def test_the_safetensors_library_reads_the_shards(tmp_path):
+    model, _ = trained()
+    checkpoint.save(tmp_path / "c", model)
+    other = build(seed=1)
+    other.load_state_dict(load_file(shards(tmp_path / "c")))
+    expect_same(model, other)
+
+
+def test_equal_contents_are_equal_bytes_and_an_old_checkpoint_goes(tmp_path):
+    model, optimizer = trained()
+    checkpoint.save(tmp_path / "a", model, optimizer, state={"step": 2})
+    checkpoint.save(tmp_path / "b", build(), None, state={"step": 0})
+    for _ in range(2):  # the second time over the very same
+        checkpoint.save(tmp_path / "b", *trained(), state={"step": 2})
+        assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+# ---- a save that does not live to its end
+
+
+def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+    old, optimizer = trained(times=1)
+    new = trained(times=2)
+    events = ("fsync", "replace", "mkdir", "rmdir", "unlink")
+    moments, seen, at = 0, set(), 0
+    while True:
+        at += 1
+        path = tmp_path / str(at)
+        checkpoint.save(path, old, optimizer, state={"which": "old"})
+        child = os.fork()
+        if child == 0:
+            left = [at]
+
+            def dying(call, left=left):
+                def before(*args, **kwargs):
+                    left[0] -= 1
+                    if left[0] == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return call(*args, **kwargs)
+
+                return before
+
+            for name in events:
+                setattr(os, name, dying(getattr(os, name)))
+            try:
+                checkpoint.save(path, *new, state={"which": "new"})
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        other = build(seed=1)
+        its = AdamW(other.parameters())
+        which = checkpoint.load(path, other, its)["which"]
+        expect_same(other, {"old": old, "new": new[0]}[which])
+        seen.add(which)
+        checkpoint.save(path, *new, state={"which": "new"})  # and the next one goes well, leaving nothing of the dead one
+        assert len(files(path)) == 3
+        if status == 0:
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        moments += 1
+    assert moments >= 8
+    assert seen == {"old", "new"}
+
+
+# ---- what is refused
+
+
+def test_a_missing_checkpoint_is_not_found(tmp_path):
+    for path in (tmp_path / "nothing", tmp_path, tmp_path / "nothing" / "below"):
+        with pytest.raises(NotFound, match="no checkpoint in") as e:
+            checkpoint.load(path, build())
+        assert (e.value.code, e.value.reason) == ("NotFound", "CheckpointMissing")
+        assert e.value.hint
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"format": "other"}', b"\x80\x04pickle", b"[" * 100_000])
+def test_a_foreign_manifest_is_refused_and_never_overwritten(tmp_path, text):
+    (tmp_path / "manifest.json").write_bytes(text)
+    for action in (lambda: checkpoint.load(tmp_path, build()), lambda: checkpoint.save(tmp_path, build())):
+        with pytest.raises(InvalidArgument, match="no checkpoint of Shoal") as e:
+            action()
+        assert e.value.reason == "NotACheckpoint"
+    assert files(tmp_path) == {"manifest.json": text}
+
+
+def test_a_later_format_is_named(tmp_path):
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": "shoal.checkpoint", "version": 2}))
+    with pytest.raises(Unimplemented, match="version 2"):
+        checkpoint.load(tmp_path, build())
+
+
+def _edit(change):
+    """Damages one shard file."""
+
+    def damage(path):
+        file = shards(path)
+        data = bytearray(file.read_bytes())
+        file.write_bytes(change(data))
+
+    return damage
+
+
+def _flip(data, at):
+    data[at] ^= 1
+    return data
+
+
+def _shards_of_another(path):
+    other = path.parent / "other"
+    torch.manual_seed(9)
+    checkpoint.save(other, build(seed=9))
+    shutil.copy(shards(other), shards(path))
+
+
+def _edit_manifest(old, new, sign=False):
+    def damage(path):
+        file = path / "manifest.json"
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new, 1))
+        if sign:
+            from shoal.checkpoint._manifest import _checksum
+
+            body = json.loads(file.read_text())
+            del body["sha256"]
+            file.write_text(json.dumps({**body, "sha256": _checksum(body)}))
+
+    return damage
+
+
+DAMAGES = {
+    "a flipped bit in a tensor": _edit(lambda d: _flip(d, -1)),
+    "a flipped bit in the header's length": _edit(lambda d: _flip(d, 0)),
+    "a flipped bit in the header": _edit(lambda d: _flip(d, 20)),
+    "half of a shard": _edit(lambda d: d[: len(d) // 2]),
+    "an empty shard": _edit(lambda d: b""),
+    "a shard of zeros": _edit(lambda d: bytes(len(d))),
+    "no shard": lambda path: shards(path).unlink(),
+    "the shard of another model": _shards_of_another,
+    "a changed manifest": _edit_manifest('"world_size": 1', '"world_size": 2'),
+    "half of a manifest": lambda path: os.truncate(path / "manifest.json", 2000),
+    "a shape that is no shape": _edit_manifest('"end": 5', '"end": -5', sign=True),
+    "pieces that leave rows out": _edit_manifest('"begin": 0', '"begin": 1', sign=True),
+    "a path out of the folder": _edit_manifest('"file": "model-', '"file": "../model-', sign=True),
+    "a field nobody knows": _edit_manifest('"tied"', '"tidy"', sign=True),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named_and_changes_nothing(tmp_path, damage):
+    path = tmp_path / "c"
+    checkpoint.save(path, *trained())
+    DAMAGES[damage](path)
+    model, optimizer = trained(times=1)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    with pytest.raises(DataLoss, match="is damaged") as e:
+        checkpoint.load(path, model, optimizer)
+    assert e.value.reason == "CheckpointDamaged"
+    assert str(path) in str(e.value)
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    checkpoint.save(path, *trained())  # a damaged one is no hindrance to the next
+    checkpoint.load(path, model, optimizer)
+
+
+def test_another_models_checkpoint_is_refused_by_name(tmp_path):
+    checkpoint.save(tmp_path / "c", *trained())
+    with pytest.raises(InvalidArgument, match=r"0.weight is float32\[5, 7\] there and float32\[6, 7\] here"):
+        checkpoint.load(tmp_path / "c", build(hidden=6))
+    with pytest.raises(InvalidArgument, match="it lacks extra.bias, extra.weight"):
+        model = build()
+        model.extra = nn.Linear(1, 1)
+        checkpoint.load(tmp_path / "c", model)
+    with pytest.raises(InvalidArgument, match="the model has not, 1.bias, 1.num_batches_tracked, 1.running_mean and 4 more"):
+        checkpoint.load(tmp_path / "c", build()[:1])
+    with pytest.raises(InvalidArgument, match="float32.* there and float64"):
+        checkpoint.load(tmp_path / "c", build().double())
+    model = build()
+    with pytest.raises(InvalidArgument, match="parameter groups"):
+        checkpoint.load(tmp_path / "c", model, AdamW(model[0].parameters()))
+    checkpoint.save(tmp_path / "c", model)
+    with pytest.raises(InvalidArgument, match="has no optimizer"):
+        checkpoint.load(tmp_path / "c", model, AdamW(model.parameters()))
+
+
+def test_what_would_not_come_back_is_not_saved(tmp_path):
+    for state in ({"x": torch.ones(1)}, {"x": (1, 2)}, {1: 2}, [1], {"x": [{2: 1}]}):
+        with pytest.raises(InvalidArgument, match="state"):
+            checkpoint.save(tmp_path / "c", build(), state=state)
+    model = build()
+    with pytest.raises(InvalidArgument, match="not the model's"):
+        checkpoint.save(tmp_path / "c", model, AdamW(build().parameters()))
+    optimizer = AdamW(model.parameters())
+    optimizer.param_groups[0]["odd"] = object()
+    with pytest.raises(Unimplemented, match="odd is a object"):
+        checkpoint.save(tmp_path / "c", model, optimizer)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    for path in (file, file / "below"):
+        with pytest.raises(InvalidArgument) as e:
+            checkpoint.save(path, build())
+        assert e.value.reason == "CheckpointUnwritable"
+
+
+def test_a_full_disk_leaves_the_checkpoint_of_before(tmp_path):
+    import resource
+
+    checkpoint.save(tmp_path / "c", build(), state={"which": "old"})
+    large = nn.Linear(1000, 1000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # "File too large" stands for a full disk
+    try:
+        with pytest.raises((InvalidArgument, ResourceExhausted)) as e:
+            checkpoint.save(tmp_path / "c", large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert isinstance(e.value, ShoalError)
+    assert checkpoint.load(tmp_path / "c", build()) == {"which": "old"}

@@ -1,0 +1,193 @@
+"""Checkpoints over ranks: saved by some, read by more or fewer; what fails on one fails on all."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import shoal
+from shoal import checkpoint
+from shoal.exceptions import DataLoss, InvalidArgument, TaskError
+from shoal.train import ScalingConfig, Trainer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(module_home):
+    shoal.init(num_cpus=8)
+    yield
+    shoal.shutdown()
+
+
+def build(seed=0):
+    """Rows that no world size divides, and fewer of them than ranks."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(7, 13), nn.Sequential(nn.Tanh(), nn.Linear(13, 5)), nn.Linear(5, 1), nn.BatchNorm1d(1))
+
+
+def make(config, seed=0):
+    import shoal.optim
+    from shoal.fsdp import fully_shard
+
+    model = build(seed)
+    fully_shard(model[1])
+    fully_shard(model)
+    kind = shoal.optim.AdamW if config["optimizer"] == "shoal" else torch.optim.AdamW
+    return model, kind(model.parameters(), lr=0.05)
+
+
+def step(model, optimizer):
+    model(torch.randn(8, 7, generator=torch.Generator().manual_seed(1))).pow(3).sum().backward()  # the same on each rank
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def whole(model, optimizer):
+    """Everything, gathered."""
+    found = {n: getattr(t, "full_tensor", lambda t=t: t)().detach().clone() for n, t in model.state_dict().items()}
+    for n, p in model.named_parameters():
+        for key, t in optimizer.state[p].items():
+            found[f"{n}/{key}"] = getattr(t, "full_tensor", lambda t=t: t)().clone()
+    return found
+
+
+def saving(config):
+    model, optimizer = make(config)
+    step(model, optimizer)
+    step(model, optimizer)
+    with torch.no_grad():  # an evaluation in between: the root's parameters show their whole face
+        model(torch.zeros(2, 7))
+    checkpoint.save(config["path"], model, optimizer, state={"step": 2})
+    return whole(model, optimizer)
+
+
+def loading(config):
+    model, optimizer = make(config, seed=1)
+    if config["late"]:  # after steps of its own: through the write window
+        step(model, optimizer)
+        with torch.no_grad():
+            model(torch.zeros(2, 7))
+    state = checkpoint.load(config["path"], model, optimizer)
+    loaded = whole(model, optimizer)
+    with torch.no_grad():
+        model.eval()
+        return state, loaded, model(torch.ones(3, 7))
+
+
+def run(loop, world, **config):
+    config = {"optimizer": "shoal", "late": False, **config}
+    return Trainer(loop, train_loop_config=config, scaling_config=ScalingConfig(num_workers=world)).fit().returns
+
+
+def expect_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """By optimizer: the path of a checkpoint of two ranks, and what it holds."""
+    made = {}
+    for optimizer in ("shoal", "torch"):
+        path = str(tmp_path_factory.mktemp(optimizer) / "c")
+        made[optimizer] = path, run(saving, 2, path=path, optimizer=optimizer)[0]
+    return made
+
+
+@pytest.mark.parametrize(("optimizer", "world"), [("shoal", 1), ("shoal", 2), ("shoal", 3), ("shoal", 4), ("torch", 3), ("torch", 1)])
+def test_what_two_ranks_saved_is_read_by_any_number(saved, optimizer, world):
+    path, contents = saved[optimizer]
+    assert checkpoint.read_manifest(path).world_size == 2
+    for rank, (state, loaded, _) in enumerate(run(loading, world, path=path, optimizer=optimizer, late=rank_is_late(world))):
+        assert state == {"step": 2}, rank
+        expect_same(loaded, contents)
+
+
+def rank_is_late(world):
+    return world in (2, 3)
+
+
+def test_a_plain_process_reads_it_and_a_sharded_model_reads_a_plain_ones(saved, tmp_path):
+    path, contents = saved["torch"]
+    model = build(seed=1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpoint.load(path, model, optimizer)
+    expect_same(whole(model, optimizer), contents)
+    checkpoint.save(tmp_path / "plain", model, optimizer, state={})
+    model.eval()
+    expected = model(torch.ones(3, 7))
+    for _, loaded, output in run(loading, 3, path=str(tmp_path / "plain"), optimizer="torch"):
+        expect_same(loaded, contents)
+        torch.testing.assert_close(output, expected)
+
+
+def test_four_ranks_save_what_two_saved_with_the_same_values(saved, tmp_path):
+    def again(config):
+        model, optimizer = make(config, seed=1)
+        checkpoint.load(config["path"], model, optimizer)
+        checkpoint.save(config["to"], model, optimizer, state={})
+
+    path, contents = saved["shoal"]
+    run(again, 4, path=path, to=str(tmp_path / "four"))
+    expect_same(run(loading, 2, path=str(tmp_path / "four"))[0][1], contents)
+
+
+def test_a_shard_that_one_rank_alone_reads_is_damaged_for_all(saved, tmp_path):
+    import shutil
+
+    path, _ = saved["shoal"]
+    broken = tmp_path / "broken"
+    shutil.copytree(path, broken)
+    file = next(broken.glob("*/model-rank-1-of-2.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"\x77")
+
+    def failing(config):
+        model, optimizer = make(config, seed=1)
+        step(model, optimizer)
+        before = whole(model, optimizer)
+        with pytest.raises(DataLoss, match="is damaged"):
+            checkpoint.load(config["path"], model, optimizer)
+        after = whole(model, optimizer)
+        step(model, optimizer)  # all go on together
+        return all(torch.equal(before[n], after[n]) for n in before)
+
+    assert run(failing, 2, path=str(broken)) == [True, True]
+
+
+def test_a_place_that_rank_0_cannot_write_is_an_error_on_every_rank(tmp_path):
+    (tmp_path / "file").touch()
+
+    def failing(config):
+        model, optimizer = make(config)
+        try:
+            checkpoint.save(config["path"], model, optimizer)
+        except InvalidArgument as error:
+            return error.reason, list(error.context)
+        return None
+
+    answers = run(failing, 3, path=str(tmp_path / "file"))
+    assert [reason for reason, _ in answers] == ["CheckpointUnwritable"] * 3
+    assert answers[1][1] == ["rank 0"]
+
+
+def test_a_rank_that_dies_while_saving_leaves_the_checkpoint_of_before(saved, tmp_path):
+    path = str(tmp_path / "c")
+
+    def dying(config):
+        import torch.distributed as dist
+
+        from shoal.checkpoint import _save
+
+        model, optimizer = make(config)
+        checkpoint.save(config["path"], model, optimizer, state={"which": "old"})
+        step(model, optimizer)
+        if dist.get_rank() == 1:
+            _save.save_file = lambda *_: os._exit(7)
+        checkpoint.save(config["path"], model, optimizer, state={"which": "new"})
+
+    with pytest.raises((TaskError, shoal.exceptions.ShoalError)):
+        run(dying, 2, path=path)
+    assert Path(path, ".saving").is_dir()
+    assert run(loading, 3, path=path)[0][0] == {"which": "old"}
