@@ -55,6 +55,12 @@ def test_a_series_that_failed_once_is_a_miss_and_says_why():
     assert "no memory" in made.table()
 
 
+def test_a_bench_with_a_failed_process_is_not_good_even_if_no_goal_needs_it():
+    made = report(SHOWN, ours=[1.0], peer=[1.0])
+    made.failures["calls"] = "it died"
+    assert not made.good()
+
+
 def test_json_has_every_sample_and_the_machine():
     said = json.loads(report(SLOWER, ours=[1.0, 3.0], peer=[10.0]).to_json(seconds=1))
     assert said["samples"] == {"ours": [1.0, 3.0], "peer": [10.0]}
