@@ -245,8 +245,17 @@ def draw(path: Path, ours: dict, reference: dict | None, world: int) -> None:
 
     figure, axes = pyplot.subplots(figsize=(9, 5))
     if reference:
-        axes.plot(range(1, len(reference["loss"]) + 1), reference["loss"], color="tab:orange", lw=3, alpha=0.5, label="training, one plain process")
-        axes.plot(*zip(*reference["validation"], strict=True), "s", color="tab:orange", ms=9, alpha=0.5, label="held-out, one plain process")
+        axes.plot(
+            range(1, len(reference["loss"]) + 1),
+            reference["loss"],
+            color="tab:orange",
+            lw=3,
+            alpha=0.5,
+            label="training, one plain process",
+        )
+        axes.plot(
+            *zip(*reference["validation"], strict=True), "s", color="tab:orange", ms=9, alpha=0.5, label="held-out, one plain process"
+        )
     axes.plot(range(1, len(ours["loss"]) + 1), ours["loss"], color="tab:blue", lw=0.9, label=f"training, {world} workers")
     axes.plot(*zip(*ours["validation"], strict=True), "o-", color="tab:green", ms=4, label=f"held-out, {world} workers")
     axes.set(xlabel="step", ylabel="loss (nats per byte)", title="A GPT on the standard library's sources")
@@ -320,7 +329,9 @@ def main() -> None:
                 sys.exit(f"train_gpt: the checkpoint in {c['checkpoint']} is of another program")
             for k in OF_THE_RUN:
                 if saved["config"][k] != c[k]:
-                    sys.exit(f"train_gpt: the checkpoint was trained with --{k.replace('_', '-')} {saved['config'][k]}, not {c[k]}: pass the same")
+                    sys.exit(
+                        f"train_gpt: the checkpoint was trained with --{k.replace('_', '-')} {saved['config'][k]}, not {c[k]}: pass the same"
+                    )
             if saved["step"] >= a.steps:
                 sys.exit(f"train_gpt: the checkpoint is at step {saved['step']} already: pass a larger --steps")
     except OSError as error:
@@ -356,7 +367,9 @@ def main() -> None:
 def summary(a: argparse.Namespace, again: str, ours: dict, reference: dict | None, seconds: float) -> None:
     first, last = ours["loss"][0], ours["loss"][-1]
     print(f"\nIt wrote:\n\n    {ours['sample'].strip()}\n".replace("\n", "\n    ").rstrip())
-    print(f"\nLoss {first:.3f} -> {last:.3f} nats per byte, held-out {ours['validation'][-1][1]:.3f}, {seconds:.0f} s on {a.num_workers} workers.")
+    print(
+        f"\nLoss {first:.3f} -> {last:.3f} nats per byte, held-out {ours['validation'][-1][1]:.3f}, {seconds:.0f} s on {a.num_workers} workers."
+    )
     if reference:
         print(f"Largest relative difference to one plain process: {largest_difference(ours, reference):.1e}.")
     bin = Path(os.path.relpath(sys.executable)).parent

@@ -77,7 +77,9 @@ def test_the_options_of_torchs_adamw_come_back(tmp_path, options):
     step(model, optimizer, 2)
     checkpoint.save(tmp_path / "c", model, optimizer)
     other = build(seed=1)
-    its = torch.optim.AdamW(other.parameters(), **{"lr": torch.tensor(0.5) if "lr" in options else 0.5, **{k: v for k, v in options.items() if k != "lr"}})
+    its = torch.optim.AdamW(
+        other.parameters(), **{"lr": torch.tensor(0.5) if "lr" in options else 0.5, **{k: v for k, v in options.items() if k != "lr"}}
+    )
     checkpoint.load(tmp_path / "c", other, its)
     step(model, optimizer)
     step(other, its)

@@ -164,7 +164,9 @@ def test_what_cannot_be_resumed_gives_one_sentence(run, tmp_path, main):
 
 
 def test_loaders_die_with_a_job_that_is_killed(run, tmp_path):
-    process = subprocess.Popen(command(tmp_path, "--steps=1000000", "--loaders=2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command(tmp_path, "--steps=1000000", "--loaders=2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     with process.stdout:
         while "the first step" not in process.stdout.readline():
             assert process.poll() is None
