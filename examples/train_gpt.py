@@ -330,7 +330,7 @@ def main() -> None:
             for k in OF_THE_RUN:
                 if saved["config"][k] != c[k]:
                     sys.exit(
-                        f"train_gpt: the checkpoint was trained with --{k.replace('_', '-')} {saved['config'][k]}, not {c[k]}: pass the same"
+                        f"train_gpt: the checkpoint was trained with --{k.replace('_', '-')} {saved['config'][k]}, not {c[k]}: pass that"
                     )
             if saved["step"] >= a.steps:
                 sys.exit(f"train_gpt: the checkpoint is at step {saved['step']} already: pass a larger --steps")
@@ -359,17 +359,15 @@ def main() -> None:
         torch.set_num_threads(min(a.num_workers, len(os.sched_getaffinity(0))))
         reference = train({**c, "sharded": False, "resume": False, "on_step": Progress("one plain process", a.steps)})
     (out / "losses.json").write_text(json.dumps({"workers": {k: ours[k] for k in ("loss", "validation")}, "reference": reference}))
-    (out / "sample.txt").write_text(ours["sample"])
+    (out / "sample.txt").write_text(ours["sample"], encoding="utf-8")
     draw(out / "loss.png", ours, reference, a.num_workers)
     summary(a, again, ours, reference, seconds)
 
 
 def summary(a: argparse.Namespace, again: str, ours: dict, reference: dict | None, seconds: float) -> None:
-    first, last = ours["loss"][0], ours["loss"][-1]
+    first, last, held_out = ours["loss"][0], ours["loss"][-1], ours["validation"][-1][1]
     print(f"\nIt wrote:\n\n    {ours['sample'].strip()}\n".replace("\n", "\n    ").rstrip())
-    print(
-        f"\nLoss {first:.3f} -> {last:.3f} nats per byte, held-out {ours['validation'][-1][1]:.3f}, {seconds:.0f} s on {a.num_workers} workers."
-    )
+    print(f"\nLoss {first:.3f} -> {last:.3f} nats per byte, held-out {held_out:.3f}, {seconds:.0f} s on {a.num_workers} workers.")
     if reference:
         print(f"Largest relative difference to one plain process: {largest_difference(ours, reference):.1e}.")
     bin = Path(os.path.relpath(sys.executable)).parent

@@ -18,7 +18,7 @@ from shoal.exceptions import InvalidArgument
 
 
 def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
-    """Fills the model and, if given, the optimizer from the checkpoint in the folder ``path``; returns the ``state`` that was saved with it.
+    """Fills the model and, if given, the optimizer from the checkpoint in the folder ``path``; returns the ``state`` saved with it.
 
     Every rank of a sharded model must call it. The world size may be another than at ``save``, down to a plain model in one process; the
     optimizer may be another class with the same state (``torch.optim.AdamW`` and ``shoal.optim.AdamW``). Options of parameter groups

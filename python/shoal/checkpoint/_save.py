@@ -29,11 +29,11 @@ def save(
 ) -> None:
     """Writes the model's parameters and buffers, the optimizer's state and ``state`` into the folder ``path``, in place of what was there.
 
-    For models of ``shoal.fsdp.fully_shard``, where every rank must call it with the same arguments (each writes its rows; the folder must be
-    one that all of them see), and for plain ones. ``state``: what else resuming needs, of JSON's types, rank 0's counts. A process that dies
-    meanwhile, or a power cut, leaves the checkpoint of before. One job at a time may save to a path.
-    Raises InvalidArgument when ``path`` cannot be written or holds something else, ResourceExhausted when the disk is full, Unimplemented for
-    tensors and optimizer states it does not know; on every rank if on one.
+    For models of ``shoal.fsdp.fully_shard``, where every rank must call it with the same arguments (each writes its rows; the folder must
+    be one that all of them see), and for plain ones. ``state``: what else resuming needs, of JSON's types, rank 0's counts. A process that
+    dies meanwhile, or a power cut, leaves the checkpoint of before. One job at a time may save to a path.
+    Raises InvalidArgument when ``path`` cannot be written or holds something else, ResourceExhausted when the disk is full, Unimplemented
+    for tensors and optimizer states it does not know; on every rank if on one.
     """
     path = Path(path)
     tensors, tied = named_tensors(model)
