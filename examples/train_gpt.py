@@ -2,7 +2,7 @@
 
     python examples/train_gpt.py                                a cluster of its own, two workers
     shoal submit examples/train_gpt.py --num-workers 4          as a job of the cluster that runs (shoal start --head)
-    python examples/train_gpt.py --resume --steps 600           on from the checkpoint, with any number of workers
+    python examples/train_gpt.py --resume --steps 1400          on from the checkpoint, with any number of workers
 
 The model is sharded: each worker keeps its rows of every parameter, gradient and moment. Afterwards the same loop runs once more in this
 process, on plain PyTorch without Shoal, and out/loss.png shows both.
@@ -291,18 +291,18 @@ def arguments() -> tuple[argparse.Namespace, str]:
 
     p = OneSentence(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument("--num-workers", type=number(1), default=2, help="ranks")
-    p.add_argument("--steps", type=number(1), default=500, help="where the run ends")
+    p.add_argument("--steps", type=number(1), default=700, help="where the run ends")
     p.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     p.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     p.add_argument("--seed", type=number(0), default=0, help="of the start, the order of the data and the sample")
-    p.add_argument("--layers", type=number(1), default=4)
+    p.add_argument("--layers", type=number(1), default=3)
     p.add_argument("--width", type=number(1), default=128)
     p.add_argument("--heads", type=number(1), default=4)
-    p.add_argument("--context", type=number(1), default=128, help="bytes")
-    p.add_argument("--batch", type=number(1), default=16, help="windows in a step, of all workers together")
-    p.add_argument("--lr", type=number(0.0, float), default=2e-3, help="peak learning rate")
+    p.add_argument("--context", type=number(1), default=64, help="bytes")
+    p.add_argument("--batch", type=number(1), default=24, help="windows in a step, of all workers together")
+    p.add_argument("--lr", type=number(0.0, float), default=3e-3, help="peak learning rate")
     p.add_argument("--warmup", type=number(1), default=40, help="steps until the peak")
-    p.add_argument("--validate-every", type=number(1), default=50, help="steps between held-out losses and checkpoints")
+    p.add_argument("--validate-every", type=number(1), default=100, help="steps between held-out losses and checkpoints")
     p.add_argument("--validation-windows", type=number(1), default=64)
     p.add_argument("--loaders", type=number(0), default=1, help="DataLoader workers of each rank")
     p.add_argument("--sample-bytes", type=number(0), default=400)
