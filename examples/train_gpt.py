@@ -2,7 +2,7 @@
 
     python examples/train_gpt.py                                a cluster of its own, two workers
     shoal submit examples/train_gpt.py --num-workers 4          as a job of the cluster that runs (shoal start --head)
-    python examples/train_gpt.py --resume --steps 600           on from the checkpoint, with any number of workers
+    python examples/train_gpt.py --resume --steps 1400          on from the checkpoint, with any number of workers
 
 The model is sharded: each worker keeps its rows of every parameter, gradient and moment. Afterwards the same loop runs once more in this
 process, on plain PyTorch without Shoal, and out/loss.png shows both.
@@ -245,8 +245,17 @@ def draw(path: Path, ours: dict, reference: dict | None, world: int) -> None:
 
     figure, axes = pyplot.subplots(figsize=(9, 5))
     if reference:
-        axes.plot(range(1, len(reference["loss"]) + 1), reference["loss"], color="tab:orange", lw=3, alpha=0.5, label="training, one plain process")
-        axes.plot(*zip(*reference["validation"], strict=True), "s", color="tab:orange", ms=9, alpha=0.5, label="held-out, one plain process")
+        axes.plot(
+            range(1, len(reference["loss"]) + 1),
+            reference["loss"],
+            color="tab:orange",
+            lw=3,
+            alpha=0.5,
+            label="training, one plain process",
+        )
+        axes.plot(
+            *zip(*reference["validation"], strict=True), "s", color="tab:orange", ms=9, alpha=0.5, label="held-out, one plain process"
+        )
     axes.plot(range(1, len(ours["loss"]) + 1), ours["loss"], color="tab:blue", lw=0.9, label=f"training, {world} workers")
     axes.plot(*zip(*ours["validation"], strict=True), "o-", color="tab:green", ms=4, label=f"held-out, {world} workers")
     axes.set(xlabel="step", ylabel="loss (nats per byte)", title="A GPT on the standard library's sources")
@@ -282,18 +291,18 @@ def arguments() -> tuple[argparse.Namespace, str]:
 
     p = OneSentence(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument("--num-workers", type=number(1), default=2, help="ranks")
-    p.add_argument("--steps", type=number(1), default=500, help="where the run ends")
+    p.add_argument("--steps", type=number(1), default=700, help="where the run ends")
     p.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     p.add_argument("--out", type=Path, default=Path("out"), help="folder for the results")
     p.add_argument("--seed", type=number(0), default=0, help="of the start, the order of the data and the sample")
-    p.add_argument("--layers", type=number(1), default=4)
+    p.add_argument("--layers", type=number(1), default=3)
     p.add_argument("--width", type=number(1), default=128)
     p.add_argument("--heads", type=number(1), default=4)
-    p.add_argument("--context", type=number(1), default=128, help="bytes")
-    p.add_argument("--batch", type=number(1), default=16, help="windows in a step, of all workers together")
-    p.add_argument("--lr", type=number(0.0, float), default=2e-3, help="peak learning rate")
+    p.add_argument("--context", type=number(1), default=64, help="bytes")
+    p.add_argument("--batch", type=number(1), default=24, help="windows in a step, of all workers together")
+    p.add_argument("--lr", type=number(0.0, float), default=3e-3, help="peak learning rate")
     p.add_argument("--warmup", type=number(1), default=40, help="steps until the peak")
-    p.add_argument("--validate-every", type=number(1), default=50, help="steps between held-out losses and checkpoints")
+    p.add_argument("--validate-every", type=number(1), default=100, help="steps between held-out losses and checkpoints")
     p.add_argument("--validation-windows", type=number(1), default=64)
     p.add_argument("--loaders", type=number(0), default=1, help="DataLoader workers of each rank")
     p.add_argument("--sample-bytes", type=number(0), default=400)
@@ -320,7 +329,9 @@ def main() -> None:
                 sys.exit(f"train_gpt: the checkpoint in {c['checkpoint']} is of another program")
             for k in OF_THE_RUN:
                 if saved["config"][k] != c[k]:
-                    sys.exit(f"train_gpt: the checkpoint was trained with --{k.replace('_', '-')} {saved['config'][k]}, not {c[k]}: pass the same")
+                    sys.exit(
+                        f"train_gpt: the checkpoint was trained with --{k.replace('_', '-')} {saved['config'][k]}, not {c[k]}: pass that"
+                    )
             if saved["step"] >= a.steps:
                 sys.exit(f"train_gpt: the checkpoint is at step {saved['step']} already: pass a larger --steps")
     except OSError as error:
@@ -348,15 +359,15 @@ def main() -> None:
         torch.set_num_threads(min(a.num_workers, len(os.sched_getaffinity(0))))
         reference = train({**c, "sharded": False, "resume": False, "on_step": Progress("one plain process", a.steps)})
     (out / "losses.json").write_text(json.dumps({"workers": {k: ours[k] for k in ("loss", "validation")}, "reference": reference}))
-    (out / "sample.txt").write_text(ours["sample"])
+    (out / "sample.txt").write_text(ours["sample"], encoding="utf-8")
     draw(out / "loss.png", ours, reference, a.num_workers)
     summary(a, again, ours, reference, seconds)
 
 
 def summary(a: argparse.Namespace, again: str, ours: dict, reference: dict | None, seconds: float) -> None:
-    first, last = ours["loss"][0], ours["loss"][-1]
+    first, last, held_out = ours["loss"][0], ours["loss"][-1], ours["validation"][-1][1]
     print(f"\nIt wrote:\n\n    {ours['sample'].strip()}\n".replace("\n", "\n    ").rstrip())
-    print(f"\nLoss {first:.3f} -> {last:.3f} nats per byte, held-out {ours['validation'][-1][1]:.3f}, {seconds:.0f} s on {a.num_workers} workers.")
+    print(f"\nLoss {first:.3f} -> {last:.3f} nats per byte, held-out {held_out:.3f}, {seconds:.0f} s on {a.num_workers} workers.")
     if reference:
         print(f"Largest relative difference to one plain process: {largest_difference(ours, reference):.1e}.")
     bin = Path(os.path.relpath(sys.executable)).parent

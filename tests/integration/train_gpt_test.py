@@ -158,13 +158,15 @@ def test_what_cannot_be_resumed_gives_one_sentence(run, tmp_path, main):
     assert code == 1
     assert said.startswith("train_gpt: there is no checkpoint in")
     assert main(out, "--resume", "--steps=12")[2] == "train_gpt: the checkpoint is at step 12 already: pass a larger --steps\n"
-    assert main(out, "--resume", "--seed=1")[2] == "train_gpt: the checkpoint was trained with --seed 0, not 1: pass the same\n"
+    assert main(out, "--resume", "--seed=1")[2] == "train_gpt: the checkpoint was trained with --seed 0, not 1: pass that\n"
     (tmp_path / "file").touch()
     assert "below cannot be written: Not a directory" in main(tmp_path / "file" / "below")[2]
 
 
 def test_loaders_die_with_a_job_that_is_killed(run, tmp_path):
-    process = subprocess.Popen(command(tmp_path, "--steps=1000000", "--loaders=2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command(tmp_path, "--steps=1000000", "--loaders=2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     with process.stdout:
         while "the first step" not in process.stdout.readline():
             assert process.poll() is None

@@ -3,8 +3,8 @@
     shoal.checkpoint.save("out/checkpoint", model, optimizer, state={"step": step})
     state = shoal.checkpoint.load("out/checkpoint", model, optimizer)
 
-A checkpoint is a folder: safetensors files (``model-...`` holds the parameters under their own names) and ``manifest.json``, which says what
-lies where. No pickle is written or read. README.md beside this file has the format.
+A checkpoint is a folder: safetensors files (``model-...`` holds the parameters under their own names) and ``manifest.json``, which says
+what lies where. No pickle is written or read. README.md beside this file has the format.
 """
 
 from shoal.checkpoint._load import load

@@ -18,7 +18,7 @@ from shoal.exceptions import InvalidArgument
 
 
 def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
-    """Fills the model and, if given, the optimizer from the checkpoint in the folder ``path``; returns the ``state`` that was saved with it.
+    """Fills the model and, if given, the optimizer from the checkpoint in the folder ``path``; returns the ``state`` saved with it.
 
     Every rank of a sharded model must call it. The world size may be another than at ``save``, down to a plain model in one process; the
     optimizer may be another class with the same state (``torch.optim.AdamW`` and ``shoal.optim.AdamW``). Options of parameter groups
@@ -85,7 +85,9 @@ def _match_model(manifest: Manifest, tensors: dict[str, torch.Tensor], tied: dic
         if (saved.shape, saved.dtype) != (tuple(t.shape), dtype):
             raise _of_another(path, f"{name} is {saved.dtype}{list(saved.shape)} there and {dtype}{list(t.shape)} here")
         if t.device.type != "cpu":
-            raise InvalidArgument(f"{name} is on {t.device}", hint="move the model to the CPU: model.to_empty(device='cpu') if it is on meta")
+            raise InvalidArgument(
+                f"{name} is on {t.device}", hint="move the model to the CPU: model.to_empty(device='cpu') if it is on meta"
+            )
 
 
 def _match_optimizer(manifest: Manifest, names: list[list[str]], path) -> None:
@@ -97,7 +99,9 @@ def _match_optimizer(manifest: Manifest, names: list[list[str]], path) -> None:
 
 def _of_another(path, what: str) -> InvalidArgument:
     return InvalidArgument(
-        f"the checkpoint in {path} is of another model: {what}", reason="CheckpointOfAnother", hint="build the model as it was when it was saved"
+        f"the checkpoint in {path} is of another model: {what}",
+        reason="CheckpointOfAnother",
+        hint="build the model as it was when it was saved",
     )
 
 

@@ -89,7 +89,9 @@ def read_manifest(path: str | Path) -> Manifest:
         text = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(
-            f"there is no checkpoint in {path}", reason="CheckpointMissing", hint=f"a checkpoint is a folder with a {FILE}; look at the path"
+            f"there is no checkpoint in {path}",
+            reason="CheckpointMissing",
+            hint=f"a checkpoint is a folder with a {FILE}; look at the path",
         ) from None
     except OSError as error:
         raise InvalidArgument(f"the checkpoint in {path} cannot be read: {error.strerror}", reason="CheckpointUnreadable") from None
@@ -117,13 +119,17 @@ def read_manifest(path: str | Path) -> Manifest:
 
 def damaged(path: str | Path, what: str) -> DataLoss:
     return DataLoss(
-        f"the checkpoint in {path} is damaged: {what}", reason="CheckpointDamaged", hint="restore the folder from a copy, or load another one"
+        f"the checkpoint in {path} is damaged: {what}",
+        reason="CheckpointDamaged",
+        hint="restore the folder from a copy, or load another one",
     )
 
 
 def _foreign(path: str | Path, what: str) -> InvalidArgument:
     return InvalidArgument(
-        f"what lies in {path} is no checkpoint of Shoal: {what}", reason="NotACheckpoint", hint="pass a folder that shoal.checkpoint.save wrote"
+        f"what lies in {path} is no checkpoint of Shoal: {what}",
+        reason="NotACheckpoint",
+        hint="pass a folder that shoal.checkpoint.save wrote",
     )
 
 

@@ -106,4 +106,6 @@ def writing(path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceExhausted(f"there is no space for the checkpoint in {path}", hint="free some, or save elsewhere") from None
-        raise InvalidArgument(f"the checkpoint cannot be written to {path}: {error.strerror or error}", reason="CheckpointUnwritable") from None
+        raise InvalidArgument(
+            f"the checkpoint cannot be written to {path}: {error.strerror or error}", reason="CheckpointUnwritable"
+        ) from None

@@ -24,14 +24,16 @@ from shoal.exceptions import DataLoss, InvalidArgument, NotFound, ResourceExhaus
 _SAVING = ".saving"
 
 
-def save(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, state: dict[str, Any] | None = None) -> None:
+def save(
+    path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, state: dict[str, Any] | None = None
+) -> None:
     """Writes the model's parameters and buffers, the optimizer's state and ``state`` into the folder ``path``, in place of what was there.
 
-    For models of ``shoal.fsdp.fully_shard``, where every rank must call it with the same arguments (each writes its rows; the folder must be
-    one that all of them see), and for plain ones. ``state``: what else resuming needs, of JSON's types, rank 0's counts. A process that dies
-    meanwhile, or a power cut, leaves the checkpoint of before. One job at a time may save to a path.
-    Raises InvalidArgument when ``path`` cannot be written or holds something else, ResourceExhausted when the disk is full, Unimplemented for
-    tensors and optimizer states it does not know; on every rank if on one.
+    For models of ``shoal.fsdp.fully_shard``, where every rank must call it with the same arguments (each writes its rows; the folder must
+    be one that all of them see), and for plain ones. ``state``: what else resuming needs, of JSON's types, rank 0's counts. A process that
+    dies meanwhile, or a power cut, leaves the checkpoint of before. One job at a time may save to a path.
+    Raises InvalidArgument when ``path`` cannot be written or holds something else, ResourceExhausted when the disk is full, Unimplemented
+    for tensors and optimizer states it does not know; on every rank if on one.
     """
     path = Path(path)
     tensors, tied = named_tensors(model)
@@ -64,7 +66,9 @@ def _begin(path: Path, temporary: Path, state: dict | None) -> None:
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"state holds what JSON cannot: {error}", hint="numbers, strings, lists and dicts with string keys") from None
     if _has_tuple_or_odd_key(state):
-        raise InvalidArgument("state would come back different: it has tuples or keys that are no strings", hint="use lists and string keys")
+        raise InvalidArgument(
+            "state would come back different: it has tuples or keys that are no strings", hint="use lists and string keys"
+        )
     with writing(path):
         if path.exists() and not path.is_dir():
             raise InvalidArgument(f"{path} is a file; a checkpoint is a folder", reason="CheckpointUnwritable")
@@ -174,7 +178,8 @@ def _placed(described: dict[str, Any], pieces: list[dict[tuple[str, str], Piece]
 
     tensors = {name: place("model", name, t) for name, t in described["tensors"].items()}
     states = {
-        name: {key: place("optimizer", f"{name}/{key}", v) for key, v in of.items()} for name, of in described.get("optimizer_state", {}).items()
+        name: {key: place("optimizer", f"{name}/{key}", v) for key, v in of.items()}
+        for name, of in described.get("optimizer_state", {}).items()
     }
     return {**described, "tensors": tensors, "optimizer_state": states}
 
