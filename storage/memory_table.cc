@@ -159,7 +159,8 @@ void MemoryTable::end_job(JobId job) {
       ++it;
     }
   }
-  for (auto& got : take_waiting([&](JobId of, const Waiting&) { return of == job; })) got(fail(not_found("the job ended before the object was put")));
+  for (auto& got : take_waiting([&](JobId of, const Waiting&) { return of == job; }))
+    got(fail(not_found("the job ended before the object was put")));
 }
 
 }  // namespace shoal::storage

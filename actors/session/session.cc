@@ -289,16 +289,17 @@ ValueFuture Session::fetch(ObjectId id, WorkerId owner) {
       promise.set(fail(unavailable("the node is gone").with_reason("NodeGone")));
       return promise.future();
     }
-    node_->peer->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job_, 0, owner})), Peer::kNoTimeout, [promise](Result<Message> r) {
-      if (!r) return promise.set(fail(r.error()));
-      if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
-      auto value = Value::from_memory(std::move(r->fds[0]));
-      if (value && value->kind() == Value::Kind::kError) {
-        const auto head = value->pieces()[0];
-        return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));
-      }
-      promise.set(std::move(value));
-    });
+    node_->peer->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job_, 0, owner})), Peer::kNoTimeout,
+                      [promise](Result<Message> r) {
+                        if (!r) return promise.set(fail(r.error()));
+                        if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
+                        auto value = Value::from_memory(std::move(r->fds[0]));
+                        if (value && value->kind() == Value::Kind::kError) {
+                          const auto head = value->pieces()[0];
+                          return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));
+                        }
+                        promise.set(std::move(value));
+                      });
     return promise.future();
   });
 }

@@ -27,8 +27,8 @@ TEST(StepGraph, IsScheduledAsSoonAsEdgesAndLanesAllow) {
   const auto fa = g.add(Op::kForward, 0, {{ua, EdgeKind::kData}}).value();
   g.add(Op::kForward, 1, {{ub, EdgeKind::kData}, {fa, EdgeKind::kData}}).value();
   const auto s = g.schedule({10, 10, 100, 100});
-  EXPECT_EQ(s[1].start, 10);   // the lane is busy
-  EXPECT_EQ(s[2].start, 10);   // beside the second unshard
+  EXPECT_EQ(s[1].start, 10);  // the lane is busy
+  EXPECT_EQ(s[2].start, 10);  // beside the second unshard
   EXPECT_EQ(s[3].start, 110);
 }
 
@@ -98,10 +98,12 @@ std::vector<std::string> labels(const Plan& plan) {
 
 TEST(Plan, ATracedStepBecomesAGraphWithItsPasses) {
   const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = 1});
-  EXPECT_EQ(labels(plan), (std::vector<std::string>{"unshard(root)", "unshard(a)", "forward(root)", "unshard(b)", "forward(a)", "reshard(a)", "forward(b)",
-                                                    "reshard(b)", "forward(root#1)", "unshard(b)", "backward(root)", "unshard(a)", "backward(b)", "reduce_scatter(b)",
-                                                    "reshard(b)", "backward(a)", "reduce_scatter(a)", "reshard(a)", "backward(root#1)", "reduce_scatter(root)",
-                                                    "optimizer_update()"}));
+  EXPECT_EQ(labels(plan),
+            (std::vector<std::string>{
+                "unshard(root)",    "unshard(a)",           "forward(root)",     "unshard(b)",  "forward(a)",        "reshard(a)",
+                "forward(b)",       "reshard(b)",           "forward(root#1)",   "unshard(b)",  "backward(root)",    "unshard(a)",
+                "backward(b)",      "reduce_scatter(b)",    "reshard(b)",        "backward(a)", "reduce_scatter(a)", "reshard(a)",
+                "backward(root#1)", "reduce_scatter(root)", "optimizer_update()"}));
 }
 
 TEST(Plan, PrefetchDecidesHowFarAheadAUnitIsUnsharded) {
@@ -127,8 +129,8 @@ TEST(Plan, SaysWhatToDoAtEachBoundary) {
   using Labels = std::vector<std::string>;
   ASSERT_EQ(plan.boundaries().size(), 12u);
   EXPECT_EQ(at(0), (Labels{"unshard(root)", "unshard(a)"}));  // root begins
-  EXPECT_EQ(at(1), (Labels{"unshard(b)"}));                    // a begins
-  EXPECT_EQ(at(2), (Labels{"reshard(a)"}));                    // a ends
+  EXPECT_EQ(at(1), (Labels{"unshard(b)"}));                   // a begins
+  EXPECT_EQ(at(2), (Labels{"reshard(a)"}));                   // a ends
   EXPECT_EQ(at(8), (Labels{"reduce_scatter(b)", "reshard(b)"}));
   EXPECT_EQ(plan.graph().label(plan.graph().nodes()[static_cast<std::size_t>(plan.compute_after(1))]), "forward(a)");
 }

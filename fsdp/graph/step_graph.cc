@@ -13,7 +13,8 @@ namespace shoal::fsdp {
 
 namespace {
 
-constexpr const char* kOpNames[kNumOps] = {"unshard", "forward", "reshard", "backward", "recompute", "reduce_scatter", "all_reduce", "offload", "fetch", "clip_norm", "optimizer_update", "commit"};
+constexpr const char* kOpNames[kNumOps] = {"unshard",    "forward", "reshard", "backward",  "recompute",        "reduce_scatter",
+                                           "all_reduce", "offload", "fetch",   "clip_norm", "optimizer_update", "commit"};
 constexpr const char* kLaneNames[kNumLanes] = {"compute", "communication", "host copy"};
 constexpr const char* kEdgeNames[kNumEdgeKinds] = {"", "~", "^"};  // data, order, memory
 
@@ -35,24 +36,29 @@ Lane lane_of(Op op) {
     case Op::kBackward:
     case Op::kRecompute:
     case Op::kClipNorm:
-    case Op::kOptimizerUpdate: return Lane::kCompute;
+    case Op::kOptimizerUpdate:
+      return Lane::kCompute;
     case Op::kOffload:
-    case Op::kFetch: return Lane::kHostCopy;
+    case Op::kFetch:
+      return Lane::kHostCopy;
     case Op::kUnshard:
     case Op::kReshard:
     case Op::kReduceScatter:
     case Op::kAllReduce:
-    case Op::kCommit: return Lane::kCommunication;
+    case Op::kCommit:
+      return Lane::kCommunication;
   }
   return Lane::kCompute;
 }
 
 Result<std::int32_t> StepGraph::add(Op op, std::int32_t unit, std::vector<Edge> after, std::int32_t part, bool backward) {
   if (nodes_.size() >= kMaxNodes) return fail(resource_exhausted("a step graph has too many nodes"));
-  if (unit < -1 || unit >= static_cast<std::int32_t>(units_.size())) return fail(invalid_argument(fmt::format("there is no unit {} in this step graph", unit)));
+  if (unit < -1 || unit >= static_cast<std::int32_t>(units_.size()))
+    return fail(invalid_argument(fmt::format("there is no unit {} in this step graph", unit)));
   const auto id = static_cast<std::int32_t>(nodes_.size());
   for (const auto& e : after) {
-    if (e.from < 0 || e.from >= id) return fail(invalid_argument(fmt::format("node {} cannot come after node {}, which is not there yet", id, e.from)));
+    if (e.from < 0 || e.from >= id)
+      return fail(invalid_argument(fmt::format("node {} cannot come after node {}, which is not there yet", id, e.from)));
   }
   nodes_.push_back({id, op, unit, part, backward, std::move(after)});
   return id;
@@ -68,7 +74,9 @@ Result<void> StepGraph::connect(std::int32_t from, std::int32_t to, EdgeKind kin
 }
 
 std::string StepGraph::label(const Node& n) const {
-  const std::string unit = n.unit < 0 ? (n.op == Op::kForward ? "loss" : "") : units_[static_cast<std::size_t>(n.unit)].empty() ? "root" : units_[static_cast<std::size_t>(n.unit)];
+  const std::string unit = n.unit < 0                                         ? (n.op == Op::kForward ? "loss" : "")
+                           : units_[static_cast<std::size_t>(n.unit)].empty() ? "root"
+                                                                              : units_[static_cast<std::size_t>(n.unit)];
   return fmt::format("{}({}{})", op_name(n.op), unit, n.part > 0 ? fmt::format("#{}", n.part) : "");
 }
 
@@ -88,7 +96,8 @@ std::vector<Span> StepGraph::schedule(const std::vector<double>& durations) cons
 std::string StepGraph::table(const std::vector<Span>& planned, const std::vector<Span>& measured) const {
   std::size_t width = 4;
   for (const auto& n : nodes_) width = std::max(width, label(n).size());
-  std::string out = fmt::format("{:>4}  {:<{}}  {:<13}  {:>12} {:>10}  {:>12} {:>10}  {}\n", "node", "what", width, "lane", "planned us", "takes", "measured us", "took", "after");
+  std::string out = fmt::format("{:>4}  {:<{}}  {:<13}  {:>12} {:>10}  {:>12} {:>10}  {}\n", "node", "what", width, "lane", "planned us",
+                                "takes", "measured us", "took", "after");
   const auto cells = [](const std::vector<Span>& spans, std::size_t i) {
     if (i >= spans.size() || !spans[i].seen()) return fmt::format("{:>12} {:>10}", "-", "-");
     return fmt::format("{:>12.0f} {:>10.0f}", spans[i].start, spans[i].end - spans[i].start);
@@ -96,8 +105,10 @@ std::string StepGraph::table(const std::vector<Span>& planned, const std::vector
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     const auto& n = nodes_[i];
     std::string after;
-    for (const auto& e : n.after) after += fmt::format("{}{}{}", after.empty() ? "" : " ", kEdgeNames[static_cast<std::size_t>(e.kind)], e.from);
-    out += fmt::format("{:>4}  {:<{}}  {:<13}  {}  {}  {}\n", n.id, label(n), width, lane_name(lane_of(n.op)), cells(planned, i), cells(measured, i), after);
+    for (const auto& e : n.after)
+      after += fmt::format("{}{}{}", after.empty() ? "" : " ", kEdgeNames[static_cast<std::size_t>(e.kind)], e.from);
+    out += fmt::format("{:>4}  {:<{}}  {:<13}  {}  {}  {}\n", n.id, label(n), width, lane_name(lane_of(n.op)), cells(planned, i),
+                       cells(measured, i), after);
   }
   return out;
 }
@@ -117,8 +128,14 @@ std::string StepGraph::perfetto(const std::vector<Span>& planned, const std::vec
       const auto& n = nodes_[i];
       json after = json::array();
       for (const auto& e : n.after) after.push_back(label(nodes_[static_cast<std::size_t>(e.from)]));
-      events.push_back({{"ph", "X"}, {"pid", pid}, {"tid", static_cast<int>(lane_of(n.op))}, {"name", label(n)}, {"cat", op_name(n.op)}, {"ts", spans[i].start},
-                        {"dur", spans[i].end - spans[i].start}, {"args", {{"node", n.id}, {"unit", n.unit}, {"after", after}}}});
+      events.push_back({{"ph", "X"},
+                        {"pid", pid},
+                        {"tid", static_cast<int>(lane_of(n.op))},
+                        {"name", label(n)},
+                        {"cat", op_name(n.op)},
+                        {"ts", spans[i].start},
+                        {"dur", spans[i].end - spans[i].start},
+                        {"args", {{"node", n.id}, {"unit", n.unit}, {"after", after}}}});
     }
   };
   draw(planned, 2 * rank + 1, "planned");

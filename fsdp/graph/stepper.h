@@ -58,8 +58,8 @@ class Stepper {
   std::map<std::tuple<Op, std::int32_t, bool>, std::vector<std::int32_t>> nodes_of_;
   std::map<std::tuple<Op, std::int32_t, bool>, std::size_t> seen_;
   std::vector<Span> measured_, last_measured_;
-  std::vector<double> estimate_;         // of each node's duration: what planned times are made of
-  std::vector<double> planned_from_;     // the estimate that the last complete step was planned with
+  std::vector<double> estimate_;      // of each node's duration: what planned times are made of
+  std::vector<double> planned_from_;  // the estimate that the last complete step was planned with
   std::int32_t computing_ = -1;
   const std::vector<std::int32_t> nothing_;
 };

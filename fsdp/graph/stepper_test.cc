@@ -67,7 +67,8 @@ TEST_F(StepperTest, TheFirstStepIsTracedAndTheSecondFollowsIt) {
   step();
   EXPECT_EQ(stepper_.detours(), 0u);
   ASSERT_EQ(stepper_.measured().size(), stepper_.plan()->graph().nodes().size());
-  for (const auto& n : stepper_.plan()->graph().nodes()) EXPECT_TRUE(stepper_.measured()[static_cast<std::size_t>(n.id)].seen()) << stepper_.plan()->graph().label(n);
+  for (const auto& n : stepper_.plan()->graph().nodes())
+    EXPECT_TRUE(stepper_.measured()[static_cast<std::size_t>(n.id)].seen()) << stepper_.plan()->graph().label(n);
   EXPECT_EQ(stepper_.planned().size(), stepper_.measured().size());
 }
 

@@ -131,11 +131,13 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
   };
   std::size_t next_communication = 0;
   const auto add_other_communications = [&](std::size_t up_to_boundary) {
-    for (; next_communication < communications.size() && communications[next_communication].boundary < up_to_boundary; ++next_communication) {
+    for (; next_communication < communications.size() && communications[next_communication].boundary < up_to_boundary;
+         ++next_communication) {
       const auto& [event, boundary] = communications[next_communication];
       if (event.op == Op::kUnshard) continue;
       std::vector<Edge> after;
-      if (const auto it = last_compute.find({event.unit, event.backward}); it != last_compute.end()) after.push_back({it->second, EdgeKind::kData});
+      if (const auto it = last_compute.find({event.unit, event.backward}); it != last_compute.end())
+        after.push_back({it->second, EdgeKind::kData});
       const auto id = add(event.op, event.unit, std::move(after), event.span.end - event.span.start, 0, event.backward);
       plan.at_[boundary].push_back(id);
       if (event.op == Op::kReshard) resharded[{event.unit, event.backward}] = id;

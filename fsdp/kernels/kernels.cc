@@ -136,11 +136,14 @@ void reduce_as(std::span<const std::byte* const> sources, double scale, bool acc
 void reduce(DType dtype, std::span<const std::byte* const> sources, double scale, bool accumulate, std::byte* out, std::size_t numel) {
   switch (dtype) {
     case DType::kFloat32:
-      return HWY_DYNAMIC_DISPATCH(reduce_f32)(reinterpret_cast<const float* const*>(sources.data()), sources.size(), static_cast<float>(scale),
-                                              accumulate, reinterpret_cast<float*>(out), numel);
-    case DType::kFloat64: return reduce_as<Float64, double>(sources, scale, accumulate, out, numel);
-    case DType::kBFloat16: return reduce_as<BFloat16, float>(sources, scale, accumulate, out, numel);
-    case DType::kFloat16: return reduce_as<Float16, float>(sources, scale, accumulate, out, numel);
+      return HWY_DYNAMIC_DISPATCH(reduce_f32)(reinterpret_cast<const float* const*>(sources.data()), sources.size(),
+                                              static_cast<float>(scale), accumulate, reinterpret_cast<float*>(out), numel);
+    case DType::kFloat64:
+      return reduce_as<Float64, double>(sources, scale, accumulate, out, numel);
+    case DType::kBFloat16:
+      return reduce_as<BFloat16, float>(sources, scale, accumulate, out, numel);
+    case DType::kFloat16:
+      return reduce_as<Float16, float>(sources, scale, accumulate, out, numel);
   }
 }
 

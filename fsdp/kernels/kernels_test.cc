@@ -52,13 +52,14 @@ TEST(Reduce, HalfPrecisionsAreSummedWideAndRoundedOnce) {
     return static_cast<std::uint16_t>(bits >> 16);
   };
   const std::uint16_t one = bf16(1), small = bf16(0.001953125f);
-  const std::byte* sources[] = {reinterpret_cast<const std::byte*>(&one), reinterpret_cast<const std::byte*>(&small), reinterpret_cast<const std::byte*>(&small),
-                                reinterpret_cast<const std::byte*>(&small)};
+  const std::byte* sources[] = {reinterpret_cast<const std::byte*>(&one), reinterpret_cast<const std::byte*>(&small),
+                                reinterpret_cast<const std::byte*>(&small), reinterpret_cast<const std::byte*>(&small)};
   std::uint16_t out = 0;
   reduce(DType::kBFloat16, sources, 1, false, reinterpret_cast<std::byte*>(&out), 1);
   EXPECT_EQ(out, bf16(1.0078125f));
   const _Float16 h1 = 1, h2 = static_cast<_Float16>(0.0004f);
-  const std::byte* halves[] = {reinterpret_cast<const std::byte*>(&h1), reinterpret_cast<const std::byte*>(&h2), reinterpret_cast<const std::byte*>(&h2)};
+  const std::byte* halves[] = {reinterpret_cast<const std::byte*>(&h1), reinterpret_cast<const std::byte*>(&h2),
+                               reinterpret_cast<const std::byte*>(&h2)};
   _Float16 h = 0;
   reduce(DType::kFloat16, halves, 1, false, reinterpret_cast<std::byte*>(&h), 1);
   EXPECT_EQ(static_cast<float>(h), static_cast<float>(static_cast<_Float16>(1 + 2 * static_cast<float>(h2))));

@@ -15,7 +15,8 @@ struct Names {
   const char* name;
   std::size_t bytes;
 };
-constexpr Names kNames[] = {{DType::kFloat32, "float32", 4}, {DType::kFloat64, "float64", 8}, {DType::kBFloat16, "bfloat16", 2}, {DType::kFloat16, "float16", 2}};
+constexpr Names kNames[] = {
+    {DType::kFloat32, "float32", 4}, {DType::kFloat64, "float64", 8}, {DType::kBFloat16, "bfloat16", 2}, {DType::kFloat16, "float16", 2}};
 
 }  // namespace
 
@@ -23,7 +24,8 @@ Result<DType> parse_dtype(std::string_view name) {
   for (const auto& n : kNames) {
     if (name == n.name) return n.dtype;
   }
-  return fail(invalid_argument(fmt::format("parameters of dtype {} cannot be sharded", name)).with_hint("float32, float64, bfloat16 and float16 can"));
+  return fail(invalid_argument(fmt::format("parameters of dtype {} cannot be sharded", name))
+                  .with_hint("float32, float64, bfloat16 and float16 can"));
 }
 
 const char* dtype_name(DType dtype) { return kNames[static_cast<std::size_t>(dtype)].name; }
@@ -38,11 +40,14 @@ Rows rows_of(std::int64_t rows, int world_size, Rank rank) {
 Result<Layout> Layout::make(std::vector<Parameter> parameters) {
   Layout out;
   for (auto& p : parameters) {
-    if (p.shape.empty()) return fail(invalid_argument(fmt::format("parameter {} has no dimension to shard", p.name)).with_hint("make it a 1-D tensor with one element"));
+    if (p.shape.empty())
+      return fail(invalid_argument(fmt::format("parameter {} has no dimension to shard", p.name))
+                      .with_hint("make it a 1-D tensor with one element"));
     std::size_t bytes = dtype_bytes(p.dtype);
     for (const auto n : p.shape) {
       if (n < 0) return fail(invalid_argument(fmt::format("parameter {} has a negative size", p.name)));
-      if (n > 0 && bytes > kMaxBytes / static_cast<std::size_t>(n)) return fail(invalid_argument(fmt::format("parameter {} is too large", p.name)));
+      if (n > 0 && bytes > kMaxBytes / static_cast<std::size_t>(n))
+        return fail(invalid_argument(fmt::format("parameter {} is too large", p.name)));
       bytes *= static_cast<std::size_t>(n);
     }
     Placed placed;

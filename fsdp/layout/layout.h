@@ -42,7 +42,7 @@ struct Placed {
   std::size_t offset_bytes = 0;  // in the arena
   std::size_t bytes = 0;         // of the whole parameter
   std::size_t row_bytes = 0;
-  std::int64_t rows = 0;         // of dim 0
+  std::int64_t rows = 0;  // of dim 0
 };
 
 class Layout {
@@ -55,8 +55,12 @@ class Layout {
   std::size_t bytes() const { return bytes_; }
   std::int64_t numel() const { return numel_; }
   // The bytes of one parameter that a rank owns.
-  std::size_t begin_of(const Placed& p, int world_size, Rank rank) const { return p.offset_bytes + static_cast<std::size_t>(rows_of(p.rows, world_size, rank).begin) * p.row_bytes; }
-  std::size_t owned_bytes(const Placed& p, int world_size, Rank rank) const { return static_cast<std::size_t>(rows_of(p.rows, world_size, rank).count()) * p.row_bytes; }
+  std::size_t begin_of(const Placed& p, int world_size, Rank rank) const {
+    return p.offset_bytes + static_cast<std::size_t>(rows_of(p.rows, world_size, rank).begin) * p.row_bytes;
+  }
+  std::size_t owned_bytes(const Placed& p, int world_size, Rank rank) const {
+    return static_cast<std::size_t>(rows_of(p.rows, world_size, rank).count()) * p.row_bytes;
+  }
   // Of all of them.
   std::int64_t owned_rows(int world_size, Rank rank) const;
   std::size_t owned_bytes(int world_size, Rank rank) const;

@@ -5,7 +5,9 @@
 namespace shoal::fsdp {
 namespace {
 
-Parameter of(const std::string& name, std::vector<std::int64_t> shape, DType dtype = DType::kFloat32) { return {name, std::move(shape), dtype, true}; }
+Parameter of(const std::string& name, std::vector<std::int64_t> shape, DType dtype = DType::kFloat32) {
+  return {name, std::move(shape), dtype, true};
+}
 
 TEST(Rows, AreWhatTorchChunkGives) {
   // torch.chunk(torch.arange(n), w): sizes of the pieces, missing ones empty.

@@ -31,10 +31,11 @@ void on_fault(int signal, siginfo_t* info, void*) {
     const std::byte* begin = r.begin.load();
     if (begin == nullptr || at < begin || at >= begin + r.bytes.load()) continue;
     char text[400];
-    const int n = std::snprintf(text, sizeof text,
-                                "shoal: error[InvalidArgument/NoLease]: parameters of %s were touched without a lease, after step %llu\n"
-                                "  hint: read them inside forward or backward, or call unshard() first; write them with shoal.fsdp.write(model)\n",
-                                r.what, static_cast<unsigned long long>(r.step.load()));
+    const int n =
+        std::snprintf(text, sizeof text,
+                      "shoal: error[InvalidArgument/NoLease]: parameters of %s were touched without a lease, after step %llu\n"
+                      "  hint: read them inside forward or backward, or call unshard() first; write them with shoal.fsdp.write(model)\n",
+                      r.what, static_cast<unsigned long long>(r.step.load()));
     [[maybe_unused]] const auto written = write(2, text, static_cast<std::size_t>(std::min(n, 399)));
     break;
   }

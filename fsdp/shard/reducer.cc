@@ -101,8 +101,8 @@ Result<void> Reducer::check_units(const Pending& pending) const {
   for (int r = 0; r < world_size_; ++r) {
     const std::uint32_t theirs = control_.rank(r).slots[pending.sequence % Control::kSlots].unit.load(std::memory_order_relaxed);
     if (theirs != pending.unit) {
-      return fail(invalid_argument(fmt::format("the ranks' backward passes differ: rank {} reduces unit {} where rank {} reduces unit {}", rank_,
-                                               pending.unit, r, theirs))
+      return fail(invalid_argument(fmt::format("the ranks' backward passes differ: rank {} reduces unit {} where rank {} reduces unit {}",
+                                               rank_, pending.unit, r, theirs))
                       .with_reason("Diverged")
                       .with_hint("every rank must run the same modules in the same order in a step"));
     }

@@ -49,7 +49,8 @@ class ReducerTest : public testing::TestWithParam<int> {
     }
     for (std::size_t i = 0; i < placed.size(); ++i) {
       const bool gone = static_cast<int>(i) == absent;
-      out.gradients.push_back({gone ? nullptr : reinterpret_cast<const std::byte*>(out.whole[i].data()), reinterpret_cast<std::byte*>(out.own[i].data()), accumulate});
+      out.gradients.push_back({gone ? nullptr : reinterpret_cast<const std::byte*>(out.whole[i].data()),
+                               reinterpret_cast<std::byte*>(out.own[i].data()), accumulate});
     }
     return out;
   }

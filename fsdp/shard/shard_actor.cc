@@ -57,10 +57,13 @@ Result<void> ShardActor::await_gang() {
   return {};
 }
 
-Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options) {
+Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std::vector<Parameter> parameters,
+                                                          ShardedUnit::Options options) {
   if (const auto dead = killed()) return fail(*dead);
   if (session_ == nullptr) return fail(left());
-  if (parameters.size() > Control::kMaxParameters) return fail(invalid_argument(fmt::format("unit {} has {} parameters, at most {} are possible", name, parameters.size(), Control::kMaxParameters)));
+  if (parameters.size() > Control::kMaxParameters)
+    return fail(invalid_argument(
+        fmt::format("unit {} has {} parameters, at most {} are possible", name, parameters.size(), Control::kMaxParameters)));
   SHOAL_TRY(Layout layout, Layout::make(std::move(parameters)));
   const std::string key = fmt::format("{}/unit-{}", options_.gang, num_units_);
   SHOAL_TRY(const Fd arena, session_->open_arena(key, layout.bytes()));
@@ -68,7 +71,8 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
   arenas_.push_back(key);
   const auto rows = layout.owned_rows(options_.world_size, Rank{options_.rank});
   const auto bytes = layout.owned_bytes(options_.world_size, Rank{options_.rank});
-  SHOAL_TRY(std::shared_ptr<ShardedUnit> unit, ShardedUnit::make(std::move(name), std::move(layout), arena, options_.rank, options_.world_size, options));
+  SHOAL_TRY(std::shared_ptr<ShardedUnit> unit,
+            ShardedUnit::make(std::move(name), std::move(layout), arena, options_.rank, options_.world_size, options));
   {
     const std::lock_guard lock(mutex_);
     rows_ += rows;
@@ -92,8 +96,8 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units
   auto options = options_.model;
   // Ranks that outnumber the cores must not spin for each other.
   if (static_cast<unsigned>(options_.world_size) > std::thread::hardware_concurrency()) options.spins = 0;
-  auto model = std::make_shared<ShardedModel>(options_.rank, options_.world_size, std::move(units), std::move(control_memory), std::move(slot_memory),
-                                              session_->clock(), std::move(options));
+  auto model = std::make_shared<ShardedModel>(options_.rank, options_.world_size, std::move(units), std::move(control_memory),
+                                              std::move(slot_memory), session_->clock(), std::move(options));
   {
     const std::lock_guard lock(mutex_);
     models_.push_back(model);
@@ -120,7 +124,8 @@ std::optional<Error> ShardActor::killed() const {
 
 std::string ShardActor::describe() const {
   const std::lock_guard lock(mutex_);
-  nlohmann::json out = {{"class", "ShardActor"}, {"rank", options_.rank}, {"world_size", options_.world_size}, {"rows", rows_}, {"bytes", bytes_}};
+  nlohmann::json out = {
+      {"class", "ShardActor"}, {"rank", options_.rank}, {"world_size", options_.world_size}, {"rows", rows_}, {"bytes", bytes_}};
   return out.dump();
 }
 

@@ -26,12 +26,18 @@ std::vector<std::string> names_of(const ShardedModel::Units& units) {
 
 const char* doing_name(Doing d) {
   switch (d) {
-    case Doing::kStarting: return "has not run a forward yet";
-    case Doing::kForward: return "is in forward of";
-    case Doing::kBackward: return "is in backward of";
-    case Doing::kBetween: return "is between backward and its next forward";
-    case Doing::kOptimizer: return "is in its optimizer";
-    case Doing::kLeft: return "has left";
+    case Doing::kStarting:
+      return "has not run a forward yet";
+    case Doing::kForward:
+      return "is in forward of";
+    case Doing::kBackward:
+      return "is in backward of";
+    case Doing::kBetween:
+      return "is between backward and its next forward";
+    case Doing::kOptimizer:
+      return "is in its optimizer";
+    case Doing::kLeft:
+      return "has left";
   }
   return "is somewhere";
 }
@@ -40,11 +46,19 @@ const char* doing_name(Doing d) {
 
 std::size_t ShardedModel::slot_bytes(const Units& units, int world_size) { return Reducer::slot_bytes(layouts_of(units), world_size); }
 
-ShardedModel::ShardedModel(int rank, int world_size, Units units, runtime::Mapping control, runtime::Mapping slots, std::shared_ptr<runtime::Clock> clock,
-                           Options options)
-    : rank_(rank), world_size_(world_size), units_(std::move(units)), control_memory_(std::move(control)), slot_memory_(std::move(slots)),
-      options_(std::move(options)), clock_(std::move(clock)), control_(control_memory_.data()), gate_(control_, rank, world_size),
-      reducer_(control_, rank, world_size, layouts_of(units_), slot_memory_.data()), stepper_(names_of(units_), options_.plan, *clock_) {
+ShardedModel::ShardedModel(int rank, int world_size, Units units, runtime::Mapping control, runtime::Mapping slots,
+                           std::shared_ptr<runtime::Clock> clock, Options options)
+    : rank_(rank),
+      world_size_(world_size),
+      units_(std::move(units)),
+      control_memory_(std::move(control)),
+      slot_memory_(std::move(slots)),
+      options_(std::move(options)),
+      clock_(std::move(clock)),
+      control_(control_memory_.data()),
+      gate_(control_, rank, world_size),
+      reducer_(control_, rank, world_size, layouts_of(units_), slot_memory_.data()),
+      stepper_(names_of(units_), options_.plan, *clock_) {
   fingerprint_ = 1;
   for (const auto& u : units_) fingerprint_ = fingerprint_ * 0x100000001b3ULL + u->layout().fingerprint();
   if (fingerprint_ == 0) fingerprint_ = 1;
@@ -76,14 +90,20 @@ Result<void> ShardedModel::check_peers() const {
   auto& board = const_cast<Control&>(control_).board();
   const int gone = board.first_gone(static_cast<std::uint32_t>(world_size_));
   if (gone < 0) return {};
-  return fail(unavailable(board.cause(static_cast<std::uint32_t>(gone))).with_reason("ActorDied").in(fmt::format("ShardActor rank {}", gone)).in(fmt::format("seen by rank {}", rank_)).in(fmt::format("step {}", step())));
+  return fail(unavailable(board.cause(static_cast<std::uint32_t>(gone)))
+                  .with_reason("ActorDied")
+                  .in(fmt::format("ShardActor rank {}", gone))
+                  .in(fmt::format("seen by rank {}", rank_))
+                  .in(fmt::format("step {}", step())));
 }
 
 Result<void> ShardedModel::check_fingerprints() {
   if (fingerprints_checked_) return {};
   for (int r = 0; r < world_size_; ++r) {
     if (control_.rank(r).fingerprint.load(std::memory_order_acquire) != fingerprint_) {
-      return fail(invalid_argument(fmt::format("ranks {} and {} sharded different models: names, shapes, dtypes or units differ", rank_, r)).with_reason("Diverged").with_hint("build the same model, with the same fully_shard calls in the same order, on every rank"));
+      return fail(invalid_argument(fmt::format("ranks {} and {} sharded different models: names, shapes, dtypes or units differ", rank_, r))
+                      .with_reason("Diverged")
+                      .with_hint("build the same model, with the same fully_shard calls in the same order, on every rank"));
     }
   }
   fingerprints_checked_ = true;
@@ -110,7 +130,10 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
     SHOAL_OK(serve_due(served));
     if (served) continue;
     auto& board = control_.board();
-    const auto due = [&] { return done() || board.first_gone(static_cast<std::uint32_t>(world_size_)) >= 0 || (reducer_.num_pending() > 0 && reducer_.missing_publication() < 0); };
+    const auto due = [&] {
+      return done() || board.first_gone(static_cast<std::uint32_t>(world_size_)) >= 0 ||
+             (reducer_.num_pending() > 0 && reducer_.missing_publication() < 0);
+    };
     if (board.listen(due, kLook, options_.spins) == runtime::Board::Heard::kDone) continue;
     const auto& interrupted = interrupt_by_ ? interrupt_by_ : options_.interrupted;
     if (interrupted && interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
@@ -118,13 +141,15 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
     if (now >= warn_at && options_.warn) {
       const int missing = waiting.missing();
       options_.warn(fmt::format("rank {} waits for {} since {} s: {}", rank_, waiting.for_what,
-                                std::chrono::duration_cast<std::chrono::seconds>(now - began).count(), missing < 0 ? "nobody in particular" : describe(missing)));
+                                std::chrono::duration_cast<std::chrono::seconds>(now - began).count(),
+                                missing < 0 ? "nobody in particular" : describe(missing)));
       warn_at = now + 6 * options_.warn_after;
     }
     if (now - began > options_.timeout) {
       const int missing = waiting.missing();
-      return fail(deadline_exceeded(fmt::format("rank {} waited {} s for {}: {}", rank_, std::chrono::duration_cast<std::chrono::seconds>(now - began).count(),
-                                                waiting.for_what, missing < 0 ? "nobody in particular" : describe(missing)))
+      return fail(deadline_exceeded(fmt::format("rank {} waited {} s for {}: {}", rank_,
+                                                std::chrono::duration_cast<std::chrono::seconds>(now - began).count(), waiting.for_what,
+                                                missing < 0 ? "nobody in particular" : describe(missing)))
                       .with_reason("Late")
                       .with_hint("a rank ran fewer batches, skipped a module, or is stuck outside the engine"));
     }
@@ -156,7 +181,8 @@ Result<void> ShardedModel::unshard(std::size_t unit, bool backward) {
   }
   if (!gate_.readable()) {
     SHOAL_OK(wait([this] { return gate_.readable(); },
-                  {fmt::format("the parameters of step {} (unit {})", step(), u.name().empty() ? "(root)" : u.name()), [this] { return gate_.missing_to_read(); }}));
+                  {fmt::format("the parameters of step {} (unit {})", step(), u.name().empty() ? "(root)" : u.name()),
+                   [this] { return gate_.missing_to_read(); }}));
   }
   SHOAL_OK(check_fingerprints());
   u.take_lease(step());
@@ -173,13 +199,15 @@ void ShardedModel::reshard(std::size_t unit, bool backward) {
 }
 
 // What the plan wants at this boundary. Gradients are there only for the unit that the boundary belongs to.
-Result<void> ShardedModel::follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published, std::span<const Reducer::Gradient> gradients,
-                                  bool& resharded) {
+Result<void> ShardedModel::follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published,
+                                  std::span<const Reducer::Gradient> gradients, bool& resharded) {
   for (const auto id : nodes) {
     const Node node = stepper_.plan()->graph().nodes()[static_cast<std::size_t>(id)];
     const auto unit = static_cast<std::size_t>(node.unit);
     switch (node.op) {
-      case Op::kUnshard: SHOAL_OK(unshard(unit, node.backward)); break;
+      case Op::kUnshard:
+        SHOAL_OK(unshard(unit, node.backward));
+        break;
       case Op::kReshard:
         if (unit == current) {
           reshard(unit, node.backward);
@@ -192,7 +220,8 @@ Result<void> ShardedModel::follow(const std::vector<std::int32_t>& nodes, std::s
           published = true;
         }
         break;
-      default: break;
+      default:
+        break;
     }
   }
   return {};
@@ -224,12 +253,15 @@ Result<void> ShardedModel::backward_begin(std::size_t unit, std::uint64_t versio
   SHOAL_OK(check_peers());
   at(Doing::kBackward, unit);
   if (gate_.phase() != VersionGate::Phase::kReading || gate_.version() != version) {
-    return fail(invalid_argument(fmt::format("backward of unit {} needs parameters of version {}, but {} may have been written since",
-                                             units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), version, gate_.version() == version ? "they" : "version " + std::to_string(gate_.version()) + " is current and they"))
-                    .with_reason("StaleBackward")
-                    .with_hint("run all backward passes of a step before the optimizer; wrap all but the last in set_requires_gradient_sync(False)")
-                    .in(fmt::format("rank {}", rank_))
-                    .in(fmt::format("step {}", step())));
+    return fail(
+        invalid_argument(
+            fmt::format("backward of unit {} needs parameters of version {}, but {} may have been written since",
+                        units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), version,
+                        gate_.version() == version ? "they" : "version " + std::to_string(gate_.version()) + " is current and they"))
+            .with_reason("StaleBackward")
+            .with_hint("run all backward passes of a step before the optimizer; wrap all but the last in set_requires_gradient_sync(False)")
+            .in(fmt::format("rank {}", rank_))
+            .in(fmt::format("step {}", step())));
   }
   SHOAL_OK(unshard(unit, true));
   bool published = false, resharded = false;
@@ -241,9 +273,10 @@ Result<void> ShardedModel::backward_begin(std::size_t unit, std::uint64_t versio
 Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gradient> gradients) {
   const auto start = stepper_.now();
   if (!reducer_.has_slot()) {
-    SHOAL_OK(wait([this] { return reducer_.has_slot(); },
-                  {fmt::format("a gradient slot (reduce_scatter of unit {}, step {})", units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), step()),
-                   [this] { return reducer_.missing_slot(); }}));
+    SHOAL_OK(
+        wait([this] { return reducer_.has_slot(); }, {fmt::format("a gradient slot (reduce_scatter of unit {}, step {})",
+                                                                  units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), step()),
+                                                      [this] { return reducer_.missing_slot(); }}));
   }
   reducer_.publish(static_cast<std::uint32_t>(unit), gradients);
   control_.board().ring();
@@ -290,8 +323,8 @@ Result<void> ShardedModel::open_window(const std::string& door) {
   for (const auto& u : units_) u->drop_lease();
   if (gate_.leave()) control_.board().ring();
   if (!gate_.writable()) {
-    SHOAL_OK(wait([this] { return gate_.writable(); },
-                  {fmt::format("all ranks to have read the parameters of step {} ({})", step(), door), [this] { return gate_.missing_to_write(); }}));
+    SHOAL_OK(wait([this] { return gate_.writable(); }, {fmt::format("all ranks to have read the parameters of step {} ({})", step(), door),
+                                                        [this] { return gate_.missing_to_write(); }}));
   }
   gate_.open();
   return {};

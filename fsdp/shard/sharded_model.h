@@ -34,8 +34,8 @@ class ShardedModel {
   using Units = std::vector<std::shared_ptr<ShardedUnit>>;
 
   // `control` and `slots` are the model's shared memories, of control_bytes and slot_bytes.
-  ShardedModel(int rank, int world_size, Units units, runtime::Mapping control, runtime::Mapping slots, std::shared_ptr<runtime::Clock> clock,
-               Options options);
+  ShardedModel(int rank, int world_size, Units units, runtime::Mapping control, runtime::Mapping slots,
+               std::shared_ptr<runtime::Clock> clock, Options options);
   ~ShardedModel();
 
   static std::size_t control_bytes(int world_size) { return Control::bytes(world_size); }
@@ -100,8 +100,8 @@ class ShardedModel {
   Result<void> check_fingerprints();
   std::string describe(int rank) const;
   Result<void> serve_due(bool& served);
-  Result<void> follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published, std::span<const Reducer::Gradient> gradients,
-                      bool& resharded);
+  Result<void> follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published,
+                      std::span<const Reducer::Gradient> gradients, bool& resharded);
   Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients);
   std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }
 

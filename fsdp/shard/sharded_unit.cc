@@ -4,7 +4,8 @@
 
 namespace shoal::fsdp {
 
-Result<std::unique_ptr<ShardedUnit>> ShardedUnit::make(std::string name, Layout layout, const Fd& arena, int rank, int world_size, Options options) {
+Result<std::unique_ptr<ShardedUnit>> ShardedUnit::make(std::string name, Layout layout, const Fd& arena, int rank, int world_size,
+                                                       Options options) {
   std::unique_ptr<ShardedUnit> unit(new ShardedUnit(std::move(name), std::move(layout), rank, world_size));
   const std::size_t bytes = unit->layout_.bytes();
   SHOAL_TRY(unit->arena_, runtime::map(arena, bytes, runtime::Access::kReadWrite));

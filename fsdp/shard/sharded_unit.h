@@ -19,7 +19,8 @@ class ShardedUnit {
   struct Options {
     bool lease_guard = false;  // an access without a lease faults, with a name
   };
-  static Result<std::unique_ptr<ShardedUnit>> make(std::string name, Layout layout, const Fd& arena, int rank, int world_size, Options options);
+  static Result<std::unique_ptr<ShardedUnit>> make(std::string name, Layout layout, const Fd& arena, int rank, int world_size,
+                                                   Options options);
 
   const std::string& name() const { return name_; }
   // Its place in the model, known when the model is made: "blocks.0", "" for the root.
@@ -37,7 +38,8 @@ class ShardedUnit {
   void drop_lease();
 
  private:
-  ShardedUnit(std::string name, Layout layout, int rank, int world_size) : name_(std::move(name)), layout_(std::move(layout)), rank_(rank), world_size_(world_size) {}
+  ShardedUnit(std::string name, Layout layout, int rank, int world_size)
+      : name_(std::move(name)), layout_(std::move(layout)), rank_(rank), world_size_(world_size) {}
   void guard();
 
   std::string name_;

@@ -47,8 +47,8 @@ std::vector<fsdp::Reducer::Gradient> gradients_of(const nb::list& list) {
   out.reserve(nb::len(list));
   for (const auto item : list) {
     const auto t = nb::borrow<nb::tuple>(item);
-    out.push_back({reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(t[0])), reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(t[1])),
-                   nb::cast<bool>(t[2])});
+    out.push_back({reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(t[0])),
+                   reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(t[1])), nb::cast<bool>(t[2])});
   }
   return out;
 }
@@ -85,8 +85,8 @@ fsdp::EdgeKind edge_kind(const std::string& name) {
   throw nb::value_error("an edge is of data, order or memory");
 }
 
-// The user's computation, in Python: forward(node, unit, input), backward(node, unit, input) -> addresses, released(unit). What it raises is
-// kept as it is: the rank's own caller shall see that, and the other ranks its words.
+// The user's computation, in Python: forward(node, unit, input), backward(node, unit, input) -> addresses, released(unit). What it raises
+// is kept as it is: the rank's own caller shall see that, and the other ranks its words.
 class PyProgram final : public fsdp::StepProgram {
  public:
   explicit PyProgram(nb::object program) : program_(std::move(program)) {}
@@ -136,19 +136,25 @@ void bind_fsdp(nb::module_& m) {
   using fsdp::StepRunner;
   nb::class_<StepGraph>(m, "StepGraph", "A step as nodes and edges.")
       .def(nb::init<std::vector<std::string>>(), nb::arg("units"))
-      .def("add",
-           [](StepGraph& g, const std::string& op, std::int32_t unit, const std::vector<std::pair<std::int32_t, std::string>>& after, bool backward) {
-             std::vector<fsdp::Edge> edges;
-             for (const auto& [from, kind] : after) edges.push_back({from, edge_kind(kind)});
-             return unwrap(g.add(unwrap(fsdp::parse_op(op)), unit, std::move(edges), 0, backward));
-           },
-           nb::arg("op"), nb::arg("unit"), nb::arg("after"), nb::arg("backward"), "Id of a new node; after: [(node, 'data' | 'order' | 'memory'), ...]")
-      .def("label", [](const StepGraph& g, std::size_t node) { return g.label(g.nodes().at(node)); }, nb::arg("node"))
-      .def("check", [](const StepGraph& g) { unwrap(fsdp::check_runnable(g)); }, "Raises InvalidArgument when it cannot be run.")
-      .def("encode", [](const StepGraph& g) {
-        const Bytes b = g.encode();
-        return nb::bytes(reinterpret_cast<const char*>(b.data()), b.size());
-      })
+      .def(
+          "add",
+          [](StepGraph& g, const std::string& op, std::int32_t unit, const std::vector<std::pair<std::int32_t, std::string>>& after,
+             bool backward) {
+            std::vector<fsdp::Edge> edges;
+            for (const auto& [from, kind] : after) edges.push_back({from, edge_kind(kind)});
+            return unwrap(g.add(unwrap(fsdp::parse_op(op)), unit, std::move(edges), 0, backward));
+          },
+          nb::arg("op"), nb::arg("unit"), nb::arg("after"), nb::arg("backward"),
+          "Id of a new node; after: [(node, 'data' | 'order' | 'memory'), ...]")
+      .def(
+          "label", [](const StepGraph& g, std::size_t node) { return g.label(g.nodes().at(node)); }, nb::arg("node"))
+      .def(
+          "check", [](const StepGraph& g) { unwrap(fsdp::check_runnable(g)); }, "Raises InvalidArgument when it cannot be run.")
+      .def("encode",
+           [](const StepGraph& g) {
+             const Bytes b = g.encode();
+             return nb::bytes(reinterpret_cast<const char*>(b.data()), b.size());
+           })
       .def("graph_table", [](const StepGraph& g) { return g.table({}, {}); })
       .def("graph_perfetto", [](const StepGraph& g) { return g.perfetto({}, {}, 0); })
       .def("graph_nodes", &nodes_list)
@@ -156,25 +162,28 @@ void bind_fsdp(nb::module_& m) {
       .def("graph_measured", [](const StepGraph&) { return nb::list(); });
 
   nb::class_<StepRunner>(m, "StepRunner", "Runs a hand-written step graph on one rank.")
-      .def_static("make",
-                  [](std::shared_ptr<ShardedModel> model, const nb::bytes& graph, double lr, double beta1, double beta2, double eps, double weight_decay) {
-                    const auto sent = span_of(graph);
-                    auto decoded = unwrap(StepGraph::decode(Bytes::copy_of(sent.data(), sent.size())));
-                    return unwrap(StepRunner::make(std::move(model), std::move(decoded), {{lr, beta1, beta2, eps, weight_decay}, signals_pending}));
-                  },
-                  nb::arg("model"), nb::arg("graph"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("weight_decay"),
-                  "graph: as StepGraph.encode() wrote it.")
-      .def("run",
-           [](StepRunner& r, nb::object program) {
-             PyProgram calls(std::move(program));
-             const auto done = [&] {
-               const nb::gil_scoped_release release;
-               return r.run(calls);
-             }();
-             calls.rethrow();
-             unwrap(done);
-           },
-           nb::arg("program"), "One step.")
+      .def_static(
+          "make",
+          [](std::shared_ptr<ShardedModel> model, const nb::bytes& graph, double lr, double beta1, double beta2, double eps,
+             double weight_decay) {
+            const auto sent = span_of(graph);
+            auto decoded = unwrap(StepGraph::decode(Bytes::copy_of(sent.data(), sent.size())));
+            return unwrap(StepRunner::make(std::move(model), std::move(decoded), {{lr, beta1, beta2, eps, weight_decay}, signals_pending}));
+          },
+          nb::arg("model"), nb::arg("graph"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("weight_decay"),
+          "graph: as StepGraph.encode() wrote it.")
+      .def(
+          "run",
+          [](StepRunner& r, nb::object program) {
+            PyProgram calls(std::move(program));
+            const auto done = [&] {
+              const nb::gil_scoped_release release;
+              return r.run(calls);
+            }();
+            calls.rethrow();
+            unwrap(done);
+          },
+          nb::arg("program"), "One step.")
       .def_prop_ro("steps", &StepRunner::steps)
       .def("graph_table", [](const StepRunner& r) { return r.graph().table(r.planned(), r.measured()); })
       .def("graph_perfetto", [](const StepRunner& r) { return r.graph().perfetto(r.planned(), r.measured(), r.rank()); })
@@ -188,29 +197,41 @@ void bind_fsdp(nb::module_& m) {
       .def_prop_ro("bytes", [](const ShardedUnit& u) { return u.layout().bytes(); });
 
   nb::class_<ShardedModel>(m, "ShardedModel", "One sharded model on one rank.")
-      .def("enter", [](ShardedModel& s, bool training) { without_gil([&] { return s.enter(training); }); }, nb::arg("training"))
-      .def("forward_begin", [](ShardedModel& s, std::size_t unit, bool training) { without_gil([&] { return s.forward_begin(unit, training); }); },
-           nb::arg("unit"), nb::arg("training"))
+      .def(
+          "enter", [](ShardedModel& s, bool training) { without_gil([&] { return s.enter(training); }); }, nb::arg("training"))
+      .def(
+          "forward_begin",
+          [](ShardedModel& s, std::size_t unit, bool training) { without_gil([&] { return s.forward_begin(unit, training); }); },
+          nb::arg("unit"), nb::arg("training"))
       .def("forward_end", &ShardedModel::forward_end, nb::arg("unit"), nb::arg("training"), nb::arg("reshard"))
-      .def("backward_begin", [](ShardedModel& s, std::size_t unit, std::uint64_t version) { without_gil([&] { return s.backward_begin(unit, version); }); },
-           nb::arg("unit"), nb::arg("version"))
-      .def("backward_end",
-           [](ShardedModel& s, std::size_t unit, const nb::list& gradients, bool reshard) {
-             const auto g = gradients_of(gradients);
-             without_gil([&] { return s.backward_end(unit, g, reshard); });
-           },
-           nb::arg("unit"), nb::arg("gradients"), nb::arg("reshard"))
-      .def("finish_backward", [](ShardedModel& s, bool leave) { without_gil([&] { return s.finish_backward(leave); }); }, nb::arg("leave"))
-      .def("take_reduced",
-           [](ShardedModel& s) {
-             nb::list out;
-             for (const auto& r : s.take_reduced()) out.append(nb::make_tuple(r.unit, r.present));
-             return out;
-           },
-           "[(unit, [a gradient is present, ...]), ...] since the last call.")
-      .def("unshard", [](ShardedModel& s, std::size_t unit) { without_gil([&] { return s.unshard(unit); }); }, nb::arg("unit"))
-      .def("reshard", [](ShardedModel& s, std::size_t unit) { s.reshard(unit); }, nb::arg("unit"))
-      .def("open_window", [](ShardedModel& s, const std::string& door) { without_gil([&] { return s.open_window(door); }); }, nb::arg("door"))
+      .def(
+          "backward_begin",
+          [](ShardedModel& s, std::size_t unit, std::uint64_t version) { without_gil([&] { return s.backward_begin(unit, version); }); },
+          nb::arg("unit"), nb::arg("version"))
+      .def(
+          "backward_end",
+          [](ShardedModel& s, std::size_t unit, const nb::list& gradients, bool reshard) {
+            const auto g = gradients_of(gradients);
+            without_gil([&] { return s.backward_end(unit, g, reshard); });
+          },
+          nb::arg("unit"), nb::arg("gradients"), nb::arg("reshard"))
+      .def(
+          "finish_backward", [](ShardedModel& s, bool leave) { without_gil([&] { return s.finish_backward(leave); }); }, nb::arg("leave"))
+      .def(
+          "take_reduced",
+          [](ShardedModel& s) {
+            nb::list out;
+            for (const auto& r : s.take_reduced()) out.append(nb::make_tuple(r.unit, r.present));
+            return out;
+          },
+          "[(unit, [a gradient is present, ...]), ...] since the last call.")
+      .def(
+          "unshard", [](ShardedModel& s, std::size_t unit) { without_gil([&] { return s.unshard(unit); }); }, nb::arg("unit"))
+      .def(
+          "reshard", [](ShardedModel& s, std::size_t unit) { s.reshard(unit); }, nb::arg("unit"))
+      .def(
+          "open_window", [](ShardedModel& s, const std::string& door) { without_gil([&] { return s.open_window(door); }); },
+          nb::arg("door"))
       .def("optimizer_begin", &ShardedModel::optimizer_begin)
       .def("optimizer_end", &ShardedModel::optimizer_end)
       .def("end_step", &ShardedModel::end_step)
@@ -221,53 +242,60 @@ void bind_fsdp(nb::module_& m) {
       .def_prop_ro("following", [](const ShardedModel& s) { return s.stepper().following(); })
       .def_prop_ro("detours", [](const ShardedModel& s) { return s.stepper().detours(); })
       .def_prop_ro("has_plan", [](const ShardedModel& s) { return s.stepper().plan() != nullptr; })
-      .def("graph_table", [](const ShardedModel& s) { return s.stepper().plan()->graph().table(s.stepper().planned(), s.stepper().measured()); })
-      .def("graph_perfetto", [](const ShardedModel& s) { return s.stepper().plan()->graph().perfetto(s.stepper().planned(), s.stepper().measured(), s.rank()); })
+      .def("graph_table",
+           [](const ShardedModel& s) { return s.stepper().plan()->graph().table(s.stepper().planned(), s.stepper().measured()); })
+      .def("graph_perfetto",
+           [](const ShardedModel& s) {
+             return s.stepper().plan()->graph().perfetto(s.stepper().planned(), s.stepper().measured(), s.rank());
+           })
       .def("graph_nodes", [](const ShardedModel& s) { return nodes_list(s.stepper().plan()->graph()); })
       .def("graph_planned", [](const ShardedModel& s) { return spans_list(s.stepper().planned()); })
       .def("graph_measured", [](const ShardedModel& s) { return spans_list(s.stepper().measured()); });
 
   nb::class_<ShardActor>(m, "ShardActor", "The actor that owns this rank's rows.")
-      .def_static("place",
-                  [](PySession& session, const std::string& gang, int rank, int world_size, double timeout, double warn_after) {
-                    ShardActor::Options o;
-                    o.gang = gang;
-                    o.rank = rank;
-                    o.world_size = world_size;
-                    const auto seconds = [](double s) { return std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(s)); };
-                    o.place_timeout = o.model.timeout = seconds(timeout);
-                    o.model.warn_after = seconds(warn_after);
-                    o.model.interrupted = signals_pending;
-                    o.model.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
-                    auto placed = [&] {
-                      const nb::gil_scoped_release release;
-                      return ShardActor::place(session.get(), std::move(o));
-                    }();
-                    return unwrap(std::move(placed));
-                  },
-                  nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("timeout"), nb::arg("warn_after"),
-                  nb::keep_alive<0, 1>())
-      .def("add_unit",
-           [](ShardActor& a, const std::string& name, const nb::list& parameters, bool lease_guard) {
-             std::vector<fsdp::Parameter> list;
-             for (const auto p : parameters) list.push_back(parameter_of(nb::borrow<nb::tuple>(p)));
-             auto unit = [&] {
-               const nb::gil_scoped_release release;
-               return a.add_unit(name, std::move(list), {.lease_guard = lease_guard});
-             }();
-             return unwrap(std::move(unit));
-           },
-           nb::arg("name"), nb::arg("parameters"), nb::arg("lease_guard"), "parameters: [(name, shape, dtype, requires_grad), ...]")
-      .def("make_model",
-           [](ShardActor& a, const std::vector<std::shared_ptr<ShardedUnit>>& units, const std::vector<std::string>& names) {
-             for (std::size_t i = 0; i < units.size(); ++i) units[i]->rename(names.at(i));
-             auto model = [&] {
-               const nb::gil_scoped_release release;
-               return a.make_model(units);
-             }();
-             return unwrap(std::move(model));
-           },
-           nb::arg("units"), nb::arg("names"), "Waits until every rank's ShardActor is placed.")
+      .def_static(
+          "place",
+          [](PySession& session, const std::string& gang, int rank, int world_size, double timeout, double warn_after) {
+            ShardActor::Options o;
+            o.gang = gang;
+            o.rank = rank;
+            o.world_size = world_size;
+            const auto seconds = [](double s) { return std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(s)); };
+            o.place_timeout = o.model.timeout = seconds(timeout);
+            o.model.warn_after = seconds(warn_after);
+            o.model.interrupted = signals_pending;
+            o.model.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
+            auto placed = [&] {
+              const nb::gil_scoped_release release;
+              return ShardActor::place(session.get(), std::move(o));
+            }();
+            return unwrap(std::move(placed));
+          },
+          nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("timeout"), nb::arg("warn_after"),
+          nb::keep_alive<0, 1>())
+      .def(
+          "add_unit",
+          [](ShardActor& a, const std::string& name, const nb::list& parameters, bool lease_guard) {
+            std::vector<fsdp::Parameter> list;
+            for (const auto p : parameters) list.push_back(parameter_of(nb::borrow<nb::tuple>(p)));
+            auto unit = [&] {
+              const nb::gil_scoped_release release;
+              return a.add_unit(name, std::move(list), {.lease_guard = lease_guard});
+            }();
+            return unwrap(std::move(unit));
+          },
+          nb::arg("name"), nb::arg("parameters"), nb::arg("lease_guard"), "parameters: [(name, shape, dtype, requires_grad), ...]")
+      .def(
+          "make_model",
+          [](ShardActor& a, const std::vector<std::shared_ptr<ShardedUnit>>& units, const std::vector<std::string>& names) {
+            for (std::size_t i = 0; i < units.size(); ++i) units[i]->rename(names.at(i));
+            auto model = [&] {
+              const nb::gil_scoped_release release;
+              return a.make_model(units);
+            }();
+            return unwrap(std::move(model));
+          },
+          nb::arg("units"), nb::arg("names"), "Waits until every rank's ShardActor is placed.")
       .def("leave", &ShardActor::leave, "Before the session closes: gives the arenas back and asks nothing more of it.")
       .def_prop_ro("id", [](const ShardActor& a) { return to_string(a.id()); })
       .def_prop_ro("rank", &ShardActor::rank)
@@ -278,38 +306,41 @@ void bind_fsdp(nb::module_& m) {
         return out;
       });
 
-  m.def("own_rows",
-        [](const std::shared_ptr<ShardedUnit>& unit, std::size_t parameter, int world_size, int rank) {
-          const auto& p = unit->layout().placed().at(parameter);
-          return tensor(unit, unit->own_rows(parameter), p.parameter, fsdp::rows_of(p.rows, world_size, Rank{rank}).count());
-        },
-        nb::arg("unit"), nb::arg("parameter"), nb::arg("world_size"), nb::arg("rank"), "This rank's rows of a parameter, as a torch tensor.");
-  m.def("whole",
-        [](const std::shared_ptr<ShardedUnit>& unit, std::size_t parameter) {
-          const auto& p = unit->layout().placed().at(parameter);
-          return tensor(unit, unit->whole(parameter), p.parameter, p.rows);
-        },
-        nb::arg("unit"), nb::arg("parameter"), "A whole parameter, as a torch tensor over the same bytes.");
+  m.def(
+      "own_rows",
+      [](const std::shared_ptr<ShardedUnit>& unit, std::size_t parameter, int world_size, int rank) {
+        const auto& p = unit->layout().placed().at(parameter);
+        return tensor(unit, unit->own_rows(parameter), p.parameter, fsdp::rows_of(p.rows, world_size, Rank{rank}).count());
+      },
+      nb::arg("unit"), nb::arg("parameter"), nb::arg("world_size"), nb::arg("rank"), "This rank's rows of a parameter, as a torch tensor.");
+  m.def(
+      "whole",
+      [](const std::shared_ptr<ShardedUnit>& unit, std::size_t parameter) {
+        const auto& p = unit->layout().placed().at(parameter);
+        return tensor(unit, unit->whole(parameter), p.parameter, p.rows);
+      },
+      nb::arg("unit"), nb::arg("parameter"), "A whole parameter, as a torch tensor over the same bytes.");
 
-  m.def("adamw",
-        [](const nb::list& shards, double lr, double beta1, double beta2, double eps, double weight_decay, std::int64_t step) {
-          struct Shard {
-            float *p, *m, *v;
-            const float* g;
-            std::size_t numel;
-          };
-          std::vector<Shard> work;
-          for (const auto item : shards) {
-            const auto t = nb::borrow<nb::tuple>(item);
-            const auto at = [&](std::size_t i) { return reinterpret_cast<float*>(nb::cast<std::uintptr_t>(t[i])); };
-            work.push_back({at(0), at(2), at(3), at(1), nb::cast<std::size_t>(t[4])});
-          }
-          const nb::gil_scoped_release release;
-          const fsdp::AdamW options{lr, beta1, beta2, eps, weight_decay};
-          for (const auto& w : work) fsdp::adamw(options, step, w.p, w.g, w.m, w.v, w.numel);
-        },
-        nb::arg("shards"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("weight_decay"), nb::arg("step"),
-        "AdamW on [(address of p, g, m, v, numel), ...], fp32.");
+  m.def(
+      "adamw",
+      [](const nb::list& shards, double lr, double beta1, double beta2, double eps, double weight_decay, std::int64_t step) {
+        struct Shard {
+          float *p, *m, *v;
+          const float* g;
+          std::size_t numel;
+        };
+        std::vector<Shard> work;
+        for (const auto item : shards) {
+          const auto t = nb::borrow<nb::tuple>(item);
+          const auto at = [&](std::size_t i) { return reinterpret_cast<float*>(nb::cast<std::uintptr_t>(t[i])); };
+          work.push_back({at(0), at(2), at(3), at(1), nb::cast<std::size_t>(t[4])});
+        }
+        const nb::gil_scoped_release release;
+        const fsdp::AdamW options{lr, beta1, beta2, eps, weight_decay};
+        for (const auto& w : work) fsdp::adamw(options, step, w.p, w.g, w.m, w.v, w.numel);
+      },
+      nb::arg("shards"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("weight_decay"), nb::arg("step"),
+      "AdamW on [(address of p, g, m, v, numel), ...], fp32.");
   m.def("kernel_target", [] { return std::string(fsdp::kernel_target()); }, "The instruction set that the kernels use here.");
 }
 

@@ -4,7 +4,8 @@ namespace shoal::python {
 
 actors::Session& PySession::get() const {
   if (!session_) {
-    raise(unavailable(forked_ ? "this process was forked from one that uses Shoal; start Shoal in it anew (shoal.init)" : "this session is closed")
+    raise(unavailable(forked_ ? "this process was forked from one that uses Shoal; start Shoal in it anew (shoal.init)"
+                              : "this session is closed")
               .with_reason(forked_ ? "Forked" : "Closed"));
   }
   return *session_;
@@ -178,7 +179,8 @@ nb::list rows_of(const actors::ListReply& reply) {
 }
 
 std::unique_ptr<PySession> open_session(const std::string& token, const std::string& head, const std::string& node, const std::string& name,
-                                        const std::string& role, const std::string& worker, const std::string& job, bool print_logs, bool ends_job) {
+                                        const std::string& role, const std::string& worker, const std::string& job, bool print_logs,
+                                        bool ends_job) {
   actors::SessionOptions o;
   o.token = unwrap(runtime::Token::parse(token));
   o.head = head;
@@ -221,7 +223,8 @@ void bind_session(nb::module_& m) {
 
   nb::class_<PySession>(m, "Session", "This process's place in a cluster.")
       .def_static("open", &open_session, nb::kw_only(), nb::arg("token"), nb::arg("head") = "", nb::arg("node") = "", nb::arg("name") = "",
-                  nb::arg("role") = "driver", nb::arg("worker") = "", nb::arg("job") = "", nb::arg("print_logs") = true, nb::arg("ends_job") = true)
+                  nb::arg("role") = "driver", nb::arg("worker") = "", nb::arg("job") = "", nb::arg("print_logs") = true,
+                  nb::arg("ends_job") = true)
       .def("close", &PySession::close)
       .def("abandon_after_fork", &PySession::abandon_after_fork)
       .def_prop_ro("job", [](PySession& s) { return to_string(s.get().job()); })
