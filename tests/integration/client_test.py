@@ -383,7 +383,11 @@ def test_an_object_whose_maker_died_first_is_not_waited_for(log, other):
     with pytest.raises(GetTimeoutError):
         shoal.get(got, timeout=0.2)
     os.kill(shoal.get(log.pid.remote()), signal.SIGKILL)
-    for call in (lambda: shoal.get(ref, timeout=20), lambda: shoal.get(got, timeout=20), lambda: shoal.get(waiting.get.remote([ref]), timeout=20)):
+    for call in (
+        lambda: shoal.get(ref, timeout=20),
+        lambda: shoal.get(got, timeout=20),
+        lambda: shoal.get(waiting.get.remote([ref]), timeout=20),
+    ):
         with pytest.raises(Unavailable, match="is gone"):
             call()
     shoal.kill(waiting)

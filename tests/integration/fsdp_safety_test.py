@@ -146,9 +146,9 @@ def evaluate_then_write(config):
 
 
 def test_writing_after_an_evaluation_takes_the_door_that_says_so():
-    assert all(torch.equal(a, b) for calm, late in zip(run(evaluate_then_write, sleeps=False), run(evaluate_then_write, sleeps=True), strict=True)
-               for a, b in zip(calm, late, strict=True))  # fmt: skip
-    before, after = run(evaluate_then_write, sleeps=False)[0]
+    calm, late = run(evaluate_then_write, sleeps=False), run(evaluate_then_write, sleeps=True)
+    assert all(torch.equal(a, b) for of_calm, of_late in zip(calm, late, strict=True) for a, b in zip(of_calm, of_late, strict=True))
+    before, after = calm[0]
     assert not torch.equal(before, after)
 
 

@@ -110,7 +110,14 @@ def _attach(ranks: tuple[int, ...]) -> None:
 
 def _open(folder: str, head: str = "", node: str = "", job: str = "") -> None:
     state.session = _native.Session.open(
-        token=read_token(folder), head=head, node=node, job=job, role=f"rank {dist.get_rank()}", name="torchrun", print_logs=False, ends_job=False
+        token=read_token(folder),
+        head=head,
+        node=node,
+        job=job,
+        role=f"rank {dist.get_rank()}",
+        name="torchrun",
+        print_logs=False,
+        ends_job=False,
     )
 
 

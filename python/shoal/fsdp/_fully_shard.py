@@ -80,7 +80,9 @@ class _Root:
 class _State:
     """One unit: a module on which fully_shard was called."""
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool | None, mp_policy: MixedPrecisionPolicy, lease_guard: bool):
+    def __init__(
+        self, module: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool | None, mp_policy: MixedPrecisionPolicy, lease_guard: bool
+    ):
         self.module, self.mesh, self.mp_policy = module, mesh, mp_policy
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = True
@@ -220,9 +222,7 @@ class _State:
                 if torch.is_tensor(t) and t.requires_grad:
                     t.register_hook(partial(self._pre_backward, token))
         if self.mp_policy.output_dtype is not None:
-            output = tree_map_only(
-                torch.Tensor, lambda t: t.to(self.mp_policy.output_dtype) if t.is_floating_point() else t, output
-            )
+            output = tree_map_only(torch.Tensor, lambda t: t.to(self.mp_policy.output_dtype) if t.is_floating_point() else t, output)
         return output
 
     # ---- backward ----
@@ -237,7 +237,7 @@ class _State:
         return grad
 
     def inputs_done(self) -> None:
-        """The gradients of this unit's inputs are there: its backward is over, unless another forward pass of it still waits for its own."""
+        """The gradients of this unit's inputs are there: its backward is over, unless another forward pass still waits for its own."""
         self.root.queue_callback()
         self.pending_backwards -= 1
         if self.pending_backwards <= 0:
@@ -349,7 +349,9 @@ def fully_shard(
         "it needs a compute arena in the lower precision; use torch.autocast, or convert the model",
     )
     _refuse(
-        mp_policy.reduce_dtype not in (None, torch.float32, *dtypes), f"reduce_dtype={mp_policy.reduce_dtype}", "gradients are reduced in fp32"
+        mp_policy.reduce_dtype not in (None, torch.float32, *dtypes),
+        f"reduce_dtype={mp_policy.reduce_dtype}",
+        "gradients are reduced in fp32",
     )
     mesh = mesh if mesh is not None else _bootstrap.default_mesh()
     _refuse(mesh.ndim != 1, f"a {mesh.ndim}-D mesh", "pass a 1-D mesh")

@@ -72,7 +72,9 @@ class ShardedParameter:
                 hint="replace it by a DTensor of the same shape and placement, or copy into it",
             )
         if local.device.type == "meta":
-            raise InvalidArgument(f"parameter {self.name} is on the meta device", hint="call model.to_empty(device='cpu') and initialise it")
+            raise InvalidArgument(
+                f"parameter {self.name} is on the meta device", hint="call model.to_empty(device='cpu') and initialise it"
+            )
         if local.dtype != self.dtype:
             raise Unimplemented(
                 f"parameter {self.name} changed its dtype from {self.dtype} to {local.dtype} after fully_shard",

@@ -1,7 +1,7 @@
 """Training on a cluster: a loop that runs on N workers, placed together, with a process group between them.
 
-    def loop(config): ...
-    result = shoal.train.Trainer(loop, scaling_config=ScalingConfig(num_workers=2)).fit()
+def loop(config): ...
+result = shoal.train.Trainer(loop, scaling_config=ScalingConfig(num_workers=2)).fit()
 """
 
 from shoal.train._context import TrainContext, get_context, report

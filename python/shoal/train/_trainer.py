@@ -90,7 +90,8 @@ class Trainer:
         queue = s.host_queue("TrainReports")
         driver = ActorHandle(queue, "TrainReports", frozenset({"report"}))
         runs = [
-            w.run.remote(self._loop, self._config, {**environment, "RANK": str(r), "LOCAL_RANK": str(r)}, driver) for r, w in enumerate(workers)
+            w.run.remote(self._loop, self._config, {**environment, "RANK": str(r), "LOCAL_RANK": str(r)}, driver)
+            for r, w in enumerate(workers)
         ]
         try:
             history = self._serve(s, queue, runs)
@@ -134,6 +135,8 @@ class Trainer:
         for number, calls in list(waiting.items()):
             missing = [rank for rank in done if all(rank != r for r, _ in calls)]
             if missing:
-                error = InvalidArgument(f"rank {missing[0]} ended its loop without report number {number}", hint="report equally often on every rank")
+                error = InvalidArgument(
+                    f"rank {missing[0]} ended its loop without report number {number}", hint="report equally often on every rank"
+                )
                 for _, call in waiting.pop(number):
                     s.reply(call, *_serialize.dump_exception(error, "report"), True)
