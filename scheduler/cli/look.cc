@@ -20,6 +20,7 @@ namespace {
 struct Looking {
   std::unique_ptr<Context> context;
   std::unique_ptr<Client> head;
+  std::string address;
 };
 
 Result<Looking> look(const Common& common) {
@@ -28,6 +29,7 @@ Result<Looking> look(const Common& common) {
   Looking out;
   out.context = std::make_unique<Context>(token);
   SHOAL_TRY(out.head, Client::connect(*out.context, found.endpoint));
+  out.address = found.endpoint;
   return out;
 }
 
@@ -92,6 +94,7 @@ int status(const Common& common) {
   if (common.json) {
     std::printf("%s\n", json({{"schema", "shoal.status/1"},
                               {"session", s->session},
+                              {"address", looking->address},
                               {"head_pid", s->head_pid},
                               {"total", to_json(s->total)},
                               {"available", to_json(s->available)},
@@ -104,7 +107,7 @@ int status(const Common& common) {
                             .c_str());
     return kOk;
   }
-  std::printf("session  %s (head pid %d)\n", s->session.c_str(), s->head_pid);
+  std::printf("address  %s\nsession  %s (head pid %d)\n", looking->address.c_str(), s->session.c_str(), s->head_pid);
   std::printf("nodes    %u\njobs     %u running\nworkers  %u\nactors   %u\n", s->num_nodes, s->num_jobs, s->num_workers, s->num_actors);
   std::printf("total    %s\nfree     %s\n", s->total.to_string().c_str(), s->available.to_string().c_str());
   for (const auto& p : s->pending) std::printf("pending  %s\n", p.c_str());

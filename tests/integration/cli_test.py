@@ -140,7 +140,7 @@ def test_stop_kills_what_does_not_end(shoal_command):
 # ---- looking
 
 
-STATUS = {"schema", "session", "head_pid", "total", "available", "nodes", "workers", "actors", "jobs", "pending"}
+STATUS = {"schema", "session", "address", "head_pid", "total", "available", "nodes", "workers", "actors", "jobs", "pending"}
 ROWS = {
     "actors": {"id", "class", "state", "job", "node", "worker", "pid", "rank", "world_size", "generation", "endpoint", "attributes"},
     "nodes": {"id", "host", "pid", "state", "endpoint", "total", "available"},
@@ -155,7 +155,7 @@ def test_status_counts_what_is_there(shoal_command, cluster, driver):
     status = shoal_command.json("status")
     assert set(status) >= STATUS
     assert status["schema"] == "shoal.status/1"
-    assert status["session"] == str(cluster.session)
+    assert (status["session"], status["address"]) == (str(cluster.session), cluster.address)
     assert (status["nodes"], status["actors"], status["jobs"]) == (1, 1, 1)
     assert (status["total"]["CPU"], status["available"]["CPU"]) == (4, 3)
     text = shoal_command("status").stdout

@@ -110,6 +110,10 @@ class Command:
     def popen(self, *words: str) -> Running:
         return self._keep(Running([binary(), *map(str, words)], self.env(), self.home))
 
+    def program(self, argv: list[str], **env: str) -> Running:
+        """Any program, in this SHOAL_HOME."""
+        return self._keep(Running(argv, self.env(**env), self.home))
+
     def script(self, text: str, name: str = "script.py") -> Path:
         path = self.home.parent / "scripts" / name
         path.parent.mkdir(exist_ok=True)
@@ -119,7 +123,7 @@ class Command:
     def driver(self, text: str, **env: str) -> Running:
         """A Python program of its own process."""
         path = self.script(text, f"driver{len(self._running)}.py")
-        return self._keep(Running([sys.executable, str(path)], self.env(**env), self.home))
+        return self.program([sys.executable, str(path)], **env)
 
     def _keep(self, running: Running) -> Running:
         self._running.append(running)

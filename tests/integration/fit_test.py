@@ -1,0 +1,186 @@
+"""``Trainer.fit()`` when things go wrong: signals, loops that raise, ranks, drivers, nodes and heads that are killed."""
+
+import os
+import signal
+
+import pytest
+from leftovers import alive, descendants, wait_until
+
+# A loop over a sharded model, step by step, each reported; `how` says what rank 1 does after step 3.
+TRAIN = """
+import os, signal, sys, time
+import shoal
+from shoal.train import ScalingConfig, Trainer, get_context, report
+
+def loop(config):
+    import torch
+    from torch import nn
+    from shoal.fsdp import fully_shard
+    from shoal.optim import AdamW
+    if config["how"] == "stubborn":
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 15), nn.ReLU(), nn.Linear(15, 3))
+    fully_shard(model[0])
+    fully_shard(model)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    for step in range(config["steps"]):
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        report({"step": step})
+        if step == 3 and get_context().get_world_rank() == 1:
+            if config["how"] == "raise":
+                raise ValueError("the cause")
+            if config["how"] == "exit":
+                sys.exit(3)
+            if config["how"] == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if config["how"] == "return":
+                return
+        time.sleep(0.01)
+
+def told(metrics):
+    print(f"step {metrics['step']}.", flush=True)
+
+if __name__ == "__main__":
+    how, steps = sys.argv[1], int(sys.argv[2])
+    shoal.init(*sys.argv[3:])
+    trainer = Trainer(loop, train_loop_config={"how": how, "steps": steps}, scaling_config=ScalingConfig(num_workers=2), on_report=told)
+    print("last", trainer.fit().metrics["step"], flush=True)
+"""
+FOREVER = 1_000_000
+
+
+@pytest.fixture
+def fit(shoal_command):
+    """The program above as a driver of its own process. It has come through some steps when it is returned."""
+
+    def start(how: str = "never", steps: int = FOREVER, *address: str, launcher=()):
+        import sys
+
+        script = str(shoal_command.script(TRAIN, "fit.py"))
+        driver = shoal_command.program([*(launcher or [sys.executable]), script, how, str(steps), *address])
+        driver.said("step 2.")
+        return driver
+
+    return start
+
+
+def everything(driver) -> set[int]:
+    return {p for p in descendants(driver.pid) if alive(p)}
+
+
+def gone(pids, within: float = 5.0) -> None:
+    wait_until(lambda: not any(alive(p) for p in pids), within, f"the end of {pids}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_driver_ends_all(fit, number):
+    driver = fit()
+    pids = everything(driver)
+    assert len(pids) >= 4  # head and node, zygote, two ranks
+    driver.signal(number)
+    assert driver.code(within=5) == -number
+    gone(pids)
+    if number == signal.SIGINT:
+        assert driver.err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_second_ctrl_c_ends_even_stubborn_ranks_within_a_second(fit):
+    driver = fit("stubborn")
+    pids = everything(driver)
+    driver.signal(signal.SIGINT)
+    driver.said("KeyboardInterrupt")
+    driver.signal(signal.SIGINT)
+    driver.code(within=1)
+    gone(pids)
+
+
+def test_one_ctrl_c_ends_stubborn_ranks_within_five_seconds(fit):
+    driver = fit("stubborn")
+    pids = everything(driver)
+    driver.signal(signal.SIGINT)
+    assert driver.code(within=5) == -signal.SIGINT
+    gone(pids)
+
+
+@pytest.mark.parametrize(
+    ("how", "texts"),
+    [
+        ("raise", ["ValueError: the cause", "in loop"]),
+        ("exit", ["ActorDiedError", "exited with code 3"]),
+        ("kill", ["ActorDiedError", "SIGKILL"]),
+        ("return", ["InvalidArgument", "rank 1 ended its loop without report number 5"]),
+    ],
+)
+def test_what_ends_a_rank_is_what_fit_raises(fit, how, texts):
+    driver = fit(how)
+    pids = everything(driver)
+    assert driver.code() == 1, driver.err
+    for text in texts:
+        assert text in driver.err, driver.err
+    gone(pids)
+
+
+def test_a_worker_that_no_node_could_hold_is_refused_and_nothing_starts(shoal_command):
+    driver = shoal_command.driver("""
+        import shoal
+        from shoal.train import ScalingConfig, Trainer
+        shoal.init(num_cpus=4)
+        Trainer(print, scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"GPU": 64})).fit()
+        """)
+    assert driver.code() == 1
+    for text in ("ResourceExhausted", "GPU 64", "nearest fit"):
+        assert text in driver.err, driver.err
+    assert driver.out == ""
+
+
+def test_a_running_step_goes_on_without_a_head(shoal_command, fit):
+    cluster = shoal_command.start()
+    driver = fit("never", 400, cluster.address)
+    os.kill(cluster.pid("head"), signal.SIGKILL)
+    before = driver.out.count("step")
+    wait_until(lambda: driver.out.count("step") > before + 50 or driver.process.poll() is not None, 20, "more steps")
+    assert driver.code() == 0, driver.err
+    assert driver.out.rstrip().endswith("last 399")
+    assert shoal_command("stop").returncode == 0
+
+
+def test_stop_without_a_head_ends_a_running_step(shoal_command, fit):
+    cluster = shoal_command.start()
+    driver = fit("never", FOREVER, cluster.address)
+    workers = everything_of(cluster)
+    os.kill(cluster.pid("head"), signal.SIGKILL)
+    assert shoal_command("stop").returncode == 0
+    assert driver.code(within=5) == 1
+    assert "ActorDiedError" in driver.err, driver.err
+    gone(workers)
+
+
+def everything_of(cluster) -> set[int]:
+    node = cluster.pid("node")
+    return {p for p in descendants(node) | {node} if alive(p)}
+
+
+def test_a_node_that_is_killed_fails_fit_and_takes_its_ranks_along(shoal_command, fit):
+    cluster = shoal_command.start()
+    driver = fit("never", FOREVER, cluster.address)
+    pids = everything_of(cluster)
+    os.kill(cluster.pid("node"), signal.SIGKILL)
+    assert driver.code(within=5) == 1
+    assert "ActorDiedError" in driver.err, driver.err
+    gone(pids)
+    assert shoal_command("stop").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_submit_ends_a_training_job(shoal_command, fit, number):
+    from shoal._runtime import binary
+
+    submit = fit(launcher=[binary(), "submit"])
+    pids = everything(submit)
+    submit.signal(number)
+    assert submit.code(within=5) == 128 + number, submit.err
+    gone(pids)

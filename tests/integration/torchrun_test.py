@@ -1,0 +1,104 @@
+"""Ranks that torchrun starts: a private node comes up for them, can be looked at, and ends with them, however they end."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from leftovers import alive, descendants, wait_until
+
+TRAIN = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from shoal.fsdp import fully_shard
+from shoal.optim import AdamW
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 15), nn.ReLU(), nn.Linear(15, 3))
+fully_shard(model[0])
+fully_shard(model)
+optimizer = AdamW(model.parameters(), lr=1e-2)
+steps, victim, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+for step in range(steps):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 3:
+        print(f"rank {dist.get_rank()} trains", flush=True)
+        if dist.get_rank() == victim:
+            if how == "raise":
+                raise ValueError("the cause")
+            if how == "exit":
+                sys.exit(3)
+            os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.01)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def torchrun(shoal_command):
+    """torchrun with 2 ranks of the program above: steps, the rank that fails, and how."""
+
+    def start(steps: int, victim: int = -1, how: str = "never"):
+        script = shoal_command.script(TRAIN, "train.py")
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+        return shoal_command.program([*words, str(steps), str(victim), how])
+
+    return start
+
+
+def session(home: Path) -> dict:
+    """The private node's own words."""
+    (info,) = home.glob("*/info.json")
+    return json.loads(info.read_text())
+
+
+def test_its_shard_actors_are_listed_at_the_private_nodes_address(shoal_command, torchrun):
+    job = torchrun(100_000)
+    for rank in range(2):
+        job.said(f"rank {rank} trains")
+    said = session(shoal_command.home)
+    assert said["head"] == ""  # no port: unix sockets only
+    rows = shoal_command.json("list", "actors", "--address", said["head_local"])["rows"]
+    assert [(r["class"], r["state"], r["rank"], r["world_size"]) for r in rows] == [("ShardActor", "ALIVE", rank, 2) for rank in range(2)]
+    # 15 and 3 rows of weights and as many of biases, of which rank 0 holds the first halves, in fp32
+    assert [int(r["attributes"]["rows"]) for r in rows] == [8 + 8 + 2 + 2, 7 + 7 + 1 + 1]
+    assert [int(r["attributes"]["bytes"]) for r in rows] == [4 * (8 * 8 + 8 + 2 * 15 + 2), 4 * (7 * 8 + 7 + 1 * 15 + 1)]
+    assert all(r["generation"] == 1 for r in rows)
+    pids = {p for p in descendants(job.pid) if alive(p)}
+    job.signal(signal.SIGTERM)
+    job.code()
+    wait_until(lambda: not any(alive(p) for p in pids), 5, "the end of all")
+
+
+def test_a_run_that_ends_well_leaves_no_session_folder(shoal_command, torchrun):
+    assert torchrun(10).code() == 0
+    wait_until(lambda: not list(shoal_command.home.iterdir()), 5, "the end of the session")
+
+
+@pytest.mark.parametrize(("victim", "how"), [(0, "exit"), (0, "kill"), (1, "raise"), (1, "kill")])
+def test_a_rank_that_fails_is_named_and_nothing_stays(shoal_command, torchrun, victim, how):
+    """Rank 0 started the private node, rank 1 only joined it: neither keeps it, or the other rank, alive."""
+    job = torchrun(100_000, victim, how)
+    assert job.code() == 1, job.err
+    assert f"rank      : {victim} " in job.err
+    if how == "raise":
+        assert "ValueError: the cause" in job.err
+    wait_until(lambda: not list(shoal_command.home.iterdir()), 5, "the end of the session")
+
+
+def test_torchrun_killed_outright_takes_all_along(shoal_command, torchrun):
+    job = torchrun(100_000)
+    for rank in range(2):
+        job.said(f"rank {rank} trains")
+    said = session(shoal_command.home)
+    ranks = [p for p in descendants(job.pid) if alive(p)]
+    for p in ranks:  # torchrun does not end its ranks when it is killed: whoever kills it does
+        os.kill(p, signal.SIGKILL)
+    job.signal(signal.SIGKILL)
+    job.code()
+    wait_until(lambda: shoal_command("list", "actors", "--address", said["head_local"]).returncode == 5, 5, "the node's end")
