@@ -42,6 +42,12 @@ ShardActor::~ShardActor() { leave(); }
 
 void ShardActor::leave() {
   if (session_ == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& weak : models_) {
+      if (const auto model = weak.lock()) model->leave();
+    }
+  }
   for (const auto& key : arenas_) session_->drop_arena(key);
   session_ = nullptr;
 }

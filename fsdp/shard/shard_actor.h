@@ -34,7 +34,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   // A model of these units. Waits until the gang is placed. The n-th model of every rank is the same one.
   Result<std::shared_ptr<ShardedModel>> make_model(ShardedModel::Units units);
 
-  // Gives its arenas back and uses the session no more. Units and models go on working with what they have mapped.
+  // Leaves its models, gives its arenas back and uses the session no more. Units and models go on working with what they have mapped.
   void leave();
 
   int rank() const { return options_.rank; }

@@ -1,6 +1,7 @@
 #include "fsdp/shard/sharded_model.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -11,6 +12,7 @@ namespace shoal::fsdp {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(50);  // how often a sleeping wait asks about signals
+constexpr auto kLastWords = std::chrono::seconds(1);   // from a rank's leave to the word of how its process ended
 
 std::vector<const Layout*> layouts_of(const ShardedModel::Units& units) {
   std::vector<const Layout*> out;
@@ -68,7 +70,12 @@ ShardedModel::ShardedModel(int rank, int world_size, Units units, runtime::Mappi
 
 ShardedModel::~ShardedModel() {
   for (const auto& u : units_) u->drop_lease();
-  at(Doing::kLeft, 0);
+  leave();
+}
+
+void ShardedModel::leave() {
+  control_.rank(rank_).place.store(encode_place({Doing::kLeft, 0, step()}), std::memory_order_release);
+  control_.board().ring();
 }
 
 void ShardedModel::at(Doing doing, std::size_t unit) {
@@ -86,15 +93,31 @@ std::string ShardedModel::describe(int rank) const {
   return out + fmt::format(", step {}", p.step);
 }
 
-Result<void> ShardedModel::check_peers() const {
+bool ShardedModel::has_left(int rank) const {
+  return decode_place(control_.rank(rank).place.load(std::memory_order_acquire)).doing == Doing::kLeft;
+}
+
+int ShardedModel::first_lost() const {
   auto& board = const_cast<Control&>(control_).board();
   const int gone = board.first_gone(static_cast<std::uint32_t>(world_size_));
-  if (gone < 0) return {};
-  return fail(unavailable(board.cause(static_cast<std::uint32_t>(gone)))
-                  .with_reason("ActorDied")
-                  .in(fmt::format("ShardActor rank {}", gone))
-                  .in(fmt::format("seen by rank {}", rank_))
-                  .in(fmt::format("step {}", step())));
+  if (gone < 0) return -1;
+  for (int r = gone; r < world_size_; ++r) {
+    if (board.is_gone(static_cast<std::uint32_t>(r)) && !has_left(r)) return r;
+  }
+  return -1;
+}
+
+Error ShardedModel::lost(int rank) const {
+  const auto& board = const_cast<Control&>(control_).board();
+  const auto member = static_cast<std::uint32_t>(rank);
+  Error e =
+      unavailable(board.is_gone(member) ? board.cause(member) : fmt::format("rank {} has left: its program is done with the model", rank))
+          .with_reason("ActorDied");
+  if (has_left(rank)) e = std::move(e).with_hint("every rank runs equally many forward and backward passes");
+  return std::move(e)
+      .in(fmt::format("ShardActor rank {}", rank))
+      .in(fmt::format("seen by rank {}", rank_))
+      .in(fmt::format("step {}", step()));
 }
 
 Result<void> ShardedModel::check_fingerprints() {
@@ -123,6 +146,7 @@ Result<void> ShardedModel::serve_due(bool& served) {
 Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting& waiting) {
   const auto began = clock_->now();
   auto warn_at = began + options_.warn_after;
+  std::optional<runtime::TimePoint> left_since;  // a rank that is waited for has left
   while (true) {
     SHOAL_OK(check_peers());
     if (done()) return {};
@@ -130,14 +154,18 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
     SHOAL_OK(serve_due(served));
     if (served) continue;
     auto& board = control_.board();
-    const auto due = [&] {
-      return done() || board.first_gone(static_cast<std::uint32_t>(world_size_)) >= 0 ||
-             (reducer_.num_pending() > 0 && reducer_.missing_publication() < 0);
-    };
+    const auto due = [&] { return done() || first_lost() >= 0 || (reducer_.num_pending() > 0 && reducer_.missing_publication() < 0); };
     if (board.listen(due, kLook, options_.spins) == runtime::Board::Heard::kDone) continue;
     const auto& interrupted = interrupt_by_ ? interrupt_by_ : options_.interrupted;
     if (interrupted && interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
     const auto now = clock_->now();
+    // Whoever has left did all it would ever do before it said so. How its process ended follows soon, if it does.
+    if (const int missing = waiting.missing(); missing >= 0 && has_left(missing) && waiting.missing() == missing && !done()) {
+      if (!left_since) left_since = now;
+      if (board.is_gone(static_cast<std::uint32_t>(missing)) || now - *left_since > kLastWords) {
+        return fail(lost(missing).in("waiting for " + waiting.for_what));
+      }
+    }
     if (now >= warn_at && options_.warn) {
       const int missing = waiting.missing();
       options_.warn(fmt::format("rank {} waits for {} since {} s: {}", rank_, waiting.for_what,

@@ -83,6 +83,10 @@ class ShardedModel {
   // An exception left a step half-way: leases are dropped and what was not published is forgotten. Peers must do the same.
   void reset();
 
+  // This rank's program is done with the model. It may end, or go on without: peers that still need something of it are told so, others
+  // do not notice.
+  void leave();
+
   std::uint64_t version() const { return gate_.version(); }
   const Units& units() const { return units_; }
   const Stepper& stepper() const { return stepper_; }
@@ -96,7 +100,10 @@ class ShardedModel {
     std::function<int()> missing;  // a rank that has not come, -1 when unknown
   };
   Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
-  Result<void> check_peers() const;
+  int first_lost() const;  // the first rank that is gone without having left, or -1
+  bool has_left(int rank) const;
+  Error lost(int rank) const;
+  Result<void> check_peers() const { return first_lost() < 0 ? Result<void>() : fail(lost(first_lost())); }
   Result<void> check_fingerprints();
   std::string describe(int rank) const;
   Result<void> serve_due(bool& served);

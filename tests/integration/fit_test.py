@@ -110,9 +110,9 @@ def test_one_ctrl_c_ends_stubborn_ranks_within_five_seconds(fit):
     ("how", "texts"),
     [
         ("raise", ["ValueError: the cause", "in loop"]),
-        ("exit", ["ActorDiedError", "exited with code 3"]),
+        ("exit", ["SystemExit: 3", "in loop"]),
         ("kill", ["ActorDiedError", "SIGKILL"]),
-        ("return", ["InvalidArgument", "rank 1 ended its loop without report number 5"]),
+        ("return", ["ActorDiedError", "rank 1 has left", "waiting for the parameters of step 4"]),
     ],
 )
 def test_what_ends_a_rank_is_what_fit_raises(fit, how, texts):

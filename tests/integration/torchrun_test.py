@@ -91,6 +91,46 @@ def test_a_rank_that_fails_is_named_and_nothing_stays(shoal_command, torchrun, v
     wait_until(lambda: not list(shoal_command.home.iterdir()), 5, "the end of the session")
 
 
+EVALUATE = """
+import sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from shoal.fsdp import fully_shard
+
+torch.manual_seed(0)
+model = nn.Linear(8, 3)
+fully_shard(model)
+rank = int(dist.get_rank())
+for training in range(2):
+    model(torch.ones(4, 8)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    model.zero_grad()
+if rank == 1 and sys.argv[1] == "early":
+    sys.exit(0)
+with torch.no_grad():
+    for batch in range(1 if rank == 1 else 30):
+        y = model(torch.ones(4, 8))
+        time.sleep(0.05 if rank == 0 else 0)
+print(f"rank {rank}: {y.sum().item()}", flush=True)
+"""
+
+
+def test_a_rank_that_has_done_its_part_may_end_before_the_others(shoal_command):
+    """Rank 1 ends while rank 0 still reads the rows it owned: they are the node's."""
+    script = shoal_command.script(EVALUATE, "evaluate.py")
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    job = shoal_command.program([*words, "done"])
+    assert job.code() == 0, job.err
+    said = sorted(job.out.splitlines())
+    assert [line[:7] for line in said] == ["rank 0:", "rank 1:"]
+    assert said[0][7:] == said[1][7:]
+    # Without its part, the wait for it ends with its name and not with the time limit.
+    job = shoal_command.program([*words, "early"])
+    assert job.code() == 1
+    for text in ("ActorDiedError", "ShardActor rank 1", "rank 1 has left", "waiting for the parameters"):
+        assert text in job.err, job.err
+
+
 def test_torchrun_killed_outright_takes_all_along(shoal_command, torchrun):
     job = torchrun(100_000)
     for rank in range(2):

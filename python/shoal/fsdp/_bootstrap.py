@@ -68,6 +68,12 @@ def _leave(ranks: tuple[int, ...]) -> None:
         actor.leave()
 
 
+def leave_all() -> None:
+    """This process's ranks are done with their models: whoever still needs something of them is told so."""
+    for ranks in list(_state.actors):
+        _leave(ranks)
+
+
 def _host_key() -> str:
     """Processes with the same key share memory and a name space of abstract sockets."""
     with open("/proc/sys/kernel/random/boot_id") as file:

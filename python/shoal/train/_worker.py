@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sys
 from typing import Any
 
 from shoal._remote import ActorHandle
@@ -32,7 +33,10 @@ class TrainWorker:
 
         _init_process_group(dist)
         try:
-            return loop(config) if config is not None else loop()
+            result = loop(config) if config is not None else loop()
+            if (fsdp := sys.modules.get("shoal.fsdp._bootstrap")) is not None:
+                fsdp.leave_all()  # not after an exception: that is for the driver to tell
+            return result
         finally:
             _Here.driver = None
             if dist.is_initialized():
