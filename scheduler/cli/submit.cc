@@ -26,17 +26,10 @@ using actors::SessionFolder;
 
 namespace {
 
-struct Cluster {
-  SessionFolder folder;
-  std::string endpoint;
-};
-
 // The one that runs, or one for this job, which ends with us.
-Result<Cluster> cluster_for(const Common& common, const actors::Resources& each, std::uint32_t count) {
-  if (!common.target.address.empty() || !SessionFolder::running(common.target.root).empty()) {
-    SHOAL_TRY(const Found found, find_cluster(common.target, true));
-    return Cluster{found.folder, found.endpoint};
-  }
+Result<Found> cluster_for(const Common& common, const actors::Resources& each, std::uint32_t count) {
+  auto found = find_cluster(common.target, true);
+  if (found || !common.target.address.empty() || found.error().reason() != "NoCluster") return found;
   SHOAL_TRY(const SessionFolder folder, new_session(common.target.root));
   std::vector<std::string> words = {"local", "--owner", std::to_string(getpid()), "--python", common.python};
   // CPUs are logical: a cluster made for a job has as many as it asks for.
@@ -47,7 +40,7 @@ Result<Cluster> cluster_for(const Common& common, const actors::Resources& each,
     words.push_back(fmt::format("{}={}", name, static_cast<double>(units) / actors::Resources::kUnit));
   }
   SHOAL_TRY(const auto said, start_role(common.self, folder, std::move(words)));
-  return Cluster{folder, said.head_local};
+  return Found{folder, said.head_local};
 }
 
 Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {

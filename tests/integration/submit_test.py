@@ -1,5 +1,6 @@
 """submit: a script as a job. Its output, its exit code, its ranks, and every way to end it."""
 
+import json
 import os
 import re
 import signal
@@ -104,8 +105,6 @@ def test_submit_speaks_json(shoal_command, cluster):
     script = shoal_command.script("print('talk'); raise SystemExit(3)")
     done = shoal_command("submit", "--json", "--name", "mine", script)
     assert done.returncode == 3
-    import json
-
     said = json.loads(done.stdout)
     assert (said["schema"], said["name"], said["state"], said["exit_code"]) == ("shoal.submit/1", "mine", "FAILED", 3)
     assert done.stderr == "talk\n"
@@ -288,3 +287,28 @@ def test_a_submit_that_starts_a_cluster_leaves_nothing_running(shoal_command):
     assert done.returncode == 0
     wait_until(lambda: shoal_command("status").returncode == 5, 5, "the end of its cluster")
     assert not shoal.is_initialized()
+
+
+def test_another_programs_own_cluster_is_left_alone(shoal_command):
+    driver = shoal_command.driver(
+        """
+        import time
+        import shoal
+        shoal.init(num_cpus=1)
+        print("up")
+        time.sleep(1000)
+        """
+    )
+    driver.said("up")
+    (info,) = [json.loads(p.read_text()) for p in shoal_command.home.glob("*/info.json")]
+    mine = shoal_command("submit", "--", "sh", "-c", "echo $SHOAL_ADDRESS")
+    assert mine.returncode == 0, mine
+    assert info["head_local"] not in mine.stdout
+    assert shoal_command("stop").returncode == 3
+    with pytest.raises(shoal.exceptions.Unavailable, match="no cluster is running"):
+        shoal.init("auto")
+    assert shoal_command.json("status")["address"] == info["head_local"]  # it may be looked at
+    named = shoal_command("submit", "--address", info["head_local"], "--", "sh", "-c", "echo $SHOAL_ADDRESS")
+    assert named.stdout.strip() == info["head_local"], named
+    assert shoal_command("stop", "--address", info["head_local"]).returncode == 0
+    driver.signal(signal.SIGKILL)
