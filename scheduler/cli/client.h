@@ -62,7 +62,8 @@ struct Target {
 };
 struct Found {
   actors::SessionFolder folder;
-  std::string endpoint;  // of the head
+  std::string endpoint;  // of the head: the way to it from this host
+  std::string address;   // as people name it
 };
 // Unavailable/NoCluster when none runs. None named: `exactly` (to use or to end it) means the only one that is not some program's own,
 // and InvalidArgument lists them when there are several; otherwise (to look at it) the latest, a program's own if there is no other.

@@ -4,9 +4,12 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
+import time
 
 import pytest
+from command import binary
 from leftovers import alive, descendants, wait_until
 
 import shoal
@@ -99,6 +102,30 @@ def test_a_script_without_newline_at_its_end_and_binary_output_arrive_whole(shoa
 def test_every_line_of_much_output_arrives_in_order(shoal_command, either):
     done = submit(shoal_command, "for i in range(50_000): print('line', i)")
     assert done.stdout == "".join(f"line {i}\n" for i in range(50_000))
+
+
+@pytest.mark.parametrize("actor", [False, True], ids=["a script", "a script whose actor ended before"])
+def test_a_slow_reader_gets_every_line(shoal_command, cluster, actor):
+    script = shoal_command.script(
+        f"""
+        import shoal
+        if {actor}:
+            @shoal.remote
+            class A:
+                def f(self): pass
+            a = A.remote()
+            shoal.get(a.f.remote())
+            shoal.kill(a)
+        for i in range(200_001): print("line", i)
+        """
+    )
+    with subprocess.Popen([binary(), "submit", script], env=shoal_command.env(), stdout=subprocess.PIPE, cwd=shoal_command.home) as job:
+        first = os.read(job.stdout.fileno(), 1)
+        wait_until(lambda: shoal_command.json("list", "jobs")["rows"][0]["state"] == "SUCCEEDED", 20, "the end of the job")
+        time.sleep(1.5)  # longer than anybody waits who does not look whether lines still come
+        lines = (first + job.stdout.read()).decode().splitlines()
+    assert job.returncode == 0
+    assert lines == [f"line {i}" for i in range(200_001)]
 
 
 def test_submit_speaks_json(shoal_command, cluster):
@@ -307,6 +334,7 @@ def test_another_programs_own_cluster_is_left_alone(shoal_command):
     assert shoal_command("stop").returncode == 3
     with pytest.raises(shoal.exceptions.Unavailable, match="no cluster is running"):
         shoal.init("auto")
+    wait_until(lambda: len(list(shoal_command.home.glob("*/pids/*"))) == 1, 5, "the end of the submit's own cluster")
     assert shoal_command.json("status")["address"] == info["head_local"]  # it may be looked at
     named = shoal_command("submit", "--address", info["head_local"], "--", "sh", "-c", "echo $SHOAL_ADDRESS")
     assert named.stdout.strip() == info["head_local"], named
