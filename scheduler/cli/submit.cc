@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <map>
+#include <sstream>
 
 #include <fmt/format.h>
 
@@ -67,6 +68,11 @@ Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
   if (o.num_workers > 0) {
     launch.kind = Launch::Kind::kPythonScript;
     launch.torch = true;  // a gang with torchrun's variables trains
+    // The warm interpreter has read its own PYTHONPATH, and stands elsewhere.
+    for (const auto& [name, value] : o.env) {
+      std::istringstream folders(name == "PYTHONPATH" ? value : "");
+      for (std::string folder; std::getline(folders, folder, ':');) launch.python_path.push_back(fs::path(o.cwd) / folder);
+    }
   } else {
     launch.kind = Launch::Kind::kProgram;
     launch.argv.insert(launch.argv.begin(), common.python);

@@ -91,6 +91,16 @@ def test_a_script_sees_the_submitters_folder_and_environment(shoal_command, eith
     assert done.stdout.split()[:2] == [str(shoal_command.home), "yes"], done
 
 
+def test_every_rank_finds_the_submitters_modules(shoal_command, either):
+    library = shoal_command.home.parent / "library"
+    library.mkdir()
+    (library / "of_the_submitter.py").write_text("word = 'found'\n")
+    script = shoal_command.script("import of_the_submitter; print(of_the_submitter.word)")
+    path = ":".join(["../library", *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = shoal_command("submit", "--num-workers", "2", script, env=shoal_command.env(PYTHONPATH=path))
+    assert sorted(done.stdout.splitlines()) == ["[rank0] found", "[rank1] found"], done
+
+
 def test_a_script_without_newline_at_its_end_and_binary_output_arrive_whole(shoal_command, cluster):
     done = shoal_command("submit", "--", "sh", "-c", "printf 'no newline'; head -c 300000 /dev/zero | tr '\\0' x; echo; echo last")
     assert (
@@ -122,10 +132,12 @@ def test_a_slow_reader_gets_every_line(shoal_command, cluster, actor):
     with subprocess.Popen([binary(), "submit", script], env=shoal_command.env(), stdout=subprocess.PIPE, cwd=shoal_command.home) as job:
         first = os.read(job.stdout.fileno(), 1)
         wait_until(lambda: shoal_command.json("list", "jobs")["rows"][0]["state"] == "SUCCEEDED", 20, "the end of the job")
-        time.sleep(1.5)  # longer than anybody waits who does not look whether lines still come
-        lines = (first + job.stdout.read()).decode().splitlines()
+        text = first
+        while piece := os.read(job.stdout.fileno(), 1 << 16):
+            text += piece
+            time.sleep(0.05)  # in all longer than anybody waits who does not look whether lines still come
     assert job.returncode == 0
-    assert lines == [f"line {i}" for i in range(200_001)]
+    assert text.decode().splitlines() == [f"line {i}" for i in range(200_001)]
 
 
 def test_submit_speaks_json(shoal_command, cluster):
@@ -146,6 +158,7 @@ def test_submit_speaks_json(shoal_command, cluster):
         ([], 121, ["nothing to run"]),
         (["--num-workers", "-1", "x.py"], 121, ["num-workers"]),
         (["--num-gpus", "lots", "x.py"], 121, ["num-gpus"]),
+        (["--bad", "x.py"], 121, ["--bad"]),
         (["--resource", "slot", "--", "true"], 121, ["NAME=AMOUNT"]),
         (["--address", "127.0.0.1:1", "--", "true"], 124, ["no running cluster"]),
         (["--num-gpus", "64", "--", "true"], 125, ["GPU", "nearest fit", "--wait"]),
