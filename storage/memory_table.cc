@@ -23,13 +23,16 @@ Error owner_died(const std::string& cause) {
   return unavailable("the process that was to make this object is gone: " + cause).with_reason("OwnerDied");
 }
 
+Error job_ended() { return not_found("the job has ended").with_reason("JobEnded"); }
+
 }  // namespace
 
 MemoryTable::MemoryTable(Options options) : options_(std::move(options)) {
   if (!options_.available_bytes) options_.available_bytes = machine_available;
 }
 
-Result<void> MemoryTable::admit(std::uint64_t bytes) const {
+Result<void> MemoryTable::admit(JobId job, std::uint64_t bytes) const {
+  if (ended_.contains(job)) return fail(job_ended());
   if (num_entries() >= options_.max_entries) return fail(resource_exhausted("too many arenas and objects on this node"));
   if (options_.spare_bytes == 0) return {};
   const std::uint64_t available = options_.available_bytes();
@@ -53,7 +56,7 @@ Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key,
     it->second.holders.insert(worker);
     return Opened{std::move(copy), false};
   }
-  SHOAL_OK(admit(bytes));
+  SHOAL_OK(admit(job, bytes));
   SHOAL_TRY(Fd memory, runtime::make_memory("shoal:" + key.substr(0, 200), bytes));
   SHOAL_TRY(Fd copy, runtime::duplicate(memory));
   arenas_[{job, key}] = Arena{std::move(memory), bytes, {worker}, {}, {}};
@@ -116,7 +119,7 @@ std::vector<MemoryTable::Got> MemoryTable::take_waiting(const std::function<bool
 
 Result<void> MemoryTable::put(JobId job, ObjectId id, Fd memory) {
   SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(memory));
-  SHOAL_OK(admit(0));  // its pages are there already
+  SHOAL_OK(admit(job, 0));  // its pages are there already
   if (objects_.contains({job, id})) return fail(invalid_argument("object " + to_string(id) + " exists already"));
   auto& object = objects_[{job, id}];
   object = Object{std::move(memory), bytes};
@@ -131,6 +134,7 @@ Result<void> MemoryTable::put(JobId job, ObjectId id, Fd memory) {
 
 void MemoryTable::get(JobId job, ObjectId id, WorkerId owner, Got got) {
   if (const auto it = objects_.find({job, id}); it != objects_.end()) return got(runtime::duplicate(it->second.memory));
+  if (ended_.contains(job)) return got(fail(job_ended()));
   if (waiting_.size() >= options_.max_entries) return got(fail(resource_exhausted("too many wait for objects")));
   waiting_.emplace(std::pair{job, id}, Waiting{owner, std::move(got)});
 }
@@ -143,6 +147,11 @@ void MemoryTable::drop(JobId job, ObjectId id) {
 }
 
 void MemoryTable::end_job(JobId job) {
+  if (ended_.insert(job).second) ended_order_.push_back(job);
+  if (ended_order_.size() > options_.max_ended_jobs) {
+    ended_.erase(ended_order_.front());
+    ended_order_.pop_front();
+  }
   for (auto it = arenas_.begin(); it != arenas_.end();) {
     if (it->first.first == job) {
       bytes_ -= it->second.bytes;
@@ -159,8 +168,7 @@ void MemoryTable::end_job(JobId job) {
       ++it;
     }
   }
-  for (auto& got : take_waiting([&](JobId of, const Waiting&) { return of == job; }))
-    got(fail(not_found("the job ended before the object was put")));
+  for (auto& got : take_waiting([&](JobId of, const Waiting&) { return of == job; })) got(fail(job_ended()));
 }
 
 }  // namespace shoal::storage

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -27,6 +28,7 @@ class MemoryTable {
     // Refuse what would not leave this much of the machine's memory available; 0 asks nobody.
     std::uint64_t spare_bytes = 256u << 20;
     std::size_t max_entries = 1 << 20;
+    std::size_t max_ended_jobs = 1000;  // remembered, lest something is put that nobody would ever drop; the oldest go first
     // How much memory the machine has left (bytes); empty: /proc/meminfo.
     std::function<std::uint64_t()> available_bytes;
   };
@@ -58,6 +60,7 @@ class MemoryTable {
   bool has(JobId job, ObjectId id) const { return objects_.contains({job, id}); }
   void drop(JobId job, ObjectId id);
 
+  // Forgets all of it. What comes later (a put may have been on its way) is refused: NotFound/JobEnded.
   void end_job(JobId job);
 
   std::uint64_t bytes() const { return bytes_; }
@@ -84,13 +87,15 @@ class MemoryTable {
     Got got;
   };
   std::vector<Got> take_waiting(const std::function<bool(JobId job, const Waiting&)>& which);
-  Result<void> admit(std::uint64_t bytes) const;
+  Result<void> admit(JobId job, std::uint64_t bytes) const;
 
   Options options_;
   std::map<std::pair<JobId, std::string>, Arena> arenas_;
   std::map<std::pair<JobId, ObjectId>, Object> objects_;
   std::multimap<std::pair<JobId, ObjectId>, Waiting> waiting_;
   std::uint64_t bytes_ = 0;
+  std::set<JobId> ended_;  // jobs
+  std::deque<JobId> ended_order_;
 };
 
 }  // namespace shoal::storage

@@ -92,11 +92,23 @@ TEST_F(MemoryTableTest, AJobsEndFreesAllOfItAndAnswersWhoeverWaits) {
   ASSERT_TRUE(table_.open(kOther, "a", 4096, kWorker));
   ASSERT_TRUE(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()));
   std::string error;
-  table_.get(kJob, ObjectId{4}, kWorker, [&](Result<Fd> r) { error = r.error().message(); });
+  table_.get(kJob, ObjectId{4}, kWorker, [&](Result<Fd> r) { error = r.error().reason(); });
   table_.end_job(kJob);
-  EXPECT_EQ(error, "the job ended before the object was put");
+  EXPECT_EQ(error, "JobEnded");
   EXPECT_EQ(table_.bytes(), 4096u);
   EXPECT_EQ(table_.num_entries(), 1u);
+}
+
+TEST_F(MemoryTableTest, WhatComesAfterAJobsEndIsRefused) {
+  table_.end_job(kJob);
+  table_.end_job(kJob);  // a node that was away hears it again
+  EXPECT_EQ(table_.put(kJob, ObjectId{3}, runtime::make_memory("o", 100).value()).error().reason(), "JobEnded");
+  EXPECT_EQ(table_.open(kJob, "a", 4096, kWorker).error().reason(), "JobEnded");
+  std::string error;
+  table_.get(kJob, ObjectId{3}, kWorker, [&](Result<Fd> r) { error = r.error().reason(); });
+  EXPECT_EQ(error, "JobEnded");
+  EXPECT_EQ(table_.num_entries(), 0u);
+  EXPECT_TRUE(table_.put(kOther, ObjectId{3}, runtime::make_memory("o", 100).value()));
 }
 
 }  // namespace

@@ -79,18 +79,9 @@ Result<std::unique_ptr<Session>> open_driver(const SessionFolder& folder, const 
 // The running cluster that $SHOAL_ADDRESS means.
 Result<std::unique_ptr<Session>> connect(const Environment& e, const std::string& name, bool print_logs) {
   SHOAL_TRY(const std::string root, SessionFolder::root(e.home.c_str()));
-  const auto running = SessionFolder::running(root);
-  if (e.address == "auto" && running.empty()) {
-    return fail(unavailable("no cluster is running").with_reason("NoCluster").with_hint("`shoal start --head` starts one"));
-  }
-  const auto folder = e.address == "auto" ? Result<SessionFolder>(running[0]) : SessionFolder::at_address(root, e.address);
-  if (!folder) {
-    return fail(unavailable(folder.error().message())
-                    .with_reason("NoCluster")
-                    .with_hint("`shoal start --head` starts one; SHOAL_HOME says where sessions are looked for"));
-  }
-  SHOAL_TRY(const auto info, folder->info());
-  return open_driver(*folder, info.head_local.empty() ? info.head : info.head_local, name, print_logs);
+  SHOAL_TRY(const auto folder, SessionFolder::at_address(root, e.address));
+  SHOAL_TRY(const auto info, folder.info());
+  return open_driver(folder, info.head_local.empty() ? info.head : info.head_local, name, print_logs);
 }
 
 // ---- a cluster of its own ----

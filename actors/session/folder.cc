@@ -114,11 +114,14 @@ std::vector<SessionFolder> SessionFolder::running(const std::string& root) {
 }
 
 Result<SessionFolder> SessionFolder::at_address(const std::string& root, const std::string& address) {
+  const bool any = address == "auto";
   for (const auto& folder : running(root)) {
     const auto info = folder.info();
-    if (info && (info->head == address || info->head_local == address)) return folder;
+    if (info && (any ? !folder.is_private() : info->head == address || info->head_local == address)) return folder;
   }
-  return fail(not_found("no running cluster of this user has the address " + address));
+  return fail(unavailable(any ? "no cluster is running" : "no running cluster of this user has the address " + address)
+                  .with_reason("NoCluster")
+                  .with_hint("`shoal start --head` starts one; SHOAL_HOME says where sessions are looked for"));
 }
 
 Result<runtime::Token> SessionFolder::token() const {
@@ -168,6 +171,11 @@ std::vector<SessionProcess> SessionFolder::processes() const {
   }
   std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.pid < b.pid; });
   return out;
+}
+
+bool SessionFolder::is_private() const {
+  const auto members = processes();
+  return std::any_of(members.begin(), members.end(), [](const auto& p) { return p.role == "local"; });
 }
 
 void SessionFolder::remove() const {

@@ -38,7 +38,7 @@ class SessionFolder {
   static Result<SessionFolder> open(const std::string& path);
   // Those with a living process, the latest first.
   static std::vector<SessionFolder> running(const std::string& root);
-  // The running one that has this address, of its head or local.
+  // The running one that has this address, of its head or local; "auto" is the latest that is not private. Unavailable/NoCluster.
   static Result<SessionFolder> at_address(const std::string& root, const std::string& address);
 
   const std::string& path() const { return path_; }
@@ -54,6 +54,8 @@ class SessionFolder {
   void leave(const std::string& role, pid_t pid) const;
   // Those that live.
   std::vector<SessionProcess> processes() const;
+  // Whether it belongs to one program (or job) and ends with it: others join it only when they are told its address.
+  bool is_private() const;
   void remove() const;
 
   static constexpr std::size_t kKeep = 20;

@@ -55,6 +55,19 @@ TEST_F(FolderTest, OnlyLivingProcessesMakeASessionRun) {
   EXPECT_TRUE(SessionFolder::running(root_).empty());
 }
 
+TEST_F(FolderTest, AProgramsOwnClusterIsFoundByItsAddressOnly) {
+  const auto own = SessionFolder::create(root_, token_, 2000, 2).value();
+  ASSERT_TRUE(own.write_info({"", "unix:@own", 5}));
+  ASSERT_TRUE(own.enter("local", getpid()));
+  EXPECT_TRUE(own.is_private());
+  EXPECT_EQ(SessionFolder::at_address(root_, "unix:@own")->path(), own.path());
+  EXPECT_EQ(SessionFolder::at_address(root_, "auto").error().reason(), "NoCluster");
+  const auto shared = SessionFolder::create(root_, token_, 1000, 1).value();
+  ASSERT_TRUE(shared.write_info({"127.0.0.1:1", "unix:@shared", 5}));
+  ASSERT_TRUE(shared.enter("head", getpid()));
+  EXPECT_EQ(SessionFolder::at_address(root_, "auto")->path(), shared.path());
+}
+
 TEST_F(FolderTest, ADamagedFileIsAnError) {
   const auto folder = SessionFolder::create(root_, token_, 1000, 1).value();
   for (const char* text : {"", "[]", "{}", R"({"head": 5, "head_local": "unix:@a", "started_unix_ms": 0})"}) {

@@ -1,5 +1,7 @@
 #include "python/native/session.h"
 
+#include "actors/session/folder.h"
+
 namespace shoal::python {
 
 actors::Session& PySession::get() const {
@@ -204,6 +206,18 @@ ActorId actor_id(const std::string& hex) { return ActorId{parse_hex(hex).value_o
 }  // namespace
 
 void bind_session(nb::module_& m) {
+  m.def(
+      "find_session",
+      [](const std::string& address, const std::string& home) {
+        const auto root = unwrap(actors::SessionFolder::root(home.c_str()));
+        const auto folder = unwrap(actors::SessionFolder::at_address(root, address));
+        const auto info = unwrap(folder.info());
+        return std::pair(folder.path(), info.head_local.empty() ? info.head : info.head_local);
+      },
+      nb::arg("address"), nb::arg("home"),
+      "(folder, head's endpoint) of the running cluster at this address (\"auto\": the latest that is no program's own). `home`: of "
+      "session "
+      "folders, \"\" for this user's. Refuses a home that another user could have written.");
   nb::class_<Ref>(m, "Ref", "A value that is there or under way.")
       .def_prop_ro("ready", &Ref::ready)
       .def_prop_ro("failed", &Ref::failed, "Of one that is ready: whether the method raised or could not be called.")

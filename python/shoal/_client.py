@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal import _native, _serialize
-from shoal._runtime import attach_worker, close, find_session_folder, read_token, start_local, started_by_node, state
+from shoal._runtime import attach_worker, close, read_token, start_local, started_by_node, state
 from shoal._runtime import session as _session
 from shoal.exceptions import GetTimeoutError, InvalidArgument, TaskError
 
@@ -75,10 +75,10 @@ def init(
 ):
     """Connects this process to a cluster.
 
-    ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head, ``"auto"`` for the latest of this user, ``"local"`` or None for
-    ``$SHOAL_ADDRESS`` or else a cluster of its own that ends with this process. ``num_cpus``, ``num_gpus``, ``memory`` (bytes) and
-    ``resources`` are what that cluster offers (CPUs are logical). Raises Unavailable when nobody answers, InvalidArgument when the token
-    is refused.
+    ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head, ``"auto"`` for the latest of this user that was started to be shared
+    (``shoal start``), ``"local"`` or None for ``$SHOAL_ADDRESS`` or else a cluster of its own that ends with this process. ``num_cpus``,
+    ``num_gpus``, ``memory`` (bytes) and ``resources`` are what that cluster offers (CPUs are logical). Raises Unavailable when nobody
+    answers, InvalidArgument when the token is refused.
     """
     if state.session is not None:
         if ignore_reinit_error:
@@ -99,12 +99,8 @@ def init(
         given = [k for k, v in wanted.items() if v is not None]
         if given:
             raise InvalidArgument(f"{', '.join(given)} cannot be set when connecting to a running cluster ({address})")
-        folder = find_session_folder(address)
-        import json
-        from pathlib import Path
-
-        info = json.loads(Path(folder, "info.json").read_text())
-        _open(read_token(folder), info["head_local"] or info["head"], log_to_driver)
+        folder, head = _native.find_session(address, os.environ.get("SHOAL_HOME", ""))
+        _open(read_token(folder), head, log_to_driver)
         return
     offers = {"CPU": num_cpus if num_cpus is not None else len(os.sched_getaffinity(0)), "GPU": num_gpus or 0}
     offers["memory"] = memory if memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import site
@@ -72,7 +73,7 @@ class _Dep:
         return _Dep, (self.k,)
 
 
-def _call(actor_id: str, method: str, where: str, args: tuple, kwargs: dict) -> ObjectRef:
+def _pack(args: tuple, kwargs: dict) -> tuple[bytes, list[memoryview], list[_native.Ref]]:
     deps: list[_native.Ref] = []
     if any(type(a) is ObjectRef for a in args) or any(type(a) is ObjectRef for a in kwargs.values()):
 
@@ -84,8 +85,11 @@ def _call(actor_id: str, method: str, where: str, args: tuple, kwargs: dict) -> 
 
         args = tuple(replaced(a) for a in args)
         kwargs = {k: replaced(a) for k, a in kwargs.items()}
-    head, buffers = _serialize.dumps((args, kwargs))
-    return ObjectRef(_session().call(actor_id, method, head, buffers, deps), where)
+    return (*_serialize.dumps((args, kwargs)), deps)
+
+
+def _call(actor_id: str, method: str, where: str, args: tuple, kwargs: dict) -> ObjectRef:
+    return ObjectRef(_session().call(actor_id, method, *_pack(args, kwargs)), where)
 
 
 class ActorMethod:
@@ -161,13 +165,17 @@ def create_gang(
     """``count`` actors of one class, placed together or not at all, by rank. Each is constructed with the same arguments.
     ``name`` is what people read (default: the class's)."""
     name = name or cls.__name__
-    ids = _session().create_gang(name, count, resources, launch(torch=torch, env=env), refuse_infeasible)
+    session = _session()
     methods = _methods_of(cls)
-    handles = []
-    for actor_id in ids:
-        created = _call(actor_id, "__init__", name, (cls, tuple(args), dict(kwargs or {})), {})
-        handles.append(ActorHandle(actor_id, name, methods, created))
-    return handles
+    packed = _pack((cls, tuple(args), dict(kwargs or {})), {})  # what cannot travel shall not leave actors behind
+    ids = session.create_gang(name, count, resources, launch(torch=torch, env=env), refuse_infeasible)
+    try:
+        return [ActorHandle(i, name, methods, ObjectRef(session.call(i, "__init__", *packed), name)) for i in ids]
+    except BaseException:
+        for i in ids:
+            with contextlib.suppress(Exception):
+                session.kill(i)
+        raise
 
 
 class ActorClass:

@@ -117,33 +117,6 @@ def _package_path() -> str:
     return os.pathsep.join(dict.fromkeys(str(Path(p).parent) for p in shoal.__path__))
 
 
-def find_session_folder(address: str) -> str:
-    """The folder of the running cluster at this address ("auto": the latest). Its token is needed to connect."""
-    root = Path(os.environ.get("SHOAL_HOME") or f"/tmp/shoal-{os.geteuid()}")
-    for folder in sorted(root.glob("*"), reverse=True) if root.is_dir() else ():
-        with contextlib.suppress(OSError, ValueError):
-            info = json.loads((folder / "info.json").read_text())
-            alive = any(_alive(p) for p in (folder / "pids").iterdir())
-            if alive and (address == "auto" or address in (info["head"], info["head_local"])):
-                return str(folder)
-    if address == "auto":
-        raise Unavailable("no cluster is running", reason="NoCluster", hint="start one: shoal start --head")
-    raise Unavailable(
-        f"no running cluster of this user has the address {address}",
-        reason="NoCluster",
-        hint="see: shoal status; or start one: shoal start --head",
-    )
-
-
-def _alive(pid_file: Path) -> bool:
-    pid = pid_file.name.partition(".")[2]
-    try:
-        fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[0] not in "ZX" and fields[19] == pid_file.read_text()
-
-
 def attach_worker() -> _native.Session:
     """Opens the session of a process that a node started, from what the node put into its environment."""
     env = os.environ

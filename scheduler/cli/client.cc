@@ -55,28 +55,22 @@ void Client::on_notice(runtime::Peer&, runtime::Request notice) {
 Result<Found> find_cluster(const Target& target, bool exactly) {
   if (!target.address.empty()) {
     SHOAL_OK(runtime::parse_endpoint(target.address));
-    auto folder = SessionFolder::at_address(target.root, target.address);
-    if (!folder) {
-      return fail(Error(Code::kUnavailable, folder.error().message())
-                      .with_reason("NoCluster")
-                      .with_hint("`shoal start --head` starts one; SHOAL_HOME says where sessions are looked for"));
-    }
-    return Found{*folder, target.address};
+    SHOAL_TRY(const auto folder, SessionFolder::at_address(target.root, target.address));
+    return Found{folder, target.address, target.address};
   }
-  const auto running = SessionFolder::running(target.root);
-  std::vector<Found> found;
-  for (const auto& folder : running) {
+  std::vector<Found> found, others;
+  for (const auto& folder : SessionFolder::running(target.root)) {
     const auto info = folder.info();
-    if (info) found.push_back({folder, info->head_local.empty() ? info->head : info->head_local});
+    if (!info) continue;
+    (folder.is_private() ? others : found)
+        .push_back({folder, info->head_local.empty() ? info->head : info->head_local, info->head.empty() ? info->head_local : info->head});
   }
+  if (found.empty() && !exactly) found = others;
   if (found.empty())
     return fail(unavailable("no cluster is running").with_reason("NoCluster").with_hint("`shoal start --head` starts one"));
   if (exactly && found.size() > 1) {
     std::string list;
-    for (const auto& f : found) {
-      const auto info = f.folder.info();
-      list += "\n    --address " + (info->head.empty() ? info->head_local : info->head);
-    }
+    for (const auto& f : found) list += "\n    --address " + f.address;
     return fail(invalid_argument(std::to_string(found.size()) + " clusters are running; say which:" + list).with_reason("SeveralClusters"));
   }
   return found.front();

@@ -62,10 +62,11 @@ struct Target {
 };
 struct Found {
   actors::SessionFolder folder;
-  std::string endpoint;  // of the head
+  std::string endpoint;  // of the head: the way to it from this host
+  std::string address;   // as people name it
 };
-// NotFound when none runs. With several running and none named, InvalidArgument lists them when `exactly` is set, else
-// the latest.
+// Unavailable/NoCluster when none runs. None named: `exactly` (to use or to end it) means the only one that is not some program's own,
+// and InvalidArgument lists them when there are several; otherwise (to look at it) the latest, a program's own if there is no other.
 Result<Found> find_cluster(const Target& target, bool exactly);
 
 }  // namespace shoal::scheduler::cli

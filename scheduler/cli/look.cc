@@ -29,7 +29,7 @@ Result<Looking> look(const Common& common) {
   Looking out;
   out.context = std::make_unique<Context>(token);
   SHOAL_TRY(out.head, Client::connect(*out.context, found.endpoint));
-  out.address = found.endpoint;
+  out.address = found.address;
   return out;
 }
 

@@ -183,8 +183,10 @@ int run(int argc, char** argv) {
   submit_command->prefix_command();  // what follows the script's name is the script's
   submit_command->callback([&] {
     submitting_options.words = submit_command->remaining();
+    const auto& words = submitting_options.words;
+    if (!words.empty() && words[0].starts_with("-")) throw CLI::ValidationError("no such option: " + words[0]);
     if (!command.empty()) {
-      if (!submitting_options.words.empty()) throw CLI::ValidationError("a script, or -- and a command: not both");
+      if (!words.empty()) throw CLI::ValidationError("a script, or -- and a command: not both");
       submitting_options.command = true;
       submitting_options.words = command;
     }

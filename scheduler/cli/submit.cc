@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <map>
-#include <set>
+#include <sstream>
 
 #include <fmt/format.h>
 
@@ -26,17 +26,10 @@ using actors::SessionFolder;
 
 namespace {
 
-struct Cluster {
-  SessionFolder folder;
-  std::string endpoint;
-};
-
 // The one that runs, or one for this job, which ends with us.
-Result<Cluster> cluster_for(const Common& common, const actors::Resources& each, std::uint32_t count) {
-  if (!common.target.address.empty() || !SessionFolder::running(common.target.root).empty()) {
-    SHOAL_TRY(const Found found, find_cluster(common.target, true));
-    return Cluster{found.folder, found.endpoint};
-  }
+Result<Found> cluster_for(const Common& common, const actors::Resources& each, std::uint32_t count) {
+  auto found = find_cluster(common.target, true);
+  if (found || !common.target.address.empty() || found.error().reason() != "NoCluster") return found;
   SHOAL_TRY(const SessionFolder folder, new_session(common.target.root));
   std::vector<std::string> words = {"local", "--owner", std::to_string(getpid()), "--python", common.python};
   // CPUs are logical: a cluster made for a job has as many as it asks for.
@@ -47,7 +40,7 @@ Result<Cluster> cluster_for(const Common& common, const actors::Resources& each,
     words.push_back(fmt::format("{}={}", name, static_cast<double>(units) / actors::Resources::kUnit));
   }
   SHOAL_TRY(const auto said, start_role(common.self, folder, std::move(words)));
-  return Cluster{folder, said.head_local};
+  return Found{folder, said.head_local, said.head_local};
 }
 
 Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
@@ -75,6 +68,11 @@ Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
   if (o.num_workers > 0) {
     launch.kind = Launch::Kind::kPythonScript;
     launch.torch = true;  // a gang with torchrun's variables trains
+    // The warm interpreter has read its own PYTHONPATH, and stands elsewhere.
+    for (const auto& [name, value] : o.env) {
+      std::istringstream folders(name == "PYTHONPATH" ? value : "");
+      for (std::string folder; std::getline(folders, folder, ':');) launch.python_path.push_back(fs::path(o.cwd) / folder);
+    }
   } else {
     launch.kind = Launch::Kind::kProgram;
     launch.argv.insert(launch.argv.begin(), common.python);
@@ -108,17 +106,14 @@ class Watcher {
     return {};
   }
 
-  // The job's last row, or why it cannot be known. Log lines come on other connections than the news: wait for the last
-  // of them.
+  // The job's last row, or why it cannot be known.
   Result<JobRow> wait() {
     const auto ended = [this] { return row_ && row_->ended_unix_ms != 0; };
     do {
       if (std::exchange(placed_, false)) (void)follow_nodes();  // it may have waited for a node that was not there before
       context_.run_until([&] { return ended() || head_.closed() || given_up_ || placed_; }, std::chrono::hours(24 * 365));
     } while (placed_);
-    const std::size_t processes = std::max<std::uint32_t>(1, row_ ? row_->num_workers : 1);
-    context_.run_until([&] { return exited_.size() >= processes; },
-                       row_ && row_->started_unix_ms ? std::chrono::seconds(1) : std::chrono::seconds(0));
+    for (const auto& [id, node] : nodes_) finish_output(*node);
     if (ended()) return *row_;
     return fail(unavailable("the head is gone; the job cannot be followed any more").with_reason("HeadGone"));
   }
@@ -138,6 +133,16 @@ class Watcher {
     return {};
   }
 
+  // Lines come on other connections than the news of the job's end, and a slow reader of ours takes them slowly: for as long as they
+  // come, the last of them is waited for.
+  void finish_output(Client& node) {
+    for (std::size_t seen = 0, silent = 0; !given_up_ && !node.closed() && silent < kSilentSeconds; ++silent) {
+      if (node.ask(Method::kSyncLogs, {}, std::chrono::seconds(1))) return;
+      if (std::exchange(seen, num_messages_) != num_messages_) silent = 0;
+    }
+    if (!given_up_) std::fprintf(stderr, "shoal: warning: a node fell silent; the end of the output may be missing here\n");
+  }
+
   void on_signals() {
     signals_.async_wait([this](std::error_code error, int number) {
       if (error) return;
@@ -154,10 +159,8 @@ class Watcher {
   }
 
   void on_node(Method method, const runtime::Message& message) {
-    if (method == Method::kWorkerExited) {
-      if (const auto m = actors::from_bytes<actors::WorkerUpdate>(message.body); m && m->job == job_) exited_.insert(m->worker);
-    }
     if (method != Method::kLogLines) return;
+    ++num_messages_;
     const auto m = actors::from_bytes<actors::LogLines>(message.body);
     if (!m) return;
     // A single driver's output is the user's own; others carry who said it.
@@ -178,6 +181,8 @@ class Watcher {
     std::fflush(stream);
   }
 
+  static constexpr std::size_t kSilentSeconds = 3;
+
   Context& context_;
   Client& head_;
   const Common& common_;
@@ -185,7 +190,7 @@ class Watcher {
   std::map<NodeId, std::unique_ptr<Client>> nodes_;
   JobId job_;
   std::optional<JobRow> row_;
-  std::set<WorkerId> exited_;
+  std::size_t num_messages_ = 0;  // of lines
   runtime::Timer limit_;
   int signal_ = 0;
   bool given_up_ = false;

@@ -53,6 +53,8 @@ void Head::tick() {
   now();
   state_.tick();
   perform();
+  std::erase_if(unsaved_jobs_, [this](JobId job) { return state_.job(job) == nullptr; });
+  save();
   ticking_ = clock_.after(options_.tick, [this] { tick(); });
 }
 
@@ -329,14 +331,32 @@ void Head::perform(Action action) {
       head.log_->warn("job={} {}", to_string(a.job), a.text);
       head.to_watchers(head.job_watchers_[a.job], Method::kWarning, to_bytes(actors::Warning{a.text}));
     }
-    void operator()(const PersistNode& a) { head.keep(head.store_.put(a.row)); }
-    void operator()(const PersistJob& a) { head.keep(head.store_.put(a.row)); }
+    void operator()(const PersistNode& a) {
+      head.unsaved_nodes_[a.row.id] = a.row;
+      if (head.durable_) head.save();
+    }
+    void operator()(const PersistJob& a) {
+      head.unsaved_jobs_.insert(a.row.id);
+      if (head.durable_) head.save();
+    }
   };
   std::visit(Visitor{*this}, action);
 }
 
-void Head::keep(const Result<void>& written) {
-  if (!written) log_->error("state is not durable: {}", written.error().message());
+// Writes what is not written yet. While that fails (somebody holds the database, the disk is full) each tick tries again.
+void Head::save() {
+  Result<void> written;
+  while (written && !unsaved_nodes_.empty()) {
+    written = store_.put(unsaved_nodes_.begin()->second);
+    if (written) unsaved_nodes_.erase(unsaved_nodes_.begin());
+  }
+  while (written && !unsaved_jobs_.empty()) {
+    const auto* row = state_.job(*unsaved_jobs_.begin());
+    if (row != nullptr) written = store_.put(*row);
+    if (written) unsaved_jobs_.erase(unsaved_jobs_.begin());
+  }
+  if (std::exchange(durable_, written.has_value()) == durable_) return;
+  log_->warn("state is {}", durable_ ? "durable again" : "not durable: " + written.error().message());
 }
 
 }  // namespace shoal::scheduler

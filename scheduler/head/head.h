@@ -64,7 +64,7 @@ class Head final : public runtime::PeerHandler {
   void forget(std::uint64_t client);
   void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
   void to_watchers(const std::set<std::uint64_t>& watchers, actors::Method method, const Bytes& body);
-  void keep(const Result<void>& written);
+  void save();
   Client& client(const runtime::Peer& peer) { return clients_.at(peer.number()); }
 
   runtime::Clock& clock_;
@@ -82,6 +82,9 @@ class Head final : public runtime::PeerHandler {
   std::map<ActorId, std::set<std::uint64_t>> actor_watchers_;
   std::map<JobId, std::set<std::uint64_t>> job_watchers_;
   std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang
+  std::map<NodeId, actors::NodeRow> unsaved_nodes_;
+  std::set<JobId> unsaved_jobs_;  // of those that the state knows
+  bool durable_ = true;           // the last attempt to save succeeded
   bool performing_ = false;
   runtime::Timer ticking_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -338,6 +338,7 @@ void Node::start_worker(const actors::StartWorker& spec, runtime::Responder resp
   launcher_.start(spec, env, [this, alive = alive_, id = spec.worker, shared](Result<pid_t> pid) {
     if (!*alive) return;
     const auto it = workers_.find(id);
+    if (it == workers_.end()) return shared->fail(unavailable("worker " + to_string(id) + " is gone"));
     if (!pid) {
       log_->warn("worker={} not started: {}", to_string(id), pid.error().message());
       workers_.erase(it);

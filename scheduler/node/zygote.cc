@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <deque>
 #include <nlohmann/json.hpp>
 
 extern char** environ;
@@ -56,7 +57,7 @@ int send_with_fds(int socket, const std::string& text, const std::vector<int>& f
 
 struct Zygote::Impl : std::enable_shared_from_this<Impl> {
   Impl(runtime::Loop& loop, runtime::Log log, std::function<void()> died)
-      : log(std::move(log)), socket(loop.io()), err(loop.io()), died(std::move(died)) {}
+      : loop(loop), log(std::move(log)), socket(loop.io()), err(loop.io()), died(std::move(died)) {}
 
   struct Waiting {
     std::string text;
@@ -64,14 +65,36 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
     Started started;
   };
 
-  void send(const std::string& id, Waiting& w) {
-    if (const int error = send_with_fds(socket.native_handle(), w.text, {w.out.get(), w.err.get()})) {
-      w.started(fail(from_errno(error, "the zygote does not take requests")));
-      waiting.erase(id);
-      return;
+  // What the socket takes; the rest when there is room.
+  void send() {
+    while (ready && !unsent.empty()) {
+      const std::string id = unsent.front();
+      Waiting& w = waiting.at(id);
+      const int error = send_with_fds(socket.native_handle(), w.text, {w.out.get(), w.err.get()});
+      if (error == EINTR) continue;
+      if (error == EAGAIN || error == ENOBUFS) {
+        if (std::exchange(sending, true)) return;
+        return socket.async_wait(asio::posix::stream_descriptor::wait_write, [self = shared_from_this()](std::error_code failed) {
+          self->sending = false;
+          if (!failed && !self->over) self->send();
+        });
+      }
+      unsent.pop_front();
+      w.out.reset();
+      w.err.reset();
+      w.text.clear();
+      if (error) answer(id, fail(from_errno(error, "the zygote does not take requests")));
     }
-    w.out.reset();
-    w.err.reset();
+  }
+
+  void answer(const std::string& id, Result<pid_t> pid) {
+    auto w = waiting.extract(id);
+    if (w) w.mapped().started(std::move(pid));
+  }
+
+  void fail_waiting(const Error& why) {
+    unsent.clear();
+    for (auto& [id, w] : std::exchange(waiting, {})) w.started(fail(why));
   }
 
   void read() {
@@ -94,21 +117,13 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
     if (m.contains("ready")) {
       ready = true;
       log->info("zygote pid={} ready torch={}", pid, torch);
-      for (auto it = waiting.begin(); it != waiting.end();) {
-        const auto next = std::next(it);
-        send(it->first, it->second);
-        it = next;
-      }
-      return;
+      return send();
     }
-    const auto it = waiting.find(m.value("id", ""));
-    if (it == waiting.end()) return;
-    const auto started = std::move(it->second.started);
-    waiting.erase(it);
+    const std::string id = m.value("id", "");
     if (m.contains("pid")) {
-      started(m["pid"].get<pid_t>());
+      answer(id, m["pid"].get<pid_t>());
     } else {
-      started(fail(unavailable("a worker could not be forked: " + m.value("error", "no reason given"))));
+      answer(id, fail(unavailable("a worker could not be forked: " + m.value("error", "no reason given"))));
     }
   }
 
@@ -127,12 +142,9 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
   void end(const std::string& how) {
     if (std::exchange(over, true)) return;
     log->warn("zygote pid={} ended: {}{}{}", pid, how, tail.empty() ? "" : "\n", tail);
-    auto unanswered = std::move(waiting);
-    for (auto& [id, w] : unanswered) {
-      Error e = unavailable("the Python zygote " + how).with_reason("ZygoteDied");
-      if (!tail.empty()) e = std::move(e).with_hint("its last words:\n" + tail);
-      w.started(fail(std::move(e)));
-    }
+    Error why = unavailable("the Python zygote " + how).with_reason("ZygoteDied");
+    if (!tail.empty()) why = std::move(why).with_hint("its last words:\n" + tail);
+    fail_waiting(why);
     close();
     if (died) std::exchange(died, nullptr)();
   }
@@ -143,15 +155,18 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
     err.close(ignored);
   }
 
+  runtime::Loop& loop;
   const runtime::Log log;
   asio::posix::stream_descriptor socket, err;
   std::function<void()> died;
   std::unique_ptr<runtime::ProcessWatch> watch;
   std::map<std::string, Waiting> waiting;  // by worker
+  std::deque<std::string> unsent;          // of these; first come first served
   std::string tail;                        // of its stderr
   pid_t pid = 0;
   bool torch = false;
   bool ready = false;
+  bool sending = false;  // waits for room in the socket
   bool over = false;
 };
 
@@ -188,6 +203,8 @@ Zygote::~Zygote() {
   impl_->watch.reset();
   if (!std::exchange(impl_->over, true)) runtime::signal_group(impl_->pid, SIGKILL);
   impl_->close();
+  // Later: whoever ends a zygote may be looking at the workers it was to fork.
+  impl_->loop.post([impl = impl_] { impl->fail_waiting(unavailable("the Python zygote was ended").with_reason("ZygoteDied")); });
 }
 
 pid_t Zygote::pid() const { return impl_->pid; }
@@ -211,9 +228,9 @@ void Zygote::fork(const actors::StartWorker& spec, const Env& env, Fd out, Fd er
   if (text.size() > kMaxMessage / 2) {
     return started(fail(invalid_argument("arguments and environment of a worker exceed " + std::to_string(kMaxMessage / 2) + " bytes")));
   }
-  auto& w = impl_->waiting[id];
-  w = {std::move(text), std::move(out), std::move(err), std::move(started)};
-  if (impl_->ready) impl_->send(id, w);
+  impl_->waiting[id] = {std::move(text), std::move(out), std::move(err), std::move(started)};
+  impl_->unsent.push_back(id);
+  impl_->send();
 }
 
 }  // namespace shoal::scheduler

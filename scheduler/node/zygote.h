@@ -23,7 +23,7 @@ class Zygote {
   using Env = std::vector<std::pair<std::string, std::string>>;
   using Started = std::function<void(Result<pid_t>)>;
 
-  // Starts it at once. Requests made before it is ready wait; when it dies they fail.
+  // Starts it at once. Requests wait until it is ready and their turn comes; when it dies, or is destroyed, they fail.
   static Result<std::unique_ptr<Zygote>> start(runtime::Loop& loop, runtime::Log log, const std::string& python, bool torch,
                                                std::function<void()> died);
   ~Zygote();

@@ -361,11 +361,16 @@ Result<void> ClusterState::job_stopped(JobId id, bool force) {
     end_job(job, JobState::kStopped);
     return {};
   }
-  for (const WorkerId p : job.processes) {
-    const auto& w = workers_.at(p);
-    if (w.row.state != WorkerState::kExited) act(StopWorkerOn{w.row.node, {p, force ? SIGKILL : SIGTERM, options_.stop_grace_ms}});
-  }
+  stop_processes(job, force ? SIGKILL : SIGTERM);
   return {};
+}
+
+void ClusterState::stop_processes(const Job& job, int signal) {
+  for (const WorkerId p : job.processes) {
+    const auto w = workers_.find(p);  // one that ended long ago may be forgotten
+    if (w == workers_.end() || w->second.row.state == WorkerState::kExited) continue;
+    act(StopWorkerOn{w->second.row.node, {p, signal, options_.stop_grace_ms}});
+  }
 }
 
 void ClusterState::job_process_exited(Job& job, const Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause) {
@@ -375,10 +380,7 @@ void ClusterState::job_process_exited(Job& job, const Worker& worker, std::int32
     if (cause) {
       job.row.cause = worker.row.rank >= 0 ? Error(*cause).in(worker.row.role) : *cause;
     }
-    for (const WorkerId p : job.processes) {
-      const auto& w = workers_.at(p);
-      if (w.row.state != WorkerState::kExited) act(StopWorkerOn{w.row.node, {p, SIGTERM, options_.stop_grace_ms}});
-    }
+    stop_processes(job, SIGTERM);
   }
   if (job.running > 0) return;
   end_job(job, job.stopping ? JobState::kStopped : job.row.exit_code == 0 ? JobState::kSucceeded : JobState::kFailed);

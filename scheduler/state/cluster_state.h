@@ -181,6 +181,7 @@ class ClusterState {
   void release(Worker& worker);
   void end_unwanted(const Worker& worker);
   void worker_exited(Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause);
+  void stop_processes(const Job& job, int signal);
   void job_process_exited(Job& job, const Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause);
   void kill_actor_row(actors::ActorRow& row, const Error& cause);
   void end_job(Job& job, actors::JobState state);

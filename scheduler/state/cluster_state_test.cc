@@ -386,5 +386,37 @@ TEST_F(ClusterStateTest, OldRowsAreForgottenAtTheirBound) {
   EXPECT_EQ(state.list({actors::ListRequest::What::kJobs, {}}).jobs.size(), 3u);
 }
 
+TEST_F(ClusterStateTest, AGangWhoseFirstMembersAreForgottenCanFailAndBeStopped) {
+  ClusterState state({.max_ended_rows = 1}, random_);
+  actors::RegisterNode node;
+  node.id = NodeId{1};
+  ASSERT_TRUE(state.node_joined(node));
+  actors::JobSpec spec;
+  spec.num_workers = 4;
+  const JobId job = state.job_submitted(spec).value();
+  state.port_found(job, 1);
+  std::vector<WorkerId> ranks;
+  for (const auto& a : state.take_actions()) {
+    if (const auto* s = std::get_if<StartWorkerOn>(&a)) ranks.push_back(s->message.worker);
+  }
+  ASSERT_EQ(ranks.size(), 4u);
+  const auto exits = [&](WorkerId w, int code) { state.worker_updated(node.id, {w, WorkerState::kExited, 1, "", code, {}, job, {}}); };
+  const auto expect_only_the_last_is_stopped = [&] {
+    std::vector<WorkerId> stopped;
+    for (const auto& a : state.take_actions()) {
+      if (const auto* s = std::get_if<StopWorkerOn>(&a)) stopped.push_back(s->message.worker);
+    }
+    EXPECT_EQ(stopped, std::vector<WorkerId>{ranks[3]});
+  };
+  exits(ranks[0], 0);
+  exits(ranks[1], 0);
+  exits(ranks[2], 1);
+  expect_only_the_last_is_stopped();
+  ASSERT_TRUE(state.job_stopped(job, true));
+  expect_only_the_last_is_stopped();
+  exits(ranks[3], 137);
+  EXPECT_EQ(state.job(job)->state, JobState::kStopped);
+}
+
 }  // namespace
 }  // namespace shoal::scheduler

@@ -20,6 +20,9 @@ constexpr const char* kSchema =
     "CREATE TABLE IF NOT EXISTS nodes(id TEXT PRIMARY KEY, host TEXT NOT NULL, state TEXT NOT NULL, row BLOB NOT NULL);"
     "CREATE TABLE IF NOT EXISTS jobs(id TEXT PRIMARY KEY, name TEXT NOT NULL, state TEXT NOT NULL, row BLOB NOT NULL);";
 
+// Another process may read or copy the file. Short: the caller's loop stands still meanwhile, and it tries again later.
+constexpr int kBusyMs = 50;
+
 class Statement {
  public:
   Statement(sqlite3* db, const char* sql) { sqlite3_prepare_v2(db, sql, -1, &statement_, nullptr); }
@@ -36,7 +39,8 @@ class SqliteStore final : public Store {
  public:
   static Result<std::unique_ptr<Store>> open(const std::string& path) {
     auto out = std::make_unique<SqliteStore>();
-    if (sqlite3_open(path.c_str(), &out->db_) != SQLITE_OK || sqlite3_exec(out->db_, kSchema, nullptr, nullptr, nullptr) != SQLITE_OK) {
+    if (sqlite3_open(path.c_str(), &out->db_) != SQLITE_OK || sqlite3_busy_timeout(out->db_, kBusyMs) != SQLITE_OK ||
+        sqlite3_exec(out->db_, kSchema, nullptr, nullptr, nullptr) != SQLITE_OK) {
       return fail(out->error("cannot open " + path));
     }
     return out;

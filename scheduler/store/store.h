@@ -18,6 +18,7 @@ class Store {
   virtual Result<std::vector<actors::JobRow>> jobs() = 0;
 };
 
+// A file that somebody else has locked is Unavailable after a moment: to be tried again.
 // WAL mode, synchronous=NORMAL: survives the death of any process; a power cut may cost the last moments.
 Result<std::unique_ptr<Store>> open_sqlite_store(const std::string& path);
 std::unique_ptr<Store> make_memory_store();

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include <gtest/gtest.h>
+#include <sqlite3.h>
 
 namespace shoal::scheduler {
 namespace {
@@ -41,6 +42,19 @@ TEST_F(StoreTest, RowsAreThereAfterTheStoreWasClosed) {
   EXPECT_EQ(jobs[0].state, actors::JobState::kFailed);
   EXPECT_EQ(jobs[0].cause->message(), "exited with code 3");
   EXPECT_EQ(store->nodes().value().at(0).host, "h");
+}
+
+TEST_F(StoreTest, ALockedFileIsUnavailableUntilItIsFree) {
+  auto store = open_sqlite_store(folder_ + "/state.sqlite").value();
+  sqlite3* other = nullptr;
+  ASSERT_EQ(sqlite3_open((folder_ + "/state.sqlite").c_str(), &other), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(other, "BEGIN IMMEDIATE", nullptr, nullptr, nullptr), SQLITE_OK);
+  actors::JobRow job;
+  job.id = JobId{5};
+  EXPECT_EQ(store->put(job).error().code(), Code::kUnavailable);
+  ASSERT_EQ(sqlite3_exec(other, "COMMIT", nullptr, nullptr, nullptr), SQLITE_OK);
+  EXPECT_TRUE(store->put(job));
+  sqlite3_close(other);
 }
 
 TEST_F(StoreTest, AFileThatIsNoDatabaseIsDataLossAndAFolderThatIsNotThereIsNamed) {

@@ -293,6 +293,13 @@ def test_a_failure_two_actors_away_names_both(log, other):
     assert "Log.fail raised" in str(info.value)
 
 
+def test_constructor_arguments_that_cannot_be_pickled_leave_no_actor():
+    wait_until(lambda: shoal.available_resources() == shoal.cluster_resources(), 10, "the end of the actors before")
+    with pytest.raises(TypeError, match="lock"):
+        Log.options(num_cpus=2).remote(threading.Lock())
+    assert shoal.available_resources() == shoal.cluster_resources()
+
+
 def test_a_result_that_cannot_be_pickled_is_an_error_of_the_call(log):
     make_lock = shoal.remote(lambda: threading.Lock())
     with pytest.raises(TypeError, match="lock"):

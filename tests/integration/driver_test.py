@@ -91,6 +91,14 @@ def test_addresses_where_nobody_listens_are_unavailable(tmp_path):
         shoal.init("127.0.0.1:1", num_cpus=1)
 
 
+def test_sessions_that_another_user_could_have_put_there_are_not_looked_at(home):
+    home.chmod(0o755)
+    for address in ("auto", "127.0.0.1:1"):
+        with pytest.raises(InvalidArgument, match="private folder"):
+            shoal.init(address)
+    home.chmod(0o700)
+
+
 def test_a_driver_that_ends_leaves_nothing_and_loses_no_line(shoal_command):
     driver = shoal_command.driver(
         BEGIN

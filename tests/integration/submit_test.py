@@ -1,11 +1,15 @@
 """submit: a script as a job. Its output, its exit code, its ranks, and every way to end it."""
 
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
+import time
 
 import pytest
+from command import binary
 from leftovers import alive, descendants, wait_until
 
 import shoal
@@ -87,6 +91,16 @@ def test_a_script_sees_the_submitters_folder_and_environment(shoal_command, eith
     assert done.stdout.split()[:2] == [str(shoal_command.home), "yes"], done
 
 
+def test_every_rank_finds_the_submitters_modules(shoal_command, either):
+    library = shoal_command.home.parent / "library"
+    library.mkdir()
+    (library / "of_the_submitter.py").write_text("word = 'found'\n")
+    script = shoal_command.script("import of_the_submitter; print(of_the_submitter.word)")
+    path = ":".join(["../library", *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = shoal_command("submit", "--num-workers", "2", script, env=shoal_command.env(PYTHONPATH=path))
+    assert sorted(done.stdout.splitlines()) == ["[rank0] found", "[rank1] found"], done
+
+
 def test_a_script_without_newline_at_its_end_and_binary_output_arrive_whole(shoal_command, cluster):
     done = shoal_command("submit", "--", "sh", "-c", "printf 'no newline'; head -c 300000 /dev/zero | tr '\\0' x; echo; echo last")
     assert (
@@ -100,12 +114,36 @@ def test_every_line_of_much_output_arrives_in_order(shoal_command, either):
     assert done.stdout == "".join(f"line {i}\n" for i in range(50_000))
 
 
+@pytest.mark.parametrize("actor", [False, True], ids=["a script", "a script whose actor ended before"])
+def test_a_slow_reader_gets_every_line(shoal_command, cluster, actor):
+    script = shoal_command.script(
+        f"""
+        import shoal
+        if {actor}:
+            @shoal.remote
+            class A:
+                def f(self): pass
+            a = A.remote()
+            shoal.get(a.f.remote())
+            shoal.kill(a)
+        for i in range(200_001): print("line", i)
+        """
+    )
+    with subprocess.Popen([binary(), "submit", script], env=shoal_command.env(), stdout=subprocess.PIPE, cwd=shoal_command.home) as job:
+        first = os.read(job.stdout.fileno(), 1)
+        wait_until(lambda: shoal_command.json("list", "jobs")["rows"][0]["state"] == "SUCCEEDED", 20, "the end of the job")
+        text = first
+        while piece := os.read(job.stdout.fileno(), 1 << 16):
+            text += piece
+            time.sleep(0.05)  # in all longer than anybody waits who does not look whether lines still come
+    assert job.returncode == 0
+    assert text.decode().splitlines() == [f"line {i}" for i in range(200_001)]
+
+
 def test_submit_speaks_json(shoal_command, cluster):
     script = shoal_command.script("print('talk'); raise SystemExit(3)")
     done = shoal_command("submit", "--json", "--name", "mine", script)
     assert done.returncode == 3
-    import json
-
     said = json.loads(done.stdout)
     assert (said["schema"], said["name"], said["state"], said["exit_code"]) == ("shoal.submit/1", "mine", "FAILED", 3)
     assert done.stderr == "talk\n"
@@ -120,6 +158,7 @@ def test_submit_speaks_json(shoal_command, cluster):
         ([], 121, ["nothing to run"]),
         (["--num-workers", "-1", "x.py"], 121, ["num-workers"]),
         (["--num-gpus", "lots", "x.py"], 121, ["num-gpus"]),
+        (["--bad", "x.py"], 121, ["--bad"]),
         (["--resource", "slot", "--", "true"], 121, ["NAME=AMOUNT"]),
         (["--address", "127.0.0.1:1", "--", "true"], 124, ["no running cluster"]),
         (["--num-gpus", "64", "--", "true"], 125, ["GPU", "nearest fit", "--wait"]),
@@ -288,3 +327,29 @@ def test_a_submit_that_starts_a_cluster_leaves_nothing_running(shoal_command):
     assert done.returncode == 0
     wait_until(lambda: shoal_command("status").returncode == 5, 5, "the end of its cluster")
     assert not shoal.is_initialized()
+
+
+def test_another_programs_own_cluster_is_left_alone(shoal_command):
+    driver = shoal_command.driver(
+        """
+        import time
+        import shoal
+        shoal.init(num_cpus=1)
+        print("up")
+        time.sleep(1000)
+        """
+    )
+    driver.said("up")
+    (info,) = [json.loads(p.read_text()) for p in shoal_command.home.glob("*/info.json")]
+    mine = shoal_command("submit", "--", "sh", "-c", "echo $SHOAL_ADDRESS")
+    assert mine.returncode == 0, mine
+    assert info["head_local"] not in mine.stdout
+    assert shoal_command("stop").returncode == 3
+    with pytest.raises(shoal.exceptions.Unavailable, match="no cluster is running"):
+        shoal.init("auto")
+    wait_until(lambda: len(list(shoal_command.home.glob("*/pids/*"))) == 1, 5, "the end of the submit's own cluster")
+    assert shoal_command.json("status")["address"] == info["head_local"]  # it may be looked at
+    named = shoal_command("submit", "--address", info["head_local"], "--", "sh", "-c", "echo $SHOAL_ADDRESS")
+    assert named.stdout.strip() == info["head_local"], named
+    assert shoal_command("stop", "--address", info["head_local"]).returncode == 0
+    driver.signal(signal.SIGKILL)
