@@ -134,6 +134,23 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
 }
 
 void ActorCalls::flush(ActorId id, Target& t) {
+  if (flushing_) {
+    if (!std::exchange(t.to_flush, true)) to_flush_.push_back(id);
+    return;
+  }
+  flushing_ = true;
+  flush_now(id, t);
+  while (!to_flush_.empty()) {
+    const ActorId next = to_flush_.front();
+    to_flush_.pop_front();
+    Target& target = targets_.at(next);
+    target.to_flush = false;
+    flush_now(next, target);
+  }
+  flushing_ = false;
+}
+
+void ActorCalls::flush_now(ActorId id, Target& t) {
   if (t.dead || t.endpoint.empty()) return;
   const auto link = links_.find(t.endpoint);
   if (link == links_.end() || link->second.peer == nullptr) return;

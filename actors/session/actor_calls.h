@@ -63,6 +63,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::map<std::uint64_t, runtime::Promise<Value>> sent;
     std::optional<Error> dead;
     runtime::Timer grace;
+    bool to_flush = false;  // stands in to_flush_
   };
   struct Link {
     std::unique_ptr<runtime::Peer> peer;  // null while connecting
@@ -74,7 +75,10 @@ class ActorCalls final : public runtime::PeerHandler {
 
   void connect(const std::string& endpoint);
   void link_broke(const std::string& endpoint, const Error& why);
+  // Sends what can be sent. A future that is set meanwhile may let others be sent, of this actor or another: the outermost call sees to
+  // them one after the other, so that a chain of calls, however long, needs no stack.
   void flush(ActorId id, Target& target);
+  void flush_now(ActorId id, Target& target);
   void send(ActorId id, Target& target, Queued queued);
   void die(ActorId id, Target& target, const Error& cause);
 
@@ -83,6 +87,8 @@ class ActorCalls final : public runtime::PeerHandler {
   const Options options_;
   std::map<ActorId, Target> targets_;
   std::map<std::string, Link> links_;  // by endpoint
+  std::deque<ActorId> to_flush_;
+  bool flushing_ = false;
   std::optional<Error> no_news_;
   std::uint64_t next_ = 1;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
