@@ -53,9 +53,11 @@ class Connection {
   // Frames arrive from now on. `handler` outlives the connection.
   virtual void start(ConnectionHandler& handler) = 0;
   // Never blocks, never fails: when more than the queue's bound is unsent, the connection closes with
-  // ResourceExhausted.
+  // ResourceExhausted. The frame is within limits().
   virtual void send(Frame frame, Flush flush) = 0;
   virtual const PeerIdentity& identity() const = 0;
+  // What the other side takes; a frame beyond it would end the connection there.
+  virtual const FrameLimits& limits() const = 0;
 };
 
 class Listener {

@@ -34,6 +34,7 @@ class Responder {
   Responder& operator=(Responder&&) noexcept;
   ~Responder();
 
+  // A message beyond the connection's limits becomes an error: InvalidArgument/FrameTooLarge.
   void reply(Message message, Flush flush = Flush::kNow);
   void fail(const Error& error);
   void answer(Result<Message> result);
@@ -68,8 +69,10 @@ class Peer final : private ConnectionHandler {
   Peer(std::unique_ptr<Connection> connection, Clock& clock, PeerHandler& handler, std::uint64_t number = 0);
   ~Peer();  // pending calls fail with Cancelled; no on_closed
 
+  // A message beyond the connection's limits is not sent: InvalidArgument/FrameTooLarge, for this call alone. Failures that are known
+  // at once come before this returns.
   void call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush = Flush::kNow);
-  void notify(std::uint16_t method, Message message, Flush flush = Flush::kNow);
+  Result<void> notify(std::uint16_t method, Message message, Flush flush = Flush::kNow);
 
   const PeerIdentity& identity() const { return identity_; }
   std::uint64_t number() const { return number_; }

@@ -232,7 +232,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void send(Frame frame, Flush flush) {
     if (closed_) return;
     SHOAL_CHECK(identity_.local || frame.fds.empty(), "descriptors only travel on unix sockets");
-    SHOAL_CHECK(frame.fds.size() <= FrameLimits::kMaxFds, "a frame with too many descriptors");
+    SHOAL_CHECK(check_size(frame, options_.limits).has_value(), "a frame beyond the limits");
     queue_.push(std::move(frame));
     ++traffic_->sent;
     if (queue_.bytes() > options_.max_queued_bytes) {
@@ -257,6 +257,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   }
 
   const PeerIdentity& identity() const { return identity_; }
+  const FrameLimits& limits() const { return options_.limits; }
 
  private:
   using Wait = asio::posix::stream_descriptor;
@@ -362,6 +363,7 @@ class SocketConnection final : public Connection {
   void start(ConnectionHandler& handler) override { stream_->start(handler); }
   void send(Frame frame, Flush flush) override { stream_->send(std::move(frame), flush); }
   const PeerIdentity& identity() const override { return stream_->identity(); }
+  const FrameLimits& limits() const override { return stream_->limits(); }
 
  private:
   std::shared_ptr<Stream> stream_;

@@ -22,6 +22,7 @@ class SimConnection final : public Connection {
     link_->send(end_, std::move(frame));
   }
   const PeerIdentity& identity() const override { return identity_; }
+  const FrameLimits& limits() const override { return link_->limits(); }
 
  private:
   const std::shared_ptr<Link> link_;
