@@ -69,6 +69,8 @@ void Peer::fail_pending(const Error& why) {
 
 bool Peer::connected() const { return link_->connection != nullptr; }
 
+std::size_t Peer::queued_bytes() const { return link_->connection ? link_->connection->queued_bytes() : 0; }
+
 void Peer::call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush) {
   if (!link_->connection) return callback(shoal::fail(unavailable("the connection is closed").with_reason("Disconnected")));
   if (pending_.size() >= kMaxPending) return callback(shoal::fail(resource_exhausted("too many calls are pending on one connection")));

@@ -53,6 +53,8 @@ class PeerHandler {
   virtual void on_notice(Peer& peer, Request notice) = 0;
   // Its last call. Pending calls have been failed with `why` before.
   virtual void on_closed(Peer& peer, const Error& why) = 0;
+  // Connection's: what had to wait is on its way.
+  virtual void on_drained(Peer&) {}
 
  protected:
   ~PeerHandler() = default;
@@ -79,10 +81,13 @@ class Peer final : private ConnectionHandler {
   // False from the moment the connection is gone: callbacks of pending calls and on_closed see it so.
   bool connected() const;
   std::size_t num_pending() const { return pending_.size(); }
+  // What the socket has not taken yet.
+  std::size_t queued_bytes() const;
 
  private:
   void on_frame(Frame frame) override;
   void on_closed(Error why) override;
+  void on_drained() override { handler_.on_drained(*this); }
   void finish(std::uint64_t id, Result<Message> result);
   void fail_pending(const Error& why);
 

@@ -57,6 +57,10 @@ class Side : public PeerHandler {
   }
   void on_notice(Peer&, Request) override { ++notices; }
   void on_closed(Peer&, const Error& why) override { closed.push_back(why.to_string()); }
+  void on_drained(Peer& peer) override {
+    EXPECT_EQ(peer.queued_bytes(), 0u);
+    ++drained;
+  }
 
   static constexpr std::uint16_t kEcho = 1, kHold = 2, kRefuse = 3;
   Loop loop;
@@ -67,7 +71,7 @@ class Side : public PeerHandler {
   std::vector<std::unique_ptr<Peer>> peers;
   std::vector<Responder> held;
   std::vector<std::string> closed;
-  int requests = 0, notices = 0;
+  int requests = 0, notices = 0, drained = 0;
 };
 
 class SocketTest : public testing::Test {
@@ -143,6 +147,17 @@ TEST_F(SocketTest, EveryFrameIsCounted) {
   side_.run_until([&] { return answers == 1 && side_.notices == 1; });
   EXPECT_EQ(side_.network.traffic().sent, 3u);  // both ends are this network's: the call, its answer, the notice
   EXPECT_EQ(side_.network.traffic().received, 3u);
+}
+
+TEST_F(SocketTest, WhoeverSendsInBulkHearsWhenTheQueueIsEmpty) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  constexpr std::size_t kMany = 200, kBytes = 90'000;
+  for (std::size_t i = 0; i < kMany; ++i) caller->notify(Side::kEcho, {{}, Bytes(kBytes), {}});
+  EXPECT_GT(caller->queued_bytes(), 0u);  // more than a socket's buffer holds
+  EXPECT_EQ(side_.drained, 0);
+  side_.run_until([&] { return side_.drained > 0; });
+  side_.run_until([&] { return side_.notices == kMany; });
 }
 
 TEST_F(SocketTest, DescriptorsTravelWithTheirFrame) {
