@@ -1,5 +1,6 @@
 #include "actors/session/actor_calls.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -74,12 +75,25 @@ class ActorCallsTest : public testing::Test {
     return world_.run_until([&] { return f.ready(); }, limit);
   }
 
-  runtime::SimWorld world_{{}};
+  static constexpr std::size_t kSocketBytes = 1 << 20;
+  static runtime::SimWorld::Options world_options() {
+    runtime::SimWorld::Options out;
+    out.network.max_queued_bytes = kSocketBytes;
+    return out;
+  }
+  static ActorCalls::Options options() {
+    ActorCalls::Options out;
+    out.max_queued_bytes = 8 * kSocketBytes;
+    out.high_water_bytes = kSocketBytes / 4;
+    return out;
+  }
+
+  runtime::SimWorld world_{world_options()};
   std::unique_ptr<runtime::SimNetwork> host_network_ = world_.fabric().attach("host", 1);
   std::unique_ptr<runtime::SimNetwork> caller_network_ = world_.fabric().attach("caller", 2);
   std::shared_ptr<Echo> actor_ = std::make_shared<Echo>();
   std::optional<ActorHost> host_;
-  ActorCalls calls_{world_.clock(), *caller_network_, {}};
+  ActorCalls calls_{world_.clock(), *caller_network_, options()};
 };
 
 TEST_F(ActorCallsTest, CallsMadeBeforeItLivesArriveInOrder) {
@@ -115,6 +129,99 @@ TEST_F(ActorCallsTest, ALongChainEndsWithTheDeathOfItsFirstActor) {
   calls_.updated(dead);
   ASSERT_TRUE(run_until_ready(last));
   EXPECT_EQ(outcome(last), "Unavailable/ActorDied");
+}
+
+TEST_F(ActorCallsTest, ACallerThatIsFasterThanTheSocketWaits) {
+  now_alive();
+  const std::string argument(50'000, 'x');
+  ValueFuture last;
+  for (std::size_t sent = 0; sent < 4 * kSocketBytes; sent += argument.size()) last = call(kActor, "next", {}, argument);
+  ASSERT_TRUE(run_until_ready(last));
+  EXPECT_EQ(outcome(last), "next");
+  EXPECT_EQ(calls_.cause(kActor), nullptr);
+}
+
+TEST_F(ActorCallsTest, WhatItsQueueDoesNotHoldIsRefusedCallByCall) {
+  const std::string argument(50'000, 'x');
+  std::vector<ValueFuture> all;
+  for (std::size_t sent = 0; sent < 9 * kSocketBytes; sent += argument.size()) all.push_back(call(kActor, "next", {}, argument));
+  EXPECT_EQ(outcome(all.back()), "ResourceExhausted/");
+  now_alive();
+  ASSERT_TRUE(world_.run_until([&] { return std::ranges::all_of(all, [](const auto& f) { return f.ready(); }); }, 30s));
+  EXPECT_EQ(outcome(all.front()), "next");
+  EXPECT_EQ(outcome(call(kActor, "next")), "pending");
+}
+
+TEST_F(ActorCallsTest, ABrokenConnectionFailsWhatWasSentAndIsMadeAgain) {
+  now_alive();
+  const auto held = call(kActor, "hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  world_.fabric().disconnect("caller", "host");
+  ASSERT_TRUE(run_until_ready(held));
+  EXPECT_EQ(outcome(held), "Unavailable/Disconnected");
+  const auto next = call(kActor, "next");
+  ASSERT_TRUE(run_until_ready(next));
+  EXPECT_EQ(outcome(next), "next");
+  EXPECT_EQ(calls_.cause(kActor), nullptr);
+}
+
+TEST_F(ActorCallsTest, TheCauseOfADeathComesInTimeForWhatWasSent) {
+  now_alive();
+  const auto held = call(kActor, "hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  world_.fabric().disconnect("caller", "host");
+  world_.run_for(100ms);
+  EXPECT_EQ(outcome(held), "pending");
+  calls_.process_gone(kWorker, unavailable("killed"));
+  EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
+  EXPECT_EQ(outcome(call(kActor, "next")), "Unavailable/ActorDied");
+}
+
+TEST_F(ActorCallsTest, AnActorThatCannotBeReachedFailsItsCallsUntilItCan) {
+  host_.reset();
+  now_alive();
+  const auto first = call(kActor, "a");
+  world_.run_for(20s);
+  EXPECT_EQ(outcome(first), "pending");
+  ASSERT_TRUE(run_until_ready(first));
+  EXPECT_EQ(outcome(first), "Unavailable/Disconnected");
+  start_host();
+  const auto second = call(kActor, "b");
+  ASSERT_TRUE(run_until_ready(second));
+  EXPECT_EQ(outcome(second), "b");
+}
+
+TEST_F(ActorCallsTest, WithoutNewsOnlyALiveConnectionIsALife) {
+  calls_.updated(row(kActor, ActorState::kAlive));
+  const auto held = call(kActor, "hold"), never_placed = call(kOther, "next");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  calls_.no_more_news(unavailable("its node is gone"));
+  EXPECT_EQ(outcome(never_placed), "Unavailable/ActorDied");
+  const auto next = call(kActor, "next");
+  ASSERT_TRUE(run_until_ready(next));
+  EXPECT_EQ(outcome(next), "next");
+  world_.fabric().disconnect("caller", "host");
+  ASSERT_TRUE(run_until_ready(held, 100ms));
+  EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
+}
+
+// ---- the actor's side
+
+TEST_F(ActorCallsTest, ACallThatTheActorsQueueHasNoRoomForIsRefused) {
+  const auto queue = std::make_shared<CallQueue>(CallQueue::Options{.max_waiting = 100, .max_bytes = 100'000});
+  host_->add(kActor, "Echo", queue);
+  now_alive();
+  const std::string argument(60'000, 'x');
+  const auto first = call(kActor, "a", {}, argument), second = call(kActor, "b", {}, argument), third = call(kActor, "c");
+  ASSERT_TRUE(run_until_ready(second));
+  EXPECT_EQ(outcome(second), "ResourceExhausted/");
+  ASSERT_TRUE(world_.run_until([&] { return !queue->empty(); }, 30s));
+  EXPECT_EQ(queue->pop().call.method, "a");
+  const auto fourth = call(kActor, "d", {}, argument);
+  world_.run_for(1s);
+  EXPECT_EQ(queue->pop().call.method, "c");
+  EXPECT_EQ(queue->pop().call.method, "d");
+  EXPECT_TRUE(queue->empty());
 }
 
 }  // namespace
