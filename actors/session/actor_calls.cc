@@ -27,6 +27,26 @@ ActorCalls::~ActorCalls() {
 
 void ActorCalls::expect(ActorId actor, const std::string& class_name) { targets_[actor].class_name = class_name; }
 
+void ActorCalls::forget(ActorId actor, const Error& cause) {
+  const auto node = targets_.extract(actor);
+  if (!node.empty()) fail_calls(node.mapped(), cause, true);
+}
+
+std::vector<ActorId> ActorCalls::expected() const {
+  std::vector<ActorId> out;
+  for (const auto& [id, t] : targets_) {
+    if (!t.dead) out.push_back(id);
+  }
+  return out;
+}
+
+void ActorCalls::unknown(ActorId actor, const Error& cause) {
+  const auto it = targets_.find(actor);
+  if (it == targets_.end() || it->second.dead) return;
+  if (!connected(it->second)) return die(actor, it->second, cause);
+  it->second.disowned = true;
+}
+
 void ActorCalls::updated(const ActorRow& row) {
   const auto it = targets_.find(row.id);
   if (it == targets_.end() || it->second.dead) return;
@@ -140,6 +160,10 @@ void ActorCalls::redial(const std::string& endpoint, const Error& why) {
   bool wanted = false;
   for (auto& [id, t] : targets_) {
     if (t.endpoint != endpoint || t.dead) continue;
+    if (t.disowned) {
+      die(id, t, lost(t.class_name, id, why.message()));
+      continue;
+    }
     wanted = true;
     const auto error = unavailable(fmt::format("the connection to actor {} broke: {}", t.class_name, why.message()))
                            .with_reason("Disconnected")

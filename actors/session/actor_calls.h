@@ -39,8 +39,15 @@ class ActorCalls final : public runtime::PeerHandler {
   // An actor of which the head will tell (updated). Calls may be made from now on.
   void expect(ActorId actor, const std::string& class_name);
   bool knows(ActorId actor) const { return targets_.contains(actor); }
+  // The head refused it, or did not answer: as if it had never been expected. Its calls fail with the cause.
+  void forget(ActorId actor, const Error& cause);
+  // Those of which something is still to be told.
+  std::vector<ActorId> expected() const;
   // News from the head.
   void updated(const ActorRow& row);
+  // The head knows nothing of it. Dead, unless it is connected (the head was started again, without its actors): then it dies with its
+  // connection.
+  void unknown(ActorId actor, const Error& cause);
   // News from the node: a process is gone, with its actors.
   void process_gone(WorkerId worker, const Error& cause);
   // Nobody will tell causes any more: an actor without a connection is dead, with this, and so is one whose connection breaks.
@@ -69,6 +76,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::size_t queued_bytes = 0;
     std::map<std::uint64_t, runtime::Promise<Value>> sent;
     std::optional<Error> dead;
+    bool disowned = false;  // the head will not tell of its death
     bool to_flush = false;  // stands in to_flush_
   };
   struct Link {

@@ -205,6 +205,30 @@ TEST_F(ActorCallsTest, WithoutNewsOnlyALiveConnectionIsALife) {
   EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
 }
 
+TEST_F(ActorCallsTest, AnActorThatTheHeadDoesNotKnowLivesAsLongAsItsConnection) {
+  calls_.updated(row(kActor, ActorState::kAlive));
+  const auto held = call(kActor, "hold"), never_placed = call(kOther, "next");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  for (const ActorId id : calls_.expected()) calls_.unknown(id, not_found("no actor"));
+  EXPECT_EQ(outcome(never_placed), "NotFound/");
+  EXPECT_EQ(calls_.expected(), std::vector{kActor});
+  world_.fabric().disconnect("caller", "host");
+  ASSERT_TRUE(run_until_ready(held));
+  EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
+}
+
+TEST_F(ActorCallsTest, AForgottenActorFailsItsCallsAndMayBeExpectedAgain) {
+  const auto first = call(kActor, "a");
+  calls_.forget(kActor, not_found("no actor"));
+  EXPECT_EQ(outcome(first), "NotFound/");
+  EXPECT_FALSE(calls_.knows(kActor));
+  calls_.expect(kActor, "Echo");
+  const auto second = call(kActor, "b");
+  now_alive();
+  ASSERT_TRUE(run_until_ready(second));
+  EXPECT_EQ(outcome(second), "b");
+}
+
 // ---- the actor's side
 
 TEST_F(ActorCallsTest, ACallThatTheActorsQueueHasNoRoomForIsRefused) {
