@@ -27,6 +27,26 @@ ActorCalls::~ActorCalls() {
 
 void ActorCalls::expect(ActorId actor, const std::string& class_name) { targets_[actor].class_name = class_name; }
 
+void ActorCalls::forget(ActorId actor, const Error& cause) {
+  const auto node = targets_.extract(actor);
+  if (!node.empty()) fail_calls(node.mapped(), cause, true);
+}
+
+std::vector<ActorId> ActorCalls::expected() const {
+  std::vector<ActorId> out;
+  for (const auto& [id, t] : targets_) {
+    if (!t.dead) out.push_back(id);
+  }
+  return out;
+}
+
+void ActorCalls::unknown(ActorId actor, const Error& cause) {
+  const auto it = targets_.find(actor);
+  if (it == targets_.end() || it->second.dead) return;
+  if (!connected(it->second)) return die(actor, it->second, cause);
+  it->second.disowned = true;
+}
+
 void ActorCalls::updated(const ActorRow& row) {
   const auto it = targets_.find(row.id);
   if (it == targets_.end() || it->second.dead) return;
@@ -48,7 +68,12 @@ void ActorCalls::process_gone(WorkerId worker, const Error& cause) {
   }
 }
 
-void ActorCalls::no_more_news(const Error& cause) { no_news_ = cause; }
+void ActorCalls::no_more_news(const Error& cause) {
+  no_news_ = cause;
+  for (auto& [id, t] : targets_) {
+    if (!t.dead && !connected(t)) die(id, t, lost(t.class_name, id, cause.message()));
+  }
+}
 
 const Error* ActorCalls::cause(ActorId actor) const {
   const auto it = targets_.find(actor);
@@ -60,6 +85,11 @@ bool ActorCalls::alive(ActorId actor) const {
   return it != targets_.end() && !it->second.dead && !it->second.endpoint.empty();
 }
 
+bool ActorCalls::connected(const Target& t) const {
+  const auto link = links_.find(t.endpoint);
+  return link != links_.end() && link->second.peer != nullptr;
+}
+
 void ActorCalls::connect(const std::string& endpoint) {
   links_[endpoint];
   const auto parsed = runtime::parse_endpoint(endpoint);
@@ -68,9 +98,12 @@ void ActorCalls::connect(const std::string& endpoint) {
                    [this, alive = alive_, endpoint](Result<std::unique_ptr<runtime::Connection>> connection) {
                      if (!*alive) return;
                      if (!connection) return link_broke(endpoint, connection.error());
-                     links_[endpoint].peer = std::make_unique<runtime::Peer>(*std::move(connection), clock_, *this);
+                     Link& link = links_[endpoint];
+                     link.peer = std::make_unique<runtime::Peer>(*std::move(connection), clock_, *this);
+                     link.full = false;
+                     link.broken_since.reset();
                      for (auto& [id, t] : targets_) {
-                       if (t.endpoint == endpoint && !t.dead) flush(id, t);
+                       if (t.endpoint == endpoint) flush(id, t);
                      }
                    });
 }
@@ -87,20 +120,61 @@ void ActorCalls::on_closed(runtime::Peer& peer, const Error& why) {
   }
 }
 
+void ActorCalls::on_drained(runtime::Peer& peer) {
+  if (!any_full_) return;
+  any_full_ = false;
+  std::string drained;
+  for (auto& [endpoint, link] : links_) {
+    if (link.peer.get() == &peer && std::exchange(link.full, false)) drained = endpoint;
+    any_full_ |= link.full;
+  }
+  if (drained.empty()) return;
+  for (auto& [id, t] : targets_) {
+    if (t.endpoint == drained) flush(id, t);
+  }
+}
+
 // The cause is on its way, unless nobody is left to tell it.
 void ActorCalls::link_broke(const std::string& endpoint, const Error& why) {
-  links_.erase(endpoint);
+  bool wanted = false;
   for (auto& [id, t] : targets_) {
     if (t.endpoint != endpoint || t.dead) continue;
     if (no_news_) {
       die(id, t, lost(t.class_name, id, no_news_->message()));
+    } else {
+      wanted = true;
+    }
+  }
+  if (!wanted) {
+    links_.erase(endpoint);
+    return;
+  }
+  Link& link = links_[endpoint];
+  if (!link.broken_since) link.broken_since = clock_.now();
+  link.redial = clock_.after(options_.cause_grace, [this, endpoint, why] { redial(endpoint, why); });
+}
+
+// No cause came: the process lives, as far as anybody knows.
+void ActorCalls::redial(const std::string& endpoint, const Error& why) {
+  const bool unreachable = clock_.now() - *links_.at(endpoint).broken_since >= options_.unreachable_after;
+  bool wanted = false;
+  for (auto& [id, t] : targets_) {
+    if (t.endpoint != endpoint || t.dead) continue;
+    if (t.disowned) {
+      die(id, t, lost(t.class_name, id, why.message()));
       continue;
     }
-    t.grace = clock_.after(options_.cause_grace, [this, actor = id, message = why.message()] {
-      Target& target = targets_.at(actor);
-      if (!target.dead) die(actor, target, lost(target.class_name, actor, message));
-    });
+    wanted = true;
+    const auto error = unavailable(fmt::format("the connection to actor {} broke: {}", t.class_name, why.message()))
+                           .with_reason("Disconnected")
+                           .in(fmt::format("actor {}({})", t.class_name, to_string(id)));
+    fail_calls(t, error, unreachable);
   }
+  if (!wanted) {
+    links_.erase(endpoint);
+    return;
+  }
+  connect(endpoint);
 }
 
 ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
@@ -117,32 +191,58 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
     promise.set(fail(*t.dead));
     return future;
   }
-  if (t.queue.size() >= options_.max_queued) {
-    promise.set(fail(resource_exhausted(fmt::format("{} calls wait for actor {}", t.queue.size(), t.class_name))));
+  Queued queued{std::move(call), std::move(deps), std::move(promise)};
+  if (t.queue.size() >= options_.max_queued || t.queued_bytes + queued.call.args.inline_bytes() > options_.max_queued_bytes) {
+    queued.promise.set(fail(resource_exhausted(
+        fmt::format("{} calls with {} bytes of arguments wait for actor {}", t.queue.size(), t.queued_bytes, t.class_name))));
     return future;
   }
-  for (const auto& d : deps) {
+  for (const auto& d : queued.deps) {
     if (d.ready()) continue;
     d.then([this, alive = alive_, id](const Result<Value>&) {
       if (!*alive) return;
       if (const auto target = targets_.find(id); target != targets_.end()) flush(id, target->second);
     });
   }
-  t.queue.push_back({std::move(call), std::move(deps), std::move(promise)});
+  t.queued_bytes += queued.call.args.inline_bytes();
+  t.queue.push_back(std::move(queued));
   flush(id, t);
   return future;
 }
 
 void ActorCalls::flush(ActorId id, Target& t) {
+  if (flushing_) {
+    if (!std::exchange(t.to_flush, true)) to_flush_.push_back(id);
+    return;
+  }
+  flushing_ = true;
+  flush_now(id, t);
+  while (!to_flush_.empty()) {
+    const ActorId next = to_flush_.front();
+    to_flush_.pop_front();
+    const auto it = targets_.find(next);
+    if (it == targets_.end()) continue;
+    it->second.to_flush = false;
+    flush_now(next, it->second);
+  }
+  flushing_ = false;
+}
+
+void ActorCalls::flush_now(ActorId id, Target& t) {
   if (t.dead || t.endpoint.empty()) return;
   const auto link = links_.find(t.endpoint);
   if (link == links_.end() || link->second.peer == nullptr) return;
   while (!t.queue.empty()) {
+    if (link->second.peer->queued_bytes() > options_.high_water_bytes) {
+      link->second.full = any_full_ = true;
+      return;
+    }
     for (const auto& d : t.queue.front().deps) {
       if (!d.ready()) return;
     }
     Queued q = std::move(t.queue.front());
     t.queue.pop_front();
+    t.queued_bytes -= q.call.args.inline_bytes();
     send(id, t, std::move(q));
   }
 }
@@ -164,10 +264,11 @@ void ActorCalls::send(ActorId id, Target& t, Queued q) {
       number(Method::kCall), *std::move(message), runtime::Peer::kNoTimeout,
       [this, alive = alive_, id, number_sent](Result<runtime::Message> r) {
         if (!*alive) return;
-        Target& target = targets_.at(id);
-        const auto link = links_.find(target.endpoint);
-        if (!r && link != links_.end() && !link->second.peer->connected()) return;  // on_closed sees to it
-        const auto node = target.sent.extract(number_sent);
+        const auto target = targets_.find(id);
+        if (target == targets_.end()) return;
+        const auto link = links_.find(target->second.endpoint);
+        if (!r && link != links_.end() && link->second.peer && !link->second.peer->connected()) return;  // on_closed sees to it
+        const auto node = target->second.sent.extract(number_sent);
         if (node.empty()) return;  // it died before
         if (!r) return node.mapped().set(fail(r.error()));
         node.mapped().set(value_from(*std::move(r)));
@@ -175,15 +276,21 @@ void ActorCalls::send(ActorId id, Target& t, Queued q) {
       flush);
 }
 
-void ActorCalls::die(ActorId, Target& t, const Error& cause) {
-  t.dead = cause;
-  t.grace = {};
-  auto sent = std::move(t.sent);
-  auto queue = std::move(t.queue);
-  t.sent.clear();
-  t.queue.clear();
+// What was sent, and what waits if that is wanted, too.
+void ActorCalls::fail_calls(Target& t, const Error& cause, bool queued) {
+  auto sent = std::exchange(t.sent, {});
+  std::deque<Queued> queue;
+  if (queued) {
+    queue = std::exchange(t.queue, {});
+    t.queued_bytes = 0;
+  }
   for (auto& [n, promise] : sent) promise.set(fail(cause));
   for (auto& q : queue) q.promise.set(fail(cause));
+}
+
+void ActorCalls::die(ActorId, Target& t, const Error& cause) {
+  t.dead = cause;
+  fail_calls(t, cause, true);
 }
 
 }  // namespace shoal::actors

@@ -1,10 +1,11 @@
 // Calls from this process to actors: one ordered queue per actor, one connection per process they live in, and the news
 // of their deaths.
 //
-// A call waits in its actor's queue until the actor lives and until the references among its arguments are resolved;
-// those behind it wait, too, so that an actor sees each caller's calls in the order they were made. When an actor dies
-// every call on it fails with the cause that its node or the head tells; a broken connection alone is no death (D20),
-// it only starts a short wait for the cause. Loop thread only.
+// A call waits in its actor's queue until the actor lives, until the references among its arguments are resolved and
+// until the socket takes it; those behind it wait, too, so that an actor sees each caller's calls in the order they were
+// made. When an actor dies every call on it fails with the cause that its node or the head tells. A broken connection
+// is no death (D20): after a short wait for such a cause, what was sent on it fails as Unavailable/Disconnected, and the
+// connection is made again for the calls behind it. Loop thread only.
 #pragma once
 
 #include <deque>
@@ -26,8 +27,11 @@ class ActorCalls final : public runtime::PeerHandler {
  public:
   struct Options {
     runtime::Duration connect_timeout = std::chrono::seconds(5);
-    runtime::Duration cause_grace = std::chrono::milliseconds(600);  // after a connection broke
+    runtime::Duration cause_grace = std::chrono::milliseconds(600);  // after a connection broke, and before each attempt to mend it
+    runtime::Duration unreachable_after = std::chrono::seconds(30);  // of attempts: then what waits fails, and the attempts go on
     std::size_t max_queued = 1 << 20;                                // calls of one actor that are not sent yet
+    std::size_t max_queued_bytes = 1 << 30;                          // of their small arguments
+    std::size_t high_water_bytes = 8 << 20;                          // in a socket's queue; what exceeds it waits here
   };
 
   ActorCalls(runtime::Clock& clock, runtime::Network& network, Options options) : clock_(clock), network_(network), options_(options) {}
@@ -35,12 +39,21 @@ class ActorCalls final : public runtime::PeerHandler {
   // An actor of which the head will tell (updated). Calls may be made from now on.
   void expect(ActorId actor, const std::string& class_name);
   bool knows(ActorId actor) const { return targets_.contains(actor); }
+  // The head refused it, or did not answer: as if it had never been expected. Its calls fail with the cause.
+  void forget(ActorId actor, const Error& cause);
+  // Those of which something is still to be told.
+  std::vector<ActorId> expected() const;
   // News from the head.
   void updated(const ActorRow& row);
+  // The head knows nothing of it. Dead, unless it is connected (the head was started again, without its actors): then it dies with its
+  // connection.
+  void unknown(ActorId actor, const Error& cause);
   // News from the node: a process is gone, with its actors.
   void process_gone(WorkerId worker, const Error& cause);
-  // Nobody will tell causes any more: broken connections fail at once, with this.
+  // Nobody will tell causes any more: an actor without a connection is dead, with this, and so is one whose connection breaks.
   void no_more_news(const Error& cause);
+  // Somebody will again.
+  void news_again() { no_news_.reset(); }
 
   // The future's value may be an exception that the method raised. NotFound for an actor that was never expected.
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
@@ -60,22 +73,34 @@ class ActorCalls final : public runtime::PeerHandler {
     WorkerId worker;
     std::string endpoint;  // empty until it lives
     std::deque<Queued> queue;
+    std::size_t queued_bytes = 0;
     std::map<std::uint64_t, runtime::Promise<Value>> sent;
     std::optional<Error> dead;
-    runtime::Timer grace;
+    bool disowned = false;  // the head will not tell of its death
+    bool to_flush = false;  // stands in to_flush_
   };
   struct Link {
     std::unique_ptr<runtime::Peer> peer;  // null while connecting
+    bool full = false;                    // until it is drained
+    runtime::Timer redial;
+    std::optional<runtime::TimePoint> broken_since;
   };
 
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
   void on_notice(runtime::Peer&, runtime::Request) override {}
   void on_closed(runtime::Peer& peer, const Error& why) override;
+  void on_drained(runtime::Peer& peer) override;
 
   void connect(const std::string& endpoint);
+  bool connected(const Target& target) const;
   void link_broke(const std::string& endpoint, const Error& why);
+  void redial(const std::string& endpoint, const Error& why);
+  // Sends what can be sent. A future that is set meanwhile may let others be sent, of this actor or another: the outermost call sees to
+  // them one after the other, so that a chain of calls, however long, needs no stack.
   void flush(ActorId id, Target& target);
+  void flush_now(ActorId id, Target& target);
   void send(ActorId id, Target& target, Queued queued);
+  void fail_calls(Target& target, const Error& cause, bool queued);
   void die(ActorId id, Target& target, const Error& cause);
 
   runtime::Clock& clock_;
@@ -83,6 +108,9 @@ class ActorCalls final : public runtime::PeerHandler {
   const Options options_;
   std::map<ActorId, Target> targets_;
   std::map<std::string, Link> links_;  // by endpoint
+  bool any_full_ = false;
+  std::deque<ActorId> to_flush_;
+  bool flushing_ = false;
   std::optional<Error> no_news_;
   std::uint64_t next_ = 1;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -45,17 +45,31 @@ void ActorHost::on_closed(runtime::Peer& peer, const Error&) {
   const auto owned = peers_.extract(peer.number());  // destroyed when this returns
 }
 
+namespace {
+
+std::size_t inline_bytes(const Call& call) {
+  std::size_t out = call.args.inline_bytes();
+  for (const auto& d : call.deps) out += d.inline_bytes();
+  return out;
+}
+
+}  // namespace
+
 void CallQueue::on_call(Incoming incoming) {
   if (killed_) return incoming.responder.fail(*killed_);
-  if (calls_.size() >= kMaxWaiting) {
-    return incoming.responder.fail(resource_exhausted(fmt::format("{} calls wait for this actor", calls_.size())));
+  const std::size_t bytes = inline_bytes(incoming.call);
+  if (calls_.size() >= options_.max_waiting || bytes_ + bytes > options_.max_bytes) {
+    return incoming.responder.fail(
+        resource_exhausted(fmt::format("{} calls with {} bytes of arguments wait for this actor", calls_.size(), bytes_)));
   }
+  bytes_ += bytes;
   calls_.push_back(std::move(incoming));
 }
 
 Incoming CallQueue::pop() {
   Incoming out = std::move(calls_.front());
   calls_.pop_front();
+  bytes_ -= inline_bytes(out.call);
   return out;
 }
 

@@ -73,7 +73,14 @@ class ActorHost final : public runtime::PeerHandler {
 // A mailbox that another thread drains while it owns the loop (LoopThread::own or wait).
 class CallQueue final : public Hosted {
  public:
-  static constexpr std::size_t kMaxWaiting = 1 << 20;
+  struct Options {
+    std::size_t max_waiting = 1 << 20;
+    std::size_t max_bytes = 1 << 30;  // of their small arguments
+  };
+  CallQueue() = default;
+  explicit CallQueue(Options options) : options_(options) {}
+
+  // ResourceExhausted for a call that the queue has no room for.
   void on_call(Incoming incoming) override;
   void on_kill(const Error& cause) override { killed_ = cause; }
 
@@ -82,7 +89,9 @@ class CallQueue final : public Hosted {
   const std::optional<Error>& killed() const { return killed_; }
 
  private:
+  const Options options_;
   std::deque<Incoming> calls_;
+  std::size_t bytes_ = 0;
   std::optional<Error> killed_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include <fmt/format.h>
@@ -32,26 +33,85 @@ Result<Value> shared_copy(const Result<Value>& value) {
 
 }  // namespace
 
-// The connection to head or node; reconnected by whoever asks next.
+// The connection to head or node. The head's, once it was there, is made again whenever it breaks. Loop thread only.
 class Session::Link final : public runtime::PeerHandler {
  public:
-  using OnNotice = std::function<void(runtime::Request)>;
-  Link(OnNotice on_notice, std::function<void(const Error&)> on_closed)
-      : on_notice_(std::move(on_notice)), on_closed_(std::move(on_closed)) {}
+  struct Events {
+    std::function<void(runtime::Request)> notice;
+    std::function<void()> opened;
+    std::function<void()> closed;
+  };
+  Link(Session& session, bool lasting, Events events) : session_(session), lasting_(lasting), events_(std::move(events)) {}
+  ~Link() {
+    *alive_ = false;
+    peer_.reset();
+  }
 
-  std::unique_ptr<Peer> peer;
+  // Null from the moment the connection is gone.
+  Peer* peer() const { return peer_ && peer_->connected() ? peer_.get() : nullptr; }
+  bool dialling() const { return dialling_; }
+  // Why there is none.
+  const Error& failure() const { return failure_; }
+
+  // At most one attempt at a time; nothing while there is a connection.
+  void dial(const std::string& endpoint) {
+    if (dialling_ || peer()) return;
+    endpoint_ = endpoint;
+    redial_ = {};
+    const auto to = runtime::parse_endpoint(endpoint);
+    if (!to) {
+      failure_ = to.error();
+      return;
+    }
+    dialling_ = true;
+    session_.network_->connect(*to, runtime::Role::kClient, session_.options_.connect_timeout,
+                               [this, alive = alive_](Result<std::unique_ptr<runtime::Connection>> r) {
+                                 if (*alive) dialled(std::move(r));
+                               });
+  }
 
  private:
+  void dialled(Result<std::unique_ptr<runtime::Connection>> connection) {
+    dialling_ = false;
+    if (!connection) {
+      failure_ = connection.error();
+      return redial_later();
+    }
+    pause_ = kFirstPause;
+    was_open_ = true;
+    peer_ = std::make_unique<Peer>(*std::move(connection), *session_.clock_, *this);
+    events_.opened();
+  }
+
+  void redial_later() {
+    if (!lasting_ || !was_open_) return;
+    redial_ = session_.clock_->after(pause_, [this] { dial(std::string(endpoint_)); });
+    pause_ = std::min(2 * pause_, kLongestPause);
+  }
+
   void on_request(Peer&, runtime::Request, runtime::Responder responder) override {
     responder.fail(unimplemented("a client takes no requests"));
   }
-  void on_notice(Peer&, runtime::Request notice) override { on_notice_(std::move(notice)); }
+  void on_notice(Peer&, runtime::Request notice) override { events_.notice(std::move(notice)); }
   void on_closed(Peer&, const Error& why) override {
-    const auto owned = std::move(peer);
-    on_closed_(why);
+    const auto owned = std::move(peer_);
+    failure_ = why;
+    redial_later();
+    events_.closed();
   }
-  OnNotice on_notice_;
-  std::function<void(const Error&)> on_closed_;
+
+  static constexpr runtime::Duration kFirstPause = std::chrono::milliseconds(100), kLongestPause = std::chrono::seconds(3);
+
+  Session& session_;
+  const bool lasting_;
+  const Events events_;
+  std::string endpoint_;
+  std::unique_ptr<Peer> peer_;
+  bool dialling_ = false, was_open_ = false;
+  Error failure_ = unavailable("it was never connected");
+  runtime::Duration pause_ = kFirstPause;
+  runtime::Timer redial_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 Session::Session(SessionOptions options)
@@ -63,24 +123,26 @@ Session::Session(SessionOptions options)
     network_ = std::move(network);
     calls_ = std::make_unique<ActorCalls>(*clock_, *network_, ActorCalls::Options());
     actor_host_ = std::make_unique<ActorHost>(*clock_, *network_);
-    head_ = std::make_unique<Link>([this](runtime::Request n) { on_head_notice(std::move(n)); }, [](const Error&) {});
-    node_ = std::make_unique<Link>([this](runtime::Request n) { on_node_notice(std::move(n)); },
-                                   [this](const Error&) { calls_->no_more_news(unavailable("its node is gone")); });
+    head_ = std::make_unique<Link>(
+        *this, true,
+        Link::Events{[this](runtime::Request n) { on_head_notice(std::move(n)); }, [this] { on_head_opened(); }, [this] { on_closed(); }});
+    node_ = std::make_unique<Link>(
+        *this, false, Link::Events{[this](runtime::Request n) { on_node_notice(std::move(n)); }, [] {}, [this] { on_closed(); }});
   });
 }
 
 Session::~Session() {
   if (is_driver_) {
     own([this] {
-      if (head_->peer) head_->peer->notify(number(Method::kEndDriver), body(to_bytes(JobRef{job_})));
+      if (auto* peer = head_->peer()) peer->notify(number(Method::kEndDriver), body(to_bytes(JobRef{job_})));
     });
   }
   bool drained = false;
   own([this, &drained] {
     calls_.reset();
     actor_host_.reset();
-    head_->peer.reset();
-    node_->peer.reset();
+    head_.reset();
+    node_.reset();
     stop_network_([&drained] { drained = true; });
   });
   loop_thread_.wait([&drained] { return drained; }, std::chrono::steady_clock::now() + std::chrono::seconds(5));
@@ -96,7 +158,7 @@ Result<void> Session::connect() {
   if (options_.node.empty()) {
     SHOAL_OK(connect_driver());
   } else {
-    job_ = options_.job;
+    own([this] { job_ = options_.job; });
     SHOAL_OK(connect_node(options_.node));
   }
   const auto at = runtime::Endpoint::unix_at("shoal-" + to_string(worker_) + "-" + to_string(new_id<ObjectId>()));
@@ -106,11 +168,11 @@ Result<void> Session::connect() {
 
 Result<void> Session::connect_driver() {
   head_endpoint_ = options_.head;
-  SHOAL_OK(connect_head());
+  SHOAL_OK(reach(*head_, head_endpoint_));
   SHOAL_TRY(const Message reply, ask(*head_, Method::kRegisterDriver, to_bytes(RegisterDriver{options_.name, getpid(), options_.job}),
                                      options_.control_timeout));
   SHOAL_TRY(const auto registered, from_bytes<RegisteredDriver>(reply.body));
-  job_ = registered.job;
+  own([&] { job_ = registered.job; });
   folder_ = registered.session;
   is_driver_ = !options_.job && options_.ends_job;
   SHOAL_OK(connect_node(registered.node));
@@ -119,14 +181,13 @@ Result<void> Session::connect_driver() {
 
 Result<void> Session::connect_node(const std::string& endpoint) {
   node_endpoint_ = endpoint;
-  SHOAL_TRY(auto peer, dial(endpoint, runtime::Role::kClient, *node_));
-  own([&] { node_->peer = std::move(peer); });
+  SHOAL_OK(reach(*node_, endpoint));
   SHOAL_TRY(const Message reply,
             ask(*node_, Method::kAttach, to_bytes(Attach{options_.worker, job_, options_.role}), options_.control_timeout));
   SHOAL_TRY(const auto attached, from_bytes<Attached>(reply.body));
   node_id_ = attached.node;
   worker_ = attached.worker;
-  job_ = attached.job;
+  own([&] { job_ = attached.job; });
   folder_ = attached.session;
   host_name_ = attached.host;
   head_endpoint_ = attached.head;
@@ -136,22 +197,13 @@ Result<void> Session::connect_node(const std::string& endpoint) {
   return {};
 }
 
-Result<void> Session::connect_head() {
-  SHOAL_TRY(auto peer, dial(head_endpoint_, runtime::Role::kClient, *head_));
-  own([&] { head_->peer = std::move(peer); });
-  return {};
-}
-
-Result<std::unique_ptr<Peer>> Session::dial(const std::string& endpoint, runtime::Role role, runtime::PeerHandler& handler) {
-  SHOAL_TRY(const auto to, runtime::parse_endpoint(endpoint));
-  auto answer = std::make_shared<std::optional<Result<std::unique_ptr<runtime::Connection>>>>();
-  own([&] {
-    network_->connect(to, role, options_.connect_timeout,
-                      [answer](Result<std::unique_ptr<runtime::Connection>> r) { answer->emplace(std::move(r)); });
+Result<void> Session::reach(Link& link, const std::string& endpoint) {
+  own([&] { link.dial(endpoint); });
+  SHOAL_OK(wait([&] { return !link.dialling(); }));
+  return own([&]() -> Result<void> {
+    if (link.peer()) return {};
+    return fail(link.failure());
   });
-  SHOAL_OK(wait([&] { return answer->has_value(); }));
-  if (!**answer) return fail((*answer)->error());
-  return own([&] { return std::make_unique<Peer>(std::move(***answer), *clock_, handler); });
 }
 
 Result<void> Session::wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline) {
@@ -171,25 +223,30 @@ std::chrono::steady_clock::time_point Session::deadline_in(runtime::Duration lim
   return limit < LoopThread::kForever - now ? now + limit : LoopThread::kForever;
 }
 
-Result<Message> Session::ask(Link& link, Method method, Bytes bytes, runtime::Duration timeout) {
+Result<Message> Session::ask(Link& link, Method method, Bytes bytes, runtime::Duration timeout, const std::function<void()>& sending) {
   auto answer = std::make_shared<std::optional<Result<Message>>>();
   own([&] {
-    if (!link.peer) {
+    Peer* const peer = link.peer();
+    if (!peer) {
       answer->emplace(fail(&link == head_.get() ? head_gone() : unavailable("the node is gone").with_reason("NodeGone")));
       return;
     }
-    link.peer->call(number(method), body(std::move(bytes)), timeout, [answer](Result<Message> r) { answer->emplace(std::move(r)); });
+    if (sending) sending();
+    peer->call(number(method), body(std::move(bytes)), timeout, [answer](Result<Message> r) { answer->emplace(std::move(r)); });
   });
   SHOAL_OK(wait([&] { return answer->has_value(); }));
   return std::move(**answer);
 }
 
-Result<Message> Session::ask_head(Method method, Bytes bytes) {
-  const bool connected = own([this] { return head_->peer != nullptr; });
-  if (!connected) {
-    if (const auto again = connect_head(); !again) return fail(again.error().reason() == "Interrupted" ? again.error() : head_gone());
-  }
-  auto reply = ask(*head_, method, std::move(bytes), options_.control_timeout);
+Result<void> Session::reach_head() {
+  const auto reached = reach(*head_, head_endpoint_);
+  if (reached) return {};
+  return fail(reached.error().reason() == "Interrupted" ? reached.error() : head_gone());
+}
+
+Result<Message> Session::ask_head(Method method, Bytes bytes, const std::function<void()>& sending) {
+  SHOAL_OK(reach_head());
+  auto reply = ask(*head_, method, std::move(bytes), options_.control_timeout, sending);
   if (!reply && reply.error().reason() == "Disconnected") return fail(head_gone());
   return reply;
 }
@@ -202,24 +259,44 @@ std::string Session::endpoint() {
 // ------------------------------------------------------------------------------------------------------------------------
 
 Result<void> Session::create_gang(const GangSpec& spec) {
-  own([&] {
+  // Not before the request: a connection that is made for it asks the head about every actor that is expected.
+  const auto expect = [&] {
     for (const auto& a : spec.actors) calls_->expect(a.id, a.class_name);
+  };
+  const auto created = ask_head(Method::kCreateGang, to_bytes(spec), expect);
+  if (created) return {};
+  own([&] {
+    for (const auto& a : spec.actors) calls_->forget(a.id, created.error());
   });
-  SHOAL_OK(ask_head(Method::kCreateGang, to_bytes(spec)));
-  return {};
+  return fail(created.error());
 }
 
 Result<void> Session::know(ActorId actor, const std::string& class_name) {
-  const bool known = own([&] {
-    if (calls_->knows(actor)) return true;
+  if (own([&] { return calls_->knows(actor); })) return {};
+  SHOAL_OK(reach_head());
+  auto answer = std::make_shared<std::optional<Result<void>>>();
+  own([&] {
+    if (calls_->knows(actor)) return answer->emplace(), void();
+    if (!head_->peer()) return answer->emplace(fail(head_gone())), void();
     calls_->expect(actor, class_name);
-    return false;
+    watch(actor, options_.control_timeout, [answer](Result<void> r) { answer->emplace(std::move(r)); });
   });
-  if (known) return {};
-  SHOAL_TRY(const Message reply, ask_head(Method::kWatchActor, to_bytes(ActorRef{actor})));
-  SHOAL_TRY(const auto row, from_bytes<ActorRow>(reply.body));
-  own([&] { calls_->updated(row); });
-  return {};
+  auto known = wait([&] { return answer->has_value(); });
+  if (known) known = **answer;
+  if (!known && known.error().reason() == "Disconnected") known = fail(head_gone());
+  if (!known) own([&] { calls_->forget(actor, known.error()); });
+  return known;
+}
+
+// What becomes of an actor, from now on as long as this connection lasts. Loop only.
+void Session::watch(ActorId actor, runtime::Duration timeout, std::function<void(Result<void>)> done) {
+  head_->peer()->call(number(Method::kWatchActor), body(to_bytes(ActorRef{actor})), timeout,
+                      [this, actor, done = std::move(done)](Result<Message> reply) {
+                        const auto row = reply ? from_bytes<ActorRow>(reply->body) : Result<ActorRow>(fail(reply.error()));
+                        if (row && calls_) calls_->updated(*row);
+                        if (!row && calls_ && row.error().code() == Code::kNotFound) calls_->unknown(actor, row.error());
+                        if (done) done(row ? Result<void>() : fail(row.error()));
+                      });
 }
 
 ValueFuture Session::call(Call call, std::vector<ValueFuture> deps) {
@@ -270,14 +347,15 @@ ValueFuture Session::put(Value value) {
 void Session::publish(ObjectId id, const ValueFuture& future) {
   own([&] {
     future.then([this, id](const Result<Value>& value) {
-      if (!node_->peer) return;
+      Peer* const node = node_ ? node_->peer() : nullptr;
+      if (!node) return;
       auto shared = shared_copy(value);
       if (!shared) return;
       auto fd = runtime::duplicate(shared->memory());
       if (!fd) return;
       Message m = body(to_bytes(ObjectRef{id, job_, shared->total_bytes(), worker_}));
       m.fds.push_back(*std::move(fd));
-      node_->peer->notify(number(Method::kPutObject), std::move(m));
+      node->notify(number(Method::kPutObject), std::move(m));
     });
   });
 }
@@ -285,28 +363,29 @@ void Session::publish(ObjectId id, const ValueFuture& future) {
 ValueFuture Session::fetch(ObjectId id, WorkerId owner) {
   return own([&] {
     const runtime::Promise<Value> promise;
-    if (!node_->peer) {
+    Peer* const node = node_->peer();
+    if (!node) {
       promise.set(fail(unavailable("the node is gone").with_reason("NodeGone")));
       return promise.future();
     }
-    node_->peer->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job_, 0, owner})), Peer::kNoTimeout,
-                      [promise](Result<Message> r) {
-                        if (!r) return promise.set(fail(r.error()));
-                        if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
-                        auto value = Value::from_memory(std::move(r->fds[0]));
-                        if (value && value->kind() == Value::Kind::kError) {
-                          const auto head = value->pieces()[0];
-                          return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));
-                        }
-                        promise.set(std::move(value));
-                      });
+    node->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job_, 0, owner})), Peer::kNoTimeout, [promise](Result<Message> r) {
+      if (!r) return promise.set(fail(r.error()));
+      if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
+      auto value = Value::from_memory(std::move(r->fds[0]));
+      if (value && value->kind() == Value::Kind::kError) {
+        const auto head = value->pieces()[0];
+        return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));
+      }
+      promise.set(std::move(value));
+    });
     return promise.future();
   });
 }
 
 void Session::drop(ObjectId id) {
   own([&] {
-    if (node_->peer) node_->peer->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0, {}})), runtime::Flush::kLater);
+    if (auto* node = node_->peer())
+      node->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0, {}})), runtime::Flush::kLater);
   });
 }
 
@@ -328,12 +407,13 @@ Result<runtime::Future<HostedActor>> Session::host_actor(HostActor actor, std::s
   actor.job = job_;
   actor.pid = getpid();
   actor.endpoint = endpoint();
-  if (!own([this] { return head_->peer != nullptr; })) SHOAL_OK(connect_head());
+  SHOAL_OK(reach_head());
   return own([&]() -> Result<runtime::Future<HostedActor>> {
-    if (!head_->peer) return fail(head_gone());
+    Peer* const head = head_->peer();
+    if (!head) return fail(head_gone());
     actor_host_->add(actor.actor, actor.class_name, std::move(hosted));
     const runtime::Promise<HostedActor> promise;
-    head_->peer->call(number(Method::kHostActor), body(to_bytes(actor)), timeout, [this, promise, id = actor.actor](Result<Message> reply) {
+    head->call(number(Method::kHostActor), body(to_bytes(actor)), timeout, [this, promise, id = actor.actor](Result<Message> reply) {
       if (!reply && actor_host_) actor_host_->remove(id);
       promise.set(reply ? from_bytes<HostedActor>(reply->body) : Result<HostedActor>(fail(reply.error())));
     });
@@ -343,7 +423,7 @@ Result<runtime::Future<HostedActor>> Session::host_actor(HostActor actor, std::s
 
 void Session::set_attributes(const SetAttributes& attributes) {
   own([&] {
-    if (head_->peer) head_->peer->notify(number(Method::kSetAttributes), body(to_bytes(attributes)));
+    if (auto* head = head_->peer()) head->notify(number(Method::kSetAttributes), body(to_bytes(attributes)));
   });
 }
 
@@ -357,14 +437,25 @@ Result<Fd> Session::open_arena(const std::string& key, std::uint64_t bytes, std:
 
 void Session::drop_arena(const std::string& key) {
   own([&] {
-    if (node_->peer) {
-      node_->peer->call(number(Method::kDropArena), body(to_bytes(ArenaRef{key, job_})), options_.control_timeout, [](Result<Message>) {});
+    if (auto* node = node_->peer()) {
+      node->call(number(Method::kDropArena), body(to_bytes(ArenaRef{key, job_})), options_.control_timeout, [](Result<Message>) {});
     }
   });
 }
 
 // ---- news
 // --------------------------------------------------------------------------------------------------------------------------
+
+// A head that was away knows nothing of who waits for what.
+void Session::on_head_opened() {
+  calls_->news_again();
+  for (const ActorId actor : calls_->expected()) watch(actor, Peer::kNoTimeout, {});
+  if (job_) head_->peer()->call(number(Method::kWatchJob), body(to_bytes(JobRef{job_})), Peer::kNoTimeout, [](Result<Message>) {});
+}
+
+void Session::on_closed() {
+  if (calls_ && !head_->peer() && !node_->peer()) calls_->no_more_news(unavailable("its node is gone"));
+}
 
 void Session::on_head_notice(runtime::Request notice) {
   switch (static_cast<Method>(notice.method)) {

@@ -57,9 +57,10 @@ class Session {
   IdType new_id() {
     return loop_thread_.own([this] { return random_->id<IdType>(); });
   }
-  // Accepted by the head; calls may be made at once. Ids, job and gang id are filled in by the caller (new_id).
+  // Accepted by the head; calls may be made at once. If not, calls made meanwhile fail likewise. Ids, job and gang id are filled in by the
+  // caller (new_id).
   Result<void> create_gang(const GangSpec& spec);
-  // Makes an actor of another process known here: handles are values.
+  // Makes an actor of another process known here: handles are values. NotFound when the head does not know it.
   Result<void> know(ActorId actor, const std::string& class_name);
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
   Result<void> kill(ActorId actor);
@@ -122,10 +123,15 @@ class Session {
   Result<void> connect();
   Result<void> connect_driver();
   Result<void> connect_node(const std::string& endpoint);
-  Result<void> connect_head();
-  Result<std::unique_ptr<runtime::Peer>> dial(const std::string& endpoint, runtime::Role role, runtime::PeerHandler& handler);
-  Result<runtime::Message> ask(Link& link, Method method, Bytes body, runtime::Duration timeout);
-  Result<runtime::Message> ask_head(Method method, Bytes body);
+  // Waits for the connection, which is dialled if nobody does so already.
+  Result<void> reach(Link& link, const std::string& endpoint);
+  Result<void> reach_head();
+  // `sending` runs with the request, if it can be sent at all.
+  Result<runtime::Message> ask(Link& link, Method method, Bytes body, runtime::Duration timeout, const std::function<void()>& sending = {});
+  Result<runtime::Message> ask_head(Method method, Bytes body, const std::function<void()>& sending = {});
+  void watch(ActorId actor, runtime::Duration timeout, std::function<void(Result<void>)> done);
+  void on_head_opened();
+  void on_closed();
   void on_head_notice(runtime::Request notice);
   void on_node_notice(runtime::Request notice);
   void print(const LogLines& lines, std::string_view text);

@@ -45,6 +45,8 @@ class Value {
   bool shared() const { return memory_ != nullptr; }
   const std::vector<std::uint64_t>& sizes() const { return sizes_; }
   std::size_t total_bytes() const;
+  // Of those, what travels in a frame.
+  std::size_t inline_bytes() const { return shared() ? 0 : inline_->size(); }
   // The head, then the buffers; valid as long as a copy of this value lives.
   Pieces pieces() const;
 

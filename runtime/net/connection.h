@@ -31,6 +31,8 @@ class ConnectionHandler {
   virtual void on_frame(Frame frame) = 0;
   // The last call: the connection sends and receives nothing any more. The handler may destroy it here.
   virtual void on_closed(Error why) = 0;
+  // Nothing is queued any more; before, something had to wait. Never from inside send().
+  virtual void on_drained() {}
 
  protected:
   ~ConnectionHandler() = default;
@@ -53,9 +55,13 @@ class Connection {
   // Frames arrive from now on. `handler` outlives the connection.
   virtual void start(ConnectionHandler& handler) = 0;
   // Never blocks, never fails: when more than the queue's bound is unsent, the connection closes with
-  // ResourceExhausted.
+  // ResourceExhausted. The frame is within limits().
   virtual void send(Frame frame, Flush flush) = 0;
+  // What was sent and waits here; whoever sends in bulk stops at a mark of its own and goes on with on_drained().
+  virtual std::size_t queued_bytes() const = 0;
   virtual const PeerIdentity& identity() const = 0;
+  // What the other side takes; a frame beyond it would end the connection there.
+  virtual const FrameLimits& limits() const = 0;
 };
 
 class Listener {

@@ -8,6 +8,25 @@ namespace shoal::runtime {
 
 static_assert(std::endian::native == std::endian::little, "the wire is little-endian");
 
+namespace {
+
+Error too_large(const char* what, std::size_t size, std::size_t limit) {
+  return invalid_argument(std::string("a message whose ") + what + " of " + std::to_string(size) + " exceeds the limit of " +
+                          std::to_string(limit))
+      .with_reason("FrameTooLarge");
+}
+
+}  // namespace
+
+Result<void> check_size(const Frame& frame, const FrameLimits& limits) {
+  if (frame.body.size() > limits.max_body_bytes) return fail(too_large("size in bytes", frame.body.size(), limits.max_body_bytes));
+  if (frame.payload.size() > limits.max_payload_bytes) {
+    return fail(too_large("payload in bytes", frame.payload.size(), limits.max_payload_bytes));
+  }
+  if (frame.fds.size() > limits.max_fds) return fail(too_large("number of descriptors", frame.fds.size(), limits.max_fds));
+  return {};
+}
+
 std::size_t Frame::wire_bytes() const { return FrameHeader::kBytes + body.size() + payload.size(); }
 
 FrameHeader FrameHeader::of(const Frame& frame) {

@@ -38,6 +38,9 @@ struct FrameLimits {
   static constexpr std::uint8_t kMaxFds = 250;  // the kernel passes 253 at once
 };
 
+// InvalidArgument/FrameTooLarge: it is not to be sent.
+Result<void> check_size(const Frame& frame, const FrameLimits& limits);
+
 struct FrameHeader {
   static constexpr std::size_t kBytes = 24;
   std::uint32_t body_bytes = 0;

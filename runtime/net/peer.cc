@@ -27,7 +27,11 @@ Responder::~Responder() {
 void Responder::reply(Message message, Flush flush) {
   const auto link = std::move(link_);
   if (!link || !link->connection) return;
-  link->connection->send({FrameKind::kReply, 0, id_, std::move(message.body), std::move(message.payload), std::move(message.fds)}, flush);
+  Frame frame{FrameKind::kReply, 0, id_, std::move(message.body), std::move(message.payload), std::move(message.fds)};
+  if (const auto sized = check_size(frame, link->connection->limits()); !sized) {
+    frame = {FrameKind::kError, 0, id_, encode_error(Error(sized.error()).in("the answer")), {}, {}};
+  }
+  link->connection->send(std::move(frame), flush);
 }
 
 void Responder::fail(const Error& error) {
@@ -65,10 +69,14 @@ void Peer::fail_pending(const Error& why) {
 
 bool Peer::connected() const { return link_->connection != nullptr; }
 
+std::size_t Peer::queued_bytes() const { return link_->connection ? link_->connection->queued_bytes() : 0; }
+
 void Peer::call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush) {
   if (!link_->connection) return callback(shoal::fail(unavailable("the connection is closed").with_reason("Disconnected")));
   if (pending_.size() >= kMaxPending) return callback(shoal::fail(resource_exhausted("too many calls are pending on one connection")));
   const std::uint64_t id = next_id_++;
+  Frame frame{FrameKind::kRequest, method, id, std::move(message.body), std::move(message.payload), std::move(message.fds)};
+  if (auto sized = check_size(frame, link_->connection->limits()); !sized) return callback(shoal::fail(sized.error()));
   auto& pending = pending_[id];
   pending.callback = std::move(callback);
   if (timeout != kNoTimeout) {
@@ -77,14 +85,15 @@ void Peer::call(std::uint16_t method, Message message, Duration timeout, Callbac
       finish(id, shoal::fail(deadline_exceeded("no answer within " + std::to_string(ms) + " ms")));
     });
   }
-  link_->connection->send({FrameKind::kRequest, method, id, std::move(message.body), std::move(message.payload), std::move(message.fds)},
-                          flush);
+  link_->connection->send(std::move(frame), flush);
 }
 
-void Peer::notify(std::uint16_t method, Message message, Flush flush) {
-  if (!link_->connection) return;
-  link_->connection->send({FrameKind::kNotice, method, 0, std::move(message.body), std::move(message.payload), std::move(message.fds)},
-                          flush);
+Result<void> Peer::notify(std::uint16_t method, Message message, Flush flush) {
+  if (!link_->connection) return shoal::fail(unavailable("the connection is closed").with_reason("Disconnected"));
+  Frame frame{FrameKind::kNotice, method, 0, std::move(message.body), std::move(message.payload), std::move(message.fds)};
+  SHOAL_OK(check_size(frame, link_->connection->limits()));
+  link_->connection->send(std::move(frame), flush);
+  return {};
 }
 
 void Peer::finish(std::uint64_t id, Result<Message> result) {

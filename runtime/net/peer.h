@@ -34,6 +34,7 @@ class Responder {
   Responder& operator=(Responder&&) noexcept;
   ~Responder();
 
+  // A message beyond the connection's limits becomes an error: InvalidArgument/FrameTooLarge.
   void reply(Message message, Flush flush = Flush::kNow);
   void fail(const Error& error);
   void answer(Result<Message> result);
@@ -52,6 +53,8 @@ class PeerHandler {
   virtual void on_notice(Peer& peer, Request notice) = 0;
   // Its last call. Pending calls have been failed with `why` before.
   virtual void on_closed(Peer& peer, const Error& why) = 0;
+  // Connection's: what had to wait is on its way.
+  virtual void on_drained(Peer&) {}
 
  protected:
   ~PeerHandler() = default;
@@ -68,18 +71,23 @@ class Peer final : private ConnectionHandler {
   Peer(std::unique_ptr<Connection> connection, Clock& clock, PeerHandler& handler, std::uint64_t number = 0);
   ~Peer();  // pending calls fail with Cancelled; no on_closed
 
+  // A message beyond the connection's limits is not sent: InvalidArgument/FrameTooLarge, for this call alone. Failures that are known
+  // at once come before this returns.
   void call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush = Flush::kNow);
-  void notify(std::uint16_t method, Message message, Flush flush = Flush::kNow);
+  Result<void> notify(std::uint16_t method, Message message, Flush flush = Flush::kNow);
 
   const PeerIdentity& identity() const { return identity_; }
   std::uint64_t number() const { return number_; }
   // False from the moment the connection is gone: callbacks of pending calls and on_closed see it so.
   bool connected() const;
   std::size_t num_pending() const { return pending_.size(); }
+  // What the socket has not taken yet.
+  std::size_t queued_bytes() const;
 
  private:
   void on_frame(Frame frame) override;
   void on_closed(Error why) override;
+  void on_drained() override { handler_.on_drained(*this); }
   void finish(std::uint64_t id, Result<Message> result);
   void fail_pending(const Error& why);
 

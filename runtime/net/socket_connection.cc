@@ -232,7 +232,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void send(Frame frame, Flush flush) {
     if (closed_) return;
     SHOAL_CHECK(identity_.local || frame.fds.empty(), "descriptors only travel on unix sockets");
-    SHOAL_CHECK(frame.fds.size() <= FrameLimits::kMaxFds, "a frame with too many descriptors");
+    SHOAL_CHECK(check_size(frame, options_.limits).has_value(), "a frame beyond the limits");
     queue_.push(std::move(frame));
     ++traffic_->sent;
     if (queue_.bytes() > options_.max_queued_bytes) {
@@ -245,9 +245,11 @@ class Stream : public std::enable_shared_from_this<Stream> {
     flush_posted_ = true;
     loop_.post([self = shared_from_this()] {
       self->flush_posted_ = false;
-      if (!self->closed_ && !self->waiting_write_) self->write();
+      if (!self->waiting_write_) self->write_on();
     });
   }
+
+  std::size_t queued_bytes() const { return queue_.bytes(); }
 
   // By the owner: no on_closed.
   void abandon() {
@@ -257,6 +259,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   }
 
   const PeerIdentity& identity() const { return identity_; }
+  const FrameLimits& limits() const { return options_.limits; }
 
  private:
   using Wait = asio::posix::stream_descriptor;
@@ -315,8 +318,15 @@ class Stream : public std::enable_shared_from_this<Stream> {
     waiting_write_ = true;
     descriptor_.async_wait(Wait::wait_write, [self = shared_from_this()](std::error_code error) {
       self->waiting_write_ = false;
-      if (!error && !self->closed_) self->write();
+      if (!error) self->write_on();
     });
+  }
+
+  // What had to wait.
+  void write_on() {
+    if (closed_) return;
+    write();
+    if (queue_.empty() && !closed_ && handler_ != nullptr) handler_->on_drained();
   }
 
   // Never from inside send(): its caller may be in the middle of something.
@@ -361,7 +371,9 @@ class SocketConnection final : public Connection {
   ~SocketConnection() override { stream_->abandon(); }
   void start(ConnectionHandler& handler) override { stream_->start(handler); }
   void send(Frame frame, Flush flush) override { stream_->send(std::move(frame), flush); }
+  std::size_t queued_bytes() const override { return stream_->queued_bytes(); }
   const PeerIdentity& identity() const override { return stream_->identity(); }
+  const FrameLimits& limits() const override { return stream_->limits(); }
 
  private:
   std::shared_ptr<Stream> stream_;

@@ -57,6 +57,10 @@ class Side : public PeerHandler {
   }
   void on_notice(Peer&, Request) override { ++notices; }
   void on_closed(Peer&, const Error& why) override { closed.push_back(why.to_string()); }
+  void on_drained(Peer& peer) override {
+    EXPECT_EQ(peer.queued_bytes(), 0u);
+    ++drained;
+  }
 
   static constexpr std::uint16_t kEcho = 1, kHold = 2, kRefuse = 3;
   Loop loop;
@@ -67,7 +71,7 @@ class Side : public PeerHandler {
   std::vector<std::unique_ptr<Peer>> peers;
   std::vector<Responder> held;
   std::vector<std::string> closed;
-  int requests = 0, notices = 0;
+  int requests = 0, notices = 0, drained = 0;
 };
 
 class SocketTest : public testing::Test {
@@ -143,6 +147,17 @@ TEST_F(SocketTest, EveryFrameIsCounted) {
   side_.run_until([&] { return answers == 1 && side_.notices == 1; });
   EXPECT_EQ(side_.network.traffic().sent, 3u);  // both ends are this network's: the call, its answer, the notice
   EXPECT_EQ(side_.network.traffic().received, 3u);
+}
+
+TEST_F(SocketTest, WhoeverSendsInBulkHearsWhenTheQueueIsEmpty) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  constexpr std::size_t kMany = 200, kBytes = 90'000;
+  for (std::size_t i = 0; i < kMany; ++i) caller->notify(Side::kEcho, {{}, Bytes(kBytes), {}});
+  EXPECT_GT(caller->queued_bytes(), 0u);  // more than a socket's buffer holds
+  EXPECT_EQ(side_.drained, 0);
+  side_.run_until([&] { return side_.drained > 0; });
+  side_.run_until([&] { return side_.notices == kMany; });
 }
 
 TEST_F(SocketTest, DescriptorsTravelWithTheirFrame) {
@@ -228,12 +243,48 @@ TEST_F(SocketTest, NobodyListeningAndAddressInUseAreNamed) {
   EXPECT_EQ(side_.network.listen(taken, [](std::unique_ptr<Connection>) {}).error().reason(), "AddressInUse");
 }
 
-TEST_F(SocketTest, AnOversizedFrameEndsTheConnection) {
+TEST_F(SocketTest, AnOversizedMessageCostsItsOwnCallAndNoOther) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  constexpr FrameLimits kLimits;
+  std::vector<std::string> seen;
+  const auto note = [&](Result<Message> r) { seen.push_back(r ? "ok" : r.error().reason()); };
+  caller->call(Side::kEcho, {}, 10s, note);
+  caller->call(Side::kEcho, {Bytes(kLimits.max_body_bytes + 8), {}, {}}, 10s, note);
+  caller->call(Side::kEcho, {{}, Bytes(kLimits.max_payload_bytes + 1ull), {}}, 10s, note);
+  std::vector<Fd> many(kLimits.max_fds + 1u);
+  caller->call(Side::kEcho, {{}, {}, std::move(many)}, 10s, note);
+  EXPECT_EQ(caller->notify(Side::kEcho, {Bytes(kLimits.max_body_bytes + 8), {}, {}}).error().reason(), "FrameTooLarge");
+  EXPECT_EQ(seen, (std::vector<std::string>{"FrameTooLarge", "FrameTooLarge", "FrameTooLarge"}));
+  caller->call(Side::kHold, {}, 10s, note);
+  side_.run_until([&] { return side_.held.size() == 1; });
+  side_.held[0].reply({Bytes(kLimits.max_body_bytes + 8), {}, {}});
+  caller->call(Side::kEcho, {}, 10s, note);
+  side_.run_until([&] { return seen.size() == 6; });
+  EXPECT_EQ(seen, (std::vector<std::string>{"FrameTooLarge", "FrameTooLarge", "FrameTooLarge", "ok", "FrameTooLarge", "ok"}));
+  EXPECT_TRUE(side_.closed.empty());
+}
+
+TEST_F(SocketTest, ThePeerThatSendsAnOversizedFrameIsCutOff) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   SocketOptions generous;
   generous.limits.max_payload_bytes = 1u << 30;
-  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
-  side_.connect(to).value()->call(Side::kEcho, {{}, Bytes((64u << 20) + 1), {}}, 5s, [](Result<Message>) {});
-  side_.run_until([&] { return side_.closed.size() == 2; });
+  Side stranger(token_, generous);
+  const auto run_both = [&](const std::function<bool()>& done) {
+    const auto end = side_.clock->now() + 10s;
+    while (!done() && side_.clock->now() < end) {
+      side_.loop.run_one(1ms);
+      stranger.loop.run_one(1ms);
+    }
+    EXPECT_TRUE(done());
+  };
+  std::unique_ptr<Connection> connection;
+  stranger.network.connect(to, Role::kClient, 5s, [&](Result<std::unique_ptr<Connection>> r) { connection = std::move(*r); });
+  run_both([&] { return connection != nullptr; });
+  stranger.peers.push_back(std::make_unique<Peer>(std::move(connection), *stranger.clock, stranger));
+  bool failed = false;
+  stranger.peers[0]->call(Side::kEcho, {{}, Bytes((64u << 20) + 1), {}}, 5s, [&](Result<Message> r) { failed = !r; });
+  run_both([&] { return failed && side_.closed.size() == 1; });
   EXPECT_NE(side_.closed[0].find("exceeds the limit"), std::string::npos) << side_.closed[0];
 }
 

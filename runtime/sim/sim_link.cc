@@ -21,7 +21,9 @@ class SimConnection final : public Connection {
     SHOAL_CHECK(identity_.local || frame.fds.empty(), "descriptors only travel on unix sockets");
     link_->send(end_, std::move(frame));
   }
+  std::size_t queued_bytes() const override { return link_->queued_bytes(end_); }
   const PeerIdentity& identity() const override { return identity_; }
+  const FrameLimits& limits() const override { return link_->limits(); }
 
  private:
   const std::shared_ptr<Link> link_;
@@ -82,8 +84,11 @@ void Link::arrive(int to) {
   trace.add(parcel.frame.id);
   trace.add(parcel.frame.body.span());
   trace.add(parcel.frame.payload.span());
+  const bool drained = parcel.kind == Kind::kFrame && e.incoming_bytes == 0;
   deliver(to, std::move(parcel));
   pump(to);
+  const End& from = ends_[1 - to];
+  if (drained && from.handler != nullptr && !from.closed) from.handler->on_drained();
 }
 
 void Link::deliver(int to, Parcel parcel) {

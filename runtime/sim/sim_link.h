@@ -41,6 +41,8 @@ class Link final : public std::enable_shared_from_this<Link> {
   void start(int end, ConnectionHandler& handler);
   void send(int end, Frame frame);
   void abandon(int end);  // its owner closed it
+  std::size_t queued_bytes(int end) const { return ends_[1 - end].incoming_bytes; }
+  const FrameLimits& limits() const { return fabric_.options_.limits; }
 
   // ---- for the fabric ----
   bool joins(const std::string& a, const std::string& b) const;

@@ -16,6 +16,15 @@ TEST(Codec, AnErrorArrivesAsItWasSent) {
   EXPECT_EQ(e.to_string(), sample().to_string());
 }
 
+TEST(Codec, AnErrorFitsIntoAFrameHoweverMuchItSays) {
+  const std::string much(1 << 20, 'x');
+  Error e = unavailable(much).with_reason(much).with_hint(much);
+  for (std::size_t i = 0; i < Error::kMaxContext; ++i) e = std::move(e).in(much);
+  const Bytes bytes = encode_error(e);
+  EXPECT_LT(bytes.size(), 1u << 19);
+  EXPECT_EQ(decode_error(bytes).code(), Code::kUnavailable);
+}
+
 TEST(Codec, ACodeFromTheFutureIsInternal) {
   const Bytes bytes = write<wire::ErrorMessage>([](wire::ErrorMessage::Builder m) { m.setCode(999); });
   EXPECT_EQ(decode_error(bytes).code(), Code::kInternal);

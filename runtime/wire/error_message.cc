@@ -5,9 +5,10 @@
 namespace shoal::runtime {
 
 namespace {
-constexpr std::size_t kMaxErrorText = 64 << 10;
+// All of them together are well within a frame's body.
+constexpr std::size_t kMaxText = 64 << 10, kMaxFrameText = 4 << 10;
 
-std::string clipped(const std::string& s) { return s.size() <= kMaxErrorText ? s : s.substr(0, kMaxErrorText) + " [...]"; }
+std::string clipped(const std::string& s, std::size_t limit = kMaxText) { return s.size() <= limit ? s : s.substr(0, limit) + " [...]"; }
 }  // namespace
 
 void fill_error(wire::ErrorMessage::Builder m, const Error& error) {
@@ -16,7 +17,7 @@ void fill_error(wire::ErrorMessage::Builder m, const Error& error) {
   m.setMessage(clipped(error.message()));
   m.setHint(clipped(error.hint()));
   auto context = m.initContext(static_cast<unsigned>(error.context().size()));
-  for (unsigned i = 0; i < context.size(); ++i) context.set(i, clipped(error.context()[i]));
+  for (unsigned i = 0; i < context.size(); ++i) context.set(i, clipped(error.context()[i], kMaxFrameText));
 }
 
 Error read_error(wire::ErrorMessage::Reader m) {

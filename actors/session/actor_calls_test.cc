@@ -1,0 +1,252 @@
+#include "actors/session/actor_calls.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include "actors/session/actor_host.h"
+#include "runtime/sim/sim_world.h"
+
+namespace shoal::actors {
+namespace {
+
+using namespace std::chrono_literals;
+
+Value text_value(const std::string& text) { return Value::make({std::as_bytes(std::span(text))}).value(); }
+
+std::string outcome(const ValueFuture& f) {
+  if (!f.ready()) return "pending";
+  if (!f.peek()) return code_name(f.peek().error().code()) + ("/" + f.peek().error().reason());
+  const auto head = f.peek()->pieces().at(0);
+  return {reinterpret_cast<const char*>(head.data()), head.size()};
+}
+
+// An actor that answers at once: "boom" with an error, "hold" never, everything else with its method's name.
+class Echo final : public Hosted {
+ public:
+  void on_call(Incoming incoming) override {
+    heard.push_back(incoming.call.method);
+    if (incoming.call.method == "hold") return held.push_back(std::move(incoming));
+    if (incoming.call.method == "boom") return incoming.responder.fail(invalid_argument("boom").with_reason("Boom"));
+    incoming.reply(text_value(incoming.call.method));
+  }
+  void on_kill(const Error&) override {}
+
+  std::vector<std::string> heard;
+  std::vector<Incoming> held;
+};
+
+// A process with an actor, and one that calls it.
+class ActorCallsTest : public testing::Test {
+ protected:
+  static constexpr ActorId kActor{7}, kOther{8};
+  static constexpr WorkerId kWorker{70};
+
+  ActorCallsTest() {
+    start_host();
+    for (const ActorId id : {kActor, kOther}) calls_.expect(id, "Echo");
+  }
+
+  void start_host() {
+    host_.emplace(world_.clock(), *host_network_);
+    ASSERT_TRUE(host_->listen(runtime::Endpoint::tcp("host", 1000)));
+    for (const ActorId id : {kActor, kOther}) host_->add(id, "Echo", actor_);
+  }
+  ActorRow row(ActorId id, ActorState state) const {
+    ActorRow out;
+    out.id = id;
+    out.state = state;
+    out.worker = kWorker;
+    if (state == ActorState::kAlive) out.endpoint = "host:1000";
+    return out;
+  }
+  void now_alive() {
+    for (const ActorId id : {kActor, kOther}) calls_.updated(row(id, ActorState::kAlive));
+  }
+  ValueFuture call(ActorId id, const std::string& method, std::vector<ValueFuture> deps = {}, const std::string& argument = {}) {
+    Call c;
+    c.actor = id;
+    c.method = method;
+    c.args = text_value(argument);
+    return calls_.call(std::move(c), std::move(deps));
+  }
+  bool run_until_ready(const ValueFuture& f, runtime::Duration limit = 30s) {
+    return world_.run_until([&] { return f.ready(); }, limit);
+  }
+
+  static constexpr std::size_t kSocketBytes = 1 << 20;
+  static runtime::SimWorld::Options world_options() {
+    runtime::SimWorld::Options out;
+    out.network.max_queued_bytes = kSocketBytes;
+    return out;
+  }
+  static ActorCalls::Options options() {
+    ActorCalls::Options out;
+    out.max_queued_bytes = 8 * kSocketBytes;
+    out.high_water_bytes = kSocketBytes / 4;
+    return out;
+  }
+
+  runtime::SimWorld world_{world_options()};
+  std::unique_ptr<runtime::SimNetwork> host_network_ = world_.fabric().attach("host", 1);
+  std::unique_ptr<runtime::SimNetwork> caller_network_ = world_.fabric().attach("caller", 2);
+  std::shared_ptr<Echo> actor_ = std::make_shared<Echo>();
+  std::optional<ActorHost> host_;
+  ActorCalls calls_{world_.clock(), *caller_network_, options()};
+};
+
+TEST_F(ActorCallsTest, CallsMadeBeforeItLivesArriveInOrder) {
+  const auto first = call(kActor, "a"), second = call(kActor, "b");
+  EXPECT_EQ(outcome(first), "pending");
+  now_alive();
+  ASSERT_TRUE(run_until_ready(second));
+  EXPECT_EQ(actor_->heard, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(outcome(first), "a");
+}
+
+// Each call's argument is the one before it, on either actor in turn: the first one's error is what all of them come to.
+TEST_F(ActorCallsTest, ALongChainWhoseFirstCallFailsEndsWithoutAStackOfItsLength) {
+  constexpr int kLength = 100'000;
+  for (const bool known : {false, true}) {
+    if (known) now_alive();
+    const auto first = call(kActor, "boom");
+    ValueFuture last = first;
+    for (int i = 0; i < kLength; ++i) last = call(i % 2 ? kActor : kOther, "next", {last});
+    if (!known) now_alive();
+    ASSERT_TRUE(run_until_ready(last));
+    EXPECT_EQ(outcome(last), "InvalidArgument/Boom");
+  }
+}
+
+TEST_F(ActorCallsTest, ALongChainEndsWithTheDeathOfItsFirstActor) {
+  const auto first = call(kActor, "a");
+  ValueFuture last = first;
+  for (int i = 0; i < 100'000; ++i) last = call(kOther, "next", {last});
+  calls_.updated(row(kOther, ActorState::kAlive));
+  auto dead = row(kActor, ActorState::kDead);
+  dead.cause = unavailable("killed").with_reason("ActorDied");
+  calls_.updated(dead);
+  ASSERT_TRUE(run_until_ready(last));
+  EXPECT_EQ(outcome(last), "Unavailable/ActorDied");
+}
+
+TEST_F(ActorCallsTest, ACallerThatIsFasterThanTheSocketWaits) {
+  now_alive();
+  const std::string argument(50'000, 'x');
+  ValueFuture last;
+  for (std::size_t sent = 0; sent < 4 * kSocketBytes; sent += argument.size()) last = call(kActor, "next", {}, argument);
+  ASSERT_TRUE(run_until_ready(last));
+  EXPECT_EQ(outcome(last), "next");
+  EXPECT_EQ(calls_.cause(kActor), nullptr);
+}
+
+TEST_F(ActorCallsTest, WhatItsQueueDoesNotHoldIsRefusedCallByCall) {
+  const std::string argument(50'000, 'x');
+  std::vector<ValueFuture> all;
+  for (std::size_t sent = 0; sent < 9 * kSocketBytes; sent += argument.size()) all.push_back(call(kActor, "next", {}, argument));
+  EXPECT_EQ(outcome(all.back()), "ResourceExhausted/");
+  now_alive();
+  ASSERT_TRUE(world_.run_until([&] { return std::ranges::all_of(all, [](const auto& f) { return f.ready(); }); }, 30s));
+  EXPECT_EQ(outcome(all.front()), "next");
+  EXPECT_EQ(outcome(call(kActor, "next")), "pending");
+}
+
+TEST_F(ActorCallsTest, ABrokenConnectionFailsWhatWasSentAndIsMadeAgain) {
+  now_alive();
+  const auto held = call(kActor, "hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  world_.fabric().disconnect("caller", "host");
+  ASSERT_TRUE(run_until_ready(held));
+  EXPECT_EQ(outcome(held), "Unavailable/Disconnected");
+  const auto next = call(kActor, "next");
+  ASSERT_TRUE(run_until_ready(next));
+  EXPECT_EQ(outcome(next), "next");
+  EXPECT_EQ(calls_.cause(kActor), nullptr);
+}
+
+TEST_F(ActorCallsTest, TheCauseOfADeathComesInTimeForWhatWasSent) {
+  now_alive();
+  const auto held = call(kActor, "hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  world_.fabric().disconnect("caller", "host");
+  world_.run_for(100ms);
+  EXPECT_EQ(outcome(held), "pending");
+  calls_.process_gone(kWorker, unavailable("killed"));
+  EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
+  EXPECT_EQ(outcome(call(kActor, "next")), "Unavailable/ActorDied");
+}
+
+TEST_F(ActorCallsTest, AnActorThatCannotBeReachedFailsItsCallsUntilItCan) {
+  host_.reset();
+  now_alive();
+  const auto first = call(kActor, "a");
+  world_.run_for(20s);
+  EXPECT_EQ(outcome(first), "pending");
+  ASSERT_TRUE(run_until_ready(first));
+  EXPECT_EQ(outcome(first), "Unavailable/Disconnected");
+  start_host();
+  const auto second = call(kActor, "b");
+  ASSERT_TRUE(run_until_ready(second));
+  EXPECT_EQ(outcome(second), "b");
+}
+
+TEST_F(ActorCallsTest, WithoutNewsOnlyALiveConnectionIsALife) {
+  calls_.updated(row(kActor, ActorState::kAlive));
+  const auto held = call(kActor, "hold"), never_placed = call(kOther, "next");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  calls_.no_more_news(unavailable("its node is gone"));
+  EXPECT_EQ(outcome(never_placed), "Unavailable/ActorDied");
+  const auto next = call(kActor, "next");
+  ASSERT_TRUE(run_until_ready(next));
+  EXPECT_EQ(outcome(next), "next");
+  world_.fabric().disconnect("caller", "host");
+  ASSERT_TRUE(run_until_ready(held, 100ms));
+  EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
+}
+
+TEST_F(ActorCallsTest, AnActorThatTheHeadDoesNotKnowLivesAsLongAsItsConnection) {
+  calls_.updated(row(kActor, ActorState::kAlive));
+  const auto held = call(kActor, "hold"), never_placed = call(kOther, "next");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  for (const ActorId id : calls_.expected()) calls_.unknown(id, not_found("no actor"));
+  EXPECT_EQ(outcome(never_placed), "NotFound/");
+  EXPECT_EQ(calls_.expected(), std::vector{kActor});
+  world_.fabric().disconnect("caller", "host");
+  ASSERT_TRUE(run_until_ready(held));
+  EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
+}
+
+TEST_F(ActorCallsTest, AForgottenActorFailsItsCallsAndMayBeExpectedAgain) {
+  const auto first = call(kActor, "a");
+  calls_.forget(kActor, not_found("no actor"));
+  EXPECT_EQ(outcome(first), "NotFound/");
+  EXPECT_FALSE(calls_.knows(kActor));
+  calls_.expect(kActor, "Echo");
+  const auto second = call(kActor, "b");
+  now_alive();
+  ASSERT_TRUE(run_until_ready(second));
+  EXPECT_EQ(outcome(second), "b");
+}
+
+// ---- the actor's side
+
+TEST_F(ActorCallsTest, ACallThatTheActorsQueueHasNoRoomForIsRefused) {
+  const auto queue = std::make_shared<CallQueue>(CallQueue::Options{.max_waiting = 100, .max_bytes = 100'000});
+  host_->add(kActor, "Echo", queue);
+  now_alive();
+  const std::string argument(60'000, 'x');
+  const auto first = call(kActor, "a", {}, argument), second = call(kActor, "b", {}, argument), third = call(kActor, "c");
+  ASSERT_TRUE(run_until_ready(second));
+  EXPECT_EQ(outcome(second), "ResourceExhausted/");
+  ASSERT_TRUE(world_.run_until([&] { return !queue->empty(); }, 30s));
+  EXPECT_EQ(queue->pop().call.method, "a");
+  const auto fourth = call(kActor, "d", {}, argument);
+  world_.run_for(1s);
+  EXPECT_EQ(queue->pop().call.method, "c");
+  EXPECT_EQ(queue->pop().call.method, "d");
+  EXPECT_TRUE(queue->empty());
+}
+
+}  // namespace
+}  // namespace shoal::actors

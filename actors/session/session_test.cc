@@ -1,0 +1,264 @@
+#include "actors/session/session.h"
+
+#include <array>
+#include <map>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "runtime/net/socket_network.h"
+#include "runtime/wire/codec.h"
+
+namespace shoal::actors {
+namespace {
+
+using namespace std::chrono_literals;
+using runtime::Message;
+using runtime::Peer;
+
+constexpr ActorId kActor{7};
+constexpr JobId kJob{3};
+
+// A head and a node that say what a test tells them to, on a loop of their own.
+class FakeCluster final : public runtime::PeerHandler {
+ public:
+  FakeCluster() {
+    loop_thread_.own([this] {
+      network_.emplace(loop_, *clock_, *random_, token_, runtime::SocketOptions());
+      host_.emplace(*clock_, *network_);
+      ASSERT_TRUE(host_->listen(name("actors")));
+    });
+    start_head();
+    start_node();
+  }
+  ~FakeCluster() {
+    bool drained = false;
+    loop_thread_.own([&] {
+      stop(head_);
+      stop(node_);
+      host_.reset();
+      network_->stop([&] { drained = true; });
+    });
+    loop_thread_.wait([&] { return drained; }, runtime::LoopThread::kForever);
+  }
+
+  std::unique_ptr<Session> open() {
+    SessionOptions options;
+    options.token = token_;
+    options.head = name("head").to_string();
+    options.print_logs = false;
+    return Session::open(std::move(options)).value();
+  }
+
+  void start_head() {
+    loop_thread_.own([this] { listen(head_, "head"); });
+  }
+  void start_node() {
+    loop_thread_.own([this] { listen(node_, "node"); });
+  }
+  void stop_head() {
+    loop_thread_.own([this] { stop(head_); });
+  }
+  void stop_node() {
+    loop_thread_.own([this] { stop(node_); });
+  }
+  // Its connections break; it goes on.
+  void drop_head_connections() {
+    loop_thread_.own([this] { head_.peers.clear(); });
+  }
+  void host(ActorId id, std::shared_ptr<Hosted> actor) {
+    loop_thread_.own([&] { host_->add(id, "Echo", std::move(actor)); });
+  }
+  // What the head knows of an actor. It tells those who ask.
+  void set(ActorId id, ActorState state) {
+    loop_thread_.own([&] {
+      ActorRow row;
+      row.id = id;
+      row.state = state;
+      if (state == ActorState::kAlive) row.endpoint = host_->endpoint();
+      rows_[id] = row;
+    });
+  }
+
+ private:
+  struct Door {
+    std::unique_ptr<runtime::Listener> listener;
+    std::map<std::uint64_t, std::unique_ptr<Peer>> peers;
+  };
+
+  runtime::Endpoint name(const std::string& what) const { return runtime::Endpoint::unix_at(prefix_ + what); }
+
+  void listen(Door& door, const std::string& what) {
+    door.listener = network_
+                        ->listen(name(what),
+                                 [this, &door](std::unique_ptr<runtime::Connection> c) {
+                                   const auto number = next_peer_++;
+                                   door.peers[number] = std::make_unique<Peer>(std::move(c), *clock_, *this, number);
+                                 })
+                        .value();
+  }
+  static void stop(Door& door) {
+    door.listener.reset();
+    door.peers.clear();
+  }
+
+  void on_request(Peer&, runtime::Request request, runtime::Responder responder) override {
+    const auto reply = [&](Bytes bytes) { responder.reply({std::move(bytes), {}, {}}); };
+    switch (static_cast<Method>(request.method)) {
+      case Method::kRegisterDriver:
+        return reply(to_bytes(RegisteredDriver{kJob, name("node").to_string(), ""}));
+      case Method::kAttach:
+        return reply(to_bytes(Attached{NodeId{1}, kJob, name("head").to_string(), "", "localhost", WorkerId{9}}));
+      case Method::kWatchActor: {
+        const auto row = rows_.find(from_bytes<ActorRef>(request.message.body)->actor);
+        if (row == rows_.end()) return responder.fail(not_found("no such actor"));
+        return reply(to_bytes(row->second));
+      }
+      case Method::kList:
+        return reply(to_bytes(ListReply{}));
+      default:
+        return reply({});
+    }
+  }
+  void on_notice(Peer&, runtime::Request) override {}
+  void on_closed(Peer& peer, const Error&) override {
+    for (Door* door : {&head_, &node_}) {
+      if (const auto it = door->peers.find(peer.number()); it != door->peers.end() && it->second.get() == &peer) {
+        const auto owned = door->peers.extract(it);
+        return;
+      }
+    }
+  }
+
+  runtime::Loop loop_;
+  std::unique_ptr<runtime::Clock> clock_ = runtime::make_real_clock(loop_);
+  std::unique_ptr<runtime::Random> random_ = runtime::make_real_random();
+  const runtime::Token token_ = runtime::Token::random(*random_);
+  const std::string prefix_ = "shoal-test-" + to_string(random_->id<JobId>()) + "-";
+  std::optional<runtime::SocketNetwork> network_;
+  std::optional<ActorHost> host_;
+  Door head_, node_;
+  std::uint64_t next_peer_ = 1;
+  std::map<ActorId, ActorRow> rows_;
+  runtime::LoopThread loop_thread_{loop_};
+};
+
+class Echo final : public Hosted {
+ public:
+  void on_call(Incoming incoming) override { incoming.reply(incoming.call.args); }
+  void on_kill(const Error&) override {}
+};
+
+class SessionTest : public testing::Test {
+ protected:
+  ValueFuture call(const std::string& method = "f") {
+    Call call;
+    call.actor = kActor;
+    call.method = method;
+    call.args = Value::make({std::as_bytes(std::span(method))}).value();
+    return session_->call(std::move(call), {});
+  }
+  // Its error's code, "ok", or "pending" if it does not end.
+  std::string outcome(const ValueFuture& f) {
+    if (!session_->wait([&] { return f.ready(); }, session_->deadline_in(10s))) return "pending";
+    return f.peek() ? "ok" : code_name(f.peek().error().code());
+  }
+  Result<void> create() {
+    GangSpec spec;
+    spec.id = GangId{5};
+    spec.job = kJob;
+    spec.actors.push_back({kActor, "Echo", {}});
+    return session_->create_gang(spec);
+  }
+
+  FakeCluster cluster_;
+  std::unique_ptr<Session> session_ = cluster_.open();
+};
+
+TEST_F(SessionTest, AnActorIsWatchedAlsoAfterTheConnectionToTheHeadBroke) {
+  ASSERT_TRUE(create());
+  const auto f = call();
+  cluster_.host(kActor, std::make_shared<Echo>());
+  cluster_.stop_head();
+  cluster_.set(kActor, ActorState::kAlive);  // which nobody tells
+  cluster_.start_head();
+  EXPECT_EQ(outcome(f), "ok");
+}
+
+TEST_F(SessionTest, AnActorThatTheHeadHasForgottenIsDead) {
+  ASSERT_TRUE(create());
+  const auto f = call();
+  cluster_.drop_head_connections();
+  EXPECT_EQ(outcome(f), "NotFound");
+}
+
+TEST_F(SessionTest, AGangIsNotTakenForLostByTheConnectionThatIsMadeForIt) {
+  cluster_.stop_head();
+  EXPECT_EQ(create().error().reason(), "HeadGone");
+  cluster_.start_head();
+  ASSERT_TRUE(create());
+  cluster_.host(kActor, std::make_shared<Echo>());
+  const auto f = call();
+  cluster_.set(kActor, ActorState::kAlive);
+  cluster_.drop_head_connections();
+  EXPECT_EQ(outcome(f), "ok");
+}
+
+TEST_F(SessionTest, AnActorOfWhichTheHeadKnowsNothingIsRefusedEachTime) {
+  for (int i = 0; i < 2; ++i) {
+    const auto known = session_->know(kActor, "Echo");
+    ASSERT_FALSE(known);
+    EXPECT_EQ(known.error().code(), Code::kNotFound);
+    EXPECT_EQ(outcome(call()), "NotFound");
+  }
+  cluster_.host(kActor, std::make_shared<Echo>());
+  cluster_.set(kActor, ActorState::kAlive);
+  ASSERT_TRUE(session_->know(kActor, "Echo"));
+  EXPECT_EQ(outcome(call()), "ok");
+}
+
+TEST_F(SessionTest, WithoutAHeadNobodyIsKnownAndCallsToLiveActorsGoOn) {
+  cluster_.host(kActor, std::make_shared<Echo>());
+  cluster_.set(kActor, ActorState::kAlive);
+  ASSERT_TRUE(session_->know(kActor, "Echo"));
+  EXPECT_EQ(outcome(call()), "ok");
+  cluster_.stop_head();
+  EXPECT_EQ(session_->know(ActorId{8}, "Echo").error().reason(), "HeadGone");
+  cluster_.stop_node();
+  EXPECT_EQ(outcome(call()), "ok");
+}
+
+TEST_F(SessionTest, WithoutHeadAndNodeAnActorThatIsNotConnectedIsDead) {
+  for (const bool node_first : {true, false}) {
+    ASSERT_TRUE(create());
+    const auto f = call();
+    node_first ? cluster_.stop_node() : cluster_.stop_head();
+    EXPECT_FALSE(f.ready());
+    node_first ? cluster_.stop_head() : cluster_.stop_node();
+    EXPECT_EQ(outcome(f), "Unavailable");
+    cluster_.start_head();
+    cluster_.start_node();
+    session_ = cluster_.open();
+  }
+}
+
+// Each of them dials when it finds no connection; none ends the connection of another.
+TEST_F(SessionTest, ThreadsThatFindNoHeadMakeOneConnection) {
+  for (int round = 0; round < 30; ++round) {
+    cluster_.drop_head_connections();
+    std::vector<std::thread> threads;
+    std::array<std::string, 4> outcomes;
+    for (auto& out : outcomes) {
+      threads.emplace_back([&] {
+        const auto r = session_->list(ListRequest::What::kActors);
+        out = r ? "ok" : r.error().reason();
+      });
+    }
+    for (auto& t : threads) t.join();
+    for (const auto& out : outcomes) EXPECT_TRUE(out == "ok" || out == "HeadGone") << out;
+  }
+  EXPECT_TRUE(session_->list(ListRequest::What::kActors));
+}
+
+}  // namespace
+}  // namespace shoal::actors
