@@ -15,6 +15,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import sys
 import sysconfig
 import time
@@ -268,7 +269,8 @@ def draw(path: Path, ours: dict, reference: dict | None, world: int) -> None:
 def largest_difference(ours: dict, reference: dict) -> float:
     """Relative, over all training and held-out losses."""
     pairs = [*zip(ours["loss"], reference["loss"], strict=True)]
-    pairs += [(a, b) for (_, a), (_, b) in zip(ours["validation"], reference["validation"], strict=True)]
+    theirs = dict(reference["validation"])  # a resumed run has one more, where it was cut
+    pairs += [(loss, theirs[step]) for step, loss in ours["validation"] if step in theirs]
     return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
@@ -334,6 +336,10 @@ def main() -> None:
                     )
             if saved["step"] >= a.steps:
                 sys.exit(f"train_gpt: the checkpoint is at step {saved['step']} already: pass a larger --steps")
+        elif (out / "checkpoint").exists():
+            shutil.rmtree(out / "checkpoint.before", ignore_errors=True)
+            (out / "checkpoint").rename(out / "checkpoint.before")
+            print(f"the checkpoint of an earlier run is kept as {a.out}/checkpoint.before (--resume goes on from it)")
     except OSError as error:
         sys.exit(f"train_gpt: --out {a.out} cannot be written: {error.strerror}")
     except shoal.exceptions.ShoalError as error:

@@ -11,7 +11,7 @@ from typing import Any
 from shoal import _native, _serialize
 from shoal._runtime import attach_worker, close, read_token, start_local, started_by_node, state
 from shoal._runtime import session as _session
-from shoal.exceptions import GetTimeoutError, InvalidArgument, TaskError
+from shoal.exceptions import GetTimeoutError, InvalidArgument, ShoalError, TaskError
 
 __all__ = [
     "ObjectRef",
@@ -136,10 +136,13 @@ def put(value: Any) -> ObjectRef:
     return ObjectRef(_session().put(*_serialize.dumps(value)))
 
 
-def _load(ref: ObjectRef) -> Any:
+def _load(ref: ObjectRef, where: str = "") -> Any:
+    """The value of a reference that is ready. ``where``: what its error shall name besides."""
     raised, head, buffers = ref._ref.value()
     value = _serialize.loads(head, buffers)
     if raised:
+        if where and isinstance(value, ShoalError):
+            value.context = (*value.context, where)
         raise value.as_instance_of_cause() if isinstance(value, TaskError) else value
     return value
 

@@ -161,7 +161,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
                             .c_str());
   } else {
     std::printf(
-        "Shoal runs at %s with %s.\n  session  %s\n  next     shoal submit --num-workers 2 train.py   |   shoal status "
+        "Shoal runs at %s with %s.\n  session  %s\n  next     shoal submit train.py   |   shoal status "
         "  |   shoal stop --address %s\n",
         address.c_str(), resources.to_string().c_str(), folder->path().c_str(), address.c_str());
   }

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 from leftovers import alive, descendants, wait_until
@@ -58,8 +59,6 @@ def fit(shoal_command):
     """The program above as a driver of its own process. It has come through some steps when it is returned."""
 
     def start(how: str = "never", steps: int = FOREVER, *address: str, launcher=()):
-        import sys
-
         script = str(shoal_command.script(TRAIN, "fit.py"))
         driver = shoal_command.program([*(launcher or [sys.executable]), script, how, str(steps), *address])
         driver.said("step 2.")
@@ -109,9 +108,9 @@ def test_one_ctrl_c_ends_stubborn_ranks_within_five_seconds(fit):
 @pytest.mark.parametrize(
     ("how", "texts"),
     [
-        ("raise", ["ValueError: the cause", "in loop"]),
+        ("raise", ["ValueError: the cause", "in loop", "rank 1 of 2"]),
         ("exit", ["SystemExit: 3", "in loop"]),
-        ("kill", ["ActorDiedError", "SIGKILL"]),
+        ("kill", ["ActorDiedError", "SIGKILL", "rank 1 of 2"]),
         ("return", ["ActorDiedError", "rank 1 has left", "waiting for the parameters of step 4"]),
     ],
 )
@@ -132,9 +131,23 @@ def test_a_worker_that_no_node_could_hold_is_refused_and_nothing_starts(shoal_co
         Trainer(print, scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"GPU": 64})).fit()
         """)
     assert driver.code() == 1
-    for text in ("ResourceExhausted", "GPU 64", "nearest fit"):
+    for text in ("ResourceExhausted", "GPU 64", "nearest fit", "shoal.init("):
         assert text in driver.err, driver.err
     assert driver.out == ""
+
+
+@pytest.mark.parametrize("environment", [{"TORCHELASTIC_USE_AGENT_STORE": "True"}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_a_driver_may_itself_be_a_single_rank_of_torchruns(shoal_command, environment):
+    driver = shoal_command.program([sys.executable, str(shoal_command.script(TRAIN, "fit.py")), "never", "3"], **environment)
+    assert driver.code() == 0, driver.err
+    assert driver.out.endswith("last 2\n")
+
+
+def test_a_trainer_in_every_rank_of_a_gang_is_refused(shoal_command):
+    done = shoal_command("submit", "--num-workers", "2", shoal_command.script(TRAIN, "fit.py"), "never", "3")
+    assert done.returncode == 1, done
+    for text in ("InvalidArgument", "of 2 already", "without --num-workers"):
+        assert text in done.stderr, done
 
 
 def test_a_running_step_goes_on_without_a_head(shoal_command, fit):

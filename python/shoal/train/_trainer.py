@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +12,8 @@ from typing import Any
 from shoal import _serialize
 from shoal._client import ObjectRef, _load, kill
 from shoal._remote import ActorHandle, create_gang
-from shoal._runtime import session
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal._runtime import session, state
+from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
 from shoal.train._worker import TrainWorker
 
 
@@ -63,11 +65,21 @@ class Trainer:
 
     def fit(self) -> Result:
         """Runs to the end. Raises what the first failing worker raised (as its own class and as TaskError), ActorDiedError when one died,
-        ResourceExhausted when no present node could ever hold a worker. Ctrl-C ends the workers."""
+        ResourceExhausted when no present node could ever hold a worker, InvalidArgument in a process that is one of several ranks
+        already. Ctrl-C ends the workers."""
+        _refuse_ranks()
         count = self._scaling.num_workers
         resources = {"CPU": 1.0, **(self._scaling.resources_per_worker or {})}
         s = session()
-        workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True)
+        try:
+            workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True)
+        except ResourceExhausted as error:
+            if state.cluster is not None:  # of this process's own: no node will join it
+                error.hint = (
+                    f"CPUs are logical: begin with shoal.init(num_cpus={count * resources['CPU']:g}), or ask for less with "
+                    "ScalingConfig(resources_per_worker=...)"
+                )
+            raise
         try:
             return self._run(s, workers)
         finally:
@@ -108,9 +120,9 @@ class Trainer:
         while True:
             incoming = s.next_report(queue, tally, seen)
             seen = sum(r.ready for r in refs)
-            for r in runs:
+            for rank, r in enumerate(runs):
                 if r._ref.ready and r._ref.failed:
-                    _load(r)  # raises
+                    _load(r, f"rank {rank} of {len(runs)}")  # raises
             if incoming is None:
                 if seen == len(refs):
                     return history
@@ -140,3 +152,14 @@ class Trainer:
                 )
                 for _, call in waiting.pop(number):
                     s.reply(call, *_serialize.dump_exception(error, "report"), True)
+
+
+def _refuse_ranks() -> None:
+    """A Trainer in every rank of a gang would be as many trainings."""
+    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
+    if rank is not None and size != "1":
+        script = os.path.basename(sys.argv[0]) or "SCRIPT"
+        raise InvalidArgument(
+            f"this process is rank {rank} of {size} already: each of them would start a Trainer of its own",
+            hint=f"call the loop itself here, or start one process: python {script}, or shoal submit {script} without --num-workers",
+        )

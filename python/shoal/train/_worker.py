@@ -27,6 +27,8 @@ class TrainWorker:
 
     def run(self, loop, config: dict[str, Any] | None, environment: dict[str, str], driver: ActorHandle) -> Any:
         """Runs the loop of one rank, with a gloo process group unless the loop makes another."""
+        for name in [n for n in os.environ if n.startswith("TORCHELASTIC_")]:
+            del os.environ[name]  # of the torchrun that this driver may run under: its store is not theirs
         os.environ.update(environment)
         _Here.driver, _Here.reports = driver, 0
         import torch.distributed as dist
