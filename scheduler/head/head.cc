@@ -168,12 +168,8 @@ Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
   }
   const JobId job = state_.driver_joined(driver);
   job_watchers_[job].insert(client.peer->number());
-  std::string node;
-  for (const auto& row : state_.list({actors::ListRequest::What::kNodes, {}}).nodes) {
-    if (row.id == alive.front()) node = row.endpoint;
-  }
   log_->info("job={} driver pid={} name={}", to_string(job), driver.pid, driver.name);
-  return body(to_bytes(actors::RegisteredDriver{job, node, options_.session}));
+  return body(to_bytes(actors::RegisteredDriver{job, state_.node(alive.front())->endpoint, options_.session}));
 }
 
 void Head::on_notice(Peer& peer, runtime::Request notice) {
