@@ -115,9 +115,12 @@ void ClusterState::worker_updated(NodeId from, const actors::WorkerUpdate& updat
     if (!update.worker || !nodes_.contains(from) || update.state == WorkerState::kExited) return;
     it = workers_.emplace(update.worker, Worker{}).first;
     it->second.row = {update.worker, from, update.job, update.pid, WorkerState::kStarting, update.role, -1, {}};
-    if (const auto job = jobs_.find(update.job); job != jobs_.end() && !job->second.driver && update.role == "driver") {
-      job->second.driver = update.worker;
-      job->second.row.driver_pid = update.pid;
+    if (const auto job = jobs_.find(update.job); job != jobs_.end()) {
+      job->second.attached = true;
+      if (!job->second.driver && update.role == "driver") {
+        job->second.driver = update.worker;
+        job->second.row.driver_pid = update.pid;
+      }
     }
   }
   Worker& w = it->second;
@@ -300,6 +303,14 @@ void ClusterState::driver_ended(JobId id) {
   // Of a submitted job the processes' exit decides, not one driver's good-bye.
   if (it == jobs_.end() || ended(it->second.row.state) || !it->second.processes.empty()) return;
   end_job(it->second, JobState::kSucceeded);
+}
+
+void ClusterState::driver_gone(JobId id) {
+  const auto it = jobs_.find(id);
+  if (it == jobs_.end() || ended(it->second.row.state) || it->second.attached) return;
+  it->second.row.exit_code = 128 + SIGKILL;
+  it->second.row.cause = unavailable("its driver ended before it had joined a node").with_reason("WorkerDied");
+  end_job(it->second, JobState::kFailed);
 }
 
 Result<JobId> ClusterState::job_submitted(const actors::JobSpec& spec) {

@@ -109,6 +109,8 @@ class ClusterState {
   JobId driver_joined(const actors::RegisterDriver& driver);
   // Left in order: what it owned ends, and that is a success.
   void driver_ended(JobId job);
+  // Its process is gone. News of one that a node knows come from there, with how it ended.
+  void driver_gone(JobId job);
   Result<JobId> job_submitted(const actors::JobSpec& spec);
   void port_found(JobId job, Result<std::uint16_t> port);
   Result<void> job_stopped(JobId job, bool force);
@@ -154,7 +156,8 @@ class ClusterState {
     std::vector<NodeId> placed;
     std::vector<WorkerId> processes;  // by rank
     std::size_t running = 0;
-    WorkerId driver;  // of a job that a driver opened
+    WorkerId driver;        // of a job that a driver opened
+    bool attached = false;  // a process of it, launched or not, was told of by a node
     bool stopping = false;
   };
   struct Gang {

@@ -387,6 +387,17 @@ TEST_F(ClusterStateTest, OldRowsAreForgottenAtTheirBound) {
   EXPECT_EQ(state.list({actors::ListRequest::What::kJobs, {}}).jobs.size(), 3u);
 }
 
+TEST_F(ClusterStateTest, ADriverThatEndsBeforeItsNodeKnowsItFailsItsJob) {
+  const NodeId node = join(1, {{"CPU", 1}});
+  const JobId job = driver(), known = driver();
+  state_.worker_updated(node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, known, "rank 0"});
+  state_.driver_gone(job);
+  state_.driver_gone(known);
+  EXPECT_EQ(state_.job(job)->state, JobState::kFailed);
+  EXPECT_NE(state_.job(job)->cause->message().find("before it had joined"), std::string::npos);
+  EXPECT_EQ(state_.job(known)->state, JobState::kRunning);  // others of its processes may be there: its node tells
+}
+
 TEST_F(ClusterStateTest, AListComesInPagesWithTheFirstLineOfEachCause) {
   ClusterState state({.max_listed_rows = 4, .max_listed_text = 9}, random_);
   actors::RegisterNode node;
