@@ -313,8 +313,10 @@ bool Session::dead(ActorId actor) {
 }
 
 Result<ListReply> Session::list(ListRequest::What what, JobId job) {
-  SHOAL_TRY(const Message reply, ask_head(Method::kList, to_bytes(ListRequest{what, job})));
-  return from_bytes<ListReply>(reply.body);
+  return list_all({what, job}, [this](Bytes request) -> Result<ListReply> {
+    SHOAL_TRY(const Message reply, ask_head(Method::kList, std::move(request)));
+    return from_bytes<ListReply>(reply.body);
+  });
 }
 
 Result<ClusterStatus> Session::status() {

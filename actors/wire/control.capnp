@@ -184,6 +184,7 @@ struct SetAttributes {
 struct ListRequest {
   what @0 :UInt16;  # 0 actors, 1 nodes, 2 workers, 3 jobs
   job @1 :UInt64;   # 0: all
+  after @2 :UInt64; # only rows whose id is greater: the next page
 }
 
 struct ListReply {
@@ -191,6 +192,7 @@ struct ListReply {
   nodes @1 :List(NodeRow);
   workers @2 :List(WorkerRow);
   jobs @3 :List(JobRow);
+  last @4 :UInt64;  # ask again after this one; 0: that was all
 }
 
 struct StatusReply {

@@ -454,12 +454,13 @@ Bytes to_bytes(const ListRequest& v) {
   return write<wire::ListRequest>([&](wire::ListRequest::Builder m) {
     m.setWhat(number(v.what));
     m.setJob(v.job.value);
+    m.setAfter(v.after);
   });
 }
 template <>
 Result<ListRequest> from_bytes(const Bytes& bytes) {
   return read<wire::ListRequest>(bytes, [](wire::ListRequest::Reader m) {
-    return ListRequest{checked<ListRequest::What>(m.getWhat(), 4, "kind of list"), JobId{m.getJob()}};
+    return ListRequest{checked<ListRequest::What>(m.getWhat(), 4, "kind of list"), JobId{m.getJob()}, m.getAfter()};
   });
 }
 
@@ -469,13 +470,14 @@ Bytes to_bytes(const ListReply& v) {
     fill_rows(m.initNodes(count(v.nodes)), v.nodes);
     fill_rows(m.initWorkers(count(v.workers)), v.workers);
     fill_rows(m.initJobs(count(v.jobs)), v.jobs);
+    m.setLast(v.last);
   });
 }
 template <>
 Result<ListReply> from_bytes(const Bytes& bytes) {
   return read<wire::ListReply>(bytes, [](wire::ListReply::Reader m) {
     return ListReply{read_rows<ActorRow>(m.getActors(), read_actor), read_rows<NodeRow>(m.getNodes(), read_node),
-                     read_rows<WorkerRow>(m.getWorkers(), read_worker), read_rows<JobRow>(m.getJobs(), read_job)};
+                     read_rows<WorkerRow>(m.getWorkers(), read_worker), read_rows<JobRow>(m.getJobs(), read_job), m.getLast()};
   });
 }
 

@@ -5,7 +5,9 @@
 // bound, bad pointers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -133,12 +135,14 @@ struct ListRequest {
   enum class What : std::uint16_t { kActors, kNodes, kWorkers, kJobs };
   What what = What::kActors;
   JobId job;
+  std::uint64_t after = 0;  // an id: only rows behind it
 };
 struct ListReply {
   std::vector<ActorRow> actors;
   std::vector<NodeRow> nodes;
   std::vector<WorkerRow> workers;
   std::vector<JobRow> jobs;
+  std::uint64_t last = 0;  // the id to ask again after; 0: that was all
 };
 struct Warning {
   std::string text;
@@ -243,5 +247,21 @@ Bytes to_bytes(const ReadLog& m);
 // from_bytes<T>(bytes) for each T above.
 template <class T>
 Result<T> from_bytes(const Bytes& bytes);
+
+// All rows, page after page: ask(body) -> Result<ListReply>.
+template <class Ask>
+Result<ListReply> list_all(ListRequest request, const Ask& ask) {
+  ListReply out;
+  do {
+    SHOAL_TRY(ListReply page, ask(to_bytes(request)));
+    const auto append = [](auto& to, auto& rows) { std::move(rows.begin(), rows.end(), std::back_inserter(to)); };
+    append(out.actors, page.actors);
+    append(out.nodes, page.nodes);
+    append(out.workers, page.workers);
+    append(out.jobs, page.jobs);
+    request.after = page.last;
+  } while (request.after != 0);
+  return out;
+}
 
 }  // namespace shoal::actors

@@ -40,6 +40,10 @@ class Client final : public runtime::PeerHandler {
     SHOAL_TRY(const runtime::Message reply, ask(method, std::move(body)));
     return actors::from_bytes<Reply>(reply.body);
   }
+  Result<actors::ListReply> list(actors::ListRequest::What what, JobId job = {}) {
+    return actors::list_all({what, job},
+                            [this](Bytes request) { return ask_for<actors::ListReply>(actors::Method::kList, std::move(request)); });
+  }
   void set_on_notice(OnNotice on_notice) { on_notice_ = std::move(on_notice); }
   bool closed() const { return closed_.has_value(); }
 

@@ -121,7 +121,7 @@ int list(const Common& common, const std::string& what) {
                                                           {"nodes", ListRequest::What::kNodes},
                                                           {"workers", ListRequest::What::kWorkers},
                                                           {"jobs", ListRequest::What::kJobs}};
-  const auto r = looking->head->ask_for<ListReply>(Method::kList, to_bytes(ListRequest{kinds.at(what), {}}));
+  const auto r = looking->head->list(kinds.at(what));
   if (!r) return failed(common, r.error());
   if (!common.json) {
     print_rows(*r, what);
@@ -151,9 +151,9 @@ struct Wanted {
 };
 
 Result<Wanted> wanted_by(Client& head, const std::string& id) {
-  SHOAL_TRY(const auto workers, head.ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kWorkers, {}})));
-  SHOAL_TRY(const auto jobs, head.ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kJobs, {}})));
-  SHOAL_TRY(const auto actors, head.ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kActors, {}})));
+  SHOAL_TRY(const auto workers, head.list(ListRequest::What::kWorkers));
+  SHOAL_TRY(const auto jobs, head.list(ListRequest::What::kJobs));
+  SHOAL_TRY(const auto actors, head.list(ListRequest::What::kActors));
   std::set<JobId> found_jobs;
   std::set<WorkerId> found_workers;
   std::set<std::string> names;
@@ -285,7 +285,7 @@ int logs(const Common& common, const LogsOptions& options) {
   if (!looking) return failed(common, looking.error());
   const auto wanted = wanted_by(*looking->head, options.id);
   if (!wanted) return failed(common, wanted.error());
-  const auto rows = looking->head->ask_for<ListReply>(Method::kList, to_bytes(ListRequest{ListRequest::What::kNodes, {}}));
+  const auto rows = looking->head->list(ListRequest::What::kNodes);
   if (!rows) return failed(common, rows.error());
   Nodes nodes;
   for (const auto& node : rows->nodes) {

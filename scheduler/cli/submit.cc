@@ -121,8 +121,7 @@ class Watcher {
 
  private:
   Result<void> follow_nodes() {
-    SHOAL_TRY(const auto nodes,
-              head_.ask_for<actors::ListReply>(Method::kList, to_bytes(actors::ListRequest{actors::ListRequest::What::kNodes, {}})));
+    SHOAL_TRY(const auto nodes, head_.list(actors::ListRequest::What::kNodes));
     for (const auto& n : nodes.nodes) {
       if (n.state != actors::NodeState::kAlive || nodes_.contains(n.id)) continue;
       SHOAL_TRY(auto client, Client::connect(context_, n.endpoint));

@@ -168,12 +168,17 @@ Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
   }
   const JobId job = state_.driver_joined(driver);
   job_watchers_[job].insert(client.peer->number());
-  std::string node;
-  for (const auto& row : state_.list({actors::ListRequest::What::kNodes, {}}).nodes) {
-    if (row.id == alive.front()) node = row.endpoint;
+  // It may die before it attaches to a node, which would tell.
+  if (options_.watch_process && client.peer->identity().local && job != driver.job) {
+    driver_watches_[job] = options_.watch_process(client.peer->identity().pid, [this, job] {
+      const auto over = driver_watches_.extract(job);
+      now();
+      state_.driver_gone(job);
+      perform();
+    });
   }
   log_->info("job={} driver pid={} name={}", to_string(job), driver.pid, driver.name);
-  return body(to_bytes(actors::RegisteredDriver{job, node, options_.session}));
+  return body(to_bytes(actors::RegisteredDriver{job, state_.node(alive.front())->endpoint, options_.session}));
 }
 
 void Head::on_notice(Peer& peer, runtime::Request notice) {
@@ -315,7 +320,9 @@ void Head::perform(Action action) {
       head.log_->info("job={} {} exit={}", to_string(a.row.id), actors::to_string(a.row.state), a.row.exit_code);
       const auto watchers = head.job_watchers_[a.row.id];
       head.to_watchers(watchers, Method::kJobUpdate, to_bytes(a.row));
-      if (a.row.ended_unix_ms != 0) head.job_watchers_.erase(a.row.id);
+      if (a.row.ended_unix_ms == 0) return;
+      head.job_watchers_.erase(a.row.id);
+      head.driver_watches_.erase(a.row.id);
     }
     void operator()(TellHosted& a) {
       const auto it = head.hosting_.find(a.actor);

@@ -78,7 +78,8 @@ class Head final : public runtime::PeerHandler {
   std::map<std::uint64_t, Client> clients_;  // in the order in which they came
   std::uint64_t next_client_ = 1;
   std::map<NodeId, runtime::Peer*> nodes_;
-  std::map<NodeId, std::shared_ptr<void>> node_watches_;  // of their processes; a broken connection ends none
+  std::map<NodeId, std::shared_ptr<void>> node_watches_;   // of their processes; a broken connection ends none
+  std::map<JobId, std::shared_ptr<void>> driver_watches_;  // until their job ends
   std::map<ActorId, std::set<std::uint64_t>> actor_watchers_;
   std::map<JobId, std::set<std::uint64_t>> job_watchers_;
   std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang

@@ -1,4 +1,5 @@
-// A small process beside a node: when the node is killed, the guard ends all that the node had started, and what that had started.
+// A small process beside a node: when the node is killed, the guard ends all that the node had started, and what that had started in its
+// process group. A daemon that made a session of its own is its user's.
 //
 // Workers die with their node by themselves (PR_SET_PDEATHSIG); their children, of which nobody here knows, do not. The guard knows the
 // process groups. It holds one end of a pipe and nothing else; the node's end, in whatever way, closes the other.

@@ -34,7 +34,8 @@ class Launcher {
   virtual void start(const actors::StartWorker& spec, const Env& env, std::function<void(Result<pid_t>)> started) = 0;
   // Calls output() for all that workers have printed by now.
   virtual void drain_output() = 0;
-  // To the worker and all it started. Unknown or gone: nothing.
+  // To the worker and all it started that stayed in its process group (not what made a session of its own: a daemon). Unknown or gone:
+  // nothing.
   virtual void signal(WorkerId worker, int signal) = 0;
   // Calls back when a process that this launcher did not start is gone.
   virtual std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) = 0;

@@ -1,11 +1,30 @@
 #include "scheduler/node/log_book.h"
 
 #include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/rotating_file_sink.h>
 
 #include <cstdio>
 #include <fstream>
+#include <optional>
 
 namespace shoal::scheduler {
+
+namespace {
+
+// What a file of spdlog's is called after it was full.
+std::string rotated(const std::string& file) { return spdlog::sinks::rotating_file_sink_mt::calc_filename(file, 1); }
+
+std::optional<std::string> last_bytes(const std::string& path, std::size_t bytes) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) return {};
+  const auto size = static_cast<std::size_t>(file.tellg());
+  std::string out(std::min(size, bytes), 0);
+  file.seekg(static_cast<std::streamoff>(size - out.size()));
+  file.read(out.data(), static_cast<std::streamsize>(out.size()));
+  return out;
+}
+
+}  // namespace
 
 std::string LogBook::path(WorkerId worker, Launcher::Stream stream) const {
   return options_.folder + "/worker-" + to_string(worker) + (stream == Launcher::Stream::kOut ? ".out" : ".err");
@@ -47,21 +66,20 @@ void LogBook::close(WorkerId worker) {
   ended_.push_back(worker);
   while (ended_.size() > options_.max_files) {
     for (const auto stream : {Launcher::Stream::kOut, Launcher::Stream::kErr}) {
-      std::remove(path(ended_.front(), stream).c_str());
+      const std::string file = path(ended_.front(), stream);
+      std::remove(file.c_str());
+      std::remove(rotated(file).c_str());
     }
     ended_.pop_front();
   }
 }
 
 Result<std::string> LogBook::read(WorkerId worker, Launcher::Stream stream, std::size_t bytes) const {
-  std::ifstream file(path(worker, stream), std::ios::binary | std::ios::ate);
-  if (!file) return fail(not_found("no log of worker " + to_string(worker)));
-  const auto size = static_cast<std::size_t>(file.tellg());
-  const std::size_t take = std::min(size, bytes);
-  std::string out(take, 0);
-  file.seekg(static_cast<std::streamoff>(size - take));
-  file.read(out.data(), static_cast<std::streamsize>(take));
-  return out;
+  const std::string file = path(worker, stream);
+  auto out = last_bytes(file, bytes);
+  if (!out) return fail(not_found("no log of worker " + to_string(worker)));
+  if (out->size() < bytes) out->insert(0, last_bytes(rotated(file), bytes - out->size()).value_or(""));
+  return *std::move(out);
 }
 
 }  // namespace shoal::scheduler

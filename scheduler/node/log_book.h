@@ -16,7 +16,7 @@ class LogBook {
  public:
   struct Options {
     std::string folder;                      // "" keeps no files
-    std::size_t max_file_bytes = 16u << 20;  // then it is rotated once
+    std::size_t max_file_bytes = 16u << 20;  // then it becomes the older half, in place of the one before
     std::size_t tail_lines = 20;
     std::size_t tail_bytes = 4000;
     std::size_t max_files = 400;  // of ended workers; the oldest go first
@@ -28,7 +28,7 @@ class LogBook {
   std::string tail(WorkerId worker) const;
   // Its files are closed and stay readable.
   void close(WorkerId worker);
-  // The last `bytes` of a stream. NotFound when there is no such file.
+  // The last `bytes` of a stream, of both halves. NotFound when there is no such file.
   Result<std::string> read(WorkerId worker, Launcher::Stream stream, std::size_t bytes) const;
 
  private:

@@ -292,6 +292,7 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
     w.spec.worker = id;
     w.spec.job = job;
     w.pid = pid;
+    w.inside = static_cast<bool>(m.worker);
     w.role = m.role.empty() ? "process" : m.role;
     w.state = WorkerState::kRunning;
     w.watch = launcher_.watch(pid, [this, id] {
@@ -455,7 +456,7 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
 void Node::check_owner() {
   if (!options_.ends_with_owner || !owner_gone_ || ending_) return;
   for (const auto& [id, w] : workers_) {
-    if (!w.launched) return;  // another rank is still here
+    if (!w.launched && !w.inside) return;  // another rank is still here
   }
   end("the processes it was started for are gone");
 }

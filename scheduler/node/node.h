@@ -57,6 +57,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   struct Worker {
     actors::StartWorker spec;
     bool launched = false;  // by this node
+    bool inside = false;    // started by one that was launched: none that the node waits for
     bool doomed = false;    // to be killed as soon as it has a pid
     pid_t pid = 0;
     actors::WorkerState state = actors::WorkerState::kStarting;

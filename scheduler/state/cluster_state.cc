@@ -115,9 +115,12 @@ void ClusterState::worker_updated(NodeId from, const actors::WorkerUpdate& updat
     if (!update.worker || !nodes_.contains(from) || update.state == WorkerState::kExited) return;
     it = workers_.emplace(update.worker, Worker{}).first;
     it->second.row = {update.worker, from, update.job, update.pid, WorkerState::kStarting, update.role, -1, {}};
-    if (const auto job = jobs_.find(update.job); job != jobs_.end() && !job->second.driver && update.role == "driver") {
-      job->second.driver = update.worker;
-      job->second.row.driver_pid = update.pid;
+    if (const auto job = jobs_.find(update.job); job != jobs_.end()) {
+      job->second.attached = true;
+      if (!job->second.driver && update.role == "driver") {
+        job->second.driver = update.worker;
+        job->second.row.driver_pid = update.pid;
+      }
     }
   }
   Worker& w = it->second;
@@ -300,6 +303,14 @@ void ClusterState::driver_ended(JobId id) {
   // Of a submitted job the processes' exit decides, not one driver's good-bye.
   if (it == jobs_.end() || ended(it->second.row.state) || !it->second.processes.empty()) return;
   end_job(it->second, JobState::kSucceeded);
+}
+
+void ClusterState::driver_gone(JobId id) {
+  const auto it = jobs_.find(id);
+  if (it == jobs_.end() || ended(it->second.row.state) || it->second.attached) return;
+  it->second.row.exit_code = 128 + SIGKILL;
+  it->second.row.cause = unavailable("its driver ended before it had joined a node").with_reason("WorkerDied");
+  end_job(it->second, JobState::kFailed);
 }
 
 Result<JobId> ClusterState::job_submitted(const actors::JobSpec& spec) {
@@ -591,26 +602,51 @@ void ClusterState::forget_old() {
 actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
   using What = actors::ListRequest::What;
   actors::ListReply out;
-  const auto wanted = [&](JobId job) { return !request.job || request.job == job; };
+  const auto page = [&](const auto& table, auto& rows, const auto& row_of, const auto& job_of) {
+    for (auto it = table.upper_bound({request.after}); it != table.end(); ++it) {
+      if (request.job && request.job != job_of(it->second)) continue;
+      if (rows.size() == options_.max_listed_rows) {
+        out.last = rows.back().id.value;
+        return;
+      }
+      rows.push_back(row_of(it->second));
+    }
+  };
+  const auto whole = [](const auto& entry) { return entry.row; };
   switch (request.what) {
     case What::kActors:
-      for (const auto& [id, row] : actors_) {
-        if (wanted(row.job)) out.actors.push_back(row);
-      }
+      page(actors_, out.actors, [](const ActorRow& row) { return row; }, [](const ActorRow& row) { return row.job; });
       break;
     case What::kNodes:
-      for (const auto& [id, n] : nodes_) out.nodes.push_back(n.row);
+      page(nodes_, out.nodes, whole, [&](const Node&) { return request.job; });
       break;
     case What::kWorkers:
-      for (const auto& [id, w] : workers_) {
-        if (wanted(w.row.job)) out.workers.push_back(w.row);
-      }
+      page(workers_, out.workers, whole, [](const Worker& w) { return w.row.job; });
       break;
     case What::kJobs:
-      for (const auto& [id, j] : jobs_) {
-        if (wanted(id)) out.jobs.push_back(j.row);
-      }
+      page(jobs_, out.jobs, whole, [](const Job& j) { return j.row.id; });
       break;
+  }
+  for (auto& row : out.actors) row.cause = brief(row.cause);
+  for (auto& row : out.workers) row.cause = brief(row.cause);
+  for (auto& row : out.jobs) row.cause = brief(row.cause);
+  return out;
+}
+
+// A cause carries what a process said last: kilobytes of it.
+std::optional<Error> ClusterState::brief(const std::optional<Error>& cause) const {
+  if (!cause) return {};
+  const auto cut = [this](const std::string& text) {
+    std::size_t end = std::min(text.find('\n'), text.size());
+    if (end > options_.max_listed_text) {
+      end = options_.max_listed_text;
+      while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // not within a character
+    }
+    return text.substr(0, end);
+  };
+  Error out = Error(cause->code(), cut(cause->message())).with_reason(cause->reason()).with_hint(cut(cause->hint()));
+  for (const auto& frame : cause->context()) {
+    if (out.context().size() < 8) out = std::move(out).in(cut(frame));
   }
   return out;
 }
@@ -641,6 +677,11 @@ const ActorRow* ClusterState::actor(ActorId id) const {
 const actors::JobRow* ClusterState::job(JobId id) const {
   const auto it = jobs_.find(id);
   return it == jobs_.end() ? nullptr : &it->second.row;
+}
+
+const actors::NodeRow* ClusterState::node(NodeId id) const {
+  const auto it = nodes_.find(id);
+  return it == nodes_.end() ? nullptr : &it->second.row;
 }
 
 std::vector<NodeId> ClusterState::alive_nodes() const {

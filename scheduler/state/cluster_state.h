@@ -76,6 +76,8 @@ class ClusterState {
     runtime::Duration warn_after = std::chrono::seconds(1);    // pending
     std::uint32_t stop_grace_ms = 3000;                        // between SIGTERM and SIGKILL
     std::size_t max_ended_rows = 1000;                         // of each table; the oldest go first
+    std::size_t max_listed_rows = 500;                         // in one reply to list(), which has to fit a message
+    std::size_t max_listed_text = 500;                         // bytes of a cause there; actor() and job() have all of it
   };
 
   ClusterState(Options options, runtime::Random& random) : options_(options), random_(random) {}
@@ -107,6 +109,8 @@ class ClusterState {
   JobId driver_joined(const actors::RegisterDriver& driver);
   // Left in order: what it owned ends, and that is a success.
   void driver_ended(JobId job);
+  // Its process is gone. News of one that a node knows come from there, with how it ended.
+  void driver_gone(JobId job);
   Result<JobId> job_submitted(const actors::JobSpec& spec);
   void port_found(JobId job, Result<std::uint16_t> port);
   Result<void> job_stopped(JobId job, bool force);
@@ -121,10 +125,12 @@ class ClusterState {
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 
   // ---- queries ----
+  // By id, a page of rows after `request.after`.
   actors::ListReply list(const actors::ListRequest& request) const;
   actors::ClusterStatus status() const;
   const actors::ActorRow* actor(ActorId id) const;
   const actors::JobRow* job(JobId id) const;
+  const actors::NodeRow* node(NodeId id) const;
   std::vector<NodeId> alive_nodes() const;
 
   // Aborts when the books do not add up: resources taken and given, rows that point at each other. For tests and the
@@ -150,7 +156,8 @@ class ClusterState {
     std::vector<NodeId> placed;
     std::vector<WorkerId> processes;  // by rank
     std::size_t running = 0;
-    WorkerId driver;  // of a job that a driver opened
+    WorkerId driver;        // of a job that a driver opened
+    bool attached = false;  // a process of it, launched or not, was told of by a node
     bool stopping = false;
   };
   struct Gang {
@@ -187,6 +194,7 @@ class ClusterState {
   void end_job(Job& job, actors::JobState state);
   void fail_hosted(ActorId actor, const Error& cause);
   void forget_old();
+  std::optional<Error> brief(const std::optional<Error>& cause) const;
   void act(Action action) { actions_.push_back(std::move(action)); }
 
   const Options options_;

@@ -1,6 +1,7 @@
 #include "scheduler/state/cluster_state.h"
 
 #include <csignal>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -384,6 +385,53 @@ TEST_F(ClusterStateTest, OldRowsAreForgottenAtTheirBound) {
     state.driver_ended(job);
   }
   EXPECT_EQ(state.list({actors::ListRequest::What::kJobs, {}}).jobs.size(), 3u);
+}
+
+TEST_F(ClusterStateTest, ADriverThatEndsBeforeItsNodeKnowsItFailsItsJob) {
+  const NodeId node = join(1, {{"CPU", 1}});
+  const JobId job = driver(), known = driver();
+  state_.worker_updated(node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, known, "rank 0"});
+  state_.driver_gone(job);
+  state_.driver_gone(known);
+  EXPECT_EQ(state_.job(job)->state, JobState::kFailed);
+  EXPECT_NE(state_.job(job)->cause->message().find("before it had joined"), std::string::npos);
+  EXPECT_EQ(state_.job(known)->state, JobState::kRunning);  // others of its processes may be there: its node tells
+}
+
+TEST_F(ClusterStateTest, AListComesInPagesWithTheFirstLineOfEachCause) {
+  ClusterState state({.max_listed_rows = 4, .max_listed_text = 9}, random_);
+  actors::RegisterNode node;
+  node.id = NodeId{1};
+  ASSERT_TRUE(state.node_joined(node));
+  state.take_actions();
+  std::set<JobId> jobs;
+  for (int i = 0; i < 10; ++i) {
+    const JobId job = state.job_submitted({}).value();
+    jobs.insert(job);
+    const auto actions = state.take_actions();
+    const auto worker = std::get<StartWorkerOn>(actions[1]).message.worker;
+    const Error cause = unavailable(i == 0 ? "short\n" + std::string(4000, 'x') : "8 bytes \u00e9 and more").in("a frame");
+    state.worker_updated(node.id, {worker, WorkerState::kExited, 1, "", 1, cause, job, {}});
+    state.take_actions();
+  }
+  int num_pages = 0, num_short = 0;
+  const auto all = actors::list_all({actors::ListRequest::What::kJobs, {}}, [&](const Bytes& request) -> Result<actors::ListReply> {
+    ++num_pages;
+    return state.list(actors::from_bytes<actors::ListRequest>(request).value());
+  });
+  EXPECT_EQ(num_pages, 3);
+  std::set<JobId> listed;
+  for (const auto& row : all->jobs) {
+    listed.insert(row.id);
+    num_short += row.cause->message() == "short";
+    EXPECT_TRUE(row.cause->message() == "short" || row.cause->message() == "8 bytes ");
+    EXPECT_EQ(row.cause->context().size(), 1u);
+    EXPECT_GT(state.job(row.id)->cause->message().size(), 9u);
+  }
+  EXPECT_EQ(listed, jobs);
+  EXPECT_EQ(num_short, 1);
+  const JobId one = *jobs.begin();
+  EXPECT_EQ(state.list({actors::ListRequest::What::kWorkers, one}).workers.size(), 1u);
 }
 
 TEST_F(ClusterStateTest, AGangWhoseFirstMembersAreForgottenCanFailAndBeStopped) {

@@ -244,6 +244,15 @@ def test_doctor_says_what_is_there_and_what_to_do(shoal_command):
     assert "fix:" in broken.stdout
 
 
+def test_a_driver_killed_before_it_reached_its_node_leaves_no_running_job(shoal_command, cluster):
+    os.kill(cluster.pid("node"), signal.SIGSTOP)
+    driver = shoal_command.driver(f"import shoal\nshoal.init({cluster.address!r})\n")
+    wait_until(lambda: shoal_command.json("list", "jobs")["rows"], 10, "its job")
+    driver.signal(signal.SIGKILL)
+    wait_until(lambda: shoal_command.json("list", "jobs")["rows"][0]["state"] == "FAILED", 10, "the end of its job")
+    os.kill(cluster.pid("node"), signal.SIGCONT)
+
+
 # ---- secrets and addresses
 
 

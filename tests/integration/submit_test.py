@@ -247,6 +247,23 @@ def test_a_signal_to_submit_ends_the_job_and_all_it_started(shoal_command, eithe
     assert "stopping the job" in job.err
 
 
+def test_a_killed_submit_takes_a_driver_inside_a_shell_along(shoal_command):
+    script = shoal_command.script(
+        """
+        import os, time
+        import shoal
+        shoal.init()
+        print("pids", os.getpid(), os.getppid())
+        time.sleep(1000)
+        """
+    )
+    job = shoal_command.popen("submit", "--", "bash", "-c", f"{sys.executable} {script}; true")
+    job.said("pids")
+    pids = [int(p) for p in job.out.partition("pids ")[2].split()] + list(descendants(job.pid))
+    job.signal(signal.SIGKILL)
+    gone(pids)
+
+
 def test_a_second_ctrl_c_kills_a_stubborn_job_within_a_second(shoal_command, either):
     job, pids = started(shoal_command, STUBBORN)
     job.signal(signal.SIGINT)
