@@ -138,13 +138,17 @@ def put(value: Any) -> ObjectRef:
 
 def _load(ref: ObjectRef, where: str = "") -> Any:
     """The value of a reference that is ready. ``where``: what its error shall name besides."""
-    raised, head, buffers = ref._ref.value()
+    try:
+        raised, head, buffers = ref._ref.value()
+    except ShoalError as error:  # of the engine: it never came
+        error.context = (*error.context, *([where] if where else []))
+        raise
     value = _serialize.loads(head, buffers)
-    if raised:
-        if where and isinstance(value, ShoalError):
-            value.context = (*value.context, where)
-        raise value.as_instance_of_cause() if isinstance(value, TaskError) else value
-    return value
+    if not raised:
+        return value
+    if isinstance(value, ShoalError):
+        value.context = (*value.context, *([where] if where else []))
+    raise value.as_instance_of_cause() if isinstance(value, TaskError) else value
 
 
 def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) -> Any:
