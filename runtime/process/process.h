@@ -61,7 +61,8 @@ void become_subreaper();
 // there is none, or only a zombie.
 std::uint64_t start_time(pid_t pid);
 
-// Calls `ended` once on the loop when the process is gone (pidfd). Destroyed: not any more. A child is reaped.
+// Calls `ended` once on the loop when the process is gone (pidfd; while none can be had, it tries again). Destroyed: not any more. A child
+// is reaped.
 class ProcessWatch {
  public:
   ProcessWatch(Loop& loop, pid_t pid, std::function<void(ExitStatus)> ended);
