@@ -113,6 +113,7 @@ class SocketTest : public testing::Test {
  protected:
   SeededRandom seeded_{3};
   Token token_ = Token::random(seeded_);
+  std::vector<Message> kept_;
   Side side_{token_};  // both ends on one loop
 
   // What a listener says first.
@@ -230,6 +231,34 @@ TEST_F(SocketTest, DescriptorsTravelWithTheirFrame) {
         i % 2 ? Flush::kLater : Flush::kNow);
   }
   side_.run_until([&] { return back == 40; });
+}
+
+TEST_F(SocketTest, AMessageWhoseDescriptorsHaveNoRoomFailsAlone) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  std::vector<std::string> seen;
+  const auto note = [&](Result<Message> r) {
+    seen.push_back(r ? "ok " + std::to_string(r->fds.size()) : code_name(r.error().code()));
+    if (r) kept_.push_back(std::move(*r));
+  };
+  const auto send = [&](std::size_t num_fds, std::size_t bytes) {
+    Message m;
+    m.payload = Bytes(bytes);
+    std::memset(m.payload.data(), 0, bytes);
+    for (std::size_t i = 0; i < num_fds; ++i) m.fds.emplace_back(fcntl(0, F_DUPFD_CLOEXEC, 500));  // closing them makes no room
+    caller->call(Side::kEcho, std::move(m), 10s, note, Flush::kLater);
+  };
+  send(3, 100);
+  send(0, 10);
+  send(3, 90'000);
+  {
+    const NoDescriptorsLeft scarce;
+    side_.run_until([&] { return seen.size() == 3; });
+  }
+  send(3, 100);
+  side_.run_until([&] { return seen.size() == 4; });
+  EXPECT_EQ(seen, (std::vector<std::string>{"ResourceExhausted", "ok 0", "ResourceExhausted", "ok 3"}));
+  EXPECT_TRUE(side_.closed.empty());
 }
 
 TEST_F(SocketTest, ErrorsTimeoutsAndDroppedRequestsAllEndTheCall) {

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -175,6 +176,13 @@ Result<std::string> read_line(const Fd& pipe, std::size_t max_bytes, std::chrono
 
 void signal_group(pid_t leader, int signal) {
   if (leader > 1) kill(-leader, signal);
+}
+
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 void become_subreaper() { prctl(PR_SET_CHILD_SUBREAPER, 1); }

@@ -53,6 +53,9 @@ Result<std::string> read_line(const Fd& pipe, std::size_t max_bytes, std::chrono
 // Signals the process group that `leader` leads. Gone already: nothing.
 void signal_group(pid_t leader, int signal);
 
+// As many descriptors as the system allows this process: each large value that it holds is one.
+void raise_descriptor_limit();
+
 // Processes whose parent ends become our children (PR_SET_CHILD_SUBREAPER): workers forked by a zygote report their
 // death to us.
 void become_subreaper();

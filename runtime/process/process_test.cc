@@ -77,6 +77,18 @@ TEST_F(ProcessTest, AProcessThatCannotBeWatchedForNowIsNotGone) {
   EXPECT_EQ(status->to_string(), "was killed by SIGKILL");
 }
 
+TEST_F(ProcessTest, TheLimitOfDescriptorsIsRaisedToWhatIsAllowed) {
+  rlimit before{}, after{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit low = before;
+  low.rlim_cur = 64;
+  setrlimit(RLIMIT_NOFILE, &low);
+  raise_descriptor_limit();
+  getrlimit(RLIMIT_NOFILE, &after);
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(after.rlim_cur, before.rlim_max);
+}
+
 TEST_F(ProcessTest, ALineIsReadFromAPipeOrNot) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
