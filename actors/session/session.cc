@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "runtime/net/socket_network.h"
+#include "runtime/process/process.h"
 #include "runtime/wire/codec.h"
 
 namespace shoal::actors {
@@ -149,6 +150,7 @@ Session::~Session() {
 }
 
 Result<std::unique_ptr<Session>> Session::open(SessionOptions options) {
+  runtime::raise_descriptor_limit();
   std::unique_ptr<Session> session(new Session(std::move(options)));
   SHOAL_OK(session->connect());
   return session;

@@ -36,7 +36,8 @@ struct SessionOptions {
 
 class Session {
  public:
-  // A driver registers a job (or joins that of its process); a worker attaches to its node and can take calls.
+  // A driver registers a job (or joins that of its process); a worker attaches to its node and can take calls. Raises this process's limit
+  // of descriptors.
   static Result<std::unique_ptr<Session>> open(SessionOptions options);
   // Leaves in order: a driver's job ends and its actors with it.
   ~Session();

@@ -10,13 +10,16 @@ nb::object& factory() {
   return *made;
 }
 
+// Never fails: an error that was made here may quote any bytes.
+nb::object text(const std::string& s) { return nb::steal(PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace")); }
+
 }  // namespace
 
 nb::object to_exception(const Error& e) {
   if (!factory().is_valid()) throw std::runtime_error(e.to_string());
   nb::list context;
-  for (const auto& frame : e.context()) context.append(frame);
-  return factory()(static_cast<int>(e.code()), e.reason(), e.message(), e.hint(), context);
+  for (const auto& frame : e.context()) context.append(text(frame));
+  return factory()(static_cast<int>(e.code()), text(e.reason()), text(e.message()), text(e.hint()), context);
 }
 
 void raise(const Error& e) {

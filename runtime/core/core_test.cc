@@ -5,6 +5,7 @@
 #include "runtime/core/bytes.h"
 #include "runtime/core/id.h"
 #include "runtime/core/result.h"
+#include "runtime/core/utf8.h"
 
 namespace shoal {
 namespace {
@@ -61,6 +62,25 @@ TEST(Bytes, MovesLeaveNothingBehind) {
   const Bytes b = std::move(a);
   EXPECT_EQ(b.view(), "shoal");
   EXPECT_TRUE(a.empty());  // NOLINT: this is the claim
+}
+
+TEST(Utf8, WhatIsNoTextBecomesText) {
+  EXPECT_EQ(valid_utf8("plain, \xc3\xa9, \xe2\x82\xac, \xf0\x9f\x90\x9f"), "plain, \xc3\xa9, \xe2\x82\xac, \xf0\x9f\x90\x9f");
+  EXPECT_EQ(valid_utf8("bad \xff\xfe byte"), "bad \xef\xbf\xbd\xef\xbf\xbd byte");
+  EXPECT_EQ(valid_utf8("cut \xe2\x82"), "cut \xef\xbf\xbd\xef\xbf\xbd");
+  for (const char* wrong : {"\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\x80"}) {
+    EXPECT_EQ(valid_utf8(wrong).substr(0, 3), "\xef\xbf\xbd") << wrong;
+  }
+}
+
+TEST(Utf8, TextIsCutBetweenCharacters) {
+  const std::string text =
+      "a\xe2\x82\xac"
+      "b";
+  EXPECT_EQ(utf8_prefix(text, 9), text);
+  EXPECT_EQ(utf8_prefix(text, 4), text.substr(0, 4));
+  for (const std::size_t bytes : {1, 2, 3}) EXPECT_EQ(utf8_prefix(text, bytes), "a");
+  EXPECT_EQ(utf8_prefix(std::string(9, '\x80'), 5).size(), 5u);  // no text: anywhere
 }
 
 }  // namespace

@@ -37,6 +37,20 @@ TEST(Clock, ATimerThatIsDestroyedNeverFires) {
   EXPECT_FALSE(dropped);
 }
 
+TEST(Clock, ATimerThatIsDestroyedWhileItsCallIsQueuedNeverFires) {
+  Loop loop;
+  const auto clock = make_real_clock(loop);
+  int fired = 0;
+  Timer a, b;
+  a = clock->after(1ms, [&] { ++fired, b = Timer(); });
+  b = clock->after(1ms, [&] { ++fired, a = Timer(); });
+  std::this_thread::sleep_for(5ms);  // both are due when the loop looks
+  const auto end = clock->now() + 2s;
+  while (fired == 0 && clock->now() < end) loop.run_one(10ms);
+  loop.poll();
+  EXPECT_EQ(fired, 1);
+}
+
 TEST(LoopThread, TheBackgroundThreadServesWhileNobodyElseDoes) {
   Loop loop;
   LoopThread host(loop);
@@ -67,6 +81,38 @@ TEST(LoopThread, AWaitEndsAtItsDeadlineOrWhenInterrupted) {
   LoopThread host(loop);
   EXPECT_EQ(host.wait([] { return false; }, std::chrono::steady_clock::now() + 5ms), LoopThread::Woken::kDeadline);
   EXPECT_EQ(host.wait([] { return false; }, LoopThread::kForever, [] { return true; }), LoopThread::Woken::kInterrupted);
+}
+
+// Each handler posts the next one, so that one who runs a single handler now and then is not enough.
+struct Chain {
+  Loop& loop;
+  std::atomic<int> left;
+  void step() {
+    if (--left > 0) loop.post([this] { step(); });
+  }
+};
+
+TEST(LoopThread, AThreadThatOwnsTheLoopAgainAndAgainStarvesNoHandler) {
+  Loop loop;
+  LoopThread host(loop);
+  Chain chain{loop, 500};
+  loop.post([&] { chain.step(); });
+  const auto end = std::chrono::steady_clock::now() + 10s;
+  while (chain.left > 0 && std::chrono::steady_clock::now() < end) host.own([] {});
+  EXPECT_EQ(chain.left, 0);
+}
+
+TEST(LoopThread, AThreadThatAsksWithoutWaitingStarvesNoHandler) {
+  Loop loop;
+  LoopThread host(loop);
+  Chain chain{loop, 500};
+  loop.post([&] { chain.step(); });
+  const auto end = std::chrono::steady_clock::now() + 10s;
+  auto woken = LoopThread::Woken::kDeadline;
+  while (woken != LoopThread::Woken::kDone && std::chrono::steady_clock::now() < end) {
+    woken = host.wait([&] { return chain.left == 0; }, std::chrono::steady_clock::now());
+  }
+  EXPECT_EQ(woken, LoopThread::Woken::kDone);
 }
 
 TEST(LoopThread, HandlersAndOwnersNeverOverlap) {

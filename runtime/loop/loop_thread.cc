@@ -8,7 +8,8 @@ namespace shoal::runtime {
 
 namespace {
 constexpr int kPollsBeforeParking = 50;
-}
+constexpr int kHandlersAtOnce = 64;  // of a thread that came for something else
+}  // namespace
 
 LoopThread::LoopThread(Loop& loop, Options options) : loop_(loop), options_(options) {
   // Signals belong to the user's threads: a handler that runs here would interrupt nobody's wait.
@@ -43,7 +44,15 @@ void LoopThread::acquire() {
   owned_ = true;
 }
 
+void LoopThread::poll_some() {
+  for (int i = 0; i < kHandlersAtOnce && loop_.poll_one(); ++i) {
+  }
+  served_ = std::chrono::steady_clock::now();
+}
+
 void LoopThread::release() {
+  // The background thread leaves the loop to threads that come more often than it looks.
+  if (std::chrono::steady_clock::now() - served_ > options_.grace) poll_some();
   bool parked;
   {
     const std::lock_guard lock(mutex_);
@@ -68,8 +77,10 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
     }
     const auto now = steady_clock::now();
     if (now >= deadline) {
+      poll_some();
+      const bool is_done = done();
       release();
-      return Woken::kDeadline;
+      return is_done ? Woken::kDone : Woken::kDeadline;
     }
     if (now >= next_look) {
       release();
@@ -86,6 +97,7 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
     }
     const auto until = std::min(deadline, next_look);
     loop_.run_one(until == kForever ? std::chrono::hours(1) : std::chrono::nanoseconds(until - now));
+    served_ = now;  // or later
   }
 }
 
@@ -112,6 +124,7 @@ void LoopThread::background() {
     owned_ = true;
     lock.unlock();
     while (wanted_.load() == 0) loop_.run_one(std::chrono::hours(1));
+    served_ = std::chrono::steady_clock::now();
     lock.lock();
     owned_ = false;
     seen = releases_;

@@ -3,7 +3,8 @@
 // A background thread serves the loop while nobody else does. A thread with nothing else to do serves it itself: a
 // caller blocked on a future, a worker between calls. So a call and its answer cross no thread, and each hand-over
 // (about 36 us on a small virtual machine) is paid only when user code runs for longer than `grace`. The background
-// thread never takes the GIL and blocks all signals.
+// thread never takes the GIL and blocks all signals. A thread that takes the loop again and again without serving it
+// (own, or wait with a deadline that has passed) runs some handlers whenever none have run for `grace`.
 //
 // Threads: every member may be called from any thread except from a handler of the loop.
 #pragma once
@@ -63,6 +64,8 @@ class LoopThread {
 
   void acquire();
   void release();
+  // Some of what is ready. Owner only.
+  void poll_some();
   void background();
 
   Loop& loop_;
@@ -75,6 +78,7 @@ class LoopThread {
   bool stopping_ = false;       // guarded by mutex_
   bool parked_ = false;         // background sleeps until a release; guarded by mutex_
   std::uint64_t releases_ = 0;  // by other threads than the background one; guarded by mutex_
+  std::chrono::steady_clock::time_point served_ = std::chrono::steady_clock::now();  // belongs to the loop's owner
   std::atomic<int> wanted_{0};  // threads waiting in acquire(); whoever serves gives way
   std::thread thread_;
 };

@@ -66,7 +66,7 @@ class Connection {
 
 class Listener {
  public:
-  virtual ~Listener() = default;                 // stops listening
+  virtual ~Listener() = default;                 // stops listening; `accepted` is not called any more
   virtual const Endpoint& endpoint() const = 0;  // with the port that was chosen
 };
 

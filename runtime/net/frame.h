@@ -27,6 +27,8 @@ struct Frame {
   Bytes body;           // Cap'n Proto, or empty
   Bytes payload;        // uninterpreted
   std::vector<Fd> fds;  // only on unix sockets
+  // This process had no room for the descriptors that came with it: fds is empty.
+  bool fds_lost = false;
 
   std::size_t wire_bytes() const;
 };

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 
 #include "runtime/core/check.h"
 #include "runtime/core/id.h"
@@ -45,17 +46,16 @@ void fill(std::uint8_t* out, std::size_t n, Random& random) {
   }
 }
 
-// Over both messages up to their macs, so that neither versions nor role can be altered on the way.
-std::array<std::uint8_t, kMacBytes> mac(const Token& token, std::string_view who, const HelloMessage& challenge,
-                                        const HelloMessage& answer) {
-  std::array<std::uint8_t, 16 + 2 * kMac> text{};
+// Over all messages so far up to their macs, so that neither versions nor role nor status can be altered on the way.
+std::array<std::uint8_t, kMacBytes> mac(const Token& token, std::string_view who, std::initializer_list<const HelloMessage*> messages) {
+  std::array<std::uint8_t, 16 + 3 * kMac> text{};
   std::copy(who.begin(), who.end(), text.begin());
-  std::copy_n(challenge.begin(), kMac, text.begin() + 16);
-  std::copy_n(answer.begin(), kMac, text.begin() + 16 + kMac);
+  auto* end = text.begin() + 16;
+  for (const auto* m : messages) end = std::copy_n(m->begin(), kMac, end);
   std::array<std::uint8_t, kMacBytes> out{};
   unsigned length = 0;
-  const auto* made =
-      HMAC(EVP_sha256(), token.bytes().data(), static_cast<int>(Token::kBytes), text.data(), text.size(), out.data(), &length);
+  const auto* made = HMAC(EVP_sha256(), token.bytes().data(), static_cast<int>(Token::kBytes), text.data(),
+                          static_cast<std::size_t>(end - text.begin()), out.data(), &length);
   SHOAL_CHECK(made != nullptr && length == kMacBytes, "OpenSSL has no HMAC-SHA256");
   return out;
 }
@@ -124,7 +124,7 @@ HelloListener::Verdict HelloListener::judge(const HelloMessage& answer) const {
   if (!is_ours(answer, kAnswerStep)) return refuse(kTokenRefused, not_shoal());
   const std::uint16_t newest = get16(answer, kNewest), oldest = get16(answer, kOldest);
   // The token first: a stranger learns nothing, not even our versions' effect.
-  if (!mac_matches(answer, mac(token_, "caller", challenge_, answer))) {
+  if (!mac_matches(answer, mac(token_, "caller", {&challenge_, &answer}))) {
     return refuse(kTokenRefused, token_refused("a caller does not know the cluster's token"));
   }
   if (newest < versions_.oldest || oldest > versions_.newest) return refuse(kVersionRefused, version_mismatch(versions_, oldest, newest));
@@ -134,7 +134,7 @@ HelloListener::Verdict HelloListener::judge(const HelloMessage& answer) const {
   v.version = std::min(newest, versions_.newest);
   v.message[kField] = kAccepted;
   put16(v.message, kOldest, v.version);
-  const auto proof = mac(token_, "listener", challenge_, answer);
+  const auto proof = mac(token_, "listener", {&challenge_, &answer, &v.message});
   std::copy(proof.begin(), proof.end(), v.message.begin() + kMac);
   return v;
 }
@@ -152,7 +152,7 @@ Result<HelloMessage> HelloCaller::answer(const HelloMessage& challenge) {
   answer_ = blank(kAnswerStep, versions_);
   answer_[kField] = static_cast<std::uint8_t>(role_);
   std::copy(nonce_.begin(), nonce_.end(), answer_.begin() + kNonce);
-  const auto proof = mac(token_, "caller", challenge_, answer_);
+  const auto proof = mac(token_, "caller", {&challenge_, &answer_});
   std::copy(proof.begin(), proof.end(), answer_.begin() + kMac);
   return answer_;
 }
@@ -169,7 +169,7 @@ Result<std::uint16_t> HelloCaller::conclude(const HelloMessage& verdict) const {
     default:
       return fail(not_shoal());
   }
-  if (!mac_matches(verdict, mac(token_, "listener", challenge_, answer_))) {
+  if (!mac_matches(verdict, mac(token_, "listener", {&challenge_, &answer_, &verdict}))) {
     return fail(token_refused("whoever listens there does not know the cluster's token"));
   }
   const std::uint16_t agreed = get16(verdict, kOldest);

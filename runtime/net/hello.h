@@ -2,7 +2,7 @@
 //
 //   listener -> caller   challenge: versions, nonce
 //   caller -> listener   answer:    versions, role, nonce, HMAC-SHA256(token, "caller" | both nonces | versions | role)
-//   listener -> caller   verdict:   status, version,       HMAC-SHA256(token, "listener" | the same)
+//   listener -> caller   verdict:   status, version,       HMAC-SHA256(token, "listener" | the same | status | version)
 //
 // Both sides prove that they know the token and neither sends it, so a process that squats on an address learns
 // nothing. Pure: bytes in, bytes or an Error out.

@@ -50,6 +50,7 @@ class Responder {
 class PeerHandler {
  public:
   virtual void on_request(Peer& peer, Request request, Responder responder) = 0;
+  // Without its descriptors when this process had no room for them; a request or a reply fails with ResourceExhausted then.
   virtual void on_notice(Peer& peer, Request notice) = 0;
   // Its last call. Pending calls have been failed with `why` before.
   virtual void on_closed(Peer& peer, const Error& why) = 0;

@@ -21,6 +21,7 @@ constexpr std::size_t kReadBytes = 64 << 10;
 constexpr std::size_t kCoalesceBytes = 32 << 10;  // frames up to this size share a chunk
 constexpr int kReadsPerWake = 8;                  // then others have their turn
 constexpr std::size_t kMaxIov = 16;
+constexpr std::size_t kMaxLoose = 2;  // sets of descriptors: those of the frame that is arriving come with its first byte
 
 // A process that ends with bytes unread resets its connections instead of closing them: the same to whoever waits.
 Error broken(int error) { return from_errno(error, "the connection broke").with_reason("Disconnected"); }
@@ -66,8 +67,13 @@ class FrameReader {
     return {};
   }
 
-  void add_fd(Fd fd) { fds_.push_back(std::move(fd)); }
-  std::size_t num_loose_fds() const { return fds_.size(); }
+  // The descriptors that came with some bytes: those of one frame, all that there are.
+  struct Descriptors {
+    std::vector<Fd> fds;
+    bool lost = false;  // the kernel could not open all of them here
+  };
+  void add(Descriptors descriptors) { descriptors_.push_back(std::move(descriptors)); }
+  std::size_t num_loose() const { return descriptors_.size(); }
 
  private:
   struct Partial {
@@ -90,12 +96,20 @@ class FrameReader {
 
   Result<void> finish_if_complete(std::vector<Frame>& out) {
     if (current_->filled < current_->total()) return {};
-    Frame frame{current_->header.kind,     current_->header.method,      current_->header.id,
-                std::move(current_->body), std::move(current_->payload), {}};
-    for (int i = 0; i < current_->header.num_fds; ++i) {
-      if (fds_.empty()) return fail(invalid_argument("a frame announces descriptors that did not come with it"));
-      frame.fds.push_back(std::move(fds_.front()));
-      fds_.pop_front();
+    Frame frame{current_->header.kind,
+                current_->header.method,
+                current_->header.id,
+                std::move(current_->body),
+                std::move(current_->payload),
+                {},
+                false};
+    if (const std::size_t announced = current_->header.num_fds; announced > 0) {
+      if (descriptors_.empty() || (!descriptors_.front().lost && descriptors_.front().fds.size() != announced)) {
+        return fail(invalid_argument("a frame announces descriptors that did not come with it"));
+      }
+      frame.fds_lost = descriptors_.front().lost;
+      if (!frame.fds_lost) frame.fds = std::move(descriptors_.front().fds);
+      descriptors_.pop_front();
     }
     current_.reset();
     out.push_back(std::move(frame));
@@ -106,7 +120,7 @@ class FrameReader {
   std::vector<std::byte> buffer_ = std::vector<std::byte>(kReadBytes + kReadBytes / 4);
   std::size_t begin_ = 0, end_ = 0;
   std::optional<Partial> current_;
-  std::deque<Fd> fds_;
+  std::deque<Descriptors> descriptors_;
 };
 
 // Unsent bytes. Small frames are copied one behind the other into a chunk; large payloads and frames with descriptors
@@ -288,17 +302,18 @@ class Stream : public std::enable_shared_from_this<Stream> {
         if (errno == EAGAIN || errno == EWOULDBLOCK) return wait_read();
         return close(broken(errno));
       }
+      FrameReader::Descriptors descriptors{{}, (message.msg_flags & MSG_CTRUNC) != 0};
       for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
         for (std::size_t k = 0; k < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++k) {
           int raw = -1;
           std::memcpy(&raw, CMSG_DATA(c) + k * sizeof(int), sizeof raw);
-          reader_.add_fd(Fd(raw));
+          descriptors.fds.emplace_back(raw);
         }
       }
       if (n == 0) return close(unavailable("the other side closed the connection").with_reason("Disconnected"));
-      if (message.msg_flags & MSG_CTRUNC) return close(resource_exhausted("no descriptors left for those that arrived"));
-      if (reader_.num_loose_fds() > 2u * options_.limits.max_fds) return close(invalid_argument("descriptors that belong to no frame"));
+      if (descriptors.lost || !descriptors.fds.empty()) reader_.add(std::move(descriptors));
+      if (reader_.num_loose() > kMaxLoose) return close(invalid_argument("descriptors that belong to no frame"));
       std::vector<Frame> frames;
       const auto parsed = reader_.arrived(static_cast<std::size_t>(n), frames);
       for (auto& frame : frames) {

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <asio/experimental/as_tuple.hpp>
 #include <asio/generic/stream_protocol.hpp>
 #include <asio/io_context.hpp>
@@ -23,6 +24,8 @@
 namespace shoal::runtime {
 namespace {
 
+constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
+constexpr Duration kFirstConnectPause = std::chrono::milliseconds(5), kLongestConnectPause = std::chrono::milliseconds(200);
 constexpr auto kTuple = asio::experimental::as_tuple(asio::use_awaitable);
 using Socket = asio::generic::stream_protocol::socket;
 
@@ -122,6 +125,18 @@ Task<PeerIdentity> greet_listener(Socket& socket, const Token& token, VersionRan
   co_return identity;
 }
 
+// What a listener and the hellos it began share.
+struct Door {
+  Network::Accepted accepted;                   // empty once the listener is gone
+  std::list<std::shared_ptr<Socket>> greeting;  // the oldest first
+
+  void close() {
+    accepted = nullptr;
+    std::error_code ignored;
+    for (const auto& socket : std::exchange(greeting, {})) socket->close(ignored);
+  }
+};
+
 }  // namespace
 
 struct SocketNetwork::Impl {
@@ -143,12 +158,6 @@ struct SocketNetwork::Impl {
     return make_socket_connection(loop, std::move(fd), identity, options, traffic);
   }
 
-  // What a listener knows.
-  struct Door {
-    Accepted accepted;
-    std::list<std::shared_ptr<Socket>> greeting;  // the oldest first
-  };
-
   void arrived(const std::shared_ptr<Door>& door, Fd fd) {
     if (door->greeting.size() >= options.max_hellos) {
       std::error_code ignored;
@@ -165,8 +174,9 @@ struct SocketNetwork::Impl {
     const auto greeted = co_await greet_caller(*socket, token, options.versions, random);
     door->greeting.remove(socket);
     SHOAL_CO_TRY(const PeerIdentity identity, greeted);
-    if (!socket->is_open()) co_return Result<void>();  // it was the oldest just now
-    door->accepted(finish(std::move(*socket), identity));
+    if (!door->accepted || !socket->is_open()) co_return Result<void>();  // the listener is gone, or it was the oldest just now
+    const auto accept = door->accepted;                                   // which may end the listener
+    accept(finish(std::move(*socket), identity));
     co_return Result<void>();
   }
 
@@ -189,8 +199,14 @@ struct SocketNetwork::Impl {
 
   Task<PeerIdentity> call(Socket& socket, const Address& address, Role role) {
     const asio::generic::stream_protocol::endpoint endpoint(address.get(), address.length);
-    const auto [error] = co_await socket.async_connect(endpoint, kTuple);
-    if (error) co_return fail(from_asio(error, "connect"));
+    // A listener whose backlog is full refuses at once where TCP waits; until the caller's timeout closes the socket.
+    for (Duration pause = kFirstConnectPause; true; pause = std::min(2 * pause, kLongestConnectPause)) {
+      const auto [error] = co_await socket.async_connect(endpoint, kTuple);
+      if (!error) break;
+      if (error != asio::error::no_buffer_space && error != asio::error::try_again) co_return fail(from_asio(error, "connect"));
+      SHOAL_CO_OK(co_await sleep(clock, pause));
+      if (!socket.is_open()) co_return fail(unavailable("connect: the listener's backlog is full"));
+    }
     auto greeted = co_await greet_listener(socket, token, options.versions, role, random);
     co_return greeted;
   }
@@ -210,8 +226,11 @@ class SocketListener final : public Listener {
  public:
   using OnSocket = std::function<void(Fd)>;
 
-  SocketListener(Loop& loop, Fd fd, Endpoint endpoint, OnSocket on_socket)
-      : loop_(loop), state_(std::make_shared<State>(loop, std::move(fd), std::move(on_socket))), endpoint_(std::move(endpoint)) {
+  SocketListener(Loop& loop, Clock& clock, Fd fd, Endpoint endpoint, std::shared_ptr<Door> door, OnSocket on_socket)
+      : loop_(loop),
+        state_(std::make_shared<State>(loop, clock, std::move(fd), std::move(on_socket))),
+        door_(std::move(door)),
+        endpoint_(std::move(endpoint)) {
     loop_.track(state_->descriptor.native_handle());
     state_->wait();
   }
@@ -219,28 +238,45 @@ class SocketListener final : public Listener {
     loop_.untrack(state_->descriptor.native_handle());
     std::error_code ignored;
     state_->descriptor.close(ignored);
+    state_->again = {};
+    door_->close();  // nobody is left to be told of the hellos under way
   }
   const Endpoint& endpoint() const override { return endpoint_; }
 
  private:
   struct State : std::enable_shared_from_this<State> {
-    State(Loop& loop, Fd fd, OnSocket on_socket) : descriptor(loop.io(), fd.release()), on_socket(std::move(on_socket)) {}
+    State(Loop& loop, Clock& clock, Fd fd, OnSocket on_socket)
+        : clock(clock), descriptor(loop.io(), fd.release()), on_socket(std::move(on_socket)) {}
+
     void wait() {
       descriptor.async_wait(asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
-        if (error) return;
-        while (self->descriptor.is_open()) {
-          Fd fd(accept4(self->descriptor.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-          if (!fd) break;
-          self->on_socket(std::move(fd));
-        }
-        if (self->descriptor.is_open()) self->wait();
+        if (!error) self->accept();
       });
     }
+
+    void accept() {
+      while (descriptor.is_open()) {
+        Fd fd(accept4(descriptor.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        if (fd) {
+          on_socket(std::move(fd));
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+          return wait();
+        } else if (errno != EINTR && errno != ECONNABORTED) {
+          // No descriptors or no memory are left: the caller stays in the backlog, and the descriptor would be readable at once again.
+          again = clock.after(kAcceptPause, [self = shared_from_this()] { self->accept(); });
+          return;
+        }
+      }
+    }
+
+    Clock& clock;
     asio::posix::stream_descriptor descriptor;
     OnSocket on_socket;
+    Timer again;
   };
   Loop& loop_;
   std::shared_ptr<State> state_;
+  std::shared_ptr<Door> door_;
   Endpoint endpoint_;
 };
 
@@ -272,9 +308,9 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
                                                     : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
   }
   auto* impl = impl_.get();
-  auto door = std::make_shared<Impl::Door>();
+  auto door = std::make_shared<Door>();
   door->accepted = std::move(accepted);
-  return std::make_unique<SocketListener>(impl->loop, std::move(fd), std::move(actual),
+  return std::make_unique<SocketListener>(impl->loop, impl->clock, std::move(fd), std::move(actual), door,
                                           [impl, door](Fd socket) { impl->arrived(door, std::move(socket)); });
 }
 

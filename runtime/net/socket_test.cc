@@ -2,6 +2,9 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 #include <gtest/gtest.h>
@@ -17,6 +20,38 @@ namespace {
 using namespace std::chrono_literals;
 
 std::string unique_name() { return "shoal-test-" + hex(make_real_random()->next()); }
+
+sockaddr_un address_of(const Endpoint& at) {
+  sockaddr_un out{};
+  out.sun_family = AF_UNIX;
+  std::memcpy(out.sun_path + 1, at.unix_name.data(), at.unix_name.size());
+  return out;
+}
+
+// A caller that says nothing by itself.
+Fd raw_connect(const Endpoint& at) {
+  Fd out(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_un to = address_of(at);
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + at.unix_name.size());
+  EXPECT_EQ(connect(out.get(), reinterpret_cast<const sockaddr*>(&to), length), 0);
+  return out;
+}
+
+// No further descriptor can be opened, or received, as long as this lives.
+class NoDescriptorsLeft {
+ public:
+  NoDescriptorsLeft() {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const Fd next(dup(0));
+    rlimit now = before_;
+    now.rlim_cur = static_cast<rlim_t>(next.get());
+    setrlimit(RLIMIT_NOFILE, &now);
+  }
+  ~NoDescriptorsLeft() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
 
 // One side: a loop, a network, and a handler that answers with what was asked.
 class Side : public PeerHandler {
@@ -78,7 +113,16 @@ class SocketTest : public testing::Test {
  protected:
   SeededRandom seeded_{3};
   Token token_ = Token::random(seeded_);
+  std::vector<Message> kept_;
   Side side_{token_};  // both ends on one loop
+
+  // What a listener says first.
+  HelloMessage challenge_on(const Fd& caller) {
+    HelloMessage out;
+    bool come = false;
+    side_.run_until([&] { return come |= recv(caller.get(), out.data(), out.size(), MSG_DONTWAIT) == ssize_t{sizeof out}; });
+    return out;
+  }
 };
 
 TEST_F(SocketTest, EchoesSmallAndLargeOverUnixAndTcp) {
@@ -189,6 +233,34 @@ TEST_F(SocketTest, DescriptorsTravelWithTheirFrame) {
   side_.run_until([&] { return back == 40; });
 }
 
+TEST_F(SocketTest, AMessageWhoseDescriptorsHaveNoRoomFailsAlone) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  std::vector<std::string> seen;
+  const auto note = [&](Result<Message> r) {
+    seen.push_back(r ? "ok " + std::to_string(r->fds.size()) : code_name(r.error().code()));
+    if (r) kept_.push_back(std::move(*r));
+  };
+  const auto send = [&](std::size_t num_fds, std::size_t bytes) {
+    Message m;
+    m.payload = Bytes(bytes);
+    std::memset(m.payload.data(), 0, bytes);
+    for (std::size_t i = 0; i < num_fds; ++i) m.fds.emplace_back(fcntl(0, F_DUPFD_CLOEXEC, 500));  // closing them makes no room
+    caller->call(Side::kEcho, std::move(m), 10s, note, Flush::kLater);
+  };
+  send(3, 100);
+  send(0, 10);
+  send(3, 90'000);
+  {
+    const NoDescriptorsLeft scarce;
+    side_.run_until([&] { return seen.size() == 3; });
+  }
+  send(3, 100);
+  side_.run_until([&] { return seen.size() == 4; });
+  EXPECT_EQ(seen, (std::vector<std::string>{"ResourceExhausted", "ok 0", "ResourceExhausted", "ok 3"}));
+  EXPECT_TRUE(side_.closed.empty());
+}
+
 TEST_F(SocketTest, ErrorsTimeoutsAndDroppedRequestsAllEndTheCall) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
@@ -232,6 +304,64 @@ TEST_F(SocketTest, StrangersAreRefusedBeforeAnythingIsParsed) {
   ASSERT_TRUE(error);
   EXPECT_EQ(error->reason(), "TokenRefused");
   EXPECT_TRUE(side_.peers.empty());
+}
+
+TEST_F(SocketTest, AHelloThatEndsAfterItsListenerIsHeardByNobody) {
+  const Endpoint at = Endpoint::unix_at(unique_name());
+  auto owner = std::make_unique<int>(0);
+  auto listener = side_.network.listen(at, [raw = owner.get()](std::unique_ptr<Connection>) { ++*raw; }).value();
+  const Fd caller = raw_connect(at);
+  const HelloMessage message = challenge_on(caller);
+  listener.reset();
+  owner.reset();
+  HelloCaller hello(token_, {}, Role::kClient, seeded_);
+  const auto answer = hello.answer(message).value();
+  (void)send(caller.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+  ssize_t n = -1;
+  side_.run_until([&] {
+    char verdict = 0;
+    if (n < 0) n = recv(caller.get(), &verdict, 1, MSG_DONTWAIT);
+    return n >= 0 || errno == ECONNRESET;
+  });
+  EXPECT_LE(n, 0);  // it closed without one
+}
+
+TEST_F(SocketTest, WithoutDescriptorsNobodyIsAcceptedAndNothingSpins) {
+  const Endpoint at = side_.listen(Endpoint::unix_at(unique_name()));
+  const Fd caller = raw_connect(at);
+  {
+    const NoDescriptorsLeft scarce;
+    int handlers = 0;
+    const auto end = side_.clock->now() + 500ms;
+    while (side_.clock->now() < end) {
+      side_.loop.run_one(10ms);
+      ++handlers;
+    }
+    EXPECT_LT(handlers, 500);  // idle turns, and a few attempts
+  }
+  challenge_on(caller);
+}
+
+TEST_F(SocketTest, AListenerThatIsBehindIsWaitedFor) {
+  const Endpoint at = Endpoint::unix_at(unique_name());
+  const sockaddr_un name = address_of(at);
+  const socklen_t length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + at.unix_name.size());
+  Fd busy(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  ASSERT_EQ(bind(busy.get(), reinterpret_cast<const sockaddr*>(&name), length), 0);
+  ASSERT_EQ(listen(busy.get(), 0), 0);
+  const Fd first = raw_connect(at);  // all that its backlog holds
+  std::optional<Result<std::unique_ptr<Connection>>> out;
+  side_.network.connect(at, Role::kClient, 10s, [&](Result<std::unique_ptr<Connection>> r) { out.emplace(std::move(r)); });
+  const auto end = side_.clock->now() + 100ms;
+  while (side_.clock->now() < end) side_.loop.run_one(10ms);
+  ASSERT_FALSE(out) << (*out)->get();
+  Fd accepted;
+  side_.run_until([&] {
+    Fd next(accept4(busy.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (next) accepted = std::move(next);
+    return out.has_value() || bool(accepted);
+  });
+  EXPECT_FALSE(out);  // it waits for the hello
 }
 
 TEST_F(SocketTest, NobodyListeningAndAddressInUseAreNamed) {

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,11 +14,13 @@
 #include <asio/io_context.hpp>
 #include <asio/posix/stream_descriptor.hpp>
 #include <asio/post.hpp>
+#include <asio/steady_timer.hpp>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "runtime/loop/loop.h"
 
@@ -126,6 +129,10 @@ Result<pid_t> spawn(SpawnSpec spec) {
 
 namespace {
 
+// Without descriptors or memory none can be had for now: neither an error nor a death, which is ESRCH.
+int open_pidfd(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
+constexpr auto kPidfdPause = std::chrono::milliseconds(50);
+
 // Whether there is something to read before `end`.
 bool readable(int fd, std::chrono::steady_clock::time_point end) {
   while (true) {
@@ -140,9 +147,15 @@ bool readable(int fd, std::chrono::steady_clock::time_point end) {
 }  // namespace
 
 std::optional<ExitStatus> wait_exit(pid_t child, std::chrono::nanoseconds limit) {
-  const Fd fd(static_cast<int>(syscall(SYS_pidfd_open, child, 0)));
-  if (fd.get() < 0) return ExitStatus{.known = false};
-  if (!readable(fd.get(), std::chrono::steady_clock::now() + limit)) return std::nullopt;
+  const auto end = std::chrono::steady_clock::now() + limit;
+  Fd fd(open_pidfd(child));
+  while (fd.get() < 0) {
+    if (errno == ESRCH) return ExitStatus{.known = false};
+    if (std::chrono::steady_clock::now() >= end) return std::nullopt;
+    std::this_thread::sleep_for(kPidfdPause);
+    fd = Fd(open_pidfd(child));
+  }
+  if (!readable(fd.get(), end)) return std::nullopt;
   return reap(fd.get());
 }
 
@@ -165,6 +178,13 @@ void signal_group(pid_t leader, int signal) {
   if (leader > 1) kill(-leader, signal);
 }
 
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 void become_subreaper() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
 std::uint64_t start_time(pid_t pid) {
@@ -180,8 +200,20 @@ std::uint64_t start_time(pid_t pid) {
 }
 
 struct ProcessWatch::Impl : std::enable_shared_from_this<Impl> {
-  Impl(asio::io_context& io, int fd, pid_t pid, std::function<void(ExitStatus)> ended) : descriptor(io), pid(pid), ended(std::move(ended)) {
-    if (fd >= 0) descriptor.assign(fd);
+  Impl(asio::io_context& io, pid_t pid, std::function<void(ExitStatus)> ended)
+      : descriptor(io), again(io), pid(pid), ended(std::move(ended)) {}
+
+  void open() {
+    if (const int fd = open_pidfd(pid); fd >= 0) {
+      descriptor.assign(fd);
+      return wait();
+    }
+    // Gone already, and reaped by somebody else.
+    if (errno == ESRCH) return asio::post(again.get_executor(), [self = shared_from_this()] { self->finish({.known = false}); });
+    again.expires_after(kPidfdPause);
+    again.async_wait([self = shared_from_this()](std::error_code error) {
+      if (!error && self->ended) self->open();
+    });
   }
 
   void wait() {
@@ -197,22 +229,19 @@ struct ProcessWatch::Impl : std::enable_shared_from_this<Impl> {
   }
 
   asio::posix::stream_descriptor descriptor;
-  pid_t pid;
+  asio::steady_timer again;
+  const pid_t pid;
   std::function<void(ExitStatus)> ended;
 };
 
-ProcessWatch::ProcessWatch(Loop& loop, pid_t pid, std::function<void(ExitStatus)> ended) {
-  const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-  impl_ = std::make_shared<Impl>(loop.io(), fd, pid, std::move(ended));
-  if (fd >= 0) {
-    impl_->wait();
-  } else {  // it is gone already and was reaped by somebody else
-    loop.post([impl = impl_] { impl->finish({.known = false}); });
-  }
+ProcessWatch::ProcessWatch(Loop& loop, pid_t pid, std::function<void(ExitStatus)> ended)
+    : impl_(std::make_shared<Impl>(loop.io(), pid, std::move(ended))) {
+  impl_->open();
 }
 
 ProcessWatch::~ProcessWatch() {
   impl_->ended = nullptr;
+  impl_->again.cancel();
   std::error_code ignored;
   impl_->descriptor.close(ignored);
 }

@@ -53,6 +53,9 @@ Result<std::string> read_line(const Fd& pipe, std::size_t max_bytes, std::chrono
 // Signals the process group that `leader` leads. Gone already: nothing.
 void signal_group(pid_t leader, int signal);
 
+// As many descriptors as the system allows this process: each large value that it holds is one.
+void raise_descriptor_limit();
+
 // Processes whose parent ends become our children (PR_SET_CHILD_SUBREAPER): workers forked by a zygote report their
 // death to us.
 void become_subreaper();
@@ -61,7 +64,8 @@ void become_subreaper();
 // there is none, or only a zombie.
 std::uint64_t start_time(pid_t pid);
 
-// Calls `ended` once on the loop when the process is gone (pidfd). Destroyed: not any more. A child is reaped.
+// Calls `ended` once on the loop when the process is gone (pidfd; while none can be had, it tries again). Destroyed: not any more. A child
+// is reaped.
 class ProcessWatch {
  public:
   ProcessWatch(Loop& loop, pid_t pid, std::function<void(ExitStatus)> ended);

@@ -1,6 +1,7 @@
 #include "runtime/process/process.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,6 +50,43 @@ TEST_F(ProcessTest, WithoutALoopAnEndIsWaitedFor) {
   EXPECT_FALSE(wait_exit(late, 10ms));
   signal_group(late, SIGKILL);
   EXPECT_EQ(wait_exit(late, 10s)->to_string(), "was killed by SIGKILL");
+}
+
+TEST_F(ProcessTest, AProcessThatCannotBeWatchedForNowIsNotGone) {
+  wait_for(spawn(shell("exit 0")).value());  // the loop has the descriptors that it needs
+  const pid_t pid = spawn(shell("sleep 100")).value();
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const int next = dup(0);
+  close(next);
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(next);
+  setrlimit(RLIMIT_NOFILE, &none);
+  std::optional<ExitStatus> status;
+  const ProcessWatch watch(loop_, pid, [&](ExitStatus s) { status = s; });
+  auto end = clock_->now() + 150ms;
+  while (clock_->now() < end) loop_.run_one(20ms);
+  const auto waited = wait_exit(pid, 10ms);
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_FALSE(status);
+  EXPECT_FALSE(waited);
+  signal_group(pid, SIGKILL);
+  end = clock_->now() + 10s;
+  while (!status && clock_->now() < end) loop_.run_one(20ms);
+  ASSERT_TRUE(status);
+  EXPECT_EQ(status->to_string(), "was killed by SIGKILL");
+}
+
+TEST_F(ProcessTest, TheLimitOfDescriptorsIsRaisedToWhatIsAllowed) {
+  rlimit before{}, after{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit low = before;
+  low.rlim_cur = 64;
+  setrlimit(RLIMIT_NOFILE, &low);
+  raise_descriptor_limit();
+  getrlimit(RLIMIT_NOFILE, &after);
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(after.rlim_cur, before.rlim_max);
 }
 
 TEST_F(ProcessTest, ALineIsReadFromAPipeOrNot) {

@@ -10,6 +10,7 @@
 #include <ctime>
 
 #include "runtime/core/check.h"
+#include "runtime/core/utf8.h"
 
 namespace shoal::runtime {
 
@@ -28,8 +29,9 @@ void Board::mark_gone(std::uint32_t member, std::string_view cause) {
   auto& m = page_->members[member];
   std::uint32_t none = 0;
   if (!m.gone.compare_exchange_strong(none, 1)) return;
-  const std::size_t n = std::min(cause.size(), sizeof m.cause - 1);
-  std::memcpy(m.cause, cause.data(), n);
+  const std::string text(utf8_prefix(valid_utf8(cause), sizeof m.cause - 1));
+  const std::size_t n = text.size();
+  std::memcpy(m.cause, text.data(), n);
   m.cause[n] = 0;
   m.gone.store(2, std::memory_order_release);
   ring();

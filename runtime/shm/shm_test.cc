@@ -71,6 +71,15 @@ TEST_F(BoardTest, TheFirstCauseOfADeathCounts) {
   EXPECT_EQ(board_.cause(3).size(), 251u);
 }
 
+TEST_F(BoardTest, ACauseIsTextWhateverItQuotes) {
+  std::string euros;
+  for (int i = 0; i < 200; ++i) euros += "\xe2\x82\xac";
+  board_.mark_gone(1, euros);
+  EXPECT_EQ(board_.cause(1), euros.substr(0, 249));  // whole characters
+  board_.mark_gone(2, "bad \xff");
+  EXPECT_EQ(board_.cause(2), "bad \xef\xbf\xbd");
+}
+
 TEST_F(BoardTest, AWaitEndsAtItsLimit) {
   EXPECT_EQ(board_.listen([] { return false; }, 5ms, 10), Board::Heard::kTimeout);
 }

@@ -25,6 +25,14 @@ TEST(Codec, AnErrorFitsIntoAFrameHoweverMuchItSays) {
   EXPECT_EQ(decode_error(bytes).code(), Code::kUnavailable);
 }
 
+TEST(Codec, AnErrorIsTextWhateverItQuotes) {
+  const Error e = decode_error(encode_error(unavailable("bad \xff byte").in("actor \xfe")));
+  EXPECT_EQ(e.message(), "bad \xef\xbf\xbd byte");
+  EXPECT_EQ(e.context(), std::vector<std::string>{"actor \xef\xbf\xbd"});
+  const Bytes foreign = write<wire::ErrorMessage>([](wire::ErrorMessage::Builder m) { m.setMessage("\xff"); });
+  EXPECT_EQ(decode_error(foreign).message(), "\xef\xbf\xbd");
+}
+
 TEST(Codec, ACodeFromTheFutureIsInternal) {
   const Bytes bytes = write<wire::ErrorMessage>([](wire::ErrorMessage::Builder m) { m.setCode(999); });
   EXPECT_EQ(decode_error(bytes).code(), Code::kInternal);

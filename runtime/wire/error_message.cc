@@ -1,5 +1,6 @@
 #include "runtime/wire/error_message.h"
 
+#include "runtime/core/utf8.h"
 #include "runtime/wire/codec.h"
 
 namespace shoal::runtime {
@@ -8,7 +9,10 @@ namespace {
 // All of them together are well within a frame's body.
 constexpr std::size_t kMaxText = 64 << 10, kMaxFrameText = 4 << 10;
 
-std::string clipped(const std::string& s, std::size_t limit = kMaxText) { return s.size() <= limit ? s : s.substr(0, limit) + " [...]"; }
+// What a process said last may be any bytes.
+std::string clipped(const std::string& s, std::size_t limit = kMaxText) {
+  return s.size() <= limit ? valid_utf8(s) : valid_utf8(utf8_prefix(s, limit)) + " [...]";
+}
 }  // namespace
 
 void fill_error(wire::ErrorMessage::Builder m, const Error& error) {
@@ -22,10 +26,11 @@ void fill_error(wire::ErrorMessage::Builder m, const Error& error) {
 
 Error read_error(wire::ErrorMessage::Reader m) {
   const auto code = m.getCode() < kNumCodes ? static_cast<Code>(m.getCode()) : Code::kInternal;
-  Error out = Error(code, text(m.getMessage())).with_reason(text(m.getReason())).with_hint(text(m.getHint()));
+  const auto valid = [](const auto& t) { return valid_utf8(text(t)); };
+  Error out = Error(code, valid(m.getMessage())).with_reason(valid(m.getReason())).with_hint(valid(m.getHint()));
   for (const auto frame : m.getContext()) {
     if (out.context().size() == Error::kMaxContext) break;
-    out = std::move(out).in(text(frame));
+    out = std::move(out).in(valid(frame));
   }
   return out;
 }

@@ -78,6 +78,7 @@ class World {
         network(loop, *clock, *random, token, runtime::SocketOptions()),
         signals(loop.io(), SIGTERM, SIGINT) {
     std::signal(SIGPIPE, SIG_IGN);
+    runtime::raise_descriptor_limit();
   }
 };
 
