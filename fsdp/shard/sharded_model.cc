@@ -316,9 +316,7 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
 
 Result<void> ShardedModel::reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients) {
   SHOAL_OK(publish(unit, gradients));
-  return wait([this] { return reducer_.num_pending() == 0; },
-              {fmt::format("the gradients of unit {}, step {}", units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), step()),
-               [this] { return reducer_.missing_publication(); }});
+  return await_reductions();
 }
 
 Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, bool reshard_now) {
@@ -330,10 +328,14 @@ Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reduce
   return {};
 }
 
+Result<void> ShardedModel::await_reductions() {
+  return wait([this] { return reducer_.num_pending() == 0; },
+              {fmt::format("the gradients of step {}", step()), [this] { return reducer_.missing_publication(); }});
+}
+
 Result<void> ShardedModel::finish_backward(bool leave) {
   if (published_any_) {
-    SHOAL_OK(wait([this] { return reducer_.num_pending() == 0; },
-                  {fmt::format("the gradients of step {}", step()), [this] { return reducer_.missing_publication(); }}));
+    SHOAL_OK(await_reductions());
     published_any_ = false;
   }
   if (leave) {

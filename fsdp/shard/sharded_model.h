@@ -52,6 +52,8 @@ class ShardedModel {
   // All its gradients are there. With `gradients` they go to their owners and may be freed when this returns; without, the caller keeps
   // them (no_sync).
   Result<void> backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, bool reshard);
+  // Waits until what this rank has published is reduced: a unit is published again only then, because its gradients are added up.
+  Result<void> await_reductions();
   // The backward pass is over: waits until this rank's reductions are done and, if anything was published, every peer has published, too.
   // With `leave` it reads this version no more, and returns with its write window open.
   Result<void> finish_backward(bool leave);

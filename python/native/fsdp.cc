@@ -216,6 +216,9 @@ void bind_fsdp(nb::module_& m) {
           },
           nb::arg("unit"), nb::arg("gradients"), nb::arg("reshard"))
       .def(
+          "await_reductions", [](ShardedModel& s) { without_gil([&] { return s.await_reductions(); }); },
+          "Waits until what this rank has published is reduced.")
+      .def(
           "finish_backward", [](ShardedModel& s, bool leave) { without_gil([&] { return s.finish_backward(leave); }); }, nb::arg("leave"))
       .def(
           "take_reduced",

@@ -58,8 +58,7 @@ class _Root:
         self.callback_queued = False
         synced = False
         for s in reversed(self.states):
-            if s.in_backward or s.pending_backwards:
-                s.pending_backwards = 0
+            if s.in_backward or s.ran:
                 s.post_backward()
             synced |= s.sync
         # More forward passes than this one's may still want their backward: then this version is read on.
@@ -97,7 +96,8 @@ class _State:
         self.name = ""
         self.shows_unsharded = False
         self.in_backward = False
-        self.pending_backwards = 0  # forward passes whose backward has not ended
+        self.ran = False  # forward since its last backward
+        self.ends: weakref.WeakSet = weakref.WeakSet()  # nodes of autograd that end a backward of this unit: one per forward in a graph
 
     # ---- set-up ----
 
@@ -190,7 +190,7 @@ class _State:
         if training and not in_graph:
             args, kwargs = self._watch_inputs(args, kwargs)
             return args, kwargs
-        if training and not self.pending_backwards:  # a checkpoint that is run again as a graph of its own
+        if training and not self.more_to_come():  # a checkpoint that is run again as a graph of its own
             args, kwargs = self._watch_inputs(args, kwargs)
             return args, kwargs
         return None
@@ -199,7 +199,7 @@ class _State:
         """Lets the backward pass say when it has left this unit: when the gradients of its inputs are there."""
         flat, spec = tree_flatten((args, kwargs))
         at = [i for i, t in enumerate(flat) if torch.is_tensor(t) and t.requires_grad]
-        self.pending_backwards += 1
+        self.ran = True
         if not at:
             return args, kwargs  # the end of the backward pass will say it
         watched = _AfterBackward.apply(self, *(flat[i] for i in at))
@@ -236,16 +236,24 @@ class _State:
             self.to_unsharded()
         return grad
 
-    def inputs_done(self) -> None:
-        """The gradients of this unit's inputs are there: its backward is over, unless another forward pass still waits for its own."""
+    def more_to_come(self) -> bool:
+        """Whether the backward pass that is running will leave this unit again, because its forward ran more than once."""
+        task = torch._C._current_graph_task_id()
+        return any(end.left_in != task and torch._C._will_engine_execute_node(end) for end in self.ends)
+
+    def inputs_done(self, end) -> None:
+        """The gradients of a forward's inputs are there: the unit's backward is over, unless this pass comes back to it."""
         self.root.queue_callback()
-        self.pending_backwards -= 1
-        if self.pending_backwards <= 0:
-            self.pending_backwards = 0
+        end.left_in = torch._C._current_graph_task_id()
+        if not self.more_to_come():
             self.post_backward()
 
     def post_backward(self) -> None:
-        self.in_backward = False
+        self.in_backward = self.ran = False
+        if self.sync and self.parameters and self.parameters[0].reducing:
+            # Published before in this pass, by a graph of its own. Ranks publish in one order, so nobody waits for a rank that waits.
+            self.root.model.await_reductions()
+            self.root.settle()
         work = [p.gradient_work() for p in self.parameters] if self.sync else []
         self.root.model.backward_end(self.index, work, self.reshard_after_backward)
         for p in self.parameters:
@@ -260,12 +268,13 @@ class _AfterBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, state: _State, *inputs: torch.Tensor):
-        ctx.state = state
+        ctx.state, ctx.left_in = state, -1
+        state.ends.add(ctx)
         return inputs
 
     @staticmethod
     def backward(ctx, *grads: torch.Tensor):
-        ctx.state.inputs_done()
+        ctx.state.inputs_done(ctx)
         return (None, *grads)
 
 
@@ -439,7 +448,7 @@ class FSDPModule:
         if root is None:
             return
         for s in root.states:
-            s.in_backward, s.pending_backwards = False, 0
+            s.in_backward = s.ran = False
             s.to_sharded()
             for p in s.parameters:
                 p.unsharded.grad = None

@@ -7,6 +7,7 @@ unit's arena, each an import of its own: slices of one big tensor would share a 
 from __future__ import annotations
 
 import sys
+from collections import deque
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ class ShardedParameter:
         self.unsharded: nn.Parameter | None = None
         self._grad: DTensor | None = None  # reused while nobody else holds it
         self._grad_uses = (0, 0)
-        self._pending: tuple[torch.Tensor, torch.Tensor | None] | None = None  # what a reduction under way reads and writes
+        self._pending: deque[list] = deque()  # of each reduction under way: the gradient that it writes, the whole one that it reads
 
     def bind(self, unit: _native.ShardedUnit, index: int, mesh, original: nn.Parameter) -> None:
         """Puts this rank's rows of ``original`` into the arena and makes both faces."""
@@ -90,9 +91,10 @@ class ShardedParameter:
     # ---- gradients ----
 
     def gradient_work(self) -> tuple[int, int, bool]:
-        """(address of the whole gradient or 0, address of the own rows or 0, accumulate) for the reduction; both stay alive until
-        ``gradient_done``."""
+        """(address of the whole gradient or 0, address of the own rows or 0, accumulate) for the reduction: the whole one stays alive until
+        ``published``, the rows until ``gradient_done``. None may be under way: the next one adds to what it leaves."""
         if not self.unsharded.requires_grad:
+            self._pending.append([None, None])
             return 0, 0, False
         grad = self.unsharded.grad
         if grad is not None:
@@ -102,24 +104,27 @@ class ShardedParameter:
             if grad.dtype != self.dtype:
                 grad = grad.to(self.dtype)
             self.unsharded.grad = None
-        existing = self.sharded.grad
-        if existing is not None:
-            target, accumulate = existing._local_tensor, True
-        else:
-            target, accumulate = self._fresh_grad()._local_tensor, False
-        self._pending = (target, grad)
-        return (grad.data_ptr() if grad is not None else 0), (0 if self.empty else target.data_ptr()), accumulate
+        target = self.sharded.grad
+        accumulate = target is not None
+        if not accumulate:
+            target = self._fresh_grad()
+        self._pending.append([target, grad])
+        return (grad.data_ptr() if grad is not None else 0), (0 if self.empty else target._local_tensor.data_ptr()), accumulate
+
+    @property
+    def reducing(self) -> bool:
+        return bool(self._pending)
 
     def published(self) -> None:
         """The whole gradient may go: what is needed of it was copied."""
-        if self._pending is not None:
-            self._pending = (self._pending[0], None)
+        if self._pending:
+            self._pending[-1][1] = None
 
     def gradient_done(self, present: bool) -> None:
         """The reduction is done; ``present``: some rank had a gradient."""
-        self._pending = None
+        target = self._pending.popleft()[0]
         if present and self.sharded.grad is None:
-            self.sharded.grad = self._grad
+            self.sharded.grad = target
 
     def _fresh_grad(self) -> DTensor:
         """A gradient to write to: the one of the step before if nobody holds it any more (no allocation in the steady state)."""

@@ -1,0 +1,161 @@
+"""Ways to use a sharded model, in one run of two ranks: each ends with what a plain process has, or says why not."""
+
+import os
+import time
+import traceback
+
+os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import shoal
+from shoal.train import ScalingConfig, Trainer
+
+WORLD = 2
+USES = {}
+
+
+def use(function):
+    USES[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    """Blocks that may run several times per forward, each run under a checkpoint or not (``reentrant``: None, False, True)."""
+
+    def __init__(self, reentrant=None, times=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inp = nn.Linear(6, 7)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 7)) for _ in range(3))
+        self.head = nn.Linear(7, 5)
+        self.reentrant, self.times = reentrant, times
+
+    def forward(self, x):
+        x = self.inp(x)
+        for block in self.blocks:
+            for _ in range(self.times):
+                x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+def shard(model, **options):
+    from shoal.fsdp import fully_shard
+
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def rank():
+    return torch.distributed.get_rank()
+
+
+def batch(step, of_rank):
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + of_rank))
+
+
+def loss_of(model, step=0, of_rank=None):
+    return model(batch(step, rank() if of_rank is None else of_rank)).square().mean()
+
+
+def full(t):
+    return None if t is None else t.full_tensor() if hasattr(t, "full_tensor") else t
+
+
+def expect_gradients(model, plain, loss):
+    """``loss(model, rank)``: what this rank's gradients are of. The plain model gets the mean over all ranks."""
+    for p in plain.parameters():
+        p.grad = None
+    (sum(loss(plain, r) for r in range(WORLD)) / WORLD).backward()
+    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        got = full(p.grad)
+        assert (got is None) == (q.grad is None), f"{name}: {got} is not {q.grad}"
+        if got is not None:
+            torch.testing.assert_close(got, q.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"gradient of {n}: {m}")
+
+
+# ---- units that run more than once ---------------------------------------------------------------------------------------------------
+
+
+def _block_twice(reentrant):
+    model = shard(Net(reentrant, times=2))
+    if rank() == 1:
+        model.head.register_full_backward_hook(lambda *_: time.sleep(0.2))  # rank 0 publishes long before it can sum
+    loss_of(model).backward()
+    expect_gradients(model, Net(times=2), lambda m, r: loss_of(m, 0, r))
+
+
+@use
+def a_block_twice_per_forward():
+    _block_twice(None)
+
+
+@use
+def a_block_twice_per_forward_under_a_checkpoint():
+    _block_twice(False)
+
+
+@use
+def a_block_twice_per_forward_under_a_reentrant_checkpoint():
+    _block_twice(True)
+
+
+def _two_forwards(sync_first):
+    model = shard(Net(times=2))
+    first, second = loss_of(model, 0), loss_of(model, 1)
+    model.set_requires_gradient_sync(sync_first)
+    first.backward()
+    model.set_requires_gradient_sync(True)
+    if rank() == 1:
+        time.sleep(0.2)
+    second.backward()
+    expect_gradients(model, Net(times=2), lambda m, r: loss_of(m, 0, r) + loss_of(m, 1, r))
+
+
+@use
+def two_forwards_then_two_backwards():
+    _two_forwards(True)
+
+
+@use
+def two_forwards_then_one_backward_without_and_one_with_synchronisation():
+    _two_forwards(False)
+
+
+@use
+def two_forwards_then_one_backward():
+    model = shard(Net())
+    (loss_of(model, 0) + loss_of(model, 1)).backward()
+    expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r) + loss_of(m, 1, r))
+
+
+# ---- the run -------------------------------------------------------------------------------------------------------------------------
+
+
+def all_uses():
+    """Name and traceback of every use that failed on this rank."""
+    failed = {}
+    for name, function in USES.items():
+        try:
+            function()
+        except BaseException:  # whatever it is, the others shall still be tried
+            failed[name] = traceback.format_exc()
+        torch.distributed.barrier()
+    return failed
+
+
+@pytest.fixture(scope="module")
+def failed():
+    shoal.init(num_cpus=8)
+    yield Trainer(all_uses, scaling_config=ScalingConfig(num_workers=WORLD)).fit().returns
+    shoal.shutdown()
+
+
+@pytest.mark.parametrize("name", USES)
+def test_use(name, failed):
+    for of_rank, failures in enumerate(failed):
+        assert name not in failures, f"on rank {of_rank}: {failures[name]}"
