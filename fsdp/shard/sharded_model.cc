@@ -329,8 +329,12 @@ Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reduce
 }
 
 Result<void> ShardedModel::await_reductions() {
-  return wait([this] { return reducer_.num_pending() == 0; },
-              {fmt::format("the gradients of step {}", step()), [this] { return reducer_.missing_publication(); }});
+  SHOAL_OK(wait([this] { return reducer_.num_pending() == 0; },
+                {fmt::format("the gradients of step {}", step()), [this] { return reducer_.missing_publication(); }}));
+  if (reducer_.overtaken_by() < 0) return {};
+  return fail(invalid_argument(fmt::format("rank {} has started step {} over, rank {} has not", reducer_.overtaken_by(), step(), rank_))
+                  .with_reason("Diverged")
+                  .with_hint("an exception in backward on one rank: call reset_iter_state() on every rank, and repeat the step"));
 }
 
 Result<void> ShardedModel::finish_backward(bool leave) {
@@ -379,6 +383,8 @@ void ShardedModel::end_step() {
 void ShardedModel::reset() {
   for (const auto& u : units_) u->drop_lease();
   published_any_ = false;
+  reducer_.start_over();
+  control_.board().ring();
 }
 
 }  // namespace shoal::fsdp

@@ -82,7 +82,8 @@ class ShardedModel {
   // Between two steps: the last one is complete and can be looked at.
   void end_step();
 
-  // An exception left a step half-way: leases are dropped and what was not published is forgotten. Peers must do the same.
+  // An exception left a step half-way: leases are dropped and what this rank had published or not is forgotten. Peers must do the same: a
+  // rank that does not is told so when its backward pass ends.
   void reset();
 
   // This rank's program is done with the model. It may end, or go on without: peers that still need something of it are told so, others

@@ -133,6 +133,68 @@ def two_forwards_then_one_backward():
     expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r) + loss_of(m, 1, r))
 
 
+# ---- exceptions ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Raise(torch.autograd.Function):
+    """The identity; its backward raises while there is something in ``why``."""
+
+    @staticmethod
+    def forward(ctx, x, why):
+        ctx.why = why
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.why:
+            raise RuntimeError(ctx.why.pop())
+        return grad, None
+
+
+def _left_by_an_exception(then, ranks=(0, 1), block=0):
+    model, why = shard(Net()), []
+    model.blocks[block].register_forward_hook(lambda module, args, out: _Raise.apply(out, why))
+    if rank() in ranks:
+        why.append("boom")
+    loss = loss_of(model, 7)
+    if rank() == 1:
+        time.sleep(0.2)  # the other rank has started over long before
+    expected = pytest.raises(RuntimeError, match="boom") if rank() in ranks else pytest.raises(ValueError, match="started step 0 over")
+    with expected:
+        loss.backward()
+    del loss
+    then(model)
+    for step in range(2):  # the second one goes on where the first one left off
+        loss_of(model, step).backward()
+    expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r) + loss_of(m, 1, r))
+
+
+def _reset(model):
+    model.reset_iter_state()
+    for p in model.parameters():
+        p.grad = None
+
+
+@use
+def an_exception_in_backward_then_reset_iter_state():
+    _left_by_an_exception(_reset)
+
+
+@use
+def an_exception_in_backward_then_zero_grad():
+    _left_by_an_exception(lambda model: model.zero_grad())
+
+
+@use
+def an_exception_in_the_last_block():
+    _left_by_an_exception(lambda model: None, block=2)
+
+
+@use
+def an_exception_in_backward_of_one_rank():
+    _left_by_an_exception(_reset, ranks=(0,))
+
+
 # ---- the run -------------------------------------------------------------------------------------------------------------------------
 
 

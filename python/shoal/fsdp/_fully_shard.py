@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from contextlib import contextmanager
 from functools import partial
@@ -35,6 +36,12 @@ class _ForwardToken:
         self.version = version
 
 
+class _Backward:
+    """A backward pass that has not ended. Belongs to autograd's callback at its end, so that an exception that leaves the pass ends it."""
+
+    __slots__ = ("__weakref__",)
+
+
 class _Root:
     """What the states of one model share: the native model, and where the program is."""
 
@@ -43,19 +50,22 @@ class _Root:
         actor = states[0].actor
         self.model: _native.ShardedModel = actor.make_model([s.unit for s in states], [s.name for s in states])
         self.forwards: weakref.WeakSet[_ForwardToken] = weakref.WeakSet()
-        self.callback_queued = False
+        self.backward: weakref.ref[_Backward] | None = None  # dead: an exception left it
         self.is_last_backward = True
         for index, s in enumerate(states):
             s.root, s.index = self, index
 
     def queue_callback(self) -> None:
-        if not self.callback_queued:
-            self.callback_queued = True
-            Variable._execution_engine.queue_callback(self.finish_backward)
+        if self.backward is not None and self.backward() is not None:
+            return
+        self.recover()
+        backward = _Backward()
+        self.backward = weakref.ref(backward)
+        Variable._execution_engine.queue_callback(partial(self.finish_backward, backward))
 
-    def finish_backward(self) -> None:
+    def finish_backward(self, backward: _Backward) -> None:
         """At the end of a backward pass: units whose inputs wanted no gradient, then the reductions, then the write window."""
-        self.callback_queued = False
+        del backward  # no frame of a traceback may keep it
         synced = False
         for s in reversed(self.states):
             if s.in_backward or s.ran:
@@ -64,6 +74,28 @@ class _Root:
         # More forward passes than this one's may still want their backward: then this version is read on.
         self.model.finish_backward(synced and self.is_last_backward and not self.forwards)
         self.settle()
+        self.backward = None
+
+    def recover(self) -> None:
+        """After a backward pass that an exception left: forgets what it had under way."""
+        if self.backward is None or self.backward() is not None:
+            return
+        states = [s for s in self.states if s.sync]
+        if any(p.reducing or p.unsharded.grad is not None for s in states for p in s.parameters):
+            warnings.warn("gradients of a backward pass that an exception left are dropped, as by reset_iter_state()", stacklevel=2)
+        self.reset(states)
+
+    def reset(self, states: list[_State]) -> None:
+        self.backward = None
+        self.model.reset()
+        for s in self.states:
+            s.in_backward = s.ran = False
+            s.to_sharded()
+            for p in s.parameters:
+                p.forget()
+        for s in states:
+            for p in s.parameters:
+                p.unsharded.grad = None
 
     def settle(self) -> None:
         for unit, present in self.model.take_reduced():
@@ -71,6 +103,7 @@ class _Root:
                 p.gradient_done(has)
 
     def open_window(self, door: str) -> None:
+        self.recover()
         for s in self.states:
             s.to_sharded()
         self.model.open_window(door)
@@ -179,12 +212,14 @@ class _State:
         if self.root is None:
             self._lazy_init()
         root, training = self.root, torch.is_grad_enabled()
+        in_graph = torch._C._current_graph_task_id() != -1
+        if not in_graph:
+            root.recover()
         if self.is_root:
             if root.model.window_open:
                 for s in root.states:
                     s.adopt()
             root.model.enter(training)
-        in_graph = torch._C._current_graph_task_id() != -1
         root.model.forward_begin(self.index, training and not in_graph)
         self.to_unsharded()
         if training and not in_graph:
@@ -443,17 +478,15 @@ class FSDPModule:
             s.reshard_after_backward = reshard_after_backward
 
     def reset_iter_state(self) -> None:
-        """After an exception in forward or backward: drops leases and gradients under way, on this rank. Every rank must do it."""
+        """After an exception in forward or backward: drops leases and gradients under way, on this rank. Every rank must do it.
+
+        The next forward after an exception in backward does so by itself, but for what was accumulated without synchronisation.
+        Raises InvalidArgument at the end of the backward pass of a rank that goes on where another has started over.
+        """
         root = self._shoal().root
         if root is None:
             return
-        for s in root.states:
-            s.in_backward = s.ran = False
-            s.to_sharded()
-            for p in s.parameters:
-                p.unsharded.grad = None
-        root.callback_queued = False
-        root.model.reset()
+        root.reset(root.states)
 
     def step_graph(self) -> _graph.StepGraph:
         """The step as a graph: see ``shoal.fsdp.step_graph``."""

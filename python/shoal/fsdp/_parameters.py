@@ -126,6 +126,10 @@ class ShardedParameter:
         if present and self.sharded.grad is None:
             self.sharded.grad = target
 
+    def forget(self) -> None:
+        """The engine has forgotten the reductions under way."""
+        self._pending.clear()
+
     def _fresh_grad(self) -> DTensor:
         """A gradient to write to: the one of the step before if nobody holds it any more (no allocation in the steady state)."""
         grad = self._grad
