@@ -186,12 +186,19 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
 
 // ---- leases ------------------------------------------------------------------------------------------------------------------------
 
-Result<void> ShardedModel::enter(bool training) {
-  SHOAL_OK(check_peers());
+Result<void> ShardedModel::enter_gate() {
+  // A wait at a door that failed (a signal, the timeout) left the window on its way: it opens first.
+  if (gate_.phase() == VersionGate::Phase::kLeaving) SHOAL_OK(open_window("a window that was waited for before"));
   if (gate_.enter()) {
     stepping_ = false;
     control_.board().ring();
   }
+  return {};
+}
+
+Result<void> ShardedModel::enter(bool training) {
+  SHOAL_OK(check_peers());
+  SHOAL_OK(enter_gate());
   if (training && !stepping_) {
     stepper_.begin_step();
     stepping_ = true;
@@ -203,10 +210,7 @@ Result<void> ShardedModel::unshard(std::size_t unit, bool backward) {
   auto& u = *units_[unit];
   if (u.leased()) return {};
   const auto start = stepper_.now();
-  if (gate_.enter()) {
-    stepping_ = false;
-    control_.board().ring();
-  }
+  SHOAL_OK(enter_gate());
   if (!gate_.readable()) {
     SHOAL_OK(wait([this] { return gate_.readable(); },
                   {fmt::format("the parameters of step {} (unit {})", step(), u.name().empty() ? "(root)" : u.name()),
