@@ -133,6 +133,45 @@ def two_forwards_then_one_backward():
     expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r) + loss_of(m, 1, r))
 
 
+# ---- tied parameters -----------------------------------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.emb, self.mid, self.head = nn.Embedding(11, 6), nn.Linear(6, 6), nn.Linear(6, 11, bias=False)
+        self.head.weight = self.emb.weight
+
+    def forward(self, i):
+        return self.head(self.mid(self.emb(i)))
+
+
+def _tied_loss(model, of_rank):
+    return model(torch.arange(4) + 3 * of_rank).square().mean()
+
+
+@use
+def a_parameter_tied_inside_a_unit():
+    from shoal.fsdp import fully_shard
+
+    model = Tied()
+    fully_shard(model.mid)
+    fully_shard(model)
+    _tied_loss(model, rank()).backward()
+    expect_gradients(model, Tied(), _tied_loss)
+
+
+@use
+def a_parameter_tied_across_units_is_refused():
+    from shoal.fsdp import fully_shard
+
+    model = Tied()
+    fully_shard(model.head)
+    with pytest.raises(ValueError, match=r"emb.weight is shared with a unit that was sharded before"):
+        fully_shard(model)
+
+
 # ---- exceptions ----------------------------------------------------------------------------------------------------------------------
 
 

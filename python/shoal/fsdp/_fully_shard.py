@@ -152,6 +152,7 @@ class _State:
         for index, (p, (parameter, _)) in enumerate(zip(self.parameters, found.values(), strict=True)):
             p.bind(self.unit, index, self.mesh, parameter)
             p.sharded._shoal_state = self
+            parameter._shoal_sharded = weakref.ref(self)  # who else has the original is tied to it no more
             p.show(p.sharded)
 
     def hook(self) -> None:
@@ -330,7 +331,8 @@ def _own_parameters(module: nn.Module, ignored: set[nn.Parameter]) -> dict[str, 
         for attribute, p in m._parameters.items():
             if p is None or p in ignored:
                 continue
-            if getattr(p, "_shoal_state", None) is not None:
+            original_of = getattr(p, "_shoal_sharded", None)
+            if hasattr(p, "_shoal_state") or (original_of is not None and original_of() is not None):
                 raise InvalidArgument(
                     f"parameter {prefix}{attribute} is shared with a unit that was sharded before",
                     hint="call fully_shard on the module that contains both users of a tied parameter, and not on the inner ones",
@@ -372,7 +374,8 @@ def fully_shard(
     ``mesh``: 1-D; by default all ranks of the process group (``init_process_group("gloo")`` is called if need be).
     ``reshard_after_forward``: drop the lease between forward and backward; None is True, and False for the root.
     ``lease_guard``: an access to unsharded parameters without a lease ends the process, naming the unit (default: $SHOAL_LEASE_GUARD).
-    Raises ValueError for scalar parameters and containers without forward, NotImplementedError for what this release has not got.
+    Raises ValueError for scalar parameters, containers without forward, and a parameter that is tied to one of a unit sharded before;
+    NotImplementedError for what this release has not got.
     Semantics: PyTorch FSDP2 (torch.distributed.fsdp.fully_shard, torch 2.13); collective in the sense that every rank must call it for the
     same modules in the same order.
     """
