@@ -281,20 +281,23 @@ void ShardedModel::forward_end(std::size_t unit, bool training, bool reshard_now
   if (reshard_now) reshard(unit);
 }
 
+Result<void> ShardedModel::check_version(std::size_t unit, std::uint64_t version) const {
+  if (gate_.phase() == VersionGate::Phase::kReading && gate_.version() == version) return {};
+  return fail(invalid_argument(
+                  fmt::format("backward of unit {} needs parameters of version {}, but {} may have been written since",
+                              units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), version,
+                              gate_.version() == version ? "they" : "version " + std::to_string(gate_.version()) + " is current and they"))
+                  .with_reason("StaleBackward")
+                  .with_hint("run all backward passes of a step before the optimizer; before a backward that another one follows, call "
+                             "set_is_last_backward(False)")
+                  .in(fmt::format("rank {}", rank_))
+                  .in(fmt::format("step {}", step())));
+}
+
 Result<void> ShardedModel::backward_begin(std::size_t unit, std::uint64_t version) {
   SHOAL_OK(check_peers());
   at(Doing::kBackward, unit);
-  if (gate_.phase() != VersionGate::Phase::kReading || gate_.version() != version) {
-    return fail(
-        invalid_argument(
-            fmt::format("backward of unit {} needs parameters of version {}, but {} may have been written since",
-                        units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), version,
-                        gate_.version() == version ? "they" : "version " + std::to_string(gate_.version()) + " is current and they"))
-            .with_reason("StaleBackward")
-            .with_hint("run all backward passes of a step before the optimizer; wrap all but the last in set_requires_gradient_sync(False)")
-            .in(fmt::format("rank {}", rank_))
-            .in(fmt::format("step {}", step())));
-  }
+  SHOAL_OK(check_version(unit, version));
   SHOAL_OK(unshard(unit, true));
   bool published = false, resharded = false;
   SHOAL_OK(follow(stepper_.boundary({true, true, static_cast<std::int32_t>(unit)}), unit, published, {}, resharded));

@@ -47,7 +47,9 @@ class ShardedModel {
   // A unit's forward begins or ends. It holds a lease from begin to end, and with `reshard` not longer.
   Result<void> forward_begin(std::size_t unit, bool training);
   void forward_end(std::size_t unit, bool training, bool reshard);
-  // Its backward: `version` is what its forward read (version()). Errors: that version is gone.
+  // A backward may go on with what its forward read: that is still `version`. Errors: that version is gone.
+  Result<void> check_version(std::size_t unit, std::uint64_t version) const;
+  // Its backward begins, of a forward that read `version` (version()). Errors: as check_version.
   Result<void> backward_begin(std::size_t unit, std::uint64_t version);
   // All its gradients are there. With `gradients` they go to their owners and may be freed when this returns; without, the caller keeps
   // them (no_sync).

@@ -205,6 +205,9 @@ void bind_fsdp(nb::module_& m) {
           nb::arg("unit"), nb::arg("training"))
       .def("forward_end", &ShardedModel::forward_end, nb::arg("unit"), nb::arg("training"), nb::arg("reshard"))
       .def(
+          "check_version", [](ShardedModel& s, std::size_t unit, std::uint64_t version) { unwrap(s.check_version(unit, version)); },
+          nb::arg("unit"), nb::arg("version"))
+      .def(
           "backward_begin",
           [](ShardedModel& s, std::size_t unit, std::uint64_t version) { without_gil([&] { return s.backward_begin(unit, version); }); },
           nb::arg("unit"), nb::arg("version"))

@@ -133,6 +133,52 @@ def two_forwards_then_one_backward():
     expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r) + loss_of(m, 1, r))
 
 
+# ---- several backwards ---------------------------------------------------------------------------------------------------------------
+
+
+@use
+def one_loss_backward_twice():
+    model = shard(Net(times=2))
+    loss = loss_of(model)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    expect_gradients(model, Net(times=2), lambda m, r: 2 * loss_of(m, 0, r))
+
+
+@use
+def two_losses_over_one_forward():
+    model = shard(Net())
+    out = model(batch(0, rank()))
+    out[:, 0].mean().backward(retain_graph=True)
+    out[:, 1].mean().backward()
+    expect_gradients(model, Net(), lambda m, r: m(batch(0, r))[:, :2].mean(0).sum())
+
+
+@use
+def a_gradient_penalty():
+    def loss(model, of_rank):
+        x = batch(0, of_rank).requires_grad_()
+        (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        return grad.square().mean()
+
+    model = shard(Net())
+    loss(model, rank()).backward()
+    expect_gradients(model, Net(), loss)
+
+
+@use
+def one_backward_over_two_versions_is_refused():
+    from shoal.fsdp import fully_shard
+
+    model = fully_shard(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    old = loss_of(model)
+    loss_of(model).backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"needs parameters of version 1, but version 2 is current"):
+        (old + loss_of(model)).backward()
+
+
 # ---- tied parameters -----------------------------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ _LEASE_GUARD = os.environ.get("SHOAL_LEASE_GUARD", "0") == "1"
 
 
 class _ForwardToken:
-    """One forward pass whose backward has not come yet. Dies with the autograd graph that would bring it."""
+    """One forward pass whose backward has not come yet, or may come again. Dies with the autograd graph that would bring it."""
 
     __slots__ = ("__weakref__", "version")
 
@@ -264,9 +264,12 @@ class _State:
     # ---- backward ----
 
     def _pre_backward(self, token: _ForwardToken, grad: torch.Tensor) -> torch.Tensor:
-        self.root.forwards.discard(token)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():  # else its backward may come again
+            self.root.forwards.discard(token)
         self.root.queue_callback()
-        if not self.in_backward:
+        if self.in_backward:  # for another forward maybe, that read another version
+            self.root.model.check_version(self.index, token.version)
+        else:
             self.in_backward = True
             self.root.model.backward_begin(self.index, token.version)
             self.to_unsharded()
@@ -465,7 +468,10 @@ class FSDPModule:
             s.sync = requires_gradient_sync
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """False: another backward of this step follows; parameters stay readable after this one."""
+        """False: another backward of this step follows; parameters stay readable after this one.
+
+        They do anyway while a forward's output is kept whose backward has not come, or came with ``retain_graph=True``.
+        """
         root = self._shoal().root
         if root is not None:
             root.is_last_backward = is_last_backward
