@@ -179,6 +179,81 @@ def one_backward_over_two_versions_is_refused():
         (old + loss_of(model)).backward()
 
 
+# ---- writing by hand -----------------------------------------------------------------------------------------------------------------
+
+
+def _sgd_by_hand(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.5 * p.grad
+            p.grad = None
+
+
+def _plain_after(steps):
+    plain = Net()
+    for step in range(steps):
+        (sum(loss_of(plain, step, r) for r in range(WORLD)) / WORLD).backward()
+        _sgd_by_hand(plain)
+    return plain
+
+
+@use
+def writing_by_hand_while_an_output_is_kept():
+    import shoal.fsdp
+
+    model = shard(Net())
+    kept = model(batch(9, rank()))
+    for step in range(2):
+        loss_of(model, step).backward()
+        if rank() == 1:
+            time.sleep(0.1)
+        with shoal.fsdp.write(model):
+            _sgd_by_hand(model)
+    assert kept.requires_grad
+    torch.testing.assert_close(model(batch(5, 0)), _plain_after(2)(batch(5, 0)))
+
+
+@use
+def writing_by_hand_without_saying_so_while_an_output_is_kept_is_refused():
+    model = shard(Net())
+    kept = model(batch(9, rank()))
+    loss_of(model).backward()
+    _sgd_by_hand(model)
+    with pytest.raises(ValueError, match="written while the write window was closed"):
+        model(batch(5, 0))
+    del kept
+
+
+@use
+def a_kept_output_and_an_optimizer():
+    model = shard(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    kept = model(batch(9, rank()))
+    for step in range(2):
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert kept.requires_grad
+    torch.testing.assert_close(model(batch(5, 0)), _plain_after(2)(batch(5, 0)))
+
+
+# ---- forwards of inner modules -------------------------------------------------------------------------------------------------------
+
+
+@use
+def an_inner_module_called_twice_by_itself():
+    def loss(model, step, of_rank):
+        return model.blocks[1](batch(step, of_rank).repeat(1, 2)[:, :7]).square().mean()
+
+    model = shard(Net())
+    loss_of(model).backward()
+    model.zero_grad()
+    first, second = loss(model, 0, rank()), loss(model, 1, rank())
+    first.backward()
+    second.backward()
+    expect_gradients(model, Net(), lambda m, r: loss(m, 0, r) + loss(m, 1, r))
+
+
 # ---- tied parameters -----------------------------------------------------------------------------------------------------------------
 
 

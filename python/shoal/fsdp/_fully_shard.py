@@ -52,6 +52,8 @@ class _Root:
         self.forwards: weakref.WeakSet[_ForwardToken] = weakref.WeakSet()
         self.backward: weakref.ref[_Backward] | None = None  # dead: an exception left it
         self.is_last_backward = True
+        self.running: _State | None = None  # the unit whose forward the program called, maybe one inside the root
+        self.held: list[int] | None = None  # a synchronised backward opened no window: how often each parameter had been written then
         for index, s in enumerate(states):
             s.root, s.index = self, index
 
@@ -72,9 +74,24 @@ class _Root:
                 s.post_backward()
             synced |= s.sync
         # More forward passes than this one's may still want their backward: then this version is read on.
-        self.model.finish_backward(synced and self.is_last_backward and not self.forwards)
+        last = synced and self.is_last_backward
+        self.model.finish_backward(last and not self.forwards)
+        self.held = self.writes() if last and self.forwards else None
         self.settle()
-        self.backward = None
+        self.backward = self.running = None
+
+    def writes(self) -> list[int]:
+        return [p.sharded._version + p.sharded._local_tensor._version for s in self.states for p in s.parameters]
+
+    def check_held(self) -> None:
+        """A forward begins and no window has opened since a synchronised backward: nothing may have been written."""
+        held, self.held = self.held, None
+        if held == self.writes():
+            return
+        raise InvalidArgument(
+            "parameters were written while the write window was closed: the output of another forward is kept, whose backward may come",
+            hint="delete outputs that want no backward, or write inside `with shoal.fsdp.write(model)`",
+        )
 
     def recover(self) -> None:
         """After a backward pass that an exception left: forgets what it had under way."""
@@ -86,7 +103,7 @@ class _Root:
         self.reset(states)
 
     def reset(self, states: list[_State]) -> None:
-        self.backward = None
+        self.backward = self.running = None
         self.model.reset()
         for s in self.states:
             s.in_backward = s.ran = False
@@ -104,6 +121,7 @@ class _Root:
 
     def open_window(self, door: str) -> None:
         self.recover()
+        self.running = self.held = None
         for s in self.states:
             s.to_sharded()
         self.model.open_window(door)
@@ -216,6 +234,10 @@ class _State:
         in_graph = torch._C._current_graph_task_id() != -1
         if not in_graph:
             root.recover()
+            if self.is_root or root.running is None:
+                root.running = self
+                if root.held is not None:
+                    root.check_held()
         if self.is_root:
             if root.model.window_open:
                 for s in root.states:
@@ -246,13 +268,16 @@ class _State:
     def _post_forward(self, module: nn.Module, args: tuple, output: Any) -> Any:
         root, training = self.root, torch.is_grad_enabled()
         recomputed = torch._C._current_graph_task_id() != -1
+        outermost = root.running is self and not recomputed
+        if outermost:
+            root.running = None
         reshard = self.reshard_after_forward and not self.in_backward
         root.model.forward_end(self.index, training and not recomputed, reshard)
         if reshard:
             self.to_sharded()
         if training and not (recomputed and self.in_backward):
             token = _ForwardToken(root.model.version)
-            if self.is_root:
+            if self.is_root or outermost:
                 root.forwards.add(token)
             for t in tree_flatten(output)[0]:
                 if torch.is_tensor(t) and t.requires_grad:
@@ -556,8 +581,8 @@ def _roots(model: nn.Module) -> list[_Root]:
 def write(model: nn.Module):
     """Opens the write window of a sharded model: inside, each rank may write its rows (``p.to_local()``, ``p.data``) by hand.
 
-    Needed after an evaluation forward or after a backward without synchronisation; between a synchronised backward and the next forward
-    the window is open anyway. Every rank must enter it. What was written is seen by all ranks at their next forward.
+    Needed after an evaluation forward, after a backward without synchronisation, and while the output of another forward is kept whose
+    backward may still come; else the window is open anyway between a synchronised backward and the next forward. Every rank must enter it. What was written is seen by all ranks at their next forward.
     """
     if not any(_state_of(m) for m in model.modules()):
         raise InvalidArgument("nothing in this model was sharded by shoal.fsdp.fully_shard")
