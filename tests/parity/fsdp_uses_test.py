@@ -237,6 +237,76 @@ def a_kept_output_and_an_optimizer():
     torch.testing.assert_close(model(batch(5, 0)), _plain_after(2)(batch(5, 0)))
 
 
+# ---- parameters that are replaced ----------------------------------------------------------------------------------------------------
+
+
+def _filled(model, value):
+    return {name: torch.full_like(t, value) for name, t in model.state_dict().items()}
+
+
+@use
+def load_state_dict_with_assign_then_an_inner_module():
+    model = shard(Net())
+    loss_of(model).backward()
+    model.load_state_dict(_filled(model, 7.0), assign=True)
+    with torch.no_grad():
+        torch.testing.assert_close(model.blocks[0](torch.zeros(1, 7)), torch.full((1, 7), 7 + 9 * 7.0), rtol=1e-4, atol=0)  # tanh(7) is 1
+    model.zero_grad()
+    loss_of(model).backward()
+    plain = Net()
+    plain.load_state_dict(_filled(plain, 7.0))
+    expect_gradients(model, plain, lambda m, r: loss_of(m, 0, r))
+
+
+@use
+def load_state_dict_with_assign_of_a_tied_parameter():
+    from shoal.fsdp import fully_shard
+
+    model = fully_shard(Tied())
+    model.load_state_dict(_filled(model, 0.5), assign=True)
+    plain = Tied()
+    plain.load_state_dict(_filled(plain, 0.5))
+    _tied_loss(model, rank()).backward()
+    expect_gradients(model, plain, _tied_loss)
+
+
+@use
+def a_parameter_assigned_in_the_window():
+    import shoal.fsdp
+
+    model = shard(Net())
+    with torch.no_grad():
+        model(batch(0, rank()))
+    with shoal.fsdp.write(model):
+        model.head.bias = nn.Parameter(torch.full_like(model.head.bias, 7.0))
+    plain = Net()
+    plain.head.bias.data.fill_(7.0)
+    loss_of(model).backward()
+    expect_gradients(model, plain, lambda m, r: loss_of(m, 0, r))
+
+
+@use
+def a_parameter_assigned_while_the_window_is_closed_is_refused():
+    model = shard(Net())
+    with torch.no_grad():
+        model(batch(0, rank()))
+    model.head.bias = nn.Parameter(model.state_dict()["head.bias"] * 0 + 7)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"head.bias of the root was replaced while the write window was closed"):
+        model(batch(0, rank()))
+
+
+@use
+def tying_after_fully_shard_is_refused():
+    from shoal.fsdp import fully_shard
+
+    model = Tied()
+    model.head.weight = nn.Parameter(model.emb.weight.detach().clone())
+    fully_shard(model)
+    model.head.weight = model.emb.weight
+    with pytest.raises(NotImplementedError, match=r"head.weight was tied to another one after fully_shard"):
+        model(torch.arange(4))
+
+
 # ---- forwards of inner modules -------------------------------------------------------------------------------------------------------
 
 

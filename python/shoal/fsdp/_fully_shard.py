@@ -169,9 +169,9 @@ class _State:
         self.unit = self.actor.add_unit(self.name, specs, self.lease_guard)
         for index, (p, (parameter, _)) in enumerate(zip(self.parameters, found.values(), strict=True)):
             p.bind(self.unit, index, self.mesh, parameter)
-            p.sharded._shoal_state = self
+            p.sharded._shoal_state = p.unsharded._shoal_state = self
             parameter._shoal_sharded = weakref.ref(self)  # who else has the original is tied to it no more
-            p.show(p.sharded)
+            p.register(p.sharded)
 
     def hook(self) -> None:
         self.module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
@@ -199,13 +199,15 @@ class _State:
     # ---- the two faces ----
 
     def to_unsharded(self) -> None:
-        if self.shows_unsharded:
-            return
-        self.shows_unsharded = True
         for p in self.parameters:
-            if p.unsharded.requires_grad != p.sharded.requires_grad:  # frozen or thawed since
+            if not self.shows_unsharded and p.unsharded.requires_grad != p.sharded.requires_grad:  # frozen or thawed since
                 p.unsharded.requires_grad_(p.sharded.requires_grad)
-            p.show(p.unsharded)
+            if not p.show(p.unsharded):
+                raise InvalidArgument(
+                    f"parameter {p.name} of {self.name or 'the root'} was replaced while the write window was closed",
+                    hint="replace it inside `with shoal.fsdp.write(model)`, or by load_state_dict(assign=True)",
+                )
+        self.shows_unsharded = True
 
     def to_sharded(self) -> None:
         if not self.shows_unsharded:
@@ -222,8 +224,7 @@ class _State:
 
     def adopt(self) -> None:
         for p in self.parameters:
-            if p.adopt():
-                p.sharded._shoal_state = self
+            p.adopt()
 
     # ---- forward ----
 
@@ -238,10 +239,10 @@ class _State:
                 root.running = self
                 if root.held is not None:
                     root.check_held()
+        if root.model.window_open:
+            for s in root.states:
+                s.adopt()
         if self.is_root:
-            if root.model.window_open:
-                for s in root.states:
-                    s.adopt()
             root.model.enter(training)
         root.model.forward_begin(self.index, training and not in_graph)
         self.to_unsharded()
@@ -582,7 +583,8 @@ def write(model: nn.Module):
     """Opens the write window of a sharded model: inside, each rank may write its rows (``p.to_local()``, ``p.data``) by hand.
 
     Needed after an evaluation forward, after a backward without synchronisation, and while the output of another forward is kept whose
-    backward may still come; else the window is open anyway between a synchronised backward and the next forward. Every rank must enter it. What was written is seen by all ranks at their next forward.
+    backward may still come; else the window is open anyway between a synchronised backward and the next forward. Every rank must enter
+    it. What was written is seen by all ranks at their next forward.
     """
     if not any(_state_of(m) for m in model.modules()):
         raise InvalidArgument("nothing in this model was sharded by shoal.fsdp.fully_shard")

@@ -52,24 +52,45 @@ class ShardedParameter:
     def _dtensor(self, local: torch.Tensor) -> DTensor:
         return DTensor.from_local(local, self._mesh, [Shard(0)], run_check=False, shape=self.shape, stride=self._stride)
 
-    def show(self, parameter: nn.Parameter) -> None:
+    def register(self, face: nn.Parameter) -> None:
         """Registers one of the two faces with the modules that have the parameter."""
         for module, attribute in self.owners:
-            module._parameters[attribute] = parameter
+            module._parameters[attribute] = face
 
-    def adopt(self) -> bool:
-        """Takes over what the user put in the parameter's place: its values go into the arena, the optimizer's reference stays. True when
-        there was something; raises when it cannot be taken."""
-        module, attribute = self.owners[0]
-        current = module._parameters[attribute]
-        if current is self.unsharded:
-            return False
+    def show(self, face: nn.Parameter) -> bool:
+        """As ``register``, but leaves what the user put in the parameter's place. True when there was nothing such."""
+        ours = True
+        for module, attribute in self.owners:
+            current = module._parameters.get(attribute)
+            if current is face:
+                continue
+            if current is self.sharded or current is self.unsharded:
+                module._parameters[attribute] = face
+            else:
+                ours = False
+        return ours
+
+    def adopt(self) -> None:
+        """Takes over what the user put in the parameter's place: its values go into the arena, the optimizer's reference stays. Raises when
+        it cannot be taken."""
+        found = False
+        for module, attribute in self.owners:  # of several that differ, the last one counts, as when they are loaded one by one
+            current = module._parameters.get(attribute)
+            if current is self.unsharded or (current is self.sharded and current._local_tensor.data_ptr() == self.own.data_ptr()):
+                continue
+            self._take(current)
+            found = True
+        if found:
+            self.register(self.sharded)
+
+    def _take(self, current: nn.Parameter | None) -> None:
+        if current is not self.sharded and getattr(current, "_shoal_state", None) is not None:
+            raise Unimplemented(f"parameter {self.name} was tied to another one after fully_shard", hint="tie them before fully_shard")
         local = current._local_tensor if isinstance(current, DTensor) else None
-        if current is self.sharded and (local is self.own or local.data_ptr() == self.own.data_ptr()):
-            return False
         if local is None or current.shape != self.shape:
+            by = "nothing" if current is None else f"a {type(current.data).__name__} of shape {tuple(current.shape)}"
             raise Unimplemented(
-                f"parameter {self.name} was replaced by a {type(current.data).__name__} of shape {tuple(current.shape)}",
+                f"parameter {self.name} was replaced by {by}",
                 hint="replace it by a DTensor of the same shape and placement, or copy into it",
             )
         if local.device.type == "meta":
@@ -85,8 +106,6 @@ class ShardedParameter:
             self.own.copy_(local)
         self.sharded._local_tensor = self.own
         self.sharded.requires_grad_(current.requires_grad)
-        self.show(self.sharded)
-        return True
 
     # ---- gradients ----
 
