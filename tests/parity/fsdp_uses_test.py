@@ -237,6 +237,30 @@ def a_kept_output_and_an_optimizer():
     torch.testing.assert_close(model(batch(5, 0)), _plain_after(2)(batch(5, 0)))
 
 
+# ---- hooks ---------------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def an_optimizer_in_hooks_after_accumulation():
+    def train(model, loss):
+        optimizers = {p: torch.optim.SGD([p], lr=0.5) for p in model.parameters()}
+
+        def update(p):
+            optimizers[p].step()
+            optimizers[p].zero_grad()
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(update)
+        for step in range(3):
+            loss(step).backward()
+        assert all(p.grad is None for p in model.parameters())
+
+    model, plain = shard(Net()), Net()
+    train(model, lambda step: loss_of(model, step))
+    train(plain, lambda step: sum(loss_of(plain, step, r) for r in range(WORLD)) / WORLD)
+    torch.testing.assert_close(model(batch(5, 0)), plain(batch(5, 0)))
+
+
 # ---- parameters that are replaced ----------------------------------------------------------------------------------------------------
 
 

@@ -53,6 +53,7 @@ class _Root:
         self.backward: weakref.ref[_Backward] | None = None  # dead: an exception left it
         self.is_last_backward = True
         self.running: _State | None = None  # the unit whose forward the program called, maybe one inside the root
+        self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, of those with hooks for that, in order
         self.held: list[int] | None = None  # a synchronised backward opened no window: how often each parameter had been written then
         for index, s in enumerate(states):
             s.root, s.index = self, index
@@ -79,6 +80,7 @@ class _Root:
         self.held = self.writes() if last and self.forwards else None
         self.settle()
         self.backward = self.running = None
+        self.run_hooks()
 
     def writes(self) -> list[int]:
         return [p.sharded._version + p.sharded._local_tensor._version for s in self.states for p in s.parameters]
@@ -104,6 +106,7 @@ class _Root:
 
     def reset(self, states: list[_State]) -> None:
         self.backward = self.running = None
+        self.accumulated.clear()
         self.model.reset()
         for s in self.states:
             s.in_backward = s.ran = False
@@ -118,6 +121,15 @@ class _Root:
         for unit, present in self.model.take_reduced():
             for p, has in zip(self.states[unit].parameters, present, strict=True):
                 p.gradient_done(has)
+                if has and p.sharded._post_accumulate_grad_hooks:
+                    self.accumulated[p] = None
+
+    def run_hooks(self) -> None:
+        """Hooks of parameters that got a gradient in the pass that is over: they may write, so they come behind the window."""
+        accumulated, self.accumulated = self.accumulated, {}
+        for p in accumulated:
+            for hook in tuple(p.sharded._post_accumulate_grad_hooks.values()):
+                hook(p.sharded)
 
     def open_window(self, door: str) -> None:
         self.recover()
