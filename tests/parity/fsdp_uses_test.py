@@ -237,6 +237,36 @@ def a_kept_output_and_an_optimizer():
     torch.testing.assert_close(model(batch(5, 0)), _plain_after(2)(batch(5, 0)))
 
 
+# ---- arguments -----------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def arguments_of_another_type_are_refused():
+    from shoal.fsdp import fully_shard
+
+    for options, says in (
+        ({"reshard_after_forward": "no"}, "reshard_after_forward should be a bool or None"),
+        ({"reshard_after_forward": 1.0}, "reshard_after_forward should be a bool or None"),
+        ({"ignored_params": []}, "ignored_params should be a set"),
+        ({"mesh": "x"}, "mesh should be a DeviceMesh"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=says):
+            fully_shard(nn.Linear(2, 2), **options)
+
+
+@use
+def inputs_are_cast_to_param_dtype():
+    from shoal.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+    model = fully_shard(Net().bfloat16(), mp_policy=policy)
+    out = model(batch(0, rank()))
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, Net().bfloat16()(batch(0, rank()).bfloat16()).float())
+    out.square().mean().backward()
+    assert model.head.weight.grad.dtype == torch.bfloat16
+
+
 # ---- hooks ---------------------------------------------------------------------------------------------------------------------------
 
 

@@ -148,6 +148,7 @@ class _State:
         self.module, self.mesh, self.mp_policy = module, mesh, mp_policy
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = True
+        self.cast_to = mp_policy.param_dtype if mp_policy.cast_forward_inputs else None  # what floating-point inputs become
         self.sync = True  # gradients are reduced in backward
         self.actor = _bootstrap.shard_actor(mesh)
         self.lease_guard = lease_guard
@@ -258,13 +259,11 @@ class _State:
             root.model.enter(training)
         root.model.forward_begin(self.index, training and not in_graph)
         self.to_unsharded()
-        if training and not in_graph:
+        if self.cast_to is not None:
+            args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to(self.cast_to) if t.is_floating_point() else t, (args, kwargs))
+        if training and (not in_graph or not self.more_to_come()):  # a checkpoint may be run again as a graph of its own
             args, kwargs = self._watch_inputs(args, kwargs)
-            return args, kwargs
-        if training and not self.more_to_come():  # a checkpoint that is run again as a graph of its own
-            args, kwargs = self._watch_inputs(args, kwargs)
-            return args, kwargs
-        return None
+        return args, kwargs
 
     def _watch_inputs(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Lets the backward pass say when it has left this unit: when the gradients of its inputs are there."""
@@ -415,16 +414,25 @@ def fully_shard(
     ``mesh``: 1-D; by default all ranks of the process group (``init_process_group("gloo")`` is called if need be).
     ``reshard_after_forward``: drop the lease between forward and backward; None is True, and False for the root.
     ``lease_guard``: an access to unsharded parameters without a lease ends the process, naming the unit (default: $SHOAL_LEASE_GUARD).
-    Raises ValueError for scalar parameters, containers without forward, and a parameter that is tied to one of a unit sharded before;
-    NotImplementedError for what this release has not got.
+    ``mp_policy``: inputs are cast to ``param_dtype``, outputs to ``output_dtype``; a ``param_dtype`` must be the module's own.
+    Raises TypeError for arguments of another type, ValueError for scalar parameters, containers without forward, and a parameter that is
+    tied to one of a unit sharded before; NotImplementedError for what this release has not got.
     Semantics: PyTorch FSDP2 (torch.distributed.fsdp.fully_shard, torch 2.13); collective in the sense that every rank must call it for the
     same modules in the same order.
     """
     _refuse(isinstance(module, (list, tuple)), "a list of modules", "call fully_shard on each, or on their parent")
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"fully_shard takes a module, not a {type(module).__name__}")
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         raise ValueError(f"fully_shard does not support containers that do not implement forward: {type(module).__name__}")
     if _state_of(module) is not None:
         raise InvalidArgument(f"fully_shard was called on this {type(module).__name__} before")
+    if mesh is not None and not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh should be a DeviceMesh, got {type(mesh).__name__}")
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, int):  # a bool is one
+        raise ValueError(f"reshard_after_forward should be a bool or None, got {reshard_after_forward!r}")
+    if ignored_params is not None and not isinstance(ignored_params, (set, frozenset)):
+        raise TypeError(f"ignored_params should be a set of parameters, got {type(ignored_params).__name__}")
     _refuse(shard_placement_fn is not None, "shard_placement_fn", "parameters are sharded on dim 0")
     _refuse(dp_mesh_dims is not None, "dp_mesh_dims", "pass a 1-D mesh")
     _refuse(type(offload_policy) is not OffloadPolicy, "CPU offload", "parameters lie in host memory already")
