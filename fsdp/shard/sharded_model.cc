@@ -230,9 +230,10 @@ void ShardedModel::reshard(std::size_t unit, bool backward) {
   stepper_.ran(Op::kReshard, static_cast<std::int32_t>(unit), backward, start, stepper_.now());
 }
 
-// What the plan wants at this boundary. Gradients are there only for the unit that the boundary belongs to.
+// What the plan wants at this boundary. Gradients are there only for the unit that the boundary belongs to. The plan is of the step before:
+// whether the unit is resharded here is the caller's word.
 Result<void> ShardedModel::follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published,
-                                  std::span<const Reducer::Gradient> gradients, bool& resharded) {
+                                  std::span<const Reducer::Gradient> gradients, bool may_reshard) {
   for (const auto id : nodes) {
     const Node node = stepper_.plan()->graph().nodes()[static_cast<std::size_t>(id)];
     const auto unit = static_cast<std::size_t>(node.unit);
@@ -241,10 +242,7 @@ Result<void> ShardedModel::follow(const std::vector<std::int32_t>& nodes, std::s
         SHOAL_OK(unshard(unit, node.backward));
         break;
       case Op::kReshard:
-        if (unit == current) {
-          reshard(unit, node.backward);
-          resharded = true;
-        }
+        if (unit == current && may_reshard) reshard(unit, node.backward);
         break;
       case Op::kReduceScatter:
         if (unit == current && !published && !gradients.empty()) {
@@ -265,17 +263,17 @@ Result<void> ShardedModel::forward_begin(std::size_t unit, bool training) {
   if (!training || !stepping_) return unshard(unit);
   // Its own lease first: what the plan fetches ahead is for later.
   SHOAL_OK(unshard(unit));
-  bool published = false, resharded = false;
-  SHOAL_OK(follow(stepper_.boundary({false, true, static_cast<std::int32_t>(unit)}), unit, published, {}, resharded));
+  bool published = false;
+  SHOAL_OK(follow(stepper_.boundary({false, true, static_cast<std::int32_t>(unit)}), unit, published, {}, false));
   bool served = false;
   return serve_due(served);
 }
 
 void ShardedModel::forward_end(std::size_t unit, bool training, bool reshard_now) {
   at(Doing::kForward, unit);
-  bool published = false, resharded = false;
+  bool published = false;
   if (training && stepping_) {
-    const auto followed = follow(stepper_.boundary({false, false, static_cast<std::int32_t>(unit)}), unit, published, {}, resharded);
+    const auto followed = follow(stepper_.boundary({false, false, static_cast<std::int32_t>(unit)}), unit, published, {}, reshard_now);
     (void)followed;  // a dead peer is told at the next begin
   }
   if (reshard_now) reshard(unit);
@@ -299,8 +297,8 @@ Result<void> ShardedModel::backward_begin(std::size_t unit, std::uint64_t versio
   at(Doing::kBackward, unit);
   SHOAL_OK(check_version(unit, version));
   SHOAL_OK(unshard(unit, true));
-  bool published = false, resharded = false;
-  SHOAL_OK(follow(stepper_.boundary({true, true, static_cast<std::int32_t>(unit)}), unit, published, {}, resharded));
+  bool published = false;
+  SHOAL_OK(follow(stepper_.boundary({true, true, static_cast<std::int32_t>(unit)}), unit, published, {}, false));
   bool served = false;
   return serve_due(served);
 }
@@ -328,8 +326,8 @@ Result<void> ShardedModel::reduce_scatter(std::size_t unit, std::span<const Redu
 
 Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, bool reshard_now) {
   SHOAL_OK(check_peers());
-  bool published = false, resharded = false;
-  SHOAL_OK(follow(stepper_.boundary({true, false, static_cast<std::int32_t>(unit)}), unit, published, gradients, resharded));
+  bool published = false;
+  SHOAL_OK(follow(stepper_.boundary({true, false, static_cast<std::int32_t>(unit)}), unit, published, gradients, reshard_now));
   if (!published && !gradients.empty()) SHOAL_OK(publish(unit, gradients));
   if (reshard_now) reshard(unit, true);
   return {};

@@ -113,7 +113,7 @@ class ShardedModel {
   std::string describe(int rank) const;
   Result<void> serve_due(bool& served);
   Result<void> follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published,
-                      std::span<const Reducer::Gradient> gradients, bool& resharded);
+                      std::span<const Reducer::Gradient> gradients, bool may_reshard);
   Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients);
   Result<void> enter_gate();
   std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }

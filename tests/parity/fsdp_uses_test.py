@@ -237,6 +237,31 @@ def a_kept_output_and_an_optimizer():
     torch.testing.assert_close(model(batch(5, 0)), _plain_after(2)(batch(5, 0)))
 
 
+# ---- leases --------------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def reading_behind_a_backward_without_reshard():
+    model = shard(Net(), lease_guard=True)
+    model.set_reshard_after_backward(False)
+    loss_of(model).backward()
+    torch.testing.assert_close(full(model.head.weight), Net().head.weight)
+    model.set_is_last_backward(False)
+    loss_of(model).backward()
+    torch.testing.assert_close(model.head.weight, Net().head.weight)
+
+
+@use
+def reading_behind_a_forward_without_reshard_where_the_plan_had_one():
+    model = shard(Net(), lease_guard=True)
+    for step in range(3):
+        loss_of(model, step).backward()
+    model.set_reshard_after_forward(False)
+    loss = loss_of(model, 3)
+    torch.testing.assert_close(model.blocks[0][0].weight, Net().blocks[0][0].weight)
+    loss.backward()
+
+
 # ---- arguments -----------------------------------------------------------------------------------------------------------------------
 
 

@@ -76,7 +76,11 @@ class _Root:
             synced |= s.sync
         # More forward passes than this one's may still want their backward: then this version is read on.
         last = synced and self.is_last_backward
-        self.model.finish_backward(last and not self.forwards)
+        leave = last and not self.forwards
+        if leave:  # no lease is held behind the window
+            for s in self.states:
+                s.to_sharded()
+        self.model.finish_backward(leave)
         self.held = self.writes() if last and self.forwards else None
         self.settle()
         self.backward = self.running = None
@@ -529,6 +533,7 @@ class FSDPModule:
             s.reshard_after_forward = reshard_after_forward
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """False: whole parameters stay readable behind a backward that is not the step's last one, too."""
         for s in self._states(recurse):
             s.reshard_after_backward = reshard_after_backward
 
