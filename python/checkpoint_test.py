@@ -86,6 +86,24 @@ def test_the_options_of_torchs_adamw_come_back(tmp_path, options):
     expect_same(model, other)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(torch.optim.AdamW, {"maximize": True}), (torch.optim.AdamW, {"amsgrad": True}), (torch.optim.Adam, {"weight_decay": 0.1})],
+)
+def test_options_that_shoals_adamw_has_not_got_are_refused(tmp_path, kind, options):
+    model, optimizer = trained(kind, **options)
+    checkpoint.save(tmp_path / "c", model, optimizer)
+    other, another = trained()
+    before = [p.detach().clone() for p in other.parameters()]
+    with pytest.raises(Unimplemented, match=r"shoal.optim.AdamW has no (maximize|amsgrad|weight_decay as of Adam)"):
+        checkpoint.load(tmp_path / "c", other, another)
+    assert all(torch.equal(a, b) for a, b in zip(before, other.parameters(), strict=True))
+    with pytest.raises(Unimplemented, match=r"shoal.optim.AdamW has no"):
+        another.load_state_dict(optimizer.state_dict())
+    with pytest.raises(Unimplemented, match=r"shoal.optim.AdamW has no maximize"):
+        AdamW([{"params": model.parameters(), "maximize": True}])
+
+
 def test_momentum_and_several_groups_come_back(tmp_path):
     def make(model):
         return torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.2}], momentum=0.9)

@@ -27,8 +27,8 @@ class Control {
     std::atomic<std::uint64_t> fingerprint;  // of the model, 0 until known
     std::atomic<std::uint64_t> entered;      // its rows of this version are final
     std::atomic<std::uint64_t> done;         // it reads this version no more
-    std::atomic<std::uint64_t> published;    // how many units' gradients it has put into slots
-    std::atomic<std::uint64_t> consumed;     // how many units it has reduced, as owner of its rows
+    std::atomic<std::uint64_t> published;    // how many units' gradients it has put into slots, above its attempt (reducer.h)
+    std::atomic<std::uint64_t> consumed;     // how many units it has reduced, as owner of its rows, above its attempt
     std::atomic<std::uint64_t> place;        // where its program is: for those who wait for it (encode_place)
     Slot slots[kSlots];
   };

@@ -13,6 +13,9 @@ namespace shoal::fsdp {
 namespace {
 
 constexpr std::size_t kPage = 4096;
+constexpr int kAttemptShift = 40;  // of a sequence: 2^24 attempts of 2^40 publications
+
+std::uint64_t attempt_of(std::uint64_t sequence) { return sequence >> kAttemptShift; }
 
 std::size_t stride_of(const std::vector<const Layout*>& layouts) {
   std::size_t out = 0;
@@ -30,11 +33,11 @@ Reducer::Reducer(Control& control, int rank, int world_size, std::vector<const L
     : control_(control), rank_(rank), world_size_(world_size), layouts_(std::move(layouts)), slots_(slots), stride_(stride_of(layouts_)) {}
 
 int Reducer::missing_slot() const {
-  if (next_ < Control::kSlots) return -1;
+  const std::uint64_t needed = next_ - first_ < Control::kSlots ? left_off_ : next_ - Control::kSlots + 1;
   // This rank comes last: where it lags itself, it does so because of a rank that has not published.
   for (int i = 1; i <= world_size_; ++i) {
     const int r = (rank_ + i) % world_size_;
-    if (control_.rank(r).consumed.load(std::memory_order_acquire) < next_ - Control::kSlots + 1) return r;
+    if (control_.rank(r).consumed.load(std::memory_order_acquire) < needed) return r;
   }
   return -1;
 }
@@ -43,13 +46,21 @@ bool Reducer::has_slot() const { return missing_slot() < 0; }
 
 bool Reducer::all_published(std::uint64_t sequence) const {
   for (int r = 0; r < world_size_; ++r) {
-    if (control_.rank(r).published.load(std::memory_order_acquire) <= sequence) return false;
+    const std::uint64_t published = control_.rank(r).published.load(std::memory_order_acquire);
+    if (published <= sequence || attempt_of(published) > attempt_of(sequence)) return false;
   }
   return true;
 }
 
+int Reducer::ahead() const {
+  for (int r = 0; r < world_size_; ++r) {
+    if (attempt_of(control_.rank(r).published.load(std::memory_order_acquire)) > attempt_of(first_)) return r;
+  }
+  return -1;
+}
+
 int Reducer::missing_publication() const {
-  if (pending_.empty()) return -1;
+  if (pending_.empty() || ahead() >= 0) return -1;
   for (int r = 0; r < world_size_; ++r) {
     if (control_.rank(r).published.load(std::memory_order_acquire) <= pending_.front().sequence) return r;
   }
@@ -111,10 +122,28 @@ Result<void> Reducer::check_units(const Pending& pending) const {
 }
 
 Result<bool> Reducer::serve() {
-  if (pending_.empty() || !all_published(pending_.front().sequence)) return false;
+  if (pending_.empty()) return false;
+  if (!all_published(pending_.front().sequence)) {
+    const int rank = ahead();
+    if (rank < 0) return false;
+    overtaken_by_ = rank;
+    pending_.clear();
+    control_.rank(rank_).consumed.store(next_, std::memory_order_release);
+    return true;
+  }
   SHOAL_OK(check_units(pending_.front()));
   sum(pending_.front());
   return true;
+}
+
+void Reducer::start_over() {
+  pending_.clear();
+  reduced_.clear();
+  overtaken_by_ = -1;
+  left_off_ = next_;
+  first_ = next_ = (attempt_of(first_) + 1) << kAttemptShift;
+  control_.rank(rank_).consumed.store(next_, std::memory_order_release);
+  control_.rank(rank_).published.store(next_, std::memory_order_release);
 }
 
 void Reducer::sum(Pending& pending) {

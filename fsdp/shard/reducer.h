@@ -3,6 +3,10 @@
 //
 // A rank's n-th publication and its peers' n-th belong together. At most Control::kSlots of them are in flight per rank; after that a
 // rank waits until the owners have read the oldest. Nothing here waits or rings: the caller does, and serves reductions meanwhile.
+//
+// A backward pass that was left half-way is started over by every rank (start_over): the sequence of publications goes on at the next
+// attempt's first number, which is above all numbers of the attempt before. So the ranks belong together again however far each had come,
+// and a rank that has not started over sees that another has: what it had under way is dropped, and overtaken_by() says so.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +51,10 @@ class Reducer {
   // Sums the oldest publication if every rank has made it. True when it did; the caller rings. InvalidArgument when the ranks' do not
   // belong together.
   Result<bool> serve();
+  // Forgets what is under way on this rank: nothing is read from or written to its gradients any more. The caller rings.
+  void start_over();
+  // A rank that has started over while this one had reductions under way, -1 when none has: this one must start over, too.
+  int overtaken_by() const { return overtaken_by_; }
   // What serve() finished since the last call.
   std::vector<Reduced> take_reduced() { return std::exchange(reduced_, {}); }
 
@@ -65,7 +73,9 @@ class Reducer {
   std::byte* slot(int rank, std::uint64_t sequence) const {
     return slots_ + (static_cast<std::size_t>(rank) * Control::kSlots + sequence % Control::kSlots) * stride_;
   }
+  // Whether every rank has published it: not once one has started over.
   bool all_published(std::uint64_t sequence) const;
+  int ahead() const;  // the first rank that is at a later attempt, or -1
   Result<void> check_units(const Pending& pending) const;
   void sum(Pending& pending);
 
@@ -75,7 +85,10 @@ class Reducer {
   const std::vector<const Layout*> layouts_;
   std::byte* const slots_;
   const std::size_t stride_;
-  std::uint64_t next_ = 0;  // sequence of the next publication
+  std::uint64_t first_ = 0;     // sequence of this attempt's first publication
+  std::uint64_t next_ = 0;      // and of the next one
+  std::uint64_t left_off_ = 0;  // where the attempt before ended: owners may be reading what it published
+  int overtaken_by_ = -1;
   std::deque<Pending> pending_;
   std::vector<Reduced> reduced_;
 };

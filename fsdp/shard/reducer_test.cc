@@ -171,6 +171,76 @@ TEST_P(ReducerTest, RanksThatReduceDifferentUnitsAreNamed) {
   EXPECT_NE(served.error().message().find("rank 1 reduces unit 1"), std::string::npos) << served.error().message();
 }
 
+TEST_P(ReducerTest, RanksThatStartOverBelongTogetherAgainHoweverFarEachHadCome) {
+  if (world_ < 2) GTEST_SKIP() << "needs two ranks";
+  // Rank 0 has published twice, rank 1 once, the others nothing; then each starts over before it publishes anew.
+  std::vector<Rank1> lost, brought;
+  for (int n = 0; n < 2; ++n) {
+    lost.push_back(bring(0, 0, n));
+    reducers_[0]->publish(0, lost.back().gradients);
+  }
+  lost.push_back(bring(1, 0, 0));
+  reducers_[1]->publish(0, lost.back().gradients);
+  const auto before = lost[0].own;
+  brought.reserve(2 * static_cast<std::size_t>(world_));
+  for (int n = 0; n < 2; ++n) {
+    for (int r = 0; r < world_; ++r) {
+      if (n == 0) reducers_[static_cast<std::size_t>(r)]->start_over();
+    }
+    for (int r = 0; r < world_; ++r) {
+      auto& reducer = *reducers_[static_cast<std::size_t>(r)];
+      brought.push_back(bring(r, 1, 5 + n));
+      ASSERT_TRUE(reducer.has_slot());
+      reducer.publish(1, brought.back().gradients);
+      if (n == 0) continue;
+      while (reducer.num_pending() > 1) ASSERT_TRUE(reducer.serve());
+    }
+  }
+  for (int r = 0; r < world_; ++r) {
+    auto& reducer = *reducers_[static_cast<std::size_t>(r)];
+    while (reducer.num_pending() > 0) ASSERT_TRUE(reducer.serve().value());
+    EXPECT_EQ(reducer.overtaken_by(), -1);
+    const auto finished = reducer.take_reduced();
+    ASSERT_EQ(finished.size(), 2u);
+    for (int n = 0; n < 2; ++n) expect_owned(r, 1, brought[static_cast<std::size_t>(n * world_ + r)], 5 + n, false);
+  }
+  EXPECT_EQ(lost[0].own, before);  // whoever started over writes to what it had no more
+}
+
+TEST_P(ReducerTest, ARankThatHasNotStartedOverGoesOnAndIsToldSo) {
+  if (world_ < 2) GTEST_SKIP() << "needs two ranks";
+  std::vector<Rank1> kept;
+  kept.push_back(bring(1, 0, 0));
+  reducers_[1]->publish(0, kept.back().gradients);
+  reducers_[0]->start_over();
+  for (int n = 1; n < 5; ++n) {  // more than there are slots
+    ASSERT_TRUE(reducers_[1]->serve().value());
+    EXPECT_EQ(reducers_[1]->num_pending(), 0u);
+    EXPECT_EQ(reducers_[1]->overtaken_by(), 0);
+    if (world_ > 2 && n == Control::kSlots) break;  // the third rank has to come, too
+    ASSERT_TRUE(reducers_[1]->has_slot());
+    kept.push_back(bring(1, 0, n));
+    reducers_[1]->publish(0, kept.back().gradients);
+  }
+  EXPECT_TRUE(reducers_[1]->take_reduced().empty());
+  reducers_[1]->start_over();
+  EXPECT_EQ(reducers_[1]->overtaken_by(), -1);
+}
+
+TEST_P(ReducerTest, WhatOwnersMayStillReadIsNotOverwrittenByTheNextAttempt) {
+  if (world_ < 3) GTEST_SKIP() << "needs a rank between the one that starts over and the one that sums at once";
+  std::vector<Rank1> kept;
+  for (int r = 0; r < world_; ++r) {
+    kept.push_back(bring(r, 0, 0));
+    reducers_[static_cast<std::size_t>(r)]->publish(0, kept.back().gradients);  // the last rank sums at once
+  }
+  reducers_[0]->start_over();
+  EXPECT_FALSE(reducers_[0]->has_slot());
+  EXPECT_EQ(reducers_[0]->missing_slot(), 1);
+  for (int r = 1; r + 1 < world_; ++r) ASSERT_TRUE(reducers_[static_cast<std::size_t>(r)]->serve().value());
+  EXPECT_TRUE(reducers_[0]->has_slot());
+}
+
 INSTANTIATE_TEST_SUITE_P(WorldSizes, ReducerTest, testing::Values(1, 2, 3, 4, 8));
 
 }  // namespace

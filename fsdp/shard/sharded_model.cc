@@ -186,12 +186,19 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
 
 // ---- leases ------------------------------------------------------------------------------------------------------------------------
 
-Result<void> ShardedModel::enter(bool training) {
-  SHOAL_OK(check_peers());
+Result<void> ShardedModel::enter_gate() {
+  // A wait at a door that failed (a signal, the timeout) left the window on its way: it opens first.
+  if (gate_.phase() == VersionGate::Phase::kLeaving) SHOAL_OK(open_window("a window that was waited for before"));
   if (gate_.enter()) {
     stepping_ = false;
     control_.board().ring();
   }
+  return {};
+}
+
+Result<void> ShardedModel::enter(bool training) {
+  SHOAL_OK(check_peers());
+  SHOAL_OK(enter_gate());
   if (training && !stepping_) {
     stepper_.begin_step();
     stepping_ = true;
@@ -203,10 +210,7 @@ Result<void> ShardedModel::unshard(std::size_t unit, bool backward) {
   auto& u = *units_[unit];
   if (u.leased()) return {};
   const auto start = stepper_.now();
-  if (gate_.enter()) {
-    stepping_ = false;
-    control_.board().ring();
-  }
+  SHOAL_OK(enter_gate());
   if (!gate_.readable()) {
     SHOAL_OK(wait([this] { return gate_.readable(); },
                   {fmt::format("the parameters of step {} (unit {})", step(), u.name().empty() ? "(root)" : u.name()),
@@ -226,9 +230,10 @@ void ShardedModel::reshard(std::size_t unit, bool backward) {
   stepper_.ran(Op::kReshard, static_cast<std::int32_t>(unit), backward, start, stepper_.now());
 }
 
-// What the plan wants at this boundary. Gradients are there only for the unit that the boundary belongs to.
+// What the plan wants at this boundary. Gradients are there only for the unit that the boundary belongs to. The plan is of the step before:
+// whether the unit is resharded here is the caller's word.
 Result<void> ShardedModel::follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published,
-                                  std::span<const Reducer::Gradient> gradients, bool& resharded) {
+                                  std::span<const Reducer::Gradient> gradients, bool may_reshard) {
   for (const auto id : nodes) {
     const Node node = stepper_.plan()->graph().nodes()[static_cast<std::size_t>(id)];
     const auto unit = static_cast<std::size_t>(node.unit);
@@ -237,10 +242,7 @@ Result<void> ShardedModel::follow(const std::vector<std::int32_t>& nodes, std::s
         SHOAL_OK(unshard(unit, node.backward));
         break;
       case Op::kReshard:
-        if (unit == current) {
-          reshard(unit, node.backward);
-          resharded = true;
-        }
+        if (unit == current && may_reshard) reshard(unit, node.backward);
         break;
       case Op::kReduceScatter:
         if (unit == current && !published && !gradients.empty()) {
@@ -261,39 +263,42 @@ Result<void> ShardedModel::forward_begin(std::size_t unit, bool training) {
   if (!training || !stepping_) return unshard(unit);
   // Its own lease first: what the plan fetches ahead is for later.
   SHOAL_OK(unshard(unit));
-  bool published = false, resharded = false;
-  SHOAL_OK(follow(stepper_.boundary({false, true, static_cast<std::int32_t>(unit)}), unit, published, {}, resharded));
+  bool published = false;
+  SHOAL_OK(follow(stepper_.boundary({false, true, static_cast<std::int32_t>(unit)}), unit, published, {}, false));
   bool served = false;
   return serve_due(served);
 }
 
 void ShardedModel::forward_end(std::size_t unit, bool training, bool reshard_now) {
   at(Doing::kForward, unit);
-  bool published = false, resharded = false;
+  bool published = false;
   if (training && stepping_) {
-    const auto followed = follow(stepper_.boundary({false, false, static_cast<std::int32_t>(unit)}), unit, published, {}, resharded);
+    const auto followed = follow(stepper_.boundary({false, false, static_cast<std::int32_t>(unit)}), unit, published, {}, reshard_now);
     (void)followed;  // a dead peer is told at the next begin
   }
   if (reshard_now) reshard(unit);
 }
 
+Result<void> ShardedModel::check_version(std::size_t unit, std::uint64_t version) const {
+  if (gate_.phase() == VersionGate::Phase::kReading && gate_.version() == version) return {};
+  return fail(invalid_argument(
+                  fmt::format("backward of unit {} needs parameters of version {}, but {} may have been written since",
+                              units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), version,
+                              gate_.version() == version ? "they" : "version " + std::to_string(gate_.version()) + " is current and they"))
+                  .with_reason("StaleBackward")
+                  .with_hint("run all backward passes of a step before the optimizer; before a backward that another one follows, call "
+                             "set_is_last_backward(False)")
+                  .in(fmt::format("rank {}", rank_))
+                  .in(fmt::format("step {}", step())));
+}
+
 Result<void> ShardedModel::backward_begin(std::size_t unit, std::uint64_t version) {
   SHOAL_OK(check_peers());
   at(Doing::kBackward, unit);
-  if (gate_.phase() != VersionGate::Phase::kReading || gate_.version() != version) {
-    return fail(
-        invalid_argument(
-            fmt::format("backward of unit {} needs parameters of version {}, but {} may have been written since",
-                        units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), version,
-                        gate_.version() == version ? "they" : "version " + std::to_string(gate_.version()) + " is current and they"))
-            .with_reason("StaleBackward")
-            .with_hint("run all backward passes of a step before the optimizer; wrap all but the last in set_requires_gradient_sync(False)")
-            .in(fmt::format("rank {}", rank_))
-            .in(fmt::format("step {}", step())));
-  }
+  SHOAL_OK(check_version(unit, version));
   SHOAL_OK(unshard(unit, true));
-  bool published = false, resharded = false;
-  SHOAL_OK(follow(stepper_.boundary({true, true, static_cast<std::int32_t>(unit)}), unit, published, {}, resharded));
+  bool published = false;
+  SHOAL_OK(follow(stepper_.boundary({true, true, static_cast<std::int32_t>(unit)}), unit, published, {}, false));
   bool served = false;
   return serve_due(served);
 }
@@ -316,24 +321,30 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
 
 Result<void> ShardedModel::reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients) {
   SHOAL_OK(publish(unit, gradients));
-  return wait([this] { return reducer_.num_pending() == 0; },
-              {fmt::format("the gradients of unit {}, step {}", units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), step()),
-               [this] { return reducer_.missing_publication(); }});
+  return await_reductions();
 }
 
 Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, bool reshard_now) {
   SHOAL_OK(check_peers());
-  bool published = false, resharded = false;
-  SHOAL_OK(follow(stepper_.boundary({true, false, static_cast<std::int32_t>(unit)}), unit, published, gradients, resharded));
+  bool published = false;
+  SHOAL_OK(follow(stepper_.boundary({true, false, static_cast<std::int32_t>(unit)}), unit, published, gradients, reshard_now));
   if (!published && !gradients.empty()) SHOAL_OK(publish(unit, gradients));
   if (reshard_now) reshard(unit, true);
   return {};
 }
 
+Result<void> ShardedModel::await_reductions() {
+  SHOAL_OK(wait([this] { return reducer_.num_pending() == 0; },
+                {fmt::format("the gradients of step {}", step()), [this] { return reducer_.missing_publication(); }}));
+  if (reducer_.overtaken_by() < 0) return {};
+  return fail(invalid_argument(fmt::format("rank {} has started step {} over, rank {} has not", reducer_.overtaken_by(), step(), rank_))
+                  .with_reason("Diverged")
+                  .with_hint("an exception in backward on one rank: call reset_iter_state() on every rank, and repeat the step"));
+}
+
 Result<void> ShardedModel::finish_backward(bool leave) {
   if (published_any_) {
-    SHOAL_OK(wait([this] { return reducer_.num_pending() == 0; },
-                  {fmt::format("the gradients of step {}", step()), [this] { return reducer_.missing_publication(); }}));
+    SHOAL_OK(await_reductions());
     published_any_ = false;
   }
   if (leave) {
@@ -377,6 +388,8 @@ void ShardedModel::end_step() {
 void ShardedModel::reset() {
   for (const auto& u : units_) u->drop_lease();
   published_any_ = false;
+  reducer_.start_over();
+  control_.board().ring();
 }
 
 }  // namespace shoal::fsdp

@@ -47,11 +47,15 @@ class ShardedModel {
   // A unit's forward begins or ends. It holds a lease from begin to end, and with `reshard` not longer.
   Result<void> forward_begin(std::size_t unit, bool training);
   void forward_end(std::size_t unit, bool training, bool reshard);
-  // Its backward: `version` is what its forward read (version()). Errors: that version is gone.
+  // A backward may go on with what its forward read: that is still `version`. Errors: that version is gone.
+  Result<void> check_version(std::size_t unit, std::uint64_t version) const;
+  // Its backward begins, of a forward that read `version` (version()). Errors: as check_version.
   Result<void> backward_begin(std::size_t unit, std::uint64_t version);
   // All its gradients are there. With `gradients` they go to their owners and may be freed when this returns; without, the caller keeps
   // them (no_sync).
   Result<void> backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, bool reshard);
+  // Waits until what this rank has published is reduced: a unit is published again only then, because its gradients are added up.
+  Result<void> await_reductions();
   // The backward pass is over: waits until this rank's reductions are done and, if anything was published, every peer has published, too.
   // With `leave` it reads this version no more, and returns with its write window open.
   Result<void> finish_backward(bool leave);
@@ -80,7 +84,8 @@ class ShardedModel {
   // Between two steps: the last one is complete and can be looked at.
   void end_step();
 
-  // An exception left a step half-way: leases are dropped and what was not published is forgotten. Peers must do the same.
+  // An exception left a step half-way: leases are dropped and what this rank had published or not is forgotten. Peers must do the same: a
+  // rank that does not is told so when its backward pass ends.
   void reset();
 
   // This rank's program is done with the model. It may end, or go on without: peers that still need something of it are told so, others
@@ -108,8 +113,9 @@ class ShardedModel {
   std::string describe(int rank) const;
   Result<void> serve_due(bool& served);
   Result<void> follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published,
-                      std::span<const Reducer::Gradient> gradients, bool& resharded);
+                      std::span<const Reducer::Gradient> gradients, bool may_reshard);
   Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients);
+  Result<void> enter_gate();
   std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }
 
   const int rank_;

@@ -58,9 +58,10 @@ Result<void> StepRunner::run(StepProgram& program) {
   auto done = run_lanes(program);
   if (!done) {
     lost_ = std::move(done).error().in(fmt::format("rank {}", rank())).in(fmt::format("step {}", steps_));
-    model_->reset();
-    // A peer that died is on the board already, with its own cause.
+    // A peer that died is on the board already, with its own cause. The board's word comes first: others shall hear of this, and not of
+    // a step that is started over.
     if (lost_->reason() != "ActorDied") model_->mark_gone(fmt::format("its step {} failed: {}", steps_, lost_->message()));
+    model_->reset();
     return fail(*lost_);
   }
   ++steps_;

@@ -205,6 +205,9 @@ void bind_fsdp(nb::module_& m) {
           nb::arg("unit"), nb::arg("training"))
       .def("forward_end", &ShardedModel::forward_end, nb::arg("unit"), nb::arg("training"), nb::arg("reshard"))
       .def(
+          "check_version", [](ShardedModel& s, std::size_t unit, std::uint64_t version) { unwrap(s.check_version(unit, version)); },
+          nb::arg("unit"), nb::arg("version"))
+      .def(
           "backward_begin",
           [](ShardedModel& s, std::size_t unit, std::uint64_t version) { without_gil([&] { return s.backward_begin(unit, version); }); },
           nb::arg("unit"), nb::arg("version"))
@@ -215,6 +218,9 @@ void bind_fsdp(nb::module_& m) {
             without_gil([&] { return s.backward_end(unit, g, reshard); });
           },
           nb::arg("unit"), nb::arg("gradients"), nb::arg("reshard"))
+      .def(
+          "await_reductions", [](ShardedModel& s) { without_gil([&] { return s.await_reductions(); }); },
+          "Waits until what this rank has published is reduced.")
       .def(
           "finish_backward", [](ShardedModel& s, bool leave) { without_gil([&] { return s.finish_backward(leave); }); }, nb::arg("leave"))
       .def(

@@ -23,7 +23,8 @@ def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | 
     Every rank of a sharded model must call it. The world size may be another than at ``save``, down to a plain model in one process; the
     optimizer may be another class with the same state (``torch.optim.AdamW`` and ``shoal.optim.AdamW``). Options of parameter groups
     (``lr`` and so on) come from the checkpoint. Checksums are verified, and nothing is changed unless every rank could read its part.
-    Raises NotFound, DataLoss, InvalidArgument (foreign, or of another model) or Unimplemented (a later format); on every rank if on one.
+    Raises NotFound, DataLoss, InvalidArgument (foreign, or of another model) or Unimplemented (a later format, or options that the
+    optimizer has not got); on every rank if on one.
     """
     tensors, tied = named_tensors(model)
     ranks = Ranks(tensors.values())
@@ -34,6 +35,9 @@ def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | 
         names = parameter_names(optimizer, tensors) if optimizer is not None else []
         if optimizer is not None:
             _match_optimizer(manifest, names, path)
+            if check := getattr(type(optimizer), "check_options", None):
+                for group in manifest.groups:
+                    check(group.options)
         with ExitStack() as stack:
             reader = _Reader(Path(path), manifest, ranks, stack)
             values = {name: reader.like("model", name, manifest.tensors[manifest.tied.get(name, name)], t) for name, t in tensors.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from contextlib import contextmanager
 from functools import partial
@@ -27,12 +28,18 @@ _LEASE_GUARD = os.environ.get("SHOAL_LEASE_GUARD", "0") == "1"
 
 
 class _ForwardToken:
-    """One forward pass whose backward has not come yet. Dies with the autograd graph that would bring it."""
+    """One forward pass whose backward has not come yet, or may come again. Dies with the autograd graph that would bring it."""
 
     __slots__ = ("__weakref__", "version")
 
     def __init__(self, version: int):
         self.version = version
+
+
+class _Backward:
+    """A backward pass that has not ended. Belongs to autograd's callback at its end, so that an exception that leaves the pass ends it."""
+
+    __slots__ = ("__weakref__",)
 
 
 class _Root:
@@ -43,35 +50,94 @@ class _Root:
         actor = states[0].actor
         self.model: _native.ShardedModel = actor.make_model([s.unit for s in states], [s.name for s in states])
         self.forwards: weakref.WeakSet[_ForwardToken] = weakref.WeakSet()
-        self.callback_queued = False
+        self.backward: weakref.ref[_Backward] | None = None  # dead: an exception left it
         self.is_last_backward = True
+        self.running: _State | None = None  # the unit whose forward the program called, maybe one inside the root
+        self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, of those with hooks for that, in order
+        self.held: list[int] | None = None  # a synchronised backward opened no window: how often each parameter had been written then
         for index, s in enumerate(states):
             s.root, s.index = self, index
 
     def queue_callback(self) -> None:
-        if not self.callback_queued:
-            self.callback_queued = True
-            Variable._execution_engine.queue_callback(self.finish_backward)
+        if self.backward is not None and self.backward() is not None:
+            return
+        self.recover()
+        backward = _Backward()
+        self.backward = weakref.ref(backward)
+        Variable._execution_engine.queue_callback(partial(self.finish_backward, backward))
 
-    def finish_backward(self) -> None:
+    def finish_backward(self, backward: _Backward) -> None:
         """At the end of a backward pass: units whose inputs wanted no gradient, then the reductions, then the write window."""
-        self.callback_queued = False
+        del backward  # no frame of a traceback may keep it
         synced = False
         for s in reversed(self.states):
-            if s.in_backward or s.pending_backwards:
-                s.pending_backwards = 0
+            if s.in_backward or s.ran:
                 s.post_backward()
             synced |= s.sync
         # More forward passes than this one's may still want their backward: then this version is read on.
-        self.model.finish_backward(synced and self.is_last_backward and not self.forwards)
+        last = synced and self.is_last_backward
+        leave = last and not self.forwards
+        if leave:  # no lease is held behind the window
+            for s in self.states:
+                s.to_sharded()
+        self.model.finish_backward(leave)
+        self.held = self.writes() if last and self.forwards else None
         self.settle()
+        self.backward = self.running = None
+        self.run_hooks()
+
+    def writes(self) -> list[int]:
+        return [p.sharded._version + p.sharded._local_tensor._version for s in self.states for p in s.parameters]
+
+    def check_held(self) -> None:
+        """A forward begins and no window has opened since a synchronised backward: nothing may have been written."""
+        held, self.held = self.held, None
+        if held == self.writes():
+            return
+        raise InvalidArgument(
+            "parameters were written while the write window was closed: the output of another forward is kept, whose backward may come",
+            hint="delete outputs that want no backward, or write inside `with shoal.fsdp.write(model)`",
+        )
+
+    def recover(self) -> None:
+        """After a backward pass that an exception left: forgets what it had under way."""
+        if self.backward is None or self.backward() is not None:
+            return
+        states = [s for s in self.states if s.sync]
+        if any(p.reducing or p.unsharded.grad is not None for s in states for p in s.parameters):
+            warnings.warn("gradients of a backward pass that an exception left are dropped, as by reset_iter_state()", stacklevel=2)
+        self.reset(states)
+
+    def reset(self, states: list[_State]) -> None:
+        self.backward = self.running = None
+        self.accumulated.clear()
+        self.model.reset()
+        for s in self.states:
+            s.in_backward = s.ran = False
+            s.to_sharded()
+            for p in s.parameters:
+                p.forget()
+        for s in states:
+            for p in s.parameters:
+                p.unsharded.grad = None
 
     def settle(self) -> None:
         for unit, present in self.model.take_reduced():
             for p, has in zip(self.states[unit].parameters, present, strict=True):
                 p.gradient_done(has)
+                if has and p.sharded._post_accumulate_grad_hooks:
+                    self.accumulated[p] = None
+
+    def run_hooks(self) -> None:
+        """Hooks of parameters that got a gradient in the pass that is over: they may write, so they come behind the window."""
+        accumulated, self.accumulated = self.accumulated, {}
+        for p in accumulated:
+            for hook in tuple(p.sharded._post_accumulate_grad_hooks.values()):
+                hook(p.sharded)
 
     def open_window(self, door: str) -> None:
+        self.recover()
+        self.running = self.held = None
         for s in self.states:
             s.to_sharded()
         self.model.open_window(door)
@@ -86,6 +152,7 @@ class _State:
         self.module, self.mesh, self.mp_policy = module, mesh, mp_policy
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = True
+        self.cast_to = mp_policy.param_dtype if mp_policy.cast_forward_inputs else None  # what floating-point inputs become
         self.sync = True  # gradients are reduced in backward
         self.actor = _bootstrap.shard_actor(mesh)
         self.lease_guard = lease_guard
@@ -97,7 +164,8 @@ class _State:
         self.name = ""
         self.shows_unsharded = False
         self.in_backward = False
-        self.pending_backwards = 0  # forward passes whose backward has not ended
+        self.ran = False  # forward since its last backward
+        self.ends: weakref.WeakSet = weakref.WeakSet()  # nodes of autograd that end a backward of this unit: one per forward in a graph
 
     # ---- set-up ----
 
@@ -118,8 +186,9 @@ class _State:
         self.unit = self.actor.add_unit(self.name, specs, self.lease_guard)
         for index, (p, (parameter, _)) in enumerate(zip(self.parameters, found.values(), strict=True)):
             p.bind(self.unit, index, self.mesh, parameter)
-            p.sharded._shoal_state = self
-            p.show(p.sharded)
+            p.sharded._shoal_state = p.unsharded._shoal_state = self
+            parameter._shoal_sharded = weakref.ref(self)  # who else has the original is tied to it no more
+            p.register(p.sharded)
 
     def hook(self) -> None:
         self.module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
@@ -147,13 +216,15 @@ class _State:
     # ---- the two faces ----
 
     def to_unsharded(self) -> None:
-        if self.shows_unsharded:
-            return
-        self.shows_unsharded = True
         for p in self.parameters:
-            if p.unsharded.requires_grad != p.sharded.requires_grad:  # frozen or thawed since
+            if not self.shows_unsharded and p.unsharded.requires_grad != p.sharded.requires_grad:  # frozen or thawed since
                 p.unsharded.requires_grad_(p.sharded.requires_grad)
-            p.show(p.unsharded)
+            if not p.show(p.unsharded):
+                raise InvalidArgument(
+                    f"parameter {p.name} of {self.name or 'the root'} was replaced while the write window was closed",
+                    hint="replace it inside `with shoal.fsdp.write(model)`, or by load_state_dict(assign=True)",
+                )
+        self.shows_unsharded = True
 
     def to_sharded(self) -> None:
         if not self.shows_unsharded:
@@ -170,8 +241,7 @@ class _State:
 
     def adopt(self) -> None:
         for p in self.parameters:
-            if p.adopt():
-                p.sharded._shoal_state = self
+            p.adopt()
 
     # ---- forward ----
 
@@ -179,27 +249,31 @@ class _State:
         if self.root is None:
             self._lazy_init()
         root, training = self.root, torch.is_grad_enabled()
-        if self.is_root:
-            if root.model.window_open:
-                for s in root.states:
-                    s.adopt()
-            root.model.enter(training)
         in_graph = torch._C._current_graph_task_id() != -1
+        if not in_graph:
+            root.recover()
+            if self.is_root or root.running is None:
+                root.running = self
+                if root.held is not None:
+                    root.check_held()
+        if root.model.window_open:
+            for s in root.states:
+                s.adopt()
+        if self.is_root:
+            root.model.enter(training)
         root.model.forward_begin(self.index, training and not in_graph)
         self.to_unsharded()
-        if training and not in_graph:
+        if self.cast_to is not None:
+            args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to(self.cast_to) if t.is_floating_point() else t, (args, kwargs))
+        if training and (not in_graph or not self.more_to_come()):  # a checkpoint may be run again as a graph of its own
             args, kwargs = self._watch_inputs(args, kwargs)
-            return args, kwargs
-        if training and not self.pending_backwards:  # a checkpoint that is run again as a graph of its own
-            args, kwargs = self._watch_inputs(args, kwargs)
-            return args, kwargs
-        return None
+        return args, kwargs
 
     def _watch_inputs(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Lets the backward pass say when it has left this unit: when the gradients of its inputs are there."""
         flat, spec = tree_flatten((args, kwargs))
         at = [i for i, t in enumerate(flat) if torch.is_tensor(t) and t.requires_grad]
-        self.pending_backwards += 1
+        self.ran = True
         if not at:
             return args, kwargs  # the end of the backward pass will say it
         watched = _AfterBackward.apply(self, *(flat[i] for i in at))
@@ -210,13 +284,16 @@ class _State:
     def _post_forward(self, module: nn.Module, args: tuple, output: Any) -> Any:
         root, training = self.root, torch.is_grad_enabled()
         recomputed = torch._C._current_graph_task_id() != -1
+        outermost = root.running is self and not recomputed
+        if outermost:
+            root.running = None
         reshard = self.reshard_after_forward and not self.in_backward
         root.model.forward_end(self.index, training and not recomputed, reshard)
         if reshard:
             self.to_sharded()
         if training and not (recomputed and self.in_backward):
             token = _ForwardToken(root.model.version)
-            if self.is_root:
+            if self.is_root or outermost:
                 root.forwards.add(token)
             for t in tree_flatten(output)[0]:
                 if torch.is_tensor(t) and t.requires_grad:
@@ -228,24 +305,35 @@ class _State:
     # ---- backward ----
 
     def _pre_backward(self, token: _ForwardToken, grad: torch.Tensor) -> torch.Tensor:
-        self.root.forwards.discard(token)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():  # else its backward may come again
+            self.root.forwards.discard(token)
         self.root.queue_callback()
-        if not self.in_backward:
+        if self.in_backward:  # for another forward maybe, that read another version
+            self.root.model.check_version(self.index, token.version)
+        else:
             self.in_backward = True
             self.root.model.backward_begin(self.index, token.version)
             self.to_unsharded()
         return grad
 
-    def inputs_done(self) -> None:
-        """The gradients of this unit's inputs are there: its backward is over, unless another forward pass still waits for its own."""
+    def more_to_come(self) -> bool:
+        """Whether the backward pass that is running will leave this unit again, because its forward ran more than once."""
+        task = torch._C._current_graph_task_id()
+        return any(end.left_in != task and torch._C._will_engine_execute_node(end) for end in self.ends)
+
+    def inputs_done(self, end) -> None:
+        """The gradients of a forward's inputs are there: the unit's backward is over, unless this pass comes back to it."""
         self.root.queue_callback()
-        self.pending_backwards -= 1
-        if self.pending_backwards <= 0:
-            self.pending_backwards = 0
+        end.left_in = torch._C._current_graph_task_id()
+        if not self.more_to_come():
             self.post_backward()
 
     def post_backward(self) -> None:
-        self.in_backward = False
+        self.in_backward = self.ran = False
+        if self.sync and self.parameters and self.parameters[0].reducing:
+            # Published before in this pass, by a graph of its own. Ranks publish in one order, so nobody waits for a rank that waits.
+            self.root.model.await_reductions()
+            self.root.settle()
         work = [p.gradient_work() for p in self.parameters] if self.sync else []
         self.root.model.backward_end(self.index, work, self.reshard_after_backward)
         for p in self.parameters:
@@ -260,12 +348,13 @@ class _AfterBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, state: _State, *inputs: torch.Tensor):
-        ctx.state = state
+        ctx.state, ctx.left_in = state, -1
+        state.ends.add(ctx)
         return inputs
 
     @staticmethod
     def backward(ctx, *grads: torch.Tensor):
-        ctx.state.inputs_done()
+        ctx.state.inputs_done(ctx)
         return (None, *grads)
 
 
@@ -286,7 +375,8 @@ def _own_parameters(module: nn.Module, ignored: set[nn.Parameter]) -> dict[str, 
         for attribute, p in m._parameters.items():
             if p is None or p in ignored:
                 continue
-            if getattr(p, "_shoal_state", None) is not None:
+            original_of = getattr(p, "_shoal_sharded", None)
+            if hasattr(p, "_shoal_state") or (original_of is not None and original_of() is not None):
                 raise InvalidArgument(
                     f"parameter {prefix}{attribute} is shared with a unit that was sharded before",
                     hint="call fully_shard on the module that contains both users of a tied parameter, and not on the inner ones",
@@ -328,15 +418,25 @@ def fully_shard(
     ``mesh``: 1-D; by default all ranks of the process group (``init_process_group("gloo")`` is called if need be).
     ``reshard_after_forward``: drop the lease between forward and backward; None is True, and False for the root.
     ``lease_guard``: an access to unsharded parameters without a lease ends the process, naming the unit (default: $SHOAL_LEASE_GUARD).
-    Raises ValueError for scalar parameters and containers without forward, NotImplementedError for what this release has not got.
+    ``mp_policy``: inputs are cast to ``param_dtype``, outputs to ``output_dtype``; a ``param_dtype`` must be the module's own.
+    Raises TypeError for arguments of another type, ValueError for scalar parameters, containers without forward, and a parameter that is
+    tied to one of a unit sharded before; NotImplementedError for what this release has not got.
     Semantics: PyTorch FSDP2 (torch.distributed.fsdp.fully_shard, torch 2.13); collective in the sense that every rank must call it for the
     same modules in the same order.
     """
     _refuse(isinstance(module, (list, tuple)), "a list of modules", "call fully_shard on each, or on their parent")
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"fully_shard takes a module, not a {type(module).__name__}")
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         raise ValueError(f"fully_shard does not support containers that do not implement forward: {type(module).__name__}")
     if _state_of(module) is not None:
         raise InvalidArgument(f"fully_shard was called on this {type(module).__name__} before")
+    if mesh is not None and not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh should be a DeviceMesh, got {type(mesh).__name__}")
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, int):  # a bool is one
+        raise ValueError(f"reshard_after_forward should be a bool or None, got {reshard_after_forward!r}")
+    if ignored_params is not None and not isinstance(ignored_params, (set, frozenset)):
+        raise TypeError(f"ignored_params should be a set of parameters, got {type(ignored_params).__name__}")
     _refuse(shard_placement_fn is not None, "shard_placement_fn", "parameters are sharded on dim 0")
     _refuse(dp_mesh_dims is not None, "dp_mesh_dims", "pass a 1-D mesh")
     _refuse(type(offload_policy) is not OffloadPolicy, "CPU offload", "parameters lie in host memory already")
@@ -418,7 +518,10 @@ class FSDPModule:
             s.sync = requires_gradient_sync
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """False: another backward of this step follows; parameters stay readable after this one."""
+        """False: another backward of this step follows; parameters stay readable after this one.
+
+        They do anyway while a forward's output is kept whose backward has not come, or came with ``retain_graph=True``.
+        """
         root = self._shoal().root
         if root is not None:
             root.is_last_backward = is_last_backward
@@ -430,21 +533,20 @@ class FSDPModule:
             s.reshard_after_forward = reshard_after_forward
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """False: whole parameters stay readable behind a backward that is not the step's last one, too."""
         for s in self._states(recurse):
             s.reshard_after_backward = reshard_after_backward
 
     def reset_iter_state(self) -> None:
-        """After an exception in forward or backward: drops leases and gradients under way, on this rank. Every rank must do it."""
+        """After an exception in forward or backward: drops leases and gradients under way, on this rank. Every rank must do it.
+
+        The next forward after an exception in backward does so by itself, but for what was accumulated without synchronisation.
+        Raises InvalidArgument at the end of the backward pass of a rank that goes on where another has started over.
+        """
         root = self._shoal().root
         if root is None:
             return
-        for s in root.states:
-            s.in_backward, s.pending_backwards = False, 0
-            s.to_sharded()
-            for p in s.parameters:
-                p.unsharded.grad = None
-        root.callback_queued = False
-        root.model.reset()
+        root.reset(root.states)
 
     def step_graph(self) -> _graph.StepGraph:
         """The step as a graph: see ``shoal.fsdp.step_graph``."""
@@ -505,8 +607,9 @@ def _roots(model: nn.Module) -> list[_Root]:
 def write(model: nn.Module):
     """Opens the write window of a sharded model: inside, each rank may write its rows (``p.to_local()``, ``p.data``) by hand.
 
-    Needed after an evaluation forward or after a backward without synchronisation; between a synchronised backward and the next forward
-    the window is open anyway. Every rank must enter it. What was written is seen by all ranks at their next forward.
+    Needed after an evaluation forward, after a backward without synchronisation, and while the output of another forward is kept whose
+    backward may still come; else the window is open anyway between a synchronised backward and the next forward. Every rank must enter
+    it. What was written is seen by all ranks at their next forward.
     """
     if not any(_state_of(m) for m in model.modules()):
         raise InvalidArgument("nothing in this model was sharded by shoal.fsdp.fully_shard")

@@ -7,6 +7,7 @@ unit's arena, each an import of its own: slices of one big tensor would share a 
 from __future__ import annotations
 
 import sys
+from collections import deque
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ class ShardedParameter:
         self.unsharded: nn.Parameter | None = None
         self._grad: DTensor | None = None  # reused while nobody else holds it
         self._grad_uses = (0, 0)
-        self._pending: tuple[torch.Tensor, torch.Tensor | None] | None = None  # what a reduction under way reads and writes
+        self._pending: deque[list] = deque()  # of each reduction under way: the gradient that it writes, the whole one that it reads
 
     def bind(self, unit: _native.ShardedUnit, index: int, mesh, original: nn.Parameter) -> None:
         """Puts this rank's rows of ``original`` into the arena and makes both faces."""
@@ -51,24 +52,45 @@ class ShardedParameter:
     def _dtensor(self, local: torch.Tensor) -> DTensor:
         return DTensor.from_local(local, self._mesh, [Shard(0)], run_check=False, shape=self.shape, stride=self._stride)
 
-    def show(self, parameter: nn.Parameter) -> None:
+    def register(self, face: nn.Parameter) -> None:
         """Registers one of the two faces with the modules that have the parameter."""
         for module, attribute in self.owners:
-            module._parameters[attribute] = parameter
+            module._parameters[attribute] = face
 
-    def adopt(self) -> bool:
-        """Takes over what the user put in the parameter's place: its values go into the arena, the optimizer's reference stays. True when
-        there was something; raises when it cannot be taken."""
-        module, attribute = self.owners[0]
-        current = module._parameters[attribute]
-        if current is self.unsharded:
-            return False
+    def show(self, face: nn.Parameter) -> bool:
+        """As ``register``, but leaves what the user put in the parameter's place. True when there was nothing such."""
+        ours = True
+        for module, attribute in self.owners:
+            current = module._parameters.get(attribute)
+            if current is face:
+                continue
+            if current is self.sharded or current is self.unsharded:
+                module._parameters[attribute] = face
+            else:
+                ours = False
+        return ours
+
+    def adopt(self) -> None:
+        """Takes over what the user put in the parameter's place: its values go into the arena, the optimizer's reference stays. Raises when
+        it cannot be taken."""
+        found = False
+        for module, attribute in self.owners:  # of several that differ, the last one counts, as when they are loaded one by one
+            current = module._parameters.get(attribute)
+            if current is self.unsharded or (current is self.sharded and current._local_tensor.data_ptr() == self.own.data_ptr()):
+                continue
+            self._take(current)
+            found = True
+        if found:
+            self.register(self.sharded)
+
+    def _take(self, current: nn.Parameter | None) -> None:
+        if current is not self.sharded and getattr(current, "_shoal_state", None) is not None:
+            raise Unimplemented(f"parameter {self.name} was tied to another one after fully_shard", hint="tie them before fully_shard")
         local = current._local_tensor if isinstance(current, DTensor) else None
-        if current is self.sharded and (local is self.own or local.data_ptr() == self.own.data_ptr()):
-            return False
         if local is None or current.shape != self.shape:
+            by = "nothing" if current is None else f"a {type(current.data).__name__} of shape {tuple(current.shape)}"
             raise Unimplemented(
-                f"parameter {self.name} was replaced by a {type(current.data).__name__} of shape {tuple(current.shape)}",
+                f"parameter {self.name} was replaced by {by}",
                 hint="replace it by a DTensor of the same shape and placement, or copy into it",
             )
         if local.device.type == "meta":
@@ -84,15 +106,14 @@ class ShardedParameter:
             self.own.copy_(local)
         self.sharded._local_tensor = self.own
         self.sharded.requires_grad_(current.requires_grad)
-        self.show(self.sharded)
-        return True
 
     # ---- gradients ----
 
     def gradient_work(self) -> tuple[int, int, bool]:
-        """(address of the whole gradient or 0, address of the own rows or 0, accumulate) for the reduction; both stay alive until
-        ``gradient_done``."""
+        """(address of the whole gradient or 0, address of the own rows or 0, accumulate) for the reduction: the whole one stays alive until
+        ``published``, the rows until ``gradient_done``. None may be under way: the next one adds to what it leaves."""
         if not self.unsharded.requires_grad:
+            self._pending.append([None, None])
             return 0, 0, False
         grad = self.unsharded.grad
         if grad is not None:
@@ -102,24 +123,31 @@ class ShardedParameter:
             if grad.dtype != self.dtype:
                 grad = grad.to(self.dtype)
             self.unsharded.grad = None
-        existing = self.sharded.grad
-        if existing is not None:
-            target, accumulate = existing._local_tensor, True
-        else:
-            target, accumulate = self._fresh_grad()._local_tensor, False
-        self._pending = (target, grad)
-        return (grad.data_ptr() if grad is not None else 0), (0 if self.empty else target.data_ptr()), accumulate
+        target = self.sharded.grad
+        accumulate = target is not None
+        if not accumulate:
+            target = self._fresh_grad()
+        self._pending.append([target, grad])
+        return (grad.data_ptr() if grad is not None else 0), (0 if self.empty else target._local_tensor.data_ptr()), accumulate
+
+    @property
+    def reducing(self) -> bool:
+        return bool(self._pending)
 
     def published(self) -> None:
         """The whole gradient may go: what is needed of it was copied."""
-        if self._pending is not None:
-            self._pending = (self._pending[0], None)
+        if self._pending:
+            self._pending[-1][1] = None
 
     def gradient_done(self, present: bool) -> None:
         """The reduction is done; ``present``: some rank had a gradient."""
-        self._pending = None
+        target = self._pending.popleft()[0]
         if present and self.sharded.grad is None:
-            self.sharded.grad = self._grad
+            self.sharded.grad = target
+
+    def forget(self) -> None:
+        """The engine has forgotten the reductions under way."""
+        self._pending.clear()
 
     def _fresh_grad(self) -> DTensor:
         """A gradient to write to: the one of the step before if nobody holds it any more (no allocation in the steady state)."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.distributed.tensor import DTensor
 
 from shoal import _native
+from shoal.exceptions import Unimplemented
 
 
 class AdamW(torch.optim.Optimizer):
@@ -13,8 +16,8 @@ class AdamW(torch.optim.Optimizer):
     once and written once.
 
     For fp32 CPU parameters, sharded (``DTensor``s of ``fully_shard``: each rank updates its rows) or plain. The state dict has the keys of
-    ``torch.optim.AdamW`` (``step``, ``exp_avg``, ``exp_avg_sq``). Raises ValueError for options out of range, TypeError for other dtypes
-    or devices.
+    ``torch.optim.AdamW`` (``step``, ``exp_avg``, ``exp_avg_sq``). Raises ValueError for options out of range, Unimplemented for options
+    of ``torch.optim.AdamW`` that it has not got (``maximize``, ``amsgrad``, also in a state dict), TypeError for other dtypes or devices.
     """
 
     def __init__(self, params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2):
@@ -28,6 +31,24 @@ class AdamW(torch.optim.Optimizer):
             if not (value >= low and (high is None or value < high)):
                 raise ValueError(f"{name} = {value} is out of range")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @staticmethod
+    def check_options(options: dict[str, Any]) -> None:
+        """Raises Unimplemented when a group with these options would be updated otherwise than they say."""
+        asked = [name for name in ("maximize", "amsgrad") if options.get(name)]
+        if options.get("decoupled_weight_decay") is False and options.get("weight_decay"):
+            asked.append("weight_decay as of Adam (added to the gradient)")
+        if asked:
+            raise Unimplemented(f"shoal.optim.AdamW has no {' and no '.join(asked)}", hint="use torch.optim.AdamW")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.check_options(param_group)
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for group in state_dict["param_groups"]:
+            self.check_options(group)
+        super().load_state_dict(state_dict)
 
     @torch.no_grad()
     def step(self, closure=None):

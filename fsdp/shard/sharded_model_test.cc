@@ -1,0 +1,83 @@
+#include "fsdp/shard/sharded_model.h"
+
+#include <optional>
+
+#include <gtest/gtest.h>
+
+#include "runtime/loop/loop.h"
+
+namespace shoal::fsdp {
+namespace {
+
+// Ranks of a model of two units on plain memory, on one thread: the test says who goes next, and no wait may have to wait.
+class ShardedModelTest : public testing::Test {
+ protected:
+  void place(int world) {
+    const Layout layout = Layout::make({{"w", {5}, DType::kFloat32, true}}).value();
+    const Fd arenas[2] = {runtime::make_memory("a", layout.bytes()).value(), runtime::make_memory("b", layout.bytes()).value()};
+    std::optional<Fd> control, slots;
+    for (int r = 0; r < world; ++r) {
+      ShardedModel::Units units;
+      for (int u = 0; u < 2; ++u) units.push_back(ShardedUnit::make(u == 0 ? "a" : "b", layout, arenas[u], r, world, {}).value());
+      const std::size_t control_bytes = ShardedModel::control_bytes(world), slot_bytes = ShardedModel::slot_bytes(units, world);
+      if (!control) control = runtime::make_memory("control", control_bytes).value();
+      if (!slots) slots = runtime::make_memory("slots", slot_bytes).value();
+      ShardedModel::Options options;
+      options.spins = 0;
+      options.interrupted = [] { return true; };
+      models_.push_back(std::make_unique<ShardedModel>(
+          r, world, std::move(units), runtime::map(*control, control_bytes, runtime::Access::kReadWrite).value(),
+          runtime::map(*slots, slot_bytes, runtime::Access::kReadWrite).value(), clock_, std::move(options)));
+    }
+  }
+  void everybody_reads() {
+    for (const auto& m : models_) ASSERT_TRUE(m->enter(false));
+    for (const auto& m : models_) ASSERT_TRUE(m->unshard(0));
+  }
+
+  runtime::Loop loop_;
+  std::shared_ptr<runtime::Clock> clock_ = runtime::make_real_clock(loop_);
+  std::vector<std::unique_ptr<ShardedModel>> models_;
+};
+
+TEST_F(ShardedModelTest, AfterAWaitAtADoorThatFailedTheWindowOpensBeforeTheNextVersionIsRead) {
+  place(2);
+  auto& first = *models_[0];
+  auto& second = *models_[1];
+  everybody_reads();
+  ASSERT_FALSE(first.open_window("a test"));  // the other rank still reads
+  EXPECT_FALSE(first.enter(false));
+  EXPECT_FALSE(first.unshard(0));
+  EXPECT_EQ(first.version(), 1u);
+
+  ASSERT_TRUE(second.open_window("a test"));
+  ASSERT_TRUE(second.enter(false));
+  ASSERT_TRUE(first.unshard(0));
+  EXPECT_EQ(first.version(), 2u);
+  ASSERT_TRUE(second.unshard(0));
+}
+
+TEST_F(ShardedModelTest, TheCallerSaysWhetherAUnitIsReshardedNotThePlan) {
+  place(1);
+  auto& model = *models_[0];
+  for (int step = 0; step < 4; ++step) {
+    const bool reshard = step < 2;  // traced, followed, and then the program thinks otherwise
+    ASSERT_TRUE(model.enter(true));
+    for (std::size_t u = 0; u < 2; ++u) {
+      ASSERT_TRUE(model.forward_begin(u, true));
+      model.forward_end(u, true, reshard);
+      EXPECT_EQ(model.units()[u]->leased(), !reshard) << "unit " << u << " after forward of step " << step;
+    }
+    for (const std::size_t u : {1u, 0u}) {
+      ASSERT_TRUE(model.backward_begin(u, model.version()));
+      ASSERT_TRUE(model.backward_end(u, {}, reshard));
+      EXPECT_EQ(model.units()[u]->leased(), !reshard) << "unit " << u << " after backward of step " << step;
+    }
+    EXPECT_EQ(model.stepper().following(), step > 0);
+    ASSERT_TRUE(model.finish_backward(true));
+    EXPECT_FALSE(model.units()[0]->leased());
+  }
+}
+
+}  // namespace
+}  // namespace shoal::fsdp

@@ -1,0 +1,532 @@
+"""Ways to use a sharded model, in one run of two ranks: each ends with what a plain process has, or says why not."""
+
+import os
+import time
+import traceback
+
+os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import shoal
+from shoal.train import ScalingConfig, Trainer
+
+WORLD = 2
+USES = {}
+
+
+def use(function):
+    USES[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    """Blocks that may run several times per forward, each run under a checkpoint or not (``reentrant``: None, False, True)."""
+
+    def __init__(self, reentrant=None, times=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inp = nn.Linear(6, 7)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 7)) for _ in range(3))
+        self.head = nn.Linear(7, 5)
+        self.reentrant, self.times = reentrant, times
+
+    def forward(self, x):
+        x = self.inp(x)
+        for block in self.blocks:
+            for _ in range(self.times):
+                x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+def shard(model, **options):
+    from shoal.fsdp import fully_shard
+
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def rank():
+    return torch.distributed.get_rank()
+
+
+def batch(step, of_rank):
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + of_rank))
+
+
+def loss_of(model, step=0, of_rank=None):
+    return model(batch(step, rank() if of_rank is None else of_rank)).square().mean()
+
+
+def full(t):
+    return None if t is None else t.full_tensor() if hasattr(t, "full_tensor") else t
+
+
+def expect_gradients(model, plain, loss):
+    """``loss(model, rank)``: what this rank's gradients are of. The plain model gets the mean over all ranks."""
+    for p in plain.parameters():
+        p.grad = None
+    (sum(loss(plain, r) for r in range(WORLD)) / WORLD).backward()
+    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        got = full(p.grad)
+        assert (got is None) == (q.grad is None), f"{name}: {got} is not {q.grad}"
+        if got is not None:
+            torch.testing.assert_close(got, q.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"gradient of {n}: {m}")
+
+
+# ---- units that run more than once ---------------------------------------------------------------------------------------------------
+
+
+def _block_twice(reentrant):
+    model = shard(Net(reentrant, times=2))
+    if rank() == 1:
+        model.head.register_full_backward_hook(lambda *_: time.sleep(0.2))  # rank 0 publishes long before it can sum
+    loss_of(model).backward()
+    expect_gradients(model, Net(times=2), lambda m, r: loss_of(m, 0, r))
+
+
+@use
+def a_block_twice_per_forward():
+    _block_twice(None)
+
+
+@use
+def a_block_twice_per_forward_under_a_checkpoint():
+    _block_twice(False)
+
+
+@use
+def a_block_twice_per_forward_under_a_reentrant_checkpoint():
+    _block_twice(True)
+
+
+def _two_forwards(sync_first):
+    model = shard(Net(times=2))
+    first, second = loss_of(model, 0), loss_of(model, 1)
+    model.set_requires_gradient_sync(sync_first)
+    first.backward()
+    model.set_requires_gradient_sync(True)
+    if rank() == 1:
+        time.sleep(0.2)
+    second.backward()
+    expect_gradients(model, Net(times=2), lambda m, r: loss_of(m, 0, r) + loss_of(m, 1, r))
+
+
+@use
+def two_forwards_then_two_backwards():
+    _two_forwards(True)
+
+
+@use
+def two_forwards_then_one_backward_without_and_one_with_synchronisation():
+    _two_forwards(False)
+
+
+@use
+def two_forwards_then_one_backward():
+    model = shard(Net())
+    (loss_of(model, 0) + loss_of(model, 1)).backward()
+    expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r) + loss_of(m, 1, r))
+
+
+# ---- several backwards ---------------------------------------------------------------------------------------------------------------
+
+
+@use
+def one_loss_backward_twice():
+    model = shard(Net(times=2))
+    loss = loss_of(model)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    expect_gradients(model, Net(times=2), lambda m, r: 2 * loss_of(m, 0, r))
+
+
+@use
+def two_losses_over_one_forward():
+    model = shard(Net())
+    out = model(batch(0, rank()))
+    out[:, 0].mean().backward(retain_graph=True)
+    out[:, 1].mean().backward()
+    expect_gradients(model, Net(), lambda m, r: m(batch(0, r))[:, :2].mean(0).sum())
+
+
+@use
+def a_gradient_penalty():
+    def loss(model, of_rank):
+        x = batch(0, of_rank).requires_grad_()
+        (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        return grad.square().mean()
+
+    model = shard(Net())
+    loss(model, rank()).backward()
+    expect_gradients(model, Net(), loss)
+
+
+@use
+def one_backward_over_two_versions_is_refused():
+    from shoal.fsdp import fully_shard
+
+    model = fully_shard(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    old = loss_of(model)
+    loss_of(model).backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"needs parameters of version 1, but version 2 is current"):
+        (old + loss_of(model)).backward()
+
+
+# ---- writing by hand -----------------------------------------------------------------------------------------------------------------
+
+
+def _sgd_by_hand(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.5 * p.grad
+            p.grad = None
+
+
+def _plain_after(steps):
+    plain = Net()
+    for step in range(steps):
+        (sum(loss_of(plain, step, r) for r in range(WORLD)) / WORLD).backward()
+        _sgd_by_hand(plain)
+    return plain
+
+
+@use
+def writing_by_hand_while_an_output_is_kept():
+    import shoal.fsdp
+
+    model = shard(Net())
+    kept = model(batch(9, rank()))
+    for step in range(2):
+        loss_of(model, step).backward()
+        if rank() == 1:
+            time.sleep(0.1)
+        with shoal.fsdp.write(model):
+            _sgd_by_hand(model)
+    assert kept.requires_grad
+    torch.testing.assert_close(model(batch(5, 0)), _plain_after(2)(batch(5, 0)))
+
+
+@use
+def writing_by_hand_without_saying_so_while_an_output_is_kept_is_refused():
+    model = shard(Net())
+    kept = model(batch(9, rank()))
+    loss_of(model).backward()
+    _sgd_by_hand(model)
+    with pytest.raises(ValueError, match="written while the write window was closed"):
+        model(batch(5, 0))
+    del kept
+
+
+@use
+def a_kept_output_and_an_optimizer():
+    model = shard(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    kept = model(batch(9, rank()))
+    for step in range(2):
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert kept.requires_grad
+    torch.testing.assert_close(model(batch(5, 0)), _plain_after(2)(batch(5, 0)))
+
+
+# ---- leases --------------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def reading_behind_a_backward_without_reshard():
+    model = shard(Net(), lease_guard=True)
+    model.set_reshard_after_backward(False)
+    loss_of(model).backward()
+    torch.testing.assert_close(full(model.head.weight), Net().head.weight)
+    model.set_is_last_backward(False)
+    loss_of(model).backward()
+    torch.testing.assert_close(model.head.weight, Net().head.weight)
+
+
+@use
+def reading_behind_a_forward_without_reshard_where_the_plan_had_one():
+    model = shard(Net(), lease_guard=True)
+    for step in range(3):
+        loss_of(model, step).backward()
+    model.set_reshard_after_forward(False)
+    loss = loss_of(model, 3)
+    torch.testing.assert_close(model.blocks[0][0].weight, Net().blocks[0][0].weight)
+    loss.backward()
+
+
+# ---- arguments -----------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def arguments_of_another_type_are_refused():
+    from shoal.fsdp import fully_shard
+
+    for options, says in (
+        ({"reshard_after_forward": "no"}, "reshard_after_forward should be a bool or None"),
+        ({"reshard_after_forward": 1.0}, "reshard_after_forward should be a bool or None"),
+        ({"ignored_params": []}, "ignored_params should be a set"),
+        ({"mesh": "x"}, "mesh should be a DeviceMesh"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=says):
+            fully_shard(nn.Linear(2, 2), **options)
+
+
+@use
+def inputs_are_cast_to_param_dtype():
+    from shoal.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+    model = fully_shard(Net().bfloat16(), mp_policy=policy)
+    out = model(batch(0, rank()))
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, Net().bfloat16()(batch(0, rank()).bfloat16()).float())
+    out.square().mean().backward()
+    assert model.head.weight.grad.dtype == torch.bfloat16
+
+
+# ---- hooks ---------------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def an_optimizer_in_hooks_after_accumulation():
+    def train(model, loss):
+        optimizers = {p: torch.optim.SGD([p], lr=0.5) for p in model.parameters()}
+
+        def update(p):
+            optimizers[p].step()
+            optimizers[p].zero_grad()
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(update)
+        for step in range(3):
+            loss(step).backward()
+        assert all(p.grad is None for p in model.parameters())
+
+    model, plain = shard(Net()), Net()
+    train(model, lambda step: loss_of(model, step))
+    train(plain, lambda step: sum(loss_of(plain, step, r) for r in range(WORLD)) / WORLD)
+    torch.testing.assert_close(model(batch(5, 0)), plain(batch(5, 0)))
+
+
+# ---- parameters that are replaced ----------------------------------------------------------------------------------------------------
+
+
+def _filled(model, value):
+    return {name: torch.full_like(t, value) for name, t in model.state_dict().items()}
+
+
+@use
+def load_state_dict_with_assign_then_an_inner_module():
+    model = shard(Net())
+    loss_of(model).backward()
+    model.load_state_dict(_filled(model, 7.0), assign=True)
+    with torch.no_grad():
+        torch.testing.assert_close(model.blocks[0](torch.zeros(1, 7)), torch.full((1, 7), 7 + 9 * 7.0), rtol=1e-4, atol=0)  # tanh(7) is 1
+    model.zero_grad()
+    loss_of(model).backward()
+    plain = Net()
+    plain.load_state_dict(_filled(plain, 7.0))
+    expect_gradients(model, plain, lambda m, r: loss_of(m, 0, r))
+
+
+@use
+def load_state_dict_with_assign_of_a_tied_parameter():
+    from shoal.fsdp import fully_shard
+
+    model = fully_shard(Tied())
+    model.load_state_dict(_filled(model, 0.5), assign=True)
+    plain = Tied()
+    plain.load_state_dict(_filled(plain, 0.5))
+    _tied_loss(model, rank()).backward()
+    expect_gradients(model, plain, _tied_loss)
+
+
+@use
+def a_parameter_assigned_in_the_window():
+    import shoal.fsdp
+
+    model = shard(Net())
+    with torch.no_grad():
+        model(batch(0, rank()))
+    with shoal.fsdp.write(model):
+        model.head.bias = nn.Parameter(torch.full_like(model.head.bias, 7.0))
+    plain = Net()
+    plain.head.bias.data.fill_(7.0)
+    loss_of(model).backward()
+    expect_gradients(model, plain, lambda m, r: loss_of(m, 0, r))
+
+
+@use
+def a_parameter_assigned_while_the_window_is_closed_is_refused():
+    model = shard(Net())
+    with torch.no_grad():
+        model(batch(0, rank()))
+    model.head.bias = nn.Parameter(model.state_dict()["head.bias"] * 0 + 7)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"head.bias of the root was replaced while the write window was closed"):
+        model(batch(0, rank()))
+
+
+@use
+def tying_after_fully_shard_is_refused():
+    from shoal.fsdp import fully_shard
+
+    model = Tied()
+    model.head.weight = nn.Parameter(model.emb.weight.detach().clone())
+    fully_shard(model)
+    model.head.weight = model.emb.weight
+    with pytest.raises(NotImplementedError, match=r"head.weight was tied to another one after fully_shard"):
+        model(torch.arange(4))
+
+
+# ---- forwards of inner modules -------------------------------------------------------------------------------------------------------
+
+
+@use
+def an_inner_module_called_twice_by_itself():
+    def loss(model, step, of_rank):
+        return model.blocks[1](batch(step, of_rank).repeat(1, 2)[:, :7]).square().mean()
+
+    model = shard(Net())
+    loss_of(model).backward()
+    model.zero_grad()
+    first, second = loss(model, 0, rank()), loss(model, 1, rank())
+    first.backward()
+    second.backward()
+    expect_gradients(model, Net(), lambda m, r: loss(m, 0, r) + loss(m, 1, r))
+
+
+# ---- tied parameters -----------------------------------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.emb, self.mid, self.head = nn.Embedding(11, 6), nn.Linear(6, 6), nn.Linear(6, 11, bias=False)
+        self.head.weight = self.emb.weight
+
+    def forward(self, i):
+        return self.head(self.mid(self.emb(i)))
+
+
+def _tied_loss(model, of_rank):
+    return model(torch.arange(4) + 3 * of_rank).square().mean()
+
+
+@use
+def a_parameter_tied_inside_a_unit():
+    from shoal.fsdp import fully_shard
+
+    model = Tied()
+    fully_shard(model.mid)
+    fully_shard(model)
+    _tied_loss(model, rank()).backward()
+    expect_gradients(model, Tied(), _tied_loss)
+
+
+@use
+def a_parameter_tied_across_units_is_refused():
+    from shoal.fsdp import fully_shard
+
+    model = Tied()
+    fully_shard(model.head)
+    with pytest.raises(ValueError, match=r"emb.weight is shared with a unit that was sharded before"):
+        fully_shard(model)
+
+
+# ---- exceptions ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Raise(torch.autograd.Function):
+    """The identity; its backward raises while there is something in ``why``."""
+
+    @staticmethod
+    def forward(ctx, x, why):
+        ctx.why = why
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.why:
+            raise RuntimeError(ctx.why.pop())
+        return grad, None
+
+
+def _left_by_an_exception(then, ranks=(0, 1), block=0):
+    model, why = shard(Net()), []
+    model.blocks[block].register_forward_hook(lambda module, args, out: _Raise.apply(out, why))
+    if rank() in ranks:
+        why.append("boom")
+    loss = loss_of(model, 7)
+    if rank() == 1:
+        time.sleep(0.2)  # the other rank has started over long before
+    expected = pytest.raises(RuntimeError, match="boom") if rank() in ranks else pytest.raises(ValueError, match="started step 0 over")
+    with expected:
+        loss.backward()
+    del loss
+    then(model)
+    for step in range(2):  # the second one goes on where the first one left off
+        loss_of(model, step).backward()
+    expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r) + loss_of(m, 1, r))
+
+
+def _reset(model):
+    model.reset_iter_state()
+    for p in model.parameters():
+        p.grad = None
+
+
+@use
+def an_exception_in_backward_then_reset_iter_state():
+    _left_by_an_exception(_reset)
+
+
+@use
+def an_exception_in_backward_then_zero_grad():
+    _left_by_an_exception(lambda model: model.zero_grad())
+
+
+@use
+def an_exception_in_the_last_block():
+    _left_by_an_exception(lambda model: None, block=2)
+
+
+@use
+def an_exception_in_backward_of_one_rank():
+    _left_by_an_exception(_reset, ranks=(0,))
+
+
+# ---- the run -------------------------------------------------------------------------------------------------------------------------
+
+
+def all_uses():
+    """Name and traceback of every use that failed on this rank."""
+    failed = {}
+    for name, function in USES.items():
+        try:
+            function()
+        except BaseException:  # whatever it is, the others shall still be tried
+            failed[name] = traceback.format_exc()
+        torch.distributed.barrier()
+    return failed
+
+
+@pytest.fixture(scope="module")
+def failed():
+    shoal.init(num_cpus=8)
+    yield Trainer(all_uses, scaling_config=ScalingConfig(num_workers=WORLD)).fit().returns
+    shoal.shutdown()
+
+
+@pytest.mark.parametrize("name", USES)
+def test_use(name, failed):
+    for of_rank, failures in enumerate(failed):
+        assert name not in failures, f"on rank {of_rank}: {failures[name]}"
