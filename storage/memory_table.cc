@@ -117,23 +117,33 @@ std::vector<MemoryTable::Got> MemoryTable::take_waiting(const std::function<bool
   return out;
 }
 
-Result<void> MemoryTable::put(JobId job, ObjectId id, Fd memory) {
-  SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(memory));
-  SHOAL_OK(admit(job, 0));  // its pages are there already
+Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory) {
+  if (ended_.contains(job)) return fail(job_ended());
   if (objects_.contains({job, id})) return fail(invalid_argument("object " + to_string(id) + " exists already"));
-  auto& object = objects_[{job, id}];
-  object = Object{std::move(memory), bytes};
-  bytes_ += bytes;
+  std::size_t bytes = 0;
+  const auto admitted = [&]() -> Result<void> {
+    SHOAL_TRY(bytes, runtime::memory_bytes(*memory));
+    return admit(job, 0);  // its pages are there already
+  };
+  if (memory) {
+    if (const auto checked = admitted(); !checked) memory = fail(checked.error());
+  }
+  Object object{std::move(memory), 0};
   const auto [first, last] = waiting_.equal_range({job, id});
   std::vector<Got> waiting;
   for (auto it = first; it != last; ++it) waiting.push_back(std::move(it->second.got));
   waiting_.erase(first, last);
-  for (auto& got : waiting) got(runtime::duplicate(object.memory));
-  return {};
+  for (auto& got : waiting) got(object.handed_out());
+  const Result<void> out = object.memory ? Result<void>() : fail(object.memory.error());
+  if (object.memory) object.bytes = bytes;
+  bytes_ += object.bytes;
+  // Also a failure, for those who come later.
+  if (num_entries() < options_.max_entries) objects_.emplace(std::pair{job, id}, std::move(object));
+  return out;
 }
 
 void MemoryTable::get(JobId job, ObjectId id, WorkerId owner, Got got) {
-  if (const auto it = objects_.find({job, id}); it != objects_.end()) return got(runtime::duplicate(it->second.memory));
+  if (const auto it = objects_.find({job, id}); it != objects_.end()) return got(it->second.handed_out());
   if (ended_.contains(job)) return got(fail(job_ended()));
   if (waiting_.size() >= options_.max_entries) return got(fail(resource_exhausted("too many wait for objects")));
   waiting_.emplace(std::pair{job, id}, Waiting{owner, std::move(got)});

@@ -52,7 +52,8 @@ class MemoryTable {
   // is forgotten.
   void mark_gone(WorkerId worker, const std::string& cause);
 
-  Result<void> put(JobId job, ObjectId id, Fd memory);
+  // A memory, or why there will be none: those who get it hear of that.
+  Result<void> put(JobId job, ObjectId id, Result<Fd> memory);
   using Got = std::function<void(Result<Fd>)>;
   // Calls back with a duplicate, at once or when it is put; NotFound when the job ends first, Unavailable/OwnerDied when `owner`, who was
   // to put it, is gone.
@@ -79,8 +80,9 @@ class MemoryTable {
     std::vector<Membership> members;
   };
   struct Object {
-    Fd memory;
+    Result<Fd> memory;
     std::uint64_t bytes = 0;
+    Result<Fd> handed_out() const { return memory ? runtime::duplicate(*memory) : Result<Fd>(fail(memory.error())); }
   };
   struct Waiting {
     WorkerId owner;

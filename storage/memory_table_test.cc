@@ -57,6 +57,22 @@ TEST_F(MemoryTableTest, WhatDoesNotFitIsRefusedWithNumbers) {
   EXPECT_NE(refused.error().message().find("95 MiB"), std::string::npos);
 }
 
+TEST_F(MemoryTableTest, WhoeverGetsAnObjectThatFailedHearsOfIt) {
+  const ObjectId early{1}, late{2}, refused{3};
+  std::vector<std::string> heard;
+  const auto got = [&](Result<Fd> r) { heard.push_back(r ? "memory" : r.error().message()); };
+  table_.get(kJob, early, kWorker, got);
+  EXPECT_FALSE(table_.put(kJob, early, fail(resource_exhausted("no descriptors"))));
+  EXPECT_FALSE(table_.put(kJob, late, fail(resource_exhausted("none either"))));
+  table_.get(kJob, late, kWorker, got);
+  table_.get(kJob, refused, kWorker, got);
+  available_ = 0;
+  const auto put = table_.put(kJob, refused, runtime::make_memory("test", 4096));
+  ASSERT_FALSE(put);
+  EXPECT_EQ(heard, (std::vector<std::string>{"no descriptors", "none either", put.error().message()}));
+  EXPECT_EQ(table_.bytes(), 0u);
+}
+
 TEST_F(MemoryTableTest, ADeathIsWrittenOnEveryBoardOfThatWorker) {
   const auto opened = table_.open(kJob, "control", Board::kBytes + 64, kWorker).value();
   const auto mapping = runtime::map(opened.memory, Board::kBytes, Access::kReadWrite).value();

@@ -26,10 +26,11 @@ Error head_gone() {
 }
 
 // What the node keeps of a result. An error is an object, too: whoever gets it shall hear of it.
-Result<Value> shared_copy(const Result<Value>& value) {
-  if (!value) return Value::make_shared({runtime::encode_error(value.error()).span()}, Value::Kind::kError);
-  if (value->shared()) return *value;
-  return Value::make_shared(value->pieces(), value->kind());
+Result<Fd> shared_memory(const Result<Value>& value) {
+  if (value && value->shared()) return runtime::duplicate(value->memory());
+  SHOAL_TRY(const Value copy, value ? Value::make_shared(value->pieces(), value->kind())
+                                    : Value::make_shared({runtime::encode_error(value.error()).span()}, Value::Kind::kError));
+  return runtime::duplicate(copy.memory());
 }
 
 }  // namespace
@@ -353,12 +354,12 @@ void Session::publish(ObjectId id, const ValueFuture& future) {
     future.then([this, id](const Result<Value>& value) {
       Peer* const node = node_ ? node_->peer() : nullptr;
       if (!node) return;
-      auto shared = shared_copy(value);
-      if (!shared) return;
-      auto fd = runtime::duplicate(shared->memory());
-      if (!fd) return;
-      Message m = body(to_bytes(ObjectRef{id, job_, shared->total_bytes(), worker_}));
-      m.fds.push_back(*std::move(fd));
+      Message m = body(to_bytes(ObjectRef{id, job_, value ? value->total_bytes() : 0, worker_}));
+      if (auto fd = shared_memory(value)) {
+        m.fds.push_back(*std::move(fd));
+      } else {
+        m.payload = runtime::encode_error(fd.error());  // those who wait for it shall hear of that
+      }
       node->notify(number(Method::kPutObject), std::move(m));
     });
   });

@@ -95,7 +95,8 @@ class Session {
   // ---- objects ----
   // A value as a future: a reference to something that is there already.
   ValueFuture put(Value value);
-  // Gives a value to the node under this id, so that other processes can get it. It may not be ready yet.
+  // Gives a value to the node under this id, so that other processes can get it. It may not be ready yet. If it cannot be shared, they get
+  // that error.
   void publish(ObjectId id, const ValueFuture& future);
   // One that another process published, or will. Unavailable/OwnerDied when that process ends before.
   ValueFuture fetch(ObjectId id, WorkerId owner);

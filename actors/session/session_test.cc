@@ -1,5 +1,8 @@
 #include "actors/session/session.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <array>
 #include <map>
 #include <thread>
@@ -69,6 +72,11 @@ class FakeCluster final : public runtime::PeerHandler {
   void host(ActorId id, std::shared_ptr<Hosted> actor) {
     loop_thread_.own([&] { host_->add(id, "Echo", std::move(actor)); });
   }
+  // The next object that is put.
+  Message object() {
+    loop_thread_.wait([this] { return object_.has_value(); }, std::chrono::steady_clock::now() + 10s);
+    return loop_thread_.own([this] { return std::exchange(object_, {}).value_or(Message()); });
+  }
   // What the head knows of an actor. It tells those who ask.
   void set(ActorId id, ActorState state) {
     loop_thread_.own([&] {
@@ -120,7 +128,9 @@ class FakeCluster final : public runtime::PeerHandler {
         return reply({});
     }
   }
-  void on_notice(Peer&, runtime::Request) override {}
+  void on_notice(Peer&, runtime::Request notice) override {
+    if (static_cast<Method>(notice.method) == Method::kPutObject) object_ = std::move(notice.message);
+  }
   void on_closed(Peer& peer, const Error&) override {
     for (Door* door : {&head_, &node_}) {
       if (const auto it = door->peers.find(peer.number()); it != door->peers.end() && it->second.get() == &peer) {
@@ -140,6 +150,7 @@ class FakeCluster final : public runtime::PeerHandler {
   Door head_, node_;
   std::uint64_t next_peer_ = 1;
   std::map<ActorId, ActorRow> rows_;
+  std::optional<Message> object_;
   runtime::LoopThread loop_thread_{loop_};
 };
 
@@ -240,6 +251,23 @@ TEST_F(SessionTest, WithoutHeadAndNodeAnActorThatIsNotConnectedIsDead) {
     cluster_.start_node();
     session_ = cluster_.open();
   }
+}
+
+TEST_F(SessionTest, AnObjectThatCannotBeSharedIsPutAsItsError) {
+  const auto value = session_->put(Value::make({std::as_bytes(std::span("seven"))}).value());
+  session_->publish(ObjectId{1}, value);
+  EXPECT_EQ(cluster_.object().fds.size(), 1u);
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const Fd next(dup(0));
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(next.get());
+  setrlimit(RLIMIT_NOFILE, &none);
+  session_->publish(ObjectId{2}, value);
+  setrlimit(RLIMIT_NOFILE, &before);
+  const Message failed = cluster_.object();
+  EXPECT_TRUE(failed.fds.empty());
+  EXPECT_EQ(runtime::decode_error(failed.payload).code(), Code::kResourceExhausted);
 }
 
 // Each of them dials when it finds no connection; none ends the connection of another.

@@ -47,7 +47,7 @@ enum class Method : std::uint16_t {
   kAttach = 54,
   kOpenArena = 55,
   kDropArena = 56,
-  kPutObject = 57,   // notice with a descriptor
+  kPutObject = 57,   // notice with a descriptor, or with an error as payload: there will be none
   kGetObject = 58,   // waits until it is there; answered with a descriptor
   kDropObject = 59,  // notice
   kFollowLogs = 60,

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/wire/codec.h"
+
 namespace shoal::scheduler {
 
 using actors::from_bytes;
@@ -237,11 +239,18 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       if (&peer == head_.get()) end("the head shuts the cluster down");
       return;
     case Method::kPutObject: {
-      const auto m = from_bytes<actors::ObjectRef>(notice.message.body);
+      auto& m = notice.message;
+      const auto object = from_bytes<actors::ObjectRef>(m.body);
       const auto it = clients_.find(peer.number());
-      if (!m || it == clients_.end() || notice.message.fds.size() != 1) return log_->warn("an object that is none was put");
-      if (const auto put = memory_.put(it->second.job, m->id, std::move(notice.message.fds[0])); !put)
-        log_->warn("object={} {}", to_string(m->id), put.error().message());
+      if (!object || it == clients_.end()) return log_->warn("an object that is none was put");
+      Result<Fd> memory = fail(resource_exhausted("the node had no descriptor left for the object"));
+      if (m.fds.size() == 1) {
+        memory = std::move(m.fds[0]);
+      } else if (!m.payload.empty()) {
+        memory = fail(runtime::decode_error(m.payload));
+      }
+      if (const auto put = memory_.put(it->second.job, object->id, std::move(memory)); !put)
+        log_->warn("object={} {}", to_string(object->id), put.error().message());
       return;
     }
     case Method::kDropObject: {
