@@ -1,8 +1,10 @@
 """Ways to use a sharded model, in one run of two ranks: each ends with what a plain process has, or says why not."""
 
+import gc
 import os
 import time
 import traceback
+from pathlib import Path
 
 os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
 
@@ -260,6 +262,43 @@ def reading_behind_a_forward_without_reshard_where_the_plan_had_one():
     loss = loss_of(model, 3)
     torch.testing.assert_close(model.blocks[0][0].weight, Net().blocks[0][0].weight)
     loss.backward()
+
+
+# ---- memory --------------------------------------------------------------------------------------------------------------------------
+
+
+def _arenas():
+    """Names of this mesh's shared memories that any process of the machine has open."""
+    gang = torch.distributed.distributed_c10d._get_default_store().get("shoal/gang/0-1").decode()
+    names = set()
+    for fd in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            name = str(fd.readlink())
+        except OSError:
+            continue  # it ended
+        if f"memfd:shoal:{gang}/" in name:
+            names.add(name.removesuffix(" (deleted)"))
+    return names
+
+
+@use
+def a_model_that_is_dropped_gives_its_memory_back():
+    gc.collect()
+    before = _arenas()
+    torch.distributed.barrier()
+    model = shard(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(model).backward()
+    optimizer.step()
+    assert len(_arenas() - before) == 4 + 2  # units, control and gradients
+    torch.distributed.barrier()
+    del model, optimizer
+    gc.collect()
+    for _ in range(1000):  # the node hears of it a little later
+        if not _arenas() - before:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"still open: {_arenas() - before}")
 
 
 # ---- arguments -----------------------------------------------------------------------------------------------------------------------
