@@ -442,6 +442,21 @@ def an_inner_module_called_twice_by_itself():
     expect_gradients(model, Net(), lambda m, r: loss(m, 0, r) + loss(m, 1, r))
 
 
+@use
+def an_inner_module_unsharded_before_the_first_forward():
+    model = shard(Net(), lease_guard=True)
+    model.blocks[0].unshard()
+    torch.testing.assert_close(model.blocks[0][0].weight, Net().blocks[0][0].weight)
+    model.blocks[1].unshard()
+    loss_of(model).backward()
+    expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r))
+    with pytest.raises(ValueError, match="before the model that contains it"):
+        outer = nn.Sequential(model)
+        from shoal.fsdp import fully_shard
+
+        fully_shard(outer)(batch(0, rank()))
+
+
 # ---- tied parameters -----------------------------------------------------------------------------------------------------------------
 
 

@@ -52,11 +52,18 @@ class _Root:
         self.forwards: weakref.WeakSet[_ForwardToken] = weakref.WeakSet()
         self.backward: weakref.ref[_Backward] | None = None  # dead: an exception left it
         self.is_last_backward = True
+        self.preliminary = False  # made by unshard(): the first forward may show that another module is the root
         self.running: _State | None = None  # the unit whose forward the program called, maybe one inside the root
         self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, of those with hooks for that, in order
         self.held: list[int] | None = None  # a synchronised backward opened no window: how often each parameter had been written then
         for index, s in enumerate(states):
             s.root, s.index = self, index
+
+    def dissolve(self) -> None:
+        for s in self.states:
+            s.to_sharded()
+            self.model.reshard(s.index)
+            s.root = None
 
     def queue_callback(self) -> None:
         if self.backward is not None and self.backward() is not None:
@@ -150,7 +157,7 @@ class _State:
         self, module: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool | None, mp_policy: MixedPrecisionPolicy, lease_guard: bool
     ):
         self.module, self.mesh, self.mp_policy = module, mesh, mp_policy
-        self.reshard_after_forward = reshard_after_forward
+        self.reshard_asked = self.reshard_after_forward = reshard_after_forward  # None: as is_root says
         self.reshard_after_backward = True
         self.cast_to = mp_policy.param_dtype if mp_policy.cast_forward_inputs else None  # what floating-point inputs become
         self.sync = True  # gradients are reduced in backward
@@ -200,7 +207,10 @@ class _State:
         """At the first forward: the module that runs it is the root of all units inside."""
         states = [s for s in map(_state_of, self.module.modules()) if s is not None]
         taken = [s for s in states if s.root is not None]
-        if taken:
+        if all(s.root.preliminary for s in taken):
+            for root in {id(s.root): s.root for s in taken}.values():
+                root.dissolve()
+        else:
             raise InvalidArgument(
                 f"{type(taken[0].module).__name__} ran a forward of its own before the model that contains it",
                 hint="run the whole model's forward first, or call fully_shard on the outer module before",
@@ -209,8 +219,7 @@ class _State:
         for s in states:
             s.is_root = s is self
             s.name = names[id(s.module)]
-            if s.reshard_after_forward is None:
-                s.reshard_after_forward = not s.is_root
+            s.reshard_after_forward = not s.is_root if s.reshard_asked is None else s.reshard_asked
         _Root(states)
 
     # ---- the two faces ----
@@ -249,6 +258,7 @@ class _State:
         if self.root is None:
             self._lazy_init()
         root, training = self.root, torch.is_grad_enabled()
+        root.preliminary = False
         in_graph = torch._C._current_graph_task_id() != -1
         if not in_graph:
             root.recover()
@@ -498,6 +508,7 @@ class FSDPModule:
         state = self._shoal()
         if state.root is None:
             state._lazy_init()
+            state.root.preliminary = True
         if state.root.model.window_open:
             for s in state.root.states:
                 s.adopt()
@@ -530,7 +541,7 @@ class FSDPModule:
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(f"reshard_after_forward should be a bool, got {type(reshard_after_forward)}")
         for s in self._states(recurse):
-            s.reshard_after_forward = reshard_after_forward
+            s.reshard_asked = s.reshard_after_forward = reshard_after_forward
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: whole parameters stay readable behind a backward that is not the step's last one, too."""
