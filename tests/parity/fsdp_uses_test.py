@@ -319,6 +319,30 @@ def arguments_of_another_type_are_refused():
 
 
 @use
+def every_name_of_fsdp2_is_there():
+    import inspect
+
+    from torch.distributed import fsdp as fsdp2
+
+    import shoal.fsdp
+
+    names = [n for n in fsdp2._fully_shard.__all__ if n != "DataParallelMeshDims"]
+    assert not [n for n in names if not hasattr(shoal.fsdp, n)]
+    methods = [n for n, _ in inspect.getmembers(fsdp2.FSDPModule, inspect.isfunction) if not n.startswith("_")]
+    assert not [n for n in methods if not hasattr(shoal.fsdp.FSDPModule, n)]
+    model = shoal.fsdp.fully_shard(nn.Linear(2, 2))
+    for refused in (
+        lambda: shoal.fsdp.fully_shard(nn.Linear(2, 2), offload_policy=shoal.fsdp.CPUOffloadPolicy()),
+        lambda: shoal.fsdp.register_fsdp_forward_method(model, "generate"),
+        lambda: shoal.fsdp.share_comm_ctx([model]),
+        lambda: model.set_reduce_scatter_divide_factor(2.0),
+        lambda: model.set_symm_mem_for_comm(),
+    ):
+        with pytest.raises(NotImplementedError, match=r"is not in this release\n  hint: "):
+            refused()
+
+
+@use
 def inputs_are_cast_to_param_dtype():
     from shoal.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -444,17 +468,17 @@ def an_inner_module_called_twice_by_itself():
 
 @use
 def an_inner_module_unsharded_before_the_first_forward():
+    from shoal.fsdp import fully_shard
+
     model = shard(Net(), lease_guard=True)
     model.blocks[0].unshard()
     torch.testing.assert_close(model.blocks[0][0].weight, Net().blocks[0][0].weight)
     model.blocks[1].unshard()
     loss_of(model).backward()
     expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r))
+    outer = fully_shard(nn.Sequential(model))
     with pytest.raises(ValueError, match="before the model that contains it"):
-        outer = nn.Sequential(model)
-        from shoal.fsdp import fully_shard
-
-        fully_shard(outer)(batch(0, rank()))
+        outer(batch(0, rank()))
 
 
 # ---- tied parameters -----------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
@@ -22,7 +22,18 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp import _bootstrap, _graph
 from shoal.fsdp._parameters import ShardedParameter
 
-__all__ = ["FSDPModule", "MixedPrecisionPolicy", "fully_shard", "step_graph", "write"]
+__all__ = [
+    "CPUOffloadPolicy",
+    "FSDPModule",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "UnshardHandle",
+    "fully_shard",
+    "register_fsdp_forward_method",
+    "share_comm_ctx",
+    "step_graph",
+    "write",
+]
 
 _LEASE_GUARD = os.environ.get("SHOAL_LEASE_GUARD", "0") == "1"
 
@@ -514,7 +525,7 @@ class FSDPModule:
                 s.adopt()
         state.root.model.unshard(state.index)
         state.to_unsharded()
-        return _UnshardHandle() if async_op else None
+        return UnshardHandle() if async_op else None
 
     def reshard(self) -> None:
         """Drops the lease now. Not recursive."""
@@ -591,6 +602,8 @@ for _name, _instead in {
     "set_custom_reduce_scatter": "owners read their rows in place",
     "set_all_reduce_hook": "there is no all_reduce on a 1-D mesh",
     "set_post_optim_event": "there are no streams on a CPU mesh",
+    "set_reduce_scatter_divide_factor": "gradients are divided by the world size; scale the loss",
+    "set_symm_mem_for_comm": "gradients travel through shared memory",
     "set_gradient_divide_factor": "gradients are divided by the world size; scale the loss",
     "set_force_sum_reduction_for_comms": "gradients are divided by the world size; scale the loss",
     "set_unshard_in_backward": "taking a lease moves nothing on one host",
@@ -602,11 +615,21 @@ for _name, _instead in {
     setattr(FSDPModule, _name, _not_yet(_name, _instead))
 
 
-class _UnshardHandle:
+class UnshardHandle:
     """What ``unshard(async_op=True)`` returns: on one host it is done."""
 
     def wait(self) -> None:
         return None
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Not in this release: call the method from forward."""
+    raise Unimplemented("register_fsdp_forward_method is not in this release", hint="call the method from the module's forward")
+
+
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Not in this release: on one host there are no communication contexts to share."""
+    raise Unimplemented("share_comm_ctx is not in this release", hint="leave it out: there are no streams or buffers to share on one host")
 
 
 def _roots(model: nn.Module) -> list[_Root]:
