@@ -355,6 +355,39 @@ def inputs_are_cast_to_param_dtype():
     assert model.head.weight.grad.dtype == torch.bfloat16
 
 
+# ---- gradients' memory ---------------------------------------------------------------------------------------------------------------
+
+
+@use
+def a_gradients_memory_is_used_again_unless_somebody_holds_it():
+    model = shard(Net())
+    weight = model.inp.weight
+
+    def gradient(step):
+        model.zero_grad()
+        loss_of(model, step).backward()
+        return weight.grad
+
+    assert len({gradient(step).to_local().data_ptr() for step in range(4)}) == 1
+    other = nn.Parameter(weight.detach().clone())
+    holders = {
+        "itself": gradient(0),
+        "its rows": gradient(1).to_local(),
+        "a view": gradient(2).to_local()[1:],
+        "an array": gradient(3).to_local().numpy(),
+    }
+    other.grad = gradient(4)
+    holders["another parameter"] = other.grad
+    copies = {name: torch.as_tensor(full(h)).clone() for name, h in holders.items() if name != "another parameter"}
+    copies["another parameter"] = full(other.grad).clone()
+    del holders["another parameter"]  # only the parameter has it now
+    for step in range(5, 8):
+        gradient(step)
+    for name, holder in holders.items():
+        assert torch.equal(torch.as_tensor(full(holder)), copies[name]), name
+    assert torch.equal(full(other.grad), copies["another parameter"])
+
+
 # ---- hooks ---------------------------------------------------------------------------------------------------------------------------
 
 
