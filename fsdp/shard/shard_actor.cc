@@ -42,14 +42,32 @@ ShardActor::~ShardActor() { leave(); }
 
 void ShardActor::leave() {
   if (session_ == nullptr) return;
+  std::vector<std::shared_ptr<ShardedModel>> models;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& weak : models_) {
-      if (const auto model = weak.lock()) model->leave();
-    }
+    for (const auto& weak : models_) models.push_back(weak.lock());
+    kept_.clear();
+  }
+  for (const auto& model : models) {
+    if (model) model->leave();
   }
   for (const auto& key : arenas_) session_->drop_arena(key);
   session_ = nullptr;
+}
+
+void ShardActor::give_back(const std::vector<std::string>& arenas, std::int64_t rows, std::size_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    rows_ -= rows;
+    bytes_ -= bytes;
+    std::erase_if(models_, [](const auto& weak) { return weak.expired(); });
+  }
+  if (session_ == nullptr) return;
+  for (const auto& key : arenas) {
+    std::erase(arenas_, key);
+    session_->drop_arena(key);
+  }
+  if (!members_.empty()) tell_attributes();
 }
 
 Result<void> ShardActor::await_gang() {
@@ -77,8 +95,12 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
   arenas_.push_back(key);
   const auto rows = layout.owned_rows(options_.world_size, Rank{options_.rank});
   const auto bytes = layout.owned_bytes(options_.world_size, Rank{options_.rank});
-  SHOAL_TRY(std::shared_ptr<ShardedUnit> unit,
+  SHOAL_TRY(std::unique_ptr<ShardedUnit> made,
             ShardedUnit::make(std::move(name), std::move(layout), arena, options_.rank, options_.world_size, options));
+  std::shared_ptr<ShardedUnit> unit(made.release(), [actor = weak_from_this(), key, rows, bytes](ShardedUnit* gone) {
+    delete gone;
+    if (const auto alive = actor.lock()) alive->give_back({key}, rows, bytes);
+  });
   {
     const std::lock_guard lock(mutex_);
     rows_ += rows;
@@ -102,8 +124,12 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units
   auto options = options_.model;
   // Ranks that outnumber the cores must not spin for each other.
   if (static_cast<unsigned>(options_.world_size) > std::thread::hardware_concurrency()) options.spins = 0;
-  auto model = std::make_shared<ShardedModel>(options_.rank, options_.world_size, std::move(units), std::move(control_memory),
-                                              std::move(slot_memory), session_->clock(), std::move(options));
+  auto made = std::make_unique<ShardedModel>(options_.rank, options_.world_size, std::move(units), std::move(control_memory),
+                                             std::move(slot_memory), session_->clock(), std::move(options));
+  std::shared_ptr<ShardedModel> model(made.release(), [actor = weak_from_this(), key](ShardedModel* gone) {
+    delete gone;
+    if (const auto alive = actor.lock()) alive->give_back({key + "/control", key + "/gradients"}, 0, 0);
+  });
   {
     const std::lock_guard lock(mutex_);
     models_.push_back(model);
@@ -144,7 +170,10 @@ void ShardActor::on_kill(const Error& cause) {
   const std::lock_guard lock(mutex_);
   killed_ = cause;
   for (const auto& weak : models_) {
-    if (const auto model = weak.lock()) model->mark_gone(fmt::format("ShardActor rank {} ended: {}", options_.rank, cause.message()));
+    auto model = weak.lock();
+    if (!model) continue;
+    model->mark_gone(fmt::format("ShardActor rank {} ended: {}", options_.rank, cause.message()));
+    kept_.push_back(std::move(model));
   }
 }
 

@@ -29,9 +29,9 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   static Result<std::shared_ptr<ShardActor>> place(actors::Session& session, Options options);
   ~ShardActor() override;
 
-  // A unit in an arena of the node. The n-th unit of every rank is the same one.
+  // A unit in an arena of the node, which is given back with the last reference to the unit. The n-th unit of every rank is the same one.
   Result<std::shared_ptr<ShardedUnit>> add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options);
-  // A model of these units. Waits until the gang is placed. The n-th model of every rank is the same one.
+  // A model of these units. Waits until the gang is placed. The n-th model of every rank is the same one. Its memory goes like a unit's.
   Result<std::shared_ptr<ShardedModel>> make_model(ShardedModel::Units units);
 
   // Leaves its models, gives its arenas back and uses the session no more. Units and models go on working with what they have mapped.
@@ -53,6 +53,8 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
  private:
   ShardActor(actors::Session& session, Options options, ActorId id) : session_(&session), options_(std::move(options)), id_(id) {}
   Result<void> await_gang();
+  // A unit or a model is gone. Not on the loop.
+  void give_back(const std::vector<std::string>& arenas, std::int64_t rows, std::size_t bytes);
   void tell_attributes();
   std::string describe() const;
 
@@ -69,6 +71,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   mutable std::mutex mutex_;
   std::optional<Error> killed_;
   std::vector<std::weak_ptr<ShardedModel>> models_;
+  std::vector<std::shared_ptr<ShardedModel>> kept_;  // of an actor that was killed: the last reference must not go on the loop
   std::int64_t rows_ = 0;
   std::size_t bytes_ = 0;
 };

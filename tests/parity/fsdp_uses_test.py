@@ -1,8 +1,10 @@
 """Ways to use a sharded model, in one run of two ranks: each ends with what a plain process has, or says why not."""
 
+import gc
 import os
 import time
 import traceback
+from pathlib import Path
 
 os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
 
@@ -262,6 +264,43 @@ def reading_behind_a_forward_without_reshard_where_the_plan_had_one():
     loss.backward()
 
 
+# ---- memory --------------------------------------------------------------------------------------------------------------------------
+
+
+def _arenas():
+    """Names of this mesh's shared memories that any process of the machine has open."""
+    gang = torch.distributed.distributed_c10d._get_default_store().get("shoal/gang/0-1").decode()
+    names = set()
+    for fd in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            name = str(fd.readlink())
+        except OSError:
+            continue  # it ended
+        if f"memfd:shoal:{gang}/" in name:
+            names.add(name.removesuffix(" (deleted)"))
+    return names
+
+
+@use
+def a_model_that_is_dropped_gives_its_memory_back():
+    gc.collect()
+    before = _arenas()
+    torch.distributed.barrier()
+    model = shard(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(model).backward()
+    optimizer.step()
+    assert len(_arenas() - before) == 4 + 2  # units, control and gradients
+    torch.distributed.barrier()
+    del model, optimizer
+    gc.collect()
+    for _ in range(1000):  # the node hears of it a little later
+        if not _arenas() - before:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"still open: {_arenas() - before}")
+
+
 # ---- arguments -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +319,30 @@ def arguments_of_another_type_are_refused():
 
 
 @use
+def every_name_of_fsdp2_is_there():
+    import inspect
+
+    from torch.distributed import fsdp as fsdp2
+
+    import shoal.fsdp
+
+    names = [n for n in fsdp2._fully_shard.__all__ if n != "DataParallelMeshDims"]
+    assert not [n for n in names if not hasattr(shoal.fsdp, n)]
+    methods = [n for n, _ in inspect.getmembers(fsdp2.FSDPModule, inspect.isfunction) if not n.startswith("_")]
+    assert not [n for n in methods if not hasattr(shoal.fsdp.FSDPModule, n)]
+    model = shoal.fsdp.fully_shard(nn.Linear(2, 2))
+    for refused in (
+        lambda: shoal.fsdp.fully_shard(nn.Linear(2, 2), offload_policy=shoal.fsdp.CPUOffloadPolicy()),
+        lambda: shoal.fsdp.register_fsdp_forward_method(model, "generate"),
+        lambda: shoal.fsdp.share_comm_ctx([model]),
+        lambda: model.set_reduce_scatter_divide_factor(2.0),
+        lambda: model.set_symm_mem_for_comm(),
+    ):
+        with pytest.raises(NotImplementedError, match=r"is not in this release\n  hint: "):
+            refused()
+
+
+@use
 def inputs_are_cast_to_param_dtype():
     from shoal.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -290,6 +353,39 @@ def inputs_are_cast_to_param_dtype():
     torch.testing.assert_close(out, Net().bfloat16()(batch(0, rank()).bfloat16()).float())
     out.square().mean().backward()
     assert model.head.weight.grad.dtype == torch.bfloat16
+
+
+# ---- gradients' memory ---------------------------------------------------------------------------------------------------------------
+
+
+@use
+def a_gradients_memory_is_used_again_unless_somebody_holds_it():
+    model = shard(Net())
+    weight = model.inp.weight
+
+    def gradient(step):
+        model.zero_grad()
+        loss_of(model, step).backward()
+        return weight.grad
+
+    assert len({gradient(step).to_local().data_ptr() for step in range(4)}) == 1
+    other = nn.Parameter(weight.detach().clone())
+    holders = {
+        "itself": gradient(0),
+        "its rows": gradient(1).to_local(),
+        "a view": gradient(2).to_local()[1:],
+        "an array": gradient(3).to_local().numpy(),
+    }
+    other.grad = gradient(4)
+    holders["another parameter"] = other.grad
+    copies = {name: torch.as_tensor(full(h)).clone() for name, h in holders.items() if name != "another parameter"}
+    copies["another parameter"] = full(other.grad).clone()
+    del holders["another parameter"]  # only the parameter has it now
+    for step in range(5, 8):
+        gradient(step)
+    for name, holder in holders.items():
+        assert torch.equal(torch.as_tensor(full(holder)), copies[name]), name
+    assert torch.equal(full(other.grad), copies["another parameter"])
 
 
 # ---- hooks ---------------------------------------------------------------------------------------------------------------------------
@@ -401,6 +497,21 @@ def an_inner_module_called_twice_by_itself():
     first.backward()
     second.backward()
     expect_gradients(model, Net(), lambda m, r: loss(m, 0, r) + loss(m, 1, r))
+
+
+@use
+def an_inner_module_unsharded_before_the_first_forward():
+    from shoal.fsdp import fully_shard
+
+    model = shard(Net(), lease_guard=True)
+    model.blocks[0].unshard()
+    torch.testing.assert_close(model.blocks[0][0].weight, Net().blocks[0][0].weight)
+    model.blocks[1].unshard()
+    loss_of(model).backward()
+    expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r))
+    outer = fully_shard(nn.Sequential(model))
+    with pytest.raises(ValueError, match="before the model that contains it"):
+        outer(batch(0, rank()))
 
 
 # ---- tied parameters -----------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,31 @@ hooks of modules, autograd and optimizers into its words.
 """
 
 from shoal.fsdp._bootstrap import shard_actor_handles
-from shoal.fsdp._fully_shard import FSDPModule, MixedPrecisionPolicy, fully_shard, step_graph, write
+from shoal.fsdp._fully_shard import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    UnshardHandle,
+    fully_shard,
+    register_fsdp_forward_method,
+    share_comm_ctx,
+    step_graph,
+    write,
+)
 from shoal.fsdp._graph import StepGraph
 
-__all__ = ["FSDPModule", "MixedPrecisionPolicy", "StepGraph", "fully_shard", "shard_actor_handles", "step_graph", "write"]
+__all__ = [
+    "CPUOffloadPolicy",
+    "FSDPModule",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "StepGraph",
+    "UnshardHandle",
+    "fully_shard",
+    "register_fsdp_forward_method",
+    "shard_actor_handles",
+    "share_comm_ctx",
+    "step_graph",
+    "write",
+]

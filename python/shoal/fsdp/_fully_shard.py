@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
@@ -22,7 +22,18 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp import _bootstrap, _graph
 from shoal.fsdp._parameters import ShardedParameter
 
-__all__ = ["FSDPModule", "MixedPrecisionPolicy", "fully_shard", "step_graph", "write"]
+__all__ = [
+    "CPUOffloadPolicy",
+    "FSDPModule",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "UnshardHandle",
+    "fully_shard",
+    "register_fsdp_forward_method",
+    "share_comm_ctx",
+    "step_graph",
+    "write",
+]
 
 _LEASE_GUARD = os.environ.get("SHOAL_LEASE_GUARD", "0") == "1"
 
@@ -52,11 +63,18 @@ class _Root:
         self.forwards: weakref.WeakSet[_ForwardToken] = weakref.WeakSet()
         self.backward: weakref.ref[_Backward] | None = None  # dead: an exception left it
         self.is_last_backward = True
+        self.preliminary = False  # made by unshard(): the first forward may show that another module is the root
         self.running: _State | None = None  # the unit whose forward the program called, maybe one inside the root
         self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, of those with hooks for that, in order
         self.held: list[int] | None = None  # a synchronised backward opened no window: how often each parameter had been written then
         for index, s in enumerate(states):
             s.root, s.index = self, index
+
+    def dissolve(self) -> None:
+        for s in self.states:
+            s.to_sharded()
+            self.model.reshard(s.index)
+            s.root = None
 
     def queue_callback(self) -> None:
         if self.backward is not None and self.backward() is not None:
@@ -150,7 +168,7 @@ class _State:
         self, module: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool | None, mp_policy: MixedPrecisionPolicy, lease_guard: bool
     ):
         self.module, self.mesh, self.mp_policy = module, mesh, mp_policy
-        self.reshard_after_forward = reshard_after_forward
+        self.reshard_asked = self.reshard_after_forward = reshard_after_forward  # None: as is_root says
         self.reshard_after_backward = True
         self.cast_to = mp_policy.param_dtype if mp_policy.cast_forward_inputs else None  # what floating-point inputs become
         self.sync = True  # gradients are reduced in backward
@@ -200,7 +218,10 @@ class _State:
         """At the first forward: the module that runs it is the root of all units inside."""
         states = [s for s in map(_state_of, self.module.modules()) if s is not None]
         taken = [s for s in states if s.root is not None]
-        if taken:
+        if all(s.root.preliminary for s in taken):
+            for root in {id(s.root): s.root for s in taken}.values():
+                root.dissolve()
+        else:
             raise InvalidArgument(
                 f"{type(taken[0].module).__name__} ran a forward of its own before the model that contains it",
                 hint="run the whole model's forward first, or call fully_shard on the outer module before",
@@ -209,8 +230,7 @@ class _State:
         for s in states:
             s.is_root = s is self
             s.name = names[id(s.module)]
-            if s.reshard_after_forward is None:
-                s.reshard_after_forward = not s.is_root
+            s.reshard_after_forward = not s.is_root if s.reshard_asked is None else s.reshard_asked
         _Root(states)
 
     # ---- the two faces ----
@@ -249,6 +269,7 @@ class _State:
         if self.root is None:
             self._lazy_init()
         root, training = self.root, torch.is_grad_enabled()
+        root.preliminary = False
         in_graph = torch._C._current_graph_task_id() != -1
         if not in_graph:
             root.recover()
@@ -498,12 +519,13 @@ class FSDPModule:
         state = self._shoal()
         if state.root is None:
             state._lazy_init()
+            state.root.preliminary = True
         if state.root.model.window_open:
             for s in state.root.states:
                 s.adopt()
         state.root.model.unshard(state.index)
         state.to_unsharded()
-        return _UnshardHandle() if async_op else None
+        return UnshardHandle() if async_op else None
 
     def reshard(self) -> None:
         """Drops the lease now. Not recursive."""
@@ -530,7 +552,7 @@ class FSDPModule:
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(f"reshard_after_forward should be a bool, got {type(reshard_after_forward)}")
         for s in self._states(recurse):
-            s.reshard_after_forward = reshard_after_forward
+            s.reshard_asked = s.reshard_after_forward = reshard_after_forward
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: whole parameters stay readable behind a backward that is not the step's last one, too."""
@@ -580,6 +602,8 @@ for _name, _instead in {
     "set_custom_reduce_scatter": "owners read their rows in place",
     "set_all_reduce_hook": "there is no all_reduce on a 1-D mesh",
     "set_post_optim_event": "there are no streams on a CPU mesh",
+    "set_reduce_scatter_divide_factor": "gradients are divided by the world size; scale the loss",
+    "set_symm_mem_for_comm": "gradients travel through shared memory",
     "set_gradient_divide_factor": "gradients are divided by the world size; scale the loss",
     "set_force_sum_reduction_for_comms": "gradients are divided by the world size; scale the loss",
     "set_unshard_in_backward": "taking a lease moves nothing on one host",
@@ -591,11 +615,21 @@ for _name, _instead in {
     setattr(FSDPModule, _name, _not_yet(_name, _instead))
 
 
-class _UnshardHandle:
+class UnshardHandle:
     """What ``unshard(async_op=True)`` returns: on one host it is done."""
 
     def wait(self) -> None:
         return None
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Not in this release: call the method from forward."""
+    raise Unimplemented("register_fsdp_forward_method is not in this release", hint="call the method from the module's forward")
+
+
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Not in this release: on one host there are no communication contexts to share."""
+    raise Unimplemented("share_comm_ctx is not in this release", hint="leave it out: there are no streams or buffers to share on one host")
 
 
 def _roots(model: nn.Module) -> list[_Root]:

@@ -6,7 +6,6 @@ unit's arena, each an import of its own: slices of one big tensor would share a 
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 
 import torch
@@ -25,8 +24,8 @@ class ShardedParameter:
         self._stride = torch.empty(original.shape, device="meta").stride()
         self.sharded: nn.Parameter | None = None
         self.unsharded: nn.Parameter | None = None
-        self._grad: DTensor | None = None  # reused while nobody else holds it
-        self._grad_uses = (0, 0)
+        self._buffer: torch.Tensor | None = None  # of gradients; used again when nobody else holds it
+        self._buffer_uses = 0
         self._pending: deque[list] = deque()  # of each reduction under way: the gradient that it writes, the whole one that it reads
 
     def bind(self, unit: _native.ShardedUnit, index: int, mesh, original: nn.Parameter) -> None:
@@ -150,17 +149,13 @@ class ShardedParameter:
         self._pending.clear()
 
     def _fresh_grad(self) -> DTensor:
-        """A gradient to write to: the one of the step before if nobody holds it any more (no allocation in the steady state)."""
-        grad = self._grad
-        if grad is not None and self._uses(grad) == self._grad_uses:
-            return grad
-        del grad
-        local = torch.empty((self._end - self._begin, *self.shape[1:]), dtype=self.dtype)
-        self._grad = self._dtensor(local)
-        del local
-        self._grad_uses = self._uses(self._grad)
-        return self._grad
+        """A gradient to write to, over the memory of the step before if nobody holds that any more (no allocation in the steady state)."""
+        if self._buffer is None or _uses(self._buffer) != self._buffer_uses:
+            self._buffer = torch.empty((self._end - self._begin, *self.shape[1:]), dtype=self.dtype)
+            self._buffer_uses = _uses(self._buffer)
+        return self._dtensor(self._buffer)
 
-    @staticmethod
-    def _uses(grad: DTensor) -> tuple[int, int]:
-        return sys.getrefcount(grad), torch._C._storage_Use_Count(grad._local_tensor.untyped_storage()._cdata)
+
+def _uses(t: torch.Tensor) -> int:
+    """How many hold its memory: tensors, views and whatever else, in Python or beneath."""
+    return torch._C._storage_Use_Count(t.untyped_storage()._cdata)
