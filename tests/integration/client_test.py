@@ -353,6 +353,18 @@ def test_sigkill_of_a_worker_fails_its_call_within_a_second_with_its_last_words(
         shoal.get(log.echo.remote(1), timeout=20)
 
 
+@shoal.remote
+class Mumbler:
+    def end(self):
+        os.write(2, b"last \xff\xfe words\n")
+        os._exit(3)
+
+
+def test_last_words_that_are_no_text_are_told_as_far_as_they_can_be():
+    with pytest.raises(ActorDiedError, match="last \ufffd\ufffd words"):
+        shoal.get(Mumbler.remote().end.remote(), timeout=20)
+
+
 def test_the_exit_code_of_a_worker_is_told(log, other):
     with pytest.raises(ActorDiedError, match="exited with code 3"):
         shoal.get(log.exit.remote(3), timeout=20)
