@@ -553,6 +553,29 @@ def a_parameter_tied_across_units_is_refused():
         fully_shard(model)
 
 
+@use
+def an_inner_module_sharded_after_the_outer_one_is_refused():
+    from shoal.fsdp import fully_shard
+
+    model = fully_shard(Net())
+    with pytest.raises(ValueError, match=r"a module around this one was sharded before"):
+        fully_shard(model.head)
+
+
+@use
+def an_optimizer_built_before_sharding_is_refused():
+    from shoal.optim import AdamW
+
+    model = Net()
+    early = [AdamW(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1)]
+    shard(model)
+    model(batch(0, rank())).sum().backward()
+    for optimizer in early:
+        with pytest.raises(ValueError, match="built before fully_shard"):
+            optimizer.step()
+    AdamW(model.parameters()).step()
+
+
 # ---- exceptions ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -397,6 +397,12 @@ def _own_parameters(module: nn.Module, ignored: set[nn.Parameter]) -> dict[str, 
             if p is None or p in ignored:
                 continue
             original_of = getattr(p, "_shoal_sharded", None)
+            outer = getattr(p, "_shoal_state", None)
+            if outer is not None and any(owner is m for q in outer.parameters for owner, _ in q.owners):
+                raise InvalidArgument(
+                    f"parameter {prefix}{attribute} is in a unit already: a module around this one was sharded before",
+                    hint="call fully_shard innermost first: on the blocks, then on the model",
+                )
             if hasattr(p, "_shoal_state") or (original_of is not None and original_of() is not None):
                 raise InvalidArgument(
                     f"parameter {prefix}{attribute} is shared with a unit that was sharded before",
@@ -678,6 +684,13 @@ def _roots_of(optimizer: torch.optim.Optimizer) -> list[_Root]:
             state = getattr(p, "_shoal_state", None)
             if state is not None and state.root is not None:
                 roots[id(state.root)] = state.root
+            replaced_by = getattr(p, "_shoal_sharded", None)
+            if replaced_by is not None and (unit := replaced_by()) is not None:
+                raise InvalidArgument(
+                    f"this optimizer was built before fully_shard: it holds parameters of {unit.name or 'the root'} as they were, "
+                    "and would train nothing",
+                    hint="build the optimizer after fully_shard",
+                )
     return list(roots.values())
 
 
