@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <set>
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include "scheduler/cli/commands.h"
@@ -55,6 +56,17 @@ std::string attribute_text(const std::map<std::string, std::string>& attributes)
   return out;
 }
 
+std::string local_time(std::int64_t unix_ms) {
+  return unix_ms == 0 ? "-" : fmt::format("{:%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(unix_ms / 1000)));
+}
+
+// As people look for them: jobs in the order in which they began, of actors and workers those that live first.
+void sort_rows(ListReply& r) {
+  std::stable_sort(r.jobs.begin(), r.jobs.end(), [](const auto& a, const auto& b) { return a.started_unix_ms < b.started_unix_ms; });
+  std::stable_partition(r.actors.begin(), r.actors.end(), [](const auto& a) { return a.state != actors::ActorState::kDead; });
+  std::stable_partition(r.workers.begin(), r.workers.end(), [](const auto& w) { return w.state != actors::WorkerState::kExited; });
+}
+
 void print_rows(const ListReply& r, const std::string& what) {
   std::vector<std::vector<std::string>> rows;
   if (what == "actors") {
@@ -77,10 +89,11 @@ void print_rows(const ListReply& r, const std::string& what) {
     print_table({"WORKER", "ROLE", "STATE", "PID", "NODE", "JOB", "WHY"}, rows);
   } else {
     for (const auto& j : r.jobs) {
-      rows.push_back({to_string(j.id), j.name, actors::to_string(j.state), j.num_workers ? std::to_string(j.num_workers) : "-",
-                      j.ended_unix_ms ? std::to_string(j.exit_code) : "-", first_line(j.cause, j.pending_reason)});
+      rows.push_back({to_string(j.id), j.name, local_time(j.started_unix_ms), actors::to_string(j.state),
+                      j.num_workers ? std::to_string(j.num_workers) : "-", j.ended_unix_ms ? std::to_string(j.exit_code) : "-",
+                      first_line(j.cause, j.pending_reason)});
     }
-    print_table({"JOB", "NAME", "STATE", "WORKERS", "EXIT", "WHY"}, rows);
+    print_table({"JOB", "NAME", "STARTED", "STATE", "WORKERS", "EXIT", "WHY"}, rows);
   }
 }
 
@@ -121,8 +134,9 @@ int list(const Common& common, const std::string& what) {
                                                           {"nodes", ListRequest::What::kNodes},
                                                           {"workers", ListRequest::What::kWorkers},
                                                           {"jobs", ListRequest::What::kJobs}};
-  const auto r = looking->head->list(kinds.at(what));
+  auto r = looking->head->list(kinds.at(what));
   if (!r) return failed(common, r.error());
+  sort_rows(*r);
   if (!common.json) {
     print_rows(*r, what);
     return kOk;
