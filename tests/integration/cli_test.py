@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from command import printed
 from crew import Log
 from leftovers import wait_until
 
@@ -118,10 +119,11 @@ def test_a_node_that_cannot_start_takes_its_head_along(shoal_command):
         assert shoal_command("stop").returncode == 0
 
 
-def test_nodes_join_and_bring_what_is_missing(shoal_command, cluster, driver, capfd):
-    actor = Log.options(resources={"slot": 1}).remote()
-    ref = actor.echo.remote("placed")
-    wait_until(lambda: "nearest fit" in capfd.readouterr().err, 3, "the warning")
+def test_nodes_join_and_bring_what_is_missing(shoal_command, cluster, driver, tmp_path):
+    with printed(tmp_path) as so_far:
+        actor = Log.options(resources={"slot": 1}).remote()
+        ref = actor.echo.remote("placed")
+        wait_until(lambda: "nearest fit" in so_far(2), 5, "the warning")
     (pending,) = shoal_command.json("status")["pending"]
     assert "slot" in pending
     assert shoal_command("start", "--address", cluster.address, "--resource", "slot=1").returncode == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command import printed
 from crew import Broken, Log, Meeting
 from leftovers import alive, wait_until
 
@@ -519,17 +520,12 @@ def test_async_methods_and_functions_are_refused():
         shoal.remote(function)
 
 
-def test_an_infeasible_actor_waits_and_the_driver_is_told_what_is_missing(capfd):
-    greedy = Log.options(num_gpus=3).remote()
-    ref = greedy.echo.remote(1)
-    said = []
-
-    def told():
-        said.append(capfd.readouterr().err)
-        return "actor Log is pending" in "".join(said)
-
-    wait_until(told, 3, "the warning")
-    text = "".join(said)
+def test_an_infeasible_actor_waits_and_the_driver_is_told_what_is_missing(tmp_path):
+    with printed(tmp_path) as so_far:
+        greedy = Log.options(num_gpus=3).remote()
+        ref = greedy.echo.remote(1)
+        wait_until(lambda: "actor Log is pending" in so_far(2), 5, "the warning")
+        text = so_far(2)
     assert "nearest fit: node" in text
     assert "GPU" in text
     with pytest.raises(GetTimeoutError):
@@ -566,17 +562,10 @@ def test_init_twice_is_an_error_unless_it_is_asked_for():
     assert shoal.is_initialized()
 
 
-def test_what_workers_print_appears_here_with_who_said_it(log, capfd):
-    shoal.get(log.say.remote("for everybody\ntwo lines"))
-    out, err = [], []
-
-    def there():
-        seen = capfd.readouterr()
-        out.append(seen.out)
-        err.append(seen.err)
-        return all("(Log) for everybody\n(Log) two lines\n" in "".join(s) for s in (out, err))
-
-    wait_until(there, 5, "the lines")
+def test_what_workers_print_appears_here_with_who_said_it(log, tmp_path):
+    with printed(tmp_path) as so_far:
+        shoal.get(log.say.remote("for everybody\ntwo lines"))
+        wait_until(lambda: all("(Log) for everybody\n(Log) two lines\n" in so_far(number) for number in (1, 2)), 5, "the lines")
 
 
 def test_four_threads_get_at_once(log, other):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,22 @@ from leftovers import wait_until
 from shoal._runtime import binary
 
 LIMIT_S = 30  # nothing here takes a tenth of it
+
+
+@contextlib.contextmanager
+def printed(folder: Path):
+    """Gives what this process has written to descriptor 1 or 2 so far. (capfd cuts off what is written while it reads.)"""
+    paths, saved = {1: folder / "stdout", 2: folder / "stderr"}, {}
+    try:
+        for number, path in paths.items():
+            saved[number] = os.dup(number)
+            with open(path, "ab") as file:
+                os.dup2(file.fileno(), number)
+        yield lambda number: paths[number].read_text()
+    finally:
+        for number, file in saved.items():
+            os.dup2(file, number)
+            os.close(file)
 
 
 @dataclass(frozen=True)
