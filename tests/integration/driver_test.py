@@ -286,7 +286,7 @@ print("over")
 """
     )
     assert driver.code() == 0, driver.err
-    assert driver.out.rstrip().endswith("over")
+    assert "over" in driver.out  # lines of the worker that were under way may come behind it
     assert "shoal.kill" in driver.out
 
 
