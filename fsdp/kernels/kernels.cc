@@ -94,7 +94,8 @@ struct BFloat16 {
     std::memcpy(&out, &wide, 4);
     return out;
   }
-  static BFloat16 store(float value) {
+  static BFloat16 store(double v) {
+    const auto value = static_cast<float>(v);
     std::uint32_t wide;
     std::memcpy(&wide, &value, 4);
     if (std::isnan(value)) return {0x7fc0};
@@ -105,46 +106,78 @@ struct BFloat16 {
 struct Float16 {
   _Float16 value;
   float load() const { return static_cast<float>(value); }
-  static Float16 store(float v) { return {static_cast<_Float16>(v)}; }
+  static Float16 store(double v) { return {static_cast<_Float16>(static_cast<float>(v))}; }
 };
 
-struct Float64 {
-  double value;
-  double load() const { return value; }
-  static Float64 store(double v) { return {v}; }
+template <class T>
+struct Same {
+  T value;
+  T load() const { return value; }
+  static Same store(double v) { return {static_cast<T>(v)}; }
 };
 
-template <class T, class Wide>
+template <class F>
+void with_dtype(DType dtype, F&& fn) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return fn(Same<float>{});
+    case DType::kFloat64:
+      return fn(Same<double>{});
+    case DType::kBFloat16:
+      return fn(BFloat16{});
+    case DType::kFloat16:
+      return fn(Float16{});
+  }
+}
+
+template <class T>
+auto load(const std::byte* base, std::size_t i) {
+  T value;
+  std::memcpy(&value, base + i * sizeof(T), sizeof(T));
+  return value.load();
+}
+
+template <class T>
+void store(std::byte* base, std::size_t i, double wide) {
+  const T value = T::store(wide);
+  std::memcpy(base + i * sizeof(T), &value, sizeof(T));
+}
+
+template <class In, class Out>
 void reduce_as(std::span<const std::byte* const> sources, double scale, bool accumulate, std::byte* out, std::size_t numel) {
-  const auto at = [](const std::byte* base, std::size_t i) {
-    T value;
-    std::memcpy(&value, base + i * sizeof(T), sizeof(T));
-    return value.load();
-  };
+  using Wide = decltype(load<In>(nullptr, 0) + load<Out>(nullptr, 0));
   for (std::size_t i = 0; i < numel; ++i) {
-    Wide sum = at(sources[0], i);
-    for (std::size_t s = 1; s < sources.size(); ++s) sum += at(sources[s], i);
+    Wide sum = load<In>(sources[0], i);
+    for (std::size_t s = 1; s < sources.size(); ++s) sum += load<In>(sources[s], i);
     sum *= static_cast<Wide>(scale);
-    if (accumulate) sum += at(out, i);
-    const T value = T::store(sum);
-    std::memcpy(out + i * sizeof(T), &value, sizeof(T));
+    if (accumulate) sum += load<Out>(out, i);
+    store<Out>(out, i, sum);
   }
 }
 
 }  // namespace
 
-void reduce(DType dtype, std::span<const std::byte* const> sources, double scale, bool accumulate, std::byte* out, std::size_t numel) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return HWY_DYNAMIC_DISPATCH(reduce_f32)(reinterpret_cast<const float* const*>(sources.data()), sources.size(),
-                                              static_cast<float>(scale), accumulate, reinterpret_cast<float*>(out), numel);
-    case DType::kFloat64:
-      return reduce_as<Float64, double>(sources, scale, accumulate, out, numel);
-    case DType::kBFloat16:
-      return reduce_as<BFloat16, float>(sources, scale, accumulate, out, numel);
-    case DType::kFloat16:
-      return reduce_as<Float16, float>(sources, scale, accumulate, out, numel);
+void reduce(DType dtype, std::span<const std::byte* const> sources, double scale, bool accumulate, DType out_dtype, std::byte* out,
+            std::size_t numel) {
+  if (dtype == DType::kFloat32 && out_dtype == DType::kFloat32) {
+    return HWY_DYNAMIC_DISPATCH(reduce_f32)(reinterpret_cast<const float* const*>(sources.data()), sources.size(),
+                                            static_cast<float>(scale), accumulate, reinterpret_cast<float*>(out), numel);
   }
+  with_dtype(dtype, [&]<class In>(In) {
+    with_dtype(out_dtype, [&]<class Out>(Out) { reduce_as<In, Out>(sources, scale, accumulate, out, numel); });
+  });
+}
+
+void cast(DType dtype, const std::byte* in, DType out_dtype, std::byte* out, std::size_t numel) {
+  if (dtype == out_dtype) {
+    if (numel > 0) std::memcpy(out, in, numel * dtype_bytes(dtype));
+    return;
+  }
+  with_dtype(dtype, [&]<class In>(In) {
+    with_dtype(out_dtype, [&]<class Out>(Out) {
+      for (std::size_t i = 0; i < numel; ++i) store<Out>(out, i, load<In>(in, i));
+    });
+  });
 }
 
 void adamw(const AdamW& o, std::int64_t step, float* p, const float* g, float* m, float* v, std::size_t numel) {

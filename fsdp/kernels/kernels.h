@@ -8,9 +8,13 @@
 
 namespace shoal::fsdp {
 
-// out[i] = ((sources[0][i] + sources[1][i]) + ...) * scale, or added to out[i]. In this fixed order, in fp32 (fp64 for fp64): the same bits
-// at every call. A source may be `out` itself. bf16 and fp16 are rounded to nearest once, at the end.
-void reduce(DType dtype, std::span<const std::byte* const> sources, double scale, bool accumulate, std::byte* out, std::size_t numel);
+// out[i] = ((sources[0][i] + sources[1][i]) + ...) * scale, or added to out[i]. In this fixed order, in fp32 (in fp64 if either dtype is):
+// the same bits at every call. A source may be `out` itself, if it has its dtype. bf16 and fp16 are rounded to nearest once, at the end.
+void reduce(DType dtype, std::span<const std::byte* const> sources, double scale, bool accumulate, DType out_dtype, std::byte* out,
+            std::size_t numel);
+
+// out[i] = in[i] in another dtype, rounded to nearest, ties to even. They do not overlap.
+void cast(DType dtype, const std::byte* in, DType out_dtype, std::byte* out, std::size_t numel);
 
 struct AdamW {
   double lr = 1e-3;

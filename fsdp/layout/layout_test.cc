@@ -1,5 +1,7 @@
 #include "fsdp/layout/layout.h"
 
+#include <tuple>
+
 #include <gtest/gtest.h>
 
 namespace shoal::fsdp {
@@ -48,21 +50,55 @@ TEST(Layout, ParametersLieWholeAndAligned) {
   EXPECT_EQ(l.placed()[3].offset_bytes, 128u);
   EXPECT_EQ(l.bytes(), 192u);
   EXPECT_EQ(l.numel(), 15 + 7 + 0 + 2);
-  EXPECT_EQ(l.begin_of(l.placed()[0], 2, Rank{1}), 2u * 20);
-  EXPECT_EQ(l.owned_bytes(l.placed()[0], 2, Rank{1}), 20u);
-  EXPECT_EQ(l.owned_rows(2, Rank{0}), 2 + 4 + 0 + 1);
+  EXPECT_EQ(l.own_offset(0, 2, 1), 2u * 20);
+  EXPECT_EQ(Layout::owned_bytes(l.placed()[0], 2, 1), 20u);
+  EXPECT_EQ(l.owned_rows(2, 0), 2 + 4 + 0 + 1);
 }
 
 TEST(Layout, RanksOwnEveryByteOnce) {
   const auto l = Layout::make({of("a", {13, 3}), of("b", {1, 9}), of("c", {4})}).value();
   for (int world = 1; world <= 8; ++world) {
     std::size_t sum = 0;
-    for (int r = 0; r < world; ++r) sum += l.owned_bytes(world, Rank{r});
+    for (int r = 0; r < world; ++r) sum += l.owned_bytes(world, r);
     EXPECT_EQ(sum, static_cast<std::size_t>(l.numel()) * 4);
   }
 }
 
+TEST(Piece, IsWhatTorchChunkGivesOnAnyDim) {
+  const auto l = Layout::make({{"a", {3, 5, 2}, DType::kFloat32, true, 1}}).value();
+  const auto is = [&](int shards, int shard, Piece want) {
+    const Piece got = piece_of(l.placed()[0], shards, shard);
+    EXPECT_EQ(std::tie(got.begin, got.length, got.stride, got.runs), std::tie(want.begin, want.length, want.stride, want.runs)) << shard;
+  };
+  is(2, 0, {0, 6, 10, 3});  // three of five
+  is(2, 1, {6, 4, 10, 3});
+  is(4, 2, {8, 2, 10, 3});
+  is(4, 3, {});
+  is(1, 0, {0, 30, 30, 1});
+}
+
+TEST(Layout, WhatIsNotInPlaceHasShardsOfItsOwnBehindTheWholes) {
+  const auto l = Layout::make({of("in place", {4, 4}),
+                               {"cast", {5, 4}, DType::kFloat32, true, 0, DType::kBFloat16},
+                               {"columns", {4, 6}, DType::kFloat32, true, 1},
+                               {"elsewhere", {4, 4}, DType::kFloat32, true, 0, {}, {}, true}})
+                     .value();
+  EXPECT_TRUE(l.placed()[0].in_place);
+  EXPECT_FALSE(l.placed()[1].in_place);
+  EXPECT_FALSE(l.placed()[2].in_place);
+  EXPECT_EQ(l.placed()[1].bytes, 40u);  // bf16
+  EXPECT_EQ(l.placed()[1].reduce_dtype(), DType::kBFloat16);
+  EXPECT_EQ(l.bytes(), 64u + 64 + 128);
+  EXPECT_EQ(l.slot_bytes(), 64u + 64 + 128 + 64);
+  // A shard has up to 3 rows of 16 bytes of "cast", and 3 of 6 columns of "columns".
+  EXPECT_EQ(l.own_offset(1, 2, 0), 256u);
+  EXPECT_EQ(l.own_offset(2, 2, 0), 256u + 64);
+  EXPECT_EQ(l.own_offset(1, 2, 1), 256u + 64 + 64);
+  EXPECT_EQ(l.arena_bytes({4, 2}), 2u * 4096);
+}
+
 TEST(Layout, WhatCannotBeShardedIsNamed) {
+  EXPECT_FALSE(Layout::make({{"w", {2, 2}, DType::kFloat32, true, 2}}));
   EXPECT_NE(Layout::make({of("scale", {})}).error().message().find("scale"), std::string::npos);
   EXPECT_FALSE(Layout::make({of("huge", {1 << 30, 1 << 30})}));
   EXPECT_FALSE(parse_dtype("int64"));

@@ -13,14 +13,15 @@ namespace shoal::fsdp {
 
 class Control {
  public:
-  static constexpr int kSlots = 2;  // units whose full gradients a rank may have in flight
+  static constexpr int kMaxSlots = 4;  // units whose full gradients a rank may have in flight
   static constexpr int kMaxRanks = static_cast<int>(runtime::Board::kMaxMembers);
   static constexpr std::uint32_t kMaxParameters = 4096;  // of one unit
 
   // What a rank has in a gradient slot.
   struct Slot {
     std::atomic<std::uint32_t> unit;
-    std::uint8_t present[kMaxParameters];  // which parameters have a gradient on this rank; written before `published`
+    std::atomic<std::uint32_t> everywhere;  // reduced over all replicas, not only within the own one
+    std::uint8_t present[kMaxParameters];   // which parameters have a gradient on this rank; written before `published`
   };
 
   struct alignas(64) RankWords {
@@ -30,7 +31,7 @@ class Control {
     std::atomic<std::uint64_t> published;    // how many units' gradients it has put into slots, above its attempt (reducer.h)
     std::atomic<std::uint64_t> consumed;     // how many units it has reduced, as owner of its rows, above its attempt
     std::atomic<std::uint64_t> place;        // where its program is: for those who wait for it (encode_place)
-    Slot slots[kSlots];
+    Slot slots[kMaxSlots];
   };
 
   static std::size_t bytes(int world_size) { return runtime::Board::kBytes + sizeof(RankWords) * static_cast<std::size_t>(world_size); }

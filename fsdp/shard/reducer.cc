@@ -19,24 +19,35 @@ std::uint64_t attempt_of(std::uint64_t sequence) { return sequence >> kAttemptSh
 
 std::size_t stride_of(const std::vector<const Layout*>& layouts) {
   std::size_t out = 0;
-  for (const auto* l : layouts) out = std::max(out, l->bytes());
+  for (const auto* l : layouts) out = std::max(out, l->slot_bytes());
   return (out + kPage - 1) / kPage * kPage;
 }
 
+// What sums of gradients are kept in that travel as `dtype`.
+DType wide(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
+
 }  // namespace
 
-std::size_t Reducer::slot_bytes(const std::vector<const Layout*>& layouts, int world_size) {
-  return std::max(kPage, stride_of(layouts) * static_cast<std::size_t>(world_size) * Control::kSlots);
+std::size_t Reducer::slot_bytes(const std::vector<const Layout*>& layouts, Grid grid, int num_slots) {
+  return std::max(kPage, stride_of(layouts) * static_cast<std::size_t>(grid.world_size) * static_cast<std::size_t>(num_slots));
 }
 
-Reducer::Reducer(Control& control, int rank, int world_size, std::vector<const Layout*> layouts, std::byte* slots)
-    : control_(control), rank_(rank), world_size_(world_size), layouts_(std::move(layouts)), slots_(slots), stride_(stride_of(layouts_)) {}
+Reducer::Reducer(Control& control, int rank, Grid grid, std::vector<const Layout*> layouts, std::byte* slots, int num_slots)
+    : control_(control),
+      rank_(rank),
+      grid_(grid),
+      layouts_(std::move(layouts)),
+      slots_(slots),
+      stride_(stride_of(layouts_)),
+      num_slots_(static_cast<std::uint64_t>(num_slots)) {
+  SHOAL_CHECK(num_slots >= 1 && num_slots <= Control::kMaxSlots, "a reducer has 1 to kMaxSlots slots");
+}
 
 int Reducer::missing_slot() const {
-  const std::uint64_t needed = next_ - first_ < Control::kSlots ? left_off_ : next_ - Control::kSlots + 1;
+  const std::uint64_t needed = next_ - first_ < num_slots_ ? left_off_ : next_ - num_slots_ + 1;
   // This rank comes last: where it lags itself, it does so because of a rank that has not published.
-  for (int i = 1; i <= world_size_; ++i) {
-    const int r = (rank_ + i) % world_size_;
+  for (int i = 1; i <= grid_.world_size; ++i) {
+    const int r = (rank_ + i) % grid_.world_size;
     if (control_.rank(r).consumed.load(std::memory_order_acquire) < needed) return r;
   }
   return -1;
@@ -45,7 +56,7 @@ int Reducer::missing_slot() const {
 bool Reducer::has_slot() const { return missing_slot() < 0; }
 
 bool Reducer::all_published(std::uint64_t sequence) const {
-  for (int r = 0; r < world_size_; ++r) {
+  for (int r = 0; r < grid_.world_size; ++r) {
     const std::uint64_t published = control_.rank(r).published.load(std::memory_order_acquire);
     if (published <= sequence || attempt_of(published) > attempt_of(sequence)) return false;
   }
@@ -53,7 +64,7 @@ bool Reducer::all_published(std::uint64_t sequence) const {
 }
 
 int Reducer::ahead() const {
-  for (int r = 0; r < world_size_; ++r) {
+  for (int r = 0; r < grid_.world_size; ++r) {
     if (attempt_of(control_.rank(r).published.load(std::memory_order_acquire)) > attempt_of(first_)) return r;
   }
   return -1;
@@ -61,61 +72,101 @@ int Reducer::ahead() const {
 
 int Reducer::missing_publication() const {
   if (pending_.empty() || ahead() >= 0) return -1;
-  for (int r = 0; r < world_size_; ++r) {
+  for (int r = 0; r < grid_.world_size; ++r) {
     if (control_.rank(r).published.load(std::memory_order_acquire) <= pending_.front().sequence) return r;
   }
   return -1;
 }
 
-void Reducer::publish(std::uint32_t unit, std::span<const Gradient> gradients) {
+// Puts into the slot what other ranks read of a gradient: all but this rank's own slices, and those, too, if other replicas sum them.
+void Reducer::bring(const Placed& p, const Gradient& g, How how, std::byte* out) const {
+  const std::size_t to = dtype_bytes(p.reduce_dtype());
+  const bool to_replicas = how.everywhere && grid_.replicas > 1;
+  const Piece own = own_piece(p);
+  if (g.whole == nullptr) {
+    std::memset(out, 0, p.slot_bytes);
+  } else {
+    const std::size_t from = dtype_bytes(g.dtype);
+    const auto copy = [&](std::size_t begin, std::size_t end) {
+      if (begin < end) cast(g.dtype, g.whole + begin * from, p.reduce_dtype(), out + begin * to, end - begin);
+    };
+    if (to_replicas || own.runs == 0) {
+      copy(0, p.numel);
+    } else {
+      std::size_t next = 0;
+      for (std::size_t k = 0; k < own.runs; ++k) {
+        copy(next, own.begin + k * own.stride);
+        next = own.begin + k * own.stride + own.length;
+      }
+      copy(next, p.numel);
+    }
+  }
+  if (!to_replicas || !g.has_partial) return;
+  const DType partial = wide(p.reduce_dtype());
+  for (std::size_t k = 0; k < own.runs; ++k) {
+    const std::byte* source[] = {g.partial + k * own.length * dtype_bytes(partial)};
+    reduce(partial, source, 1, true, p.reduce_dtype(), out + (own.begin + k * own.stride) * to, own.length);
+  }
+}
+
+// Copies this rank's own slices to where they outlive the gradient: to `own` if they may lie there, else to the slot.
+Reducer::Where Reducer::keep(const Placed& p, const Gradient& g, std::byte* out) const {
+  const Piece own = own_piece(p);
+  const bool in_own = !g.accumulate && g.partial == nullptr && p.parameter.dtype == p.reduce_dtype();
+  const std::size_t from = dtype_bytes(g.dtype), to = dtype_bytes(p.reduce_dtype());
+  for (std::size_t k = 0; k < own.runs; ++k) {
+    const std::size_t begin = own.begin + k * own.stride;
+    cast(g.dtype, g.whole + begin * from, p.reduce_dtype(), in_own ? g.own + k * own.length * to : out + begin * to, own.length);
+  }
+  return in_own ? Where::kOwn : Where::kSlot;
+}
+
+void Reducer::publish(std::uint32_t unit, std::span<const Gradient> gradients, How how) {
   const Layout& layout = *layouts_[unit];
   SHOAL_CHECK(gradients.size() == layout.placed().size(), "a unit is published with the wrong number of gradients");
   SHOAL_CHECK(has_slot(), "a unit is published without a slot");
-  auto& words = control_.rank(rank_).slots[next_ % Control::kSlots];
+  auto& mine = words(rank_, next_);
   std::byte* const out = slot(rank_, next_);
+  Pending pending{next_, unit, how, {gradients.begin(), gradients.end()}, std::vector<Where>(gradients.size(), Where::kNowhere)};
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    words.present[i] = gradients[i].whole != nullptr;
-    if (gradients[i].whole == nullptr) continue;
     const Placed& p = layout.placed()[i];
-    // Everything but the rows that this rank owns: before them and after them.
-    const std::size_t own_begin = layout.begin_of(p, world_size_, Rank{rank_}) - p.offset_bytes;
-    const std::size_t own_end = own_begin + layout.owned_bytes(p, world_size_, Rank{rank_});
-    if (own_begin > 0) std::memcpy(out + p.offset_bytes, gradients[i].whole, own_begin);
-    if (own_end < p.bytes) std::memcpy(out + p.offset_bytes + own_end, gradients[i].whole + own_end, p.bytes - own_end);
+    const bool to_replicas = how.everywhere && grid_.replicas > 1;
+    mine.present[i] = gradients[i].whole != nullptr || (to_replicas && gradients[i].has_partial);
+    if (mine.present[i] == 0) continue;
+    bring(p, gradients[i], how, out + p.slot_offset_bytes);
+    pending.where[i] = to_replicas ? Where::kSlot : Where::kGradient;
   }
-  words.unit.store(unit, std::memory_order_relaxed);
-  control_.rank(rank_).published.store(next_ + 1, std::memory_order_release);
+  mine.unit.store(unit, std::memory_order_relaxed);
+  mine.everywhere.store(how.everywhere, std::memory_order_relaxed);
+  control_.rank(rank_).published.store(++next_, std::memory_order_release);
 
-  Pending pending{next_++, unit, {gradients.begin(), gradients.end()}, {}};
-  pending.kept.resize(gradients.size());
-  if (pending_.empty() && all_published(pending.sequence) && check_units(pending)) {
-    pending_.push_back(std::move(pending));
-    return sum(pending_.front());  // straight from the gradients: this rank's rows are not copied first
-  }
+  const bool at_once = pending_.empty() && all_published(pending.sequence) && check_units(pending);
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    auto& g = pending.gradients[i];
     const Placed& p = layout.placed()[i];
-    const std::size_t bytes = layout.owned_bytes(p, world_size_, Rank{rank_});
-    if (g.whole == nullptr || bytes == 0) continue;
-    std::byte* place = g.own;
-    if (g.accumulate) {
-      pending.kept[i] = std::make_unique_for_overwrite<std::byte[]>(bytes);
-      place = pending.kept[i].get();
+    auto& g = pending.gradients[i];
+    // Straight from the gradient if it can be: then this rank's slices are not copied first.
+    if (pending.where[i] == Where::kGradient && !(at_once && g.dtype == p.reduce_dtype())) {
+      pending.where[i] = keep(p, g, out + p.slot_offset_bytes);
     }
-    std::memcpy(place, g.whole + (layout.begin_of(p, world_size_, Rank{rank_}) - p.offset_bytes), bytes);
-    g.whole = nullptr;
+    if (!at_once) g.whole = nullptr;
   }
   pending_.push_back(std::move(pending));
+  if (at_once) finish_oldest();
 }
 
 Result<void> Reducer::check_units(const Pending& pending) const {
-  for (int r = 0; r < world_size_; ++r) {
-    const std::uint32_t theirs = control_.rank(r).slots[pending.sequence % Control::kSlots].unit.load(std::memory_order_relaxed);
-    if (theirs != pending.unit) {
+  for (int r = 0; r < grid_.world_size; ++r) {
+    const auto& theirs = words(r, pending.sequence);
+    if (const auto unit = theirs.unit.load(std::memory_order_relaxed); unit != pending.unit) {
       return fail(invalid_argument(fmt::format("the ranks' backward passes differ: rank {} reduces unit {} where rank {} reduces unit {}",
-                                               rank_, pending.unit, r, theirs))
+                                               rank_, pending.unit, r, unit))
                       .with_reason("Diverged")
                       .with_hint("every rank must run the same modules in the same order in a step"));
+    }
+    if ((theirs.everywhere.load(std::memory_order_relaxed) != 0) != pending.how.everywhere) {
+      return fail(invalid_argument(fmt::format("ranks {} and {} differ in whether gradients are reduced over replicas", rank_, r))
+                      .with_reason("Diverged")
+                      .with_hint("call set_requires_all_reduce alike on every rank"));
     }
   }
   return {};
@@ -132,7 +183,7 @@ Result<bool> Reducer::serve() {
     return true;
   }
   SHOAL_OK(check_units(pending_.front()));
-  sum(pending_.front());
+  finish_oldest();
   return true;
 }
 
@@ -146,28 +197,40 @@ void Reducer::start_over() {
   control_.rank(rank_).published.store(next_, std::memory_order_release);
 }
 
-void Reducer::sum(Pending& pending) {
-  const Layout& layout = *layouts_[pending.unit];
-  const auto& words = control_.rank(rank_).slots[pending.sequence % Control::kSlots];
-  Reduced reduced{pending.unit, std::vector<bool>(pending.gradients.size())};
+void Reducer::sum(const Pending& pending, std::size_t parameter) {
+  const Placed& p = layouts_[pending.unit]->placed()[parameter];
+  const Gradient& g = pending.gradients[parameter];
+  const bool into_partial = !pending.how.everywhere && g.partial != nullptr;
+  const DType out_dtype = into_partial ? wide(p.reduce_dtype()) : p.parameter.dtype;
+  const std::size_t in_bytes = dtype_bytes(p.reduce_dtype()), out_bytes = dtype_bytes(out_dtype);
+  const Piece own = own_piece(p);
   std::vector<const std::byte*> sources;
-  for (std::size_t i = 0; i < pending.gradients.size(); ++i) {
-    const Placed& p = layout.placed()[i];
-    const auto& g = pending.gradients[i];
-    const std::size_t begin = layout.begin_of(p, world_size_, Rank{rank_}), bytes = layout.owned_bytes(p, world_size_, Rank{rank_});
+  for (std::size_t k = 0; k < own.runs; ++k) {
     sources.clear();
-    for (int r = 0; r < world_size_; ++r) {
-      if (r == rank_) {
-        if (words.present[i] == 0) continue;
-        reduced.present[i] = true;
-        sources.push_back(g.whole != nullptr ? g.whole + (begin - p.offset_bytes) : pending.kept[i] ? pending.kept[i].get() : g.own);
-      } else if (control_.rank(r).slots[pending.sequence % Control::kSlots].present[i] != 0) {
-        reduced.present[i] = true;
-        sources.push_back(slot(r, pending.sequence) + begin);
+    const std::size_t at = (own.begin + k * own.stride) * in_bytes;
+    for (int r = 0; r < grid_.world_size; ++r) {
+      if (!sums(r, pending.how) || words(r, pending.sequence).present[parameter] == 0) continue;
+      if (r != rank_ || pending.where[parameter] == Where::kSlot) {
+        sources.push_back(slot(r, pending.sequence) + p.slot_offset_bytes + at);
+      } else {
+        sources.push_back(pending.where[parameter] == Where::kGradient ? g.whole + at : g.own + k * own.length * in_bytes);
       }
     }
-    if (sources.empty() || bytes == 0) continue;
-    reduce(p.parameter.dtype, sources, 1.0 / world_size_, g.accumulate, g.own, bytes / dtype_bytes(p.parameter.dtype));
+    if (sources.empty()) return;
+    std::byte* const out = (into_partial ? g.partial : g.own) + k * own.length * out_bytes;
+    reduce(p.reduce_dtype(), sources, into_partial ? 1 : pending.how.scale, into_partial ? g.has_partial : g.accumulate, out_dtype, out,
+           own.length);
+  }
+}
+
+void Reducer::finish_oldest() {
+  const Pending& pending = pending_.front();
+  Reduced reduced{pending.unit, std::vector<bool>(pending.gradients.size())};
+  for (std::size_t i = 0; i < pending.gradients.size(); ++i) {
+    for (int r = 0; r < grid_.world_size; ++r) {
+      if (sums(r, pending.how) && words(r, pending.sequence).present[i] != 0) reduced.present[i] = true;
+    }
+    sum(pending, i);
   }
   control_.rank(rank_).consumed.store(pending.sequence + 1, std::memory_order_release);
   reduced_.push_back(std::move(reduced));

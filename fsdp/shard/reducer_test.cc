@@ -1,5 +1,8 @@
 #include "fsdp/shard/reducer.h"
 
+#include <algorithm>
+#include <cstring>
+#include <optional>
 #include <random>
 
 #include <gtest/gtest.h>
@@ -23,8 +26,8 @@ class ReducerTest : public testing::TestWithParam<int> {
       return mappings_.back().data();
     };
     control_ = std::make_unique<Control>(zeroed(Control::bytes(world_)));
-    std::byte* slots = zeroed(Reducer::slot_bytes(pointers_, world_));
-    for (int r = 0; r < world_; ++r) reducers_.push_back(std::make_unique<Reducer>(*control_, r, world_, pointers_, slots));
+    std::byte* slots = zeroed(Reducer::slot_bytes(pointers_, world_, kSlots));
+    for (int r = 0; r < world_; ++r) reducers_.push_back(std::make_unique<Reducer>(*control_, r, world_, pointers_, slots, kSlots));
   }
 
   // What rank r brings for parameter i of unit u in round n.
@@ -45,7 +48,7 @@ class ReducerTest : public testing::TestWithParam<int> {
     const auto& placed = layouts_[u].placed();
     for (std::size_t i = 0; i < placed.size(); ++i) {
       out.whole.push_back(gradient(r, u, i, n));
-      out.own.emplace_back(layouts_[u].owned_bytes(placed[i], world_, shoal::Rank{r}) / 4, accumulate ? 1.0f : -7.0f);
+      out.own.emplace_back(Layout::owned_bytes(placed[i], world_, r) / 4, accumulate ? 1.0f : -7.0f);
     }
     for (std::size_t i = 0; i < placed.size(); ++i) {
       const bool gone = static_cast<int>(i) == absent;
@@ -70,7 +73,7 @@ class ReducerTest : public testing::TestWithParam<int> {
   void expect_owned(int r, std::uint32_t u, const Rank1& got, int n, bool accumulate) {
     const auto& placed = layouts_[u].placed();
     for (std::size_t i = 0; i < placed.size(); ++i) {
-      const std::size_t first = (layouts_[u].begin_of(placed[i], world_, shoal::Rank{r}) - placed[i].offset_bytes) / 4;
+      const std::size_t first = piece_of(placed[i], world_, r).begin;
       for (std::size_t e = 0; e < got.own[i].size(); ++e) {
         ASSERT_EQ(got.own[i][e], expected(u, i, first + e, n, accumulate, std::vector<bool>(static_cast<std::size_t>(world_), true)))
             << "rank " << r << " unit " << u << " parameter " << i << " element " << e;
@@ -78,6 +81,9 @@ class ReducerTest : public testing::TestWithParam<int> {
     }
   }
 
+  Reducer::How mean() const { return {1.0 / world_}; }
+
+  static constexpr int kSlots = 2;
   int world_ = 1;
   std::vector<Layout> layouts_;
   std::vector<const Layout*> pointers_;
@@ -106,7 +112,7 @@ TEST_P(ReducerTest, EveryOwnerGetsTheMeanOfItsRowsInAnyOrderOfRanks) {
       if (random() % 2 && round[r] < kRounds && reducer.has_slot()) {
         const auto u = static_cast<std::uint32_t>(round[r] % 2);
         brought[r].push_back(bring(static_cast<int>(r), u, round[r], accumulate));
-        reducer.publish(u, brought[r].back().gradients);
+        reducer.publish(u, brought[r].back().gradients, mean());
         for (auto& w : brought[r].back().whole) std::fill(w.begin(), w.end(), 1e30f);  // free from now on
         ++round[r];
       } else {
@@ -127,7 +133,8 @@ TEST_P(ReducerTest, AMissingGradientCountsAsZeroAndOneThatNobodyHasIsNone) {
   std::vector<Rank1> brought;
   for (int r = 0; r < world_; ++r) brought.push_back(bring(r, 0, 0, false, r == 1 ? 0 : -1));  // rank 1 has none for `a`
   for (auto& b : brought) b.gradients[1].whole = nullptr;                                      // nobody has one for `b`
-  for (int r = 0; r < world_; ++r) reducers_[static_cast<std::size_t>(r)]->publish(0, brought[static_cast<std::size_t>(r)].gradients);
+  for (int r = 0; r < world_; ++r)
+    reducers_[static_cast<std::size_t>(r)]->publish(0, brought[static_cast<std::size_t>(r)].gradients, mean());
   std::vector<bool> has(static_cast<std::size_t>(world_), true);
   has[1] = false;
   for (int r = 0; r < world_; ++r) {
@@ -139,7 +146,7 @@ TEST_P(ReducerTest, AMissingGradientCountsAsZeroAndOneThatNobodyHasIsNone) {
     ASSERT_EQ(finished.size(), 1u);
     EXPECT_EQ(finished[0].present, (std::vector<bool>{true, false}));
     const auto& own = brought[static_cast<std::size_t>(r)].own;
-    const std::size_t first = layouts_[0].begin_of(layouts_[0].placed()[0], world_, shoal::Rank{r}) / 4;
+    const std::size_t first = piece_of(layouts_[0].placed()[0], world_, r).begin;
     for (std::size_t e = 0; e < own[0].size(); ++e) ASSERT_EQ(own[0][e], expected(0, 0, first + e, 0, false, has));
     for (const float x : own[1]) EXPECT_EQ(x, -7.0f);  // untouched
   }
@@ -148,10 +155,10 @@ TEST_P(ReducerTest, AMissingGradientCountsAsZeroAndOneThatNobodyHasIsNone) {
 TEST_P(ReducerTest, ARankAtMostTwoUnitsAheadWaitsForTheSlowest) {
   if (world_ < 2) GTEST_SKIP() << "needs two ranks";
   std::vector<Rank1> kept;
-  for (int n = 0; n < Control::kSlots; ++n) {
+  for (int n = 0; n < kSlots; ++n) {
     kept.push_back(bring(0, 0, n));
     ASSERT_TRUE(reducers_[0]->has_slot());
-    reducers_[0]->publish(0, kept.back().gradients);
+    reducers_[0]->publish(0, kept.back().gradients, mean());
   }
   EXPECT_FALSE(reducers_[0]->has_slot());
   EXPECT_EQ(reducers_[0]->missing_slot(), 1);
@@ -163,7 +170,7 @@ TEST_P(ReducerTest, RanksThatReduceDifferentUnitsAreNamed) {
   std::vector<Rank1> kept;
   for (int r = 0; r < world_; ++r) {
     kept.push_back(bring(r, r == 1 ? 1 : 0, 0));
-    reducers_[static_cast<std::size_t>(r)]->publish(r == 1 ? 1 : 0, kept.back().gradients);
+    reducers_[static_cast<std::size_t>(r)]->publish(r == 1 ? 1 : 0, kept.back().gradients, mean());
   }
   const auto served = reducers_[0]->serve();
   ASSERT_FALSE(served);
@@ -177,10 +184,10 @@ TEST_P(ReducerTest, RanksThatStartOverBelongTogetherAgainHoweverFarEachHadCome) 
   std::vector<Rank1> lost, brought;
   for (int n = 0; n < 2; ++n) {
     lost.push_back(bring(0, 0, n));
-    reducers_[0]->publish(0, lost.back().gradients);
+    reducers_[0]->publish(0, lost.back().gradients, mean());
   }
   lost.push_back(bring(1, 0, 0));
-  reducers_[1]->publish(0, lost.back().gradients);
+  reducers_[1]->publish(0, lost.back().gradients, mean());
   const auto before = lost[0].own;
   brought.reserve(2 * static_cast<std::size_t>(world_));
   for (int n = 0; n < 2; ++n) {
@@ -191,7 +198,7 @@ TEST_P(ReducerTest, RanksThatStartOverBelongTogetherAgainHoweverFarEachHadCome) 
       auto& reducer = *reducers_[static_cast<std::size_t>(r)];
       brought.push_back(bring(r, 1, 5 + n));
       ASSERT_TRUE(reducer.has_slot());
-      reducer.publish(1, brought.back().gradients);
+      reducer.publish(1, brought.back().gradients, mean());
       if (n == 0) continue;
       while (reducer.num_pending() > 1) ASSERT_TRUE(reducer.serve());
     }
@@ -211,16 +218,16 @@ TEST_P(ReducerTest, ARankThatHasNotStartedOverGoesOnAndIsToldSo) {
   if (world_ < 2) GTEST_SKIP() << "needs two ranks";
   std::vector<Rank1> kept;
   kept.push_back(bring(1, 0, 0));
-  reducers_[1]->publish(0, kept.back().gradients);
+  reducers_[1]->publish(0, kept.back().gradients, mean());
   reducers_[0]->start_over();
   for (int n = 1; n < 5; ++n) {  // more than there are slots
     ASSERT_TRUE(reducers_[1]->serve().value());
     EXPECT_EQ(reducers_[1]->num_pending(), 0u);
     EXPECT_EQ(reducers_[1]->overtaken_by(), 0);
-    if (world_ > 2 && n == Control::kSlots) break;  // the third rank has to come, too
+    if (world_ > 2 && n == kSlots) break;  // the third rank has to come, too
     ASSERT_TRUE(reducers_[1]->has_slot());
     kept.push_back(bring(1, 0, n));
-    reducers_[1]->publish(0, kept.back().gradients);
+    reducers_[1]->publish(0, kept.back().gradients, mean());
   }
   EXPECT_TRUE(reducers_[1]->take_reduced().empty());
   reducers_[1]->start_over();
@@ -232,7 +239,7 @@ TEST_P(ReducerTest, WhatOwnersMayStillReadIsNotOverwrittenByTheNextAttempt) {
   std::vector<Rank1> kept;
   for (int r = 0; r < world_; ++r) {
     kept.push_back(bring(r, 0, 0));
-    reducers_[static_cast<std::size_t>(r)]->publish(0, kept.back().gradients);  // the last rank sums at once
+    reducers_[static_cast<std::size_t>(r)]->publish(0, kept.back().gradients, mean());  // the last rank sums at once
   }
   reducers_[0]->start_over();
   EXPECT_FALSE(reducers_[0]->has_slot());
@@ -242,6 +249,113 @@ TEST_P(ReducerTest, WhatOwnersMayStillReadIsNotOverwrittenByTheNextAttempt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, ReducerTest, testing::Values(1, 2, 3, 4, 8));
+
+// Two replicas of two shards: gradients travel in bf16 from bf16 or fp32, shards are fp32 and cut on the second dim.
+class ReplicaReducerTest : public testing::Test {
+ protected:
+  static constexpr int kWorld = 4, kColumns = 5, kRows = 3;
+
+  void SetUp() override {
+    layout_ = Layout::make({{"w", {kRows, kColumns}, DType::kFloat32, true, 1, DType::kBFloat16, DType::kFloat32}}).value();
+    const auto zeroed = [this](std::size_t bytes) {
+      memories_.push_back(runtime::make_memory("m", bytes).value());
+      mappings_.push_back(runtime::map(memories_.back(), bytes, runtime::Access::kReadWrite).value());
+      return mappings_.back().data();
+    };
+    const Grid grid(kWorld, 2);
+    control_ = std::make_unique<Control>(zeroed(Control::bytes(kWorld)));
+    std::byte* slots = zeroed(Reducer::slot_bytes({&*layout_}, grid, 1));
+    for (int r = 0; r < kWorld; ++r) {
+      reducers_.push_back(std::make_unique<Reducer>(*control_, r, grid, std::vector<const Layout*>{&*layout_}, slots, 1));
+    }
+    for (auto& own : own_) own.assign(kRows * 3, -7);
+    for (auto& partial : partial_) partial.assign(kRows * 3, 0);
+  }
+
+  // Whole numbers below 256: exact in bf16.
+  static float value(int rank, int round, int row, int column) {
+    return static_cast<float>(1 + rank * 40 + round * 20 + row * kColumns + column);
+  }
+
+  // Every rank's n-th publication; ranks in `absent` have no gradient.
+  void reduce_round(int round, bool everywhere, bool has_partial, std::vector<int> absent = {}) {
+    for (int r = 0; r < kWorld; ++r) {
+      std::vector<std::uint16_t> whole;
+      for (int i = 0; i < kRows; ++i) {
+        for (int j = 0; j < kColumns; ++j) {
+          const float v = value(r, round, i, j);
+          std::uint32_t bits;
+          std::memcpy(&bits, &v, 4);
+          whole.push_back(static_cast<std::uint16_t>(bits >> 16));
+        }
+      }
+      Reducer::Gradient g;
+      const bool here = std::find(absent.begin(), absent.end(), r) == absent.end();
+      g.whole = here ? reinterpret_cast<const std::byte*>(whole.data()) : nullptr;
+      g.dtype = DType::kBFloat16;
+      const auto i = static_cast<std::size_t>(r);
+      g.own = reinterpret_cast<std::byte*>(own_[i].data());
+      g.partial = reinterpret_cast<std::byte*>(partial_[i].data());
+      g.has_partial = has_partial;
+      reducers_[i]->publish(0, std::vector{g}, {0.25, everywhere});
+    }
+    for (const auto& r : reducers_) ASSERT_TRUE(r->serve());
+    for (const auto& r : reducers_) ASSERT_EQ(r->num_pending(), 0u);
+  }
+
+  void expect_sums(const std::vector<std::pair<int, std::vector<int>>>& rounds_of_ranks) {
+    for (int r = 0; r < kWorld; ++r) {
+      const int first = r % 2 == 0 ? 0 : 3, count = r % 2 == 0 ? 3 : 2;
+      for (int i = 0; i < kRows; ++i) {
+        for (int j = 0; j < count; ++j) {
+          float sum = 0;
+          for (const auto& [round, ranks] : rounds_of_ranks) {
+            for (const int other : ranks) sum += value(other, round, i, first + j);
+          }
+          ASSERT_EQ(own_[static_cast<std::size_t>(r)][static_cast<std::size_t>(i * count + j)], sum / 4) << r << " " << i << " " << j;
+        }
+      }
+    }
+  }
+
+  std::optional<Layout> layout_;
+  std::vector<Fd> memories_;
+  std::vector<runtime::Mapping> mappings_;
+  std::unique_ptr<Control> control_;
+  std::vector<std::unique_ptr<Reducer>> reducers_;
+  std::vector<float> own_[kWorld], partial_[kWorld];
+};
+
+TEST_F(ReplicaReducerTest, EveryReplicaGetsTheMeanOverAll) {
+  reduce_round(0, true, false);
+  expect_sums({{0, {0, 1, 2, 3}}});
+}
+
+TEST_F(ReplicaReducerTest, WhatWasReducedWithinReplicasIsTakenInByTheNextReductionOverAll) {
+  reduce_round(0, false, false);
+  for (const auto& own : own_) EXPECT_EQ(own[0], -7);
+  reduce_round(1, false, true);
+  reduce_round(2, true, true);
+  expect_sums({{0, {0, 1, 2, 3}}, {1, {0, 1, 2, 3}}, {2, {0, 1, 2, 3}}});
+}
+
+TEST_F(ReplicaReducerTest, APartialSumCountsWhereThereIsNoGradientAnyMore) {
+  reduce_round(0, false, false);
+  reduce_round(1, true, true, {0, 1, 2, 3});
+  expect_sums({{0, {0, 1, 2, 3}}});
+}
+
+TEST_F(ReplicaReducerTest, RanksThatDifferInWhatTheyReduceOverAreTold) {
+  const std::vector<float> whole(kRows * kColumns, 1);
+  for (int r = 0; r < kWorld; ++r) {
+    Reducer::Gradient g;
+    g.whole = reinterpret_cast<const std::byte*>(whole.data());
+    g.own = reinterpret_cast<std::byte*>(own_[r].data());
+    g.partial = reinterpret_cast<std::byte*>(partial_[r].data());
+    reducers_[static_cast<std::size_t>(r)]->publish(0, std::vector{g}, {0.25, r != 2});
+  }
+  EXPECT_EQ(reducers_[0]->serve().error().reason(), "Diverged");
+}
 
 }  // namespace
 }  // namespace shoal::fsdp

@@ -25,6 +25,9 @@ Result<std::shared_ptr<ShardActor>> ShardActor::place(actors::Session& session, 
   if (options.world_size < 1 || options.world_size > Control::kMaxRanks) {
     return fail(invalid_argument(fmt::format("a mesh of {} ranks: there may be 1 to {}", options.world_size, Control::kMaxRanks)));
   }
+  if (options.replicas < 1 || options.world_size % options.replicas != 0) {
+    return fail(invalid_argument(fmt::format("{} ranks cannot be {} replicas", options.world_size, options.replicas)));
+  }
   const ActorId id = session.new_id<ActorId>();
   std::shared_ptr<ShardActor> actor(new ShardActor(session, std::move(options), id));
   actors::HostActor request;
@@ -90,13 +93,14 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
         fmt::format("unit {} has {} parameters, at most {} are possible", name, parameters.size(), Control::kMaxParameters)));
   SHOAL_TRY(Layout layout, Layout::make(std::move(parameters)));
   const std::string key = fmt::format("{}/unit-{}", options_.gang, num_units_);
-  SHOAL_TRY(const Fd arena, session_->open_arena(key, layout.bytes()));
+  SHOAL_TRY(const Fd arena, session_->open_arena(key, layout.arena_bytes(grid())));
   ++num_units_;
   arenas_.push_back(key);
-  const auto rows = layout.owned_rows(options_.world_size, Rank{options_.rank});
-  const auto bytes = layout.owned_bytes(options_.world_size, Rank{options_.rank});
+  const int shard = grid().shard_of(options_.rank);
+  const auto rows = layout.owned_rows(grid().shards(), shard);
+  const auto bytes = layout.owned_bytes(grid().shards(), shard);
   SHOAL_TRY(std::unique_ptr<ShardedUnit> made,
-            ShardedUnit::make(std::move(name), std::move(layout), arena, options_.rank, options_.world_size, options));
+            ShardedUnit::make(std::move(name), std::move(layout), arena, options_.rank, grid(), options));
   std::shared_ptr<ShardedUnit> unit(made.release(), [actor = weak_from_this(), key, rows, bytes](ShardedUnit* gone) {
     delete gone;
     if (const auto alive = actor.lock()) alive->give_back({key}, rows, bytes);
@@ -109,23 +113,27 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
   return unit;
 }
 
-Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units units) {
+Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units units, int slots) {
   if (const auto dead = killed()) return fail(*dead);
+  if (slots < 1 || slots > Control::kMaxSlots) {
+    return fail(invalid_argument(fmt::format("{} units' gradients in flight: there may be 1 to {}", slots, Control::kMaxSlots)));
+  }
   SHOAL_OK(await_gang());
   const std::string key = fmt::format("{}/model-{}", options_.gang, num_models_++);
   const std::size_t control_bytes = ShardedModel::control_bytes(options_.world_size);
-  const std::size_t slot_bytes = ShardedModel::slot_bytes(units, options_.world_size);
+  const std::size_t slot_bytes = ShardedModel::slot_bytes(units, grid(), slots);
   SHOAL_TRY(const Fd control, session_->open_arena(key + "/control", control_bytes, options_.rank));
-  SHOAL_TRY(const Fd slots, session_->open_arena(key + "/gradients", slot_bytes));
+  SHOAL_TRY(const Fd gradients, session_->open_arena(key + "/gradients", slot_bytes));
   arenas_.push_back(key + "/control");
   arenas_.push_back(key + "/gradients");
   SHOAL_TRY(runtime::Mapping control_memory, runtime::map(control, control_bytes, runtime::Access::kReadWrite));
-  SHOAL_TRY(runtime::Mapping slot_memory, runtime::map(slots, slot_bytes, runtime::Access::kReadWrite));
+  SHOAL_TRY(runtime::Mapping slot_memory, runtime::map(gradients, slot_bytes, runtime::Access::kReadWrite));
   auto options = options_.model;
+  options.slots = slots;
   // Ranks that outnumber the cores must not spin for each other.
   if (static_cast<unsigned>(options_.world_size) > std::thread::hardware_concurrency()) options.spins = 0;
-  auto made = std::make_unique<ShardedModel>(options_.rank, options_.world_size, std::move(units), std::move(control_memory),
-                                             std::move(slot_memory), session_->clock(), std::move(options));
+  auto made = std::make_unique<ShardedModel>(options_.rank, grid(), std::move(units), std::move(control_memory), std::move(slot_memory),
+                                             session_->clock(), std::move(options));
   std::shared_ptr<ShardedModel> model(made.release(), [actor = weak_from_this(), key](ShardedModel* gone) {
     delete gone;
     if (const auto alive = actor.lock()) alive->give_back({key + "/control", key + "/gradients"}, 0, 0);

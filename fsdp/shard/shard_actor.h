@@ -22,6 +22,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
     std::string gang;  // the same on every rank of the mesh, and on no other mesh of the job
     int rank = 0;
     int world_size = 1;
+    int replicas = 1;                                             // rows of that many ranks have all shards
     runtime::Duration place_timeout = std::chrono::seconds(600);  // for the whole gang to come
     ShardedModel::Options model;
   };
@@ -32,13 +33,14 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   // A unit in an arena of the node, which is given back with the last reference to the unit. The n-th unit of every rank is the same one.
   Result<std::shared_ptr<ShardedUnit>> add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options);
   // A model of these units. Waits until the gang is placed. The n-th model of every rank is the same one. Its memory goes like a unit's.
-  Result<std::shared_ptr<ShardedModel>> make_model(ShardedModel::Units units);
+  // `slots`: as ShardedModel::Options has it.
+  Result<std::shared_ptr<ShardedModel>> make_model(ShardedModel::Units units, int slots);
 
   // Leaves its models, gives its arenas back and uses the session no more. Units and models go on working with what they have mapped.
   void leave();
 
   int rank() const { return options_.rank; }
-  int world_size() const { return options_.world_size; }
+  Grid grid() const { return {options_.world_size, options_.replicas}; }
   ActorId id() const { return id_; }
   // By rank; known once the gang is placed.
   const std::vector<ActorId>& members() const { return members_; }

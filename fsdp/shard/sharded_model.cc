@@ -46,20 +46,22 @@ const char* doing_name(Doing d) {
 
 }  // namespace
 
-std::size_t ShardedModel::slot_bytes(const Units& units, int world_size) { return Reducer::slot_bytes(layouts_of(units), world_size); }
+std::size_t ShardedModel::slot_bytes(const Units& units, Grid grid, int slots) {
+  return Reducer::slot_bytes(layouts_of(units), grid, slots);
+}
 
-ShardedModel::ShardedModel(int rank, int world_size, Units units, runtime::Mapping control, runtime::Mapping slots,
+ShardedModel::ShardedModel(int rank, Grid grid, Units units, runtime::Mapping control, runtime::Mapping slots,
                            std::shared_ptr<runtime::Clock> clock, Options options)
     : rank_(rank),
-      world_size_(world_size),
+      world_size_(grid.world_size),
       units_(std::move(units)),
       control_memory_(std::move(control)),
       slot_memory_(std::move(slots)),
       options_(std::move(options)),
       clock_(std::move(clock)),
       control_(control_memory_.data()),
-      gate_(control_, rank, world_size),
-      reducer_(control_, rank, world_size, layouts_of(units_), slot_memory_.data()),
+      gate_(control_, rank, grid.world_size),
+      reducer_(control_, rank, grid, layouts_of(units_), slot_memory_.data(), options_.slots),
       stepper_(names_of(units_), options_.plan, *clock_) {
   fingerprint_ = 1;
   for (const auto& u : units_) fingerprint_ = fingerprint_ * 0x100000001b3ULL + u->layout().fingerprint();
@@ -189,6 +191,9 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
 Result<void> ShardedModel::enter_gate() {
   // A wait at a door that failed (a signal, the timeout) left the window on its way: it opens first.
   if (gate_.phase() == VersionGate::Phase::kLeaving) SHOAL_OK(open_window("a window that was waited for before"));
+  if (window_open()) {
+    for (const auto& u : units_) u->publish_own();
+  }
   if (gate_.enter()) {
     stepping_ = false;
     control_.board().ring();
@@ -233,7 +238,7 @@ void ShardedModel::reshard(std::size_t unit, bool backward) {
 // What the plan wants at this boundary. Gradients are there only for the unit that the boundary belongs to. The plan is of the step before:
 // whether the unit is resharded here is the caller's word.
 Result<void> ShardedModel::follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published,
-                                  std::span<const Reducer::Gradient> gradients, bool may_reshard) {
+                                  std::span<const Reducer::Gradient> gradients, Reducer::How how, bool may_reshard) {
   for (const auto id : nodes) {
     const Node node = stepper_.plan()->graph().nodes()[static_cast<std::size_t>(id)];
     const auto unit = static_cast<std::size_t>(node.unit);
@@ -246,7 +251,7 @@ Result<void> ShardedModel::follow(const std::vector<std::int32_t>& nodes, std::s
         break;
       case Op::kReduceScatter:
         if (unit == current && !published && !gradients.empty()) {
-          SHOAL_OK(publish(unit, gradients));
+          SHOAL_OK(publish(unit, gradients, how));
           published = true;
         }
         break;
@@ -264,7 +269,7 @@ Result<void> ShardedModel::forward_begin(std::size_t unit, bool training) {
   // Its own lease first: what the plan fetches ahead is for later.
   SHOAL_OK(unshard(unit));
   bool published = false;
-  SHOAL_OK(follow(stepper_.boundary({false, true, static_cast<std::int32_t>(unit)}), unit, published, {}, false));
+  SHOAL_OK(follow(stepper_.boundary({false, true, static_cast<std::int32_t>(unit)}), unit, published, {}, {}, false));
   bool served = false;
   return serve_due(served);
 }
@@ -273,7 +278,7 @@ void ShardedModel::forward_end(std::size_t unit, bool training, bool reshard_now
   at(Doing::kForward, unit);
   bool published = false;
   if (training && stepping_) {
-    const auto followed = follow(stepper_.boundary({false, false, static_cast<std::int32_t>(unit)}), unit, published, {}, reshard_now);
+    const auto followed = follow(stepper_.boundary({false, false, static_cast<std::int32_t>(unit)}), unit, published, {}, {}, reshard_now);
     (void)followed;  // a dead peer is told at the next begin
   }
   if (reshard_now) reshard(unit);
@@ -298,12 +303,12 @@ Result<void> ShardedModel::backward_begin(std::size_t unit, std::uint64_t versio
   SHOAL_OK(check_version(unit, version));
   SHOAL_OK(unshard(unit, true));
   bool published = false;
-  SHOAL_OK(follow(stepper_.boundary({true, true, static_cast<std::int32_t>(unit)}), unit, published, {}, false));
+  SHOAL_OK(follow(stepper_.boundary({true, true, static_cast<std::int32_t>(unit)}), unit, published, {}, {}, false));
   bool served = false;
   return serve_due(served);
 }
 
-Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gradient> gradients) {
+Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how) {
   const auto start = stepper_.now();
   if (!reducer_.has_slot()) {
     SHOAL_OK(
@@ -311,7 +316,7 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
                                                                   units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), step()),
                                                       [this] { return reducer_.missing_slot(); }}));
   }
-  reducer_.publish(static_cast<std::uint32_t>(unit), gradients);
+  reducer_.publish(static_cast<std::uint32_t>(unit), gradients, how);
   control_.board().ring();
   published_any_ = true;
   stepper_.ran(Op::kReduceScatter, static_cast<std::int32_t>(unit), true, start, stepper_.now());
@@ -319,16 +324,17 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
   return serve_due(served);
 }
 
-Result<void> ShardedModel::reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients) {
-  SHOAL_OK(publish(unit, gradients));
+Result<void> ShardedModel::reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how) {
+  SHOAL_OK(publish(unit, gradients, how));
   return await_reductions();
 }
 
-Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, bool reshard_now) {
+Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how,
+                                        bool reshard_now) {
   SHOAL_OK(check_peers());
   bool published = false;
-  SHOAL_OK(follow(stepper_.boundary({true, false, static_cast<std::int32_t>(unit)}), unit, published, gradients, reshard_now));
-  if (!published && !gradients.empty()) SHOAL_OK(publish(unit, gradients));
+  SHOAL_OK(follow(stepper_.boundary({true, false, static_cast<std::int32_t>(unit)}), unit, published, gradients, how, reshard_now));
+  if (!published && !gradients.empty()) SHOAL_OK(publish(unit, gradients, how));
   if (reshard_now) reshard(unit, true);
   return {};
 }

@@ -28,18 +28,19 @@ class ShardedModel {
     runtime::Duration warn_after = std::chrono::seconds(5);
     runtime::Duration timeout = std::chrono::seconds(600);
     int spins = 300;  // looks before a wait sleeps; 0 where ranks outnumber cores
+    int slots = 2;    // units whose whole gradients a rank may have in flight
     std::function<bool()> interrupted;
     std::function<void(const std::string&)> warn;
   };
   using Units = std::vector<std::shared_ptr<ShardedUnit>>;
 
   // `control` and `slots` are the model's shared memories, of control_bytes and slot_bytes.
-  ShardedModel(int rank, int world_size, Units units, runtime::Mapping control, runtime::Mapping slots,
-               std::shared_ptr<runtime::Clock> clock, Options options);
+  ShardedModel(int rank, Grid grid, Units units, runtime::Mapping control, runtime::Mapping slots, std::shared_ptr<runtime::Clock> clock,
+               Options options);
   ~ShardedModel();
 
   static std::size_t control_bytes(int world_size) { return Control::bytes(world_size); }
-  static std::size_t slot_bytes(const Units& units, int world_size);
+  static std::size_t slot_bytes(const Units& units, Grid grid, int slots);
 
   // ---- a step, as hooks see it ----
   // The root's forward begins: what this rank wrote becomes the next version. `training`: gradients are wanted, so this is part of a step.
@@ -53,7 +54,7 @@ class ShardedModel {
   Result<void> backward_begin(std::size_t unit, std::uint64_t version);
   // All its gradients are there. With `gradients` they go to their owners and may be freed when this returns; without, the caller keeps
   // them (no_sync).
-  Result<void> backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, bool reshard);
+  Result<void> backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how, bool reshard);
   // Waits until what this rank has published is reduced: a unit is published again only then, because its gradients are added up.
   Result<void> await_reductions();
   // The backward pass is over: waits until this rank's reductions are done and, if anything was published, every peer has published, too.
@@ -64,7 +65,7 @@ class ShardedModel {
 
   // ---- a step, as a graph that was written by hand has it (StepRunner); unshard and reshard are also FSDPModule's ----
   // One unit's gradients to their owners: returns when this rank's rows of the mean are there.
-  Result<void> reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients);
+  Result<void> reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
   // Who may end a wait from now on, asked now and then; empty: Options::interrupted again.
   void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
   // Where this rank's program is: shown to ranks that wait for it.
@@ -113,8 +114,8 @@ class ShardedModel {
   std::string describe(int rank) const;
   Result<void> serve_due(bool& served);
   Result<void> follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published,
-                      std::span<const Reducer::Gradient> gradients, bool may_reshard);
-  Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients);
+                      std::span<const Reducer::Gradient> gradients, Reducer::How how, bool may_reshard);
+  Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
   Result<void> enter_gate();
   std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }
 

@@ -1,12 +1,14 @@
 // A unit: parameters that are unsharded together, in one arena that every rank of the host maps.
 //
-// The sharded parameter (a rank's rows) and the unsharded one are the same bytes. A lease says that this rank may read the unit; on one
-// host taking one moves nothing. Main thread only.
+// In place, the sharded parameter (a rank's slices) and the unsharded one are the same bytes; else the owner casts or copies its slices to
+// the whole one once per version (publish_own). A lease says that this rank may read the unit; on one host taking one moves nothing. Main
+// thread only.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fsdp/layout/layout.h"
 #include "fsdp/shard/lease_guard.h"
@@ -19,35 +21,41 @@ class ShardedUnit {
   struct Options {
     bool lease_guard = false;  // an access without a lease faults, with a name
   };
-  static Result<std::unique_ptr<ShardedUnit>> make(std::string name, Layout layout, const Fd& arena, int rank, int world_size,
-                                                   Options options);
+  // `arena`: of layout.arena_bytes(grid).
+  static Result<std::unique_ptr<ShardedUnit>> make(std::string name, Layout layout, const Fd& arena, int rank, Grid grid, Options options);
 
   const std::string& name() const { return name_; }
   // Its place in the model, known when the model is made: "blocks.0", "" for the root.
   void rename(std::string name);
   const Layout& layout() const { return layout_; }
-  int world_size() const { return world_size_; }
+  Grid grid() const { return grid_; }
+  std::size_t own_bytes(std::size_t parameter) const {
+    return Layout::owned_bytes(layout_.placed()[parameter], grid_.shards(), grid_.shard_of(rank_));
+  }
 
-  // This rank's rows of a parameter; writable inside a write window.
-  std::byte* own_rows(std::size_t parameter) const;
-  // The whole parameter, as forward and backward read it.
+  // This rank's shard of a parameter, contiguous; writable inside a write window. Not of an external one.
+  std::byte* own(std::size_t parameter) const;
+  // The whole parameter, as forward and backward read it. Not of an external one.
   std::byte* whole(std::size_t parameter) const;
+  // What this rank wrote to its shards becomes visible in the whole ones: before its next version is read.
+  void publish_own();
 
   bool leased() const { return leased_; }
   void take_lease(std::uint64_t step);
   void drop_lease();
 
  private:
-  ShardedUnit(std::string name, Layout layout, int rank, int world_size)
-      : name_(std::move(name)), layout_(std::move(layout)), rank_(rank), world_size_(world_size) {}
+  ShardedUnit(std::string name, Layout layout, int rank, Grid grid);
   void guard();
 
   std::string name_;
   const Layout layout_;
   const int rank_;
-  const int world_size_;
-  runtime::Mapping arena_;    // always writable
-  runtime::Mapping guarded_;  // with lease_guard: a second one, readable only while leased
+  const Grid grid_;
+  std::size_t replica_begin_ = 0;        // of this rank's replica, in the arena
+  std::vector<std::size_t> own_begins_;  // of this rank's shards, in its replica
+  runtime::Mapping arena_;               // always writable
+  runtime::Mapping guarded_;             // with lease_guard: a second one, readable only while leased
   std::optional<GuardedRange> guard_;
   bool leased_ = false;
 };

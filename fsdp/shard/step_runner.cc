@@ -183,7 +183,7 @@ void StepRunner::update(std::size_t unit) {
     if (numel == 0) continue;
     r.m.resize(numel);
     r.v.resize(numel);
-    adamw(options_.optimizer, r.updates, reinterpret_cast<float*>(sharded.own_rows(i)), reinterpret_cast<const float*>(r.gradient.data()),
+    adamw(options_.optimizer, r.updates, reinterpret_cast<float*>(sharded.own(i)), reinterpret_cast<const float*>(r.gradient.data()),
           r.m.data(), r.v.data(), numel);
   }
 }
@@ -218,10 +218,10 @@ Result<void> StepRunner::reduce_scatter(std::size_t unit) {
   std::vector<Reducer::Gradient> work(whole.size());
   for (std::size_t i = 0; i < whole.size(); ++i) {
     Rows& r = rows_[unit][i];
-    r.gradient.resize(layout.owned_bytes(layout.placed()[i], sharded.world_size(), Rank{rank()}));
-    work[i] = {whole[i], r.gradient.empty() ? nullptr : r.gradient.data(), false};
+    r.gradient.resize(sharded.own_bytes(i));
+    work[i] = {whole[i], r.gradient.empty() ? nullptr : r.gradient.data(), false, layout.placed()[i].compute_dtype()};
   }
-  SHOAL_OK(model_->reduce_scatter(unit, work));
+  SHOAL_OK(model_->reduce_scatter(unit, work, {1.0 / sharded.grid().world_size}));
   for (const auto& reduced : model_->take_reduced()) {
     for (std::size_t i = 0; i < reduced.present.size(); ++i) rows_[reduced.unit][i].present = reduced.present[i];
   }

@@ -68,12 +68,13 @@ class StepRunnerTest : public testing::Test {
   void place(int world, std::function<bool()> interrupted = {}) {
     world_ = world;
     const Layout layout = Layout::make({{"w", {kRows}, DType::kFloat32, true}}).value();
-    const Fd arenas[2] = {runtime::make_memory("a", layout.bytes()).value(), runtime::make_memory("b", layout.bytes()).value()};
+    const Fd arenas[2] = {runtime::make_memory("a", layout.arena_bytes(world)).value(),
+                          runtime::make_memory("b", layout.arena_bytes(world)).value()};
     std::optional<Fd> control, slots;
     for (int r = 0; r < world; ++r) {
       ShardedModel::Units units;
       for (int u = 0; u < 2; ++u) units.push_back(ShardedUnit::make(u == 0 ? "a" : "b", layout, arenas[u], r, world, {}).value());
-      const std::size_t control_bytes = ShardedModel::control_bytes(world), slot_bytes = ShardedModel::slot_bytes(units, world);
+      const std::size_t control_bytes = ShardedModel::control_bytes(world), slot_bytes = ShardedModel::slot_bytes(units, world, 2);
       if (!control) control = runtime::make_memory("control", control_bytes).value();
       if (!slots) slots = runtime::make_memory("slots", slot_bytes).value();
       ShardedModel::Options options;

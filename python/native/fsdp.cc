@@ -21,34 +21,39 @@ nb::dlpack::dtype dlpack_dtype(fsdp::DType dtype) {
 }
 
 // A torch tensor over a unit's memory: a storage of exactly these bytes and a version counter of its own.
-nb::object tensor(const std::shared_ptr<ShardedUnit>& unit, std::byte* data, const fsdp::Parameter& p, std::int64_t rows) {
-  std::vector<std::size_t> shape(p.shape.begin(), p.shape.end());
-  shape[0] = static_cast<std::size_t>(rows);
+nb::object tensor(const std::shared_ptr<ShardedUnit>& unit, std::byte* data, std::vector<std::size_t> shape, fsdp::DType dtype) {
   auto* owner = new std::shared_ptr<ShardedUnit>(unit);
   const nb::capsule capsule(owner, [](void* o) noexcept { delete static_cast<std::shared_ptr<ShardedUnit>*>(o); });
-  nb::ndarray<nb::pytorch> array(data, shape.size(), shape.data(), capsule, nullptr, dlpack_dtype(p.dtype), nb::device::cpu::value, 0);
+  nb::ndarray<nb::pytorch> array(data, shape.size(), shape.data(), capsule, nullptr, dlpack_dtype(dtype), nb::device::cpu::value, 0);
   return array.cast(nb::rv_policy::reference);
 }
 
+// (name, shape, dtype, requires_grad, dim, compute dtype, reduce dtype, external)
 fsdp::Parameter parameter_of(const nb::tuple& t) {
+  const auto dtype = [&](std::size_t i) { return unwrap(fsdp::parse_dtype(nb::cast<std::string>(t[i]))); };
   fsdp::Parameter p;
   p.name = nb::cast<std::string>(t[0]);
   p.shape = nb::cast<std::vector<std::int64_t>>(t[1]);
-  p.dtype = unwrap(fsdp::parse_dtype(nb::cast<std::string>(t[2])));
+  p.dtype = dtype(2);
   p.requires_grad = nb::cast<bool>(t[3]);
+  p.dim = nb::cast<int>(t[4]);
+  p.compute_dtype = dtype(5);
+  p.reduce_dtype = dtype(6);
+  p.external = nb::cast<bool>(t[7]);
   return p;
 }
 
-// (address of the whole gradient or 0, address of the own rows or 0, accumulate)
-using PyGradient = std::tuple<std::uintptr_t, std::uintptr_t, bool>;
-
+// (address of the whole gradient or 0, its dtype, address of the own shard or 0, accumulate, address of the partial sum or 0, it has one)
 std::vector<fsdp::Reducer::Gradient> gradients_of(const nb::list& list) {
   std::vector<fsdp::Reducer::Gradient> out;
   out.reserve(nb::len(list));
+  const auto address = [](nb::handle h) { return reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(h)); };
   for (const auto item : list) {
     const auto t = nb::borrow<nb::tuple>(item);
-    out.push_back({reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(t[0])),
-                   reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(t[1])), nb::cast<bool>(t[2])});
+    const auto dtype = nb::cast<int>(t[1]);
+    if (dtype < 0 || dtype > static_cast<int>(fsdp::DType::kFloat16)) throw nb::value_error("not a dtype's number");
+    out.push_back(
+        {address(t[0]), address(t[2]), nb::cast<bool>(t[3]), static_cast<fsdp::DType>(dtype), address(t[4]), nb::cast<bool>(t[5])});
   }
   return out;
 }
@@ -213,11 +218,11 @@ void bind_fsdp(nb::module_& m) {
           nb::arg("unit"), nb::arg("version"))
       .def(
           "backward_end",
-          [](ShardedModel& s, std::size_t unit, const nb::list& gradients, bool reshard) {
+          [](ShardedModel& s, std::size_t unit, const nb::list& gradients, double scale, bool everywhere, bool reshard) {
             const auto g = gradients_of(gradients);
-            without_gil([&] { return s.backward_end(unit, g, reshard); });
+            without_gil([&] { return s.backward_end(unit, g, {scale, everywhere}, reshard); });
           },
-          nb::arg("unit"), nb::arg("gradients"), nb::arg("reshard"))
+          nb::arg("unit"), nb::arg("gradients"), nb::arg("scale"), nb::arg("everywhere"), nb::arg("reshard"))
       .def(
           "await_reductions", [](ShardedModel& s) { without_gil([&] { return s.await_reductions(); }); },
           "Waits until what this rank has published is reduced.")
@@ -261,11 +266,12 @@ void bind_fsdp(nb::module_& m) {
   nb::class_<ShardActor>(m, "ShardActor", "The actor that owns this rank's rows.")
       .def_static(
           "place",
-          [](PySession& session, const std::string& gang, int rank, int world_size, double timeout, double warn_after) {
+          [](PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout, double warn_after) {
             ShardActor::Options o;
             o.gang = gang;
             o.rank = rank;
             o.world_size = world_size;
+            o.replicas = replicas;
             const auto seconds = [](double s) { return std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(s)); };
             o.place_timeout = o.model.timeout = seconds(timeout);
             o.model.warn_after = seconds(warn_after);
@@ -277,8 +283,8 @@ void bind_fsdp(nb::module_& m) {
             }();
             return unwrap(std::move(placed));
           },
-          nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("timeout"), nb::arg("warn_after"),
-          nb::keep_alive<0, 1>())
+          nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"), nb::arg("timeout"),
+          nb::arg("warn_after"), nb::keep_alive<0, 1>())
       .def(
           "add_unit",
           [](ShardActor& a, const std::string& name, const nb::list& parameters, bool lease_guard) {
@@ -290,18 +296,19 @@ void bind_fsdp(nb::module_& m) {
             }();
             return unwrap(std::move(unit));
           },
-          nb::arg("name"), nb::arg("parameters"), nb::arg("lease_guard"), "parameters: [(name, shape, dtype, requires_grad), ...]")
+          nb::arg("name"), nb::arg("parameters"), nb::arg("lease_guard"),
+          "parameters: [(name, shape, dtype, requires_grad, dim, compute dtype, reduce dtype, external), ...]")
       .def(
           "make_model",
-          [](ShardActor& a, const std::vector<std::shared_ptr<ShardedUnit>>& units, const std::vector<std::string>& names) {
+          [](ShardActor& a, const std::vector<std::shared_ptr<ShardedUnit>>& units, const std::vector<std::string>& names, int slots) {
             for (std::size_t i = 0; i < units.size(); ++i) units[i]->rename(names.at(i));
             auto model = [&] {
               const nb::gil_scoped_release release;
-              return a.make_model(units);
+              return a.make_model(units, slots);
             }();
             return unwrap(std::move(model));
           },
-          nb::arg("units"), nb::arg("names"), "Waits until every rank's ShardActor is placed.")
+          nb::arg("units"), nb::arg("names"), nb::arg("slots"), "Waits until every rank's ShardActor is placed.")
       .def("leave", &ShardActor::leave, "Before the session closes: gives the arenas back and asks nothing more of it.")
       .def_prop_ro("id", [](const ShardActor& a) { return to_string(a.id()); })
       .def_prop_ro("rank", &ShardActor::rank)
@@ -313,19 +320,27 @@ void bind_fsdp(nb::module_& m) {
       });
 
   m.def(
-      "own_rows",
-      [](const std::shared_ptr<ShardedUnit>& unit, std::size_t parameter, int world_size, int rank) {
-        const auto& p = unit->layout().placed().at(parameter);
-        return tensor(unit, unit->own_rows(parameter), p.parameter, fsdp::rows_of(p.rows, world_size, Rank{rank}).count());
+      "own",
+      [](const std::shared_ptr<ShardedUnit>& unit, std::size_t index) {
+        const auto& p = unit->layout().placed().at(index).parameter;
+        std::vector<std::size_t> shape(p.shape.begin(), p.shape.end());
+        auto& sharded = shape[static_cast<std::size_t>(p.dim)];
+        std::size_t others = 1;
+        for (const auto n : shape) others *= n;
+        if (others > 0) sharded = unit->own_bytes(index) / fsdp::dtype_bytes(p.dtype) / (others / sharded);
+        return tensor(unit, unit->own(index), std::move(shape), p.dtype);
       },
-      nb::arg("unit"), nb::arg("parameter"), nb::arg("world_size"), nb::arg("rank"), "This rank's rows of a parameter, as a torch tensor.");
+      nb::arg("unit"), nb::arg("parameter"), "This rank's shard of a parameter, as a torch tensor.");
   m.def(
       "whole",
-      [](const std::shared_ptr<ShardedUnit>& unit, std::size_t parameter) {
-        const auto& p = unit->layout().placed().at(parameter);
-        return tensor(unit, unit->whole(parameter), p.parameter, p.rows);
+      [](const std::shared_ptr<ShardedUnit>& unit, std::size_t index) {
+        const auto& p = unit->layout().placed().at(index);
+        return tensor(unit, unit->whole(index), {p.parameter.shape.begin(), p.parameter.shape.end()}, p.compute_dtype());
       },
-      nb::arg("unit"), nb::arg("parameter"), "A whole parameter, as a torch tensor over the same bytes.");
+      nb::arg("unit"), nb::arg("parameter"), "A whole parameter, as a torch tensor; in place, over the same bytes as the shards.");
+  m.def(
+      "dtype_number", [](const std::string& name) { return static_cast<int>(unwrap(fsdp::parse_dtype(name))); }, nb::arg("name"),
+      "Of a dtype, as backward_end takes it. Raises InvalidArgument when it cannot be sharded.");
 
   m.def(
       "adamw",

@@ -47,7 +47,7 @@ def shard_actor(mesh: DeviceMesh) -> _native.ShardActor:
         _attach(ranks)
         rank = mesh.get_local_rank()
         actor = _native.ShardActor.place(
-            state.session, gang=_gang(ranks, rank), rank=rank, world_size=len(ranks), timeout=TIMEOUT, warn_after=WARN_AFTER
+            state.session, gang=_gang(ranks, rank), rank=rank, world_size=len(ranks), replicas=1, timeout=TIMEOUT, warn_after=WARN_AFTER
         )
         _state.actors[ranks] = actor
         state.ending.append(lambda: _leave(ranks))

@@ -59,7 +59,7 @@ class _Root:
     def __init__(self, states: list[_State]):
         self.states = states
         actor = states[0].actor
-        self.model: _native.ShardedModel = actor.make_model([s.unit for s in states], [s.name for s in states])
+        self.model: _native.ShardedModel = actor.make_model([s.unit for s in states], [s.name for s in states], slots=2)
         self.forwards: weakref.WeakSet[_ForwardToken] = weakref.WeakSet()
         self.backward: weakref.ref[_Backward] | None = None  # dead: an exception left it
         self.is_last_backward = True
@@ -200,7 +200,8 @@ class _State:
             if parameter.device.type not in ("cpu", "meta"):
                 raise Unimplemented(f"parameter {name} is on {parameter.device}: GPUs are not in this release", hint="use a CPU mesh")
             self.parameters.append(ShardedParameter(name, parameter, owners))
-            specs.append((name, list(parameter.shape), str(parameter.dtype).removeprefix("torch."), parameter.requires_grad))
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            specs.append((name, list(parameter.shape), dtype, parameter.requires_grad, 0, dtype, dtype, False))
         self.unit = self.actor.add_unit(self.name, specs, self.lease_guard)
         for index, (p, (parameter, _)) in enumerate(zip(self.parameters, found.values(), strict=True)):
             p.bind(self.unit, index, self.mesh, parameter)
@@ -356,7 +357,7 @@ class _State:
             self.root.model.await_reductions()
             self.root.settle()
         work = [p.gradient_work() for p in self.parameters] if self.sync else []
-        self.root.model.backward_end(self.index, work, self.reshard_after_backward)
+        self.root.model.backward_end(self.index, work, 1.0 / self.mesh.size(), True, self.reshard_after_backward)
         for p in self.parameters:
             p.published()
         if self.reshard_after_backward:

@@ -31,7 +31,13 @@ class GraphWorker:
         if not units or not all(isinstance(m, nn.Module) for m in units.values()):
             raise InvalidArgument("the model is a function that returns a dict of units: name -> torch module")
         self._actor = _native.ShardActor.place(
-            state.session, gang=gang, rank=rank, world_size=world_size, timeout=_bootstrap.TIMEOUT, warn_after=_bootstrap.WARN_AFTER
+            state.session,
+            gang=gang,
+            rank=rank,
+            world_size=world_size,
+            replicas=1,
+            timeout=_bootstrap.TIMEOUT,
+            warn_after=_bootstrap.WARN_AFTER,
         )
         state.ending.append(self._actor.leave)
         self._modules, self._parameters, natives = list(units.values()), [], []
@@ -42,11 +48,12 @@ class GraphWorker:
                 if owner_of.setdefault(parameter, name) != name:
                     raise InvalidArgument(f"units {owner_of[parameter]} and {name} share a parameter", hint="put both into one unit")
         for name, found in parameters.items():
-            specs = [(n, list(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad) for n, (p, _) in found.items()]
+            dtype = {n: str(p.dtype).removeprefix("torch.") for n, (p, _) in found.items()}
+            specs = [(n, list(p.shape), dtype[n], p.requires_grad, 0, dtype[n], dtype[n], False) for n, (p, _) in found.items()]
             unit = self._actor.add_unit(name, specs, self._lease_guard)
             natives.append(unit)
             self._parameters.append([self._move(unit, i, p, owners, world_size) for i, (p, owners) in enumerate(found.values())])
-        self._model = self._actor.make_model(natives, list(units))
+        self._model = self._actor.make_model(natives, list(units), slots=2)
         return list(units), list(self._actor.members)
 
     def _move(self, unit: _native.ShardedUnit, index: int, original: nn.Parameter, owners: list, world_size: int) -> nn.Parameter:
@@ -56,7 +63,7 @@ class GraphWorker:
         rows = -(-original.shape[0] // world_size)
         own = original.detach()[self._rank * rows : (self._rank + 1) * rows]
         if own.numel():
-            _native.own_rows(unit, index, world_size, self._rank).copy_(own)
+            _native.own(unit, index).copy_(own)
         whole = nn.Parameter(_native.whole(unit, index), requires_grad=original.requires_grad)
         for module, attribute in owners:
             module._parameters[attribute] = whole

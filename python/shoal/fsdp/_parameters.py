@@ -21,6 +21,7 @@ class ShardedParameter:
         self.name = name
         self.shape, self.dtype = original.shape, original.dtype
         self.owners = owners  # (module, attribute): several when it is tied
+        self._number = _native.dtype_number(str(original.dtype).removeprefix("torch."))
         self._stride = torch.empty(original.shape, device="meta").stride()
         self.sharded: nn.Parameter | None = None
         self.unsharded: nn.Parameter | None = None
@@ -39,7 +40,7 @@ class ShardedParameter:
         if self.empty:
             self.own = torch.empty((self._end - self._begin, *original.shape[1:]), dtype=original.dtype)
         else:
-            self.own = _native.own_rows(unit, index, world, rank)
+            self.own = _native.own(unit, index)
         # A parameter on the meta device has no values yet: they come with to_empty and an initialisation (adopt).
         if original.device.type != "meta":
             self.own.copy_(original.detach()[self._begin : self._end])
@@ -108,12 +109,12 @@ class ShardedParameter:
 
     # ---- gradients ----
 
-    def gradient_work(self) -> tuple[int, int, bool]:
-        """(address of the whole gradient or 0, address of the own rows or 0, accumulate) for the reduction: the whole one stays alive until
+    def gradient_work(self) -> tuple[int, int, int, bool, int, bool]:
+        """(address of the whole gradient or 0, its dtype, address of the own rows or 0, accumulate, no partial sum) for the reduction: the whole one stays alive until
         ``published``, the rows until ``gradient_done``. None may be under way: the next one adds to what it leaves."""
         if not self.unsharded.requires_grad:
             self._pending.append([None, None])
-            return 0, 0, False
+            return 0, self._number, 0, False, 0, False
         grad = self.unsharded.grad
         if grad is not None:
             if grad.layout != torch.strided:
@@ -127,7 +128,8 @@ class ShardedParameter:
         if not accumulate:
             target = self._fresh_grad()
         self._pending.append([target, grad])
-        return (grad.data_ptr() if grad is not None else 0), (0 if self.empty else target._local_tensor.data_ptr()), accumulate
+        address = grad.data_ptr() if grad is not None else 0
+        return address, self._number, 0 if self.empty else target._local_tensor.data_ptr(), accumulate, 0, False
 
     @property
     def reducing(self) -> bool:
