@@ -10,6 +10,8 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "runtime/core/check.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace shoal::fsdp::HWY_NAMESPACE {
 
@@ -127,6 +129,8 @@ void with_dtype(DType dtype, F&& fn) {
       return fn(BFloat16{});
     case DType::kFloat16:
       return fn(Float16{});
+    default:
+      SHOAL_CHECK(false, "arithmetic on a dtype whose bytes are only moved");
   }
 }
 

@@ -16,8 +16,10 @@ struct Names {
   const char* name;
   std::size_t bytes;
 };
-constexpr Names kNames[] = {
-    {DType::kFloat32, "float32", 4}, {DType::kFloat64, "float64", 8}, {DType::kBFloat16, "bfloat16", 2}, {DType::kFloat16, "float16", 2}};
+constexpr Names kNames[] = {{DType::kFloat32, "float32", 4}, {DType::kFloat64, "float64", 8}, {DType::kBFloat16, "bfloat16", 2},
+                            {DType::kFloat16, "float16", 2}, {DType::kUInt8, "uint8", 1},     {DType::kInt8, "int8", 1},
+                            {DType::kInt16, "int16", 2},     {DType::kInt32, "int32", 4},     {DType::kInt64, "int64", 8},
+                            {DType::kBool, "bool", 1}};
 
 }  // namespace
 
@@ -26,7 +28,7 @@ Result<DType> parse_dtype(std::string_view name) {
     if (name == n.name) return n.dtype;
   }
   return fail(invalid_argument(fmt::format("parameters of dtype {} cannot be sharded", name))
-                  .with_hint("float32, float64, bfloat16 and float16 can"));
+                  .with_hint("those of floats, of integers and bool can"));
 }
 
 const char* dtype_name(DType dtype) { return kNames[static_cast<std::size_t>(dtype)].name; }

@@ -20,7 +20,9 @@
 
 namespace shoal::fsdp {
 
-enum class DType : std::uint8_t { kFloat32, kFloat64, kBFloat16, kFloat16 };
+// Gradients are of the first four; of the others bytes are moved.
+enum class DType : std::uint8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kUInt8, kInt8, kInt16, kInt32, kInt64, kBool };
+inline constexpr int kNumDTypes = 10;
 Result<DType> parse_dtype(std::string_view name);  // "float32"; InvalidArgument names those there are
 const char* dtype_name(DType dtype);
 std::size_t dtype_bytes(DType dtype);

@@ -16,8 +16,24 @@ namespace {
 
 nb::dlpack::dtype dlpack_dtype(fsdp::DType dtype) {
   const auto bits = static_cast<std::uint8_t>(8 * fsdp::dtype_bytes(dtype));
-  const bool bfloat = dtype == fsdp::DType::kBFloat16;
-  return {static_cast<std::uint8_t>(bfloat ? nb::dlpack::dtype_code::Bfloat : nb::dlpack::dtype_code::Float), bits, 1};
+  const auto code = [&] {
+    switch (dtype) {
+      case fsdp::DType::kBFloat16:
+        return nb::dlpack::dtype_code::Bfloat;
+      case fsdp::DType::kUInt8:
+        return nb::dlpack::dtype_code::UInt;
+      case fsdp::DType::kInt8:
+      case fsdp::DType::kInt16:
+      case fsdp::DType::kInt32:
+      case fsdp::DType::kInt64:
+        return nb::dlpack::dtype_code::Int;
+      case fsdp::DType::kBool:
+        return nb::dlpack::dtype_code::Bool;
+      default:
+        return nb::dlpack::dtype_code::Float;
+    }
+  }();
+  return {static_cast<std::uint8_t>(code), bits, 1};
 }
 
 // A torch tensor over a unit's memory: a storage of exactly these bytes and a version counter of its own.
@@ -51,7 +67,7 @@ std::vector<fsdp::Reducer::Gradient> gradients_of(const nb::list& list) {
   for (const auto item : list) {
     const auto t = nb::borrow<nb::tuple>(item);
     const auto dtype = nb::cast<int>(t[1]);
-    if (dtype < 0 || dtype > static_cast<int>(fsdp::DType::kFloat16)) throw nb::value_error("not a dtype's number");
+    if (dtype < 0 || dtype >= fsdp::kNumDTypes) throw nb::value_error("not a dtype's number");
     out.push_back(
         {address(t[0]), address(t[2]), nb::cast<bool>(t[3]), static_cast<fsdp::DType>(dtype), address(t[4]), nb::cast<bool>(t[5])});
   }

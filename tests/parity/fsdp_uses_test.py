@@ -309,8 +309,10 @@ def arguments_of_another_type_are_refused():
     from shoal.fsdp import fully_shard
 
     for options, says in (
-        ({"reshard_after_forward": "no"}, "reshard_after_forward should be a bool or None"),
-        ({"reshard_after_forward": 1.0}, "reshard_after_forward should be a bool or None"),
+        ({"reshard_after_forward": "no"}, "reshard_after_forward should be a bool or an int"),
+        ({"reshard_after_forward": 1.0}, "reshard_after_forward should be a bool or an int"),
+        ({"reshard_after_forward": 3}, "should be a factor of 2, not 3"),
+        ({"offload_policy": "cpu"}, "should be an OffloadPolicy"),
         ({"ignored_params": []}, "ignored_params should be a set"),
         ({"mesh": "x"}, "mesh should be a DeviceMesh"),
     ):
@@ -326,20 +328,15 @@ def every_name_of_fsdp2_is_there():
 
     import shoal.fsdp
 
-    names = [n for n in fsdp2._fully_shard.__all__ if n != "DataParallelMeshDims"]
-    assert not [n for n in names if not hasattr(shoal.fsdp, n)]
-    methods = [n for n, _ in inspect.getmembers(fsdp2.FSDPModule, inspect.isfunction) if not n.startswith("_")]
-    assert not [n for n in methods if not hasattr(shoal.fsdp.FSDPModule, n)]
-    model = shoal.fsdp.fully_shard(nn.Linear(2, 2))
-    for refused in (
-        lambda: shoal.fsdp.fully_shard(nn.Linear(2, 2), offload_policy=shoal.fsdp.CPUOffloadPolicy()),
-        lambda: shoal.fsdp.register_fsdp_forward_method(model, "generate"),
-        lambda: shoal.fsdp.share_comm_ctx([model]),
-        lambda: model.set_reduce_scatter_divide_factor(2.0),
-        lambda: model.set_symm_mem_for_comm(),
-    ):
-        with pytest.raises(NotImplementedError, match=r"is not in this release\n  hint: "):
-            refused()
+    assert not [n for n in fsdp2._fully_shard.__all__ if not hasattr(shoal.fsdp, n)]
+    methods = [n for n, _ in inspect.getmembers(fsdp2.FSDPModule, inspect.isfunction)]
+    own = vars(shoal.fsdp.FSDPModule)
+    assert not [n for n in methods if n not in own], "a method of torch's would run on a state that is not there"
+    for n in methods:
+        theirs, ours = (inspect.signature(inspect.unwrap(getattr(c, n))) for c in (fsdp2.FSDPModule, shoal.fsdp.FSDPModule))
+        assert list(theirs.parameters) == list(ours.parameters), n
+    theirs, ours = inspect.signature(inspect.unwrap(fsdp2.fully_shard)), inspect.signature(shoal.fsdp.fully_shard)
+    assert list(ours.parameters)[: len(theirs.parameters)] == list(theirs.parameters)
 
 
 @use
@@ -470,16 +467,35 @@ def a_parameter_assigned_while_the_window_is_closed_is_refused():
         model(batch(0, rank()))
 
 
-@use
-def tying_after_fully_shard_is_refused():
+def _tied_late(*units):
     from shoal.fsdp import fully_shard
 
     model = Tied()
     model.head.weight = nn.Parameter(model.emb.weight.detach().clone())
+    for unit in units:
+        fully_shard(getattr(model, unit))
     fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.head.weight = model.emb.weight
-    with pytest.raises(NotImplementedError, match=r"head.weight was tied to another one after fully_shard"):
-        model(torch.arange(4))
+    plain = Tied()
+    plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(2):
+        _tied_loss(model, rank()).backward()
+        expect_gradients(model, plain, _tied_loss)
+        for o in (optimizer, plain_optimizer):
+            o.step()
+            o.zero_grad()
+    assert model.head.weight is model.emb.weight
+
+
+@use
+def tying_after_fully_shard():
+    _tied_late()
+
+
+@use
+def tying_parameters_of_two_units_after_fully_shard():
+    _tied_late("emb", "head")
 
 
 # ---- forwards of inner modules -------------------------------------------------------------------------------------------------------
@@ -544,13 +560,28 @@ def a_parameter_tied_inside_a_unit():
 
 
 @use
-def a_parameter_tied_across_units_is_refused():
+def a_parameter_tied_across_units_lies_in_the_one_around_both():
+    from shoal.fsdp import fully_shard
+
+    for inner in (("head",), ("emb",), ("emb", "mid", "head")):
+        model = Tied()
+        for name in inner:
+            fully_shard(getattr(model, name))
+        fully_shard(model)
+        assert model.head.weight is model.emb.weight
+        _tied_loss(model, rank()).backward()
+        expect_gradients(model, Tied(), _tied_loss)
+
+
+@use
+def a_parameter_tied_to_a_module_that_no_unit_is_around_is_named():
     from shoal.fsdp import fully_shard
 
     model = Tied()
     fully_shard(model.head)
-    with pytest.raises(ValueError, match=r"emb.weight is shared with a unit that was sharded before"):
-        fully_shard(model)
+    fully_shard(model.emb)
+    with pytest.raises(ValueError, match=r"Parameter 'weight' of Linear is shared with a module outside"):
+        model.emb(torch.arange(3))
 
 
 @use
@@ -563,17 +594,33 @@ def an_inner_module_sharded_after_the_outer_one_is_refused():
 
 
 @use
-def an_optimizer_built_before_sharding_is_refused():
+def an_optimizer_built_before_sharding_gets_the_sharded_parameters():
     from shoal.optim import AdamW
 
+    for make in (AdamW, lambda parameters: torch.optim.SGD(parameters, lr=0.1)):
+        models = Net(), Net()
+        optimizers = [make(m.parameters()) for m in models]
+        shard(models[0])
+        for step in range(2):
+            loss_of(models[0], step).backward()
+            (sum(loss_of(models[1], step, r) for r in range(WORLD)) / WORLD).backward()
+            for o in optimizers:
+                o.step()
+                o.zero_grad()
+        for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(full(p), q)
+
+
+@use
+def an_optimizer_that_has_trained_before_sharding_is_refused():
     model = Net()
-    early = [AdamW(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1)]
+    early = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(batch(0, rank())).sum().backward()
+    early.step()
     shard(model)
     model(batch(0, rank())).sum().backward()
-    for optimizer in early:
-        with pytest.raises(ValueError, match="built before fully_shard"):
-            optimizer.step()
-    AdamW(model.parameters()).step()
+    with pytest.raises(ValueError, match="has a state for parameter .* as it was not sharded"):
+        early.step()
 
 
 # ---- exceptions ----------------------------------------------------------------------------------------------------------------------

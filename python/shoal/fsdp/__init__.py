@@ -4,32 +4,34 @@ On one host the parameters lie once, in shared memory; a gather moves nothing. T
 hooks of modules, autograd and optimizers into its words.
 """
 
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+try:
+    from torch.distributed.fsdp import DataParallelMeshDims
+except ImportError:  # torch before 2.12
+    DataParallelMeshDims = None
+
 from shoal.fsdp._bootstrap import shard_actor_handles
-from shoal.fsdp._fully_shard import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    UnshardHandle,
-    fully_shard,
-    register_fsdp_forward_method,
-    share_comm_ctx,
-    step_graph,
-    write,
-)
+from shoal.fsdp._fully_shard import fully_shard
 from shoal.fsdp._graph import StepGraph
+from shoal.fsdp._install import install, uninstall
+from shoal.fsdp._module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx, step_graph
+from shoal.fsdp._optimizers import write
 
 __all__ = [
     "CPUOffloadPolicy",
+    "DataParallelMeshDims",
     "FSDPModule",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
     "StepGraph",
     "UnshardHandle",
     "fully_shard",
+    "install",
     "register_fsdp_forward_method",
     "shard_actor_handles",
     "share_comm_ctx",
     "step_graph",
+    "uninstall",
     "write",
 ]

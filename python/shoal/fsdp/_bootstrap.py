@@ -26,7 +26,7 @@ WARN_AFTER = 5.0
 
 @dataclass
 class _Bootstrap:
-    actors: dict[tuple[int, ...], _native.ShardActor] = field(default_factory=dict)
+    actors: dict[tuple[tuple[int, ...], int], _native.ShardActor] = field(default_factory=dict)
 
 
 _state = _Bootstrap()
@@ -39,39 +39,44 @@ def default_mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
-def shard_actor(mesh: DeviceMesh) -> _native.ShardActor:
-    """This rank's ShardActor for the ranks of a mesh; placed at the first call."""
-    ranks = tuple(dist.get_process_group_ranks(mesh.get_group()))
-    actor = _state.actors.get(ranks)
+def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.ShardActor:
+    """This rank's ShardActor among these global ranks, of which it is number ``index``; placed at the first call. ``replicas``: so many
+    rows of them have all shards each."""
+    actor = _state.actors.get((ranks, replicas))
     if actor is None:
         _attach(ranks)
-        rank = mesh.get_local_rank()
         actor = _native.ShardActor.place(
-            state.session, gang=_gang(ranks, rank), rank=rank, world_size=len(ranks), replicas=1, timeout=TIMEOUT, warn_after=WARN_AFTER
+            state.session,
+            gang=_gang(ranks, index, replicas),
+            rank=index,
+            world_size=len(ranks),
+            replicas=replicas,
+            timeout=TIMEOUT,
+            warn_after=WARN_AFTER,
         )
-        _state.actors[ranks] = actor
-        state.ending.append(lambda: _leave(ranks))
+        _state.actors[ranks, replicas] = actor
+        state.ending.append(lambda: _leave((ranks, replicas)))
     return actor
 
 
-def _gang(ranks: tuple[int, ...], rank: int) -> str:
+def _gang(ranks: tuple[int, ...], index: int, replicas: int) -> str:
     """A name for the ShardActors of these ranks, in this process group: the first of them makes it."""
-    store, key = dist.distributed_c10d._get_default_store(), "shoal/gang/" + "-".join(map(str, ranks))
-    if rank == 0:
+    store, key = dist.distributed_c10d._get_default_store(), "shoal/gang/" + "-".join(map(str, ranks)) + f"/{replicas}" * (replicas > 1)
+    if index == 0:
         store.set(key, f"mesh-{secrets.token_hex(4)}")
     return store.get(key).decode()
 
 
-def _leave(ranks: tuple[int, ...]) -> None:
-    actor = _state.actors.pop(ranks, None)
+def _leave(key: tuple[tuple[int, ...], int]) -> None:
+    actor = _state.actors.pop(key, None)
     if actor is not None:
         actor.leave()
 
 
 def leave_all() -> None:
     """This process's ranks are done with their models: whoever still needs something of them is told so."""
-    for ranks in list(_state.actors):
-        _leave(ranks)
+    for key in list(_state.actors):
+        _leave(key)
 
 
 def _host_key() -> str:
@@ -129,8 +134,9 @@ def _open(folder: str, head: str = "", node: str = "", job: str = "") -> None:
 
 def shard_actor_handles(mesh: DeviceMesh | None = None) -> list[ActorHandle]:
     """Handles of the ShardActors of a mesh, by rank: ``describe`` them, or ``shoal.kill`` one. They are known after the first forward."""
-    ranks = tuple(dist.get_process_group_ranks((mesh or default_mesh()).get_group()))
-    actor = _state.actors.get(ranks)
+    from shoal.fsdp._mesh import data_mesh
+
+    actor = _state.actors.get(data_mesh(mesh or default_mesh()).key)
     if actor is None or not actor.members:
         raise InvalidArgument("these ranks have sharded nothing yet", hint="call fully_shard and run one forward first")
     handles = []

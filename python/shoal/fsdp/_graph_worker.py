@@ -12,7 +12,7 @@ from shoal import _native
 from shoal._runtime import state
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _bootstrap, _graph
-from shoal.fsdp._fully_shard import _own_parameters
+from shoal.fsdp._state import own_parameters
 
 BATCH = -1  # as the input of a node: no other node's output
 
@@ -41,7 +41,7 @@ class GraphWorker:
         )
         state.ending.append(self._actor.leave)
         self._modules, self._parameters, natives = list(units.values()), [], []
-        parameters = {name: _own_parameters(module, set()) for name, module in units.items()}
+        parameters = {name: own_parameters((module,), set()) for name, module in units.items()}
         owner_of: dict[nn.Parameter, str] = {}
         for name, found in parameters.items():
             for parameter, _ in found.values():

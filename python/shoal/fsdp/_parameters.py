@@ -1,59 +1,148 @@
 """One parameter of a unit: its two faces, and its gradient's way between them.
 
-``sharded`` is a ``DTensor`` with ``Shard(0)`` over this rank's rows; ``unsharded`` a plain tensor over the whole parameter. Both lie in the
-unit's arena, each an import of its own: slices of one big tensor would share a version counter, save all of it, and look tied.
+``sharded`` is a ``DTensor`` over this rank's slices; ``unsharded`` a plain tensor over the whole parameter (a ``DTensor`` on the model
+parallel mesh if it was one before). Both lie in the unit's arena, each an import of its own: slices of one big tensor would share a version
+counter, save all of it, and look tied.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 
 from shoal import _native
 from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.fsdp._mesh import DataMesh, with_dtype
+
+# What the engine knows by another name: it only moves their bytes.
+_AS_BYTES = {getattr(torch, name): torch.uint8 for name in dir(torch) if name.startswith("float8_")}
+_POISON = {4: 0x7FC0DEAD, 2: 0x7FDE, 8: 0x7FF80000DEADDEAD, 1: 0x7F}  # NaNs that no computation gives, by size
+_INTEGER = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+def engine_dtype(dtype: torch.dtype) -> str:
+    return str(_AS_BYTES.get(dtype, dtype)).removeprefix("torch.")
+
+
+def local_of(t: torch.Tensor) -> torch.Tensor:
+    return t._local_tensor if isinstance(t, DTensor) else t
 
 
 class ShardedParameter:
-    def __init__(self, name: str, original: nn.Parameter, owners: list[tuple[nn.Module, str]]):
+    def __init__(self, name: str, original: nn.Parameter, owners: list[tuple[nn.Module, str]], data: DataMesh, dim: int, policy: Any):
         self.name = name
-        self.shape, self.dtype = original.shape, original.dtype
         self.owners = owners  # (module, attribute): several when it is tied
-        self._number = _native.dtype_number(str(original.dtype).removeprefix("torch."))
-        self._stride = torch.empty(original.shape, device="meta").stride()
+        self.data, self.dim = data, dim
+        self.state: Any = None
+        local = local_of(original)
+        self.shape, self.dtype = local.shape, local.dtype
+        self.requires_grad = original.requires_grad
+        self.extended = hasattr(local, "fsdp_pre_all_gather")
+        if self.extended != hasattr(local, "fsdp_post_all_gather"):
+            raise AssertionError(f"both fsdp_pre_all_gather and fsdp_post_all_gather should be defined for parameter {name}")
+        self.spec = data.spec_of(original, dim)
+        self._whole_spec = original._spec if isinstance(original, DTensor) else None
+        self._policy = policy
+        self._set_dtypes()
+        begin, end = data.own_bounds(self.shape[dim])
+        self.own_shape = torch.Size((*self.shape[:dim], end - begin, *self.shape[dim + 1 :]))
+        self._begin = begin
+        self.empty = self.own_shape.numel() == 0
+        self.own: torch.Tensor | None = None  # this rank's slices, in the arena
         self.sharded: nn.Parameter | None = None
         self.unsharded: nn.Parameter | None = None
+        self.post_forward: nn.Parameter | None = None  # on the smaller mesh of reshard_after_forward=n
+        self.emptied = False  # by to_empty; nothing may have been written since
+        self._accumulated: torch.Tensor | None = None  # whole gradients of backwards without reduction, in the reduce dtype
+        self._partial: torch.Tensor | None = None  # what was reduced within this replica only
+        self._has_partial = False
         self._buffer: torch.Tensor | None = None  # of gradients; used again when nobody else holds it
         self._buffer_uses = 0
         self._pending: deque[list] = deque()  # of each reduction under way: the gradient that it writes, the whole one that it reads
 
-    def bind(self, unit: _native.ShardedUnit, index: int, mesh, original: nn.Parameter) -> None:
-        """Puts this rank's rows of ``original`` into the arena and makes both faces."""
-        rank, world = mesh.get_local_rank(), mesh.size()
-        self._mesh, self.empty = mesh, False
-        rows = original.shape[0]
-        piece = -(-rows // world)
-        self._begin, self._end = min(rank * piece, rows), min((rank + 1) * piece, rows)
-        self.empty = self._begin == self._end or original[:1].numel() == 0
-        if self.empty:
-            self.own = torch.empty((self._end - self._begin, *original.shape[1:]), dtype=original.dtype)
-        else:
-            self.own = _native.own(unit, index)
-        # A parameter on the meta device has no values yet: they come with to_empty and an initialisation (adopt).
-        if original.device.type != "meta":
-            self.own.copy_(original.detach()[self._begin : self._end])
-        local = self.own if original.device.type != "meta" else torch.empty_like(self.own, device="meta")
-        self.sharded = nn.Parameter(self._dtensor(local), requires_grad=original.requires_grad)
-        whole = _native.whole(unit, index) if original.numel() else torch.empty_like(original, device="cpu")
-        self.unsharded = nn.Parameter(whole, requires_grad=original.requires_grad)
+    @property
+    def on_other_mesh(self) -> bool:
+        """It was a DTensor before."""
+        return self._whole_spec is not None
 
-    def _dtensor(self, local: torch.Tensor) -> DTensor:
-        return DTensor.from_local(local, self._mesh, [Shard(0)], run_check=False, shape=self.shape, stride=self._stride)
+    def _set_dtypes(self) -> None:
+        floating = self.dtype.is_floating_point and self.dtype not in _AS_BYTES
+        self.compute_dtype = self._policy.param_dtype or self.dtype if floating else self.dtype
+        self.reduce_dtype = self._policy.reduce_dtype or self.compute_dtype if floating else self.dtype
+
+    # ---- in the engine ----
+
+    def engine_spec(self) -> tuple:
+        dtypes = [engine_dtype(t) for t in (self.dtype, self.compute_dtype, self.reduce_dtype)]
+        return self.name, list(self.shape), dtypes[0], self.requires_grad, self.dim, dtypes[1], dtypes[2], self.extended
+
+    def bind(self, unit: _native.ShardedUnit, index: int, values: torch.Tensor | None) -> None:
+        """Puts this rank's slices into the arena and makes the faces. ``values``: the whole parameter; None: those of ``sharded``, which
+        stays the same object."""
+        source = self.sharded._local_tensor if values is None else self.slice(local_of(values.detach()))
+        meta = source.device.type == "meta"
+        if self.extended:
+            self._bind_extended(source)
+        else:
+            self.own = torch.empty(self.own_shape, dtype=self.dtype) if self.empty else _typed(_native.own(unit, index), self.dtype)
+            if not meta:
+                self.own.copy_(source)
+        # A parameter on the meta device has no values yet: they come with to_empty and an initialisation (adopt).
+        local = torch.empty_like(self.own, device="meta") if meta else self.own
+        if values is None:
+            self.sharded._local_tensor = local
+        else:
+            self.sharded = nn.Parameter(self.dtensor(local), requires_grad=self.requires_grad)
+        if not self.extended:
+            numel = self.shape.numel()
+            whole = _typed(_native.whole(unit, index), self.compute_dtype) if numel else torch.empty(self.shape, dtype=self.compute_dtype)
+            self.set_whole(whole)
+        self.mark()
+
+    def _bind_extended(self, source: torch.Tensor) -> None:
+        # All ranks' pieces are as large as the first one's: an extension gathers them as they are.
+        size = list(self.shape)
+        size[self.dim] = -(-self.shape[self.dim] // self.data.shards)
+        with torch.no_grad():
+            self.padded = source.new_zeros(size)
+            own = self.padded.narrow(self.dim, 0, self.own_shape[self.dim])
+            if not self.empty:
+                own.copy_(source)
+        self.own = own
+
+    def set_whole(self, whole: torch.Tensor) -> None:
+        if self._whole_spec is not None:
+            whole = DTensor(whole, with_dtype(self._whole_spec, whole.dtype), requires_grad=False)
+        self.unsharded = nn.Parameter(whole, requires_grad=self.sharded.requires_grad)
+        self._number = _native.dtype_number(engine_dtype(self.compute_dtype))
+        self._reduce_number = _native.dtype_number(engine_dtype(self.reduce_dtype))
+        self.post_forward = None
+        self.mark()
+
+    def mark(self) -> None:
+        """The faces know their unit: optimizers ask for it."""
+        for face in (self.sharded, self.unsharded):
+            if face is not None:
+                face._shoal_state = self.state
+        if self.unsharded is not None:
+            self.unsharded._shoal_sharded = weakref.ref(self)
+
+    def slice(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole.narrow(self.dim, self._begin, self.own_shape[self.dim])
+
+    def dtensor(self, local: torch.Tensor) -> DTensor:
+        return DTensor(local, self.spec, requires_grad=local.requires_grad)
+
+    # ---- the faces ----
 
     def register(self, face: nn.Parameter) -> None:
-        """Registers one of the two faces with the modules that have the parameter."""
+        """Registers one of the faces with the modules that have the parameter."""
         for module, attribute in self.owners:
             module._parameters[attribute] = face
 
@@ -64,72 +153,190 @@ class ShardedParameter:
             current = module._parameters.get(attribute)
             if current is face:
                 continue
-            if current is self.sharded or current is self.unsharded:
+            if current is self.sharded or current is self.unsharded or (current is self.post_forward and current is not None):
                 module._parameters[attribute] = face
             else:
                 ours = False
         return ours
 
-    def adopt(self) -> None:
-        """Takes over what the user put in the parameter's place: its values go into the arena, the optimizer's reference stays. Raises when
-        it cannot be taken."""
+    def show_post_forward(self, mesh: Any) -> None:
+        """This rank's rows on the smaller mesh, over the bytes of the whole parameter."""
+        if self.post_forward is None:
+            from torch.distributed.tensor import Replicate, Shard
+            from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+            whole = self.unsharded.detach()
+            piece = -(-self.shape[0] // mesh.size(1))
+            begin = min(mesh.get_local_rank(1) * piece, self.shape[0])
+            local = whole[begin : min(begin + piece, self.shape[0])]
+            spec = with_dtype(DTensorSpec(mesh, (Replicate(), Shard(0)), tensor_meta=self.spec.tensor_meta), local.dtype)
+            self.post_forward = nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=self.sharded.requires_grad)
+            self.post_forward._shoal_state = self.state
+        self.show(self.post_forward)
+
+    # ---- what the user put in its place ----
+
+    def adopt(self) -> bool:
+        """Takes over what the user put in the parameter's place: its values go into the arena, the optimizer's reference stays. Raises
+        when it cannot be taken. True: the unit has to be built anew, because its dtype is another one."""
         found = False
         for module, attribute in self.owners:  # of several that differ, the last one counts, as when they are loaded one by one
             current = module._parameters.get(attribute)
-            if current is self.unsharded or (current is self.sharded and current._local_tensor.data_ptr() == self.own.data_ptr()):
+            if current is self.unsharded or (current is self.sharded and self._in_arena(current._local_tensor)):
                 continue
             self._take(current)
             found = True
         if found:
             self.register(self.sharded)
+            self.mark()
+        return self.sharded.dtype != self.dtype
+
+    def adopt_early(self) -> None:
+        """As adopt, of a replacement that has values and our dtype; others wait for the next forward."""
+        for module, attribute in self.owners:
+            current = module._parameters.get(attribute)
+            if isinstance(current, torch.Tensor) and not current.is_meta and current.dtype == self.dtype and current.shape == self.global_shape:
+                continue
+            return
+        self.adopt()
+
+    @property
+    def global_shape(self) -> torch.Size:
+        return self.spec.tensor_meta.shape
+
+    def _in_arena(self, local: torch.Tensor) -> bool:
+        if self.extended:
+            return local is self.own
+        return local.dtype == self.dtype and local.data_ptr() == self.own.data_ptr()
 
     def _take(self, current: nn.Parameter | None) -> None:
-        if current is not self.sharded and getattr(current, "_shoal_state", None) is not None:
-            raise Unimplemented(f"parameter {self.name} was tied to another one after fully_shard", hint="tie them before fully_shard")
-        local = current._local_tensor if isinstance(current, DTensor) else None
-        if local is None or current.shape != self.shape:
+        if current is None or current.shape != self.global_shape:
             by = "nothing" if current is None else f"a {type(current.data).__name__} of shape {tuple(current.shape)}"
             raise Unimplemented(
                 f"parameter {self.name} was replaced by {by}",
-                hint="replace it by a DTensor of the same shape and placement, or copy into it",
+                hint="replace it by a tensor of the same shape, or copy into it",
             )
+        if isinstance(current, DTensor):
+            if tuple(current.placements) != tuple(self.spec.placements) or current.device_mesh != self.spec.mesh:
+                raise Unimplemented(
+                    f"parameter {self.name} was replaced by a DTensor with {current.placements} instead of {self.spec.placements}",
+                    hint="distribute it as the parameter is, or copy into it",
+                )
+            local = current._local_tensor
+        elif self._whole_spec is None:
+            local = self.slice(current.detach())
+        else:
+            raise Unimplemented(f"parameter {self.name} was replaced by a plain tensor", hint="replace it by a DTensor placed alike")
         if local.device.type == "meta":
             raise InvalidArgument(
                 f"parameter {self.name} is on the meta device", hint="call model.to_empty(device='cpu') and initialise it"
             )
-        if local.dtype != self.dtype:
-            raise Unimplemented(
-                f"parameter {self.name} changed its dtype from {self.dtype} to {local.dtype} after fully_shard",
-                hint="convert the model before fully_shard",
+        if self.emptied and not self.empty and _is_poison(local):
+            raise InvalidArgument(
+                f"parameter {self.name} was never initialised after to_empty",
+                hint="write to it: reset_parameters(), torch.nn.init, or load a state dict",
             )
+        self.emptied = False
+        requires_grad = current.requires_grad
+        if current is not self.sharded:
+            current._shoal_sharded = weakref.ref(self)  # an optimizer may hold it
+        if local.dtype != self.dtype:  # the unit is built anew, from these
+            self.spec = with_dtype(self.spec, local.dtype)
+            replaced = nn.Parameter(self.dtensor(local.clone()), requires_grad=requires_grad)
+            if current is not self.sharded:
+                torch.utils.swap_tensors(self.sharded, replaced)
+            return
         with torch.no_grad():
-            self.own.copy_(local)
+            if self.extended:
+                self._bind_extended(local)
+            else:
+                self.own.copy_(local)
         self.sharded._local_tensor = self.own
-        self.sharded.requires_grad_(current.requires_grad)
+        self.sharded.requires_grad_(requires_grad)
+
+    def change_dtype(self) -> None:
+        """Its unit is built anew in the dtype that ``sharded`` has now."""
+        self.dtype = self.sharded.dtype
+        self.spec = self.sharded._spec
+        self._buffer = None
+        self._set_dtypes()
+
+    def poison(self) -> None:
+        """After to_empty: whatever is not written until it is needed shall be found."""
+        local = local_of(self.sharded)
+        if local.device.type != "meta" and local.dtype.is_floating_point and not self.extended:
+            self.emptied = True
+            local.view(_INTEGER[local.element_size()]).fill_(_POISON[local.element_size()])
 
     # ---- gradients ----
 
-    def gradient_work(self) -> tuple[int, int, int, bool, int, bool]:
-        """(address of the whole gradient or 0, its dtype, address of the own rows or 0, accumulate, no partial sum) for the reduction: the whole one stays alive until
-        ``published``, the rows until ``gradient_done``. None may be under way: the next one adds to what it leaves."""
-        if not self.unsharded.requires_grad:
-            self._pending.append([None, None])
-            return 0, self._number, 0, False, 0, False
-        grad = self.unsharded.grad
+    def gradient_work(self, everywhere: bool, unused: bool, fresh: bool = False) -> tuple[int, int, int, bool, int, bool]:
+        """(address of the whole gradient or 0, its dtype, address of the own rows or 0, accumulate, address of the partial sum or 0, it has
+        one) for the reduction: the whole one stays alive until ``published``, the rest until ``gradient_done``. None may be under way: the
+        next one adds to what it leaves. ``unused``: zeros where there is none. ``fresh``: the caller adds up itself."""
+        if self.unsharded is None or not self.unsharded.requires_grad:
+            self._pending.append([None, None, everywhere])
+            return 0, 0, 0, False, 0, False
+        grad = self._take_gradient()
+        if grad is None and unused:
+            grad = torch.zeros(self.shape, dtype=self.compute_dtype)
+        number = self._number if grad is None or grad.dtype == self.compute_dtype else _native.dtype_number(engine_dtype(grad.dtype))
+        target = None if fresh else self.sharded.grad
+        accumulate = target is not None
+        if not accumulate and everywhere:
+            target = self._fresh_grad()
+        self._pending.append([target, grad, everywhere])
+        own = 0 if self.empty or target is None else target._local_tensor.data_ptr()
+        partial = 0
+        if not everywhere and self._partial is None:
+            self._partial = torch.zeros(self.own_shape, dtype=torch.promote_types(self.reduce_dtype, torch.float32))
+        if self._partial is not None:
+            partial = self._partial.data_ptr()
+        return grad.data_ptr() if grad is not None else 0, number, own, accumulate, partial, self._has_partial
+
+    def has_gradient(self) -> bool:
+        return self.unsharded is not None and (self.unsharded.grad is not None or self._accumulated is not None)
+
+    def drop_gradient(self) -> None:
+        if self.unsharded is not None:
+            self.unsharded.grad = None
+        self._accumulated = None
+
+    def keep_gradient(self) -> None:
+        """A backward without reduction is over: what it left is added up in the reduce dtype."""
+        if self.reduce_dtype != self.compute_dtype and self.unsharded is not None and self.unsharded.grad is not None:
+            self._accumulated = self._take_gradient(self.reduce_dtype)
+
+    def _take_gradient(self, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        grad, self.unsharded.grad = self.unsharded.grad, None
         if grad is not None:
+            if self._whole_spec is not None:
+                grad = self._redistributed(grad)
             if grad.layout != torch.strided:
                 grad = grad.to_dense()
+            if dtype is not None:
+                grad = grad.to(dtype)
             grad = grad.contiguous()
-            if grad.dtype != self.dtype:
-                grad = grad.to(self.dtype)
-            self.unsharded.grad = None
-        target = self.sharded.grad
-        accumulate = target is not None
-        if not accumulate:
-            target = self._fresh_grad()
-        self._pending.append([target, grad])
-        address = grad.data_ptr() if grad is not None else 0
-        return address, self._number, 0 if self.empty else target._local_tensor.data_ptr(), accumulate, 0, False
+        if self._accumulated is not None:
+            if grad is not None:
+                self._accumulated += grad
+            grad, self._accumulated = self._accumulated, None
+        return grad
+
+    def _redistributed(self, grad: torch.Tensor) -> torch.Tensor:
+        """The local part of a gradient on the model parallel mesh, placed as the parameter is."""
+        if isinstance(grad, AsyncCollectiveTensor):
+            grad = grad.wait()
+        if not isinstance(grad, DTensor):
+            raise AssertionError(f"the gradient of parameter {self.name} should be a DTensor, not a {type(grad).__name__}")
+        wanted = list(self._whole_spec.placements)
+        if self.data.dims is not None:  # what is partial over data parallel dims is summed by the reduction
+            names = self._whole_spec.mesh.mesh_dim_names
+            for name in (*self.data.dims.shard_names, *self.data.dims.replicate_names):
+                wanted[names.index(name)] = grad.placements[names.index(name)]
+        if tuple(grad.placements) != tuple(wanted):
+            grad = grad.redistribute(placements=wanted)
+        return grad._local_tensor
 
     @property
     def reducing(self) -> bool:
@@ -140,22 +347,41 @@ class ShardedParameter:
         if self._pending:
             self._pending[-1][1] = None
 
-    def gradient_done(self, present: bool) -> None:
-        """The reduction is done; ``present``: some rank had a gradient."""
-        target = self._pending.popleft()[0]
-        if present and self.sharded.grad is None:
-            self.sharded.grad = target
+    def gradient_done(self, present: bool) -> torch.Tensor | None:
+        """The reduction is done; ``present``: some rank had a gradient. Returns it when it is fresh and whole."""
+        target, _, everywhere = self._pending.popleft()
+        if not everywhere:
+            self._has_partial |= present
+            return None
+        self._partial, self._has_partial = None, False
+        return target if present else None
+
+    def set_gradient(self, gradient: DTensor) -> None:
+        if self.sharded.grad is None:
+            self.sharded.grad = gradient
+        elif self.sharded.grad is not gradient:
+            self.sharded.grad._local_tensor.add_(gradient._local_tensor)
 
     def forget(self) -> None:
         """The engine has forgotten the reductions under way."""
         self._pending.clear()
+        self._partial, self._has_partial = None, False
 
     def _fresh_grad(self) -> DTensor:
         """A gradient to write to, over the memory of the step before if nobody holds that any more (no allocation in the steady state)."""
         if self._buffer is None or _uses(self._buffer) != self._buffer_uses:
-            self._buffer = torch.empty((self._end - self._begin, *self.shape[1:]), dtype=self.dtype)
+            self._buffer = torch.empty(self.own_shape, dtype=self.dtype)
             self._buffer_uses = _uses(self._buffer)
-        return self._dtensor(self._buffer)
+        return self.dtensor(self._buffer.detach())
+
+
+def _typed(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return t if t.dtype == dtype else t.view(dtype)
+
+
+def _is_poison(local: torch.Tensor) -> bool:
+    words, poison = local.contiguous().view(-1).view(_INTEGER[local.element_size()]), _POISON[local.element_size()]
+    return words[0].item() == poison and words[-1].item() == poison and bool((words == poison).all())
 
 
 def _uses(t: torch.Tensor) -> int:

@@ -1,0 +1,172 @@
+"""Units whose whole parameters are not read in the arena: tensors with all-gather extensions, and communication that the user brings.
+
+Collectives over the process group bring the shards to memory of this rank's own, and gradients to their owners if a custom reduce_scatter
+says so, in FSDP2's layout: all parameters of a unit flat, one padded piece per rank.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from shoal.fsdp._parameters import ShardedParameter
+
+if TYPE_CHECKING:
+    from shoal.fsdp._unit import Unit
+
+
+class Gathered:
+    def __init__(self, unit: Unit):
+        self._unit = unit
+        self.all_gather: Any = None  # torch.distributed.fsdp AllGather
+        self.reduce_scatter: Any = None
+        self._whole: dict[ShardedParameter, list[tuple[torch.Tensor, int]]] = {}  # what holds a whole one, and its bytes
+        self._shown = False
+
+    def unshard(self) -> None:
+        if self._shown:
+            return
+        self._shown = True
+        plain = []
+        for p in self._unit.parameters:
+            if p.extended:
+                self._unshard_extended(p)
+            elif self.all_gather is not None:
+                plain.append(p)
+        if plain:
+            self._unshard_plain(plain)
+
+    def reshard(self) -> None:
+        if not self._shown:
+            return
+        self._shown = False
+        for p in self._unit.parameters:
+            if p in self._whole:
+                for t, _ in self._whole[p]:
+                    t.untyped_storage().resize_(0)
+
+    def _gather(self, piece: torch.Tensor) -> torch.Tensor:
+        data = self._unit.data
+        if data.shards == 1:
+            return piece.clone()
+        size = (piece.numel() * data.shards,)
+        if self.all_gather is None:
+            out = torch.empty(size, dtype=piece.dtype)
+            dist.all_gather_into_tensor(out, piece, group=data.shard_group)
+            return out
+        out = self.all_gather.allocate(size, dtype=piece.dtype, device=piece.device)
+        own = out.narrow(0, piece.numel() * data.shard, piece.numel())
+        own.copy_(piece)
+        self.all_gather(output_tensor=out, input_tensor=own, group=data.shard_group, async_op=False)
+        return out
+
+    def _unshard_plain(self, parameters: list[ShardedParameter]) -> None:
+        data = self._unit.data
+        dtypes = {p.compute_dtype for p in parameters}
+        pieces = []
+        for p in parameters:
+            size = list(p.shape)
+            size[p.dim] = -(-p.shape[p.dim] // data.shards)
+            padded = torch.zeros(size, dtype=p.compute_dtype)
+            if not p.empty:
+                padded.narrow(p.dim, 0, p.own_shape[p.dim]).copy_(p.own)
+            pieces.append(padded)
+        flat = [t.view(-1) if len(dtypes) == 1 else t.view(-1).view(torch.uint8) for t in pieces]
+        out = self._gather(torch.cat(flat)).view(data.shards, -1)
+        at = 0
+        with torch.no_grad():
+            for p, piece, bytes_ in zip(parameters, pieces, flat, strict=True):
+                if p not in self._whole:
+                    whole = torch.empty(p.shape, dtype=p.compute_dtype)
+                    p.set_whole(whole)
+                    self._whole[p] = [(whole, whole.untyped_storage().size())]
+                whole = self._allocate(p)[0]
+                part = out[:, at : at + bytes_.numel()]
+                at += bytes_.numel()
+                part = part.contiguous().view(p.compute_dtype).view(data.shards, *piece.shape)
+                joined = torch.cat(list(part), dim=p.dim).narrow(p.dim, 0, p.shape[p.dim])
+                with torch.autograd._unsafe_preserve_version_counter(whole):
+                    whole.copy_(joined)
+
+    def _unshard_extended(self, p: ShardedParameter) -> None:
+        data, local = self._unit.data, p.own
+        whole_size = torch.Size(p.shape)
+        asked = len(inspect.signature(local.fsdp_pre_all_gather).parameters)
+        if asked == 1:
+            inputs, metadata = local.fsdp_pre_all_gather(data.shard_mesh)
+        elif asked == 5:
+            stride = torch.empty(whole_size, device="meta").stride()
+            inputs, metadata = local.fsdp_pre_all_gather(data.shard_mesh, whole_size, stride, p.owners[0][0], self._unit.state.mp_policy)
+        else:
+            raise AssertionError(
+                f"invalid fsdp_pre_all_gather of parameter {p.name}: expects (mesh, outer_size, outer_stride, module, mp_policy)"
+            )
+        padded = p.padded.size()
+        if local.size() != padded and any(t.size() != padded for t in inputs):
+            raise AssertionError(
+                f"parameter {p.name} is unevenly sharded: fsdp_pre_all_gather must return inputs of the padded size {padded}, "
+                f"not {[tuple(t.size()) for t in inputs]}"
+            )
+        outputs = tuple(self._gather(t.reshape(-1)).view(-1, *t.shape[1:]) for t in inputs)
+        dtype = p.compute_dtype
+        if p in self._whole:
+            self._allocate(p)
+            local.fsdp_post_all_gather(outputs, metadata, dtype, out=p.unsharded)
+            return
+        whole, inner = local.fsdp_post_all_gather(outputs, metadata, dtype)
+        self._whole[p] = [(t, t.untyped_storage().size()) for t in inner]
+        p.set_whole(torch.as_strided(whole, whole_size, torch.empty(whole_size, device="meta").stride()))
+
+    def _allocate(self, p: ShardedParameter) -> list[torch.Tensor]:
+        for t, size in self._whole[p]:
+            t.untyped_storage().resize_(size)
+        return [t for t, _ in self._whole[p]]
+
+    # ---- gradients ----
+
+    def reduce(self) -> None:
+        """The unit's gradients through the custom reduce_scatter, at once."""
+        u = self._unit
+        work = []
+        for p in u.parameters:
+            grad = p._take_gradient()
+            if grad is None and u.state.reduce_unused and p.unsharded.requires_grad:
+                grad = torch.zeros(p.shape, dtype=p.compute_dtype)
+            if grad is not None:
+                work.append((p, grad))
+        if not work:
+            return
+        data, dtype = u.data, work[0][0].reduce_dtype
+        pieces = []
+        for p, grad in work:
+            size = list(p.shape)
+            size[p.dim] = -(-p.shape[p.dim] // data.shards) * data.shards
+            padded = torch.zeros(size, dtype=dtype)
+            padded.narrow(p.dim, 0, p.shape[p.dim]).copy_(grad)
+            pieces.append(torch.stack([c.reshape(-1) for c in padded.chunk(data.shards, dim=p.dim)]))
+        flat = torch.cat(pieces, dim=1).view(-1)
+        if data.shards > 1:
+            source = self.reduce_scatter.allocate((flat.numel(),), dtype=dtype, device=flat.device)
+            source.copy_(flat)
+            out = self.reduce_scatter.allocate((flat.numel() // data.shards,), dtype=dtype, device=flat.device)
+            self.reduce_scatter(output_tensor=out, input_tensor=source, group=data.shard_group, op=dist.ReduceOp.SUM, async_op=False)
+        else:
+            out = flat.clone()
+        if data.replicas > 1:
+            dist.all_reduce(out, group=data.mesh.get_group(data.replicate_dim))
+        out = out * u.scale
+        if u.all_reduce_hook is not None:
+            u.all_reduce_hook(out)
+        at = 0
+        for (p, _), piece in zip(work, pieces, strict=True):
+            part = out[at : at + piece.shape[1]]
+            at += piece.shape[1]
+            size = list(p.shape)
+            size[p.dim] = -(-p.shape[p.dim] // data.shards)
+            own = part.view(size).narrow(p.dim, 0, p.own_shape[p.dim]).to(p.dtype).contiguous()
+            p.set_gradient(p.dtensor(own.clone()))
+            if p.sharded._post_accumulate_grad_hooks:
+                u.state.root.accumulated[p] = None

@@ -1,0 +1,182 @@
+"""Which ranks share a unit's parameters: a ``DeviceMesh`` as fully_shard takes it, in the engine's terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from shoal.exceptions import Unimplemented
+
+
+@dataclass(frozen=True, eq=False)
+class DataMesh:
+    """``mesh`` has a shard dim, a replicate dim before it, or both. ``dims`` and ``spmd``: they are dims of that larger mesh, on which the
+    parameters are DTensors already."""
+
+    mesh: DeviceMesh
+    shard_dim: int | None = 0
+    replicate_dim: int | None = None
+    dims: Any = None
+    spmd: DeviceMesh | None = None
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks: replica by replica, in each shard by shard."""
+        return tuple(self.mesh.mesh.flatten().tolist())
+
+    @cached_property
+    def replicas(self) -> int:
+        return 1 if self.replicate_dim is None else self.mesh.size(self.replicate_dim)
+
+    @cached_property
+    def shards(self) -> int:
+        return 1 if self.shard_dim is None else self.mesh.size(self.shard_dim)
+
+    @cached_property
+    def shard(self) -> int:
+        """Which shard is this rank's."""
+        return 0 if self.shard_dim is None else self.mesh.get_local_rank(self.shard_dim)
+
+    @cached_property
+    def index(self) -> int:
+        """This rank's place in ``ranks``."""
+        replica = 0 if self.replicate_dim is None else self.mesh.get_local_rank(self.replicate_dim)
+        return replica * self.shards + self.shard
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], int]:
+        return self.ranks, self.replicas
+
+    @property
+    def shard_group(self):
+        return self.mesh.get_group(self.shard_dim)
+
+    @cached_property
+    def shard_mesh(self) -> DeviceMesh:
+        return self.mesh if self.mesh.ndim == 1 else self.mesh[self.mesh.mesh_dim_names[-1]]
+
+    def own_bounds(self, size: int) -> tuple[int, int]:
+        """Where this rank's slice of a dim of this size begins and ends: as torch.chunk cuts."""
+        piece = -(-size // self.shards)
+        return min(self.shard * piece, size), min((self.shard + 1) * piece, size)
+
+    # ---- DTensors ----
+
+    def spec_of(self, original: torch.Tensor, dim: int) -> DTensorSpec:
+        """The sharded parameter's. ValueError when a DTensor lies on other meshes than it should."""
+        if self.spmd is not None:
+            return self._spmd_spec(original, dim)
+        placements: list[Placement] = [] if self.replicate_dim is None else [Replicate()]
+        if not isinstance(original, DTensor):
+            if self.shard_dim is not None:
+                placements.append(Shard(dim))
+            return DTensorSpec(self.mesh, tuple(placements), tensor_meta=_meta(original))
+        # Tensor parallelism came first: its mesh lies inside.
+        inner = original._spec
+        if len(inner.placements) > 2:
+            raise NotImplementedError(f"fully_shard takes parameters on 1-D or 2-D model parallel meshes, not {inner.placements}")
+        if self.shard_dim is not None:
+            split = inner.num_shards_map[dim]
+            placements.append(_StridedShard(dim, split_factor=split) if split > 1 else Shard(dim))
+        return DTensorSpec(
+            DeviceMesh._concatenate([self.mesh, inner.mesh]), (*placements, *inner.placements), tensor_meta=inner.tensor_meta
+        )
+
+    def _spmd_spec(self, original: torch.Tensor, dim: int) -> DTensorSpec:
+        if not isinstance(original, DTensor):
+            raise ValueError("with dp_mesh_dims all parameters must be DTensors on the whole mesh (e.g. by distribute_module)")
+        spec = original._spec
+        if spec.mesh != self.spmd:
+            raise ValueError("with dp_mesh_dims parameters must be DTensors on the mesh that fully_shard gets")
+        names, placements = spec.mesh.mesh_dim_names, list(spec.placements)
+        for name in (*self.dims.shard_names, *self.dims.replicate_names):
+            if not isinstance(placements[names.index(name)], Replicate):
+                raise ValueError(f"expected Replicate() on data parallel dim {name!r}, got {placements[names.index(name)]}")
+        for name in self.dims.shard_names:
+            at, split = names.index(name), 1
+            for later in range(at + 1, spec.mesh.ndim):
+                p = spec.placements[later]
+                if isinstance(p, (Shard, _StridedShard)) and p.dim == dim:
+                    split *= spec.mesh.size(later)
+            placements[at] = _StridedShard(dim, split_factor=split) if split > 1 else Shard(dim)
+        if len(self.dims.shard_names) <= 1:
+            return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
+        # Several dims that shard are one: the flattened mesh takes their place.
+        meshes, flat, done = [], [], False
+        for name, placement in zip(names, placements, strict=True):
+            if name in self.dims.shard_names:
+                if not done:
+                    meshes.append(self.mesh)
+                    flat += [placement] if self.replicate_dim is None else [Replicate(), placement]
+                done = True
+            elif name not in self.dims.replicate_names:
+                meshes.append(spec.mesh[name])
+                flat.append(placement)
+        return DTensorSpec(DeviceMesh._concatenate(meshes), tuple(flat), tensor_meta=spec.tensor_meta)
+
+
+def _meta(t: torch.Tensor) -> TensorMeta:
+    return TensorMeta(t.size(), t.stride(), t.dtype)
+
+
+def with_dtype(spec: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
+    """The same placements of a tensor of another dtype."""
+    meta = spec.tensor_meta
+    if meta is None or meta.dtype == dtype:
+        return spec
+    return DTensorSpec(spec.mesh, spec.placements, tensor_meta=TensorMeta(meta.shape, meta.stride, dtype))
+
+
+def data_mesh(mesh: DeviceMesh, dims: Any = None) -> DataMesh:
+    """What fully_shard's ``mesh`` and ``dp_mesh_dims`` say. Raises ValueError or AssertionError, as FSDP2 does, for meshes that it does not
+    take."""
+    if mesh.device_type != "cpu":
+        raise Unimplemented(f"a {mesh.device_type} mesh is not in this release", hint='use init_device_mesh("cpu", ...)')
+    if dims is not None:
+        return _of_named_dims(mesh, dims)
+    if mesh.ndim not in (1, 2):
+        raise ValueError(f"fully_shard expects a 1-D or 2-D DeviceMesh but got {mesh}")
+    if mesh.ndim == 1:
+        return DataMesh(mesh)
+    if mesh.mesh_dim_names is None:
+        raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
+    return DataMesh(mesh, shard_dim=1, replicate_dim=0)
+
+
+def _of_named_dims(mesh: DeviceMesh, dims: Any) -> DataMesh:
+    if dims.shard is None and dims.replicate is None:
+        raise ValueError("At least one of shard or replicate must be set in dp_mesh_dims")
+    if mesh.mesh_dim_names is None:
+        raise ValueError("mesh must have mesh_dim_names when dp_mesh_dims is provided")
+    for name in (*dims.shard_names, *dims.replicate_names):
+        if name not in mesh.mesh_dim_names:
+            raise ValueError(f"Mesh dim name {name!r} not found in mesh.mesh_dim_names {mesh.mesh_dim_names}")
+
+    def sub(names: tuple[str, ...]) -> DeviceMesh:
+        return mesh[names[0]] if len(names) == 1 else mesh[names]._flatten("_".join(names))
+
+    if not dims.shard_names:
+        return DataMesh(sub(dims.replicate_names), shard_dim=None, replicate_dim=0, dims=dims, spmd=mesh)
+    if not dims.replicate_names:
+        return DataMesh(sub(dims.shard_names), dims=dims, spmd=mesh)
+    both = DeviceMesh._concatenate([sub(dims.replicate_names), sub(dims.shard_names)])
+    return DataMesh(both, shard_dim=1, replicate_dim=0, dims=dims, spmd=mesh)
+
+
+def of_mesh_info(info: Any) -> DataMesh:
+    """From torch's ``FSDPMeshInfo``, as a ``shard_placement_fn`` may give one."""
+    return DataMesh(
+        info.mesh, info.shard_mesh_dim, info.replicate_mesh_dim, getattr(info, "dp_mesh_dims", None), getattr(info, "spmd_mesh", None)
+    )
+
+
+def post_forward_mesh(data: DataMesh, size: int) -> DeviceMesh:
+    """For reshard_after_forward as a number: rows of ``size`` ranks that have the parameters among them."""
+    return DeviceMesh(data.mesh.device_type, data.mesh.mesh.view(-1, size))

@@ -1,0 +1,81 @@
+"""Any optimizer's step is a door to the write window: torch's global hooks tell of it. And the door for writing by hand."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from shoal.exceptions import InvalidArgument
+from shoal.fsdp._root import Root, roots_in
+from shoal.fsdp._state import state_of
+
+
+def _bind(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer that was built before fully_shard, with tensors that were adopted since, or while a module showed its unsharded
+    parameters, gets the sharded ones instead."""
+    bound = []
+    for group in optimizer.param_groups:
+        for i, p in enumerate(group["params"]):
+            replaced_by = getattr(p, "_shoal_sharded", None)
+            parameter = replaced_by() if replaced_by is not None else None
+            if parameter is None or parameter.sharded is p:
+                continue
+            if optimizer.state.get(p):
+                raise InvalidArgument(
+                    f"this optimizer has a state for parameter {parameter.name} of {parameter.state.name or 'the root'} as it was not sharded",
+                    hint="build the optimizer after fully_shard, and load its state dict",
+                )
+            group["params"][i] = parameter.sharded
+            bound.append(parameter.name)
+    if bound:
+        warnings.warn(f"an optimizer held {len(bound)} parameters that were not sharded: it has the sharded ones now", stacklevel=4)
+
+
+def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
+    roots = {}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state = getattr(p, "_shoal_state", None)
+            if state is not None and state.root is not None:
+                roots[id(state.root)] = state.root
+    return list(roots.values())
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
+    _bind(optimizer)
+    for root in _roots_of(optimizer):
+        root.open_window("optimizer.step")
+        for m in root.models:
+            m.optimizer_begin()
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
+    for root in _roots_of(optimizer):
+        for m in root.models:
+            m.optimizer_end()
+
+
+register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_after_step)
+
+
+@contextmanager
+def write(model: nn.Module):
+    """Opens the write window of a sharded model: inside, each rank may write its rows (``p.to_local()``, ``p.data``) by hand.
+
+    Needed after an evaluation forward, after a backward without synchronisation, and while the output of another forward is kept whose
+    backward may still come; else the window is open anyway between a synchronised backward and the next forward. Every rank must enter
+    it. What was written is seen by all ranks at their next forward.
+    """
+    if not any(state_of(m) for m in model.modules()):
+        raise InvalidArgument("nothing in this model was sharded by shoal.fsdp.fully_shard")
+    for s in map(state_of, model.modules()):
+        if s is not None:
+            s.to_sharded()
+    for root in roots_in(model):
+        root.open_window("write")
+    yield model

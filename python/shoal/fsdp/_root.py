@@ -1,0 +1,257 @@
+"""What the units of one model share: the native models, and where the program is."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.autograd import Variable
+
+from shoal import _native
+from shoal.exceptions import InvalidArgument
+from shoal.fsdp._parameters import ShardedParameter
+
+if TYPE_CHECKING:
+    from shoal.fsdp._state import State
+    from shoal.fsdp._unit import Unit
+
+
+class ForwardToken:
+    """One forward pass whose backward has not come yet, or may come again. Dies with the autograd graph that would bring it."""
+
+    __slots__ = ("__weakref__", "versions")
+
+    def __init__(self, versions: list[int]):
+        self.versions = versions
+
+
+class Backward:
+    """A backward pass that has not ended. Belongs to autograd's callback at its end, so that an exception that leaves the pass ends it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Root:
+    """``states`` in the order of modules. Units on the same ranks are one native model; units on other ranks are another."""
+
+    def __init__(self, states: list[State]):
+        self.states = states
+        self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
+        self.backward: weakref.ref[Backward] | None = None  # dead: an exception left it
+        self.is_last_backward = True
+        self.preliminary = False  # made by unshard(): the first forward may show that another module is the root
+        self.running: State | None = None  # the unit whose forward the program called, maybe one inside the root
+        self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, of those with hooks for that, in order
+        self.skipped: list[State] = []  # in this backward pass: units that no forward of this rank ran, and that it has not published
+        self.held: list[int] | None = None  # a synchronised backward opened no window: how often each parameter had been written then
+        for index, s in enumerate(states):
+            s.root, s.index = self, index
+        self._make_models()
+
+    @property
+    def units(self) -> list[Unit]:
+        return [u for s in self.states for u in s.units]
+
+    def _make_models(self) -> None:
+        self.models: list[_native.ShardedModel] = []
+        by_actor: dict[int, list[Unit]] = {}
+        for u in self.units:
+            by_actor.setdefault(id(u.actor), []).append(u)
+        slots = max((s.max_input_buffers for s in self.states), default=2)
+        self.units_of: list[list[Unit]] = list(by_actor.values())
+        for place, units in enumerate(self.units_of):
+            model = units[0].actor.make_model([u.native for u in units], [u.state.name for u in units], slots=slots)
+            self.models.append(model)
+            for index, u in enumerate(units):
+                u.model, u.place, u.index = model, place, index
+
+    def dissolve(self) -> None:
+        for s in self.states:
+            s.to_sharded()
+            for u in s.units:
+                u.reshard()
+            s.root = None
+
+    # ---- versions ----
+
+    def versions(self) -> list[int]:
+        return [m.version for m in self.models]
+
+    @property
+    def window_open(self) -> bool:
+        return all(m.window_open for m in self.models)
+
+    def enter(self, training: bool) -> None:
+        if not self.forwards:
+            for s in self.states:
+                s.seen = False
+        for m in self.models:
+            m.enter(training)
+
+    def open_window(self, door: str) -> None:
+        self.recover()
+        self.running = self.held = None
+        for s in self.states:
+            s.to_sharded()
+        for m in self.models:
+            m.open_window(door)
+
+    def adopt(self) -> None:
+        """Takes over what the user put in the place of parameters; units whose dtypes or parameters changed are built anew."""
+        changed = self._adopt_ties()
+        for s in self.states:
+            for u in s.units:
+                if u.adopt():
+                    changed[u] = None
+        if not changed:
+            return
+        for u in changed:
+            u.build_again()
+        self._make_models()
+        self.forwards.clear()
+
+    def _adopt_ties(self) -> dict[Unit, None]:
+        """A parameter was put in the place of another one after fully_shard: both are one from now on, in the unit around both."""
+        changed: dict[Unit, None] = {}
+        unit_of = {id(p.sharded): u for u in self.units for p in u.parameters}
+        parameter_of = {id(p.sharded): p for u in self.units for p in u.parameters}
+        for u in self.units:
+            for p in list(u.parameters):
+                for owner in list(p.owners):
+                    current = owner[0]._parameters.get(owner[1])
+                    other = parameter_of.get(id(current))
+                    if other is None or other is p:
+                        continue
+                    p.owners.remove(owner)
+                    other.owners.append(owner)
+                    if not p.owners:
+                        u.parameters.remove(p)
+                        changed[u] = None
+                    home = unit_of[id(current)]
+                    outer = self._around(home.state, u.state).unit_like(home)
+                    if outer is not home:
+                        home.parameters.remove(other)
+                        outer.parameters.append(other)
+                        unit_of[id(current)] = outer
+                        changed[home] = changed[outer] = None
+        return changed
+
+    def _around(self, *inner: State) -> State:
+        """The innermost unit that contains all of these."""
+        wanted = {id(m) for s in inner for m in s.modules}
+        found: tuple[State, set[int]] | None = None
+        for s in self.states:
+            covered = {id(m) for top in s.modules for m in top.modules()}
+            if wanted <= covered and (found is None or len(covered) < len(found[1])):
+                found = s, covered
+        if found is None:
+            raise InvalidArgument("parameters of modules were tied that no common unit contains", hint="tie them before fully_shard")
+        return found[0]
+
+    # ---- a backward pass ----
+
+    def queue_callback(self) -> None:
+        if self.backward is not None and self.backward() is not None:
+            return
+        self.recover()
+        backward = Backward()
+        self.backward = weakref.ref(backward)
+        for u in self.units:
+            u.published = False
+        self.skipped = [s for s in self.states if not (s.seen or s.in_backward)]
+        Variable._execution_engine.queue_callback(partial(self.finish_backward, backward))
+
+    def publish_skipped(self, before: State) -> None:
+        """Units that no forward of this rank ran, and that come before this one in a backward: other ranks may have run them, and ranks
+        publish in one order."""
+        while self.skipped and self.skipped[-1].index > before.index:
+            s = self.skipped.pop()
+            if not (s.ran or s.in_backward):
+                s.publish()
+
+    def finish_backward(self, backward: Backward) -> None:
+        """At the end of a backward pass: units whose inputs wanted no gradient, then the reductions, then the write window."""
+        del backward  # no frame of a traceback may keep it
+        synced = False
+        for s in reversed(self.states):
+            if s.in_backward or s.ran:
+                s.post_backward()
+            else:
+                s.publish()
+            synced |= s.sync
+        # More forward passes than this one's may still want their backward: then this version is read on.
+        last = synced and self.is_last_backward
+        leave = last and not self.forwards
+        if leave:  # no lease is held behind the window
+            for s in self.states:
+                s.to_sharded()
+        for m in self.models:
+            m.finish_backward(leave)
+        self.held = self.writes() if last and self.forwards else None
+        self.settle()
+        self.backward = self.running = None
+        self.run_hooks()
+
+    def settle(self) -> None:
+        for model, units in zip(self.models, self.units_of, strict=True):
+            for index, present in model.take_reduced():
+                units[index].gradients_done(present, self.accumulated)
+
+    def run_hooks(self) -> None:
+        """Hooks of parameters that got a gradient in the pass that is over: they may write, so they come behind the window."""
+        accumulated, self.accumulated = self.accumulated, {}
+        for p in accumulated:
+            for hook in tuple(p.sharded._post_accumulate_grad_hooks.values()):
+                hook(p.sharded)
+
+    # ---- what is written while it should not be ----
+
+    def writes(self) -> list[int]:
+        return [p.sharded._version + p.sharded._local_tensor._version for u in self.units for p in u.parameters]
+
+    def check_held(self) -> None:
+        """A forward begins and no window has opened since a synchronised backward: nothing may have been written."""
+        held, self.held = self.held, None
+        if held == self.writes():
+            return
+        raise InvalidArgument(
+            "parameters were written while the write window was closed: the output of another forward is kept, whose backward may come",
+            hint="delete outputs that want no backward, or write inside `with shoal.fsdp.write(model)`",
+        )
+
+    # ---- after exceptions ----
+
+    def recover(self) -> None:
+        """After a backward pass that an exception left: forgets what it had under way."""
+        if self.backward is None or self.backward() is not None:
+            return
+        states = [s for s in self.states if s.sync]
+        if any(p.reducing or p.has_gradient() for s in states for u in s.units for p in u.parameters):
+            warnings.warn("gradients of a backward pass that an exception left are dropped, as by reset_iter_state()", stacklevel=2)
+        self.reset(states)
+
+    def reset(self, states: list[State]) -> None:
+        self.backward = self.running = None
+        self.accumulated.clear()
+        for m in self.models:
+            m.reset()
+        for s in self.states:
+            s.in_backward = s.ran = False
+            s.to_sharded()
+            for u in s.units:
+                for p in u.parameters:
+                    p.forget()
+        for s in states:
+            for u in s.units:
+                for p in u.parameters:
+                    p.drop_gradient()
+
+
+def roots_in(model: nn.Module) -> list[Root]:
+    from shoal.fsdp._state import state_of
+
+    roots = {id(s.root): s.root for s in map(state_of, model.modules()) if s is not None and s.root is not None}
+    return list(roots.values())

@@ -1,0 +1,492 @@
+"""What a call of fully_shard keeps: modules, their units, and the hooks that tell the engine where the program is."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Shard
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.fsdp._mesh import DataMesh, of_mesh_info, post_forward_mesh
+from shoal.fsdp._parameters import ShardedParameter, local_of
+from shoal.fsdp._root import ForwardToken, Root
+from shoal.fsdp._unit import Unit
+
+
+class State:
+    """One call of fully_shard: its modules (mostly one), and the unit of their parameters."""
+
+    def __init__(self, modules: tuple[nn.Module, ...], data: DataMesh, reshard_after_forward: bool | int | None, policy: Any, guard: bool):
+        self.modules, self.data, self.mp_policy = modules, data, policy
+        self.reshard_asked = self.reshard_after_forward = reshard_after_forward  # None: as is_root says
+        self.reshard_after_backward = True
+        self.cast_to = policy.param_dtype if policy.cast_forward_inputs else None  # what floating-point inputs become
+        self.sync = True  # gradients are reduced in backward
+        self.everywhere = True  # over replicas, too
+        self.reduce_unused = False
+        self.unshard_in_backward = True
+        self.max_input_buffers = 2
+        self.forward_prefetch: list[State] = []
+        self.backward_prefetch: list[State] = []
+        self.lease_guard = guard
+        self.units: list[Unit] = []
+        self.root: Root | None = None
+        self.is_root = False
+        self.index = -1
+        self.name = type(modules[0]).__name__
+        self.shows = "sharded"  # which face: "unsharded", or "post_forward" on a smaller mesh
+        self.in_backward = False
+        self.ran = False  # forward since its last backward
+        self.ends_unseen = False  # of the forward that is running
+        self.seen = False  # in a forward of the root whose backward has not come, with gradients or under a checkpoint without
+        self.forwarding = False  # a forward of it runs
+        self.entered: nn.Module | None = None  # a module inside that was called instead of the whole
+        self.post_optim_event: Any = None
+        self.endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards whose inputs wanted no gradient: nothing ends their backward
+        self.ends: weakref.WeakSet = weakref.WeakSet()  # nodes of autograd that end a backward of this unit: one per forward in a graph
+
+    @property
+    def module(self) -> nn.Module:
+        return self.modules[0]
+
+    # ---- set-up ----
+
+    def shard(self, ignored: set[nn.Parameter], placement: Callable | None) -> None:
+        found = own_parameters(self.modules, ignored)
+        originals: dict[ShardedParameter, nn.Parameter] = {}
+        meshes: dict[tuple, DataMesh] = {}
+        for name, (parameter, owners) in found.items():
+            self._check(name, parameter)
+            dim, data = self._placed(name, parameter, placement)
+            known = meshes.setdefault(data.key, data)
+            if known is not data and known.mesh is not data.mesh:
+                raise ValueError(f"parameters on the same ranks must have the same FSDPMeshInfo, but {name} has another one")
+            p = ShardedParameter(name, parameter, owners, known, dim, self.mp_policy)
+            unit = next((u for u in self.units if u.data is known), None)
+            if unit is None:
+                unit = Unit(self, known)
+                self.units.append(unit)
+            unit.parameters.append(p)
+            originals[p] = parameter
+        if not self.units:
+            self.units.append(Unit(self, self.data))
+        robbed = self._take_tied()
+        if isinstance(self.reshard_after_forward, int) and not isinstance(self.reshard_after_forward, bool):
+            self._reshard_to(self.reshard_after_forward)
+        for u in robbed:
+            u.build_again()
+        for u in self.units:
+            u.build([originals.get(p) for p in u.parameters])
+        for p, original in originals.items():
+            original._shoal_sharded = weakref.ref(p)  # who else has the original is tied to it
+
+    def _take_tied(self) -> list[Unit]:
+        """Parameters of units inside that modules of several units have come to this one, which is around all. Returns whom they left."""
+        mine = self.covered()
+        robbed = []
+        for s in {id(s): s for s in map(state_of, (m for top in self.modules for m in top.modules())) if s not in (None, self)}.values():
+            theirs = s.covered()
+            for u in list(s.units):
+                homes = {p: {id(m) for m, _ in p.owners} for p in u.parameters}
+                tied = [p for p, home in homes.items() if home <= mine and not home <= theirs]
+                for p in tied:
+                    u.parameters.remove(p)
+                    self.unit_like(u).parameters.append(p)
+                if tied:
+                    robbed.append(u)
+        return robbed
+
+    def covered(self) -> set[int]:
+        """The modules that it is around."""
+        return {id(m) for top in self.modules for m in top.modules()}
+
+    def _check(self, name: str, parameter: nn.Parameter) -> None:
+        if parameter.dim() == 0:
+            raise ValueError(f"fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal to 1.")
+        local = local_of(parameter)
+        if not local.is_contiguous():
+            raise NotImplementedError(f"fully_shard does not support non-contiguous parameters: {name} has stride {parameter.stride()}")
+        if parameter.device.type not in ("cpu", "meta"):
+            raise Unimplemented(f"parameter {name} is on {parameter.device}: GPUs are not in this release", hint="use a CPU mesh")
+
+    def _placed(self, name: str, parameter: nn.Parameter, placement: Callable | None) -> tuple[int, DataMesh]:
+        """The dim and the mesh of a parameter, as shard_placement_fn says."""
+        said = None if placement is None else placement(parameter)
+        data = self.data
+        if said is not None and hasattr(said, "mesh_info"):
+            if said.mesh_info.mesh is not data.mesh:
+                data = next((u.data for u in self.units if u.data.mesh is said.mesh_info.mesh), None) or of_mesh_info(said.mesh_info)
+            said = said.placement
+        if said is None:
+            return 0, data
+        if not isinstance(said, Shard):
+            raise ValueError(f"Invalid shard_placement_fn result: {said}")
+        dim = said.dim + parameter.ndim if said.dim < 0 else said.dim
+        if not 0 <= dim < parameter.ndim:
+            raise AssertionError(f"Shard dim {said.dim} is invalid for parameter {name} of shape {tuple(parameter.shape)}")
+        return dim, data
+
+    def _reshard_to(self, size: int) -> None:
+        for u in self.units:
+            if any(p.on_other_mesh for p in u.parameters):
+                raise NotImplementedError("reshard_after_forward as a number is not possible with parameters that are DTensors already")
+            u.post_forward_mesh = post_forward_mesh(u.data, size)
+
+    def unit_like(self, other: Unit) -> Unit:
+        """Its unit on the same ranks as another's."""
+        for u in self.units:
+            if u.data.key == other.data.key:
+                return u
+        self.units.append(Unit(self, other.data))
+        return self.units[-1]
+
+    def hook(self) -> None:
+        for module in self.modules:
+            module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._post_forward, prepend=False, always_call=True)
+            module.register_state_dict_pre_hook(lambda *_: self.to_sharded())
+            module.register_load_state_dict_pre_hook(lambda *_: self.door("load_state_dict"))
+            module.register_load_state_dict_post_hook(lambda *_: self.adopt_loaded())
+        for module in self._inside():
+            module.register_forward_pre_hook(self._enter_inside, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._leave_inside, always_call=True)
+
+    def _inside(self) -> list[nn.Module]:
+        """Modules of this unit below its own: the program may call one of them instead of the whole."""
+        found: dict[nn.Module, None] = {}
+
+        def visit(m: nn.Module) -> None:
+            for child in m.children():
+                if child not in found and state_of(child) is None:
+                    found[child] = None
+                    visit(child)
+
+        for m in self.modules:
+            visit(m)
+        return list(found)
+
+    def lazy_init(self) -> None:
+        """At the first forward: the module that runs it is the root of all units inside."""
+        if len(self.modules) > 1:
+            raise RuntimeError(f"FSDP requires a single root module but got {self.modules}")
+        states: list[State] = []
+        for module in self.module.modules():
+            s = state_of(module)
+            if s is not None and s not in states:
+                states.append(s)
+        taken = [s for s in states if s.root is not None]
+        if all(s.root.preliminary for s in taken):
+            for root in {id(s.root): s.root for s in taken}.values():
+                root.dissolve()
+        else:
+            raise InvalidArgument(
+                f"{type(taken[0].module).__name__} ran a forward of its own before the model that contains it",
+                hint="run the whole model's forward first, or call fully_shard on the outer module before",
+            )
+        self._check_tied(states)
+        names = {id(m): n for n, m in self.module.named_modules()}
+        for s in states:
+            s.is_root = s is self
+            s.name = ", ".join(names[id(m)] for m in s.modules if id(m) in names)
+            s.reshard_after_forward = not s.is_root if s.reshard_asked is None else s.reshard_asked
+        Root(states)
+
+    def _check_tied(self, states: list[State]) -> None:
+        """Every parameter lies in a unit that is around all modules that have it."""
+        tied = {q for p in self.module.parameters() if getattr(p, "_shoal_state", self) not in states and (q := _managed(p)) is not None}
+        for s in states:
+            covered = s.covered()
+            tied |= {p for u in s.units for p in u.parameters if not all(id(m) in covered for m, _ in p.owners)}
+        for p in tied:
+            raise ValueError(
+                f"Parameter '{p.name}' of {p.state.name} is shared with a module outside: call fully_shard on a module that contains both, "
+                "or fully_shard([module_a, module_b])"
+            )
+
+    # ---- the faces ----
+
+    def to_unsharded(self) -> None:
+        for u in self.units:
+            if u.gathered is not None:
+                u.gathered.unshard()
+            for p in u.parameters:
+                if self.shows != "unsharded" and p.unsharded.requires_grad != p.sharded.requires_grad:  # frozen or thawed since
+                    p.unsharded.requires_grad_(p.sharded.requires_grad)
+                if not p.show(p.unsharded):
+                    raise InvalidArgument(
+                        f"parameter {p.name} of {self.name or 'the root'} was replaced while the write window was closed",
+                        hint="replace it inside `with shoal.fsdp.write(model)`, or by load_state_dict(assign=True)",
+                    )
+        self.shows = "unsharded"
+
+    def to_sharded(self) -> None:
+        if self.shows == "sharded":
+            return
+        self.shows = "sharded"
+        for u in self.units:
+            for p in u.parameters:
+                p.show(p.sharded)
+            if u.gathered is not None:
+                u.gathered.reshard()
+
+    def to_post_forward(self) -> None:
+        self.shows = "post_forward"
+        for u in self.units:
+            for p in u.parameters:
+                p.show_post_forward(u.post_forward_mesh)
+
+    def door(self, name: str) -> None:
+        """Opens the write window: before the first forward it is open."""
+        self.to_sharded()
+        if self.root is not None:
+            self.root.open_window(name)
+
+    def adopt_loaded(self) -> None:
+        """load_state_dict(assign=True) has put tensors in the place of parameters: they go where they belong at once, so that an optimizer
+        built next holds ours."""
+        for u in self.units:
+            for p in u.parameters:
+                p.adopt_early()
+
+    def unshard(self) -> None:
+        if self.root is None:
+            self.lazy_init()
+            self.root.preliminary = True
+        if self.root.window_open:
+            self.root.adopt()
+        for u in self.units:
+            u.unshard()
+        self.to_unsharded()
+
+    def reshard(self) -> None:
+        self.to_sharded()
+        for u in self.units:
+            u.reshard()
+
+    # ---- forward ----
+
+    def _pre_forward(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if self.root is None:
+            self.lazy_init()
+        root, training = self.root, torch.is_grad_enabled()
+        root.preliminary, self.forwarding = False, True
+        if self.post_optim_event is not None:
+            event, self.post_optim_event = self.post_optim_event, None
+            (event.synchronize if hasattr(event, "synchronize") else event.wait)()
+        in_graph = torch._C._current_graph_task_id() != -1
+        if not in_graph:
+            root.recover()
+            if self.is_root or root.running is None:
+                root.running = self
+                if root.held is not None:
+                    root.check_held()
+        if root.window_open:
+            root.adopt()
+        if self.is_root:
+            root.enter(training)
+        self.seen = True
+        for u in self.units:
+            u.model.forward_begin(u.index, training and not in_graph)
+        self.to_unsharded()
+        if not in_graph:
+            for s in self.forward_prefetch:
+                for u in s.units:
+                    u.unshard()
+        if self.cast_to is not None:
+            args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to(self.cast_to) if t.is_floating_point() else t, (args, kwargs))
+        if training and (not in_graph or not self.more_to_come()):  # a checkpoint may be run again as a graph of its own
+            args, kwargs = self._watch_inputs(args, kwargs)
+        return args, kwargs
+
+    def _watch_inputs(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Lets the backward pass say when it has left this unit: when the gradients of its inputs are there."""
+        flat, spec = tree_flatten((args, kwargs))
+        at = [i for i, t in enumerate(flat) if torch.is_tensor(t) and t.requires_grad]
+        self.ran = True
+        self.ends_unseen = not at
+        if not at:
+            return args, kwargs  # the end of the backward pass will say it
+        watched = _AfterBackward.apply(self, *(flat[i] for i in at))
+        for i, t in zip(at, watched, strict=True):
+            flat[i] = t
+        return tree_unflatten(flat, spec)
+
+    def _post_forward(self, module: nn.Module, args: tuple, output: Any) -> Any:
+        """Also after an exception in forward: then ``output`` is None."""
+        if not self.forwarding:  # it has not even begun
+            return output
+        self.forwarding = False
+        root, training = self.root, torch.is_grad_enabled()
+        recomputed = torch._C._current_graph_task_id() != -1
+        outermost = root.running is self and not recomputed
+        if outermost:
+            root.running = None
+        resharded = self.reshard_after_forward is True and not self.in_backward
+        for u in self.units:
+            u.model.forward_end(u.index, training and not recomputed, resharded)
+        if resharded:
+            self.to_sharded()
+        elif not isinstance(self.reshard_after_forward, bool) and not self.in_backward:
+            self.to_post_forward()
+        if training and not (recomputed and self.in_backward):
+            token = ForwardToken(root.versions())
+            if self.is_root or outermost:
+                root.forwards.add(token)
+            if self.ends_unseen:
+                self.endless.add(token)
+            for t in tree_flatten(output)[0]:
+                if torch.is_tensor(t) and t.requires_grad:
+                    t.register_hook(partial(self._pre_backward, token))
+        if self.mp_policy.output_dtype is not None:
+            output = tree_map_only(torch.Tensor, lambda t: t.to(self.mp_policy.output_dtype) if t.is_floating_point() else t, output)
+        return output
+
+    def _enter_inside(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        """A module inside is called. Mostly by this unit's own forward; if not, its forward is this unit's for that call."""
+        if self.forwarding or (self.shows == "unsharded" and torch._C._current_graph_task_id() != -1):
+            return None
+        self.entered = module
+        return self._pre_forward(module, args, kwargs)
+
+    def _leave_inside(self, module: nn.Module, args: tuple, output: Any) -> Any:
+        if self.entered is not module:
+            return None
+        self.entered = None
+        return self._post_forward(module, args, output)
+
+    def run(self, module: nn.Module, method: Callable, args: tuple, kwargs: dict) -> Any:
+        """A method of the module as its forward."""
+        args, kwargs = self._pre_forward(module, args, kwargs)
+        return self._post_forward(module, args, method(*args, **kwargs))
+
+    # ---- backward ----
+
+    def _pre_backward(self, token: ForwardToken, grad: torch.Tensor) -> torch.Tensor:
+        if not torch._C._autograd._get_current_graph_task_keep_graph():  # else its backward may come again
+            self.root.forwards.discard(token)
+        self.root.queue_callback()
+        if self.in_backward:  # for another forward maybe, that read another version
+            for u in self.units:
+                u.model.check_version(u.index, token.versions[u.place])
+        else:
+            self.in_backward = True
+            for u in self.units:
+                u.model.backward_begin(u.index, token.versions[u.place])
+            if self.unshard_in_backward:
+                self.to_unsharded()
+            for s in self.backward_prefetch:
+                for u in s.units:
+                    u.unshard()
+        return grad
+
+    def more_to_come(self) -> bool:
+        """Whether the backward pass that is running will leave this unit again, because its forward ran more than once."""
+        task = torch._C._current_graph_task_id()
+        return any(end.left_in != task and torch._C._will_engine_execute_node(end) for end in self.ends)
+
+    def inputs_done(self, end) -> None:
+        """The gradients of a forward's inputs are there: the unit's backward is over, unless this pass comes back to it."""
+        self.root.queue_callback()
+        end.left_in = torch._C._current_graph_task_id()
+        if not self.more_to_come() and not self.endless:
+            self.post_backward()
+
+    def post_backward(self) -> None:
+        self.root.publish_skipped(self)
+        self.in_backward = self.ran = False
+        for u in self.units:
+            if self.sync and u.parameters and u.parameters[0].reducing:
+                # Published before in this pass, by a graph of its own. Ranks publish in one order, so nobody waits for a rank that waits.
+                u.model.await_reductions()
+                self.root.settle()
+            self._publish(u, self.reshard_after_backward)
+        if self.reshard_after_backward:
+            self.to_sharded()
+        self.root.settle()
+
+    def publish(self) -> None:
+        """Of a unit that did not run in this pass: says so, with whatever gradients it has left."""
+        for u in self.units:
+            if self.sync and not u.published:
+                self._publish(u, False)
+
+    def _publish(self, u: Unit, reshard: bool) -> None:
+        if self.sync:
+            u.publish(reshard)
+            if len(self.root.models) > 1:  # a wait for one mesh serves no other: nothing may be under way on two
+                u.model.await_reductions()
+            return
+        u.model.backward_end(u.index, [], 1.0, True, reshard)
+        for p in u.parameters:
+            p.keep_gradient()
+
+
+class _AfterBackward(torch.autograd.Function):
+    """The identity on a unit's inputs; its backward runs after everything that came after it, the unit's own backward included."""
+
+    @staticmethod
+    def forward(ctx, state: State, *inputs: torch.Tensor):
+        ctx.state, ctx.left_in = state, -1
+        state.ends.add(ctx)
+        return inputs
+
+    @staticmethod
+    def backward(ctx, *grads: torch.Tensor):
+        ctx.state.inputs_done(ctx)
+        return (None, *grads)
+
+
+def state_of(module: nn.Module) -> State | None:
+    return module.__dict__.get("_shoal_fsdp_state")
+
+
+def _managed(p: nn.Parameter) -> ShardedParameter | None:
+    """The parameter of some unit that this one is, or was before it was sharded."""
+    original_of, state = getattr(p, "_shoal_sharded", None), getattr(p, "_shoal_state", None)
+    if state is not None:
+        return next((q for u in state.units for q in u.parameters if q.sharded is p), None)
+    return original_of() if original_of is not None else None
+
+
+def own_parameters(modules: tuple[nn.Module, ...], ignored: set[nn.Parameter]) -> dict[str, tuple[nn.Parameter, list]]:
+    """Parameters below ``modules`` that no unit manages, each once, by its first name, with every (module, attribute) that has it. Those of
+    a unit that modules outside it have, too, learn of these."""
+    found: dict[str, tuple[nn.Parameter, list]] = {}
+    names: dict[int, str] = {}
+    visited: set[int] = set()
+
+    def visit(m: nn.Module, prefix: str) -> None:
+        if id(m) in visited or (m not in modules and state_of(m) is not None):
+            return
+        visited.add(id(m))
+        for attribute, p in m._parameters.items():
+            if p is None or p in ignored:
+                continue
+            unit = getattr(p, "_shoal_state", None)
+            if unit is not None and any(owner is m for u in unit.units for q in u.parameters for owner, _ in q.owners):
+                raise InvalidArgument(
+                    f"parameter {prefix}{attribute} is in a unit already: a module around this one was sharded before",
+                    hint="call fully_shard innermost first: on the blocks, then on the model",
+                )
+            if (tied := _managed(p)) is not None:
+                tied.owners.append((m, attribute))
+                m._parameters[attribute] = tied.sharded
+                continue
+            if id(p) in names:
+                found[names[id(p)]][1].append((m, attribute))
+            else:
+                names[id(p)] = prefix + attribute
+                found[prefix + attribute] = (p, [(m, attribute)])
+        for name, child in m._modules.items():
+            if child is not None:
+                visit(child, f"{prefix}{name}.")
+
+    for i, m in enumerate(modules):
+        visit(m, "" if len(modules) == 1 else f"{i}.")
+    return found

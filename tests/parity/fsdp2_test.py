@@ -1,0 +1,705 @@
+"""The same script with torch's FSDP2 over gloo, with ours, and on one plain process: losses, gradients and parameters after some steps.
+
+Each case is written once, for whichever ``fully_shard`` it is given. All cases of a world size share one run of ranks.
+"""
+
+import functools
+import os
+import traceback
+from types import SimpleNamespace
+
+os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils.checkpoint import checkpoint
+
+import shoal
+from shoal.train import ScalingConfig, Trainer
+
+STEPS = 3
+CASES = {}
+
+
+def case(worlds=(1, 2, 3, 4), plain=True, rtol=1e-5, atol=1e-6, theirs=True):
+    """``plain``: one process must see the same; ``theirs``: FSDP2 runs it."""
+
+    def keep(function):
+        CASES[function.__name__] = SimpleNamespace(function=function, worlds=worlds, plain=plain, rtol=rtol, atol=atol, theirs=theirs)
+        return function
+
+    return keep
+
+
+class Net(nn.Module):
+    def __init__(self, width=12, dtype=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inp = nn.Linear(8, width)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)) for _ in range(3))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 5)
+        self.checkpointed = False
+
+    def forward(self, x):
+        x = self.inp(x)
+        for block in self.blocks:
+            x = x + (checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x))
+        return self.head(self.norm(x))
+
+
+def rank():
+    return torch.distributed.get_rank()
+
+
+def world():
+    return torch.distributed.get_world_size()
+
+
+def batch(step, of_rank, features=8):
+    generator = torch.Generator().manual_seed(1000 * step + of_rank)
+    return torch.randn(4, features, generator=generator), torch.randint(5, (4,), generator=generator)
+
+
+def full(t):
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+class Seen:
+    """What a run must show: losses, whole gradients and parameters."""
+
+    def __init__(self):
+        self.values = {}
+
+    def see(self, name, value):
+        if value is not None:
+            value = full(value.detach()).clone().float() if isinstance(value, torch.Tensor) else value
+        self.values[name] = value
+
+    def parameters(self, model, what=""):
+        for name, p in model.named_parameters():
+            self.see(f"{what}parameter {name}", p)
+
+    def gradients(self, model, what=""):
+        for name, p in model.named_parameters():
+            self.see(f"{what}gradient {name}", p.grad)
+
+
+def loss_of(api, model, step, micro=0):
+    """This rank's loss; on one plain process the mean over all ranks' batches."""
+    ranks = range(world()) if api.plain else [rank()]
+    out = 0
+    for r in ranks:
+        x, y = batch(10 * step + micro, r)
+        out = out + nn.functional.cross_entropy(model(x).float(), y)
+    return out / len(ranks)
+
+
+def train(api, model, optimizer=None, steps=STEPS, between=lambda model: None, loss=loss_of):
+    seen = Seen()
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        value = loss(api, model, step)
+        value.backward()
+        mean = value.detach().clone()
+        if not api.plain:
+            torch.distributed.all_reduce(mean)
+            mean /= world()
+        seen.see(f"loss {step}", mean)
+        between(model)
+        if step == 0:
+            seen.gradients(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    seen.parameters(model)
+    return seen
+
+
+def sharded(api, model, **options):
+    options.setdefault("mesh", api.mesh)
+    for block in model.blocks:
+        api.fully_shard(block, **options)
+    return api.fully_shard(model, **options)
+
+
+# ---- fully_shard's arguments ---------------------------------------------------------------------------------------------------------
+
+
+@case()
+def blocks_and_root(api):
+    return train(api, sharded(api, Net()))
+
+
+@case()
+def the_root_alone(api):
+    return train(api, api.fully_shard(Net(), mesh=api.mesh))
+
+
+@case()
+def uneven_rows(api):
+    return train(api, sharded(api, Net(width=7)))
+
+
+@case(worlds=(2, 3))
+def kept_after_forward(api):
+    return train(api, sharded(api, Net(), reshard_after_forward=False))
+
+
+@case(worlds=(4,))
+def resharded_to_two_ranks_after_forward(api):
+    model = sharded(api, Net(), reshard_after_forward=2)
+    if not api.plain:
+        model.blocks[0].register_forward_hook(
+            lambda module, args, out: shown.append(next(module.parameters()).placements), prepend=False, always_call=False
+        )
+    shown = []
+    seen = train(api, model)
+    if not api.plain:
+        assert shown[0] == (Replicate(), Shard(0)), shown[0]
+    return seen
+
+
+@case(worlds=(1, 2, 4))
+def sharded_on_another_dim(api):
+    def place(p):
+        return Shard(p.ndim - 1) if p.ndim == 2 and p.shape[1] % 4 == 0 else None
+
+    model = sharded(api, Net(), shard_placement_fn=place)
+    if not api.plain:
+        assert model.blocks[0][0].weight.placements == (Shard(1),)
+    return train(api, model)
+
+
+@case(worlds=(2, 3), theirs=False)
+def sharded_unevenly_on_another_dim(api):
+    return train(api, sharded(api, Net(width=7), shard_placement_fn=lambda p: Shard(-1)))
+
+
+@case(worlds=(1, 2, 3))
+def modules_in_one_unit(api):
+    model = Net()
+    api.fully_shard([model.norm, model.head], mesh=api.mesh)
+    for block in model.blocks:
+        api.fully_shard(block, mesh=api.mesh)
+    return train(api, api.fully_shard(model, mesh=api.mesh))
+
+
+@case(worlds=(2, 3))
+def ignored_parameters(api):
+    model = Net()
+    ignored = {model.norm.weight, model.norm.bias, model.inp.bias}
+    for p in ignored:
+        p.requires_grad_(False)
+    sharded(api, model, ignored_params=ignored)
+    assert not isinstance(model.norm.weight, DTensor)
+    return train(api, model)
+
+
+@case(worlds=(2, 3))
+def frozen_parameters(api):
+    model = Net()
+    for p in (*model.blocks[0].parameters(), model.inp.bias):
+        p.requires_grad_(False)
+    return train(api, sharded(api, model))
+
+
+@case(worlds=(2,), plain=False)
+def offload_to_host_memory(api):
+    return train(api, sharded(api, Net(), offload_policy=api.CPUOffloadPolicy(pin_memory=False)))
+
+
+# ---- mixed precision -----------------------------------------------------------------------------------------------------------------
+
+
+@case(plain=False, rtol=2e-3, atol=2e-4)
+def bf16_reduced_in_fp32(api):
+    model = Net()
+    for module in (*model.blocks, model):
+        output = torch.float32 if module is model else None
+        policy = api.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=output)
+        api.fully_shard(module, mesh=api.mesh, mp_policy=policy)
+    model.unshard()
+    assert model.inp.weight.dtype == torch.bfloat16
+    model.reshard()
+    assert model.inp.weight.dtype == torch.float32
+    return train(api, model)
+
+
+@case(worlds=(1, 2, 3), plain=False, rtol=2e-2, atol=2e-3)
+def bf16_reduced_in_bf16(api):
+    return train(api, sharded(api, Net(), mp_policy=api.MixedPrecisionPolicy(param_dtype=torch.bfloat16)))
+
+
+@case(worlds=(2,), plain=False, rtol=2e-3, atol=2e-4)
+def fp16_reduced_in_fp32(api):
+    policy = api.MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32, cast_forward_inputs=True)
+    return train(api, sharded(api, Net(), mp_policy=policy))
+
+
+@case(worlds=(2,), plain=False, rtol=2e-2, atol=2e-3)
+def fp32_reduced_in_bf16(api):
+    return train(api, sharded(api, Net(), mp_policy=api.MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)))
+
+
+@case(worlds=(2,), plain=False, rtol=2e-3, atol=2e-4)
+def bf16_accumulated_in_fp32(api):
+    policy = api.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return _accumulated(api, sharded(api, Net(), mp_policy=policy))
+
+
+@case(worlds=(2,), theirs=False)
+def fp64_beside_fp32(api):
+    model = Net()
+    model.blocks[1].double()
+    cast = model.blocks[1].forward
+    model.blocks[1].forward = lambda x: cast(x.double()).float()
+    return train(api, sharded(api, model))
+
+
+@case(worlds=(2,), theirs=False)
+def dtypes_mixed_in_one_unit(api):
+    model = Net()
+    model.norm.double()
+    cast = model.norm.forward
+    model.norm.forward = lambda x: cast(x.double()).float()
+    return train(api, sharded(api, model))
+
+
+# ---- several backward passes per step ------------------------------------------------------------------------------------------------
+
+
+def _accumulated(api, model, *by):
+    def loss(api, model, step):
+        def say(last):
+            for method in () if api.plain else (*(by or ("set_requires_gradient_sync",)), "set_is_last_backward"):
+                getattr(model, method)(last)
+
+        total = 0
+        for micro in range(2):
+            say(False)
+            value = loss_of(api, model, step, micro) / 3
+            value.backward()
+            total += value.detach()
+        say(True)
+        return total + loss_of(api, model, step, 2) / 3
+
+    return train(api, model, loss=loss)
+
+
+@case(worlds=(1, 2, 3))
+def accumulated_without_communication(api):
+    return _accumulated(api, sharded(api, Net()))
+
+
+@case(worlds=(2,))
+def accumulated_with_communication(api):
+    model = sharded(api, Net())
+
+    def loss(api, model, step):
+        first = loss_of(api, model, step, 0) / 2
+        first.backward()
+        return first.detach() + loss_of(api, model, step, 1) / 2
+
+    return train(api, model, loss=loss)
+
+
+@case(worlds=(2,))
+def accumulated_without_resharding(api):
+    return _accumulated(api, sharded(api, Net()), "set_requires_gradient_sync", "set_reshard_after_backward")
+
+
+@case(worlds=(1, 2))
+def checkpointed_activations(api):
+    model = Net()
+    model.checkpointed = True
+    return train(api, sharded(api, model))
+
+
+# ---- replicas ------------------------------------------------------------------------------------------------------------------------
+
+
+@case(worlds=(2, 4))
+def replicas_of_shards(api):
+    model = sharded(api, Net(width=7), mesh=api.mesh_2d)
+    if not api.plain:
+        assert model.head.weight.placements == (Replicate(), Shard(0))
+    return train(api, model)
+
+
+@case(worlds=(4,))
+def replicas_reduced_once_per_three_backwards(api):
+    return _accumulated(api, sharded(api, Net(), mesh=api.mesh_2d), "set_requires_all_reduce")
+
+
+@case(worlds=(4,), plain=False, rtol=2e-3, atol=2e-4)
+def replicas_in_bf16(api):
+    policy = api.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return train(api, sharded(api, Net(), mesh=api.mesh_2d, mp_policy=policy))
+
+
+# ---- methods -------------------------------------------------------------------------------------------------------------------------
+
+
+@case(worlds=(2,))
+def prefetched_by_lists(api):
+    model = sharded(api, Net())
+    if not api.plain:
+        for i, block in enumerate(model.blocks):
+            block.set_modules_to_forward_prefetch(list(model.blocks[i + 1 : i + 3]))
+            block.set_modules_to_backward_prefetch(list(model.blocks[max(i - 2, 0) : i])[::-1])
+    return train(api, model)
+
+
+@case(worlds=(2,), plain=False)
+def divided_by_another_factor(api):
+    model = sharded(api, Net())
+    for module in (model, *model.blocks):
+        module.set_gradient_divide_factor(5.0)
+        module.set_force_sum_reduction_for_comms(True)
+    return train(api, model)
+
+
+@case(worlds=(2,), plain=False)
+def hooks_on_reduced_gradients(api):
+    model = sharded(api, Net())
+    calls = []
+
+    def hook(reduced):
+        calls.append((reduced.ndim, reduced.dtype))
+        reduced.mul_(0.5)
+
+    for module in (model, *model.blocks):
+        module.set_all_reduce_hook(hook)
+    seen = train(api, model)
+    assert calls == [(1, torch.float32)] * 4 * STEPS
+    return seen
+
+
+@case(worlds=(2, 3))
+def clipped_gradients(api):
+    norms = []
+
+    def clip(model):
+        norms.append(full(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)))
+
+    seen = train(api, sharded(api, Net(width=7)), between=clip)
+    for i, norm in enumerate(norms):
+        seen.see(f"norm {i}", norm)
+    return seen
+
+
+@case(worlds=(2,))
+def not_unsharded_in_backward(api):
+    model = Net()
+    model.emb = nn.Embedding(8, 8)
+    forward = model.forward
+    model.forward = lambda x: forward(x + model.emb(torch.arange(4)))
+    api.fully_shard(model.emb, mesh=api.mesh)
+    sharded(api, model)
+    if not api.plain:
+        model.emb.set_unshard_in_backward(False)
+    return train(api, model)
+
+
+class TwoForwards(Net):
+    def encode(self, x):
+        return self.blocks[0](self.inp(x))
+
+
+@case(worlds=(2,))
+def another_method_as_forward(api):
+    model = TwoForwards()
+    api.fully_shard(model.blocks[0], mesh=api.mesh)
+    api.fully_shard(model, mesh=api.mesh)
+    api.register_fsdp_forward_method(model, "encode")
+
+    def loss(api, model, step):
+        ranks = range(world()) if api.plain else [rank()]
+        return sum(model.encode(batch(step, r)[0]).square().mean() for r in ranks) / len(ranks)
+
+    return train(api, model, loss=loss)
+
+
+@case(worlds=(2,), plain=False)
+def gradients_of_unused_parameters(api):
+    model = Net()
+    model.spare = nn.Linear(3, 3)
+    sharded(api, model)
+    model.set_reduce_scatter_unused_params(True)
+    model.set_reduce_scatter_max_input_buffers(3)
+    seen = train(api, model)
+    assert seen.values["gradient spare.weight"].abs().max() == 0
+    return seen
+
+
+@case(worlds=(2,), plain=False)
+def communication_that_the_user_brings(api):
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+    calls = []
+
+    class Gather(AllGather):
+        def allocate(self, size, *, dtype, device):
+            return torch.empty(*size, dtype=dtype, device=device)
+
+        def __call__(self, output_tensor, input_tensor, group, async_op=False):
+            calls.append("gather")
+            return torch.distributed.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+
+    class Scatter(ReduceScatter):
+        def allocate(self, size, *, dtype, device):
+            return torch.empty(*size, dtype=dtype, device=device)
+
+        def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+            calls.append("scatter")
+            return torch.distributed.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+
+    model = sharded(api, Net(width=7))
+    model.blocks[1].set_custom_all_gather(Gather())
+    model.blocks[1].set_custom_reduce_scatter(Scatter())
+    seen = train(api, model)
+    assert calls.count("scatter") == STEPS
+    assert calls.count("gather") >= STEPS
+    return seen
+
+
+# ---- other ways to initialise --------------------------------------------------------------------------------------------------------
+
+
+@case(worlds=(2, 3))
+def initialised_on_the_meta_device(api):
+    if api.plain:
+        return train(api, Net(width=7))
+    with torch.device("meta"):
+        model = sharded(api, Net(width=7))
+    assert all(p.is_meta for p in model.parameters())
+    model.to_empty(device="cpu")
+    for (_, p), q in zip(model.named_parameters(), Net(width=7).parameters(), strict=True):
+        p.data.copy_(torch.distributed.tensor.distribute_tensor(q.data, p.device_mesh, p.placements))
+    return train(api, model)
+
+
+@case(worlds=(2,))
+def tied_weights(api):
+    class Tied(Net):
+        def __init__(self):
+            super().__init__(width=5)
+            self.head.weight = self.inp.weight = nn.Parameter(torch.randn(5, 8) / 4)
+            self.back = nn.Linear(5, 8)
+
+        def forward(self, x):
+            x = self.inp(x)
+            for block in self.blocks:
+                x = x + block(x)
+            return self.head(self.back(self.norm(x)))
+
+    return train(api, sharded(api, Tied()))
+
+
+# ---- with tensor parallelism ---------------------------------------------------------------------------------------------------------
+
+
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+
+
+def _tp(api):
+    model = nn.Sequential(TwoLayers(), TwoLayers(), nn.Linear(8, 5))
+    if api.plain:
+        return model
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = api.mesh_tp
+    for layers in model[:2]:
+        parallelize_module(layers, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        api.fully_shard(layers, mesh=mesh["dp"])
+    api.fully_shard(model, mesh=mesh["dp"])
+    return model
+
+
+def _tp_loss(api, model, step):
+    ranks = range(world() // 2) if api.plain else [rank() // 2]
+    return sum(nn.functional.cross_entropy(model(batch(step, r)[0]), batch(step, r)[1]) for r in ranks) / len(ranks)
+
+
+@case(worlds=(2, 4))
+def over_tensor_parallelism(api):
+    torch.manual_seed(1)
+    model = _tp(api)
+    return train(api, model, loss=_tp_loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@case(worlds=(4,), plain=False)
+def on_dims_of_a_larger_mesh(api):
+    torch.manual_seed(1)
+    mesh = api.mesh_tp
+    from torch.distributed.tensor import distribute_module, distribute_tensor
+
+    def place(name, module, mesh):
+        for key, p in list(module.named_parameters(recurse=False)):
+            dim = {"up": Shard(0), "down": Shard(1) if p.ndim == 2 else Replicate()}[name]
+            module.register_parameter(key, nn.Parameter(distribute_tensor(p.data, mesh, [Replicate(), dim])))
+
+    def inputs(module, args, mesh):
+        return tuple(DTensor.from_local(a, mesh, [Shard(0), Replicate()], run_check=False) for a in args)
+
+    model = TwoLayers()
+    distribute_module(model, mesh, place, inputs)
+    api.fully_shard(model, mesh=mesh, dp_mesh_dims=api.DataParallelMeshDims(shard="dp"))
+
+    def loss(api, model, step):
+        return model(batch(step, rank() // 2)[0]).square().sum().redistribute(placements=[Replicate()] * 2).to_local() / 32
+
+    return train(api, model, loss=loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+# ---- tensors with extensions ---------------------------------------------------------------------------------------------------------
+
+
+class Halved(torch.Tensor):
+    """Travels in bf16, whatever the policy says: what fsdp_pre_all_gather is for."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.size(), strides=inner.stride(), dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(tensors, metadata, size, stride):
+        return Halved(tensors["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        def unwrap(t):
+            return t.inner if isinstance(t, Halved) else t
+
+        out = torch.utils._pytree.tree_map(unwrap, (args, kwargs or {}))
+        out = func(*out[0], **out[1])
+        kept = {
+            torch.ops.aten.new_zeros.default,
+            torch.ops.aten.slice.Tensor,
+            torch.ops.aten.view.default,
+            torch.ops.aten.split.Tensor,
+            torch.ops.aten.clone.default,
+            torch.ops.aten.detach.default,
+            torch.ops.aten.copy_.default,
+            torch.ops.aten.as_strided.default,
+            torch.ops.aten.empty_like.default,
+            torch.ops.aten._to_copy.default,
+        }
+        if func is torch.ops.aten.copy_.default:
+            return args[0]
+        return torch.utils._pytree.tree_map_only(torch.Tensor, Halved, out) if func in kept else out
+
+    def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
+        return (self.inner.bfloat16(),), None
+
+    def fsdp_post_all_gather(self, outputs, metadata, param_dtype, *, out=None):
+        (gathered,) = outputs
+        if out is not None:
+            with torch.no_grad():
+                out.copy_(gathered.view(out.shape))
+            return None
+        whole = gathered.to(param_dtype)
+        return whole, (whole,)
+
+
+@case(worlds=(2,), plain=False)
+def a_tensor_that_gathers_itself(api):
+    model = Net()
+    model.head.weight = nn.Parameter(Halved(torch.randn(6, 12) / 4))
+    model.head.bias = None
+    sharded(api, model)
+
+    def loss(api, model, step):
+        x, y = batch(step, rank())
+        return nn.functional.cross_entropy(model(x), y)
+
+    seen = Seen()
+    for step in range(2):
+        value = loss(api, model, step)
+        value.backward()
+        seen.see(f"loss {step}", value)
+        seen.see(f"gradient {step}", model.head.weight.grad._local_tensor)
+        for p in model.parameters():
+            p.grad = None
+    return seen
+
+
+# ---- the run -------------------------------------------------------------------------------------------------------------------------
+
+
+def _apis():
+    from torch.distributed import fsdp as fsdp2
+
+    import shoal.fsdp
+
+    mesh = init_device_mesh("cpu", (world(),))
+    mesh_2d = mesh_tp = None
+    if world() % 2 == 0:
+        mesh_tp = init_device_mesh("cpu", (world() // 2, 2), mesh_dim_names=("dp", "tp"))
+        mesh_2d = init_device_mesh("cpu", (2, world() // 2), mesh_dim_names=("replicate", "shard"))
+
+    def nothing(module, *args, **kwargs):
+        return module
+
+    plain = SimpleNamespace(plain=True, mesh=None, mesh_2d=None, fully_shard=nothing, register_fsdp_forward_method=nothing)
+    out = {"plain": plain}
+    for name, module in (("theirs", fsdp2), ("ours", shoal.fsdp)):
+        names = ("fully_shard", "MixedPrecisionPolicy", "CPUOffloadPolicy", "register_fsdp_forward_method", "DataParallelMeshDims")
+        out[name] = SimpleNamespace(plain=False, mesh=mesh, mesh_2d=mesh_2d, mesh_tp=mesh_tp, **{n: getattr(module, n) for n in names})
+    return out
+
+
+def _compare(ours, other, spec, who):
+    assert ours.values.keys() == other.values.keys(), ours.values.keys() ^ other.values.keys()
+    for name, value in ours.values.items():
+        expected = other.values[name]
+        assert (value is None) == (expected is None), f"{name}: {value} where {who} has {expected}"
+        if value is not None:
+            torch.testing.assert_close(value, expected, rtol=spec.rtol, atol=spec.atol, msg=lambda m, n=name: f"{n} beside {who}: {m}")
+
+
+def all_cases(names=None):
+    """Name and traceback of every case that failed on this rank."""
+    failed, apis = {}, _apis()
+    for name, spec in CASES.items():
+        if world() not in spec.worlds or (names and name not in names):
+            continue
+        try:
+            ours = spec.function(apis["ours"])
+            if spec.plain:
+                _compare(ours, spec.function(apis["plain"]), spec, "one plain process")
+            if spec.theirs:
+                _compare(ours, spec.function(apis["theirs"]), spec, "FSDP2")
+        except BaseException:  # whatever it is, the others shall still be tried
+            failed[name] = traceback.format_exc()
+        torch.distributed.barrier()
+    return failed
+
+
+@pytest.fixture(scope="module")
+def failed():
+    shoal.init(num_cpus=16)
+    yield functools.cache(lambda workers: Trainer(all_cases, scaling_config=ScalingConfig(num_workers=workers)).fit().returns)
+    shoal.shutdown()
+
+
+@pytest.mark.parametrize(("workers", "name"), [(n, name) for n in (1, 2, 3, 4) for name, spec in CASES.items() if n in spec.worlds])
+def test_case(workers, name, failed):
+    for of_rank, failures in enumerate(failed(workers)):
+        assert name not in failures, f"on rank {of_rank}: {failures[name]}"

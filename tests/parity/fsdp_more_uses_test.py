@@ -1,0 +1,319 @@
+"""What FSDP2 refuses or leaves to the user, and what replaces parameters under a sharded model: two ranks, one run."""
+
+import os
+import traceback
+
+os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import shoal
+from shoal.train import ScalingConfig, Trainer
+
+WORLD = 2
+USES = {}
+
+
+def use(function):
+    USES[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    def __init__(self, width=7):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inp = nn.Linear(6, width)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, 9), nn.Tanh(), nn.Linear(9, width)) for _ in range(3))
+        self.encoder = nn.Sequential(nn.Linear(width, width), nn.ReLU())
+        self.head = nn.Linear(width, 5)
+        self.skipped = set()
+
+    def forward(self, x):
+        x = self.inp(x)
+        for i, block in enumerate(self.blocks):
+            if i not in self.skipped:
+                x = x + block(x)
+        return self.head(self.encoder(x))
+
+    def generate(self, x):
+        return self.head(self.encoder(self.inp(x)))
+
+
+def shard(model, **options):
+    from shoal.fsdp import fully_shard
+
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def rank():
+    return torch.distributed.get_rank()
+
+
+def batch(step, of_rank):
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + of_rank))
+
+
+def full(t):
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def same_as_plain(model, plain, loss=lambda model, step, r: model(batch(step, r)).square().mean(), steps=2, rtol=1e-4, lr=0.1):
+    """Trains both: gradients and parameters are the same after each step. The plain one gets the mean over all ranks."""
+    optimizers = [torch.optim.SGD(m.parameters(), lr=lr) for m in (model, plain)]
+    for step in range(steps):
+        loss(model, step, rank()).backward()
+        (sum(loss(plain, step, r) for r in range(WORLD)) / WORLD).backward()
+        for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+            got = full(p.grad)
+            assert (got is None) == (q.grad is None), f"{name}: {got} is not {q.grad}"
+            if got is not None:
+                torch.testing.assert_close(got, q.grad, rtol=rtol, atol=1e-5, msg=lambda m, n=name: f"gradient of {n}: {m}")
+        for o in optimizers:
+            o.step()
+            o.zero_grad()
+    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(full(p), q, rtol=rtol, atol=1e-5, msg=lambda m, n=name: f"parameter {n}: {m}")
+
+
+# ---- parameters that change under us -------------------------------------------------------------------------------------------------
+
+
+@use
+def to_empty_and_initialised():
+    with torch.device("meta"):
+        model = shard(Net())
+    model.to_empty(device="cpu")
+    for (_, p), q in zip(model.named_parameters(), Net().parameters(), strict=True):
+        with torch.no_grad():
+            p.copy_(torch.distributed.tensor.distribute_tensor(q.data, p.device_mesh, p.placements))
+    same_as_plain(model, Net())
+
+
+@use
+def to_empty_and_forgotten_is_named():
+    with torch.device("meta"):
+        model = shard(Net())
+    model.to_empty(device="cpu")
+    for name, p in model.named_parameters():
+        if name != "blocks.1.2.weight":
+            nn.init.ones_(p)
+    with pytest.raises(ValueError, match=r"parameter 2.weight was never initialised after to_empty"):
+        model(batch(0, rank()))
+
+
+@use
+def still_on_the_meta_device_is_named():
+    with torch.device("meta"):
+        model = shard(Net())
+    with pytest.raises(ValueError, match=r"is on the meta device\n  hint: call model.to_empty"):
+        model(batch(0, rank()))
+
+
+@use
+def load_state_dict_with_assign():
+    model = shard(Net())
+    loaded = {
+        name: torch.distributed.tensor.distribute_tensor(q.data + 0.01, p.device_mesh, p.placements)
+        for (name, p), q in zip(model.named_parameters(), Net().parameters(), strict=True)
+    }
+    model.load_state_dict(loaded, assign=True)
+    plain = Net()
+    plain.load_state_dict({name: p + 0.01 for name, p in plain.state_dict().items()})
+    same_as_plain(model, plain)
+
+
+@use
+def load_state_dict_of_whole_tensors_with_assign():
+    model = shard(Net())
+    plain = Net()
+    plain.load_state_dict({name: p + 0.01 for name, p in plain.state_dict().items()})
+    model.load_state_dict(plain.state_dict(), assign=True)
+    same_as_plain(model, plain)
+
+
+def _converted(before):
+    model = shard(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if not before:
+        model(batch(0, rank())).sum().backward()
+        optimizer.zero_grad()
+    model.double()
+    x = batch(0, rank()).double()
+    model(x).square().mean().backward()
+    plain = Net().double()
+    sum(plain(batch(0, r).double()).square().mean() / WORLD for r in range(WORLD)).backward()
+    optimizer.step()  # built before, and still the one
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert p.dtype == p.grad.dtype == torch.float64, name
+        torch.testing.assert_close(full(p.grad), q.grad, msg=lambda m, n=name: f"gradient of {n}: {m}")
+        torch.testing.assert_close(full(p.detach()), q.detach(), msg=lambda m, n=name: f"{n}: {m}")
+
+
+@use
+def converted_to_another_dtype_before_the_first_forward():
+    _converted(True)
+
+
+@use
+def converted_to_another_dtype_between_steps():
+    _converted(False)
+
+
+@use
+def replaced_by_another_shape_is_refused_by_name():
+    model = shard(Net())
+    model.head.weight = nn.Parameter(torch.zeros(2, 2))
+    with pytest.raises(NotImplementedError, match=r"parameter head.weight was replaced by a Tensor of shape \(2, 2\)"):
+        model(batch(0, rank()))
+
+
+# ---- modules that are called by themselves -------------------------------------------------------------------------------------------
+
+
+@use
+def inner_modules_called_from_another_method():
+    model = shard(Net())
+    with torch.no_grad():
+        torch.testing.assert_close(model.generate(batch(0, rank())), Net().generate(batch(0, rank())))
+    same_as_plain(model, Net(), lambda model, step, r: model.generate(batch(step, r)).square().mean())
+    same_as_plain(shard(Net()), Net(), lambda model, step, r: model.generate(batch(step, r)).square().mean() + model(batch(step, r)).sum())
+
+
+@use
+def a_module_skipped_on_some_ranks():
+    def loss(model, step, r):
+        model.skipped = {(r + step) % 3}
+        out = model(batch(step, r)).square().mean()
+        model.skipped = set()
+        return out
+
+    same_as_plain(shard(Net()), Net(), loss, steps=4)
+
+
+@use
+def a_module_skipped_on_all_ranks_has_no_gradient():
+    model = shard(Net())
+    model.skipped = {1}
+    plain = Net()
+    plain.skipped = {1}
+    same_as_plain(model, plain)
+    assert model.blocks[1][0].weight.grad is None
+
+
+# ---- dtypes --------------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def bytes_of_any_dtype_are_sharded():
+    from shoal.fsdp import fully_shard
+
+    model = nn.Linear(4, 3)
+    dtypes = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.float8_e4m3fn]
+    expected = {}
+    for dtype in dtypes:
+        name = str(dtype).removeprefix("torch.")
+        expected[name] = torch.arange(15).reshape(5, 3).to(dtype)
+        model.register_parameter(name, nn.Parameter(expected[name].clone(), requires_grad=False))
+    fully_shard(model)
+    seen = {}
+    model.register_forward_pre_hook(lambda module, args: seen.update({n: getattr(module, n).clone() for n in expected}))
+    model(torch.zeros(1, 4)).sum().backward()
+    for name, value in expected.items():
+        assert torch.equal(seen[name].view(torch.uint8), value.view(torch.uint8)), name
+
+
+# ---- as torch's own ------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def a_sharded_module_is_an_instance_of_torchs_class():
+    from torch.distributed.fsdp import FSDPModule
+
+    import shoal.fsdp
+
+    model = shard(Net())
+    assert isinstance(model, FSDPModule)
+    assert isinstance(model, Net)
+    assert [c.__name__ for c in type(model).__mro__[:4]] == ["FSDPNet", "FSDPModule", "FSDPModule", "Net"]
+    assert type(model).__mro__[1] is shoal.fsdp.FSDPModule
+    assert model._get_fsdp_state() is shoal.fsdp.fully_shard.state(model)
+    assert type(model.blocks[0][:2]) is nn.Sequential
+    with pytest.raises(AssertionError, match="FSDP does not support deepcopy"):
+        __import__("copy").deepcopy(model)
+
+
+@use
+def an_unchanged_import_is_ours_after_install():
+    import shoal.fsdp
+
+    shoal.fsdp.install()
+    try:
+        from torch.distributed._composable.fsdp import fully_shard as old
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        assert fully_shard is old is shoal.fsdp.fully_shard
+        assert register_fsdp_forward_method is shoal.fsdp.register_fsdp_forward_method
+        assert isinstance(fully_shard(Net()), shoal.fsdp.FSDPModule)
+    finally:
+        shoal.fsdp.uninstall()
+    from torch.distributed.fsdp import fully_shard
+
+    assert fully_shard is not shoal.fsdp.fully_shard
+
+
+# ---- scaled losses -------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def a_scalers_overflow_on_one_rank_skips_the_step_on_all():
+    model = shard(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(3):
+        loss = model(batch(step, rank())).square().mean()
+        if step == 1 and rank() == 0:
+            loss = loss * float("inf")
+        before = full(model.head.weight.detach()).clone()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert scaler.get_scale() == (4.0 if step == 0 else 2.0)
+        moved = not torch.equal(before, full(model.head.weight.detach()))
+        assert moved == (step != 1)
+
+
+# ---- the run -------------------------------------------------------------------------------------------------------------------------
+
+
+def all_uses():
+    """Name and traceback of every use that failed on this rank."""
+    failed = {}
+    for name, function in USES.items():
+        try:
+            function()
+        except BaseException:  # whatever it is, the others shall still be tried
+            failed[name] = traceback.format_exc()
+        torch.distributed.barrier()
+    return failed
+
+
+@pytest.fixture(scope="module")
+def failed():
+    shoal.init(num_cpus=8)
+    yield Trainer(all_uses, scaling_config=ScalingConfig(num_workers=WORLD)).fit().returns
+    shoal.shutdown()
+
+
+@pytest.mark.parametrize("name", USES)
+def test_use(name, failed):
+    for of_rank, failures in enumerate(failed):
+        assert name not in failures, f"on rank {of_rank}: {failures[name]}"
