@@ -97,7 +97,7 @@ std::vector<std::string> labels(const Plan& plan) {
 }
 
 TEST(Plan, ATracedStepBecomesAGraphWithItsPasses) {
-  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = 1});
+  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = {.depth = 1}});
   EXPECT_EQ(labels(plan),
             (std::vector<std::string>{
                 "unshard(root)",    "unshard(a)",           "forward(root)",     "unshard(b)",  "forward(a)",        "reshard(a)",
@@ -108,19 +108,19 @@ TEST(Plan, ATracedStepBecomesAGraphWithItsPasses) {
 
 TEST(Plan, PrefetchDecidesHowFarAheadAUnitIsUnsharded) {
   const auto start_of = [](int prefetch, const std::string& what) {
-    const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = prefetch});
+    const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = {.depth = prefetch}});
     const auto spans = plan.graph().schedule(plan.durations());
     const auto all = labels(plan);
     return spans[static_cast<std::size_t>(std::find(all.begin(), all.end(), what) - all.begin())].start;
   };
-  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = 1});
+  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = {.depth = 1}});
   EXPECT_LT(start_of(1, "unshard(b)"), start_of(1, "forward(a)") + 100);  // while a computes
   EXPECT_GE(start_of(0, "unshard(b)"), start_of(0, "forward(a)") + 100);  // on demand
   EXPECT_LT(start_of(2, "unshard(b)"), start_of(2, "forward(a)"));
 }
 
 TEST(Plan, SaysWhatToDoAtEachBoundary) {
-  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = 1});
+  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = {.depth = 1}});
   const auto at = [&](std::size_t boundary) {
     std::vector<std::string> out;
     for (const auto id : plan.at(boundary)) out.push_back(plan.graph().label(plan.graph().nodes()[static_cast<std::size_t>(id)]));

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "fsdp/graph/passes/passes.h"
 #include "fsdp/graph/step_graph.h"
 
 namespace shoal::fsdp {
@@ -29,7 +30,7 @@ struct TraceEvent {
 };
 
 struct PlanOptions {
-  int prefetch = 1;  // how many compute nodes ahead of its use a unit is unsharded
+  Prefetch prefetch;
   // A unit's part between two of its children is a node of its own when it takes this share of the step.
   double min_part = 0.02;
 };
@@ -52,6 +53,8 @@ class Plan {
 
  private:
   explicit Plan(std::vector<std::string> units) : graph_(std::move(units)) {}
+  // The passes' result; of each node of the traced graph its duration and its boundary.
+  void take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries);
   StepGraph graph_;
   std::vector<Boundary> boundaries_;
   std::vector<std::vector<std::int32_t>> at_;

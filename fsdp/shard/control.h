@@ -31,6 +31,8 @@ class Control {
     std::atomic<std::uint64_t> published;    // how many units' gradients it has put into slots, above its attempt (reducer.h)
     std::atomic<std::uint64_t> consumed;     // how many units it has reduced, as owner of its rows, above its attempt
     std::atomic<std::uint64_t> place;        // where its program is: for those who wait for it (encode_place)
+    std::atomic<std::uint64_t> summed;       // how many sums over ranks it has brought its part for
+    std::atomic<std::uint64_t> parts[2];     // of the last two of them, as the bits of a double; written before `summed`
     Slot slots[kMaxSlots];
   };
 

@@ -1,6 +1,7 @@
 #include "fsdp/shard/sharded_model.h"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 
 #include <fmt/format.h>
@@ -324,9 +325,23 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
   return serve_due(served);
 }
 
-Result<void> ShardedModel::reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how) {
-  SHOAL_OK(publish(unit, gradients, how));
-  return await_reductions();
+Result<double> ShardedModel::sum_over_ranks(double part) {
+  // Two places in turn are enough: whoever brings its part of a sum has read all of the one before.
+  const std::size_t place = num_sums_++ % 2;
+  auto& mine = control_.rank(rank_);
+  mine.parts[place].store(std::bit_cast<std::uint64_t>(part), std::memory_order_relaxed);
+  mine.summed.store(num_sums_, std::memory_order_release);
+  control_.board().ring();
+  const auto missing = [this] {
+    for (int r = 0; r < world_size_; ++r) {
+      if (control_.rank(r).summed.load(std::memory_order_acquire) < num_sums_) return r;
+    }
+    return -1;
+  };
+  SHOAL_OK(wait([&] { return missing() < 0; }, {fmt::format("a sum over ranks (step {})", step()), missing}));
+  double out = 0;
+  for (int r = 0; r < world_size_; ++r) out += std::bit_cast<double>(control_.rank(r).parts[place].load(std::memory_order_relaxed));
+  return out;
 }
 
 Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how,

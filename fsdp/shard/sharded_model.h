@@ -64,8 +64,10 @@ class ShardedModel {
   std::vector<Reducer::Reduced> take_reduced() { return reducer_.take_reduced(); }
 
   // ---- a step, as a graph that was written by hand has it (StepRunner); unshard and reshard are also FSDPModule's ----
-  // One unit's gradients to their owners: returns when this rank's rows of the mean are there.
-  Result<void> reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
+  // One unit's gradients to their owners: they may be freed when this returns. await_reductions() waits for this rank's rows of the mean.
+  Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
+  // The sum of what every rank brings, added in their order: the same bits on each. Every rank asks for the same sums in the same order.
+  Result<double> sum_over_ranks(double part);
   // Who may end a wait from now on, asked now and then; empty: Options::interrupted again.
   void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
   // Where this rank's program is: shown to ranks that wait for it.
@@ -115,7 +117,6 @@ class ShardedModel {
   Result<void> serve_due(bool& served);
   Result<void> follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published,
                       std::span<const Reducer::Gradient> gradients, Reducer::How how, bool may_reshard);
-  Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
   Result<void> enter_gate();
   std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }
 
@@ -134,6 +135,7 @@ class ShardedModel {
   bool fingerprints_checked_ = false;
   bool stepping_ = false;       // the stepper knows of this version's step
   bool published_any_ = false;  // in this backward pass
+  std::uint64_t num_sums_ = 0;
   runtime::TimePoint optimizer_began_{};
 };
 

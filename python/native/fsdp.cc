@@ -1,5 +1,6 @@
 #include <cstdio>
 
+#include "fsdp/graph/passes/passes.h"
 #include "fsdp/graph/runnable.h"
 #include "fsdp/shard/shard_actor.h"
 #include "fsdp/shard/step_runner.h"
@@ -105,26 +106,53 @@ fsdp::EdgeKind edge_kind(const std::string& name) {
   throw nb::value_error("an edge is of data, order or memory");
 }
 
-// The user's computation, in Python: forward(node, unit, input), backward(node, unit, input) -> addresses, released(unit). What it raises
-// is kept as it is: the rank's own caller shall see that, and the other ranks its words.
+fsdp::PassOptions pass_options_of(const nb::dict& d) {
+  fsdp::PassOptions o;
+  const auto take = [&](const char* name, auto& out) {
+    if (d.contains(name)) out = nb::cast<std::decay_t<decltype(out)>>(d[name]);
+  };
+  take("prefetch", o.prefetch.depth);
+  take("reshard_after_forward", o.reshard_after_forward);
+  take("recompute", o.recompute);
+  take("micro_batches", o.accumulate.micro_batches);
+  take("reduce_each", o.accumulate.reduce_each);
+  take("unit_bytes", o.unit_bytes);
+  take("bucket_bytes", o.bucket_bytes);
+  take("max_norm", o.max_norm);
+  take("optimizer_in_backward", o.optimizer_in_backward);
+  take("offload", o.offload);
+  if (d.contains("lists")) {
+    for (const auto item : nb::cast<nb::list>(d["lists"])) {
+      const auto t = nb::borrow<nb::tuple>(item);
+      o.prefetch.lists.push_back({nb::cast<std::int32_t>(t[0]), nb::cast<bool>(t[1]), nb::cast<std::vector<std::int32_t>>(t[2])});
+    }
+  }
+  return o;
+}
+
+// The user's computation, in Python: forward(node, unit, micro, input, saves), recompute(unit, micro), backward(node, unit, micro, input,
+// reduced) -> addresses, released(unit, micro). What it raises is kept as it is: the rank's own caller shall see that, and the other ranks
+// its words.
 class PyProgram final : public fsdp::StepProgram {
  public:
   explicit PyProgram(nb::object program) : program_(std::move(program)) {}
 
-  Result<void> forward(const fsdp::Node& node, std::int32_t input) override {
-    return in_python([&] { program_.attr("forward")(node.id, node.unit, input); });
+  Result<void> forward(const fsdp::Node& node, std::int32_t input, bool saves) override {
+    return in_python([&] { program_.attr("forward")(node.id, node.unit, node.micro, input, saves); });
   }
-  Result<Gradients> backward(const fsdp::Node& node, std::int32_t input) override {
+  Result<void> recompute(const fsdp::Node& node, std::int32_t) override {
+    return in_python([&] { program_.attr("recompute")(node.unit, node.micro); });
+  }
+  Result<Gradients> backward(const fsdp::Node& node, std::int32_t input, bool reduced) override {
     Gradients out;
     SHOAL_OK(in_python([&] {
-      for (const auto address : nb::cast<std::vector<std::uintptr_t>>(program_.attr("backward")(node.id, node.unit, input))) {
-        out.push_back(reinterpret_cast<const std::byte*>(address));
-      }
+      const nb::object made = program_.attr("backward")(node.id, node.unit, node.micro, input, reduced);
+      for (const auto address : nb::cast<std::vector<std::uintptr_t>>(made)) out.push_back(reinterpret_cast<const std::byte*>(address));
     }));
     return out;
   }
-  void released(std::size_t unit) override {
-    (void)in_python([&] { program_.attr("released")(unit); });
+  void released(std::int32_t unit, std::int32_t micro) override {
+    (void)in_python([&] { program_.attr("released")(unit, micro); });
   }
 
   void rethrow() {
@@ -158,14 +186,27 @@ void bind_fsdp(nb::module_& m) {
       .def(nb::init<std::vector<std::string>>(), nb::arg("units"))
       .def(
           "add",
-          [](StepGraph& g, const std::string& op, std::int32_t unit, const std::vector<std::pair<std::int32_t, std::string>>& after,
-             bool backward) {
-            std::vector<fsdp::Edge> edges;
-            for (const auto& [from, kind] : after) edges.push_back({from, edge_kind(kind)});
-            return unwrap(g.add(unwrap(fsdp::parse_op(op)), unit, std::move(edges), 0, backward));
+          [](StepGraph& g, const std::string& op, const std::vector<std::int32_t>& units,
+             const std::vector<std::pair<std::int32_t, std::string>>& after, bool backward, std::int32_t micro, double value) {
+            fsdp::Node node;
+            node.op = unwrap(fsdp::parse_op(op));
+            node.unit = units.empty() ? -1 : units.front();
+            if (units.size() > 1) node.also.assign(units.begin() + 1, units.end());
+            for (const auto& [from, kind] : after) node.after.push_back({from, edge_kind(kind)});
+            node.backward = backward;
+            node.micro = micro;
+            node.value = value;
+            return unwrap(g.add(std::move(node)));
           },
-          nb::arg("op"), nb::arg("unit"), nb::arg("after"), nb::arg("backward"),
+          nb::arg("op"), nb::arg("units"), nb::arg("after"), nb::arg("backward"), nb::arg("micro"), nb::arg("value"),
           "Id of a new node; after: [(node, 'data' | 'order' | 'memory'), ...]")
+      .def(
+          "passes", [](const StepGraph& g, const nb::dict& options) { return unwrap(fsdp::apply(g, pass_options_of(options))).graph; },
+          nb::arg("options"), "Another graph; options: the fields of PassOptions (fsdp/graph/passes/passes.h).")
+      .def_prop_ro("units", &StepGraph::units)
+      .def_prop_ro("micro_batches", [](const StepGraph& g) { return fsdp::num_micro_batches(g); })
+      .def(
+          "op", [](const StepGraph& g, std::size_t node) { return std::string(fsdp::op_name(g.nodes().at(node).op)); }, nb::arg("node"))
       .def(
           "label", [](const StepGraph& g, std::size_t node) { return g.label(g.nodes().at(node)); }, nb::arg("node"))
       .def(
@@ -185,13 +226,14 @@ void bind_fsdp(nb::module_& m) {
       .def_static(
           "make",
           [](std::shared_ptr<ShardedModel> model, const nb::bytes& graph, double lr, double beta1, double beta2, double eps,
-             double weight_decay) {
+             double weight_decay, const std::string& offload_folder) {
             const auto sent = span_of(graph);
             auto decoded = unwrap(StepGraph::decode(Bytes::copy_of(sent.data(), sent.size())));
-            return unwrap(StepRunner::make(std::move(model), std::move(decoded), {{lr, beta1, beta2, eps, weight_decay}, signals_pending}));
+            return unwrap(StepRunner::make(std::move(model), std::move(decoded),
+                                           {{lr, beta1, beta2, eps, weight_decay}, offload_folder, signals_pending}));
           },
           nb::arg("model"), nb::arg("graph"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("weight_decay"),
-          "graph: as StepGraph.encode() wrote it.")
+          nb::arg("offload_folder"), "graph: as StepGraph.encode() wrote it.")
       .def(
           "run",
           [](StepRunner& r, nb::object program) {
@@ -205,6 +247,9 @@ void bind_fsdp(nb::module_& m) {
           },
           nb::arg("program"), "One step.")
       .def_prop_ro("steps", &StepRunner::steps)
+      .def_prop_ro("norm", &StepRunner::norm)
+      .def_prop_ro("rows_bytes", &StepRunner::rows_bytes)
+      .def_prop_ro("micro_batches", [](const StepRunner& r) { return fsdp::num_micro_batches(r.graph()); })
       .def("graph_table", [](const StepRunner& r) { return r.graph().table(r.planned(), r.measured()); })
       .def("graph_perfetto", [](const StepRunner& r) { return r.graph().perfetto(r.planned(), r.measured(), r.rank()); })
       .def("graph_nodes", [](const StepRunner& r) { return nodes_list(r.graph()); })
