@@ -135,6 +135,38 @@ TEST(Plan, SaysWhatToDoAtEachBoundary) {
   EXPECT_EQ(plan.graph().label(plan.graph().nodes()[static_cast<std::size_t>(plan.compute_after(1))]), "forward(a)");
 }
 
+TEST(Plan, AnUpdateInBackwardStandsWhereItRan) {
+  auto trace = traced();
+  const auto b_reduced =
+      std::find_if(trace.begin(), trace.end(), [](const TraceEvent& e) { return e.op == Op::kReduceScatter && e.unit == 2; });
+  ASSERT_NE(b_reduced, trace.end());
+  trace.insert(b_reduced + 1, TraceEvent{{}, Op::kOptimizerUpdate, 2, false, b_reduced->span});
+  const auto plan = Plan::from_trace({"", "a", "b"}, trace, {});
+  const auto all = labels(plan);
+  const auto update = std::find(all.begin(), all.end(), "optimizer_update(b)");
+  ASSERT_NE(update, all.end());
+  EXPECT_LT(update, std::find(all.begin(), all.end(), "backward(a)"));
+  const auto& node = plan.graph().nodes()[static_cast<std::size_t>(update - all.begin())];
+  ASSERT_EQ(node.after.size(), 1u);
+  EXPECT_EQ(plan.graph().label(plan.graph().nodes()[static_cast<std::size_t>(node.after[0].from)]), "reduce_scatter(b)");
+  for (std::size_t b = 0; b < plan.boundaries().size(); ++b) {
+    for (const auto id : plan.at(b)) EXPECT_NE(id, node.id);  // nobody but the optimizer runs it
+  }
+}
+
+TEST(Plan, IsThereBeforeTheFirstStepWhenTheForwardIsKnown) {
+  const std::vector<Boundary> forward = {{false, true, 0}, {false, true, 1},  {false, false, 1},
+                                         {false, true, 2}, {false, false, 2}, {false, false, 0}};
+  const auto plan = Plan::from_trace({"", "a", "b"}, expected_trace(forward, {false, true, true}), {.min_part = 0.5});
+  const auto traced_one = Plan::from_trace({"", "a", "b"}, traced(), {});
+  const auto found = labels(plan);
+  EXPECT_EQ(std::count(found.begin(), found.end(), "unshard(a)"), 2);
+  EXPECT_EQ(std::count(found.begin(), found.end(), "unshard(root)"), 1);
+  EXPECT_EQ(std::count(found.begin(), found.end(), "reduce_scatter(b)"), 1);
+  EXPECT_EQ(found.back(), "optimizer_update()");
+  EXPECT_EQ(plan.boundaries(), traced_one.boundaries());
+}
+
 TEST(Plan, AUnitThatComputesBetweenItsChildrenHasANodeForIt) {
   const auto none = labels(Plan::from_trace({"", "a", "b"}, traced(1), {}));
   EXPECT_EQ(std::find(none.begin(), none.end(), "forward(root#2)"), none.end());

@@ -70,6 +70,28 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
 
 }  // namespace
 
+std::vector<TraceEvent> expected_trace(const std::vector<Boundary>& forward, const std::vector<bool>& reshard_after_forward) {
+  std::vector<TraceEvent> out;
+  double now = 0;
+  const auto add = [&](Op op, std::int32_t unit, bool backward) {
+    out.push_back({{}, op, unit, backward, {now, now + 1}});
+    now += 1;
+  };
+  const auto pass = [&](Boundary b) {
+    const bool kept = !reshard_after_forward[static_cast<std::size_t>(b.unit)];
+    if (b.begin && !(b.backward && kept)) add(Op::kUnshard, b.unit, b.backward);
+    out.push_back({b, {}, b.unit, b.backward, {now, now}});
+    now += 1;
+    if (b.begin) return;
+    if (b.backward) add(Op::kReduceScatter, b.unit, true);
+    if (b.backward || !kept) add(Op::kReshard, b.unit, b.backward);
+  };
+  for (const auto& b : forward) pass({false, b.begin, b.unit});
+  for (auto b = forward.rbegin(); b != forward.rend(); ++b) pass({true, !b->begin, b->unit});
+  add(Op::kOptimizerUpdate, -1, false);
+  return out;
+}
+
 Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<TraceEvent>& trace, const PlanOptions& options) {
   Plan plan(units);
   auto segments = segments_of(trace, options.min_part);
@@ -79,7 +101,7 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
   plan.at_.resize(plan.boundaries_.size());
   plan.compute_after_.assign(plan.boundaries_.size(), -1);
 
-  // Communication nodes with the boundary at which they ran; an unshard ran before the boundary it was made for.
+  // Communication nodes, and updates in backward, with the boundary at which they ran; an unshard ran before the boundary it was made for.
   struct Communication {
     TraceEvent event;
     std::size_t boundary;
@@ -90,7 +112,7 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
   for (const auto& e : trace) {
     if (e.boundary) {
       ++passed;
-    } else if (e.op == Op::kOptimizerUpdate || e.op == Op::kClipNorm || e.op == Op::kCommit) {
+    } else if ((e.op == Op::kOptimizerUpdate && e.unit < 0) || e.op == Op::kClipNorm || e.op == Op::kCommit) {
       updates.push_back(e);
     } else {
       communications.push_back({e, e.op == Op::kUnshard ? passed : passed == 0 ? 0 : passed - 1});
@@ -135,7 +157,9 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
       const auto& [event, boundary] = communications[next_communication];
       if (event.op == Op::kUnshard) continue;
       std::vector<Edge> after;
-      if (const auto it = last_compute.find({event.unit, event.backward}); it != last_compute.end())
+      if (const auto it = last_compute.find({event.unit, event.backward}); it != last_compute.end() && event.op != Op::kOptimizerUpdate)
+        after.push_back({it->second, EdgeKind::kData});
+      if (const auto it = reduced.find(event.unit); it != reduced.end() && event.op == Op::kOptimizerUpdate)
         after.push_back({it->second, EdgeKind::kData});
       const auto id = add(event.op, event.unit, std::move(after), event.span.end - event.span.start, boundary, 0, event.backward);
       if (event.op == Op::kReshard) resharded[{event.unit, event.backward}] = id;

@@ -29,8 +29,12 @@ struct TraceEvent {
   Span span;
 };
 
+// What a step will look like whose forward takes these boundaries: backward takes them from the last to the first, each unit is unsharded
+// where it begins, and reduced where its backward ends. Every node takes one microsecond. For a plan before the first step.
+std::vector<TraceEvent> expected_trace(const std::vector<Boundary>& forward, const std::vector<bool>& reshard_after_forward);
+
 struct PlanOptions {
-  Prefetch prefetch;
+  Prefetch prefetch = {};
   // A unit's part between two of its children is a node of its own when it takes this share of the step.
   double min_part = 0.02;
 };

@@ -108,6 +108,23 @@ Result<StepRows> StepRows::make(const ShardedModel::Units& units, const StepGrap
   return out;
 }
 
+StepRows::Memory StepRows::memory(const std::vector<const Layout*>& units, Grid grid, const StepGraph& graph) {
+  Memory out;
+  for (int rank = 0; rank < grid.world_size; ++rank) {
+    std::vector<std::size_t> numel(units.size());
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      for (const auto& p : units[u]->placed()) numel[u] += piece_of(p, grid.shards(), grid.shard_of(rank)).numel();
+    }
+    const RowsPlan plan = plan_rows(graph, numel);
+    out.blocks += plan.bytes;
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      if (!plan.offloaded[u] && has(graph, Op::kOptimizerUpdate, static_cast<std::int32_t>(u), 0))
+        out.moments += 2 * numel[u] * sizeof(float);
+    }
+  }
+  return out;
+}
+
 void StepRows::begin_step() {
   for (auto& unit : units_) {
     for (auto& rows : unit.rows) rows.present = false;

@@ -32,8 +32,13 @@ class StepRows {
   Result<void> fetch(std::size_t unit);
   Result<void> offload(std::size_t unit);
 
-  // What it has allocated, and what a step moves in and out of it.
+  // What it has allocated.
   std::size_t bytes() const { return block_.size() + moments_bytes_; }
+  // The same of all ranks, known without them: blocks (gradients, and moments that are fetched), and moments that stay.
+  struct Memory {
+    std::size_t blocks = 0, moments = 0;
+  };
+  static Memory memory(const std::vector<const Layout*>& units, Grid grid, const StepGraph& graph);
 
  private:
   struct Rows {

@@ -68,6 +68,7 @@ class StepRunner {
   const std::vector<Span>& planned() const { return planned_; }
   // Of all gradients of the last step, before they were clipped; NaN without a clip_norm.
   double norm() const { return norm_; }
+  const ShardedModel& model() const { return *model_; }
   // What it keeps beside the units: gradients and moments. Nothing is added to it while steps run.
   std::size_t rows_bytes() const { return rows_.bytes(); }
 

@@ -94,7 +94,14 @@ nb::list nodes_list(const fsdp::StepGraph& graph) {
   for (const auto& n : graph.nodes()) {
     nb::list after;
     for (const auto& e : n.after) after.append(e.from);
-    out.append(nb::make_tuple(graph.label(n), fsdp::lane_name(fsdp::lane_of(n.op)), after));
+    nb::list units;
+    const auto name = [&](std::int32_t unit) {
+      const auto& text = graph.units()[static_cast<std::size_t>(unit)];
+      units.append(text.empty() ? "root" : text.c_str());
+    };
+    if (n.unit >= 0) name(n.unit);
+    for (const auto unit : n.also) name(unit);
+    out.append(nb::make_tuple(graph.label(n), fsdp::lane_name(fsdp::lane_of(n.op)), after, fsdp::op_name(n.op), units, n.micro));
   }
   return out;
 }
@@ -104,6 +111,23 @@ fsdp::EdgeKind edge_kind(const std::string& name) {
   if (name == "memory") return fsdp::EdgeKind::kMemory;
   if (name == "order") return fsdp::EdgeKind::kOrder;
   throw nb::value_error("an edge is of data, order or memory");
+}
+
+std::size_t gradient_bytes(const ShardedUnit& u) {
+  std::size_t out = 0;
+  for (const auto& p : u.layout().placed()) {
+    for (int rank = 0; p.parameter.requires_grad && rank < u.grid().world_size; ++rank)
+      out += fsdp::Layout::owned_bytes(p, u.grid().shards(), u.grid().shard_of(rank));
+  }
+  return out;
+}
+
+nb::dict memory_dict(const ShardedModel::Memory& memory) {
+  nb::dict out;
+  out["arenas"] = memory.arenas;
+  out["slots"] = memory.slots;
+  out["control"] = memory.control;
+  return out;
 }
 
 fsdp::PassOptions pass_options_of(const nb::dict& d) {
@@ -203,6 +227,26 @@ void bind_fsdp(nb::module_& m) {
       .def(
           "passes", [](const StepGraph& g, const nb::dict& options) { return unwrap(fsdp::apply(g, pass_options_of(options))).graph; },
           nb::arg("options"), "Another graph; options: the fields of PassOptions (fsdp/graph/passes/passes.h).")
+      .def(
+          "fit",
+          [](const StepGraph& g, std::size_t bytes, std::size_t fixed_bytes, std::vector<std::size_t> unsharded_bytes) {
+            auto fitted = unwrap(fsdp::fit(g, {bytes, fixed_bytes, std::move(unsharded_bytes)}));
+            return nb::make_tuple(fitted.prefetch.depth, fitted.reshard_after_forward, fitted.bytes);
+          },
+          nb::arg("bytes"), nb::arg("fixed_bytes"), nb::arg("unsharded_bytes"),
+          "(prefetch, reshard_after_forward, bytes). Raises ResourceExhausted with the smallest budget that would do.")
+      .def_static(
+          "expected",
+          [](std::vector<std::string> units, const std::vector<std::pair<bool, std::int32_t>>& forward, const std::vector<bool>& reshard,
+             const nb::dict& options) {
+            std::vector<fsdp::Boundary> boundaries;
+            for (const auto& [begin, unit] : forward) boundaries.push_back({false, begin, unit});
+            fsdp::PlanOptions plan;
+            plan.prefetch = pass_options_of(options).prefetch;
+            return fsdp::Plan::from_trace(units, fsdp::expected_trace(boundaries, reshard), plan).graph();
+          },
+          nb::arg("units"), nb::arg("forward"), nb::arg("reshard"), nb::arg("options"),
+          "The plan of a step that has not run; forward: [(a unit's forward begins or ends, unit), ...]")
       .def_prop_ro("units", &StepGraph::units)
       .def_prop_ro("micro_batches", [](const StepGraph& g) { return fsdp::num_micro_batches(g); })
       .def(
@@ -249,6 +293,17 @@ void bind_fsdp(nb::module_& m) {
       .def_prop_ro("steps", &StepRunner::steps)
       .def_prop_ro("norm", &StepRunner::norm)
       .def_prop_ro("rows_bytes", &StepRunner::rows_bytes)
+      .def_prop_ro("memory",
+                   [](const StepRunner& r) {
+                     std::vector<const fsdp::Layout*> layouts;
+                     for (const auto& u : r.model().units()) layouts.push_back(&u->layout());
+                     const auto rows =
+                         fsdp::StepRows::memory(layouts, layouts.empty() ? fsdp::Grid(1) : r.model().units()[0]->grid(), r.graph());
+                     auto out = memory_dict(r.model().memory());
+                     out["gradients"] = rows.blocks;
+                     out["optimizer"] = rows.moments;
+                     return out;
+                   })
       .def_prop_ro("micro_batches", [](const StepRunner& r) { return fsdp::num_micro_batches(r.graph()); })
       .def("graph_table", [](const StepRunner& r) { return r.graph().table(r.planned(), r.measured()); })
       .def("graph_perfetto", [](const StepRunner& r) { return r.graph().perfetto(r.planned(), r.measured(), r.rank()); })
@@ -259,7 +314,8 @@ void bind_fsdp(nb::module_& m) {
   nb::class_<ShardedUnit>(m, "ShardedUnit", "Parameters that are unsharded together, in one arena.")
       .def_prop_ro("name", &ShardedUnit::name)
       .def_prop_ro("leased", &ShardedUnit::leased)
-      .def_prop_ro("bytes", [](const ShardedUnit& u) { return u.layout().bytes(); });
+      .def_prop_ro("bytes", [](const ShardedUnit& u) { return u.layout().bytes(); })
+      .def_prop_ro("gradient_bytes", &gradient_bytes, "Of all ranks' own rows of its gradients.");
 
   nb::class_<ShardedModel>(m, "ShardedModel", "One sharded model on one rank.")
       .def(
@@ -304,7 +360,27 @@ void bind_fsdp(nb::module_& m) {
           "open_window", [](ShardedModel& s, const std::string& door) { without_gil([&] { return s.open_window(door); }); },
           nb::arg("door"))
       .def("optimizer_begin", &ShardedModel::optimizer_begin)
-      .def("optimizer_end", &ShardedModel::optimizer_end)
+      .def("optimizer_end", &ShardedModel::optimizer_end, nb::arg("unit") = -1)
+      .def("give_up", &ShardedModel::give_up, nb::arg("unit"), "This rank reads the unit no more in this version.")
+      .def(
+          "plan",
+          [](ShardedModel& s, const nb::dict& options) {
+            fsdp::PlanOptions plan;
+            plan.prefetch = pass_options_of(options).prefetch;
+            s.plan(std::move(plan));
+          },
+          nb::arg("options"), "options: prefetch, lists [(unit, backward, [unit, ...]), ...]")
+      .def_prop_ro(
+          "memory",
+          [](const ShardedModel& s) {
+            auto out = memory_dict(s.memory());
+            std::size_t gradients = 0;
+            for (const auto& u : s.units()) gradients += gradient_bytes(*u);
+            out["gradients"] = gradients;
+            out["optimizer"] = 0;
+            return out;
+          },
+          "Bytes on this host, by kind; gradients: of every rank's own rows.")
       .def("end_step", &ShardedModel::end_step)
       .def("reset", &ShardedModel::reset)
       .def_prop_ro("version", &ShardedModel::version)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import xml.etree.ElementTree as xml
 from pathlib import Path
 
 import graph_driver
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.exceptions import ActorDiedError, InvalidArgument, Unavailable, Unimplemented
+from shoal.exceptions import ActorDiedError, InvalidArgument, ResourceExhausted, Unavailable, Unimplemented
 from shoal.fsdp import graph
 
 MSE = nn.functional.mse_loss
@@ -186,6 +187,88 @@ def test_passes_say_what_does_not_fit():
         step.passes(max_norm=0)
 
 
+def arenas_of_the_node():
+    """Bytes that the cluster's node holds for graphs' ranks: its memories of theirs, as the system counts them."""
+    held = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            argv, environment = (process / "cmdline").read_bytes().split(b"\0"), (process / "environ").read_bytes()
+            if b"role" not in argv or os.environ["SHOAL_HOME"].encode() not in environment:
+                continue
+            for fd in (process / "fd").iterdir():
+                if os.readlink(fd).startswith("/memfd:shoal:graph-"):
+                    held[os.stat(fd).st_ino] = os.stat(fd).st_size
+        except OSError:
+            continue
+    return sum(held.values())
+
+
+@pytest.mark.parametrize("passes", [{}, {"optimizer_in_backward": True}, {"offload": ["blocks.0", "blocks.1", "head"]}])
+def test_the_memory_of_a_step_is_known_before_it_runs(cluster, passes, tmp_path):
+    step = graph_driver.write_step().passes(**passes)
+    with pytest.raises(InvalidArgument, match="of no model yet"):
+        step.graph().peak_bytes()
+    ranks = example_ranks(step, offload_folder=tmp_path)
+    before = ranks.step_graphs()[0].memory
+    numel = sum(p.numel() for unit in graph_driver.model().values() for p in unit.parameters())
+    assert 4 * numel <= before.arenas <= 4 * numel * 1.02
+    assert before.gradients + before.optimizer == sum(ranks.allocated_bytes())
+    if not passes:
+        assert (before.gradients, before.optimizer) == (4 * numel, 8 * numel)
+    else:
+        assert before.gradients + before.optimizer < 11.5 * numel
+    shoal.get([loss for _ in range(3) for loss in ranks.step()])
+    after = ranks.step_graphs()[0]
+    assert after.memory == before
+    assert after.peak_bytes() == before.total == before.node_bytes + sum(ranks.allocated_bytes())
+    held = arenas_of_the_node()
+    assert held * 0.99 <= before.node_bytes <= held * 1.01
+    assert "activations are missing" in str(before)
+
+
+def test_a_step_is_drawn_and_printed_in_the_order_in_which_it_ran(cluster, tmp_path):
+    step = graph_driver.write_step().passes(micro_batches=2, max_norm=1.0)
+    step.graph().draw(tmp_path / "written.svg")
+    ranks = example_ranks(step)
+    for _ in range(3):
+        shoal.get(ranks.step())
+    drawn = ranks.step_graphs()[1]
+    drawn.draw(tmp_path / "run.svg")
+    for name, times in (("written", 1), ("run", 2)):
+        svg = xml.parse(tmp_path / f"{name}.svg").getroot()
+        nodes = [g for g in svg.iter("{http://www.w3.org/2000/svg}g") if g.get("class") == "node"]
+        assert sorted(int(g.get("data-node")) for g in nodes) == sorted(times * list(range(len(drawn))))
+        assert {g.get("data-label") for g in nodes} == {n.label for n in drawn.nodes}
+        texts = {t.text for t in svg.iter("{http://www.w3.org/2000/svg}text")}
+        assert {"compute", "communication"} | ({"measured", "planned"} if times == 2 else set()) <= texts
+        for rect in svg.iter("{http://www.w3.org/2000/svg}rect"):
+            assert 0 <= float(rect.get("x", 0)) <= float(svg.get("width"))
+            assert float(rect.get("y", 0)) + float(rect.get("height")) <= float(svg.get("height"))
+        assert not list(svg.iter("{http://www.w3.org/2000/svg}script"))
+    head, columns, *lines = str(drawn).splitlines()
+    assert head.startswith(f"{len(drawn)} nodes, ") and head.endswith(" ms measured")
+    assert columns.split() == ["at", "us", "took", "compute", "communication"]
+    starts = [float(line.split()[0]) for line in lines]
+    assert starts == sorted(starts) and len(starts) == len(drawn)
+    order = [" ".join(line.split()[2:]) for line in lines]
+    for u in graph_driver.UNITS:
+        assert order.index(f"AG {u}") < order.index(f"forward {u}") < order.index(f"backward {u}") < order.index(f"RS {u} [1]")
+    assert order.index("clip") < order.index("update embed")
+
+
+def test_a_step_fits_into_a_budget_or_says_the_smallest():
+    step, each = graph_driver.write_step(), dict.fromkeys(graph_driver.UNITS, 1 << 20)
+    labels = [n.label for n in step.fit("4MiB", each).graph().nodes]
+    assert labels.count("unshard(embed)") == 1
+    labels = [n.label for n in step.fit("2MiB", each).graph().nodes]
+    assert labels.count("unshard(embed)") == 2
+    with pytest.raises(ResourceExhausted, match="at least 2097152 bytes") as refused:
+        step.fit(2 << 20, each, fixed_bytes=1 << 20)
+    assert "memory_budget=2097152" in str(refused.value)
+    with pytest.raises(InvalidArgument, match="no number of bytes"):
+        step.fit("much", each)
+
+
 class Trap(nn.Module):
     """Does something to its rank when it meets a batch that is not a number."""
 
@@ -332,4 +415,5 @@ def test_a_step_is_written_with_its_own_units_and_handles():
         ("forward(loss)", "compute", (1,)),
     ]
     assert repr(x) == "forward(a) (node 1)"
-    assert "forward(loss)" in str(step)
+    assert [line.split() for line in str(step).splitlines()[2:]] == [["AG", "a"], ["forward", "a"], ["free", "a"], ["forward", "loss"]]
+    assert "forward(loss)" in step.graph().table()

@@ -22,7 +22,15 @@ Result<Rewritten> offload(const StepGraph& graph, const std::vector<std::int32_t
     out.op = Op::kOffload;
     in.unit = out.unit = edit.node(update).unit;
     if (i >= 2) in.after.push_back({offloads[i - 2], EdgeKind::kMemory});
-    const auto fetch = edit.put_before(i == 0 ? update : updates[i - 1], std::move(in));
+    // While the compute node before runs: not earlier, or it would lie in memory for nothing.
+    const std::int32_t at = i == 0 ? update : updates[i - 1];
+    int ahead = 0;
+    for (std::size_t place = edit.position(at); place-- > 0 && ahead < 2;) {
+      const auto id = edit.order()[place];
+      if (lane_of(edit.node(id).op) != Lane::kCompute) continue;
+      if (++ahead == 2) in.after.push_back({id, EdgeKind::kOrder});
+    }
+    const auto fetch = edit.put_before(at, std::move(in));
     edit.connect(fetch, update, EdgeKind::kData);
     out.after.push_back({update, EdgeKind::kData});
     offloads.push_back(edit.put_after(update, std::move(out)));

@@ -60,6 +60,25 @@ Result<Rewritten> optimizer_in_backward(const StepGraph& graph);
 // behind. At most two units' state is there at a time.
 Result<Rewritten> offload(const StepGraph& graph, const std::vector<std::int32_t>& units);
 
+// What units take while they are leased, where unsharding takes memory (several hosts, devices): the most that leases hold at a time,
+// however the lanes run.
+std::size_t leased_bytes(const StepGraph& graph, const std::vector<std::size_t>& unsharded_bytes);
+
+// The plan with the fewest reshards whose leases, and fixed_bytes besides, fit into a budget; of those, the deepest prefetch.
+struct Budget {
+  std::size_t bytes = 0;
+  std::size_t fixed_bytes = 0;
+  std::vector<std::size_t> unsharded_bytes;  // by unit; 0 where a lease takes nothing (in place on one host)
+  int max_prefetch = 3;
+};
+struct Fitted {
+  Prefetch prefetch;
+  std::vector<bool> reshard_after_forward;
+  std::size_t bytes = 0;  // fixed_bytes, and what the leases take
+};
+// ResourceExhausted says the smallest budget that would do.
+Result<Fitted> fit(const StepGraph& graph, const Budget& budget);
+
 struct PassOptions {
   Prefetch prefetch;
   std::vector<bool> reshard_after_forward;  // by unit; empty: as the graph has it

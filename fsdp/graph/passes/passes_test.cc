@@ -203,7 +203,32 @@ TEST(Offload, FetchesAUnitsStateWhileTheOneBeforeIsUpdated) {
   EXPECT_TRUE(order.before(node("fetch(b)"), node("optimizer_update(b)")));
   EXPECT_TRUE(order.before(node("offload(a)"), node("fetch(c)")));  // two units' state at a time
   EXPECT_FALSE(order.before(node("optimizer_update(a)"), node("fetch(b)")));
+  EXPECT_TRUE(order.before(node("backward(b)"), node("fetch(a)")));  // not at the step's begin already
   EXPECT_FALSE(offload(g, {0}));
+}
+
+TEST(Fit, ReshardsNoMoreUnitsThanTheBudgetAsks) {
+  const auto six = plain({"a", "b", "c", "d", "e", "f"});
+  const std::vector<std::size_t> unit(6, 640);
+  const auto all = fit(six, {.bytes = 100'000, .fixed_bytes = 1000, .unsharded_bytes = unit}).value();
+  EXPECT_EQ(all.reshard_after_forward, std::vector<bool>(6, false));
+  EXPECT_EQ(all.prefetch.depth, 3);
+  EXPECT_EQ(all.bytes, 1000u + 6 * 640);
+  const auto some = fit(six, {.bytes = 1000 + 4 * 640, .fixed_bytes = 1000, .unsharded_bytes = unit}).value();
+  EXPECT_LE(some.bytes, 1000u + 4 * 640);
+  EXPECT_TRUE(some.reshard_after_forward[0]);
+  EXPECT_FALSE(some.reshard_after_forward[5]);
+  PassOptions o;
+  o.prefetch = some.prefetch;
+  o.reshard_after_forward = some.reshard_after_forward;
+  EXPECT_EQ(leased_bytes(made(six, apply(six, o)), unit) + 1000, some.bytes);
+  const auto least = fit(six, {.bytes = 1000 + 640, .fixed_bytes = 1000, .unsharded_bytes = unit});
+  ASSERT_TRUE(least) << least.error().to_string();
+  EXPECT_EQ(least->prefetch.depth, 0);
+  const auto none = fit(six, {.bytes = 1600, .fixed_bytes = 1000, .unsharded_bytes = unit});
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code(), Code::kResourceExhausted);
+  EXPECT_NE(none.error().message().find("needs at least 1640 bytes"), std::string::npos) << none.error().message();
 }
 
 TEST(Apply, RunsThePassesInTheOrderInWhichTheyFit) {

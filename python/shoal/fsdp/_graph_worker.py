@@ -72,7 +72,7 @@ class GraphWorker:
     def send(self, graph: bytes, optimizer: tuple[float, float, float, float, float], offload_folder: str) -> None:
         """Takes the graph that later steps run."""
         self._runner = _native.StepRunner.make(self._model, graph, *optimizer, offload_folder)
-        self._grad = any(label.startswith("backward(") for label, _, _ in self._runner.graph_nodes())
+        self._grad = any(op == "backward" for _, _, _, op, _, _ in self._runner.graph_nodes())
 
     def step(self) -> float:
         """One step of the graph. Returns this rank's loss, before the update."""
@@ -84,7 +84,11 @@ class GraphWorker:
         return program.loss
 
     def step_graph(self) -> _graph.StepGraph:
-        return _graph.of_model(self._runner)
+        return _graph.of_model(self._runner, self._runner.memory)
+
+    def rows_bytes(self) -> int:
+        """What the engine has allocated beside the arenas, on this rank."""
+        return self._runner.rows_bytes
 
     def norm(self) -> float:
         return self._runner.norm

@@ -26,6 +26,7 @@ from shoal._client import ObjectRef, get, kill
 from shoal._remote import ActorHandle, create_gang
 from shoal._runtime import session
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._budget import bytes_of
 from shoal.fsdp._graph import StepGraph, of_model
 
 __all__ = ["AdamW", "Handle", "Ranks", "Step", "place"]
@@ -190,6 +191,16 @@ class Step:
         made._ops = [made._native.op(n) for n in range(len(made._native.graph_nodes()))]
         return made
 
+    def fit(self, memory_budget: int | str, unsharded_bytes: Mapping[str, int], fixed_bytes: int = 0) -> Step:
+        """Another step, whose leases take no more memory than a budget: with the fewest reshards that do, and as much prefetching as there
+        is room for. ``memory_budget``: bytes, or text such as "4GiB". ``unsharded_bytes``: by unit, what it takes while it is leased
+        (``Ranks.unit_bytes`` where ranks do not share memory; on one host a lease takes nothing). ``fixed_bytes``: what is there anyway.
+        Raises ResourceExhausted with the smallest budget that would do."""
+        self._indices(unsharded_bytes)
+        by_unit = [unsharded_bytes.get(u, 0) for u in self.units]
+        depth, reshard, _ = self._native.fit(bytes_of(memory_budget), fixed_bytes, by_unit)
+        return self.passes(prefetch=depth, reshard_after_forward=dict(zip(self.units, reshard, strict=True)))
+
     def graph(self) -> StepGraph:
         """To print and look at; times come with ``Ranks.step_graphs``."""
         return of_model(self._native)
@@ -311,6 +322,11 @@ class Ranks:
         """The graph by rank, with planned and measured times of the last step (microseconds since it began there)."""
         self._require_graph()
         return get([w.step_graph.remote() for w in self._workers])
+
+    def allocated_bytes(self) -> list[int]:
+        """By rank: gradients and optimizer state that the engine has allocated, once, when it took the graph."""
+        self._require_graph()
+        return get([w.rows_bytes.remote() for w in self._workers])
 
     def to_perfetto(self, path: str | Path) -> None:
         """Writes the last step of all ranks as Trace Event JSON (https://ui.perfetto.dev): planned and measured, a process each."""
