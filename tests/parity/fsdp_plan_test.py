@@ -46,7 +46,10 @@ def optimizer_of(name, model):
 
     if name == "shoal":
         return shoal.optim.AdamW(model.parameters(), lr=1e-2)
-    groups = [{"params": [p for p in model.parameters() if p.dim() > 1]}, {"params": [p for p in model.parameters() if p.dim() == 1], "lr": 3e-3}]
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "lr": 3e-3},
+    ]
     return {"torch": torch.optim.AdamW, "sgd": torch.optim.SGD}[name](groups, lr=1e-2)
 
 
@@ -129,7 +132,8 @@ def the_graph_shows_updates_in_backward():
     labels = [n.label for n in graph.nodes]
     assert labels.index("optimizer_update(blocks.3)") < labels.index("backward(blocks.0)")
     (update,) = graph.find("optimizer_update(blocks.3)")
-    assert update.measured and graph.find("reduce_scatter(blocks.3)")[0].id in update.after
+    assert update.measured
+    assert graph.find("reduce_scatter(blocks.3)")[0].id in update.after
     assert "update blocks.3" in str(graph)
     plan(model)  # as at first
     for step in range(2):

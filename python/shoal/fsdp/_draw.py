@@ -87,7 +87,7 @@ def _panel(name: str, nodes, spans, lanes, scale: float, top: float) -> tuple[fl
             title = f"{n.label}, node {n.id}" + (f": {start:.0f} to {stop:.0f} us" if name != "in order" else "")
             out.append(f'<g class="node" data-node="{n.id}" data-label={quoteattr(n.label)}><title>{escape(title)}</title>')
             color = COLORS.get(n.op, "#bbb")
-            out.append(f'<rect x="{x:.2f}" y="{at}" width="{width:.2f}" height="{BAR}" rx="2" fill="{color}" stroke="#fff" stroke-width="0.5"/>')
+            out.append(f'<rect x="{x:.2f}" y="{at}" width="{width:.2f}" height="{BAR}" rx="2" fill="{color}"/>')
             if label:
                 dark = ' class="dark"' if inside and n.op in DARK else ""
                 out.append(f'<text{dark} x="{label[0]:.2f}" y="{at + BAR - 6}" text-anchor="{label[1]}">{escape(n.label)}</text>')

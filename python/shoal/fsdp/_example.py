@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def run(model: nn.Module, states: list[State], example_inputs: Any) -> tuple[list[tuple[bool, int]], int]:
     """Runs ``model`` on fake tensors (shapes and dtypes only; the engine and other ranks are not involved).
 
-    ``states``: of its units. Hooks of modules are left out. ``example_inputs``: a tensor, a tuple of positional or a dict of named arguments, of any values.
-    Returns the boundaries of units' forwards, (begins, index of the unit in the first native model), and the bytes of the tensors that autograd saves for one
-    backward, each storage once, parameters not counted (torch.autograd.graph.saved_tensors_hooks). Raises InvalidArgument with what the
-    model raised, if its forward cannot do without values.
+    ``states``: of its units. Hooks of modules are left out. ``example_inputs``: a tensor, a tuple of positional or a dict of named
+    arguments, of any values. Returns the boundaries of units' forwards, (begins, index of the unit in the first native model), and the
+    bytes of the tensors that autograd saves for one backward, each storage once, parameters not counted
+    (torch.autograd.graph.saved_tensors_hooks). Raises InvalidArgument with what the model raised, if its forward cannot do without values.
     """
     args, kwargs = example_inputs, {}
     if isinstance(example_inputs, dict):

@@ -37,8 +37,8 @@ class Node:
 class Memory:
     """What the engine holds on this host for a model, in bytes, over all of its ranks.
 
-    ``arenas``: whole parameters, and shards that are not in place; ``slots``: gradients on their way; ``control``: the words that ranks share.
-    These three lie in the node's memory. ``gradients``: of each rank's own rows. ``optimizer``: state, when the engine keeps it.
+    ``arenas``: whole parameters, and shards that are not in place; ``slots``: gradients on their way; ``control``: the words that ranks
+    share. These three lie in the node's memory. ``gradients``: of each rank's own rows. ``optimizer``: state, when the engine keeps it.
     ``activations``: what autograd saves of one forward, by rank; None: unknown, and in no sum.
     """
 
@@ -103,7 +103,8 @@ class StepGraph:
         Raises InvalidArgument for a graph of no model: one that was written by hand and not sent.
         """
         if self.memory is None:
-            raise InvalidArgument("this graph is of no model yet: bytes are known when it is sent", hint="ranks.step_graphs()[0].peak_bytes()")
+            message = "this graph is of no model yet: bytes are known when it is sent"
+            raise InvalidArgument(message, hint="ranks.step_graphs()[0].peak_bytes()")
         return self.memory.total
 
     def to_perfetto(self, path: str | Path) -> None:

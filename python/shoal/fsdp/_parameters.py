@@ -379,7 +379,8 @@ class ShardedParameter:
     def _fresh_grad(self) -> DTensor:
         """A gradient to write to, over the memory of the step before if nobody holds that any more (no allocation in the steady state)."""
         if self._buffer is None or _uses(self._buffer) != self._buffer_uses:
-            self._buffer = torch.empty(self.own_shape, dtype=self.dtype) if self.pool is None else self.pool.take(self.own_shape, self.dtype)
+            take = torch.empty if self.pool is None else self.pool.take
+            self._buffer = take(self.own_shape, dtype=self.dtype)
             self._buffer_uses = _uses(self._buffer)
         return self.dtensor(self._buffer.detach())
 

@@ -32,8 +32,8 @@ class BufferPool:
 
 
 class OptimizerInBackward:
-    """Updates each unit as soon as its gradients are reduced, and forgets them: by then every rank has published its own, and reads the unit
-    no more (``ShardedModel::give_up``)."""
+    """Updates each unit as soon as its gradients are reduced, and forgets them: by then every rank has published its own, and reads the
+    unit no more (``ShardedModel::give_up``)."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         self.optimizer, self.updating = optimizer, False
@@ -93,7 +93,8 @@ def replan(root: Root) -> None:
 
 
 def memory_of(root: Root, activations: int | None = None) -> Memory:
-    """What the engine holds for a model; with the optimizer in backward gradients are of three units at most: two on their way, one made."""
+    """What the engine holds for a model; with the optimizer in backward gradients are of three units at most: two on their way, one
+    made."""
     kinds = [m.memory for m in root.models]
     memory = Memory(**{kind: sum(m[kind] for m in kinds) for kind in kinds[0]}, activations=activations)
     return memory if root.in_backward is None else replace(memory, gradients=_gradients_in_backward(root))
@@ -111,8 +112,8 @@ def plan(
     optimizer_in_backward: torch.optim.Optimizer | None = None,
     bucket_bytes: int | None = None,
 ) -> Memory:
-    """Says how the steps of a sharded model run from the next one on. Call it on the root, on every rank alike, after building the optimizer
-    and between two steps; a later call replaces an earlier one. Returns what the engine holds then.
+    """Says how the steps of a sharded model run from the next one on. Call it on the root, on every rank alike, after building the
+    optimizer and between two steps; a later call replaces an earlier one. Returns what the engine holds then.
 
     ``prefetch``: how many forwards or backwards before its own a unit is unsharded (1; 0: on demand); units with a list of their own
     (``set_modules_to_forward_prefetch``) keep to that. ``optimizer_in_backward``: any optimizer whose ``step`` can update some parameters
@@ -128,7 +129,7 @@ def plan(
     """
     if bucket_bytes is not None:
         raise Unimplemented(
-            "bucket_bytes under fully_shard is not in this release: a unit's gradients leave when its backward ends, not with another unit's",
+            "bucket_bytes under fully_shard is not in this release: a unit's gradients leave when its own backward ends",
             hint="put small modules into one unit, or write the step by hand (shoal.fsdp.graph, Step.passes(bucket_bytes=))",
         )
     if prefetch is not None and (not isinstance(prefetch, int) or prefetch < 0):
