@@ -80,5 +80,33 @@ TEST_F(ShardedModelTest, TheCallerSaysWhetherAUnitIsReshardedNotThePlan) {
   }
 }
 
+TEST_F(ShardedModelTest, AUnitThatWasGivenUpIsReadAgainInTheNextVersionOnly) {
+  place(1);
+  auto& model = *models_[0];
+  ASSERT_TRUE(model.enter(true));
+  for (std::size_t u = 0; u < 2; ++u) ASSERT_TRUE(model.unshard(u));
+  const auto version = model.version();
+  model.reshard(1, true);
+  model.give_up(1);
+  for (const auto& refused : {model.unshard(1), model.check_version(1, version), model.backward_begin(1, version)}) {
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().reason(), "StaleBackward");
+    EXPECT_EQ(refused.error().message(), "unit b is read again in a step whose backward has updated it already");
+  }
+  EXPECT_TRUE(model.check_version(0, version));
+  ASSERT_TRUE(model.finish_backward(true));
+  ASSERT_TRUE(model.enter(true));
+  EXPECT_TRUE(model.unshard(1));
+}
+
+TEST_F(ShardedModelTest, MemoryIsThatOfItsMappings) {
+  place(2);
+  const auto memory = models_[0]->memory();
+  EXPECT_EQ(memory.arenas, 2u * 4096);
+  EXPECT_EQ(memory.slots, ShardedModel::slot_bytes(models_[0]->units(), 2, 2));
+  EXPECT_EQ(memory.control, ShardedModel::control_bytes(2));
+  EXPECT_EQ(memory.total(), memory.arenas + memory.slots + memory.control);
+}
+
 }  // namespace
 }  // namespace shoal::fsdp

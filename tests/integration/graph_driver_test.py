@@ -264,7 +264,7 @@ def test_a_step_fits_into_a_budget_or_says_the_smallest():
     labels = [n.label for n in step.fit("2MiB", each).graph().nodes]
     assert labels.count("unshard(embed)") == 2
     with pytest.raises(ResourceExhausted, match="at least 2097152 bytes") as refused:
-        step.fit(2 << 20, each, fixed_bytes=1 << 20)
+        step.fit((2 << 20) - 1, each, fixed_bytes=1 << 20)  # a unit at a time, and what is fixed
     assert "memory_budget=2097152" in str(refused.value)
     with pytest.raises(InvalidArgument, match="no number of bytes"):
         step.fit("much", each)

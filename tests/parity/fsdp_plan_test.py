@@ -246,6 +246,37 @@ def units_are_prefetched_by_depth_or_by_their_own_lists():
     assert index(labels, "unshard(blocks.1)", 1) < index(labels, "backward(blocks.3)")
 
 
+def mapped_by_the_engine():
+    """Bytes of the engine's memories that this process maps, as the system counts them."""
+    found = {}
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            area, _, _, _, inode, *name = line.split()
+            if name and name[0].startswith("/memfd:shoal:mesh-"):
+                begin, end = (int(x, 16) for x in area.split("-"))
+                found[inode] = max(found.get(inode, 0), end - begin)
+    return sum(found.values())
+
+
+@use
+def memory_is_what_the_system_counts():
+    import gc
+
+    from shoal.fsdp import fully_shard, step_graph
+
+    gc.collect()
+    before = mapped_by_the_engine()
+    model = nn.Sequential(*(fully_shard(nn.Linear(256, 256)) for _ in range(4)))
+    fully_shard(model)
+    memory = step_graph(model, example_inputs=torch.randn(2, 256)).memory  # before the first step
+    assert memory.gradients == 4 * 4 * (256 * 256 + 256)
+    model(torch.randn(2, 256)).sum().backward()
+    held = mapped_by_the_engine() - before
+    assert held * 0.99 <= memory.node_bytes <= held * 1.01, (memory, held)
+    assert memory.gradients == sum(p.grad.numel() * p.grad.element_size() for p in model.parameters())
+    assert step_graph(model).peak_bytes() == memory.total - memory.activations
+
+
 @use
 def the_graph_is_there_before_the_first_step():
     from shoal.exceptions import InvalidArgument

@@ -1,6 +1,7 @@
 #include "fsdp/graph/passes/passes.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <gtest/gtest.h>
 
@@ -55,6 +56,14 @@ std::ptrdiff_t at(const StepGraph& g, const std::string& label, int nth = 0) {
   }
   EXPECT_NE(it, all.end()) << label;
   return it - all.begin();
+}
+
+// The edge from one node to another, by their labels.
+std::optional<EdgeKind> edge(const StepGraph& g, const std::string& from, const std::string& to) {
+  for (const auto& e : g.nodes()[static_cast<std::size_t>(at(g, to))].after) {
+    if (e.from == at(g, from)) return e.kind;
+  }
+  return std::nullopt;
 }
 
 // What a pass made: still a step that can be run, and each node says where it came from.
@@ -112,6 +121,7 @@ TEST(Reshard, KeepsAUnitOrDropsItPerUnit) {
   EXPECT_EQ(std::count(all.begin(), all.end(), "unshard(b)"), 1);
   EXPECT_EQ(std::count(all.begin(), all.end(), "reshard(b)"), 1);
   EXPECT_EQ(std::count(all.begin(), all.end(), "unshard(a)"), 2);
+  EXPECT_EQ(edge(kept, "unshard(b)", "backward(b)"), EdgeKind::kData);
   const auto dropped = made(kept, reshard(kept, {true, true, true}));
   auto again = labels(dropped), first = labels(kThree);
   std::sort(again.begin(), again.end());
@@ -174,6 +184,7 @@ TEST(ClipNorm, ComesBetweenTheLastReductionAndAllUpdates) {
     }
     if (n.op == Op::kOptimizerUpdate) {
       EXPECT_TRUE(order.before(clip, n));
+      EXPECT_EQ(edge(g, "clip_norm()", g.label(n)), EdgeKind::kData);
     }
   }
   EXPECT_FALSE(clip_norm(g, 1));
@@ -202,6 +213,7 @@ TEST(Offload, FetchesAUnitsStateWhileTheOneBeforeIsUpdated) {
   EXPECT_LT(at(g, "fetch(b)"), at(g, "optimizer_update(a)"));
   EXPECT_TRUE(order.before(node("fetch(b)"), node("optimizer_update(b)")));
   EXPECT_TRUE(order.before(node("offload(a)"), node("fetch(c)")));  // two units' state at a time
+  EXPECT_EQ(edge(g, "offload(a)", "fetch(c)"), EdgeKind::kMemory);
   EXPECT_FALSE(order.before(node("optimizer_update(a)"), node("fetch(b)")));
   EXPECT_TRUE(order.before(node("backward(b)"), node("fetch(a)")));  // not at the step's begin already
   EXPECT_FALSE(offload(g, {0}));
