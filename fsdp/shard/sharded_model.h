@@ -89,6 +89,16 @@ class ShardedModel {
   // rank that does not is told so when its backward pass ends.
   void reset();
 
+  // ---- a rank that has no more batches serves those who have (Join) ----
+  struct Asked {
+    enum class What { kPublish, kWindow, kNothing } what = What::kNothing;
+    std::size_t unit = 0;  // to publish
+  };
+  // Says that this rank has joined.
+  void join();
+  // Waits for what the others want of it next: its part of a unit's gradients, its write window, or nothing any more: all have joined.
+  Result<Asked> asked();
+
   // This rank's program is done with the model. It may end, or go on without: peers that still need something of it are told so, others
   // do not notice.
   void leave();
@@ -106,7 +116,10 @@ class ShardedModel {
     std::function<int()> missing;  // a rank that has not come, -1 when unknown
   };
   Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
-  int first_lost() const;  // the first rank that is gone without having left, or -1
+  // Whether every rank waits, and has done so for a while, for something that only another one can do.
+  bool all_stuck(std::vector<std::uint64_t>& before) const;
+  int first_behind_join() const;  // the first rank that has batches when this one has none, or -1
+  int first_lost() const;         // the first rank that is gone without having left, or -1
   bool has_left(int rank) const;
   Error lost(int rank) const;
   Result<void> check_peers() const { return first_lost() < 0 ? Result<void>() : fail(lost(first_lost())); }
@@ -134,6 +147,7 @@ class ShardedModel {
   bool fingerprints_checked_ = false;
   bool stepping_ = false;       // the stepper knows of this version's step
   bool published_any_ = false;  // in this backward pass
+  std::uint64_t waits_ = 0;
   runtime::TimePoint optimizer_began_{};
 };
 

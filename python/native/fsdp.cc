@@ -233,11 +233,11 @@ void bind_fsdp(nb::module_& m) {
           nb::arg("unit"), nb::arg("version"))
       .def(
           "backward_end",
-          [](ShardedModel& s, std::size_t unit, const nb::list& gradients, double scale, bool everywhere, bool reshard) {
+          [](ShardedModel& s, std::size_t unit, const nb::list& gradients, double scale, bool everywhere, bool reshard, double weight) {
             const auto g = gradients_of(gradients);
-            without_gil([&] { return s.backward_end(unit, g, {scale, everywhere}, reshard); });
+            without_gil([&] { return s.backward_end(unit, g, {scale, everywhere, weight}, reshard); });
           },
-          nb::arg("unit"), nb::arg("gradients"), nb::arg("scale"), nb::arg("everywhere"), nb::arg("reshard"))
+          nb::arg("unit"), nb::arg("gradients"), nb::arg("scale"), nb::arg("everywhere"), nb::arg("reshard"), nb::arg("weight") = -1.0)
       .def(
           "await_reductions", [](ShardedModel& s) { without_gil([&] { return s.await_reductions(); }); },
           "Waits until what this rank has published is reduced.")
@@ -258,6 +258,19 @@ void bind_fsdp(nb::module_& m) {
       .def(
           "open_window", [](ShardedModel& s, const std::string& door) { without_gil([&] { return s.open_window(door); }); },
           nb::arg("door"))
+      .def("join", &ShardedModel::join)
+      .def(
+          "asked",
+          [](ShardedModel& s) {
+            auto asked = [&] {
+              const nb::gil_scoped_release release;
+              return s.asked();
+            }();
+            const auto a = unwrap(std::move(asked));
+            using What = ShardedModel::Asked::What;
+            return nb::make_tuple(a.what == What::kPublish ? "publish" : a.what == What::kWindow ? "window" : "", a.unit);
+          },
+          "Of a rank that has joined: (\"publish\", unit), (\"window\", _), or (\"\", _) when all have joined.")
       .def("optimizer_begin", &ShardedModel::optimizer_begin)
       .def("optimizer_end", &ShardedModel::optimizer_end)
       .def("end_step", &ShardedModel::end_step)

@@ -15,6 +15,7 @@ from shoal.fsdp._bootstrap import shard_actor_handles
 from shoal.fsdp._fully_shard import fully_shard
 from shoal.fsdp._graph import StepGraph
 from shoal.fsdp._install import install, uninstall
+from shoal.fsdp._join import join
 from shoal.fsdp._module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx, step_graph
 from shoal.fsdp._optimizers import write
 
@@ -28,6 +29,7 @@ __all__ = [
     "UnshardHandle",
     "fully_shard",
     "install",
+    "join",
     "register_fsdp_forward_method",
     "shard_actor_handles",
     "share_comm_ctx",

@@ -295,6 +295,12 @@ class ShardedParameter:
             partial = self._partial.data_ptr()
         return grad.data_ptr() if grad is not None else 0, number, own, accumulate, partial, self._has_partial
 
+    def weigh(self, by: float) -> None:
+        """Multiplies the whole gradient, for a weighted mean."""
+        for grad in (self.unsharded.grad if self.unsharded is not None else None, self._accumulated):
+            if grad is not None:
+                grad.mul_(by)
+
     def has_gradient(self) -> bool:
         return self.unsharded is not None and (self.unsharded.grad is not None or self._accumulated is not None)
 

@@ -48,6 +48,7 @@ class State:
         self.forwarding = False  # a forward of it runs
         self.entered: nn.Module | None = None  # a module inside that was called instead of the whole
         self.post_optim_event: Any = None
+        self.weigh_samples = False
         self.endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards whose inputs wanted no gradient: no node ends them
         self.ends: weakref.WeakSet = weakref.WeakSet()  # nodes of autograd that end a backward of this unit: one per forward in a graph
 
@@ -289,6 +290,7 @@ class State:
         if root.window_open:
             root.adopt()
         if self.is_root:
+            root.samples = _samples(args, kwargs) if self.weigh_samples else None
             root.enter(training)
         self.seen = True
         for u in self.units:
@@ -440,6 +442,11 @@ class _AfterBackward(torch.autograd.Function):
     def backward(ctx, *grads: torch.Tensor):
         ctx.state.inputs_done(ctx)
         return (None, *grads)
+
+
+def _samples(args: tuple, kwargs: dict) -> int:
+    """Of a batch: dim 0 of its first tensor."""
+    return next((t.shape[0] for t in tree_flatten((args, kwargs))[0] if torch.is_tensor(t) and t.dim() > 0), 1)
 
 
 def state_of(module: nn.Module) -> State | None:
