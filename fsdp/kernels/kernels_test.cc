@@ -70,37 +70,5 @@ TEST(Reduce, HalfPrecisionsAreSummedWideAndRoundedOnce) {
   EXPECT_EQ(d, 1 + 1e-15);
 }
 
-TEST(AdamW, IsThePapersUpdate) {
-  const AdamW o{.lr = 1e-2, .weight_decay = 0.1};
-  for (const std::size_t n : {1u, 15u, 64u, 257u}) {
-    auto p = noise(n, 1), m = std::vector<float>(n), v = std::vector<float>(n);
-    std::vector<double> rp(p.begin(), p.end()), rm(n), rv(n);
-    for (int step = 1; step <= 5; ++step) {
-      const auto g = noise(n, static_cast<unsigned>(10 + step));
-      adamw(o, step, p.data(), g.data(), m.data(), v.data(), n);
-      for (std::size_t i = 0; i < n; ++i) {
-        rp[i] *= 1 - o.lr * o.weight_decay;
-        rm[i] = o.beta1 * rm[i] + (1 - o.beta1) * g[i];
-        rv[i] = o.beta2 * rv[i] + (1 - o.beta2) * g[i] * g[i];
-        rp[i] -= o.lr / (1 - std::pow(o.beta1, step)) * rm[i] / (std::sqrt(rv[i]) / std::sqrt(1 - std::pow(o.beta2, step)) + o.eps);
-      }
-    }
-    for (std::size_t i = 0; i < n; ++i) ASSERT_NEAR(p[i], rp[i], 1e-6) << i;
-  }
-}
-
-TEST(AdamW, SplitsAnywhereWithTheSameBits) {
-  // Ranks own different rows at different world sizes: an element's update must not depend on its neighbours.
-  const auto g = noise(1001, 5);
-  auto p1 = noise(1001, 6), m1 = std::vector<float>(1001), v1 = m1;
-  auto p2 = p1, m2 = m1, v2 = v1;
-  adamw({}, 1, p1.data(), g.data(), m1.data(), v1.data(), 1001);
-  for (const auto& [from, to] : {std::pair{0, 333}, {333, 340}, {340, 1001}}) {
-    adamw({}, 1, p2.data() + from, g.data() + from, m2.data() + from, v2.data() + from, static_cast<std::size_t>(to - from));
-  }
-  EXPECT_EQ(p1, p2);
-  EXPECT_EQ(v1, v2);
-}
-
 }  // namespace
 }  // namespace shoal::fsdp

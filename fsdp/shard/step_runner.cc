@@ -183,8 +183,8 @@ void StepRunner::update(std::size_t unit) {
     if (numel == 0) continue;
     r.m.resize(numel);
     r.v.resize(numel);
-    adamw(options_.optimizer, r.updates, reinterpret_cast<float*>(sharded.own(i)), reinterpret_cast<const float*>(r.gradient.data()),
-          r.m.data(), r.v.data(), numel);
+    adam(options_.optimizer, r.updates, reinterpret_cast<float*>(sharded.own(i)), reinterpret_cast<const float*>(r.gradient.data()),
+         r.m.data(), r.v.data(), numel);
   }
 }
 

@@ -18,7 +18,7 @@
 
 #include "fsdp/graph/progress.h"
 #include "fsdp/graph/step_graph.h"
-#include "fsdp/kernels/kernels.h"
+#include "fsdp/kernels/adam.h"
 #include "fsdp/shard/sharded_model.h"
 
 namespace shoal::fsdp {
@@ -42,7 +42,7 @@ class StepProgram {
 class StepRunner {
  public:
   struct Options {
-    AdamW optimizer;
+    Adam optimizer;
     std::function<bool()> interrupted;  // asked by the compute lane while it waits
   };
   // InvalidArgument for a graph that cannot be run (check_runnable) or whose units are not the model's; Unimplemented when it updates a

@@ -14,7 +14,7 @@ using namespace std::chrono_literals;
 
 constexpr std::int64_t kRows = 7;
 constexpr int kSteps = 4;
-constexpr AdamW kAdamW{.lr = 0.1, .eps = 0.5};  // so large an eps lets it see the scale of gradients
+constexpr Adam kAdamW{.lr = 0.1, .eps = 0.5};  // so large an eps lets it see the scale of gradients
 
 Edge data(std::int32_t from) { return {from, EdgeKind::kData}; }
 Edge order(std::int32_t from) { return {from, EdgeKind::kOrder}; }
@@ -122,7 +122,7 @@ TEST_F(StepRunnerTest, RanksTogetherUpdateAsOneWould) {
         for (int r = 0; r < world; ++r) sum += p[i] - static_cast<float>(r);
         g[i] = sum * static_cast<float>(1.0 / world);
       }
-      adamw(kAdamW, s, p, g, m, v, kRows);
+      adam(kAdamW, s, p, g, m, v, kRows);
     }
     for (int r = 0; r < world; ++r) {
       for (std::size_t u = 0; u < 2; ++u) {

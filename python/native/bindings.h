@@ -24,6 +24,7 @@ namespace nb = nanobind;
 void bind_errors(nb::module_& m);
 void bind_session(nb::module_& m);
 void bind_fsdp(nb::module_& m);
+void bind_optim(nb::module_& m);
 
 // Raises what shoal.exceptions makes of it. An interrupted wait raises what the signal handler raised.
 [[noreturn]] void raise(const Error& error);

@@ -1,7 +1,6 @@
 #include <cstdio>
 
 #include "fsdp/graph/runnable.h"
-#include "fsdp/kernels/kernels.h"
 #include "fsdp/shard/shard_actor.h"
 #include "fsdp/shard/step_runner.h"
 #include "python/native/session.h"
@@ -357,28 +356,6 @@ void bind_fsdp(nb::module_& m) {
   m.def(
       "dtype_number", [](const std::string& name) { return static_cast<int>(unwrap(fsdp::parse_dtype(name))); }, nb::arg("name"),
       "Of a dtype, as backward_end takes it. Raises InvalidArgument when it cannot be sharded.");
-
-  m.def(
-      "adamw",
-      [](const nb::list& shards, double lr, double beta1, double beta2, double eps, double weight_decay, std::int64_t step) {
-        struct Shard {
-          float *p, *m, *v;
-          const float* g;
-          std::size_t numel;
-        };
-        std::vector<Shard> work;
-        for (const auto item : shards) {
-          const auto t = nb::borrow<nb::tuple>(item);
-          const auto at = [&](std::size_t i) { return reinterpret_cast<float*>(nb::cast<std::uintptr_t>(t[i])); };
-          work.push_back({at(0), at(2), at(3), at(1), nb::cast<std::size_t>(t[4])});
-        }
-        const nb::gil_scoped_release release;
-        const fsdp::AdamW options{lr, beta1, beta2, eps, weight_decay};
-        for (const auto& w : work) fsdp::adamw(options, step, w.p, w.g, w.m, w.v, w.numel);
-      },
-      nb::arg("shards"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("weight_decay"), nb::arg("step"),
-      "AdamW on [(address of p, g, m, v, numel), ...], fp32.");
-  m.def("kernel_target", [] { return std::string(fsdp::kernel_target()); }, "The instruction set that the kernels use here.");
 }
 
 }  // namespace shoal::python

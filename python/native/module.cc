@@ -34,6 +34,7 @@ NB_MODULE(_native, m) {
   bind_errors(m);
   bind_session(m);
   bind_fsdp(m);
+  bind_optim(m);
 }
 
 }  // namespace shoal::python

@@ -7,11 +7,16 @@
 namespace shoal::runtime {
 
 SideThread::SideThread(std::function<void()> run) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  struct Blocked {  // also when the system has no more threads, and std::thread throws
+    Blocked() {
+      sigset_t all;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    sigset_t before;
+  } const blocked;
   thread_ = std::thread(std::move(run));
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 SideThread::~SideThread() { thread_.join(); }

@@ -74,4 +74,11 @@ Result<Fd> duplicate(const Fd& fd) {
   return out;
 }
 
+void prefer_huge_pages(std::span<std::byte> memory) {
+  constexpr std::uintptr_t kHugePage = 2 << 20;
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  const std::uintptr_t begin = (address + kHugePage - 1) / kHugePage * kHugePage, end = (address + memory.size()) / kHugePage * kHugePage;
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
 }  // namespace shoal::runtime

@@ -45,4 +45,8 @@ Result<std::size_t> memory_bytes(const Fd& memory);
 Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access);
 Result<Fd> duplicate(const Fd& fd);
 
+// Asks the system to put huge pages into private memory that nobody has touched yet: fewer faults now, fewer misses of the address cache
+// for as long as it lives. A hint; only whole huge pages (2 MiB) within the range are meant.
+void prefer_huge_pages(std::span<std::byte> memory);
+
 }  // namespace shoal::runtime

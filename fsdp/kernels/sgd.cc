@@ -1,0 +1,70 @@
+#include "fsdp/kernels/sgd.h"
+
+// This file is compiled once per instruction set: foreach_target.h includes it again by the name given here.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "fsdp/kernels/sgd.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "fsdp/kernels/vectors-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace shoal::fsdp::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class T, bool kBuffered>
+void sgd_as(const Sgd& o, T* const* at, std::size_t numel) {
+  const hn::ScalableTag<T> d;
+  const auto set = [&](double value) HWY_ATTR { return hn::Set(d, static_cast<T>(value)); };
+  const auto sign = set(o.maximize ? -1 : 1), grad_scale = set(o.grad_scale), decay = set(o.weight_decay), momentum = set(o.momentum),
+             taken = set(1 - o.dampening), lr = set(o.lr);
+  using A = SgdArrays;
+  const bool decays = o.weight_decay != 0, unscale = o.grad_scale != 1;
+  over_vectors<kBuffered ? 3 : 2>(d, at, numel, [&](T* const* a, std::size_t i) HWY_ATTR {
+    auto p = hn::LoadU(d, a[A::kP] + i), g = hn::LoadU(d, a[A::kG] + i);
+    if (unscale) {
+      g = hn::Div(g, grad_scale);
+      hn::StoreU(g, d, a[A::kG] + i);
+    }
+    g = hn::Mul(g, sign);
+    if (decays) g = hn::MulAdd(p, decay, g);
+    if constexpr (kBuffered) {
+      auto buffer = g;
+      if (!o.first) buffer = hn::MulAdd(g, taken, hn::Mul(hn::LoadU(d, a[A::kBuffer] + i), momentum));
+      hn::StoreU(buffer, d, a[A::kBuffer] + i);
+      g = o.nesterov ? hn::MulAdd(buffer, momentum, g) : buffer;
+    }
+    hn::StoreU(hn::NegMulAdd(lr, g, p), d, a[A::kP] + i);
+  });
+}
+
+void sgd_f32(const Sgd& o, float* const* at, std::size_t numel) {
+  using T = float;
+  at[SgdArrays::kBuffer] != nullptr ? sgd_as<T, true>(o, at, numel) : sgd_as<T, false>(o, at, numel);
+}
+void sgd_f64(const Sgd& o, double* const* at, std::size_t numel) {
+  using T = double;
+  at[SgdArrays::kBuffer] != nullptr ? sgd_as<T, true>(o, at, numel) : sgd_as<T, false>(o, at, numel);
+}
+
+}  // namespace shoal::fsdp::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace shoal::fsdp {
+
+HWY_EXPORT(sgd_f32);
+HWY_EXPORT(sgd_f64);
+
+void sgd(const Sgd& o, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards, int num_threads) {
+  using A = SgdArrays;
+  Elementwise update{.dtypes = dtypes, .writes = 1u << A::kP | 1u << A::kBuffer, .f32 = {}, .f64 = {}};
+  if (o.grad_scale != 1) update.writes |= 1u << A::kG;
+  update.f32 = [&o](float* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(sgd_f32)(o, at, numel); };
+  update.f64 = [&o](double* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(sgd_f64)(o, at, numel); };
+  run(update, shards, num_threads);
+}
+
+}  // namespace shoal::fsdp
+#endif

@@ -1,0 +1,32 @@
+// Stochastic gradient descent with momentum, fused: each array is read once and written once.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+
+#include "fsdp/kernels/elementwise.h"
+
+namespace shoal::fsdp {
+
+struct Sgd {
+  double lr = 1e-3;
+  double momentum = 0;
+  double dampening = 0;
+  double weight_decay = 0;  // added to the gradient
+  bool nesterov = false;
+  bool maximize = false;
+  bool first = false;     // the momentum buffer has no value yet: it becomes the gradient
+  double grad_scale = 1;  // the gradient is divided by it; unless it is 1, the quotient is written back
+};
+
+// Where Shard::at has what.
+struct SgdArrays {
+  enum : std::size_t { kP, kG, kBuffer };  // kBuffer: of the momentum, or nullptr without
+};
+
+// One step as torch.optim.SGD computes it (Nesterov's momentum: Sutskever et al. 2013):
+//   buffer = momentum * buffer + (1 - dampening) * g;  p -= lr * buffer, or lr * (g + momentum * buffer).
+void sgd(const Sgd& options, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards, int num_threads);
+
+}  // namespace shoal::fsdp

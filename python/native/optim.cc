@@ -1,0 +1,85 @@
+#include "fsdp/kernels/adam.h"
+#include "fsdp/kernels/cast.h"
+#include "fsdp/kernels/kernels.h"
+#include "fsdp/kernels/norm.h"
+#include "fsdp/kernels/sgd.h"
+#include "python/native/bindings.h"
+#include "runtime/shm/memory.h"
+
+namespace shoal::python {
+
+namespace {
+
+using DTypes = std::array<fsdp::DType, fsdp::kMaxArrays>;
+
+// Names of dtypes, "" where the update has no such array.
+DTypes dtypes_of(const std::vector<std::string>& names) {
+  if (names.size() > fsdp::kMaxArrays) throw nb::value_error("an update has at most six arrays");
+  DTypes out{};
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (!names[i].empty()) out[i] = unwrap(fsdp::parse_dtype(names[i]));
+  }
+  return out;
+}
+
+// [(numel, address of array 0, of array 1, ...), ...]; an address of 0: there is none.
+std::vector<fsdp::Shard> shards_of(const nb::list& list) {
+  std::vector<fsdp::Shard> out;
+  out.reserve(nb::len(list));
+  for (const auto item : list) {
+    const auto t = nb::borrow<nb::tuple>(item);
+    const std::size_t num_arrays = nb::len(t) - 1;
+    if (num_arrays > fsdp::kMaxArrays) throw nb::value_error("an update has at most six arrays");
+    fsdp::Shard shard;
+    shard.numel = nb::cast<std::size_t>(t[0]);
+    for (std::size_t i = 0; i < num_arrays; ++i) shard.at[i] = reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(t[i + 1]));
+    out.push_back(shard);
+  }
+  return out;
+}
+
+std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+
+}  // namespace
+
+void bind_optim(nb::module_& m) {
+  m.def(
+      "adam",
+      [](const std::vector<std::string>& dtypes, const nb::list& shards, std::int64_t step, double lr, double beta1, double beta2,
+         double eps, double weight_decay, bool decoupled, bool maximize, double grad_scale, int num_threads) {
+        const auto types = dtypes_of(dtypes);
+        const auto work = shards_of(shards);
+        const nb::gil_scoped_release release;
+        fsdp::adam({lr, beta1, beta2, eps, weight_decay, decoupled, maximize, grad_scale}, step, types, work, num_threads);
+      },
+      nb::arg("dtypes"), nb::arg("shards"), nb::kw_only(), nb::arg("step"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"),
+      nb::arg("eps"), nb::arg("weight_decay"), nb::arg("decoupled"), nb::arg("maximize"), nb::arg("grad_scale"), nb::arg("num_threads"),
+      "Adam on [(numel, address of p, g, m, v, max v or 0, copy or 0), ...] of these dtypes.");
+  m.def(
+      "sgd",
+      [](const std::vector<std::string>& dtypes, const nb::list& shards, double lr, double momentum, double dampening, double weight_decay,
+         bool nesterov, bool maximize, bool first, double grad_scale, int num_threads) {
+        const auto types = dtypes_of(dtypes);
+        const auto work = shards_of(shards);
+        const nb::gil_scoped_release release;
+        fsdp::sgd({lr, momentum, dampening, weight_decay, nesterov, maximize, first, grad_scale}, types, work, num_threads);
+      },
+      nb::arg("dtypes"), nb::arg("shards"), nb::kw_only(), nb::arg("lr"), nb::arg("momentum"), nb::arg("dampening"),
+      nb::arg("weight_decay"), nb::arg("nesterov"), nb::arg("maximize"), nb::arg("first"), nb::arg("grad_scale"), nb::arg("num_threads"),
+      "SGD on [(numel, address of p, g, momentum buffer or 0, 0, 0, copy or 0), ...] of these dtypes.");
+  m.def(
+      "power_sum",
+      [](const std::string& dtype, std::uintptr_t address, std::size_t numel, double order, int num_threads) {
+        const auto type = unwrap(fsdp::parse_dtype(dtype));
+        const nb::gil_scoped_release release;
+        return fsdp::power_sum(type, at(address), numel, order, num_threads);
+      },
+      nb::arg("dtype"), nb::arg("address"), nb::arg("numel"), nb::arg("order"), nb::arg("num_threads"),
+      "What these elements add to a norm of this order.");
+  m.def(
+      "prefer_huge_pages", [](std::uintptr_t address, std::size_t bytes) { runtime::prefer_huge_pages({at(address), bytes}); },
+      nb::arg("address"), nb::arg("bytes"), "A hint for memory that nobody has touched yet.");
+  m.def("kernel_target", [] { return std::string(fsdp::kernel_target()); }, "The instruction set that the kernels use here.");
+}
+
+}  // namespace shoal::python

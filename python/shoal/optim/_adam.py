@@ -1,0 +1,100 @@
+"""Adam and AdamW, one pass over memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shoal import _native
+from shoal.optim._fused import Fused
+from shoal.optim._threads import num_threads
+
+
+class Adam(Fused, torch.optim.Adam):
+    """Adam (Kingma and Ba, 2015; AMSGrad: Reddi et al., 2018) as ``torch.optim.Adam`` computes it, fused: parameters, gradients and
+    moments are read once and written once, by up to ``torch.get_num_threads()`` threads.
+
+    For CPU parameters of float32, float64, bfloat16 or float16, plain or sharded (``DTensor``: each rank updates its rows, nothing is
+    communicated); gradients may have another of these dtypes. Arithmetic is fp32 (fp64 for float64); subnormal values count as zero.
+
+    Arguments are torch's, ``lr`` a float or a tensor of one element. ``fused`` and ``foreach`` are accepted and change nothing;
+    ``capturable=True`` and ``differentiable=True`` raise Unimplemented. ``master_weights``: None keeps an fp32 copy of every bfloat16 and
+    float16 parameter, and its moments in fp32; True says the same; False does without, as torch does.
+
+    State: ``step``, ``exp_avg``, ``exp_avg_sq``, with ``amsgrad`` ``max_exp_avg_sq``, with a master copy ``master_param``. State dicts go to
+    ``torch.optim.Adam`` and come from it. Raises ValueError for options out of range, Unimplemented for other dtypes and devices,
+    InvalidArgument for sparse gradients and parameters with gaps.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float | torch.Tensor, float | torch.Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        master_weights: bool | None = None,
+        **options: Any,  # foreach, maximize, capturable, differentiable, fused; Adam: decoupled_weight_decay
+    ):
+        self._versions: dict[torch.Tensor, int] = {}
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+        self._set_master_weights(master_weights)
+
+    def _update(self, group: dict[str, Any], grad_scale: float) -> None:
+        keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+        steps, shards = [], []
+        for p in self._with_gradients(group):
+            state = self.state[p]
+            if "step" not in state:
+                state["step"] = torch.tensor(0.0)
+            for key in keys:
+                if key not in state:
+                    state[key] = self._new_state(p, group)
+            steps.append(state["step"])
+            shards.append((p, self._shard(p, group, keys)))
+        if not steps:
+            return
+        torch._foreach_add_(steps, 1)
+        batches: dict[tuple, list] = {}  # by step (parameters that were added later count their own) and dtypes
+        for step, (_, shard) in zip(steps, shards, strict=True):
+            if shard is not None:
+                batches.setdefault((int(step.item()), shard.dtypes()), []).append(shard.row())
+        beta1, beta2 = group["betas"]
+        for (step, dtypes), rows in batches.items():
+            _native.adam(
+                dtypes,
+                rows,
+                step=step,
+                lr=float(group["lr"]),
+                beta1=float(beta1),
+                beta2=float(beta2),
+                eps=group["eps"],
+                weight_decay=float(group["weight_decay"]),
+                decoupled=group["decoupled_weight_decay"],
+                maximize=group["maximize"],
+                grad_scale=grad_scale,
+                num_threads=num_threads(),
+            )
+        self._written([(p, shard) for p, shard in shards if shard is not None], grad_scale)
+
+
+class AdamW(Adam, torch.optim.AdamW):
+    """AdamW (Loshchilov and Hutter, 2019) as ``torch.optim.AdamW`` computes it: ``shoal.optim.Adam``, all that it says, with decoupled
+    weight decay. State dicts go to ``torch.optim.AdamW`` and come from it."""
+
+    def __init__(
+        self,
+        params,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float | torch.Tensor, float | torch.Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        master_weights: bool | None = None,
+        **options: Any,
+    ):
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, master_weights=master_weights, **options)

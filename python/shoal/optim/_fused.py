@@ -1,0 +1,205 @@
+"""What the fused optimizers share: shards of parameters as the kernels want them, master weights, GradScaler, state dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shoal import _native
+from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.optim._local import DTYPES, local
+
+MASTER = "master_param"
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+HUGE = 4 << 20  # bytes of a state from which huge pages are worth asking for
+
+
+class Fused:
+    """Comes before a class of ``torch.optim`` among the bases and replaces its ``step``; constructor, options and state keys are torch's.
+
+    A subclass has ``_update(group, grad_scale)``. ``master_weights`` is an option of a parameter group: None means fp32 master weights
+    under bf16 and fp16 parameters, False none. Thread safety: as torch's, none.
+    """
+
+    # GradScaler hands over `grad_scale` and `found_inf` and looks at fp16 gradients, too, instead of unscaling in a pass of its own.
+    _step_supports_amp_scaling = True
+
+    def _set_master_weights(self, master_weights: bool | None) -> None:
+        self.defaults["master_weights"] = master_weights
+        for group in self.param_groups:
+            group.setdefault("master_weights", master_weights)
+
+    @staticmethod
+    def check_options(options: dict[str, Any]) -> None:
+        """Raises Unimplemented when a group with these options would be updated otherwise than they say."""
+        for name, why in (("capturable", "nothing here runs in a CUDA graph"), ("differentiable", "the fused update has no backward")):
+            if options.get(name):
+                raise Unimplemented(f"shoal.optim has no {name}=True: {why}", hint=f"leave {name} out, or use torch.optim")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.check_options({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_versions", {})
+        for group in self.param_groups:
+            group.setdefault("master_weights", self.defaults.get("master_weights"))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, of torch's or our class. States beside master weights are fp32; what the state dict has in less is widened."""
+        for group in state_dict["param_groups"]:
+            self.check_options(group)
+        super().load_state_dict(state_dict)
+        self._versions = {}
+        # torch casts every state to the dtype of its parameter.
+        for saved_group, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            for index, p in zip(saved_group["params"], group["params"], strict=True):
+                if not self._has_master(p, group):
+                    continue
+                for key, value in state_dict["state"].get(index, {}).items():
+                    if key != "step" and isinstance(value, torch.Tensor) and value.is_floating_point():
+                        self.state[p][key] = value.detach().to(device=p.device, dtype=torch.float32, copy=True)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One update, by ``torch.get_num_threads()`` threads at most. ``closure``: computes the loss again, which is returned.
+
+        With ``found_inf`` set by a GradScaler and not zero nothing is updated; with ``grad_scale`` gradients are divided by it first.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf, grad_scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found_inf is None or not found_inf.item():
+            for group in self.param_groups:
+                self._update(group, 1.0 if grad_scale is None else float(grad_scale))
+        return loss
+
+    def _has_master(self, p: torch.Tensor, group: dict[str, Any]) -> bool:
+        return p.dtype in LOW_PRECISION and group.get("master_weights") is not False
+
+    def _new_state(self, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """Zeros, laid out as `p`."""
+        state = torch.empty_like(p, dtype=torch.float32 if self._has_master(p, group) else p.dtype, memory_format=torch.preserve_format)
+        values = local(state)
+        if values.nbytes >= HUGE:
+            _native.prefer_huge_pages(values.data_ptr(), values.nbytes)
+        values.zero_()
+        return state
+
+    def _with_gradients(self, group: dict[str, Any]) -> Iterator[torch.Tensor]:
+        for p in group["params"]:
+            if p.grad is not None:
+                if p.grad.layout != torch.strided:
+                    raise InvalidArgument(f"{type(self).__name__} does not support sparse gradients", hint="use torch.optim.SparseAdam")
+                yield p
+
+    def _shard(self, p: torch.Tensor, group: dict[str, Any], keys: tuple[str, ...]) -> _Shard | None:
+        """What the kernel is given for `p` and its states `keys`; None where this rank has no rows of it."""
+        values = local(p)
+        if values.device.type != "cpu" or values.dtype not in DTYPES:
+            raise Unimplemented(
+                f"shoal.optim.{type(self).__name__} updates float32, float64, bfloat16 and float16 on the CPU, "
+                f"not {str(values.dtype)[6:]} on {values.device}",
+                hint=f"use torch.optim.{type(self).__name__}",
+            )
+        if values.numel() == 0:
+            return None
+        if not _dense(values):
+            raise InvalidArgument(f"a parameter of shape {list(values.shape)} has gaps: strides {values.stride()}", hint="make it contiguous")
+        gradient = _gradient(p)
+        shard = _Shard(values.numel(), values, gradient if gradient.stride() == values.stride() else torch.empty_like(values, dtype=gradient.dtype))
+        if shard.gradient is not gradient:
+            shard.gradient.copy_(gradient)
+            shard.gradient_from = gradient
+        if self._has_master(p, group):
+            shard.copy, shard.updated = values, self._master(p, values)
+        state = self.state[p]
+        shard.states = [_as(state, key, values) for key in keys]
+        return shard
+
+    def _master(self, p: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """The fp32 copy. Where somebody wrote the parameter since the last step, it is what they wrote."""
+        state = self.state[p]
+        if MASTER not in state:
+            state[MASTER] = self._new_state(p, {"master_weights": True})
+            local(state[MASTER]).copy_(values)
+            return local(state[MASTER])
+        master = _as(state, MASTER, values)
+        if self._versions.get(p) != values._version:
+            torch.where(master.to(values.dtype) == values, master, values.float(), out=master)
+        return master
+
+    def _written(self, shards: list[tuple[torch.Tensor, _Shard]], grad_scale: float) -> None:
+        """Autograd shall see that the parameters changed."""
+        for _, shard in shards:
+            if shard.gradient_from is not None and grad_scale != 1:
+                shard.gradient_from.copy_(shard.gradient)
+        torch.autograd.graph.increment_version([shard.values for _, shard in shards])
+        for p, shard in shards:
+            if shard.copy is not None:
+                self._versions[p] = shard.values._version
+
+
+class _Shard:
+    """The tensors of one parameter's update, as they lie on this rank."""
+
+    __slots__ = ("copy", "gradient", "gradient_from", "numel", "states", "updated", "values")
+
+    def __init__(self, numel: int, values: torch.Tensor, gradient: torch.Tensor):
+        self.numel, self.values, self.gradient = numel, values, gradient
+        self.updated = values  # the master copy, if there is one
+        self.states: list[torch.Tensor] = []
+        self.copy: torch.Tensor | None = None
+        self.gradient_from: torch.Tensor | None = None
+
+    def dtypes(self) -> tuple[str, ...]:
+        names = [DTYPES[t.dtype] for t in (self.updated, self.gradient, *self.states)]
+        return (*names, *[""] * (5 - len(names)), "" if self.copy is None else DTYPES[self.copy.dtype])
+
+    def row(self) -> tuple[int, ...]:
+        places = [t.data_ptr() for t in (self.updated, self.gradient, *self.states)]
+        return (self.numel, *places, *[0] * (5 - len(places)), 0 if self.copy is None else self.copy.data_ptr())
+
+
+def _gradient(p: torch.Tensor) -> torch.Tensor:
+    g = p.grad
+    if isinstance(p, DTensor):
+        if not isinstance(g, DTensor):
+            raise InvalidArgument("a sharded parameter's gradient is a plain tensor", hint="give p.grad as a DTensor of p's placements")
+        if g.placements != p.placements or g.device_mesh != p.device_mesh:
+            g = g.redistribute(p.device_mesh, p.placements)
+    g = local(g)
+    if g.dtype not in DTYPES or g.device.type != "cpu":
+        raise Unimplemented(f"shoal.optim has no gradients of {str(g.dtype)[6:]} on {g.device}", hint="use torch.optim")
+    return g
+
+
+def _as(state: dict[str, Any], key: str, values: torch.Tensor) -> torch.Tensor:
+    """A state whose elements lie as the parameter's do: a loaded one may not."""
+    t = local(state[key])
+    if t.shape != values.shape or t.dtype not in DTYPES:
+        raise InvalidArgument(
+            f"{key} in the optimizer's state is {str(t.dtype)[6:]}{list(t.shape)}, the parameter {str(values.dtype)[6:]}{list(values.shape)}",
+            hint="load a state dict of the same model, sharded as it is now",
+        )
+    if t.stride() != values.stride():
+        moved = torch.empty_like(values, dtype=t.dtype).copy_(t)
+        if isinstance(state[key], DTensor):
+            state[key]._local_tensor = moved
+        else:
+            state[key] = moved
+        t = moved
+    return t
+
+
+def _dense(t: torch.Tensor) -> bool:
+    if t.is_contiguous():
+        return True
+    order = sorted(range(t.dim()), key=lambda i: (-t.stride(i), -t.size(i)))
+    return t.permute(order).is_contiguous()

@@ -1,0 +1,19 @@
+"""Tensors as they lie on this rank."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+
+# The types that the kernels know, by their names there.
+DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def local(t: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor, without autograd; a plain tensor itself."""
+    if isinstance(t, DTensor):
+        t = t._local_tensor
+        if isinstance(t, AsyncCollectiveTensor):  # the result of a collective that may still be under way
+            t = t.wait()
+    return t

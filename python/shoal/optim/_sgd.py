@@ -1,0 +1,63 @@
+"""Stochastic gradient descent, one pass over memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shoal import _native
+from shoal.optim._fused import Fused
+from shoal.optim._threads import num_threads
+
+
+class SGD(Fused, torch.optim.SGD):
+    """SGD with momentum, dampening and Nesterov's momentum (Sutskever et al., 2013) as ``torch.optim.SGD`` computes it, fused.
+
+    Parameters, gradients, arguments, ``master_weights``, threads and errors: as of ``shoal.optim.Adam``. State: ``momentum_buffer`` where
+    there is momentum, ``master_param`` with a master copy. State dicts go to ``torch.optim.SGD`` and come from it.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr: float | torch.Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        *,
+        master_weights: bool | None = None,
+        **options: Any,  # maximize, foreach, differentiable, fused
+    ):
+        self._versions: dict[torch.Tensor, int] = {}
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, **options)
+        self._set_master_weights(master_weights)
+
+    def _update(self, group: dict[str, Any], grad_scale: float) -> None:
+        keys = ("momentum_buffer",) if group["momentum"] else ()
+        shards = []
+        batches: dict[tuple, list] = {}  # by whether the momentum begins with this step, and dtypes
+        for p in self._with_gradients(group):
+            first = bool(keys) and self.state[p].get("momentum_buffer") is None
+            if first:
+                self.state[p]["momentum_buffer"] = self._new_state(p, group)
+            shard = self._shard(p, group, keys)
+            if shard is not None:
+                shards.append((p, shard))
+                batches.setdefault((first, shard.dtypes()), []).append(shard.row())
+        for (first, dtypes), rows in batches.items():
+            _native.sgd(
+                dtypes,
+                rows,
+                lr=float(group["lr"]),
+                momentum=group["momentum"],
+                dampening=group["dampening"],
+                weight_decay=float(group["weight_decay"]),
+                nesterov=group["nesterov"],
+                maximize=group["maximize"],
+                first=first,
+                grad_scale=grad_scale,
+                num_threads=num_threads(),
+            )
+        self._written(shards, grad_scale)
