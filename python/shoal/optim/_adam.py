@@ -22,8 +22,8 @@ class Adam(Fused, torch.optim.Adam):
     ``capturable=True`` and ``differentiable=True`` raise Unimplemented. ``master_weights``: None keeps an fp32 copy of every bfloat16 and
     float16 parameter, and its moments in fp32; True says the same; False does without, as torch does.
 
-    State: ``step``, ``exp_avg``, ``exp_avg_sq``, with ``amsgrad`` ``max_exp_avg_sq``, with a master copy ``master_param``. State dicts go to
-    ``torch.optim.Adam`` and come from it. Raises ValueError for options out of range, Unimplemented for other dtypes and devices,
+    State: ``step``, ``exp_avg``, ``exp_avg_sq``, with ``amsgrad`` ``max_exp_avg_sq``, with a master copy ``master_param``. State dicts go
+    to ``torch.optim.Adam`` and come from it. Raises ValueError for options out of range, Unimplemented for other dtypes and devices,
     InvalidArgument for sparse gradients and parameters with gaps.
     """
 
@@ -39,7 +39,6 @@ class Adam(Fused, torch.optim.Adam):
         master_weights: bool | None = None,
         **options: Any,  # foreach, maximize, capturable, differentiable, fused; Adam: decoupled_weight_decay
     ):
-        self._versions: dict[torch.Tensor, int] = {}
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
         self._set_master_weights(master_weights)
 

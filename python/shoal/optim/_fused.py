@@ -28,6 +28,7 @@ class Fused:
     _step_supports_amp_scaling = True
 
     def _set_master_weights(self, master_weights: bool | None) -> None:
+        self._versions: dict[torch.Tensor, int] = {}  # of parameters with a master copy: as the last step left them
         self.defaults["master_weights"] = master_weights
         for group in self.param_groups:
             group.setdefault("master_weights", master_weights)
@@ -99,8 +100,8 @@ class Fused:
                     raise InvalidArgument(f"{type(self).__name__} does not support sparse gradients", hint="use torch.optim.SparseAdam")
                 yield p
 
-    def _shard(self, p: torch.Tensor, group: dict[str, Any], keys: tuple[str, ...]) -> _Shard | None:
-        """What the kernel is given for `p` and its states `keys`; None where this rank has no rows of it."""
+    def _values(self, p: torch.Tensor) -> torch.Tensor:
+        """What this rank has of a parameter, in a form that the kernels take."""
         values = local(p)
         if values.device.type != "cpu" or values.dtype not in DTYPES:
             raise Unimplemented(
@@ -108,19 +109,26 @@ class Fused:
                 f"not {str(values.dtype)[6:]} on {values.device}",
                 hint=f"use torch.optim.{type(self).__name__}",
             )
+        if not _dense(values):
+            raise InvalidArgument(
+                f"a parameter of shape {list(values.shape)} has gaps or overlaps: strides {values.stride()}", hint="make it contiguous"
+            )
+        return values
+
+    def _shard(self, p: torch.Tensor, group: dict[str, Any], keys: tuple[str, ...]) -> _Shard | None:
+        """What the kernel is given for `p` and its states `keys`; None where this rank has no rows of it."""
+        values = self._values(p)
         if values.numel() == 0:
             return None
-        if not _dense(values):
-            raise InvalidArgument(f"a parameter of shape {list(values.shape)} has gaps: strides {values.stride()}", hint="make it contiguous")
-        gradient = _gradient(p)
-        shard = _Shard(values.numel(), values, gradient if gradient.stride() == values.stride() else torch.empty_like(values, dtype=gradient.dtype))
-        if shard.gradient is not gradient:
-            shard.gradient.copy_(gradient)
+        gradient = gradient_of(p)
+        shard = _Shard(values.numel(), values, gradient)
+        if gradient.stride() != values.stride():
             shard.gradient_from = gradient
+            shard.gradient = torch.empty_like(values, dtype=gradient.dtype).copy_(gradient)
         if self._has_master(p, group):
             shard.copy, shard.updated = values, self._master(p, values)
         state = self.state[p]
-        shard.states = [_as(state, key, values) for key in keys]
+        shard.states = [state_of(state, key, values) for key in keys]
         return shard
 
     def _master(self, p: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -130,7 +138,7 @@ class Fused:
             state[MASTER] = self._new_state(p, {"master_weights": True})
             local(state[MASTER]).copy_(values)
             return local(state[MASTER])
-        master = _as(state, MASTER, values)
+        master = state_of(state, MASTER, values)
         if self._versions.get(p) != values._version:
             torch.where(master.to(values.dtype) == values, master, values.float(), out=master)
         return master
@@ -167,7 +175,7 @@ class _Shard:
         return (self.numel, *places, *[0] * (5 - len(places)), 0 if self.copy is None else self.copy.data_ptr())
 
 
-def _gradient(p: torch.Tensor) -> torch.Tensor:
+def gradient_of(p: torch.Tensor) -> torch.Tensor:
     g = p.grad
     if isinstance(p, DTensor):
         if not isinstance(g, DTensor):
@@ -180,12 +188,13 @@ def _gradient(p: torch.Tensor) -> torch.Tensor:
     return g
 
 
-def _as(state: dict[str, Any], key: str, values: torch.Tensor) -> torch.Tensor:
+def state_of(state: dict[str, Any], key: str, values: torch.Tensor) -> torch.Tensor:
     """A state whose elements lie as the parameter's do: a loaded one may not."""
     t = local(state[key])
     if t.shape != values.shape or t.dtype not in DTYPES:
         raise InvalidArgument(
-            f"{key} in the optimizer's state is {str(t.dtype)[6:]}{list(t.shape)}, the parameter {str(values.dtype)[6:]}{list(values.shape)}",
+            f"{key} in the optimizer's state is {str(t.dtype)[6:]}{list(t.shape)}, "
+            f"the parameter {str(values.dtype)[6:]}{list(values.shape)}",
             hint="load a state dict of the same model, sharded as it is now",
         )
     if t.stride() != values.stride():

@@ -30,7 +30,6 @@ class SGD(Fused, torch.optim.SGD):
         master_weights: bool | None = None,
         **options: Any,  # maximize, foreach, differentiable, fused
     ):
-        self._versions: dict[torch.Tensor, int] = {}
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, **options)
         self._set_master_weights(master_weights)
 

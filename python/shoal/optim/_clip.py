@@ -1,0 +1,116 @@
+"""Clipping by the norm of all gradients, sharded or not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
+
+from shoal import _native
+from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.optim._local import DTYPES, local
+from shoal.optim._threads import num_threads
+
+
+class NonFinite(InvalidArgument, RuntimeError):
+    """The norm is NaN or infinite. A RuntimeError, too: torch raises one."""
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """Scales all gradients in place so that their norm together is at most ``max_norm``; returns the norm before, on every rank the same.
+
+    As ``torch.nn.utils.clip_grad_norm_`` on the gathered gradients (the factor is ``max_norm / (norm + 1e-6)``, at most 1), but parameters
+    may be any mix: plain, and ``DTensor``s of any placements and meshes, shards may be empty. A collective: every rank calls it with the
+    same parameters (a gradient may be missing here and there). Each rank sums over its shards in fp64; then comes one all_reduce for every
+    mesh axis that shards something, of a number per parameter. Plain and replicated gradients count once, as this rank has them.
+    ``norm_type``: any order, ``inf`` and ``-inf``. ``foreach`` is accepted and changes nothing.
+
+    Returns a plain 0-d tensor, fp32, or fp64 if a gradient is. Raises NonFinite (an InvalidArgument and a RuntimeError), on every rank, for
+    a norm that is NaN or infinite if ``error_if_nonfinite``; Unimplemented for gradients that are sparse, not on the CPU, or of another
+    type than float32, float64, bfloat16 and float16. Source: Pascanu et al., 2013.
+    """
+    parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    order = float(norm_type)
+    if math.isnan(order) or math.isnan(float(max_norm)):
+        raise InvalidArgument(f"max_norm = {max_norm}, norm_type = {norm_type}", hint="give numbers; float('inf') for the maximum norm")
+    for g in gradients:
+        _check(g)
+    norm = _norm(parameters, order)
+    if not any(g.dtype == torch.float64 for g in gradients):
+        norm = norm.float()
+    if error_if_nonfinite and not norm.isfinite():
+        raise NonFinite(
+            f"the norm of order {order:g} of the gradients is {norm.item()}",
+            reason="NonFinite",
+            hint="look for an overflow in the loss, or set error_if_nonfinite=False to scale by it all the same",
+        )
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).item()
+    if gradients and factor != 1:  # NaN is not, either
+        torch._foreach_mul_([local(g) for g in gradients], factor)
+    return norm
+
+
+def _check(g: torch.Tensor) -> None:
+    if g.layout != torch.strided or g.dtype not in DTYPES or g.device.type != "cpu":
+        raise Unimplemented(
+            f"a gradient is {str(g.dtype)[6:]}, {str(g.layout)[6:]}, on {g.device}: shoal.optim.clip_grad_norm_ takes strided ones of "
+            "float32, float64, bfloat16 and float16 on the CPU",
+            hint="use torch.nn.utils.clip_grad_norm_",
+        )
+
+
+def _norm(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
+    """fp64, of the norms of the single gradients, as torch has it."""
+    none = math.inf if order == -math.inf else 0.0
+    sums = torch.tensor([none if p.grad is None else _power_sum(_laid_out(p), order) for p in parameters], dtype=torch.float64)
+    # By mesh and axis, in the order of the parameters, with a gradient here or not: the same on every rank.
+    axes: dict[tuple, list[int]] = {}
+    for i, p in enumerate(parameters):
+        if isinstance(p, DTensor):
+            for axis, placement in enumerate(p.placements):
+                if not isinstance(placement, Replicate) and p.device_mesh.size(axis) > 1:
+                    axes.setdefault((p.device_mesh, axis), []).append(i)
+    for (mesh, axis), which in axes.items():
+        sums[which] = _over_ranks(sums[which], order, mesh.get_group(axis))
+    if order == 0:
+        return (sums != 0).sum().double()  # torch counts the gradients that are not zero
+    if not math.isinf(order):
+        sums = sums.sqrt() if order == 2 else sums.pow(1 / order)
+    return torch.linalg.vector_norm(sums, order) if len(sums) > 0 else torch.zeros((), dtype=torch.float64)
+
+
+def _over_ranks(sums: torch.Tensor, order: float, group: dist.ProcessGroup) -> torch.Tensor:
+    if not math.isinf(order):
+        dist.all_reduce(sums, group=group)
+        return sums
+    # The greatest, of the negative numbers for -inf. NaN would get lost on the way: it goes beside, as a number.
+    sign, nan = math.copysign(1.0, order), sums.isnan()
+    both = torch.cat([sign * sums.masked_fill(nan, 0.0), nan.double()])
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
+    sums, nan = both.chunk(2)
+    return (sign * sums).masked_fill(nan != 0, math.nan)
+
+
+def _laid_out(p: torch.Tensor) -> torch.Tensor:
+    """What lies here of the gradient, when it is laid out as its parameter: it may still be a sum to be taken over ranks."""
+    g = p.grad
+    if isinstance(g, DTensor) and g.placements != p.placements:
+        g = g.redistribute(p.device_mesh, p.placements)
+    return local(g)
+
+
+def _power_sum(t: torch.Tensor, order: float) -> float:
+    if not t.is_contiguous():
+        t = t.contiguous()
+    return _native.power_sum(DTYPES[t.dtype], t.data_ptr(), t.numel(), order, num_threads())
