@@ -53,7 +53,8 @@ int main(int argc, char** argv) {
   const auto* from = reinterpret_cast<const std::byte*>(b.get());
   figure("a += b", 12 * n, [&] { parallel([&](std::size_t i, std::size_t count) { accumulate(a.get() + i, b.get() + i, count); }); });
   figure("cast of float32 to bfloat16", 6 * n, [&] {
-    parallel([&](std::size_t i, std::size_t count) { shoal::fsdp::cast(DType::kFloat32, from + 4 * i, DType::kBFloat16, to + 2 * i, count); });
+    parallel(
+        [&](std::size_t i, std::size_t count) { shoal::fsdp::cast(DType::kFloat32, from + 4 * i, DType::kBFloat16, to + 2 * i, count); });
   });
   figure("sum of bfloat16 in float32", 12 * n, [&] {  // added to what is there; two sources
     parallel([&](std::size_t i, std::size_t count) {
