@@ -619,7 +619,7 @@ def an_optimizer_that_has_trained_before_sharding_is_refused():
     early.step()
     shard(model)
     model(batch(0, rank())).sum().backward()
-    with pytest.raises(ValueError, match="has a state for parameter .* as it was not sharded"):
+    with pytest.raises(ValueError, match=r"has a state for parameter .* as it was not sharded"):
         early.step()
 
 

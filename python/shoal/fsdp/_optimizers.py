@@ -26,7 +26,8 @@ def _bind(optimizer: torch.optim.Optimizer) -> None:
                 continue
             if optimizer.state.get(p):
                 raise InvalidArgument(
-                    f"this optimizer has a state for parameter {parameter.name} of {parameter.state.name or 'the root'} as it was not sharded",
+                    f"this optimizer has a state for parameter {parameter.name} of {parameter.state.name or 'the root'} "
+                    "as it was not sharded",
                     hint="build the optimizer after fully_shard, and load its state dict",
                 )
             group["params"][i] = parameter.sharded

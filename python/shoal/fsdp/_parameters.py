@@ -195,9 +195,10 @@ class ShardedParameter:
         """As adopt, of a replacement that has values and our dtype; others wait for the next forward."""
         for module, attribute in self.owners:
             current = module._parameters.get(attribute)
-            if isinstance(current, torch.Tensor) and not current.is_meta and current.dtype == self.dtype and current.shape == self.global_shape:
-                continue
-            return
+            if not isinstance(current, torch.Tensor) or current.is_meta:
+                return
+            if current.dtype != self.dtype or current.shape != self.global_shape:
+                return
         self.adopt()
 
     @property

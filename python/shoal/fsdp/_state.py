@@ -48,7 +48,7 @@ class State:
         self.forwarding = False  # a forward of it runs
         self.entered: nn.Module | None = None  # a module inside that was called instead of the whole
         self.post_optim_event: Any = None
-        self.endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards whose inputs wanted no gradient: nothing ends their backward
+        self.endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards whose inputs wanted no gradient: no node ends them
         self.ends: weakref.WeakSet = weakref.WeakSet()  # nodes of autograd that end a backward of this unit: one per forward in a graph
 
     @property
