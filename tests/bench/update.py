@@ -1,6 +1,6 @@
 """AdamW on one large parameter, shoal.optim's and torch's fused in turn, and on many small ones. One JSON line with every sample.
 
-  python update.py [--numel N]   with as many threads as OMP_NUM_THREADS says
+python update.py [--numel N]   with as many threads as OMP_NUM_THREADS says
 """
 
 import argparse
