@@ -23,6 +23,7 @@ namespace nb = nanobind;
 
 void bind_errors(nb::module_& m);
 void bind_session(nb::module_& m);
+void bind_collective(nb::module_& m);
 void bind_fsdp(nb::module_& m);
 void bind_optim(nb::module_& m);
 

@@ -1,5 +1,7 @@
 #include "runtime/transport/shm_communicator.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -67,7 +69,8 @@ Result<std::shared_ptr<ShmCommunicator>> ShmCommunicator::make_generation(Option
 }
 
 ShmCommunicator::ShmCommunicator(Options options, std::shared_ptr<Clock> clock, std::shared_ptr<Mapping> mapping, std::uint64_t generation)
-    : options_(std::move(options)),
+    : pid_(getpid()),
+      options_(std::move(options)),
       clock_(std::move(clock)),
       mapping_(std::move(mapping)),
       generation_(generation),
@@ -78,6 +81,10 @@ ShmCommunicator::ShmCommunicator(Options options, std::shared_ptr<Clock> clock, 
       receives_(static_cast<std::size_t>(options_.world_size)) {}
 
 ShmCommunicator::~ShmCommunicator() {
+  if (forked()) {
+    (void)lane_.release();  // there is no such thread here, and this rank has not left
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -89,12 +96,25 @@ ShmCommunicator::~ShmCommunicator() {
 }
 
 void ShmCommunicator::leave() {
+  if (forked()) return;
   {
     const std::lock_guard lock(mutex_);
     if (gone_) return;
     gone_ = true;
   }
   ledger_.leave();
+}
+
+bool ShmCommunicator::forked() const { return getpid() != pid_; }
+
+std::optional<Error> ShmCommunicator::unusable() const {
+  if (forked()) {
+    return unavailable("this process was forked from one that is a rank of the group")
+        .with_reason("Forked")
+        .with_hint("make the calls in the parent");
+  }
+  if (gone_) return unavailable("this communicator was left").with_reason("Closed");
+  return std::nullopt;
 }
 
 void ShmCommunicator::abort(const Error& cause) { ledger_.fail(cause); }
@@ -110,6 +130,7 @@ std::vector<int> ShmCommunicator::lost() const {
 }
 
 Result<std::shared_ptr<Communicator>> ShmCommunicator::reform() {
+  if (auto error = unusable()) return fail(*std::move(error));
   abort(unavailable(fmt::format("rank {} forms the group again, without the ranks that are lost", rank())).with_reason("Reformed"));
   std::uint64_t mask = 0;
   const auto without = lost();
@@ -157,7 +178,7 @@ WorkPtr ShmCommunicator::submitted(std::unique_lock<std::mutex> lock, OperationP
 
 WorkPtr ShmCommunicator::submit_collective(CollectiveSpec spec, Call call) {
   std::unique_lock lock(mutex_);
-  if (gone_) return failed_work(unavailable("this communicator was left").with_reason("Closed"));
+  if (auto error = unusable()) return failed_work(*std::move(error));
   auto operation = std::make_shared<ShmCollective>(memory_, ledger_, rank(), ++sequence_, std::move(spec), std::move(call), clock_->now());
   if (failed()) return failed_work(cause_for(*operation));
   collectives_.push_back(operation);
@@ -166,7 +187,7 @@ WorkPtr ShmCommunicator::submit_collective(CollectiveSpec spec, Call call) {
 
 WorkPtr ShmCommunicator::submit_message(int from, int to, MutableBytes data, DType dtype, std::uint32_t tag, Call call) {
   std::unique_lock lock(mutex_);
-  if (gone_) return failed_work(unavailable("this communicator was left").with_reason("Closed"));
+  if (auto error = unusable()) return failed_work(*std::move(error));
   auto operation = std::make_shared<ShmMessage>(memory_, rank(), from, to, data, dtype, tag, std::move(call), clock_->now());
   if (failed()) return failed_work(cause_for(*operation));
   auto& queue = from == rank() ? sends_[static_cast<std::size_t>(to)] : receives_[static_cast<std::size_t>(from)];
@@ -258,6 +279,7 @@ Result<void> ShmCommunicator::read(Window& window, int from, std::size_t offset,
 
 Result<void> ShmCommunicator::wait(const OperationPtr& operation) {
   if (operation->done()) return {};
+  if (forked()) return fail(*unusable());
   std::unique_lock lock(mutex_);
   ++program_waits_;
   Result<void> out;

@@ -5,6 +5,8 @@
 // woken by the board's bell, also when the node writes down a death.
 #pragma once
 
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -84,12 +86,15 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   Result<void> look(const OperationPtr& until, bool asking);
   void warn_if_late(const ShmOperation& operation, int missing, TimePoint now);
   void check_left(const ShmOperation& operation, int missing, TimePoint now);
+  bool forked() const;  // this process is a child of the rank
+  std::optional<Error> unusable() const;
   int first_absent() const;  // a rank that has never been there, or -1
   int first_lost() const;    // a rank that is gone without having left, or -1
   bool trouble();            // true when the group has failed; writes down who is lost
   Error cause_for(const ShmOperation& operation) const;
   void run_lane();
 
+  const pid_t pid_;
   const Options options_;
   const std::shared_ptr<Clock> clock_;
   const std::shared_ptr<Mapping> mapping_;
