@@ -84,7 +84,7 @@ Result<void> Exchange::compare(std::uint64_t fingerprint) {
   return {};
 }
 
-Result<void> Exchange::gather(ShardedUnit& unit, std::uint64_t fingerprint, std::uint32_t step) {
+Result<void> Exchange::gather(ShardedUnit& unit, std::size_t unit_index, std::uint64_t fingerprint, std::uint32_t step) {
   SHOAL_OK(compare(fingerprint));
   // Models that differ are not gathered: the caller finds that out next.
   for (int r = 0; r < grid_.world_size; ++r) {
@@ -101,10 +101,14 @@ Result<void> Exchange::gather(ShardedUnit& unit, std::uint64_t fingerprint, std:
     return out;
   };
   std::vector<std::size_t> receives(world), sends(world);
-  for (int r = 0; r < grid_.world_size; ++r) receives[static_cast<std::size_t>(r)] = bytes_of(r);
+  for (int r = 0; r < grid_.world_size; ++r) {
+    if (grid_.replica_of(r) == grid_.replica_of(rank_)) receives[static_cast<std::size_t>(r)] = kAlignment + bytes_of(r);
+  }
   const auto begins = begins_of(receives);
   std::vector<std::byte> mine(receives[static_cast<std::size_t>(rank_)]), all(begins.back());
-  std::size_t at = 0;
+  const std::uint64_t number = unit_index;  // two units may be of one size
+  std::memcpy(mine.data(), &number, sizeof number);
+  std::size_t at = kAlignment;
   for (std::size_t i = 0; i < placed.size(); ++i) {
     const auto& p = placed[i];
     if (p.parameter.external) continue;
@@ -125,6 +129,15 @@ Result<void> Exchange::gather(ShardedUnit& unit, std::uint64_t fingerprint, std:
   for (int r = 0; r < grid_.world_size; ++r) {
     if (r == rank_ || receives[static_cast<std::size_t>(r)] == 0) continue;
     at = begins[static_cast<std::size_t>(r)];
+    std::uint64_t theirs;
+    std::memcpy(&theirs, all.data() + at, sizeof theirs);
+    if (theirs != number) {
+      return fail(invalid_argument(fmt::format("the ranks' passes differ: rank {} unshards unit {} where rank {} unshards unit {}", rank_,
+                                               number, r, theirs))
+                      .with_reason("Diverged")
+                      .with_hint("ranks that share no memory must run the same modules in the same order"));
+    }
+    at += kAlignment;
     for (std::size_t i = 0; i < placed.size(); ++i) {
       const auto& p = placed[i];
       if (p.parameter.external) continue;

@@ -27,7 +27,7 @@ class Exchange {
   void follow_reducer();
 
   // The parts of a unit's wholes that the other ranks of the replica own. The first call compares the ranks' models, too.
-  Result<void> gather(ShardedUnit& unit, std::uint64_t fingerprint, std::uint32_t step);
+  Result<void> gather(ShardedUnit& unit, std::size_t unit_index, std::uint64_t fingerprint, std::uint32_t step);
   // What this rank has just published, to those who sum it, and what they have published to here. Afterwards everybody's is there.
   Result<void> gradients(const ShardedUnit& unit, const Reducer& reducer, Reducer::How how, std::uint32_t step);
 

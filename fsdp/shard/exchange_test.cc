@@ -189,13 +189,20 @@ TEST_F(ExchangeTest, RanksThatDifferAreTold) {
 
 TEST_F(ExchangeTest, RanksThatRunOtherUnitsAreTold) {
   const auto zero = make(0, 2, false, {layout_of(0), layout_of(1)}), one = make(1, 2, false, {layout_of(0), layout_of(1)});
-  const auto expect = [](const Result<void>& ended) {
+  const auto expect = [](const Result<void>& ended, const char* text) {
     ASSERT_FALSE(ended);
     EXPECT_EQ(ended.error().reason(), "Diverged");
-    EXPECT_NE(ended.error().to_string().find("'unshard(unit1)'"), std::string::npos) << ended.error().to_string();
+    EXPECT_NE(ended.error().to_string().find(text), std::string::npos) << ended.error().to_string();
   };
-  std::thread other([&] { expect(one->unshard(1)); });
-  expect(zero->unshard(0));
+  std::thread other([&] { expect(one->unshard(1), "'unshard(unit1)'"); });
+  expect(zero->unshard(0), "'unshard(unit1)'");
+  other.join();
+}
+
+TEST_F(ExchangeTest, RanksThatRunOtherUnitsOfTheSameSizeAreToldToo) {
+  const auto zero = make(0, 2, false, {layout_of(0), layout_of(0)}), one = make(1, 2, false, {layout_of(0), layout_of(0)});
+  std::thread other([&] { EXPECT_EQ(one->unshard(1).error().reason(), "Diverged"); });
+  EXPECT_EQ(zero->unshard(0).error().message(), "the ranks' passes differ: rank 0 unshards unit 0 where rank 1 unshards unit 1");
   other.join();
 }
 

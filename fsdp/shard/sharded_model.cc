@@ -225,7 +225,7 @@ Result<void> ShardedModel::unshard(std::size_t unit, bool backward) {
                    [this] { return gate_.missing_to_read(); }}));
   }
   if (exchange_ && gathered_[unit] != gate_.version()) {
-    SHOAL_OK(exchange_->gather(u, fingerprint_, step()));
+    SHOAL_OK(exchange_->gather(u, unit, fingerprint_, step()));
     gathered_[unit] = gate_.version();
   }
   SHOAL_OK(check_fingerprints());

@@ -37,6 +37,16 @@ T unwrap(Result<T> result) {
   if constexpr (!std::is_void_v<T>) return std::move(*result);
 }
 
+// Calls fn, which returns a Result, without the GIL.
+template <class F>
+auto without_gil(F&& fn) {
+  auto result = [&] {
+    const nb::gil_scoped_release release;
+    return fn();
+  }();
+  return unwrap(std::move(result));
+}
+
 // The waits' chance to run Python's signal handlers. Called without the GIL.
 bool signals_pending();
 

@@ -1,13 +1,12 @@
 #include <cstdio>
 
-#include "actors/session/node_memory.h"
-#include "python/native/session.h"
+#include "python/native/collective.h"
+#include "python/native/py_mover.h"
 #include "runtime/transport/shm_communicator.h"
 
 namespace shoal::python {
 
 using runtime::Call;
-using runtime::Communicator;
 using runtime::Window;
 using runtime::Work;
 using runtime::WorkPtr;
@@ -32,55 +31,46 @@ Call call_of(const PyCall& c) {
 
 runtime::DType dtype_of(const std::string& name) { return unwrap(runtime::parse_dtype(name)); }
 
+// Starts an operation without the GIL: some are done when this returns.
 template <class F>
-auto without_gil(F&& fn) {
-  auto result = [&] {
-    const nb::gil_scoped_release release;
-    return fn();
-  }();
-  return unwrap(std::move(result));
+WorkPtr submit(F&& fn) {
+  const nb::gil_scoped_release release;
+  return fn();
 }
 
-// A Communicator with the node's memory that it uses.
-class PyCommunicator {
- public:
-  PyCommunicator(std::shared_ptr<Communicator> communicator, std::shared_ptr<actors::NodeMemory> memory)
-      : communicator_(std::move(communicator)), memory_(std::move(memory)) {}
-
-  static std::unique_ptr<PyCommunicator> place(PySession& session, const std::string& gang, int rank, int world_size, double timeout,
-                                               double warn_after, bool spins) {
-    auto& native = session.get();
-    auto memory = actors::NodeMemory::of(native);
-    runtime::ShmCommunicator::Options o;
-    o.rank = rank;
-    o.world_size = world_size;
-    o.name = gang;
-    o.timeout = seconds(timeout);
-    o.warn_after = seconds(warn_after);
-    if (!spins) o.spins = 0;
-    o.interrupted = signals_pending;
-    o.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
-    o.memory = [memory](const std::string& name, std::size_t bytes, int member) { return memory->open(name, bytes, member); };
-    auto made = without_gil([&] { return runtime::ShmCommunicator::make(std::move(o), native.clock()); });
-    return std::make_unique<PyCommunicator>(std::move(made), std::move(memory));
-  }
-
-  Communicator& get() const { return *communicator_; }
-  std::unique_ptr<PyCommunicator> reform() const {
-    return std::make_unique<PyCommunicator>(without_gil([&] { return communicator_->reform(); }), memory_);
-  }
-  // The session closes: nothing is given back to it any more.
-  void close() {
-    communicator_->leave();
-    memory_->close();
-  }
-
- private:
-  std::shared_ptr<Communicator> communicator_;
-  std::shared_ptr<actors::NodeMemory> memory_;
-};
-
 }  // namespace
+
+std::unique_ptr<PyCommunicator> PyCommunicator::place(PySession& session, const std::string& gang, int rank, int world_size, double timeout,
+                                                      double warn_after, bool spins) {
+  auto& native = session.get();
+  auto memory = actors::NodeMemory::of(native);
+  runtime::ShmCommunicator::Options o;
+  o.rank = rank;
+  o.world_size = world_size;
+  o.name = gang;
+  o.timeout = seconds(timeout);
+  o.warn_after = seconds(warn_after);
+  if (!spins) o.spins = 0;
+  o.interrupted = signals_pending;
+  o.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
+  o.memory = [memory](const std::string& name, std::size_t bytes, int member) { return memory->open(name, bytes, member); };
+  auto made = without_gil([&] { return runtime::ShmCommunicator::make(std::move(o), native.clock()); });
+  return std::make_unique<PyCommunicator>(std::move(made), std::move(memory));
+}
+
+std::unique_ptr<PyCommunicator> PyCommunicator::over(nb::object mover, int rank, int world_size, const std::string& transport) {
+  auto made = std::make_shared<runtime::MovedCommunicator>(rank, world_size, make_py_mover(std::move(mover)), transport);
+  return std::make_unique<PyCommunicator>(std::move(made), nullptr);
+}
+
+std::unique_ptr<PyCommunicator> PyCommunicator::reform() const {
+  return std::make_unique<PyCommunicator>(without_gil([&] { return communicator_->reform(); }), memory_);
+}
+
+void PyCommunicator::close() {
+  communicator_->leave();
+  if (memory_) memory_->close();
+}
 
 void bind_collective(nb::module_& m) {
   nb::class_<Work>(m, "Work", "An operation under way.")
@@ -106,6 +96,8 @@ void bind_collective(nb::module_& m) {
                 "Messages among the ranks of a group. Sizes and counts are bytes; a call is (label, step, timeout, background).")
       .def_static("place", &C::place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("timeout"),
                   nb::arg("warn_after"), nb::arg("spins"))
+      .def_static("over", &C::over, nb::arg("mover"), nb::arg("rank"), nb::arg("world_size"), nb::arg("transport"),
+                  "Of ranks that share no memory; mover: as shoal._process_group has it.")
       .def_prop_ro("rank", [](const C& c) { return c.get().rank(); })
       .def_prop_ro("world_size", [](const C& c) { return c.get().world_size(); })
       .def_prop_ro("generation", [](const C& c) { return c.get().generation(); })
@@ -113,49 +105,56 @@ void bind_collective(nb::module_& m) {
       .def(
           "all_gather",
           [](C& c, const PyMemory& input, const PyMemory& output, const Sizes& counts, const std::string& dtype, const PyCall& call) {
-            return c.get().all_gather(input_of(input), output_of(output), counts, dtype_of(dtype), call_of(call));
+            const auto type = dtype_of(dtype);
+            return submit([&] { return c.get().all_gather(input_of(input), output_of(output), counts, type, call_of(call)); });
           },
           nb::arg("input"), nb::arg("output"), nb::arg("counts"), nb::arg("dtype"), nb::arg("call"))
       .def(
           "reduce_scatter",
           [](C& c, const PyMemory& input, const PyMemory& output, const Sizes& counts, const std::string& dtype, const std::string& op,
              const PyCall& call) {
-            return c.get().reduce_scatter(input_of(input), output_of(output), counts, dtype_of(dtype), unwrap(runtime::parse_reduce_op(op)),
-                                          call_of(call));
+            const auto type = dtype_of(dtype);
+            const auto by = unwrap(runtime::parse_reduce_op(op));
+            return submit([&] { return c.get().reduce_scatter(input_of(input), output_of(output), counts, type, by, call_of(call)); });
           },
           nb::arg("input"), nb::arg("output"), nb::arg("counts"), nb::arg("dtype"), nb::arg("op"), nb::arg("call"))
       .def(
           "all_reduce",
           [](C& c, const PyMemory& input, const PyMemory& output, const std::string& dtype, const std::string& op, const PyCall& call) {
-            return c.get().all_reduce(input_of(input), output_of(output), dtype_of(dtype), unwrap(runtime::parse_reduce_op(op)),
-                                      call_of(call));
+            const auto type = dtype_of(dtype);
+            const auto by = unwrap(runtime::parse_reduce_op(op));
+            return submit([&] { return c.get().all_reduce(input_of(input), output_of(output), type, by, call_of(call)); });
           },
           nb::arg("input"), nb::arg("output"), nb::arg("dtype"), nb::arg("op"), nb::arg("call"))
       .def(
           "broadcast",
           [](C& c, const PyMemory& data, int root, const std::string& dtype, const PyCall& call) {
-            return c.get().broadcast(output_of(data), root, dtype_of(dtype), call_of(call));
+            const auto type = dtype_of(dtype);
+            return submit([&] { return c.get().broadcast(output_of(data), root, type, call_of(call)); });
           },
           nb::arg("data"), nb::arg("root"), nb::arg("dtype"), nb::arg("call"))
       .def(
           "all_to_all",
           [](C& c, const PyMemory& input, const PyMemory& output, const Sizes& sends, const Sizes& receives, const std::string& dtype,
              const PyCall& call) {
-            return c.get().all_to_all(input_of(input), output_of(output), sends, receives, dtype_of(dtype), call_of(call));
+            const auto type = dtype_of(dtype);
+            return submit([&] { return c.get().all_to_all(input_of(input), output_of(output), sends, receives, type, call_of(call)); });
           },
           nb::arg("input"), nb::arg("output"), nb::arg("sends"), nb::arg("receives"), nb::arg("dtype"), nb::arg("call"))
       .def(
-          "barrier", [](C& c, const PyCall& call) { return c.get().barrier(call_of(call)); }, nb::arg("call"))
+          "barrier", [](C& c, const PyCall& call) { return submit([&] { return c.get().barrier(call_of(call)); }); }, nb::arg("call"))
       .def(
           "send",
           [](C& c, const PyMemory& data, int to, const std::string& dtype, std::uint32_t tag, const PyCall& call) {
-            return c.get().send(input_of(data), to, dtype_of(dtype), tag, call_of(call));
+            const auto type = dtype_of(dtype);
+            return submit([&] { return c.get().send(input_of(data), to, type, tag, call_of(call)); });
           },
           nb::arg("data"), nb::arg("to"), nb::arg("dtype"), nb::arg("tag"), nb::arg("call"))
       .def(
           "receive",
           [](C& c, const PyMemory& data, int from, const std::string& dtype, std::uint32_t tag, const PyCall& call) {
-            return c.get().receive(output_of(data), from, dtype_of(dtype), tag, call_of(call));
+            const auto type = dtype_of(dtype);
+            return submit([&] { return c.get().receive(output_of(data), from, type, tag, call_of(call)); });
           },
           nb::arg("data"), nb::arg("source"), nb::arg("dtype"), nb::arg("tag"), nb::arg("call"))
       .def(

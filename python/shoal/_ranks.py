@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal import _native
 from shoal._runtime import attach_worker, read_token, start_local, started_by_node, state
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import InvalidArgument
 
 # How long a rank waits for its peers, and when it says so (seconds).
 TIMEOUT = float(os.environ.get("SHOAL_TIMEOUT", 600))
@@ -43,24 +44,38 @@ def gang_name(kind: str, ranks: tuple[int, ...], rank: int) -> str:
 
 
 def _host_key() -> str:
-    """Processes with the same key share memory and a name space of abstract sockets."""
+    """Processes with the same key share memory and a name space of abstract sockets.
+
+    ``SHOAL_HOST`` decides where it is set: processes in which it differs share nothing (for tests, and for containers that look alike).
+    """
+    if name := os.environ.get("SHOAL_HOST"):
+        return name
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()}-{os.stat('/proc/self/ns/net').st_ino}"
 
 
-def attach(ranks: tuple[int, ...]) -> None:
-    """Opens this process's session, if there is none, at a node that all ranks of the mesh share."""
+@dataclass(frozen=True)
+class Host:
+    """Which of a mesh's ranks this process can share memory with, itself included."""
+
+    ranks: tuple[int, ...]
+    shared: bool  # it is all of them
+    place_as: tuple[int, int]  # this rank among those that its head knows, as a native ShardActor wants it
+
+
+def attach(ranks: tuple[int, ...]) -> Host:
+    """Opens this process's session, if there is none, at a node of its host. Every rank of the mesh calls it."""
     me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     key = _host_key()
     store.set(f"shoal/host/{me}", key)
-    elsewhere = [r for r in ranks if store.get(f"shoal/host/{r}").decode() != key]
-    if elsewhere:
-        raise Unimplemented(
-            f"rank {me} shares no memory with ranks {elsewhere}: sharding between hosts is not in this release",
-            hint="run all ranks of a mesh on one host and in one network namespace",
-        )
-    if state.session is not None:
-        return
+    here = tuple(r for r in ranks if store.get(f"shoal/host/{r}").decode() == key)
+    if state.session is None:
+        _attach(store, key)
+    one_head = here == ranks or started_by_node()
+    return Host(here, here == ranks, (-1, 0) if one_head else (here.index(me), len(here)))
+
+
+def _attach(store: dist.Store, key: str) -> None:
     if started_by_node():
         attach_worker()
         return
@@ -80,6 +95,14 @@ def attach(ranks: tuple[int, ...]) -> None:
         if "error" in said:
             raise InvalidArgument(f"the rank that should start this host's node could not: {said['error']}")
         _open(said["session"], node=said["node"], job=said["job"])
+
+
+def process_group_communicator(name: str, ranks: tuple[int, ...]) -> _native.Communicator:
+    """Of ranks that do not all share memory: gloo moves the bytes."""
+    from shoal._process_group import ProcessGroupMover
+
+    mover = ProcessGroupMover(ranks, name, TIMEOUT, WARN_AFTER)
+    return _native.Communicator.over(mover, rank=mover.rank, world_size=mover.world_size, transport="gloo")
 
 
 def _open(folder: str, head: str = "", node: str = "", job: str = "") -> None:

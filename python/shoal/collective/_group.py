@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import _native
-from shoal._ranks import TIMEOUT, WARN_AFTER, attach, gang_name, require_process_group
+from shoal._ranks import TIMEOUT, WARN_AFTER, attach, gang_name, process_group_communicator, require_process_group
 from shoal._runtime import state
 from shoal.exceptions import InvalidArgument
 
@@ -64,7 +64,7 @@ class Group:
 
     @property
     def transport(self) -> str:
-        """What carries its messages: ``"shm"``."""
+        """What carries its messages: ``"shm"``, or ``"gloo"`` where the ranks do not share memory."""
         return self._native.transport
 
     def abort(self, cause: str) -> None:
@@ -140,16 +140,19 @@ def group(of: DeviceMesh | dist.ProcessGroup | Group | None = None) -> Group:
         if dist.get_rank() not in ranks:
             raise InvalidArgument(f"rank {dist.get_rank()} is not in the group of ranks {list(ranks)}")
         rank = ranks.index(dist.get_rank())
-        attach(ranks)
-        native = _native.Communicator.place(
-            state.session,
-            gang=gang_name("group", ranks, rank),
-            rank=rank,
-            world_size=len(ranks),
-            timeout=TIMEOUT,
-            warn_after=WARN_AFTER,
-            spins=len(ranks) <= len(os.sched_getaffinity(0)),
-        )
+        shared, gang = attach(ranks).shared, gang_name("group", ranks, rank)
+        if shared:
+            native = _native.Communicator.place(
+                state.session,
+                gang=gang,
+                rank=rank,
+                world_size=len(ranks),
+                timeout=TIMEOUT,
+                warn_after=WARN_AFTER,
+                spins=len(ranks) <= len(os.sched_getaffinity(0)),
+            )
+        else:
+            native = process_group_communicator(gang, ranks)
         found = _groups[ranks] = Group(native)
         state.ending.append(leave_all)
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import _native
-from shoal._ranks import TIMEOUT, WARN_AFTER, attach, default_mesh, gang_name
+from shoal._ranks import TIMEOUT, WARN_AFTER, attach, default_mesh, gang_name, process_group_communicator
 from shoal._remote import ActorHandle
 from shoal._runtime import state
 from shoal.exceptions import InvalidArgument
@@ -26,15 +26,18 @@ def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.Sh
     rows of them have all shards each."""
     actor = _state.actors.get((ranks, replicas))
     if actor is None:
-        attach(ranks)
+        host = attach(ranks)
+        gang = gang_name("mesh" if replicas == 1 else f"mesh-{replicas}", ranks, index)
         actor = _native.ShardActor.place(
             state.session,
-            gang=gang_name("mesh" if replicas == 1 else f"mesh-{replicas}", ranks, index),
+            gang=gang,
             rank=index,
             world_size=len(ranks),
             replicas=replicas,
             timeout=TIMEOUT,
             warn_after=WARN_AFTER,
+            communicator=None if host.shared else process_group_communicator(gang, ranks),
+            place_as=host.place_as,
         )
         _state.actors[ranks, replicas] = actor
         state.ending.append(lambda: _leave((ranks, replicas)))
