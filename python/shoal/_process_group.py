@@ -117,9 +117,10 @@ class ProcessGroupMover:
         order = sorted(range(self.world_size), key=self._at.__getitem__)
         parts = source.split(sends)
         source, got = torch.cat([parts[r] for r in order]), torch.empty_like(target)
-        work = dist.all_to_all_single(got, source, [receives[r] for r in order], [sends[r] for r in order], group=self._group, async_op=True)
+        got_sizes, sent_sizes = [receives[r] for r in order], [sends[r] for r in order]
+        work = dist.all_to_all_single(got, source, got_sizes, sent_sizes, group=self._group, async_op=True)
         self._await(work, what, call[2])
-        for rank, piece in zip(order, got.split([receives[r] for r in order]), strict=True):
+        for rank, piece in zip(order, got.split(got_sizes), strict=True):
             target.split(receives)[rank].copy_(piece)
 
     def broadcast(self, data: tuple, root: int, call: tuple) -> None:

@@ -17,7 +17,7 @@ import shoal
 from shoal.exceptions import InvalidArgument
 from shoal.train import ScalingConfig, Trainer
 
-STEPS, GLOBAL_BATCH = 8, 6
+STEPS, GLOBAL_BATCH = 8, 12
 CFG = gpt.CONFIGS["T"]
 
 
@@ -48,6 +48,7 @@ def plain():
 
 def sharded(config):
     import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
 
     from shoal.collective import group
     from shoal.fsdp import fully_shard
@@ -56,9 +57,10 @@ def sharded(config):
     if config["apart"]:
         os.environ["SHOAL_HOST"] = f"host-{rank // config['apart']}"
     model = gpt.build(CFG)
+    mesh = DeviceMesh("cpu", config["mesh"], mesh_dim_names=("replicate", "shard")) if config.get("mesh") else None
     for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, eps=1e-4)
     share, tokens, losses = GLOBAL_BATCH // world, gpt.stream(CFG), []
     for step in range(STEPS):
@@ -79,10 +81,10 @@ def sharded(config):
     return losses, {n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}, group().transport
 
 
-@pytest.mark.parametrize(("world", "apart"), [(1, 1), (2, 1), (3, 1), (3, 2)])
-def test_losses_and_parameters_equal_one_plain_process(world, apart):
+@pytest.mark.parametrize(("world", "apart", "mesh"), [(1, 1, None), (2, 1, None), (3, 1, None), (3, 2, None), (4, 2, [[0, 2], [1, 3]])])
+def test_losses_and_parameters_equal_one_plain_process(world, apart, mesh):
     losses, parameters = plain()
-    for got, shards, transport in run(sharded, world, apart=apart):
+    for got, shards, transport in run(sharded, world, apart=apart, mesh=mesh):
         assert transport == ("shm" if world == 1 else "gloo")
         assert max(abs(a - b) / b for a, b in zip(got, losses, strict=True)) <= 1e-5
         for name, p in shards.items():
@@ -103,6 +105,7 @@ def other_modules(config):
     from shoal.fsdp import fully_shard
 
     os.environ["SHOAL_HOST"] = str(dist.get_rank())
+
     class Either(nn.Module):
         def __init__(self):
             super().__init__()

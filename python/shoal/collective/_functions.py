@@ -261,9 +261,7 @@ def all_to_all(
     )
 
 
-def barrier(
-    *, group: AnyGroup = None, async_op: bool = False, label: str = "", step: int = 0, timeout: float | None = None
-) -> Work | None:
+def barrier(*, group: AnyGroup = None, async_op: bool = False, label: str = "", step: int = 0, timeout: float | None = None) -> Work | None:
     """Returns when every rank has called it."""
     g = _group(group)
     return g._run(g._native.barrier, (), None, (label, step, timeout), async_op)
