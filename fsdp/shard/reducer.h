@@ -72,6 +72,12 @@ class Reducer {
   int awaited_unit() const;
 
   std::size_t num_pending() const { return pending_.size(); }
+  std::uint64_t last_published() const { return next_ - 1; }  // its sequence
+  // Where a rank's publication lies: what it says about it, and the gradients.
+  auto& words(int rank, std::uint64_t sequence) const { return control_.rank(rank).slots[sequence % num_slots_]; }
+  std::byte* slot(int rank, std::uint64_t sequence) const {
+    return slots_ + (static_cast<std::size_t>(rank) * num_slots_ + sequence % num_slots_) * stride_;
+  }
   // The rank whose publication the oldest pending one waits for, -1 when none.
   int missing_publication() const;
 
@@ -86,10 +92,6 @@ class Reducer {
     std::vector<Where> where;         // this rank's own slices of each
   };
 
-  std::byte* slot(int rank, std::uint64_t sequence) const {
-    return slots_ + (static_cast<std::size_t>(rank) * num_slots_ + sequence % num_slots_) * stride_;
-  }
-  auto& words(int rank, std::uint64_t sequence) const { return control_.rank(rank).slots[sequence % num_slots_]; }
   Piece own_piece(const Placed& p) const { return piece_of(p, grid_.shards(), grid_.shard_of(rank_)); }
   void bring(const Placed& p, const Gradient& g, How how, std::byte* out) const;
   Where keep(const Placed& p, const Gradient& g, std::byte* out) const;

@@ -64,6 +64,8 @@ ShardedModel::ShardedModel(int rank, Grid grid, Units units, runtime::Mapping co
       gate_(control_, rank, grid.world_size),
       reducer_(control_, rank, grid, layouts_of(units_), slot_memory_.data(), options_.slots),
       stepper_(names_of(units_), options_.plan, *clock_) {
+  if (options_.communicator) exchange_ = std::make_unique<Exchange>(options_.communicator, control_, rank, grid);
+  gathered_.resize(units_.size());
   fingerprint_ = 1;
   for (const auto& u : units_) fingerprint_ = fingerprint_ * 0x100000001b3ULL + u->layout().fingerprint();
   if (fingerprint_ == 0) fingerprint_ = 1;
@@ -238,6 +240,7 @@ Result<void> ShardedModel::enter_gate() {
   }
   if (gate_.enter()) {
     stepping_ = false;
+    if (exchange_) exchange_->follow_gate();
     control_.board().ring();
   }
   return {};
@@ -262,6 +265,10 @@ Result<void> ShardedModel::unshard(std::size_t unit, bool backward) {
     SHOAL_OK(wait([this] { return gate_.readable(); },
                   {fmt::format("the parameters of step {} (unit {})", step(), u.name().empty() ? "(root)" : u.name()),
                    [this] { return gate_.missing_to_read(); }}));
+  }
+  if (exchange_ && gathered_[unit] != gate_.version()) {
+    SHOAL_OK(exchange_->gather(u, unit, fingerprint_, step()));
+    gathered_[unit] = gate_.version();
   }
   SHOAL_OK(check_fingerprints());
   u.take_lease(step());
@@ -359,6 +366,7 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
                                                       [this] { return reducer_.missing_slot(); }}));
   }
   reducer_.publish(static_cast<std::uint32_t>(unit), gradients, how);
+  if (exchange_) SHOAL_OK(exchange_->gradients(*units_[unit], reducer_, how, step()));
   control_.board().ring();
   published_any_ = true;
   stepper_.ran(Op::kReduceScatter, static_cast<std::int32_t>(unit), true, start, stepper_.now());
@@ -408,7 +416,10 @@ Result<void> ShardedModel::finish_backward(bool leave) {
 Result<void> ShardedModel::open_window(const std::string& door) {
   if (window_open()) return {};
   for (const auto& u : units_) u->drop_lease();
-  if (gate_.leave()) control_.board().ring();
+  if (gate_.leave()) {
+    if (exchange_) exchange_->follow_gate();
+    control_.board().ring();
+  }
   if (!gate_.writable()) {
     SHOAL_OK(wait([this] { return gate_.writable(); }, {fmt::format("all ranks to have read the parameters of step {} ({})", step(), door),
                                                         [this] { return gate_.missing_to_write(); }}));
@@ -475,6 +486,7 @@ void ShardedModel::reset() {
   published_any_ = false;
   control_.rank(rank_).stuck.store(0, std::memory_order_release);
   reducer_.start_over();
+  if (exchange_) exchange_->follow_reducer();
   control_.board().ring();
 }
 

@@ -15,6 +15,7 @@
 
 #include "fsdp/graph/stepper.h"
 #include "fsdp/shard/control.h"
+#include "fsdp/shard/exchange.h"
 #include "fsdp/shard/reducer.h"
 #include "fsdp/shard/sharded_unit.h"
 #include "fsdp/shard/version_gate.h"
@@ -31,6 +32,8 @@ class ShardedModel {
     int slots = 2;    // units whose whole gradients a rank may have in flight
     std::function<bool()> interrupted;
     std::function<void(const std::string&)> warn;
+    // Of ranks that share no memory: then control, slots and the units' arenas are this rank's own (exchange.h).
+    std::shared_ptr<runtime::Communicator> communicator;
   };
   using Units = std::vector<std::shared_ptr<ShardedUnit>>;
 
@@ -142,6 +145,8 @@ class ShardedModel {
   Control control_;
   VersionGate gate_;
   Reducer reducer_;
+  std::unique_ptr<Exchange> exchange_;   // of ranks that share no memory
+  std::vector<std::uint64_t> gathered_;  // then: the version of each unit that is here
   Stepper stepper_;
   std::uint64_t fingerprint_ = 0;
   bool fingerprints_checked_ = false;

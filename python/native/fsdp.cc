@@ -3,7 +3,7 @@
 #include "fsdp/graph/runnable.h"
 #include "fsdp/shard/shard_actor.h"
 #include "fsdp/shard/step_runner.h"
-#include "python/native/session.h"
+#include "python/native/collective.h"
 
 namespace shoal::python {
 
@@ -71,15 +71,6 @@ std::vector<fsdp::Reducer::Gradient> gradients_of(const nb::list& list) {
         {address(t[0]), address(t[2]), nb::cast<bool>(t[3]), static_cast<fsdp::DType>(dtype), address(t[4]), nb::cast<bool>(t[5])});
   }
   return out;
-}
-
-template <class F>
-void without_gil(F&& fn) {
-  const Result<void> result = [&] {
-    const nb::gil_scoped_release release;
-    return fn();
-  }();
-  if (!result) raise(result.error());
 }
 
 nb::list spans_list(const std::vector<fsdp::Span>& spans) {
@@ -294,12 +285,15 @@ void bind_fsdp(nb::module_& m) {
   nb::class_<ShardActor>(m, "ShardActor", "The actor that owns this rank's rows.")
       .def_static(
           "place",
-          [](PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout, double warn_after) {
+          [](PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout, double warn_after,
+             const PyCommunicator* communicator, std::pair<int, int> place_as) {
             ShardActor::Options o;
             o.gang = gang;
             o.rank = rank;
             o.world_size = world_size;
             o.replicas = replicas;
+            if (communicator != nullptr) o.model.communicator = communicator->shared();
+            std::tie(o.place_rank, o.place_size) = place_as;
             const auto seconds = [](double s) { return std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(s)); };
             o.place_timeout = o.model.timeout = seconds(timeout);
             o.model.warn_after = seconds(warn_after);
@@ -312,7 +306,8 @@ void bind_fsdp(nb::module_& m) {
             return unwrap(std::move(placed));
           },
           nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"), nb::arg("timeout"),
-          nb::arg("warn_after"), nb::keep_alive<0, 1>())
+          nb::arg("warn_after"), nb::arg("communicator") = nb::none(), nb::arg("place_as") = std::make_pair(-1, 0), nb::keep_alive<0, 1>(),
+          "communicator: of ranks that share no memory; place_as: (rank, ranks) at this head, (-1, 0) for all.")
       .def(
           "add_unit",
           [](ShardActor& a, const std::string& name, const nb::list& parameters, bool lease_guard) {
