@@ -52,7 +52,7 @@ def first_rank(unit: nn.Module) -> bool:
 def _check(units: list[nn.Module], writeback: bool, rank0_only: bool, offload_to_cpu: bool, with_grads: bool) -> None:
     if writeback and rank0_only:
         raise Unimplemented(
-            "summon_full_params(writeback=True, rank0_only=True): other ranks would write nothing", hint="pass writeback=False, or all ranks"
+            "summon_full_params(writeback=True, rank0_only=True): others would write nothing", hint="pass writeback=False, or all ranks"
         )
     if with_grads and offload_to_cpu:
         raise Unimplemented("summon_full_params(with_grads=True, offload_to_cpu=True)", hint="leave out one of them")
@@ -71,10 +71,11 @@ def summon_full_params(
     offload_to_cpu: bool = False,
     with_grads: bool = False,
 ) -> Iterator[None]:
-    """Inside, the modules have whole parameters (plain tensors, copies on every rank); afterwards the sharded ones again.
+    """Inside, modules have whole parameters (plain tensors, copies on every rank); afterwards the sharded ones again.
 
-    ``recurse``: of all units below, not only of ``module`` itself. ``writeback``: what was written to them stays, each rank giving its rows.
-    ``rank0_only``: only the first rank sees them. ``with_grads``: with whole ``.grad``, too. ``offload_to_cpu``: the copies lie on the host.
+    ``recurse``: of all units below, not only of ``module`` itself. ``writeback``: what was written to them stays, every rank giving its
+    rows. ``rank0_only``: only the first rank sees them. ``with_grads``: with whole ``.grad``, too. ``offload_to_cpu``: the copies lie on
+    the host.
     Every rank must enter and leave it, outside of forward and backward.
     Raises NotImplementedError for combinations that FSDP1 refuses (writeback with rank0_only, with_grads with offload_to_cpu).
     """

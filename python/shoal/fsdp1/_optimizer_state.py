@@ -62,7 +62,7 @@ def saved(
     offload_to_cpu: bool,
     group: Any = None,
 ) -> dict[str, Any]:
-    """{"state": {name: {key: value}}, "param_groups": [... "params": names]}; whole values are gathered, which every rank must take part in.
+    """{"state": {name: {key: value}}, "param_groups": [... "params": names]}. Collective for whole values.
 
     With ``rank0_only`` the others get {}.
     """
@@ -77,11 +77,13 @@ def saved(
             state[name] = shown
     if not here:
         return {}
-    groups = [
-        {**copy.deepcopy({k: v for k, v in g.items() if k != "params"}), "params": [p if isinstance(p, str) else by_id[p] for p in g["params"]]}
-        for g in state_dict["param_groups"]
-    ]
+    groups = [_with_params(g, [p if isinstance(p, str) else by_id[p] for p in g["params"]]) for g in state_dict["param_groups"]]
     return {"state": state, "param_groups": groups}
+
+
+def _with_params(group: dict[str, Any], params: list) -> dict[str, Any]:
+    """A group's options, with other names for its parameters."""
+    return {**copy.deepcopy({k: v for k, v in group.items() if k != "params"}), "params": params}
 
 
 def _shown(value: Any, kind: StateDictType, offload_to_cpu: bool) -> Any:
@@ -132,8 +134,8 @@ def to_load(
         state[name if named else numbers[name]] = loaded
     groups = []
     for g in state_dict["param_groups"]:
-        params = [p for p in g["params"] if p in numbers]
-        groups.append({**copy.deepcopy({k: v for k, v in g.items() if k != "params"}), "params": params if named else [numbers[p] for p in params]})
+        params = [name for name in g["params"] if name in numbers]
+        groups.append(_with_params(g, params if named else [numbers[name] for name in params]))
     return {"state": state, "param_groups": groups}
 
 
@@ -204,8 +206,5 @@ def rekeyed(
     new = dict(pairs) if to_names else {name: i for i, name in pairs}
     return {
         "state": {new[key]: values for key, values in state_dict["state"].items()},
-        "param_groups": [
-            {**copy.deepcopy({k: v for k, v in g.items() if k != "params"}), "params": sorted(new[p] for p in g["params"])}
-            for g in state_dict["param_groups"]
-        ],
+        "param_groups": [_with_params(g, sorted(new[p] for p in g["params"])) for g in state_dict["param_groups"]],
     }

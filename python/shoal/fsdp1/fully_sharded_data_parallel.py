@@ -86,8 +86,8 @@ class FullyShardedDataParallel(nn.Module):
     ``process_group``: the ranks (default: all); for a hybrid strategy a pair (shard, replicate). ``device_mesh``: instead of it; 2-D
     (replicate, shard) for a hybrid strategy. ``sharding_strategy``: FULL_SHARD; SHARD_GRAD_OP keeps parameters whole between forward and
     backward; NO_SHARD replicates; HYBRID_SHARD and _HYBRID_SHARD_ZERO2 shard within and replicate across hosts.
-    ``cpu_offload``: parameters, gradients and the optimizer's step live on the host. ``auto_wrap_policy``: which inner modules become units;
-    modules with parameters that are used elsewhere, too, stay in the unit around. ``mixed_precision``: see torch's ``MixedPrecision``.
+    ``cpu_offload``: parameters, gradients and the optimizer's step live on the host. ``auto_wrap_policy``: which inner modules become
+    units; modules with parameters that are used elsewhere, too, stay in the unit around. ``mixed_precision``: torch's ``MixedPrecision``.
     ``ignored_modules`` or ``ignored_states``: left alone. ``param_init_fn``: gives a module on the meta device its values (default: its
     ``reset_parameters``). ``device_id``: where the unit computes (a number counts accelerators; without any, it is the CPU).
     ``sync_module_states``: all ranks begin with the first one's values. ``backward_prefetch``, ``forward_prefetch``,
