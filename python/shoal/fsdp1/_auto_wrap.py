@@ -24,7 +24,7 @@ Plan = dict[nn.Module, dict[str, Any]]
 def check_mix(module: nn.Module, auto_wrap: bool) -> None:
     """Raises InvalidArgument for a module that another data parallelism has, or that is a unit already."""
     for name, m in module.named_modules():
-        where = f"{name or 'the module'} ({type(m).__name__})"
+        where = f"{name or 'the module'} ({m._get_name()})"
         if isinstance(m, DistributedDataParallel):
             raise InvalidArgument(
                 f"{where} is wrapped in DistributedDataParallel: it keeps whole parameters on every rank and reduces them itself",

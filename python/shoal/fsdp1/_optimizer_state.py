@@ -70,7 +70,7 @@ def saved(
     by_id = [_name(names, p) for p in _ordered(model, optim, None)]
     here = not rank0_only or dist.get_rank(group) == 0
     state: dict[str, Any] = {}
-    for index, values in sorted(state_dict["state"].items(), key=lambda item: str(item[0])):
+    for index, values in sorted(state_dict["state"].items(), key=lambda item: (isinstance(item[0], str), item[0])):  # as on all ranks
         name = index if isinstance(index, str) else by_id[index]
         shown = {key: _shown(value, kind, offload_to_cpu) for key, value in values.items()}
         if here:
@@ -93,7 +93,7 @@ def _shown(value: Any, kind: StateDictType, offload_to_cpu: bool) -> Any:
         elif kind is StateDictType.LOCAL_STATE_DICT:
             value = value.to_local()
     if torch.is_tensor(value):
-        value = value.detach()
+        value = value.detach() if value.dim() else value.detach().clone()  # optimizers count steps in place
         return value.cpu() if offload_to_cpu else value
     return value
 
@@ -140,13 +140,17 @@ def to_load(
 
 
 def _sharded(value: Any, p: nn.Parameter, kind: StateDictType) -> Any:
-    if not torch.is_tensor(value) or isinstance(value, DTensor) or not isinstance(p, DTensor) or value.dim() == 0:
+    """A value as the optimizer will write to it: memory of its own."""
+    if not torch.is_tensor(value):
         return value
+    value = value.detach()
+    if value.dim() == 0 or isinstance(value, DTensor) or not isinstance(p, DTensor):
+        return value.clone()
     if kind is StateDictType.LOCAL_STATE_DICT and value.shape == p.to_local().shape:
-        return DTensor.from_local(value, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+        return DTensor.from_local(value.clone(), p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
     if value.shape == p.shape:
-        return rows_of(value.to(p.device), p)
-    return value
+        return rows_of(value.to(p.device), p).clone()
+    return value.clone()
 
 
 def _broadcast(state_dict: dict[str, Any] | None, group: Any) -> dict[str, Any]:

@@ -166,6 +166,7 @@ class FullyShardedDataParallel(nn.Module):
             for name, p in m._parameters.items()
             if isinstance(p, DTensor)
         ]
+        self.register_forward_pre_hook(FullyShardedDataParallel._before_forward, prepend=True)
         self.register_state_dict_post_hook(_state_dict.to_user)
         self.register_load_state_dict_pre_hook(_state_dict.from_user)
 
@@ -194,13 +195,15 @@ class FullyShardedDataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the wrapped module; the root casts its inputs to ``param_dtype``, others if ``cast_forward_inputs`` says so."""
-        if self._summoned:
-            raise InvalidArgument("forward inside summon_full_params", hint="call model.module(...), or leave the context first")
-        self._lazy_init()
         dtype = _precision.input_dtype(self.mixed_precision, self._is_root)
         if dtype is not None:
             args, kwargs = _precision.cast((args, kwargs), dtype)
         return self._modules[WRAPPED](*args, **kwargs)
+
+    def _before_forward(self, args: tuple) -> None:
+        if self._summoned:
+            raise InvalidArgument("forward inside summon_full_params", hint="call model.module(...), or leave the context first")
+        self._lazy_init()
 
     def _lazy_init(self) -> None:
         """At the first use: the outermost unit is the root of those inside."""
