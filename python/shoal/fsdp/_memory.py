@@ -93,7 +93,7 @@ def _units(model: nn.Module, units: Iterable[nn.Module] | None) -> list[list[nn.
     from shoal.fsdp import FSDPModule
 
     chosen = list(units) if units is not None else [m for m in model.modules() if isinstance(m, FSDPModule)] or list(model.children())
-    chosen = [m for m in {id(m): m for m in [*chosen, model]}.values()]
+    chosen = list(dict.fromkeys([*chosen, model]))
     found = []
     for unit in chosen:
         inner = {id(p) for m in chosen if m is not unit and m in set(unit.modules()) for p in m.parameters()}
