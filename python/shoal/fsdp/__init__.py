@@ -14,6 +14,7 @@ except ImportError:  # torch before 2.12
 from shoal.fsdp._bootstrap import shard_actor_handles
 from shoal.fsdp._fully_shard import fully_shard
 from shoal.fsdp._graph import StepGraph
+from shoal.fsdp._memory import MemoryEstimate, estimate_memory
 from shoal.fsdp._install import install, uninstall
 from shoal.fsdp._module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx, step_graph
 from shoal.fsdp._optimizers import write
@@ -22,10 +23,12 @@ __all__ = [
     "CPUOffloadPolicy",
     "DataParallelMeshDims",
     "FSDPModule",
+    "MemoryEstimate",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
     "StepGraph",
     "UnshardHandle",
+    "estimate_memory",
     "fully_shard",
     "install",
     "register_fsdp_forward_method",

@@ -32,11 +32,15 @@ def unsharded(unit: nn.Module) -> Iterator[None]:
 
 
 def whole_values(unit: nn.Module, keep: bool = True) -> dict[nn.Parameter, torch.Tensor]:
-    """Copies of the whole parameters of one unit, by sharded parameter; empty unless ``keep``. Every rank must call it."""
+    """Copies of the whole parameters of one unit, in their own dtype, by sharded parameter; none unless ``keep``. Every rank must call it."""
     with unsharded(unit):
-        if not keep:
-            return {}
-        return {m.parameter: m.module._parameters[m.attribute].detach().clone() for m in unit._managed}
+        shown = {m.parameter: m.module._parameters[m.attribute] for m in unit._managed}
+        values = {p: t.detach().clone() for p, t in shown.items() if keep and t.dtype == p.dtype}
+    for p in (p for p, t in shown.items() if t.dtype != p.dtype):  # what is gathered for computing has a lower precision
+        whole = p.detach().full_tensor()
+        if keep:
+            values[p] = whole
+    return values
 
 
 def rows_of(whole: torch.Tensor, like: DTensor) -> DTensor:

@@ -1,4 +1,4 @@
-"""Names of parameters without the wrappers' prefixes, and who of a tree is a unit."""
+"""Who of a tree is a unit, and what is whose."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ from torch import nn
 
 WRAPPED = "_fsdp_wrapped_module"
 PREFIX = WRAPPED + "."
-_CHECKPOINT_PREFIX = "_checkpoint_wrapped_module."
-
-
-def clean(name: str) -> str:
-    """A parameter's name as it was before anything was wrapped."""
-    return name.replace(PREFIX, "").replace(_CHECKPOINT_PREFIX, "")
 
 
 def is_unit(module: nn.Module) -> bool:

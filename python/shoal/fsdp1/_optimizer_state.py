@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._names import clean
 from shoal.fsdp1._full_parameters import rows_of, units_of
-from shoal.fsdp1._names import clean
 from shoal.fsdp1.api import OptimStateKeyType, StateDictType
 
 Given = Iterable[nn.Parameter] | list[dict[str, Any]] | None

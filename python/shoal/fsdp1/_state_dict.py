@@ -9,8 +9,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._names import clean
 from shoal.fsdp1._full_parameters import first_rank, rows_of, units_of, whole_values
-from shoal.fsdp1._names import PREFIX, clean, modules_of
+from shoal.fsdp1._names import PREFIX, modules_of
 from shoal.fsdp1.api import (
     FullOptimStateDictConfig,
     FullStateDictConfig,

@@ -16,8 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp import fully_shard
+from shoal.fsdp._names import clean
 from shoal.fsdp1 import _arguments, _auto_wrap, _clip, _full_parameters, _meshes, _optimizer_state, _precision, _state_dict, _values
-from shoal.fsdp1._names import WRAPPED, clean, modules_of
+from shoal.fsdp1._comm_hook import HookedReduceScatter
+from shoal.fsdp1._names import WRAPPED, modules_of
 from shoal.fsdp1.api import (
     BackwardPrefetch,
     CPUOffload,
@@ -90,8 +92,9 @@ class FullyShardedDataParallel(nn.Module):
     units; modules with parameters that are used elsewhere, too, stay in the unit around. ``mixed_precision``: torch's ``MixedPrecision``.
     ``ignored_modules`` or ``ignored_states``: left alone. ``param_init_fn``: gives a module on the meta device its values (default: its
     ``reset_parameters``). ``device_id``: where the unit computes (a number counts accelerators; without any, it is the CPU).
-    ``sync_module_states``: all ranks begin with the first one's values. ``backward_prefetch``, ``forward_prefetch``,
-    ``limit_all_gathers``: checked; the step graph prefetches and bounds by itself, and on one host nothing is gathered.
+    ``sync_module_states``: all ranks begin with the first one's values. ``forward_prefetch``: from the second forward on each unit has the
+    one unsharded that followed it in the first (for static graphs). ``backward_prefetch``, ``limit_all_gathers``: checked; the step graph
+    prefetches backward and bounds what is under way by itself.
     Raises TypeError and ValueError for arguments that do not fit, ValueError for modules that DDP, ``fully_shard`` or torch's FSDP has.
     """
 
@@ -150,8 +153,11 @@ class FullyShardedDataParallel(nn.Module):
         self._mesh = _meshes.unit_mesh(base, strategy)
         self._settings = _state_dict.settings_for(StateDictType.FULL_STATE_DICT)
         self._is_root: bool | None = None
+        self._comm_hook: HookedReduceScatter | None = None
         self._not_synced = 0  # how many no_sync() it is inside
         self._summoned = False
+        self._forward_prefetch = forward_prefetch
+        self._order: list[FullyShardedDataParallel] | None = None  # in which units run, until it is known
         _values.materialize(module, self._ignored_modules, param_init_fn, device)
         _values.prepare(module, self._ignored_modules, self._ignored_params, device)
         if sync_module_states:
@@ -204,13 +210,30 @@ class FullyShardedDataParallel(nn.Module):
         if self._summoned:
             raise InvalidArgument("forward inside summon_full_params", hint="call model.module(...), or leave the context first")
         self._lazy_init()
+        if self._order is not None and torch.is_grad_enabled():
+            self._follow_order()
+
+    def _follow_order(self) -> None:
+        """``forward_prefetch``: in the first forward the units' order is seen; from the second on each asks for the next one."""
+        order = self._order
+        if self not in order:
+            order.append(self)
+            return
+        if order[0] is not self:
+            return
+        for unit, following in zip(order, order[1:], strict=False):
+            unit.set_modules_to_forward_prefetch([following])
+        for unit in order:
+            unit._order = None
 
     def _lazy_init(self) -> None:
         """At the first use: the outermost unit is the root of those inside."""
         if self._is_root is not None:
             return
         self._is_root = True
+        order: list[FullyShardedDataParallel] = []
         for unit in self.fsdp_modules(self):
+            unit._order = order if self._forward_prefetch else None
             if unit is not self:
                 unit._is_root = False
             unit._buffers_of.cast()
@@ -274,13 +297,25 @@ class FullyShardedDataParallel(nn.Module):
         return _clip.clip_grad_norm_(self.parameters(), float(max_norm), norm_type, self._mesh)
 
     def register_comm_hook(self, state: object, hook: Callable) -> None:
-        """Not in this release: gradients are reduced in shared memory by the engine."""
+        """Gradients of every unit are reduced by ``hook(state, gradients, rows)`` from now on: ``gradients`` is one flat tensor of the unit's
+        whole ones, in the reduce dtype, padded to as much for every rank; the hook fills ``rows`` with this rank's part of the mean.
+
+        As torch's ``default_hooks`` are written. Root only, once, before the first backward; every rank must do so. Ranks that share nothing
+        (a world of one) call nothing. Raises NotImplementedError where parameters are replicated (NO_SHARD, hybrid strategies).
+        """
+        self._require_root("register_comm_hook()")
         if not callable(hook):
             raise TypeError(f"a communication hook is a function, not a {type(hook).__name__}")
-        raise Unimplemented(
-            "register_comm_hook is not in this release: the engine reduces gradients in place",
-            hint="for a lower precision on the wire, pass mixed_precision=MixedPrecision(reduce_dtype=...)",
-        )
+        units = self.fsdp_modules(self)
+        if any(u._mesh.ndim > 1 for u in units):
+            raise Unimplemented("register_comm_hook where parameters are replicated", hint="shard over all ranks: FULL_SHARD, SHARD_GRAD_OP")
+        if any(u._comm_hook is not None for u in units):
+            raise InvalidArgument("a communication hook is registered already")
+        for unit in units:
+            unit._comm_hook = HookedReduceScatter(state, hook)
+            unit.set_custom_reduce_scatter(unit._comm_hook)
+            if unit.world_size > 1:
+                unit.set_gradient_divide_factor(1.0)  # the hook divides
 
     # ---- state dicts ----
 
