@@ -276,6 +276,42 @@ def a_part_of_a_larger_module():
     outer.load_state_dict(outer.state_dict())
 
 
+@use
+def what_is_computed_in_bf16_is_saved_and_summoned_in_fp32():
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import MixedPrecision
+
+    policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model, optimizer = trained(mixed_precision=policy)
+    wanted = whole(model)
+    assert {t.dtype for t in wanted.values()} == {torch.float32}
+    saved = model.state_dict()
+    expect_equal({name: saved[name] for name in wanted}, wanted)
+    with FSDP.summon_full_params(model):
+        expect_equal({n: p.detach() for n, p in model.named_parameters()}, wanted)
+    train(model, optimizer, first=2)
+    assert model(batch(5, rank())).dtype == torch.bfloat16
+    model.unshard()
+    assert model.head.weight.dtype == torch.bfloat16
+    model.reshard()
+
+
+@use
+def gradients_that_stay_in_the_dtype_of_their_reduction():
+    from shoal.fsdp1 import MixedPrecision
+
+    policy = MixedPrecision(reduce_dtype=torch.bfloat16, keep_low_precision_grads=True)
+    kept, upcast = sharded(mixed_precision=policy), sharded(mixed_precision=MixedPrecision(reduce_dtype=torch.bfloat16))
+    for model in (kept, upcast):
+        for step in range(3):  # the second and third are added to what is there
+            model(batch(step, rank())).square().mean().backward()
+    for p, q in zip(kept.parameters(), upcast.parameters(), strict=True):
+        assert (p.grad.dtype, q.grad.dtype) == (torch.bfloat16, torch.float32)
+        torch.testing.assert_close(p.grad.full_tensor().float(), q.grad.full_tensor(), rtol=2e-2, atol=1e-3)
+    torch.optim.SGD(kept.parameters(), lr=0.1).step()
+    kept(batch(3, rank())).square().mean().backward()
+
+
 # ---- whole parameters --------------------------------------------------------------------------------------------------------------
 
 
@@ -431,6 +467,72 @@ def a_step_is_skipped_by_all_when_one_rank_finds_an_overflow():
         assert scaler.get_scale() == (1024.0 if step == 0 else 512.0)
     with pytest.raises(TypeError, match="no device_type"):
         ShardedGradScaler(device_type="cpu")
+
+
+# ---- communication -----------------------------------------------------------------------------------------------------------------
+
+
+@use
+def gradients_through_a_communication_hook():
+    from torch.distributed.algorithms._comm_hooks import default_hooks
+
+    calls = []
+
+    def hook(state, gradients, rows):
+        calls.append((gradients.numel(), rows.numel()))
+        default_hooks.reduce_scatter_hook(state, gradients, rows)
+
+    model, plain = sharded(), sharded()
+    model.register_comm_hook(default_hooks.DefaultState(dist.group.WORLD), hook)
+    for m in (model, plain):
+        train(m, adam(m), steps=3)
+    for name, t in whole(model).items():
+        torch.testing.assert_close(t, whole(plain)[name])
+    assert len(calls) == 3 * 3
+    assert all(whole_numel == WORLD * numel for whole_numel, numel in calls)
+    with pytest.raises(ValueError, match="registered already"):
+        model.register_comm_hook(None, hook)
+    with pytest.raises(TypeError, match="is a function"):
+        plain.register_comm_hook(None, 3)
+    with pytest.raises(ValueError, match="on an inner unit"):
+        plain.blocks[0].register_comm_hook(None, hook)
+
+
+@use
+def each_unit_asks_for_the_next_one():
+    import shoal.fsdp
+
+    model = sharded(forward_prefetch=True)
+    optimizer = adam(model)
+    train(model, optimizer, steps=4)
+    other = sharded()
+    train(other, adam(other), steps=4)
+    expect_equal(whole(model), whole(other))
+    assert "blocks.1" in str(shoal.fsdp.step_graph(model))
+    assert "_fsdp_wrapped_module" not in str(shoal.fsdp.step_graph(model))
+
+
+# ---- looking at it -----------------------------------------------------------------------------------------------------------------
+
+
+@use
+def describe_sharding_says_what_is_where():
+    from shoal.fsdp import describe_sharding
+
+    model, _ = trained(ignored_modules=[])
+    for _ in range(2):
+        said = describe_sharding(model)
+        rows = {p.name: p for p in said.parameters}
+        assert list(rows) == [name for name, _ in Net().named_parameters()]
+        head, inner = rows["head.weight"], rows["blocks.1.lin.weight"]
+        assert (head.unit, inner.unit) == ("", "blocks.1")
+        assert (head.shape, head.rank_shape, head.whole_bytes) == ((3, 7), ((2, 7), (1, 7))[rank()], 84)
+        assert said.whole_bytes == 4 * sum(p.numel() for p in Net().parameters())
+        assert "(root)" in next(line for line in str(said).splitlines() if line.startswith("head.weight "))
+        model.unshard()  # the same answer while whole ones are shown
+    model.reshard()
+    plain = describe_sharding(nn.Linear(2, 2)).parameters
+    assert [(p.unit, p.placements) for p in plain] == [(None, "whole")] * 2
 
 
 # ---- the beginning -----------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import DeadlineExceeded, InvalidArgument, Unimplemented
 from shoal.fsdp import write
 from shoal.fsdp1._names import is_unit
 from shoal.fsdp1.api import ShardingStrategy
@@ -24,7 +24,11 @@ def units_of(module: nn.Module) -> list[nn.Module]:
 @contextmanager
 def unsharded(unit: nn.Module) -> Iterator[None]:
     """Holds the lease on one unit: its modules have whole parameters. Every rank enters: who does not is waited for, by name."""
-    unit.unshard()
+    try:
+        unit.unshard()
+    except DeadlineExceeded as error:
+        hint = "whole parameters are gathered from all ranks: every rank must call this, not one inside `if rank == 0:` (rank0_only does that)"
+        raise DeadlineExceeded(error.message, reason=error.reason, hint=hint, context=error.context) from None
     try:
         yield
     finally:

@@ -24,6 +24,21 @@ def input_dtype(policy: MixedPrecision | None, is_root: bool) -> torch.dtype | N
     return policy.param_dtype
 
 
+def kept_gradient_dtype(policy: MixedPrecision | None) -> torch.dtype | None:
+    """The dtype that ``keep_low_precision_grads`` leaves gradients in: that of their reduction."""
+    return (policy.reduce_dtype or policy.param_dtype) if policy is not None and policy.keep_low_precision_grads else None
+
+
+def keep_gradient_in(dtype: torch.dtype, p: nn.Parameter) -> None:
+    """From now on every backward leaves ``p.grad`` in this dtype."""
+
+    def lower(p: nn.Parameter) -> None:
+        p.grad = p.grad.to(dtype)
+
+    p.grad_dtype = dtype
+    p.register_post_accumulate_grad_hook(lower)
+
+
 class Buffers:
     """The buffers of a unit: cast once to ``buffer_dtype``, saved in the dtype that they had."""
 

@@ -172,6 +172,9 @@ class FullyShardedDataParallel(nn.Module):
             for name, p in m._parameters.items()
             if isinstance(p, DTensor)
         ]
+        kept = _precision.kept_gradient_dtype(mixed_precision)
+        for p in {m.parameter: None for m in self._managed} if kept is not None else ():
+            _precision.keep_gradient_in(kept, p)
         self.register_forward_pre_hook(FullyShardedDataParallel._before_forward, prepend=True)
         self.register_state_dict_post_hook(_state_dict.to_user)
         self.register_load_state_dict_pre_hook(_state_dict.from_user)
