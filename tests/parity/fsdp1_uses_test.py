@@ -300,8 +300,8 @@ def what_is_computed_in_bf16_is_saved_and_summoned_in_fp32():
 def gradients_that_stay_in_the_dtype_of_their_reduction():
     from shoal.fsdp1 import MixedPrecision
 
-    policy = MixedPrecision(reduce_dtype=torch.bfloat16, keep_low_precision_grads=True)
-    kept, upcast = sharded(mixed_precision=policy), sharded(mixed_precision=MixedPrecision(reduce_dtype=torch.bfloat16))
+    low = {"reduce_dtype": torch.bfloat16, "_module_classes_to_ignore": ()}
+    kept, upcast = (sharded(mixed_precision=MixedPrecision(**low, keep_low_precision_grads=keep)) for keep in (True, False))
     for model in (kept, upcast):
         for step in range(3):  # the second and third are added to what is there
             model(batch(step, rank())).square().mean().backward()

@@ -104,12 +104,12 @@ def summon_full_params(
                     copies[p] = nn.Parameter(value, requires_grad=p.requires_grad)
                     copies[p].grad = grad
                 m.module._parameters[m.attribute] = copies[p]
-            unit._summoned = True
+            unit._summoned = unit._get_fsdp_state().replaced = True
         yield
     finally:
         for unit in units:
             if unit._summoned:
-                unit._summoned = False
+                unit._summoned = unit._get_fsdp_state().replaced = False
                 for m in unit._managed:
                     m.module._parameters[m.attribute] = m.parameter
         if writeback and copies:

@@ -35,7 +35,7 @@ def keep_gradient_in(dtype: torch.dtype, p: nn.Parameter) -> None:
     def lower(p: nn.Parameter) -> None:
         p.grad = p.grad.to(dtype)
 
-    p.grad_dtype = dtype
+    p.grad_dtype = None  # any: it is reduced in another one first
     p.register_post_accumulate_grad_hook(lower)
 
 
