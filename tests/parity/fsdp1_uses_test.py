@@ -3,6 +3,7 @@
 import copy
 import functools
 import os
+import tempfile
 import traceback
 import warnings
 
@@ -274,6 +275,42 @@ def a_part_of_a_larger_module():
     names = [f"a.{name}" for name in Net().state_dict()] + ["b.weight", "b.bias"]
     assert list(outer.state_dict()) == names
     outer.load_state_dict(outer.state_dict())
+
+
+@use
+def shoals_own_checkpoints():
+    from shoal import checkpoint
+
+    model, optimizer = trained()
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    checkpoint.save(folder[0], model, optimizer)
+    assert set(checkpoint.read_manifest(folder[0]).tensors) == set(Net().state_dict())
+
+    def load(other, second):
+        checkpoint.load(folder[0], other, second)
+
+    _expect_optimizer_goes_on(model, optimizer, load)
+
+
+@use
+def torchs_distributed_state_dicts_have_the_modules_names():
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import StateDictType
+
+    model, optimizer = trained()
+    FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+    model_states, optimizer_states = copy.deepcopy(get_state_dict(model, optimizer))
+    FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT)
+    assert list(model_states) == list(Net().state_dict())
+    assert set(optimizer_states["state"]) == {name for name, _ in Net().named_parameters()}
+
+    def load(other, second):
+        set_state_dict(other, second, model_state_dict=model_states, optim_state_dict=optimizer_states)
+
+    _expect_optimizer_goes_on(model, optimizer, load)
 
 
 @use

@@ -73,6 +73,9 @@ def to_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -
     """Behind a unit's part of ``state_dict()``: names without the wrapper, values as the settings say. Collective for whole values."""
     for key in [k for k in state_dict if k.startswith(prefix + PREFIX)]:
         state_dict[prefix + key[len(prefix) + len(PREFIX) :]] = state_dict.pop(key)
+    if unit._keep_vars:
+        state_dict.update({prefix + m.name: m.parameter for m in unit._managed if prefix + m.name in state_dict})
+        return
     settings = unit._settings
     config = settings.state_dict_config
     full = settings.state_dict_type is StateDictType.FULL_STATE_DICT

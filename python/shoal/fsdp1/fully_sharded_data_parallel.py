@@ -155,7 +155,7 @@ class FullyShardedDataParallel(nn.Module):
         self._is_root: bool | None = None
         self._comm_hook: HookedReduceScatter | None = None
         self._not_synced = 0  # how many no_sync() it is inside
-        self._summoned = False
+        self._summoned = self._keep_vars = False
         self._forward_prefetch = forward_prefetch
         self._order: list[FullyShardedDataParallel] | None = None  # in which units run, until it is known
         _values.materialize(module, self._ignored_modules, param_init_fn, device)
@@ -201,6 +201,11 @@ class FullyShardedDataParallel(nn.Module):
 
     def __getitem__(self, key: Any) -> Any:
         return self._modules[WRAPPED][key]
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """For torch.distributed.checkpoint.state_dict: what of a name in the tree is not in that of the state dict, by the part after it."""
+        inner = self._modules[WRAPPED]
+        return dict.fromkeys([*inner._modules, *inner._parameters, *inner._buffers], WRAPPED)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the wrapped module; the root casts its inputs to ``param_dtype``, others if ``cast_forward_inputs`` says so."""
@@ -325,7 +330,8 @@ class FullyShardedDataParallel(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Parameters and buffers by their clean names, as ``state_dict_type`` says: by default whole tensors on every rank.
 
-        Whole tensors are gathered: every rank must call it, also when only rank 0 keeps the result (``rank0_only``).
+        Whole tensors are gathered: every rank must call it, also when only rank 0 keeps the result (``rank0_only``). With ``keep_vars`` the
+        values are the sharded parameters themselves, whatever is set.
         """
         for name in ("state_dict_type", "fsdp_state_dict_config"):
             if name in kwargs:
@@ -333,6 +339,7 @@ class FullyShardedDataParallel(nn.Module):
                     f"state_dict() has no argument {name}: with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, "
                     "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)): model.state_dict()"
                 )
+        self._keep_vars = bool(kwargs.get("keep_vars"))
         if self._is_root is None and kwargs.get("destination") is None:  # the outermost unit comes first: it is the root
             with _full_parameters.unsharded(self):
                 pass
