@@ -138,6 +138,18 @@ def hybrid_zero_2_by_groups(fsdp, wrap):
 
 
 @case
+def hybrid_over_hosts(fsdp, wrap):
+    """All ranks are on one host: there is one replica. (torch's asks the accelerator how many ranks a host has.)"""
+    strategy = fsdp.ShardingStrategy.HYBRID_SHARD
+    return Way(auto_wrap_policy=wrap.ModuleWrapPolicy({Block}), sharding_strategy=strategy, theirs=False)
+
+
+@case
+def in_a_process_group_of_its_own(fsdp, wrap):
+    return Way(auto_wrap_policy=wrap.ModuleWrapPolicy({Block}), process_group=dist.new_group(), forward_prefetch=True)
+
+
+@case
 def by_size_with_adadelta(fsdp, wrap):
     policy = functools.partial(wrap.size_based_auto_wrap_policy, min_num_params=100)
     return Way(auto_wrap_policy=policy, optimizer=lambda parameters: torch.optim.Adadelta(parameters, lr=1.0))
