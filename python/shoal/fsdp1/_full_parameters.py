@@ -27,7 +27,7 @@ def unsharded(unit: nn.Module) -> Iterator[None]:
     try:
         unit.unshard()
     except DeadlineExceeded as error:
-        hint = "whole parameters are gathered from all ranks: every rank must call this, not one inside `if rank == 0:` (rank0_only does that)"
+        hint = "whole parameters are gathered: every rank must call this, not one inside `if rank == 0:` (rank0_only does that)"
         raise DeadlineExceeded(error.message, reason=error.reason, hint=hint, context=error.context) from None
     try:
         yield
@@ -36,7 +36,7 @@ def unsharded(unit: nn.Module) -> Iterator[None]:
 
 
 def whole_values(unit: nn.Module, keep: bool = True) -> dict[nn.Parameter, torch.Tensor]:
-    """Copies of the whole parameters of one unit, in their own dtype, by sharded parameter; none unless ``keep``. Every rank must call it."""
+    """Copies of the whole parameters of one unit, in their own dtype, by sharded one; none unless ``keep``. Every rank must call it."""
     with unsharded(unit):
         shown = {m.parameter: m.module._parameters[m.attribute] for m in unit._managed}
         values = {p: t.detach().clone() for p, t in shown.items() if keep and t.dtype == p.dtype}

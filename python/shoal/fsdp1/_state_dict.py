@@ -124,9 +124,6 @@ def from_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any)
             continue
         p = m.parameter.detach()
         if local and value.shape == p.to_local().shape:
-            state_dict[key] = DTensor.from_local(
-                value, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
-            )
+            state_dict[key] = DTensor.from_local(value, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
         elif value.shape == p.shape:
             state_dict[key] = rows_of(value.to(p.device), p)
-

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp import fully_shard
 from shoal.fsdp._names import clean
-from shoal.fsdp1 import _arguments, _auto_wrap, _clip, _full_parameters, _meshes, _optimizer_state, _precision, _state_dict, _values
+from shoal.fsdp1 import _arguments, _auto_wrap, _full_parameters, _meshes, _optimizer_state, _precision, _state_dict, _values
 from shoal.fsdp1._comm_hook import HookedReduceScatter
 from shoal.fsdp1._names import WRAPPED, modules_of
 from shoal.fsdp1.api import (
@@ -37,6 +38,7 @@ from shoal.fsdp1.api import (
     StateDictSettings,
     StateDictType,
 )
+from shoal.optim import clip_grad_norm_
 
 __all__ = [
     "BackwardPrefetch",
@@ -203,7 +205,7 @@ class FullyShardedDataParallel(nn.Module):
         return self._modules[WRAPPED][key]
 
     def _fqn_modifiers(self) -> dict[str, str]:
-        """For torch.distributed.checkpoint.state_dict: what of a name in the tree is not in that of the state dict, by the part after it."""
+        """For torch.distributed.checkpoint.state_dict: which part of a name in the tree the state dict's has not, by the one after it."""
         inner = self._modules[WRAPPED]
         return dict.fromkeys([*inner._modules, *inner._parameters, *inner._buffers], WRAPPED)
 
@@ -229,7 +231,7 @@ class FullyShardedDataParallel(nn.Module):
             return
         if order[0] is not self:
             return
-        for unit, following in zip(order, order[1:], strict=False):
+        for unit, following in pairwise(order):
             unit.set_modules_to_forward_prefetch([following])
         for unit in order:
             unit._order = None
@@ -302,21 +304,21 @@ class FullyShardedDataParallel(nn.Module):
         Root only; every rank must call it.
         """
         self._require_root("clip_grad_norm_()")
-        return _clip.clip_grad_norm_(self.parameters(), float(max_norm), norm_type, self._mesh)
+        return clip_grad_norm_(self.parameters(), float(max_norm), norm_type)
 
     def register_comm_hook(self, state: object, hook: Callable) -> None:
-        """Gradients of every unit are reduced by ``hook(state, gradients, rows)`` from now on: ``gradients`` is one flat tensor of the unit's
-        whole ones, in the reduce dtype, padded to as much for every rank; the hook fills ``rows`` with this rank's part of the mean.
+        """Gradients of every unit are reduced by ``hook(state, gradients, rows)`` from now on: ``gradients`` is one flat tensor of the
+        unit's whole ones, in the reduce dtype, padded to as much for every rank; the hook fills ``rows`` with this rank's part of the mean.
 
-        As torch's ``default_hooks`` are written. Root only, once, before the first backward; every rank must do so. Ranks that share nothing
-        (a world of one) call nothing. Raises NotImplementedError where parameters are replicated (NO_SHARD, hybrid strategies).
+        As torch's ``default_hooks`` are written. Root only, once, before the first backward; every rank must do so. A world of one calls
+        nothing. Raises NotImplementedError where parameters are replicated (NO_SHARD, hybrid strategies).
         """
         self._require_root("register_comm_hook()")
         if not callable(hook):
             raise TypeError(f"a communication hook is a function, not a {type(hook).__name__}")
         units = self.fsdp_modules(self)
         if any(u._mesh.ndim > 1 for u in units):
-            raise Unimplemented("register_comm_hook where parameters are replicated", hint="shard over all ranks: FULL_SHARD, SHARD_GRAD_OP")
+            raise Unimplemented("register_comm_hook where parameters are replicated", hint="take FULL_SHARD or SHARD_GRAD_OP")
         if any(u._comm_hook is not None for u in units):
             raise InvalidArgument("a communication hook is registered already")
         for unit in units:
