@@ -283,6 +283,8 @@ class ShardedParameter:
             grad = torch.zeros(self.shape, dtype=self.compute_dtype)
         number = self._number if grad is None or grad.dtype == self.compute_dtype else _native.dtype_number(engine_dtype(grad.dtype))
         target = None if fresh else self.sharded.grad
+        if target is not None and target.dtype != self.dtype:  # kept so by the user
+            target, self.sharded.grad = target.to(self.dtype), None
         accumulate = target is not None
         if not accumulate and everywhere:
             target = self._fresh_grad()
