@@ -431,9 +431,14 @@ Result<void> ShardedModel::open_window(const std::string& door) {
 // ---- serving the others
 // ------------------------------------------------------------------------------------------------------------------
 
-void ShardedModel::join() {
+Result<void> ShardedModel::join() {
+  if (exchange_) {
+    return fail(unimplemented("ranks that share no memory cannot serve each other behind their last batch")
+                    .with_hint("give every rank the same number of batches"));
+  }
   control_.rank(rank_).joined.fetch_add(1, std::memory_order_release);
   control_.board().ring();
+  return {};
 }
 
 int ShardedModel::first_behind_join() const {

@@ -98,7 +98,7 @@ class ShardedModel {
     std::size_t unit = 0;  // to publish
   };
   // Says that this rank has joined.
-  void join();
+  Result<void> join();
   // Waits for what the others want of it next: its part of a unit's gradients, its write window, or nothing any more: all have joined.
   Result<Asked> asked();
 

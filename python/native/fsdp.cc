@@ -249,7 +249,7 @@ void bind_fsdp(nb::module_& m) {
       .def(
           "open_window", [](ShardedModel& s, const std::string& door) { without_gil([&] { return s.open_window(door); }); },
           nb::arg("door"))
-      .def("join", &ShardedModel::join)
+      .def("join", [](ShardedModel& s) { unwrap(s.join()); })
       .def(
           "asked",
           [](ShardedModel& s) {

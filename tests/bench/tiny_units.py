@@ -1,4 +1,4 @@
-"""What a unit costs per step beside its own arithmetic: a chain of many tiny units, FSDP2's or ours (any launcher with torchrun's variables).
+"""What a unit costs per step beside its own arithmetic: a chain of many tiny units, FSDP2's or ours (under torchrun).
 
   torchrun --nproc-per-node 2 tiny_units.py --mode shoal --out FILE      {"step_s": [...], "units": 200}
 --mode plain: the same modules, not sharded: what is to be subtracted.

@@ -1,7 +1,6 @@
 """What FSDP2 refuses or leaves to the user, and what replaces parameters under a sharded model: two ranks, one run."""
 
 import os
-import time
 import traceback
 
 os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
@@ -355,15 +354,17 @@ def ranks_that_wait_for_each_other_are_told_at_once():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(2):
         model(batch(step, rank())).sum().backward()
-    begin = time.monotonic()
-    with pytest.raises((ValueError, RuntimeError), match=r"all ranks wait for each other|has left|started over"):
+
+    def go():
         if rank() == 0:
             with torch.no_grad():
                 model(batch(0, 0))
             optimizer.step()
         else:
             model(batch(2, 1)).sum().backward()
-    assert time.monotonic() - begin < 15
+
+    with pytest.raises(ValueError, match="all ranks wait for each other: rank . for "):
+        go()
 
 
 # ---- the run -------------------------------------------------------------------------------------------------------------------------

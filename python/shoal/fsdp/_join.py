@@ -23,20 +23,21 @@ def join(
     after_backward: Callable[[], Any] | None = None,
     after_step: Callable[[], Any] | None = None,
 ) -> Iterator[None]:
-    """Around a training loop whose ranks may have different numbers of batches: a rank that leaves its loop goes on serving the others until
-    all have left theirs. It contributes zeros to their gradients, and updates its own shards with ``optimizers``, as they do.
+    """Around a training loop whose ranks may have different numbers of batches: a rank that leaves its loop serves the others until all
+    have left theirs. It contributes zeros to their gradients, and updates its own shards with ``optimizers``, as they do.
 
-    ``weight``: how gradients are averaged: ``"world"`` divides by the number of all ranks, as DDP's Join does by default; ``"samples"`` weighs
-    each rank's by its number of samples (dim 0 of the first tensor that the root's forward gets), so that each sample counts alike.
-    ``after_backward``: what the loop does between backward and the optimizer's step that is collective (clipping), run on serving ranks too.
+    ``weight``: how gradients are averaged: ``"world"`` divides by the number of all ranks, as DDP's Join does by default; ``"samples"``
+    weighs each rank's by its number of samples (dim 0 of the first tensor that the root's forward gets): each sample counts alike.
+    ``after_backward``: what the loop does between backward and the optimizer's step that is collective (clipping); on serving ranks, too.
     ``after_step``: what it does behind the step (a learning rate schedule).
-    Raises InvalidArgument for another weight, and for a model that is not sharded as one.
+    Raises InvalidArgument for another weight, and for a model that is not sharded as one; NotImplementedError for one that is sharded on
+    several meshes, and where ranks share no memory.
     """
     if weight not in ("world", "samples"):
         raise InvalidArgument(f"weight = {weight!r}", hint="'world' or 'samples'")
     state = state_of(model)
     if state is None:
-        raise InvalidArgument("this model was not sharded by shoal.fsdp.fully_shard", hint="call join on the module that fully_shard got last")
+        raise InvalidArgument("this model was not sharded by shoal.fsdp.fully_shard", hint="join takes the module that it got last")
     chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     state.weigh_samples = weight == "samples"
     try:
