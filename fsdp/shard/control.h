@@ -35,6 +35,8 @@ class Control {
     std::atomic<std::uint64_t> stuck;        // another rank has proven that this one waits in vain
     std::atomic<std::uint64_t> joined;       // how often it has come to the end of its batches, to serve those who have some
     std::atomic<std::uint64_t> place;        // where its program is: for those who wait for it (encode_place)
+    std::atomic<std::uint64_t> summed;       // how many sums over ranks it has brought its part for
+    std::atomic<std::uint64_t> parts[2];     // of the last two of them, as the bits of a double; written before `summed`
     Slot slots[kMaxSlots];
   };
 

@@ -1,6 +1,7 @@
 #include "fsdp/shard/sharded_model.h"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 
 #include <fmt/format.h>
@@ -63,7 +64,8 @@ ShardedModel::ShardedModel(int rank, Grid grid, Units units, runtime::Mapping co
       control_(control_memory_.data()),
       gate_(control_, rank, grid.world_size),
       reducer_(control_, rank, grid, layouts_of(units_), slot_memory_.data(), options_.slots),
-      stepper_(names_of(units_), options_.plan, *clock_) {
+      stepper_(names_of(units_), options_.plan, *clock_),
+      given_up_(units_.size()) {
   if (options_.communicator) exchange_ = std::make_unique<Exchange>(options_.communicator, control_, rank, grid);
   gathered_.resize(units_.size());
   fingerprint_ = 1;
@@ -256,11 +258,31 @@ Result<void> ShardedModel::enter(bool training) {
   return {};
 }
 
+Result<void> ShardedModel::check_given_up(std::size_t unit) const {
+  if (gate_.phase() != VersionGate::Phase::kReading || given_up_[unit] == 0 || given_up_[unit] != gate_.version()) return {};
+  return fail(invalid_argument(fmt::format("unit {} is read again in a step whose backward has updated it already",
+                                           units_[unit]->name().empty() ? "(root)" : units_[unit]->name()))
+                  .with_reason("StaleBackward")
+                  .with_hint("with the optimizer in backward each unit's last backward of a step comes once: before one that another "
+                             "follows, call set_is_last_backward(False)")
+                  .in(fmt::format("rank {}", rank_))
+                  .in(fmt::format("step {}", step())));
+}
+
+ShardedModel::Memory ShardedModel::memory() const {
+  Memory out;
+  for (const auto& u : units_) out.arenas += u->layout().arena_bytes(u->grid());
+  out.slots = slot_memory_.size();
+  out.control = control_memory_.size();
+  return out;
+}
+
 Result<void> ShardedModel::unshard(std::size_t unit, bool backward) {
   auto& u = *units_[unit];
   if (u.leased()) return {};
   const auto start = stepper_.now();
   SHOAL_OK(enter_gate());
+  SHOAL_OK(check_given_up(unit));
   if (!gate_.readable()) {
     SHOAL_OK(wait([this] { return gate_.readable(); },
                   {fmt::format("the parameters of step {} (unit {})", step(), u.name().empty() ? "(root)" : u.name()),
@@ -334,6 +356,7 @@ void ShardedModel::forward_end(std::size_t unit, bool training, bool reshard_now
 }
 
 Result<void> ShardedModel::check_version(std::size_t unit, std::uint64_t version) const {
+  SHOAL_OK(check_given_up(unit));
   if (gate_.phase() == VersionGate::Phase::kReading && gate_.version() == version) return {};
   return fail(invalid_argument(
                   fmt::format("backward of unit {} needs parameters of version {}, but {} may have been written since",
@@ -374,9 +397,23 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
   return serve_due(served);
 }
 
-Result<void> ShardedModel::reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how) {
-  SHOAL_OK(publish(unit, gradients, how));
-  return await_reductions();
+Result<double> ShardedModel::sum_over_ranks(double part) {
+  // Two places in turn are enough: whoever brings its part of a sum has read all of the one before.
+  const std::size_t place = num_sums_++ % 2;
+  auto& mine = control_.rank(rank_);
+  mine.parts[place].store(std::bit_cast<std::uint64_t>(part), std::memory_order_relaxed);
+  mine.summed.store(num_sums_, std::memory_order_release);
+  control_.board().ring();
+  const auto missing = [this] {
+    for (int r = 0; r < world_size_; ++r) {
+      if (control_.rank(r).summed.load(std::memory_order_acquire) < num_sums_) return r;
+    }
+    return -1;
+  };
+  SHOAL_OK(wait([&] { return missing() < 0; }, {fmt::format("a sum over ranks (step {})", step()), missing}));
+  double out = 0;
+  for (int r = 0; r < world_size_; ++r) out += std::bit_cast<double>(control_.rank(r).parts[place].load(std::memory_order_relaxed));
+  return out;
 }
 
 Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how,
@@ -475,9 +512,9 @@ void ShardedModel::optimizer_begin() {
   optimizer_began_ = stepper_.now();
 }
 
-void ShardedModel::optimizer_end() {
-  stepper_.ran(Op::kOptimizerUpdate, -1, false, optimizer_began_, stepper_.now());
-  at(Doing::kBetween, 0);
+void ShardedModel::optimizer_end(std::int32_t unit) {
+  stepper_.ran(Op::kOptimizerUpdate, unit, false, optimizer_began_, stepper_.now());
+  if (unit < 0) at(Doing::kBetween, 0);
 }
 
 void ShardedModel::end_step() {

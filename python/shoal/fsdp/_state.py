@@ -410,7 +410,7 @@ class State:
                 u.model.await_reductions()
                 self.root.settle()
             self._publish(u, self.reshard_after_backward)
-        if self.reshard_after_backward:
+        if self.reshard_after_backward or self.root.gives_up(self):
             self.to_sharded()
         self.root.settle()
 
@@ -422,7 +422,10 @@ class State:
 
     def _publish(self, u: Unit, reshard: bool) -> None:
         if self.sync:
-            u.publish(reshard)
+            gives_up = self.root.gives_up(self)
+            u.publish(reshard or gives_up)
+            if gives_up:
+                u.model.give_up(u.index)
             if len(self.root.models) > 1:  # a wait for one mesh serves no other: nothing may be under way on two
                 u.model.await_reductions()
             return
