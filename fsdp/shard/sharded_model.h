@@ -15,6 +15,7 @@
 
 #include "fsdp/graph/stepper.h"
 #include "fsdp/shard/control.h"
+#include "fsdp/shard/exchange.h"
 #include "fsdp/shard/reducer.h"
 #include "fsdp/shard/sharded_unit.h"
 #include "fsdp/shard/version_gate.h"
@@ -31,6 +32,8 @@ class ShardedModel {
     int slots = 2;    // units whose whole gradients a rank may have in flight
     std::function<bool()> interrupted;
     std::function<void(const std::string&)> warn;
+    // Of ranks that share no memory: then control, slots and the units' arenas are this rank's own (exchange.h).
+    std::shared_ptr<runtime::Communicator> communicator;
   };
   using Units = std::vector<std::shared_ptr<ShardedUnit>>;
 
@@ -103,6 +106,16 @@ class ShardedModel {
   // rank that does not is told so when its backward pass ends.
   void reset();
 
+  // ---- a rank that has no more batches serves those who have (Join) ----
+  struct Asked {
+    enum class What { kPublish, kWindow, kNothing } what = What::kNothing;
+    std::size_t unit = 0;  // to publish
+  };
+  // Says that this rank has joined.
+  Result<void> join();
+  // Waits for what the others want of it next: its part of a unit's gradients, its write window, or nothing any more: all have joined.
+  Result<Asked> asked();
+
   // This rank's program is done with the model. It may end, or go on without: peers that still need something of it are told so, others
   // do not notice.
   void leave();
@@ -120,7 +133,10 @@ class ShardedModel {
     std::function<int()> missing;  // a rank that has not come, -1 when unknown
   };
   Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
-  int first_lost() const;  // the first rank that is gone without having left, or -1
+  // Whether every rank waits, and has done so for a while, for something that only another one can do.
+  bool all_stuck(std::vector<std::uint64_t>& before) const;
+  int first_behind_join() const;  // the first rank that has batches when this one has none, or -1
+  int first_lost() const;         // the first rank that is gone without having left, or -1
   bool has_left(int rank) const;
   Error lost(int rank) const;
   Result<void> check_peers() const { return first_lost() < 0 ? Result<void>() : fail(lost(first_lost())); }
@@ -143,11 +159,14 @@ class ShardedModel {
   Control control_;
   VersionGate gate_;
   Reducer reducer_;
+  std::unique_ptr<Exchange> exchange_;   // of ranks that share no memory
+  std::vector<std::uint64_t> gathered_;  // then: the version of each unit that is here
   Stepper stepper_;
   std::uint64_t fingerprint_ = 0;
   bool fingerprints_checked_ = false;
   bool stepping_ = false;       // the stepper knows of this version's step
   bool published_any_ = false;  // in this backward pass
+  std::uint64_t waits_ = 0;
   std::uint64_t num_sums_ = 0;
   std::vector<std::uint64_t> given_up_;  // by unit, in which version; 0: never
   runtime::TimePoint optimizer_began_{};

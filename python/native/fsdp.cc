@@ -4,7 +4,7 @@
 #include "fsdp/graph/runnable.h"
 #include "fsdp/shard/shard_actor.h"
 #include "fsdp/shard/step_runner.h"
-#include "python/native/session.h"
+#include "python/native/collective.h"
 
 namespace shoal::python {
 
@@ -72,15 +72,6 @@ std::vector<fsdp::Reducer::Gradient> gradients_of(const nb::list& list) {
         {address(t[0]), address(t[2]), nb::cast<bool>(t[3]), static_cast<fsdp::DType>(dtype), address(t[4]), nb::cast<bool>(t[5])});
   }
   return out;
-}
-
-template <class F>
-void without_gil(F&& fn) {
-  const Result<void> result = [&] {
-    const nb::gil_scoped_release release;
-    return fn();
-  }();
-  if (!result) raise(result.error());
 }
 
 nb::list spans_list(const std::vector<fsdp::Span>& spans) {
@@ -334,11 +325,11 @@ void bind_fsdp(nb::module_& m) {
           nb::arg("unit"), nb::arg("version"))
       .def(
           "backward_end",
-          [](ShardedModel& s, std::size_t unit, const nb::list& gradients, double scale, bool everywhere, bool reshard) {
+          [](ShardedModel& s, std::size_t unit, const nb::list& gradients, double scale, bool everywhere, bool reshard, double weight) {
             const auto g = gradients_of(gradients);
-            without_gil([&] { return s.backward_end(unit, g, {scale, everywhere}, reshard); });
+            without_gil([&] { return s.backward_end(unit, g, {scale, everywhere, weight}, reshard); });
           },
-          nb::arg("unit"), nb::arg("gradients"), nb::arg("scale"), nb::arg("everywhere"), nb::arg("reshard"))
+          nb::arg("unit"), nb::arg("gradients"), nb::arg("scale"), nb::arg("everywhere"), nb::arg("reshard"), nb::arg("weight") = -1.0)
       .def(
           "await_reductions", [](ShardedModel& s) { without_gil([&] { return s.await_reductions(); }); },
           "Waits until what this rank has published is reduced.")
@@ -359,6 +350,19 @@ void bind_fsdp(nb::module_& m) {
       .def(
           "open_window", [](ShardedModel& s, const std::string& door) { without_gil([&] { return s.open_window(door); }); },
           nb::arg("door"))
+      .def("join", [](ShardedModel& s) { unwrap(s.join()); })
+      .def(
+          "asked",
+          [](ShardedModel& s) {
+            auto asked = [&] {
+              const nb::gil_scoped_release release;
+              return s.asked();
+            }();
+            const auto a = unwrap(std::move(asked));
+            using What = ShardedModel::Asked::What;
+            return nb::make_tuple(a.what == What::kPublish ? "publish" : a.what == What::kWindow ? "window" : "", a.unit);
+          },
+          "Of a rank that has joined: (\"publish\", unit), (\"window\", _), or (\"\", _) when all have joined.")
       .def("optimizer_begin", &ShardedModel::optimizer_begin)
       .def("optimizer_end", &ShardedModel::optimizer_end, nb::arg("unit") = -1)
       .def("give_up", &ShardedModel::give_up, nb::arg("unit"), "This rank reads the unit no more in this version.")
@@ -402,12 +406,15 @@ void bind_fsdp(nb::module_& m) {
   nb::class_<ShardActor>(m, "ShardActor", "The actor that owns this rank's rows.")
       .def_static(
           "place",
-          [](PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout, double warn_after) {
+          [](PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout, double warn_after,
+             const PyCommunicator* communicator, std::pair<int, int> place_as) {
             ShardActor::Options o;
             o.gang = gang;
             o.rank = rank;
             o.world_size = world_size;
             o.replicas = replicas;
+            if (communicator != nullptr) o.model.communicator = communicator->shared();
+            std::tie(o.place_rank, o.place_size) = place_as;
             const auto seconds = [](double s) { return std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(s)); };
             o.place_timeout = o.model.timeout = seconds(timeout);
             o.model.warn_after = seconds(warn_after);
@@ -420,7 +427,8 @@ void bind_fsdp(nb::module_& m) {
             return unwrap(std::move(placed));
           },
           nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"), nb::arg("timeout"),
-          nb::arg("warn_after"), nb::keep_alive<0, 1>())
+          nb::arg("warn_after"), nb::arg("communicator") = nb::none(), nb::arg("place_as") = std::make_pair(-1, 0), nb::keep_alive<0, 1>(),
+          "communicator: of ranks that share no memory; place_as: (rank, ranks) at this head, (-1, 0) for all.")
       .def(
           "add_unit",
           [](ShardActor& a, const std::string& name, const nb::list& parameters, bool lease_guard) {

@@ -284,6 +284,8 @@ class ShardedParameter:
             grad = torch.zeros(self.shape, dtype=self.compute_dtype)
         number = self._number if grad is None or grad.dtype == self.compute_dtype else _native.dtype_number(engine_dtype(grad.dtype))
         target = None if fresh else self.sharded.grad
+        if target is not None and target.dtype != self.dtype:  # kept so by the user
+            target, self.sharded.grad = target.to(self.dtype), None
         accumulate = target is not None
         if not accumulate and everywhere:
             target = self._fresh_grad()
@@ -295,6 +297,12 @@ class ShardedParameter:
         if self._partial is not None:
             partial = self._partial.data_ptr()
         return grad.data_ptr() if grad is not None else 0, number, own, accumulate, partial, self._has_partial
+
+    def weigh(self, by: float) -> None:
+        """Multiplies the whole gradient, for a weighted mean."""
+        for grad in (self.unsharded.grad if self.unsharded is not None else None, self._accumulated):
+            if grad is not None:
+                grad.mul_(by)
 
     def has_gradient(self) -> bool:
         return self.unsharded is not None and (self.unsharded.grad is not None or self._accumulated is not None)

@@ -46,6 +46,7 @@ class Root:
         self.preliminary = False  # made by unshard(): the first forward may show that another module is the root
         self.running: State | None = None  # the unit whose forward the program called, maybe one inside the root
         self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, of those with hooks for that, in order
+        self.samples: int | None = None  # of this rank's batch, where gradients are weighted by them
         self.skipped: list[State] = []  # in this backward pass: units that no forward of this rank ran, and that it has not published
         self.held: list[int] | None = None  # a synchronised backward opened no window: how often each parameter had been written then
         self.prefetch = 1  # how many forwards or backwards ahead a unit is unsharded
