@@ -398,6 +398,10 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
 }
 
 Result<double> ShardedModel::sum_over_ranks(double part) {
+  if (exchange_) {
+    return fail(unimplemented("ranks that share no memory cannot clip by the global norm in a step graph")
+                    .with_hint("clip_grad_norm_ between backward and optimizer.step() works over any ranks"));
+  }
   // Two places in turn are enough: whoever brings its part of a sum has read all of the one before.
   const std::size_t place = num_sums_++ % 2;
   auto& mine = control_.rank(rank_);

@@ -175,6 +175,28 @@ def test_micro_batches_and_clipping_are_those_of_fully_shard(cluster):
         assert list(ours) == pytest.approx(theirs, rel=1e-6)
 
 
+def dropping():
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5), nn.Linear(64, 8))
+    return {"a": nn.Linear(8, 8), "b": block, "c": nn.Linear(8, 8)}
+
+
+def seeded_batch(rank, step):
+    torch.manual_seed(10 * step + rank)
+    return torch.randn(4, 8), torch.randn(4, 8)
+
+
+def test_a_recomputed_unit_drops_what_it_dropped_before(cluster):
+    def losses(recompute):
+        ranks = graph.place(dropping, seeded_batch, MSE, num_workers=2, optimizer=graph.AdamW(lr=1e-2))
+        ranks.send(plain_step(["a", "b", "c"]).passes(recompute=recompute))
+        out = [shoal.get(ranks.step()) for _ in range(4)]
+        ranks.close()
+        return out
+
+    assert losses(["a", "b", "c"]) == losses([])
+
+
 def test_passes_say_what_does_not_fit():
     step = graph_driver.write_step()
     with pytest.raises(InvalidArgument, match="global norm"):
@@ -301,7 +323,13 @@ def trapped(do):
         return {"a": nn.Linear(4, 4), "trap": nn.Sequential(Trap(do)), "b": nn.Linear(4, 4)}
 
     ranks = graph.place(model, batch_with_a_trap, MSE, num_workers=2)
-    step = graph.Step(["a", "trap", "b"])
+    ranks.send(plain_step(["a", "trap", "b"]))
+    return ranks
+
+
+def plain_step(units):
+    """A step over units in a row, of which all stay unsharded."""
+    step = graph.Step(units)
     x, g = None, None
     for u in step.units:
         x = step.forward(u, x, after=step.unshard(u))
@@ -313,8 +341,7 @@ def trapped(do):
     committed = step.commit(after=reduced)
     for u in step.units:
         step.update(u, after=committed)
-    ranks.send(step)
-    return ranks
+    return step
 
 
 def test_a_rank_that_is_killed_in_a_step_fails_its_loss_and_its_peers(cluster):

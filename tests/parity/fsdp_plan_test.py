@@ -120,6 +120,25 @@ def the_optimizer_in_backward_after_synchronised_micro_batches():
 
 
 @use
+def the_optimizer_in_backward_with_uneven_batches():
+    from shoal.fsdp import join, plan
+
+    def train_unevenly(in_backward):
+        model = sharded()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if in_backward:
+            plan(model, optimizer_in_backward=optimizer)
+        with join(model, optimizers=optimizer):
+            for step in range(2 + 2 * torch.distributed.get_rank()):
+                model(batch(step)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [p.full_tensor() for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(train_unevenly(True), train_unevenly(False), strict=True))
+
+
+@use
 def the_graph_shows_updates_in_backward():
     from shoal.fsdp import plan, step_graph
 

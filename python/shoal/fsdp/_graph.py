@@ -38,7 +38,8 @@ class Memory:
     """What the engine holds on this host for a model, in bytes, over all of its ranks.
 
     ``arenas``: whole parameters, and shards that are not in place; ``slots``: gradients on their way; ``control``: the words that ranks
-    share. These three lie in the node's memory. ``gradients``: of each rank's own rows. ``optimizer``: state, when the engine keeps it.
+    share. These three lie in the node's memory (ranks that share none have their own: then they are this rank's). ``gradients``: of each
+    rank's own rows. ``optimizer``: state, when the engine keeps it.
     ``activations``: what autograd saves of one forward, by rank; None: unknown, and in no sum.
     """
 

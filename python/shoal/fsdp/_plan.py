@@ -97,7 +97,7 @@ def memory_of(root: Root, activations: int | None = None) -> Memory:
     made."""
     kinds = [m.memory for m in root.models]
     memory = Memory(**{kind: sum(m[kind] for m in kinds) for kind in kinds[0]}, activations=activations)
-    return memory if root.in_backward is None else replace(memory, gradients=_gradients_in_backward(root))
+    return memory if root.in_backward_optimizer is None else replace(memory, gradients=_gradients_in_backward(root))
 
 
 def _gradients_in_backward(root: Root) -> int:
@@ -143,10 +143,10 @@ def plan(
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p.sharded) in held for u in root.units for p in u.parameters):
             raise InvalidArgument("this optimizer has no parameter of the model", hint="build it after fully_shard, of model.parameters()")
-    before, root.in_backward = root.in_backward, None if optimizer is None else OptimizerInBackward(optimizer)
+    before, root.in_backward_optimizer = root.in_backward_optimizer, None if optimizer is None else OptimizerInBackward(optimizer)
     memory = memory_of(root)
     if budget is not None and memory.total > budget:
-        root.in_backward = before
+        root.in_backward_optimizer = before
         smallest = memory.total - memory.gradients + min(memory.gradients, _gradients_in_backward(root))
         instead = "" if smallest == memory.total else " with optimizer_in_backward=optimizer"
         raise ResourceExhausted(
@@ -156,8 +156,8 @@ def plan(
         )
     if before is not None:
         before.detach(root.units)
-    if root.in_backward is not None:
-        root.in_backward.attach(root.units)
+    if root.in_backward_optimizer is not None:
+        root.in_backward_optimizer.attach(root.units)
     root.prefetch = 1 if prefetch is None else prefetch
     replan(root)
     return memory

@@ -50,7 +50,7 @@ class Root:
         self.skipped: list[State] = []  # in this backward pass: units that no forward of this rank ran, and that it has not published
         self.held: list[int] | None = None  # a synchronised backward opened no window: how often each parameter had been written then
         self.prefetch = 1  # how many forwards or backwards ahead a unit is unsharded
-        self.in_backward: OptimizerInBackward | None = None
+        self.in_backward_optimizer: OptimizerInBackward | None = None
         for index, s in enumerate(states):
             s.root, s.index = self, index
         self._make_models()
@@ -195,7 +195,7 @@ class Root:
                 s.to_sharded()
         for m in self.models:
             m.finish_backward(leave)
-        self.held = self.writes() if last and self.forwards and self.in_backward is None else None
+        self.held = self.writes() if last and self.forwards and self.in_backward_optimizer is None else None
         self.settle()
         self.backward = self.running = None
         self.run_hooks()
@@ -205,11 +205,11 @@ class Root:
             for index, present in model.take_reduced():
                 units[index].gradients_done(present, self.accumulated)
                 if self.gives_up(units[index].state):
-                    self.in_backward.update(units[index])
+                    self.in_backward_optimizer.update(units[index])
 
     def gives_up(self, state: State) -> bool:
         """Whether a unit that is published now is updated as soon as it is reduced, and read no more in this step."""
-        return self.in_backward is not None and self.is_last_backward and state.sync and state.everywhere
+        return self.in_backward_optimizer is not None and self.is_last_backward and state.sync and state.everywhere
 
     def run_hooks(self) -> None:
         """Hooks of parameters that got a gradient in the pass that is over: they may write, so they come behind the window."""
@@ -249,7 +249,7 @@ class Root:
         self.accumulated.clear()
         for m in self.models:
             m.reset()
-            if self.in_backward is not None:  # units may have been updated: this version is not read again
+            if self.in_backward_optimizer is not None:  # units may have been updated: this version is not read again
                 m.open_window("reset_iter_state")
         for s in self.states:
             s.in_backward = s.ran = False
