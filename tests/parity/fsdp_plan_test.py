@@ -138,6 +138,38 @@ def the_optimizer_in_backward_with_uneven_batches():
     assert all(torch.equal(a, b) for a, b in zip(train_unevenly(True), train_unevenly(False), strict=True))
 
 
+class Keeping(torch.optim.SGD):
+    """Keeps what it was given, and counts in its groups."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.kept = []
+        self.param_groups[0]["seen"] = 0
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.kept.append((p.grad, p.grad.to_local().clone()))
+                    group["seen"] += 1
+        return super().step(closure)
+
+
+@use
+def what_an_optimizer_in_backward_keeps_stays():
+    from shoal.fsdp import plan
+
+    model = sharded()
+    optimizer = Keeping(model.parameters(), lr=0.1)
+    plan(model, optimizer_in_backward=optimizer)
+    for step in range(3):
+        model(batch(step)).square().mean().backward()
+    number = len(list(model.parameters()))
+    assert len(optimizer.kept) == 3 * number == optimizer.param_groups[0]["seen"]
+    assert len(optimizer.param_groups[0]["params"]) == number
+    assert all(torch.equal(kept.to_local(), copy) for kept, copy in optimizer.kept)
+
+
 @use
 def the_graph_shows_updates_in_backward():
     from shoal.fsdp import plan, step_graph
