@@ -234,6 +234,7 @@ void bind_fsdp(nb::module_& m) {
             for (const auto& [begin, unit] : forward) boundaries.push_back({false, begin, unit});
             fsdp::PlanOptions plan;
             plan.prefetch = pass_options_of(options).prefetch;
+            plan.min_part = 1;  // nobody knows how long a unit computes between its children
             return fsdp::Plan::from_trace(units, fsdp::expected_trace(boundaries, reshard), plan).graph();
           },
           nb::arg("units"), nb::arg("forward"), nb::arg("reshard"), nb::arg("options"),
