@@ -35,9 +35,14 @@ std::vector<std::size_t> begins_of(const std::vector<std::size_t>& counts) {
   return out;
 }
 
-// What a rank publishes about a unit's gradients, before their bytes: its number, everywhere, and which parameters have one.
+// What a rank publishes about a unit's gradients, before their bytes and which parameters have one.
+struct Head {
+  std::uint32_t unit, everywhere;
+  double weight;
+};
+
 std::size_t head_bytes(const Layout& layout) {
-  return (2 * sizeof(std::uint32_t) + layout.placed().size() + kAlignment - 1) / kAlignment * kAlignment;
+  return (sizeof(Head) + layout.placed().size() + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 }  // namespace
@@ -173,9 +178,9 @@ Result<void> Exchange::gradients(const ShardedUnit& unit, const Reducer& reducer
   for (int r = 0; r < grid_.world_size; ++r) {
     if (r == rank_) continue;
     std::byte* at = out.data() + send_begins[static_cast<std::size_t>(r)];
-    const std::uint32_t numbers[2] = {own.unit.load(), own.everywhere.load()};
-    std::memcpy(at, numbers, sizeof numbers);
-    std::memcpy(at + sizeof numbers, own.present, layout.placed().size());
+    const Head said = {own.unit.load(), own.everywhere.load(), own.weight.load()};
+    std::memcpy(at, &said, sizeof said);
+    std::memcpy(at + sizeof said, own.present, layout.placed().size());
     at += head;
     if (!sums(rank_, r)) continue;
     for (std::size_t i = 0; i < layout.placed().size(); ++i) {
@@ -191,11 +196,12 @@ Result<void> Exchange::gradients(const ShardedUnit& unit, const Reducer& reducer
     if (r == rank_) continue;
     const std::byte* at = in.data() + receive_begins[static_cast<std::size_t>(r)];
     auto& theirs = reducer.words(r, sequence);
-    std::uint32_t numbers[2];
-    std::memcpy(numbers, at, sizeof numbers);
-    theirs.unit.store(numbers[0]);
-    theirs.everywhere.store(numbers[1]);
-    std::memcpy(theirs.present, at + sizeof numbers, layout.placed().size());
+    Head said;
+    std::memcpy(&said, at, sizeof said);
+    theirs.unit.store(said.unit);
+    theirs.everywhere.store(said.everywhere);
+    theirs.weight.store(said.weight);
+    std::memcpy(theirs.present, at + sizeof said, layout.placed().size());
     at += head;
     if (!sums(r, rank_)) continue;
     for (const auto& p : layout.placed()) {

@@ -36,6 +36,7 @@ class Reducer {
   struct How {
     double scale = 1;        // of the sum
     bool everywhere = true;  // over all replicas; false: within the own one, into `partial`
+    double weight = -1;      // this rank's in a weighted mean (its gradients are multiplied by it already); below 0: `scale` counts
   };
   // One that is done: which parameters got a gradient from any rank.
   struct Reduced {
@@ -67,6 +68,9 @@ class Reducer {
   // What serve() finished since the last call.
   std::vector<Reduced> take_reduced() { return std::exchange(reduced_, {}); }
 
+  // A unit that another rank has published and this one has not, -1 when there is none.
+  int awaited_unit() const;
+
   std::size_t num_pending() const { return pending_.size(); }
   std::uint64_t last_published() const { return next_ - 1; }  // its sequence
   // Where a rank's publication lies: what it says about it, and the gradients.
@@ -94,6 +98,7 @@ class Reducer {
   // Whether this rank's sum has what rank r brought.
   bool sums(int r, How how) const { return how.everywhere || grid_.replica_of(r) == grid_.replica_of(rank_); }
   void sum(const Pending& pending, std::size_t parameter);
+  double scale_of(const Pending& pending) const;
   void finish_oldest();
   // Whether every rank has published it: not once one has started over.
   bool all_published(std::uint64_t sequence) const;

@@ -29,6 +29,7 @@ class ShardedUnit {
   void rename(std::string name);
   const Layout& layout() const { return layout_; }
   Grid grid() const { return grid_; }
+  int rank() const { return rank_; }
   std::size_t own_bytes(std::size_t parameter) const {
     return Layout::owned_bytes(layout_.placed()[parameter], grid_.shards(), grid_.shard_of(rank_));
   }

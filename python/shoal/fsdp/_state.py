@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._mesh import DataMesh, of_mesh_info, post_forward_mesh
+from shoal.fsdp._names import below, clean
 from shoal.fsdp._parameters import ShardedParameter, local_of
 from shoal.fsdp._root import ForwardToken, Root
 from shoal.fsdp._unit import Unit
@@ -41,6 +42,7 @@ class State:
         self.index = -1
         self.name = type(modules[0]).__name__
         self.shows = "sharded"  # which face: "unsharded", or "post_forward" on a smaller mesh
+        self.replaced = False  # others stand in the place of its parameters for a while (FSDP1's summon_full_params)
         self.in_backward = False
         self.ran = False  # forward since its last backward
         self.ends_unseen = False  # of the forward that is running
@@ -48,6 +50,7 @@ class State:
         self.forwarding = False  # a forward of it runs
         self.entered: nn.Module | None = None  # a module inside that was called instead of the whole
         self.post_optim_event: Any = None
+        self.weigh_samples = False
         self.endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards whose inputs wanted no gradient: no node ends them
         self.ends: weakref.WeakSet = weakref.WeakSet()  # nodes of autograd that end a backward of this unit: one per forward in a graph
 
@@ -190,7 +193,7 @@ class State:
                 hint="run the whole model's forward first, or call fully_shard on the outer module before",
             )
         self._check_tied(states)
-        names = {id(m): n for n, m in self.module.named_modules()}
+        names = {id(m): clean(n) for n, m in self.module.named_modules()}
         for s in states:
             s.is_root = s is self
             s.name = ", ".join(names[id(m)] for m in s.modules if id(m) in names)
@@ -289,6 +292,7 @@ class State:
         if root.window_open:
             root.adopt()
         if self.is_root:
+            root.samples = _samples(args, kwargs) if self.weigh_samples else None
             root.enter(training)
         self.seen = True
         for u in self.units:
@@ -349,7 +353,7 @@ class State:
 
     def _enter_inside(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         """A module inside is called. Mostly by this unit's own forward; if not, its forward is this unit's for that call."""
-        if self.forwarding or (self.shows == "unsharded" and torch._C._current_graph_task_id() != -1):
+        if self.forwarding or self.replaced or (self.shows == "unsharded" and torch._C._current_graph_task_id() != -1):
             return None
         self.entered = module
         return self._pre_forward(module, args, kwargs)
@@ -406,7 +410,7 @@ class State:
                 u.model.await_reductions()
                 self.root.settle()
             self._publish(u, self.reshard_after_backward)
-        if self.reshard_after_backward:
+        if self.reshard_after_backward or self.root.gives_up(self):
             self.to_sharded()
         self.root.settle()
 
@@ -418,7 +422,10 @@ class State:
 
     def _publish(self, u: Unit, reshard: bool) -> None:
         if self.sync:
-            u.publish(reshard)
+            gives_up = self.root.gives_up(self)
+            u.publish(reshard or gives_up)
+            if gives_up:
+                u.model.give_up(u.index)
             if len(self.root.models) > 1:  # a wait for one mesh serves no other: nothing may be under way on two
                 u.model.await_reductions()
             return
@@ -440,6 +447,11 @@ class _AfterBackward(torch.autograd.Function):
     def backward(ctx, *grads: torch.Tensor):
         ctx.state.inputs_done(ctx)
         return (None, *grads)
+
+
+def _samples(args: tuple, kwargs: dict) -> int:
+    """Of a batch: dim 0 of its first tensor."""
+    return next((t.shape[0] for t in tree_flatten((args, kwargs))[0] if torch.is_tensor(t) and t.dim() > 0), 1)
 
 
 def state_of(module: nn.Module) -> State | None:
@@ -485,7 +497,7 @@ def own_parameters(modules: tuple[nn.Module, ...], ignored: set[nn.Parameter]) -
                 found[prefix + attribute] = (p, [(m, attribute)])
         for name, child in m._modules.items():
             if child is not None:
-                visit(child, f"{prefix}{name}.")
+                visit(child, below(prefix, name))
 
     for i, m in enumerate(modules):
         visit(m, "" if len(modules) == 1 else f"{i}.")

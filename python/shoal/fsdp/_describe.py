@@ -1,0 +1,87 @@
+"""What lies where: the parameters of a sharded model, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shoal.fsdp._names import clean
+from shoal.fsdp._state import state_of
+
+
+@dataclass(frozen=True)
+class ParameterSharding:
+    """One parameter. ``unit``: the module that gathers it ("" is the model itself); None when nothing shards it."""
+
+    name: str
+    unit: str | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    placements: str
+    rank_shape: tuple[int, ...]  # of this rank's part
+    rank_bytes: int
+    whole_bytes: int
+    trained: bool
+
+
+@dataclass(frozen=True)
+class ShardingDescription:
+    """``describe_sharding``'s answer: ``parameters``, and ``print`` for a table of them."""
+
+    parameters: list[ParameterSharding]
+
+    @property
+    def rank_bytes(self) -> int:
+        return sum(p.rank_bytes for p in self.parameters)
+
+    @property
+    def whole_bytes(self) -> int:
+        return sum(p.whole_bytes for p in self.parameters)
+
+    def __str__(self) -> str:
+        head = ("parameter", "unit", "shape", "dtype", "placements", "this rank", "bytes")
+        rows = [
+            (
+                p.name,
+                "-" if p.unit is None else p.unit or "(root)",
+                str(list(p.shape)),
+                str(p.dtype).removeprefix("torch.") + ("" if p.trained else ", frozen"),
+                p.placements,
+                str(list(p.rank_shape)),
+                str(p.rank_bytes),
+            )
+            for p in self.parameters
+        ]
+        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]]
+        return "\n".join([*lines, f"{self.rank_bytes} of {self.whole_bytes} bytes are this rank's"])
+
+
+def describe_sharding(model: nn.Module) -> ShardingDescription:
+    """Which unit gathers each parameter of ``model``, how it is placed, and what of it is this rank's. Neither changes nor sends anything.
+
+    Tied parameters come once, by their first name; what no unit has is listed as it is.
+    """
+    sharded, units = {}, {}
+    for name, module in model.named_modules():
+        state = state_of(module)
+        for p in (p for unit in state.units for p in unit.parameters) if state is not None else ():
+            for face in (p.sharded, p.unsharded, p.post_forward):
+                if face is not None:
+                    sharded[id(face)], units[id(face)] = p.sharded, clean(name)
+    rows = []
+    for name, shown in model.named_parameters():
+        p = sharded.get(id(shown), shown)
+        local = p.to_local() if isinstance(p, DTensor) else p
+        placements = ", ".join(map(str, p.placements)) if isinstance(p, DTensor) else "whole"
+        rank_bytes, whole_bytes = local.numel() * local.element_size(), p.numel() * p.element_size()
+        unit = units.get(id(shown))
+        rows.append(
+            ParameterSharding(
+                clean(name), unit, tuple(p.shape), p.dtype, placements, tuple(local.shape), rank_bytes, whole_bytes, p.requires_grad
+            )
+        )
+    return ShardingDescription(rows)

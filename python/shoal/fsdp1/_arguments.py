@@ -1,0 +1,144 @@
+"""What the constructor is given: checked, and said in the words of ``fully_shard``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffload as _CPUOffload
+
+from shoal.exceptions import InvalidArgument
+from shoal.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from shoal.fsdp1.api import BackwardPrefetch, MixedPrecision, ShardingStrategy
+
+HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+_KEEPS_PARAMETERS = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+
+# Names that programs use and FSDP has not, or has no more, and what to write instead.
+_UNKNOWN = {
+    "flatten_parameters": "it was FairScale's: leave it out, parameters are never flattened",
+    "reshard_after_forward": "say sharding_strategy=ShardingStrategy.FULL_SHARD (True) or SHARD_GRAD_OP (False)",
+    "move_params_to_cpu": "say cpu_offload=CPUOffload(offload_params=True)",
+    "compute_dtype": "say mixed_precision=MixedPrecision(param_dtype=...)",
+    "mp_policy": "it is fully_shard's: say mixed_precision=MixedPrecision(...)",
+    "offload_policy": "it is fully_shard's: say cpu_offload=CPUOffload(offload_params=True)",
+    "ignored_params": "say ignored_states=...",
+    "ignored_parameters": "say ignored_states=...",
+    "mesh": "say device_mesh=...",
+    "device_ids": "it is DistributedDataParallel's: say device_id=...",
+    "find_unused_parameters": "it is DistributedDataParallel's: leave it out, a parameter without a gradient counts as zero",
+}
+
+
+def renamed(others: dict[str, Any], auto_wrap_policy: Any) -> Any:
+    """The policy, after looking at arguments by names that the constructor has not: a former name is taken, others raise TypeError."""
+    if "fsdp_auto_wrap_policy" in others:
+        if auto_wrap_policy is not None:
+            raise TypeError("fsdp_auto_wrap_policy is the former name of auto_wrap_policy: pass only the latter")
+        warnings.warn("fsdp_auto_wrap_policy is now called auto_wrap_policy", FutureWarning, stacklevel=3)
+        auto_wrap_policy = others.pop("fsdp_auto_wrap_policy")
+    for name in others:
+        instead = f": {_UNKNOWN[name]}" if name in _UNKNOWN else ""
+        raise TypeError(f"FullyShardedDataParallel has no argument {name}{instead}")
+    return auto_wrap_policy
+
+
+def strategy_of(given: ShardingStrategy | str | None) -> ShardingStrategy:
+    if given is None:
+        return ShardingStrategy.FULL_SHARD
+    if isinstance(given, str):
+        if given not in ShardingStrategy.__members__:
+            raise InvalidArgument(f"there is no sharding strategy {given!r}", hint=f"there are {', '.join(ShardingStrategy.__members__)}")
+        warnings.warn(f"sharding_strategy={given!r} is taken as ShardingStrategy.{given}: write that", FutureWarning, stacklevel=3)
+        return ShardingStrategy[given]
+    if not isinstance(given, ShardingStrategy):
+        raise TypeError(f"sharding_strategy should be a ShardingStrategy, got {type(given).__name__}")
+    return given
+
+
+def check(name: str, value: Any, types: type | tuple[type, ...], *, optional: bool = True) -> None:
+    if (value is None and optional) or isinstance(value, types):
+        return
+    wanted = " or ".join(t.__name__ for t in (types if isinstance(types, tuple) else (types,)))
+    raise TypeError(f"{name} should be a {wanted}{' or None' if optional else ''}, got {type(value).__name__}")
+
+
+def check_all(
+    *,
+    cpu_offload: Any,
+    mixed_precision: Any,
+    backward_prefetch: Any,
+    param_init_fn: Any,
+    device_mesh: Any,
+    **flags: Any,
+) -> None:
+    check("cpu_offload", cpu_offload, _CPUOffload)
+    check("mixed_precision", mixed_precision, MixedPrecision)
+    check("backward_prefetch", backward_prefetch, BackwardPrefetch)
+    check("device_mesh", device_mesh, DeviceMesh)
+    if param_init_fn is not None and not callable(param_init_fn):
+        raise TypeError(f"param_init_fn should be a function of a module, got {type(param_init_fn).__name__}")
+    for name, value in flags.items():
+        check(name, value, bool, optional=False)
+
+
+def device_of(module: nn.Module, ignored: set[nn.Parameter], device_id: int | str | torch.device | None) -> torch.device:
+    """Where the unit computes: what ``device_id`` says, or where its parameters are; a number counts accelerators, if there are any."""
+    if device_id is not None:
+        if isinstance(device_id, bool) or not isinstance(device_id, (int, str, torch.device)):
+            raise TypeError(f"device_id should be a number or a torch.device, got {type(device_id).__name__}")
+        if isinstance(device_id, int):
+            kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+            return torch.device(kind.type, device_id) if kind is not None else torch.device("cpu")
+        return torch.device(device_id)
+    for p in module.parameters():
+        if p not in ignored and p.device.type not in ("cpu", "meta"):
+            return p.device
+    return torch.device("cpu")
+
+
+def fully_shard_arguments(
+    strategy: ShardingStrategy, mesh: DeviceMesh, mixed_precision: MixedPrecision | None, cpu_offload: _CPUOffload | None
+) -> dict[str, Any]:
+    """FSDP1's arguments in FSDP2's names. Inputs are cast by the wrapper: only it knows ``cast_root_forward_inputs``."""
+    arguments: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": False if strategy in _KEEPS_PARAMETERS else None}
+    if mixed_precision is not None:
+        arguments["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=mixed_precision.param_dtype, reduce_dtype=mixed_precision.reduce_dtype, cast_forward_inputs=False
+        )
+    if cpu_offload is not None and cpu_offload.offload_params:
+        arguments["offload_policy"] = CPUOffloadPolicy()
+    return arguments
+
+
+def ignored_of(
+    module: nn.Module, ignored_modules: Iterable[nn.Module] | None, ignored_states: Iterable[nn.Parameter | nn.Module] | None
+) -> tuple[set[nn.Module], set[nn.Parameter]]:
+    """(modules, parameters) that are left alone: those named, all below them, and those that units inside have left alone."""
+    if ignored_modules is not None and ignored_states is not None:
+        raise InvalidArgument("both ignored_modules and ignored_states were given", hint="pass ignored_states only")
+    name = "ignored_modules" if ignored_modules is not None else "ignored_states"
+    given = ignored_modules if ignored_modules is not None else ignored_states
+    try:
+        items = list(given) if given is not None else []
+    except TypeError:
+        raise TypeError(f"{name} should be an iterable, got {type(given).__name__}") from None
+    kinds = (nn.Module,) if name == "ignored_modules" else (nn.Module, nn.Parameter)
+    for item in items:
+        if not isinstance(item, kinds):
+            raise TypeError(f"{name} should hold {' or '.join(k.__name__ for k in kinds)}s, got {type(item).__name__}")
+        if hasattr(item, "_fsdp_wrapped_module"):
+            raise InvalidArgument(f"{name} should not include FSDP units", hint="ignore the module before it is wrapped")
+    if len({isinstance(item, nn.Module) for item in items}) > 1:
+        raise InvalidArgument("ignored_states should be all parameters or all modules")
+    modules = {m for item in items if isinstance(item, nn.Module) for m in item.modules()}
+    parameters = {item for item in items if isinstance(item, nn.Parameter)}
+    parameters |= {p for m in modules for p in m._parameters.values() if p is not None}
+    for inner in module.modules():
+        parameters |= inner.__dict__.get("_ignored_params", set())
+        modules |= inner.__dict__.get("_ignored_modules", set())
+    return modules, parameters

@@ -1,0 +1,127 @@
+"""``summon_full_params``: whole parameters in the place of the sharded ones, for as long as a ``with`` lasts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from shoal.exceptions import DeadlineExceeded, InvalidArgument, Unimplemented
+from shoal.fsdp import write
+from shoal.fsdp1._names import is_unit
+from shoal.fsdp1.api import ShardingStrategy
+
+
+def units_of(module: nn.Module) -> list[nn.Module]:
+    """The FSDP units in a tree, outermost first."""
+    return [m for m in module.modules() if is_unit(m)]
+
+
+@contextmanager
+def unsharded(unit: nn.Module) -> Iterator[None]:
+    """Holds the lease on one unit: its modules have whole parameters. Every rank enters: who does not is waited for, by name."""
+    try:
+        unit.unshard()
+    except DeadlineExceeded as error:
+        hint = "whole parameters are gathered: every rank must call this, not one inside `if rank == 0:` (rank0_only does that)"
+        raise DeadlineExceeded(error.message, reason=error.reason, hint=hint, context=error.context) from None
+    try:
+        yield
+    finally:
+        unit.reshard()
+
+
+def whole_values(unit: nn.Module, keep: bool = True) -> dict[nn.Parameter, torch.Tensor]:
+    """Copies of the whole parameters of one unit, in their own dtype, by sharded one; none unless ``keep``. Every rank must call it."""
+    with unsharded(unit):
+        shown = {m.parameter: m.module._parameters[m.attribute] for m in unit._managed}
+        values = {p: t.detach().clone() for p, t in shown.items() if keep and t.dtype == p.dtype}
+    for p in (p for p, t in shown.items() if t.dtype != p.dtype):  # what is gathered for computing has a lower precision
+        whole = p.detach().full_tensor()
+        if keep:
+            values[p] = whole
+    return values
+
+
+def rows_of(whole: torch.Tensor, like: DTensor) -> DTensor:
+    """A whole tensor, sharded as ``like`` is: every rank takes its rows of its own copy."""
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def first_rank(unit: nn.Module) -> bool:
+    """Whether this is the rank that ``rank0_only`` means: the first of the unit's mesh."""
+    return not any(unit._mesh.get_coordinate() or ())
+
+
+def _check(units: list[nn.Module], writeback: bool, rank0_only: bool, offload_to_cpu: bool, with_grads: bool) -> None:
+    if writeback and rank0_only:
+        raise Unimplemented(
+            "summon_full_params(writeback=True, rank0_only=True): others would write nothing", hint="pass writeback=False, or all ranks"
+        )
+    if with_grads and offload_to_cpu:
+        raise Unimplemented("summon_full_params(with_grads=True, offload_to_cpu=True)", hint="leave out one of them")
+    if offload_to_cpu and any(u.sharding_strategy is ShardingStrategy.NO_SHARD for u in units):
+        raise Unimplemented("summon_full_params(offload_to_cpu=True) with NO_SHARD", hint="leave out offload_to_cpu")
+    if offload_to_cpu and not rank0_only:
+        warnings.warn("offload_to_cpu without rank0_only: every rank of a host gets a copy in its memory", stacklevel=4)
+
+
+@contextmanager
+def summon_full_params(
+    module: nn.Module,
+    recurse: bool = True,
+    writeback: bool = True,
+    rank0_only: bool = False,
+    offload_to_cpu: bool = False,
+    with_grads: bool = False,
+) -> Iterator[None]:
+    """Inside, modules have whole parameters (plain tensors, copies on every rank); afterwards the sharded ones again.
+
+    ``recurse``: of all units below, not only of ``module`` itself. ``writeback``: what was written to them stays, every rank giving its
+    rows. ``rank0_only``: only the first rank sees them. ``with_grads``: with whole ``.grad``, too. ``offload_to_cpu``: the copies lie on
+    the host.
+    Every rank must enter and leave it, outside of forward and backward.
+    Raises NotImplementedError for combinations that FSDP1 refuses (writeback with rank0_only, with_grads with offload_to_cpu).
+    """
+    units = [u for u in (units_of(module) if recurse else [module] if is_unit(module) else []) if not u._summoned]
+    _check(units, writeback, rank0_only, offload_to_cpu, with_grads)
+    copies: dict[nn.Parameter, nn.Parameter] = {}
+    try:
+        for unit in units:
+            shown = not rank0_only or first_rank(unit)
+            values = whole_values(unit, keep=shown)
+            for m in unit._managed:
+                p = m.parameter
+                grad = p.grad.full_tensor() if with_grads and p.grad is not None and p not in copies else None
+                if not shown:
+                    continue
+                if p not in copies:
+                    value = values[p].cpu() if offload_to_cpu else values[p]
+                    copies[p] = nn.Parameter(value, requires_grad=p.requires_grad)
+                    copies[p].grad = grad
+                m.module._parameters[m.attribute] = copies[p]
+            unit._summoned = unit._get_fsdp_state().replaced = True
+        yield
+    finally:
+        for unit in units:
+            if unit._summoned:
+                unit._summoned = unit._get_fsdp_state().replaced = False
+                for m in unit._managed:
+                    m.module._parameters[m.attribute] = m.parameter
+        if writeback and copies:
+            _write_back(module, copies)
+
+
+@torch.no_grad()
+def _write_back(module: nn.Module, copies: dict[nn.Parameter, nn.Parameter]) -> None:
+    with write(module):
+        for p, copy in copies.items():
+            if copy.shape != p.shape:
+                raise InvalidArgument(f"a parameter of shape {tuple(p.shape)} was given the shape {tuple(copy.shape)}")
+            p.to_local().copy_(rows_of(copy.data, p).to_local())
+            if p.grad is not None and copy.grad is not None:
+                p.grad.to_local().copy_(rows_of(copy.grad, p.grad).to_local())

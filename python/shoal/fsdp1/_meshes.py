@@ -1,0 +1,76 @@
+"""The mesh of a unit: from its process groups or mesh, and its sharding strategy."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shoal.exceptions import InvalidArgument
+from shoal.fsdp1._arguments import HYBRID
+from shoal.fsdp1.api import ShardingStrategy
+
+_NAMES = ("replicate", "shard")
+
+
+def base_mesh(process_group: Any, device_mesh: DeviceMesh | None, strategy: ShardingStrategy, auto_wrap: bool, device: str) -> DeviceMesh:
+    """1-D, or 2-D (replicate, shard) for a hybrid strategy. ``process_group``: a group, or for a hybrid strategy (shard, replicate).
+
+    Without either: all ranks; a hybrid strategy shards over the ranks of a host and replicates over hosts.
+    """
+    if process_group is not None and device_mesh is not None:
+        raise InvalidArgument("both process_group and device_mesh were given", hint="pass one of them")
+    hybrid = strategy in HYBRID
+    if device_mesh is not None:
+        if device_mesh.ndim != (2 if hybrid else 1):
+            raise InvalidArgument(
+                f"{strategy.name} takes a {'2-D' if hybrid else '1-D'} device_mesh, not one of {device_mesh.ndim} dimensions",
+                hint="HYBRID_SHARD takes init_device_mesh(..., (replicas, shards), mesh_dim_names=('replicate', 'shard')), the others 1-D",
+            )
+        return device_mesh
+    if not dist.is_initialized():
+        dist.init_process_group("gloo" if device == "cpu" else None)
+    if not hybrid:
+        if isinstance(process_group, tuple):
+            raise InvalidArgument(f"{strategy.name} takes one process group, not {len(process_group)}", hint="pairs are for HYBRID_SHARD")
+        group = process_group if process_group is not None else dist.group.WORLD
+        return DeviceMesh.from_group(group, device)
+    if process_group is None:
+        if not auto_wrap:
+            raise InvalidArgument(
+                f"{strategy.name} without auto_wrap_policy needs to be told its ranks: units must share their groups",
+                hint="pass device_mesh (2-D), or process_group=(shard, replicate)",
+            )
+        world = dist.get_world_size()
+        per_host = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        if world % per_host:
+            raise InvalidArgument(f"{world} ranks do not fill hosts of {per_host}", hint="pass a 2-D device_mesh")
+        return init_device_mesh(device, (world // per_host, per_host), mesh_dim_names=_NAMES)
+    if not (isinstance(process_group, tuple) and len(process_group) == 2):
+        raise InvalidArgument(f"{strategy.name} takes process_group=(shard, replicate), two groups")
+    return _from_groups(*process_group, device)
+
+
+def _from_groups(shard: dist.ProcessGroup, replicate: dist.ProcessGroup, device: str) -> DeviceMesh:
+    """The mesh whose rows are the shard groups: rows that other ranks know are told by them."""
+    rows: list = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, dist.get_process_group_ranks(shard))
+    replicas = dist.get_process_group_ranks(replicate)
+    ranks = torch.tensor([rows[r] for r in replicas])
+    return DeviceMesh.from_group([replicate, shard], device, mesh=ranks, mesh_dim_names=_NAMES)
+
+
+def unit_mesh(base: DeviceMesh, strategy: ShardingStrategy) -> DeviceMesh:
+    """The mesh that ``fully_shard`` gets: for NO_SHARD every rank is a replica (of shards of one rank)."""
+    if strategy is not ShardingStrategy.NO_SHARD:
+        return base
+    found = base.__dict__.get("_shoal_replicated")
+    if found is None:
+        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)  # not all ranks need come here
+        ranks = base.mesh.reshape(-1, 1)
+        found = DeviceMesh.from_group([base.get_group(), alone], base.device_type, mesh=ranks, mesh_dim_names=_NAMES)
+        base._shoal_replicated = found
+    return found

@@ -1,0 +1,214 @@
+"""Optimizer states by parameter names: whole, sharded or local, as the state dict settings say; and back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shoal.exceptions import InvalidArgument
+from shoal.fsdp._names import clean
+from shoal.fsdp1._full_parameters import rows_of, units_of
+from shoal.fsdp1.api import OptimStateKeyType, StateDictType
+
+Given = Iterable[nn.Parameter] | list[dict[str, Any]] | None
+
+
+def names_of(model: nn.Module) -> dict[nn.Parameter, str]:
+    """The clean name of every parameter, in the model's order: of units' the sharded one, which optimizers hold, whatever is shown now."""
+    managed: dict[str, nn.Parameter] = {}
+    prefixes = {id(m): name for name, m in model.named_modules()}
+    for unit in units_of(model):
+        prefix = prefixes[id(unit)]
+        managed.update({clean(f"{prefix}.{m.name}" if prefix else m.name): m.parameter for m in unit._managed})
+    found: dict[nn.Parameter, str] = {}
+    for name, p in model.named_parameters():
+        found.setdefault(managed.get(clean(name), p), clean(name))
+    return found
+
+
+def _ordered(model: nn.Module, optim: torch.optim.Optimizer | None, optim_input: Given) -> list[nn.Parameter]:
+    """Parameters in the order of an optimizer's numbers."""
+    if optim is not None:
+        groups = optim.param_groups
+    else:
+        given = list(optim_input) if optim_input is not None else list(names_of(model))
+        groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+    return [p for group in groups for p in group["params"]]
+
+
+def _name(names: dict[nn.Parameter, str], p: nn.Parameter) -> str:
+    if p not in names:
+        raise InvalidArgument(f"the optimizer has a parameter of shape {tuple(p.shape)} that the model has not", hint="pass its own model")
+    return names[p]
+
+
+# ---- saving ------------------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def saved(
+    model: nn.Module,
+    optim: torch.optim.Optimizer,
+    state_dict: dict[str, Any],
+    kind: StateDictType,
+    *,
+    rank0_only: bool,
+    offload_to_cpu: bool,
+    group: Any = None,
+) -> dict[str, Any]:
+    """{"state": {name: {key: value}}, "param_groups": [... "params": names]}. Collective for whole values.
+
+    With ``rank0_only`` the others get {}.
+    """
+    names = names_of(model)
+    by_id = [_name(names, p) for p in _ordered(model, optim, None)]
+    here = not rank0_only or dist.get_rank(group) == 0
+    state: dict[str, Any] = {}
+    for index, values in sorted(state_dict["state"].items(), key=lambda item: (isinstance(item[0], str), item[0])):  # as on all ranks
+        name = index if isinstance(index, str) else by_id[index]
+        shown = {key: _shown(value, kind, offload_to_cpu) for key, value in values.items()}
+        if here:
+            state[name] = shown
+    if not here:
+        return {}
+    groups = [_with_params(g, [p if isinstance(p, str) else by_id[p] for p in g["params"]]) for g in state_dict["param_groups"]]
+    return {"state": state, "param_groups": groups}
+
+
+def _with_params(group: dict[str, Any], params: list) -> dict[str, Any]:
+    """A group's options, with other names for its parameters."""
+    return {**copy.deepcopy({k: v for k, v in group.items() if k != "params"}), "params": params}
+
+
+def _shown(value: Any, kind: StateDictType, offload_to_cpu: bool) -> Any:
+    if isinstance(value, DTensor):
+        if kind is StateDictType.FULL_STATE_DICT:
+            value = value.full_tensor()
+        elif kind is StateDictType.LOCAL_STATE_DICT:
+            value = value.to_local()
+    if torch.is_tensor(value):
+        value = value.detach() if value.dim() else value.detach().clone()  # optimizers count steps in place
+        return value.cpu() if offload_to_cpu else value
+    return value
+
+
+# ---- loading -----------------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def to_load(
+    model: nn.Module,
+    optim: torch.optim.Optimizer | None,
+    state_dict: dict[str, Any] | None,
+    kind: StateDictType,
+    *,
+    rank0_only: bool = False,
+    named: bool = False,
+    group: Any = None,
+    optim_input: Given = None,
+) -> dict[str, Any]:
+    """What ``optim.load_state_dict`` takes on this rank: values sharded as their parameters are, by number (``named``: by name).
+
+    ``rank0_only``: only rank 0 has the state dict; the others get their rows from it.
+    """
+    if rank0_only:
+        state_dict = _broadcast(state_dict, group)
+    if not isinstance(state_dict, dict) or "state" not in state_dict or "param_groups" not in state_dict:
+        raise InvalidArgument("an optimizer state dict has 'state' and 'param_groups'", hint="load what FSDP.optim_state_dict returned")
+    names = names_of(model)
+    parameters = {name: p for p, name in names.items()}
+    numbers = {_name(names, p): i for i, p in enumerate(_ordered(model, optim, optim_input))}
+    state = {}
+    for name, values in state_dict["state"].items():
+        if name not in parameters:
+            raise InvalidArgument(f"the state dict has a state of {name}, which the model has not")
+        if name not in numbers:
+            continue  # of a parameter that this optimizer does not train
+        loaded = {key: _sharded(value, parameters[name], kind) for key, value in values.items()}
+        state[name if named else numbers[name]] = loaded
+    groups = []
+    for g in state_dict["param_groups"]:
+        params = [name for name in g["params"] if name in numbers]
+        groups.append(_with_params(g, params if named else [numbers[name] for name in params]))
+    return {"state": state, "param_groups": groups}
+
+
+def _sharded(value: Any, p: nn.Parameter, kind: StateDictType) -> Any:
+    """A value as the optimizer will write to it: memory of its own."""
+    if not torch.is_tensor(value):
+        return value
+    value = value.detach()
+    if value.dim() == 0 or isinstance(value, DTensor) or not isinstance(p, DTensor):
+        return value.clone()
+    if kind is StateDictType.LOCAL_STATE_DICT and value.shape == p.to_local().shape:
+        return DTensor.from_local(value.clone(), p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+    if value.shape == p.shape:
+        return rows_of(value.to(p.device), p).clone()
+    return value.clone()
+
+
+def _broadcast(state_dict: dict[str, Any] | None, group: Any) -> dict[str, Any]:
+    """Rank 0's state dict on every rank: tensors one by one."""
+    first = dist.get_global_rank(group, 0) if group is not None else 0
+    mine = dist.get_rank(group) == 0
+    tensors: list[torch.Tensor] = []
+
+    def outline(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: outline(v) for k, v in value.items()}
+        if torch.is_tensor(value) and value.dim() > 0:
+            tensors.append(value)
+            return _Outline(value.shape, value.dtype)
+        return value
+
+    what = [outline(state_dict) if mine else None]
+    dist.broadcast_object_list(what, src=first, group=group)
+    waiting = iter(tensors)
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: filled(v) for k, v in value.items()}
+        if isinstance(value, _Outline):
+            tensor = next(waiting).contiguous() if mine else torch.empty(value.shape, dtype=value.dtype)
+            dist.broadcast(tensor, src=first, group=group)
+            return tensor
+        return value
+
+    return filled(what[0])
+
+
+class _Outline:
+    """A tensor that comes later."""
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype):
+        self.shape, self.dtype = shape, dtype
+
+
+# ---- names and numbers -------------------------------------------------------------------------------------------------------------
+
+
+def rekeyed(
+    state_dict: dict[str, Any], key_type: OptimStateKeyType, model: nn.Module, optim: torch.optim.Optimizer | None, optim_input: Given
+) -> dict[str, Any]:
+    """The same states, by names or by the optimizer's numbers. Raises ValueError when the keys are a mixture."""
+    if key_type not in (OptimStateKeyType.PARAM_NAME, OptimStateKeyType.PARAM_ID):
+        raise TypeError(f"optim_state_key_type should be an OptimStateKeyType, got {key_type!r}")
+    kinds = {type(key) for key in state_dict["state"]}
+    if kinds - {str} and kinds - {int}:
+        raise InvalidArgument(f"the keys of this optimizer state are neither all names nor all numbers: {list(state_dict['state'])}")
+    to_names = key_type is OptimStateKeyType.PARAM_NAME
+    if kinds == {str if to_names else int}:
+        return state_dict
+    names = names_of(model)
+    pairs = [(i, _name(names, p)) for i, p in enumerate(_ordered(model, optim, optim_input))]
+    new = dict(pairs) if to_names else {name: i for i, name in pairs}
+    return {
+        "state": {new[key]: values for key, values in state_dict["state"].items()},
+        "param_groups": [_with_params(g, sorted(new[p] for p in g["params"])) for g in state_dict["param_groups"]],
+    }

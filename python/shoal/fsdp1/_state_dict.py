@@ -1,0 +1,129 @@
+"""Parameters and buffers as ``state_dict`` shows them: whole, as DTensors, or this rank's rows; and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shoal.exceptions import InvalidArgument
+from shoal.fsdp._names import clean
+from shoal.fsdp1._full_parameters import first_rank, rows_of, units_of, whole_values
+from shoal.fsdp1._names import PREFIX, modules_of
+from shoal.fsdp1.api import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    LocalOptimStateDictConfig,
+    LocalStateDictConfig,
+    OptimStateDictConfig,
+    ShardedOptimStateDictConfig,
+    StateDictConfig,
+    StateDictSettings,
+    StateDictType,
+)
+from shoal.fsdp1.api import _ShardedStateDictConfig as ShardedStateDictConfig
+
+_CONFIGS = {
+    StateDictType.FULL_STATE_DICT: (FullStateDictConfig, FullOptimStateDictConfig),
+    StateDictType.LOCAL_STATE_DICT: (LocalStateDictConfig, LocalOptimStateDictConfig),
+    StateDictType.SHARDED_STATE_DICT: (ShardedStateDictConfig, ShardedOptimStateDictConfig),
+}
+
+
+def settings_for(
+    state_dict_type: StateDictType, config: StateDictConfig | None = None, optim_config: OptimStateDictConfig | None = None
+) -> StateDictSettings:
+    """Settings with the type's own configurations for those left out. Raises TypeError for a configuration of another type."""
+    if not isinstance(state_dict_type, StateDictType):
+        raise TypeError(f"state_dict_type should be a StateDictType, got {state_dict_type!r}")
+    made = []
+    names = ("state_dict_config", "optim_state_dict_config")
+    for name, given, cls in zip(names, (config, optim_config), _CONFIGS[state_dict_type], strict=True):
+        if given is not None and not isinstance(given, cls):
+            raise TypeError(f"{state_dict_type.name} takes a {cls.__name__} as {name}, got {type(given).__name__}")
+        made.append(given if given is not None else cls())
+    return StateDictSettings(state_dict_type, *made)
+
+
+def settings_of(module: nn.Module) -> StateDictSettings | None:
+    """What is set in a tree; None when it has no unit. Raises InvalidArgument when its units differ."""
+    found = [u._settings for u in units_of(module)]
+    if any(s != found[0] for s in found):
+        raise InvalidArgument("the units of this model have different state dict settings", hint="set them on the whole model")
+    return found[0] if found else None
+
+
+def set_settings(module: nn.Module, settings: StateDictSettings) -> StateDictSettings:
+    """Sets them in a tree; returns what was set before."""
+    before = settings_of(module)
+    if before is None:
+        raise InvalidArgument(f"{type(module).__name__} has no FSDP unit", hint="pass the model that FullyShardedDataParallel returned")
+    for unit in units_of(module):
+        unit._settings = settings
+    return before
+
+
+# ---- saving ------------------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def to_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Behind a unit's part of ``state_dict()``: names without the wrapper, values as the settings say. Collective for whole values."""
+    for key in [k for k in state_dict if k.startswith(prefix + PREFIX)]:
+        state_dict[prefix + key[len(prefix) + len(PREFIX) :]] = state_dict.pop(key)
+    if unit._keep_vars:
+        state_dict.update({prefix + m.name: m.parameter for m in unit._managed if prefix + m.name in state_dict})
+        return
+    settings = unit._settings
+    config = settings.state_dict_config
+    full = settings.state_dict_type is StateDictType.FULL_STATE_DICT
+    here = not full or not config.rank0_only or first_rank(unit)
+    whole = whole_values(unit, keep=here) if full else {}
+    for m in unit._managed:
+        key = prefix + m.name
+        if key not in state_dict:
+            continue
+        if not here:
+            del state_dict[key]
+            continue
+        if full:
+            state_dict[key] = whole[m.parameter]
+        else:
+            value = m.parameter.detach()
+            state_dict[key] = value.to_local() if settings.state_dict_type is StateDictType.LOCAL_STATE_DICT else value
+        if config.offload_to_cpu:
+            state_dict[key] = state_dict[key].cpu()
+    for names, module in modules_of(unit):
+        for name, value in module._buffers.items():
+            key = prefix + clean(names + name)
+            if value is None or key not in state_dict:
+                continue
+            if not here:
+                del state_dict[key]
+            elif settings.state_dict_type is not StateDictType.LOCAL_STATE_DICT:
+                state_dict[key] = unit._buffers_of.as_saved(module, name, state_dict[key])
+                if config.offload_to_cpu:
+                    state_dict[key] = state_dict[key].cpu()
+
+
+# ---- loading -----------------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def from_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before a unit's part of ``load_state_dict()``: the wrapper's names, and of whole or local values this rank's rows."""
+    for key in [k for k in state_dict if k.startswith(prefix)]:
+        state_dict[prefix + PREFIX + key[len(prefix) :]] = state_dict.pop(key)
+    local = unit._settings.state_dict_type is StateDictType.LOCAL_STATE_DICT
+    for m in unit._managed:
+        key = prefix + PREFIX + m.name
+        value = state_dict.get(key)
+        if not torch.is_tensor(value) or isinstance(value, DTensor):
+            continue
+        p = m.parameter.detach()
+        if local and value.shape == p.to_local().shape:
+            state_dict[key] = DTensor.from_local(value, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+        elif value.shape == p.shape:
+            state_dict[key] = rows_of(value.to(p.device), p)

@@ -1,0 +1,483 @@
+"""``FullyShardedDataParallel``: FSDP1's wrapper, on the engine of ``shoal.fsdp``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.fsdp import fully_shard
+from shoal.fsdp._names import clean
+from shoal.fsdp1 import _arguments, _auto_wrap, _full_parameters, _meshes, _optimizer_state, _precision, _state_dict, _values
+from shoal.fsdp1._comm_hook import HookedReduceScatter
+from shoal.fsdp1._names import WRAPPED, modules_of
+from shoal.fsdp1.api import (
+    BackwardPrefetch,
+    CPUOffload,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    LocalOptimStateDictConfig,
+    LocalStateDictConfig,
+    MixedPrecision,
+    OptimStateDictConfig,
+    OptimStateKeyType,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictConfig,
+    StateDictSettings,
+    StateDictType,
+)
+from shoal.optim import clip_grad_norm_
+
+__all__ = [
+    "BackwardPrefetch",
+    "CPUOffload",
+    "FullOptimStateDictConfig",
+    "FullStateDictConfig",
+    "FullyShardedDataParallel",
+    "LocalOptimStateDictConfig",
+    "LocalStateDictConfig",
+    "MixedPrecision",
+    "OptimStateDictConfig",
+    "OptimStateKeyType",
+    "ShardedOptimStateDictConfig",
+    "ShardedStateDictConfig",
+    "ShardingStrategy",
+    "StateDictConfig",
+    "StateDictSettings",
+    "StateDictType",
+]
+
+
+@dataclass(frozen=True)
+class _Managed:
+    """A parameter of a unit, under one of its names."""
+
+    name: str  # clean, from the wrapped module on
+    module: nn.Module
+    attribute: str
+    parameter: nn.Parameter  # the sharded one
+
+
+class _Elsewhere:
+    """A name that people look for in the class, and where it is."""
+
+    def __init__(self, hint: str):
+        self._hint = hint
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        raise AttributeError(self._hint)
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Wraps a module as a unit of fully sharded training, with the interface of FSDP1 (torch.distributed.fsdp, torch 2.13).
+
+    Parameters stay themselves (FSDP1's ``use_orig_params=True``, whatever is given): ``DTensor``s over ``torch.chunk(dim=0)`` rows, in the
+    dtype that they had, gathered while the unit's forward and backward run. Gradients are the mean over ranks. Build the optimizer after
+    wrapping, and train as before. Every rank wraps the same modules in the same order.
+
+    ``process_group``: the ranks (default: all); for a hybrid strategy a pair (shard, replicate). ``device_mesh``: instead of it; 2-D
+    (replicate, shard) for a hybrid strategy. ``sharding_strategy``: FULL_SHARD; SHARD_GRAD_OP keeps parameters whole between forward and
+    backward; NO_SHARD replicates; HYBRID_SHARD and _HYBRID_SHARD_ZERO2 shard within and replicate across hosts.
+    ``cpu_offload``: parameters, gradients and the optimizer's step live on the host. ``auto_wrap_policy``: which inner modules become
+    units; modules with parameters that are used elsewhere, too, stay in the unit around. ``mixed_precision``: torch's ``MixedPrecision``.
+    ``ignored_modules`` or ``ignored_states``: left alone. ``param_init_fn``: gives a module on the meta device its values (default: its
+    ``reset_parameters``). ``device_id``: where the unit computes (a number counts accelerators; without any, it is the CPU).
+    ``sync_module_states``: all ranks begin with the first one's values. ``forward_prefetch``: from the second forward on each unit has the
+    one unsharded that followed it in the first (for static graphs). ``backward_prefetch``, ``limit_all_gathers``: checked; the step graph
+    prefetches backward and bounds what is under way by itself.
+    Raises TypeError and ValueError for arguments that do not fit, ValueError for modules that DDP, ``fully_shard`` or torch's FSDP has.
+    """
+
+    StateDictType = _Elsewhere("there is no FullyShardedDataParallel.StateDictType: from shoal.fsdp1 import StateDictType")
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None,
+        sharding_strategy: ShardingStrategy | None = None,
+        cpu_offload: CPUOffload | None = None,
+        auto_wrap_policy: Callable | None = None,
+        backward_prefetch: BackwardPrefetch | None = BackwardPrefetch.BACKWARD_PRE,
+        mixed_precision: MixedPrecision | None = None,
+        ignored_modules: Iterable[nn.Module] | None = None,
+        param_init_fn: Callable[[nn.Module], None] | None = None,
+        device_id: int | torch.device | None = None,
+        sync_module_states: bool = False,
+        forward_prefetch: bool = False,
+        limit_all_gathers: bool = True,
+        use_orig_params: bool = False,
+        ignored_states: Iterable[nn.Parameter] | Iterable[nn.Module] | None = None,
+        device_mesh: DeviceMesh | None = None,
+        **others: Any,
+    ):
+        super().__init__()
+        auto_wrap_policy = _arguments.renamed(others, auto_wrap_policy)
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"FullyShardedDataParallel wraps a module, not a {type(module).__name__}")
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+            warnings.warn(f"a {type(module).__name__} has no forward: its parameters would be gathered by nobody", stacklevel=2)
+        strategy = _arguments.strategy_of(sharding_strategy)
+        shared = {
+            "cpu_offload": cpu_offload,
+            "mixed_precision": mixed_precision,
+            "backward_prefetch": backward_prefetch,
+            "param_init_fn": param_init_fn,
+            "sync_module_states": sync_module_states,
+            "forward_prefetch": forward_prefetch,
+            "limit_all_gathers": limit_all_gathers,
+            "use_orig_params": use_orig_params,
+        }
+        _arguments.check_all(device_mesh=device_mesh, **shared)
+        _auto_wrap.check_mix(module, auto_wrap_policy is not None)
+        self._ignored_modules, self._ignored_params = _arguments.ignored_of(module, ignored_modules, ignored_states)
+        device = _arguments.device_of(module, self._ignored_params, device_id)
+        base = _meshes.base_mesh(process_group, device_mesh, strategy, auto_wrap_policy is not None, device.type)
+        if auto_wrap_policy is not None:
+            shared |= {"sharding_strategy": strategy, "device_id": device_id, "device_mesh": base, "ignored_states": self._ignored_params}
+            units = _auto_wrap.plan(module, auto_wrap_policy, self._ignored_modules, self._ignored_params, shared)
+            _auto_wrap.execute(module, units, FullyShardedDataParallel, lowered=mixed_precision is not None)
+
+        self.sharding_strategy, self.mixed_precision, self.cpu_offload = strategy, mixed_precision, cpu_offload or CPUOffload()
+        self.compute_device, self.process_group = device, base.get_group(base.ndim - 1)
+        self.rank, self.world_size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
+        self._mesh = _meshes.unit_mesh(base, strategy)
+        self._settings = _state_dict.settings_for(StateDictType.FULL_STATE_DICT)
+        self._is_root: bool | None = None
+        self._comm_hook: HookedReduceScatter | None = None
+        self._not_synced = 0  # how many no_sync() it is inside
+        self._summoned = self._keep_vars = False
+        self._forward_prefetch = forward_prefetch
+        self._order: list[FullyShardedDataParallel] | None = None  # in which units run, until it is known
+        _values.materialize(module, self._ignored_modules, param_init_fn, device)
+        _values.prepare(module, self._ignored_modules, self._ignored_params, device)
+        if sync_module_states:
+            _values.broadcast(module, self._ignored_modules, self._ignored_params, self._mesh)
+        self.add_module(WRAPPED, module)
+        self._buffers_of = _precision.Buffers(self, self._ignored_modules, mixed_precision)
+        arguments = _arguments.fully_shard_arguments(strategy, self._mesh, mixed_precision, cpu_offload)
+        fully_shard(self, ignored_params=self._ignored_params, **arguments)
+        self._managed = [
+            _Managed(clean(prefix + name), m, name, p)
+            for prefix, m in modules_of(self)
+            for name, p in m._parameters.items()
+            if isinstance(p, DTensor)
+        ]
+        kept = _precision.kept_gradient_dtype(mixed_precision)
+        for p in {m.parameter: None for m in self._managed} if kept is not None else ():
+            _precision.keep_gradient_in(kept, p)
+        self.register_forward_pre_hook(FullyShardedDataParallel._before_forward, prepend=True)
+        self.register_state_dict_post_hook(_state_dict.to_user)
+        self.register_load_state_dict_pre_hook(_state_dict.from_user)
+
+    # ---- the wrapper ----
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped module (inside a ``checkpoint_wrapper``, if it has one)."""
+        inner = self._modules[WRAPPED]
+        return inner._modules.get("_checkpoint_wrapped_module", inner)
+
+    def _get_name(self) -> str:
+        return "FullyShardedDataParallel"
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner = self.__dict__.get("_modules", {}).get(WRAPPED)
+            if inner is None:
+                raise
+            return getattr(inner, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._modules[WRAPPED][key]
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """For torch.distributed.checkpoint.state_dict: which part of a name in the tree the state dict's has not, by the one after it."""
+        inner = self._modules[WRAPPED]
+        return dict.fromkeys([*inner._modules, *inner._parameters, *inner._buffers], WRAPPED)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the wrapped module; the root casts its inputs to ``param_dtype``, others if ``cast_forward_inputs`` says so."""
+        dtype = _precision.input_dtype(self.mixed_precision, self._is_root)
+        if dtype is not None:
+            args, kwargs = _precision.cast((args, kwargs), dtype)
+        return self._modules[WRAPPED](*args, **kwargs)
+
+    def _before_forward(self, args: tuple) -> None:
+        if self._summoned:
+            raise InvalidArgument("forward inside summon_full_params", hint="call model.module(...), or leave the context first")
+        self._lazy_init()
+        if self._order is not None and torch.is_grad_enabled():
+            self._follow_order()
+
+    def _follow_order(self) -> None:
+        """``forward_prefetch``: in the first forward the units' order is seen; from the second on each asks for the next one."""
+        order = self._order
+        if self not in order:
+            order.append(self)
+            return
+        if order[0] is not self:
+            return
+        for unit, following in pairwise(order):
+            unit.set_modules_to_forward_prefetch([following])
+        for unit in order:
+            unit._order = None
+
+    def _lazy_init(self) -> None:
+        """At the first use: the outermost unit is the root of those inside."""
+        if self._is_root is not None:
+            return
+        self._is_root = True
+        order: list[FullyShardedDataParallel] = []
+        for unit in self.fsdp_modules(self):
+            unit._order = order if self._forward_prefetch else None
+            if unit is not self:
+                unit._is_root = False
+            unit._buffers_of.cast()
+
+    def _require_root(self, what: str) -> None:
+        self._lazy_init()
+        if not self._is_root:
+            raise InvalidArgument(f"{what} was called on an inner unit", hint="call it on the outermost FullyShardedDataParallel")
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As a module's, with the names that parameters had before they were wrapped."""
+        for name, p in super().named_parameters(*args, **kwargs):
+            yield clean(name), p
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """As a module's, with the names that buffers had before they were wrapped."""
+        for name, b in super().named_buffers(*args, **kwargs):
+            yield clean(name), b
+
+    def check_is_root(self) -> bool:
+        """Whether this is the outermost unit. Asked before the first forward, it is the outermost one asked."""
+        self._lazy_init()
+        return bool(self._is_root)
+
+    @staticmethod
+    def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
+        """The units in a tree, outermost first; ``root_only``: those that are in no other one of it."""
+        units = _full_parameters.units_of(module)
+        if not root_only:
+            return units
+        inner = {id(u) for outer in units for u in _full_parameters.units_of(outer) if u is not outer}
+        return [u for u in units if id(u) not in inner]
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
+        """``fn`` on every module inside, with whole parameters; what it writes stays. Every rank must call it."""
+        with self.summon_full_params(self):
+            return super().apply(fn)
+
+    summon_full_params = staticmethod(_full_parameters.summon_full_params)
+
+    # ---- gradients ----
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward accumulates whole gradients and reduces nothing; the next backward outside reduces the sum. Root only."""
+        self._require_root("no_sync()")
+        self._not_synced += 1
+        self.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self._not_synced -= 1
+            self.set_requires_gradient_sync(self._not_synced == 0)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scales all gradients so that their norm over all ranks is at most ``max_norm``; returns the norm before (a scalar tensor).
+
+        Root only; every rank must call it.
+        """
+        self._require_root("clip_grad_norm_()")
+        return clip_grad_norm_(self.parameters(), float(max_norm), norm_type)
+
+    def register_comm_hook(self, state: object, hook: Callable) -> None:
+        """Gradients of every unit are reduced by ``hook(state, gradients, rows)`` from now on: ``gradients`` is one flat tensor of the
+        unit's whole ones, in the reduce dtype, padded to as much for every rank; the hook fills ``rows`` with this rank's part of the mean.
+
+        As torch's ``default_hooks`` are written. Root only, once, before the first backward; every rank must do so. A world of one calls
+        nothing. Raises NotImplementedError where parameters are replicated (NO_SHARD, hybrid strategies).
+        """
+        self._require_root("register_comm_hook()")
+        if not callable(hook):
+            raise TypeError(f"a communication hook is a function, not a {type(hook).__name__}")
+        units = self.fsdp_modules(self)
+        if any(u._mesh.ndim > 1 for u in units):
+            raise Unimplemented("register_comm_hook where parameters are replicated", hint="take FULL_SHARD or SHARD_GRAD_OP")
+        if any(u._comm_hook is not None for u in units):
+            raise InvalidArgument("a communication hook is registered already")
+        for unit in units:
+            unit._comm_hook = HookedReduceScatter(state, hook)
+            unit.set_custom_reduce_scatter(unit._comm_hook)
+            if unit.world_size > 1:
+                unit.set_gradient_divide_factor(1.0)  # the hook divides
+
+    # ---- state dicts ----
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Parameters and buffers by their clean names, as ``state_dict_type`` says: by default whole tensors on every rank.
+
+        Whole tensors are gathered: every rank must call it, also when only rank 0 keeps the result (``rank0_only``). With ``keep_vars`` the
+        values are the sharded parameters themselves, whatever is set.
+        """
+        for name in ("state_dict_type", "fsdp_state_dict_config"):
+            if name in kwargs:
+                raise TypeError(
+                    f"state_dict() has no argument {name}: with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, "
+                    "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)): model.state_dict()"
+                )
+        self._keep_vars = bool(kwargs.get("keep_vars"))
+        if self._is_root is None and kwargs.get("destination") is None:  # the outermost unit comes first: it is the root
+            with _full_parameters.unsharded(self):
+                pass
+        return super().state_dict(*args, **kwargs)
+
+    @staticmethod
+    def set_state_dict_type(
+        module: nn.Module,
+        state_dict_type: StateDictType,
+        state_dict_config: StateDictConfig | None = None,
+        optim_state_dict_config: OptimStateDictConfig | None = None,
+    ) -> StateDictSettings:
+        """What ``state_dict`` and ``optim_state_dict`` of all units in a tree return and take; returns what was set before."""
+        settings = _state_dict.settings_for(state_dict_type, state_dict_config, optim_state_dict_config)
+        return _state_dict.set_settings(module, settings)
+
+    @staticmethod
+    def get_state_dict_type(module: nn.Module) -> StateDictSettings | None:
+        """What is set; None when the tree has no unit."""
+        return _state_dict.settings_of(module)
+
+    @staticmethod
+    @contextmanager
+    def state_dict_type(
+        module: nn.Module,
+        state_dict_type: StateDictType,
+        state_dict_config: StateDictConfig | None = None,
+        optim_state_dict_config: OptimStateDictConfig | None = None,
+    ) -> Iterator[None]:
+        """``set_state_dict_type`` for as long as a ``with`` lasts."""
+        settings = _state_dict.settings_for(state_dict_type, state_dict_config, optim_state_dict_config)
+        before = _state_dict.set_settings(module, settings)
+        try:
+            yield
+        finally:
+            _state_dict.set_settings(module, before)
+
+    # ---- optimizer states ----
+
+    @staticmethod
+    def optim_state_dict(
+        model: nn.Module, optim: torch.optim.Optimizer, optim_state_dict: dict[str, Any] | None = None, group: Any = None
+    ) -> dict[str, Any]:
+        """The optimizer's state by parameter names, in the form that ``state_dict_type`` says. Every rank must call it.
+
+        {"state": {name: {key: value}}, "param_groups": [{..., "params": [names]}]}; with ``rank0_only`` the others get {}.
+        """
+        settings = _state_dict.settings_of(model) or _state_dict.settings_for(StateDictType.FULL_STATE_DICT)
+        config = settings.optim_state_dict_config
+        return _optimizer_state.saved(
+            model,
+            optim,
+            optim.state_dict() if optim_state_dict is None else optim_state_dict,
+            settings.state_dict_type,
+            rank0_only=getattr(config, "rank0_only", False),
+            offload_to_cpu=config.offload_to_cpu,
+            group=group,
+        )
+
+    @staticmethod
+    def optim_state_dict_to_load(
+        model: nn.Module,
+        optim: torch.optim.Optimizer,
+        optim_state_dict: dict[str, Any],
+        is_named_optimizer: bool = False,
+        load_directly: bool = False,
+        group: Any = None,
+    ) -> dict[str, Any]:
+        """What ``optim.load_state_dict`` takes, of what ``optim_state_dict`` returned (of any number of ranks, if whole).
+
+        ``load_directly``: loads it, too. With ``rank0_only`` the others' argument is not looked at: rank 0 sends them their part.
+        """
+        settings = _state_dict.settings_of(model) or _state_dict.settings_for(StateDictType.FULL_STATE_DICT)
+        result = _optimizer_state.to_load(
+            model,
+            optim,
+            optim_state_dict,
+            settings.state_dict_type,
+            rank0_only=getattr(settings.optim_state_dict_config, "rank0_only", False),
+            named=is_named_optimizer,
+            group=group,
+        )
+        if load_directly:
+            optim.load_state_dict(result)
+        return result
+
+    @staticmethod
+    def full_optim_state_dict(
+        model: nn.Module, optim: torch.optim.Optimizer, optim_input: Any = None, rank0_only: bool = True, group: Any = None
+    ) -> dict[str, Any]:
+        """The whole optimizer state by names, on the host; with ``rank0_only`` the others get {}. Every rank must call it."""
+        return _optimizer_state.saved(
+            model, optim, optim.state_dict(), StateDictType.FULL_STATE_DICT, rank0_only=rank0_only, offload_to_cpu=True, group=group
+        )
+
+    @staticmethod
+    def sharded_optim_state_dict(model: nn.Module, optim: torch.optim.Optimizer, group: Any = None) -> dict[str, Any]:
+        """The optimizer state by names, as DTensors."""
+        return _optimizer_state.saved(
+            model, optim, optim.state_dict(), StateDictType.SHARDED_STATE_DICT, rank0_only=False, offload_to_cpu=False, group=group
+        )
+
+    @staticmethod
+    def shard_full_optim_state_dict(
+        full_optim_state_dict: dict[str, Any], model: nn.Module, optim_input: Any = None, optim: torch.optim.Optimizer | None = None
+    ) -> dict[str, Any]:
+        """What ``optim.load_state_dict`` takes, of a whole state that every rank has."""
+        return _optimizer_state.to_load(model, optim, full_optim_state_dict, StateDictType.FULL_STATE_DICT, optim_input=optim_input)
+
+    @staticmethod
+    def scatter_full_optim_state_dict(
+        full_optim_state_dict: dict[str, Any] | None,
+        model: nn.Module,
+        optim_input: Any = None,
+        optim: torch.optim.Optimizer | None = None,
+        group: Any = None,
+    ) -> dict[str, Any]:
+        """The same of a whole state that only rank 0 has. Every rank must call it."""
+        return _optimizer_state.to_load(
+            model, optim, full_optim_state_dict, StateDictType.FULL_STATE_DICT, rank0_only=True, group=group, optim_input=optim_input
+        )
+
+    @staticmethod
+    def flatten_sharded_optim_state_dict(
+        sharded_optim_state_dict: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer
+    ) -> dict[str, Any]:
+        """What ``optim.load_state_dict`` takes, of what ``sharded_optim_state_dict`` returned (nothing is flattened here)."""
+        return _optimizer_state.to_load(model, optim, sharded_optim_state_dict, StateDictType.SHARDED_STATE_DICT)
+
+    @staticmethod
+    def rekey_optim_state_dict(
+        optim_state_dict: dict[str, Any],
+        optim_state_key_type: OptimStateKeyType,
+        model: nn.Module,
+        optim_input: Any = None,
+        optim: torch.optim.Optimizer | None = None,
+    ) -> dict[str, Any]:
+        """A whole optimizer state by names, from one by numbers (of an unwrapped model's optimizer), or the other way round."""
+        return _optimizer_state.rekeyed(optim_state_dict, optim_state_key_type, model, optim, optim_input)

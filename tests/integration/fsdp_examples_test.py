@@ -1,0 +1,104 @@
+"""The examples that are other people's scripts with FSDP's import changed: they run, and print the numbers that they print with torch's."""
+
+import re
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path("examples").absolute()
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+LIMIT_S = 150  # none takes a fifth of it on an idle machine
+
+
+@pytest.fixture
+def run(shoal_command):
+    """Runs an example, ``theirs`` with torch's import, and gives what it said."""
+
+    def start(name, *options, torchrun=True, theirs=False):
+        script = EXAMPLES / name
+        if theirs:
+            text = script.read_text()
+            changed = text.replace("shoal.fsdp1", "torch.distributed.fsdp").replace("shoal.fsdp", "torch.distributed.fsdp")
+            assert changed.count("shoal") == 0
+            script = shoal_command.script(changed, f"theirs_{name}")
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = str(free.getsockname()[1])
+        argv = [sys.executable, *(TORCHRUN if torchrun else []), str(script), *map(str, options)]
+        job = shoal_command.program(argv, OMP_NUM_THREADS="1", MASTER_PORT=port, TQDM_DISABLE="1")
+        assert job.code(LIMIT_S) == 0, (job.out, job.err)
+        return job.out
+
+    return start
+
+
+def losses(said):
+    return [float(x) for x in re.findall(r"[Ll]oss: *\t?(-?[\d.]+)", said)]
+
+
+def expect_same_losses(ours, theirs, count, rel=1e-4):
+    assert len(losses(ours)) == count, ours
+    assert losses(ours) == pytest.approx(losses(theirs), rel=rel)
+
+
+@pytest.mark.parametrize("units", [(), ("--min-num-params", 100), ("--min-num-params", 20000)], ids=["one unit", "100", "20000"])
+def test_the_convnet_trains_as_with_torchs_fsdp(run, units):
+    small = ["--limit", 90, "--epochs", 2, "--batch-size", 16, *units]
+    ours = run("fsdp1_convnet.py", *small, torchrun=False)
+    if units == ("--min-num-params", 20000):
+        expect_same_losses(ours, run("fsdp1_convnet.py", *small, torchrun=False, theirs=True), 4)
+    printed = ours[ours.index("FullyShardedDataParallel(") :]
+    assert printed.count("FullyShardedDataParallel(") == {(): 1, ("--min-num-params", 100): 5, ("--min-num-params", 20000): 2}[units]
+    assert printed.startswith("FullyShardedDataParallel(\n  (_fsdp_wrapped_module): Net(\n")
+
+
+def test_the_convnet_is_saved_whole(run, tmp_path):
+    run("fsdp1_convnet.py", "--limit", 60, "--epochs", 1, "--cpu-offload", "--save-model", tmp_path / "net.pt", torchrun=False)
+    states = torch.load(tmp_path / "net.pt", weights_only=True)
+    assert states["fc1.weight"].shape == (128, 9216)
+    assert len(states) == 8
+
+
+T5 = ["--samples", 48, "--width", 32, "--layers", 2, "--input-length", 24, "--output-length", 12]
+
+
+def test_t5_trains_as_with_torchs_fsdp_and_keeps_the_best(run, tmp_path):
+    ours = run("fsdp1_t5.py", *T5, "--out", tmp_path)
+    expect_same_losses(ours, run("fsdp1_t5.py", *T5, "--no-save-model", theirs=True), 4)
+    assert "--> memory of rank 0: " in ours
+    files = sorted(tmp_path.glob("T5-model--*.pt"))
+    assert files
+    assert len(files) == ours.count("New Val Loss Record")
+    states = torch.load(files[-1], weights_only=True)
+    assert not [name for name in states if "_fsdp_wrapped_module" in name]
+    assert states["shared.weight"].shape == states["lm_head.weight"].shape
+
+
+def test_t5_in_bf16_without_validation(run, tmp_path):
+    ours = run("fsdp1_t5.py", *T5, "--bf16", "--epochs", 1, "--no-run_validation", "--no-track_memory", "--out", tmp_path)
+    expect_same_losses(ours, run("fsdp1_t5.py", *T5, "--bf16", "--epochs", 1, "--no-run_validation", theirs=True), 1, rel=1e-2)
+    assert "memory" not in ours
+    assert not list(tmp_path.iterdir())
+
+
+GUIDE = ["--epochs", 3, "--dim", 16, "--vocab-size", 60, "--seq-len", 8, "--batch-size", 2, "--layers", 3]
+
+
+def test_the_guide_goes_on_from_either_checkpoint(run, tmp_path):
+    first = run("fsdp2_guide.py", *GUIDE, "--out", tmp_path)
+    expect_same_losses(first, run("fsdp2_guide.py", *GUIDE, "--out", tmp_path / "theirs", theirs=True), 3)
+    assert first.startswith("FSDPTransformer(\n")
+    assert first == run("fsdp2_guide.py", *GUIDE, "--out", tmp_path, "--dcp-api")
+    again = [run("fsdp2_guide.py", *GUIDE, "--out", tmp_path, *how) for how in ([], ["--dcp-api"])]
+    assert all("Loaded " in said for said in again)
+    assert losses(again[0]) == losses(again[1])
+    assert losses(again[0])[0] < losses(first)[-1]
+
+
+def test_the_guide_with_prefetching_and_mixed_precision(run, tmp_path):
+    options = [*GUIDE, "--explicit-prefetching", "--mixed-precision"]
+    ours = run("fsdp2_guide.py", *options, "--out", tmp_path)
+    expect_same_losses(ours, run("fsdp2_guide.py", *options, "--out", tmp_path / "theirs", theirs=True), 3, rel=1e-2)

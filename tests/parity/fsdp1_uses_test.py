@@ -1,0 +1,811 @@
+"""Ways to use a model that FSDP1's wrapper holds, in one run of two ranks: state dicts, optimizer states, whole parameters, arguments."""
+
+import copy
+import functools
+import os
+import tempfile
+import traceback
+import warnings
+
+os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import shoal
+from shoal.train import ScalingConfig, Trainer
+
+WORLD = 2
+USES = {}
+
+
+def use(function):
+    USES[function.__name__] = function
+    return function
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.norm = nn.Linear(7, 7), nn.BatchNorm1d(7)
+
+    def forward(self, x):
+        return x + torch.tanh(self.norm(self.lin(x)))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inp = nn.Linear(5, 7)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, x):
+        x = self.inp(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def sharded(module=None, **arguments):
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1.wrap import ModuleWrapPolicy
+
+    arguments.setdefault("auto_wrap_policy", ModuleWrapPolicy({Block}))
+    return FSDP(module if module is not None else Net(), **arguments)
+
+
+def rank():
+    return dist.get_rank()
+
+
+def batch(step, of_rank):
+    return torch.randn(6, 5, generator=torch.Generator().manual_seed(100 * step + of_rank))
+
+
+def train(model, optimizer, steps=2, first=0):
+    for step in range(first, first + steps):
+        model(batch(step, rank())).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+def trained(**arguments):
+    model = sharded(**arguments)
+    optimizer = adam(model)
+    train(model, optimizer)
+    return model, optimizer
+
+
+def whole(model):
+    """Parameters, whole, without the code that is tested."""
+    return {name: p.full_tensor().detach() for name, p in model.named_parameters()}
+
+
+def expect_equal(a, b):
+    assert list(a) == list(b)
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# ---- the wrapper -------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def it_prints_as_torchs():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    theirs = FullyShardedDataParallel(Net(), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu"))
+    assert repr(sharded()) == repr(theirs)
+
+
+@use
+def it_is_its_class_and_passes_on_what_the_module_has():
+    from shoal.fsdp import FSDPModule
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+
+    model = sharded()
+    assert isinstance(model, FSDP)
+    assert isinstance(model, FSDPModule)
+    assert type(model.module) is Net
+    assert model.head is model.module.head
+    assert isinstance(model.blocks[1], FSDP)
+    assert [type(m.module) for m in FSDP.fsdp_modules(model)] == [Net, Block, Block]
+    assert FSDP.fsdp_modules(model, root_only=True) == [model]
+    assert FSDP.fsdp_modules(model.blocks, root_only=True) == [model.blocks[0], model.blocks[1]]
+    model(batch(0, rank()))
+    assert [m.check_is_root() for m in FSDP.fsdp_modules(model)] == [True, False, False]
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in Net().named_parameters()]
+    assert [name for name, _ in model.named_buffers()] == [name for name, _ in Net().named_buffers()]
+    sequence = sharded(nn.Sequential(nn.Linear(2, 3), nn.Tanh()), auto_wrap_policy=None)
+    assert isinstance(sequence[1], nn.Tanh)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = model.nothing
+    with pytest.raises(ValueError, match=r"no_sync\(\) was called on an inner unit"), model.blocks[0].no_sync():
+        pass
+    with pytest.raises(ValueError, match=r"clip_grad_norm_\(\) was called on an inner unit"):
+        model.blocks[0].clip_grad_norm_(1.0)
+
+
+@use
+def apply_sees_whole_parameters_and_keeps_what_it_writes():
+    model, shapes = sharded(), []
+
+    def fill(module):
+        if isinstance(module, nn.Linear):
+            shapes.append(tuple(module.weight.shape))
+            module.weight.data.fill_(0.25)
+
+    assert model.apply(fill) is model
+    assert shapes == [(7, 5), (7, 7), (7, 7), (3, 7)]
+    assert all((t == 0.25).all() for name, t in whole(model).items() if name.endswith(("lin.weight", "inp.weight", "head.weight")))
+    model(batch(0, rank())).sum().backward()
+
+
+@use
+def units_that_have_no_parameters_of_their_own():
+    model = sharded(nn.Sequential(Block(), Block()))
+    optimizer = adam(model)
+    for step in range(2):
+        model(batch(step, rank()).repeat(1, 2)[:, :7]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(model.state_dict()) == 2 * 7
+
+
+# ---- state dicts -------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def whole_state_dicts_are_those_of_the_module():
+    from shoal.fsdp1 import FullStateDictConfig, StateDictType
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+
+    untrained = sharded().state_dict()
+    expect_equal(untrained, Net().state_dict())
+    model, _ = trained()
+    wanted = whole(model)
+    saved = model.state_dict()
+    expect_equal({k: v for k, v in saved.items() if k in wanted}, wanted)
+    assert list(saved) == list(untrained)
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(offload_to_cpu=True, rank0_only=True)):
+        on_first = model.state_dict()
+    assert list(on_first) == (list(saved) if rank() == 0 else [])
+    assert all(type(t) is torch.Tensor for t in on_first.values())
+    plain = Net()
+    plain.load_state_dict(saved)
+    other = sharded()
+    other.load_state_dict(saved)
+    expect_equal(whole(other), wanted)
+    expect_equal(dict(other.named_buffers()), dict(model.named_buffers()))
+    model.eval(), other.eval(), plain.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(other(batch(5, 0)), plain(batch(5, 0)))
+        assert torch.equal(other(batch(5, 0)), model(batch(5, 0)))
+    assert model.load_state_dict(saved).missing_keys == []
+    wrong = {**saved, "more": torch.ones(1)}
+    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: .*more"):
+        model.load_state_dict(wrong)
+
+
+@use
+def sharded_and_local_state_dicts_hold_this_ranks_rows():
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import LocalStateDictConfig, ShardedStateDictConfig, StateDictType
+
+    model, _ = trained()
+    wanted = whole(model)
+    for kind, config, holds in (
+        (StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(offload_to_cpu=True), DTensor),
+        (StateDictType.LOCAL_STATE_DICT, LocalStateDictConfig(), torch.Tensor),
+    ):
+        with FSDP.state_dict_type(model, kind, config):
+            saved = {k: v.clone() for k, v in model.state_dict().items()}
+            assert list(saved) == list(Net().state_dict())
+        assert all(type(saved[name]) is holds for name in wanted)
+        rows = [saved["head.weight"]] if holds is torch.Tensor else [saved["head.weight"].to_local()]
+        assert rows[0].shape == ((2, 7), (1, 7))[rank()]
+        other = sharded()
+        with FSDP.state_dict_type(other, kind, config):
+            other.load_state_dict(saved)
+        expect_equal(whole(other), wanted)
+
+
+@use
+def state_dict_settings_nest_and_are_checked():
+    from shoal.fsdp1 import FullStateDictConfig, ShardedStateDictConfig, StateDictType
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+
+    model = sharded()
+    assert FSDP.get_state_dict_type(nn.Linear(1, 1)) is None
+    before = FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+    assert before.state_dict_type is StateDictType.FULL_STATE_DICT
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(rank0_only=True)):
+        assert FSDP.get_state_dict_type(model).state_dict_config.rank0_only
+    assert FSDP.get_state_dict_type(model.blocks).state_dict_type is StateDictType.SHARDED_STATE_DICT
+    with pytest.raises(TypeError, match="FULL_STATE_DICT takes a FullStateDictConfig"):
+        FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, ShardedStateDictConfig())
+    with pytest.raises(ValueError, match="Linear has no FSDP unit"):
+        FSDP.set_state_dict_type(nn.Linear(1, 1), StateDictType.FULL_STATE_DICT)
+    FSDP.set_state_dict_type(model.blocks[0], StateDictType.FULL_STATE_DICT)
+    with pytest.raises(ValueError, match="different state dict settings"):
+        FSDP.get_state_dict_type(model)
+
+
+@use
+def state_dicts_through_checkpointed_modules():
+    from shoal.fsdp1 import CheckpointImpl, apply_activation_checkpointing, checkpoint_wrapper
+
+    wrapper = functools.partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
+    after = sharded()
+    apply_activation_checkpointing(after, checkpoint_wrapper_fn=wrapper, check_fn=lambda m: isinstance(m, nn.Linear))
+    inside = Net()
+    apply_activation_checkpointing(inside, checkpoint_wrapper_fn=wrapper, check_fn=lambda m: isinstance(m, Block))
+    plain = Net()
+    for model in (after, sharded(inside)):
+        expect_equal(model.state_dict(), plain.state_dict())
+        model.load_state_dict(plain.state_dict())
+        assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
+        train(model, adam(model))
+    for step in range(1):
+        sum(plain(batch(step, r)).square().mean() for r in range(1)).backward()
+
+
+@use
+def a_part_of_a_larger_module():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = sharded(), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.b(self.a(x))
+
+    outer = Outer()
+    outer(batch(0, rank())).sum().backward()
+    names = [f"a.{name}" for name in Net().state_dict()] + ["b.weight", "b.bias"]
+    assert list(outer.state_dict()) == names
+    outer.load_state_dict(outer.state_dict())
+
+
+@use
+def shoals_own_checkpoints():
+    from shoal import checkpoint
+
+    model, optimizer = trained()
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    checkpoint.save(folder[0], model, optimizer)
+    assert set(checkpoint.read_manifest(folder[0]).tensors) == set(Net().state_dict())
+
+    def load(other, second):
+        checkpoint.load(folder[0], other, second)
+
+    _expect_optimizer_goes_on(model, optimizer, load)
+
+
+@use
+def torchs_distributed_state_dicts_have_the_modules_names():
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import StateDictType
+
+    model, optimizer = trained()
+    FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+    model_states, optimizer_states = copy.deepcopy(get_state_dict(model, optimizer))
+    FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT)
+    assert list(model_states) == list(Net().state_dict())
+    assert set(optimizer_states["state"]) == {name for name, _ in Net().named_parameters()}
+
+    def load(other, second):
+        set_state_dict(other, second, model_state_dict=model_states, optim_state_dict=optimizer_states)
+
+    _expect_optimizer_goes_on(model, optimizer, load)
+
+
+@use
+def what_is_computed_in_bf16_is_saved_and_summoned_in_fp32():
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import MixedPrecision
+
+    policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model, optimizer = trained(mixed_precision=policy)
+    wanted = whole(model)
+    assert {t.dtype for t in wanted.values()} == {torch.float32}
+    saved = model.state_dict()
+    expect_equal({name: saved[name] for name in wanted}, wanted)
+    with FSDP.summon_full_params(model):
+        expect_equal({n: p.detach() for n, p in model.named_parameters()}, wanted)
+    train(model, optimizer, first=2)
+    assert model(batch(5, rank())).dtype == torch.bfloat16
+    model.unshard()
+    assert model.head.weight.dtype == torch.bfloat16
+    model.reshard()
+
+
+@use
+def gradients_that_stay_in_the_dtype_of_their_reduction():
+    from shoal.fsdp1 import MixedPrecision
+
+    low = {"reduce_dtype": torch.bfloat16, "_module_classes_to_ignore": ()}
+    kept, upcast = (sharded(mixed_precision=MixedPrecision(**low, keep_low_precision_grads=keep)) for keep in (True, False))
+    for model in (kept, upcast):
+        for step in range(3):  # the second and third are added to what is there
+            model(batch(step, rank())).square().mean().backward()
+    for p, q in zip(kept.parameters(), upcast.parameters(), strict=True):
+        assert (p.grad.dtype, q.grad.dtype) == (torch.bfloat16, torch.float32)
+        torch.testing.assert_close(p.grad.full_tensor().float(), q.grad.full_tensor(), rtol=2e-2, atol=1e-3)
+    torch.optim.SGD(kept.parameters(), lr=0.1).step()
+    kept(batch(3, rank())).square().mean().backward()
+
+
+# ---- whole parameters --------------------------------------------------------------------------------------------------------------
+
+
+@use
+def summon_full_params_shows_whole_parameters_and_takes_back_what_is_written():
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+
+    model, optimizer = trained()
+    wanted = whole(model)
+    with FSDP.summon_full_params(model, writeback=False):
+        expect_equal({n: p.detach() for n, p in model.named_parameters()}, wanted)
+        assert [n for n, _ in model.module.named_parameters()][:2] == ["inp.weight", "inp.bias"]
+        model.head.weight.data.zero_()
+        with pytest.raises(ValueError, match="forward inside summon_full_params"):
+            model(batch(0, rank()))
+    expect_equal(whole(model), wanted)
+    with FSDP.summon_full_params(model), FSDP.summon_full_params(model.blocks[0]), torch.no_grad():
+        model.head.weight.mul_(2)
+        model.blocks[0].lin.bias.fill_(3)
+    after = whole(model)
+    expect_equal({n: after[n] for n in ("head.weight",)}, {"head.weight": 2 * wanted["head.weight"]})
+    assert (after["blocks.0.lin.bias"] == 3).all()
+    with FSDP.summon_full_params(model, recurse=False, writeback=False):
+        assert not isinstance(model.head.weight, DTensor)
+        assert isinstance(model.blocks[0].lin.weight, DTensor)
+        with torch.no_grad():
+            model.module.eval()(batch(0, rank()))  # as generate() does: the units inside gather as ever
+    with FSDP.summon_full_params(model, rank0_only=True, writeback=False, offload_to_cpu=True):
+        assert isinstance(model.head.weight, DTensor) == (rank() != 0)
+    model.train()
+    train(model, optimizer, first=2)
+
+
+@use
+def summon_full_params_with_gradients():
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+
+    model = sharded()
+    model(batch(0, rank())).square().mean().backward()
+    wanted = {n: p.grad.full_tensor() for n, p in model.named_parameters()}
+    with FSDP.summon_full_params(model, with_grads=True):
+        expect_equal({n: p.grad for n, p in model.named_parameters()}, wanted)
+        model.head.bias.grad.fill_(5)
+    assert (model.head.bias.grad.full_tensor() == 5).all()
+    for arguments in ({"rank0_only": True}, {"with_grads": True, "offload_to_cpu": True}):
+        with pytest.raises(NotImplementedError), FSDP.summon_full_params(model, **arguments):
+            pass
+
+
+# ---- optimizer states --------------------------------------------------------------------------------------------------------------
+
+
+def _expect_optimizer_goes_on(model, optimizer, load):
+    """Saves with the model's optimizer, trains on, and trains a second model on from what ``load`` gave its optimizer: the same."""
+    other = sharded()
+    other.load_state_dict(model.state_dict())
+    second = adam(other)
+    load(other, second)
+    train(model, optimizer, first=2)
+    train(other, second, first=2)
+    expect_equal(whole(other), whole(model))
+
+
+@use
+def optimizer_states_of_every_kind_come_back():
+    from shoal.fsdp1 import FullOptimStateDictConfig, StateDictType
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+
+    for kind, config in (
+        (StateDictType.FULL_STATE_DICT, None),
+        (StateDictType.FULL_STATE_DICT, FullOptimStateDictConfig(rank0_only=True)),
+        (StateDictType.SHARDED_STATE_DICT, None),
+        (StateDictType.LOCAL_STATE_DICT, None),
+    ):
+        model, optimizer = trained()
+        with FSDP.state_dict_type(model, kind, None, config):
+            saved = copy.deepcopy(FSDP.optim_state_dict(model, optimizer))
+        if config is not None and rank() != 0:
+            assert saved == {}
+        else:
+            assert list(saved["state"]) == [n for n, _ in Net().named_parameters()]
+            assert saved["param_groups"][0]["params"] == list(saved["state"])
+            moment = saved["state"]["head.weight"]["exp_avg"]
+            assert isinstance(moment, DTensor) == (kind is StateDictType.SHARDED_STATE_DICT)
+            assert moment.shape == ((3, 7) if kind is not StateDictType.LOCAL_STATE_DICT else ((2, 7), (1, 7))[rank()])
+
+        def load(other, second, kind=kind, config=config, saved=saved):
+            with FSDP.state_dict_type(other, kind, None, config):
+                FSDP.optim_state_dict_to_load(other, second, saved, load_directly=True)
+
+        _expect_optimizer_goes_on(model, optimizer, load)
+
+
+@use
+def the_former_names_for_optimizer_states():
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import OptimStateKeyType
+
+    model, optimizer = trained()
+    full = FSDP.full_optim_state_dict(model, optimizer)
+    assert bool(full) == (rank() == 0)
+    everywhere = FSDP.full_optim_state_dict(model, optimizer, rank0_only=False)
+    parts = FSDP.sharded_optim_state_dict(model, optimizer)
+    for make in (
+        lambda other, second: FSDP.scatter_full_optim_state_dict(full if rank() == 0 else None, other, optim=second),
+        lambda other, second: FSDP.scatter_full_optim_state_dict(full if rank() == 0 else None, other, optim_input=other.parameters()),
+        lambda other, second: FSDP.shard_full_optim_state_dict(everywhere, other, optim=second),
+        lambda other, second: FSDP.flatten_sharded_optim_state_dict(copy.deepcopy(parts), other, second),
+    ):
+        model, optimizer = trained()
+        _expect_optimizer_goes_on(model, optimizer, lambda other, second, make=make: second.load_state_dict(make(other, second)))
+    # from and to an optimizer of the unwrapped module, which counts
+    plain = Net()
+    counted = FSDP.rekey_optim_state_dict(everywhere, OptimStateKeyType.PARAM_ID, plain)
+    adam(plain).load_state_dict(counted)
+    assert sorted(counted["state"]) == list(range(len(list(plain.parameters()))))
+    named = FSDP.rekey_optim_state_dict(counted, OptimStateKeyType.PARAM_NAME, plain)
+    assert set(named["state"]) == set(everywhere["state"])
+    with pytest.raises(ValueError, match="neither all names nor all numbers"):
+        FSDP.rekey_optim_state_dict({"state": {0: {}, "a": {}}, "param_groups": []}, OptimStateKeyType.PARAM_ID, plain)
+    with pytest.raises(ValueError, match="'state' and 'param_groups'"):
+        FSDP.optim_state_dict_to_load(model, optimizer, {"exp_avg": 1})
+
+
+# ---- loss scaling ------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def a_step_is_skipped_by_all_when_one_rank_finds_an_overflow():
+    from shoal.fsdp1 import ShardedGradScaler
+
+    model = sharded()
+    optimizer = adam(model)
+    scaler = ShardedGradScaler(device="cpu", init_scale=1024.0, growth_interval=2)
+    unscaled = {}
+    for step in range(3):
+        before = whole(model)
+        loss = model(batch(step, rank())).square().mean()
+        scaler.scale(loss).backward()
+        if step == 0:
+            for name, p in model.named_parameters():
+                unscaled[name] = p.grad.full_tensor() / 1024
+        if step == 1 and rank() == 1:
+            model.head.bias.grad.to_local().fill_(float("inf"))  # only in this rank's rows
+        scaler.unscale_(optimizer)
+        if step == 0:
+            expect_equal({n: p.grad.full_tensor() for n, p in model.named_parameters()}, unscaled)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        moved = any(not torch.equal(a, b) for a, b in zip(whole(model).values(), before.values(), strict=True))
+        assert moved == (step != 1)
+        assert scaler.get_scale() == (1024.0 if step == 0 else 512.0)
+    with pytest.raises(TypeError, match="no device_type"):
+        ShardedGradScaler(device_type="cpu")
+
+
+# ---- communication -----------------------------------------------------------------------------------------------------------------
+
+
+@use
+def gradients_through_a_communication_hook():
+    from torch.distributed.algorithms._comm_hooks import default_hooks
+
+    calls = []
+
+    def hook(state, gradients, rows):
+        calls.append((gradients.numel(), rows.numel()))
+        default_hooks.reduce_scatter_hook(state, gradients, rows)
+
+    model, plain = sharded(), sharded()
+    model.register_comm_hook(default_hooks.DefaultState(dist.group.WORLD), hook)
+    for m in (model, plain):
+        train(m, adam(m), steps=3)
+    for name, t in whole(model).items():
+        torch.testing.assert_close(t, whole(plain)[name])
+    assert len(calls) == 3 * 3
+    assert all(whole_numel == WORLD * numel for whole_numel, numel in calls)
+    with pytest.raises(ValueError, match="registered already"):
+        model.register_comm_hook(None, hook)
+    with pytest.raises(TypeError, match="is a function"):
+        plain.register_comm_hook(None, 3)
+    with pytest.raises(ValueError, match="on an inner unit"):
+        plain.blocks[0].register_comm_hook(None, hook)
+
+
+@use
+def each_unit_asks_for_the_next_one():
+    import shoal.fsdp
+
+    model = sharded(forward_prefetch=True)
+    optimizer = adam(model)
+    train(model, optimizer, steps=4)
+    other = sharded()
+    train(other, adam(other), steps=4)
+    expect_equal(whole(model), whole(other))
+    assert "blocks.1" in str(shoal.fsdp.step_graph(model))
+    assert "_fsdp_wrapped_module" not in str(shoal.fsdp.step_graph(model))
+
+
+# ---- looking at it -----------------------------------------------------------------------------------------------------------------
+
+
+@use
+def describe_sharding_says_what_is_where():
+    from shoal.fsdp import describe_sharding
+
+    model, _ = trained(ignored_modules=[])
+    for _ in range(2):
+        said = describe_sharding(model)
+        rows = {p.name: p for p in said.parameters}
+        assert list(rows) == [name for name, _ in Net().named_parameters()]
+        head, inner = rows["head.weight"], rows["blocks.1.lin.weight"]
+        assert (head.unit, inner.unit) == ("", "blocks.1")
+        assert (head.shape, head.rank_shape, head.whole_bytes) == ((3, 7), ((2, 7), (1, 7))[rank()], 84)
+        assert said.whole_bytes == 4 * sum(p.numel() for p in Net().parameters())
+        assert "(root)" in next(line for line in str(said).splitlines() if line.startswith("head.weight "))
+        model.unshard()  # the same answer while whole ones are shown
+    model.reshard()
+    plain = describe_sharding(nn.Linear(2, 2)).parameters
+    assert [(p.unit, p.placements) for p in plain] == [(None, "whole")] * 2
+
+
+# ---- the beginning -----------------------------------------------------------------------------------------------------------------
+
+
+@use
+def values_are_made_from_the_meta_device():
+    def init(module):
+        module.to_empty(device="cpu", recurse=False)
+        for p in module.parameters(recurse=False):
+            nn.init.constant_(p, 0.5)
+
+    with torch.device("meta"):
+        by_function, by_itself = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)), nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model = sharded(by_function, auto_wrap_policy=lambda module, recurse, nonwrapped_numel: True, param_init_fn=init)
+    assert all((t == 0.5).all() for t in whole(model).values())
+    torch.manual_seed(rank())
+    model = sharded(by_itself, auto_wrap_policy=None, sync_module_states=True)
+    assert (whole(model)["1.weight"] == 1).all()
+    rows = [None] * WORLD
+    dist.all_gather_object(rows, whole(model)["0.weight"])
+    assert torch.equal(rows[0], rows[1])
+    with torch.device("meta"):
+        bare = nn.Sequential()
+        bare.register_parameter("p", nn.Parameter(torch.empty(3)))
+    with pytest.raises(ValueError, match=r"the module \(Sequential\) is on the meta device and has no reset_parameters"):
+        sharded(bare, auto_wrap_policy=None)
+    with pytest.raises(ValueError, match="left the module"):
+        sharded(bare, auto_wrap_policy=None, param_init_fn=lambda m: None)
+
+
+@use
+def all_ranks_begin_with_the_first_ones_values():
+    module = Net()
+    with torch.no_grad():
+        for p in module.parameters():
+            p += rank()
+        module.blocks[0].norm.running_mean += rank()
+    model = sharded(module, sync_module_states=True)
+    expect_equal(whole(model), dict(Net().named_parameters()))
+    assert (model.blocks[0].norm.running_mean == 0).all()
+
+
+@use
+def what_is_ignored_is_left_alone():
+    module = Net()
+    kept = module.head.weight
+    model = sharded(module, ignored_modules=[module.head, module.blocks[1]])
+    assert model.head.weight is kept
+    assert type(model.blocks[1]) is Block
+    assert not isinstance(model.blocks[1].lin.weight, DTensor)
+    assert isinstance(model.blocks[0].lin.weight, DTensor)
+    assert list(model.state_dict()) == list(Net().state_dict())
+    model.load_state_dict(model.state_dict())
+    train(model, adam(model))
+    outer = sharded(nn.Sequential(model), auto_wrap_policy=None)
+    assert outer[0].head.weight is kept
+
+
+@use
+def an_embedding_in_two_places_stays_in_the_unit_around():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(9, 4)
+            self.encoder = nn.ModuleDict({"table": self.table, "lin": nn.Linear(4, 4)})
+            self.head = nn.Linear(4, 9, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, i):
+            return self.head(self.encoder["lin"](self.table(i) + self.encoder["table"](i)))
+
+    with pytest.warns(UserWarning, match=r"head, table: shared with other modules"):
+        model = sharded(Shared(), auto_wrap_policy=lambda module, recurse, nonwrapped_numel: recurse or not list(module.children()))
+    assert [type(m.module).__name__ for m in model.fsdp_modules(model)] == ["Shared", "Linear"]
+    optimizer = adam(model)
+    for _ in range(2):
+        model(torch.arange(9)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert model.head.weight is model.table.weight is model.encoder["table"].weight
+    assert "head.weight" in model.state_dict()
+
+
+@use
+def buffers_are_cast_for_computing_and_saved_as_they_were():
+    from shoal.fsdp1 import MixedPrecision
+
+    class Shifted(nn.Linear):
+        def __init__(self):
+            super().__init__(5, 5)
+            self.register_buffer("shift", torch.ones(5))
+            self.register_buffer("count", torch.ones((), dtype=torch.int64))
+
+        def forward(self, x):
+            return super().forward(x) + self.shift
+
+    policy = MixedPrecision(buffer_dtype=torch.float64)
+    model = sharded(nn.Sequential(Shifted(), Shifted()), auto_wrap_policy=lambda **of: True, mixed_precision=policy)
+    assert model.state_dict()["0.shift"].dtype == torch.float32
+    assert model[0](batch(0, rank())).dtype == torch.float64
+    assert (model[0].shift.dtype, model[0].count.dtype) == (torch.float64, torch.int64)
+    assert model.state_dict()["0.shift"].dtype == torch.float32
+
+
+# ---- arguments ---------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def every_name_of_fsdp1_is_there():
+    import inspect
+
+    from torch.distributed import fsdp as theirs
+    from torch.distributed.fsdp import wrap as their_wrap
+
+    from shoal import fsdp1
+    from shoal.fsdp1 import fully_sharded_data_parallel, wrap
+    from shoal.fsdp1.fully_sharded_data_parallel import BackwardPrefetch, CPUOffload  # noqa: F401  as tutorials import them
+
+    fsdp2 = set(theirs._fully_shard.__all__)
+    assert not [n for n in theirs.__all__ if n not in fsdp2 and not hasattr(fsdp1, n)]
+    assert not [n for n in their_wrap.__all__ if not hasattr(wrap, n)]
+    assert not [n for n in fully_sharded_data_parallel.__all__ if not hasattr(fsdp1, n)]
+    ours, cls = fsdp1.FullyShardedDataParallel, theirs.FullyShardedDataParallel
+    assert not [n for n in dir(cls) if not n.startswith("_") and not hasattr(ours, n)]
+    arguments = list(inspect.signature(cls.__init__).parameters)
+    assert list(inspect.signature(ours.__init__).parameters)[: len(arguments)] == arguments
+    for name in ("state_dict_type", "summon_full_params", "optim_state_dict_to_load", "full_optim_state_dict", "clip_grad_norm_"):
+        assert list(inspect.signature(getattr(ours, name)).parameters) == list(inspect.signature(getattr(cls, name)).parameters), name
+
+
+@use
+def former_names_work_and_say_so():
+    from shoal import fsdp1
+    from shoal.fsdp1 import wrap
+
+    with pytest.warns(FutureWarning, match="is now called auto_wrap_policy"):
+        model = sharded(auto_wrap_policy=None, fsdp_auto_wrap_policy=wrap.default_auto_wrap_policy)
+    assert len(model.fsdp_modules(model)) == 1  # nothing in it has 100,000 parameters
+    with pytest.warns(FutureWarning, match=r"is taken as ModuleWrapPolicy"):
+        policy = wrap.transformer_auto_wrap_policy(transformer_layer_cls={Block})
+    assert len(model.fsdp_modules(sharded(auto_wrap_policy=policy))) == 3
+    with pytest.warns(FutureWarning, match=r"write that"):
+        assert sharded(sharding_strategy="SHARD_GRAD_OP").sharding_strategy is fsdp1.ShardingStrategy.SHARD_GRAD_OP
+    with pytest.warns(FutureWarning, match="is now called apply_activation_checkpointing"):
+        assert fsdp1.apply_activation_checkpointing_wrapper is fsdp1.apply_activation_checkpointing
+
+
+@use
+def names_that_never_were_are_explained():
+    from shoal import fsdp1
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import wrap
+
+    model = sharded()
+    for refused, says in (
+        (lambda: sharded(flatten_parameters=True), "no argument flatten_parameters: it was FairScale's"),
+        (lambda: sharded(find_unused_parameters=True), "no argument find_unused_parameters: it is DistributedDataParallel's"),
+        (lambda: sharded(nonsense=1), "no argument nonsense$"),
+        (lambda: sharded(auto_wrap_policy=wrap.transformer_auto_wrap_policy), "transformer_layer_cls="),
+        (lambda: fsdp1.CPUOffload(offload_params=True, offload_gradients=True), "gradients go with the parameters"),
+        (lambda: fsdp1.ShardedStateDictConfig(offload_to_cpu=True, rank0_only=True), "FullStateDictConfig"),
+        (lambda: FSDP.StateDictType.FULL_STATE_DICT, "from shoal.fsdp1 import StateDictType"),
+        (lambda: model.state_dict(state_dict_type=1, fsdp_state_dict_config=2), "with FSDP.state_dict_type"),
+        (lambda: sharded(sharding_strategy="ZERO3"), "there are FULL_SHARD"),
+        (lambda: sharded(sharding_strategy=3), "should be a ShardingStrategy"),
+        (lambda: sharded(cpu_offload=True), "cpu_offload should be a CPUOffload"),
+        (lambda: sharded(mixed_precision=torch.bfloat16), "mixed_precision should be a MixedPrecision"),
+        (lambda: sharded(backward_prefetch="BACKWARD_PRE"), "backward_prefetch should be a BackwardPrefetch"),
+        (lambda: sharded(forward_prefetch=None), "forward_prefetch should be a bool"),
+        (lambda: sharded(param_init_fn=1), "param_init_fn should be a function"),
+        (lambda: sharded(device_id=1.5), "device_id should be"),
+        (lambda: sharded(ignored_states=[1]), "ignored_states should hold"),
+        (lambda: sharded(ignored_modules=3), "ignored_modules should be an iterable"),
+        (lambda: sharded(ignored_modules=[], ignored_states=[]), "both ignored_modules and ignored_states"),
+        (lambda: sharded(auto_wrap_policy=3), "auto_wrap_policy should be"),
+        (lambda: sharded(sharding_strategy=fsdp1.ShardingStrategy.HYBRID_SHARD, auto_wrap_policy=None), "units must share their groups"),
+        (lambda: FSDP(3), "wraps a module, not a int"),
+    ):
+        with pytest.raises((TypeError, ValueError, AttributeError), match=says):
+            refused()
+
+
+@use
+def other_wrappers_inside_are_named():
+    from torch.distributed import fsdp as theirs
+    from torch.nn.parallel import DistributedDataParallel
+
+    import shoal.fsdp
+
+    with_ddp, with_ours, with_theirs = Net(), Net(), Net()
+    with_ddp.head = DistributedDataParallel(with_ddp.head)
+    shoal.fsdp.fully_shard(with_ours.blocks[0])
+    theirs.fully_shard(with_theirs.blocks[0])
+    for module, says in (
+        (with_ddp, r"head \(DistributedDataParallel\) is wrapped in DistributedDataParallel"),
+        (with_ours, r"blocks.0 \(FSDPBlock\) is a unit of fully_shard already"),
+        (with_theirs, r"blocks.0 \(FSDPBlock\) is sharded by torch.distributed.fsdp"),
+        (sharded(), r"the module \(FullyShardedDataParallel\) is a unit already"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            sharded(module)
+
+
+@use
+def a_number_for_a_device_is_taken_where_there_is_no_accelerator():
+    if not torch.accelerator.is_available():
+        assert sharded(device_id=rank()).compute_device == torch.device("cpu")
+        assert sharded(device_id=torch.device("cpu"), limit_all_gathers=False, forward_prefetch=True, backward_prefetch=None).rank == rank()
+
+
+# ---- the run -----------------------------------------------------------------------------------------------------------------------
+
+
+def all_uses():
+    """Name and traceback of every use that failed on this rank."""
+    failed = {}
+    for name, function in USES.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                function()
+        except BaseException:  # whatever it is, the others shall still be tried
+            failed[name] = traceback.format_exc()
+        dist.barrier()
+    return failed
+
+
+@pytest.fixture(scope="module")
+def failed():
+    shoal.init(num_cpus=8)
+    yield Trainer(all_uses, scaling_config=ScalingConfig(num_workers=WORLD)).fit().returns
+    shoal.shutdown()
+
+
+@pytest.mark.parametrize("name", USES)
+def test_use(name, failed):
+    for of_rank, failures in enumerate(failed):
+        assert name not in failures, f"on rank {of_rank}: {failures[name]}"
