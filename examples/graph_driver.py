@@ -1,26 +1,55 @@
 """A driver that writes one FSDP step by hand, with futures: shoal submit examples/graph_driver.py, or python examples/graph_driver.py.
 
-No process group, no torchrun: two workers hold the shards, the graph is sent to them once, and only losses come back.
+A small GPT (two blocks of 64 features, 0.1 M parameters), no process group, no torchrun: two workers hold the shards, the graph is sent to
+them once, and only losses come back.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import shoal
 from shoal.fsdp import graph
 
-UNITS, STEPS = ["up", "mix", "down"], 12
+D, HEADS, VOCAB, SEQ, BATCH = 64, 2, 256, 32, 4
+UNITS, STEPS = ["embed", "blocks.0", "blocks.1", "head"], 12
+
+
+class Embed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tok, self.pos = nn.Embedding(VOCAB, D), nn.Embedding(SEQ, D)
+
+    def forward(self, ids):
+        return self.tok(ids) + self.pos.weight[: ids.shape[1]]
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln1, self.ln2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.qkv, self.proj = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.up, self.down = nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.ln1(x)).unflatten(2, (3, HEADS, D // HEADS)).permute(2, 0, 3, 1, 4)
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.ln2(x))))
 
 
 def model():
     torch.manual_seed(0)
-    up, mix = nn.Sequential(nn.Linear(64, 512), nn.GELU()), nn.Sequential(nn.Linear(512, 512), nn.GELU())
-    return {"up": up, "mix": mix, "down": nn.Sequential(nn.Linear(512, 32), nn.Tanh())}
+    return dict(zip(UNITS, [Embed(), Block(), Block(), nn.Sequential(nn.LayerNorm(D), nn.Linear(D, VOCAB, bias=False))], strict=True))
 
 
 def batch(rank, step):
-    x = torch.randn(128, 64, generator=torch.Generator().manual_seed(1000 * step + rank))
-    return x, x[:, :32].sin()
+    start = torch.randint(0, VOCAB, (BATCH, 1), generator=torch.Generator().manual_seed(1000 * step + rank))
+    tokens = (start + 3 * torch.arange(SEQ + 1)) % VOCAB  # something to learn: count on in threes
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def loss(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def write_step():
@@ -44,8 +73,8 @@ def write_step():
 
 
 if __name__ == "__main__":
-    ranks = graph.place(model, batch, nn.functional.mse_loss, num_workers=2, optimizer=graph.AdamW(lr=1e-3))
-    ranks.send(write_step())
+    ranks = graph.place(model, batch, loss, num_workers=2, optimizer=graph.AdamW(lr=3e-3))
+    ranks.send(write_step())  # or .passes(micro_batches=2, recompute=["blocks.0"], optimizer_in_backward=True) of it
     for i, losses in enumerate([ranks.step() for _ in range(STEPS)]):  # all steps are under way: nothing is awaited but losses
         print(f"step {i:2}  loss {sum(shoal.get(losses)) / len(losses):.6f}")
     ranks.to_perfetto("out/graph_driver.json")

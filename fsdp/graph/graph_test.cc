@@ -97,7 +97,7 @@ std::vector<std::string> labels(const Plan& plan) {
 }
 
 TEST(Plan, ATracedStepBecomesAGraphWithItsPasses) {
-  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = 1});
+  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = {.depth = 1}});
   EXPECT_EQ(labels(plan),
             (std::vector<std::string>{
                 "unshard(root)",    "unshard(a)",           "forward(root)",     "unshard(b)",  "forward(a)",        "reshard(a)",
@@ -108,19 +108,19 @@ TEST(Plan, ATracedStepBecomesAGraphWithItsPasses) {
 
 TEST(Plan, PrefetchDecidesHowFarAheadAUnitIsUnsharded) {
   const auto start_of = [](int prefetch, const std::string& what) {
-    const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = prefetch});
+    const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = {.depth = prefetch}});
     const auto spans = plan.graph().schedule(plan.durations());
     const auto all = labels(plan);
     return spans[static_cast<std::size_t>(std::find(all.begin(), all.end(), what) - all.begin())].start;
   };
-  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = 1});
+  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = {.depth = 1}});
   EXPECT_LT(start_of(1, "unshard(b)"), start_of(1, "forward(a)") + 100);  // while a computes
   EXPECT_GE(start_of(0, "unshard(b)"), start_of(0, "forward(a)") + 100);  // on demand
   EXPECT_LT(start_of(2, "unshard(b)"), start_of(2, "forward(a)"));
 }
 
 TEST(Plan, SaysWhatToDoAtEachBoundary) {
-  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = 1});
+  const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {.prefetch = {.depth = 1}});
   const auto at = [&](std::size_t boundary) {
     std::vector<std::string> out;
     for (const auto id : plan.at(boundary)) out.push_back(plan.graph().label(plan.graph().nodes()[static_cast<std::size_t>(id)]));
@@ -133,6 +133,38 @@ TEST(Plan, SaysWhatToDoAtEachBoundary) {
   EXPECT_EQ(at(2), (Labels{"reshard(a)"}));                   // a ends
   EXPECT_EQ(at(8), (Labels{"reduce_scatter(b)", "reshard(b)"}));
   EXPECT_EQ(plan.graph().label(plan.graph().nodes()[static_cast<std::size_t>(plan.compute_after(1))]), "forward(a)");
+}
+
+TEST(Plan, AnUpdateInBackwardStandsWhereItRan) {
+  auto trace = traced();
+  const auto b_reduced =
+      std::find_if(trace.begin(), trace.end(), [](const TraceEvent& e) { return e.op == Op::kReduceScatter && e.unit == 2; });
+  ASSERT_NE(b_reduced, trace.end());
+  trace.insert(b_reduced + 1, TraceEvent{{}, Op::kOptimizerUpdate, 2, false, b_reduced->span});
+  const auto plan = Plan::from_trace({"", "a", "b"}, trace, {});
+  const auto all = labels(plan);
+  const auto update = std::find(all.begin(), all.end(), "optimizer_update(b)");
+  ASSERT_NE(update, all.end());
+  EXPECT_LT(update, std::find(all.begin(), all.end(), "backward(a)"));
+  const auto& node = plan.graph().nodes()[static_cast<std::size_t>(update - all.begin())];
+  ASSERT_EQ(node.after.size(), 1u);
+  EXPECT_EQ(plan.graph().label(plan.graph().nodes()[static_cast<std::size_t>(node.after[0].from)]), "reduce_scatter(b)");
+  for (std::size_t b = 0; b < plan.boundaries().size(); ++b) {
+    for (const auto id : plan.at(b)) EXPECT_NE(id, node.id);  // nobody but the optimizer runs it
+  }
+}
+
+TEST(Plan, IsThereBeforeTheFirstStepWhenTheForwardIsKnown) {
+  const std::vector<Boundary> forward = {{false, true, 0}, {false, true, 1},  {false, false, 1},
+                                         {false, true, 2}, {false, false, 2}, {false, false, 0}};
+  const auto plan = Plan::from_trace({"", "a", "b"}, expected_trace(forward, {false, true, true}), {.min_part = 0.5});
+  const auto traced_one = Plan::from_trace({"", "a", "b"}, traced(), {});
+  const auto found = labels(plan);
+  EXPECT_EQ(std::count(found.begin(), found.end(), "unshard(a)"), 2);
+  EXPECT_EQ(std::count(found.begin(), found.end(), "unshard(root)"), 1);
+  EXPECT_EQ(std::count(found.begin(), found.end(), "reduce_scatter(b)"), 1);
+  EXPECT_EQ(found.back(), "optimizer_update()");
+  EXPECT_EQ(plan.boundaries(), traced_one.boundaries());
 }
 
 TEST(Plan, AUnitThatComputesBetweenItsChildrenHasANodeForIt) {

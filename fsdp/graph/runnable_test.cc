@@ -107,8 +107,9 @@ TEST(CheckRunnable, ALossIsThereOnceAndReadsAnOutput) {
 
 TEST(CheckRunnable, RowsAreWrittenAfterTheCommitOnly) {
   Written early = backward();
-  EXPECT_EQ(early.add(Op::kOptimizerUpdate, 0, {data(11)}).wrong(),
-            "optimizer_update(a) (node 13) has no commit before it: other ranks may still read what it would write");
+  EXPECT_EQ(early.add(Op::kOptimizerUpdate, 0).wrong(),
+            "optimizer_update(a) (node 13) has neither a commit nor reduce_scatter(a) (node 11) before it: other ranks may still read what "
+            "it would write");
   Written loose = backward();
   EXPECT_EQ(loose.add(Op::kCommit, -1).add(Op::kOptimizerUpdate, 0).wrong(),
             "optimizer_update(a) (node 14) does not wait for commit() (node 13): let it come after that");
@@ -118,8 +119,51 @@ TEST(CheckRunnable, RowsAreWrittenAfterTheCommitOnly) {
             "commit() (node 6) comes while unshard(b) (node 1) holds the lease: reshard before");
 }
 
+TEST(CheckRunnable, AnUpdateInBackwardIsTheLastThatTouchesItsUnit) {
+  Written early = backward();
+  early.add(Op::kOptimizerUpdate, 1, {data(7)}).add(Op::kOptimizerUpdate, 0, {data(11)});  // 13 14
+  EXPECT_EQ(early.wrong(), "");
+  EXPECT_EQ(Written(early).add(Op::kCommit, -1, {order(14)}).wrong(), "");
+  EXPECT_EQ(Written(early).add(Op::kCommit, -1, {order(10)}).wrong(),
+            "commit() (node 15) does not wait for optimizer_update(a) (node 14): let it come after that");
+  EXPECT_EQ(Written(early).add(Op::kUnshard, 1).wrong(),
+            "unshard(b) (node 15) comes after optimizer_update(b) (node 13) has written the unit");
+  Written late = forward();
+  late.add(Op::kBackward, 1, {data(5)}).add(Op::kReduceScatter, 1, {data(6)}).add(Op::kOptimizerUpdate, 1, {data(7)});  // 6 7 8
+  EXPECT_EQ(late.add(Op::kRecompute, 1, {data(2)}).wrong(), "recompute(b) (node 9) comes after backward(b) (node 6), which needs it");
+}
+
+TEST(CheckRunnable, GradientsAreClippedWhenAllAreThereAndNoneIsUsed) {
+  Node clip;
+  clip.op = Op::kClipNorm;
+  clip.value = 1;
+  clip.after = {data(7), data(11)};
+  Written clipped = backward();
+  ASSERT_TRUE(clipped.graph.add(clip));  // 13
+  EXPECT_EQ(Written(clipped).add(Op::kOptimizerUpdate, 0, {data(11)}).wrong(),
+            "optimizer_update(a) (node 14) does not wait for clip_norm() (node 13): let it come after that");
+  EXPECT_EQ(Written(clipped).add(Op::kOptimizerUpdate, 0, {data(13)}).wrong(), "");
+  Written updated = backward();
+  updated.add(Op::kOptimizerUpdate, 1, {data(7)});
+  ASSERT_TRUE(updated.graph.add(clip));
+  EXPECT_EQ(updated.wrong(),
+            "clip_norm() (node 14) comes after optimizer_update(b) (node 13): no unit can be updated before all are clipped");
+}
+
+TEST(CheckRunnable, EveryMicroBatchHasItsLossAndTheLastGradientsAreReduced) {
+  Written w = whole();
+  Node extra;
+  extra.op = Op::kForward;
+  extra.micro = 2;
+  extra.unit = -1;
+  extra.after = {data(4)};
+  Written other = forward();
+  ASSERT_TRUE(other.graph.add(extra));
+  EXPECT_EQ(other.wrong(), "forward(loss)[2] (node 6) reads what forward(b) (node 4) made of another micro-batch");
+}
+
 TEST(CheckRunnable, WhatNobodyRunsIsSaid) {
-  const auto checked = check_runnable(Written().add(Op::kOffload, 0).graph);
+  const auto checked = check_runnable(Written().add(Op::kAllReduce, 0).graph);
   ASSERT_FALSE(checked);
   EXPECT_EQ(checked.error().code(), Code::kUnimplemented);
   EXPECT_EQ(Written().add(Op::kUnshard, -1).wrong(), "unshard() (node 0) needs a unit");

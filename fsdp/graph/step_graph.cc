@@ -35,7 +35,6 @@ Lane lane_of(Op op) {
     case Op::kForward:
     case Op::kBackward:
     case Op::kRecompute:
-    case Op::kClipNorm:
     case Op::kOptimizerUpdate:
       return Lane::kCompute;
     case Op::kOffload:
@@ -45,23 +44,49 @@ Lane lane_of(Op op) {
     case Op::kReshard:
     case Op::kReduceScatter:
     case Op::kAllReduce:
+    case Op::kClipNorm:  // it waits for the other ranks' sums
     case Op::kCommit:
       return Lane::kCommunication;
   }
   return Lane::kCompute;
 }
 
+bool is_for(const Node& node, std::int32_t unit) {
+  return node.unit == unit || std::find(node.also.begin(), node.also.end(), unit) != node.also.end();
+}
+
+bool reads_unit(const Node& node) {
+  return node.unit >= 0 && (node.op == Op::kForward || node.op == Op::kBackward || node.op == Op::kRecompute);
+}
+
 Result<std::int32_t> StepGraph::add(Op op, std::int32_t unit, std::vector<Edge> after, std::int32_t part, bool backward) {
+  Node node;
+  node.op = op;
+  node.unit = unit;
+  node.part = part;
+  node.backward = backward;
+  node.after = std::move(after);
+  return add(std::move(node));
+}
+
+Result<std::int32_t> StepGraph::add(Node node) {
   if (nodes_.size() >= kMaxNodes) return fail(resource_exhausted("a step graph has too many nodes"));
-  if (unit < -1 || unit >= static_cast<std::int32_t>(units_.size()))
-    return fail(invalid_argument(fmt::format("there is no unit {} in this step graph", unit)));
-  const auto id = static_cast<std::int32_t>(nodes_.size());
-  for (const auto& e : after) {
-    if (e.from < 0 || e.from >= id)
-      return fail(invalid_argument(fmt::format("node {} cannot come after node {}, which is not there yet", id, e.from)));
+  const auto known = [&](std::int32_t unit) { return unit >= 0 && unit < static_cast<std::int32_t>(units_.size()); };
+  if (node.unit != -1 && !known(node.unit)) return fail(invalid_argument(fmt::format("there is no unit {} in this step graph", node.unit)));
+  const bool together = node.op == Op::kUnshard || node.op == Op::kReshard || node.op == Op::kReduceScatter;
+  for (const auto unit : node.also) {
+    if (!together || node.unit < 0 || !known(unit))
+      return fail(invalid_argument(fmt::format("{} cannot be for unit {} besides", op_name(node.op), unit)));
   }
-  nodes_.push_back({id, op, unit, part, backward, std::move(after)});
-  return id;
+  if (node.micro < 0 || node.micro > kMaxMicroBatches)
+    return fail(invalid_argument(fmt::format("there is no micro-batch {}: a step has 1 to {}", node.micro, kMaxMicroBatches)));
+  node.id = static_cast<std::int32_t>(nodes_.size());
+  for (const auto& e : node.after) {
+    if (e.from < 0 || e.from >= node.id)
+      return fail(invalid_argument(fmt::format("node {} cannot come after node {}, which is not there yet", node.id, e.from)));
+  }
+  nodes_.push_back(std::move(node));
+  return nodes_.back().id;
 }
 
 Result<void> StepGraph::connect(std::int32_t from, std::int32_t to, EdgeKind kind) {
@@ -74,10 +99,14 @@ Result<void> StepGraph::connect(std::int32_t from, std::int32_t to, EdgeKind kin
 }
 
 std::string StepGraph::label(const Node& n) const {
-  const std::string unit = n.unit < 0                                         ? (n.op == Op::kForward ? "loss" : "")
-                           : units_[static_cast<std::size_t>(n.unit)].empty() ? "root"
-                                                                              : units_[static_cast<std::size_t>(n.unit)];
-  return fmt::format("{}({}{})", op_name(n.op), unit, n.part > 0 ? fmt::format("#{}", n.part) : "");
+  const auto name = [&](std::int32_t unit) {
+    const std::string& text = units_[static_cast<std::size_t>(unit)];
+    return text.empty() ? std::string("root") : text;
+  };
+  std::string what = n.unit >= 0 ? name(n.unit) : n.op == Op::kForward ? "loss" : "";
+  for (const auto unit : n.also) what += "+" + name(unit);
+  if (n.part > 0) what += fmt::format("#{}", n.part);
+  return fmt::format("{}({}){}", op_name(n.op), what, n.micro > 0 ? fmt::format("[{}]", n.micro) : "");
 }
 
 std::vector<Span> StepGraph::schedule(const std::vector<double>& durations) const {
@@ -154,6 +183,10 @@ Bytes StepGraph::encode() const {
       nodes[i].setUnit(n.unit);
       nodes[i].setPart(n.part);
       nodes[i].setBackward(n.backward);
+      nodes[i].setMicro(n.micro);
+      nodes[i].setValue(n.value);
+      auto also = nodes[i].initAlso(static_cast<unsigned>(n.also.size()));
+      for (unsigned k = 0; k < n.also.size(); ++k) also.set(k, n.also[k]);
       auto after = nodes[i].initAfter(static_cast<unsigned>(n.after.size()));
       for (unsigned k = 0; k < n.after.size(); ++k) {
         after[k].setFrom(n.after[k].from);
@@ -170,12 +203,19 @@ Result<StepGraph> StepGraph::decode(const Bytes& bytes) {
     StepGraph out(std::move(units));
     for (const auto n : m.getNodes()) {
       if (n.getOp() >= kNumOps) return fail(invalid_argument("a step graph with an unknown node"));
-      std::vector<Edge> after;
+      Node node;
+      node.op = static_cast<Op>(n.getOp());
+      node.unit = n.getUnit();
+      node.part = n.getPart();
+      node.backward = n.getBackward();
+      node.micro = n.getMicro();
+      node.value = n.getValue();
+      for (const auto unit : n.getAlso()) node.also.push_back(unit);
       for (const auto e : n.getAfter()) {
         if (e.getKind() >= kNumEdgeKinds) return fail(invalid_argument("a step graph with an unknown edge"));
-        after.push_back({e.getFrom(), static_cast<EdgeKind>(e.getKind())});
+        node.after.push_back({e.getFrom(), static_cast<EdgeKind>(e.getKind())});
       }
-      SHOAL_OK(out.add(static_cast<Op>(n.getOp()), n.getUnit(), std::move(after), n.getPart(), n.getBackward()));
+      SHOAL_OK(out.add(std::move(node)));
     }
     return out;
   });

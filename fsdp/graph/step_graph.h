@@ -1,6 +1,6 @@
 // The step as data: nodes on lanes, edges between them. Traced from a step that ran, or written by hand; executed, printed, drawn.
 //
-// Passes change a graph before it runs (prefetch.h). What it shall take and what it took are Spans beside it, one per node.
+// Passes make another graph of it before it runs (passes/passes.h). What it shall take and what it took are Spans beside it, one per node.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +51,15 @@ struct Node {
   std::int32_t part = 0;   // a unit whose children run inside it computes in parts
   bool backward = false;   // of an unshard: for which pass
   std::vector<Edge> after;
+  std::int32_t micro = 0;          // which micro-batch of the step it belongs to
+  std::vector<std::int32_t> also;  // of unshard, reshard, reduce_scatter: further units, done together (a bucket)
+  double value = 0;                // of clip_norm: the largest norm
   bool operator==(const Node&) const = default;
 };
+// Whether a node is for a unit, alone or in a bucket.
+bool is_for(const Node& node, std::int32_t unit);
+// Whether it computes with a unit's parameters.
+bool reads_unit(const Node& node);
 
 // Microseconds since the step began. end < start: not seen.
 struct Span {
@@ -64,17 +71,20 @@ struct Span {
 class StepGraph {
  public:
   static constexpr std::size_t kMaxNodes = 1 << 20;
+  static constexpr std::int32_t kMaxMicroBatches = 1 << 12;
 
   explicit StepGraph(std::vector<std::string> units) : units_(std::move(units)) {}
 
   // Ids count up. InvalidArgument for an unknown unit or an edge from a node that is not there yet: so a graph has no cycle.
   Result<std::int32_t> add(Op op, std::int32_t unit, std::vector<Edge> after, std::int32_t part = 0, bool backward = false);
+  // As above, with everything a node has; its id does not count.
+  Result<std::int32_t> add(Node node);
   // Another edge into a node, from an earlier one.
   Result<void> connect(std::int32_t from, std::int32_t to, EdgeKind kind);
 
   const std::vector<std::string>& units() const { return units_; }
   const std::vector<Node>& nodes() const { return nodes_; }
-  std::string label(const Node& node) const;  // "unshard(blocks.0)", "forward(loss)"
+  std::string label(const Node& node) const;  // "unshard(blocks.0)", "forward(loss)", of the second micro-batch "forward(loss)[1]"
 
   // When each node would run if node i took durations[i] microseconds: as soon as its edges and its lane allow.
   std::vector<Span> schedule(const std::vector<double>& durations) const;

@@ -6,6 +6,13 @@ namespace {
 constexpr double kForget = 0.3;  // weight of the latest step in an estimate
 }
 
+void Stepper::replan(PlanOptions options) {
+  options_ = std::move(options);
+  plan_.reset();
+  following_ = false;
+  last_measured_.clear();
+}
+
 void Stepper::begin_step() {
   end_step();
   began_ = clock_.now();

@@ -17,8 +17,10 @@ namespace shoal::fsdp {
 class Stepper {
  public:
   Stepper(std::vector<std::string> units, PlanOptions options, runtime::Clock& clock)
-      : units_(std::move(units)), options_(options), clock_(clock) {}
+      : units_(std::move(units)), options_(std::move(options)), clock_(clock) {}
 
+  // Other options from the next step on: that one is traced anew.
+  void replan(PlanOptions options);
   // A new step: what the last one did becomes, or confirms, the plan.
   void begin_step();
   // The step is over, if one was begun: what it did can be looked at.
@@ -45,7 +47,7 @@ class Stepper {
   void index_nodes();
 
   const std::vector<std::string> units_;
-  const PlanOptions options_;
+  PlanOptions options_;
   runtime::Clock& clock_;
   runtime::TimePoint began_{};
   std::uint64_t steps_ = 0, detours_ = 0;

@@ -82,5 +82,23 @@ TEST_F(StepperTest, AStepThatTakesAnotherWayIsTracedAnew) {
   EXPECT_TRUE(stepper_.following());
 }
 
+TEST_F(StepperTest, OtherOptionsAreAnotherPlanOfTheNextStep) {
+  const auto order = [&] {
+    step();
+    step();
+    EXPECT_TRUE(stepper_.following());
+    std::string out;
+    for (const auto& n : stepper_.plan()->graph().nodes()) out += stepper_.plan()->graph().label(n) + " ";
+    return out;
+  };
+  const std::string before = order();
+  PlanOptions options;
+  options.prefetch.depth = 0;
+  stepper_.replan(options);
+  EXPECT_EQ(stepper_.plan(), nullptr);
+  EXPECT_NE(order(), before);
+  EXPECT_EQ(stepper_.detours(), 0u);
+}
+
 }  // namespace
 }  // namespace shoal::fsdp

@@ -70,6 +70,28 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
 
 }  // namespace
 
+std::vector<TraceEvent> expected_trace(const std::vector<Boundary>& forward, const std::vector<bool>& reshard_after_forward) {
+  std::vector<TraceEvent> out;
+  double now = 0;
+  const auto add = [&](Op op, std::int32_t unit, bool backward) {
+    out.push_back({{}, op, unit, backward, {now, now + 1}});
+    now += 1;
+  };
+  const auto pass = [&](Boundary b) {
+    const bool kept = !reshard_after_forward[static_cast<std::size_t>(b.unit)];
+    if (b.begin && !(b.backward && kept)) add(Op::kUnshard, b.unit, b.backward);
+    out.push_back({b, {}, b.unit, b.backward, {now, now}});
+    now += 1;
+    if (b.begin) return;
+    if (b.backward) add(Op::kReduceScatter, b.unit, true);
+    if (b.backward || !kept) add(Op::kReshard, b.unit, b.backward);
+  };
+  for (const auto& b : forward) pass({false, b.begin, b.unit});
+  for (auto b = forward.rbegin(); b != forward.rend(); ++b) pass({true, !b->begin, b->unit});
+  add(Op::kOptimizerUpdate, -1, false);
+  return out;
+}
+
 Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<TraceEvent>& trace, const PlanOptions& options) {
   Plan plan(units);
   auto segments = segments_of(trace, options.min_part);
@@ -79,7 +101,7 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
   plan.at_.resize(plan.boundaries_.size());
   plan.compute_after_.assign(plan.boundaries_.size(), -1);
 
-  // Communication nodes with the boundary at which they ran; an unshard ran before the boundary it was made for.
+  // Communication nodes, and updates in backward, with the boundary at which they ran; an unshard ran before the boundary it was made for.
   struct Communication {
     TraceEvent event;
     std::size_t boundary;
@@ -90,7 +112,7 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
   for (const auto& e : trace) {
     if (e.boundary) {
       ++passed;
-    } else if (e.op == Op::kOptimizerUpdate || e.op == Op::kClipNorm || e.op == Op::kCommit) {
+    } else if ((e.op == Op::kOptimizerUpdate && e.unit < 0) || e.op == Op::kClipNorm || e.op == Op::kCommit) {
       updates.push_back(e);
     } else {
       communications.push_back({e, e.op == Op::kUnshard ? passed : passed == 0 ? 0 : passed - 1});
@@ -102,31 +124,30 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
   for (std::size_t i = 0; i < segments.size(); ++i) {
     if (segments[i].keep) kept.push_back(i);
   }
-  // An unshard belongs to the first kept segment of its unit at or after its boundary; it is issued `prefetch` compute nodes earlier:
-  // when the node before those ends, which is at the boundary where the next one begins.
-  struct Issue {
-    std::size_t communication;
-    std::size_t needed_by;  // index into kept
-    std::size_t issued_at;  // index into kept: at the boundary where this one begins
-  };
-  std::vector<Issue> issues;
+  // An unshard belongs to the first kept segment of its unit at or after its boundary: there it is until a pass moves it.
+  std::multimap<std::size_t, std::size_t> unshards;  // kept segment to communication
   for (std::size_t c = 0; c < communications.size(); ++c) {
     const auto& [event, boundary] = communications[c];
     if (event.op != Op::kUnshard) continue;
     for (std::size_t k = 0; k < kept.size(); ++k) {
       const auto& s = segments[kept[k]];
       if (s.boundary < boundary || s.unit != event.unit) continue;
-      issues.push_back({c, k, k - std::min(k, static_cast<std::size_t>(std::max(0, options.prefetch)))});
+      unshards.emplace(k, c);
       break;
     }
   }
 
+  StepGraph traced(units);
+  std::vector<double> durations;        // by node of `traced`
+  std::vector<std::size_t> boundaries;  // and where it was: for a compute node, the boundary before it
   std::map<std::pair<std::int32_t, bool>, std::int32_t> last_compute, unsharded, resharded;  // by unit and pass
   std::map<std::int32_t, std::int32_t> reduced;
   std::int32_t previous = -1;
-  const auto add = [&](Op op, std::int32_t unit, std::vector<Edge> after, double duration, std::int32_t part = 0, bool backward = false) {
-    const auto id = must(plan.graph_.add(op, unit, std::move(after), part, backward));
-    plan.durations_.push_back(duration);
+  const auto add = [&](Op op, std::int32_t unit, std::vector<Edge> after, double duration, std::size_t boundary, std::int32_t part = 0,
+                       bool backward = false) {
+    const auto id = must(traced.add(op, unit, std::move(after), part, backward));
+    durations.push_back(duration);
+    boundaries.push_back(boundary);
     return id;
   };
   std::size_t next_communication = 0;
@@ -136,10 +157,11 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
       const auto& [event, boundary] = communications[next_communication];
       if (event.op == Op::kUnshard) continue;
       std::vector<Edge> after;
-      if (const auto it = last_compute.find({event.unit, event.backward}); it != last_compute.end())
+      if (const auto it = last_compute.find({event.unit, event.backward}); it != last_compute.end() && event.op != Op::kOptimizerUpdate)
         after.push_back({it->second, EdgeKind::kData});
-      const auto id = add(event.op, event.unit, std::move(after), event.span.end - event.span.start, 0, event.backward);
-      plan.at_[boundary].push_back(id);
+      if (const auto it = reduced.find(event.unit); it != reduced.end() && event.op == Op::kOptimizerUpdate)
+        after.push_back({it->second, EdgeKind::kData});
+      const auto id = add(event.op, event.unit, std::move(after), event.span.end - event.span.start, boundary, 0, event.backward);
       if (event.op == Op::kReshard) resharded[{event.unit, event.backward}] = id;
       if (event.op == Op::kReduceScatter) reduced[event.unit] = id;
     }
@@ -147,21 +169,18 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
   for (std::size_t k = 0; k < kept.size(); ++k) {
     Segment& s = segments[kept[k]];
     add_other_communications(s.boundary + 1);
-    for (const auto& issue : issues) {
-      if (issue.issued_at != k) continue;
-      const auto& event = communications[issue.communication].event;
+    for (auto [it, end] = unshards.equal_range(k); it != end; ++it) {
+      const auto& event = communications[it->second].event;
       std::vector<Edge> after;
-      if (const auto it = resharded.find({event.unit, false}); it != resharded.end()) after.push_back({it->second, EdgeKind::kData});
-      if (previous >= 0) after.push_back({previous, EdgeKind::kOrder});
-      const auto id = add(Op::kUnshard, event.unit, std::move(after), event.span.end - event.span.start, 0, event.backward);
-      plan.at_[s.boundary].push_back(id);
-      unsharded[{event.unit, event.backward}] = id;
+      if (const auto before = resharded.find({event.unit, false}); before != resharded.end())
+        after.push_back({before->second, EdgeKind::kData});
+      unsharded[{event.unit, event.backward}] =
+          add(Op::kUnshard, event.unit, std::move(after), event.span.end - event.span.start, s.boundary, 0, event.backward);
     }
     std::vector<Edge> after;
     if (const auto it = unsharded.find({s.unit, s.backward}); it != unsharded.end()) after.push_back({it->second, EdgeKind::kData});
     if (previous >= 0) after.push_back({previous, EdgeKind::kData});
-    s.node = add(s.backward ? Op::kBackward : Op::kForward, s.unit, std::move(after), s.duration, s.part, s.backward);
-    plan.compute_after_[s.boundary] = s.node;
+    s.node = add(s.backward ? Op::kBackward : Op::kForward, s.unit, std::move(after), s.duration, s.boundary, s.part, s.backward);
     last_compute[{s.unit, s.backward}] = s.node;
     previous = s.node;
   }
@@ -172,10 +191,33 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
       if (e.unit < 0 || e.unit == unit) after.push_back({node, EdgeKind::kData});
     }
     if (previous >= 0) after.push_back({previous, EdgeKind::kOrder});
-    previous = add(e.op, e.unit, std::move(after), e.span.end - e.span.start);
-    plan.optimizer_.push_back(previous);
+    previous = add(e.op, e.unit, std::move(after), e.span.end - e.span.start, 0);
   }
+  auto rewritten = prefetch(traced, options.prefetch);
+  SHOAL_CHECK(rewritten.has_value(), "a traced step cannot be planned");
+  plan.take(std::move(*rewritten), durations, boundaries);
   return plan;
+}
+
+void Plan::take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries) {
+  graph_ = std::move(passed.graph);
+  std::vector<std::int32_t> ahead;  // unshards that are issued where the next compute node begins
+  for (const auto& n : graph_.nodes()) {
+    const auto was = static_cast<std::size_t>(passed.from[static_cast<std::size_t>(n.id)]);
+    durations_.push_back(durations[was]);
+    const std::size_t boundary = boundaries[was];
+    if (n.op == Op::kUnshard) {
+      ahead.push_back(n.id);
+    } else if (n.op == Op::kForward || n.op == Op::kBackward) {
+      compute_after_[boundary] = n.id;
+      at_[boundary].insert(at_[boundary].end(), ahead.begin(), ahead.end());
+      ahead.clear();
+    } else if (n.op == Op::kOptimizerUpdate || n.op == Op::kClipNorm || n.op == Op::kCommit) {
+      optimizer_.push_back(n.id);
+    } else {
+      at_[boundary].push_back(n.id);
+    }
+  }
 }
 
 }  // namespace shoal::fsdp

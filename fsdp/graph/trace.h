@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "fsdp/graph/passes/passes.h"
 #include "fsdp/graph/step_graph.h"
 
 namespace shoal::fsdp {
@@ -28,8 +29,12 @@ struct TraceEvent {
   Span span;
 };
 
+// What a step will look like whose forward takes these boundaries: backward takes them from the last to the first, each unit is unsharded
+// where it begins, and reduced where its backward ends. Every node takes one microsecond. For a plan before the first step.
+std::vector<TraceEvent> expected_trace(const std::vector<Boundary>& forward, const std::vector<bool>& reshard_after_forward);
+
 struct PlanOptions {
-  int prefetch = 1;  // how many compute nodes ahead of its use a unit is unsharded
+  Prefetch prefetch = {};
   // A unit's part between two of its children is a node of its own when it takes this share of the step.
   double min_part = 0.02;
 };
@@ -52,6 +57,8 @@ class Plan {
 
  private:
   explicit Plan(std::vector<std::string> units) : graph_(std::move(units)) {}
+  // The passes' result; of each node of the traced graph its duration and its boundary.
+  void take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries);
   StepGraph graph_;
   std::vector<Boundary> boundaries_;
   std::vector<std::vector<std::int32_t>> at_;

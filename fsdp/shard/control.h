@@ -20,6 +20,7 @@ class Control {
   // What a rank has in a gradient slot.
   struct Slot {
     std::atomic<std::uint32_t> unit;
+    std::atomic<double> weight;             // of this rank's gradients in the mean, 0: all ranks' are alike
     std::atomic<std::uint32_t> everywhere;  // reduced over all replicas, not only within the own one
     std::uint8_t present[kMaxParameters];   // which parameters have a gradient on this rank; written before `published`
   };
@@ -30,7 +31,12 @@ class Control {
     std::atomic<std::uint64_t> done;         // it reads this version no more
     std::atomic<std::uint64_t> published;    // how many units' gradients it has put into slots, above its attempt (reducer.h)
     std::atomic<std::uint64_t> consumed;     // how many units it has reduced, as owner of its rows, above its attempt
+    std::atomic<std::uint64_t> waiting;      // while it waits: which of its waits this is, from 1; else 0
+    std::atomic<std::uint64_t> stuck;        // another rank has proven that this one waits in vain
+    std::atomic<std::uint64_t> joined;       // how often it has come to the end of its batches, to serve those who have some
     std::atomic<std::uint64_t> place;        // where its program is: for those who wait for it (encode_place)
+    std::atomic<std::uint64_t> summed;       // how many sums over ranks it has brought its part for
+    std::atomic<std::uint64_t> parts[2];     // of the last two of them, as the bits of a double; written before `summed`
     Slot slots[kMaxSlots];
   };
 

@@ -138,6 +138,7 @@ void Reducer::publish(std::uint32_t unit, std::span<const Gradient> gradients, H
   }
   mine.unit.store(unit, std::memory_order_relaxed);
   mine.everywhere.store(how.everywhere, std::memory_order_relaxed);
+  mine.weight.store(how.weight, std::memory_order_relaxed);
   control_.rank(rank_).published.store(++next_, std::memory_order_release);
 
   const bool at_once = pending_.empty() && all_published(pending.sequence) && check_units(pending);
@@ -197,6 +198,23 @@ void Reducer::start_over() {
   control_.rank(rank_).published.store(next_, std::memory_order_release);
 }
 
+int Reducer::awaited_unit() const {
+  for (int r = 0; r < grid_.world_size; ++r) {
+    const std::uint64_t published = control_.rank(r).published.load(std::memory_order_acquire);
+    if (published > next_ && attempt_of(published) == attempt_of(next_)) {
+      return static_cast<int>(words(r, next_).unit.load(std::memory_order_relaxed));
+    }
+  }
+  return -1;
+}
+
+double Reducer::scale_of(const Pending& pending) const {
+  if (pending.how.weight < 0) return pending.how.scale;
+  double sum = 0;
+  for (int r = 0; r < grid_.world_size; ++r) sum += std::max(0.0, words(r, pending.sequence).weight.load(std::memory_order_relaxed));
+  return sum > 0 ? 1 / sum : 1;
+}
+
 void Reducer::sum(const Pending& pending, std::size_t parameter) {
   const Placed& p = layouts_[pending.unit]->placed()[parameter];
   const Gradient& g = pending.gradients[parameter];
@@ -218,7 +236,7 @@ void Reducer::sum(const Pending& pending, std::size_t parameter) {
     }
     if (sources.empty()) return;
     std::byte* const out = (into_partial ? g.partial : g.own) + k * own.length * out_bytes;
-    reduce(p.reduce_dtype(), sources, into_partial ? 1 : pending.how.scale, into_partial ? g.has_partial : g.accumulate, out_dtype, out,
+    reduce(p.reduce_dtype(), sources, into_partial ? 1 : scale_of(pending), into_partial ? g.has_partial : g.accumulate, out_dtype, out,
            own.length);
   }
 }

@@ -36,6 +36,7 @@ class Reducer {
   struct How {
     double scale = 1;        // of the sum
     bool everywhere = true;  // over all replicas; false: within the own one, into `partial`
+    double weight = -1;      // this rank's in a weighted mean (its gradients are multiplied by it already); below 0: `scale` counts
   };
   // One that is done: which parameters got a gradient from any rank.
   struct Reduced {
@@ -67,7 +68,16 @@ class Reducer {
   // What serve() finished since the last call.
   std::vector<Reduced> take_reduced() { return std::exchange(reduced_, {}); }
 
+  // A unit that another rank has published and this one has not, -1 when there is none.
+  int awaited_unit() const;
+
   std::size_t num_pending() const { return pending_.size(); }
+  std::uint64_t last_published() const { return next_ - 1; }  // its sequence
+  // Where a rank's publication lies: what it says about it, and the gradients.
+  auto& words(int rank, std::uint64_t sequence) const { return control_.rank(rank).slots[sequence % num_slots_]; }
+  std::byte* slot(int rank, std::uint64_t sequence) const {
+    return slots_ + (static_cast<std::size_t>(rank) * num_slots_ + sequence % num_slots_) * stride_;
+  }
   // The rank whose publication the oldest pending one waits for, -1 when none.
   int missing_publication() const;
 
@@ -82,16 +92,13 @@ class Reducer {
     std::vector<Where> where;         // this rank's own slices of each
   };
 
-  std::byte* slot(int rank, std::uint64_t sequence) const {
-    return slots_ + (static_cast<std::size_t>(rank) * num_slots_ + sequence % num_slots_) * stride_;
-  }
-  auto& words(int rank, std::uint64_t sequence) const { return control_.rank(rank).slots[sequence % num_slots_]; }
   Piece own_piece(const Placed& p) const { return piece_of(p, grid_.shards(), grid_.shard_of(rank_)); }
   void bring(const Placed& p, const Gradient& g, How how, std::byte* out) const;
   Where keep(const Placed& p, const Gradient& g, std::byte* out) const;
   // Whether this rank's sum has what rank r brought.
   bool sums(int r, How how) const { return how.everywhere || grid_.replica_of(r) == grid_.replica_of(rank_); }
   void sum(const Pending& pending, std::size_t parameter);
+  double scale_of(const Pending& pending) const;
   void finish_oldest();
   // Whether every rank has published it: not once one has started over.
   bool all_published(std::uint64_t sequence) const;

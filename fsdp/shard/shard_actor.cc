@@ -34,8 +34,8 @@ Result<std::shared_ptr<ShardActor>> ShardActor::place(actors::Session& session, 
   request.actor = id;
   request.class_name = "ShardActor";
   request.gang_key = actor->options_.gang;
-  request.rank = actor->options_.rank;
-  request.world_size = actor->options_.world_size;
+  request.rank = actor->options_.place_rank >= 0 ? actor->options_.place_rank : actor->options_.rank;
+  request.world_size = actor->options_.place_rank >= 0 ? actor->options_.place_size : actor->options_.world_size;
   request.attributes = {{"rows", "0"}, {"bytes", "0"}, {"units", "0"}};
   SHOAL_TRY(actor->placed_, session.host_actor(std::move(request), actor, actor->options_.place_timeout));
   return actor;
@@ -54,6 +54,7 @@ void ShardActor::leave() {
   for (const auto& model : models) {
     if (model) model->leave();
   }
+  if (options_.model.communicator) options_.model.communicator->leave();
   for (const auto& key : arenas_) session_->drop_arena(key);
   session_ = nullptr;
 }
@@ -67,8 +68,7 @@ void ShardActor::give_back(const std::vector<std::string>& arenas, std::int64_t 
   }
   if (session_ == nullptr) return;
   for (const auto& key : arenas) {
-    std::erase(arenas_, key);
-    session_->drop_arena(key);
+    if (std::erase(arenas_, key) > 0) session_->drop_arena(key);
   }
   if (!members_.empty()) tell_attributes();
 }
@@ -84,6 +84,13 @@ Result<void> ShardActor::await_gang() {
   return {};
 }
 
+Result<Fd> ShardActor::open_memory(const std::string& key, std::size_t bytes, int member) {
+  if (options_.model.communicator) return runtime::make_memory(key, bytes);
+  SHOAL_TRY(Fd memory, session_->open_arena(key, bytes, member));
+  arenas_.push_back(key);
+  return memory;
+}
+
 Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std::vector<Parameter> parameters,
                                                           ShardedUnit::Options options) {
   if (const auto dead = killed()) return fail(*dead);
@@ -93,9 +100,8 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
         fmt::format("unit {} has {} parameters, at most {} are possible", name, parameters.size(), Control::kMaxParameters)));
   SHOAL_TRY(Layout layout, Layout::make(std::move(parameters)));
   const std::string key = fmt::format("{}/unit-{}", options_.gang, num_units_);
-  SHOAL_TRY(const Fd arena, session_->open_arena(key, layout.arena_bytes(grid())));
+  SHOAL_TRY(const Fd arena, open_memory(key, layout.arena_bytes(grid())));
   ++num_units_;
-  arenas_.push_back(key);
   const int shard = grid().shard_of(options_.rank);
   const auto rows = layout.owned_rows(grid().shards(), shard);
   const auto bytes = layout.owned_bytes(grid().shards(), shard);
@@ -122,10 +128,8 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(ShardedModel::Units
   const std::string key = fmt::format("{}/model-{}", options_.gang, num_models_++);
   const std::size_t control_bytes = ShardedModel::control_bytes(options_.world_size);
   const std::size_t slot_bytes = ShardedModel::slot_bytes(units, grid(), slots);
-  SHOAL_TRY(const Fd control, session_->open_arena(key + "/control", control_bytes, options_.rank));
-  SHOAL_TRY(const Fd gradients, session_->open_arena(key + "/gradients", slot_bytes));
-  arenas_.push_back(key + "/control");
-  arenas_.push_back(key + "/gradients");
+  SHOAL_TRY(const Fd control, open_memory(key + "/control", control_bytes, options_.rank));
+  SHOAL_TRY(const Fd gradients, open_memory(key + "/gradients", slot_bytes));
   SHOAL_TRY(runtime::Mapping control_memory, runtime::map(control, control_bytes, runtime::Access::kReadWrite));
   SHOAL_TRY(runtime::Mapping slot_memory, runtime::map(gradients, slot_bytes, runtime::Access::kReadWrite));
   auto options = options_.model;

@@ -24,6 +24,10 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
     int world_size = 1;
     int replicas = 1;                                             // rows of that many ranks have all shards
     runtime::Duration place_timeout = std::chrono::seconds(600);  // for the whole gang to come
+    // As which of how many it is placed, where the ranks of a mesh have several heads (torchrun on several hosts): those of one head. By
+    // default as all of them.
+    int place_rank = -1;
+    int place_size = 0;
     ShardedModel::Options model;
   };
   // Asks the head to place it; does not wait for the others. The session outlives the actor, or the actor leaves it first.
@@ -31,6 +35,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   ~ShardActor() override;
 
   // A unit in an arena of the node, which is given back with the last reference to the unit. The n-th unit of every rank is the same one.
+  // Ranks that share no memory (model.communicator) have arenas of their own.
   Result<std::shared_ptr<ShardedUnit>> add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options);
   // A model of these units. Waits until the gang is placed. The n-th model of every rank is the same one. Its memory goes like a unit's.
   // `slots`: as ShardedModel::Options has it.
@@ -55,6 +60,8 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
  private:
   ShardActor(actors::Session& session, Options options, ActorId id) : session_(&session), options_(std::move(options)), id_(id) {}
   Result<void> await_gang();
+  // Of the node, if the ranks share it; with `member` on whose board that rank's death is written.
+  Result<Fd> open_memory(const std::string& key, std::size_t bytes, int member = -1);
   // A unit or a model is gone. Not on the loop.
   void give_back(const std::vector<std::string>& arenas, std::int64_t rows, std::size_t bytes);
   void tell_attributes();

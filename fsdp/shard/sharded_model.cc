@@ -1,6 +1,7 @@
 #include "fsdp/shard/sharded_model.h"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 
 #include <fmt/format.h>
@@ -12,6 +13,7 @@ namespace shoal::fsdp {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(50);  // how often a sleeping wait asks about signals
+constexpr auto kProof = std::chrono::seconds(1);       // how long all ranks must wait without any change until it is proven that they will
 constexpr auto kLastWords = std::chrono::seconds(1);   // from a rank's leave to the word of how its process ended
 
 std::vector<const Layout*> layouts_of(const ShardedModel::Units& units) {
@@ -62,7 +64,10 @@ ShardedModel::ShardedModel(int rank, Grid grid, Units units, runtime::Mapping co
       control_(control_memory_.data()),
       gate_(control_, rank, grid.world_size),
       reducer_(control_, rank, grid, layouts_of(units_), slot_memory_.data(), options_.slots),
-      stepper_(names_of(units_), options_.plan, *clock_) {
+      stepper_(names_of(units_), options_.plan, *clock_),
+      given_up_(units_.size()) {
+  if (options_.communicator) exchange_ = std::make_unique<Exchange>(options_.communicator, control_, rank, grid);
+  gathered_.resize(units_.size());
   fingerprint_ = 1;
   for (const auto& u : units_) fingerprint_ = fingerprint_ * 0x100000001b3ULL + u->layout().fingerprint();
   if (fingerprint_ == 0) fingerprint_ = 1;
@@ -145,8 +150,24 @@ Result<void> ShardedModel::serve_due(bool& served) {
   return {};
 }
 
+bool ShardedModel::all_stuck(std::vector<std::uint64_t>& before) const {
+  std::vector<std::uint64_t> now;
+  for (int r = 0; r < world_size_; ++r) now.push_back(control_.rank(r).waiting.load(std::memory_order_acquire));
+  const bool all = std::find(now.begin(), now.end(), 0) == now.end();
+  const bool same = now == before;
+  before = std::move(now);
+  return all && same;
+}
+
 Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting& waiting) {
+  struct Told {
+    std::atomic<std::uint64_t>& word;
+    ~Told() { word.store(0, std::memory_order_release); }
+  };
+  std::optional<Told> told;
   const auto began = clock_->now();
+  auto look_at = began + kProof;
+  std::vector<std::uint64_t> waits;  // of all ranks, when last looked at
   auto warn_at = began + options_.warn_after;
   std::optional<runtime::TimePoint> left_since;  // a rank that is waited for has left
   while (true) {
@@ -161,6 +182,31 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
     const auto& interrupted = interrupt_by_ ? interrupt_by_ : options_.interrupted;
     if (interrupted && interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
     const auto now = clock_->now();
+    if (!told) {
+      control_.rank(rank_).waiting.store(++waits_, std::memory_order_release);
+      told.emplace(control_.rank(rank_).waiting);
+    }
+    // Everybody waits, and no wait has ended since the last look: each serves what is due, so none ever will.
+    if (now >= look_at) {
+      look_at = now + kProof;
+      const bool told_so = control_.rank(rank_).stuck.exchange(0, std::memory_order_acq_rel) != 0;
+      if (told_so || (all_stuck(waits) && !done())) {
+        for (int r = 0; r < world_size_ && !told_so; ++r) {
+          if (r != rank_) control_.rank(r).stuck.store(1, std::memory_order_release);
+        }
+        control_.board().ring();
+        std::string others;
+        for (int r = 0; r < world_size_; ++r) {
+          if (r != rank_) others += (others.empty() ? "" : "; ") + describe(r);
+        }
+        const int missing = waiting.missing();
+        return fail(invalid_argument(fmt::format("all ranks wait for each other: rank {} for {}{}; {}", rank_, waiting.for_what,
+                                                 missing < 0 ? "" : fmt::format(" of rank {}", missing), others))
+                        .with_reason("Diverged")
+                        .with_hint("every rank must run the same forward and backward passes and optimizer steps in the same order")
+                        .in(fmt::format("step {}", step())));
+      }
+    }
     // Whoever has left did all it would ever do before it said so. How its process ended follows soon, if it does.
     if (const int missing = waiting.missing(); missing >= 0 && has_left(missing) && waiting.missing() == missing && !done()) {
       if (!left_since) left_since = now;
@@ -196,6 +242,7 @@ Result<void> ShardedModel::enter_gate() {
   }
   if (gate_.enter()) {
     stepping_ = false;
+    if (exchange_) exchange_->follow_gate();
     control_.board().ring();
   }
   return {};
@@ -211,15 +258,39 @@ Result<void> ShardedModel::enter(bool training) {
   return {};
 }
 
+Result<void> ShardedModel::check_given_up(std::size_t unit) const {
+  if (gate_.phase() != VersionGate::Phase::kReading || given_up_[unit] == 0 || given_up_[unit] != gate_.version()) return {};
+  return fail(invalid_argument(fmt::format("unit {} is read again in a step whose backward has updated it already",
+                                           units_[unit]->name().empty() ? "(root)" : units_[unit]->name()))
+                  .with_reason("StaleBackward")
+                  .with_hint("with the optimizer in backward each unit's last backward of a step comes once: before one that another "
+                             "follows, call set_is_last_backward(False)")
+                  .in(fmt::format("rank {}", rank_))
+                  .in(fmt::format("step {}", step())));
+}
+
+ShardedModel::Memory ShardedModel::memory() const {
+  Memory out;
+  for (const auto& u : units_) out.arenas += u->layout().arena_bytes(u->grid());
+  out.slots = slot_memory_.size();
+  out.control = control_memory_.size();
+  return out;
+}
+
 Result<void> ShardedModel::unshard(std::size_t unit, bool backward) {
   auto& u = *units_[unit];
   if (u.leased()) return {};
   const auto start = stepper_.now();
   SHOAL_OK(enter_gate());
+  SHOAL_OK(check_given_up(unit));
   if (!gate_.readable()) {
     SHOAL_OK(wait([this] { return gate_.readable(); },
                   {fmt::format("the parameters of step {} (unit {})", step(), u.name().empty() ? "(root)" : u.name()),
                    [this] { return gate_.missing_to_read(); }}));
+  }
+  if (exchange_ && gathered_[unit] != gate_.version()) {
+    SHOAL_OK(exchange_->gather(u, unit, fingerprint_, step()));
+    gathered_[unit] = gate_.version();
   }
   SHOAL_OK(check_fingerprints());
   u.take_lease(step());
@@ -285,6 +356,7 @@ void ShardedModel::forward_end(std::size_t unit, bool training, bool reshard_now
 }
 
 Result<void> ShardedModel::check_version(std::size_t unit, std::uint64_t version) const {
+  SHOAL_OK(check_given_up(unit));
   if (gate_.phase() == VersionGate::Phase::kReading && gate_.version() == version) return {};
   return fail(invalid_argument(
                   fmt::format("backward of unit {} needs parameters of version {}, but {} may have been written since",
@@ -317,6 +389,7 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
                                                       [this] { return reducer_.missing_slot(); }}));
   }
   reducer_.publish(static_cast<std::uint32_t>(unit), gradients, how);
+  if (exchange_) SHOAL_OK(exchange_->gradients(*units_[unit], reducer_, how, step()));
   control_.board().ring();
   published_any_ = true;
   stepper_.ran(Op::kReduceScatter, static_cast<std::int32_t>(unit), true, start, stepper_.now());
@@ -324,9 +397,23 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
   return serve_due(served);
 }
 
-Result<void> ShardedModel::reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how) {
-  SHOAL_OK(publish(unit, gradients, how));
-  return await_reductions();
+Result<double> ShardedModel::sum_over_ranks(double part) {
+  // Two places in turn are enough: whoever brings its part of a sum has read all of the one before.
+  const std::size_t place = num_sums_++ % 2;
+  auto& mine = control_.rank(rank_);
+  mine.parts[place].store(std::bit_cast<std::uint64_t>(part), std::memory_order_relaxed);
+  mine.summed.store(num_sums_, std::memory_order_release);
+  control_.board().ring();
+  const auto missing = [this] {
+    for (int r = 0; r < world_size_; ++r) {
+      if (control_.rank(r).summed.load(std::memory_order_acquire) < num_sums_) return r;
+    }
+    return -1;
+  };
+  SHOAL_OK(wait([&] { return missing() < 0; }, {fmt::format("a sum over ranks (step {})", step()), missing}));
+  double out = 0;
+  for (int r = 0; r < world_size_; ++r) out += std::bit_cast<double>(control_.rank(r).parts[place].load(std::memory_order_relaxed));
+  return out;
 }
 
 Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how,
@@ -366,7 +453,10 @@ Result<void> ShardedModel::finish_backward(bool leave) {
 Result<void> ShardedModel::open_window(const std::string& door) {
   if (window_open()) return {};
   for (const auto& u : units_) u->drop_lease();
-  if (gate_.leave()) control_.board().ring();
+  if (gate_.leave()) {
+    if (exchange_) exchange_->follow_gate();
+    control_.board().ring();
+  }
   if (!gate_.writable()) {
     SHOAL_OK(wait([this] { return gate_.writable(); }, {fmt::format("all ranks to have read the parameters of step {} ({})", step(), door),
                                                         [this] { return gate_.missing_to_write(); }}));
@@ -375,14 +465,56 @@ Result<void> ShardedModel::open_window(const std::string& door) {
   return {};
 }
 
+// ---- serving the others
+// ------------------------------------------------------------------------------------------------------------------
+
+Result<void> ShardedModel::join() {
+  if (exchange_) {
+    return fail(unimplemented("ranks that share no memory cannot serve each other behind their last batch")
+                    .with_hint("give every rank the same number of batches"));
+  }
+  control_.rank(rank_).joined.fetch_add(1, std::memory_order_release);
+  control_.board().ring();
+  return {};
+}
+
+int ShardedModel::first_behind_join() const {
+  const auto mine = control_.rank(rank_).joined.load(std::memory_order_relaxed);
+  for (int r = 0; r < world_size_; ++r) {
+    if (control_.rank(r).joined.load(std::memory_order_acquire) < mine) return r;
+  }
+  return -1;
+}
+
+Result<ShardedModel::Asked> ShardedModel::asked() {
+  Asked out;
+  const auto look = [&] {
+    if (const int unit = reducer_.awaited_unit(); unit >= 0) {
+      out = {Asked::What::kPublish, static_cast<std::size_t>(unit)};
+      return true;
+    }
+    if (first_behind_join() < 0) return true;
+    for (int r = 0; r < world_size_; ++r) {
+      // It has left the version that this rank reads.
+      if (gate_.phase() == VersionGate::Phase::kReading && control_.rank(r).done.load(std::memory_order_acquire) >= gate_.version()) {
+        out = {Asked::What::kWindow, 0};
+        return true;
+      }
+    }
+    return false;
+  };
+  SHOAL_OK(wait(look, {"the ranks that still have batches", [this] { return first_behind_join(); }}));
+  return out;
+}
+
 void ShardedModel::optimizer_begin() {
   at(Doing::kOptimizer, 0);
   optimizer_began_ = stepper_.now();
 }
 
-void ShardedModel::optimizer_end() {
-  stepper_.ran(Op::kOptimizerUpdate, -1, false, optimizer_began_, stepper_.now());
-  at(Doing::kBetween, 0);
+void ShardedModel::optimizer_end(std::int32_t unit) {
+  stepper_.ran(Op::kOptimizerUpdate, unit, false, optimizer_began_, stepper_.now());
+  if (unit < 0) at(Doing::kBetween, 0);
 }
 
 void ShardedModel::end_step() {
@@ -394,7 +526,9 @@ void ShardedModel::end_step() {
 void ShardedModel::reset() {
   for (const auto& u : units_) u->drop_lease();
   published_any_ = false;
+  control_.rank(rank_).stuck.store(0, std::memory_order_release);
   reducer_.start_over();
+  if (exchange_) exchange_->follow_reducer();
   control_.board().ring();
 }
 

@@ -15,6 +15,7 @@
 
 #include "fsdp/graph/stepper.h"
 #include "fsdp/shard/control.h"
+#include "fsdp/shard/exchange.h"
 #include "fsdp/shard/reducer.h"
 #include "fsdp/shard/sharded_unit.h"
 #include "fsdp/shard/version_gate.h"
@@ -31,6 +32,8 @@ class ShardedModel {
     int slots = 2;    // units whose whole gradients a rank may have in flight
     std::function<bool()> interrupted;
     std::function<void(const std::string&)> warn;
+    // Of ranks that share no memory: then control, slots and the units' arenas are this rank's own (exchange.h).
+    std::shared_ptr<runtime::Communicator> communicator;
   };
   using Units = std::vector<std::shared_ptr<ShardedUnit>>;
 
@@ -63,9 +66,23 @@ class ShardedModel {
   // Units whose reductions are done, since the last call.
   std::vector<Reducer::Reduced> take_reduced() { return reducer_.take_reduced(); }
 
+  // This rank reads a unit no more in this version, once it has published its gradients: then its rows may be written before the window
+  // opens, as soon as they are reduced (optimizer in backward). Leases and backwards of it fail until the next version.
+  void give_up(std::size_t unit) { given_up_[unit] = gate_.version(); }
+  // How steps are planned from the next one on.
+  void plan(PlanOptions options) { stepper_.replan(std::move(options)); }
+  // What the engine holds for this model on this host, for all ranks together.
+  struct Memory {
+    std::size_t arenas = 0, slots = 0, control = 0;
+    std::size_t total() const { return arenas + slots + control; }
+  };
+  Memory memory() const;
+
   // ---- a step, as a graph that was written by hand has it (StepRunner); unshard and reshard are also FSDPModule's ----
-  // One unit's gradients to their owners: returns when this rank's rows of the mean are there.
-  Result<void> reduce_scatter(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
+  // One unit's gradients to their owners: they may be freed when this returns. await_reductions() waits for this rank's rows of the mean.
+  Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
+  // The sum of what every rank brings, added in their order: the same bits on each. Every rank asks for the same sums in the same order.
+  Result<double> sum_over_ranks(double part);
   // Who may end a wait from now on, asked now and then; empty: Options::interrupted again.
   void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
   // Where this rank's program is: shown to ranks that wait for it.
@@ -78,9 +95,9 @@ class ShardedModel {
   // Opens this rank's write window: waits until no rank reads this version. `door` names who asks, for those who wait.
   Result<void> open_window(const std::string& door);
   bool window_open() const { return gate_.phase() == VersionGate::Phase::kWriting; }
-  // An optimizer wrote between these two.
+  // An optimizer wrote between these two; in backward: this unit's rows.
   void optimizer_begin();
-  void optimizer_end();
+  void optimizer_end(std::int32_t unit = -1);
 
   // Between two steps: the last one is complete and can be looked at.
   void end_step();
@@ -88,6 +105,16 @@ class ShardedModel {
   // An exception left a step half-way: leases are dropped and what this rank had published or not is forgotten. Peers must do the same: a
   // rank that does not is told so when its backward pass ends.
   void reset();
+
+  // ---- a rank that has no more batches serves those who have (Join) ----
+  struct Asked {
+    enum class What { kPublish, kWindow, kNothing } what = What::kNothing;
+    std::size_t unit = 0;  // to publish
+  };
+  // Says that this rank has joined.
+  Result<void> join();
+  // Waits for what the others want of it next: its part of a unit's gradients, its write window, or nothing any more: all have joined.
+  Result<Asked> asked();
 
   // This rank's program is done with the model. It may end, or go on without: peers that still need something of it are told so, others
   // do not notice.
@@ -106,16 +133,19 @@ class ShardedModel {
     std::function<int()> missing;  // a rank that has not come, -1 when unknown
   };
   Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
-  int first_lost() const;  // the first rank that is gone without having left, or -1
+  // Whether every rank waits, and has done so for a while, for something that only another one can do.
+  bool all_stuck(std::vector<std::uint64_t>& before) const;
+  int first_behind_join() const;  // the first rank that has batches when this one has none, or -1
+  int first_lost() const;         // the first rank that is gone without having left, or -1
   bool has_left(int rank) const;
   Error lost(int rank) const;
   Result<void> check_peers() const { return first_lost() < 0 ? Result<void>() : fail(lost(first_lost())); }
   Result<void> check_fingerprints();
+  Result<void> check_given_up(std::size_t unit) const;
   std::string describe(int rank) const;
   Result<void> serve_due(bool& served);
   Result<void> follow(const std::vector<std::int32_t>& nodes, std::size_t current, bool& published,
                       std::span<const Reducer::Gradient> gradients, Reducer::How how, bool may_reshard);
-  Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
   Result<void> enter_gate();
   std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }
 
@@ -129,11 +159,16 @@ class ShardedModel {
   Control control_;
   VersionGate gate_;
   Reducer reducer_;
+  std::unique_ptr<Exchange> exchange_;   // of ranks that share no memory
+  std::vector<std::uint64_t> gathered_;  // then: the version of each unit that is here
   Stepper stepper_;
   std::uint64_t fingerprint_ = 0;
   bool fingerprints_checked_ = false;
   bool stepping_ = false;       // the stepper knows of this version's step
   bool published_any_ = false;  // in this backward pass
+  std::uint64_t waits_ = 0;
+  std::uint64_t num_sums_ = 0;
+  std::vector<std::uint64_t> given_up_;  // by unit, in which version; 0: never
   runtime::TimePoint optimizer_began_{};
 };
 

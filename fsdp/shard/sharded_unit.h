@@ -29,6 +29,7 @@ class ShardedUnit {
   void rename(std::string name);
   const Layout& layout() const { return layout_; }
   Grid grid() const { return grid_; }
+  int rank() const { return rank_; }
   std::size_t own_bytes(std::size_t parameter) const {
     return Layout::owned_bytes(layout_.placed()[parameter], grid_.shards(), grid_.shard_of(rank_));
   }
@@ -37,6 +38,10 @@ class ShardedUnit {
   std::byte* own(std::size_t parameter) const;
   // The whole parameter, as forward and backward read it. Not of an external one.
   std::byte* whole(std::size_t parameter) const;
+  // The same bytes, whether leased or not: for who fetches them.
+  std::byte* whole_to_write(std::size_t parameter) const {
+    return arena_.data() + replica_begin_ + layout_.placed()[parameter].offset_bytes;
+  }
   // What this rank wrote to its shards becomes visible in the whole ones: before its next version is read.
   void publish_own();
 

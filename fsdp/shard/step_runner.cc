@@ -1,6 +1,7 @@
 #include "fsdp/shard/step_runner.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -14,7 +15,7 @@ namespace {
 constexpr auto kLook = std::chrono::milliseconds(50);  // how often a waiting compute lane asks about signals
 constexpr double kForget = 0.3;                        // weight of the latest step in an estimate
 
-bool has(const StepGraph& graph, Op op) {
+bool has_any(const StepGraph& graph, Op op) {
   return std::any_of(graph.nodes().begin(), graph.nodes().end(), [&](const Node& n) { return n.op == op; });
 }
 
@@ -29,27 +30,16 @@ Result<std::unique_ptr<StepRunner>> StepRunner::make(std::shared_ptr<ShardedMode
                     fmt::format("the step graph has the units {}, the model {}", fmt::join(graph.units(), ", "), fmt::join(names, ", ")))
                     .with_reason("BadGraph"));
   }
-  for (const auto& n : graph.nodes()) {
-    if (n.op != Op::kOptimizerUpdate) continue;
-    for (const auto& p : model->units()[static_cast<std::size_t>(n.unit)]->layout().placed()) {
-      if (p.parameter.dtype == DType::kFloat32 || !p.parameter.requires_grad) continue;
-      return fail(unimplemented(fmt::format("{} (node {}): parameter {} is {}, and AdamW updates float32", graph.label(n), n.id,
-                                            p.parameter.name, dtype_name(p.parameter.dtype)))
-                      .with_reason("BadGraph"));
-    }
-  }
-  return std::unique_ptr<StepRunner>(new StepRunner(std::move(model), std::move(graph), std::move(options)));
+  SHOAL_TRY(StepRows rows, StepRows::make(model->units(), graph, options.offload_folder));
+  return std::unique_ptr<StepRunner>(new StepRunner(std::move(model), std::move(graph), std::move(options), std::move(rows)));
 }
 
-StepRunner::StepRunner(std::shared_ptr<ShardedModel> model, StepGraph graph, Options options)
+StepRunner::StepRunner(std::shared_ptr<ShardedModel> model, StepGraph graph, Options options, StepRows rows)
     : model_(std::move(model)),
       graph_(std::move(graph)),
       options_(std::move(options)),
-      commits_(has(graph_, Op::kCommit)),
-      rows_(model_->units().size()),
-      gradients_(model_->units().size()) {
-  for (std::size_t u = 0; u < rows_.size(); ++u) rows_[u].resize(model_->units()[u]->layout().placed().size());
-}
+      commits_(has_any(graph_, Op::kCommit)),
+      rows_(std::move(rows)) {}
 
 double StepRunner::now() const { return std::chrono::duration<double, std::micro>(model_->stepper().now() - began_).count(); }
 
@@ -75,14 +65,20 @@ Result<void> StepRunner::run_lanes(StepProgram& program) {
   failure_.reset();
   stopping_ = false;
   began_ = model_->stepper().now();
+  rows_.begin_step();
+  gradients_.clear();
+  released_.clear();
   SHOAL_OK(model_->enter(commits_));
   model_->interrupt_by([this] { return stopping_.load(); });
   {
     const runtime::SideThread communication([this] { run_lane(Lane::kCommunication, [this](const Node& n) { return communicate(n); }); });
+    std::optional<runtime::SideThread> host_copy;
+    if (has_any(graph_, Op::kFetch)) host_copy.emplace([this] { run_lane(Lane::kHostCopy, [this](const Node& n) { return copy(n); }); });
     run_lane(Lane::kCompute, [&](const Node& n) { return compute(n, program); });
-    // The last nodes of a step may be the other lane's.
+    // The last nodes of a step may be another lane's.
     std::unique_lock lock(mutex_);
-    while (!failure_ && !progress_->finished(Lane::kCommunication)) wait_for_other_lane(lock, Lane::kCompute);
+    const auto finished = [this] { return progress_->finished(Lane::kCommunication) && progress_->finished(Lane::kHostCopy); };
+    while (!failure_ && !finished()) wait_for_other_lane(lock, Lane::kCompute);
     stopping_ = failure_.has_value();
   }
   model_->interrupt_by({});
@@ -141,12 +137,12 @@ void StepRunner::run_lane(Lane lane, const Perform& perform) {
 // ---- the compute lane ----------------------------------------------------------------------------------------------------------------
 
 void StepRunner::tell_released(StepProgram& program) {
-  std::vector<std::size_t> released;
+  std::vector<Turn> released;
   {
     const std::lock_guard lock(mutex_);
     released.swap(released_);
   }
-  for (const auto unit : released) program.released(unit);
+  for (const auto& [unit, micro] : released) program.released(unit, micro);
 }
 
 Result<void> StepRunner::compute(const Node& node, StepProgram& program) {
@@ -155,51 +151,46 @@ Result<void> StepRunner::compute(const Node& node, StepProgram& program) {
   switch (node.op) {
     case Op::kForward:
       if (node.unit >= 0) model_->at(Doing::kForward, unit);
-      return program.forward(node, input_of(graph_, node));
+      return program.forward(node, input_of(graph_, node), !has(graph_, Op::kRecompute, node.unit, node.micro));
+    case Op::kRecompute:
+      model_->at(Doing::kBackward, unit);
+      return program.recompute(node, input_of(graph_, node));
     case Op::kBackward: {
       model_->at(Doing::kBackward, unit);
-      SHOAL_TRY(auto gradients, program.backward(node, input_of(graph_, node)));
-      if (gradients.size() != rows_[unit].size()) return fail(internal("a backward returned the wrong number of gradients"));
+      const bool reduced = has(graph_, Op::kReduceScatter, node.unit, node.micro);
+      SHOAL_TRY(auto gradients, program.backward(node, input_of(graph_, node), reduced));
+      if (!reduced) return {};
+      if (gradients.size() != model_->units()[unit]->layout().placed().size())
+        return fail(internal("a backward returned the wrong number of gradients"));
       const std::lock_guard lock(mutex_);
-      gradients_[unit] = std::move(gradients);
+      gradients_[{node.unit, node.micro}] = std::move(gradients);
       return {};
     }
     case Op::kOptimizerUpdate:
       model_->at(Doing::kOptimizer, unit);
-      update(unit);
+      rows_.update(unit, options_.optimizer);
       return {};
     default:
       return fail(internal("a node on the wrong lane"));
   }
 }
 
-void StepRunner::update(std::size_t unit) {
-  const auto& sharded = *model_->units()[unit];
-  for (std::size_t i = 0; i < rows_[unit].size(); ++i) {
-    Rows& r = rows_[unit][i];
-    const std::size_t numel = r.gradient.size() / sizeof(float);
-    if (!r.present) continue;
-    ++r.updates;
-    if (numel == 0) continue;
-    r.m.resize(numel);
-    r.v.resize(numel);
-    adam(options_.optimizer, r.updates, reinterpret_cast<float*>(sharded.own(i)), reinterpret_cast<const float*>(r.gradient.data()),
-         r.m.data(), r.v.data(), numel);
-  }
-}
-
-// ---- the communication lane ----------------------------------------------------------------------------------------------------------
+// ---- the other lanes -----------------------------------------------------------------------------------------------------------------
 
 Result<void> StepRunner::communicate(const Node& node) {
-  const auto unit = static_cast<std::size_t>(node.unit);
+  std::vector<std::int32_t> units = {node.unit};
+  units.insert(units.end(), node.also.begin(), node.also.end());
   switch (node.op) {
     case Op::kUnshard:
-      return model_->unshard(unit, node.backward);
+      for (const auto unit : units) SHOAL_OK(model_->unshard(static_cast<std::size_t>(unit), node.backward));
+      return {};
     case Op::kReshard:
-      model_->reshard(unit, node.backward);
+      for (const auto unit : units) model_->reshard(static_cast<std::size_t>(unit), node.backward);
       return {};
     case Op::kReduceScatter:
-      return reduce_scatter(unit);
+      return reduce_scatter(node);
+    case Op::kClipNorm:
+      return clip(node.value);
     case Op::kCommit:
       return model_->finish_backward(true);
     default:
@@ -207,27 +198,37 @@ Result<void> StepRunner::communicate(const Node& node) {
   }
 }
 
-Result<void> StepRunner::reduce_scatter(std::size_t unit) {
-  StepProgram::Gradients whole;
-  {
+Result<void> StepRunner::reduce_scatter(const Node& node) {
+  std::vector<std::int32_t> units = {node.unit};
+  units.insert(units.end(), node.also.begin(), node.also.end());
+  for (const auto index : units) {
+    StepProgram::Gradients whole;
+    {
+      const std::lock_guard lock(mutex_);
+      whole = std::move(gradients_[{index, node.micro}]);
+      gradients_.erase({index, node.micro});
+    }
+    const auto unit = static_cast<std::size_t>(index);
+    SHOAL_OK(model_->publish(unit, rows_.to_reduce(unit, whole), {1.0 / model_->units()[unit]->grid().world_size}));
     const std::lock_guard lock(mutex_);
-    whole = gradients_[unit];
+    released_.emplace_back(index, node.micro);
   }
-  const auto& sharded = *model_->units()[unit];
-  const Layout& layout = sharded.layout();
-  std::vector<Reducer::Gradient> work(whole.size());
-  for (std::size_t i = 0; i < whole.size(); ++i) {
-    Rows& r = rows_[unit][i];
-    r.gradient.resize(sharded.own_bytes(i));
-    work[i] = {whole[i], r.gradient.empty() ? nullptr : r.gradient.data(), false, layout.placed()[i].compute_dtype()};
-  }
-  SHOAL_OK(model_->reduce_scatter(unit, work, {1.0 / sharded.grid().world_size}));
-  for (const auto& reduced : model_->take_reduced()) {
-    for (std::size_t i = 0; i < reduced.present.size(); ++i) rows_[reduced.unit][i].present = reduced.present[i];
-  }
-  const std::lock_guard lock(mutex_);
-  released_.push_back(unit);
+  SHOAL_OK(model_->await_reductions());
+  for (const auto& reduced : model_->take_reduced()) rows_.reduced(reduced);
   return {};
+}
+
+// As torch.nn.utils.clip_grad_norm_ has it.
+Result<void> StepRunner::clip(double max_norm) {
+  SHOAL_TRY(const double squares, model_->sum_over_ranks(rows_.squares()));
+  norm_ = std::sqrt(squares);
+  if (const auto factor = static_cast<float>(max_norm / (norm_ + 1e-6)); factor < 1) rows_.scale(factor);
+  return {};
+}
+
+Result<void> StepRunner::copy(const Node& node) {
+  const auto unit = static_cast<std::size_t>(node.unit);
+  return node.op == Op::kFetch ? rows_.fetch(unit) : rows_.offload(unit);
 }
 
 }  // namespace shoal::fsdp

@@ -1,9 +1,14 @@
 #include "fsdp/shard/step_runner.h"
 
+#include <cmath>
+#include <map>
 #include <optional>
+#include <set>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "fsdp/graph/passes/passes.h"
 #include "runtime/loop/loop.h"
 #include "runtime/loop/side_thread.h"
 
@@ -42,30 +47,42 @@ StepGraph written() {
 class Program : public StepProgram {
  public:
   explicit Program(ShardedModel& model) : model_(model) {}
-  Result<void> forward(const Node& node, std::int32_t) override {
-    if (node.unit >= 0 && before_forward) return before_forward(node);
-    return {};
+  Result<void> forward(const Node& node, std::int32_t, bool saves) override {
+    if (node.unit < 0) return {};
+    if (saves) saved.insert({node.unit, node.micro});
+    return before_forward ? before_forward(node) : Result<void>();
   }
-  Result<Gradients> backward(const Node& node, std::int32_t) override {
+  Result<void> recompute(const Node& node, std::int32_t input) override {
+    ++recomputed;
+    return forward(node, input, true);
+  }
+  Result<Gradients> backward(const Node& node, std::int32_t, bool reduced) override {
+    EXPECT_EQ(saved.erase({node.unit, node.micro}), 1u) << "nothing was saved for unit " << node.unit;
     const auto unit = static_cast<std::size_t>(node.unit);
     const auto* whole = reinterpret_cast<const float*>(model_.units()[unit]->whole(0));
-    for (std::size_t i = 0; i < kRows; ++i) gradient_[unit][i] = whole[i] - static_cast<float>(model_.rank());
-    held.push_back(unit);
-    return Gradients{reinterpret_cast<const std::byte*>(gradient_[unit])};
+    auto& sum = sums_[unit];
+    sum.resize(kRows);
+    for (std::size_t i = 0; i < kRows; ++i) sum[i] += whole[i] - static_cast<float>(model_.rank());
+    if (!reduced) return Gradients{};
+    auto& mine = held[{node.unit, node.micro}];
+    mine = std::exchange(sum, {});
+    return Gradients{reinterpret_cast<const std::byte*>(mine.data())};
   }
-  void released(std::size_t unit) override { std::erase(held, unit); }
+  void released(std::int32_t unit, std::int32_t micro) override { EXPECT_EQ(held.erase({unit, micro}), 1u); }
 
   std::function<Result<void>(const Node&)> before_forward;
-  std::vector<std::size_t> held;  // units whose gradients are still wanted
+  std::map<std::pair<std::int32_t, std::int32_t>, std::vector<float>> held;  // gradients that are still wanted
+  std::set<std::pair<std::int32_t, std::int32_t>> saved;
+  int recomputed = 0;
 
  private:
   ShardedModel& model_;
-  float gradient_[2][kRows] = {};
+  std::vector<float> sums_[2];
 };
 
 class StepRunnerTest : public testing::Test {
  protected:
-  void place(int world, std::function<bool()> interrupted = {}) {
+  void place(int world, std::function<bool()> interrupted = {}, const StepGraph& graph = written()) {
     world_ = world;
     const Layout layout = Layout::make({{"w", {kRows}, DType::kFloat32, true}}).value();
     const Fd arenas[2] = {runtime::make_memory("a", layout.arena_bytes(world)).value(),
@@ -83,7 +100,7 @@ class StepRunnerTest : public testing::Test {
       models_.push_back(std::make_shared<ShardedModel>(
           r, world, std::move(units), runtime::map(*control, control_bytes, runtime::Access::kReadWrite).value(),
           runtime::map(*slots, slot_bytes, runtime::Access::kReadWrite).value(), clock_, std::move(options)));
-      runners_.push_back(StepRunner::make(models_.back(), written(), {kAdamW, interrupted}).value());
+      runners_.push_back(StepRunner::make(models_.back(), graph, {kAdamW, "/tmp", interrupted}).value());
       programs_.push_back(std::make_unique<Program>(*models_.back()));
     }
   }
@@ -109,33 +126,91 @@ class StepRunnerTest : public testing::Test {
   std::vector<std::unique_ptr<Program>> programs_;
 };
 
+// What one process makes of the same steps, with the gradient of each of `micro` batches added up and clipped to `max_norm`.
+std::vector<float> one_process(int world, int micro, double max_norm) {
+  std::vector<float> p(kRows), m(kRows), v(kRows), g(kRows);
+  for (int s = 1; s <= kSteps; ++s) {
+    double squares = 0;
+    for (std::size_t i = 0; i < kRows; ++i) {
+      float sum = 0;
+      for (int r = 0; r < world; ++r) sum += static_cast<float>(micro) * (p[i] - static_cast<float>(r));
+      g[i] = sum * static_cast<float>(1.0 / world);
+      squares += 2 * g[i] * g[i];  // of both units
+    }
+    const double factor = max_norm > 0 ? max_norm / (std::sqrt(squares) + 1e-6) : 1;
+    for (auto& x : g) x *= static_cast<float>(std::min(factor, 1.0));
+    adam(kAdamW, s, p.data(), g.data(), m.data(), v.data(), kRows);
+  }
+  return p;
+}
+
 TEST_F(StepRunnerTest, RanksTogetherUpdateAsOneWould) {
-  for (const int world : {1, 2, 3}) {
-    SCOPED_TRACE(world);
-    models_.clear(), runners_.clear(), programs_.clear();
-    place(world);
-    for (const auto& done : run_all(kSteps)) ASSERT_TRUE(done) << done.error().to_string();
-    float p[kRows] = {}, m[kRows] = {}, v[kRows] = {}, g[kRows];
-    for (int s = 1; s <= kSteps; ++s) {
-      for (std::size_t i = 0; i < kRows; ++i) {
-        float sum = 0;
-        for (int r = 0; r < world; ++r) sum += p[i] - static_cast<float>(r);
-        g[i] = sum * static_cast<float>(1.0 / world);
+  struct Case {
+    const char* name;
+    int micro;
+    double max_norm;
+    std::function<void(PassOptions&)> passes;
+  };
+  const Case cases[] = {
+      {"as written", 1, 0, [](PassOptions&) {}},
+      {"on demand", 1, 0, [](PassOptions& o) { o.prefetch.depth = 0, o.reshard_after_forward = {true, true}; }},
+      {"three micro-batches, reduced once", 3, 0, [](PassOptions& o) { o.accumulate = {3, false}; }},
+      {"three micro-batches, reduced in each", 3, 0, [](PassOptions& o) { o.accumulate = {3, true}; }},
+      {"recomputed", 1, 0, [](PassOptions& o) { o.recompute = {0, 1}; }},
+      {"clipped", 1, 0.25, [](PassOptions& o) { o.max_norm = 0.25; }},
+      {"updated in backward", 1, 0, [](PassOptions& o) { o.optimizer_in_backward = true; }},
+      {"in one bucket", 1, 0, [](PassOptions& o) { o.unit_bytes = {28, 28}, o.bucket_bytes = 100; }},
+      {"offloaded", 1, 0, [](PassOptions& o) { o.offload = {0, 1}; }},
+      {"all at once", 2, 0,
+       [](PassOptions& o) {
+         o.reshard_after_forward = {true, false};
+         o.recompute = {1};
+         o.accumulate = {2, true};
+         o.optimizer_in_backward = true;
+         o.offload = {0, 1};
+       }},
+  };
+  for (const auto& c : cases) {
+    for (const int world : {1, 2, 3}) {
+      SCOPED_TRACE(fmt::format("{}, {} ranks", c.name, world));
+      models_.clear(), runners_.clear(), programs_.clear();
+      PassOptions options;
+      c.passes(options);
+      place(world, {}, apply(written(), options).value().graph);
+      for (const auto& done : run_all(kSteps)) ASSERT_TRUE(done) << done.error().to_string();
+      const auto p = one_process(world, c.micro, c.max_norm);
+      for (int r = 0; r < world; ++r) {
+        const auto rank = static_cast<std::size_t>(r);
+        for (std::size_t u = 0; u < 2; ++u) {
+          const auto* whole = reinterpret_cast<const float*>(models_[rank]->units()[u]->whole(0));
+          for (std::size_t i = 0; i < kRows; ++i) EXPECT_NEAR(whole[i], p[i], 1e-6) << "unit " << u << " row " << i;
+        }
+        EXPECT_TRUE(programs_[rank]->held.empty());
+        EXPECT_EQ(programs_[rank]->recomputed, kSteps * c.micro * static_cast<int>(options.recompute.size()));
+        EXPECT_EQ(runners_[rank]->steps(), static_cast<std::uint64_t>(kSteps));
+        EXPECT_EQ(std::isnan(runners_[rank]->norm()), c.max_norm == 0);
       }
-      adam(kAdamW, s, p, g, m, v, kRows);
-    }
-    for (int r = 0; r < world; ++r) {
-      for (std::size_t u = 0; u < 2; ++u) {
-        const auto* whole = reinterpret_cast<const float*>(models_[static_cast<std::size_t>(r)]->units()[u]->whole(0));
-        for (std::size_t i = 0; i < kRows; ++i) EXPECT_NEAR(whole[i], p[i], 1e-6) << "unit " << u << " row " << i;
+      if (world > 1) {
+        EXPECT_NE(p[0], 0);
       }
-      EXPECT_TRUE(programs_[static_cast<std::size_t>(r)]->held.empty());
-      EXPECT_EQ(runners_[static_cast<std::size_t>(r)]->steps(), static_cast<std::uint64_t>(kSteps));
-    }
-    if (world > 1) {
-      EXPECT_NE(p[0], 0);
     }
   }
+}
+
+TEST(PlanRows, GradientsOfUnitsThatAreUpdatedInBackwardShareBytes) {
+  StepGraph g({"a", "b", "c", "d"});
+  std::int32_t grad = -1;
+  std::vector<std::int32_t> reduced;
+  for (std::int32_t u = 3; u >= 0; --u) {
+    const auto after = grad < 0 ? std::vector<Edge>() : std::vector{data(grad)};
+    grad = g.add(Op::kBackward, u, after).value();
+    reduced.push_back(g.add(Op::kReduceScatter, u, {data(grad)}).value());
+  }
+  const auto commit = g.add(Op::kCommit, -1, {data(reduced.back())}).value();
+  for (std::int32_t u = 0; u < 4; ++u) g.add(Op::kOptimizerUpdate, u, {order(commit)}).value();
+  const std::vector<std::size_t> numel = {16, 16, 16, 16};
+  EXPECT_EQ(plan_rows(g, numel).bytes, 4u * 64);
+  EXPECT_EQ(plan_rows(optimizer_in_backward(g).value().graph, numel).bytes, 2u * 64);
 }
 
 TEST_F(StepRunnerTest, WhatIsPrefetchedBeginsBeforeTheForwardThatHidesIt) {

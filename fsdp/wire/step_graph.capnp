@@ -14,6 +14,9 @@ struct Node {
   part @2 :Int32;
   backward @3 :Bool;
   after @4 :List(Edge);
+  micro @5 :Int32;
+  also @6 :List(Int32);
+  value @7 :Float64;
 }
 
 struct StepGraph {

@@ -23,6 +23,7 @@ namespace nb = nanobind;
 
 void bind_errors(nb::module_& m);
 void bind_session(nb::module_& m);
+void bind_collective(nb::module_& m);
 void bind_fsdp(nb::module_& m);
 void bind_optim(nb::module_& m);
 
@@ -34,6 +35,16 @@ template <class T>
 T unwrap(Result<T> result) {
   if (!result) raise(result.error());
   if constexpr (!std::is_void_v<T>) return std::move(*result);
+}
+
+// Calls fn, which returns a Result, without the GIL.
+template <class F>
+auto without_gil(F&& fn) {
+  auto result = [&] {
+    const nb::gil_scoped_release release;
+    return fn();
+  }();
+  return unwrap(std::move(result));
 }
 
 // The waits' chance to run Python's signal handlers. Called without the GIL.

@@ -1,9 +1,10 @@
 #include <cstdio>
 
+#include "fsdp/graph/passes/passes.h"
 #include "fsdp/graph/runnable.h"
 #include "fsdp/shard/shard_actor.h"
 #include "fsdp/shard/step_runner.h"
-#include "python/native/session.h"
+#include "python/native/collective.h"
 
 namespace shoal::python {
 
@@ -73,15 +74,6 @@ std::vector<fsdp::Reducer::Gradient> gradients_of(const nb::list& list) {
   return out;
 }
 
-template <class F>
-void without_gil(F&& fn) {
-  const Result<void> result = [&] {
-    const nb::gil_scoped_release release;
-    return fn();
-  }();
-  if (!result) raise(result.error());
-}
-
 nb::list spans_list(const std::vector<fsdp::Span>& spans) {
   nb::list out;
   for (const auto& s : spans) out.append(s.seen() ? nb::object(nb::make_tuple(s.start, s.end)) : nb::none());
@@ -93,7 +85,14 @@ nb::list nodes_list(const fsdp::StepGraph& graph) {
   for (const auto& n : graph.nodes()) {
     nb::list after;
     for (const auto& e : n.after) after.append(e.from);
-    out.append(nb::make_tuple(graph.label(n), fsdp::lane_name(fsdp::lane_of(n.op)), after));
+    nb::list units;
+    const auto name = [&](std::int32_t unit) {
+      const auto& text = graph.units()[static_cast<std::size_t>(unit)];
+      units.append(text.empty() ? "root" : text.c_str());
+    };
+    if (n.unit >= 0) name(n.unit);
+    for (const auto unit : n.also) name(unit);
+    out.append(nb::make_tuple(graph.label(n), fsdp::lane_name(fsdp::lane_of(n.op)), after, fsdp::op_name(n.op), units, n.micro));
   }
   return out;
 }
@@ -105,26 +104,70 @@ fsdp::EdgeKind edge_kind(const std::string& name) {
   throw nb::value_error("an edge is of data, order or memory");
 }
 
-// The user's computation, in Python: forward(node, unit, input), backward(node, unit, input) -> addresses, released(unit). What it raises
-// is kept as it is: the rank's own caller shall see that, and the other ranks its words.
+std::size_t gradient_bytes(const ShardedUnit& u) {
+  std::size_t out = 0;
+  for (const auto& p : u.layout().placed()) {
+    for (int rank = 0; p.parameter.requires_grad && rank < u.grid().world_size; ++rank)
+      out += fsdp::Layout::owned_bytes(p, u.grid().shards(), u.grid().shard_of(rank));
+  }
+  return out;
+}
+
+nb::dict memory_dict(const ShardedModel::Memory& memory) {
+  nb::dict out;
+  out["arenas"] = memory.arenas;
+  out["slots"] = memory.slots;
+  out["control"] = memory.control;
+  return out;
+}
+
+fsdp::PassOptions pass_options_of(const nb::dict& d) {
+  fsdp::PassOptions o;
+  const auto take = [&](const char* name, auto& out) {
+    if (d.contains(name)) out = nb::cast<std::decay_t<decltype(out)>>(d[name]);
+  };
+  take("prefetch", o.prefetch.depth);
+  take("reshard_after_forward", o.reshard_after_forward);
+  take("recompute", o.recompute);
+  take("micro_batches", o.accumulate.micro_batches);
+  take("reduce_each", o.accumulate.reduce_each);
+  take("unit_bytes", o.unit_bytes);
+  take("bucket_bytes", o.bucket_bytes);
+  take("max_norm", o.max_norm);
+  take("optimizer_in_backward", o.optimizer_in_backward);
+  take("offload", o.offload);
+  if (d.contains("lists")) {
+    for (const auto item : nb::cast<nb::list>(d["lists"])) {
+      const auto t = nb::borrow<nb::tuple>(item);
+      o.prefetch.lists.push_back({nb::cast<std::int32_t>(t[0]), nb::cast<bool>(t[1]), nb::cast<std::vector<std::int32_t>>(t[2])});
+    }
+  }
+  return o;
+}
+
+// The user's computation, in Python: forward(node, unit, micro, input, saves), recompute(unit, micro), backward(node, unit, micro, input,
+// reduced) -> addresses, released(unit, micro). What it raises is kept as it is: the rank's own caller shall see that, and the other ranks
+// its words.
 class PyProgram final : public fsdp::StepProgram {
  public:
   explicit PyProgram(nb::object program) : program_(std::move(program)) {}
 
-  Result<void> forward(const fsdp::Node& node, std::int32_t input) override {
-    return in_python([&] { program_.attr("forward")(node.id, node.unit, input); });
+  Result<void> forward(const fsdp::Node& node, std::int32_t input, bool saves) override {
+    return in_python([&] { program_.attr("forward")(node.id, node.unit, node.micro, input, saves); });
   }
-  Result<Gradients> backward(const fsdp::Node& node, std::int32_t input) override {
+  Result<void> recompute(const fsdp::Node& node, std::int32_t) override {
+    return in_python([&] { program_.attr("recompute")(node.unit, node.micro); });
+  }
+  Result<Gradients> backward(const fsdp::Node& node, std::int32_t input, bool reduced) override {
     Gradients out;
     SHOAL_OK(in_python([&] {
-      for (const auto address : nb::cast<std::vector<std::uintptr_t>>(program_.attr("backward")(node.id, node.unit, input))) {
-        out.push_back(reinterpret_cast<const std::byte*>(address));
-      }
+      const nb::object made = program_.attr("backward")(node.id, node.unit, node.micro, input, reduced);
+      for (const auto address : nb::cast<std::vector<std::uintptr_t>>(made)) out.push_back(reinterpret_cast<const std::byte*>(address));
     }));
     return out;
   }
-  void released(std::size_t unit) override {
-    (void)in_python([&] { program_.attr("released")(unit); });
+  void released(std::int32_t unit, std::int32_t micro) override {
+    (void)in_python([&] { program_.attr("released")(unit, micro); });
   }
 
   void rethrow() {
@@ -158,14 +201,47 @@ void bind_fsdp(nb::module_& m) {
       .def(nb::init<std::vector<std::string>>(), nb::arg("units"))
       .def(
           "add",
-          [](StepGraph& g, const std::string& op, std::int32_t unit, const std::vector<std::pair<std::int32_t, std::string>>& after,
-             bool backward) {
-            std::vector<fsdp::Edge> edges;
-            for (const auto& [from, kind] : after) edges.push_back({from, edge_kind(kind)});
-            return unwrap(g.add(unwrap(fsdp::parse_op(op)), unit, std::move(edges), 0, backward));
+          [](StepGraph& g, const std::string& op, const std::vector<std::int32_t>& units,
+             const std::vector<std::pair<std::int32_t, std::string>>& after, bool backward, std::int32_t micro, double value) {
+            fsdp::Node node;
+            node.op = unwrap(fsdp::parse_op(op));
+            node.unit = units.empty() ? -1 : units.front();
+            if (units.size() > 1) node.also.assign(units.begin() + 1, units.end());
+            for (const auto& [from, kind] : after) node.after.push_back({from, edge_kind(kind)});
+            node.backward = backward;
+            node.micro = micro;
+            node.value = value;
+            return unwrap(g.add(std::move(node)));
           },
-          nb::arg("op"), nb::arg("unit"), nb::arg("after"), nb::arg("backward"),
+          nb::arg("op"), nb::arg("units"), nb::arg("after"), nb::arg("backward"), nb::arg("micro"), nb::arg("value"),
           "Id of a new node; after: [(node, 'data' | 'order' | 'memory'), ...]")
+      .def(
+          "passes", [](const StepGraph& g, const nb::dict& options) { return unwrap(fsdp::apply(g, pass_options_of(options))).graph; },
+          nb::arg("options"), "Another graph; options: the fields of PassOptions (fsdp/graph/passes/passes.h).")
+      .def(
+          "fit",
+          [](const StepGraph& g, std::size_t bytes, std::size_t fixed_bytes, std::vector<std::size_t> unsharded_bytes) {
+            auto fitted = unwrap(fsdp::fit(g, {bytes, fixed_bytes, std::move(unsharded_bytes)}));
+            return nb::make_tuple(fitted.prefetch.depth, fitted.reshard_after_forward, fitted.bytes);
+          },
+          nb::arg("bytes"), nb::arg("fixed_bytes"), nb::arg("unsharded_bytes"),
+          "(prefetch, reshard_after_forward, bytes). Raises ResourceExhausted with the smallest budget that would do.")
+      .def_static(
+          "expected",
+          [](std::vector<std::string> units, const std::vector<std::pair<bool, std::int32_t>>& forward, const std::vector<bool>& reshard,
+             const nb::dict& options) {
+            std::vector<fsdp::Boundary> boundaries;
+            for (const auto& [begin, unit] : forward) boundaries.push_back({false, begin, unit});
+            fsdp::PlanOptions plan;
+            plan.prefetch = pass_options_of(options).prefetch;
+            return fsdp::Plan::from_trace(units, fsdp::expected_trace(boundaries, reshard), plan).graph();
+          },
+          nb::arg("units"), nb::arg("forward"), nb::arg("reshard"), nb::arg("options"),
+          "The plan of a step that has not run; forward: [(a unit's forward begins or ends, unit), ...]")
+      .def_prop_ro("units", &StepGraph::units)
+      .def_prop_ro("micro_batches", [](const StepGraph& g) { return fsdp::num_micro_batches(g); })
+      .def(
+          "op", [](const StepGraph& g, std::size_t node) { return std::string(fsdp::op_name(g.nodes().at(node).op)); }, nb::arg("node"))
       .def(
           "label", [](const StepGraph& g, std::size_t node) { return g.label(g.nodes().at(node)); }, nb::arg("node"))
       .def(
@@ -185,13 +261,14 @@ void bind_fsdp(nb::module_& m) {
       .def_static(
           "make",
           [](std::shared_ptr<ShardedModel> model, const nb::bytes& graph, double lr, double beta1, double beta2, double eps,
-             double weight_decay) {
+             double weight_decay, const std::string& offload_folder) {
             const auto sent = span_of(graph);
             auto decoded = unwrap(StepGraph::decode(Bytes::copy_of(sent.data(), sent.size())));
-            return unwrap(StepRunner::make(std::move(model), std::move(decoded), {{lr, beta1, beta2, eps, weight_decay}, signals_pending}));
+            return unwrap(StepRunner::make(std::move(model), std::move(decoded),
+                                           {{lr, beta1, beta2, eps, weight_decay}, offload_folder, signals_pending}));
           },
           nb::arg("model"), nb::arg("graph"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("weight_decay"),
-          "graph: as StepGraph.encode() wrote it.")
+          nb::arg("offload_folder"), "graph: as StepGraph.encode() wrote it.")
       .def(
           "run",
           [](StepRunner& r, nb::object program) {
@@ -205,6 +282,20 @@ void bind_fsdp(nb::module_& m) {
           },
           nb::arg("program"), "One step.")
       .def_prop_ro("steps", &StepRunner::steps)
+      .def_prop_ro("norm", &StepRunner::norm)
+      .def_prop_ro("rows_bytes", &StepRunner::rows_bytes)
+      .def_prop_ro("memory",
+                   [](const StepRunner& r) {
+                     std::vector<const fsdp::Layout*> layouts;
+                     for (const auto& u : r.model().units()) layouts.push_back(&u->layout());
+                     const auto rows =
+                         fsdp::StepRows::memory(layouts, layouts.empty() ? fsdp::Grid(1) : r.model().units()[0]->grid(), r.graph());
+                     auto out = memory_dict(r.model().memory());
+                     out["gradients"] = rows.blocks;
+                     out["optimizer"] = rows.moments;
+                     return out;
+                   })
+      .def_prop_ro("micro_batches", [](const StepRunner& r) { return fsdp::num_micro_batches(r.graph()); })
       .def("graph_table", [](const StepRunner& r) { return r.graph().table(r.planned(), r.measured()); })
       .def("graph_perfetto", [](const StepRunner& r) { return r.graph().perfetto(r.planned(), r.measured(), r.rank()); })
       .def("graph_nodes", [](const StepRunner& r) { return nodes_list(r.graph()); })
@@ -214,7 +305,8 @@ void bind_fsdp(nb::module_& m) {
   nb::class_<ShardedUnit>(m, "ShardedUnit", "Parameters that are unsharded together, in one arena.")
       .def_prop_ro("name", &ShardedUnit::name)
       .def_prop_ro("leased", &ShardedUnit::leased)
-      .def_prop_ro("bytes", [](const ShardedUnit& u) { return u.layout().bytes(); });
+      .def_prop_ro("bytes", [](const ShardedUnit& u) { return u.layout().bytes(); })
+      .def_prop_ro("gradient_bytes", &gradient_bytes, "Of all ranks' own rows of its gradients.");
 
   nb::class_<ShardedModel>(m, "ShardedModel", "One sharded model on one rank.")
       .def(
@@ -233,11 +325,11 @@ void bind_fsdp(nb::module_& m) {
           nb::arg("unit"), nb::arg("version"))
       .def(
           "backward_end",
-          [](ShardedModel& s, std::size_t unit, const nb::list& gradients, double scale, bool everywhere, bool reshard) {
+          [](ShardedModel& s, std::size_t unit, const nb::list& gradients, double scale, bool everywhere, bool reshard, double weight) {
             const auto g = gradients_of(gradients);
-            without_gil([&] { return s.backward_end(unit, g, {scale, everywhere}, reshard); });
+            without_gil([&] { return s.backward_end(unit, g, {scale, everywhere, weight}, reshard); });
           },
-          nb::arg("unit"), nb::arg("gradients"), nb::arg("scale"), nb::arg("everywhere"), nb::arg("reshard"))
+          nb::arg("unit"), nb::arg("gradients"), nb::arg("scale"), nb::arg("everywhere"), nb::arg("reshard"), nb::arg("weight") = -1.0)
       .def(
           "await_reductions", [](ShardedModel& s) { without_gil([&] { return s.await_reductions(); }); },
           "Waits until what this rank has published is reduced.")
@@ -258,8 +350,41 @@ void bind_fsdp(nb::module_& m) {
       .def(
           "open_window", [](ShardedModel& s, const std::string& door) { without_gil([&] { return s.open_window(door); }); },
           nb::arg("door"))
+      .def("join", [](ShardedModel& s) { unwrap(s.join()); })
+      .def(
+          "asked",
+          [](ShardedModel& s) {
+            auto asked = [&] {
+              const nb::gil_scoped_release release;
+              return s.asked();
+            }();
+            const auto a = unwrap(std::move(asked));
+            using What = ShardedModel::Asked::What;
+            return nb::make_tuple(a.what == What::kPublish ? "publish" : a.what == What::kWindow ? "window" : "", a.unit);
+          },
+          "Of a rank that has joined: (\"publish\", unit), (\"window\", _), or (\"\", _) when all have joined.")
       .def("optimizer_begin", &ShardedModel::optimizer_begin)
-      .def("optimizer_end", &ShardedModel::optimizer_end)
+      .def("optimizer_end", &ShardedModel::optimizer_end, nb::arg("unit") = -1)
+      .def("give_up", &ShardedModel::give_up, nb::arg("unit"), "This rank reads the unit no more in this version.")
+      .def(
+          "plan",
+          [](ShardedModel& s, const nb::dict& options) {
+            fsdp::PlanOptions plan;
+            plan.prefetch = pass_options_of(options).prefetch;
+            s.plan(std::move(plan));
+          },
+          nb::arg("options"), "options: prefetch, lists [(unit, backward, [unit, ...]), ...]")
+      .def_prop_ro(
+          "memory",
+          [](const ShardedModel& s) {
+            auto out = memory_dict(s.memory());
+            std::size_t gradients = 0;
+            for (const auto& u : s.units()) gradients += gradient_bytes(*u);
+            out["gradients"] = gradients;
+            out["optimizer"] = 0;
+            return out;
+          },
+          "Bytes on this host, by kind; gradients: of every rank's own rows.")
       .def("end_step", &ShardedModel::end_step)
       .def("reset", &ShardedModel::reset)
       .def_prop_ro("version", &ShardedModel::version)
@@ -281,12 +406,15 @@ void bind_fsdp(nb::module_& m) {
   nb::class_<ShardActor>(m, "ShardActor", "The actor that owns this rank's rows.")
       .def_static(
           "place",
-          [](PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout, double warn_after) {
+          [](PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout, double warn_after,
+             const PyCommunicator* communicator, std::pair<int, int> place_as) {
             ShardActor::Options o;
             o.gang = gang;
             o.rank = rank;
             o.world_size = world_size;
             o.replicas = replicas;
+            if (communicator != nullptr) o.model.communicator = communicator->shared();
+            std::tie(o.place_rank, o.place_size) = place_as;
             const auto seconds = [](double s) { return std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(s)); };
             o.place_timeout = o.model.timeout = seconds(timeout);
             o.model.warn_after = seconds(warn_after);
@@ -299,7 +427,8 @@ void bind_fsdp(nb::module_& m) {
             return unwrap(std::move(placed));
           },
           nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"), nb::arg("timeout"),
-          nb::arg("warn_after"), nb::keep_alive<0, 1>())
+          nb::arg("warn_after"), nb::arg("communicator") = nb::none(), nb::arg("place_as") = std::make_pair(-1, 0), nb::keep_alive<0, 1>(),
+          "communicator: of ranks that share no memory; place_as: (rank, ranks) at this head, (-1, 0) for all.")
       .def(
           "add_unit",
           [](ShardActor& a, const std::string& name, const nb::list& parameters, bool lease_guard) {

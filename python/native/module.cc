@@ -33,6 +33,7 @@ NB_MODULE(_native, m) {
   m.def("die_with", &die_with, nb::arg("parent"), "Be killed when `parent`, whose child this process is or soon will be, ends.");
   bind_errors(m);
   bind_session(m);
+  bind_collective(m);
   bind_fsdp(m);
   bind_optim(m);
 }

@@ -1,3 +1,5 @@
+#include <map>
+
 #include "fsdp/kernels/adam.h"
 #include "fsdp/kernels/cast.h"
 #include "fsdp/kernels/kernels.h"
@@ -22,45 +24,48 @@ DTypes dtypes_of(const std::vector<std::string>& names) {
   return out;
 }
 
-// [(numel, address of array 0, of array 1, ...), ...]; an address of 0: there is none.
-std::vector<fsdp::Shard> shards_of(const nb::list& list) {
-  std::vector<fsdp::Shard> out;
-  out.reserve(nb::len(list));
-  for (const auto item : list) {
-    const auto t = nb::borrow<nb::tuple>(item);
-    const std::size_t num_arrays = nb::len(t) - 1;
-    if (num_arrays > fsdp::kMaxArrays) throw nb::value_error("an update has at most six arrays");
-    fsdp::Shard shard;
-    shard.numel = nb::cast<std::size_t>(t[0]);
-    for (std::size_t i = 0; i < num_arrays; ++i) shard.at[i] = reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(t[i + 1]));
-    out.push_back(shard);
-  }
-  return out;
-}
-
 std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+
+// (numel, address of array 0, of array 1, ...) from item `first` on; an address of 0: there is none.
+fsdp::Shard shard_of(const nb::tuple& t, std::size_t first) {
+  const std::size_t size = nb::len(t);
+  if (size < first + 1 || size - first - 1 > fsdp::kMaxArrays) throw nb::value_error("an update has at most six arrays");
+  fsdp::Shard shard;
+  shard.numel = nb::cast<std::size_t>(t[first]);
+  for (std::size_t i = first + 1; i < size; ++i) shard.at[i - first - 1] = at(nb::cast<std::uintptr_t>(t[i]));
+  return shard;
+}
 
 }  // namespace
 
 void bind_optim(nb::module_& m) {
   m.def(
       "adam",
-      [](const std::vector<std::string>& dtypes, const nb::list& shards, std::int64_t step, double lr, double beta1, double beta2,
-         double eps, double weight_decay, bool decoupled, bool maximize, double grad_scale, int num_threads) {
+      [](const std::vector<std::string>& dtypes, const nb::list& shards, double lr, double beta1, double beta2, double eps,
+         double weight_decay, bool decoupled, bool maximize, double grad_scale, int num_threads) {
         const auto types = dtypes_of(dtypes);
-        const auto work = shards_of(shards);
+        std::map<std::int64_t, std::vector<fsdp::Shard>> by_step;  // parameters that were added later count their own
+        for (const auto item : shards) {
+          const auto t = nb::borrow<nb::tuple>(item);
+          const auto shard = shard_of(t, 1);
+          auto& step = *reinterpret_cast<float*>(nb::cast<std::uintptr_t>(t[0]));
+          by_step[static_cast<std::int64_t>(step += 1)].push_back(shard);
+        }
         const nb::gil_scoped_release release;
-        fsdp::adam({lr, beta1, beta2, eps, weight_decay, decoupled, maximize, grad_scale}, step, types, work, num_threads);
+        const fsdp::Adam options{lr, beta1, beta2, eps, weight_decay, decoupled, maximize, grad_scale};
+        for (const auto& [step, work] : by_step) fsdp::adam(options, step, types, work, num_threads);
       },
-      nb::arg("dtypes"), nb::arg("shards"), nb::kw_only(), nb::arg("step"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"),
-      nb::arg("eps"), nb::arg("weight_decay"), nb::arg("decoupled"), nb::arg("maximize"), nb::arg("grad_scale"), nb::arg("num_threads"),
-      "Adam on [(numel, address of p, g, m, v, max v or 0, copy or 0), ...] of these dtypes.");
+      nb::arg("dtypes"), nb::arg("shards"), nb::kw_only(), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"),
+      nb::arg("weight_decay"), nb::arg("decoupled"), nb::arg("maximize"), nb::arg("grad_scale"), nb::arg("num_threads"),
+      "Adam on [(address of the fp32 step, which is counted up, numel, address of p, g, m, v, max v or 0, copy or 0), ...] of these "
+      "dtypes.");
   m.def(
       "sgd",
       [](const std::vector<std::string>& dtypes, const nb::list& shards, double lr, double momentum, double dampening, double weight_decay,
          bool nesterov, bool maximize, bool first, double grad_scale, int num_threads) {
         const auto types = dtypes_of(dtypes);
-        const auto work = shards_of(shards);
+        std::vector<fsdp::Shard> work;
+        for (const auto item : shards) work.push_back(shard_of(nb::borrow<nb::tuple>(item), 0));
         const nb::gil_scoped_release release;
         fsdp::sgd({lr, momentum, dampening, weight_decay, nesterov, maximize, first, grad_scale}, types, work, num_threads);
       },

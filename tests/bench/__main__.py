@@ -9,7 +9,7 @@ from pathlib import Path
 from launch import PEERS
 from report import load
 
-BENCHES = ["first", "parity", "calls"]
+BENCHES = ["first", "step", "parity", "calls", "optim"]
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ class Row:
     peer: str
     ratio: str = "ours/peer"
     goal: tuple[str, float] | None = None  # None: shown beside
+    paired: bool = False  # the n-th samples belong together: the median of their ratios counts, not the ratio of medians
 
 
 @dataclass
@@ -40,8 +41,15 @@ class Report:
         ours, peer = self.samples.get(row.ours), self.samples.get(row.peer)
         if not ours or not peer or row.ours in self.failures or row.peer in self.failures:
             return None
+        if row.paired:
+            return statistics.median(self.ratios(row))
         ours, peer = statistics.median(ours), statistics.median(peer)
         return ours / peer if row.ratio == "ours/peer" else peer / ours
+
+    def ratios(self, row: Row) -> list[float]:
+        """Of the pairs, in order."""
+        pairs = zip(self.samples.get(row.ours, []), self.samples.get(row.peer, []), strict=False)
+        return [o / p if row.ratio == "ours/peer" else p / o for o, p in pairs]
 
     def holds(self, row: Row) -> bool | None:
         """None without a goal. A row that could not be measured misses its goal."""
@@ -63,7 +71,7 @@ class Report:
                     self._cell(row.ours, row.unit),
                     row.peer,
                     self._cell(row.peer, row.unit),
-                    "failed" if value is None else f"{value:.2f} {row.ratio}",
+                    "failed" if value is None else f"{value:.2f} {row.ratio}{self._pairs(row)}",
                     "" if row.goal is None else f"{row.goal[0]} {row.goal[1]:g}",
                     "" if holds is None else "holds" if holds else "MISS",
                 )
@@ -71,6 +79,9 @@ class Report:
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
         return "\n".join(text + [f"{series}: {why}" for series, why in self.failures.items()])
+
+    def _pairs(self, row: Row) -> str:
+        return f" ({min(self.ratios(row)):.2f} to {max(self.ratios(row)):.2f})" if row.paired else ""
 
     def _cell(self, series: str, unit: str) -> str:
         values = self.samples.get(series)
@@ -87,6 +98,7 @@ class Report:
                 "peer_median": _median(self.samples.get(r.peer)),
                 "ratio_of": r.ratio,
                 "ratio": self.value(r),
+                "pair_ratios": self.ratios(r) if r.paired else None,
                 "goal": None if r.goal is None else {"sign": r.goal[0], "limit": r.goal[1]},
                 "holds": self.holds(r),
             }

@@ -291,6 +291,82 @@ def a_scalers_overflow_on_one_rank_skips_the_step_on_all():
         assert moved == (step != 1)
 
 
+# ---- uneven batches ------------------------------------------------------------------------------------------------------------------
+
+
+def _joined(weight, batches, clip=False):
+    """Rank r has batches[r] batches, of r + 2 samples each. The plain model gets what the weights say."""
+    from shoal.fsdp import join
+
+    model, plain = shard(Net()), Net()
+    optimizer, plain_optimizer = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, plain))
+    schedule, plain_schedule = (torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (optimizer, plain_optimizer))
+
+    def after_backward():
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    with join(model, optimizers=optimizer, weight=weight, after_backward=after_backward, after_step=schedule.step):
+        for step in range(batches[rank()]):
+            model(batch(step, rank())[: rank() + 2]).square().mean().backward()
+            after_backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    for step in range(max(batches)):
+        here = [r for r in range(WORLD) if step < batches[r]]
+        weights = {r: 1 / WORLD if weight == "world" else (r + 2) / sum(q + 2 for q in here) for r in here}
+        sum(plain(batch(step, r)[: r + 2]).square().mean() * w for r, w in weights.items()).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+        plain_optimizer.step()
+        plain_optimizer.zero_grad()
+        plain_schedule.step()
+    for (name, p), q in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        torch.testing.assert_close(full(p), q[1], rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    same_as_plain(model, plain, lr=0.01)  # and all go on together
+
+
+@use
+def ranks_with_fewer_batches_serve_the_others():
+    _joined("world", (4, 2))
+    _joined("world", (1, 3), clip=True)
+
+
+@use
+def samples_count_alike_where_batches_are_uneven():
+    _joined("samples", (2, 4))
+    _joined("samples", (3, 3))
+
+
+@use
+def a_rank_without_a_single_batch_serves_the_others():
+    _joined("world", (0, 2))
+
+
+# ---- ranks that go different ways ----------------------------------------------------------------------------------------------------
+
+
+@use
+def ranks_that_wait_for_each_other_are_told_at_once():
+    """One rank is in its optimizer's step, the other one in the backward of a further batch."""
+    model = shard(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        model(batch(step, rank())).sum().backward()
+
+    def go():
+        if rank() == 0:
+            with torch.no_grad():
+                model(batch(0, 0))
+            optimizer.step()
+        else:
+            model(batch(2, 1)).sum().backward()
+
+    with pytest.raises(ValueError, match="all ranks wait for each other: rank . for "):
+        go()
+
+
 # ---- the run -------------------------------------------------------------------------------------------------------------------------
 
 

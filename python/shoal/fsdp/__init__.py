@@ -14,16 +14,19 @@ except ImportError:  # torch before 2.12
 from shoal.fsdp._bootstrap import shard_actor_handles
 from shoal.fsdp._describe import ParameterSharding, ShardingDescription, describe_sharding
 from shoal.fsdp._fully_shard import fully_shard
-from shoal.fsdp._graph import StepGraph
+from shoal.fsdp._graph import Memory, StepGraph
 from shoal.fsdp._install import install, uninstall
+from shoal.fsdp._join import join
 from shoal.fsdp._memory import MemoryEstimate, estimate_memory
 from shoal.fsdp._module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx, step_graph
 from shoal.fsdp._optimizers import write
+from shoal.fsdp._plan import plan
 
 __all__ = [
     "CPUOffloadPolicy",
     "DataParallelMeshDims",
     "FSDPModule",
+    "Memory",
     "MemoryEstimate",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
@@ -35,6 +38,8 @@ __all__ = [
     "estimate_memory",
     "fully_shard",
     "install",
+    "join",
+    "plan",
     "register_fsdp_forward_method",
     "shard_actor_handles",
     "share_comm_ctx",

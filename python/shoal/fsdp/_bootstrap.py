@@ -1,27 +1,16 @@
-"""The ShardActor of this process for a mesh: found, or placed through the node of this host.
-
-A process that a node started is attached to it already. Under plain torchrun the first rank to arrive on a host, elected through the
-process group's store, starts a private node (head and node in one process, unix sockets only) that ends with the ranks.
-"""
+"""The ShardActor of this process for a mesh: found, or placed through the node that its ranks share."""
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
 from dataclasses import dataclass, field
 
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import _native
+from shoal._ranks import TIMEOUT, WARN_AFTER, attach, default_mesh, gang_name, process_group_communicator
 from shoal._remote import ActorHandle
-from shoal._runtime import attach_worker, read_token, start_local, started_by_node, state
-from shoal.exceptions import InvalidArgument, Unimplemented
-
-# How long a rank waits for its peers, and when it says so (seconds).
-TIMEOUT = float(os.environ.get("SHOAL_TIMEOUT", 600))
-WARN_AFTER = 5.0
+from shoal._runtime import state
+from shoal.exceptions import InvalidArgument
 
 
 @dataclass
@@ -32,39 +21,27 @@ class _Bootstrap:
 _state = _Bootstrap()
 
 
-def default_mesh() -> DeviceMesh:
-    """One dimension over the default process group, which is initialised from the environment if need be."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    return init_device_mesh("cpu", (dist.get_world_size(),))
-
-
 def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.ShardActor:
     """This rank's ShardActor among these global ranks, of which it is number ``index``; placed at the first call. ``replicas``: so many
     rows of them have all shards each."""
     actor = _state.actors.get((ranks, replicas))
     if actor is None:
-        _attach(ranks)
+        host = attach(ranks)
+        gang = gang_name("mesh" if replicas == 1 else f"mesh-{replicas}", ranks, index)
         actor = _native.ShardActor.place(
             state.session,
-            gang=_gang(ranks, index, replicas),
+            gang=gang,
             rank=index,
             world_size=len(ranks),
             replicas=replicas,
             timeout=TIMEOUT,
             warn_after=WARN_AFTER,
+            communicator=None if host.shared else process_group_communicator(gang, ranks),
+            place_as=host.place_as,
         )
         _state.actors[ranks, replicas] = actor
         state.ending.append(lambda: _leave((ranks, replicas)))
     return actor
-
-
-def _gang(ranks: tuple[int, ...], index: int, replicas: int) -> str:
-    """A name for the ShardActors of these ranks, in this process group: the first of them makes it."""
-    store, key = dist.distributed_c10d._get_default_store(), "shoal/gang/" + "-".join(map(str, ranks)) + f"/{replicas}" * (replicas > 1)
-    if index == 0:
-        store.set(key, f"mesh-{secrets.token_hex(4)}")
-    return store.get(key).decode()
 
 
 def _leave(key: tuple[tuple[int, ...], int]) -> None:
@@ -77,59 +54,6 @@ def leave_all() -> None:
     """This process's ranks are done with their models: whoever still needs something of them is told so."""
     for key in list(_state.actors):
         _leave(key)
-
-
-def _host_key() -> str:
-    """Processes with the same key share memory and a name space of abstract sockets."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()}-{os.stat('/proc/self/ns/net').st_ino}"
-
-
-def _attach(ranks: tuple[int, ...]) -> None:
-    """Opens this process's session, if there is none, at a node that all ranks of the mesh share."""
-    me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
-    key = _host_key()
-    store.set(f"shoal/host/{me}", key)
-    elsewhere = [r for r in ranks if store.get(f"shoal/host/{r}").decode() != key]
-    if elsewhere:
-        raise Unimplemented(
-            f"rank {me} shares no memory with ranks {elsewhere}: sharding between hosts is not in this release",
-            hint="run all ranks of a mesh on one host and in one network namespace",
-        )
-    if state.session is not None:
-        return
-    if started_by_node():
-        attach_worker()
-        return
-    if store.add(f"shoal/node/{key}", 1) == 1:
-        try:
-            state.cluster, said = start_local({"CPU": len(os.sched_getaffinity(0))}, remove_folder=True, python="")
-            _open(said["session"], head=said["head_local"])
-        except BaseException as error:
-            store.set(f"shoal/node/{key}/at", json.dumps({"error": str(error)}))
-            raise
-        said["job"] = state.session.job
-        # The cluster belongs to all ranks: it ends when the last of them is gone, not with this one.
-        state.cluster = None
-        store.set(f"shoal/node/{key}/at", json.dumps(said))
-    else:
-        said = json.loads(store.get(f"shoal/node/{key}/at"))
-        if "error" in said:
-            raise InvalidArgument(f"the rank that should start this host's node could not: {said['error']}")
-        _open(said["session"], node=said["node"], job=said["job"])
-
-
-def _open(folder: str, head: str = "", node: str = "", job: str = "") -> None:
-    state.session = _native.Session.open(
-        token=read_token(folder),
-        head=head,
-        node=node,
-        job=job,
-        role=f"rank {dist.get_rank()}",
-        name="torchrun",
-        print_logs=False,
-        ends_job=False,
-    )
 
 
 def shard_actor_handles(mesh: DeviceMesh | None = None) -> list[ActorHandle]:

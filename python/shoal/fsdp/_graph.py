@@ -6,12 +6,20 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.exceptions import InvalidArgument
+from shoal.fsdp._draw import draw
+
+LANES = ("compute", "communication", "host copy")
+# As a timeline has them; the others by their own names.
+_SHORT = {"unshard": "AG", "reduce_scatter": "RS", "reshard": "free", "optimizer_update": "update", "clip_norm": "clip", "all_reduce": "AR"}
+
 
 @dataclass(frozen=True)
 class Node:
     """One node: ``label`` such as ``unshard(blocks.0)``, its lane, the ids it comes after, and when it was planned and seen.
 
-    ``planned`` and ``measured`` are (start, end) in microseconds since the step began, or None.
+    ``planned`` and ``measured`` are (start, end) in microseconds since the step began, or None. ``op``: what it does; ``units``: the names
+    of those it is for, the root's as "root", none for all of them; ``micro``: its micro-batch.
     """
 
     id: int
@@ -20,40 +28,131 @@ class Node:
     after: tuple[int, ...]
     planned: tuple[float, float] | None
     measured: tuple[float, float] | None
+    op: str = ""
+    units: tuple[str, ...] = ()
+    micro: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the engine holds on this host for a model, in bytes, over all of its ranks.
+
+    ``arenas``: whole parameters, and shards that are not in place; ``slots``: gradients on their way; ``control``: the words that ranks
+    share. These three lie in the node's memory. ``gradients``: of each rank's own rows. ``optimizer``: state, when the engine keeps it.
+    ``activations``: what autograd saves of one forward, by rank; None: unknown, and in no sum.
+    """
+
+    arenas: int
+    slots: int
+    control: int
+    gradients: int
+    optimizer: int
+    activations: int | None = None
+
+    @property
+    def node_bytes(self) -> int:
+        """What the node holds: exactly its arenas."""
+        return self.arenas + self.slots + self.control
+
+    @property
+    def total(self) -> int:
+        return self.node_bytes + self.gradients + self.optimizer + (self.activations or 0)
+
+    def __str__(self) -> str:
+        rows = {
+            "parameters (arenas)": self.arenas,
+            "gradients on their way (slots)": self.slots,
+            "control words": self.control,
+            "own gradients": self.gradients,
+            "optimizer state": self.optimizer,
+        }
+        lines = [f"{name:32}{value / 2**20:12.2f} MiB" for name, value in rows.items()]
+        if self.activations is None:
+            lines.append("activations are missing: they are the module's, and known with example_inputs=")
+        else:
+            lines.append(f"{'activations':32}{self.activations / 2**20:12.2f} MiB")
+        return "\n".join([*lines, f"{'together':32}{self.total / 2**20:12.2f} MiB"])
 
 
 class StepGraph:
-    """One training step of one rank as nodes and edges, with planned and measured times. ``print`` it, or open it in Perfetto."""
+    """One training step of one rank as nodes and edges, with planned and measured times. ``print`` it: a timeline in the order in which its
+    nodes run; ``draw`` it, or open it in Perfetto."""
 
-    def __init__(self, nodes: list[Node], table: str, perfetto: str):
-        self.nodes = nodes
+    def __init__(self, nodes: list[Node], table: str, perfetto: str, memory: Memory | None = None):
+        self.nodes, self.memory = nodes, memory
         self._table, self._perfetto = table, perfetto
 
     def __str__(self) -> str:
-        return self._table
+        return timeline(self.nodes)
 
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def table(self) -> str:
+        """One line per node: id, lane, planned and measured times, and after which nodes it comes (``~`` by order, ``^`` by memory)."""
+        return self._table
+
     def find(self, label: str) -> list[Node]:
         """The nodes with this label, in order: a unit is unsharded for forward and again for backward."""
         return [n for n in self.nodes if n.label == label]
+
+    def peak_bytes(self) -> int:
+        """What the engine holds at most while this step runs, on this host and for all ranks, in bytes: ``print(graph.memory)`` has the
+        parts. Exact before the first step runs; activations are in it only where ``step_graph`` was given ``example_inputs``.
+
+        Raises InvalidArgument for a graph of no model: one that was written by hand and not sent.
+        """
+        if self.memory is None:
+            message = "this graph is of no model yet: bytes are known when it is sent"
+            raise InvalidArgument(message, hint="ranks.step_graphs()[0].peak_bytes()")
+        return self.memory.total
 
     def to_perfetto(self, path: str | Path) -> None:
         """Writes Trace Event JSON: open it at https://ui.perfetto.dev or in chrome://tracing. Planned and measured are two processes."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(self._perfetto)
 
+    def draw(self, path: str | Path) -> None:
+        """Writes an SVG of the lanes over time, measured above planned: readable in a browser, without scripts. A graph without times is
+        drawn in its order, every node equally long."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(draw(self.nodes, LANES))
+
     @property
     def events(self) -> list[dict]:
         return json.loads(self._perfetto)["traceEvents"]
 
 
-def of_model(model) -> StepGraph:
-    """The graph of a native model that has a plan."""
+def timeline(nodes: list[Node]) -> str:
+    """A column per lane, a line per node, in the order in which they ran; without measured times as they are planned, else as written."""
+    kind = next((k for k in ("measured", "planned") if any(getattr(n, k) for n in nodes)), None)
+    times = {n.id: getattr(n, kind) for n in nodes if kind and getattr(n, kind)}
+    shown = sorted((n for n in nodes if n.id in times), key=lambda n: times[n.id][0]) if kind else nodes
+    lanes = [lane for lane in LANES if any(n.lane == lane for n in nodes)]
+    text = {n.id: _words(n) for n in nodes}
+    width = {lane: max([len(lane), *(len(text[n.id]) for n in nodes if n.lane == lane)]) for lane in lanes}
+    head = f"{len(nodes)} nodes"
+    if kind:
+        head += f", {max(end for _, end in times.values()) / 1000:.3f} ms {kind}"
+    lines = [head, f"{'at us':>9} {'took':>8}  " + "  ".join(f"{lane:{width[lane]}}" for lane in lanes)]
+    for n in shown:
+        at = f"{times[n.id][0]:9.0f} {times[n.id][1] - times[n.id][0]:8.0f}" if kind else f"{'':18}"
+        cells = "  ".join(f"{text[n.id] if lane == n.lane else '':{width[lane]}}" for lane in lanes)
+        lines.append(f"{at}  {cells}".rstrip())
+    return "\n".join(lines)
+
+
+def _words(n: Node) -> str:
+    what = "+".join(n.units) or ("loss" if n.op == "forward" else "")
+    part = n.label[n.label.index("#") : n.label.index(")")] if "#" in n.label else ""
+    return f"{_SHORT.get(n.op, n.op)} {what}{part}".rstrip() + (f" [{n.micro}]" if n.micro else "")
+
+
+def of_model(model, memory: dict[str, int] | Memory | None = None) -> StepGraph:
+    """The graph of a native model that has a plan, or of a native graph."""
     planned, measured = model.graph_planned(), model.graph_measured()
     nodes = [
-        Node(i, label, lane, tuple(after), planned[i] if planned else None, measured[i] if measured else None)
-        for i, (label, lane, after) in enumerate(model.graph_nodes())
+        Node(i, label, lane, tuple(after), planned[i] if planned else None, measured[i] if measured else None, op, tuple(units), micro)
+        for i, (label, lane, after, op, units, micro) in enumerate(model.graph_nodes())
     ]
-    return StepGraph(nodes, model.graph_table(), model.graph_perfetto())
+    return StepGraph(nodes, model.graph_table(), model.graph_perfetto(), Memory(**memory) if isinstance(memory, dict) else memory)

@@ -24,8 +24,8 @@ class GraphWorker:
         self._build, self._batch, self._loss, self._lease_guard = model, batch, loss, lease_guard
         self._runner: _native.StepRunner | None = None
 
-    def join(self, gang: str, rank: int, world_size: int) -> tuple[list[str], list[str]]:
-        """Builds the model, places this rank's ShardActor and waits for the others. Returns (units, ids of the ShardActors)."""
+    def join(self, gang: str, rank: int, world_size: int) -> tuple[dict[str, int], list[str]]:
+        """Builds the model, places this rank's ShardActor and waits for the others. Returns (bytes by unit, ids of the ShardActors)."""
         self._rank = rank
         units = dict(self._build())
         if not units or not all(isinstance(m, nn.Module) for m in units.values()):
@@ -54,7 +54,7 @@ class GraphWorker:
             natives.append(unit)
             self._parameters.append([self._move(unit, i, p, owners, world_size) for i, (p, owners) in enumerate(found.values())])
         self._model = self._actor.make_model(natives, list(units), slots=2)
-        return list(units), list(self._actor.members)
+        return {name: unit.bytes for name, unit in zip(units, natives, strict=True)}, list(self._actor.members)
 
     def _move(self, unit: _native.ShardedUnit, index: int, original: nn.Parameter, owners: list, world_size: int) -> nn.Parameter:
         """Puts this rank's rows of a parameter into the arena; the module reads the whole one there, under a lease."""
@@ -69,22 +69,29 @@ class GraphWorker:
             module._parameters[attribute] = whole
         return whole
 
-    def send(self, graph: bytes, optimizer: tuple[float, float, float, float, float]) -> None:
+    def send(self, graph: bytes, optimizer: tuple[float, float, float, float, float], offload_folder: str) -> None:
         """Takes the graph that later steps run."""
-        self._runner = _native.StepRunner.make(self._model, graph, *optimizer)
-        self._grad = any(label.startswith("backward(") for label, _, _ in self._runner.graph_nodes())
+        self._runner = _native.StepRunner.make(self._model, graph, *optimizer, offload_folder)
+        self._grad = any(op == "backward" for _, _, _, op, _, _ in self._runner.graph_nodes())
 
     def step(self) -> float:
         """One step of the graph. Returns this rank's loss, before the update."""
         batch = self._batch(self._rank, self._runner.steps)
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise InvalidArgument("batch(rank, step) returns (inputs, targets)")
-        program = _Program(self._modules, self._parameters, self._loss, batch, self._grad)
+        program = _Program(self._modules, self._parameters, self._loss, batch, self._grad, self._runner.micro_batches)
         self._runner.run(program)
         return program.loss
 
     def step_graph(self) -> _graph.StepGraph:
-        return _graph.of_model(self._runner)
+        return _graph.of_model(self._runner, self._runner.memory)
+
+    def rows_bytes(self) -> int:
+        """What the engine has allocated beside the arenas, on this rank."""
+        return self._runner.rows_bytes
+
+    def norm(self) -> float:
+        return self._runner.norm
 
     def frames(self) -> tuple[int, int]:
         return state.session.traffic()
@@ -93,44 +100,75 @@ class GraphWorker:
 class _Program:
     """The compute nodes of one step (StepProgram in C++): each keeps what it made for those that read it."""
 
-    def __init__(self, modules: list[nn.Module], parameters: list[list[nn.Parameter]], loss_fn: Callable, batch: tuple, grad: bool):
-        self._modules, self._parameters, self._loss_fn, self._grad = modules, parameters, loss_fn, grad
-        self._inputs, self._targets = batch
+    def __init__(
+        self, modules: list[nn.Module], parameters: list[list[nn.Parameter]], loss_fn: Callable, batch: tuple, grad: bool, micro: int
+    ):
+        self._modules, self._parameters, self._loss_fn, self._grad, self._num_micro = modules, parameters, loss_fn, grad, micro
+        self._inputs, self._targets = ([part] for part in batch) if micro == 1 else (_split(part, micro) for part in batch)
         self._made: dict[int, Any] = {}  # by node: an output, detached, or the gradient of one
-        self._saved: dict[int, tuple[Any, torch.Tensor]] = {}  # by unit: its input and its output, with the autograd graph between them
-        self._whole: dict[int, list[torch.Tensor | None]] = {}  # by unit: gradients until they are reduced
-        self.loss = float("nan")
+        self._saved: dict[tuple[int, int], tuple[Any, Any]] = {}  # by unit and micro-batch: input and output, autograd's graph between them
+        self._again: dict[tuple[int, int], tuple[Any, torch.Tensor]] = {}  # what is recomputed: input, and the random numbers' state
+        self._whole: dict[tuple[int, int], list[torch.Tensor | None]] = {}  # gradients until they are reduced
+        self.loss = 0.0
 
-    def forward(self, node: int, unit: int, source: int) -> None:
-        x = self._inputs if source == BATCH else self._made[source]
-        with torch.set_grad_enabled(self._grad):
-            if source != BATCH:
-                x = x.detach().requires_grad_(self._grad and x.is_floating_point())
-            if unit < 0:
-                y = self._loss_fn(x, self._targets)
-                self.loss = y.item()
-                if self._grad:
-                    y.backward()
-                    self._made[node] = x.grad
-                return
-            y = self._modules[unit](x)
-        if not isinstance(y, torch.Tensor):
-            raise TypeError(f"a unit of a step graph returns a tensor, not {type(y).__name__}")
+    def forward(self, node: int, unit: int, micro: int, source: int, saves: bool) -> None:
+        x = self._inputs[micro] if source == BATCH else self._made[source]
+        if unit < 0:
+            self._made[node] = self._run_loss(x, micro)
+            return
+        if not saves and self._grad:
+            self._again[unit, micro] = x, torch.get_rng_state()
+        y = self._run(unit, micro, x, source != BATCH, self._grad and saves)
         self._made[node] = y.detach()
-        if self._grad:
-            self._saved[unit] = x, y
 
-    def backward(self, node: int, unit: int, source: int) -> list[int]:
-        x, y = self._saved.pop(unit)
+    def recompute(self, unit: int, micro: int) -> None:
+        x, random = self._again.pop((unit, micro))
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(random)
+            self._run(unit, micro, x, x is not self._inputs[micro], True)
+
+    def backward(self, node: int, unit: int, micro: int, source: int, reduced: bool) -> list[int]:
+        x, y = self._saved.pop((unit, micro))
         if y.requires_grad:
             torch.autograd.backward(y, self._made.pop(source))
         self._made[node] = x.grad if isinstance(x, torch.Tensor) else None
+        if not reduced:
+            return []
         gradients = []
         for p in self._parameters[unit]:
             g, p.grad = p.grad, None
             gradients.append(None if g is None else (g.to_dense() if g.layout != torch.strided else g).to(p.dtype).contiguous())
-        self._whole[unit] = gradients
+        self._whole[unit, micro] = gradients
         return [0 if g is None else g.data_ptr() for g in gradients]
 
-    def released(self, unit: int) -> None:
-        del self._whole[unit]
+    def released(self, unit: int, micro: int) -> None:
+        del self._whole[unit, micro]
+
+    def _run(self, unit: int, micro: int, x: Any, wants_gradient: bool, saves: bool) -> torch.Tensor:
+        with torch.set_grad_enabled(saves):
+            if wants_gradient:
+                x = x.detach().requires_grad_(saves and x.is_floating_point())
+            y = self._modules[unit](x)
+        if not isinstance(y, torch.Tensor):
+            raise TypeError(f"a unit of a step graph returns a tensor, not {type(y).__name__}")
+        if saves:
+            self._saved[unit, micro] = x, y
+        return y
+
+    def _run_loss(self, x: torch.Tensor, micro: int) -> torch.Tensor | None:
+        with torch.set_grad_enabled(self._grad):
+            x = x.detach().requires_grad_(self._grad and x.is_floating_point())
+            y = self._loss_fn(x, self._targets[micro]) / self._num_micro
+            self.loss += y.item()
+            if self._grad:
+                y.backward()
+            return x.grad
+
+
+def _split(batch: torch.Tensor, parts: int) -> list[torch.Tensor]:
+    """A batch's tensor in micro-batches."""
+    chunks = batch.chunk(parts) if isinstance(batch, torch.Tensor) else ()
+    if len(chunks) != parts:
+        what = f"has {len(batch)} rows" if isinstance(batch, torch.Tensor) else f"is a {type(batch).__name__}"
+        raise InvalidArgument(f"a batch that {what} cannot be split into {parts} micro-batches", hint="return tensors with as many rows")
+    return list(chunks)

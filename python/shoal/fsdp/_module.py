@@ -11,8 +11,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import UnshardHandle as TorchUnshardHandle
 
+from shoal import _native
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp import _graph
+from shoal.fsdp import _example, _graph, _plan
 from shoal.fsdp._root import roots_in
 from shoal.fsdp._state import State, state_of
 from shoal.fsdp._unit import Unit
@@ -49,11 +50,17 @@ class FSDPModule(TorchFSDPModule):
 
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Units that are unsharded when this one's forward begins, behind its own. Raises ValueError for other modules."""
-        self._get_fsdp_state().forward_prefetch = _states_of(modules)
+        state = self._get_fsdp_state()
+        state.forward_prefetch = _states_of(modules)
+        if state.root is not None:
+            _plan.replan(state.root)
 
     def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Units that are unsharded when this one's backward begins, behind its own. Raises ValueError for other modules."""
-        self._get_fsdp_state().backward_prefetch = _states_of(modules)
+        state = self._get_fsdp_state()
+        state.backward_prefetch = _states_of(modules)
+        if state.root is not None:
+            _plan.replan(state.root)
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         if not isinstance(reshard_after_forward, bool):
@@ -245,15 +252,27 @@ def share_comm_ctx(modules: list[FSDPModule]) -> None:
     _states_of(modules)
 
 
-def step_graph(model: nn.Module) -> _graph.StepGraph:
-    """The training step of this rank as a graph, with the planned and the measured times of the last complete step.
+def step_graph(model: nn.Module, example_inputs: Any = None) -> _graph.StepGraph:
+    """The training step of this rank as a graph, with the planned and the measured times of the last complete step. ``print`` it, ``draw``
+    it, ``to_perfetto(path)``, ``peak_bytes()``.
 
-    It is there after one training step, with measured times after two. ``print`` it, or ``to_perfetto(path)``.
+    Measured times are there after two training steps. Before the first one the graph is there only with ``example_inputs``: what the
+    forward is called with (a tensor, a tuple, or a dict of named arguments; values do not matter). Then the forward runs on fake tensors,
+    without the other ranks and without hooks, and the graph is the expected one, without times. With ``example_inputs`` its memory has the
+    bytes of activations, too. Raises InvalidArgument when there is no step to show, or the forward does not run on fake tensors.
     """
+    activations = boundaries = None
+    if example_inputs is not None:
+        boundaries, activations = _example.run(model, _plan.root_of(model).states, example_inputs)
     roots = roots_in(model)
     for root in roots:
         for m in root.models:
             m.end_step()
-    if not roots or not roots[0].models[0].has_plan:
-        raise InvalidArgument("there is no step to show yet", hint="run a training step: forward, backward, optimizer.step()")
-    return _graph.of_model(roots[0].models[0])
+    if roots and roots[0].models[0].has_plan:
+        return _graph.of_model(roots[0].models[0], _plan.memory_of(roots[0], activations))
+    if boundaries is None:
+        raise InvalidArgument("there is no step to show yet", hint="run a training step, or pass example_inputs=")
+    units = roots[0].units_of[0]
+    reshard = [u.state.reshard_after_forward is True for u in units]
+    expected = _native.StepGraph.expected([u.state.name for u in units], boundaries, reshard, {"prefetch": roots[0].prefetch})
+    return _graph.of_model(expected, _plan.memory_of(roots[0], activations))

@@ -49,6 +49,8 @@ def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
 def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
     _bind(optimizer)
     for root in _roots_of(optimizer):
+        if root.in_backward is not None and root.in_backward.updating:
+            continue  # of one unit, whose rows may be written already
         root.open_window("optimizer.step")
         for m in root.models:
             m.optimizer_begin()
@@ -56,6 +58,8 @@ def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
 
 def _after_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
     for root in _roots_of(optimizer):
+        if root.in_backward is not None and root.in_backward.updating:
+            continue
         for m in root.models:
             m.optimizer_end()
 

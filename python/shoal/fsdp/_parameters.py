@@ -64,6 +64,7 @@ class ShardedParameter:
         self._has_partial = False
         self._buffer: torch.Tensor | None = None  # of gradients; used again when nobody else holds it
         self._buffer_uses = 0
+        self.pool: Any = None  # of buffers that several parameters use in turn (BufferPool)
         self._pending: deque[list] = deque()  # of each reduction under way: the gradient that it writes, the whole one that it reads
 
     @property
@@ -297,6 +298,12 @@ class ShardedParameter:
             partial = self._partial.data_ptr()
         return grad.data_ptr() if grad is not None else 0, number, own, accumulate, partial, self._has_partial
 
+    def weigh(self, by: float) -> None:
+        """Multiplies the whole gradient, for a weighted mean."""
+        for grad in (self.unsharded.grad if self.unsharded is not None else None, self._accumulated):
+            if grad is not None:
+                grad.mul_(by)
+
     def has_gradient(self) -> bool:
         return self.unsharded is not None and (self.unsharded.grad is not None or self._accumulated is not None)
 
@@ -365,6 +372,13 @@ class ShardedParameter:
         elif self.sharded.grad is not gradient:
             self.sharded.grad._local_tensor.add_(gradient._local_tensor)
 
+    def forget_gradient(self) -> None:
+        """The gradient was used, and nobody wants it any more: its memory is for another parameter's."""
+        self.sharded.grad = None
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None and self.pool is not None and _uses(buffer) == self._buffer_uses:
+            self.pool.put(buffer)
+
     def forget(self) -> None:
         """The engine has forgotten the reductions under way."""
         self._pending.clear()
@@ -373,7 +387,8 @@ class ShardedParameter:
     def _fresh_grad(self) -> DTensor:
         """A gradient to write to, over the memory of the step before if nobody holds that any more (no allocation in the steady state)."""
         if self._buffer is None or _uses(self._buffer) != self._buffer_uses:
-            self._buffer = torch.empty(self.own_shape, dtype=self.dtype)
+            take = torch.empty if self.pool is None else self.pool.take
+            self._buffer = take(self.own_shape, dtype=self.dtype)
             self._buffer_uses = _uses(self._buffer)
         return self.dtensor(self._buffer.detach())
 

@@ -13,6 +13,7 @@ from torch.autograd import Variable
 from shoal import _native
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._parameters import ShardedParameter
+from shoal.fsdp._plan import OptimizerInBackward, replan
 
 if TYPE_CHECKING:
     from shoal.fsdp._state import State
@@ -45,8 +46,11 @@ class Root:
         self.preliminary = False  # made by unshard(): the first forward may show that another module is the root
         self.running: State | None = None  # the unit whose forward the program called, maybe one inside the root
         self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, of those with hooks for that, in order
+        self.samples: int | None = None  # of this rank's batch, where gradients are weighted by them
         self.skipped: list[State] = []  # in this backward pass: units that no forward of this rank ran, and that it has not published
         self.held: list[int] | None = None  # a synchronised backward opened no window: how often each parameter had been written then
+        self.prefetch = 1  # how many forwards or backwards ahead a unit is unsharded
+        self.in_backward: OptimizerInBackward | None = None
         for index, s in enumerate(states):
             s.root, s.index = self, index
         self._make_models()
@@ -67,6 +71,7 @@ class Root:
             self.models.append(model)
             for index, u in enumerate(units):
                 u.model, u.place, u.index = model, place, index
+        replan(self)
 
     def dissolve(self) -> None:
         for s in self.states:
@@ -190,7 +195,7 @@ class Root:
                 s.to_sharded()
         for m in self.models:
             m.finish_backward(leave)
-        self.held = self.writes() if last and self.forwards else None
+        self.held = self.writes() if last and self.forwards and self.in_backward is None else None
         self.settle()
         self.backward = self.running = None
         self.run_hooks()
@@ -199,6 +204,12 @@ class Root:
         for model, units in zip(self.models, self.units_of, strict=True):
             for index, present in model.take_reduced():
                 units[index].gradients_done(present, self.accumulated)
+                if self.gives_up(units[index].state):
+                    self.in_backward.update(units[index])
+
+    def gives_up(self, state: State) -> bool:
+        """Whether a unit that is published now is updated as soon as it is reduced, and read no more in this step."""
+        return self.in_backward is not None and self.is_last_backward and state.sync and state.everywhere
 
     def run_hooks(self) -> None:
         """Hooks of parameters that got a gradient in the pass that is over: they may write, so they come behind the window."""
@@ -238,6 +249,8 @@ class Root:
         self.accumulated.clear()
         for m in self.models:
             m.reset()
+            if self.in_backward is not None:  # units may have been updated: this version is not read again
+                m.open_window("reset_iter_state")
         for s in self.states:
             s.in_backward = s.ran = False
             s.to_sharded()

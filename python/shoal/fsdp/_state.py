@@ -50,6 +50,7 @@ class State:
         self.forwarding = False  # a forward of it runs
         self.entered: nn.Module | None = None  # a module inside that was called instead of the whole
         self.post_optim_event: Any = None
+        self.weigh_samples = False
         self.endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards whose inputs wanted no gradient: no node ends them
         self.ends: weakref.WeakSet = weakref.WeakSet()  # nodes of autograd that end a backward of this unit: one per forward in a graph
 
@@ -291,6 +292,7 @@ class State:
         if root.window_open:
             root.adopt()
         if self.is_root:
+            root.samples = _samples(args, kwargs) if self.weigh_samples else None
             root.enter(training)
         self.seen = True
         for u in self.units:
@@ -408,7 +410,7 @@ class State:
                 u.model.await_reductions()
                 self.root.settle()
             self._publish(u, self.reshard_after_backward)
-        if self.reshard_after_backward:
+        if self.reshard_after_backward or self.root.gives_up(self):
             self.to_sharded()
         self.root.settle()
 
@@ -420,7 +422,10 @@ class State:
 
     def _publish(self, u: Unit, reshard: bool) -> None:
         if self.sync:
-            u.publish(reshard)
+            gives_up = self.root.gives_up(self)
+            u.publish(reshard or gives_up)
+            if gives_up:
+                u.model.give_up(u.index)
             if len(self.root.models) > 1:  # a wait for one mesh serves no other: nothing may be under way on two
                 u.model.await_reductions()
             return
@@ -442,6 +447,11 @@ class _AfterBackward(torch.autograd.Function):
     def backward(ctx, *grads: torch.Tensor):
         ctx.state.inputs_done(ctx)
         return (None, *grads)
+
+
+def _samples(args: tuple, kwargs: dict) -> int:
+    """Of a batch: dim 0 of its first tensor."""
+    return next((t.shape[0] for t in tree_flatten((args, kwargs))[0] if torch.is_tensor(t) and t.dim() > 0), 1)
 
 
 def state_of(module: nn.Module) -> State | None:

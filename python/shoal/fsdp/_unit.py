@@ -91,8 +91,12 @@ class Unit:
             self.model.backward_end(self.index, [], 1.0, True, reshard)
             return
         fresh = self.all_reduce_hook is not None
+        if s.root.samples is not None:
+            for p in self.parameters:
+                p.weigh(s.root.samples)
         work = [p.gradient_work(s.everywhere, s.reduce_unused, fresh) for p in self.parameters]
-        self.model.backward_end(self.index, work, self.scale, s.everywhere, reshard)
+        weight = -1.0 if s.root.samples is None else float(s.root.samples)
+        self.model.backward_end(self.index, work, self.scale, s.everywhere, reshard, weight)
         for p in self.parameters:
             p.published()
 

@@ -26,6 +26,7 @@ from shoal._client import ObjectRef, get, kill
 from shoal._remote import ActorHandle, create_gang
 from shoal._runtime import session
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._budget import bytes_of
 from shoal.fsdp._graph import StepGraph, of_model
 
 __all__ = ["AdamW", "Handle", "Ranks", "Step", "place"]
@@ -44,15 +45,18 @@ class Handle:
 
 
 After = Handle | Iterable[Handle | None] | None
+Units = str | Iterable[str]
 
 
 class Step:
     """The nodes of one step in the order in which each lane runs them, and the edges between them.
 
-    There are two lanes, each in order: compute (``forward``, ``loss``, ``backward``, ``update``) and communication (``unshard``,
-    ``reduce_scatter``, ``reshard``, ``commit``). A node begins when what it comes after has ended and its lane is free; a compute node lets
-    the communication begin that was written before it and could: so an ``unshard`` written before a ``forward`` is under way while that
-    computes. ``after`` is a handle or several (None among them is ignored).
+    There are three lanes, each in order: compute (``forward``, ``loss``, ``recompute``, ``backward``, ``update``), communication
+    (``unshard``, ``reduce_scatter``, ``reshard``, ``clip_norm``, ``commit``) and host copies (``fetch``, ``offload``). A node begins
+    when what it comes after has ended and its lane is free; a compute node lets the communication begin that was written before it and
+    could: so an ``unshard`` written before a ``forward`` is under way while that computes. ``after`` is a handle or several (None among
+    them is ignored). ``micro``: which micro-batch of the step a node belongs to, from 0 on. ``passes`` makes another step of a plain
+    one, so that not all of this need be written.
 
     Raises InvalidArgument at once for an unknown unit or another step's handle, TypeError for what is no handle; what only the whole graph
     shows (``check``), when it is sent.
@@ -64,21 +68,28 @@ class Step:
             raise InvalidArgument(f"units have names of their own, not {self.units}")
         self._native = _native.StepGraph(self.units)
         self._ops: list[str] = []  # by node
-        self._forward_of: dict[str, Handle] = {}
 
     # ---- communication ----
 
-    def unshard(self, unit: str, after: After = None) -> Handle:
-        """Takes the lease on a unit: its parameters are whole until ``reshard``. Waits until every rank's update of them is done."""
+    def unshard(self, unit: Units, after: After = None) -> Handle:
+        """Takes the lease on a unit, or on several at once: parameters are whole until ``reshard``. Waits until every rank's update of them
+        is done."""
         return self._add("unshard", unit, {"memory": self._of(after, "reshard"), "order": self._but(after, "reshard")})
 
-    def reshard(self, unit: str, after: After = None) -> Handle:
+    def reshard(self, unit: Units, after: After = None) -> Handle:
         """Gives the lease back; ``after``: the last reader."""
         return self._add("reshard", unit, {"order": self._handles(after)})
 
-    def reduce_scatter(self, unit: str, gradient: Handle, after: After = None) -> Handle:
-        """Sums a unit's gradients over ranks, in their order: each keeps its rows of the mean. ``gradient``: its ``backward``."""
-        return self._add("reduce_scatter", unit, {"data": self._handles(gradient), "order": self._handles(after)})
+    def reduce_scatter(self, unit: Units, gradient: After, after: After = None, *, micro: int = 0) -> Handle:
+        """Sums a unit's gradients over ranks, in their order: each keeps its rows of the mean. ``gradient``: its ``backward``. What earlier
+        micro-batches left unreduced is in it; what they reduced is added to."""
+        return self._add("reduce_scatter", unit, {"data": self._handles(gradient), "order": self._handles(after)}, micro)
+
+    def clip_norm(self, max_norm: float, after: After = None) -> Handle:
+        """Scales all gradients so that their norm, over units and ranks, is at most ``max_norm``, as ``clip_grad_norm_`` of torch does.
+        ``after``: every last ``reduce_scatter``. ``update`` comes after it."""
+        edges = {"data": self._of(after, "reduce_scatter"), "order": self._but(after, "reduce_scatter")}
+        return self._add("clip_norm", None, edges, value=float(max_norm))
 
     def commit(self, after: After = None) -> Handle:
         """Waits until every rank has reduced its gradients and reads the parameters no more: then rows may be written."""
@@ -86,26 +97,38 @@ class Step:
 
     # ---- compute ----
 
-    def forward(self, unit: str, x: Handle | None = None, after: After = None) -> Handle:
+    def forward(self, unit: str, x: Handle | None = None, after: After = None, *, micro: int = 0) -> Handle:
         """Runs a unit's module on another forward's output, or on the batch's inputs (None). ``after``: its ``unshard``."""
-        handle = self._add("forward", unit, {"data": self._handles(x) + self._of(after, "unshard"), "order": self._but(after, "unshard")})
-        self._forward_of[unit] = handle
-        return handle
+        return self._add("forward", unit, self._reading(x, after), micro)
 
-    def loss(self, x: Handle, after: After = None) -> Handle:
+    def loss(self, x: Handle, after: After = None, *, micro: int = 0) -> Handle:
         """The loss of a forward's output and the batch's targets: what ``Ranks.step`` returns, and where the gradients begin."""
-        return self._add("forward", None, {"data": self._handles(x), "order": self._handles(after)})
+        return self._add("forward", None, {"data": self._handles(x), "order": self._handles(after)}, micro)
 
-    def backward(self, unit: str, gradient: Handle, after: After = None) -> Handle:
+    def recompute(self, unit: str, x: Handle | None = None, after: After = None, *, micro: int = 0) -> Handle:
+        """Runs a unit's forward again, before its ``backward``, on the same ``x``: then the first one saves nothing (activation
+        checkpointing). Random numbers are the same again. ``after``: its ``unshard``."""
+        return self._add("recompute", unit, self._reading(x, after), micro)
+
+    def backward(self, unit: str, gradient: Handle, after: After = None, *, micro: int = 0) -> Handle:
         """Runs a unit's backward on the gradient of its output: the ``loss``, or the ``backward`` of the unit that read it. ``after``: its
-        ``unshard``."""
-        return self._add(
-            "backward", unit, {"data": self._handles(gradient) + self._of(after, "unshard"), "order": self._but(after, "unshard")}
-        )
+        ``unshard``, its ``recompute``."""
+        return self._add("backward", unit, self._reading(gradient, after), micro)
 
     def update(self, unit: str, after: After = None) -> Handle:
-        """AdamW on this rank's rows of a unit. ``after``: the ``commit``."""
-        return self._add("optimizer_update", unit, {"order": self._handles(after)})
+        """AdamW on this rank's rows of a unit. ``after``: the ``commit``; or the unit's last ``reduce_scatter``, with the ``commit`` after
+        the update: by then every rank has published its gradients, and reads the unit no more."""
+        return self._add("optimizer_update", unit, {"data": self._of(after, "reduce_scatter"), "order": self._but(after, "reduce_scatter")})
+
+    # ---- host copies ----
+
+    def fetch(self, unit: str, after: After = None) -> Handle:
+        """Brings a unit's optimizer state into memory, before its ``update``: it lies in a file in between (``place(offload_folder=)``)."""
+        return self._add("fetch", unit, {"memory": self._of(after, "offload"), "order": self._but(after, "offload")})
+
+    def offload(self, unit: str, after: After = None) -> Handle:
+        """Puts a unit's optimizer state out of memory. ``after``: its ``update``."""
+        return self._add("offload", unit, {"data": self._handles(after)})
 
     # ---- the whole ----
 
@@ -118,6 +141,66 @@ class Step:
         self.check()
         return self._native.encode()
 
+    def passes(
+        self,
+        *,
+        prefetch: int = 1,
+        reshard_after_forward: bool | Mapping[str, bool] | None = None,
+        recompute: Iterable[str] = (),
+        micro_batches: int = 1,
+        reduce_each: bool = False,
+        bucket_bytes: int = 0,
+        unit_bytes: Mapping[str, int] | None = None,
+        max_norm: float | None = None,
+        optimizer_in_backward: bool = False,
+        offload: Iterable[str] = (),
+    ) -> Step:
+        """Another step, made of this one by passes (this one stays as it is). Handles of this one are none of the other.
+
+        ``prefetch``: compute nodes from where a unit's unshard begins to the one that reads it; 0: on demand. ``reshard_after_forward``:
+        give the lease back between forward and backward, for all units or by name (None: as it is written). ``recompute``: units whose
+        forward saves nothing and runs again before its backward. ``micro_batches``: the batch is split along dim 0 into that many
+        (torch.chunk), the loss is their mean; gradients are reduced after the last one, or with ``reduce_each`` after each.
+        ``bucket_bytes``: neighbours of fewer bytes (``unit_bytes``: ``Ranks.unit_bytes``) are unsharded and reduced together. ``max_norm``:
+        clip gradients by their global norm. ``optimizer_in_backward``: update a unit as soon as it is reduced (not with ``max_norm``).
+        ``offload``: units whose optimizer state lies in a file between updates. Raises InvalidArgument where a pass does not fit.
+        """
+        if bucket_bytes and unit_bytes is None:
+            raise InvalidArgument("bucket_bytes needs to know the bytes of each unit", hint="unit_bytes=ranks.unit_bytes")
+        if reshard_after_forward is None:
+            reshard = []
+        elif isinstance(reshard_after_forward, bool):
+            reshard = [reshard_after_forward] * len(self.units)
+        else:
+            reshard = [bool(reshard_after_forward.get(u, True)) for u in self.units]
+            self._indices(reshard_after_forward)
+        options = {
+            "prefetch": prefetch,
+            "reshard_after_forward": reshard,
+            "recompute": self._indices(recompute),
+            "micro_batches": micro_batches,
+            "reduce_each": reduce_each,
+            "unit_bytes": [unit_bytes[u] for u in self.units] if bucket_bytes else [],
+            "bucket_bytes": bucket_bytes,
+            "max_norm": 0.0 if max_norm is None else _positive("max_norm", max_norm),
+            "optimizer_in_backward": optimizer_in_backward,
+            "offload": self._indices(offload),
+        }
+        made = Step(self.units)
+        made._native = self._native.passes(options)
+        made._ops = [made._native.op(n) for n in range(len(made._native.graph_nodes()))]
+        return made
+
+    def fit(self, memory_budget: int | str, unsharded_bytes: Mapping[str, int], fixed_bytes: int = 0) -> Step:
+        """Another step, whose leases take no more memory than a budget: with the fewest reshards that do, and as much prefetching as there
+        is room for. ``memory_budget``: bytes, or text such as "4GiB". ``unsharded_bytes``: by unit, what it takes while it is leased
+        (``Ranks.unit_bytes`` where ranks do not share memory; on one host a lease takes nothing). ``fixed_bytes``: what is there anyway.
+        Raises ResourceExhausted with the smallest budget that would do."""
+        self._indices(unsharded_bytes)
+        by_unit = [unsharded_bytes.get(u, 0) for u in self.units]
+        depth, reshard, _ = self._native.fit(bytes_of(memory_budget), fixed_bytes, by_unit)
+        return self.passes(prefetch=depth, reshard_after_forward=dict(zip(self.units, reshard, strict=True)))
+
     def graph(self) -> StepGraph:
         """To print and look at; times come with ``Ranks.step_graphs``."""
         return of_model(self._native)
@@ -125,18 +208,27 @@ class Step:
     def __str__(self) -> str:
         return str(self.graph())
 
-    def _add(self, op: str, unit: str | None, edges: dict[str, list[Handle]]) -> Handle:
-        if unit is not None and unit not in self.units:
-            raise InvalidArgument(f"there is no unit {unit!r} in this step", hint=f"there are {', '.join(self.units)}")
+    def _indices(self, units: Iterable[str]) -> list[int]:
+        for unit in units:
+            if unit not in self.units:
+                raise InvalidArgument(f"there is no unit {unit!r} in this step", hint=f"there are {', '.join(self.units)}")
+        return [self.units.index(u) for u in units]
+
+    def _add(self, op: str, unit: Units | None, edges: dict[str, list[Handle]], micro: int = 0, value: float = 0.0) -> Handle:
+        units = self._indices([] if unit is None else [unit] if isinstance(unit, str) else list(unit))
         seen: dict[int, str] = {}
         for kind, handles in edges.items():
             for h in handles:
                 seen.setdefault(h.id, kind)
-        index = self.units.index(unit) if unit is not None else -1
-        backward = op in ("backward", "reduce_scatter") or (op in ("unshard", "reshard") and self._after_loss())
-        node = self._native.add(op, index, list(seen.items()), backward)
+        backward = op in ("backward", "recompute", "reduce_scatter") or (op in ("unshard", "reshard") and self._after_loss())
+        node = self._native.add(op, units, list(seen.items()), backward, micro, value)
         self._ops.append("loss" if op == "forward" and unit is None else op)
         return Handle(self, node)
+
+    def _reading(self, x: After, after: After) -> dict[str, list[Handle]]:
+        """Edges of a node that computes: what it reads is data, and so is what makes its parameters and activations."""
+        made = [h for h in self._handles(after) if self._ops[h.id] in ("unshard", "recompute")]
+        return {"data": self._handles(x) + made, "order": [h for h in self._handles(after) if h not in made]}
 
     def _after_loss(self) -> bool:
         return "loss" in self._ops
@@ -180,12 +272,27 @@ class AdamW:
                 raise ValueError(f"{name} = {value} is out of range")
 
 
-class Ranks:
-    """The ranks of a model that ``place`` made. ``shard_actors``: handles of their ShardActors, by rank."""
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise InvalidArgument(f"{name} = {value} is not positive")
+    return float(value)
 
-    def __init__(self, workers: list[ActorHandle], units: list[str], shard_actors: list[ActorHandle], optimizer: AdamW):
-        self.units, self.shard_actors = units, shard_actors
+
+class Ranks:
+    """The ranks of a model that ``place`` made. ``shard_actors``: handles of their ShardActors, by rank. ``unit_bytes``: of each unit's
+    whole parameters, by name."""
+
+    def __init__(
+        self,
+        workers: list[ActorHandle],
+        unit_bytes: dict[str, int],
+        shard_actors: list[ActorHandle],
+        optimizer: AdamW,
+        offload_folder: str | Path | None,
+    ):
+        self.units, self.unit_bytes, self.shard_actors = list(unit_bytes), unit_bytes, shard_actors
         self._workers, self._optimizer, self._sent = workers, optimizer, False
+        self._offload_folder = str(offload_folder or "")
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -198,7 +305,7 @@ class Ranks:
         if step.units != self.units:
             raise InvalidArgument(f"the step has the units {', '.join(step.units)}, the model {', '.join(self.units)}", reason="BadGraph")
         encoded, o = step.encode(), self._optimizer
-        get([w.send.remote(encoded, (o.lr, *o.betas, o.eps, o.weight_decay)) for w in self._workers])
+        get([w.send.remote(encoded, (o.lr, *o.betas, o.eps, o.weight_decay), self._offload_folder) for w in self._workers])
         self._sent = True
 
     def step(self) -> list[ObjectRef]:
@@ -216,11 +323,21 @@ class Ranks:
         self._require_graph()
         return get([w.step_graph.remote() for w in self._workers])
 
+    def allocated_bytes(self) -> list[int]:
+        """By rank: gradients and optimizer state that the engine has allocated, once, when it took the graph."""
+        self._require_graph()
+        return get([w.rows_bytes.remote() for w in self._workers])
+
     def to_perfetto(self, path: str | Path) -> None:
         """Writes the last step of all ranks as Trace Event JSON (https://ui.perfetto.dev): planned and measured, a process each."""
         events = [e for g in self.step_graphs() for e in g.events]
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+    def norms(self) -> list[float]:
+        """By rank: the norm of all gradients of the last step, before ``clip_norm`` scaled them; the same number everywhere."""
+        self._require_graph()
+        return get([w.norm.remote() for w in self._workers])
 
     def frames(self) -> list[tuple[int, int]]:
         """(sent, received) by rank: frames of all connections of the rank's process so far, to whomever. Asking is one of each."""
@@ -245,6 +362,7 @@ def place(
     optimizer: AdamW | None = None,
     resources_per_worker: Mapping[str, float] | None = None,
     lease_guard: bool = False,
+    offload_folder: str | Path | None = None,
 ) -> Ranks:
     """Places a model on ``num_workers`` workers, together or not at all, each with a ShardActor that owns its rows of every parameter.
 
@@ -252,7 +370,8 @@ def place(
     the same values everywhere (seed it): a rank keeps its rows of what it built. ``batch(rank, step)``: the rank's (inputs, targets), made
     in the worker. ``loss(output, targets)``: a scalar tensor; gradients are the mean over ranks. The three are sent with cloudpickle.
     ``resources_per_worker``: one (logical) CPU unless it says otherwise. ``lease_guard``: a read of parameters outside a lease ends the
-    rank, naming the unit.
+    rank, naming the unit. ``offload_folder``: where steps with ``offload`` keep optimizer state, in a file without a name that goes with
+    the rank; on a disk, not in memory.
 
     Waits until all are there. Raises ResourceExhausted when no present node could ever hold a worker, and what a worker's ``model`` raised.
     """
@@ -274,9 +393,9 @@ def place(
         for w in workers:
             kill(w)
         raise
-    units, members = joined[0]
+    unit_bytes, members = joined[0]
     handles = []
     for member in members:
         s.know(member, "ShardActor")
         handles.append(ActorHandle(member, "ShardActor", frozenset({"describe"})))
-    return Ranks(workers, units, handles, optimizer or AdamW())
+    return Ranks(workers, unit_bytes, handles, optimizer or AdamW(), offload_folder)

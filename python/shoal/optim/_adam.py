@@ -44,29 +44,27 @@ class Adam(Fused, torch.optim.Adam):
 
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
         keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
-        steps, shards = [], []
+        shards = []
+        batches: dict[tuple, list] = {}  # by dtypes
         for p in self._with_gradients(group):
             state = self.state[p]
-            if "step" not in state:
-                state["step"] = torch.tensor(0.0)
             for key in keys:
                 if key not in state:
                     state[key] = self._new_state(p, group)
-            steps.append(state["step"])
-            shards.append((p, self._shard(p, group, keys)))
-        if not steps:
-            return
-        torch._foreach_add_(steps, 1)
-        batches: dict[tuple, list] = {}  # by step (parameters that were added later count their own) and dtypes
-        for step, (_, shard) in zip(steps, shards, strict=True):
-            if shard is not None:
-                batches.setdefault((int(step.item()), shard.dtypes()), []).append(shard.row())
+            step = state.get("step")
+            if step is None or step.dtype != torch.float32 or not step.is_cpu:
+                step = state["step"] = torch.tensor(0.0 if step is None else step.item(), dtype=torch.float32)
+            shard = self._shard(p, group, keys)
+            if shard is None:
+                step += 1
+            else:
+                shards.append((p, shard))
+                batches.setdefault(shard.dtypes(), []).append((step.data_ptr(), *shard.row()))
         beta1, beta2 = group["betas"]
-        for (step, dtypes), rows in batches.items():
+        for dtypes, rows in batches.items():
             _native.adam(
                 dtypes,
                 rows,
-                step=step,
                 lr=float(group["lr"]),
                 beta1=float(beta1),
                 beta2=float(beta2),
@@ -77,7 +75,7 @@ class Adam(Fused, torch.optim.Adam):
                 grad_scale=grad_scale,
                 num_threads=num_threads(),
             )
-        self._written([(p, shard) for p, shard in shards if shard is not None], grad_scale)
+        self._written(shards, grad_scale)
 
 
 class AdamW(Adam, torch.optim.AdamW):

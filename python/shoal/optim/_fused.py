@@ -28,6 +28,7 @@ class Fused:
     _step_supports_amp_scaling = True
 
     def _set_master_weights(self, master_weights: bool | None) -> None:
+        self._shards: dict[torch.Tensor, _Shard] = {}
         self._versions: dict[torch.Tensor, int] = {}  # of parameters with a master copy: as the last step left them
         self.defaults["master_weights"] = master_weights
         for group in self.param_groups:
@@ -46,7 +47,7 @@ class Fused:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_versions", {})
+        self._shards, self._versions = {}, {}
         for group in self.param_groups:
             group.setdefault("master_weights", self.defaults.get("master_weights"))
 
@@ -55,7 +56,6 @@ class Fused:
         for group in state_dict["param_groups"]:
             self.check_options(group)
         super().load_state_dict(state_dict)
-        self._versions = {}
         # torch casts every state to the dtype of its parameter.
         for saved_group, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for index, p in zip(saved_group["params"], group["params"], strict=True):
@@ -95,8 +95,9 @@ class Fused:
 
     def _with_gradients(self, group: dict[str, Any]) -> Iterator[torch.Tensor]:
         for p in group["params"]:
-            if p.grad is not None:
-                if p.grad.layout != torch.strided:
+            g = p.grad
+            if g is not None:
+                if g.layout != torch.strided:
                     raise InvalidArgument(f"{type(self).__name__} does not support sparse gradients", hint="use torch.optim.SparseAdam")
                 yield p
 
@@ -117,19 +118,28 @@ class Fused:
 
     def _shard(self, p: torch.Tensor, group: dict[str, Any], keys: tuple[str, ...]) -> _Shard | None:
         """What the kernel is given for `p` and its states `keys`; None where this rank has no rows of it."""
-        values = self._values(p)
+        state, values = self.state[p], local(p)
         if values.numel() == 0:
             return None
+        has_master = self._has_master(p, group)
+        shard = self._shards.get(p)
+        if shard is None or has_master is not (shard.copy is not None) or shard.stale(values, state, keys):
+            shard = self._shards[p] = self._new_shard(p, has_master, keys)
+        elif has_master:
+            self._master(p, values)
         gradient = gradient_of(p)
-        shard = _Shard(values.numel(), values, gradient)
+        shard.gradient_from = None
         if gradient.stride() != values.stride():
             shard.gradient_from = gradient
-            shard.gradient = torch.empty_like(values, dtype=gradient.dtype).copy_(gradient)
-        if self._has_master(p, group):
-            shard.copy, shard.updated = values, self._master(p, values)
-        state = self.state[p]
-        shard.states = [state_of(state, key, values) for key in keys]
+            gradient = torch.empty_like(values, dtype=gradient.dtype).copy_(gradient)
+        shard.gradient = gradient
         return shard
+
+    def _new_shard(self, p: torch.Tensor, has_master: bool, keys: tuple[str, ...]) -> _Shard:
+        values, state = self._values(p), self.state[p]
+        updated = self._master(p, values) if has_master else values
+        states = [state_of(state, key, values) for key in keys]
+        return _Shard(values, updated, states, [state[key] for key in keys], values if has_master else None)
 
     def _master(self, p: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """The fp32 copy. Where somebody wrote the parameter since the last step, it is what they wrote."""
@@ -145,34 +155,64 @@ class Fused:
 
     def _written(self, shards: list[tuple[torch.Tensor, _Shard]], grad_scale: float) -> None:
         """Autograd shall see that the parameters changed."""
-        for _, shard in shards:
-            if shard.gradient_from is not None and grad_scale != 1:
-                shard.gradient_from.copy_(shard.gradient)
         torch.autograd.graph.increment_version([shard.values for _, shard in shards])
         for p, shard in shards:
+            if shard.gradient_from is not None and grad_scale != 1:
+                shard.gradient_from.copy_(shard.gradient)
             if shard.copy is not None:
                 self._versions[p] = shard.values._version
+            shard.gradient = shard.gradient_from = None  # theirs to free
 
 
 class _Shard:
-    """The tensors of one parameter's update, as they lie on this rank."""
+    """The tensors of one parameter's update, as they lie on this rank; kept from step to step as long as they are the same."""
 
-    __slots__ = ("copy", "gradient", "gradient_from", "numel", "states", "updated", "values")
+    __slots__ = ("_addresses", "_dtypes", "_faces", "copy", "gradient", "gradient_from", "numel", "states", "updated", "values")
 
-    def __init__(self, numel: int, values: torch.Tensor, gradient: torch.Tensor):
-        self.numel, self.values, self.gradient = numel, values, gradient
-        self.updated = values  # the master copy, if there is one
-        self.states: list[torch.Tensor] = []
-        self.copy: torch.Tensor | None = None
-        self.gradient_from: torch.Tensor | None = None
+    def __init__(
+        self,
+        values: torch.Tensor,
+        updated: torch.Tensor,  # the master copy, if there is one, otherwise `values`
+        states: list[torch.Tensor],
+        faces: list[torch.Tensor],  # `states` as they are in the optimizer's state: DTensors, perhaps
+        copy: torch.Tensor | None,  # `values`, if there is a master copy
+    ):
+        self.numel, self.values, self.updated, self.states, self.copy = values.numel(), values, updated, states, copy
+        self.gradient: torch.Tensor | None = None
+        self.gradient_from: torch.Tensor | None = None  # if it lies otherwise than the parameter, the original
+        self._faces = faces
+        self._addresses = [t.data_ptr() for t in self._kept()]
+        self._dtypes: dict[torch.dtype, tuple[str, ...]] = {}
+
+    def _kept(self) -> list[torch.Tensor]:
+        return [self.values, self.updated, *self.states]
+
+    def stale(self, values: torch.Tensor, state: dict[str, Any], keys: tuple[str, ...]) -> bool:
+        """Whether somebody has put another tensor, or other memory, in the place of one of these."""
+        if values is not self.values or len(keys) != len(self._faces):
+            return True
+        for key, face in zip(keys, self._faces, strict=True):
+            if state[key] is not face:
+                return True
+        if self.copy is not None and (MASTER not in state or local(state[MASTER]) is not self.updated):
+            return True
+        return [t.data_ptr() for t in self._kept()] != self._addresses
 
     def dtypes(self) -> tuple[str, ...]:
-        names = [DTYPES[t.dtype] for t in (self.updated, self.gradient, *self.states)]
-        return (*names, *[""] * (5 - len(names)), "" if self.copy is None else DTYPES[self.copy.dtype])
+        """Names of the dtypes of a row's arrays: parameter or master copy, gradient, three states, copy."""
+        known = self._dtypes.get(self.gradient.dtype)
+        if known is None:
+            names = [DTYPES[t.dtype] for t in (self.updated, self.gradient, *self.states)]
+            known = (*names, *[""] * (5 - len(names)), "" if self.copy is None else DTYPES[self.copy.dtype])
+            self._dtypes[self.gradient.dtype] = known
+        return known
 
     def row(self) -> tuple[int, ...]:
-        places = [t.data_ptr() for t in (self.updated, self.gradient, *self.states)]
-        return (self.numel, *places, *[0] * (5 - len(places)), 0 if self.copy is None else self.copy.data_ptr())
+        values, updated, *states = self._addresses
+        return (self.numel, updated, self.gradient.data_ptr(), *states, *_NONE[len(states) :], 0 if self.copy is None else values)
+
+
+_NONE = (0, 0, 0)
 
 
 def gradient_of(p: torch.Tensor) -> torch.Tensor:
@@ -183,7 +223,7 @@ def gradient_of(p: torch.Tensor) -> torch.Tensor:
         if g.placements != p.placements or g.device_mesh != p.device_mesh:
             g = g.redistribute(p.device_mesh, p.placements)
     g = local(g)
-    if g.dtype not in DTYPES or g.device.type != "cpu":
+    if g.dtype not in DTYPES or not g.is_cpu:
         raise Unimplemented(f"shoal.optim has no gradients of {str(g.dtype)[6:]} on {g.device}", hint="use torch.optim")
     return g
 

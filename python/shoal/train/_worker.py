@@ -36,8 +36,9 @@ class TrainWorker:
         _init_process_group(dist)
         try:
             result = loop(config) if config is not None else loop()
-            if (fsdp := sys.modules.get("shoal.fsdp._bootstrap")) is not None:
-                fsdp.leave_all()  # not after an exception: that is for the driver to tell
+            for name in ("shoal.fsdp._bootstrap", "shoal.collective._group"):
+                if (module := sys.modules.get(name)) is not None:
+                    module.leave_all()  # not after an exception: that is for the driver to tell
             return result
         finally:
             _Here.driver = None

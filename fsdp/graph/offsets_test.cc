@@ -1,0 +1,45 @@
+#include "fsdp/graph/offsets.h"
+
+#include <gtest/gtest.h>
+
+namespace shoal::fsdp {
+namespace {
+
+// Compute: forward(a), forward(b), forward(c), one after the other; beside them an unshard that nobody waits for.
+StepGraph three() {
+  StepGraph g({"a", "b", "c"});
+  for (std::int32_t u = 0; u < 3; ++u) EXPECT_TRUE(g.add(Op::kForward, u, {}));
+  EXPECT_TRUE(g.add(Op::kUnshard, 0, {}));
+  return g;
+}
+
+TEST(Offsets, BuffersOfOneTimeLieSideBySide) {
+  const auto at = place(three(), {{100, 0, 1}, {100, 1, 2}});
+  EXPECT_NE(at.of[0], at.of[1]);
+  EXPECT_EQ(at.bytes, 128u + 100u);
+}
+
+TEST(Offsets, BuffersOfDifferentTimesShareBytes) {
+  const auto at = place(three(), {{100, 0, 0}, {60, 1, 1}, {100, 2, 2}});
+  EXPECT_EQ(at.of, (std::vector<std::size_t>{0, 0, 0}));
+  EXPECT_EQ(at.bytes, 100u);
+}
+
+TEST(Offsets, LanesThatNobodyOrdersMayMeet) {
+  const auto at = place(three(), {{64, 0, 0}, {64, 3, 3}});  // the unshard may run whenever it likes
+  EXPECT_EQ(at.bytes, 128u);
+}
+
+TEST(Offsets, WhatOutlivesTheStepSharesNothing) {
+  const auto at = place(three(), {{64, 0, -1}, {64, 2, 2}});
+  EXPECT_EQ(at.bytes, 128u);
+}
+
+TEST(Offsets, AGapIsFilled) {
+  const auto at = place(three(), {{256, 0, 2}, {128, 0, 1}, {64, 2, 2}, {64, 0, 0}});
+  EXPECT_EQ(at.of[2], at.of[1]);  // behind 256, where 128 was
+  EXPECT_EQ(at.bytes, 256u + 128u + 64u);
+}
+
+}  // namespace
+}  // namespace shoal::fsdp

@@ -1,0 +1,27 @@
+// A file without a name for what a rank keeps outside its memory between steps. It is gone with its last descriptor. Host-copy lane only.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "runtime/core/fd.h"
+#include "runtime/core/result.h"
+
+namespace shoal::fsdp {
+
+class StateFile {
+ public:
+  // Of `bytes` zeros, in this folder. Unavailable when the folder cannot be written to.
+  static Result<StateFile> make(const std::string& folder, std::size_t bytes);
+
+  // Whole spans. DataLoss when the disk fails, ResourceExhausted when it is full.
+  Result<void> read(std::size_t offset, std::span<std::byte> out) const;
+  Result<void> write(std::size_t offset, std::span<const std::byte> in) const;
+
+ private:
+  explicit StateFile(Fd fd) : fd_(std::move(fd)) {}
+  Fd fd_;
+};
+
+}  // namespace shoal::fsdp

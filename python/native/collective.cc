@@ -1,0 +1,185 @@
+#include <cstdio>
+
+#include "python/native/collective.h"
+#include "python/native/py_mover.h"
+#include "runtime/transport/shm_communicator.h"
+
+namespace shoal::python {
+
+using runtime::Call;
+using runtime::Window;
+using runtime::Work;
+using runtime::WorkPtr;
+
+namespace {
+
+runtime::Duration seconds(double s) { return std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(s)); }
+
+// (address, bytes) of a tensor that Python keeps alive.
+using PyMemory = std::pair<std::uintptr_t, std::size_t>;
+std::span<const std::byte> input_of(const PyMemory& m) { return {reinterpret_cast<const std::byte*>(m.first), m.second}; }
+std::span<std::byte> output_of(const PyMemory& m) { return {reinterpret_cast<std::byte*>(m.first), m.second}; }
+
+// (label, step, timeout in seconds or 0, background)
+using PyCall = std::tuple<std::string, std::uint64_t, double, bool>;
+Call call_of(const PyCall& c) {
+  Call out;
+  std::tie(out.label, out.step, std::ignore, out.background) = c;
+  out.timeout = seconds(std::get<2>(c));
+  return out;
+}
+
+runtime::DType dtype_of(const std::string& name) { return unwrap(runtime::parse_dtype(name)); }
+
+// Starts an operation without the GIL: some are done when this returns.
+template <class F>
+WorkPtr submit(F&& fn) {
+  const nb::gil_scoped_release release;
+  return fn();
+}
+
+}  // namespace
+
+std::unique_ptr<PyCommunicator> PyCommunicator::place(PySession& session, const std::string& gang, int rank, int world_size, double timeout,
+                                                      double warn_after, bool spins) {
+  auto& native = session.get();
+  auto memory = actors::NodeMemory::of(native);
+  runtime::ShmCommunicator::Options o;
+  o.rank = rank;
+  o.world_size = world_size;
+  o.name = gang;
+  o.timeout = seconds(timeout);
+  o.warn_after = seconds(warn_after);
+  if (!spins) o.spins = 0;
+  o.interrupted = signals_pending;
+  o.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
+  o.memory = [memory](const std::string& name, std::size_t bytes, int member) { return memory->open(name, bytes, member); };
+  auto made = without_gil([&] { return runtime::ShmCommunicator::make(std::move(o), native.clock()); });
+  return std::make_unique<PyCommunicator>(std::move(made), std::move(memory));
+}
+
+std::unique_ptr<PyCommunicator> PyCommunicator::over(nb::object mover, int rank, int world_size, const std::string& transport) {
+  auto made = std::make_shared<runtime::MovedCommunicator>(rank, world_size, make_py_mover(std::move(mover)), transport);
+  return std::make_unique<PyCommunicator>(std::move(made), nullptr);
+}
+
+std::unique_ptr<PyCommunicator> PyCommunicator::reform() const {
+  return std::make_unique<PyCommunicator>(without_gil([&] { return communicator_->reform(); }), memory_);
+}
+
+void PyCommunicator::close() {
+  communicator_->leave();
+  if (memory_) memory_->close();
+}
+
+void bind_collective(nb::module_& m) {
+  nb::class_<Work>(m, "Work", "An operation under way.")
+      .def("done", &Work::done, "Whether wait() would return at once.")
+      .def("wait", [](Work& w) { without_gil([&] { return w.wait(); }); }, "Until it is done; raises how it failed.");
+
+  nb::class_<Window>(m, "Window", "Memory of every rank that all may read.")
+      .def_prop_ro(
+          "own",
+          [](const std::shared_ptr<Window>& w) {
+            auto* owner = new std::shared_ptr<Window>(w);
+            const nb::capsule capsule(owner, [](void* o) noexcept { delete static_cast<std::shared_ptr<Window>*>(o); });
+            const auto own = w->own();
+            const std::size_t shape[1] = {own.size()};
+            return nb::ndarray<nb::pytorch, std::uint8_t>(own.data(), 1, shape, capsule).cast(nb::rv_policy::reference);
+          },
+          "This rank's part, as a torch tensor of uint8.")
+      .def("bytes", &Window::bytes, nb::arg("rank"), "Of a rank's part.");
+
+  using C = PyCommunicator;
+  using Sizes = std::vector<std::size_t>;
+  nb::class_<C>(m, "Communicator",
+                "Messages among the ranks of a group. Sizes and counts are bytes; a call is (label, step, timeout, background).")
+      .def_static("place", &C::place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("timeout"),
+                  nb::arg("warn_after"), nb::arg("spins"))
+      .def_static("over", &C::over, nb::arg("mover"), nb::arg("rank"), nb::arg("world_size"), nb::arg("transport"),
+                  "Of ranks that share no memory; mover: as shoal._process_group has it.")
+      .def_prop_ro("rank", [](const C& c) { return c.get().rank(); })
+      .def_prop_ro("world_size", [](const C& c) { return c.get().world_size(); })
+      .def_prop_ro("generation", [](const C& c) { return c.get().generation(); })
+      .def_prop_ro("transport", [](const C& c) { return std::string(c.get().transport()); })
+      .def(
+          "all_gather",
+          [](C& c, const PyMemory& input, const PyMemory& output, const Sizes& counts, const std::string& dtype, const PyCall& call) {
+            const auto type = dtype_of(dtype);
+            return submit([&] { return c.get().all_gather(input_of(input), output_of(output), counts, type, call_of(call)); });
+          },
+          nb::arg("input"), nb::arg("output"), nb::arg("counts"), nb::arg("dtype"), nb::arg("call"))
+      .def(
+          "reduce_scatter",
+          [](C& c, const PyMemory& input, const PyMemory& output, const Sizes& counts, const std::string& dtype, const std::string& op,
+             const PyCall& call) {
+            const auto type = dtype_of(dtype);
+            const auto by = unwrap(runtime::parse_reduce_op(op));
+            return submit([&] { return c.get().reduce_scatter(input_of(input), output_of(output), counts, type, by, call_of(call)); });
+          },
+          nb::arg("input"), nb::arg("output"), nb::arg("counts"), nb::arg("dtype"), nb::arg("op"), nb::arg("call"))
+      .def(
+          "all_reduce",
+          [](C& c, const PyMemory& input, const PyMemory& output, const std::string& dtype, const std::string& op, const PyCall& call) {
+            const auto type = dtype_of(dtype);
+            const auto by = unwrap(runtime::parse_reduce_op(op));
+            return submit([&] { return c.get().all_reduce(input_of(input), output_of(output), type, by, call_of(call)); });
+          },
+          nb::arg("input"), nb::arg("output"), nb::arg("dtype"), nb::arg("op"), nb::arg("call"))
+      .def(
+          "broadcast",
+          [](C& c, const PyMemory& data, int root, const std::string& dtype, const PyCall& call) {
+            const auto type = dtype_of(dtype);
+            return submit([&] { return c.get().broadcast(output_of(data), root, type, call_of(call)); });
+          },
+          nb::arg("data"), nb::arg("root"), nb::arg("dtype"), nb::arg("call"))
+      .def(
+          "all_to_all",
+          [](C& c, const PyMemory& input, const PyMemory& output, const Sizes& sends, const Sizes& receives, const std::string& dtype,
+             const PyCall& call) {
+            const auto type = dtype_of(dtype);
+            return submit([&] { return c.get().all_to_all(input_of(input), output_of(output), sends, receives, type, call_of(call)); });
+          },
+          nb::arg("input"), nb::arg("output"), nb::arg("sends"), nb::arg("receives"), nb::arg("dtype"), nb::arg("call"))
+      .def(
+          "barrier", [](C& c, const PyCall& call) { return submit([&] { return c.get().barrier(call_of(call)); }); }, nb::arg("call"))
+      .def(
+          "send",
+          [](C& c, const PyMemory& data, int to, const std::string& dtype, std::uint32_t tag, const PyCall& call) {
+            const auto type = dtype_of(dtype);
+            return submit([&] { return c.get().send(input_of(data), to, type, tag, call_of(call)); });
+          },
+          nb::arg("data"), nb::arg("to"), nb::arg("dtype"), nb::arg("tag"), nb::arg("call"))
+      .def(
+          "receive",
+          [](C& c, const PyMemory& data, int from, const std::string& dtype, std::uint32_t tag, const PyCall& call) {
+            const auto type = dtype_of(dtype);
+            return submit([&] { return c.get().receive(output_of(data), from, type, tag, call_of(call)); });
+          },
+          nb::arg("data"), nb::arg("source"), nb::arg("dtype"), nb::arg("tag"), nb::arg("call"))
+      .def(
+          "window",
+          [](C& c, std::size_t bytes, const PyCall& call) { return without_gil([&] { return c.get().window(bytes, call_of(call)); }); },
+          nb::arg("bytes"), nb::arg("call"), "Every rank calls it, each with its own size.")
+      .def(
+          "read",
+          [](C& c, Window& window, int from, std::size_t offset, const PyMemory& out) {
+            without_gil([&] { return c.get().read(window, from, offset, output_of(out)); });
+          },
+          nb::arg("window"), nb::arg("source"), nb::arg("offset"), nb::arg("out"))
+      .def(
+          "abort", [](C& c, const std::string& cause) { c.get().abort(cancelled(cause).with_reason("Aborted")); }, nb::arg("cause"))
+      .def(
+          "failed",
+          [](const C& c) -> nb::object {
+            const auto error = c.get().failed();
+            return error ? to_exception(*error) : nb::none();
+          },
+          "What ended it, as an exception, or None.")
+      .def("lost", [](const C& c) { return c.get().lost(); })
+      .def("reform", &C::reform)
+      .def("leave", [](C& c) { c.get().leave(); })
+      .def("close", &C::close);
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,266 @@
+"""Bytes between ranks that share no memory: over gloo, in a process group of their own, with a ledger in the process group's store.
+
+A rank whose wait takes long writes into the store where it waits, and reads where the others do: so it can say who is late, and ranks that
+wait in different calls find that out within seconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from shoal.exceptions import DeadlineExceeded, InvalidArgument, ShoalError, Unavailable, from_error
+
+LOOK = 1.5  # seconds between two looks of a wait
+_WORDS = 192  # bytes in which a rank says what it is about to do
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name since torch 2.13
+
+
+def _parts(words: bytes) -> str:
+    return words.decode(errors="replace").partition("\0")[2]
+
+
+def _bytes(memory: tuple[int, int]) -> torch.Tensor:
+    address, size = memory
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
+
+
+class Ledger:
+    """Where each rank of a group waits, in the store of the default process group."""
+
+    def __init__(self, name: str, rank: int, world_size: int):
+        self._store, self._prefix = dist.distributed_c10d._get_default_store(), f"shoal/ledger/{name}"
+        self.rank, self.world_size = rank, world_size
+
+    def _get(self, key: str) -> dict | None:
+        key = f"{self._prefix}/{key}"
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+    def post(self, **line) -> None:
+        self._store.set(f"{self._prefix}/{self.rank}", json.dumps(line))
+
+    def lines(self) -> list[dict]:
+        return [self._get(str(r)) or {} for r in range(self.world_size)]
+
+    def fail(self, error: dict) -> None:
+        """The first cause counts."""
+        self._store.compare_set(f"{self._prefix}/failed", "", json.dumps(error))
+
+    def failure(self) -> dict | None:
+        return self._get("failed")
+
+
+def _where(rank: int, line: dict) -> str:
+    if line.get("waits"):
+        return f"rank {rank} waits in {line['waits']}"
+    return f"rank {rank} has left" if line.get("left") else f"rank {rank} does not wait in this group"
+
+
+class _Sent:
+    """A message under way, with what it is called and whose memory it is."""
+
+    def __init__(self, work: dist.Work, what: str, data: torch.Tensor, timeout: float):
+        self.work, self.what, self.data, self.timeout = work, what, data, timeout
+
+
+class ProcessGroupMover:
+    """What a native Communicator calls to move bytes. Memory is (address, bytes), counts are bytes, a call is (label, step, timeout)."""
+
+    def __init__(self, ranks: Sequence[int], name: str, timeout: float, warn_after: float):
+        # Of its own: what the user does with his groups at the same time is not mixed up with this.
+        self._group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True, timeout=timedelta(days=365))
+        self.rank, self.world_size = list(ranks).index(dist.get_rank()), len(ranks)
+        self._at = [sorted(ranks).index(r) for r in ranks]  # a process group has its ranks in ascending order
+        self._ledger = Ledger(name, self.rank, self.world_size)
+        self._timeout, self._warn_after = timeout, warn_after
+        self._sequence = 0
+
+    # ---- what moves ----
+
+    def all_gather(self, source: tuple, target: tuple, counts: list[int], call: tuple) -> None:
+        source, target, most = _bytes(source), _bytes(target), max(counts)
+        if self.world_size == 1:
+            target.copy_(source)
+            return
+        what, timeout = self._agree("all_gather", counts, call), call[2]
+        if most == 0:
+            return
+        even = min(counts) == most and self._sorted
+        if not even:
+            source = torch.cat([source, source.new_empty(most - len(source))])
+        whole = target if even else target.new_empty(most * self.world_size)
+        self._await(_all_gather(whole, source, group=self._group, async_op=True), what, timeout)
+        if not even:
+            pieces = whole.split(most)
+            for rank, (part, n) in enumerate(zip(target.split(counts), counts, strict=True)):
+                part.copy_(pieces[self._at[rank]][:n])
+
+    def all_to_all(self, source: tuple, target: tuple, sends: list[int], receives: list[int], call: tuple) -> None:
+        source, target = _bytes(source), _bytes(target)
+        if self.world_size == 1:
+            target.copy_(source)
+            return
+        what = self._agree("all_to_all", None, call, sends, receives)
+        if self._sorted:
+            work = dist.all_to_all_single(target, source, receives, sends, group=self._group, async_op=True)
+            self._await(work, what, call[2])
+            return
+        order = sorted(range(self.world_size), key=self._at.__getitem__)
+        parts = source.split(sends)
+        source, got = torch.cat([parts[r] for r in order]), torch.empty_like(target)
+        got_sizes, sent_sizes = [receives[r] for r in order], [sends[r] for r in order]
+        work = dist.all_to_all_single(got, source, got_sizes, sent_sizes, group=self._group, async_op=True)
+        self._await(work, what, call[2])
+        for rank, piece in zip(order, got.split(got_sizes), strict=True):
+            target.split(receives)[rank].copy_(piece)
+
+    def broadcast(self, data: tuple, root: int, call: tuple) -> None:
+        if self.world_size == 1:
+            return
+        what = self._agree(f"broadcast from rank {root}", [data[1]], call)
+        if data[1] > 0:
+            self._await(dist.broadcast(_bytes(data), group_src=self._at[root], group=self._group, async_op=True), what, call[2])
+
+    def barrier(self, call: tuple) -> None:
+        if self.world_size > 1:
+            self._agree("barrier", None, call)
+
+    def _agree(self, kind: str, counts: list[int] | None, call: tuple, sends: Sequence[int] = (), receives: Sequence[int] = ()) -> str:
+        """Every rank says what it is about to do, so that no bytes go astray. Returns that in words."""
+        self._sequence += 1
+        size = "" if counts is None else f" ({sum(counts)} bytes)"
+        same = f"{kind} {self._sequence}{size}"
+        what = same + self._named(call)
+        mine = torch.zeros(_WORDS + 8 * self.world_size, dtype=torch.uint8)
+        words = f"{what}\0{'' if counts is None else '/'.join(map(str, counts))}".encode()[:_WORDS]
+        mine[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        if sends:
+            mine[_WORDS:].view(torch.int64).copy_(torch.tensor(sends))
+        theirs = torch.empty(self.world_size, len(mine), dtype=torch.uint8)
+        self._await(_all_gather(theirs.view(-1), mine, group=self._group, async_op=True), what, call[2])
+        for rank, line in enumerate(theirs[self._at]):
+            said, _, parts = bytes(line[:_WORDS].numpy()).rstrip(b"\0").decode(errors="replace").partition("\0")
+            if said.removeprefix(same)[:1] not in (" ", ",") or not said.startswith(same) or parts != _parts(words):
+                raise InvalidArgument(
+                    f"the ranks' collectives differ: rank {self.rank} is in {what}, rank {rank} in {said}",
+                    reason="Diverged",
+                    hint="every rank must make the same calls, with the same sizes and dtypes, in the same order",
+                )
+            if receives and (sent := int(line[_WORDS:].view(torch.int64)[self.rank])) != receives[rank]:
+                raise InvalidArgument(
+                    f"in {what}, rank {rank} sends {sent} bytes to rank {self.rank}, which expects {receives[rank]}",
+                    reason="Diverged",
+                    hint="what a rank sends to another and what that one expects must be equal",
+                )
+        return what
+
+    @property
+    def _sorted(self) -> bool:
+        return self._at == list(range(self.world_size))
+
+    def send(self, data: tuple, to: int, tag: int, call: tuple) -> _Sent:
+        data = _bytes(data)
+        what = f"send to rank {to} (tag {tag}, {len(data)} bytes)" + self._named(call)
+        return _Sent(dist.isend(data, group_dst=self._at[to], group=self._group, tag=tag), what, data, call[2])
+
+    def receive(self, data: tuple, source: int, tag: int, call: tuple) -> _Sent:
+        data = _bytes(data)
+        what = f"recv from rank {source} (tag {tag}, {len(data)} bytes)" + self._named(call)
+        return _Sent(dist.irecv(data, group_src=self._at[source], group=self._group, tag=tag), what, data, call[2])
+
+    def is_done(self, message: _Sent) -> bool:
+        return message.work.is_completed()
+
+    def wait(self, message: _Sent) -> None:
+        self._await(message.work, message.what, message.timeout)
+
+    def abort(self, code: str, reason: str, text: str, hint: str) -> None:
+        self._ledger.fail({"code": code, "reason": reason, "message": text, "hint": hint})
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            self._ledger.post(left=True)
+
+    # ---- waiting ----
+
+    def _named(self, call: tuple) -> str:
+        return (f" '{call[0]}'" if call[0] else "") + f", step {call[1]}"
+
+    def _await(self, work: dist.Work, what: str, timeout: float) -> None:
+        began, looks, before = time.monotonic(), 0, None
+        warn_at = self._warn_after
+        try:
+            while True:
+                try:
+                    work.wait(timedelta(seconds=LOOK))
+                    return
+                except RuntimeError as error:
+                    if work.is_completed():
+                        raise self._broken(what, error) from error
+                looks += 1
+                waited = time.monotonic() - began
+                self._ledger.post(waits=what, looks=looks)
+                before = self._look(what, before)
+                others = "; ".join(_where(r, line) for r, line in enumerate(before) if r != self.rank)
+                if waited > (timeout or self._timeout):
+                    raise DeadlineExceeded(
+                        f"rank {self.rank} waited {waited:.0f} s in {what}: {others}",
+                        reason="Late",
+                        hint="a rank made fewer calls, or is stuck outside the group",
+                    )
+                if waited >= warn_at:
+                    warn_at = waited + 6 * self._warn_after
+                    print(f"shoal: warning: rank {self.rank} waits in {what} since {waited:.0f} s: {others}", file=sys.stderr)
+        finally:
+            if looks:
+                self._ledger.post()
+
+    def _look(self, what: str, before: list[dict] | None) -> list[dict]:
+        """Raises what is known to be wrong; returns where everybody is."""
+        if (failure := self._ledger.failure()) is not None:
+            raise _error(failure)
+        lines = self._ledger.lines()
+        left = [r for r, line in enumerate(lines) if line.get("left")]
+        if left:
+            raise Unavailable(
+                f"rank {left[0]} has left, rank {self.rank} waits in {what}", reason="ActorDied", hint="every rank must make the same calls"
+            )
+        stands = before is not None and all(
+            line.get("waits") and line["waits"] == old.get("waits") and line["looks"] > old["looks"]
+            for line, old in zip(lines, before, strict=True)
+        )
+        calls = {line.get("waits", "").split(" '")[0].split(", step")[0] for line in lines}
+        if stands and len(calls) > 1:
+            raise InvalidArgument(
+                "the ranks wait in different calls: " + "; ".join(_where(r, line) for r, line in enumerate(lines)),
+                reason="Diverged",
+                hint="every rank must make the same calls, with the same sizes, in the same order",
+            )
+        return lines if not stands else before
+
+    def _broken(self, what: str, error: RuntimeError) -> ShoalError:
+        if (failure := self._ledger.failure()) is not None:
+            return _error(failure)
+        where = "; ".join(_where(r, line) for r, line in enumerate(self._ledger.lines()) if r != self.rank)
+        return Unavailable(
+            f"rank {self.rank} lost a rank of its group in {what} ({where}): {error}",
+            reason="ActorDied",
+            hint="look at what the other ranks said last",
+        )
+
+
+_CODES = ["Cancelled", "Unavailable", "DeadlineExceeded", "ResourceExhausted", "InvalidArgument", "NotFound", "DataLoss", "Unimplemented"]
+
+
+def _error(failure: dict) -> ShoalError:
+    code = _CODES.index(failure["code"]) if failure["code"] in _CODES else len(_CODES)
+    return from_error(code, failure["reason"], failure["message"], failure["hint"], [])

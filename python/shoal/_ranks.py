@@ -1,0 +1,118 @@
+"""The ranks of a mesh on this host: which of them share memory, the node that lends it, and a name for what they share.
+
+A process that a node started is attached to it already. Under plain torchrun the first rank to arrive on a host, elected through the
+process group's store, starts a private node (head and node in one process, unix sockets only) that ends with the ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shoal import _native
+from shoal._runtime import attach_worker, read_token, start_local, started_by_node, state
+from shoal.exceptions import InvalidArgument
+
+# How long a rank waits for its peers, and when it says so (seconds).
+TIMEOUT = float(os.environ.get("SHOAL_TIMEOUT", 600))
+WARN_AFTER = 5.0
+
+
+def require_process_group() -> None:
+    """There is a default process group; it is initialised from the environment if need be."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
+def default_mesh() -> DeviceMesh:
+    """One dimension over the default process group."""
+    require_process_group()
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def gang_name(kind: str, ranks: tuple[int, ...], rank: int) -> str:
+    """A name for what these ranks of the process group share, of one kind: the first of them makes it."""
+    store, key = dist.distributed_c10d._get_default_store(), f"shoal/{kind}/" + "-".join(map(str, ranks))
+    if rank == 0:
+        store.set(key, f"{kind}-{secrets.token_hex(4)}")
+    return store.get(key).decode()
+
+
+def _host_key() -> str:
+    """Processes with the same key share memory and a name space of abstract sockets.
+
+    ``SHOAL_HOST`` decides where it is set: processes in which it differs share nothing (for tests, and for containers that look alike).
+    """
+    if name := os.environ.get("SHOAL_HOST"):
+        return name
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()}-{os.stat('/proc/self/ns/net').st_ino}"
+
+
+@dataclass(frozen=True)
+class Host:
+    """Which of a mesh's ranks this process can share memory with, itself included."""
+
+    ranks: tuple[int, ...]
+    shared: bool  # it is all of them
+    place_as: tuple[int, int]  # this rank among those that its head knows, as a native ShardActor wants it
+
+
+def attach(ranks: tuple[int, ...]) -> Host:
+    """Opens this process's session, if there is none, at a node of its host. Every rank of the mesh calls it."""
+    me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    key = _host_key()
+    store.set(f"shoal/host/{me}", key)
+    here = tuple(r for r in ranks if store.get(f"shoal/host/{r}").decode() == key)
+    if state.session is None:
+        _attach(store, key)
+    one_head = here == ranks or started_by_node()
+    return Host(here, here == ranks, (-1, 0) if one_head else (here.index(me), len(here)))
+
+
+def _attach(store: dist.Store, key: str) -> None:
+    if started_by_node():
+        attach_worker()
+        return
+    if store.add(f"shoal/node/{key}", 1) == 1:
+        try:
+            state.cluster, said = start_local({"CPU": len(os.sched_getaffinity(0))}, remove_folder=True, python="")
+            _open(said["session"], head=said["head_local"])
+        except BaseException as error:
+            store.set(f"shoal/node/{key}/at", json.dumps({"error": str(error)}))
+            raise
+        said["job"] = state.session.job
+        # The cluster belongs to all ranks: it ends when the last of them is gone, not with this one.
+        state.cluster = None
+        store.set(f"shoal/node/{key}/at", json.dumps(said))
+    else:
+        said = json.loads(store.get(f"shoal/node/{key}/at"))
+        if "error" in said:
+            raise InvalidArgument(f"the rank that should start this host's node could not: {said['error']}")
+        _open(said["session"], node=said["node"], job=said["job"])
+
+
+def process_group_communicator(name: str, ranks: tuple[int, ...]) -> _native.Communicator:
+    """Of ranks that do not all share memory: gloo moves the bytes."""
+    from shoal._process_group import ProcessGroupMover
+
+    mover = ProcessGroupMover(ranks, name, TIMEOUT, WARN_AFTER)
+    return _native.Communicator.over(mover, rank=mover.rank, world_size=mover.world_size, transport="gloo")
+
+
+def _open(folder: str, head: str = "", node: str = "", job: str = "") -> None:
+    state.session = _native.Session.open(
+        token=read_token(folder),
+        head=head,
+        node=node,
+        job=job,
+        role=f"rank {dist.get_rank()}",
+        name="torchrun",
+        print_logs=False,
+        ends_job=False,
+    )

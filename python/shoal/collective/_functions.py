@@ -1,0 +1,357 @@
+"""The collectives, as functions of tensors. The arguments that all of them have are explained by the package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from shoal.collective._group import Group, Work
+from shoal.collective._group import group as _group
+from shoal.exceptions import InvalidArgument, Unimplemented
+
+AnyGroup = DeviceMesh | dist.ProcessGroup | Group | None
+Op = str | dist.ReduceOp | dist.ReduceOp.RedOpType
+
+_OPS = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
+
+
+def _op(op: Op) -> str:
+    if isinstance(op, str):
+        return op
+    name = str(op).rpartition(".")[2]
+    if name not in _OPS:
+        raise Unimplemented(f"reductions by {name} are not made", hint="sum, avg, min, max or product")
+    return _OPS[name]
+
+
+def _check(*tensors: torch.Tensor) -> None:
+    for t in tensors:
+        if not isinstance(t, torch.Tensor):
+            raise InvalidArgument(f"a {type(t).__name__} is not a tensor")
+        if t.device.type != "cpu":
+            raise Unimplemented(f"collectives of tensors on {t.device} are not in this release", hint="move it to the CPU")
+        if t.layout != torch.strided or t.is_quantized:
+            raise Unimplemented(f"collectives of {t.layout} tensors are not made", hint="pass a dense tensor")
+
+
+def _dtype(t: torch.Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")
+
+
+def _memory(t: torch.Tensor) -> tuple[int, int]:
+    return t.data_ptr(), t.numel() * t.element_size()
+
+
+def _dense(t: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy, whose memory is what it shows."""
+    return t.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _in_place(t: torch.Tensor):
+    """(tensor to work on, what brings its values back into `t` or None)."""
+    dense = _dense(t)
+    if dense.data_ptr() == t.data_ptr():
+        return dense, None
+
+    def back() -> None:
+        with torch.no_grad():
+            t.copy_(dense)
+
+    return dense, back
+
+
+def _rows(t: torch.Tensor) -> int:
+    if t.dim() == 0:
+        raise InvalidArgument("a tensor without dimensions has no rows", hint="t.reshape(1)")
+    return t.shape[0]
+
+
+def _row_bytes(t: torch.Tensor) -> int:
+    return t.shape[1:].numel() * t.element_size()
+
+
+def _chunks(rows: int, world_size: int) -> list[int]:
+    """As ``torch.chunk`` divides them: equal pieces, the last ones smaller or empty."""
+    piece = -(-rows // world_size)
+    return [max(0, min(rows, (r + 1) * piece) - min(rows, r * piece)) for r in range(world_size)]
+
+
+def _sizes(sizes: Sequence[int] | None, default: list[int], world_size: int, name: str) -> list[int]:
+    out = default if sizes is None else [int(s) for s in sizes]
+    if len(out) != world_size or any(s < 0 for s in out):
+        raise InvalidArgument(f"{name}={out} for {world_size} ranks", hint="one number of rows per rank, none negative")
+    return out
+
+
+def _output(output: torch.Tensor | None, like: torch.Tensor, rows: int) -> torch.Tensor:
+    shape = (rows, *like.shape[1:])
+    if output is None:
+        return torch.empty(shape, dtype=like.dtype)
+    _check(output)
+    if tuple(output.shape) != shape or output.dtype != like.dtype:
+        raise InvalidArgument(f"output is {_dtype(output)}{list(output.shape)}, the result {_dtype(like)}{list(shape)}")
+    return output
+
+
+def all_gather(
+    tensor: torch.Tensor,
+    output: torch.Tensor | None = None,
+    *,
+    sizes: Sequence[int] | None = None,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    label: str = "",
+    step: int = 0,
+    timeout: float | None = None,
+) -> torch.Tensor | Work:
+    """Every rank's tensor, one behind the other on dim 0, in the order of ranks.
+
+    ``tensor``: ``[rows, ...]``, of one dtype and one shape but for the rows. ``sizes``: the rows of each rank where they differ, the same
+    on every rank. ``output``: where it goes, ``[sum of rows, ...]``; a new tensor by default. Raises ``InvalidArgument`` when shapes and
+    sizes do not fit.
+    """
+    _check(tensor)
+    g = _group(group)
+    sizes = _sizes(sizes, [_rows(tensor)] * g.world_size, g.world_size, "sizes")
+    if sizes[g.rank] != _rows(tensor):
+        raise InvalidArgument(f"rank {g.rank} brings {_rows(tensor)} rows, sizes={sizes} says {sizes[g.rank]}")
+    output = _output(output, tensor, sum(sizes))
+    source, (target, back) = _dense(tensor), _in_place(output)
+    counts = [s * _row_bytes(tensor) for s in sizes]
+    return g._run(
+        lambda call: g._native.all_gather(_memory(source), _memory(target), counts, _dtype(tensor), call),
+        (source, target),
+        output,
+        (label, step, timeout),
+        async_op,
+        back,
+    )
+
+
+def reduce_scatter(
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    output: torch.Tensor | None = None,
+    *,
+    sizes: Sequence[int] | None = None,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    label: str = "",
+    step: int = 0,
+    timeout: float | None = None,
+) -> torch.Tensor | Work:
+    """The reduction of every rank's tensor, of which each rank gets its rows.
+
+    ``tensor``: ``[rows, ...]``, the same shape and dtype on every rank. ``op``: "sum", "avg", "min", "max", "product" or torch's
+    ``ReduceOp``. ``sizes``: how many rows each rank gets, by default as ``torch.chunk`` divides them. ``output``: ``[own rows, ...]``, a
+    new tensor by default. Raises ``Unimplemented`` for dtypes that are not reduced.
+    """
+    _check(tensor)
+    g = _group(group)
+    sizes = _sizes(sizes, _chunks(_rows(tensor), g.world_size), g.world_size, "sizes")
+    if sum(sizes) != _rows(tensor):
+        raise InvalidArgument(f"sizes={sizes} are {sum(sizes)} rows, the tensor has {_rows(tensor)}")
+    output = _output(output, tensor, sizes[g.rank])
+    source, (target, back) = _dense(tensor), _in_place(output)
+    counts = [s * _row_bytes(tensor) for s in sizes]
+    return g._run(
+        lambda call: g._native.reduce_scatter(_memory(source), _memory(target), counts, _dtype(tensor), _op(op), call),
+        (source, target),
+        output,
+        (label, step, timeout),
+        async_op,
+        back,
+    )
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    *,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    label: str = "",
+    step: int = 0,
+    timeout: float | None = None,
+) -> torch.Tensor | Work:
+    """Reduces a tensor over all ranks, in place, to the same bits on every rank; returns it.
+
+    ``tensor``: any shape, the same on every rank. ``op``: as for :func:`reduce_scatter`. Complex tensors are summed and averaged.
+    """
+    _check(tensor)
+    g = _group(group)
+    dense, back = _in_place(tensor)
+    of = torch.view_as_real(dense) if dense.is_complex() and _op(op) in ("sum", "avg") else dense
+    return g._run(
+        lambda call: g._native.all_reduce(_memory(of), _memory(of), _dtype(of), _op(op), call),
+        (dense,),
+        tensor,
+        (label, step, timeout),
+        async_op,
+        back,
+    )
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    src: int = 0,
+    *,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    label: str = "",
+    step: int = 0,
+    timeout: float | None = None,
+) -> torch.Tensor | Work:
+    """Rank ``src``'s tensor in everybody's, in place; returns it. Any shape and dtype, the same on every rank."""
+    _check(tensor)
+    g = _group(group)
+    dense, back = _in_place(tensor)
+    return g._run(
+        lambda call: g._native.broadcast(_memory(dense), src, _dtype(tensor), call),
+        (dense,),
+        tensor,
+        (label, step, timeout),
+        async_op,
+        back,
+    )
+
+
+def all_to_all(
+    tensor: torch.Tensor,
+    output: torch.Tensor | None = None,
+    *,
+    send_sizes: Sequence[int] | None = None,
+    receive_sizes: Sequence[int] | None = None,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    label: str = "",
+    step: int = 0,
+    timeout: float | None = None,
+) -> torch.Tensor | Work:
+    """Rows of every rank to every rank: the q-th piece of ``tensor`` goes to rank q, and the result has what each rank sent, in order.
+
+    ``tensor``: ``[rows, ...]``. ``send_sizes``: rows for each rank, by default equally many, which must divide. ``receive_sizes``: rows
+    of each rank, by default as many as are sent to it. What one sends and the other expects must be equal. ``output``: ``[sum of
+    receive_sizes, ...]``, a new tensor by default.
+    """
+    _check(tensor)
+    g = _group(group)
+    rows = _rows(tensor)
+    if send_sizes is None and rows % g.world_size != 0:
+        raise InvalidArgument(f"{rows} rows cannot be divided equally among {g.world_size} ranks", hint="pass send_sizes and receive_sizes")
+    sends = _sizes(send_sizes, [rows // g.world_size] * g.world_size, g.world_size, "send_sizes")
+    receives = _sizes(receive_sizes, sends, g.world_size, "receive_sizes")
+    if sum(sends) != rows:
+        raise InvalidArgument(f"send_sizes={sends} are {sum(sends)} rows, the tensor has {rows}")
+    output = _output(output, tensor, sum(receives))
+    source, (target, back) = _dense(tensor), _in_place(output)
+    row = _row_bytes(tensor)
+    return g._run(
+        lambda call: g._native.all_to_all(
+            _memory(source), _memory(target), [s * row for s in sends], [r * row for r in receives], _dtype(tensor), call
+        ),
+        (source, target),
+        output,
+        (label, step, timeout),
+        async_op,
+        back,
+    )
+
+
+def barrier(*, group: AnyGroup = None, async_op: bool = False, label: str = "", step: int = 0, timeout: float | None = None) -> Work | None:
+    """Returns when every rank has called it."""
+    g = _group(group)
+    return g._run(g._native.barrier, (), None, (label, step, timeout), async_op)
+
+
+def send(
+    tensor: torch.Tensor,
+    dst: int,
+    *,
+    tag: int = 0,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    label: str = "",
+    step: int = 0,
+    timeout: float | None = None,
+) -> Work | None:
+    """A tensor to rank ``dst``, which receives one of the same size, dtype and tag; messages of two ranks keep their order. Returns when
+    the tensor may be used again; that does not mean that it has arrived."""
+    _check(tensor)
+    g = _group(group)
+    dense = _dense(tensor)
+    return g._run(
+        lambda call: g._native.send(_memory(dense), dst, _dtype(tensor), tag, call), (dense,), None, (label, step, timeout), async_op
+    )
+
+
+def recv(
+    tensor: torch.Tensor,
+    src: int,
+    *,
+    tag: int = 0,
+    group: AnyGroup = None,
+    async_op: bool = False,
+    label: str = "",
+    step: int = 0,
+    timeout: float | None = None,
+) -> torch.Tensor | Work:
+    """The next message of rank ``src`` into ``tensor``, which is returned. A message of another size, dtype or tag is an
+    ``InvalidArgument`` on both ranks."""
+    _check(tensor)
+    g = _group(group)
+    dense, back = _in_place(tensor)
+    return g._run(
+        lambda call: g._native.receive(_memory(dense), src, _dtype(tensor), tag, call),
+        (dense,),
+        tensor,
+        (label, step, timeout),
+        async_op,
+        back,
+    )
+
+
+class Window:
+    """Memory of every rank that all of them may :func:`read`."""
+
+    def __init__(self, group: Group, native, tensor: torch.Tensor):
+        self.group, self._native, self.tensor = group, native, tensor
+
+
+def window(
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    group: AnyGroup = None,
+    label: str = "window",
+    step: int = 0,
+    timeout: float | None = None,
+) -> Window:
+    """Memory that the other ranks may read without this one's doing. Every rank calls it, each with a shape of its own.
+
+    ``window.tensor`` is this rank's part, zeroed: of this shape and dtype. It lives as long as somebody holds it or the window.
+    """
+    g = _group(group)
+    numel = torch.Size(shape).numel()
+    native = g._native.window(numel * dtype.itemsize, (label, step, timeout or 0.0, False))
+    own = native.own.view(dtype) if numel else torch.empty(0, dtype=dtype)
+    return Window(g, native, own.view(*shape))
+
+
+def read(window: Window, src: int, output: torch.Tensor, *, offset: int = 0) -> torch.Tensor:
+    """Copies from rank ``src``'s part of a window into ``output``, which is returned; that rank takes no part.
+
+    ``offset``: where to begin, in elements of ``output``'s dtype. What that rank writes meanwhile is read in part: agree by a
+    :func:`barrier`. Raises ``InvalidArgument`` for what lies outside.
+    """
+    _check(output)
+    if offset < 0:
+        raise InvalidArgument(f"offset {offset} of a window")
+    dense, back = _in_place(output)
+    window.group._native.read(window._native, src, offset * output.element_size(), _memory(dense))
+    if back is not None:
+        back()
+    return output

@@ -1,0 +1,163 @@
+"""How a sharded model's steps are planned: what is prefetched, where the optimizer runs, and how much memory all of it may take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
+from shoal.fsdp._budget import bytes_of
+from shoal.fsdp._graph import Memory
+
+if TYPE_CHECKING:
+    from shoal.fsdp._root import Root
+    from shoal.fsdp._unit import Unit
+
+
+class BufferPool:
+    """Memory of gradients that are gone, for the next ones of the same shape: with the optimizer in backward a few units' worth."""
+
+    def __init__(self):
+        self._free: dict[tuple, list[torch.Tensor]] = {}
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        free = self._free.get((shape, dtype))
+        return free.pop() if free else torch.empty(shape, dtype=dtype)
+
+    def put(self, buffer: torch.Tensor) -> None:
+        self._free.setdefault((tuple(buffer.shape), buffer.dtype), []).append(buffer)
+
+
+class OptimizerInBackward:
+    """Updates each unit as soon as its gradients are reduced, and forgets them: by then every rank has published its own, and reads the
+    unit no more (``ShardedModel::give_up``)."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer, self.updating = optimizer, False
+        self._pool = BufferPool()
+
+    def attach(self, units: list[Unit]) -> None:
+        for p in (p for u in units for p in u.parameters):
+            p.pool = self._pool
+
+    def detach(self, units: list[Unit]) -> None:
+        for p in (p for u in units for p in u.parameters):
+            p.pool = None
+
+    def update(self, unit: Unit) -> None:
+        """``unit``: one whose gradients are all there."""
+        mine = {p.sharded for p in unit.parameters if p.sharded.grad is not None}
+        groups = self.optimizer.param_groups
+        parts = [{**group, "params": [p for p in group["params"] if p in mine]} for group in groups]
+        updated = {p for part in parts for p in part["params"]}
+        if not updated:
+            return
+        unit.model.optimizer_begin()
+        self.optimizer.param_groups, self.updating = [part for part in parts if part["params"]], True
+        try:
+            self.optimizer.step()
+        finally:
+            self.optimizer.param_groups, self.updating = groups, False
+            for group, part in zip(groups, parts, strict=True):  # what a step keeps in its groups
+                group.update({key: value for key, value in part.items() if key != "params"})
+        unit.model.optimizer_end(unit.index)
+        for p in unit.parameters:
+            if p.sharded in updated:
+                p.forget_gradient()
+
+
+def root_of(model: nn.Module) -> Root:
+    """The root of a model, made now if no forward has made it: another module may come to be the root."""
+    state = model.__dict__.get("_shoal_fsdp_state")
+    if state is None:
+        raise InvalidArgument(f"{type(model).__name__} was not sharded", hint="call fully_shard on it, and pass the outermost module")
+    if state.root is None:
+        state.lazy_init()
+        state.root.preliminary = True
+    return state.root
+
+
+def replan(root: Root) -> None:
+    """Tells the engine how the next steps are prefetched: the depth, and the units' own lists."""
+    for place, (model, units) in enumerate(zip(root.models, root.units_of, strict=True)):
+        lists = []
+        for u in units:
+            for backward, ahead in ((False, u.state.forward_prefetch), (True, u.state.backward_prefetch)):
+                indices = [a.index for s in ahead if s.root is root for a in s.units if a.place == place]
+                if indices:
+                    lists.append((u.index, backward, indices))
+        model.plan({"prefetch": root.prefetch, "lists": lists})
+
+
+def memory_of(root: Root, activations: int | None = None) -> Memory:
+    """What the engine holds for a model; with the optimizer in backward gradients are of three units at most: two on their way, one
+    made."""
+    kinds = [m.memory for m in root.models]
+    memory = Memory(**{kind: sum(m[kind] for m in kinds) for kind in kinds[0]}, activations=activations)
+    return memory if root.in_backward is None else replace(memory, gradients=_gradients_in_backward(root))
+
+
+def _gradients_in_backward(root: Root) -> int:
+    return sum(sorted((u.native.gradient_bytes for u in root.units), reverse=True)[:3])
+
+
+def plan(
+    model: nn.Module,
+    *,
+    prefetch: int | None = None,
+    memory_budget: int | str | None = None,
+    optimizer_in_backward: torch.optim.Optimizer | None = None,
+    bucket_bytes: int | None = None,
+) -> Memory:
+    """Says how the steps of a sharded model run from the next one on. Call it on the root, on every rank alike, after building the
+    optimizer and between two steps; a later call replaces an earlier one. Returns what the engine holds then.
+
+    ``prefetch``: how many forwards or backwards before its own a unit is unsharded (1; 0: on demand); units with a list of their own
+    (``set_modules_to_forward_prefetch``) keep to that. ``optimizer_in_backward``: any optimizer whose ``step`` can update some parameters
+    without the others. Each unit is updated, by its ``step``, as soon as its gradients are reduced, and they are freed: ``p.grad`` is None
+    afterwards, and the loop's own ``optimizer.step()`` finds nothing left to do. Not for clipping by the global norm or for a GradScaler,
+    which need all gradients first. Before a backward that another one of the same step follows, call ``set_is_last_backward(False)`` or
+    ``set_requires_gradient_sync(False)``; reading a unit again behind its update raises InvalidArgument. An exception in backward leaves a
+    step half done. ``memory_budget``: bytes, or text such as "4GiB", for parameters, gradients on their way and own gradients on this host,
+    over all ranks (not activations, nor the optimizer's state); on one host leases take no memory, so nothing is resharded for it.
+
+    Raises ResourceExhausted with the smallest budget that would do, InvalidArgument for an optimizer of other parameters, and Unimplemented
+    for ``bucket_bytes``.
+    """
+    if bucket_bytes is not None:
+        raise Unimplemented(
+            "bucket_bytes under fully_shard is not in this release: a unit's gradients leave when its own backward ends",
+            hint="put small modules into one unit, or write the step by hand (shoal.fsdp.graph, Step.passes(bucket_bytes=))",
+        )
+    if prefetch is not None and (not isinstance(prefetch, int) or prefetch < 0):
+        raise InvalidArgument(f"prefetch={prefetch!r}: it is a number of forwards or backwards, from 0 on")
+    budget = None if memory_budget is None else bytes_of(memory_budget)
+    optimizer = optimizer_in_backward
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer_in_backward is an optimizer, built after fully_shard, not a {type(optimizer).__name__}")
+    root = root_of(model)
+    if optimizer is not None:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p.sharded) in held for u in root.units for p in u.parameters):
+            raise InvalidArgument("this optimizer has no parameter of the model", hint="build it after fully_shard, of model.parameters()")
+    before, root.in_backward = root.in_backward, None if optimizer is None else OptimizerInBackward(optimizer)
+    memory = memory_of(root)
+    if budget is not None and memory.total > budget:
+        root.in_backward = before
+        smallest = memory.total - memory.gradients + min(memory.gradients, _gradients_in_backward(root))
+        instead = "" if smallest == memory.total else " with optimizer_in_backward=optimizer"
+        raise ResourceExhausted(
+            f"the engine holds {memory.total} bytes for this model, the memory budget is {budget}",
+            hint=f"the smallest that would do is {smallest} bytes{instead}",
+            reason="MemoryBudget",
+        )
+    if before is not None:
+        before.detach(root.units)
+    if root.in_backward is not None:
+        root.in_backward.attach(root.units)
+    root.prefetch = 1 if prefetch is None else prefetch
+    replan(root)
+    return memory

@@ -1,0 +1,146 @@
+#include "runtime/transport/byte_mover.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "runtime/transport/reduction.h"
+
+namespace shoal::runtime {
+
+namespace {
+
+constexpr std::size_t kGatheredBytes = 8 << 10;  // an all_reduce up to here is one all_gather, and everybody reduces all
+
+class DoneWork final : public Work {
+ public:
+  bool done() const override { return true; }
+  Result<void> wait() override { return {}; }
+};
+
+std::vector<const std::byte*> pieces(const std::vector<std::byte>& all, std::size_t piece) {
+  std::vector<const std::byte*> out;
+  for (std::size_t at = 0; at < all.size(); at += piece) out.push_back(all.data() + at);
+  return out;
+}
+
+}  // namespace
+
+MovedCommunicator::MovedCommunicator(int rank, int world_size, std::shared_ptr<ByteMover> mover, std::string transport)
+    : rank_(rank), world_size_(world_size), mover_(std::move(mover)), transport_(std::move(transport)) {}
+
+MovedCommunicator::~MovedCommunicator() { leave(); }
+
+template <class F>
+WorkPtr MovedCommunicator::run(const Call& call, F&& operation) {
+  if (left_) return failed_work(unavailable("this communicator was left").with_reason("Closed"));
+  if (auto error = failed()) return failed_work(std::move(*error).in(fmt::format("'{}', step {}", call.label, call.step)));
+  Result<void> done = operation();
+  if (done) return std::make_shared<DoneWork>();
+  if (done.error().reason() != "Interrupted") abort(done.error());
+  return failed_work(std::move(done).error().in(fmt::format("seen by rank {}", rank_)));
+}
+
+Result<void> MovedCommunicator::scatter_reduced(ConstBytes input, MutableBytes output, Counts counts, DType dtype, ReduceOp op,
+                                                const Call& call) {
+  const std::size_t own = counts[static_cast<std::size_t>(rank_)];
+  std::vector<std::byte> all(own * static_cast<std::size_t>(world_size_));
+  const std::vector<std::size_t> receives(static_cast<std::size_t>(world_size_), own);
+  SHOAL_OK(mover_->all_to_all(input, all, counts, receives, call));
+  if (own > 0) reduce(dtype, op, pieces(all, own), output.data(), own / dtype_bytes(dtype));
+  return {};
+}
+
+Result<void> MovedCommunicator::reduce_everywhere(ConstBytes input, MutableBytes output, DType dtype, ReduceOp op, const Call& call) {
+  const auto world = static_cast<std::size_t>(world_size_);
+  const std::size_t element = dtype_bytes(dtype), numel = input.size() / element;
+  if (input.size() <= kGatheredBytes) {
+    std::vector<std::byte> all(input.size() * world);
+    SHOAL_OK(mover_->all_gather(input, all, std::vector<std::size_t>(world, input.size()), call));
+    if (numel > 0) reduce(dtype, op, pieces(all, input.size()), output.data(), numel);
+    return {};
+  }
+  std::vector<std::size_t> counts;
+  const std::size_t even = (numel + world - 1) / world;
+  for (std::size_t r = 0; r < world; ++r) counts.push_back((std::min(numel, (r + 1) * even) - std::min(numel, r * even)) * element);
+  std::vector<std::byte> own(counts[static_cast<std::size_t>(rank_)]);
+  SHOAL_OK(scatter_reduced(input, own, counts, dtype, op, call));
+  return mover_->all_gather(own, output, counts, call);
+}
+
+WorkPtr MovedCommunicator::all_gather(ConstBytes input, MutableBytes output, Counts counts, DType dtype, Call call) {
+  if (auto ok = check_all_gather(*this, input.size(), output.size(), counts, dtype); !ok) return failed_work(ok.error());
+  return run(call, [&] { return mover_->all_gather(input, output, counts, call); });
+}
+
+WorkPtr MovedCommunicator::reduce_scatter(ConstBytes input, MutableBytes output, Counts counts, DType dtype, ReduceOp op, Call call) {
+  if (auto ok = check_reduce_scatter(*this, input.size(), output.size(), counts, dtype, op); !ok) return failed_work(ok.error());
+  return run(call, [&] { return scatter_reduced(input, output, counts, dtype, op, call); });
+}
+
+WorkPtr MovedCommunicator::all_reduce(ConstBytes input, MutableBytes output, DType dtype, ReduceOp op, Call call) {
+  if (auto ok = check_all_reduce(input.size(), output.size(), dtype, op); !ok) return failed_work(ok.error());
+  return run(call, [&] { return reduce_everywhere(input, output, dtype, op, call); });
+}
+
+WorkPtr MovedCommunicator::broadcast(MutableBytes data, int root, DType, Call call) {
+  if (auto ok = check_peer(*this, root, "root", true); !ok) return failed_work(ok.error());
+  return run(call, [&] { return mover_->broadcast(data, root, call); });
+}
+
+WorkPtr MovedCommunicator::all_to_all(ConstBytes input, MutableBytes output, Counts send_counts, Counts receive_counts, DType dtype,
+                                      Call call) {
+  if (auto ok = check_all_to_all(*this, input.size(), output.size(), send_counts, receive_counts, dtype); !ok)
+    return failed_work(ok.error());
+  return run(call, [&] { return mover_->all_to_all(input, output, send_counts, receive_counts, call); });
+}
+
+WorkPtr MovedCommunicator::barrier(Call call) {
+  return run(call, [&] { return mover_->barrier(call); });
+}
+
+WorkPtr MovedCommunicator::send(ConstBytes data, int to, DType, std::uint32_t tag, Call call) {
+  if (auto ok = check_peer(*this, to, "destination", false); !ok) return failed_work(ok.error());
+  if (auto error = failed()) return failed_work(*std::move(error));
+  return mover_->send(data, to, tag, call);
+}
+
+WorkPtr MovedCommunicator::receive(MutableBytes data, int from, DType, std::uint32_t tag, Call call) {
+  if (auto ok = check_peer(*this, from, "source", false); !ok) return failed_work(ok.error());
+  if (auto error = failed()) return failed_work(*std::move(error));
+  return mover_->receive(data, from, tag, call);
+}
+
+Result<std::shared_ptr<Window>> MovedCommunicator::window(std::size_t, Call) {
+  return fail(unimplemented("ranks that share no memory have no windows to read from yet").with_hint("send and receive instead"));
+}
+
+Result<void> MovedCommunicator::read(Window&, int, std::size_t, MutableBytes) {
+  return fail(unimplemented("ranks that share no memory cannot read each other's").with_hint("send and receive instead"));
+}
+
+void MovedCommunicator::abort(const Error& cause) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_) return;
+    failed_ = cause;
+  }
+  mover_->abort(cause);
+}
+
+std::optional<Error> MovedCommunicator::failed() const {
+  const std::lock_guard lock(mutex_);
+  return failed_;
+}
+
+Result<std::shared_ptr<Communicator>> MovedCommunicator::reform() {
+  return fail(
+      unimplemented(transport_ + " groups are not formed again without the ranks that are lost").with_hint("make a new process group"));
+}
+
+void MovedCommunicator::leave() {
+  if (!left_.exchange(true)) mover_->leave();
+}
+
+}  // namespace shoal::runtime

@@ -1,0 +1,172 @@
+#include "runtime/transport/reduction.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+// This file is compiled once per instruction set: foreach_target.h includes it again by the name given here. The loops are plain, the
+// compiler vectorises them.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "runtime/transport/reduction.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace shoal::runtime::HWY_NAMESPACE {
+
+constexpr std::size_t kBlock = 1024;  // elements that are joined in cache
+
+// How an element is computed with: what memory has (T), what is summed in (Wide).
+template <class T, class W>
+struct Plain {
+  using Memory = T;
+  using Wide = W;
+  static Wide widen(T v) { return static_cast<Wide>(v); }
+  static T narrow(Wide v) { return static_cast<T>(v); }
+};
+
+struct BFloat16 {
+  using Memory = std::uint16_t;
+  using Wide = float;
+  static float widen(std::uint16_t bits) {
+    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+    float out;
+    std::memcpy(&out, &wide, 4);
+    return out;
+  }
+  static std::uint16_t narrow(float value) {
+    std::uint32_t wide;
+    std::memcpy(&wide, &value, 4);
+    const auto rounded = static_cast<std::uint16_t>((wide + 0x7fff + ((wide >> 16) & 1)) >> 16);  // to nearest, ties to even
+    return value != value ? std::uint16_t{0x7fc0} : rounded;
+  }
+};
+
+struct Bool {
+  using Memory = std::uint8_t;
+  using Wide = std::uint8_t;
+  static std::uint8_t widen(std::uint8_t v) { return v != 0; }
+  static std::uint8_t narrow(std::uint8_t v) { return v != 0; }
+};
+
+template <class W>
+W join(ReduceOp op, W a, W b) {
+  switch (op) {
+    case ReduceOp::kMin:
+      if constexpr (std::is_floating_point_v<W>) {
+        if (a != a || b != b) return a != a ? a : b;  // NaN wins, as in torch
+      }
+      return b < a ? b : a;
+    case ReduceOp::kMax:
+      if constexpr (std::is_floating_point_v<W>) {
+        if (a != a || b != b) return a != a ? a : b;
+      }
+      return a < b ? b : a;
+    case ReduceOp::kProduct:
+      if constexpr (std::is_integral_v<W>) {
+        using U = std::common_type_t<unsigned, std::make_unsigned_t<W>>;
+        return static_cast<W>(static_cast<U>(a) * static_cast<U>(b));
+      } else {
+        return a * b;
+      }
+    default:
+      if constexpr (std::is_integral_v<W>) {
+        using U = std::common_type_t<unsigned, std::make_unsigned_t<W>>;
+        return static_cast<W>(static_cast<U>(a) + static_cast<U>(b));
+      } else {
+        return a + b;
+      }
+  }
+}
+
+template <class E, ReduceOp op>
+void reduce_op(const std::byte* const* sources, std::size_t num_sources, std::byte* out, std::size_t numel) {
+  using T = typename E::Memory;
+  using W = typename E::Wide;
+  W wide[kBlock];
+  T narrow[kBlock];
+  for (std::size_t begin = 0; begin < numel; begin += kBlock) {
+    const std::size_t n = std::min(kBlock, numel - begin), bytes = n * sizeof(T);
+    std::memcpy(narrow, sources[0] + begin * sizeof(T), bytes);
+    for (std::size_t i = 0; i < n; ++i) wide[i] = E::widen(narrow[i]);
+    for (std::size_t s = 1; s < num_sources; ++s) {
+      std::memcpy(narrow, sources[s] + begin * sizeof(T), bytes);
+      for (std::size_t i = 0; i < n; ++i) wide[i] = join<W>(op, wide[i], E::widen(narrow[i]));
+    }
+    if constexpr (op == ReduceOp::kAvg) {
+      for (std::size_t i = 0; i < n; ++i) wide[i] = static_cast<W>(wide[i] / static_cast<W>(num_sources));
+    }
+    for (std::size_t i = 0; i < n; ++i) narrow[i] = E::narrow(wide[i]);
+    std::memcpy(out + begin * sizeof(T), narrow, bytes);
+  }
+}
+
+template <class E>
+void reduce_as(ReduceOp op, const std::byte* const* sources, std::size_t num_sources, std::byte* out, std::size_t numel) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return reduce_op<E, ReduceOp::kSum>(sources, num_sources, out, numel);
+    case ReduceOp::kAvg:
+      return reduce_op<E, ReduceOp::kAvg>(sources, num_sources, out, numel);
+    case ReduceOp::kMin:
+      return reduce_op<E, ReduceOp::kMin>(sources, num_sources, out, numel);
+    case ReduceOp::kMax:
+      return reduce_op<E, ReduceOp::kMax>(sources, num_sources, out, numel);
+    case ReduceOp::kProduct:
+      return reduce_op<E, ReduceOp::kProduct>(sources, num_sources, out, numel);
+  }
+}
+
+void reduce_bool(ReduceOp op, const std::byte* const* sources, std::size_t num_sources, std::byte* out, std::size_t numel) {
+  const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax;
+  return any ? reduce_op<Bool, ReduceOp::kMax>(sources, num_sources, out, numel)
+             : reduce_op<Bool, ReduceOp::kMin>(sources, num_sources, out, numel);
+}
+
+void reduce_any(DType dtype, ReduceOp op, const std::byte* const* sources, std::size_t num_sources, std::byte* out, std::size_t numel) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return reduce_as<Plain<float, float>>(op, sources, num_sources, out, numel);
+    case DType::kFloat64:
+      return reduce_as<Plain<double, double>>(op, sources, num_sources, out, numel);
+    case DType::kFloat16:
+      return reduce_as<Plain<_Float16, float>>(op, sources, num_sources, out, numel);
+    case DType::kBFloat16:
+      return reduce_as<BFloat16>(op, sources, num_sources, out, numel);
+    case DType::kInt8:  // averages are of the exact sum
+      return op == ReduceOp::kAvg ? reduce_as<Plain<std::int8_t, std::int32_t>>(op, sources, num_sources, out, numel)
+                                  : reduce_as<Plain<std::int8_t, std::int8_t>>(op, sources, num_sources, out, numel);
+    case DType::kUInt8:
+      return op == ReduceOp::kAvg ? reduce_as<Plain<std::uint8_t, std::int32_t>>(op, sources, num_sources, out, numel)
+                                  : reduce_as<Plain<std::uint8_t, std::uint8_t>>(op, sources, num_sources, out, numel);
+    case DType::kInt32:
+      return op == ReduceOp::kAvg ? reduce_as<Plain<std::int32_t, std::int64_t>>(op, sources, num_sources, out, numel)
+                                  : reduce_as<Plain<std::int32_t, std::int32_t>>(op, sources, num_sources, out, numel);
+    case DType::kInt64:
+      return reduce_as<Plain<std::int64_t, std::int64_t>>(op, sources, num_sources, out, numel);
+    case DType::kBool:
+      return reduce_bool(op, sources, num_sources, out, numel);
+    default:
+      return;  // refused by check_reducible
+  }
+}
+
+}  // namespace shoal::runtime::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "runtime/core/check.h"
+
+namespace shoal::runtime {
+
+HWY_EXPORT(reduce_any);
+
+void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> sources, std::byte* out, std::size_t numel) {
+  SHOAL_CHECK(check_reducible(dtype, op) && !sources.empty(), "a reduction that nobody can do");
+  HWY_DYNAMIC_DISPATCH(reduce_any)(dtype, op, sources.data(), sources.size(), out, numel);
+}
+
+}  // namespace shoal::runtime
+#endif

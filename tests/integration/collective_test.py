@@ -1,0 +1,253 @@
+"""Collectives over tensors, between the processes of real ranks: right in every shape, and by name when they go wrong."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import shoal
+from shoal.exceptions import Cancelled, InvalidArgument, Unavailable, Unimplemented
+from shoal.train import ScalingConfig, Trainer
+
+WORLD = 3
+REDUCED = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(module_home):
+    shoal.init(num_cpus=8)
+    yield
+    shoal.shutdown()
+
+
+def run(function, world=WORLD, **config):
+    return Trainer(function, train_loop_config=config, scaling_config=ScalingConfig(num_workers=world)).fit().returns
+
+
+def values(rank, *shape, dtype=torch.float32):
+    g = torch.Generator().manual_seed(rank)
+    return torch.randint(1, 5, shape, generator=g).to(dtype)
+
+
+def every_collective(config):
+    import torch.distributed as dist
+
+    import shoal.collective as sc
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    out = {}
+    for dtype in REDUCED:
+        for op in ("sum", "min", "max", "product", "avg"):
+            mine = values(rank, 700, 3, dtype=getattr(torch, dtype))
+            assert sc.all_reduce(mine, op) is mine
+            out[dtype, op] = mine
+    out["bool"] = sc.all_reduce(torch.tensor([rank == 1, False, True]), "max").tolist()
+    sizes = [5 * r for r in range(world)]
+    out["gathered"] = sc.all_gather(values(rank, sizes[rank], 2), sizes=sizes)
+    out["complex"] = sc.all_gather(torch.full((1, 2), complex(rank, 1)))
+    out["scattered"] = sc.reduce_scatter(values(rank, 10, 7), dist.ReduceOp.SUM)
+    strided = torch.zeros(4, 6)[:, ::2]
+    version = strided._version
+    out["broadcast"] = sc.broadcast(strided.add_(rank), src=1)
+    assert strided._version > version + 1  # autograd knows that it was written
+    sends = [(rank + r) % 3 for r in range(world)]
+    receives = [(r + rank) % 3 for r in range(world)]
+    out["exchanged"] = sc.all_to_all(
+        torch.cat([torch.full((n, 2), 10.0 * rank + r) for r, n in enumerate(sends)]), send_sizes=sends, receive_sizes=receives
+    )
+    got = torch.empty(100_000)
+    sent = sc.send(torch.full((100_000,), float(rank)), (rank + 1) % world, tag=4, async_op=True)
+    sc.recv(got, (rank - 1) % world, tag=4)
+    sent.wait()
+    out["received"] = got[[0, -1]].tolist()
+    window = sc.window((rank + 1, 2))
+    window.tensor.fill_(rank)
+    sc.barrier()
+    out["read"] = sc.read(window, (rank + 1) % world, torch.empty(2)).tolist()
+    sc.barrier()
+    works = [sc.all_reduce(torch.full((50_000,), float(i + rank)), async_op=True) for i in range(8)]
+    out["async"] = [w.wait()[-1].item() for w in reversed(works)]
+    assert all(w.is_completed() for w in works)
+    half = dist.new_group([0, 2])
+    out["half"] = sc.all_reduce(torch.tensor([rank]), group=half).item() if rank != 1 else None
+    out["transport"] = sc.group().transport
+    return out
+
+
+def test_every_collective_gives_every_rank_what_torch_says():
+    returns = run(every_collective)
+    for dtype in REDUCED:
+        inputs = torch.stack([values(r, 700, 3, dtype=getattr(torch, dtype)) for r in range(WORLD)])
+        wide = inputs.to(torch.float64)
+        expected = {
+            "sum": wide.sum(0),
+            "min": wide.amin(0),
+            "max": wide.amax(0),
+            "product": wide.prod(0),
+            "avg": wide.mean(0) if inputs.is_floating_point() else wide.sum(0).div(WORLD, rounding_mode="trunc"),
+        }
+        for out in returns:
+            for op, e in expected.items():
+                half = 1e-2 if dtype in ("float16", "bfloat16") else None
+                torch.testing.assert_close(out[dtype, op], e.to(inputs.dtype), rtol=half, atol=half)
+    total = torch.stack([values(r, 10, 7) for r in range(WORLD)]).sum(0)
+    for rank, out in enumerate(returns):
+        assert out["bool"] == [True, False, True]
+        assert torch.equal(out["gathered"], torch.cat([values(r, 5 * r, 2) for r in range(WORLD)]))
+        assert out["complex"].tolist() == [[complex(r, 1)] * 2 for r in range(WORLD)]
+        assert torch.equal(out["scattered"], total.chunk(WORLD)[rank])
+        assert torch.equal(out["broadcast"], torch.ones(4, 3))
+        exchanged = [10.0 * r + rank for r in range(WORLD) for _ in range((r + rank) % 3)]
+        assert out["exchanged"][:, 0].tolist() == exchanged
+        assert out["received"] == [float((rank - 1) % WORLD)] * 2
+        assert out["read"] == [float((rank + 1) % WORLD)] * 2
+        assert out["async"] == [3.0 * i + 3 for i in reversed(range(8))]
+        assert out["half"] == (None if rank == 1 else 2)
+        assert out["transport"] == "shm"
+
+
+def caught(config):
+    """What a rank hears of a mistake, as text, and whether it came within 5 s of the group's last common call."""
+    import torch.distributed as dist
+
+    import shoal.collective as sc
+
+    sc.barrier()
+    began = time.monotonic()
+    try:
+        MISTAKES[config["mistake"]](sc, dist.get_rank())
+        sc.barrier(label="after")
+        return "no error", True
+    except (InvalidArgument, Unavailable, Cancelled) as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - began < 5
+
+
+def _other_order(sc, rank):
+    for name in ("a", "b") if rank == 0 else ("b", "a"):
+        sc.all_reduce(torch.ones(3 if name == "a" else 4), label=name, step=7)
+
+
+def _other_dtype(sc, rank):
+    sc.all_reduce(torch.ones(4, dtype=torch.float64 if rank == 2 else torch.float32), label="norm")
+
+
+def _mutual(sc, rank):
+    if rank == 0:
+        sc.recv(torch.empty(1), 1, label="token", step=2)
+    sc.barrier(label="end", step=3)
+
+
+def _leaves(sc, rank):
+    if rank == 2:
+        sc.group().leave()
+        time.sleep(2)
+        return
+    sc.all_reduce(torch.ones(1), label="last", step=9)
+
+
+def _aborts(sc, rank):
+    if rank == 1:
+        sc.group().abort("enough")
+    sc.barrier()
+    sc.barrier()
+
+
+MISTAKES = {f.__name__[1:]: f for f in (_other_order, _other_dtype, _mutual, _leaves, _aborts)}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "texts"),
+    [
+        ("other_order", ["InvalidArgument", "differ", "sum of 12 bytes of float32) 'a', step 7", "16 bytes of float32) 'b', step 7"]),
+        ("other_dtype", ["InvalidArgument", "rank 2", "float64", "'norm'"]),
+        ("mutual", ["InvalidArgument", "wait for each other", "rank 0 waits for rank 1 in recv", "'token', step 2", "'end', step 3"]),
+        ("leaves", ["ActorDied", "rank 2 has left", "'last', step 9"]),
+        ("aborts", ["Cancelled", "enough"]),
+    ],
+)
+def test_what_goes_wrong_is_named_on_every_rank(mistake, texts):
+    for rank, (said, soon) in enumerate(run(caught, mistake=mistake)):
+        if mistake == "leaves" and rank == 2:
+            continue
+        assert soon
+        for text in texts:
+            assert text in said
+
+
+SURVIVES = """
+import os, signal
+import torch, torch.distributed as dist
+import shoal.collective as sc
+from shoal.exceptions import ActorDiedError
+
+rank = int(os.environ["RANK"])
+sc.barrier()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    sc.barrier()
+except ActorDiedError as error:
+    said = str(error)
+group = sc.group().reform()
+summed = sc.all_reduce(torch.tensor([float(rank)]), group=group).item()
+print(group.generation, group.world_size, group.rank, summed, "rank 1 is gone" in said, flush=True)
+sc.barrier(group=group)  # rank 0 has the store, and is the last to end
+os._exit(0)
+"""
+
+
+def test_the_ranks_that_are_left_go_on_in_a_new_generation(module_home):
+    """Without a launcher, which would end all."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name in ("SHOAL_NODE", "SHOAL_ADDRESS"):
+        env.pop(name, None)
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SURVIVES], env={**env, "RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for r in range(WORLD)
+    ]
+    try:
+        said = [p.communicate(timeout=60) for p in ranks]
+    finally:
+        for p in ranks:
+            p.kill()
+    assert [p.returncode for p in ranks] == [0, -signal.SIGKILL, 0], said
+    assert [out.strip() for out, _ in said] == ["2 2 0 2.0 True", "", "2 2 1 2.0 True"]
+
+
+def refused(config):
+    import shoal.collective as sc
+
+    out = []
+    for call in (
+        lambda: sc.all_reduce(torch.ones(1, dtype=torch.int16)),
+        lambda: sc.all_reduce(torch.ones(1, device="meta")),
+        lambda: sc.all_to_all(torch.ones(4)),
+        lambda: sc.all_gather(torch.ones(2), torch.empty(5)),
+        lambda: sc.broadcast(torch.ones(1), src=3),
+        lambda: sc.all_reduce(torch.ones(1), "bxor"),
+        lambda: sc.group("world"),
+    ):
+        try:
+            call()
+            out.append("")
+        except (InvalidArgument, Unimplemented) as error:
+            out.append(str(error))
+    sc.barrier()  # it is as if nobody had asked
+    return out
+
+
+def test_what_cannot_be_done_is_refused_by_name():
+    texts = ["int16", "meta", "4 rows", "[5]", "rank 3", "bxor", "str"]
+    for said in run(refused):
+        assert all(t in s for t, s in zip(texts, said, strict=True)), said

@@ -1,0 +1,298 @@
+"""How steps of a sharded model are planned: the optimizer in backward, prefetch lists, memory, and a graph before the first step."""
+
+import os
+import re
+
+os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import shoal
+from shoal.train import ScalingConfig, Trainer
+
+WORLD, STEPS = 2, 5
+
+
+class Net(nn.Module):
+    def __init__(self, checkpointed=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inp = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)) for _ in range(4))
+        self.head = nn.Linear(8, 5)
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        x = self.inp(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return self.head(x)
+
+
+def sharded(**options):
+    from shoal.fsdp import fully_shard
+
+    model = Net(**options)
+    for block in model.blocks:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def optimizer_of(name, model):
+    import shoal.optim
+
+    if name == "shoal":
+        return shoal.optim.AdamW(model.parameters(), lr=1e-2)
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "lr": 3e-3},
+    ]
+    return {"torch": torch.optim.AdamW, "sgd": torch.optim.SGD}[name](groups, lr=1e-2)
+
+
+def batch(step, micro=0):
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(1000 * step + 10 * micro + torch.distributed.get_rank()))
+
+
+def train(in_backward, optimizer="torch", micro=1, synced=False, checkpointed=False, steps=STEPS):
+    """Parameters after some steps, and how many gradients were there when backward returned."""
+    import shoal.fsdp
+
+    model = sharded(checkpointed=checkpointed)
+    optimizer = optimizer_of(optimizer, model)
+    if in_backward:
+        shoal.fsdp.plan(model, optimizer_in_backward=optimizer)
+    left = 0
+    for step in range(steps):
+        for i in range(micro):
+            last = i + 1 == micro
+            if synced:
+                loss = model(batch(step, i)).square().mean()
+                model.set_is_last_backward(last)
+            else:
+                model.set_requires_gradient_sync(last)
+                loss = model(batch(step, i)).square().mean()
+            loss.backward()
+            del loss
+        left += sum(p.grad is not None for p in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.full_tensor().detach().clone() for p in model.parameters()], left
+
+
+USES = {}
+
+
+def use(function):
+    USES[function.__name__] = function
+    return function
+
+
+def expect_same(**how):
+    ours, left = train(True, **how)
+    plain, there = train(False, **how)
+    assert left == 0 < there
+    assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+
+
+@use
+def the_optimizer_in_backward_trains_the_same_and_frees_gradients():
+    for optimizer in ("torch", "shoal", "sgd"):
+        expect_same(optimizer=optimizer)
+
+
+@use
+def the_optimizer_in_backward_under_checkpoints():
+    expect_same(checkpointed=True)
+
+
+@use
+def the_optimizer_in_backward_after_unsynchronised_micro_batches():
+    expect_same(micro=3)
+
+
+@use
+def the_optimizer_in_backward_after_synchronised_micro_batches():
+    expect_same(micro=2, synced=True)
+
+
+@use
+def the_graph_shows_updates_in_backward():
+    from shoal.fsdp import plan, step_graph
+
+    model = sharded()
+    optimizer = torch.optim.AdamW(model.parameters())
+    plan(model, optimizer_in_backward=optimizer)
+    for step in range(3):
+        model(batch(step)).square().mean().backward()
+    graph = step_graph(model)
+    labels = [n.label for n in graph.nodes]
+    assert labels.index("optimizer_update(blocks.3)") < labels.index("backward(blocks.0)")
+    (update,) = graph.find("optimizer_update(blocks.3)")
+    assert update.measured
+    assert graph.find("reduce_scatter(blocks.3)")[0].id in update.after
+    assert "update blocks.3" in str(graph)
+    plan(model)  # as at first
+    for step in range(2):
+        model(batch(step)).square().mean().backward()
+        assert all(p.grad is not None for p in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not step_graph(model).find("optimizer_update(blocks.3)")
+
+
+@use
+def a_unit_is_not_read_again_behind_its_update():
+    from shoal.exceptions import InvalidArgument
+    from shoal.fsdp import plan
+
+    model = sharded()
+    plan(model, optimizer_in_backward=torch.optim.SGD(model.parameters(), lr=0.1))
+    first, second = (model(batch(0, i)).square().mean() for i in range(2))
+    first.backward()
+    with pytest.raises(InvalidArgument, match="whose backward has updated it already") as refused:
+        second.backward()
+    assert "set_is_last_backward(False)" in str(refused.value)
+    del first, second
+    model.reset_iter_state()
+    model(batch(1)).square().mean().backward()  # the next version
+
+
+@use
+def a_step_after_an_exception_in_backward():
+    from shoal.fsdp import plan
+
+    model = sharded()
+    plan(model, optimizer_in_backward=torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def stumble(grad):
+        raise ZeroDivisionError
+
+    for step in range(3):
+        y = batch(step).requires_grad_()
+        if step == 1:
+            y.register_hook(stumble)
+        loss = model(y).square().mean()
+        if step == 1:
+            with pytest.raises(ZeroDivisionError):
+                loss.backward()
+            model.reset_iter_state()
+        else:
+            loss.backward()
+    values = [p.full_tensor() for p in model.parameters()]
+    assert all(v.isfinite().all() for v in values)
+
+
+@use
+def what_a_plan_refuses():
+    from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
+    from shoal.fsdp import plan
+
+    model = sharded()
+    with pytest.raises(InvalidArgument, match="no parameter of the model"):
+        plan(model, optimizer_in_backward=torch.optim.SGD(Net().parameters(), lr=1))
+    with pytest.raises(TypeError, match="optimizer_in_backward"):
+        plan(model, optimizer_in_backward=1)
+    with pytest.raises(Unimplemented, match="bucket_bytes"):
+        plan(model, bucket_bytes=100)
+    with pytest.raises(InvalidArgument, match="prefetch"):
+        plan(model, prefetch=-1)
+    with pytest.raises(InvalidArgument, match="no number of bytes"):
+        plan(model, memory_budget="4 apples")
+    memory = plan(model)
+    assert plan(model, memory_budget=f"{memory.total}B") == memory
+    with pytest.raises(ResourceExhausted, match=f"holds {memory.total} bytes") as refused:
+        plan(model, memory_budget=memory.total - 1)
+    smallest = int(re.search(r"smallest that would do is (\d+) bytes", str(refused.value))[1])
+    assert smallest < memory.total
+    assert plan(model, memory_budget=smallest, optimizer_in_backward=torch.optim.SGD(model.parameters(), lr=1)).total == smallest
+    with pytest.raises(InvalidArgument, match="was not sharded"):
+        plan(nn.Linear(2, 2))
+
+
+@use
+def units_are_prefetched_by_depth_or_by_their_own_lists():
+    from shoal.fsdp import plan, step_graph
+
+    def order(prepare):
+        model = sharded()
+        prepare(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [n.label for n in step_graph(model).nodes]
+
+    def index(labels, label, nth=0):
+        return [i for i, found in enumerate(labels) if found == label][nth]
+
+    labels = order(lambda model: plan(model, prefetch=0))
+    assert index(labels, "unshard(blocks.2)") > index(labels, "forward(blocks.1)")
+    labels = order(lambda model: plan(model, prefetch=2))
+    assert index(labels, "unshard(blocks.2)") < index(labels, "forward(blocks.1)")
+
+    def lists(model):
+        model.blocks[0].set_modules_to_forward_prefetch([model.blocks[2], model.blocks[3]])
+        model.blocks[3].set_modules_to_backward_prefetch([model.blocks[1]])
+        with pytest.raises(ValueError, match="Expects FSDPModule"):
+            model.blocks[0].set_modules_to_forward_prefetch([nn.Linear(2, 2)])
+
+    labels = order(lists)
+    assert index(labels, "unshard(blocks.3)") < index(labels, "forward(blocks.0)")
+    assert index(labels, "unshard(blocks.1)", 1) < index(labels, "backward(blocks.3)")
+
+
+@use
+def the_graph_is_there_before_the_first_step():
+    from shoal.exceptions import InvalidArgument
+    from shoal.fsdp import step_graph
+
+    model = sharded()
+    with pytest.raises(InvalidArgument, match="no step to show yet"):
+        step_graph(model)
+    expected = step_graph(model, example_inputs=batch(0))
+    assert expected.find("unshard(blocks.1)")[0].planned is None
+    saved = expected.memory.activations
+    # Of each of the ten linears its input; of tanh its output, which is the next one's input. 4 rows of 4 bytes.
+    assert saved == 4 * 4 * (6 + 4 * (8 + 16) + 8)
+    kinds = (type(model.inp.weight), model.inp.weight.device.type)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        model(batch(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert kinds == (type(model.inp.weight), model.inp.weight.device.type)
+    found = step_graph(model)
+    communication = [[n.label for n in g.nodes if n.op in ("unshard", "reduce_scatter")] for g in (expected, found)]
+    assert sorted(communication[0]) == sorted(communication[1])
+    assert found.memory.node_bytes == expected.memory.node_bytes
+    assert found.peak_bytes() == expected.peak_bytes() - saved
+
+    class Picky(Net):
+        def forward(self, x):
+            return super().forward(x) if x.sum().item() > -1e9 else None
+
+    from shoal.fsdp import fully_shard
+
+    with pytest.raises(InvalidArgument, match="does not run on fake tensors"):
+        step_graph(fully_shard(Picky()), example_inputs=batch(0))
+
+
+def loop(config):
+    USES[config["use"]]()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    shoal.init(num_cpus=8)
+    yield
+    shoal.shutdown()
+
+
+@pytest.mark.parametrize("name", USES)
+def test_use(name):
+    Trainer(loop, train_loop_config={"use": name}, scaling_config=ScalingConfig(num_workers=WORLD)).fit()
