@@ -41,9 +41,7 @@ struct Head {
   double weight;
 };
 
-std::size_t head_bytes(const Layout& layout) {
-  return (sizeof(Head) + layout.placed().size() + kAlignment - 1) / kAlignment * kAlignment;
-}
+std::size_t head_bytes(const Layout& layout) { return (sizeof(Head) + layout.placed().size() + kAlignment - 1) / kAlignment * kAlignment; }
 
 }  // namespace
 
