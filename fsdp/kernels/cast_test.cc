@@ -165,6 +165,27 @@ TEST_P(OnEveryTarget, ReducesEveryPairOfDtypesInOrder) {
   }
 }
 
+TEST(Reduce, AddsManySourcesInOrder) {
+  for (const std::size_t count : {1u, 4u, 5u, 8u, 9u, 13u}) {
+    constexpr std::size_t n = 600;
+    std::mt19937 random(11);
+    std::normal_distribution<double> normal;
+    std::vector<std::vector<std::byte>> sources(count, std::vector<std::byte>(n * 2));
+    std::vector<const std::byte*> at;
+    for (auto& s : sources) {
+      for (std::size_t i = 0; i < n; ++i) store(DType::kBFloat16, normal(random), s.data() + 2 * i);
+      at.push_back(s.data());
+    }
+    std::vector<float> out(n);
+    reduce(DType::kBFloat16, at, 1, false, DType::kFloat32, reinterpret_cast<std::byte*>(out.data()), n);
+    for (std::size_t i = 0; i < n; ++i) {
+      float sum = 0;
+      for (const std::byte* s : at) sum += static_cast<float>(load(DType::kBFloat16, s + 2 * i));
+      ASSERT_EQ(out[i], sum) << count;
+    }
+  }
+}
+
 TEST(Reduce, MayReadItsOwnOutputInAnyDtype) {
   for (const DType dtype : kAll) {
     std::vector<double> ones(1500, 1.5), result(1500);

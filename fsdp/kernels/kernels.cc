@@ -31,6 +31,7 @@ void reduce_as(const T* const* sources, std::size_t num_sources, T scale, bool a
       sum = hn::Add(sum, hn::LoadU(d, sources[s] + i));
     }
     sum = hn::Mul(sum, vscale);
+    hwy::Prefetch(out + i + ahead);
     if (accumulate) sum = hn::Add(hn::LoadU(d, out + i), sum);
     hn::StoreU(sum, d, out + i);
   }
@@ -70,36 +71,39 @@ void reduce_wide(std::span<const double* const> sources, double scale, bool accu
   HWY_DYNAMIC_DISPATCH(reduce_f64)(sources.data(), sources.size(), scale, accumulate, out, numel);
 }
 
-// Cast to T chunk by chunk, in the first-level cache.
+// What is not of type T passes through the first-level cache, chunk by chunk and a few sources at a time.
 template <class T>
 void reduce_in(DType dtype, std::span<const std::byte* const> sources, double scale, bool accumulate, DType out_dtype, std::byte* out,
                std::size_t numel) {
   constexpr DType wide = std::is_same_v<T, float> ? DType::kFloat32 : DType::kFloat64;
-  constexpr std::size_t kChunk = 1024;
+  constexpr std::size_t kChunk = 512, kTogether = 4;
   alignas(64) T sum[kChunk];
-  alignas(64) T other[kChunk];
+  alignas(64) T scratch[kTogether][kChunk];
   for (std::size_t i = 0; i < numel; i += kChunk) {
     const std::size_t count = std::min(kChunk, numel - i);
-    const auto take = [&](DType from, const std::byte* base, T* to) {
-      cast(from, base + i * dtype_bytes(from), wide, reinterpret_cast<std::byte*>(to), count);
-    };
-    const auto add = [&](const T* more) { reduce_wide(std::array<const T*, 2>{sum, more}, 1, false, sum, count); };
-    take(dtype, sources[0], sum);
-    for (const std::byte* source : sources.subspan(1)) {
-      if (dtype == wide) {
-        add(reinterpret_cast<const T*>(source) + i);
+    std::byte* const target = out + i * dtype_bytes(out_dtype);
+    T* const result = out_dtype == wide ? reinterpret_cast<T*>(target) : sum;
+    for (std::size_t s = 0; s < sources.size();) {
+      std::array<const T*, kTogether + 1> terms;
+      std::size_t num_terms = 0;
+      if (s > 0) terms[num_terms++] = sum;
+      for (std::size_t k = 0; k < kTogether && s < sources.size(); ++k, ++s) {
+        const std::byte* source = sources[s] + i * dtype_bytes(dtype);
+        if (dtype != wide) cast(dtype, source, wide, reinterpret_cast<std::byte*>(scratch[k]), count);
+        terms[num_terms++] = dtype == wide ? reinterpret_cast<const T*>(source) : scratch[k];
+      }
+      const std::span<const T* const> some(terms.data(), num_terms);
+      if (s < sources.size()) {
+        reduce_wide(some, 1, false, sum, count);
+      } else if (accumulate && result == sum) {
+        reduce_wide(some, scale, false, sum, count);
+        cast(out_dtype, target, wide, reinterpret_cast<std::byte*>(scratch[0]), count);
+        reduce_wide(std::array<const T*, 2>{scratch[0], sum}, 1, false, sum, count);
       } else {
-        take(dtype, source, other);
-        add(other);
+        reduce_wide(some, scale, accumulate, result, count);
       }
     }
-    const T* result = sum;
-    if (accumulate) take(out_dtype, out, other);
-    if (accumulate || scale != 1) {
-      reduce_wide(std::array<const T*, 1>{sum}, scale, accumulate, other, count);
-      result = other;
-    }
-    cast(wide, reinterpret_cast<const std::byte*>(result), out_dtype, out + i * dtype_bytes(out_dtype), count);
+    if (result == sum) cast(wide, reinterpret_cast<const std::byte*>(sum), out_dtype, target, count);
   }
 }
 

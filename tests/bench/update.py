@@ -35,9 +35,9 @@ def timed(optimizers):
 def made(count, numel, kinds, dtype=torch.float32):
     optimizers = {}
     for name, kind in kinds.items():
-        ps = [nn.Parameter(torch.randn(numel).to(dtype)) for _ in range(count)]
+        ps = [nn.Parameter(torch.full((numel,), 0.5, dtype=dtype)) for _ in range(count)]
         for p in ps:
-            p.grad = torch.randn(numel).to(dtype)
+            p.grad = torch.full((numel,), 0.25, dtype=dtype)
         optimizers[name] = kind(ps)
     return optimizers
 

@@ -268,6 +268,28 @@ def an_unchanged_import_is_ours_after_install():
     assert fully_shard is not shoal.fsdp.fully_shard
 
 
+@use
+def settings_that_change_nothing_on_one_host():
+    from shoal.fsdp import share_comm_ctx
+
+    model, waited = shard(Net()), []
+    model.set_separate_reduce_scatter_group(True)
+    model.set_allocate_memory_from_process_group_for_comm(True)
+    model.set_symm_mem_for_comm("NCCL")
+    model._set_unshard_async_op(True)
+    share_comm_ctx([model, model.blocks[0]])
+    with pytest.raises(ValueError, match="Expects FSDPModule"):
+        share_comm_ctx([model, nn.Linear(1, 1)])
+
+    class Event:
+        def synchronize(self):
+            waited.append(self)
+
+    model.set_post_optim_event(Event())
+    same_as_plain(model, Net())
+    assert len(waited) == 1
+
+
 # ---- scaled losses -------------------------------------------------------------------------------------------------------------------
 
 
@@ -363,7 +385,7 @@ def ranks_that_wait_for_each_other_are_told_at_once():
         else:
             model(batch(2, 1)).sum().backward()
 
-    with pytest.raises(ValueError, match="all ranks wait for each other: rank . for "):
+    with pytest.raises(ValueError, match=r"all ranks wait for each other: rank . for "):
         go()
 
 

@@ -253,8 +253,11 @@ class ShardedParameter:
                 self._bind_extended(local)
             else:
                 self.own.copy_(local)
-        self.sharded._local_tensor = self.own
-        self.sharded.requires_grad_(requires_grad)
+        if self.sharded.device == self.own.device:
+            self.sharded._local_tensor = self.own
+            self.sharded.requires_grad_(requires_grad)
+        else:  # it was on the meta device, and says so until it is another one; the object stays
+            torch.utils.swap_tensors(self.sharded, nn.Parameter(self.dtensor(self.own), requires_grad=requires_grad))
 
     def change_dtype(self) -> None:
         """Its unit is built anew in the dtype that ``sharded`` has now."""

@@ -54,7 +54,7 @@ class Adam(Fused, torch.optim.Adam):
             step = state.get("step")
             if step is None or step.dtype != torch.float32 or not step.is_cpu:
                 step = state["step"] = torch.tensor(0.0 if step is None else step.item(), dtype=torch.float32)
-            shard = self._shard(p, group, keys)
+            shard = self._shard(p, state, group, keys)
             if shard is None:
                 step += 1
             else:

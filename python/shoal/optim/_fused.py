@@ -28,7 +28,7 @@ class Fused:
     _step_supports_amp_scaling = True
 
     def _set_master_weights(self, master_weights: bool | None) -> None:
-        self._shards: dict[torch.Tensor, _Shard] = {}
+        self._shards: dict[int, _Shard] = {}  # by id: a tensor's hash is slow, and a shard knows its tensors
         self._versions: dict[torch.Tensor, int] = {}  # of parameters with a master copy: as the last step left them
         self.defaults["master_weights"] = master_weights
         for group in self.param_groups:
@@ -116,15 +116,15 @@ class Fused:
             )
         return values
 
-    def _shard(self, p: torch.Tensor, group: dict[str, Any], keys: tuple[str, ...]) -> _Shard | None:
+    def _shard(self, p: torch.Tensor, state: dict[str, Any], group: dict[str, Any], keys: tuple[str, ...]) -> _Shard | None:
         """What the kernel is given for `p` and its states `keys`; None where this rank has no rows of it."""
-        state, values = self.state[p], local(p)
+        values = local(p)
         if values.numel() == 0:
             return None
         has_master = self._has_master(p, group)
-        shard = self._shards.get(p)
+        shard = self._shards.get(id(p))
         if shard is None or has_master is not (shard.copy is not None) or shard.stale(values, state, keys):
-            shard = self._shards[p] = self._new_shard(p, has_master, keys)
+            shard = self._shards[id(p)] = self._new_shard(p, has_master, keys)
         elif has_master:
             self._master(p, values)
         gradient = gradient_of(p)

@@ -38,10 +38,11 @@ class SGD(Fused, torch.optim.SGD):
         shards = []
         batches: dict[tuple, list] = {}  # by whether the momentum begins with this step, and dtypes
         for p in self._with_gradients(group):
-            first = bool(keys) and self.state[p].get("momentum_buffer") is None
+            state = self.state[p] if keys else self.state.get(p, {})
+            first = bool(keys) and state.get("momentum_buffer") is None
             if first:
-                self.state[p]["momentum_buffer"] = self._new_state(p, group)
-            shard = self._shard(p, group, keys)
+                state["momentum_buffer"] = self._new_state(p, group)
+            shard = self._shard(p, state, group, keys)
             if shard is not None:
                 shards.append((p, shard))
                 batches.setdefault((first, shard.dtypes()), []).append(shard.row())

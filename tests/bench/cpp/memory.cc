@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
   auto* to = reinterpret_cast<std::byte*>(a.get());
   const auto* from = reinterpret_cast<const std::byte*>(b.get());
   figure("a += b", 12 * n, [&] { parallel([&](std::size_t i, std::size_t count) { accumulate(a.get() + i, b.get() + i, count); }); });
-  figure("cast of float32 to bfloat16", 6 * n, [&] {
+  figure("cast of float32 to bfloat16", 8 * n, [&] {  // four read, two written, and their lines read before
     parallel(
         [&](std::size_t i, std::size_t count) { shoal::fsdp::cast(DType::kFloat32, from + 4 * i, DType::kBFloat16, to + 2 * i, count); });
   });

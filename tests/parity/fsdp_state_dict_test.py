@@ -1,0 +1,264 @@
+"""State dicts of a sharded model and its optimizer through torch's own functions, and torch.compile: two ranks, one run."""
+
+import functools
+import os
+import tempfile
+import traceback
+
+os.environ.setdefault("SHOAL_TIMEOUT", "30")  # a rank that is left alone says so
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+import shoal
+from shoal.train import ScalingConfig, Trainer
+
+WORLD = 2
+USES = {}
+
+
+def use(function):
+    USES[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inp = nn.Linear(6, 7)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 7)) for _ in range(2))
+        self.head = nn.Linear(7, 5)
+
+    def forward(self, x):
+        x = self.inp(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def shard(model, **options):
+    from shoal.fsdp import fully_shard
+
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def rank():
+    return torch.distributed.get_rank()
+
+
+def full(t):
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def trained(model, optimizer, steps=2, begin=0):
+    losses = []
+    for step in range(begin, begin + steps):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@functools.cache
+def plain():
+    """Model, optimizer, and the losses of two steps that go on from there."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    trained(model, optimizer)
+    whole = {name: p.detach().clone() for name, p in model.state_dict().items()}
+    states = {n: {k: v.clone() for k, v in optimizer.state[p].items()} for n, p in model.named_parameters()}
+    return whole, states, trained(model, optimizer, begin=2)
+
+
+def pair(cls=torch.optim.AdamW):
+    model = shard(Net())
+    return model, cls(model.parameters(), lr=0.1)
+
+
+def same(got, expected, what):
+    torch.testing.assert_close(full(got), expected, rtol=1e-5, atol=1e-6, msg=lambda m: f"{what}: {m}")
+
+
+# ---- whole state dicts ---------------------------------------------------------------------------------------------------------------
+
+
+@use
+def a_whole_state_dict_is_gathered_to_rank_0():
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+
+    model, optimizer = pair()
+    trained(model, optimizer)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    parameters, states = get_model_state_dict(model, options=options), get_optimizer_state_dict(model, optimizer, options=options)
+    if rank() != 0:
+        assert not parameters
+        return
+    whole, expected, _ = plain()
+    for name, value in whole.items():
+        same(parameters[name], value, name)
+        for key, state in expected[name].items():
+            same(states["state"][name][key], state, f"{key} of {name}")
+
+
+@use
+def a_whole_state_dict_is_loaded_from_rank_0():
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
+
+    whole, states, losses = plain()
+    model, optimizer = pair()
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, dict(whole) if rank() == 0 else {}, options=options)
+    group = {k: v for k, v in optimizer.state_dict()["param_groups"][0].items() if k != "params"}
+    loaded = {"state": {n: dict(s) for n, s in states.items()}, "param_groups": [{**group, "params": list(whole)}]}
+    set_optimizer_state_dict(model, optimizer, loaded if rank() == 0 else {}, options=options)
+    assert trained(model, optimizer, begin=2) == pytest.approx(losses, rel=1e-5)
+
+
+@use
+def a_file_is_mapped_and_each_rank_takes_its_rows():
+    whole, _, _ = plain()
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(whole, f"{folder}/whole.pt")
+        with torch.device("meta"):
+            model = shard(Net())
+        loaded = torch.load(f"{folder}/whole.pt", mmap=True, weights_only=True, map_location="cpu")
+        sharded = {n: nn.Parameter(distribute_tensor(loaded[n], p.device_mesh, p.placements)) for n, p in model.state_dict().items()}
+        model.load_state_dict(sharded, assign=True)
+        for name, p in model.named_parameters():
+            same(p.detach(), whole[name], name)
+        torch.distributed.barrier()
+
+
+@use
+def parameters_saved_one_by_one_are_whole_on_rank_0():
+    model, optimizer = pair()
+    trained(model, optimizer)
+    whole, _, _ = plain()
+    for name, p in model.state_dict().items():
+        same(p, whole[name], name)  # every rank takes part in full_tensor()
+
+
+# ---- torch.distributed.checkpoint ----------------------------------------------------------------------------------------------------
+
+
+def _dcp(cls):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    folder = [tempfile.mkdtemp() if rank() == 0 else None]
+    torch.distributed.broadcast_object_list(folder)
+    model, optimizer = pair(cls)
+    trained(model, optimizer)
+    parameters, states = get_state_dict(model, optimizer)
+    assert all(isinstance(p, DTensor) for p in parameters.values())
+    dcp.save({"model": parameters, "optimizer": states}, checkpoint_id=folder[0])
+    expected = trained(model, optimizer, begin=2)
+
+    model, optimizer = pair(cls)
+    parameters, states = get_state_dict(model, optimizer)
+    loaded = {"model": parameters, "optimizer": states}
+    dcp.load(loaded, checkpoint_id=folder[0])
+    set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+    assert trained(model, optimizer, begin=2) == pytest.approx(expected, rel=1e-6)
+
+
+@use
+def saved_and_loaded_by_dcp():
+    _dcp(torch.optim.AdamW)
+
+
+@use
+def saved_and_loaded_by_dcp_with_our_optimizer():
+    from shoal.optim import AdamW
+
+    _dcp(AdamW)
+
+
+@use
+def a_state_dict_between_forward_and_backward_is_sharded():
+    model, _ = pair()
+    loss = model(torch.randn(4, 6)).sum()
+    assert all(isinstance(p, DTensor) for p in model.state_dict().values())
+    loss.backward()
+
+
+# ---- torch.compile -------------------------------------------------------------------------------------------------------------------
+
+
+def _compiled(build):
+    """Losses of five steps; none but the first two may compile anything."""
+    torch._dynamo.reset()
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = trained(model, optimizer)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        losses += trained(model, optimizer, steps=3, begin=2)
+    return losses
+
+
+def _eager():
+    model = Net()
+    return trained(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=5)
+
+
+@use
+def blocks_compiled_before_they_are_sharded():
+    def build():
+        model = Net()
+        for block in model.blocks:
+            block.compile(backend="aot_eager")
+        return shard(model)
+
+    assert _compiled(build) == pytest.approx(_eager(), rel=1e-5)
+
+
+@use
+def blocks_wrapped_by_compile_before_they_are_sharded():
+    def build():
+        model = Net()
+        for i, block in enumerate(model.blocks):
+            model.blocks[i] = torch.compile(block, backend="aot_eager")
+        return shard(model)
+
+    assert _compiled(build) == pytest.approx(_eager(), rel=1e-5)
+
+
+@use
+def a_model_compiled_after_it_was_sharded():
+    assert _compiled(lambda: torch.compile(shard(Net()), backend="aot_eager")) == pytest.approx(_eager(), rel=1e-5)
+
+
+# ---- the run -------------------------------------------------------------------------------------------------------------------------
+
+
+def all_uses():
+    """Name and traceback of every use that failed on this rank."""
+    failed = {}
+    for name, function in USES.items():
+        try:
+            function()
+        except BaseException:  # whatever it is, the others shall still be tried
+            failed[name] = traceback.format_exc()
+        torch.distributed.barrier()
+    return failed
+
+
+@pytest.fixture(scope="module")
+def failed():
+    shoal.init(num_cpus=8)
+    yield Trainer(all_uses, scaling_config=ScalingConfig(num_workers=WORLD)).fit().returns
+    shoal.shutdown()
+
+
+@pytest.mark.parametrize("name", USES)
+def test_use(name, failed):
+    for of_rank, failures in enumerate(failed):
+        assert name not in failures, f"on rank {of_rank}: {failures[name]}"
