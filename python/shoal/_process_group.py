@@ -6,9 +6,11 @@ wait in different calls find that out within seconds.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from shoal.exceptions import DeadlineExceeded, InvalidArgument, ShoalError, Unavailable, from_error
 
 LOOK = 1.5  # seconds between two looks of a wait
+_NEVER_SENT = 0x7FFFFFF1  # a message's tag
 _WORDS = 192  # bytes in which a rank says what it is about to do
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name since torch 2.13
 
@@ -65,11 +68,31 @@ def _where(rank: int, line: dict) -> str:
     return f"rank {rank} has left" if line.get("left") else f"rank {rank} does not wait in this group"
 
 
-class _Sent:
-    """A message under way, with what it is called and whose memory it is."""
+class _Message:
+    """A message under way, with what it is called and whose memory it is. gloo gives up a message whose wait ends early, and does not say
+    when one is done: a thread of its own waits."""
 
     def __init__(self, work: dist.Work, what: str, data: torch.Tensor, timeout: float):
-        self.work, self.what, self.data, self.timeout = work, what, data, timeout
+        self.what, self.timeout, self._work, self._data = what, timeout, work, data
+        self._error: RuntimeError | None = None
+        self._done = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
+        self._done.set()
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self, timeout: timedelta) -> None:
+        if not self._done.wait(timeout.total_seconds()):
+            raise RuntimeError("not yet")
+        if self._error is not None:
+            raise self._error
 
 
 class ProcessGroupMover:
@@ -83,6 +106,7 @@ class ProcessGroupMover:
         self._ledger = Ledger(name, self.rank, self.world_size)
         self._timeout, self._warn_after = timeout, warn_after
         self._sequence = 0
+        self._broken = False
 
     # ---- what moves ----
 
@@ -167,24 +191,35 @@ class ProcessGroupMover:
     def _sorted(self) -> bool:
         return self._at == list(range(self.world_size))
 
-    def send(self, data: tuple, to: int, tag: int, call: tuple) -> _Sent:
+    def send(self, data: tuple, to: int, tag: int, call: tuple) -> _Message:
         data = _bytes(data)
         what = f"send to rank {to} (tag {tag}, {len(data)} bytes)" + self._named(call)
-        return _Sent(dist.isend(data, group_dst=self._at[to], group=self._group, tag=tag), what, data, call[2])
+        return _Message(dist.isend(data, group_dst=self._at[to], group=self._group, tag=tag), what, data, call[2])
 
-    def receive(self, data: tuple, source: int, tag: int, call: tuple) -> _Sent:
+    def receive(self, data: tuple, source: int, tag: int, call: tuple) -> _Message:
         data = _bytes(data)
         what = f"recv from rank {source} (tag {tag}, {len(data)} bytes)" + self._named(call)
-        return _Sent(dist.irecv(data, group_src=self._at[source], group=self._group, tag=tag), what, data, call[2])
+        return _Message(dist.irecv(data, group_src=self._at[source], group=self._group, tag=tag), what, data, call[2])
 
-    def is_done(self, message: _Sent) -> bool:
-        return message.work.is_completed()
+    def is_done(self, message: _Message) -> bool:
+        return message.is_completed()
 
-    def wait(self, message: _Sent) -> None:
-        self._await(message.work, message.what, message.timeout)
+    def wait(self, message: _Message) -> None:
+        self._await(message, message.what, message.timeout)
 
     def abort(self, code: str, reason: str, text: str, hint: str) -> None:
         self._ledger.fail({"code": code, "reason": reason, "message": text, "hint": hint})
+        self._break()
+
+    def _break(self) -> None:
+        """Closes this rank's connections, so that nothing stays under way for ever on any rank: gloo does so when a receive times out."""
+        if self._broken:
+            return
+        self._broken = True
+        for rank in range(self.world_size):
+            if rank != self.rank:
+                with contextlib.suppress(RuntimeError):
+                    self._group.recv([torch.empty(1)], self._at[rank], _NEVER_SENT).wait(timedelta(milliseconds=1))
 
     def leave(self) -> None:
         if dist.is_initialized():
@@ -195,7 +230,7 @@ class ProcessGroupMover:
     def _named(self, call: tuple) -> str:
         return (f" '{call[0]}'" if call[0] else "") + f", step {call[1]}"
 
-    def _await(self, work: dist.Work, what: str, timeout: float) -> None:
+    def _await(self, work: dist.Work | _Message, what: str, timeout: float) -> None:
         began, looks, before = time.monotonic(), 0, None
         warn_at = self._warn_after
         try:
@@ -205,7 +240,7 @@ class ProcessGroupMover:
                     return
                 except RuntimeError as error:
                     if work.is_completed():
-                        raise self._broken(what, error) from error
+                        raise self._lost(what, error) from error
                 looks += 1
                 waited = time.monotonic() - began
                 self._ledger.post(waits=what, looks=looks)
@@ -220,15 +255,18 @@ class ProcessGroupMover:
                 if waited >= warn_at:
                     warn_at = waited + 6 * self._warn_after
                     print(f"shoal: warning: rank {self.rank} waits in {what} since {waited:.0f} s: {others}", file=sys.stderr)
+        except ShoalError as error:  # the others shall hear the cause, not that this rank is gone
+            self.abort(error.code, error.reason, error.message, error.hint)
+            raise
         finally:
             if looks:
                 self._ledger.post()
 
     def _look(self, what: str, before: list[dict] | None) -> list[dict]:
         """Raises what is known to be wrong; returns where everybody is."""
-        if (failure := self._ledger.failure()) is not None:
-            raise _error(failure)
         lines = self._ledger.lines()
+        if (failure := self._ledger.failure()) is not None:  # read behind the lines: whoever leaves because of it has said so
+            raise _error(failure)
         left = [r for r, line in enumerate(lines) if line.get("left")]
         if left:
             raise Unavailable(
@@ -247,7 +285,7 @@ class ProcessGroupMover:
             )
         return lines if not stands else before
 
-    def _broken(self, what: str, error: RuntimeError) -> ShoalError:
+    def _lost(self, what: str, error: RuntimeError) -> ShoalError:
         if (failure := self._ledger.failure()) is not None:
             return _error(failure)
         where = "; ".join(_where(r, line) for r, line in enumerate(self._ledger.lines()) if r != self.rank)

@@ -27,6 +27,25 @@ std::vector<const std::byte*> pieces(const std::vector<std::byte>& all, std::siz
 
 }  // namespace
 
+// A message whose failure is the group's.
+class MovedCommunicator::Message final : public Work {
+ public:
+  Message(WorkPtr work, std::shared_ptr<Failure> failure) : work_(std::move(work)), failure_(std::move(failure)) {}
+  bool done() const override { return work_->done(); }
+  Result<void> wait() override {
+    auto ended = work_->wait();
+    if (!ended && ended.error().reason() != "Interrupted") {
+      const std::lock_guard lock(failure_->mutex);
+      if (!failure_->cause) failure_->cause = ended.error();
+    }
+    return ended;
+  }
+
+ private:
+  const WorkPtr work_;
+  const std::shared_ptr<Failure> failure_;
+};
+
 MovedCommunicator::MovedCommunicator(int rank, int world_size, std::shared_ptr<ByteMover> mover, std::string transport)
     : rank_(rank), world_size_(world_size), mover_(std::move(mover)), transport_(std::move(transport)) {}
 
@@ -103,13 +122,13 @@ WorkPtr MovedCommunicator::barrier(Call call) {
 WorkPtr MovedCommunicator::send(ConstBytes data, int to, DType, std::uint32_t tag, Call call) {
   if (auto ok = check_peer(*this, to, "destination", false); !ok) return failed_work(ok.error());
   if (auto error = failed()) return failed_work(*std::move(error));
-  return mover_->send(data, to, tag, call);
+  return std::make_shared<Message>(mover_->send(data, to, tag, call), failure_);
 }
 
 WorkPtr MovedCommunicator::receive(MutableBytes data, int from, DType, std::uint32_t tag, Call call) {
   if (auto ok = check_peer(*this, from, "source", false); !ok) return failed_work(ok.error());
   if (auto error = failed()) return failed_work(*std::move(error));
-  return mover_->receive(data, from, tag, call);
+  return std::make_shared<Message>(mover_->receive(data, from, tag, call), failure_);
 }
 
 Result<std::shared_ptr<Window>> MovedCommunicator::window(std::size_t, Call) {
@@ -122,16 +141,16 @@ Result<void> MovedCommunicator::read(Window&, int, std::size_t, MutableBytes) {
 
 void MovedCommunicator::abort(const Error& cause) {
   {
-    const std::lock_guard lock(mutex_);
-    if (failed_) return;
-    failed_ = cause;
+    const std::lock_guard lock(failure_->mutex);
+    if (failure_->cause) return;
+    failure_->cause = cause;
   }
   mover_->abort(cause);
 }
 
 std::optional<Error> MovedCommunicator::failed() const {
-  const std::lock_guard lock(mutex_);
-  return failed_;
+  const std::lock_guard lock(failure_->mutex);
+  return failure_->cause;
 }
 
 Result<std::shared_ptr<Communicator>> MovedCommunicator::reform() {

@@ -68,8 +68,12 @@ class MovedCommunicator final : public Communicator {
   const int rank_, world_size_;
   const std::shared_ptr<ByteMover> mover_;
   const std::string transport_;
-  mutable std::mutex mutex_;
-  std::optional<Error> failed_;
+  struct Failure {
+    std::mutex mutex;
+    std::optional<Error> cause;
+  };
+  class Message;
+  const std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();
   std::atomic<bool> left_{false};
 };
 

@@ -117,7 +117,10 @@ def caught(config):
 
     import shoal.collective as sc
 
+    if config.get("apart"):
+        os.environ["SHOAL_HOST"] = str(dist.get_rank())
     sc.barrier()
+    assert sc.group().transport == ("gloo" if config.get("apart") else "shm")
     began = time.monotonic()
     try:
         MISTAKES[config["mistake"]](sc, dist.get_rank())
@@ -175,6 +178,24 @@ def test_what_goes_wrong_is_named_on_every_rank(mistake, texts):
         if mistake == "leaves" and rank == 2:
             continue
         assert soon
+        for text in texts:
+            assert text in said
+
+
+@pytest.mark.parametrize(
+    ("mistake", "texts"),
+    [
+        ("other_order", ["InvalidArgument", "differ", "(36 bytes) 'a', step 7", "(48 bytes) 'b', step 7"]),
+        ("mutual", ["InvalidArgument", "wait in different calls", "rank 0 waits in recv from rank 1", "'token', step 2", "'end', step 3"]),
+        ("leaves", ["ActorDied", "rank 2 has left", "'last', step 9"]),
+        ("aborts", ["Cancelled", "enough"]),
+    ],
+)
+def test_it_is_named_between_hosts_too(mistake, texts):
+    for rank, (said, soon) in enumerate(run(caught, mistake=mistake, apart=True)):
+        if mistake == "leaves" and rank == 2:
+            continue
+        assert soon, said
         for text in texts:
             assert text in said
 

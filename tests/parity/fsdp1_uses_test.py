@@ -772,12 +772,16 @@ def other_wrappers_inside_are_named():
     ):
         with pytest.raises(ValueError, match=says):
             sharded(module)
+    with pytest.raises(ValueError, match="DistributedDataParallel around an FSDP model"):
+        DistributedDataParallel(sharded())
 
 
 @use
 def a_number_for_a_device_is_taken_where_there_is_no_accelerator():
     if not torch.accelerator.is_available():
         assert sharded(device_id=rank()).compute_device == torch.device("cpu")
+        with pytest.raises(NotImplementedError, match=r"FSDP on cuda:0: GPUs are not in this release"):
+            sharded(device_id=torch.device("cuda", 0))
         assert sharded(device_id=torch.device("cpu"), limit_all_gathers=False, forward_prefetch=True, backward_prefetch=None).rank == rank()
 
 

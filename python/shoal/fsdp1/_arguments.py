@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffload as _CPUOffload
 
-from shoal.exceptions import InvalidArgument
+from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from shoal.fsdp1.api import BackwardPrefetch, MixedPrecision, ShardingStrategy
 
@@ -88,6 +88,13 @@ def check_all(
 
 def device_of(module: nn.Module, ignored: set[nn.Parameter], device_id: int | str | torch.device | None) -> torch.device:
     """Where the unit computes: what ``device_id`` says, or where its parameters are; a number counts accelerators, if there are any."""
+    device = _asked_device(module, ignored, device_id)
+    if device.type != "cpu":
+        raise Unimplemented(f"FSDP on {device}: GPUs are not in this release", hint='pass device_id=torch.device("cpu")')
+    return device
+
+
+def _asked_device(module: nn.Module, ignored: set[nn.Parameter], device_id: int | str | torch.device | None) -> torch.device:
     if device_id is not None:
         if isinstance(device_id, bool) or not isinstance(device_id, (int, str, torch.device)):
             raise TypeError(f"device_id should be a number or a torch.device, got {type(device_id).__name__}")

@@ -189,6 +189,11 @@ class FullyShardedDataParallel(nn.Module):
         inner = self._modules[WRAPPED]
         return inner._modules.get("_checkpoint_wrapped_module", inner)
 
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        """DistributedDataParallel looks for it, and nobody else."""
+        raise InvalidArgument("DistributedDataParallel around an FSDP model", hint="leave DDP out: FSDP takes its place")
+
     def _get_name(self) -> str:
         return "FullyShardedDataParallel"
 
