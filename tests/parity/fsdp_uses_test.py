@@ -269,7 +269,7 @@ def reading_behind_a_forward_without_reshard_where_the_plan_had_one():
 
 def _arenas():
     """Names of this mesh's shared memories that any process of the machine has open."""
-    gang = torch.distributed.distributed_c10d._get_default_store().get("shoal/gang/0-1").decode()
+    gang = torch.distributed.distributed_c10d._get_default_store().get("shoal/mesh/0-1").decode()
     names = set()
     for fd in Path("/proc").glob("[0-9]*/fd/*"):
         try:
