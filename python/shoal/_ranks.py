@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import threading
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -21,6 +22,9 @@ from shoal.exceptions import InvalidArgument
 # How long a rank waits for its peers, and when it says so (seconds).
 TIMEOUT = float(os.environ.get("SHOAL_TIMEOUT", 600))
 WARN_AFTER = 5.0
+
+
+_attaching = threading.Lock()  # ranks may be threads of one process
 
 
 def require_process_group() -> None:
@@ -69,8 +73,9 @@ def attach(ranks: tuple[int, ...]) -> Host:
     key = _host_key()
     store.set(f"shoal/host/{me}", key)
     here = tuple(r for r in ranks if store.get(f"shoal/host/{r}").decode() == key)
-    if state.session is None:
-        _attach(store, key)
+    with _attaching:
+        if state.session is None:
+            _attach(store, key)
     one_head = here == ranks or started_by_node()
     return Host(here, here == ranks, (-1, 0) if one_head else (here.index(me), len(here)))
 

@@ -15,7 +15,7 @@ from shoal.exceptions import InvalidArgument
 
 @dataclass
 class _Bootstrap:
-    actors: dict[tuple[tuple[int, ...], int], _native.ShardActor] = field(default_factory=dict)
+    actors: dict[tuple[tuple[int, ...], int, int], _native.ShardActor] = field(default_factory=dict)
 
 
 _state = _Bootstrap()
@@ -24,7 +24,8 @@ _state = _Bootstrap()
 def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.ShardActor:
     """This rank's ShardActor among these global ranks, of which it is number ``index``; placed at the first call. ``replicas``: so many
     rows of them have all shards each."""
-    actor = _state.actors.get((ranks, replicas))
+    key = (ranks, replicas, index)  # ranks may be threads of one process
+    actor = _state.actors.get(key)
     if actor is None:
         host = attach(ranks)
         gang = gang_name("mesh" if replicas == 1 else f"mesh-{replicas}", ranks, index)
@@ -39,12 +40,12 @@ def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.Sh
             communicator=None if host.shared else process_group_communicator(gang, ranks),
             place_as=host.place_as,
         )
-        _state.actors[ranks, replicas] = actor
-        state.ending.append(lambda: _leave((ranks, replicas)))
+        _state.actors[key] = actor
+        state.ending.append(lambda: _leave(key))
     return actor
 
 
-def _leave(key: tuple[tuple[int, ...], int]) -> None:
+def _leave(key: tuple[tuple[int, ...], int, int]) -> None:
     actor = _state.actors.pop(key, None)
     if actor is not None:
         actor.leave()
@@ -60,7 +61,8 @@ def shard_actor_handles(mesh: DeviceMesh | None = None) -> list[ActorHandle]:
     """Handles of the ShardActors of a mesh, by rank: ``describe`` them, or ``shoal.kill`` one. They are known after the first forward."""
     from shoal.fsdp._mesh import data_mesh
 
-    actor = _state.actors.get(data_mesh(mesh or default_mesh()).key)
+    data = data_mesh(mesh or default_mesh())
+    actor = _state.actors.get((*data.key, data.index))
     if actor is None or not actor.members:
         raise InvalidArgument("these ranks have sharded nothing yet", hint="call fully_shard and run one forward first")
     handles = []
