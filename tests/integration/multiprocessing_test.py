@@ -1,4 +1,4 @@
-"""Ranks that a script starts itself, with torch.multiprocessing and a process group of its own: spawned, or forked off one that knows us."""
+"""Ranks that a script starts itself, with torch.multiprocessing and a process group of its own: spawned, or forked."""
 
 import sys
 
