@@ -252,6 +252,11 @@ class Checker {
             n, fmt::format("has neither a commit nor {} before it: other ranks may still read what it would write", name(u.last_reduced))));
       }
       SHOAL_OK(after(u.last_reader, n));
+      // Of another rank only what it has published is known: not that it has read the unit behind that.
+      if (u.last_reader != kNone && u.last_reader != u.last_reduced && !before(u.last_reader, node(u.last_reduced))) {
+        return fail(wrong(n, fmt::format("has no commit before it, and {} reads the unit behind {}: other ranks may still do so",
+                                         name(u.last_reader), name(u.last_reduced))));
+      }
     }
     u.updated = n.id;
     return {};

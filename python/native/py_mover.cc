@@ -8,7 +8,7 @@ using runtime::Call;
 using runtime::Communicator;
 
 nb::tuple memory_of(std::span<const std::byte> s) { return nb::make_tuple(reinterpret_cast<std::uintptr_t>(s.data()), s.size()); }
-nb::tuple call_of(const Call& c) { return nb::make_tuple(c.label, c.step, std::chrono::duration<double>(c.timeout).count()); }
+nb::tuple call_of(const Call& c) { return nb::make_tuple(c.label, c.step, std::chrono::duration<double>(c.timeout).count(), c.what); }
 nb::list counts_of(Communicator::Counts counts) {
   nb::list out;
   for (const auto c : counts) out.append(c);

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import sys
 import threading
@@ -22,12 +23,9 @@ from shoal.exceptions import DeadlineExceeded, InvalidArgument, ShoalError, Unav
 
 LOOK = 1.5  # seconds between two looks of a wait
 _NEVER_SENT = 0x7FFFFFF1  # a message's tag
-_WORDS = 192  # bytes in which a rank says what it is about to do
+_WORDS = 192  # bytes in which a rank says, for people, what it is about to do
+_DIGEST = 16  # and those that must be equal: of the collective, its number, operation, dtype and sizes
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name since torch 2.13
-
-
-def _parts(words: bytes) -> str:
-    return words.decode(errors="replace").partition("\0")[2]
 
 
 def _bytes(memory: tuple[int, int]) -> torch.Tensor:
@@ -96,7 +94,8 @@ class _Message:
 
 
 class ProcessGroupMover:
-    """What a native Communicator calls to move bytes. Memory is (address, bytes), counts are bytes, a call is (label, step, timeout)."""
+    """What a native Communicator calls to move bytes. Memory is (address, bytes), counts are bytes, a call is (label, step, timeout, what:
+    the collective, its operation and dtype)."""
 
     def __init__(self, ranks: Sequence[int], name: str, timeout: float, warn_after: float):
         # Of its own: what the user does with his groups at the same time is not mixed up with this.
@@ -162,24 +161,24 @@ class ProcessGroupMover:
         """Every rank says what it is about to do, so that no bytes go astray. Returns that in words."""
         self._sequence += 1
         size = "" if counts is None else f" ({sum(counts)} bytes)"
-        same = f"{kind} {self._sequence}{size}"
-        what = same + self._named(call)
-        mine = torch.zeros(_WORDS + 8 * self.world_size, dtype=torch.uint8)
-        words = f"{what}\0{'' if counts is None else '/'.join(map(str, counts))}".encode()[:_WORDS]
+        what = f"{call[3] or kind} {self._sequence}{size}" + self._named(call)
+        same = hashlib.blake2b(repr((kind, self._sequence, counts, call[3])).encode(), digest_size=_DIGEST).digest()
+        mine = torch.zeros(_DIGEST + _WORDS + 8 * self.world_size, dtype=torch.uint8)
+        words = same + what.encode()[:_WORDS]
         mine[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
         if sends:
-            mine[_WORDS:].view(torch.int64).copy_(torch.tensor(sends))
+            mine[_DIGEST + _WORDS :].view(torch.int64).copy_(torch.tensor(sends))
         theirs = torch.empty(self.world_size, len(mine), dtype=torch.uint8)
         self._await(_all_gather(theirs.view(-1), mine, group=self._group, async_op=True), what, call[2])
         for rank, line in enumerate(theirs[self._at]):
-            said, _, parts = bytes(line[:_WORDS].numpy()).rstrip(b"\0").decode(errors="replace").partition("\0")
-            if said.removeprefix(same)[:1] not in (" ", ",") or not said.startswith(same) or parts != _parts(words):
+            said = bytes(line[_DIGEST : _DIGEST + _WORDS].numpy()).rstrip(b"\0").decode(errors="replace")
+            if bytes(line[:_DIGEST].numpy()) != same:
                 raise InvalidArgument(
                     f"the ranks' collectives differ: rank {self.rank} is in {what}, rank {rank} in {said}",
                     reason="Diverged",
                     hint="every rank must make the same calls, with the same sizes and dtypes, in the same order",
                 )
-            if receives and (sent := int(line[_WORDS:].view(torch.int64)[self.rank])) != receives[rank]:
+            if receives and (sent := int(line[_DIGEST + _WORDS :].view(torch.int64)[self.rank])) != receives[rank]:
                 raise InvalidArgument(
                     f"in {what}, rank {rank} sends {sent} bytes to rank {self.rank}, which expects {receives[rank]}",
                     reason="Diverged",
@@ -238,9 +237,10 @@ class ProcessGroupMover:
                 try:
                     work.wait(timedelta(seconds=LOOK))
                     return
-                except RuntimeError as error:
-                    if work.is_completed():
-                        raise self._lost(what, error) from error
+                except RuntimeError:
+                    if work.is_completed():  # it has failed, or has ended since: then this returns
+                        self._ended(work, what)
+                        return
                 looks += 1
                 waited = time.monotonic() - began
                 self._ledger.post(waits=what, looks=looks)
@@ -258,9 +258,20 @@ class ProcessGroupMover:
         except ShoalError as error:  # the others shall hear the cause, not that this rank is gone
             self.abort(error.code, error.reason, error.message, error.hint)
             raise
+        except BaseException as error:  # a signal: gloo still holds the memory, and the others would meet what is left of this call
+            self.abort("Cancelled", "Interrupted", f"rank {self.rank} was interrupted in {what}: {type(error).__name__}", "")
+            with contextlib.suppress(RuntimeError):
+                work.wait(timedelta(seconds=10))
+            raise
         finally:
             if looks:
                 self._ledger.post()
+
+    def _ended(self, work: dist.Work | _Message, what: str) -> None:
+        try:
+            work.wait(timedelta(seconds=LOOK))
+        except RuntimeError as error:
+            raise self._lost(what, error) from error
 
     def _look(self, what: str, before: list[dict] | None) -> list[dict]:
         """Raises what is known to be wrong; returns where everybody is."""

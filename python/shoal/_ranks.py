@@ -24,6 +24,7 @@ TIMEOUT = float(os.environ.get("SHOAL_TIMEOUT", 600))
 WARN_AFTER = 5.0
 
 
+_named: dict[tuple[str, int], int] = {}
 _attaching = threading.Lock()  # ranks may be threads of one process
 
 
@@ -42,6 +43,9 @@ def default_mesh() -> DeviceMesh:
 def gang_name(kind: str, ranks: tuple[int, ...], rank: int) -> str:
     """A name for what these ranks of the process group share, of one kind: the first of them makes it."""
     store, key = dist.distributed_c10d._get_default_store(), f"shoal/{kind}/" + "-".join(map(str, ranks))
+    count = _named[key, rank] = _named.get((key, rank), 0) + 1  # every rank asks equally often: an old name is never taken for a new one
+    if count > 1:
+        key += f"/{count}"
     if rank == 0:
         store.set(key, f"{kind}-{secrets.token_hex(4)}")
     return store.get(key).decode()

@@ -89,27 +89,32 @@ Result<void> MovedCommunicator::reduce_everywhere(ConstBytes input, MutableBytes
 }
 
 WorkPtr MovedCommunicator::all_gather(ConstBytes input, MutableBytes output, Counts counts, DType dtype, Call call) {
+  call.what = fmt::format("all_gather of {}", dtype_name(dtype));
   if (auto ok = check_all_gather(*this, input.size(), output.size(), counts, dtype); !ok) return failed_work(ok.error());
   return run(call, [&] { return mover_->all_gather(input, output, counts, call); });
 }
 
 WorkPtr MovedCommunicator::reduce_scatter(ConstBytes input, MutableBytes output, Counts counts, DType dtype, ReduceOp op, Call call) {
+  call.what = fmt::format("reduce_scatter ({}) of {}", reduce_op_name(op), dtype_name(dtype));
   if (auto ok = check_reduce_scatter(*this, input.size(), output.size(), counts, dtype, op); !ok) return failed_work(ok.error());
   return run(call, [&] { return scatter_reduced(input, output, counts, dtype, op, call); });
 }
 
 WorkPtr MovedCommunicator::all_reduce(ConstBytes input, MutableBytes output, DType dtype, ReduceOp op, Call call) {
+  call.what = fmt::format("all_reduce ({}) of {}", reduce_op_name(op), dtype_name(dtype));
   if (auto ok = check_all_reduce(input.size(), output.size(), dtype, op); !ok) return failed_work(ok.error());
   return run(call, [&] { return reduce_everywhere(input, output, dtype, op, call); });
 }
 
-WorkPtr MovedCommunicator::broadcast(MutableBytes data, int root, DType, Call call) {
+WorkPtr MovedCommunicator::broadcast(MutableBytes data, int root, DType dtype, Call call) {
+  call.what = fmt::format("broadcast from rank {} of {}", root, dtype_name(dtype));
   if (auto ok = check_peer(*this, root, "root", true); !ok) return failed_work(ok.error());
   return run(call, [&] { return mover_->broadcast(data, root, call); });
 }
 
 WorkPtr MovedCommunicator::all_to_all(ConstBytes input, MutableBytes output, Counts send_counts, Counts receive_counts, DType dtype,
                                       Call call) {
+  call.what = fmt::format("all_to_all of {}", dtype_name(dtype));
   if (auto ok = check_all_to_all(*this, input.size(), output.size(), send_counts, receive_counts, dtype); !ok)
     return failed_work(ok.error());
   return run(call, [&] { return mover_->all_to_all(input, output, send_counts, receive_counts, call); });

@@ -26,6 +26,7 @@ struct Call {
   std::uint64_t step = 0;   // likewise
   Duration timeout{};       // from the call on; zero: the communicator's own
   bool background = false;  // progress is made while the caller computes; otherwise whenever somebody waits
+  std::string what = {};    // the collective, its operation and dtype: set by a communicator whose ranks compare that in words
 };
 
 // An operation under way.

@@ -506,6 +506,27 @@ def a_step_is_skipped_by_all_when_one_rank_finds_an_overflow():
         ShardedGradScaler(device_type="cpu")
 
 
+@use
+def a_step_is_skipped_by_all_when_our_optimizer_unscales_by_itself():
+    import shoal.optim
+    from shoal.fsdp1 import ShardedGradScaler
+
+    model = sharded()
+    optimizer = shoal.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = ShardedGradScaler(device="cpu", init_scale=1024.0)
+    for step in range(3):
+        before = whole(model)
+        scaler.scale(model(batch(step, rank())).square().mean()).backward()
+        if step == 1 and rank() == 1:
+            model.head.bias.grad.to_local().fill_(float("inf"))  # only in this rank's rows
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        moved = any(not torch.equal(a, b) for a, b in zip(whole(model).values(), before.values(), strict=True))
+        assert moved == (step != 1)
+        assert scaler.get_scale() == (1024.0 if step == 0 else 512.0)
+
+
 # ---- communication -----------------------------------------------------------------------------------------------------------------
 
 

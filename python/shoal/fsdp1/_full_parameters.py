@@ -41,10 +41,16 @@ def whole_values(unit: nn.Module, keep: bool = True) -> dict[nn.Parameter, torch
         shown = {m.parameter: m.module._parameters[m.attribute] for m in unit._managed}
         values = {p: t.detach().clone() for p, t in shown.items() if keep and t.dtype == p.dtype}
     for p in (p for p, t in shown.items() if t.dtype != p.dtype):  # what is gathered for computing has a lower precision
-        whole = p.detach().full_tensor()
+        whole = copied(p.detach())
         if keep:
             values[p] = whole
     return values
+
+
+def copied(t: DTensor) -> torch.Tensor:
+    """A whole copy. Every rank must call it. (``full_tensor`` of what is replicated is the live tensor itself.)"""
+    whole = t.full_tensor()
+    return whole.clone() if whole.untyped_storage().data_ptr() == t.to_local().untyped_storage().data_ptr() else whole
 
 
 def rows_of(whole: torch.Tensor, like: DTensor) -> DTensor:
@@ -96,7 +102,7 @@ def summon_full_params(
             values = whole_values(unit, keep=shown)
             for m in unit._managed:
                 p = m.parameter
-                grad = p.grad.full_tensor() if with_grads and p.grad is not None and p not in copies else None
+                grad = copied(p.grad) if with_grads and p.grad is not None and p not in copies else None
                 if not shown:
                     continue
                 if p not in copies:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._names import clean
-from shoal.fsdp1._full_parameters import rows_of, units_of
+from shoal.fsdp1._full_parameters import copied, rows_of, units_of
 from shoal.fsdp1.api import OptimStateKeyType, StateDictType
 
 Given = Iterable[nn.Parameter] | list[dict[str, Any]] | None
@@ -89,7 +89,7 @@ def _with_params(group: dict[str, Any], params: list) -> dict[str, Any]:
 def _shown(value: Any, kind: StateDictType, offload_to_cpu: bool) -> Any:
     if isinstance(value, DTensor):
         if kind is StateDictType.FULL_STATE_DICT:
-            value = value.full_tensor()
+            value = copied(value)
         elif kind is StateDictType.LOCAL_STATE_DICT:
             value = value.to_local()
     if torch.is_tensor(value):

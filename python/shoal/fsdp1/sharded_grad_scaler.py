@@ -44,7 +44,8 @@ class ShardedGradScaler(_ShardedGradScaler):
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool = True
     ) -> dict[torch.device, torch.Tensor]:
-        """Unscales this rank's rows in place; the caller combines what was found over ranks."""
+        """Unscales this rank's rows in place. What was found is combined over ranks here: an optimizer that unscales by itself asks nobody
+        else."""
         with torch.no_grad():
             for group in optimizer.param_groups:
                 for p in group["params"]:
@@ -53,4 +54,5 @@ class ShardedGradScaler(_ShardedGradScaler):
                     rows = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
                     if rows.numel():
                         torch._amp_foreach_non_finite_check_and_unscale_([rows], found_inf, inv_scale)
+        dist.all_reduce(found_inf, op=dist.ReduceOp.MAX, group=self.process_group)
         return {found_inf.device: found_inf}

@@ -29,7 +29,6 @@ class Fused:
 
     def _set_master_weights(self, master_weights: bool | None) -> None:
         self._shards: dict[int, _Shard] = {}  # by id: a tensor's hash is slow, and a shard knows its tensors
-        self._versions: dict[torch.Tensor, int] = {}  # of parameters with a master copy: as the last step left them
         self.defaults["master_weights"] = master_weights
         for group in self.param_groups:
             group.setdefault("master_weights", master_weights)
@@ -47,7 +46,7 @@ class Fused:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._shards, self._versions = {}, {}
+        self._shards = {}
         for group in self.param_groups:
             group.setdefault("master_weights", self.defaults.get("master_weights"))
 
@@ -149,18 +148,17 @@ class Fused:
             local(state[MASTER]).copy_(values)
             return local(state[MASTER])
         master = state_of(state, MASTER, values)
-        if self._versions.get(p) != values._version:
-            torch.where(master.to(values.dtype) == values, master, values.float(), out=master)
+        lower = master.to(values.dtype)  # compared always: no version counter tells of p.data.mul_()
+        if not torch.equal(lower, values):
+            torch.where(lower == values, master, values.float(), out=master)
         return master
 
     def _written(self, shards: list[tuple[torch.Tensor, _Shard]], grad_scale: float) -> None:
         """Autograd shall see that the parameters changed."""
         torch.autograd.graph.increment_version([shard.values for _, shard in shards])
-        for p, shard in shards:
+        for _, shard in shards:
             if shard.gradient_from is not None and grad_scale != 1:
                 shard.gradient_from.copy_(shard.gradient)
-            if shard.copy is not None:
-                self._versions[p] = shard.values._version
             shard.gradient = shard.gradient_from = None  # theirs to free
 
 

@@ -78,7 +78,6 @@ class Muon(Fused, torch.optim.Muon):
         master.add_(update, alpha=-lr * _lr_ratio(group["adjust_lr_fn"], *p.shape))
         if master is not values:
             values.copy_(master)
-            self._versions[p] = values._version
 
 
 def _axis(p: torch.Tensor) -> tuple[DeviceMesh, int] | None:
