@@ -32,6 +32,7 @@ class Control {
     std::atomic<std::uint64_t> published;    // how many units' gradients it has put into slots, above its attempt (reducer.h)
     std::atomic<std::uint64_t> consumed;     // how many units it has reduced, as owner of its rows, above its attempt
     std::atomic<std::uint64_t> waiting;      // while it waits: which of its waits this is, from 1; else 0
+    std::atomic<std::uint64_t> looks;        // how often a wait of its has looked around in vain: it is alive
     std::atomic<std::uint64_t> stuck;        // another rank has proven that this one waits in vain
     std::atomic<std::uint64_t> joined;       // how often it has come to the end of its batches, to serve those who have some
     std::atomic<std::uint64_t> place;        // where its program is: for those who wait for it (encode_place)

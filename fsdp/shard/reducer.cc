@@ -174,6 +174,12 @@ Result<void> Reducer::check_units(const Pending& pending) const {
 }
 
 Result<bool> Reducer::serve() {
+  if (unwanted_) {
+    return fail(invalid_argument(
+                    fmt::format("another rank has a gradient of {}, which rank {} does not train", *std::exchange(unwanted_, {}), rank_))
+                    .with_reason("Diverged")
+                    .with_hint("freeze and thaw parameters alike on every rank"));
+  }
   if (pending_.empty()) return false;
   if (!all_published(pending_.front().sequence)) {
     const int rank = ahead();
@@ -235,7 +241,12 @@ void Reducer::sum(const Pending& pending, std::size_t parameter) {
       }
     }
     if (sources.empty()) return;
-    std::byte* const out = (into_partial ? g.partial : g.own) + k * own.length * out_bytes;
+    std::byte* const begin = into_partial ? g.partial : g.own;
+    if (begin == nullptr) {
+      unwanted_ = fmt::format("parameter {} of unit {}", p.parameter.name, pending.unit);
+      return;
+    }
+    std::byte* const out = begin + k * own.length * out_bytes;
     reduce(p.reduce_dtype(), sources, into_partial ? 1 : scale_of(pending), into_partial ? g.has_partial : g.accumulate, out_dtype, out,
            own.length);
   }

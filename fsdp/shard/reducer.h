@@ -11,7 +11,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "fsdp/layout/layout.h"
@@ -117,6 +119,7 @@ class Reducer {
   std::uint64_t left_off_ = 0;  // where the attempt before ended: owners may be reading what it published
   int overtaken_by_ = -1;
   std::deque<Pending> pending_;
+  std::optional<std::string> unwanted_;  // a parameter that another rank has a gradient of, and this one nowhere to put its own
   std::vector<Reduced> reduced_;
 };
 

@@ -150,13 +150,18 @@ Result<void> ShardedModel::serve_due(bool& served) {
   return {};
 }
 
-bool ShardedModel::all_stuck(std::vector<std::uint64_t>& before) const {
-  std::vector<std::uint64_t> now;
-  for (int r = 0; r < world_size_; ++r) now.push_back(control_.rank(r).waiting.load(std::memory_order_acquire));
-  const bool all = std::find(now.begin(), now.end(), 0) == now.end();
-  const bool same = now == before;
+// Every rank is in the wait that it was in before, and has looked around since: one that stands still itself proves nothing.
+bool ShardedModel::all_stuck(std::vector<std::pair<std::uint64_t, std::uint64_t>>& before) const {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> now;
+  bool all = static_cast<int>(before.size()) == world_size_;
+  for (int r = 0; r < world_size_; ++r) {
+    const auto& words = control_.rank(r);
+    const auto wait = words.waiting.load(std::memory_order_acquire), looks = words.looks.load(std::memory_order_acquire);
+    now.emplace_back(wait, looks);
+    all = all && wait != 0 && wait == before[static_cast<std::size_t>(r)].first && looks > before[static_cast<std::size_t>(r)].second;
+  }
   before = std::move(now);
-  return all && same;
+  return all;
 }
 
 Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting& waiting) {
@@ -167,7 +172,7 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
   std::optional<Told> told;
   const auto began = clock_->now();
   auto look_at = began + kProof;
-  std::vector<std::uint64_t> waits;  // of all ranks, when last looked at
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> waits;  // of all ranks, when last looked at
   auto warn_at = began + options_.warn_after;
   std::optional<runtime::TimePoint> left_since;  // a rank that is waited for has left
   while (true) {
@@ -183,9 +188,11 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
     if (interrupted && interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
     const auto now = clock_->now();
     if (!told) {
+      control_.rank(rank_).stuck.store(0, std::memory_order_release);
       control_.rank(rank_).waiting.store(++waits_, std::memory_order_release);
       told.emplace(control_.rank(rank_).waiting);
     }
+    control_.rank(rank_).looks.fetch_add(1, std::memory_order_release);
     // Everybody waits, and no wait has ended since the last look: each serves what is due, so none ever will.
     if (now >= look_at) {
       look_at = now + kProof;
@@ -294,7 +301,7 @@ Result<void> ShardedModel::unshard(std::size_t unit, bool backward) {
   }
   SHOAL_OK(check_fingerprints());
   u.take_lease(step());
-  stepper_.ran(Op::kUnshard, static_cast<std::int32_t>(unit), backward, start, stepper_.now());
+  if (stepping_) stepper_.ran(Op::kUnshard, static_cast<std::int32_t>(unit), backward, start, stepper_.now());
   return {};
 }
 
@@ -303,7 +310,7 @@ void ShardedModel::reshard(std::size_t unit, bool backward) {
   if (!u.leased()) return;
   const auto start = stepper_.now();
   u.drop_lease();
-  stepper_.ran(Op::kReshard, static_cast<std::int32_t>(unit), backward, start, stepper_.now());
+  if (stepping_) stepper_.ran(Op::kReshard, static_cast<std::int32_t>(unit), backward, start, stepper_.now());
 }
 
 // What the plan wants at this boundary. Gradients are there only for the unit that the boundary belongs to. The plan is of the step before:

@@ -134,7 +134,7 @@ class ShardedModel {
   };
   Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
   // Whether every rank waits, and has done so for a while, for something that only another one can do.
-  bool all_stuck(std::vector<std::uint64_t>& before) const;
+  bool all_stuck(std::vector<std::pair<std::uint64_t, std::uint64_t>>& before) const;
   int first_behind_join() const;  // the first rank that has batches when this one has none, or -1
   int first_lost() const;         // the first rank that is gone without having left, or -1
   bool has_left(int rank) const;

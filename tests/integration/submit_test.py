@@ -361,10 +361,10 @@ def test_another_programs_own_cluster_is_left_alone(shoal_command):
     mine = shoal_command("submit", "--", "sh", "-c", "echo $SHOAL_ADDRESS")
     assert mine.returncode == 0, mine
     assert info["head_local"] not in mine.stdout
+    wait_until(lambda: len(list(shoal_command.home.glob("*/pids/*"))) == 1, 5, "the end of the submit's own cluster")
     assert shoal_command("stop").returncode == 3
     with pytest.raises(shoal.exceptions.Unavailable, match="no cluster is running"):
         shoal.init("auto")
-    wait_until(lambda: len(list(shoal_command.home.glob("*/pids/*"))) == 1, 5, "the end of the submit's own cluster")
     assert shoal_command.json("status")["address"] == info["head_local"]  # it may be looked at
     named = shoal_command("submit", "--address", info["head_local"], "--", "sh", "-c", "echo $SHOAL_ADDRESS")
     assert named.stdout.strip() == info["head_local"], named

@@ -1,5 +1,6 @@
 """What FSDP2 refuses or leaves to the user, and what replaces parameters under a sharded model: two ranks, one run."""
 
+import dataclasses
 import os
 import traceback
 
@@ -174,6 +175,43 @@ def replaced_by_another_shape_is_refused_by_name():
         model(batch(0, rank()))
 
 
+@use
+def one_new_tensor_in_two_places_ties_them():
+    from shoal.fsdp import fully_shard
+
+    def tied(model):
+        model.encoder[0].weight = model.extra.weight = nn.Parameter(torch.full((7, 7), 0.1))
+        return model
+
+    def build():
+        model = Net()
+        model.extra = nn.Linear(7, 7)
+        model.extra.weight.data.zero_()
+        return model
+
+    def loss(model, step, r):
+        return (model(batch(step, r)).sum() + model.extra(model.inp(batch(step, r))).square().sum()) / 10
+
+    model = build()
+    fully_shard(model.extra)
+    shard(model)
+    tied(model)
+    with torch.random.fork_rng():
+        plain = build()
+    plain.extra.bias.data.copy_(full(model.extra.bias.data))
+    same_as_plain(model, tied(plain), loss, lr=0.01)
+    assert model.encoder[0].weight is model.extra.weight
+
+
+@use
+def converted_and_then_evaluated_in_inference_mode():
+    model = shard(Net())
+    model.double()
+    with torch.inference_mode():
+        model(batch(0, rank()).double())
+    model(batch(0, rank()).double()).sum().backward()
+
+
 # ---- modules that are called by themselves -------------------------------------------------------------------------------------------
 
 
@@ -205,6 +243,70 @@ def a_module_skipped_on_all_ranks_has_no_gradient():
     plain.skipped = {1}
     same_as_plain(model, plain)
     assert model.blocks[1][0].weight.grad is None
+
+
+@dataclasses.dataclass
+class Out:
+    logits: torch.Tensor
+    note: str = ""
+
+
+@use
+def a_dataclass_as_output():
+    from shoal.fsdp import MixedPrecisionPolicy, fully_shard
+
+    class Wrapped(Net):
+        def forward(self, x):
+            return Out(super().forward(x))
+
+    model = fully_shard(Wrapped())
+    same_as_plain(model, Wrapped(), lambda model, step, r: model(batch(step, r)).logits.square().mean())
+    low = fully_shard(Wrapped(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32))
+    assert low(batch(0, rank())).logits.dtype == torch.float32
+
+
+@use
+def a_thawed_module_that_one_rank_skips():
+    model = shard(Net())
+    model.blocks[1].requires_grad_(False)
+    model(batch(0, rank())).sum().backward()
+    model.blocks[1].requires_grad_(True)
+    for p in model.parameters():
+        p.grad = None
+    model.skipped = {1} if rank() == 1 else set()
+    model(batch(1, rank())).sum().backward()
+    assert full(model.blocks[1][0].weight.grad).abs().max() > 0
+
+
+@use
+def an_exception_in_a_registered_method_ends_its_forward():
+    from shoal.fsdp import register_fsdp_forward_method
+
+    class Raising(Net):
+        def encode(self, x, how):
+            if how:
+                raise RuntimeError(how)
+            return self.head(self.inp(x))
+
+    model = shard(Raising())
+    register_fsdp_forward_method(model, "encode")
+    with pytest.raises(RuntimeError, match="on purpose"):
+        model.encode(batch(0, rank()), "on purpose")
+    same_as_plain(model, Raising(), lambda model, step, r: model.encode(batch(step, r), "").square().mean())
+
+
+@use
+def all_reduce_switched_off_without_replicas_changes_nothing():
+    def loss(model, step, r):
+        return model(batch(step, r)).square().mean()
+
+    model, plain = shard(Net()), Net()
+    for micro in range(2):
+        model.set_requires_all_reduce(micro == 1)
+        loss(model, micro, rank()).backward()
+        (sum(loss(plain, micro, r) for r in range(WORLD)) / WORLD).backward()
+    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(full(p.grad), q.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
 # ---- dtypes --------------------------------------------------------------------------------------------------------------------------
@@ -364,6 +466,42 @@ def samples_count_alike_where_batches_are_uneven():
 @use
 def a_rank_without_a_single_batch_serves_the_others():
     _joined("world", (0, 2))
+
+
+@use
+def samples_count_alike_where_micro_batches_are_uneven():
+    from shoal.fsdp import join
+
+    sizes = ((4, 1), (2, 3))
+    model, plain = shard(Net()), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with join(model, optimizers=optimizer, weight="samples"):
+        for micro, size in enumerate(sizes[rank()]):
+            model.set_requires_gradient_sync(micro == 1)
+            model(batch(micro, rank())[:size]).square().mean(1).mean().backward()
+        got = {n: full(p.grad).clone() for n, p in model.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+    every = torch.cat([batch(m, r)[:n] for r, of_rank in enumerate(sizes) for m, n in enumerate(of_rank)])
+    plain(every).square().mean(1).mean().backward()
+    for name, q in plain.named_parameters():
+        torch.testing.assert_close(got[name], q.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@use
+def a_second_synchronised_backward_without_a_step_is_refused_inside_join():
+    from shoal.fsdp import join
+
+    model = shard(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def go():
+        with join(model, optimizers=optimizer):
+            model(batch(0, rank())).sum().backward()
+            model(batch(1, rank())).sum().backward()
+
+    with pytest.raises(ValueError, match="a second synchronised backward came without an optimizer's step"):
+        go()
 
 
 # ---- ranks that go different ways ----------------------------------------------------------------------------------------------------

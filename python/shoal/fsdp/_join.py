@@ -26,6 +26,7 @@ def join(
     """Around a training loop whose ranks may have different numbers of batches: a rank that leaves its loop serves the others until all
     have left theirs. It contributes zeros to their gradients, and updates its own shards with ``optimizers``, as they do.
 
+    A step has one synchronised backward (accumulate with ``set_requires_gradient_sync(False)``) and one optimizer step.
     ``weight``: how gradients are averaged: ``"world"`` divides by the number of all ranks, as DDP's Join does by default; ``"samples"``
     weighs each rank's by its number of samples (dim 0 of the first tensor that the root's forward gets): each sample counts alike.
     ``after_backward``: what the loop does between backward and the optimizer's step that is collective (clipping); on serving ranks, too.
@@ -39,7 +40,7 @@ def join(
     if state is None:
         raise InvalidArgument("this model was not sharded by shoal.fsdp.fully_shard", hint="join takes the module that it got last")
     chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-    state.weigh_samples = weight == "samples"
+    state.weigh_samples, state.joining = weight == "samples", True
     try:
         yield
         if state.root is None:  # not a single batch: the others will run the whole model
@@ -48,7 +49,9 @@ def join(
             state.root.enter(True)
         _serve(roots_in(model), chosen, after_backward, after_step)
     finally:
-        state.weigh_samples = False
+        state.weigh_samples = state.joining = False
+        for root in roots_in(model):
+            root.joining = False
 
 
 def _serve(roots: list[Root], optimizers: list[torch.optim.Optimizer], after_backward, after_step) -> None:

@@ -51,6 +51,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
     for root in _roots_of(optimizer):
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
             continue  # of one unit, whose rows may be written already
+        root.unstepped = False
         root.open_window("optimizer.step")
         for m in root.models:
             m.optimizer_begin()
@@ -82,5 +83,9 @@ def write(model: nn.Module):
         if s is not None:
             s.to_sharded()
     for root in roots_in(model):
+        if root.joining:
+            raise InvalidArgument(
+                "write() inside join: ranks that serve would take it for an optimizer's step", hint="write before or behind the loop"
+            )
         root.open_window("write")
     yield model

@@ -279,7 +279,7 @@ class ShardedParameter:
         """(address of the whole gradient or 0, its dtype, address of the own rows or 0, accumulate, address of the partial sum or 0, it has
         one) for the reduction: the whole one stays alive until ``published``, the rest until ``gradient_done``. None may be under way: the
         next one adds to what it leaves. ``unused``: zeros where there is none. ``fresh``: the caller adds up itself."""
-        if self.unsharded is None or not self.unsharded.requires_grad:
+        if not self.sharded.requires_grad:
             self._pending.append([None, None, everywhere])
             return 0, 0, 0, False, 0, False
         grad = self._take_gradient()
@@ -302,10 +302,9 @@ class ShardedParameter:
         return grad.data_ptr() if grad is not None else 0, number, own, accumulate, partial, self._has_partial
 
     def weigh(self, by: float) -> None:
-        """Multiplies the whole gradient, for a weighted mean."""
-        for grad in (self.unsharded.grad if self.unsharded is not None else None, self._accumulated):
-            if grad is not None:
-                grad.mul_(by)
+        """Multiplies the whole gradient of the last backward, for a weighted mean."""
+        if self.unsharded is not None and self.unsharded.grad is not None:
+            self.unsharded.grad.mul_(by)
 
     def has_gradient(self) -> bool:
         return self.unsharded is not None and (self.unsharded.grad is not None or self._accumulated is not None)
@@ -315,14 +314,18 @@ class ShardedParameter:
             self.unsharded.grad = None
         self._accumulated = None
 
-    def keep_gradient(self) -> None:
-        """A backward without reduction is over: what it left is added up in the reduce dtype."""
-        if self.reduce_dtype != self.compute_dtype and self.unsharded is not None and self.unsharded.grad is not None:
+    def keep_gradient(self, weight: float | None) -> None:
+        """A backward without reduction is over: what it left is added up in the reduce dtype, weighted if there is a weight."""
+        if weight is not None:
+            self.weigh(weight)
+            self._accumulated = self._take_gradient(self.reduce_dtype)
+        elif self.reduce_dtype != self.compute_dtype and self.unsharded is not None and self.unsharded.grad is not None:
             self._accumulated = self._take_gradient(self.reduce_dtype)
 
     def _take_gradient(self, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-        grad, self.unsharded.grad = self.unsharded.grad, None
+        grad = None if self.unsharded is None else self.unsharded.grad
         if grad is not None:
+            self.unsharded.grad = None
             if self._whole_spec is not None:
                 grad = self._redistributed(grad)
             if grad.layout != torch.strided:

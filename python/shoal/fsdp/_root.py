@@ -7,6 +7,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.autograd import Variable
 
@@ -47,6 +48,8 @@ class Root:
         self.running: State | None = None  # the unit whose forward the program called, maybe one inside the root
         self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, of those with hooks for that, in order
         self.samples: int | None = None  # of this rank's batch, where gradients are weighted by them
+        self.samples_kept = 0  # of batches whose backwards reduced nothing
+        self.joining = self.unstepped = False  # inside `join`; there, a window was opened that no optimizer has used yet
         self.skipped: list[State] = []  # in this backward pass: units that no forward of this rank ran, and that it has not published
         self.held: list[int] | None = None  # a synchronised backward opened no window: how often each parameter had been written then
         self.prefetch = 1  # how many forwards or backwards ahead a unit is unsharded
@@ -106,6 +109,10 @@ class Root:
 
     def adopt(self) -> None:
         """Takes over what the user put in the place of parameters; units whose dtypes or parameters changed are built anew."""
+        with torch.inference_mode(False), torch.no_grad():  # what is made here outlives an evaluation
+            self._adopt()
+
+    def _adopt(self) -> None:
         changed = self._adopt_ties()
         for s in self.states:
             for u in s.units:
@@ -122,25 +129,26 @@ class Root:
         """A parameter was put in the place of another one after fully_shard: both are one from now on, in the unit around both."""
         changed: dict[Unit, None] = {}
         unit_of = {id(p.sharded): u for u in self.units for p in u.parameters}
-        parameter_of = {id(p.sharded): p for u in self.units for p in u.parameters}
+        parameter_of = {id(face): p for u in self.units for p in u.parameters for face in (p.sharded, p.unsharded) if face is not None}
         for u in self.units:
             for p in list(u.parameters):
                 for owner in list(p.owners):
                     current = owner[0]._parameters.get(owner[1])
-                    other = parameter_of.get(id(current))
-                    if other is None or other is p:
+                    # One tensor in two places, none of ours: the first of them takes it.
+                    other = parameter_of.setdefault(id(current), p) if current is not None else p
+                    if other is p:
                         continue
                     p.owners.remove(owner)
                     other.owners.append(owner)
                     if not p.owners:
                         u.parameters.remove(p)
                         changed[u] = None
-                    home = unit_of[id(current)]
+                    home = unit_of[id(other.sharded)]
                     outer = self._around(home.state, u.state).unit_like(home)
                     if outer is not home:
                         home.parameters.remove(other)
                         outer.parameters.append(other)
-                        unit_of[id(current)] = outer
+                        unit_of[id(other.sharded)] = outer
                         changed[home] = changed[outer] = None
         return changed
 
@@ -162,6 +170,11 @@ class Root:
         if self.backward is not None and self.backward() is not None:
             return
         self.recover()
+        if self.joining and self.unstepped and any(s.sync for s in self.states):
+            raise InvalidArgument(
+                "inside join, a second synchronised backward came without an optimizer's step behind the first",
+                hint="accumulate with set_requires_gradient_sync(False) on all but the last backward of a step",
+            )
         backward = Backward()
         self.backward = weakref.ref(backward)
         for u in self.units:
@@ -196,6 +209,9 @@ class Root:
         for m in self.models:
             m.finish_backward(leave)
         self.held = self.writes() if last and self.forwards and self.in_backward_optimizer is None else None
+        self.unstepped = leave and self.in_backward_optimizer is None
+        if self.samples is not None:
+            self.samples_kept = 0 if synced else self.samples_kept + self.samples
         self.settle()
         self.backward = self.running = None
         self.run_hooks()
@@ -209,7 +225,7 @@ class Root:
 
     def gives_up(self, state: State) -> bool:
         """Whether a unit that is published now is updated as soon as it is reduced, and read no more in this step."""
-        return self.in_backward_optimizer is not None and self.is_last_backward and state.sync and state.everywhere
+        return self.in_backward_optimizer is not None and self.is_last_backward and state.sync and all(u.everywhere for u in state.units)
 
     def run_hooks(self) -> None:
         """Hooks of parameters that got a gradient in the pass that is over: they may write, so they come behind the window."""

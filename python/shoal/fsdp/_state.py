@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import Shard
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.distributed.utils import _apply_to_tensors
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._mesh import DataMesh, of_mesh_info, post_forward_mesh
@@ -50,7 +51,7 @@ class State:
         self.forwarding = False  # a forward of it runs
         self.entered: nn.Module | None = None  # a module inside that was called instead of the whole
         self.post_optim_event: Any = None
-        self.weigh_samples = False
+        self.weigh_samples = self.joining = False
         self.endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards whose inputs wanted no gradient: no node ends them
         self.ends: weakref.WeakSet = weakref.WeakSet()  # nodes of autograd that end a backward of this unit: one per forward in a graph
 
@@ -293,6 +294,7 @@ class State:
             root.adopt()
         if self.is_root:
             root.samples = _samples(args, kwargs) if self.weigh_samples else None
+            root.joining |= self.joining
             root.enter(training)
         self.seen = True
         for u in self.units:
@@ -303,7 +305,7 @@ class State:
                 for u in s.units:
                     u.unshard()
         if self.cast_to is not None:
-            args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to(self.cast_to) if t.is_floating_point() else t, (args, kwargs))
+            args, kwargs = _apply_to_tensors(partial(_cast, self.cast_to), (args, kwargs))
         if training and (not in_graph or not self.more_to_come()):  # a checkpoint may be run again as a graph of its own
             args, kwargs = self._watch_inputs(args, kwargs)
         return args, kwargs
@@ -344,11 +346,11 @@ class State:
                 root.forwards.add(token)
             if self.ends_unseen:
                 self.endless.add(token)
-            for t in tree_flatten(output)[0]:
-                if torch.is_tensor(t) and t.requires_grad:
+            for t in _tensors_in(output):
+                if t.requires_grad:
                     t.register_hook(partial(self._pre_backward, token))
         if self.mp_policy.output_dtype is not None:
-            output = tree_map_only(torch.Tensor, lambda t: t.to(self.mp_policy.output_dtype) if t.is_floating_point() else t, output)
+            output = _apply_to_tensors(partial(_cast, self.mp_policy.output_dtype), output)
         return output
 
     def _enter_inside(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
@@ -367,7 +369,12 @@ class State:
     def run(self, module: nn.Module, method: Callable, args: tuple, kwargs: dict) -> Any:
         """A method of the module as its forward."""
         args, kwargs = self._pre_forward(module, args, kwargs)
-        return self._post_forward(module, args, method(*args, **kwargs))
+        try:
+            output = method(*args, **kwargs)
+        except BaseException:
+            self._post_forward(module, args, None)
+            raise
+        return self._post_forward(module, args, output)
 
     # ---- backward ----
 
@@ -431,7 +438,7 @@ class State:
             return
         u.model.backward_end(u.index, [], 1.0, True, reshard)
         for p in u.parameters:
-            p.keep_gradient()
+            p.keep_gradient(self.root.samples)
 
 
 class _AfterBackward(torch.autograd.Function):
@@ -447,6 +454,24 @@ class _AfterBackward(torch.autograd.Function):
     def backward(ctx, *grads: torch.Tensor):
         ctx.state.inputs_done(ctx)
         return (None, *grads)
+
+
+def _cast(dtype: torch.dtype, t: torch.Tensor) -> torch.Tensor:
+    return t.to(dtype) if t.is_floating_point() else t
+
+
+def _tensors_in(output: Any) -> list[torch.Tensor]:
+    """Of whatever a forward returns: lists, mappings, dataclasses."""
+    if torch.is_tensor(output):
+        return [output]
+    found: list[torch.Tensor] = []
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        found.append(t)
+        return t
+
+    _apply_to_tensors(keep, output)
+    return found
 
 
 def _samples(args: tuple, kwargs: dict) -> int:

@@ -79,6 +79,11 @@ class Unit:
             self.model.reshard(self.index)
 
     @property
+    def everywhere(self) -> bool:
+        """Gradients are reduced over all replicas; of one, there is nothing else to do."""
+        return self.state.everywhere or self.data.replicas == 1
+
+    @property
     def scale(self) -> float:
         return 1.0 / (self.divide_factor or len(self.data.ranks))
 
@@ -94,9 +99,9 @@ class Unit:
         if s.root.samples is not None:
             for p in self.parameters:
                 p.weigh(s.root.samples)
-        work = [p.gradient_work(s.everywhere, s.reduce_unused, fresh) for p in self.parameters]
-        weight = -1.0 if s.root.samples is None else float(s.root.samples)
-        self.model.backward_end(self.index, work, self.scale, s.everywhere, reshard, weight)
+        work = [p.gradient_work(self.everywhere, s.reduce_unused, fresh) for p in self.parameters]
+        weight = -1.0 if s.root.samples is None else float(s.root.samples + s.root.samples_kept)
+        self.model.backward_end(self.index, work, self.scale, self.everywhere, reshard, weight)
         for p in self.parameters:
             p.published()
 
