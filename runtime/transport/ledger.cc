@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <thread>
+
 #include <fmt/format.h>
 
 #include "runtime/core/utf8.h"
@@ -11,6 +13,7 @@ namespace shoal::runtime {
 
 namespace {
 
+constexpr int kPatience = 10'000;                 // looks at a cause of failure that is being written
 constexpr auto kProof = std::chrono::seconds(1);  // how long a circle must stand still
 
 const char* kind_name(Collective kind) {
@@ -230,7 +233,14 @@ void Ledger::fail(const Error& cause) {
 }
 
 std::optional<Error> Ledger::failure() const {
-  if (failure_->state.load(std::memory_order_acquire) != 2) return std::nullopt;
+  auto state = failure_->state.load(std::memory_order_acquire);
+  // Whoever writes the cause is about to be done, or died of something else meanwhile.
+  for (int i = 0; i < kPatience && state == 1; ++i) {
+    std::this_thread::yield();
+    state = failure_->state.load(std::memory_order_acquire);
+  }
+  if (state == 1) return unavailable("the group failed, and the rank that knew why died before it had said so").with_reason("ActorDied");
+  if (state != 2) return std::nullopt;
   const auto text = [](const char* at, std::size_t size) { return std::string(at, strnlen(at, size)); };
   Error e(static_cast<Code>(std::min<std::uint16_t>(failure_->code, kNumCodes - 1)), text(failure_->message, sizeof failure_->message));
   return std::move(e).with_reason(text(failure_->reason, sizeof failure_->reason)).with_hint(text(failure_->hint, sizeof failure_->hint));

@@ -243,14 +243,20 @@ WorkPtr ShmCommunicator::receive(MutableBytes data, int from, DType dtype, std::
 
 Result<std::shared_ptr<Window>> ShmCommunicator::window(std::size_t bytes, Call call) {
   const auto world = static_cast<std::size_t>(world_size());
-  std::vector<std::size_t> sizes(world), begins(world), counts(world, sizeof(std::size_t));
+  std::vector<std::size_t> begins(world), counts(world, sizeof(std::size_t));
   if (call.label.empty()) call.label = "window";
   std::string name;
+  // Own size, then everybody's: a wait that a signal ends leaves the operation under way, which needs this for as long as we live.
+  std::vector<std::size_t>* gathered = nullptr;
   {
     const std::lock_guard lock(mutex_);
     name = fmt::format("{}/{}/window-{}", options_.name, generation_, num_windows_++);
+    gathered = &window_sizes_.emplace_back(world + 1);
   }
-  SHOAL_OK(all_gather(std::as_bytes(std::span(&bytes, 1)), std::as_writable_bytes(std::span(sizes)), counts, DType::kUInt64, call)->wait());
+  gathered->front() = bytes;
+  const auto own = std::span(*gathered).first(1), all = std::span(*gathered).subspan(1);
+  SHOAL_OK(all_gather(std::as_bytes(own), std::as_writable_bytes(all), counts, DType::kUInt64, call)->wait());
+  std::vector<std::size_t> sizes(all.begin(), all.end());
   std::size_t total = 0;
   for (std::size_t r = 0; r < world; ++r) {
     begins[r] = total;

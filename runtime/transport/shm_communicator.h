@@ -115,6 +115,7 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   bool several_submitters_ = false;  // then a wait of one proves nothing
   std::uint64_t sequence_ = 0;
   std::uint64_t num_windows_ = 0;
+  std::deque<std::vector<std::size_t>> window_sizes_;  // of every window: this rank's, then by rank
   std::deque<OperationPtr> collectives_;
   std::vector<std::deque<OperationPtr>> sends_, receives_;  // by peer
   std::uint64_t num_background_ = 0;                        // of those pending
