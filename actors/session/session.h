@@ -64,6 +64,7 @@ class Session {
   // Makes an actor of another process known here: handles are values. NotFound when the head does not know it.
   Result<void> know(ActorId actor, const std::string& class_name);
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
+  // Calls made after this fail, whatever the actor's process still does.
   Result<void> kill(ActorId actor);
   // As far as this process has heard.
   bool dead(ActorId actor);

@@ -86,6 +86,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     case Method::kKillActor: {
       SHOAL_TRY(const auto ref, from_bytes<actors::ActorRef>(bytes));
       SHOAL_OK(state_.actor_killed(ref.actor));
+      perform();  // who watches it hears of its death before this answer: calls made after it fail
       return Message();
     }
     case Method::kWatchActor: {

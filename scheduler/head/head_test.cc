@@ -68,10 +68,14 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   std::unique_ptr<runtime::SimNetwork> client_network_ = world_.fabric().attach("client", 2);
   Head head_{world_.clock(), world_.random(), *head_network_, store_, runtime::make_null_log(), options()};
   std::unique_ptr<runtime::Peer> client_;
+  std::vector<actors::ActorRow> told_;
 
  private:
   void on_request(runtime::Peer&, runtime::Request, runtime::Responder responder) override { responder.reply({}); }
-  void on_notice(runtime::Peer&, runtime::Request) override {}
+  void on_notice(runtime::Peer&, runtime::Request notice) override {
+    if (notice.method == actors::number(Method::kActorUpdate))
+      told_.push_back(actors::from_bytes<actors::ActorRow>(notice.message.body).value());
+  }
   void on_closed(runtime::Peer&, const Error&) override {}
 };
 
@@ -90,6 +94,26 @@ TEST_F(HeadTest, WhatALockedDatabaseDidNotTakeIsWrittenLater) {
     EXPECT_EQ(row.state, row.id == before ? actors::JobState::kStopped : actors::JobState::kPending);
     EXPECT_TRUE(row.id == before || row.id == during);
   }
+}
+
+// So that a call made after kill() returned fails, whatever the process still does.
+TEST_F(HeadTest, WhoKillsAnActorHearsOfItsDeathBeforeTheAnswer) {
+  actors::GangSpec gang;
+  gang.id = world_.random().id<GangId>();
+  gang.job = submit();
+  gang.actors.emplace_back().id = world_.random().id<ActorId>();
+  client_->call(actors::number(Method::kCreateGang), {to_bytes(gang), {}, {}}, 5s, [](Result<runtime::Message> r) { EXPECT_TRUE(r); });
+  world_.run_for(1s);
+  EXPECT_TRUE(told_.empty());  // there is no node for it
+  bool answered = false;
+  client_->call(actors::number(Method::kKillActor), {to_bytes(actors::ActorRef{gang.actors[0].id}), {}, {}}, 5s,
+                [&](Result<runtime::Message> r) {
+                  answered = true;
+                  ASSERT_TRUE(r);
+                  ASSERT_EQ(told_.size(), 1u);
+                  EXPECT_EQ(told_[0].state, actors::ActorState::kDead);
+                });
+  ASSERT_TRUE(world_.run_until([&] { return answered; }, 5s));
 }
 
 }  // namespace
