@@ -20,7 +20,7 @@ class Control {
   // What a rank has in a gradient slot.
   struct Slot {
     std::atomic<std::uint32_t> unit;
-    std::atomic<double> weight;             // of this rank's gradients in the mean, 0: all ranks' are alike
+    std::atomic<double> weight;             // of this rank's gradients in the mean, below 0: all ranks' are alike
     std::atomic<std::uint32_t> everywhere;  // reduced over all replicas, not only within the own one
     std::uint8_t present[kMaxParameters];   // which parameters have a gradient on this rank; written before `published`
   };

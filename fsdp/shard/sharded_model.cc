@@ -13,7 +13,7 @@ namespace shoal::fsdp {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(50);  // how often a sleeping wait asks about signals
-constexpr auto kProof = std::chrono::seconds(1);       // how long all ranks must wait without any change until it is proven that they will
+constexpr auto kProof = std::chrono::seconds(1);       // all ranks must wait that long without any change until it is proven that they will
 constexpr auto kLastWords = std::chrono::seconds(1);   // from a rank's leave to the word of how its process ended
 
 std::vector<const Layout*> layouts_of(const ShardedModel::Units& units) {
@@ -141,12 +141,8 @@ Result<void> ShardedModel::check_fingerprints() {
 }
 
 Result<void> ShardedModel::serve_due(bool& served) {
-  const auto start = stepper_.now();
   SHOAL_TRY(served, reducer_.serve());
-  if (served) {
-    control_.board().ring();
-    (void)start;
-  }
+  if (served) control_.board().ring();
   return {};
 }
 
@@ -476,8 +472,7 @@ Result<void> ShardedModel::open_window(const std::string& door) {
   return {};
 }
 
-// ---- serving the others
-// ------------------------------------------------------------------------------------------------------------------
+// ---- serving the others -----------------------------------------------------------------------------------------------------------
 
 Result<void> ShardedModel::join() {
   if (exchange_) {

@@ -34,8 +34,13 @@ runtime::DType dtype_of(const std::string& name) { return unwrap(runtime::parse_
 // Starts an operation without the GIL: some are done when this returns.
 template <class F>
 WorkPtr submit(F&& fn) {
-  const nb::gil_scoped_release release;
-  return fn();
+  WorkPtr work;
+  {
+    const nb::gil_scoped_release release;
+    work = fn();
+  }
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal came while a process group was called back
+  return work;
 }
 
 }  // namespace

@@ -1,27 +1,16 @@
 """State dicts of a sharded model and its optimizer through torch's own functions, and torch.compile: two ranks, one run."""
 
 import functools
-import os
 import tempfile
-import traceback
-
-os.environ.setdefault("SHOAL_TIMEOUT", "30")  # a rank that is left alone says so
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-
-import shoal
-from shoal.train import ScalingConfig, Trainer
+from uses import Uses, check, ranks, run
 
 WORLD = 2
-USES = {}
-
-
-def use(function):
-    USES[function.__name__] = function
-    return function
+use = Uses()
 
 
 class Net(nn.Module):
@@ -240,25 +229,12 @@ def a_model_compiled_after_it_was_sharded():
 
 
 def all_uses():
-    """Name and traceback of every use that failed on this rank."""
-    failed = {}
-    for name, function in USES.items():
-        try:
-            function()
-        except BaseException:  # whatever it is, the others shall still be tried
-            failed[name] = traceback.format_exc()
-        torch.distributed.barrier()
-    return failed
+    return run(use)
 
 
-@pytest.fixture(scope="module")
-def failed():
-    shoal.init(num_cpus=8)
-    yield Trainer(all_uses, scaling_config=ScalingConfig(num_workers=WORLD)).fit().returns
-    shoal.shutdown()
+failed = ranks(all_uses, WORLD)
 
 
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("name", use)
 def test_use(name, failed):
-    for of_rank, failures in enumerate(failed):
-        assert name not in failures, f"on rank {of_rank}: {failures[name]}"
+    check(name, failed)

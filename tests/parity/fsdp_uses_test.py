@@ -1,28 +1,17 @@
 """Ways to use a sharded model, in one run of two ranks: each ends with what a plain process has, or says why not."""
 
 import gc
-import os
 import time
-import traceback
 from pathlib import Path
-
-os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-import shoal
-from shoal.train import ScalingConfig, Trainer
+from uses import Uses, check, ranks, run
 
 WORLD = 2
-USES = {}
-
-
-def use(function):
-    USES[function.__name__] = function
-    return function
+use = Uses()
 
 
 class Net(nn.Module):
@@ -689,25 +678,12 @@ def an_exception_in_backward_of_one_rank():
 
 
 def all_uses():
-    """Name and traceback of every use that failed on this rank."""
-    failed = {}
-    for name, function in USES.items():
-        try:
-            function()
-        except BaseException:  # whatever it is, the others shall still be tried
-            failed[name] = traceback.format_exc()
-        torch.distributed.barrier()
-    return failed
+    return run(use)
 
 
-@pytest.fixture(scope="module")
-def failed():
-    shoal.init(num_cpus=8)
-    yield Trainer(all_uses, scaling_config=ScalingConfig(num_workers=WORLD)).fit().returns
-    shoal.shutdown()
+failed = ranks(all_uses, WORLD)
 
 
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("name", use)
 def test_use(name, failed):
-    for of_rank, failures in enumerate(failed):
-        assert name not in failures, f"on rank {of_rank}: {failures[name]}"
+    check(name, failed)

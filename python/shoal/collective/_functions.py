@@ -300,7 +300,7 @@ def recv(
     timeout: float | None = None,
 ) -> torch.Tensor | Work:
     """The next message of rank ``src`` into ``tensor``, which is returned. A message of another size, dtype or tag is an
-    ``InvalidArgument`` on both ranks."""
+    ``InvalidArgument`` on both ranks; between hosts, where gloo moves it, sizes and dtypes are not compared."""
     _check(tensor)
     g = _group(group)
     dense, back = _in_place(tensor)

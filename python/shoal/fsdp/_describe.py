@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from shoal.fsdp._collect import state_of
 from shoal.fsdp._names import clean
-from shoal.fsdp._state import state_of
 
 
 @dataclass(frozen=True)

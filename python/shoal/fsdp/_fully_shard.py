@@ -13,9 +13,10 @@ from torch.distributed.utils import _get_root_modules
 
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp import _bootstrap
+from shoal.fsdp._collect import state_of
 from shoal.fsdp._mesh import data_mesh
 from shoal.fsdp._module import sharded_class
-from shoal.fsdp._state import State, state_of
+from shoal.fsdp._state import State
 
 _LEASE_GUARD = os.environ.get("SHOAL_LEASE_GUARD", "0") == "1"
 

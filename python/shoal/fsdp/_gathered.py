@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from shoal.exceptions import Unimplemented
 from shoal.fsdp._parameters import ShardedParameter
 
 if TYPE_CHECKING:
@@ -130,9 +131,14 @@ class Gathered:
     def reduce(self) -> None:
         """The unit's gradients through the custom reduce_scatter, at once."""
         u = self._unit
+        if u.state.root.samples is not None or not u.everywhere:
+            raise Unimplemented(
+                f"unit {u.state.name or '(root)'}: a reduce_scatter of the user's neither weighs samples nor reduces within replicas only",
+                hint="use the default one with join(weight='samples') and set_requires_all_reduce(False)",
+            )
         work = []
         for p in u.parameters:
-            grad = p._take_gradient()
+            grad = p.take_gradient()
             if grad is None and u.state.reduce_unused and p.unsharded.requires_grad:
                 grad = torch.zeros(p.shape, dtype=p.compute_dtype)
             if grad is not None:
@@ -140,6 +146,8 @@ class Gathered:
         if not work:
             return
         data, dtype = u.data, work[0][0].reduce_dtype
+        if any(p.reduce_dtype != dtype for p, _ in work):
+            raise Unimplemented("a user's reduce_scatter takes gradients of one dtype", hint="set MixedPrecisionPolicy(reduce_dtype)")
         pieces = []
         for p, grad in work:
             size = list(p.shape)

@@ -12,7 +12,7 @@ from shoal import _native
 from shoal._runtime import state
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _bootstrap, _graph
-from shoal.fsdp._state import own_parameters
+from shoal.fsdp._collect import own_parameters
 
 BATCH = -1  # as the input of a node: no other node's output
 

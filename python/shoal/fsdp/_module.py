@@ -14,8 +14,9 @@ from torch.distributed.fsdp import UnshardHandle as TorchUnshardHandle
 from shoal import _native
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _example, _graph, _plan
+from shoal.fsdp._collect import state_of
 from shoal.fsdp._root import roots_in
-from shoal.fsdp._state import State, state_of
+from shoal.fsdp._state import State
 from shoal.fsdp._unit import Unit
 
 

@@ -76,6 +76,7 @@ class ShardedParameter:
         floating = self.dtype.is_floating_point and self.dtype not in _AS_BYTES
         self.compute_dtype = self._policy.param_dtype or self.dtype if floating else self.dtype
         self.reduce_dtype = self._policy.reduce_dtype or self.compute_dtype if floating else self.dtype
+        self._number = _native.dtype_number(engine_dtype(self.compute_dtype))
 
     # ---- in the engine ----
 
@@ -121,8 +122,6 @@ class ShardedParameter:
         if self._whole_spec is not None:
             whole = DTensor(whole, with_dtype(self._whole_spec, whole.dtype), requires_grad=False)
         self.unsharded = nn.Parameter(whole, requires_grad=self.sharded.requires_grad)
-        self._number = _native.dtype_number(engine_dtype(self.compute_dtype))
-        self._reduce_number = _native.dtype_number(engine_dtype(self.reduce_dtype))
         self.post_forward = None
         self.mark()
 
@@ -282,7 +281,7 @@ class ShardedParameter:
         if not self.sharded.requires_grad:
             self._pending.append([None, None, everywhere])
             return 0, 0, 0, False, 0, False
-        grad = self._take_gradient()
+        grad = self.take_gradient()
         if grad is None and unused:
             grad = torch.zeros(self.shape, dtype=self.compute_dtype)
         number = self._number if grad is None or grad.dtype == self.compute_dtype else _native.dtype_number(engine_dtype(grad.dtype))
@@ -318,11 +317,12 @@ class ShardedParameter:
         """A backward without reduction is over: what it left is added up in the reduce dtype, weighted if there is a weight."""
         if weight is not None:
             self.weigh(weight)
-            self._accumulated = self._take_gradient(self.reduce_dtype)
+            self._accumulated = self.take_gradient(self.reduce_dtype)
         elif self.reduce_dtype != self.compute_dtype and self.unsharded is not None and self.unsharded.grad is not None:
-            self._accumulated = self._take_gradient(self.reduce_dtype)
+            self._accumulated = self.take_gradient(self.reduce_dtype)
 
-    def _take_gradient(self, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+    def take_gradient(self, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        """All of this rank's whole gradient: of the last backward (as ``dtype``, if given), and of those before that reduced nothing."""
         grad = None if self.unsharded is None else self.unsharded.grad
         if grad is not None:
             self.unsharded.grad = None

@@ -10,6 +10,7 @@ from torch import nn
 
 from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
 from shoal.fsdp._budget import bytes_of
+from shoal.fsdp._collect import state_of
 from shoal.fsdp._graph import Memory
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class OptimizerInBackward:
 
 def root_of(model: nn.Module) -> Root:
     """The root of a model, made now if no forward has made it: another module may come to be the root."""
-    state = model.__dict__.get("_shoal_fsdp_state")
+    state = state_of(model)
     if state is None:
         raise InvalidArgument(f"{type(model).__name__} was not sharded", hint="call fully_shard on it, and pass the outermost module")
     if state.root is None:

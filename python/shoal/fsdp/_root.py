@@ -13,6 +13,7 @@ from torch.autograd import Variable
 
 from shoal import _native
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._collect import state_of
 from shoal.fsdp._parameters import ShardedParameter
 from shoal.fsdp._plan import OptimizerInBackward, replan
 
@@ -157,7 +158,7 @@ class Root:
         wanted = {id(m) for s in inner for m in s.modules}
         found: tuple[State, set[int]] | None = None
         for s in self.states:
-            covered = {id(m) for top in s.modules for m in top.modules()}
+            covered = s.covered()
             if wanted <= covered and (found is None or len(covered) < len(found[1])):
                 found = s, covered
         if found is None:
@@ -280,7 +281,5 @@ class Root:
 
 
 def roots_in(model: nn.Module) -> list[Root]:
-    from shoal.fsdp._state import state_of
-
     roots = {id(s.root): s.root for s in map(state_of, model.modules()) if s is not None and s.root is not None}
     return list(roots.values())

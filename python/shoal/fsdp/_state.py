@@ -14,8 +14,9 @@ from torch.distributed.utils import _apply_to_tensors
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.fsdp._collect import managed, own_parameters, state_of
 from shoal.fsdp._mesh import DataMesh, of_mesh_info, post_forward_mesh
-from shoal.fsdp._names import below, clean
+from shoal.fsdp._names import clean
 from shoal.fsdp._parameters import ShardedParameter, local_of
 from shoal.fsdp._root import ForwardToken, Root
 from shoal.fsdp._unit import Unit
@@ -203,7 +204,7 @@ class State:
 
     def _check_tied(self, states: list[State]) -> None:
         """Every parameter lies in a unit that is around all modules that have it."""
-        tied = {q for p in self.module.parameters() if getattr(p, "_shoal_state", self) not in states and (q := _managed(p)) is not None}
+        tied = {q for p in self.module.parameters() if getattr(p, "_shoal_state", self) not in states and (q := managed(p)) is not None}
         for s in states:
             covered = s.covered()
             tied |= {p for u in s.units for p in u.parameters if not all(id(m) in covered for m, _ in p.owners)}
@@ -477,53 +478,3 @@ def _tensors_in(output: Any) -> list[torch.Tensor]:
 def _samples(args: tuple, kwargs: dict) -> int:
     """Of a batch: dim 0 of its first tensor."""
     return next((t.shape[0] for t in tree_flatten((args, kwargs))[0] if torch.is_tensor(t) and t.dim() > 0), 1)
-
-
-def state_of(module: nn.Module) -> State | None:
-    return module.__dict__.get("_shoal_fsdp_state")
-
-
-def _managed(p: nn.Parameter) -> ShardedParameter | None:
-    """The parameter of some unit that this one is, or was before it was sharded."""
-    original_of, state = getattr(p, "_shoal_sharded", None), getattr(p, "_shoal_state", None)
-    if state is not None:
-        return next((q for u in state.units for q in u.parameters if q.sharded is p), None)
-    return original_of() if original_of is not None else None
-
-
-def own_parameters(modules: tuple[nn.Module, ...], ignored: set[nn.Parameter]) -> dict[str, tuple[nn.Parameter, list]]:
-    """Parameters below ``modules`` that no unit manages, each once, by its first name, with every (module, attribute) that has it. Those of
-    a unit that modules outside it have, too, learn of these."""
-    found: dict[str, tuple[nn.Parameter, list]] = {}
-    names: dict[int, str] = {}
-    visited: set[int] = set()
-
-    def visit(m: nn.Module, prefix: str) -> None:
-        if id(m) in visited or (m not in modules and state_of(m) is not None):
-            return
-        visited.add(id(m))
-        for attribute, p in m._parameters.items():
-            if p is None or p in ignored:
-                continue
-            unit = getattr(p, "_shoal_state", None)
-            if unit is not None and any(owner is m for u in unit.units for q in u.parameters for owner, _ in q.owners):
-                raise InvalidArgument(
-                    f"parameter {prefix}{attribute} is in a unit already: a module around this one was sharded before",
-                    hint="call fully_shard innermost first: on the blocks, then on the model",
-                )
-            if (tied := _managed(p)) is not None:
-                tied.owners.append((m, attribute))
-                m._parameters[attribute] = tied.sharded
-                continue
-            if id(p) in names:
-                found[names[id(p)]][1].append((m, attribute))
-            else:
-                names[id(p)] = prefix + attribute
-                found[prefix + attribute] = (p, [(m, attribute)])
-        for name, child in m._modules.items():
-            if child is not None:
-                visit(child, below(prefix, name))
-
-    for i, m in enumerate(modules):
-        visit(m, "" if len(modules) == 1 else f"{i}.")
-    return found

@@ -1,0 +1,55 @@
+"""Many uses in one run of ranks: each is tried on every rank, and what fails is told by its name."""
+
+from __future__ import annotations
+
+import os
+import traceback
+import warnings
+from collections.abc import Callable
+
+os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
+
+import pytest
+import torch
+
+import shoal
+from shoal.train import ScalingConfig, Trainer
+
+
+class Uses(dict[str, Callable[[], None]]):
+    """Functions by name; a decorator that adds one."""
+
+    def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
+        self[function.__name__] = function
+        return function
+
+
+def run(uses: dict[str, Callable[[], None]]) -> dict[str, str]:
+    """On a rank: name and traceback of every use that failed there."""
+    failed = {}
+    for name, function in uses.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                function()
+        except BaseException:  # whatever it is, the others shall still be tried
+            failed[name] = traceback.format_exc()
+        torch.distributed.barrier()
+    return failed
+
+
+def ranks(on_a_rank: Callable[[], dict[str, str]], workers: int):
+    """A fixture of a test's module: what ``run`` returned, by rank. ``on_a_rank``: a function of that module, which ranks import."""
+
+    @pytest.fixture(scope="module")
+    def failed():
+        shoal.init(num_cpus=8)
+        yield Trainer(on_a_rank, scaling_config=ScalingConfig(num_workers=workers)).fit().returns
+        shoal.shutdown()
+
+    return failed
+
+
+def check(name: str, failed: list[dict[str, str]]) -> None:
+    for of_rank, failures in enumerate(failed):
+        assert name not in failures, f"on rank {of_rank}: {failures[name]}"
