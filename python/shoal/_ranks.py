@@ -12,6 +12,7 @@ import secrets
 import threading
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -35,9 +36,10 @@ def require_process_group() -> None:
 
 
 def default_mesh() -> DeviceMesh:
-    """One dimension over the default process group."""
+    """One dimension over the default process group: of CUDA devices if NCCL is one of its backends."""
     require_process_group()
-    return init_device_mesh("cpu", (dist.get_world_size(),))
+    on_devices = torch.cuda.is_available() and "nccl" in dist.get_backend_config()
+    return init_device_mesh("cuda" if on_devices else "cpu", (dist.get_world_size(),))
 
 
 def gang_name(kind: str, ranks: tuple[int, ...], rank: int) -> str:

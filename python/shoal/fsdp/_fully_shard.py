@@ -40,13 +40,15 @@ def fully_shard(
 
     ``module``: or a list of modules, whose parameters are one unit.
     ``mesh``: 1-D: ``(Shard(0),)``; 2-D with names: ``(Replicate(), Shard(0))``, replicas of fully sharded ranks. By default all ranks of
-    the process group (``init_process_group("gloo")`` is called if need be).
+    the process group (``init_process_group("gloo")`` is called if need be), on the devices that its backend is for. On a CUDA mesh each rank
+    has unsharded parameters in its device's memory, brought and reduced there by the mesh's process groups (NCCL).
     ``reshard_after_forward``: drop the lease between forward and backward; None is True, and False for the root; a number n, a divisor of
     the shards, shows the parameters sharded over n ranks there.
     ``shard_placement_fn``: parameter -> None, ``Shard(dim)``, or a ``ShardPlacementResult`` with a mesh of its own. Any dim, even or not.
     ``mp_policy``: parameters are computed with in ``param_dtype``, gradients travel in ``reduce_dtype`` (sums are fp32), floating-point
     inputs are cast to ``param_dtype`` and outputs to ``output_dtype``. Dtypes may be mixed: each parameter has its own.
-    ``offload_policy``: ``CPUOffloadPolicy`` asks for what a CPU mesh has anyway: parameters, gradients and optimizer states in host memory.
+    ``offload_policy``: ``CPUOffloadPolicy`` keeps sharded parameters, gradients and optimizer states in host memory; on a CPU mesh they are
+    there anyway.
     ``ignored_params``: left as they are.
     ``dp_mesh_dims``: which dims of ``mesh`` are data parallel, when the parameters are DTensors on the whole of it.
     ``lease_guard``: an access to unsharded parameters without a lease ends the process, naming the unit (default: $SHOAL_LEASE_GUARD).
@@ -78,7 +80,8 @@ def fully_shard(
     data = data_mesh(mesh if mesh is not None else _bootstrap.default_mesh(), dp_mesh_dims)
     modules = tuple(_get_root_modules(listed)) if len(listed) > 1 else tuple(listed)
     guard = _LEASE_GUARD if lease_guard is None else lease_guard
-    state = State(modules, data, _checked_reshard(reshard_after_forward, data.shards, dp_mesh_dims is not None), mp_policy, guard)
+    reshard = _checked_reshard(reshard_after_forward, data.shards, dp_mesh_dims is not None)
+    state = State(modules, data, reshard, mp_policy, offload=isinstance(offload_policy, CPUOffloadPolicy), guard=guard)
     state.shard(ignored_params or set(), shard_placement_fn)
     for m in modules:
         m._shoal_fsdp_state = state

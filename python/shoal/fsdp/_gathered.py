@@ -1,7 +1,8 @@
-"""Units whose whole parameters are not read in the arena: tensors with all-gather extensions, and communication that the user brings.
+"""Units whose whole parameters are not read in the arena: those of devices, tensors with all-gather extensions, and communication that the
+user brings.
 
-Collectives over the process group bring the shards to memory of this rank's own, and gradients to their owners if a custom reduce_scatter
-says so, in FSDP2's layout: all parameters of a unit flat, one padded piece per rank.
+Collectives over the process group bring the shards to memory of this rank's own, and on devices, or if a custom reduce_scatter says so,
+gradients to their owners, in FSDP2's layout: all parameters of a unit flat, one padded piece per rank.
 """
 
 from __future__ import annotations
@@ -27,6 +28,17 @@ class Gathered:
         self._whole: dict[ShardedParameter, list[tuple[torch.Tensor, int]]] = {}  # what holds a whole one, and its bytes
         self._shown = False
 
+    @property
+    def reduces(self) -> bool:
+        """Gradients go to their owners here, not through the engine."""
+        return self.reduce_scatter is not None or not self._unit.data.in_arena
+
+    @property
+    def whole_bytes(self) -> int:
+        """Of whole parameters that it brings, while they are here."""
+        brought = (p for p in self._unit.parameters if (p.external or self.all_gather is not None) and not self._is_own(p))
+        return sum(p.shape.numel() * p.compute_dtype.itemsize for p in brought)
+
     def unshard(self) -> None:
         if self._shown:
             return
@@ -35,7 +47,11 @@ class Gathered:
         for p in self._unit.parameters:
             if p.extended:
                 self._unshard_extended(p)
-            elif self.all_gather is not None:
+            elif self._is_own(p):
+                if p not in self._whole:
+                    self._whole[p] = []
+                    p.set_whole(p.own.data)  # a version counter of its own
+            elif p.external or self.all_gather is not None:
                 plain.append(p)
         if plain:
             self._unshard_plain(plain)
@@ -49,13 +65,18 @@ class Gathered:
                 for t, _ in self._whole[p]:
                     t.untyped_storage().resize_(0)
 
+    def _is_own(self, p: ShardedParameter) -> bool:
+        """There is nothing to bring: this rank's slices are all of it, where it computes."""
+        data = self._unit.data
+        return p.external and data.shards == 1 and p.compute_dtype == p.dtype and p.home == data.device
+
     def _gather(self, piece: torch.Tensor) -> torch.Tensor:
         data = self._unit.data
         if data.shards == 1:
             return piece.clone()
         size = (piece.numel() * data.shards,)
         if self.all_gather is None:
-            out = torch.empty(size, dtype=piece.dtype)
+            out = torch.empty(size, dtype=piece.dtype, device=piece.device)
             dist.all_gather_into_tensor(out, piece, group=data.shard_group)
             return out
         out = self.all_gather.allocate(size, dtype=piece.dtype, device=piece.device)
@@ -71,7 +92,7 @@ class Gathered:
         for p in parameters:
             size = list(p.shape)
             size[p.dim] = -(-p.shape[p.dim] // data.shards)
-            padded = torch.zeros(size, dtype=p.compute_dtype)
+            padded = torch.zeros(size, dtype=p.compute_dtype, device=data.device)
             if not p.empty:
                 padded.narrow(p.dim, 0, p.own_shape[p.dim]).copy_(p.own)
             pieces.append(padded)
@@ -81,7 +102,7 @@ class Gathered:
         with torch.no_grad():
             for p, piece, bytes_ in zip(parameters, pieces, flat, strict=True):
                 if p not in self._whole:
-                    whole = torch.empty(p.shape, dtype=p.compute_dtype)
+                    whole = torch.empty(p.shape, dtype=p.compute_dtype, device=data.device)
                     p.set_whole(whole)
                     self._whole[p] = [(whole, whole.untyped_storage().size())]
                 whole = self._allocate(p)[0]
@@ -111,7 +132,7 @@ class Gathered:
                 f"parameter {p.name} is unevenly sharded: fsdp_pre_all_gather must return inputs of the padded size {padded}, "
                 f"not {[tuple(t.size()) for t in inputs]}"
             )
-        outputs = tuple(self._gather(t.reshape(-1)).view(-1, *t.shape[1:]) for t in inputs)
+        outputs = tuple(self._gather(t.to(data.device).reshape(-1)).view(-1, *t.shape[1:]) for t in inputs)
         dtype = p.compute_dtype
         if p in self._whole:
             self._allocate(p)
@@ -129,40 +150,34 @@ class Gathered:
     # ---- gradients ----
 
     def reduce(self) -> None:
-        """The unit's gradients through the custom reduce_scatter, at once."""
+        """The unit's gradients to their owners, at once."""
         u = self._unit
         if u.state.root.samples is not None or not u.everywhere:
             raise Unimplemented(
-                f"unit {u.state.name or '(root)'}: a reduce_scatter of the user's neither weighs samples nor reduces within replicas only",
-                hint="use the default one with join(weight='samples') and set_requires_all_reduce(False)",
+                f"unit {u.state.name or '(root)'}: neither on devices nor with a reduce_scatter of the user's gradients are weighted by "
+                "samples, or reduced within replicas only",
+                hint="leave out join(weight='samples') and set_requires_all_reduce(False)",
             )
-        work = []
+        by_dtype: dict[torch.dtype, list[tuple[ShardedParameter, torch.Tensor]]] = {}
         for p in u.parameters:
             grad = p.take_gradient()
-            if grad is None and u.state.reduce_unused and p.unsharded.requires_grad:
-                grad = torch.zeros(p.shape, dtype=p.compute_dtype)
+            if grad is None and u.state.reduce_unused and p.unsharded is not None and p.unsharded.requires_grad:
+                grad = p.zero_gradient()
             if grad is not None:
-                work.append((p, grad))
-        if not work:
-            return
-        data, dtype = u.data, work[0][0].reduce_dtype
-        if any(p.reduce_dtype != dtype for p, _ in work):
-            raise Unimplemented("a user's reduce_scatter takes gradients of one dtype", hint="set MixedPrecisionPolicy(reduce_dtype)")
+                by_dtype.setdefault(p.reduce_dtype, []).append((p, grad))
+        for dtype, work in by_dtype.items():
+            self._reduce(dtype, work)
+
+    def _reduce(self, dtype: torch.dtype, work: list[tuple[ShardedParameter, torch.Tensor]]) -> None:
+        u, data = self._unit, self._unit.data
         pieces = []
         for p, grad in work:
             size = list(p.shape)
             size[p.dim] = -(-p.shape[p.dim] // data.shards) * data.shards
-            padded = torch.zeros(size, dtype=dtype)
+            padded = torch.zeros(size, dtype=dtype, device=data.device)
             padded.narrow(p.dim, 0, p.shape[p.dim]).copy_(grad)
             pieces.append(torch.stack([c.reshape(-1) for c in padded.chunk(data.shards, dim=p.dim)]))
-        flat = torch.cat(pieces, dim=1).view(-1)
-        if data.shards > 1:
-            source = self.reduce_scatter.allocate((flat.numel(),), dtype=dtype, device=flat.device)
-            source.copy_(flat)
-            out = self.reduce_scatter.allocate((flat.numel() // data.shards,), dtype=dtype, device=flat.device)
-            self.reduce_scatter(output_tensor=out, input_tensor=source, group=data.shard_group, op=dist.ReduceOp.SUM, async_op=False)
-        else:
-            out = flat.clone()
+        out = self._scattered(torch.cat(pieces, dim=1).view(-1))
         if data.replicas > 1:
             dist.all_reduce(out, group=data.mesh.get_group(data.replicate_dim))
         out = out * u.scale
@@ -174,7 +189,23 @@ class Gathered:
             at += piece.shape[1]
             size = list(p.shape)
             size[p.dim] = -(-p.shape[p.dim] // data.shards)
-            own = part.view(size).narrow(p.dim, 0, p.own_shape[p.dim]).to(p.dtype).contiguous()
-            p.set_gradient(p.dtensor(own.clone()))
+            own = part.view(size).narrow(p.dim, 0, p.own_shape[p.dim])
+            p.set_gradient(p.dtensor(own.to(device=p.home, dtype=p.dtype, copy=True).contiguous()))
             if p.sharded._post_accumulate_grad_hooks:
                 u.state.root.accumulated[p] = None
+
+    def _scattered(self, flat: torch.Tensor) -> torch.Tensor:
+        """The sum over shards of this rank's piece."""
+        data = self._unit.data
+        if data.shards == 1:
+            return flat
+        size = (flat.numel() // data.shards,)
+        if self.reduce_scatter is None:
+            out = torch.empty(size, dtype=flat.dtype, device=flat.device)
+            dist.reduce_scatter_tensor(out, flat, group=data.shard_group)
+            return out
+        source = self.reduce_scatter.allocate((flat.numel(),), dtype=flat.dtype, device=flat.device)
+        source.copy_(flat)
+        out = self.reduce_scatter.allocate(size, dtype=flat.dtype, device=flat.device)
+        self.reduce_scatter(output_tensor=out, input_tensor=source, group=data.shard_group, op=dist.ReduceOp.SUM, async_op=False)
+        return out

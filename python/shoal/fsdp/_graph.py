@@ -37,7 +37,8 @@ class Node:
 class Memory:
     """What the engine holds on this host for a model, in bytes, over all of its ranks.
 
-    ``arenas``: whole parameters, and shards that are not in place; ``slots``: gradients on their way; ``control``: the words that ranks
+    ``arenas``: whole parameters, and shards that are not in place (of those in no arena, because they are on devices or gather themselves:
+    what this rank has); ``slots``: gradients on their way; ``control``: the words that ranks
     share. These three lie in the node's memory (ranks that share none have their own: then they are this rank's). ``gradients``: of each
     rank's own rows. ``optimizer``: state, when the engine keeps it.
     ``activations``: what autograd saves of one forward, by rank; None: unknown, and in no sum.

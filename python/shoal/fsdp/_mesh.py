@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from shoal.exceptions import Unimplemented
+from shoal.exceptions import InvalidArgument, Unimplemented
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +53,17 @@ class DataMesh:
     @property
     def key(self) -> tuple[tuple[int, ...], int]:
         return self.ranks, self.replicas
+
+    @property
+    def in_arena(self) -> bool:
+        """Ranks compute where they can map each other's memory; else each has whole parameters of its own, brought by collectives."""
+        return self.mesh.device_type == "cpu"
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        kind = self.mesh.device_type
+        return torch.device(kind) if kind == "cpu" else torch.device(kind, torch.get_device_module(kind).current_device())
 
     @property
     def shard_group(self):
@@ -137,8 +148,10 @@ def with_dtype(spec: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
 def data_mesh(mesh: DeviceMesh, dims: Any = None) -> DataMesh:
     """What fully_shard's ``mesh`` and ``dp_mesh_dims`` say. Raises ValueError or AssertionError, as FSDP2 does, for meshes that it does not
     take."""
-    if mesh.device_type != "cpu":
-        raise Unimplemented(f"a {mesh.device_type} mesh is not in this release", hint='use init_device_mesh("cpu", ...)')
+    if mesh.device_type not in ("cpu", "cuda"):
+        raise Unimplemented(f"a {mesh.device_type} mesh is not in this release", hint='use init_device_mesh("cpu" or "cuda", ...)')
+    if mesh.device_type == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgument("the mesh is of CUDA devices, and torch finds none here", hint='use init_device_mesh("cpu", ...)')
     if dims is not None:
         return _of_named_dims(mesh, dims)
     if mesh.ndim not in (1, 2):

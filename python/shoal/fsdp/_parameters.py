@@ -35,10 +35,13 @@ def local_of(t: torch.Tensor) -> torch.Tensor:
 
 
 class ShardedParameter:
-    def __init__(self, name: str, original: nn.Parameter, owners: list[tuple[nn.Module, str]], data: DataMesh, dim: int, policy: Any):
+    def __init__(
+        self, name: str, original: nn.Parameter, owners: list[tuple[nn.Module, str]], data: DataMesh, dim: int, policy: Any, home: torch.device
+    ):
         self.name = name
         self.owners = owners  # (module, attribute): several when it is tied
         self.data, self.dim = data, dim
+        self.home = home  # where its slices lie
         self.state: Any = None
         local = local_of(original)
         self.shape, self.dtype = local.shape, local.dtype
@@ -46,6 +49,7 @@ class ShardedParameter:
         self.extended = hasattr(local, "fsdp_pre_all_gather")
         if self.extended != hasattr(local, "fsdp_post_all_gather"):
             raise AssertionError(f"both fsdp_pre_all_gather and fsdp_post_all_gather should be defined for parameter {name}")
+        self.external = self.extended or not data.in_arena  # the engine has no memory of it
         self.spec = data.spec_of(original, dim)
         self._whole_spec = original._spec if isinstance(original, DTensor) else None
         self._policy = policy
@@ -82,7 +86,7 @@ class ShardedParameter:
 
     def engine_spec(self) -> tuple:
         dtypes = [engine_dtype(t) for t in (self.dtype, self.compute_dtype, self.reduce_dtype)]
-        return self.name, list(self.shape), dtypes[0], self.requires_grad, self.dim, dtypes[1], dtypes[2], self.extended
+        return self.name, list(self.shape), dtypes[0], self.requires_grad, self.dim, dtypes[1], dtypes[2], self.external
 
     def bind(self, unit: _native.ShardedUnit, index: int, values: torch.Tensor | None) -> None:
         """Puts this rank's slices into the arena and makes the faces. ``values``: the whole parameter; None: those of ``sharded``, which
@@ -92,7 +96,11 @@ class ShardedParameter:
         if self.extended:
             self._bind_extended(source)
         else:
-            self.own = torch.empty(self.own_shape, dtype=self.dtype) if self.empty else _typed(_native.own(unit, index), self.dtype)
+            if self.empty or self.external:
+                pinned = self.external and self.home.type == "cpu" and torch.cuda.is_available()
+                self.own = torch.empty(self.own_shape, dtype=self.dtype, device=self.home, pin_memory=pinned)
+            else:
+                self.own = _typed(_native.own(unit, index), self.dtype)
             if not meta:
                 self.own.copy_(source)
         # A parameter on the meta device has no values yet: they come with to_empty and an initialisation (adopt).
@@ -101,7 +109,7 @@ class ShardedParameter:
             self.sharded._local_tensor = local
         else:
             self.sharded = nn.Parameter(self.dtensor(local), requires_grad=self.requires_grad)
-        if not self.extended:
+        if not self.external:
             numel = self.shape.numel()
             whole = _typed(_native.whole(unit, index), self.compute_dtype) if numel else torch.empty(self.shape, dtype=self.compute_dtype)
             self.set_whole(whole)
@@ -112,7 +120,7 @@ class ShardedParameter:
         size = list(self.shape)
         size[self.dim] = -(-self.shape[self.dim] // self.data.shards)
         with torch.no_grad():
-            self.padded = source.new_zeros(size)
+            self.padded = source.new_zeros(size, device=self.home)
             own = self.padded.narrow(self.dim, 0, self.own_shape[self.dim])
             if not self.empty:
                 own.copy_(source)
@@ -230,7 +238,7 @@ class ShardedParameter:
             raise Unimplemented(f"parameter {self.name} was replaced by a plain tensor", hint="replace it by a DTensor placed alike")
         if local.device.type == "meta":
             raise InvalidArgument(
-                f"parameter {self.name} is on the meta device", hint="call model.to_empty(device='cpu') and initialise it"
+                f"parameter {self.name} is on the meta device", hint=f"call model.to_empty(device='{self.home.type}') and initialise it"
             )
         if self.emptied and not self.empty and _is_poison(local):
             raise InvalidArgument(
@@ -283,7 +291,7 @@ class ShardedParameter:
             return 0, 0, 0, False, 0, False
         grad = self.take_gradient()
         if grad is None and unused:
-            grad = torch.zeros(self.shape, dtype=self.compute_dtype)
+            grad = self.zero_gradient()
         number = self._number if grad is None or grad.dtype == self.compute_dtype else _native.dtype_number(engine_dtype(grad.dtype))
         target = None if fresh else self.sharded.grad
         if target is not None and target.dtype != self.dtype:  # kept so by the user
@@ -338,6 +346,10 @@ class ShardedParameter:
                 self._accumulated += grad
             grad, self._accumulated = self._accumulated, None
         return grad
+
+    def zero_gradient(self) -> torch.Tensor:
+        """Whole, of a parameter that no backward used."""
+        return torch.zeros(self.shape, dtype=self.compute_dtype, device=self.data.device)
 
     def _redistributed(self, grad: torch.Tensor) -> torch.Tensor:
         """The local part of a gradient on the model parallel mesh, placed as the parameter is."""

@@ -98,7 +98,15 @@ def memory_of(root: Root, activations: int | None = None) -> Memory:
     made."""
     kinds = [m.memory for m in root.models]
     memory = Memory(**{kind: sum(m[kind] for m in kinds) for kind in kinds[0]}, activations=activations)
+    memory = replace(memory, arenas=memory.arenas + _outside_arenas(root))
     return memory if root.in_backward_optimizer is None else replace(memory, gradients=_gradients_in_backward(root))
+
+
+def _outside_arenas(root: Root) -> int:
+    """This rank's slices that no arena has, and whole parameters: of units that keep them, and of the largest other one."""
+    slices = sum(p.own.nbytes for u in root.units for p in u.parameters if p.external)
+    whole = [(u.state.reshard_after_forward, 0 if u.gathered is None else u.gathered.whole_bytes) for u in root.units]
+    return slices + sum(size for reshards, size in whole if reshards is False) + max((size for reshards, size in whole if reshards is not False), default=0)
 
 
 def _gradients_in_backward(root: Root) -> int:

@@ -25,8 +25,17 @@ from shoal.fsdp._unit import Unit
 class State:
     """One call of fully_shard: its modules (mostly one), and the unit of their parameters."""
 
-    def __init__(self, modules: tuple[nn.Module, ...], data: DataMesh, reshard_after_forward: bool | int | None, policy: Any, guard: bool):
+    def __init__(
+        self,
+        modules: tuple[nn.Module, ...],
+        data: DataMesh,
+        reshard_after_forward: bool | int | None,
+        policy: Any,
+        offload: bool = False,
+        guard: bool = False,
+    ):
         self.modules, self.data, self.mp_policy = modules, data, policy
+        self.home = torch.device("cpu") if offload else data.device  # of sharded parameters, gradients and optimizer states
         self.reshard_asked = self.reshard_after_forward = reshard_after_forward  # None: as is_root says
         self.reshard_after_backward = True
         self.cast_to = policy.param_dtype if policy.cast_forward_inputs else None  # what floating-point inputs become
@@ -72,7 +81,7 @@ class State:
             known = meshes.setdefault(data.key, data)
             if known is not data and known.mesh is not data.mesh:
                 raise ValueError(f"parameters on the same ranks must have the same FSDPMeshInfo, but {name} has another one")
-            p = ShardedParameter(name, parameter, owners, known, dim, self.mp_policy)
+            p = ShardedParameter(name, parameter, owners, known, dim, self.mp_policy, self.home)
             unit = next((u for u in self.units if u.data is known), None)
             if unit is None:
                 unit = Unit(self, known)
@@ -81,6 +90,7 @@ class State:
             originals[p] = parameter
         if not self.units:
             self.units.append(Unit(self, self.data))
+        self._move_buffers()
         robbed = self._take_tied()
         if isinstance(self.reshard_after_forward, int) and not isinstance(self.reshard_after_forward, bool):
             self._reshard_to(self.reshard_after_forward)
@@ -90,6 +100,13 @@ class State:
             u.build([originals.get(p) for p in u.parameters])
         for p, original in originals.items():
             original._shoal_sharded = weakref.ref(p)  # who else has the original is tied to it
+
+    def _move_buffers(self) -> None:
+        """To where this rank computes, as FSDP2 does; parameters come there when they are unsharded."""
+        for module in {m for top in self.modules for m in top.modules()}:
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.device.type not in ("meta", self.data.device.type):
+                    module._buffers[name] = buffer.to(self.data.device)
 
     def _take_tied(self) -> list[Unit]:
         """Parameters of units inside that modules of several units have come to this one, which is around all. Returns whom they left."""
@@ -117,8 +134,8 @@ class State:
         local = local_of(parameter)
         if not local.is_contiguous():
             raise NotImplementedError(f"fully_shard does not support non-contiguous parameters: {name} has stride {parameter.stride()}")
-        if parameter.device.type not in ("cpu", "meta"):
-            raise Unimplemented(f"parameter {name} is on {parameter.device}: GPUs are not in this release", hint="use a CPU mesh")
+        if parameter.device.type not in ("cpu", "meta", self.data.mesh.device_type):
+            raise InvalidArgument(f"parameter {name} is on {parameter.device}, the mesh is of {self.data.mesh.device_type}")
 
     def _placed(self, name: str, parameter: nn.Parameter, placement: Callable | None) -> tuple[int, DataMesh]:
         """The dim and the mesh of a parameter, as shard_placement_fn says."""
@@ -434,6 +451,8 @@ class State:
             u.publish(reshard or gives_up)
             if gives_up:
                 u.model.give_up(u.index)
+                if u.gathered is not None and u.gathered.reduces:  # all have brought theirs
+                    self.root.in_backward_optimizer.update(u)
             if len(self.root.models) > 1:  # a wait for one mesh serves no other: nothing may be under way on two
                 u.model.await_reductions()
             return

@@ -57,7 +57,7 @@ class Unit:
         self.native = self.actor.add_unit(self.state.name, [p.engine_spec() for p in self.parameters], self.state.lease_guard)
 
     def _gather_extended(self) -> None:
-        if any(p.extended for p in self.parameters):
+        if any(p.external for p in self.parameters):
             self.gather()
 
     def gather(self) -> Gathered:
@@ -91,7 +91,7 @@ class Unit:
         """Brings this rank's gradients, or that there are none, once per backward pass and graph."""
         self.published = True
         s = self.state
-        if self.gathered is not None and self.gathered.reduce_scatter is not None:
+        if self.gathered is not None and self.gathered.reduces:
             self.gathered.reduce()
             self.model.backward_end(self.index, [], 1.0, True, reshard)
             return
