@@ -82,8 +82,13 @@ void bind_optim(nb::module_& m) {
       nb::arg("dtype"), nb::arg("address"), nb::arg("numel"), nb::arg("order"), nb::arg("num_threads"),
       "What these elements add to a norm of this order.");
   m.def(
-      "prefer_huge_pages", [](std::uintptr_t address, std::size_t bytes) { runtime::prefer_huge_pages({at(address), bytes}); },
-      nb::arg("address"), nb::arg("bytes"), "A hint for memory that nobody has touched yet.");
+      "private_memory",
+      [](std::size_t bytes) {
+        auto* owner = new runtime::Mapping(unwrap(runtime::private_memory(bytes)));
+        const nb::capsule capsule(owner, [](void* o) noexcept { delete static_cast<runtime::Mapping*>(o); });
+        return nb::ndarray<nb::pytorch, std::uint8_t>(owner->data(), 1, &bytes, capsule).cast(nb::rv_policy::reference);
+      },
+      nb::arg("bytes"), "Zeroed memory in pages of its own, huge ones where it is large, as a torch tensor of uint8.");
   m.def("kernel_target", [] { return std::string(fsdp::kernel_target()); }, "The instruction set that the kernels use here.");
 }
 

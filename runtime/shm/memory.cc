@@ -68,17 +68,21 @@ Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access) {
   return out;
 }
 
+Result<Mapping> private_memory(std::size_t bytes) {
+  Mapping out;
+  if (bytes == 0) return out;
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return fail(from_errno(errno, "no memory of " + std::to_string(bytes) + " bytes"));
+  out.data_ = static_cast<std::byte*>(at);
+  out.size_ = bytes;
+  (void)madvise(at, bytes, MADV_HUGEPAGE);  // a hint
+  return out;
+}
+
 Result<Fd> duplicate(const Fd& fd) {
   Fd out(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
   if (!out) return fail(from_errno(errno, "dup"));
   return out;
-}
-
-void prefer_huge_pages(std::span<std::byte> memory) {
-  constexpr std::uintptr_t kHugePage = 2 << 20;
-  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
-  const std::uintptr_t begin = (address + kHugePage - 1) / kHugePage * kHugePage, end = (address + memory.size()) / kHugePage * kHugePage;
-  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
 }  // namespace shoal::runtime

@@ -40,8 +40,8 @@ def fully_shard(
 
     ``module``: or a list of modules, whose parameters are one unit.
     ``mesh``: 1-D: ``(Shard(0),)``; 2-D with names: ``(Replicate(), Shard(0))``, replicas of fully sharded ranks. By default all ranks of
-    the process group (``init_process_group("gloo")`` is called if need be), on the devices that its backend is for. On a CUDA mesh each rank
-    has unsharded parameters in its device's memory, brought and reduced there by the mesh's process groups (NCCL).
+    the process group (``init_process_group("gloo")`` is called if need be), on CUDA devices if it has NCCL. On a CUDA mesh each rank has
+    unsharded parameters in its device's memory, brought and reduced there by the mesh's process groups.
     ``reshard_after_forward``: drop the lease between forward and backward; None is True, and False for the root; a number n, a divisor of
     the shards, shows the parameters sharded over n ranks there.
     ``shard_placement_fn``: parameter -> None, ``Shard(dim)``, or a ``ShardPlacementResult`` with a mesh of its own. Any dim, even or not.

@@ -137,14 +137,6 @@ def _meta(t: torch.Tensor) -> TensorMeta:
     return TensorMeta(t.size(), t.stride(), t.dtype)
 
 
-def with_dtype(spec: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
-    """The same placements of a tensor of another dtype."""
-    meta = spec.tensor_meta
-    if meta is None or meta.dtype == dtype:
-        return spec
-    return DTensorSpec(spec.mesh, spec.placements, tensor_meta=TensorMeta(meta.shape, meta.stride, dtype))
-
-
 def data_mesh(mesh: DeviceMesh, dims: Any = None) -> DataMesh:
     """What fully_shard's ``mesh`` and ``dp_mesh_dims`` say. Raises ValueError or AssertionError, as FSDP2 does, for meshes that it does not
     take."""

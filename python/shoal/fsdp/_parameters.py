@@ -17,8 +17,9 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from shoal import _native
+from shoal._tensors import dtensor, dtensor_parameter, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp._mesh import DataMesh, with_dtype
+from shoal.fsdp._mesh import DataMesh
 
 # What the engine knows by another name: it only moves their bytes.
 _AS_BYTES = {getattr(torch, name): torch.uint8 for name in dir(torch) if name.startswith("float8_")}
@@ -36,7 +37,14 @@ def local_of(t: torch.Tensor) -> torch.Tensor:
 
 class ShardedParameter:
     def __init__(
-        self, name: str, original: nn.Parameter, owners: list[tuple[nn.Module, str]], data: DataMesh, dim: int, policy: Any, home: torch.device
+        self,
+        name: str,
+        original: nn.Parameter,
+        owners: list[tuple[nn.Module, str]],
+        data: DataMesh,
+        dim: int,
+        policy: Any,
+        home: torch.device,
     ):
         self.name = name
         self.owners = owners  # (module, attribute): several when it is tied
@@ -108,7 +116,7 @@ class ShardedParameter:
         if values is None:
             self.sharded._local_tensor = local
         else:
-            self.sharded = nn.Parameter(self.dtensor(local), requires_grad=self.requires_grad)
+            self.sharded = dtensor_parameter(local, self.spec, self.requires_grad)
         if not self.external:
             numel = self.shape.numel()
             whole = _typed(_native.whole(unit, index), self.compute_dtype) if numel else torch.empty(self.shape, dtype=self.compute_dtype)
@@ -128,7 +136,7 @@ class ShardedParameter:
 
     def set_whole(self, whole: torch.Tensor) -> None:
         if self._whole_spec is not None:
-            whole = DTensor(whole, with_dtype(self._whole_spec, whole.dtype), requires_grad=False)
+            whole = dtensor(whole, with_dtype(self._whole_spec, whole.dtype))
         self.unsharded = nn.Parameter(whole, requires_grad=self.sharded.requires_grad)
         self.post_forward = None
         self.mark()
@@ -145,7 +153,7 @@ class ShardedParameter:
         return whole.narrow(self.dim, self._begin, self.own_shape[self.dim])
 
     def dtensor(self, local: torch.Tensor) -> DTensor:
-        return DTensor(local, self.spec, requires_grad=local.requires_grad)
+        return dtensor(local, self.spec, local.requires_grad)
 
     # ---- the faces ----
 
@@ -178,7 +186,7 @@ class ShardedParameter:
             begin = min(mesh.get_local_rank(1) * piece, self.shape[0])
             local = whole[begin : min(begin + piece, self.shape[0])]
             spec = with_dtype(DTensorSpec(mesh, (Replicate(), Shard(0)), tensor_meta=self.spec.tensor_meta), local.dtype)
-            self.post_forward = nn.Parameter(DTensor(local, spec, requires_grad=False), requires_grad=self.sharded.requires_grad)
+            self.post_forward = dtensor_parameter(local, spec, self.sharded.requires_grad)
             self.post_forward._shoal_state = self.state
         self.show(self.post_forward)
 
@@ -405,8 +413,8 @@ class ShardedParameter:
     def _fresh_grad(self) -> DTensor:
         """A gradient to write to, over the memory of the step before if nobody holds that any more (no allocation in the steady state)."""
         if self._buffer is None or _uses(self._buffer) != self._buffer_uses:
-            take = torch.empty if self.pool is None else self.pool.take
-            self._buffer = take(self.own_shape, dtype=self.dtype)
+            take = long_lived if self.pool is None else self.pool.take
+            self._buffer = take(self.own_shape, self.dtype)
             self._buffer_uses = _uses(self._buffer)
         return self.dtensor(self._buffer.detach())
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from shoal._tensors import long_lived
 from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
 from shoal.fsdp._budget import bytes_of
 from shoal.fsdp._collect import state_of
@@ -24,9 +25,9 @@ class BufferPool:
     def __init__(self):
         self._free: dict[tuple, list[torch.Tensor]] = {}
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        free = self._free.get((shape, dtype))
-        return free.pop() if free else torch.empty(shape, dtype=dtype)
+    def take(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        free = self._free.get((tuple(shape), dtype))
+        return free.pop() if free else long_lived(shape, dtype)
 
     def put(self, buffer: torch.Tensor) -> None:
         self._free.setdefault((tuple(buffer.shape), buffer.dtype), []).append(buffer)
@@ -105,8 +106,14 @@ def memory_of(root: Root, activations: int | None = None) -> Memory:
 def _outside_arenas(root: Root) -> int:
     """This rank's slices that no arena has, and whole parameters: of units that keep them, and of the largest other one."""
     slices = sum(p.own.nbytes for u in root.units for p in u.parameters if p.external)
-    whole = [(u.state.reshard_after_forward, 0 if u.gathered is None else u.gathered.whole_bytes) for u in root.units]
-    return slices + sum(size for reshards, size in whole if reshards is False) + max((size for reshards, size in whole if reshards is not False), default=0)
+    kept, others = 0, [0]
+    for u in root.units:
+        size = 0 if u.gathered is None else u.gathered.whole_bytes
+        if u.state.reshard_after_forward is False:
+            kept += size
+        else:
+            others.append(size)
+    return slices + kept + max(others)
 
 
 def _gradients_in_backward(root: Root) -> int:

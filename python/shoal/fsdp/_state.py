@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.utils import _apply_to_tensors
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import InvalidArgument
 from shoal.fsdp._collect import managed, own_parameters, state_of
 from shoal.fsdp._mesh import DataMesh, of_mesh_info, post_forward_mesh
 from shoal.fsdp._names import clean

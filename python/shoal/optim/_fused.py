@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from shoal import _native
+from shoal._tensors import dtensor, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.optim._local import DTYPES, local
 
 MASTER = "master_param"
 LOW_PRECISION = (torch.bfloat16, torch.float16)
-HUGE = 4 << 20  # bytes of a state from which huge pages are worth asking for
 
 
 class Fused:
@@ -42,7 +41,10 @@ class Fused:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.check_options({**self.defaults, **param_group})
-        super().add_param_group(param_group)
+        _without_dynamo(super().add_param_group)(self, param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        _without_dynamo(super().zero_grad)(self, set_to_none)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -85,12 +87,9 @@ class Fused:
 
     def _new_state(self, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """Zeros, laid out as `p`."""
-        state = torch.empty_like(p, dtype=torch.float32 if self._has_master(p, group) else p.dtype, memory_format=torch.preserve_format)
-        values = local(state)
-        if values.nbytes >= HUGE:
-            _native.prefer_huge_pages(values.data_ptr(), values.nbytes)
-        values.zero_()
-        return state
+        values, dtype = self._values(p), torch.float32 if self._has_master(p, group) else p.dtype
+        zeros = long_lived(values.shape, dtype, values.stride())
+        return dtensor(zeros, with_dtype(p._spec, dtype)) if isinstance(p, DTensor) else zeros
 
     def _with_gradients(self, group: dict[str, Any]) -> Iterator[torch.Tensor]:
         for p in group["params"]:
@@ -160,6 +159,11 @@ class Fused:
             if shard.gradient_from is not None and grad_scale != 1:
                 shard.gradient_from.copy_(shard.gradient)
             shard.gradient = shard.gradient_from = None  # theirs to free
+
+
+def _without_dynamo(method: Any) -> Any:
+    """A method of torch's optimizers, beneath the guard that imports torch._dynamo (half a second, 24 MiB) to keep it from being traced."""
+    return getattr(method.__func__, "__wrapped__", method.__func__)
 
 
 class _Shard:
