@@ -1,6 +1,7 @@
 """What FSDP2 refuses or leaves to the user, and what replaces parameters under a sharded model: two ranks, one run."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -282,6 +283,31 @@ def an_exception_in_a_registered_method_ends_its_forward():
     with pytest.raises(RuntimeError, match="on purpose"):
         model.encode(batch(0, rank()), "on purpose")
     same_as_plain(model, Raising(), lambda model, step, r: model.encode(batch(step, r), "").square().mean())
+
+
+@use
+def a_method_beside_forward_says_what_to_register():
+    from shoal.fsdp import register_fsdp_forward_method
+
+    class Two(Net):
+        def project(self, x):
+            return nn.functional.linear(x, self.inp_weight)
+
+        def fails_by_itself(self):
+            raise RuntimeError("on purpose")
+
+    model = Two()
+    model.inp_weight = nn.Parameter(torch.randn(3, 6))
+    shard(model)
+    model(batch(0, rank())).sum().backward()
+    hint = r'register_fsdp_forward_method\(module, "project"\)'
+    with pytest.raises(RuntimeError, match=r"Two\.project computes with a parameter that is sharded") as caught:
+        model.project(batch(0, rank()))
+    assert re.search(hint, str(caught.value)), caught.value
+    with pytest.raises(RuntimeError, match="on purpose"):
+        model.fails_by_itself()
+    register_fsdp_forward_method(model, "project")
+    assert model.project(batch(0, rank())).shape == (len(batch(0, rank())), 3)
 
 
 @use

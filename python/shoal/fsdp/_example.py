@@ -1,28 +1,60 @@
-"""A model's forward without its numbers: the order of its units, and the bytes that autograd would save."""
+"""A model's step without its numbers: the order of its units, and the most bytes that its tensors take."""
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map_only
+from torch.distributed.utils import _apply_to_tensors
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shoal.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
+    from shoal.fsdp._parameters import ShardedParameter
     from shoal.fsdp._state import State
 
 
+class _Live(TorchDispatchMode):
+    """Bytes of the tensors that are there, each storage once, and the most there were."""
+
+    def __init__(self, not_counted: set[int]):
+        super().__init__()
+        self._seen = set(not_counted)
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        tree_map_only(torch.Tensor, self._note, out)
+        return out
+
+    def _note(self, t: torch.Tensor) -> None:
+        storage = t.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._seen:
+            self._seen.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.now -= size
+
+
 def run(model: nn.Module, states: list[State], example_inputs: Any) -> tuple[list[tuple[bool, int]], int]:
-    """Runs ``model`` on fake tensors (shapes and dtypes only; the engine and other ranks are not involved).
+    """Runs a forward and a backward of ``model`` on fake tensors (shapes and dtypes only; the engine and other ranks are not involved).
 
     ``states``: of its units. Hooks of modules are left out. ``example_inputs``: a tensor, a tuple of positional or a dict of named
-    arguments, of any values. Returns the boundaries of units' forwards, (begins, index of the unit in the first native model), and the
-    bytes of the tensors that autograd saves for one backward, each storage once, parameters not counted
-    (torch.autograd.graph.saved_tensors_hooks). Raises InvalidArgument with what the model raised, if its forward cannot do without values.
+    arguments, of any values. Returns the boundaries of units' forwards, (begins, index of the unit in the first native model), and the most
+    bytes that tensors take on the way, parameters and inputs not counted: what autograd saves, whole gradients until their unit has all of
+    its own, and whatever lives in between. Where a unit's gradients are not reduced (set_requires_gradient_sync(False)), it is a second
+    backward behind one that left them whole. Raises InvalidArgument with what the model raised, if its forward cannot do without values.
     """
     args, kwargs = example_inputs, {}
     if isinstance(example_inputs, dict):
@@ -30,26 +62,66 @@ def run(model: nn.Module, states: list[State], example_inputs: Any) -> tuple[lis
     elif not isinstance(example_inputs, (tuple, list)):
         args = (example_inputs,)
     boundaries: list[tuple[bool, int]] = []
-    saved: dict[int, torch.UntypedStorage] = {}
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-
-    def pack(t: torch.Tensor) -> torch.Tensor:
-        storage = t.untyped_storage()
-        saved[storage._cdata] = storage
-        return t
-
-    with _fake(model, states, mode, boundaries) as own:
+    with _fake(model, states, mode, boundaries) as (faked, kept):
         args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (tuple(args), kwargs))
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        live = _Live({t.untyped_storage()._cdata for t in (*faked.values(), *inputs)})
+        accumulates = not all(s.sync for s in states)
         try:
-            with mode, torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-                output = model(*args, **kwargs)
+            with mode, live, torch.enable_grad():
+                for reduces in (False, True) if accumulates else (True,):
+                    del boundaries[:]
+                    with _reduced(states, faked, kept, reduces):
+                        _step(model, args, kwargs)
         except Exception as error:
             raise InvalidArgument(
-                f"the forward of {type(model).__name__} does not run on fake tensors: {type(error).__name__}: {error}",
+                f"a step of {type(model).__name__} does not run on fake tensors: {type(error).__name__}: {error}",
                 hint="leave example_inputs out: after the first step the graph is there, without the bytes of activations",
             ) from error
-        del output
-    return boundaries, sum(storage.nbytes() for key, storage in saved.items() if key not in own)
+        kept.clear()
+    return boundaries, live.peak
+
+
+def _step(model: nn.Module, args: tuple, kwargs: dict) -> None:
+    found: list[torch.Tensor] = []
+    _apply_to_tensors(lambda t: found.append(t) or t, model(*args, **kwargs))
+    outputs = [t for t in found if t.requires_grad]
+    found.clear()
+    if outputs:
+        torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+
+
+@contextmanager
+def _reduced(states: list[State], faked: dict[int, torch.Tensor], kept: dict, reduces: bool):
+    """While a backward runs: a unit's whole gradients go when all are there; else they are kept in the dtype that they travel in."""
+    handles = []
+
+    def watch(parameters: list[tuple[ShardedParameter, torch.Tensor]]) -> None:
+        missing = {id(t) for _, t in parameters}
+
+        def come(t: torch.Tensor) -> None:
+            missing.discard(id(t))
+            if missing:
+                return
+            for p, whole in parameters:
+                if reduces:
+                    whole.grad = None
+                    kept.pop(p, None)
+                elif p.reduce_dtype != p.compute_dtype:
+                    kept[p], whole.grad = whole.grad.to(p.reduce_dtype), None
+
+        handles.extend(t.register_post_accumulate_grad_hook(come) for _, t in parameters)
+
+    for u in (u for s in states for u in s.units):
+        trained = [(p, faked[id(p.sharded)]) for p in u.parameters if id(p.sharded) in faked and p.sharded.requires_grad]
+        if trained:
+            watch(trained)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _begins(state: State, boundaries: list[tuple[bool, int]], index: int):
@@ -93,7 +165,7 @@ def _fake(model: nn.Module, states: list[State], mode: FakeTensorMode, boundarie
                 for module in state.modules:
                     handles.append(module.register_forward_pre_hook(_begins(state, boundaries, index), with_kwargs=True))
                     handles.append(module.register_forward_hook(lambda *_, i=index: boundaries.append((False, i))))
-        yield {t.untyped_storage()._cdata for t in faked.values()}
+        yield faked, {}
     finally:
         for handle in handles:
             handle.remove()

@@ -41,7 +41,8 @@ class Memory:
     what this rank has); ``slots``: gradients on their way; ``control``: the words that ranks
     share. These three lie in the node's memory (ranks that share none have their own: then they are this rank's). ``gradients``: of each
     rank's own rows. ``optimizer``: state, when the engine keeps it.
-    ``activations``: what autograd saves of one forward, by rank; None: unknown, and in no sum.
+    ``activations``: of one rank of ``ranks``: the most that a forward and a backward take beside parameters (what autograd saves, whole
+    gradients until they are published, what lives in between); None: unknown, and in no sum.
     """
 
     arenas: int
@@ -50,6 +51,7 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int | None = None
+    ranks: int = 1
 
     @property
     def node_bytes(self) -> int:
@@ -58,7 +60,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return self.node_bytes + self.gradients + self.optimizer + (self.activations or 0)
+        return self.node_bytes + self.gradients + self.optimizer + (self.activations or 0) * self.ranks
 
     def __str__(self) -> str:
         rows = {
@@ -72,7 +74,7 @@ class Memory:
         if self.activations is None:
             lines.append("activations are missing: they are the module's, and known with example_inputs=")
         else:
-            lines.append(f"{'activations':32}{self.activations / 2**20:12.2f} MiB")
+            lines.append(f"{f'activations of {self.ranks} ranks':32}{self.activations * self.ranks / 2**20:12.2f} MiB")
         return "\n".join([*lines, f"{'together':32}{self.total / 2**20:12.2f} MiB"])
 
 
@@ -100,7 +102,9 @@ class StepGraph:
 
     def peak_bytes(self) -> int:
         """What the engine holds at most while this step runs, on this host and for all ranks, in bytes: ``print(graph.memory)`` has the
-        parts. Exact before the first step runs; activations are in it only where ``step_graph`` was given ``example_inputs``.
+        parts. Exact before the first step runs; activations are in it only where ``step_graph`` was given ``example_inputs``, and
+        the state of an optimizer that the engine does not run only where that was given. With both it is what the job's processes take
+        beside what they took before the model was built, but for the gaps that malloc leaves.
 
         Raises InvalidArgument for a graph of no model: one that was written by hand and not sent.
         """

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from shoal.exceptions import InvalidArgument
+from shoal.optim._fused import LOW_PRECISION
 
 # Values that an optimizer keeps of every parameter.
 _STATES = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "adadelta": 2, "adam": 2, "adamw": 2}
@@ -86,6 +87,17 @@ def estimate_memory(
     trained = sum(numel * size for numel, size, grad in own if grad)
     whole = sum(numel * size * ((2 + states) if grad else 1) for numel, _, size, grad in parameters)
     return MemoryEstimate(world_size, sum(numel * size for numel, size, _ in own), trained, states * trained, *largest, whole)
+
+
+def state_bytes_to_come(optimizer: torch.optim.Optimizer, group: dict, dtype: torch.dtype) -> int:
+    """Bytes that an optimizer will keep of each element of a parameter of this dtype from its first step on."""
+    name = type(optimizer).__name__.lower()
+    kept = {**_STATES, "muon": 1}.get("momentum" if name == "sgd" and group.get("momentum") else name)
+    if kept is None:
+        raise InvalidArgument(f"what {type(optimizer).__name__} keeps is not known before its first step", hint="take a step first")
+    kept += bool(group.get("amsgrad"))
+    master = dtype in LOW_PRECISION and group.get("master_weights", False) is not False
+    return kept * (4 if master else dtype.itemsize) + (4 if master else 0)
 
 
 def _units(model: nn.Module, units: Iterable[nn.Module] | None) -> list[list[nn.Parameter]]:

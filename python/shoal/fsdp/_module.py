@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -222,8 +223,36 @@ _classes: dict[type, type] = {}
 def sharded_class(cls: type) -> type:
     """``FSDP<Cls>``."""
     if cls not in _classes:
-        _classes[cls] = type(f"FSDP{cls.__name__}", (FSDPModule, cls), {"__deepcopy__": _no_deepcopy})
+        _classes[cls] = type(f"FSDP{cls.__name__}", (FSDPModule, cls), {"__deepcopy__": _no_deepcopy, **_explained_methods(cls)})
     return _classes[cls]
+
+
+class ShardedOutsideForward(InvalidArgument, RuntimeError):
+    """A method other than forward computed with a parameter that is sharded. A RuntimeError, too: torch raises one."""
+
+
+def _explained_methods(cls: type) -> dict[str, Callable]:
+    """The methods of its own that a module has beside forward: they say what is missing when they meet a sharded parameter."""
+    known = {"forward", *dir(nn.Module), *dir(FSDPModule)}
+    bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
+    names = {name for base in bases for name, value in vars(base).items() if isinstance(value, FunctionType)}
+    return {name: _explained(cls, name) for name in names if name not in known and not name.startswith("__")}
+
+
+def _explained(cls: type, name: str) -> Callable:
+    @functools.wraps(getattr(cls, name))
+    def method(self, *args, **kwargs):
+        try:
+            return getattr(super(_classes[cls], self), name)(*args, **kwargs)
+        except RuntimeError as error:
+            if "got mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise ShardedOutsideForward(
+                f"{cls.__name__}.{name} computes with a parameter that is sharded, because it is not in forward",
+                hint=f'call register_fsdp_forward_method(module, "{name}") after fully_shard',
+            ) from error
+
+    return method
 
 
 def _no_deepcopy(self, memo):
@@ -253,14 +282,16 @@ def share_comm_ctx(modules: list[FSDPModule]) -> None:
     _states_of(modules)
 
 
-def step_graph(model: nn.Module, example_inputs: Any = None) -> _graph.StepGraph:
+def step_graph(model: nn.Module, example_inputs: Any = None, optimizer: torch.optim.Optimizer | None = None) -> _graph.StepGraph:
     """The training step of this rank as a graph, with the planned and the measured times of the last complete step. ``print`` it, ``draw``
     it, ``to_perfetto(path)``, ``peak_bytes()``.
 
     Measured times are there after two training steps. Before the first one the graph is there only with ``example_inputs``: what the
-    forward is called with (a tensor, a tuple, or a dict of named arguments; values do not matter). Then the forward runs on fake tensors,
-    without the other ranks and without hooks, and the graph is the expected one, without times. With ``example_inputs`` its memory has the
-    bytes of activations, too. Raises InvalidArgument when there is no step to show, or the forward does not run on fake tensors.
+    forward is called with (a tensor, a tuple, or a dict of named arguments; values do not matter). Then a forward and a backward run on
+    fake tensors, without the other ranks and without hooks, and the graph is the expected one, without times. With ``example_inputs`` its
+    memory has the bytes of activations, too, and with ``optimizer`` those of its state, whether it is there already or comes with the
+    first step. Raises InvalidArgument when there is no step to show, the model does not run on fake tensors, or nothing is known of an
+    optimizer of this class before its first step.
     """
     activations = boundaries = None
     if example_inputs is not None:
@@ -270,10 +301,10 @@ def step_graph(model: nn.Module, example_inputs: Any = None) -> _graph.StepGraph
         for m in root.models:
             m.end_step()
     if roots and roots[0].models[0].has_plan:
-        return _graph.of_model(roots[0].models[0], _plan.memory_of(roots[0], activations))
+        return _graph.of_model(roots[0].models[0], _plan.memory_of(roots[0], activations, optimizer))
     if boundaries is None:
         raise InvalidArgument("there is no step to show yet", hint="run a training step, or pass example_inputs=")
     units = roots[0].units_of[0]
     reshard = [u.state.reshard_after_forward is True for u in units]
     expected = _native.StepGraph.expected([u.state.name for u in units], boundaries, reshard, {"prefetch": roots[0].prefetch})
-    return _graph.of_model(expected, _plan.memory_of(roots[0], activations))
+    return _graph.of_model(expected, _plan.memory_of(roots[0], activations, optimizer))

@@ -13,6 +13,8 @@ from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
 from shoal.fsdp._budget import bytes_of
 from shoal.fsdp._collect import state_of
 from shoal.fsdp._graph import Memory
+from shoal.fsdp._memory import state_bytes_to_come
+from shoal.fsdp._parameters import local_of
 
 if TYPE_CHECKING:
     from shoal.fsdp._root import Root
@@ -94,12 +96,15 @@ def replan(root: Root) -> None:
         model.plan({"prefetch": root.prefetch, "lists": lists})
 
 
-def memory_of(root: Root, activations: int | None = None) -> Memory:
-    """What the engine holds for a model; with the optimizer in backward gradients are of three units at most: two on their way, one
-    made."""
+def memory_of(root: Root, activations: int | None = None, optimizer: torch.optim.Optimizer | None = None) -> Memory:
+    """What the engine holds for a model, and the optimizer given; with the optimizer in backward gradients are of three units at most: two
+    on their way, one made."""
     kinds = [m.memory for m in root.models]
-    memory = Memory(**{kind: sum(m[kind] for m in kinds) for kind in kinds[0]}, activations=activations)
+    held = {kind: sum(m[kind] for m in kinds) for kind in kinds[0]}
+    memory = Memory(**held, activations=activations, ranks=len(root.units[0].data.ranks))
     memory = replace(memory, arenas=memory.arenas + _outside_arenas(root))
+    if optimizer is not None:
+        memory = replace(memory, optimizer=memory.optimizer + _state_bytes(root, optimizer))
     return memory if root.in_backward_optimizer is None else replace(memory, gradients=_gradients_in_backward(root))
 
 
@@ -114,6 +119,21 @@ def _outside_arenas(root: Root) -> int:
         else:
             others.append(size)
     return slices + kept + max(others)
+
+
+def _state_bytes(root: Root, optimizer: torch.optim.Optimizer) -> int:
+    """Of all ranks' states of the model's parameters, those of one element excepted."""
+    parameters = {id(p.sharded): p for u in root.units for p in u.parameters}
+    total = 0
+    for group in optimizer.param_groups:
+        for face in group["params"]:
+            p = parameters.get(id(face))
+            if p is None or not face.requires_grad:
+                continue
+            kept = [local_of(t) for t in optimizer.state.get(face, {}).values() if isinstance(t, torch.Tensor)]
+            kept = sum(t.dtype.itemsize for t in kept if t.shape == p.own_shape) if kept else state_bytes_to_come(optimizer, group, p.dtype)
+            total += p.shape.numel() * p.data.replicas * kept
+    return total
 
 
 def _gradients_in_backward(root: Root) -> int:
