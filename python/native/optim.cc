@@ -83,12 +83,12 @@ void bind_optim(nb::module_& m) {
       "What these elements add to a norm of this order.");
   m.def(
       "private_memory",
-      [](std::size_t bytes) {
-        auto* owner = new runtime::Mapping(unwrap(runtime::private_memory(bytes)));
+      [](std::size_t bytes, bool touched) {
+        auto* owner = new runtime::Mapping(unwrap(runtime::private_memory(bytes, touched)));
         const nb::capsule capsule(owner, [](void* o) noexcept { delete static_cast<runtime::Mapping*>(o); });
         return nb::ndarray<nb::pytorch, std::uint8_t>(owner->data(), 1, &bytes, capsule).cast(nb::rv_policy::reference);
       },
-      nb::arg("bytes"), "Zeroed memory in pages of its own, huge ones where it is large, as a torch tensor of uint8.");
+      nb::arg("bytes"), nb::arg("touched"), "Zeroed memory in pages of its own, huge ones where it is large, as a torch tensor of uint8.");
   m.def("kernel_target", [] { return std::string(fsdp::kernel_target()); }, "The instruction set that the kernels use here.");
 }
 

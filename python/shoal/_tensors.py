@@ -11,14 +11,15 @@ from shoal import _native
 _SMALL = 64 << 10  # bytes: not worth pages of their own
 
 
-def long_lived(shape: torch.Size, dtype: torch.dtype, stride: tuple[int, ...] | None = None) -> torch.Tensor:
+def long_lived(shape: torch.Size, dtype: torch.dtype, stride: tuple[int, ...] | None = None, *, touched: bool = False) -> torch.Tensor:
     """Zeros on the CPU that stay for many steps. They lie in pages of their own, huge ones where they are large: among the activations that
-    malloc hands out they would keep the holes between them from being used again. ``stride``: of a tensor without gaps."""
+    malloc hands out they would keep the holes between them from being used again. ``stride``: of a tensor without gaps. ``touched``:
+    the system gives all pages now, not one by one as they are written."""
     nbytes = shape.numel() * dtype.itemsize
     if nbytes < _SMALL:
         zeros = torch.zeros(shape, dtype=dtype)
         return zeros if stride is None else zeros.as_strided(shape, stride)
-    flat = _native.private_memory(nbytes).view(dtype)
+    flat = _native.private_memory(nbytes, touched).view(dtype)
     return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
 
 

@@ -68,14 +68,15 @@ Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access) {
   return out;
 }
 
-Result<Mapping> private_memory(std::size_t bytes) {
+Result<Mapping> private_memory(std::size_t bytes, bool touched) {
   Mapping out;
   if (bytes == 0) return out;
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) return fail(from_errno(errno, "no memory of " + std::to_string(bytes) + " bytes"));
   out.data_ = static_cast<std::byte*>(at);
   out.size_ = bytes;
-  (void)madvise(at, bytes, MADV_HUGEPAGE);  // a hint
+  (void)madvise(at, bytes, MADV_HUGEPAGE);                     // a hint
+  if (touched) (void)madvise(at, bytes, MADV_POPULATE_WRITE);  // Linux 5.14; before it, pages come as they are written
   return out;
 }
 

@@ -34,7 +34,7 @@ class Mapping {
 
  private:
   friend Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access);
-  friend Result<Mapping> private_memory(std::size_t bytes);
+  friend Result<Mapping> private_memory(std::size_t bytes, bool touched);
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };
@@ -46,8 +46,8 @@ Result<std::size_t> memory_bytes(const Fd& memory);
 Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access);
 Result<Fd> duplicate(const Fd& fd);
 
-// Zeroed memory of this process's own; no page is there before it is touched. Where it is large, the system is asked for huge pages: fewer
-// faults, and fewer misses of the address cache for as long as it lives.
-Result<Mapping> private_memory(std::size_t bytes);
+// Zeroed memory of this process's own; no page is there before it is touched, or all are, with `touched`. Where it is large, the system is
+// asked for huge pages: fewer faults, and fewer misses of the address cache for as long as it lives.
+Result<Mapping> private_memory(std::size_t bytes, bool touched = false);
 
 }  // namespace shoal::runtime

@@ -1,8 +1,8 @@
 """One rank of a job whose memory is predicted, or measured: config M (S) with shoal.fsdp and shoal.optim's AdamW.
 
-  torchrun --nproc-per-node 2 planned_step.py --with bf16 --until before      # ends before the model is built
-  torchrun --nproc-per-node 2 planned_step.py --with bf16 --until planned --out FILE  # rank 0 writes {"peak_bytes": ...}, before any step
-  torchrun --nproc-per-node 2 planned_step.py --with bf16                     # six steps; `# steady` after the second
+torchrun --nproc-per-node 2 planned_step.py --with bf16 --until before      # ends before the model is built
+torchrun --nproc-per-node 2 planned_step.py --with bf16 --until planned --out FILE  # rank 0 writes {"peak_bytes": ...}, before any step
+torchrun --nproc-per-node 2 planned_step.py --with bf16                     # six steps; `# steady` after the second
 """
 
 import argparse

@@ -410,6 +410,16 @@ class ShardedParameter:
         self._pending.clear()
         self._partial, self._has_partial = None, False
 
+    def use_pool(self, pool: Any) -> None:
+        """Its gradients lie in memory that others use in turn."""
+        self.pool, self._buffer = pool, None
+
+    def reserve_gradient(self) -> None:
+        """The memory of its gradients, before the first."""
+        if self._buffer is None and self.pool is None and not self.external and not self.empty:
+            self._buffer = long_lived(self.own_shape, self.dtype, touched=True)
+            self._buffer_uses = _uses(self._buffer)
+
     def _fresh_grad(self) -> DTensor:
         """A gradient to write to, over the memory of the step before if nobody holds that any more (no allocation in the steady state)."""
         if self._buffer is None or _uses(self._buffer) != self._buffer_uses:

@@ -45,7 +45,7 @@ class OptimizerInBackward:
 
     def attach(self, units: list[Unit]) -> None:
         for p in (p for u in units for p in u.parameters):
-            p.pool = self._pool
+            p.use_pool(self._pool)
 
     def detach(self, units: list[Unit]) -> None:
         for p in (p for u in units for p in u.parameters):

@@ -276,6 +276,11 @@ class State:
             for p in u.parameters:
                 p.adopt_early()
 
+    def reserve_gradient(self, face: torch.Tensor) -> None:
+        """Of one of its parameters: an optimizer was built of it."""
+        for p in (p for u in self.units for p in u.parameters if p.sharded is face):
+            p.reserve_gradient()
+
     def unshard(self) -> None:
         if self.root is None:
             self.lazy_init()

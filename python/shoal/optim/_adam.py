@@ -42,8 +42,11 @@ class Adam(Fused, torch.optim.Adam):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
         self._set_master_weights(master_weights)
 
+    def _keys(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
-        keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+        keys = self._keys(group)
         shards = []
         batches: dict[tuple, list] = {}  # by dtypes
         for p in self._with_gradients(group):

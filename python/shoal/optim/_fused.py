@@ -19,7 +19,8 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 class Fused:
     """Comes before a class of ``torch.optim`` among the bases and replaces its ``step``; constructor, options and state keys are torch's.
 
-    A subclass has ``_update(group, grad_scale)``. ``master_weights`` is an option of a parameter group: None means fp32 master weights
+    A subclass has ``_update(group, grad_scale)`` and ``_keys(group)``: the names of the states that lie as the parameter does.
+    ``master_weights`` is an option of a parameter group: None means fp32 master weights
     under bf16 and fp16 parameters, False none. Thread safety: as torch's, none.
     """
 
@@ -31,6 +32,20 @@ class Fused:
         self.defaults["master_weights"] = master_weights
         for group in self.param_groups:
             group.setdefault("master_weights", master_weights)
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """What the training of sharded parameters will keep gets its memory now: else the first step would wait for the system to give it,
+        and find out that there is none."""
+        self._reserved: dict[int, list[torch.Tensor]] = {}  # zeros, by parameter; until the first step is over
+        for group in self.param_groups:
+            for p in group["params"]:
+                unit = getattr(p, "_shoal_state", None)
+                if unit is None or not p.requires_grad or p.is_meta or not local(p).is_cpu or local(p).dtype not in DTYPES:
+                    continue
+                unit.reserve_gradient(p)
+                count = len(self._keys(group)) + self._has_master(p, group)
+                self._reserved[id(p)] = [self._zeros(p, group, touched=True) for _ in range(count)]
 
     @staticmethod
     def check_options(options: dict[str, Any]) -> None:
@@ -48,7 +63,7 @@ class Fused:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._shards = {}
+        self._shards, self._reserved = {}, {}
         for group in self.param_groups:
             group.setdefault("master_weights", self.defaults.get("master_weights"))
 
@@ -56,6 +71,7 @@ class Fused:
         """As torch's, of torch's or our class. States beside master weights are fp32; what the state dict has in less is widened."""
         for group in state_dict["param_groups"]:
             self.check_options(group)
+        self._reserved.clear()
         super().load_state_dict(state_dict)
         # torch casts every state to the dtype of its parameter.
         for saved_group, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
@@ -87,9 +103,18 @@ class Fused:
 
     def _new_state(self, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """Zeros, laid out as `p`."""
-        values, dtype = self._values(p), torch.float32 if self._has_master(p, group) else p.dtype
-        zeros = long_lived(values.shape, dtype, values.stride())
+        reserved, dtype = self._reserved.get(id(p)), self._state_dtype(p, group)
+        zeros = reserved.pop() if reserved else self._zeros(p, group)
+        if zeros.dtype != dtype or zeros.stride() != local(p).stride() or zeros.shape != local(p).shape:  # it changed meanwhile
+            zeros = self._zeros(p, group)
         return dtensor(zeros, with_dtype(p._spec, dtype)) if isinstance(p, DTensor) else zeros
+
+    def _state_dtype(self, p: torch.Tensor, group: dict[str, Any]) -> torch.dtype:
+        return torch.float32 if self._has_master(p, group) else p.dtype
+
+    def _zeros(self, p: torch.Tensor, group: dict[str, Any], touched: bool = False) -> torch.Tensor:
+        values = self._values(p)
+        return long_lived(values.shape, self._state_dtype(p, group), values.stride(), touched=touched)
 
     def _with_gradients(self, group: dict[str, Any]) -> Iterator[torch.Tensor]:
         for p in group["params"]:

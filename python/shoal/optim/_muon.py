@@ -31,6 +31,9 @@ class Muon(Fused, torch.optim.Muon):
         super().__init__(params, lr, *args, **options)
         self._set_master_weights(master_weights)
 
+    def _keys(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",)
+
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
         together: list[torch.Tensor] = []  # one for each rank of the mesh axis
         for p in self._with_gradients(group):

@@ -33,8 +33,11 @@ class SGD(Fused, torch.optim.SGD):
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, **options)
         self._set_master_weights(master_weights)
 
+    def _keys(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] else ()
+
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
-        keys = ("momentum_buffer",) if group["momentum"] else ()
+        keys = self._keys(group)
         shards = []
         batches: dict[tuple, list] = {}  # by whether the momentum begins with this step, and dtypes
         for p in self._with_gradients(group):
