@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kKept = 7;           // blocks of a size, in a thread's tcache
 constexpr std::size_t kStep = 16;  // from size to size
-constexpr std::size_t kLargest = 248;
+constexpr std::size_t kLargest = 1032;
 
 // The optimizer would see that nothing is done with the block.
 void* block(std::size_t bytes) {
