@@ -1,0 +1,105 @@
+"""Config T at world 1 on a CUDA device, in every way that this release has: losses beside plain PyTorch's, and the device's peak memory.
+
+With --device cpu the same ways on the CPU, with units in no arena as on a device: what can be checked without one. Prints a JSON line for
+each way, then `N passed, N failed`; exit code 2 and one sentence where there is no device.
+"""
+
+import argparse
+import json
+import os
+import sys
+
+import gpt
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+CONFIG, STEPS, ROWS = gpt.CONFIGS["T"], 10, 4
+
+
+def sharded(fully_shard, model, mesh, **policies):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **policies)
+    return fully_shard(model, mesh=mesh, **policies)
+
+
+def train(device, make, optimizer_of):
+    """Losses of ten steps of one seed, and the most bytes that the device had."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    model = make(gpt.build(CONFIG))
+    optimizer = optimizer_of(model.parameters())
+    tokens, losses = gpt.stream(CONFIG), []
+    for step in range(STEPS):
+        x, y = (t.to(device) for t in gpt.batch(tokens, CONFIG, step, ROWS, 0, ROWS))
+        loss = F.cross_entropy(model(x).flatten(0, 1).float(), y.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, torch.cuda.max_memory_allocated() if device == "cuda" else 0
+
+
+def ways(device, mesh):
+    """By name: how the model is made, its optimizer, and how near to plain PyTorch its losses must be."""
+    from torch.distributed.fsdp import fully_shard as theirs
+
+    from shoal.fsdp import fully_shard as ours
+    from shoal.optim import AdamW
+
+    def torchs(parameters):
+        return torch.optim.AdamW(parameters, lr=1e-3)
+
+    def host(parameters):
+        return AdamW(parameters, lr=1e-3)
+
+    bf16 = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}
+    offload = {"offload_policy": CPUOffloadPolicy(pin_memory=device == "cuda")}
+    return {
+        "plain PyTorch": (lambda m: m.to(device), torchs, 0),
+        "FSDP2": (lambda m: sharded(theirs, m.to(device), mesh), torchs, 1e-4),
+        "shoal.fsdp": (lambda m: sharded(ours, m.to(device), mesh), torchs, 1e-4),
+        "shoal.fsdp, built on the CPU": (lambda m: sharded(ours, m, mesh), torchs, 1e-4),
+        "shoal.fsdp, bf16": (lambda m: sharded(ours, m.to(device), mesh, **bf16), torchs, 3e-2),
+        "shoal.fsdp, shards and optimizer on the host": (lambda m: sharded(ours, m, mesh, **offload), host, 1e-4),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    device = parser.parse_args().device
+    if device == "cuda" and not torch.cuda.is_available():
+        print(f"tests/gpu: there is no CUDA device that torch {torch.__version__} can use here; nothing was tested")
+        return 2
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        os.environ.setdefault(name, value)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if device == "cpu":
+        from shoal.fsdp._mesh import DataMesh
+
+        DataMesh.in_arena = property(lambda self: False)
+    mesh = init_device_mesh(device, (1,))
+    failed, expected = 0, None
+    all_ways = ways(device, mesh)
+    for name, (make, optimizer_of, tolerance) in all_ways.items():
+        figures = {"way": name}
+        try:
+            losses, peak = train(device, make, optimizer_of)
+            expected = expected or losses
+            off = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
+            figures |= {"first": losses[0], "last": losses[-1], "off_by": off, "device_peak_bytes": peak, "passed": off <= tolerance}
+        except Exception as error:  # the other ways are still tried
+            figures |= {"error": f"{type(error).__name__}: {error}", "passed": False}
+        failed += not figures["passed"]
+        print(json.dumps(figures), flush=True)
+    dist.destroy_process_group()
+    print(f"{len(all_ways) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+#!/bin/bash
+# What needs a CUDA device: config T at world 1, with Shoal beside torch's FSDP2 and plain PyTorch. Needs Shoal installed or built, and a torch
+# with CUDA; where there is no device it says so and ends with code 2. $PYTHON: which interpreter (default: .venv's, else python3).
+set -uo pipefail
+cd "$(dirname "$0")"
+root=$(cd ../.. && pwd)
+python=${PYTHON:-$root/.venv/bin/python}
+[ -x "$python" ] || python=$(command -v python3) || { echo "tests/gpu: no Python here"; exit 2; }
+if ! "$python" -c "import shoal" 2>/dev/null; then
+  wheel=$(ls -t "$root"/dist/shoal-*.whl 2>/dev/null | head -1)
+  [ -n "$wheel" ] || { echo "tests/gpu: Shoal is not installed for $python; run ./dev build, or ./dev wheel and bring dist/"; exit 2; }
+  site=$(mktemp -d)
+  trap 'rm -rf "$site"' EXIT
+  "$python" -m pip install --quiet --no-deps --target "$site" "$wheel" || exit 2
+  export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
+fi
+PYTHONPATH=$root/tests/bench${PYTHONPATH:+:$PYTHONPATH} "$python" config_t.py "$@"

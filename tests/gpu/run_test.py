@@ -1,0 +1,30 @@
+"""run.sh where there is no device: it says so, and what it tries on one works on the CPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+RUN = Path(__file__).parent / "run.sh"
+
+
+def run(*args):
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([RUN, *args], env=environment, capture_output=True, text=True, timeout=200)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_without_a_device_it_says_so():
+    code, said = run()
+    assert code == 2
+    assert "there is no CUDA device" in said, said
+
+
+def test_every_way_trains_alike_on_the_cpu():
+    code, said = run("--device", "cpu")
+    assert code == 0, said
+    assert "6 passed, 0 failed" in said, said
