@@ -484,6 +484,20 @@ def a_rank_without_a_single_batch_serves_the_others():
 
 
 @use
+def join_of_units_that_collectives_bring_is_refused():
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+    from shoal.exceptions import Unimplemented
+    from shoal.fsdp import join
+
+    model = shard(Net())
+    model.blocks[1].set_custom_reduce_scatter(DefaultReduceScatter())
+    loop = join(model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(Unimplemented, match="a unit that collectives bring"):
+        loop.__enter__()
+
+
+@use
 def samples_count_alike_where_micro_batches_are_uneven():
     from shoal.fsdp import join
 

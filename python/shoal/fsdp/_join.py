@@ -32,13 +32,20 @@ def join(
     ``after_backward``: what the loop does between backward and the optimizer's step that is collective (clipping); on serving ranks, too.
     ``after_step``: what it does behind the step (a learning rate schedule).
     Raises InvalidArgument for another weight, and for a model that is not sharded as one; NotImplementedError for one that is sharded on
-    several meshes, and where ranks share no memory.
+    several meshes, or has units that collectives bring (on devices, extensions, communication of the user's), and where ranks share no
+    memory.
     """
     if weight not in ("world", "samples"):
         raise InvalidArgument(f"weight = {weight!r}", hint="'world' or 'samples'")
     state = state_of(model)
     if state is None:
         raise InvalidArgument("this model was not sharded by shoal.fsdp.fully_shard", hint="join takes the module that it got last")
+    brought = next((s for s in map(state_of, model.modules()) if s is not None and any(u.gathered is not None for u in s.units)), None)
+    if brought is not None:
+        raise Unimplemented(
+            f"join of {brought.name or 'a root'}, a unit that collectives bring, is not in this release: ranks that serve run none",
+            hint="give every rank the same number of batches",
+        )
     chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     state.weigh_samples, state.joining = weight == "samples", True
     try:
