@@ -17,7 +17,7 @@ def long_lived(shape: torch.Size, dtype: torch.dtype, stride: tuple[int, ...] | 
     the system gives all pages now, not one by one as they are written."""
     nbytes = shape.numel() * dtype.itemsize
     if nbytes < _SMALL:
-        zeros = torch.zeros(shape, dtype=dtype)
+        zeros = torch.zeros(shape, dtype=dtype, device="cpu")
         return zeros if stride is None else zeros.as_strided(shape, stride)
     flat = _native.private_memory(nbytes, touched).view(dtype)
     return flat.view(shape) if stride is None else flat.as_strided(shape, stride)

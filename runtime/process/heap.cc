@@ -4,8 +4,6 @@
 
 #ifdef __GLIBC__
 #include <malloc.h>
-
-#include <climits>
 #endif
 
 namespace shoal::runtime {
@@ -27,7 +25,12 @@ void* block(std::size_t bytes) {
 
 }  // namespace
 
-void keep_heap() { mallopt(M_TRIM_THRESHOLD, INT_MAX); }
+// A threshold that is set stops malloc from raising the other one by itself, above which blocks are mapped one by one: it is set, too, to
+// the greatest that there may be.
+void keep_heap() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, -1);  // unsigned inside: never
+}
 
 void free_small_blocks() {
   for (std::size_t size = 24; size <= kLargest; size += kStep) {

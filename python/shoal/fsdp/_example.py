@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.utils import _apply_to_tensors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -88,8 +88,29 @@ def _step(model: nn.Module, args: tuple, kwargs: dict) -> None:
     _apply_to_tensors(lambda t: found.append(t) or t, model(*args, **kwargs))
     outputs = [t for t in found if t.requires_grad]
     found.clear()
-    if outputs:
+    if not outputs:
+        return
+    real = [(t, t.grad) for t in _leaves(outputs) if not isinstance(t, FakeTensor)]  # of no module: autograd would give them fake gradients
+    try:
         torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+    finally:
+        for t, grad in real:
+            t.grad = grad
+
+
+def _leaves(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What a backward will accumulate gradients in."""
+    found, seen = [], set()
+    nodes = [t.grad_fn for t in outputs]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        nodes += [following for following, _ in node.next_functions]
+    return found
 
 
 @contextmanager
@@ -114,7 +135,8 @@ def _reduced(states: list[State], faked: dict[int, torch.Tensor], kept: dict, re
         handles.extend(t.register_post_accumulate_grad_hook(come) for _, t in parameters)
 
     for u in (u for s in states for u in s.units):
-        trained = [(p, faked[id(p.sharded)]) for p in u.parameters if id(p.sharded) in faked and p.sharded.requires_grad]
+        faces = [(p, next((faked[id(face)] for face in (p.sharded, p.unsharded) if id(face) in faked), None)) for p in u.parameters]
+        trained = [(p, whole) for p, whole in faces if whole is not None and p.sharded.requires_grad]
         if trained:
             watch(trained)
     try:
@@ -145,7 +167,7 @@ def _fake(model: nn.Module, states: list[State], mode: FakeTensorMode, boundarie
         kept.append((table, dict(table)))
         return table
 
-    compute = {id(p.sharded): p.compute_dtype for s in states for u in s.units for p in u.parameters}
+    compute = {id(face): p.compute_dtype for s in states for u in s.units for p in u.parameters for face in (p.sharded, p.unsharded)}
 
     def fake(t: torch.Tensor) -> torch.Tensor:
         if id(t) not in faked:
@@ -156,6 +178,7 @@ def _fake(model: nn.Module, states: list[State], mode: FakeTensorMode, boundarie
 
     try:
         for module in model.modules():
+            keep(module.__dict__)  # what forward caches there would stay fake
             for table in (module._parameters, module._buffers):
                 keep(table).update({name: t if t is None else fake(t) for name, t in table.items()})
             for table in (module._forward_pre_hooks, module._forward_hooks):

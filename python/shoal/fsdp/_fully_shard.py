@@ -81,7 +81,8 @@ def fully_shard(
     modules = tuple(_get_root_modules(listed)) if len(listed) > 1 else tuple(listed)
     guard = _LEASE_GUARD if lease_guard is None else lease_guard
     reshard = _checked_reshard(reshard_after_forward, data.shards, dp_mesh_dims is not None)
-    state = State(modules, data, reshard, mp_policy, offload=isinstance(offload_policy, CPUOffloadPolicy), guard=guard)
+    offload = offload_policy if isinstance(offload_policy, CPUOffloadPolicy) else None
+    state = State(modules, data, reshard, mp_policy, offload, guard)
     state.shard(ignored_params or set(), shard_placement_fn)
     for m in modules:
         m._shoal_fsdp_state = state

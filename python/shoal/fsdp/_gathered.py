@@ -39,10 +39,20 @@ class Gathered:
         brought = (p for p in self._unit.parameters if (p.external or self.all_gather is not None) and not self._is_own(p))
         return sum(p.shape.numel() * p.compute_dtype.itemsize for p in brought)
 
+    def forget(self) -> None:
+        """The unit was built anew: its parameters have other memory, and no whole ones."""
+        for p in self._whole:
+            p.unsharded = None
+        self._whole.clear()
+        self._shown = False
+
     def unshard(self) -> None:
-        if self._shown:
-            return
-        self._shown = True
+        if not self._shown:
+            with torch.inference_mode(False), torch.no_grad():  # what is made here outlives an evaluation
+                self._unshard()
+            self._shown = True
+
+    def _unshard(self) -> None:
         plain = []
         for p in self._unit.parameters:
             if p.extended:
@@ -99,19 +109,18 @@ class Gathered:
         flat = [t.view(-1) if len(dtypes) == 1 else t.view(-1).view(torch.uint8) for t in pieces]
         out = self._gather(torch.cat(flat)).view(data.shards, -1)
         at = 0
-        with torch.no_grad():
-            for p, piece, bytes_ in zip(parameters, pieces, flat, strict=True):
-                if p not in self._whole:
-                    whole = torch.empty(p.shape, dtype=p.compute_dtype, device=data.device)
-                    p.set_whole(whole)
-                    self._whole[p] = [(whole, whole.untyped_storage().size())]
-                whole = self._allocate(p)[0]
-                part = out[:, at : at + bytes_.numel()]
-                at += bytes_.numel()
-                part = part.contiguous().view(p.compute_dtype).view(data.shards, *piece.shape)
-                joined = torch.cat(list(part), dim=p.dim).narrow(p.dim, 0, p.shape[p.dim])
-                with torch.autograd._unsafe_preserve_version_counter(whole):
-                    whole.copy_(joined)
+        for p, piece, bytes_ in zip(parameters, pieces, flat, strict=True):
+            if p not in self._whole:
+                whole = torch.empty(p.shape, dtype=p.compute_dtype, device=data.device)
+                p.set_whole(whole)
+                self._whole[p] = [(whole, whole.untyped_storage().size())]
+            whole = self._allocate(p)[0]
+            part = out[:, at : at + bytes_.numel()]
+            at += bytes_.numel()
+            part = part.clone(memory_format=torch.contiguous_format).view(p.compute_dtype).view(data.shards, *piece.shape)
+            joined = torch.cat(list(part), dim=p.dim).narrow(p.dim, 0, p.shape[p.dim])
+            with torch.autograd._unsafe_preserve_version_counter(whole):
+                whole.copy_(joined)
 
     def _unshard_extended(self, p: ShardedParameter) -> None:
         data, local = self._unit.data, p.own
@@ -170,17 +179,19 @@ class Gathered:
 
     def _reduce(self, dtype: torch.dtype, work: list[tuple[ShardedParameter, torch.Tensor]]) -> None:
         u, data = self._unit, self._unit.data
+        # Sums of fp16 overflow: a part of the division comes before them.
+        before = u.scale**0.5 if dtype == torch.float16 else 1.0
         pieces = []
         for p, grad in work:
             size = list(p.shape)
             size[p.dim] = -(-p.shape[p.dim] // data.shards) * data.shards
             padded = torch.zeros(size, dtype=dtype, device=data.device)
-            padded.narrow(p.dim, 0, p.shape[p.dim]).copy_(grad)
+            padded.narrow(p.dim, 0, p.shape[p.dim]).copy_(grad if before == 1 else grad * before)
             pieces.append(torch.stack([c.reshape(-1) for c in padded.chunk(data.shards, dim=p.dim)]))
         out = self._scattered(torch.cat(pieces, dim=1).view(-1))
         if data.replicas > 1:
             dist.all_reduce(out, group=data.mesh.get_group(data.replicate_dim))
-        out = out * u.scale
+        out = out * (u.scale / before)
         if u.all_reduce_hook is not None:
             u.all_reduce_hook(out)
         at = 0

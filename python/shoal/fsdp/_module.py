@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -234,9 +235,13 @@ class ShardedOutsideForward(InvalidArgument, RuntimeError):
 def _explained_methods(cls: type) -> dict[str, Callable]:
     """The methods of its own that a module has beside forward: they say what is missing when they meet a sharded parameter."""
     known = {"forward", *dir(nn.Module), *dir(FSDPModule)}
-    bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
-    names = {name for base in bases for name, value in vars(base).items() if isinstance(value, FunctionType)}
-    return {name: _explained(cls, name) for name in names if name not in known and not name.startswith("__")}
+    names = {name for base in cls.__mro__[: cls.__mro__.index(nn.Module)] for name in vars(base)} - known
+    return {name: _explained(cls, name) for name in names if not name.startswith("__") and _is_method(inspect.getattr_static(cls, name))}
+
+
+def _is_method(value: Any) -> bool:
+    deferred = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return isinstance(value, FunctionType) and not any(is_one(value) for is_one in deferred)
 
 
 def _explained(cls: type, name: str) -> Callable:

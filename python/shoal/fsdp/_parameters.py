@@ -45,11 +45,12 @@ class ShardedParameter:
         dim: int,
         policy: Any,
         home: torch.device,
+        pinned: bool = False,
     ):
         self.name = name
         self.owners = owners  # (module, attribute): several when it is tied
         self.data, self.dim = data, dim
-        self.home = home  # where its slices lie
+        self.home, self.pinned = home, pinned  # where its slices lie
         self.state: Any = None
         local = local_of(original)
         self.shape, self.dtype = local.shape, local.dtype
@@ -105,8 +106,7 @@ class ShardedParameter:
             self._bind_extended(source)
         else:
             if self.empty or self.external:
-                pinned = self.external and self.home.type == "cpu" and torch.cuda.is_available()
-                self.own = torch.empty(self.own_shape, dtype=self.dtype, device=self.home, pin_memory=pinned)
+                self.own = torch.empty(self.own_shape, dtype=self.dtype, device=self.home, pin_memory=self.pinned)
             else:
                 self.own = _typed(_native.own(unit, index), self.dtype)
             if not meta:
@@ -119,7 +119,8 @@ class ShardedParameter:
             self.sharded = dtensor_parameter(local, self.spec, self.requires_grad)
         if not self.external:
             numel = self.shape.numel()
-            whole = _typed(_native.whole(unit, index), self.compute_dtype) if numel else torch.empty(self.shape, dtype=self.compute_dtype)
+            empty = torch.empty(self.shape, dtype=self.compute_dtype, device="cpu")
+            whole = _typed(_native.whole(unit, index), self.compute_dtype) if numel else empty
             self.set_whole(whole)
         self.mark()
 
@@ -295,6 +296,7 @@ class ShardedParameter:
         one) for the reduction: the whole one stays alive until ``published``, the rest until ``gradient_done``. None may be under way: the
         next one adds to what it leaves. ``unused``: zeros where there is none. ``fresh``: the caller adds up itself."""
         if not self.sharded.requires_grad:
+            self._buffer = None
             self._pending.append([None, None, everywhere])
             return 0, 0, 0, False, 0, False
         grad = self.take_gradient()
@@ -311,7 +313,7 @@ class ShardedParameter:
         own = 0 if self.empty or target is None else target._local_tensor.data_ptr()
         partial = 0
         if not everywhere and self._partial is None:
-            self._partial = torch.zeros(self.own_shape, dtype=torch.promote_types(self.reduce_dtype, torch.float32))
+            self._partial = torch.zeros(self.own_shape, dtype=torch.promote_types(self.reduce_dtype, torch.float32), device="cpu")
         if self._partial is not None:
             partial = self._partial.data_ptr()
         return grad.data_ptr() if grad is not None else 0, number, own, accumulate, partial, self._has_partial

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import Shard
 from torch.distributed.utils import _apply_to_tensors
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -31,11 +32,12 @@ class State:
         data: DataMesh,
         reshard_after_forward: bool | int | None,
         policy: Any,
-        offload: bool = False,
+        offload: CPUOffloadPolicy | None = None,
         guard: bool = False,
     ):
         self.modules, self.data, self.mp_policy = modules, data, policy
-        self.home = torch.device("cpu") if offload else data.device  # of sharded parameters, gradients and optimizer states
+        self.home = data.device if offload is None else torch.device("cpu")  # of sharded parameters, gradients and optimizer states
+        self.pinned = offload is not None and offload.pin_memory and not data.in_arena
         self.reshard_asked = self.reshard_after_forward = reshard_after_forward  # None: as is_root says
         self.reshard_after_backward = True
         self.cast_to = policy.param_dtype if policy.cast_forward_inputs else None  # what floating-point inputs become
@@ -81,7 +83,7 @@ class State:
             known = meshes.setdefault(data.key, data)
             if known is not data and known.mesh is not data.mesh:
                 raise ValueError(f"parameters on the same ranks must have the same FSDPMeshInfo, but {name} has another one")
-            p = ShardedParameter(name, parameter, owners, known, dim, self.mp_policy, self.home)
+            p = ShardedParameter(name, parameter, owners, known, dim, self.mp_policy, self.home, self.pinned)
             unit = next((u for u in self.units if u.data is known), None)
             if unit is None:
                 unit = Unit(self, known)
@@ -104,9 +106,9 @@ class State:
     def _move_buffers(self) -> None:
         """To where this rank computes, as FSDP2 does; parameters come there when they are unsharded."""
         for module in {m for top in self.modules for m in top.modules()}:
-            for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.device.type not in ("meta", self.data.device.type):
-                    module._buffers[name] = buffer.to(self.data.device)
+            for buffer in module._buffers.values():
+                if buffer is not None and not buffer.is_meta and buffer.device != self.data.device:
+                    buffer.data = buffer.to(self.data.device)  # the same tensor for whoever else has it
 
     def _take_tied(self) -> list[Unit]:
         """Parameters of units inside that modules of several units have come to this one, which is around all. Returns whom they left."""

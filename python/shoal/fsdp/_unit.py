@@ -47,6 +47,8 @@ class Unit:
         for p in self.parameters:
             p.state = self.state
             p.change_dtype()
+        if self.gathered is not None:
+            self.gathered.forget()
         self._make_native()
         for index, p in enumerate(self.parameters):
             p.bind(self.native, index, None)

@@ -56,7 +56,7 @@ class Adam(Fused, torch.optim.Adam):
                     state[key] = self._new_state(p, group)
             step = state.get("step")
             if step is None or step.dtype != torch.float32 or not step.is_cpu:
-                step = state["step"] = torch.tensor(0.0 if step is None else step.item(), dtype=torch.float32)
+                step = state["step"] = torch.tensor(0.0 if step is None else step.item(), dtype=torch.float32, device="cpu")
             shard = self._shard(p, state, group, keys)
             if shard is None:
                 step += 1

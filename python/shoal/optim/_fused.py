@@ -96,6 +96,9 @@ class Fused:
         if found_inf is None or not found_inf.item():
             for group in self.param_groups:
                 self._update(group, 1.0 if grad_scale is None else float(grad_scale))
+                for p in group["params"]:
+                    if not p.requires_grad:  # frozen after it was built
+                        self._reserved.pop(id(p), None)
         return loss
 
     def _has_master(self, p: torch.Tensor, group: dict[str, Any]) -> bool:
