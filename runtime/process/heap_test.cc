@@ -39,7 +39,6 @@ std::size_t growth(bool frees_small_blocks) {
 // In a process of its own, whose heap nothing else has shaped.
 void says(bool frees_small_blocks, bool grows) {
   const auto child = [&] {
-    mallopt(M_MMAP_THRESHOLD, 1 << 30);
     keep_heap();
     std::exit(growth(frees_small_blocks) > kLarge / 2);
   };
@@ -48,6 +47,19 @@ void says(bool frees_small_blocks, bool grows) {
 
 TEST(Heap, SmallBlocksKeepLargeOnesApart) { says(false, true); }
 TEST(Heap, UntilTheyAreFreed) { says(true, false); }
+
+// Else each would come from the system page by page, each time.
+TEST(Heap, LargeBlocksAreNotMappedOneByOne) {
+  const auto child = [] {
+    keep_heap();
+    const auto before = mallinfo2().hblks;
+    void* const large = block(16 << 20);
+    const bool mapped = mallinfo2().hblks > before;
+    std::free(large);
+    std::exit(mapped);
+  };
+  EXPECT_EXIT(child(), testing::ExitedWithCode(0), "");
+}
 
 }  // namespace
 }  // namespace shoal::runtime

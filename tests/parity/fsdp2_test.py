@@ -129,6 +129,16 @@ def fp16_reduced_in_fp32(api):
     return train(api, sharded(api, Net(), mp_policy=policy))
 
 
+@case(worlds=(2,), plain=False, rtol=2e-3)
+def fp16_sums_of_large_gradients(api):
+    model = sharded(api, Net(), mp_policy=api.MixedPrecisionPolicy(reduce_dtype=torch.float16))
+    (model(torch.ones(1, 8)).sum() * 40000).backward()  # each rank's fits into fp16, their sum does not
+    seen = Seen()
+    seen.see("gradient of the head's bias", model.head.bias.grad)
+    assert full(model.head.bias.grad).isfinite().all()
+    return seen
+
+
 @case(worlds=(2,), plain=False, rtol=2e-2, atol=2e-3)
 def fp32_reduced_in_bf16(api):
     return train(api, sharded(api, Net(), mp_policy=api.MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)))

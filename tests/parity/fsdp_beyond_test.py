@@ -310,6 +310,95 @@ def a_method_beside_forward_says_what_to_register():
     assert model.project(batch(0, rank())).shape == (len(batch(0, rank())), 3)
 
 
+class Overridden(nn.Module):
+    def width(self):
+        raise NotImplementedError
+
+    def double(self, x):
+        raise NotImplementedError
+
+    def rows(self):
+        raise NotImplementedError
+
+
+@use
+def members_beside_forward_stay_what_they_are():
+    import inspect
+
+    class Model(Overridden, Net):
+        @property
+        def width(self):
+            return 4
+
+        @staticmethod
+        def double(x):
+            return 2 * x
+
+        def rows(self):
+            yield from (1, 2)
+
+    model = shard(Model())
+    assert model.width == 4
+    assert type(model).double(3) == model.double(3) == 6
+    assert inspect.isgeneratorfunction(model.rows)
+    assert list(model.rows()) == [1, 2]
+
+
+@use
+def a_failed_all_gather_is_made_again():
+    class Flaky:
+        fails = False
+
+        def allocate(self, size, *, dtype, device):
+            return torch.empty(size, dtype=dtype, device=device)
+
+        def __call__(self, output_tensor, input_tensor, group, async_op=False):
+            if self.fails:
+                self.fails = False
+                raise RuntimeError("on purpose")
+            torch.distributed.all_gather_into_tensor(output_tensor, input_tensor, group=group)
+
+    model, flaky = shard(Net()), Flaky()
+    model.blocks[1].set_custom_all_gather(flaky)
+    for first in (True, False):
+        flaky.fails = True
+        with pytest.raises(RuntimeError, match="on purpose"):
+            model(batch(0, rank()))
+        model.reset_iter_state()
+        torch.testing.assert_close(model(batch(0, rank())), Net()(batch(0, rank())), msg=f"first: {first}")
+        model.reset_iter_state()
+
+
+@use
+def an_optimizer_built_under_another_default_device():
+    import shoal.optim
+
+    model = shard(Net())
+    with torch.device("meta"):
+        optimizer = shoal.optim.AdamW(model.parameters(), lr=1e-2)
+    with torch.device("cpu"):
+        model(batch(0, rank())).sum().backward()
+    before = full(model.head.weight).clone()
+    optimizer.step()
+    assert not torch.equal(full(model.head.weight), before)
+    assert all(t.device.type == "cpu" for state in optimizer.state.values() for t in state.values())
+
+
+@use
+def what_is_reserved_for_frozen_parameters_is_given_back():
+    import shoal.optim
+
+    model = shard(Net())
+    optimizer = shoal.optim.AdamW(model.parameters())
+    frozen = model.blocks[0].requires_grad_(False)
+    for _ in range(2):
+        model(batch(0, rank())).sum().backward()
+        optimizer.step()
+    assert not any(id(p) in optimizer._reserved for p in frozen.parameters())
+    units = frozen._get_fsdp_state().units
+    assert all(p._buffer is None for u in units for p in u.parameters)
+
+
 @use
 def all_reduce_switched_off_without_replicas_changes_nothing():
     def loss(model, step, r):

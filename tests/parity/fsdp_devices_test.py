@@ -4,8 +4,10 @@ import functools
 
 import fsdp2_test  # noqa: F401  its cases
 import pytest
+import torch
 from beside import CASES, run_cases
-from uses import check
+from torch import nn
+from uses import check, run
 
 import shoal
 from shoal.train import ScalingConfig, Trainer
@@ -13,11 +15,41 @@ from shoal.train import ScalingConfig, Trainer
 WORLDS = (1, 2)
 
 
+def units_that_are_built_anew():
+    """Tied after they ran: the parameters have other memory then, and what is unsharded must be of that."""
+    from shoal.fsdp import fully_shard, write
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(model)
+    x = torch.ones(2, 4)
+    model(x).sum().backward()
+    with write(model):
+        model[1].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    plain[1].weight = plain[0].weight
+    with torch.no_grad():
+        for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+            p.copy_(q.full_tensor())
+        torch.testing.assert_close(model(x), plain(x))
+
+
+OURS_ALONE = {"units_that_are_built_anew": units_that_are_built_anew}
+
+
 def all_cases():
     from shoal.fsdp._mesh import DataMesh
 
     DataMesh.in_arena = property(lambda self: False)
-    return run_cases()
+    return {**run_cases(), **run(OURS_ALONE)}
+
+
+NAMED = [(n, name) for n in WORLDS for name in (*(c for c, spec in CASES.items() if n in spec.worlds), *OURS_ALONE)]
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +59,6 @@ def failed():
     shoal.shutdown()
 
 
-@pytest.mark.parametrize(("workers", "name"), [(n, name) for n in WORLDS for name, spec in CASES.items() if n in spec.worlds])
+@pytest.mark.parametrize(("workers", "name"), NAMED)
 def test_case(workers, name, failed):
     check(name, failed(workers))

@@ -363,6 +363,37 @@ def memory_of_a_whole_step_is_planned():
 
 
 @use
+def a_planned_step_leaves_no_fake_tensor():
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    from shoal.fsdp import fully_shard, step_graph
+
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.unregistered, self.table = nn.Linear(6, 6), [torch.ones(6, requires_grad=True)], None
+
+        def forward(self, x):
+            if self.table is None:
+                self.table = torch.arange(6.0) * x.shape[0]
+            return self.linear(x) * self.unregistered[0] + self.table
+
+    model = fully_shard(Cached())
+    assert step_graph(model, example_inputs=batch(0)).memory.activations > 0
+    assert model.unregistered[0].grad is None
+    model(batch(0)).sum().backward()
+    assert not isinstance(model.table, FakeTensor)
+    assert not isinstance(model.unregistered[0].grad, FakeTensor)
+    for shown in (False, True):  # whichever face the modules show
+        model = sharded()
+        if shown:
+            for module in (*model.blocks, model):
+                module.unshard()
+        expected = step_graph(model, example_inputs=batch(0)).memory.activations
+        assert expected == step_graph(sharded(), example_inputs=batch(0)).memory.activations
+
+
+@use
 def memory_is_what_the_system_counts():
     import gc
 
