@@ -1,5 +1,4 @@
 #include <map>
-#include <mutex>
 
 #include "fsdp/kernels/adam.h"
 #include "fsdp/kernels/cast.h"
@@ -7,7 +6,6 @@
 #include "fsdp/kernels/norm.h"
 #include "fsdp/kernels/sgd.h"
 #include "python/native/bindings.h"
-#include "runtime/process/heap.h"
 #include "runtime/shm/memory.h"
 
 namespace shoal::python {
@@ -91,14 +89,6 @@ void bind_optim(nb::module_& m) {
         return nb::ndarray<nb::pytorch, std::uint8_t>(owner->data(), 1, &bytes, capsule).cast(nb::rv_policy::reference);
       },
       nb::arg("bytes"), nb::arg("touched"), "Zeroed memory in pages of its own, huge ones where it is large, as a torch tensor of uint8.");
-  m.def(
-      "tidy_heap",
-      [] {
-        static std::once_flag once;
-        std::call_once(once, runtime::keep_heap);
-        runtime::free_small_blocks();
-      },
-      "Between two steps: keeps what malloc has for their tensors in one piece.");
   m.def("kernel_target", [] { return std::string(fsdp::kernel_target()); }, "The instruction set that the kernels use here.");
 }
 

@@ -95,8 +95,6 @@ class Root:
 
     def enter(self, training: bool) -> None:
         if not self.forwards:
-            if training:
-                _native.tidy_heap()
             for s in self.states:
                 s.seen = False
         for m in self.models:
