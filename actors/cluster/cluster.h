@@ -71,6 +71,7 @@ enum class ActorState : std::uint16_t { kPending, kStarting, kAlive, kDead };
 enum class JobState : std::uint16_t { kPending, kRunning, kSucceeded, kFailed, kStopped };
 enum class WorkerState : std::uint16_t { kStarting, kRunning, kExited };
 enum class NodeState : std::uint16_t { kAlive, kDead };
+inline bool ended(JobState state) { return state != JobState::kPending && state != JobState::kRunning; }
 const char* to_string(ActorState state);
 const char* to_string(JobState state);
 const char* to_string(WorkerState state);

@@ -1,10 +1,13 @@
-"""Tensors as torch has them inside: memory apart from its allocator's, and DTensors without their constructor."""
+"""Tensors as torch has them inside: memory apart from its allocator's, DTensors without their constructor, and what a forward returns."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.utils import _apply_to_tensors
 
 from shoal import _native
 
@@ -41,3 +44,17 @@ def with_dtype(spec: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
     if meta is None or meta.dtype == dtype:
         return spec
     return DTensorSpec(spec.mesh, spec.placements, tensor_meta=TensorMeta(meta.shape, meta.stride, dtype))
+
+
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """Of whatever a forward returns: lists, mappings, dataclasses."""
+    if torch.is_tensor(output):
+        return [output]
+    found: list[torch.Tensor] = []
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        found.append(t)
+        return t
+
+    _apply_to_tensors(keep, output)
+    return found

@@ -6,7 +6,6 @@ torchrun --nproc-per-node 2 planned_step.py --with bf16                     # si
 """
 
 import argparse
-import contextlib
 import json
 import time
 
@@ -26,7 +25,7 @@ parser.add_argument("--config", default="M")
 WHAT = ["nothing", "accumulation", "checkpointing", "offload", "bf16", "in-backward"]
 parser.add_argument("--with", dest="what", choices=WHAT, default="nothing")
 parser.add_argument("--until", choices=["before", "planned", "end"], default="end")
-parser.add_argument("--out")
+parser.add_argument("--out", default="/dev/stdout")
 options = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -79,8 +78,8 @@ if options.until == "planned":
         if options.what == "accumulation":
             model.set_requires_gradient_sync(False)
         memory = shoal.fsdp.step_graph(model, example_inputs=batch(0, 0)[0], optimizer=optimizer).memory
-        with contextlib.nullcontext() if options.out is None else open(options.out, "w") as f:
-            json.dump({"peak_bytes": memory.total, "parts": str(memory)}, f) if f else print(memory, memory.total)
+        with open(options.out, "w") as f:
+            json.dump({"peak_bytes": memory.total, "parts": str(memory)}, f)
     say_and_end("planned")
 
 for step in range(6):

@@ -28,8 +28,8 @@ def run(shoal_command):
             free.bind(("localhost", 0))
             port = str(free.getsockname()[1])
         argv = [sys.executable, *(TORCHRUN if torchrun else []), str(script), *map(str, options)]
-        job = shoal_command.program(argv, OMP_NUM_THREADS="1", MASTER_PORT=port, TQDM_DISABLE="1")
-        assert job.code(LIMIT_S) == 0, (job.out, job.err)
+        job = shoal_command.program(argv, OMP_NUM_THREADS="1", MASTER_PORT=port, TQDM_DISABLE="1", PYTHONFAULTHANDLER="1")
+        assert job.code(LIMIT_S) == 0, f"{job.out}\n{job.err}"
         return job.out
 
     return start

@@ -1,17 +1,14 @@
 """How steps of a sharded model are planned: the optimizer in backward, prefetch lists, memory, and a graph before the first step."""
 
-import os
 import re
-
-os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from uses import Uses, check, ranks, run
 
-import shoal
-from shoal.train import ScalingConfig, Trainer
+import shoal.fsdp
 
 WORLD, STEPS = 2, 5
 
@@ -83,12 +80,7 @@ def train(in_backward, optimizer="torch", micro=1, synced=False, checkpointed=Fa
     return [p.full_tensor().detach().clone() for p in model.parameters()], left
 
 
-USES = {}
-
-
-def use(function):
-    USES[function.__name__] = function
-    return function
+use = Uses()
 
 
 def expect_same(**how):
@@ -449,17 +441,13 @@ def the_graph_is_there_before_the_first_step():
         step_graph(fully_shard(Picky()), example_inputs=batch(0))
 
 
-def loop(config):
-    USES[config["use"]]()
+def all_uses():
+    return run(use)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    shoal.init(num_cpus=8)
-    yield
-    shoal.shutdown()
+failed = ranks(all_uses, WORLD)
 
 
-@pytest.mark.parametrize("name", USES)
-def test_use(name):
-    Trainer(loop, train_loop_config={"use": name}, scaling_config=ScalingConfig(num_workers=WORLD)).fit()
+@pytest.mark.parametrize("name", use)
+def test_use(name, failed):
+    check(name, failed)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.utils import _apply_to_tensors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from shoal._tensors import tensors_in
 from shoal.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
@@ -84,10 +84,7 @@ def run(model: nn.Module, states: list[State], example_inputs: Any) -> tuple[lis
 
 
 def _step(model: nn.Module, args: tuple, kwargs: dict) -> None:
-    found: list[torch.Tensor] = []
-    _apply_to_tensors(lambda t: found.append(t) or t, model(*args, **kwargs))
-    outputs = [t for t in found if t.requires_grad]
-    found.clear()
+    outputs = [t for t in tensors_in(model(*args, **kwargs)) if t.requires_grad]
     if not outputs:
         return
     real = [(t, t.grad) for t in _leaves(outputs) if not isinstance(t, FakeTensor)]  # of no module: autograd would give them fake gradients

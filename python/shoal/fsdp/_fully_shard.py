@@ -45,8 +45,8 @@ def fully_shard(
     ``reshard_after_forward``: drop the lease between forward and backward; None is True, and False for the root; a number n, a divisor of
     the shards, shows the parameters sharded over n ranks there.
     ``shard_placement_fn``: parameter -> None, ``Shard(dim)``, or a ``ShardPlacementResult`` with a mesh of its own. Any dim, even or not.
-    ``mp_policy``: parameters are computed with in ``param_dtype``, gradients travel in ``reduce_dtype`` (sums are fp32), floating-point
-    inputs are cast to ``param_dtype`` and outputs to ``output_dtype``. Dtypes may be mixed: each parameter has its own.
+    ``mp_policy``: parameters are computed with in ``param_dtype``, gradients travel in ``reduce_dtype`` (on a CPU mesh sums are fp32),
+    floating-point inputs are cast to ``param_dtype`` and outputs to ``output_dtype``. Dtypes may be mixed: each parameter has its own.
     ``offload_policy``: ``CPUOffloadPolicy`` keeps sharded parameters, gradients and optimizer states in host memory; on a CPU mesh they are
     there anyway.
     ``ignored_params``: left as they are.

@@ -37,12 +37,12 @@ class Node:
 class Memory:
     """What the engine holds on this host for a model, in bytes, over all of its ranks.
 
-    ``arenas``: whole parameters, and shards that are not in place (of those in no arena, because they are on devices or gather themselves:
-    what this rank has); ``slots``: gradients on their way; ``control``: the words that ranks
+    ``arenas``: whole parameters, and shards that are not in place; ``slots``: gradients on their way; ``control``: the words that ranks
     share. These three lie in the node's memory (ranks that share none have their own: then they are this rank's). ``gradients``: of each
-    rank's own rows. ``optimizer``: state, when the engine keeps it.
-    ``activations``: of one rank of ``ranks``: the most that a forward and a backward take beside parameters (what autograd saves, whole
-    gradients until they are published, what lives in between); None: unknown, and in no sum.
+    rank's own rows. ``optimizer``: state, of an engine's step or of the optimizer that ``step_graph`` was given.
+    ``outside``: of one rank of ``ranks``: parameters that are in no arena, because they are on devices or gather themselves.
+    ``activations``: of one rank, too: the most that a forward and a backward take beside parameters (what autograd saves, whole gradients
+    until they are published, what lives in between); None: unknown, and in no sum.
     """
 
     arenas: int
@@ -51,6 +51,7 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int | None = None
+    outside: int = 0
     ranks: int = 1
 
     @property
@@ -60,7 +61,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return self.node_bytes + self.gradients + self.optimizer + (self.activations or 0) * self.ranks
+        return self.node_bytes + self.gradients + self.optimizer + (self.outside + (self.activations or 0)) * self.ranks
 
     def __str__(self) -> str:
         rows = {
@@ -70,6 +71,8 @@ class Memory:
             "own gradients": self.gradients,
             "optimizer state": self.optimizer,
         }
+        if self.outside:
+            rows["parameters in no arena"] = self.outside * self.ranks
         lines = [f"{name:32}{value / 2**20:12.2f} MiB" for name, value in rows.items()]
         if self.activations is None:
             lines.append("activations are missing: they are the module's, and known with example_inputs=")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shoal.exceptions import InvalidArgument
-from shoal.optim._fused import LOW_PRECISION, Fused
+from shoal.optim._fused import Fused
 
 # Values that an optimizer keeps of every parameter.
 _STATES = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "adadelta": 2, "adam": 2, "adamw": 2}
@@ -89,16 +89,15 @@ def estimate_memory(
     return MemoryEstimate(world_size, sum(numel * size for numel, size, _ in own), trained, states * trained, *largest, whole)
 
 
-def state_bytes_to_come(optimizer: torch.optim.Optimizer, group: dict, dtype: torch.dtype) -> int:
-    """Bytes that an optimizer will keep of each element of a parameter of this dtype from its first step on."""
-    name = type(optimizer).__name__.lower()
+def state_bytes_to_come(optimizer: torch.optim.Optimizer, group: dict, p: torch.Tensor) -> int:
+    """Bytes that an optimizer will keep of each element of a parameter from its first step on."""
     if isinstance(optimizer, Fused):
-        master = dtype in LOW_PRECISION and group.get("master_weights") is not False
-        return (len(optimizer._keys(group)) + master) * (4 if master else dtype.itemsize)
+        return optimizer.state_bytes(p, group)
+    name = type(optimizer).__name__.lower()
     kept = _STATES.get("momentum" if name == "sgd" and group.get("momentum") else name)
     if kept is None:
         raise InvalidArgument(f"what {type(optimizer).__name__} keeps is not known before its first step", hint="take a step first")
-    return (kept + bool(group.get("amsgrad"))) * dtype.itemsize
+    return (kept + bool(group.get("amsgrad"))) * p.dtype.itemsize
 
 
 def _units(model: nn.Module, units: Iterable[nn.Module] | None) -> list[list[nn.Parameter]]:

@@ -101,8 +101,7 @@ def memory_of(root: Root, activations: int | None = None, optimizer: torch.optim
     on their way, one made."""
     kinds = [m.memory for m in root.models]
     held = {kind: sum(m[kind] for m in kinds) for kind in kinds[0]}
-    memory = Memory(**held, activations=activations, ranks=len(root.units[0].data.ranks))
-    memory = replace(memory, arenas=memory.arenas + _outside_arenas(root))
+    memory = Memory(**held, outside=_outside_arenas(root), activations=activations, ranks=len(root.units[0].data.ranks))
     if optimizer is not None:
         memory = replace(memory, optimizer=memory.optimizer + _state_bytes(root, optimizer))
     return memory if root.in_backward_optimizer is None else replace(memory, gradients=_gradients_in_backward(root))
@@ -131,7 +130,7 @@ def _state_bytes(root: Root, optimizer: torch.optim.Optimizer) -> int:
             if p is None or not face.requires_grad:
                 continue
             kept = [local_of(t) for t in optimizer.state.get(face, {}).values() if isinstance(t, torch.Tensor)]
-            kept = sum(t.dtype.itemsize for t in kept if t.shape == p.own_shape) if kept else state_bytes_to_come(optimizer, group, p.dtype)
+            kept = sum(t.dtype.itemsize for t in kept if t.shape == p.own_shape) if kept else state_bytes_to_come(optimizer, group, face)
             total += p.shape.numel() * p.data.replicas * kept
     return total
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.utils import _apply_to_tensors
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from shoal._tensors import tensors_in
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._collect import managed, own_parameters, state_of
 from shoal.fsdp._mesh import DataMesh, of_mesh_info, post_forward_mesh
@@ -371,7 +372,7 @@ class State:
                 root.forwards.add(token)
             if self.ends_unseen:
                 self.endless.add(token)
-            for t in _tensors_in(output):
+            for t in tensors_in(output):
                 if t.requires_grad:
                     t.register_hook(partial(self._pre_backward, token))
         if self.mp_policy.output_dtype is not None:
@@ -485,20 +486,6 @@ class _AfterBackward(torch.autograd.Function):
 
 def _cast(dtype: torch.dtype, t: torch.Tensor) -> torch.Tensor:
     return t.to(dtype) if t.is_floating_point() else t
-
-
-def _tensors_in(output: Any) -> list[torch.Tensor]:
-    """Of whatever a forward returns: lists, mappings, dataclasses."""
-    if torch.is_tensor(output):
-        return [output]
-    found: list[torch.Tensor] = []
-
-    def keep(t: torch.Tensor) -> torch.Tensor:
-        found.append(t)
-        return t
-
-    _apply_to_tensors(keep, output)
-    return found
 
 
 def _samples(args: tuple, kwargs: dict) -> int:

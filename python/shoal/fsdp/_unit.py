@@ -40,7 +40,7 @@ class Unit:
             p.state = self.state
             p.bind(self.native, index, original)
             p.register(p.sharded)
-        self._gather_extended()
+        self._gather_external()
 
     def build_again(self) -> None:
         """With the parameters that it has now, of which some came from another unit or changed their dtype: the faces keep their values."""
@@ -53,12 +53,12 @@ class Unit:
         for index, p in enumerate(self.parameters):
             p.bind(self.native, index, None)
             p.register(p.sharded)
-        self._gather_extended()
+        self._gather_external()
 
     def _make_native(self) -> None:
         self.native = self.actor.add_unit(self.state.name, [p.engine_spec() for p in self.parameters], self.state.lease_guard)
 
-    def _gather_extended(self) -> None:
+    def _gather_external(self) -> None:
         if any(p.external for p in self.parameters):
             self.gather()
 

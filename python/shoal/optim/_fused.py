@@ -20,8 +20,8 @@ class Fused:
     """Comes before a class of ``torch.optim`` among the bases and replaces its ``step``; constructor, options and state keys are torch's.
 
     A subclass has ``_update(group, grad_scale)`` and ``_keys(group)``: the names of the states that lie as the parameter does.
-    ``master_weights`` is an option of a parameter group: None means fp32 master weights
-    under bf16 and fp16 parameters, False none. Thread safety: as torch's, none.
+    ``master_weights`` is an option of a parameter group: None means fp32 master weights under bf16 and fp16 parameters, False none. Thread
+    safety: as torch's, none.
     """
 
     # GradScaler hands over `grad_scale` and `found_inf` and looks at fp16 gradients, too, instead of unscaling in a pass of its own.
@@ -37,15 +37,14 @@ class Fused:
     def _reserve(self) -> None:
         """What the training of sharded parameters will keep gets its memory now: else the first step would wait for the system to give it,
         and find out that there is none."""
-        self._reserved: dict[int, list[torch.Tensor]] = {}  # zeros, by parameter; until the first step is over
+        self._reserved: dict[int, list[torch.Tensor]] = {}  # zeros, by parameter: its first step takes them
         for group in self.param_groups:
             for p in group["params"]:
                 unit = getattr(p, "_shoal_state", None)
                 if unit is None or not p.requires_grad or p.is_meta or not local(p).is_cpu or local(p).dtype not in DTYPES:
                     continue
                 unit.reserve_gradient(p)
-                count = len(self._keys(group)) + self._has_master(p, group)
-                self._reserved[id(p)] = [self._zeros(p, group, touched=True) for _ in range(count)]
+                self._reserved[id(p)] = [self._zeros(p, group, touched=True) for _ in range(self._num_states(p, group))]
 
     @staticmethod
     def check_options(options: dict[str, Any]) -> None:
@@ -111,6 +110,13 @@ class Fused:
         if zeros.dtype != dtype or zeros.stride() != local(p).stride() or zeros.shape != local(p).shape:  # it changed meanwhile
             zeros = self._zeros(p, group)
         return dtensor(zeros, with_dtype(p._spec, dtype)) if isinstance(p, DTensor) else zeros
+
+    def _num_states(self, p: torch.Tensor, group: dict[str, Any]) -> int:
+        return len(self._keys(group)) + self._has_master(p, group)
+
+    def state_bytes(self, p: torch.Tensor, group: dict[str, Any]) -> int:
+        """That it keeps of each element of a parameter, from its first step on."""
+        return self._num_states(p, group) * self._state_dtype(p, group).itemsize
 
     def _state_dtype(self, p: torch.Tensor, group: dict[str, Any]) -> torch.dtype:
         return torch.float32 if self._has_master(p, group) else p.dtype

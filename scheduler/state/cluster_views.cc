@@ -1,0 +1,179 @@
+// What cluster state shows: rows and sums for who asks, invariants, and the words of its actions. It changes nothing.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "runtime/core/check.h"
+#include "scheduler/state/cluster_state.h"
+
+namespace shoal::scheduler {
+
+using actors::ActorRow;
+using actors::ActorState;
+using actors::JobState;
+using actors::NodeState;
+using actors::Resources;
+using actors::WorkerState;
+
+// ---- queries
+// -----------------------------------------------------------------------------------------------------------------------
+
+actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
+  using What = actors::ListRequest::What;
+  actors::ListReply out;
+  const auto page = [&](const auto& table, auto& rows, const auto& row_of, const auto& job_of) {
+    for (auto it = table.upper_bound({request.after}); it != table.end(); ++it) {
+      if (request.job && request.job != job_of(it->second)) continue;
+      if (rows.size() == options_.max_listed_rows) {
+        out.last = rows.back().id.value;
+        return;
+      }
+      rows.push_back(row_of(it->second));
+    }
+  };
+  const auto whole = [](const auto& entry) { return entry.row; };
+  switch (request.what) {
+    case What::kActors:
+      page(actors_, out.actors, [](const ActorRow& row) { return row; }, [](const ActorRow& row) { return row.job; });
+      break;
+    case What::kNodes:
+      page(nodes_, out.nodes, whole, [&](const Node&) { return request.job; });
+      break;
+    case What::kWorkers:
+      page(workers_, out.workers, whole, [](const Worker& w) { return w.row.job; });
+      break;
+    case What::kJobs:
+      page(jobs_, out.jobs, whole, [](const Job& j) { return j.row.id; });
+      break;
+  }
+  for (auto& row : out.actors) row.cause = brief(row.cause);
+  for (auto& row : out.workers) row.cause = brief(row.cause);
+  for (auto& row : out.jobs) row.cause = brief(row.cause);
+  return out;
+}
+
+// A cause carries what a process said last: kilobytes of it.
+std::optional<Error> ClusterState::brief(const std::optional<Error>& cause) const {
+  if (!cause) return {};
+  const auto cut = [this](const std::string& text) {
+    std::size_t end = std::min(text.find('\n'), text.size());
+    if (end > options_.max_listed_text) {
+      end = options_.max_listed_text;
+      while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // not within a character
+    }
+    return text.substr(0, end);
+  };
+  Error out = Error(cause->code(), cut(cause->message())).with_reason(cause->reason()).with_hint(cut(cause->hint()));
+  for (const auto& frame : cause->context()) {
+    if (out.context().size() < 8) out = std::move(out).in(cut(frame));
+  }
+  return out;
+}
+
+actors::ClusterStatus ClusterState::status() const {
+  actors::ClusterStatus out;
+  for (const auto& [id, n] : nodes_) {
+    if (n.row.state != NodeState::kAlive) continue;
+    ++out.num_nodes;
+    out.total += n.row.total;
+    out.available += n.row.available;
+  }
+  for (const auto& [id, w] : workers_) out.num_workers += w.row.state != WorkerState::kExited;
+  for (const auto& [id, a] : actors_) out.num_actors += a.state != ActorState::kDead;
+  for (const auto& [id, j] : jobs_) out.num_jobs += !ended(j.row.state);
+  for (const auto& p : pending_) {
+    const std::string what = p.gang ? "actor " + gangs_.at(p.gang).spec.actors[0].class_name : "job " + jobs_.at(p.job).row.name;
+    out.pending.push_back(what + ": " + explain(wants(p), room()));
+  }
+  return out;
+}
+
+const ActorRow* ClusterState::actor(ActorId id) const {
+  const auto it = actors_.find(id);
+  return it == actors_.end() ? nullptr : &it->second;
+}
+
+const actors::JobRow* ClusterState::job(JobId id) const {
+  const auto it = jobs_.find(id);
+  return it == jobs_.end() ? nullptr : &it->second.row;
+}
+
+const actors::NodeRow* ClusterState::node(NodeId id) const {
+  const auto it = nodes_.find(id);
+  return it == nodes_.end() ? nullptr : &it->second.row;
+}
+
+std::vector<NodeId> ClusterState::alive_nodes() const {
+  std::vector<NodeId> out;
+  for (const auto& [id, n] : nodes_) {
+    if (n.row.state == NodeState::kAlive) out.push_back(id);
+  }
+  return out;
+}
+
+void ClusterState::check_invariants() const {
+  Room taken;
+  for (const auto& [id, w] : workers_) {
+    if (w.row.state == WorkerState::kExited) SHOAL_CHECK(w.held.empty(), "an exited worker holds resources");
+    taken[w.row.node] += w.held;
+  }
+  for (const auto& [id, j] : jobs_) {  // placed, but its processes are not started yet: the port is being looked for
+    if (!j.processes.empty() || ended(j.row.state)) continue;
+    for (std::size_t i = 0; i < j.placed.size(); ++i) taken[j.placed[i]] += j.wants[i];
+  }
+  for (const auto& [id, n] : nodes_) {
+    Resources sum = n.row.available;
+    sum += taken[id];
+    SHOAL_CHECK(sum == n.row.total, "a node's resources do not add up");
+    for (const auto& [name, units] : n.row.available.all()) SHOAL_CHECK(units >= 0, "a node gave more than it has");
+  }
+  for (const auto& [id, a] : actors_) {
+    if (a.state == ActorState::kAlive)
+      SHOAL_CHECK(workers_.at(a.worker).row.state != WorkerState::kExited, "an actor lives in a dead process");
+  }
+  for (const auto& p : pending_) SHOAL_CHECK(p.gang ? gangs_.contains(p.gang) : jobs_.contains(p.job), "something pending is unknown");
+}
+
+// ---- transcript
+// --------------------------------------------------------------------------------------------------------------------
+
+std::string to_string(const Action& action) {
+  struct Visitor {
+    std::string operator()(const StartWorkerOn& a) const {
+      return fmt::format("StartWorker node={} worker={} label='{}' rank={}", to_string(a.node), to_string(a.message.worker),
+                         a.message.label, a.message.rank);
+    }
+    std::string operator()(const StopWorkerOn& a) const {
+      return fmt::format("StopWorker node={} worker={} signal={}", to_string(a.node), to_string(a.message.worker), a.message.signal);
+    }
+    std::string operator()(const EndJobOn& a) const { return fmt::format("EndJob node={} job={}", to_string(a.node), to_string(a.job)); }
+    std::string operator()(const KillHostedOn& a) const {
+      return fmt::format("KillHosted node={} worker={} actor={}", to_string(a.node), to_string(a.message.worker),
+                         to_string(a.message.actor));
+    }
+    std::string operator()(const Disconnect& a) const { return fmt::format("Disconnect node={}", to_string(a.node)); }
+    std::string operator()(const FindPortOn& a) const {
+      return fmt::format("FindPort node={} job={}", to_string(a.node), to_string(a.job));
+    }
+    std::string operator()(const TellActor& a) const {
+      return fmt::format("TellActor actor={} state={}{}", to_string(a.row.id), actors::to_string(a.row.state),
+                         a.row.cause ? " cause='" + a.row.cause->message() + "'" : "");
+    }
+    std::string operator()(const TellJob& a) const {
+      return fmt::format("TellJob job={} state={} exit={}", to_string(a.row.id), actors::to_string(a.row.state), a.row.exit_code);
+    }
+    std::string operator()(const TellHosted& a) const {
+      return fmt::format("TellHosted actor={} {}", to_string(a.actor), a.result ? "complete" : a.result.error().message());
+    }
+    std::string operator()(const Warn& a) const { return fmt::format("Warn job={} '{}'", to_string(a.job), a.text); }
+    std::string operator()(const PersistNode& a) const {
+      return fmt::format("PersistNode node={} state={}", to_string(a.row.id), actors::to_string(a.row.state));
+    }
+    std::string operator()(const PersistJob& a) const {
+      return fmt::format("PersistJob job={} state={}", to_string(a.row.id), actors::to_string(a.row.state));
+    }
+  };
+  return std::visit(Visitor(), action);
+}
+
+}  // namespace shoal::scheduler
