@@ -218,7 +218,10 @@ struct ProcessWatch::Impl : std::enable_shared_from_this<Impl> {
 
   void wait() {
     descriptor.async_wait(asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
-      if (!error) self->finish(reap(self->descriptor.native_handle()));
+      if (error) return;
+      // The loop may still have had an event of a descriptor that was closed meanwhile, for the same place in its tables.
+      if (!readable(self->descriptor.native_handle(), {})) return self->wait();
+      self->finish(reap(self->descriptor.native_handle()));
     });
   }
 

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -163,6 +165,30 @@ TEST_F(ProcessTest, TheEndOfAForeignProcessIsSeenWithoutItsStatus) {
   wait_for(parent);
   EXPECT_EQ(wait_for(parent), (ExitStatus{.known = false}));  // long gone
   close(out[0]);
+}
+
+TEST_F(ProcessTest, AWatchThatBeginsWhileAnotherEndsDoesNotInheritItsEvent) {
+  const pid_t live = spawn(shell("sleep 100")).value();
+  std::vector<pid_t> dead = {spawn(shell("exit 0")).value(), spawn(shell("exit 0")).value()};
+  std::optional<ExitStatus> status;
+  std::unique_ptr<ProcessWatch> watches[2], fresh;
+  for (std::size_t i = 0; i < 2; ++i) {
+    // Whichever is heard of first drops the other, whose event has come, too, and takes its place in the loop.
+    watches[i] = std::make_unique<ProcessWatch>(loop_, dead[i], [&, i](ExitStatus) {
+      watches[1 - i].reset();
+      fresh = std::make_unique<ProcessWatch>(loop_, live, [&](ExitStatus s) { status = s; });
+    });
+  }
+  siginfo_t info{};
+  for (const pid_t pid : dead) ASSERT_EQ(waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT), 0);
+  while (!fresh) loop_.run_one(20ms);
+  for (int i = 0; i < 5; ++i) loop_.run_one(5ms);
+  EXPECT_FALSE(status) << status->to_string();
+  signal_group(live, SIGKILL);
+  for (int i = 0; i < 500 && !status; ++i) loop_.run_one(20ms);
+  ASSERT_TRUE(status);
+  EXPECT_EQ(status->to_string(), "was killed by SIGKILL");
+  for (const pid_t pid : dead) waitpid(pid, nullptr, 0);
 }
 
 TEST_F(ProcessTest, StartTimesTellProcessesApart) {

@@ -132,6 +132,7 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
       if (error) return;
       char text[4096];
       const ssize_t n = ::read(self->err.native_handle(), text, sizeof text);
+      if (n < 0 && (errno == EAGAIN || errno == EINTR)) return self->read_err();
       if (n <= 0) return;
       self->tail.append(text, static_cast<std::size_t>(n));
       if (self->tail.size() > kStderrTail) self->tail.erase(0, self->tail.size() - kStderrTail);
@@ -177,6 +178,7 @@ Result<std::unique_ptr<Zygote>> Zygote::start(runtime::Loop& loop, runtime::Log 
   Fd ours(pair[0]), theirs(pair[1]);
   if (pipe2(errors, O_CLOEXEC) != 0) return fail(from_errno(errno, "pipe"));
   Fd err_read(errors[0]), err_write(errors[1]);
+  fcntl(err_read.get(), F_SETFL, O_NONBLOCK);
   const int bytes = static_cast<int>(kMaxMessage);
   setsockopt(ours.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
   runtime::SpawnSpec spec;
