@@ -34,7 +34,8 @@ class ShmCommunicator::ShmWork final : public Work {
  public:
   ShmWork(std::shared_ptr<ShmCommunicator> communicator, OperationPtr operation)
       : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
-  bool done() const override { return operation_->done() || communicator_->failed(); }
+  // Of a failed group, too, nothing goes on in the memory of what is done.
+  bool done() const override { return operation_->done() || (communicator_->failed() && communicator_->settle(operation_)); }
   Result<void> wait() override { return communicator_->wait(operation_); }
 
  private:
@@ -311,7 +312,14 @@ Result<void> ShmCommunicator::wait(const OperationPtr& operation) {
   }
   --program_waits_;
   if (!out || operation->done()) return out;
+  operation->abandon();
+  queues_changed_.store(true, std::memory_order_release);
   return fail(cause_for(*operation));
+}
+
+bool ShmCommunicator::settle(const OperationPtr& operation) {
+  const auto ended = wait(operation);
+  return ended || ended.error().reason() != "Interrupted";
 }
 
 void ShmCommunicator::run_lane() {
@@ -334,11 +342,12 @@ bool ShmCommunicator::collect_heads() {
   if (!queues_changed_.exchange(false, std::memory_order_acq_rel)) return !heads_.empty();
   const std::lock_guard lock(mutex_);
   heads_.clear();
-  if (!collectives_.empty()) heads_.push_back(collectives_.front());
+  const auto collect = [this](const auto& queue) {
+    if (!queue.empty() && !queue.front()->abandoned()) heads_.push_back(queue.front());
+  };
+  collect(collectives_);
   for (const auto* queues : {&sends_, &receives_}) {
-    for (const auto& queue : *queues) {
-      if (!queue.empty()) heads_.push_back(queue.front());
-    }
+    for (const auto& queue : *queues) collect(queue);
   }
   return !heads_.empty();
 }

@@ -76,6 +76,8 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   WorkPtr submitted(std::unique_lock<std::mutex> lock, OperationPtr operation);
 
   Result<void> wait(const OperationPtr& operation);
+  // Of a failed group: ends what the operation still does. False when a signal came first.
+  bool settle(const OperationPtr& operation);
   // Advances what is pending until `until` is done or the group has failed. `asking` may be interrupted.
   Result<void> drive(const OperationPtr& until, bool asking);
   bool advance_all();

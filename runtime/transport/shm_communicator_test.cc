@@ -371,6 +371,24 @@ TEST_F(ShmCommunicatorTest, AbortEndsWhatIsPendingOnEveryRankWithTheFirstCause) 
   });
 }
 
+TEST_F(ShmCommunicatorTest, WhatWasToldToHaveFailedIsLeftAlone) {
+  auto zero = make(0, 2), one = make(1, 2);
+  const Floats own{1}, other{2};
+  const std::vector<std::size_t> counts{sizeof(float), sizeof(float)};
+  Floats gathered(2), others(2);
+  const auto failing = zero->all_gather(in(own), out(gathered), counts, DType::kFloat32, {});
+  const auto later = zero->barrier({});
+  const auto brought = one->all_gather(in(other), out(others), counts, DType::kFloat32, {});
+  zero->abort(cancelled("the job is over"));
+  expect_text(failing->wait(), Code::kCancelled, {"the job is over"});
+  EXPECT_TRUE(failing->done());
+  gathered = {-1, -1};  // its memory is the caller's again
+  (void)brought->wait();
+  EXPECT_TRUE(later->done());
+  expect_text(later->wait(), Code::kCancelled, {"the job is over"});
+  EXPECT_EQ(gathered, (Floats{-1, -1}));
+}
+
 TEST_F(ShmCommunicatorTest, LatenessIsAWarningAndThenAnError) {
   std::mutex mutex;
   std::vector<std::string> warnings;

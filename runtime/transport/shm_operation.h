@@ -31,11 +31,15 @@ class ShmOperation {
   TimePoint began() const { return began_; }
   bool done() const { return done_.load(std::memory_order_acquire); }
   void set_done() { done_.store(true, std::memory_order_release); }
+  // Its failure was told: its memory may be somebody else's now. Guarded by its communicator's mutex.
+  bool abandoned() const { return abandoned_; }
+  void abandon() { abandoned_ = true; }
 
  private:
   const Call call_;
   const TimePoint began_;
   std::atomic<bool> done_{false};
+  bool abandoned_ = false;
 };
 
 // What a collective moves. Spans and counts as in communicator.h.
