@@ -295,9 +295,15 @@ def a_model_that_is_dropped_gives_its_memory_back():
 
 @use
 def arguments_of_another_type_are_refused():
-    from shoal.fsdp import fully_shard
+    from shoal.fsdp import MixedPrecisionPolicy, fully_shard
 
     for options, says in (
+        ({"mp_policy": torch.bfloat16}, "mp_policy should be a MixedPrecisionPolicy, got dtype"),
+        ({"mp_policy": None}, "mp_policy should be a MixedPrecisionPolicy, got NoneType"),
+        ({"mp_policy": MixedPrecisionPolicy(param_dtype="bf16")}, r"mp_policy\.param_dtype should be a torch\.dtype .*got 'bf16'"),
+        ({"mp_policy": MixedPrecisionPolicy(reduce_dtype=float)}, r"mp_policy\.reduce_dtype"),
+        ({"mp_policy": MixedPrecisionPolicy(output_dtype=32)}, r"mp_policy\.output_dtype"),
+        ({"shard_placement_fn": 1}, "shard_placement_fn should be a function of a parameter, got int"),
         ({"reshard_after_forward": "no"}, "reshard_after_forward should be a bool or an int"),
         ({"reshard_after_forward": 1.0}, "reshard_after_forward should be a bool or an int"),
         ({"reshard_after_forward": 3}, "should be a factor of 2, not 3"),

@@ -6,6 +6,7 @@ import os
 import warnings
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
@@ -73,6 +74,9 @@ def fully_shard(
         raise TypeError(f"mesh should be a DeviceMesh, got {type(mesh).__name__}")
     if ignored_params is not None and not isinstance(ignored_params, (set, frozenset)):
         raise TypeError(f"ignored_params should be a set of parameters, got {type(ignored_params).__name__}")
+    if shard_placement_fn is not None and not callable(shard_placement_fn):
+        raise TypeError(f"shard_placement_fn should be a function of a parameter, got {type(shard_placement_fn).__name__}")
+    _check_policy(mp_policy)
     if not isinstance(offload_policy, OffloadPolicy):
         raise TypeError(f"offload_policy should be an OffloadPolicy, got {type(offload_policy).__name__}")
     if type(offload_policy) not in (OffloadPolicy, CPUOffloadPolicy):
@@ -92,6 +96,15 @@ def fully_shard(
 
 
 fully_shard.state = state_of
+
+
+def _check_policy(policy: Any) -> None:
+    if not isinstance(policy, MixedPrecisionPolicy):
+        raise TypeError(f"mp_policy should be a MixedPrecisionPolicy, got {type(policy).__name__}")
+    for name in ("param_dtype", "reduce_dtype", "output_dtype"):
+        dtype = getattr(policy, name)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise TypeError(f"mp_policy.{name} should be a torch.dtype such as torch.bfloat16, got {dtype!r}")
 
 
 def _checked_reshard(asked: bool | int | None, shards: int, spmd: bool) -> bool | int | None:
