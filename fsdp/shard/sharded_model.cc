@@ -120,7 +120,12 @@ Error ShardedModel::lost(int rank) const {
   Error e =
       unavailable(board.is_gone(member) ? board.cause(member) : fmt::format("rank {} has left: its program is done with the model", rank))
           .with_reason("ActorDied");
-  if (has_left(rank)) e = std::move(e).with_hint("every rank runs equally many forward and backward passes");
+  if (board.is_gone(member)) {
+    e = std::move(e).with_hint(
+        fmt::format("look at the output of rank {}; if it only had fewer batches than others, train inside shoal.fsdp.join", rank));
+  } else if (has_left(rank)) {
+    e = std::move(e).with_hint("every rank runs equally many forward and backward passes; else train inside shoal.fsdp.join");
+  }
   return std::move(e)
       .in(fmt::format("ShardActor rank {}", rank))
       .in(fmt::format("seen by rank {}", rank_))
