@@ -257,6 +257,47 @@ def what_a_plan_refuses():
 
 
 @use
+def plans_and_graphs_are_of_the_outermost_module():
+    from shoal.exceptions import InvalidArgument
+    from shoal.fsdp import fully_shard, plan, step_graph
+
+    def refused(says, function, *args, **kwargs):
+        with pytest.raises(InvalidArgument, match=says) as error:
+            function(*args, **kwargs)
+        assert "outermost module" in str(error.value)
+
+    def inner_is_refused(model):
+        for unit in (model.blocks[0], model.blocks[3]):
+            refused("FSDPSequential is a unit inside of FSDPNet", plan, unit, prefetch=2)
+            refused("FSDPSequential is a unit inside of FSDPNet", step_graph, unit)
+            refused("FSDPSequential is a unit inside of FSDPNet", step_graph, unit, example_inputs=torch.ones(2, 8))
+
+    model = sharded()
+    model.blocks[0].unshard()  # a root until a forward shows another one
+    inner_is_refused(model)
+    plan(model, prefetch=2)
+    inner_is_refused(model)
+    model(batch(0)).sum().backward()
+    inner_is_refused(model)
+
+    blocks = Net()  # of which only the blocks are sharded: each is a model
+    for block in blocks.blocks:
+        plan(fully_shard(block), prefetch=0)
+    for _ in range(2):
+        blocks(batch(0)).sum().backward()
+    refused("Net was not sharded", step_graph, blocks)
+    refused("Net was not sharded", step_graph, blocks, example_inputs=batch(0))
+    assert len(step_graph(blocks.blocks[1])) > 0
+
+    model = sharded()
+    model.blocks[1](torch.ones(2, 8)).sum().backward()  # on its own: it is the root
+    plan(model.blocks[1])
+    model = sharded()
+    block = model.blocks.pop(3)
+    plan(block)  # it is inside no more
+
+
+@use
 def units_are_prefetched_by_depth_or_by_their_own_lists():
     from shoal.fsdp import plan, step_graph
 

@@ -17,7 +17,6 @@ from shoal import _native
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _example, _graph, _plan
 from shoal.fsdp._collect import state_of
-from shoal.fsdp._root import roots_in
 from shoal.fsdp._state import State
 from shoal.fsdp._unit import Unit
 
@@ -295,21 +294,20 @@ def step_graph(model: nn.Module, example_inputs: Any = None, optimizer: torch.op
     forward is called with (a tensor, a tuple, or a dict of named arguments; values do not matter). Then a forward and a backward run on
     fake tensors, without the other ranks and without hooks, and the graph is the expected one, without times. With ``example_inputs`` its
     memory has the bytes of activations, too, and with ``optimizer`` those of its state, whether it is there already or comes with the
-    first step. Raises InvalidArgument when there is no step to show, the model does not run on fake tensors, or nothing is known of an
-    optimizer of this class before its first step.
+    first step. ``model`` is the outermost module that was sharded. Raises InvalidArgument for another one, when there is no step to show,
+    the model does not run on fake tensors, or nothing is known of an optimizer of this class before its first step.
     """
+    root = _plan.root_of(model)
     activations = boundaries = None
     if example_inputs is not None:
-        boundaries, activations = _example.run(model, _plan.root_of(model).states, example_inputs)
-    roots = roots_in(model)
-    for root in roots:
-        for m in root.models:
-            m.end_step()
-    if roots and roots[0].models[0].has_plan:
-        return _graph.of_model(roots[0].models[0], _plan.memory_of(roots[0], activations, optimizer))
+        boundaries, activations = _example.run(model, root.states, example_inputs)
+    for m in root.models:
+        m.end_step()
+    if root.models[0].has_plan:
+        return _graph.of_model(root.models[0], _plan.memory_of(root, activations, optimizer))
     if boundaries is None:
         raise InvalidArgument("there is no step to show yet", hint="run a training step, or pass example_inputs=")
-    units = roots[0].units_of[0]
+    units = root.units_of[0]
     reshard = [u.state.reshard_after_forward is True for u in units]
-    expected = _native.StepGraph.expected([u.state.name for u in units], boundaries, reshard, {"prefetch": roots[0].prefetch})
-    return _graph.of_model(expected, _plan.memory_of(roots[0], activations, optimizer))
+    expected = _native.StepGraph.expected([u.state.name for u in units], boundaries, reshard, {"prefetch": root.prefetch})
+    return _graph.of_model(expected, _plan.memory_of(root, activations, optimizer))

@@ -74,10 +74,14 @@ class OptimizerInBackward:
 
 
 def root_of(model: nn.Module) -> Root:
-    """The root of a model, made now if no forward has made it: another module may come to be the root."""
+    """The root of a model, made now if no forward has made it: another module may come to be the root. Raises InvalidArgument for a unit
+    inside."""
     state = state_of(model)
     if state is None:
         raise InvalidArgument(f"{type(model).__name__} was not sharded", hint="call fully_shard on it, and pass the outermost module")
+    if (outermost := state.outermost()) is not state:
+        message = f"{type(model).__name__} is a unit inside of {type(outermost.module).__name__}, which was sharded, too"
+        raise InvalidArgument(message, hint="pass the outermost module on which fully_shard was called")
     if state.root is None:
         state.lazy_init()
         state.root.preliminary = True

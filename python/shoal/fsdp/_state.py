@@ -52,6 +52,7 @@ class State:
         self.lease_guard = guard
         self.units: list[Unit] = []
         self.root: Root | None = None
+        self.outer: weakref.ref[State] | None = None  # the last one that was sharded around it
         self.is_root = False
         self.index = -1
         self.name = type(modules[0]).__name__
@@ -171,7 +172,17 @@ class State:
         self.units.append(Unit(self, other.data))
         return self.units[-1]
 
+    def outermost(self) -> State:
+        """The root; before a forward has shown which that is, the outermost unit around this one."""
+        if self.root is not None and not self.root.preliminary:
+            return next(s for s in self.root.states if s.is_root)
+        outer = None if self.outer is None else self.outer()
+        return self if outer is None or id(self.module) not in outer.covered() else outer
+
     def hook(self) -> None:
+        for s in map(state_of, (m for top in self.modules for m in top.modules())):
+            if s not in (None, self):
+                s.outer = weakref.ref(self)
         for module in self.modules:
             module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(self._post_forward, prepend=False, always_call=True)
