@@ -389,10 +389,16 @@ def memory_of_a_whole_step_is_planned():
     model(x).sum().backward()
     optimizer.step()
     assert step_graph(model, optimizer=optimizer).memory.optimizer == planned.optimizer
+    assert step_graph(model).memory.optimizer is None
+    assert "optimizer state is missing" in str(step_graph(model).memory)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     assert step_graph(model, optimizer=sgd).memory.optimizer == 0
     with pytest.raises(InvalidArgument, match="not known before its first step"):
         step_graph(model, optimizer=torch.optim.LBFGS([next(model.parameters())]))
+    without = shoal.fsdp.plan(model).total
+    in_backward = shoal.fsdp.plan(model, optimizer_in_backward=optimizer, memory_budget=without)
+    assert in_backward.optimizer == planned.optimizer
+    assert f"{'optimizer state':32}{planned.optimizer / 2**20:12.2f} MiB" in str(in_backward)
 
 
 @use

@@ -39,7 +39,8 @@ class Memory:
 
     ``arenas``: whole parameters, and shards that are not in place; ``slots``: gradients on their way; ``control``: the words that ranks
     share. These three lie in the node's memory (ranks that share none have their own: then they are this rank's). ``gradients``: of each
-    rank's own rows. ``optimizer``: state, of an engine's step or of the optimizer that ``step_graph`` was given.
+    rank's own rows. ``optimizer``: state, of an engine's step, of the optimizer that ``step_graph`` was given, or of the one in backward;
+    None: unknown, and in no sum.
     ``outside``: of one rank of ``ranks``: parameters that are in no arena, because they are on devices or gather themselves.
     ``activations``: of one rank, too: the most that a forward and a backward take beside parameters (what autograd saves, whole gradients
     until they are published, what lives in between); None: unknown, and in no sum.
@@ -49,7 +50,7 @@ class Memory:
     slots: int
     control: int
     gradients: int
-    optimizer: int
+    optimizer: int | None = None
     activations: int | None = None
     outside: int = 0
     ranks: int = 1
@@ -61,7 +62,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return self.node_bytes + self.gradients + self.optimizer + (self.outside + (self.activations or 0)) * self.ranks
+        return self.node_bytes + self.gradients + (self.optimizer or 0) + (self.outside + (self.activations or 0)) * self.ranks
 
     def __str__(self) -> str:
         rows = {
@@ -69,11 +70,14 @@ class Memory:
             "gradients on their way (slots)": self.slots,
             "control words": self.control,
             "own gradients": self.gradients,
-            "optimizer state": self.optimizer,
         }
+        if self.optimizer is not None:
+            rows["optimizer state"] = self.optimizer
         if self.outside:
             rows["parameters in no arena"] = self.outside * self.ranks
         lines = [f"{name:32}{value / 2**20:12.2f} MiB" for name, value in rows.items()]
+        if self.optimizer is None:
+            lines.append("optimizer state is missing: it is known with step_graph(..., optimizer=)")
         if self.activations is None:
             lines.append("activations are missing: they are the module's, and known with example_inputs=")
         else:
@@ -123,7 +127,9 @@ class StepGraph:
 
     def draw(self, path: str | Path) -> None:
         """Writes an SVG of the lanes over time, measured above planned: readable in a browser, without scripts. A graph without times is
-        drawn in its order, every node equally long."""
+        drawn in its order, every node equally long. Raises InvalidArgument for a path that does not end in .svg."""
+        if Path(path).suffix.lower() != ".svg":
+            raise InvalidArgument(f"{path} is no .svg file: draw writes SVG only", hint=f'draw("{Path(path).with_suffix(".svg")}")')
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(draw(self.nodes, LANES))
 

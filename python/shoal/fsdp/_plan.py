@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -101,14 +101,17 @@ def replan(root: Root) -> None:
 
 
 def memory_of(root: Root, activations: int | None = None, optimizer: torch.optim.Optimizer | None = None) -> Memory:
-    """What the engine holds for a model, and the optimizer given; with the optimizer in backward gradients are of three units at most: two
-    on their way, one made."""
+    """What the engine holds for a model, and the optimizer given, or the one in backward if its states are known; then gradients are of
+    three units at most: two on their way, one made."""
     kinds = [m.memory for m in root.models]
     held = {kind: sum(m[kind] for m in kinds) for kind in kinds[0]}
-    memory = Memory(**held, outside=_outside_arenas(root), activations=activations, ranks=len(root.units[0].data.ranks))
-    if optimizer is not None:
-        memory = replace(memory, optimizer=memory.optimizer + _state_bytes(root, optimizer))
-    return memory if root.in_backward_optimizer is None else replace(memory, gradients=_gradients_in_backward(root))
+    held["optimizer"] = None if optimizer is None else _state_bytes(root, optimizer)
+    if root.in_backward_optimizer is not None:
+        held["gradients"] = _gradients_in_backward(root)
+        if optimizer is None:
+            with suppress(InvalidArgument):  # of a class that is not known here
+                held["optimizer"] = _state_bytes(root, root.in_backward_optimizer.optimizer)
+    return Memory(**held, outside=_outside_arenas(root), activations=activations, ranks=len(root.units[0].data.ranks))
 
 
 def _outside_arenas(root: Root) -> int:
@@ -184,12 +187,13 @@ def plan(
             raise InvalidArgument("this optimizer has no parameter of the model", hint="build it after fully_shard, of model.parameters()")
     before, root.in_backward_optimizer = root.in_backward_optimizer, None if optimizer is None else OptimizerInBackward(optimizer)
     memory = memory_of(root)
-    if budget is not None and memory.total > budget:
+    counted = memory.total - (memory.optimizer or 0)
+    if budget is not None and counted > budget:
         root.in_backward_optimizer = before
-        smallest = memory.total - memory.gradients + min(memory.gradients, _gradients_in_backward(root))
-        instead = "" if smallest == memory.total else " with optimizer_in_backward=optimizer"
+        smallest = counted - memory.gradients + min(memory.gradients, _gradients_in_backward(root))
+        instead = "" if smallest == counted else " with optimizer_in_backward=optimizer"
         raise ResourceExhausted(
-            f"the engine holds {memory.total} bytes for this model, the memory budget is {budget}",
+            f"the engine holds {counted} bytes for this model, the memory budget is {budget}",
             hint=f"the smallest that would do is {smallest} bytes{instead}",
             reason="MemoryBudget",
         )
