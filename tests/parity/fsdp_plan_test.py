@@ -484,8 +484,14 @@ def the_graph_is_there_before_the_first_step():
 
     from shoal.fsdp import fully_shard
 
-    with pytest.raises(InvalidArgument, match="does not run on fake tensors"):
+    with pytest.raises(InvalidArgument, match="does not run on fake tensors") as refused:
         step_graph(fully_shard(Picky()), example_inputs=batch(0))
+    assert "hint: leave example_inputs out" in str(refused.value)
+    for wrong in (torch.randn(4, 5), (batch(0), batch(0))):
+        with pytest.raises(InvalidArgument, match="check the shapes and dtypes of example_inputs"):
+            step_graph(model, example_inputs=wrong)
+    with pytest.raises(InvalidArgument, match=r"graph\.png is no \.svg file"):
+        found.draw("graph.png")
 
 
 def all_uses():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -18,6 +19,13 @@ from shoal.exceptions import InvalidArgument
 if TYPE_CHECKING:
     from shoal.fsdp._parameters import ShardedParameter
     from shoal.fsdp._state import State
+
+# What needs values, or an operator that says nothing of shapes.
+_NOT_FAKED = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedOperatorException,
+)
 
 
 class _Live(TorchDispatchMode):
@@ -75,10 +83,12 @@ def run(model: nn.Module, states: list[State], example_inputs: Any) -> tuple[lis
                     with _reduced(states, faked, kept, reduces):
                         _step(model, args, kwargs)
         except Exception as error:
-            raise InvalidArgument(
-                f"a step of {type(model).__name__} does not run on fake tensors: {type(error).__name__}: {error}",
-                hint="leave example_inputs out: after the first step the graph is there, without the bytes of activations",
-            ) from error
+            if isinstance(error, _NOT_FAKED):
+                hint = "leave example_inputs out: after the first step the graph is there, without the bytes of activations"
+            else:
+                hint = "check the shapes and dtypes of example_inputs: a tensor, a tuple, or a dict of named arguments"
+            message = f"a step of {type(model).__name__} does not run on fake tensors: {type(error).__name__}: {error}"
+            raise InvalidArgument(message, hint=hint) from error
         kept.clear()
     return boundaries, live.peak
 
