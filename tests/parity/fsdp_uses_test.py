@@ -216,6 +216,35 @@ def writing_by_hand_without_saying_so_while_an_output_is_kept_is_refused():
 
 
 @use
+def writing_by_hand_without_saying_so_between_two_forwards_is_refused():
+    import shoal.fsdp
+
+    def evaluation(model):
+        with torch.no_grad():
+            model(batch(0, 0))
+
+    def unsynchronised(model):
+        model.set_requires_gradient_sync(False)
+        loss_of(model).backward()
+        model.set_requires_gradient_sync(True)
+
+    def dropped(model):
+        model(batch(0, 0))
+
+    for before, why in ((evaluation, "a forward has run"), (unsynchronised, "not the last"), (dropped, "a forward has run")):
+        model = shard(Net())
+        before(model)
+        with torch.no_grad():
+            model.blocks[1][0].weight.to_local().mul_(2)
+        with pytest.raises(ValueError, match=rf"written while .* closed \(1, .*0.weight of unit blocks.1\): .*{why}"):
+            model(batch(0, 0))
+        with shoal.fsdp.write(model):  # it goes on from there
+            model.head.weight.detach().zero_()
+            model.head.bias.detach().zero_()
+        assert not model(batch(0, 0)).any()
+
+
+@use
 def a_kept_output_and_an_optimizer():
     model = shard(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -52,7 +52,7 @@ class Root:
         self.samples_kept = 0  # of batches whose backwards reduced nothing
         self.joining = self.unstepped = False  # inside `join`; there, a window was opened that no optimizer has used yet
         self.skipped: list[State] = []  # in this backward pass: units that no forward of this rank ran, and that it has not published
-        self.held: list[int] | None = None  # a synchronised backward opened no window: how often each parameter had been written then
+        self.held: tuple[str, list[int]] | None = None  # why the write window is closed, and how often each parameter had been written then
         self.prefetch = 1  # how many forwards or backwards ahead a unit is unsharded
         self.in_backward_optimizer: OptimizerInBackward | None = None
         for index, s in enumerate(states):
@@ -209,11 +209,16 @@ class Root:
                 s.to_sharded()
         for m in self.models:
             m.finish_backward(leave)
-        self.held = self.writes() if last and self.forwards and self.in_backward_optimizer is None else None
+        if leave:
+            self.held = None
+        elif self.in_backward_optimizer is None or not synced:
+            self.hold("the output of another forward is kept, whose backward may come" if last else "a backward has run that is not the last")
         self.unstepped = leave and self.in_backward_optimizer is None
         if self.samples is not None:
             self.samples_kept = 0 if synced else self.samples_kept + self.samples
         self.settle()
+        if synced and not leave and self.in_backward_optimizer is not None:  # what it wrote is no news
+            self.hold("the output of another forward is kept, whose backward may come")
         self.backward = self.running = None
         self.run_hooks()
 
@@ -237,18 +242,24 @@ class Root:
 
     # ---- what is written while it should not be ----
 
-    def writes(self) -> list[int]:
+    def _writes(self) -> list[int]:
         return [p.sharded._version + p.sharded._local_tensor._version for u in self.units for p in u.parameters]
 
+    def hold(self, why: str) -> None:
+        """The write window is closed: other ranks may read what this one has, until it opens. What collectives bring they have."""
+        self.held = None if all(u.gathered is not None for u in self.units) else (why, self._writes())
+
     def check_held(self) -> None:
-        """A forward begins and no window has opened since a synchronised backward: nothing may have been written."""
-        held, self.held = self.held, None
-        if held == self.writes():
-            return
-        raise InvalidArgument(
-            "parameters were written while the write window was closed: the output of another forward is kept, whose backward may come",
-            hint="delete outputs that want no backward, or write inside `with shoal.fsdp.write(model)`",
-        )
+        """A forward begins and the window has not opened meanwhile: nothing may have been written."""
+        (why, before), self.held = self.held, None
+        after = self._writes()
+        if before != after:
+            names = [f"{p.name} of {f'unit {s.name}' if s.index else 'the root'}" for s in self.states for u in s.units for p in u.parameters]
+            written = [name for name, a, b in zip(names, before, after, strict=True) if a != b]
+            raise InvalidArgument(
+                f"parameters were written while the write window was closed ({len(written)}, the first {written[0]}): {why}",
+                hint="write inside `with shoal.fsdp.write(model)`, on every rank; outputs that want no backward also keep it closed",
+            )
 
     # ---- after exceptions ----
 
@@ -262,7 +273,7 @@ class Root:
         self.reset(states)
 
     def reset(self, states: list[State]) -> None:
-        self.backward = self.running = None
+        self.backward = self.running = self.held = None
         self.accumulated.clear()
         for m in self.models:
             m.reset()

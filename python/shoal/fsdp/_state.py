@@ -370,6 +370,7 @@ class State:
         outermost = root.running is self and not recomputed
         if outermost:
             root.running = None
+            root.hold("a forward has run, and no synchronised backward behind it")
         resharded = self.reshard_after_forward is True and not self.in_backward
         for u in self.units:
             u.model.forward_end(u.index, training and not recomputed, resharded)
