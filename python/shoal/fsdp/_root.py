@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from shoal.fsdp._unit import Unit
 
 
+_KEPT = "the output of another forward is kept, whose backward may come"
+
+
 class ForwardToken:
     """One forward pass whose backward has not come yet, or may come again. Dies with the autograd graph that would bring it."""
 
@@ -212,13 +215,13 @@ class Root:
         if leave:
             self.held = None
         elif self.in_backward_optimizer is None or not synced:
-            self.hold("the output of another forward is kept, whose backward may come" if last else "a backward has run that is not the last")
+            self.hold(_KEPT if last else "a backward has run that is not the last")
         self.unstepped = leave and self.in_backward_optimizer is None
         if self.samples is not None:
             self.samples_kept = 0 if synced else self.samples_kept + self.samples
         self.settle()
         if synced and not leave and self.in_backward_optimizer is not None:  # what it wrote is no news
-            self.hold("the output of another forward is kept, whose backward may come")
+            self.hold(_KEPT)
         self.backward = self.running = None
         self.run_hooks()
 
@@ -254,10 +257,12 @@ class Root:
         (why, before), self.held = self.held, None
         after = self._writes()
         if before != after:
-            names = [f"{p.name} of {f'unit {s.name}' if s.index else 'the root'}" for s in self.states for u in s.units for p in u.parameters]
-            written = [name for name, a, b in zip(names, before, after, strict=True) if a != b]
+            all_of_them = [(s, p) for s in self.states for u in s.units for p in u.parameters]
+            written = [place for place, a, b in zip(all_of_them, before, after, strict=True) if a != b]
+            state, first = written[0]
+            unit = f"unit {state.name}" if state.index else "the root"
             raise InvalidArgument(
-                f"parameters were written while the write window was closed ({len(written)}, the first {written[0]}): {why}",
+                f"parameters were written while the write window was closed ({len(written)}, the first {first.name} of {unit}): {why}",
                 hint="write inside `with shoal.fsdp.write(model)`, on every rank; outputs that want no backward also keep it closed",
             )
 
