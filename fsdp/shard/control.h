@@ -16,7 +16,6 @@ class Control {
   static constexpr int kMaxSlots = 4;  // units whose full gradients a rank may have in flight
   static constexpr int kMaxRanks = static_cast<int>(runtime::Board::kMaxMembers);
   static constexpr std::uint32_t kMaxParameters = 4096;  // of one unit
-  static constexpr std::uint64_t kElsewhere = std::uint64_t{1} << 63;
 
   // What a rank has in a gradient slot.
   struct Slot {
@@ -32,7 +31,7 @@ class Control {
     std::atomic<std::uint64_t> done;         // it reads this version no more
     std::atomic<std::uint64_t> published;    // how many units' gradients it has put into slots, above its attempt (reducer.h)
     std::atomic<std::uint64_t> consumed;     // how many units it has reduced, as owner of its rows, above its attempt
-    std::atomic<std::uint64_t> waiting;      // while it waits: which of its waits this is, from 1; else 0. kElsewhere: in a collective
+    std::atomic<std::uint64_t> waiting;      // while it waits: which of its waits this is, from 1; else 0
     std::atomic<std::uint64_t> looks;        // how often a wait of its has looked around in vain: it is alive
     std::atomic<std::uint64_t> stuck;        // another rank has proven that this one waits in vain
     std::atomic<std::uint64_t> joined;       // how often it has come to the end of its batches, to serve those who have some

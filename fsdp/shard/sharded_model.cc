@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <optional>
-#include <utility>
 
 #include <fmt/format.h>
 
@@ -15,8 +14,7 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(50);  // how often a sleeping wait asks about signals
 constexpr auto kProof = std::chrono::seconds(1);       // all ranks must wait that long without any change until it is proven that they will
-constexpr int kProofsElsewhere = 3;  // so many times, when a rank waits in a collective, which a thread of another may still serve
-constexpr auto kLastWords = std::chrono::seconds(1);  // from a rank's leave to the word of how its process ended
+constexpr auto kLastWords = std::chrono::seconds(1);   // from a rank's leave to the word of how its process ended
 
 std::vector<const Layout*> layouts_of(const ShardedModel::Units& units) {
   std::vector<const Layout*> out;
@@ -83,6 +81,7 @@ ShardedModel::~ShardedModel() {
 }
 
 void ShardedModel::leave() {
+  if (control_.board().is_gone(static_cast<std::uint32_t>(rank_))) return;  // its actor was killed: that is what the others hear of
   control_.rank(rank_).place.store(encode_place({Doing::kLeft, 0, step()}), std::memory_order_release);
   control_.board().ring();
 }
@@ -99,7 +98,6 @@ std::string ShardedModel::describe(int rank) const {
   if ((p.doing == Doing::kForward || p.doing == Doing::kBackward) && p.unit < units_.size()) {
     out += " unit " + (units_[p.unit]->name().empty() ? std::string("(root)") : units_[p.unit]->name());
   }
-  if ((control_.rank(rank).waiting.load(std::memory_order_acquire) & Control::kElsewhere) != 0) out += ", where it waits in a collective";
   return out + fmt::format(", step {}", p.step);
 }
 
@@ -168,45 +166,6 @@ bool ShardedModel::all_stuck(std::vector<std::pair<std::uint64_t, std::uint64_t>
   return all;
 }
 
-bool ShardedModel::anybody_elsewhere() const {
-  for (int r = 0; r < world_size_; ++r) {
-    if ((control_.rank(r).waiting.load(std::memory_order_acquire) & Control::kElsewhere) != 0) return true;
-  }
-  return false;
-}
-
-void ShardedModel::begin_wait(std::uint64_t where) {
-  control_.rank(rank_).stuck.store(0, std::memory_order_release);
-  control_.rank(rank_).waiting.store(++waits_ | where, std::memory_order_release);
-}
-
-Error ShardedModel::stuck(const std::string& in_what, int missing) const {
-  std::string others;
-  for (int r = 0; r < world_size_; ++r) {
-    if (r != rank_) others += (others.empty() ? "" : "; ") + describe(r);
-  }
-  return invalid_argument(fmt::format("all ranks wait for each other: rank {} for {}{}; {}", rank_, in_what,
-                                      missing < 0 ? "" : fmt::format(" of rank {}", missing), others))
-      .with_reason("Diverged")
-      .with_hint("every rank must run the same forward and backward passes, optimizer steps and collectives in the same order")
-      .in(fmt::format("step {}", step()));
-}
-
-Result<void> ShardedModel::wait_elsewhere(int job_rank, const std::string& what) {
-  if (std::this_thread::get_id() != program_) return {};
-  const auto& ranks = options_.ranks;
-  const auto at = std::find(ranks.begin(), ranks.end(), job_rank);
-  auto& own = control_.rank(rank_);
-  if (job_rank < 0 || at == ranks.end()) {
-    if (std::exchange(waits_elsewhere_, false)) own.waiting.store(0, std::memory_order_release);
-    return {};
-  }
-  if (!std::exchange(waits_elsewhere_, true)) begin_wait(Control::kElsewhere);
-  own.looks.fetch_add(1, std::memory_order_release);
-  if (own.stuck.exchange(0, std::memory_order_acq_rel) == 0) return {};
-  return fail(stuck(what, static_cast<int>(at - ranks.begin())));
-}
-
 Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting& waiting) {
   struct Told {
     std::atomic<std::uint64_t>& word;
@@ -216,7 +175,6 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
   const auto began = clock_->now();
   auto look_at = began + kProof;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> waits;  // of all ranks, when last looked at
-  int proofs = 0;                                              // looks, one after the other, at which all stood still
   auto warn_at = began + options_.warn_after;
   std::optional<runtime::TimePoint> left_since;  // a rank that is waited for has left
   while (true) {
@@ -232,21 +190,30 @@ Result<void> ShardedModel::wait(const std::function<bool()>& done, const Waiting
     if (interrupted && interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
     const auto now = clock_->now();
     if (!told) {
-      begin_wait(0);
+      control_.rank(rank_).stuck.store(0, std::memory_order_release);
+      control_.rank(rank_).waiting.store(++waits_, std::memory_order_release);
       told.emplace(control_.rank(rank_).waiting);
     }
     control_.rank(rank_).looks.fetch_add(1, std::memory_order_release);
     // Everybody waits, and no wait has ended since the last look: each serves what is due, so none ever will.
     if (now >= look_at) {
       look_at = now + kProof;
-      proofs = all_stuck(waits) ? proofs + 1 : 0;
       const bool told_so = control_.rank(rank_).stuck.exchange(0, std::memory_order_acq_rel) != 0;
-      if (told_so || (proofs >= (anybody_elsewhere() ? kProofsElsewhere : 1) && !done())) {
+      if (told_so || (all_stuck(waits) && !done())) {
         for (int r = 0; r < world_size_ && !told_so; ++r) {
           if (r != rank_) control_.rank(r).stuck.store(1, std::memory_order_release);
         }
         control_.board().ring();
-        return fail(stuck(waiting.for_what, waiting.missing()));
+        std::string others;
+        for (int r = 0; r < world_size_; ++r) {
+          if (r != rank_) others += (others.empty() ? "" : "; ") + describe(r);
+        }
+        const int missing = waiting.missing();
+        return fail(invalid_argument(fmt::format("all ranks wait for each other: rank {} for {}{}; {}", rank_, waiting.for_what,
+                                                 missing < 0 ? "" : fmt::format(" of rank {}", missing), others))
+                        .with_reason("Diverged")
+                        .with_hint("every rank must run the same forward and backward passes and optimizer steps in the same order")
+                        .in(fmt::format("step {}", step())));
       }
     }
     // Whoever has left did all it would ever do before it said so. How its process ended follows soon, if it does.
@@ -291,7 +258,6 @@ Result<void> ShardedModel::enter_gate() {
 }
 
 Result<void> ShardedModel::enter(bool training) {
-  program_ = std::this_thread::get_id();
   SHOAL_OK(check_peers());
   SHOAL_OK(enter_gate());
   if (training && !stepping_) {
@@ -535,11 +501,12 @@ int ShardedModel::first_behind_join() const {
 Result<ShardedModel::Asked> ShardedModel::asked() {
   Asked out;
   const auto look = [&] {
+    // First: a rank that is done with these batches may publish already what belongs to the next ones.
+    if (first_behind_join() < 0) return true;
     if (const int unit = reducer_.awaited_unit(); unit >= 0) {
       out = {Asked::What::kPublish, static_cast<std::size_t>(unit)};
       return true;
     }
-    if (first_behind_join() < 0) return true;
     for (int r = 0; r < world_size_; ++r) {
       // It has left the version that this rank reads.
       if (gate_.phase() == VersionGate::Phase::kReading && control_.rank(r).done.load(std::memory_order_acquire) >= gate_.version()) {

@@ -11,7 +11,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "fsdp/graph/stepper.h"
@@ -35,7 +34,6 @@ class ShardedModel {
     std::function<void(const std::string&)> warn;
     // Of ranks that share no memory: then control, slots and the units' arenas are this rank's own (exchange.h).
     std::shared_ptr<runtime::Communicator> communicator;
-    std::vector<int> ranks;  // of the job, by rank of the model; empty: not known
   };
   using Units = std::vector<std::shared_ptr<ShardedUnit>>;
 
@@ -128,9 +126,6 @@ class ShardedModel {
   // The board's word that a rank is gone, from any thread: waiting and later calls on every rank fail with it.
   void mark_gone(const std::string& cause) { control_.board().mark_gone(static_cast<std::uint32_t>(rank_), cause); }
   int rank() const { return rank_; }
-  // The program waits elsewhere, in `what`, for a rank of the job that is one of this model (-1: no more). As a wait of this model's it
-  // counts when all ranks stand still: then the error. Only the thread that enters the model is its program; others change nothing.
-  Result<void> wait_elsewhere(int job_rank, const std::string& what);
 
  private:
   struct Waiting {
@@ -140,9 +135,6 @@ class ShardedModel {
   Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
   // Whether every rank waits, and has done so for a while, for something that only another one can do.
   bool all_stuck(std::vector<std::pair<std::uint64_t, std::uint64_t>>& before) const;
-  bool anybody_elsewhere() const;
-  void begin_wait(std::uint64_t where);
-  Error stuck(const std::string& in_what, int missing) const;
   int first_behind_join() const;  // the first rank that has batches when this one has none, or -1
   int first_lost() const;         // the first rank that is gone without having left, or -1
   bool has_left(int rank) const;
@@ -175,8 +167,6 @@ class ShardedModel {
   bool stepping_ = false;       // the stepper knows of this version's step
   bool published_any_ = false;  // in this backward pass
   std::uint64_t waits_ = 0;
-  std::atomic<std::thread::id> program_;  // entered last
-  bool waits_elsewhere_ = false;
   std::uint64_t num_sums_ = 0;
   std::vector<std::uint64_t> given_up_;  // by unit, in which version; 0: never
   runtime::TimePoint optimizer_began_{};

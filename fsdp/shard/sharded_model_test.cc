@@ -1,8 +1,6 @@
 #include "fsdp/shard/sharded_model.h"
 
-#include <atomic>
 #include <optional>
-#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -14,8 +12,7 @@ namespace {
 // Ranks of a model of two units on plain memory, on one thread: the test says who goes next, and no wait may have to wait.
 class ShardedModelTest : public testing::Test {
  protected:
-  // With `patient` a wait does wait.
-  void place(int world, bool patient = false) {
+  void place(int world) {
     const Layout layout = Layout::make({{"w", {5}, DType::kFloat32, true}}).value();
     const Fd arenas[2] = {runtime::make_memory("a", layout.arena_bytes(world)).value(),
                           runtime::make_memory("b", layout.arena_bytes(world)).value()};
@@ -28,8 +25,7 @@ class ShardedModelTest : public testing::Test {
       if (!slots) slots = runtime::make_memory("slots", slot_bytes).value();
       ShardedModel::Options options;
       options.spins = 0;
-      options.interrupted = [patient] { return !patient; };
-      for (int i = 0; i < world; ++i) options.ranks.push_back(10 + i);
+      options.interrupted = [] { return true; };
       models_.push_back(std::make_unique<ShardedModel>(
           r, world, std::move(units), runtime::map(*control, control_bytes, runtime::Access::kReadWrite).value(),
           runtime::map(*slots, slot_bytes, runtime::Access::kReadWrite).value(), clock_, std::move(options)));
@@ -110,41 +106,6 @@ TEST_F(ShardedModelTest, MemoryIsThatOfItsMappings) {
   EXPECT_EQ(memory.slots, ShardedModel::slot_bytes(models_[0]->units(), 2, 2));
   EXPECT_EQ(memory.control, ShardedModel::control_bytes(2));
   EXPECT_EQ(memory.total(), memory.arenas + memory.slots + memory.control);
-}
-
-TEST_F(ShardedModelTest, AWaitInACollectiveCountsWhenEveryRankStandsStill) {
-  using namespace std::chrono_literals;
-  place(2, true);
-  everybody_reads();
-  Result<void> opened;
-  std::atomic<bool> ended{false};
-  std::thread other([&] {
-    opened = models_[1]->open_window("a test");  // not before rank 0 has left this version
-    ended = true;
-  });
-  const auto wait_for = [&](int job_rank, std::chrono::seconds limit) {
-    Result<void> out;
-    const auto end = clock_->now() + limit;
-    while (out && clock_->now() < end) {
-      out = models_[0]->wait_elsewhere(job_rank, "all_reduce 1");
-      std::this_thread::sleep_for(20ms);
-    }
-    return out;
-  };
-  EXPECT_TRUE(wait_for(5, 5s));  // another model's rank: it may come
-  EXPECT_FALSE(ended);
-  std::thread not_the_program([&] { EXPECT_TRUE(wait_for(11, 5s)); });
-  not_the_program.join();
-  EXPECT_FALSE(ended);
-  const auto own = wait_for(11, 20s);
-  other.join();
-  ASSERT_FALSE(own);
-  ASSERT_FALSE(opened);
-  EXPECT_EQ(own.error().reason(), "Diverged");
-  EXPECT_EQ(opened.error().reason(), "Diverged");
-  EXPECT_NE(own.error().message().find("rank 0 for all_reduce 1 of rank 1"), std::string::npos) << own.error().message();
-  EXPECT_NE(opened.error().message().find("rank 0 has not run a forward yet, where it waits in a collective"), std::string::npos)
-      << opened.error().message();
 }
 
 }  // namespace

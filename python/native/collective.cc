@@ -1,5 +1,4 @@
 #include <cstdio>
-#include <mutex>
 
 #include "python/native/collective.h"
 #include "python/native/py_mover.h"
@@ -46,36 +45,8 @@ WorkPtr submit(F&& fn) {
 
 }  // namespace
 
-namespace {
-
-std::mutex models_mutex;
-std::vector<std::weak_ptr<fsdp::ShardedModel>> models;
-
-}  // namespace
-
-void add_waiting(std::weak_ptr<fsdp::ShardedModel> model) {
-  const std::lock_guard lock(models_mutex);
-  std::erase_if(models, [](const auto& m) { return m.expired(); });
-  models.push_back(std::move(model));
-}
-
-Result<void> wait_elsewhere(int job_rank, const std::string& what) {
-  std::vector<std::shared_ptr<fsdp::ShardedModel>> alive;
-  {
-    const std::lock_guard lock(models_mutex);
-    for (const auto& m : models) {
-      if (auto model = m.lock()) alive.push_back(std::move(model));
-    }
-  }
-  Result<void> out;
-  for (const auto& model : alive) {
-    if (auto ok = model->wait_elsewhere(job_rank, what); !ok && out) out = std::move(ok);
-  }
-  return out;
-}
-
 std::unique_ptr<PyCommunicator> PyCommunicator::place(PySession& session, const std::string& gang, int rank, int world_size, double timeout,
-                                                      double warn_after, bool spins, std::vector<int> ranks) {
+                                                      double warn_after, bool spins) {
   auto& native = session.get();
   auto memory = actors::NodeMemory::of(native);
   runtime::ShmCommunicator::Options o;
@@ -87,9 +58,6 @@ std::unique_ptr<PyCommunicator> PyCommunicator::place(PySession& session, const 
   if (!spins) o.spins = 0;
   o.interrupted = signals_pending;
   o.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
-  o.stands_still = [ranks = std::move(ranks)](int r, const std::string& what) {
-    return wait_elsewhere(r < 0 ? -1 : ranks.at(static_cast<std::size_t>(r)), what);
-  };
   o.memory = [memory](const std::string& name, std::size_t bytes, int member) { return memory->open(name, bytes, member); };
   auto made = without_gil([&] { return runtime::ShmCommunicator::make(std::move(o), native.clock()); });
   return std::make_unique<PyCommunicator>(std::move(made), std::move(memory));
@@ -111,7 +79,18 @@ void PyCommunicator::close() {
 
 void bind_collective(nb::module_& m) {
   nb::class_<Work>(m, "Work", "An operation under way.")
-      .def("done", &Work::done, "Whether wait() would return at once.")
+      .def(
+          "done",
+          [](const Work& w) {
+            bool done;
+            {
+              const nb::gil_scoped_release release;  // of a failed group it ends what goes on: that may need the GIL
+              done = w.done();
+            }
+            if (PyErr_Occurred() != nullptr) throw nb::python_error();
+            return done;
+          },
+          "Whether wait() would return at once.")
       .def("wait", [](Work& w) { without_gil([&] { return w.wait(); }); }, "Until it is done; raises how it failed.");
 
   nb::class_<Window>(m, "Window", "Memory of every rank that all may read.")
@@ -132,7 +111,7 @@ void bind_collective(nb::module_& m) {
   nb::class_<C>(m, "Communicator",
                 "Messages among the ranks of a group. Sizes and counts are bytes; a call is (label, step, timeout, background).")
       .def_static("place", &C::place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("timeout"),
-                  nb::arg("warn_after"), nb::arg("spins"), nb::arg("ranks"), "ranks: of the job, by rank of the group.")
+                  nb::arg("warn_after"), nb::arg("spins"))
       .def_static("over", &C::over, nb::arg("mover"), nb::arg("rank"), nb::arg("world_size"), nb::arg("transport"),
                   "Of ranks that share no memory; mover: as shoal._process_group has it.")
       .def_prop_ro("rank", [](const C& c) { return c.get().rank(); })

@@ -3,10 +3,8 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "actors/session/node_memory.h"
-#include "fsdp/shard/sharded_model.h"
 #include "python/native/session.h"
 #include "runtime/transport/communicator.h"
 
@@ -19,7 +17,7 @@ class PyCommunicator {
 
   // Of ranks that share the node's memory.
   static std::unique_ptr<PyCommunicator> place(PySession& session, const std::string& gang, int rank, int world_size, double timeout,
-                                               double warn_after, bool spins, std::vector<int> ranks);
+                                               double warn_after, bool spins);
   // Of ranks for whom a Python object moves bytes (shoal._process_group).
   static std::unique_ptr<PyCommunicator> over(nb::object mover, int rank, int world_size, const std::string& transport);
 
@@ -33,9 +31,5 @@ class PyCommunicator {
   std::shared_ptr<runtime::Communicator> communicator_;
   std::shared_ptr<actors::NodeMemory> memory_;
 };
-
-// This process's sharded models learn where its program waits (ShardedModel::wait_elsewhere).
-void add_waiting(std::weak_ptr<fsdp::ShardedModel> model);
-Result<void> wait_elsewhere(int job_rank, const std::string& what);
 
 }  // namespace shoal::python

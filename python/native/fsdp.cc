@@ -407,14 +407,13 @@ void bind_fsdp(nb::module_& m) {
   nb::class_<ShardActor>(m, "ShardActor", "The actor that owns this rank's rows.")
       .def_static(
           "place",
-          [](PySession& session, const std::string& gang, std::vector<int> ranks, int rank, int replicas, double timeout, double warn_after,
+          [](PySession& session, const std::string& gang, int rank, int world_size, int replicas, double timeout, double warn_after,
              const PyCommunicator* communicator, std::pair<int, int> place_as) {
             ShardActor::Options o;
             o.gang = gang;
             o.rank = rank;
-            o.world_size = static_cast<int>(ranks.size());
+            o.world_size = world_size;
             o.replicas = replicas;
-            o.model.ranks = std::move(ranks);
             if (communicator != nullptr) o.model.communicator = communicator->shared();
             std::tie(o.place_rank, o.place_size) = place_as;
             const auto seconds = [](double s) { return std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(s)); };
@@ -428,10 +427,9 @@ void bind_fsdp(nb::module_& m) {
             }();
             return unwrap(std::move(placed));
           },
-          nb::arg("session"), nb::arg("gang"), nb::arg("ranks"), nb::arg("rank"), nb::arg("replicas"), nb::arg("timeout"),
+          nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"), nb::arg("timeout"),
           nb::arg("warn_after"), nb::arg("communicator") = nb::none(), nb::arg("place_as") = std::make_pair(-1, 0), nb::keep_alive<0, 1>(),
-          "ranks: of the job, by rank of the mesh; communicator: of ranks that share no memory; place_as: (rank, ranks) at this head, (-1, "
-          "0) for all.")
+          "communicator: of ranks that share no memory; place_as: (rank, ranks) at this head, (-1, 0) for all.")
       .def(
           "add_unit",
           [](ShardActor& a, const std::string& name, const nb::list& parameters, bool lease_guard) {
@@ -453,7 +451,6 @@ void bind_fsdp(nb::module_& m) {
               const nb::gil_scoped_release release;
               return a.make_model(units, slots);
             }();
-            if (model) add_waiting(*model);
             return unwrap(std::move(model));
           },
           nb::arg("units"), nb::arg("names"), nb::arg("slots"), "Waits until every rank's ShardActor is placed.")

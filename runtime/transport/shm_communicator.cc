@@ -153,11 +153,6 @@ Result<std::shared_ptr<Communicator>> ShmCommunicator::reform() {
     ++options.world_size;
     ranks.push_back(r);
   }
-  if (options_.stands_still) {
-    options.stands_still = [inner = options_.stands_still, ranks](int r, const std::string& what) {
-      return inner(r < 0 ? -1 : ranks[static_cast<std::size_t>(r)], what);
-    };
-  }
   SHOAL_TRY(auto made, make_generation(std::move(options), clock_, generation_ + 1));
   made->former_ = mapping_;
   made->former_ranks_ = std::move(ranks);
@@ -427,10 +422,7 @@ Result<void> ShmCommunicator::drive(const OperationPtr& until, bool asking) {
     const auto due = [&] { return trouble() || (moved = advance_all()) || over(); };
     const auto heard = board_.listen(due, kLook, options_.spins);
     if (moved) board_.ring();
-    if (heard == Board::Heard::kDone) {
-      (void)stand_still(-1, {});
-      continue;
-    }
+    if (heard == Board::Heard::kDone) continue;
     out = look(until, asking);
     if (!out) break;
   }
@@ -439,7 +431,6 @@ Result<void> ShmCommunicator::drive(const OperationPtr& until, bool asking) {
     while (!over() && advance_all()) board_.ring();
   }
   ledger_.unblock();
-  (void)stand_still(-1, {});
   late_ = nullptr;
   return out;
 }
@@ -511,12 +502,6 @@ void ShmCommunicator::check_left(const ShmOperation& operation, int missing, Tim
                    .with_hint("every rank must make the same calls"));
 }
 
-Result<void> ShmCommunicator::stand_still(int rank, const std::string& what) {
-  if (!options_.stands_still || (rank < 0 && !stood_still_)) return {};
-  stood_still_ = rank >= 0;
-  return options_.stands_still(rank, what);
-}
-
 Result<void> ShmCommunicator::look(const OperationPtr& until, bool asking) {
   if (asking && options_.interrupted && options_.interrupted()) {
     return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
@@ -535,9 +520,7 @@ Result<void> ShmCommunicator::look(const OperationPtr& until, bool asking) {
   }
   if (waits) {
     ledger_.block(missing, at->what());
-    auto ok = ledger_.check_circle(now);
-    if (ok && asking) ok = stand_still(missing, at->what());
-    if (!ok) {
+    if (auto ok = ledger_.check_circle(now); !ok) {
       ledger_.fail(ok.error());
       return {};
     }

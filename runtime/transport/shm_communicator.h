@@ -35,9 +35,6 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
     std::size_t channel_bytes = 64 << 10;           // of a message between two ranks
     std::function<bool()> interrupted;              // asked by waits now and then; true ends the wait
     std::function<void(const std::string&)> warn;
-    // A wait of this rank's program has looked in vain: it is for a rank of the group (-1: unknown, or it goes on again), in `what`. An
-    // error ends the group: who waits for whom outside of it is for others to know.
-    std::function<Result<void>(int rank, const std::string& what)> stands_still;
     // Zeroed memory that all ranks share who ask for this name. With `member` not negative it begins with a Board, on which somebody
     // writes that member's death.
     std::function<Result<std::shared_ptr<Mapping>>(const std::string& name, std::size_t bytes, int member)> memory;
@@ -89,7 +86,6 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   void finish(const OperationPtr& operation);
   // What a wait does when nothing has moved for a while: says where it waits, and finds out what is wrong.
   Result<void> look(const OperationPtr& until, bool asking);
-  Result<void> stand_still(int rank, const std::string& what);
   void warn_if_late(const ShmOperation& operation, int missing, TimePoint now);
   void check_left(const ShmOperation& operation, int missing, TimePoint now);
   bool forked() const;  // this process is a child of the rank
@@ -136,7 +132,6 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   TimePoint warned_{};
   std::optional<TimePoint> left_since_;
   const ShmOperation* late_ = nullptr;  // what was warned of last
-  bool stood_still_ = false;            // stands_still has heard of a rank
 
   std::unique_ptr<SideThread> lane_;
 };

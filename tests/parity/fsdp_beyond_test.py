@@ -645,27 +645,6 @@ def ranks_that_wait_for_each_other_are_told_at_once():
         go()
 
 
-@use
-def a_collective_of_one_rank_alone_is_told_to_those_in_the_model():
-    """Nobody would ever end: one rank waits for the others' call, they for its next forward."""
-    import shoal.collective
-
-    model = shard(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    shoal.collective.barrier()
-    model(batch(0, rank())).sum().backward()
-    optimizer.step()
-
-    def go():
-        if rank() == 0:
-            shoal.collective.all_reduce(torch.ones(3))
-        else:
-            model(batch(1, rank()))
-
-    with pytest.raises(ValueError, match=r"all ranks wait for each other: rank . for .*(of rank 1|where it waits in a collective)"):
-        go()
-
-
 # ---- the run -------------------------------------------------------------------------------------------------------------------------
 
 

@@ -231,17 +231,54 @@ def writing_by_hand_without_saying_so_between_two_forwards_is_refused():
     def dropped(model):
         model(batch(0, 0))
 
-    for before, why in ((evaluation, "a forward has run"), (unsynchronised, "not the last"), (dropped, "a forward has run")):
+    def alone(model):
+        with torch.no_grad():
+            model.blocks[1](torch.ones(2, 7))
+
+    cases = [(evaluation, "a forward"), (unsynchronised, "not the last"), (dropped, "a forward"), (alone, "a forward")]
+    for before, why in cases:
         model = shard(Net())
+        evaluation(model)
         before(model)
         with torch.no_grad():
             model.blocks[1][0].weight.to_local().mul_(2)
-        with pytest.raises(ValueError, match=rf"written while .* closed \(1, .*0.weight of unit blocks.1\): .*{why}"):
-            model(batch(0, 0))
-        with shoal.fsdp.write(model):  # it goes on from there
-            model.head.weight.detach().zero_()
-            model.head.bias.detach().zero_()
+        for _ in range(2):  # trying again does not help
+            with pytest.raises(ValueError, match=rf"of unit blocks.1 were written while .* closed \(.*0.weight\): .*{why}"):
+                model(batch(0, 0))
+        with pytest.raises(ValueError, match=r"of unit blocks\.1 were written"):
+            model.blocks[1](torch.ones(2, 7))
+        with shoal.fsdp.write(model), torch.no_grad():  # it goes on from there
+            for p in model.parameters():
+                p.to_local().zero_()
         assert not model(batch(0, 0)).any()
+
+
+@use
+def writing_to_the_roots_whole_parameters_after_an_evaluation_is_refused():
+    model = shard(Net())
+    with torch.no_grad():
+        model(batch(0, 0))
+        model.head.weight.mul_(2)
+    with pytest.raises(ValueError, match=r"of the root were written while .* closed \(.*head.weight\)"):
+        model(batch(0, 0))
+
+
+@use
+def a_model_of_inference_tensors_and_one_initialised_after_its_first_forward_are_not_held():
+    with torch.inference_mode():
+        model = shard(Net())
+        expected = model(batch(0, 0))
+        torch.testing.assert_close(model(batch(0, 0)), expected)
+    with torch.device("meta"):
+        model = Net()
+    model = shard(model)
+    model.to_empty(device="cpu")
+    with pytest.raises(ValueError, match="initialise"):
+        model(batch(0, 0))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.to_local().zero_()
+    assert not model(batch(0, 0)).any()
 
 
 @use

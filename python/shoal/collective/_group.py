@@ -150,7 +150,6 @@ def group(of: DeviceMesh | dist.ProcessGroup | Group | None = None) -> Group:
                 timeout=TIMEOUT,
                 warn_after=WARN_AFTER,
                 spins=len(ranks) <= len(os.sched_getaffinity(0)),
-                ranks=list(ranks),
             )
         else:
             native = process_group_communicator(gang, ranks)

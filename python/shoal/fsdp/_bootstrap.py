@@ -32,8 +32,8 @@ def shard_actor(ranks: tuple[int, ...], index: int, replicas: int) -> _native.Sh
         actor = _native.ShardActor.place(
             state.session,
             gang=gang,
-            ranks=list(ranks),
             rank=index,
+            world_size=len(ranks),
             replicas=replicas,
             timeout=TIMEOUT,
             warn_after=WARN_AFTER,

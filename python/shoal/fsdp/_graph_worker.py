@@ -33,8 +33,8 @@ class GraphWorker:
         self._actor = _native.ShardActor.place(
             state.session,
             gang=gang,
-            ranks=list(range(world_size)),
             rank=rank,
+            world_size=world_size,
             replicas=1,
             timeout=_bootstrap.TIMEOUT,
             warn_after=_bootstrap.WARN_AFTER,

@@ -76,7 +76,7 @@ def write(model: nn.Module):
     Needed after an evaluation forward, after a backward without synchronisation, and while the output of another forward is kept whose
     backward may still come; else the window is open anyway between a synchronised backward and the next forward. Every rank must enter
     it. What was written is seen by all ranks at their next forward. A forward raises when it finds that this rank has written while the
-    window was closed: another rank may have read half of it.
+    window was closed: another rank may have read half of it. Writes through ``.data`` leave no trace in torch, and are not found.
     """
     if not any(state_of(m) for m in model.modules()):
         raise InvalidArgument("nothing in this model was sharded by shoal.fsdp.fully_shard")

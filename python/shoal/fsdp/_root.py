@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from shoal.fsdp._unit import Unit
 
 
-_KEPT = "the output of another forward is kept, whose backward may come"
-
-
 class ForwardToken:
     """One forward pass whose backward has not come yet, or may come again. Dies with the autograd graph that would bring it."""
 
@@ -55,7 +52,6 @@ class Root:
         self.samples_kept = 0  # of batches whose backwards reduced nothing
         self.joining = self.unstepped = False  # inside `join`; there, a window was opened that no optimizer has used yet
         self.skipped: list[State] = []  # in this backward pass: units that no forward of this rank ran, and that it has not published
-        self.held: tuple[str, list[int]] | None = None  # why the write window is closed, and how often each parameter had been written then
         self.prefetch = 1  # how many forwards or backwards ahead a unit is unsharded
         self.in_backward_optimizer: OptimizerInBackward | None = None
         for index, s in enumerate(states):
@@ -105,9 +101,10 @@ class Root:
 
     def open_window(self, door: str) -> None:
         self.recover()
-        self.running = self.held = None
+        self.running = None
         for s in self.states:
             s.to_sharded()
+            s.held = None
         for m in self.models:
             m.open_window(door)
 
@@ -212,16 +209,15 @@ class Root:
                 s.to_sharded()
         for m in self.models:
             m.finish_backward(leave)
-        if leave:
-            self.held = None
-        elif self.in_backward_optimizer is None or not synced:
-            self.hold(_KEPT if last else "a backward has run that is not the last")
+        why = "the output of another forward is kept, whose backward may come" if last else "a backward has run that is not the last"
+        why = None if leave else why
+        self.hold(self.states, why)
         self.unstepped = leave and self.in_backward_optimizer is None
         if self.samples is not None:
             self.samples_kept = 0 if synced else self.samples_kept + self.samples
         self.settle()
-        if synced and not leave and self.in_backward_optimizer is not None:  # what it wrote is no news
-            self.hold(_KEPT)
+        if self.in_backward_optimizer is not None:  # what it wrote is no news
+            self.hold(self.states, why)
         self.backward = self.running = None
         self.run_hooks()
 
@@ -245,24 +241,23 @@ class Root:
 
     # ---- what is written while it should not be ----
 
-    def _writes(self) -> list[int]:
-        return [p.sharded._version + p.sharded._local_tensor._version for u in self.units for p in u.parameters]
+    def hold(self, states: list[State], why: str | None) -> None:
+        """The write window is closed (None: open): other ranks may read these units' rows until it opens."""
+        for s in states:
+            s.held = None if why is None else (why, s.writes())
 
-    def hold(self, why: str) -> None:
-        """The write window is closed: other ranks may read what this one has, until it opens. What collectives bring they have."""
-        self.held = None if all(u.gathered is not None for u in self.units) else (why, self._writes())
-
-    def check_held(self) -> None:
-        """A forward begins and the window has not opened meanwhile: nothing may have been written."""
-        (why, before), self.held = self.held, None
-        after = self._writes()
-        if before != after:
-            all_of_them = [(s, p) for s in self.states for u in s.units for p in u.parameters]
-            written = [place for place, a, b in zip(all_of_them, before, after, strict=True) if a != b]
-            state, first = written[0]
-            unit = f"unit {state.name}" if state.index else "the root"
+    def check_held(self, states: list[State]) -> None:
+        """A forward begins: since the window was found closed, nothing may have been written."""
+        for s in states:
+            if s.held is None or s.held[1] == (now := s.writes()):
+                continue
+            why, before = s.held
+            written = [name for name, count in now.items() if before.get(name, count) != count]
+            if not written:
+                continue
+            unit = f"unit {s.name}" if s.index else "the root"
             raise InvalidArgument(
-                f"parameters were written while the write window was closed ({len(written)}, the first {first.name} of {unit}): {why}",
+                f"parameters of {unit} were written while the write window was closed ({', '.join(written)}): {why}",
                 hint="write inside `with shoal.fsdp.write(model)`, on every rank; outputs that want no backward also keep it closed",
             )
 
@@ -278,7 +273,7 @@ class Root:
         self.reset(states)
 
     def reset(self, states: list[State]) -> None:
-        self.backward = self.running = self.held = None
+        self.backward = self.running = None
         self.accumulated.clear()
         for m in self.models:
             m.reset()
@@ -287,6 +282,8 @@ class Root:
         for s in self.states:
             s.in_backward = s.ran = False
             s.to_sharded()
+            if self.in_backward_optimizer is not None:
+                s.held = None
             for u in s.units:
                 for p in u.parameters:
                     p.forget()

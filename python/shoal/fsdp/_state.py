@@ -55,6 +55,7 @@ class State:
         self.outer: weakref.ref[State] | None = None  # the last one that was sharded around it
         self.is_root = False
         self.index = -1
+        self.held: tuple[str, dict[str, int]] | None = None  # why the write window is closed, and how often parameters were written then
         self.name = type(modules[0]).__name__
         self.shows = "sharded"  # which face: "unsharded", or "post_forward" on a smaller mesh
         self.replaced = False  # others stand in the place of its parameters for a while (FSDP1's summon_full_params)
@@ -290,6 +291,11 @@ class State:
             for p in u.parameters:
                 p.adopt_early()
 
+    def writes(self) -> dict[str, int]:
+        """How often torch has written in place to each parameter that other ranks read where it lies: what collectives bring they have."""
+        shared = (p for u in self.units if u.gathered is None for p in u.parameters)
+        return {p.name: sum(_version(t) for t in (p.sharded, p.sharded._local_tensor, p.unsharded)) for p in shared}
+
     def reserve_gradient(self, face: torch.Tensor) -> None:
         """Of one of its parameters: an optimizer was built of it."""
         for p in (p for u in self.units for p in u.parameters if p.sharded is face):
@@ -324,9 +330,9 @@ class State:
         if not in_graph:
             root.recover()
             if self.is_root or root.running is None:
+                if not root.window_open:
+                    root.check_held(root.states if self.is_root else [self])
                 root.running = self
-                if root.held is not None:
-                    root.check_held()
         if root.window_open:
             root.adopt()
         if self.is_root:
@@ -370,7 +376,8 @@ class State:
         outermost = root.running is self and not recomputed
         if outermost:
             root.running = None
-            root.hold("a forward has run, and no synchronised backward behind it")
+            if not root.window_open:  # else the forward failed before it had begun
+                root.hold(root.states if self.is_root else [self], "a forward has run, and no synchronised backward behind it")
         resharded = self.reshard_after_forward is True and not self.in_backward
         for u in self.units:
             u.model.forward_end(u.index, training and not recomputed, resharded)
@@ -494,6 +501,10 @@ class _AfterBackward(torch.autograd.Function):
     def backward(ctx, *grads: torch.Tensor):
         ctx.state.inputs_done(ctx)
         return (None, *grads)
+
+
+def _version(t: torch.Tensor | None) -> int:
+    return 0 if t is None or t.is_inference() else t._version
 
 
 def _cast(dtype: torch.dtype, t: torch.Tensor) -> torch.Tensor:
