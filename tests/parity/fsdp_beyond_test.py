@@ -2,12 +2,15 @@
 
 import dataclasses
 import re
+import time
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from uses import Uses, check, ranks, run
+
+from shoal import _native
 
 WORLD = 2
 use = Uses()
@@ -522,7 +525,7 @@ def a_scalers_overflow_on_one_rank_skips_the_step_on_all():
 # ---- uneven batches ------------------------------------------------------------------------------------------------------------------
 
 
-def _joined(weight, batches, clip=False):
+def _joined(weight, batches, clip=False, epochs=1):
     """Rank r has batches[r] batches, of r + 2 samples each. The plain model gets what the weights say."""
     from shoal.fsdp import join
 
@@ -534,14 +537,15 @@ def _joined(weight, batches, clip=False):
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
-    with join(model, optimizers=optimizer, weight=weight, after_backward=after_backward, after_step=schedule.step):
-        for step in range(batches[rank()]):
-            model(batch(step, rank())[: rank() + 2]).square().mean().backward()
-            after_backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-    for step in range(max(batches)):
+    for _ in range(epochs):
+        with join(model, optimizers=optimizer, weight=weight, after_backward=after_backward, after_step=schedule.step):
+            for step in range(batches[rank()]):
+                model(batch(step, rank())[: rank() + 2]).square().mean().backward()
+                after_backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+    for step in [*range(max(batches))] * epochs:
         here = [r for r in range(WORLD) if step < batches[r]]
         weights = {r: 1 / WORLD if weight == "world" else (r + 2) / sum(q + 2 for q in here) for r in here}
         sum(plain(batch(step, r)[: r + 2]).square().mean() * w for r, w in weights.items()).backward()
@@ -570,6 +574,23 @@ def samples_count_alike_where_batches_are_uneven():
 @use
 def a_rank_without_a_single_batch_serves_the_others():
     _joined("world", (0, 2))
+
+
+@use
+def joins_one_after_the_other():
+    """The last one to come to an end finds that others have published of the next batches already."""
+    asked = _native.ShardedModel.asked
+
+    def late(model):
+        time.sleep(0.2)
+        return asked(model)
+
+    if rank() == 1:
+        _native.ShardedModel.asked = late
+    try:
+        _joined("world", (1, 3), epochs=3)
+    finally:
+        _native.ShardedModel.asked = asked
 
 
 @use
