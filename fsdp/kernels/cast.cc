@@ -175,6 +175,7 @@ void from_f32(const float* in, DType to, std::byte* out, std::size_t numel) {
 }  // namespace
 
 void cast(DType from, const std::byte* in, DType to, std::byte* out, std::size_t numel) {
+  if (numel == 0) return;
   if (from == to) {
     std::memmove(out, in, numel * dtype_bytes(from));
   } else if (from == DType::kFloat32) {
