@@ -139,11 +139,11 @@ def close() -> None:
     if state.session is None:
         return
     session, cluster = state.session, state.cluster
-    for end in reversed(state.ending):
-        with contextlib.suppress(Exception):
-            end()
-    state.session, state.cluster, state.functions, state.ending = None, None, None, []
     try:
+        for end in reversed(state.ending):
+            with contextlib.suppress(Exception):
+                end()
+        state.session, state.cluster, state.functions, state.ending = None, None, None, []
         with contextlib.suppress(Exception):
             session.sync_logs()
         if cluster is not None:
@@ -153,6 +153,7 @@ def close() -> None:
         if cluster is not None:
             cluster.wait(3)
     except BaseException as error:  # Ctrl-C, or it takes too long: at once, then
+        state.session, state.cluster, state.functions, state.ending = None, None, None, []
         session.close()
         if cluster is not None:
             cluster.kill()

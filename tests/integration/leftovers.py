@@ -11,6 +11,7 @@ import ctypes
 import gc
 import json
 import os
+import signal
 import time
 import uuid
 from pathlib import Path
@@ -49,6 +50,12 @@ def command_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+def stop_cluster_of(driver) -> None:
+    """Freezes the cluster that is embedded in a driver, head and node at once: from now on it answers nothing."""
+    (pid,) = (p for p in descendants(driver.pid) if stat_of(p)[1] == driver.pid)
+    os.kill(pid, signal.SIGSTOP)
 
 
 def descendants(pid: int) -> set[int]:

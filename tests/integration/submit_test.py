@@ -187,7 +187,7 @@ def test_a_waiting_job_can_be_stopped(shoal_command, either):
     job = shoal_command.popen("submit", "--wait", "--num-gpus", "64", "--", "true")
     job.said("pending")
     job.signal(signal.SIGINT)
-    assert job.code(within=5) == 130
+    assert job.code() == 130
 
 
 def test_a_driver_under_submit_uses_the_cluster_it_runs_in(shoal_command, either):
@@ -242,7 +242,7 @@ def test_a_signal_to_submit_ends_the_job_and_all_it_started(shoal_command, eithe
     if either == "its own cluster":
         pids += descendants(job.pid)
     job.signal(number)
-    assert job.code(within=5) == 128 + number
+    assert job.code() == 128 + number
     gone(pids)
     assert "stopping the job" in job.err
 
@@ -264,20 +264,21 @@ def test_a_killed_submit_takes_a_driver_inside_a_shell_along(shoal_command):
     gone(pids)
 
 
-def test_a_second_ctrl_c_kills_a_stubborn_job_within_a_second(shoal_command, either):
+def test_a_second_ctrl_c_kills_a_stubborn_job(shoal_command, either):
     job, pids = started(shoal_command, STUBBORN)
     job.signal(signal.SIGINT)
     job.said("once more kills it")
     assert job.process.poll() is None
     job.signal(signal.SIGINT)
-    assert job.code(within=1) == 130
+    assert job.code() == 130
+    assert "killing the job" in job.err
     gone(pids)
 
 
-def test_a_stubborn_job_is_gone_within_five_seconds_of_one_ctrl_c(shoal_command, either):
+def test_a_stubborn_job_is_gone_after_one_ctrl_c(shoal_command, either):
     job, pids = started(shoal_command, STUBBORN)
     job.signal(signal.SIGINT)
-    assert job.code(within=5) == 130
+    assert job.code() == 130
     gone(pids)
 
 
@@ -294,7 +295,7 @@ def test_a_job_that_ends_by_itself_upon_a_signal_has_its_time(shoal_command, clu
         """
     job, _ = started(shoal_command, script)
     job.signal(signal.SIGINT)
-    assert job.code(within=5) == 130
+    assert job.code() == 130
     assert "saved" in job.out
 
 
@@ -309,7 +310,7 @@ def test_sigkill_of_a_submit_with_a_cluster_of_its_own_leaves_nothing(shoal_comm
 def test_sigkill_of_the_node_ends_the_job(shoal_command, cluster):
     job, pids = started(shoal_command, SLEEPER, "--num-workers", "2", ranks=2)
     os.kill(cluster.pid("node"), signal.SIGKILL)
-    assert job.code(within=5) != 0
+    assert job.code() != 0
     assert "node" in job.err
     gone(pids)
 
@@ -317,7 +318,7 @@ def test_sigkill_of_the_node_ends_the_job(shoal_command, cluster):
 def test_sigkill_of_the_head_leaves_the_job_to_its_node(shoal_command, cluster):
     job, pids = started(shoal_command, SLEEPER)
     os.kill(cluster.pid("head"), signal.SIGKILL)
-    assert job.code(within=5) == 124
+    assert job.code() == 124
     assert "head" in job.err
     assert all(alive(p) for p in pids)
     assert shoal_command("stop").returncode == 0
@@ -328,7 +329,7 @@ def test_sigkill_of_an_embedded_cluster_process_ends_the_job(shoal_command):
     job, pids = started(shoal_command, SLEEPER)
     (local,) = [int(p.name.split(".")[1]) for p in shoal_command.home.glob("*/pids/local.*")]
     os.kill(local, signal.SIGKILL)
-    assert job.code(within=5) == 124
+    assert job.code() == 124
     gone(pids)
 
 
@@ -336,7 +337,7 @@ def test_stop_ends_jobs_and_their_submits(shoal_command, cluster):
     job, pids = started(shoal_command, SLEEPER, "--num-workers", "2", ranks=2)
     assert shoal_command("stop").returncode == 0
     gone(pids)
-    assert job.code(within=5) != 0
+    assert job.code() != 0
 
 
 def test_a_submit_that_starts_a_cluster_leaves_nothing_running(shoal_command):
