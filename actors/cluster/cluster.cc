@@ -12,6 +12,8 @@ const char* to_string(ActorState state) {
       return "ALIVE";
     case ActorState::kDead:
       return "DEAD";
+    case ActorState::kRestarting:
+      return "RESTARTING";
   }
   return "?";
 }
@@ -40,6 +42,34 @@ const char* to_string(WorkerState state) {
       return "RUNNING";
     case WorkerState::kExited:
       return "EXITED";
+  }
+  return "?";
+}
+
+const char* to_string(GroupState state) {
+  switch (state) {
+    case GroupState::kPending:
+      return "PENDING";
+    case GroupState::kCreated:
+      return "CREATED";
+    case GroupState::kRescheduling:
+      return "RESCHEDULING";
+    case GroupState::kRemoved:
+      return "REMOVED";
+  }
+  return "?";
+}
+
+const char* to_string(Strategy strategy) {
+  switch (strategy) {
+    case Strategy::kPack:
+      return "PACK";
+    case Strategy::kSpread:
+      return "SPREAD";
+    case Strategy::kStrictPack:
+      return "STRICT_PACK";
+    case Strategy::kStrictSpread:
+      return "STRICT_SPREAD";
   }
   return "?";
 }

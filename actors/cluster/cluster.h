@@ -39,6 +39,30 @@ struct Launch {
   bool operator==(const Launch&) const = default;
 };
 
+// How things that are placed together lie on nodes. Pack: on as few as they fit on, one after the other; spread: on as many as there are;
+// strictly: on one, or each on another, or not at all.
+enum class Strategy : std::uint16_t { kPack, kSpread, kStrictPack, kStrictSpread };
+const char* to_string(Strategy strategy);
+
+// A condition on a label of a node: it is there and its value is one of `values` (of none given: whatever it is), or (negated) not so.
+struct LabelMatch {
+  std::string label;
+  std::vector<std::string> values;
+  bool negated = false;
+  bool operator==(const LabelMatch&) const = default;
+};
+
+// Where something may be placed, beside having room there.
+struct Where {
+  GroupId group;             // out of this placement group's resources,
+  std::int32_t bundle = -1;  // of this bundle of it, or any
+  NodeId node;               // on this node
+  bool soft = false;         // or, if that one is gone or could never hold it, on another
+  bool spread = false;       // where few are already
+  std::vector<LabelMatch> labels;
+  bool operator==(const Where&) const = default;
+};
+
 struct ActorSpec {
   ActorId id;
   std::string class_name;
@@ -51,10 +75,34 @@ struct GangSpec {
   JobId job;
   std::vector<ActorSpec> actors;
   Launch launch;
+  Where where;
   // Fail with ResourceExhausted/Infeasible when no present node could ever hold it, instead of waiting for one that
   // can.
   bool refuse_infeasible = false;
+
+  // Of one actor alone. A name is unique in its namespace while its actor lives, and `handle` (the client's own bytes) is what those who
+  // find it by name get. A detached actor is a job of its own, which ends with it: it outlives the job that asked for it.
+  std::string name, name_space, handle;
+  bool get_if_exists = false;  // the living one of this name, if there is one, instead of a new one
+  bool detached = false;
+  // Also of one alone. How often it is started again when its process ends although nobody asked for that (-1: always), with what it is
+  // made from then (`birth`, the client's own bytes); and how often a caller sends a call again that was lost so.
+  std::int32_t max_restarts = 0, max_task_retries = 0;
+  std::string birth;
   static constexpr std::size_t kMaxActors = 4096;
+  static constexpr std::size_t kMaxName = 1000, kMaxHandle = 1 << 18, kMaxBirth = 1 << 19;  // bytes
+};
+
+// Resources that are reserved together or not at all, bundle by bundle, each on one node; actors are placed into them later.
+struct GroupSpec {
+  GroupId id;
+  JobId job;
+  std::string name, name_space;  // unique while it lives; may be empty
+  Strategy strategy = Strategy::kPack;
+  std::vector<Resources> bundles;
+  std::vector<LabelMatch> labels;  // of the nodes, for each bundle
+  bool detached = false;           // outlives its job
+  static constexpr std::size_t kMaxBundles = 4096;
 };
 
 // One driver process, or (num_workers > 0) a gang of processes with torchrun's environment variables.
@@ -67,15 +115,20 @@ struct JobSpec {
   pid_t owner = 0;
 };
 
-enum class ActorState : std::uint16_t { kPending, kStarting, kAlive, kDead };
+enum class ActorState : std::uint16_t { kPending, kStarting, kAlive, kDead, kRestarting };
+// With which a worker says that its actor could not be made: another try would come to the same.
+inline constexpr int kUnbornExit = 99;
 enum class JobState : std::uint16_t { kPending, kRunning, kSucceeded, kFailed, kStopped };
 enum class WorkerState : std::uint16_t { kStarting, kRunning, kExited };
 enum class NodeState : std::uint16_t { kAlive, kDead };
+// Rescheduling: a node with a bundle of it was lost, and that bundle waits for another.
+enum class GroupState : std::uint16_t { kPending, kCreated, kRescheduling, kRemoved };
 inline bool ended(JobState state) { return state != JobState::kPending && state != JobState::kRunning; }
 const char* to_string(ActorState state);
 const char* to_string(JobState state);
 const char* to_string(WorkerState state);
 const char* to_string(NodeState state);
+const char* to_string(GroupState state);
 
 struct ActorRow {
   ActorId id;
@@ -89,6 +142,10 @@ struct ActorRow {
   std::int32_t rank = 0;
   std::int32_t world_size = 1;
   std::uint64_t generation = 0;
+  std::string name, name_space;
+  bool detached = false;
+  std::int32_t max_restarts = 0, max_task_retries = 0;
+  std::uint32_t num_restarts = 0;
   std::string endpoint;                           // where it takes calls; empty until alive
   std::string pending_reason;                     // why it is not placed yet
   std::map<std::string, std::string> attributes;  // what the actor says of itself: rows, bytes
@@ -102,6 +159,7 @@ struct NodeRow {
   NodeState state = NodeState::kAlive;
   std::string endpoint;
   Resources total, available;
+  std::map<std::string, std::string> labels;
 };
 
 struct WorkerRow {
@@ -126,6 +184,18 @@ struct JobRow {
   std::int32_t exit_code = 0;  // as a shell says it
   std::string pending_reason;
   std::optional<Error> cause;
+};
+
+struct GroupRow {
+  GroupId id;
+  JobId job;  // none: detached
+  std::string name, name_space;
+  Strategy strategy = Strategy::kPack;
+  GroupState state = GroupState::kPending;
+  std::vector<Resources> bundles;
+  std::vector<NodeId> nodes;  // of each bundle; none while it waits
+  std::string pending_reason;
+  std::optional<Error> cause;  // of its removal
 };
 
 struct ClusterStatus {

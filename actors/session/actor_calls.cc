@@ -21,7 +21,7 @@ ActorCalls::~ActorCalls() {
   links_.clear();  // fails what was sent
   for (auto& [id, t] : targets_) {
     for (auto& q : t.queue) q.promise.set(fail(cancelled("this process left the cluster")));
-    for (auto& [n, promise] : t.sent) promise.set(fail(cancelled("this process left the cluster")));
+    for (auto& [n, sent] : t.sent) sent.promise.set(fail(cancelled("this process left the cluster")));
   }
 }
 
@@ -52,6 +52,12 @@ void ActorCalls::updated(const ActorRow& row) {
   if (it == targets_.end() || it->second.dead) return;
   Target& t = it->second;
   t.worker = row.worker;
+  t.restarts = row.max_restarts != 0;
+  t.retries = row.max_task_retries;
+  if (row.state == ActorState::kRestarting || (row.state == ActorState::kAlive && !t.endpoint.empty() && t.endpoint != row.endpoint)) {
+    t.endpoint.clear();
+    lose_sent(row.id, t, away(row.id, t, row.cause.value_or(unavailable("its process ended"))));
+  }
   if (row.state == ActorState::kDead) {
     return die(row.id, t, row.cause.value_or(lost(t.class_name, row.id, "no cause was given")));
   }
@@ -64,8 +70,43 @@ void ActorCalls::updated(const ActorRow& row) {
 void ActorCalls::process_gone(WorkerId worker, const Error& cause) {
   if (!worker) return;
   for (auto& [id, t] : targets_) {
-    if (t.worker == worker && !t.dead) die(id, t, lost(t.class_name, id, cause.message()));
+    if (t.worker != worker || t.dead) continue;
+    if (t.restarts) {
+      suspend(id, t, cause);
+    } else {
+      die(id, t, lost(t.class_name, id, cause.message()));
+    }
   }
+}
+
+void ActorCalls::suspend(ActorId id, Target& t, const Error& cause) {
+  t.endpoint.clear();
+  t.undecided = true;
+  t.deciding = clock_.after(options_.cause_grace, [this, id, cause] { lose_sent(id, targets_.at(id), away(id, targets_.at(id), cause)); });
+}
+
+Error ActorCalls::away(ActorId id, const Target& t, const Error& cause) {
+  return unavailable(fmt::format("actor {} is not there now, its process is started again: {}", t.class_name, cause.message()))
+      .with_reason("ActorUnavailable")
+      .in(fmt::format("actor {}({})", t.class_name, to_string(id)));
+}
+
+void ActorCalls::lose_sent(ActorId id, Target& t, const Error& cause) {
+  t.undecided = false;
+  t.deciding = {};
+  std::vector<runtime::Promise<Value>> lost;
+  auto sent = std::exchange(t.sent, {});
+  for (auto it = sent.rbegin(); it != sent.rend(); ++it) {
+    Sent& s = it->second;
+    if (s.again) {
+      t.queued_bytes += s.again->args.inline_bytes();
+      t.queue.push_front({*std::move(s.again), {}, std::move(s.promise), s.tries + 1});
+    } else {
+      lost.push_back(std::move(s.promise));
+    }
+  }
+  for (auto it = lost.rbegin(); it != lost.rend(); ++it) it->set(fail(cause));
+  flush(id, t);
 }
 
 void ActorCalls::no_more_news(const Error& cause) {
@@ -168,7 +209,11 @@ void ActorCalls::redial(const std::string& endpoint, const Error& why) {
     const auto error = unavailable(fmt::format("the connection to actor {} broke: {}", t.class_name, why.message()))
                            .with_reason("Disconnected")
                            .in(fmt::format("actor {}({})", t.class_name, to_string(id)));
-    fail_calls(t, error, unreachable);
+    if (unreachable) {
+      fail_calls(t, error, true);
+    } else {
+      lose_sent(id, t, error);
+    }
   }
   if (!wanted) {
     links_.erase(endpoint);
@@ -253,11 +298,14 @@ void ActorCalls::send(ActorId id, Target& t, Queued q) {
     if (!value || value->raised()) return q.promise.set(value);  // what the argument came to is what the call comes to
     q.call.deps.push_back(*value);
   }
+  q.deps.clear();
   auto message = to_message(q.call);
   if (!message) return q.promise.set(fail(message.error()));
   runtime::Peer& peer = *links_.at(t.endpoint).peer;
   const auto number_sent = next_++;
-  t.sent.emplace(number_sent, std::move(q.promise));
+  Sent sent{std::move(q.promise), {}, q.tries};
+  if ((t.retries < 0 || q.tries < t.retries) && q.call.method != "__init__") sent.again = std::move(q.call);
+  t.sent.emplace(number_sent, std::move(sent));
   // The first of a batch goes at once, the others with what follows.
   const auto flush = peer.num_pending() == 0 ? runtime::Flush::kNow : runtime::Flush::kLater;
   peer.call(
@@ -267,28 +315,31 @@ void ActorCalls::send(ActorId id, Target& t, Queued q) {
         const auto target = targets_.find(id);
         if (target == targets_.end()) return;
         const auto link = links_.find(target->second.endpoint);
+        if (!r && target->second.undecided) return;  // the head's word sees to it
         if (!r && link != links_.end() && link->second.peer && !link->second.peer->connected()) return;  // on_closed sees to it
         const auto node = target->second.sent.extract(number_sent);
         if (node.empty()) return;  // it died before
-        if (!r) return node.mapped().set(fail(r.error()));
-        node.mapped().set(value_from(*std::move(r)));
+        if (!r) return node.mapped().promise.set(fail(r.error()));
+        node.mapped().promise.set(value_from(*std::move(r)));
       },
       flush);
 }
 
 // What was sent, and what waits if that is wanted, too.
 void ActorCalls::fail_calls(Target& t, const Error& cause, bool queued) {
-  auto sent = std::exchange(t.sent, {});
+  const auto sent = std::exchange(t.sent, {});
   std::deque<Queued> queue;
   if (queued) {
     queue = std::exchange(t.queue, {});
     t.queued_bytes = 0;
   }
-  for (auto& [n, promise] : sent) promise.set(fail(cause));
+  for (const auto& [n, s] : sent) s.promise.set(fail(cause));
   for (auto& q : queue) q.promise.set(fail(cause));
 }
 
 void ActorCalls::die(ActorId, Target& t, const Error& cause) {
+  t.undecided = false;
+  t.deciding = {};
   t.dead = cause;
   fail_calls(t, cause, true);
 }

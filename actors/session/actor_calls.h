@@ -5,7 +5,8 @@
 // until the socket takes it; those behind it wait, too, so that an actor sees each caller's calls in the order they were
 // made. When an actor dies every call on it fails with the cause that its node or the head tells. A broken connection
 // is no death (D20): after a short wait for such a cause, what was sent on it fails as Unavailable/Disconnected, and the
-// connection is made again for the calls behind it. Loop thread only.
+// connection is made again for the calls behind it. An actor that is started again when its process ends fails what was sent to it as
+// Unavailable/ActorUnavailable, or gets it again (max_task_retries), before what waited. Loop thread only.
 #pragma once
 
 #include <deque>
@@ -65,8 +66,14 @@ class ActorCalls final : public runtime::PeerHandler {
  private:
   struct Queued {
     Call call;
-    std::vector<ValueFuture> deps;
+    std::vector<ValueFuture> deps;  // whose values are not in the call yet
     runtime::Promise<Value> promise;
+    std::int32_t tries = 0;  // that were lost
+  };
+  struct Sent {
+    runtime::Promise<Value> promise;
+    std::optional<Call> again;  // if it may be sent again
+    std::int32_t tries = 0;
   };
   struct Target {
     std::string class_name;
@@ -74,8 +81,12 @@ class ActorCalls final : public runtime::PeerHandler {
     std::string endpoint;  // empty until it lives
     std::deque<Queued> queue;
     std::size_t queued_bytes = 0;
-    std::map<std::uint64_t, runtime::Promise<Value>> sent;
+    std::map<std::uint64_t, Sent> sent;
     std::optional<Error> dead;
+    bool restarts = false;  // the head may start it again
+    bool undecided = false;  // whether it is
+    runtime::Timer deciding;
+    std::int32_t retries = 0;
     bool disowned = false;  // the head will not tell of its death
     bool to_flush = false;  // stands in to_flush_
   };
@@ -101,6 +112,11 @@ class ActorCalls final : public runtime::PeerHandler {
   void flush_now(ActorId id, Target& target);
   void send(ActorId id, Target& target, Queued queued);
   void fail_calls(Target& target, const Error& cause, bool queued);
+  // Its process is gone, and the head will tell what becomes of it and thereby of what was sent to it. Should it keep silent, that is lost.
+  void suspend(ActorId id, Target& target, const Error& cause);
+  // What was sent and may be sent again stands in the queue again, in order; the rest of it fails.
+  static Error away(ActorId id, const Target& target, const Error& cause);
+  void lose_sent(ActorId id, Target& target, const Error& cause);
   void die(ActorId id, Target& target, const Error& cause);
 
   runtime::Clock& clock_;

@@ -261,17 +261,50 @@ std::string Session::endpoint() {
 // ---- actors
 // ------------------------------------------------------------------------------------------------------------------------
 
-Result<void> Session::create_gang(const GangSpec& spec) {
+Result<std::optional<FoundActor>> Session::create_gang(const GangSpec& spec) {
   // Not before the request: a connection that is made for it asks the head about every actor that is expected.
   const auto expect = [&] {
     for (const auto& a : spec.actors) calls_->expect(a.id, a.class_name);
   };
   const auto created = ask_head(Method::kCreateGang, to_bytes(spec), expect);
-  if (created) return {};
+  if (created && created->body.size() == 0) return std::optional<FoundActor>();
+  const auto forget = [&](const Error& why) {
+    own([&] {
+      for (const auto& a : spec.actors) calls_->forget(a.id, why);
+    });
+  };
+  if (!created) {
+    forget(created.error());
+    return fail(created.error());
+  }
+  forget(not_found("another actor has its name"));
+  SHOAL_TRY(auto exists, from_bytes<FoundActor>(created->body));
+  SHOAL_OK(know(exists.row.id, exists.row.class_name));  // news of it may have passed by since
+  return std::optional(std::move(exists));
+}
+
+Result<FoundActor> Session::find_actor(const FindActor& request) {
+  SHOAL_OK(reach_head());
+  auto answer = std::make_shared<std::optional<Result<FoundActor>>>();
   own([&] {
-    for (const auto& a : spec.actors) calls_->forget(a.id, created.error());
+    if (!head_->peer()) return answer->emplace(fail(head_gone())), void();
+    head_->peer()->call(number(Method::kFindActor), body(to_bytes(request)), options_.control_timeout,
+                        [this, answer](Result<Message> reply) { answer->emplace(found(reply)); });
   });
-  return fail(created.error());
+  SHOAL_OK(wait([&] { return answer->has_value(); }));
+  if (!**answer && (*answer)->error().reason() == "Disconnected") return fail(head_gone());
+  return std::move(**answer);
+}
+
+// Makes it known before any later news of it is looked at. Loop only.
+Result<FoundActor> Session::found(const Result<Message>& reply) {
+  if (!reply) return fail(reply.error());
+  SHOAL_TRY(auto out, from_bytes<FoundActor>(reply->body));
+  if (calls_) {
+    if (!calls_->knows(out.row.id)) calls_->expect(out.row.id, out.row.class_name);
+    calls_->updated(out.row);
+  }
+  return out;
 }
 
 Result<void> Session::know(ActorId actor, const std::string& class_name) {
@@ -306,13 +339,61 @@ ValueFuture Session::call(Call call, std::vector<ValueFuture> deps) {
   return own([&] { return calls_->call(std::move(call), std::move(deps)); });
 }
 
-Result<void> Session::kill(ActorId actor) {
-  SHOAL_OK(ask_head(Method::kKillActor, to_bytes(ActorRef{actor})));
+Result<void> Session::kill(ActorId actor, bool restart) {
+  SHOAL_OK(ask_head(Method::kKillActor, to_bytes(KillActor{actor, restart})));
   return {};
+}
+
+Result<FoundActor> Session::birth() {
+  SHOAL_TRY(const Message reply, ask_head(Method::kGetBirth, to_bytes(GetBirth{worker_})));
+  return from_bytes<FoundActor>(reply.body);
 }
 
 bool Session::dead(ActorId actor) {
   return own([&] { return calls_->cause(actor) != nullptr; });
+}
+
+Result<void> Session::create_group(const GroupSpec& spec) {
+  const auto created = ask_head(Method::kCreateGroup, to_bytes(spec), [&] { groups_.expect(spec.id); });
+  if (created) return {};
+  own([&] { groups_.unknown(spec.id, created.error()); });
+  return fail(created.error());
+}
+
+ValueFuture Session::group_ready(GroupId group, Value value) {
+  return own([&] {
+    const bool known = groups_.knows(group);
+    auto out = groups_.ready(group, std::move(value));
+    if (!known) watch(group);
+    return out;
+  });
+}
+
+// Loop only.
+void Session::watch(GroupId group) {
+  if (!head_->peer()) return groups_.unknown(group, head_gone());
+  head_->peer()->call(number(Method::kWatchGroup), body(to_bytes(GroupRef{group})), options_.control_timeout,
+                      [this, group](Result<Message> reply) {
+                        const auto row = reply ? from_bytes<GroupRow>(reply->body) : Result<GroupRow>(fail(reply.error()));
+                        if (row) groups_.updated(*row);
+                        if (!row && row.error().reason() != "Disconnected") groups_.unknown(group, row.error());
+                      });
+}
+
+void Session::remove_group(GroupId group) {
+  own([&] {
+    if (auto* peer = head_->peer()) peer->notify(number(Method::kRemoveGroup), body(to_bytes(GroupRef{group})));
+  });
+}
+
+Result<GroupRow> Session::group(GroupId group) {
+  SHOAL_TRY(const Message reply, ask_head(Method::kWatchGroup, to_bytes(GroupRef{group})));
+  return from_bytes<GroupRow>(reply.body);
+}
+
+Result<GroupRow> Session::find_group(const FindActor& request) {
+  SHOAL_TRY(const Message reply, ask_head(Method::kFindGroup, to_bytes(request)));
+  return from_bytes<GroupRow>(reply.body);
 }
 
 Result<ListReply> Session::list(ListRequest::What what, JobId job) {
@@ -365,7 +446,7 @@ void Session::publish(ObjectId id, const ValueFuture& future) {
   });
 }
 
-ValueFuture Session::fetch(ObjectId id, WorkerId owner) {
+ValueFuture Session::fetch(JobId job, ObjectId id, WorkerId owner) {
   return own([&] {
     const runtime::Promise<Value> promise;
     Peer* const node = node_->peer();
@@ -373,7 +454,7 @@ ValueFuture Session::fetch(ObjectId id, WorkerId owner) {
       promise.set(fail(unavailable("the node is gone").with_reason("NodeGone")));
       return promise.future();
     }
-    node->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job_, 0, owner})), Peer::kNoTimeout, [promise](Result<Message> r) {
+    node->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job, 0, owner})), Peer::kNoTimeout, [promise](Result<Message> r) {
       if (!r) return promise.set(fail(r.error()));
       if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
       auto value = Value::from_memory(std::move(r->fds[0]));
@@ -455,6 +536,7 @@ void Session::drop_arena(const std::string& key) {
 void Session::on_head_opened() {
   calls_->news_again();
   for (const ActorId actor : calls_->expected()) watch(actor, Peer::kNoTimeout, {});
+  for (const GroupId group : groups_.expected()) watch(group);
   if (job_) head_->peer()->call(number(Method::kWatchJob), body(to_bytes(JobRef{job_})), Peer::kNoTimeout, [](Result<Message>) {});
 }
 
@@ -466,6 +548,9 @@ void Session::on_head_notice(runtime::Request notice) {
   switch (static_cast<Method>(notice.method)) {
     case Method::kActorUpdate:
       if (const auto row = from_bytes<ActorRow>(notice.message.body); row && calls_) calls_->updated(*row);
+      break;
+    case Method::kGroupUpdate:
+      if (const auto row = from_bytes<GroupRow>(notice.message.body)) groups_.updated(*row);
       break;
     case Method::kWarning:
       if (const auto w = from_bytes<Warning>(notice.message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());

@@ -13,6 +13,7 @@
 #include "actors/cluster/cluster.h"
 #include "actors/session/actor_calls.h"
 #include "actors/session/actor_host.h"
+#include "actors/session/group_watch.h"
 #include "actors/wire/messages.h"
 #include "runtime/loop/loop_thread.h"
 #include "runtime/net/hello.h"
@@ -60,16 +61,32 @@ class Session {
   }
   // Accepted by the head; calls may be made at once. If not, calls made meanwhile fail likewise. Ids, job and gang id are filled in by the
   // caller (new_id).
-  Result<void> create_gang(const GangSpec& spec);
+  // With get_if_exists, who exists already, and is known here then; the ids in `spec` name nobody.
+  Result<std::optional<FoundActor>> create_gang(const GangSpec& spec);
+  // The living actor of this name, of whatever job; known here from now on. NotFound/NoSuchName.
+  Result<FoundActor> find_actor(const FindActor& request);
   // Makes an actor of another process known here: handles are values. NotFound when the head does not know it.
   Result<void> know(ActorId actor, const std::string& class_name);
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
-  // Calls made after this fail, whatever the actor's process still does.
-  Result<void> kill(ActorId actor);
+  // Calls made after this fail, whatever the actor's process still does. `restart`: it only loses its process, if it is one that is started
+  // again.
+  Result<void> kill(ActorId actor, bool restart = false);
+  // Of the actor that this process, a worker, is to make by itself: one that is started again. NotFound.
+  Result<FoundActor> birth();
   // As far as this process has heard.
   bool dead(ActorId actor);
   Result<ListReply> list(ListRequest::What what, JobId job = {});
   Result<ClusterStatus> status();
+  // ---- placement groups ----
+  // Accepted by the head; whether there is room for it, now or later, group_ready tells.
+  Result<void> create_group(const GroupSpec& spec);
+  // `value` once it has all its bundles. Cancelled/GroupRemoved, NotFound.
+  ValueFuture group_ready(GroupId group, Value value);
+  // Not waited for: what is asked of the head after this finds it removed.
+  void remove_group(GroupId group);
+  Result<GroupRow> group(GroupId group);
+  Result<GroupRow> find_group(const FindActor& request);
+
   // Asks the head to end the whole cluster.
   Result<void> shutdown_cluster();
 
@@ -99,8 +116,8 @@ class Session {
   // Gives a value to the node under this id, so that other processes can get it. It may not be ready yet. If it cannot be shared, they get
   // that error.
   void publish(ObjectId id, const ValueFuture& future);
-  // One that another process published, or will. Unavailable/OwnerDied when that process ends before.
-  ValueFuture fetch(ObjectId id, WorkerId owner);
+  // One that a process of that job published, or will. Unavailable/OwnerDied when that process ends before.
+  ValueFuture fetch(JobId job, ObjectId id, WorkerId owner);
   void drop(ObjectId id);
 
   // ---- hosting ----
@@ -132,6 +149,8 @@ class Session {
   // `sending` runs with the request, if it can be sent at all.
   Result<runtime::Message> ask(Link& link, Method method, Bytes body, runtime::Duration timeout, const std::function<void()>& sending = {});
   Result<runtime::Message> ask_head(Method method, Bytes body, const std::function<void()>& sending = {});
+  Result<FoundActor> found(const Result<runtime::Message>& reply);
+  void watch(GroupId group);
   void watch(ActorId actor, runtime::Duration timeout, std::function<void(Result<void>)> done);
   void on_head_opened();
   void on_closed();
@@ -147,6 +166,7 @@ class Session {
   std::function<void(std::function<void()>)> stop_network_;
   std::function<runtime::Traffic()> traffic_;
   std::unique_ptr<ActorCalls> calls_;
+  GroupWatch groups_;
   std::unique_ptr<ActorHost> actor_host_;
   std::unique_ptr<Link> head_, node_;
   JobId job_;

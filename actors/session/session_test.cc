@@ -174,7 +174,7 @@ class SessionTest : public testing::Test {
     if (!session_->wait([&] { return f.ready(); }, session_->deadline_in(10s))) return "pending";
     return f.peek() ? "ok" : code_name(f.peek().error().code());
   }
-  Result<void> create() {
+  Result<std::optional<FoundActor>> create() {
     GangSpec spec;
     spec.id = GangId{5};
     spec.job = kJob;

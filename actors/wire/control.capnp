@@ -30,6 +30,21 @@ struct Launch {
   pythonPath @7 :List(Text);
 }
 
+struct LabelMatch {
+  label @0 :Text;
+  values @1 :List(Text);
+  negated @2 :Bool;
+}
+
+struct Where {
+  group @0 :UInt64;
+  bundle @1 :Int32 = -1;
+  node @2 :UInt64;
+  soft @3 :Bool;
+  spread @4 :Bool;
+  labels @5 :List(LabelMatch);
+}
+
 struct ActorSpec {
   id @0 :UInt64;
   className @1 :Text;
@@ -52,6 +67,12 @@ struct ActorRow {
   pendingReason @12 :Text;
   attributes @13 :List(Pair);
   cause @14 :ErrorMessage;
+  name @15 :Text;
+  nameSpace @16 :Text;
+  detached @17 :Bool;
+  maxRestarts @18 :Int32;
+  maxTaskRetries @19 :Int32;
+  numRestarts @20 :UInt32;
 }
 
 struct NodeRow {
@@ -62,6 +83,24 @@ struct NodeRow {
   endpoint @4 :Text;
   total @5 :List(Amount);
   available @6 :List(Amount);
+  labels @7 :List(Pair);
+}
+
+struct GroupRow {
+  id @0 :UInt64;
+  job @1 :UInt64;
+  name @2 :Text;
+  nameSpace @3 :Text;
+  strategy @4 :UInt16;
+  state @5 :UInt16;
+  bundles @6 :List(Bundle);
+  pendingReason @7 :Text;
+  cause @8 :ErrorMessage;
+}
+
+struct Bundle {
+  resources @0 :List(Amount);
+  node @1 :UInt64;  # 0: it waits for one
 }
 
 struct WorkerRow {
@@ -96,6 +135,7 @@ struct RegisterNode {
   pid @2 :Int32;
   endpoint @3 :Text;
   resources @4 :List(Amount);
+  labels @5 :List(Pair);
 }
 
 struct RegisteredNode {
@@ -132,6 +172,51 @@ struct CreateGang {
   actors @2 :List(ActorSpec);
   launch @3 :Launch;
   refuseInfeasible @4 :Bool;
+  name @5 :Text;       # of a single actor
+  nameSpace @6 :Text;
+  handle @7 :Data;     # what those get who find it by name
+  getIfExists @8 :Bool;
+  detached @9 :Bool;
+  where @10 :Where;
+  maxRestarts @11 :Int32;
+  maxTaskRetries @12 :Int32;
+  birth @13 :Data;     # what it is made from when it is started again
+}
+
+struct KillActor {
+  actor @0 :UInt64;
+  restart @1 :Bool;    # as if its process had died
+}
+
+# From a worker that is to make its actor by itself; answered with FoundActor, whose handle is the birth.
+struct GetBirth {
+  worker @0 :UInt64;
+}
+
+struct CreateGroup {
+  id @0 :UInt64;
+  job @1 :UInt64;
+  name @2 :Text;
+  nameSpace @3 :Text;
+  strategy @4 :UInt16;
+  bundles @5 :List(Bundle);
+  labels @6 :List(LabelMatch);
+  detached @7 :Bool;
+}
+
+struct GroupRef {
+  group @0 :UInt64;
+}
+
+struct FindActor {
+  name @0 :Text;
+  nameSpace @1 :Text;
+}
+
+# Also the answer to CreateGang, empty there unless it found the one that exists.
+struct FoundActor {
+  row @0 :ActorRow;
+  handle @1 :Data;
 }
 
 struct SubmitJob {
@@ -182,7 +267,7 @@ struct SetAttributes {
 }
 
 struct ListRequest {
-  what @0 :UInt16;  # 0 actors, 1 nodes, 2 workers, 3 jobs
+  what @0 :UInt16;  # 0 actors, 1 nodes, 2 workers, 3 jobs, 4 placement groups
   job @1 :UInt64;   # 0: all
   after @2 :UInt64; # only rows whose id is greater: the next page
 }
@@ -193,6 +278,7 @@ struct ListReply {
   workers @2 :List(WorkerRow);
   jobs @3 :List(JobRow);
   last @4 :UInt64;  # ask again after this one; 0: that was all
+  groups @5 :List(GroupRow);
 }
 
 struct StatusReply {

@@ -73,6 +73,15 @@ void fill_pairs(Builder builder, const Pairs& pairs) {
   }
 }
 
+capnp::Data::Reader data_of(const std::string& bytes) {
+  return {reinterpret_cast<const capnp::byte*>(bytes.data()), bytes.size()};
+}
+
+std::string bytes_of(capnp::Data::Reader data) {
+  KJ_REQUIRE(data.size() <= GangSpec::kMaxBirth, "a client's own bytes are too many");
+  return {reinterpret_cast<const char*>(data.begin()), data.size()};
+}
+
 unsigned count(const auto& container) { return static_cast<unsigned>(container.size()); }
 
 // A cause is there when it says something.
@@ -112,6 +121,71 @@ Launch read_launch(wire::Launch::Reader m) {
   return out;
 }
 
+template <class Builder>
+void fill_labels(Builder builder, const std::vector<LabelMatch>& labels) {
+  for (unsigned i = 0; i < labels.size(); ++i) {
+    builder[i].setLabel(labels[i].label);
+    fill_texts(builder[i].initValues(count(labels[i].values)), labels[i].values);
+    builder[i].setNegated(labels[i].negated);
+  }
+}
+
+std::vector<LabelMatch> read_labels(capnp::List<wire::LabelMatch>::Reader list) {
+  check_size(list, 1000, "labels");
+  std::vector<LabelMatch> out;
+  for (const auto m : list) out.push_back({text(m.getLabel()), read_texts(m.getValues()), m.getNegated()});
+  return out;
+}
+
+void fill(wire::Where::Builder m, const Where& where) {
+  m.setGroup(where.group.value);
+  m.setBundle(where.bundle);
+  m.setNode(where.node.value);
+  m.setSoft(where.soft);
+  m.setSpread(where.spread);
+  fill_labels(m.initLabels(count(where.labels)), where.labels);
+}
+
+Where read_where(wire::Where::Reader m) {
+  return {GroupId{m.getGroup()}, m.getBundle(), NodeId{m.getNode()}, m.getSoft(), m.getSpread(), read_labels(m.getLabels())};
+}
+
+Strategy read_strategy(std::uint16_t raw) { return checked<Strategy>(raw, 4, "strategy"); }
+
+void fill(wire::GroupRow::Builder m, const GroupRow& row) {
+  m.setId(row.id.value);
+  m.setJob(row.job.value);
+  m.setName(row.name);
+  m.setNameSpace(row.name_space);
+  m.setStrategy(number(row.strategy));
+  m.setState(number(row.state));
+  auto bundles = m.initBundles(count(row.bundles));
+  for (unsigned i = 0; i < row.bundles.size(); ++i) {
+    fill_resources(bundles[i].initResources(count(row.bundles[i].all())), row.bundles[i]);
+    bundles[i].setNode(row.nodes.at(i).value);
+  }
+  m.setPendingReason(row.pending_reason);
+  fill_cause(m, row.cause);
+}
+
+GroupRow read_group(wire::GroupRow::Reader m) {
+  GroupRow row;
+  row.id = GroupId{m.getId()};
+  row.job = JobId{m.getJob()};
+  row.name = text(m.getName());
+  row.name_space = text(m.getNameSpace());
+  row.strategy = read_strategy(m.getStrategy());
+  row.state = checked<GroupState>(m.getState(), 4, "group state");
+  check_size(m.getBundles(), GroupSpec::kMaxBundles, "bundles");
+  for (const auto b : m.getBundles()) {
+    row.bundles.push_back(read_resources(b.getResources()));
+    row.nodes.push_back(NodeId{b.getNode()});
+  }
+  row.pending_reason = text(m.getPendingReason());
+  row.cause = read_cause(m);
+  return row;
+}
+
 void fill(wire::ActorRow::Builder m, const ActorRow& row) {
   m.setId(row.id.value);
   m.setClassName(row.class_name);
@@ -128,13 +202,19 @@ void fill(wire::ActorRow::Builder m, const ActorRow& row) {
   m.setPendingReason(row.pending_reason);
   fill_pairs(m.initAttributes(count(row.attributes)), row.attributes);
   fill_cause(m, row.cause);
+  m.setName(row.name);
+  m.setNameSpace(row.name_space);
+  m.setDetached(row.detached);
+  m.setMaxRestarts(row.max_restarts);
+  m.setMaxTaskRetries(row.max_task_retries);
+  m.setNumRestarts(row.num_restarts);
 }
 
 ActorRow read_actor(wire::ActorRow::Reader m) {
   ActorRow row;
   row.id = ActorId{m.getId()};
   row.class_name = text(m.getClassName());
-  row.state = checked<ActorState>(m.getState(), 4, "actor state");
+  row.state = checked<ActorState>(m.getState(), 5, "actor state");
   row.job = JobId{m.getJob()};
   row.node = NodeId{m.getNode()};
   row.worker = WorkerId{m.getWorker()};
@@ -147,6 +227,12 @@ ActorRow read_actor(wire::ActorRow::Reader m) {
   row.pending_reason = text(m.getPendingReason());
   row.attributes = read_map(m.getAttributes());
   row.cause = read_cause(m);
+  row.name = text(m.getName());
+  row.name_space = text(m.getNameSpace());
+  row.detached = m.getDetached();
+  row.max_restarts = m.getMaxRestarts();
+  row.max_task_retries = m.getMaxTaskRetries();
+  row.num_restarts = m.getNumRestarts();
   return row;
 }
 
@@ -158,6 +244,7 @@ void fill(wire::NodeRow::Builder m, const NodeRow& row) {
   m.setEndpoint(row.endpoint);
   fill_resources(m.initTotal(count(row.total.all())), row.total);
   fill_resources(m.initAvailable(count(row.available.all())), row.available);
+  fill_pairs(m.initLabels(count(row.labels)), row.labels);
 }
 
 NodeRow read_node(wire::NodeRow::Reader m) {
@@ -169,6 +256,7 @@ NodeRow read_node(wire::NodeRow::Reader m) {
   row.endpoint = text(m.getEndpoint());
   row.total = read_resources(m.getTotal());
   row.available = read_resources(m.getAvailable());
+  row.labels = read_map(m.getLabels());
   return row;
 }
 
@@ -248,12 +336,18 @@ Bytes to_bytes(const RegisterNode& v) {
     m.setPid(v.pid);
     m.setEndpoint(v.endpoint);
     fill_resources(m.initResources(count(v.resources.all())), v.resources);
+    fill_pairs(m.initLabels(count(v.labels)), v.labels);
   });
 }
 template <>
 Result<RegisterNode> from_bytes(const Bytes& bytes) {
   return read<wire::RegisterNode>(bytes, [](wire::RegisterNode::Reader m) {
-    return RegisterNode{NodeId{m.getId()}, text(m.getHost()), m.getPid(), text(m.getEndpoint()), read_resources(m.getResources())};
+    return RegisterNode{NodeId{m.getId()},
+                        text(m.getHost()),
+                        m.getPid(),
+                        text(m.getEndpoint()),
+                        read_resources(m.getResources()),
+                        read_map(m.getLabels())};
   });
 }
 
@@ -333,6 +427,15 @@ Bytes to_bytes(const GangSpec& v) {
     }
     fill(m.initLaunch(), v.launch);
     m.setRefuseInfeasible(v.refuse_infeasible);
+    m.setName(v.name);
+    m.setNameSpace(v.name_space);
+    m.setHandle(data_of(v.handle));
+    m.setGetIfExists(v.get_if_exists);
+    m.setDetached(v.detached);
+    fill(m.initWhere(), v.where);
+    m.setMaxRestarts(v.max_restarts);
+    m.setMaxTaskRetries(v.max_task_retries);
+    m.setBirth(data_of(v.birth));
   });
 }
 template <>
@@ -345,6 +448,19 @@ Result<GangSpec> from_bytes(const Bytes& bytes) {
     for (const auto a : m.getActors()) v.actors.push_back({ActorId{a.getId()}, text(a.getClassName()), read_resources(a.getResources())});
     v.launch = read_launch(m.getLaunch());
     v.refuse_infeasible = m.getRefuseInfeasible();
+    v.name = text(m.getName());
+    v.name_space = text(m.getNameSpace());
+    v.handle = bytes_of(m.getHandle());
+    KJ_REQUIRE(v.handle.size() <= GangSpec::kMaxHandle, "a handle is too long");
+    v.get_if_exists = m.getGetIfExists();
+    v.detached = m.getDetached();
+    v.where = read_where(m.getWhere());
+    v.max_restarts = m.getMaxRestarts();
+    v.max_task_retries = m.getMaxTaskRetries();
+    v.birth = bytes_of(m.getBirth());
+    KJ_REQUIRE(v.name.size() <= GangSpec::kMaxName && v.name_space.size() <= GangSpec::kMaxName, "a name is too long");
+    KJ_REQUIRE(v.actors.size() == 1 || (v.name.empty() && !v.detached && v.max_restarts == 0), "only a single actor has a name, is detached or restarts");
+    KJ_REQUIRE(v.max_restarts >= -1 && v.max_task_retries >= -1, "a negative count");
     return v;
   });
 }
@@ -385,6 +501,96 @@ Bytes to_bytes(const JobRef& v) {
 template <>
 Result<JobRef> from_bytes(const Bytes& bytes) {
   return read<wire::JobRef>(bytes, [](wire::JobRef::Reader m) { return JobRef{JobId{m.getJob()}}; });
+}
+
+Bytes to_bytes(const KillActor& v) {
+  return write<wire::KillActor>([&](wire::KillActor::Builder m) {
+    m.setActor(v.actor.value);
+    m.setRestart(v.restart);
+  });
+}
+template <>
+Result<KillActor> from_bytes(const Bytes& bytes) {
+  return read<wire::KillActor>(bytes, [](wire::KillActor::Reader m) { return KillActor{ActorId{m.getActor()}, m.getRestart()}; });
+}
+
+Bytes to_bytes(const GetBirth& v) {
+  return write<wire::GetBirth>([&](wire::GetBirth::Builder m) { m.setWorker(v.worker.value); });
+}
+template <>
+Result<GetBirth> from_bytes(const Bytes& bytes) {
+  return read<wire::GetBirth>(bytes, [](wire::GetBirth::Reader m) { return GetBirth{WorkerId{m.getWorker()}}; });
+}
+
+Bytes to_bytes(const GroupSpec& v) {
+  return write<wire::CreateGroup>([&](wire::CreateGroup::Builder m) {
+    m.setId(v.id.value);
+    m.setJob(v.job.value);
+    m.setName(v.name);
+    m.setNameSpace(v.name_space);
+    m.setStrategy(number(v.strategy));
+    auto bundles = m.initBundles(count(v.bundles));
+    for (unsigned i = 0; i < v.bundles.size(); ++i) {
+      fill_resources(bundles[i].initResources(count(v.bundles[i].all())), v.bundles[i]);
+    }
+    fill_labels(m.initLabels(count(v.labels)), v.labels);
+    m.setDetached(v.detached);
+  });
+}
+template <>
+Result<GroupSpec> from_bytes(const Bytes& bytes) {
+  return read<wire::CreateGroup>(bytes, [](wire::CreateGroup::Reader m) {
+    GroupSpec v;
+    v.id = GroupId{m.getId()};
+    v.job = JobId{m.getJob()};
+    v.name = text(m.getName());
+    v.name_space = text(m.getNameSpace());
+    v.strategy = read_strategy(m.getStrategy());
+    check_size(m.getBundles(), GroupSpec::kMaxBundles, "bundles");
+    for (const auto b : m.getBundles()) v.bundles.push_back(read_resources(b.getResources()));
+    v.labels = read_labels(m.getLabels());
+    v.detached = m.getDetached();
+    KJ_REQUIRE(v.name.size() <= GangSpec::kMaxName && v.name_space.size() <= GangSpec::kMaxName, "a name is too long");
+    return v;
+  });
+}
+
+Bytes to_bytes(const GroupRef& v) {
+  return write<wire::GroupRef>([&](wire::GroupRef::Builder m) { m.setGroup(v.group.value); });
+}
+template <>
+Result<GroupRef> from_bytes(const Bytes& bytes) {
+  return read<wire::GroupRef>(bytes, [](wire::GroupRef::Reader m) { return GroupRef{GroupId{m.getGroup()}}; });
+}
+
+Bytes to_bytes(const GroupRow& v) {
+  return write<wire::GroupRow>([&](wire::GroupRow::Builder m) { fill(m, v); });
+}
+template <>
+Result<GroupRow> from_bytes(const Bytes& bytes) {
+  return read<wire::GroupRow>(bytes, read_group);
+}
+
+Bytes to_bytes(const FindActor& v) {
+  return write<wire::FindActor>([&](wire::FindActor::Builder m) {
+    m.setName(v.name);
+    m.setNameSpace(v.name_space);
+  });
+}
+template <>
+Result<FindActor> from_bytes(const Bytes& bytes) {
+  return read<wire::FindActor>(bytes, [](wire::FindActor::Reader m) { return FindActor{text(m.getName()), text(m.getNameSpace())}; });
+}
+
+Bytes to_bytes(const FoundActor& v) {
+  return write<wire::FoundActor>([&](wire::FoundActor::Builder m) {
+    fill(m.initRow(), v.row);
+    m.setHandle(data_of(v.handle));
+  });
+}
+template <>
+Result<FoundActor> from_bytes(const Bytes& bytes) {
+  return read<wire::FoundActor>(bytes, [](wire::FoundActor::Reader m) { return FoundActor{read_actor(m.getRow()), bytes_of(m.getHandle())}; });
 }
 
 Bytes to_bytes(const ActorRef& v) {
@@ -460,7 +666,7 @@ Bytes to_bytes(const ListRequest& v) {
 template <>
 Result<ListRequest> from_bytes(const Bytes& bytes) {
   return read<wire::ListRequest>(bytes, [](wire::ListRequest::Reader m) {
-    return ListRequest{checked<ListRequest::What>(m.getWhat(), 4, "kind of list"), JobId{m.getJob()}, m.getAfter()};
+    return ListRequest{checked<ListRequest::What>(m.getWhat(), 5, "kind of list"), JobId{m.getJob()}, m.getAfter()};
   });
 }
 
@@ -470,14 +676,16 @@ Bytes to_bytes(const ListReply& v) {
     fill_rows(m.initNodes(count(v.nodes)), v.nodes);
     fill_rows(m.initWorkers(count(v.workers)), v.workers);
     fill_rows(m.initJobs(count(v.jobs)), v.jobs);
+    fill_rows(m.initGroups(count(v.groups)), v.groups);
     m.setLast(v.last);
   });
 }
 template <>
 Result<ListReply> from_bytes(const Bytes& bytes) {
   return read<wire::ListReply>(bytes, [](wire::ListReply::Reader m) {
-    return ListReply{read_rows<ActorRow>(m.getActors(), read_actor), read_rows<NodeRow>(m.getNodes(), read_node),
-                     read_rows<WorkerRow>(m.getWorkers(), read_worker), read_rows<JobRow>(m.getJobs(), read_job), m.getLast()};
+    return ListReply{read_rows<ActorRow>(m.getActors(), read_actor),    read_rows<NodeRow>(m.getNodes(), read_node),
+                     read_rows<WorkerRow>(m.getWorkers(), read_worker), read_rows<JobRow>(m.getJobs(), read_job),
+                     read_rows<GroupRow>(m.getGroups(), read_group),    m.getLast()};
   });
 }
 

@@ -24,8 +24,8 @@ enum class Method : std::uint16_t {
   kWorkerUpdate = 3,  // notice
   kEndDriver = 4,     // notice from a driver that leaves in order: JobRef
   kRegisterDriver = 5,
-  kCreateGang = 6,     // answered when accepted; ActorUpdate notices follow
-  kKillActor = 7,      // ActorRef
+  kCreateGang = 6,     // answered when accepted, with FoundActor if it was to get the one that exists; ActorUpdate notices follow
+  kKillActor = 7,      // KillActor
   kHostActor = 8,      // answered when the gang is complete
   kSetAttributes = 9,  // notice
   kSubmitJob = 10,     // JobRef; JobUpdate notices follow
@@ -35,10 +35,17 @@ enum class Method : std::uint16_t {
   kShutdown = 14,
   kWatchJob = 15,    // JobRef: JobUpdate notices follow
   kWatchActor = 16,  // ActorRef: the row now, ActorUpdate notices follow
+  kFindActor = 17,   // FindActor: likewise
+  kCreateGroup = 18,  // answered when accepted; GroupUpdate notices follow
+  kRemoveGroup = 19,  // notice, GroupRef
+  kWatchGroup = 20,   // GroupRef: the row now, GroupUpdate notices follow
+  kFindGroup = 21,    // FindActor: likewise
+  kGetBirth = 22,     // GetBirth
   // from the head to a client, notices
   kActorUpdate = 30,  // ActorRow
   kJobUpdate = 31,    // JobRow
   kWarning = 32,
+  kGroupUpdate = 33,  // GroupRow
   // to a node
   kStartWorker = 50,
   kStopWorker = 51,
@@ -75,6 +82,7 @@ struct RegisterNode {
   pid_t pid = 0;
   std::string endpoint;
   Resources resources;
+  std::map<std::string, std::string> labels;
 };
 struct RegisteredNode {
   std::string session;
@@ -110,6 +118,23 @@ struct JobRef {
 struct ActorRef {
   ActorId actor;
 };
+struct KillActor {
+  ActorId actor;
+  bool restart = false;
+};
+struct GetBirth {
+  WorkerId worker;
+};
+struct GroupRef {
+  GroupId group;
+};
+struct FindActor {
+  std::string name, name_space;
+};
+struct FoundActor {
+  ActorRow row;
+  std::string handle;
+};
 struct HostActor {
   ActorId actor;
   std::string class_name;
@@ -132,7 +157,7 @@ struct SetAttributes {
   std::map<std::string, std::string> attributes;
 };
 struct ListRequest {
-  enum class What : std::uint16_t { kActors, kNodes, kWorkers, kJobs };
+  enum class What : std::uint16_t { kActors, kNodes, kWorkers, kJobs, kGroups };
   What what = What::kActors;
   JobId job;
   std::uint64_t after = 0;  // an id: only rows behind it
@@ -142,6 +167,7 @@ struct ListReply {
   std::vector<NodeRow> nodes;
   std::vector<WorkerRow> workers;
   std::vector<JobRow> jobs;
+  std::vector<GroupRow> groups;
   std::uint64_t last = 0;  // the id to ask again after; 0: that was all
 };
 struct Warning {
@@ -222,6 +248,13 @@ Bytes to_bytes(const JobSpec& m);
 Bytes to_bytes(const StopJob& m);
 Bytes to_bytes(const JobRef& m);
 Bytes to_bytes(const ActorRef& m);
+Bytes to_bytes(const KillActor& m);
+Bytes to_bytes(const GetBirth& m);
+Bytes to_bytes(const GroupSpec& m);
+Bytes to_bytes(const GroupRef& m);
+Bytes to_bytes(const GroupRow& m);
+Bytes to_bytes(const FindActor& m);
+Bytes to_bytes(const FoundActor& m);
 Bytes to_bytes(const HostActor& m);
 Bytes to_bytes(const HostedActor& m);
 Bytes to_bytes(const SetAttributes& m);
@@ -259,6 +292,7 @@ Result<ListReply> list_all(ListRequest request, const Ask& ask) {
     append(out.nodes, page.nodes);
     append(out.workers, page.workers);
     append(out.jobs, page.jobs);
+    append(out.groups, page.groups);
     request.after = page.last;
   } while (request.after != 0);
   return out;

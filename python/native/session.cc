@@ -130,6 +130,72 @@ nb::dict resources_dict(const actors::Resources& r) {
 
 nb::object cause_of(const std::optional<Error>& cause) { return cause ? nb::object(nb::cast(cause->to_string())) : nb::none(); }
 
+std::vector<actors::LabelMatch> labels_of(const nb::handle& labels) {
+  std::vector<actors::LabelMatch> out;
+  for (auto& [label, values, negated] : nb::cast<std::vector<std::tuple<std::string, std::vector<std::string>, bool>>>(labels)) {
+    out.push_back({label, values, negated});
+  }
+  return out;
+}
+
+actors::Strategy strategy_of(const std::string& name) {
+  for (const auto s : {actors::Strategy::kPack, actors::Strategy::kSpread, actors::Strategy::kStrictPack, actors::Strategy::kStrictSpread}) {
+    if (name == actors::to_string(s)) return s;
+  }
+  throw nb::value_error("a strategy is PACK, SPREAD, STRICT_PACK or STRICT_SPREAD");
+}
+
+actors::Where where_of(const nb::dict& d) {
+  actors::Where w;
+  const auto id = [&](const char* key) { return d.contains(key) ? parse_hex(nb::cast<std::string>(d[key])).value_or(0) : 0; };
+  const auto flag = [&](const char* key) { return d.contains(key) && nb::cast<bool>(d[key]); };
+  w.group = GroupId{id("group")};
+  if (d.contains("bundle")) w.bundle = nb::cast<int>(d["bundle"]);
+  w.node = NodeId{id("node")};
+  w.soft = flag("soft");
+  w.spread = flag("spread");
+  if (d.contains("labels")) w.labels = labels_of(d["labels"]);
+  return w;
+}
+
+nb::dict group_dict(const actors::GroupRow& r) {
+  nb::dict d;
+  d["id"] = to_string(r.id);
+  d["job"] = to_string(r.job);
+  d["name"] = r.name;
+  d["namespace"] = r.name_space;
+  d["strategy"] = actors::to_string(r.strategy);
+  d["state"] = actors::to_string(r.state);
+  nb::list bundles, nodes;
+  for (const auto& b : r.bundles) bundles.append(resources_dict(b));
+  for (const NodeId n : r.nodes) nodes.append(n ? to_string(n) : std::string());
+  d["bundles"] = bundles;
+  d["nodes"] = nodes;
+  d["pending_reason"] = r.pending_reason;
+  d["cause"] = cause_of(r.cause);
+  return d;
+}
+
+actors::GangSpec gang_of(Session& session, const std::string& class_name, std::size_t count, const std::map<std::string, double>& each,
+                         const nb::dict& launch, const nb::dict& where) {
+  actors::GangSpec spec;
+  spec.id = session.new_id<GangId>();
+  spec.job = session.job();
+  const auto resources = unwrap(actors::Resources::of(each));
+  for (std::size_t i = 0; i < count; ++i) spec.actors.push_back({session.new_id<ActorId>(), class_name, resources});
+  spec.launch = launch_of(launch);
+  spec.where = where_of(where);
+  return spec;
+}
+
+std::optional<actors::FoundActor> create(Session& session, const actors::GangSpec& spec) {
+  auto created = [&] {
+    const nb::gil_scoped_release release;
+    return session.create_gang(spec);
+  }();
+  return unwrap(std::move(created));
+}
+
 nb::list rows_of(const actors::ListReply& reply) {
   nb::list out;
   for (const auto& r : reply.actors) {
@@ -143,6 +209,11 @@ nb::list rows_of(const actors::ListReply& reply) {
     d["rank"] = r.rank;
     d["world_size"] = r.world_size;
     d["generation"] = r.generation;
+    d["name"] = r.name;
+    d["namespace"] = r.name_space;
+    d["detached"] = r.detached;
+    d["num_restarts"] = r.num_restarts;
+    d["max_restarts"] = r.max_restarts;
     d["attributes"] = r.attributes;
     d["pending_reason"] = r.pending_reason;
     d["cause"] = cause_of(r.cause);
@@ -156,8 +227,10 @@ nb::list rows_of(const actors::ListReply& reply) {
     d["pid"] = r.pid;
     d["total"] = resources_dict(r.total);
     d["available"] = resources_dict(r.available);
+    d["labels"] = r.labels;
     out.append(d);
   }
+  for (const auto& r : reply.groups) out.append(group_dict(r));
   for (const auto& r : reply.workers) {
     nb::dict d;
     d["id"] = to_string(r.id);
@@ -199,6 +272,12 @@ std::unique_ptr<PySession> open_session(const std::string& token, const std::str
     return Session::open(std::move(o));
   }();
   return std::make_unique<PySession>(unwrap(std::move(session)));
+}
+
+// What publish returned.
+std::pair<JobId, ObjectId> object_id(const std::string& hex) {
+  const std::string job = hex.substr(0, 16), object = hex.size() > 16 ? hex.substr(16) : "";
+  return {JobId{parse_hex(job).value_or(0)}, ObjectId{parse_hex(object).value_or(0)}};
 }
 
 ActorId actor_id(const std::string& hex) { return ActorId{parse_hex(hex).value_or(0)}; }
@@ -252,26 +331,113 @@ void bind_session(nb::module_& m) {
       .def(
           "create_gang",
           [](PySession& s, const std::string& class_name, std::size_t count, const std::map<std::string, double>& each,
-             const nb::dict& launch, bool refuse_infeasible) {
-            Session& session = s.get();
-            actors::GangSpec spec;
-            spec.id = session.new_id<GangId>();
-            spec.job = session.job();
-            const auto resources = unwrap(actors::Resources::of(each));
-            for (std::size_t i = 0; i < count; ++i) spec.actors.push_back({session.new_id<ActorId>(), class_name, resources});
-            spec.launch = launch_of(launch);
+             const nb::dict& launch, bool refuse_infeasible, const nb::dict& where) {
+            actors::GangSpec spec = gang_of(s.get(), class_name, count, each, launch, where);
             spec.refuse_infeasible = refuse_infeasible;
-            const auto created = [&] {
-              const nb::gil_scoped_release release;
-              return session.create_gang(spec);
-            }();
-            unwrap(created);
+            create(s.get(), spec);
             std::vector<std::string> ids;
             for (const auto& a : spec.actors) ids.push_back(to_string(a.id));
             return ids;
           },
           nb::arg("class_name"), nb::arg("count"), nb::arg("resources"), nb::arg("launch"), nb::arg("refuse_infeasible") = false,
-          "Ids of `count` actors that are placed together or not at all, each in a process of its own.")
+          nb::arg("where") = nb::dict(), "Ids of `count` actors that are placed together or not at all, each in a process of its own.")
+      .def(
+          "new_actor_id", [](PySession& s) { return to_string(s.get().new_id<ActorId>()); }, "For create_actor.")
+      .def(
+          "create_actor",
+          [](PySession& s, const std::string& id, const std::string& class_name, const std::map<std::string, double>& resources,
+             const nb::dict& launch, const std::string& name, const std::string& name_space, const nb::bytes& handle, bool get_if_exists,
+             bool detached, const nb::dict& where, int max_restarts, int max_task_retries, const nb::bytes& birth)
+              -> std::optional<nb::bytes> {
+            actors::GangSpec spec = gang_of(s.get(), class_name, 1, resources, launch, where);
+            spec.actors[0].id = actor_id(id);
+            spec.name = name;
+            spec.name_space = name_space;
+            spec.handle = std::string(handle.c_str(), handle.size());
+            spec.get_if_exists = get_if_exists;
+            spec.detached = detached;
+            spec.max_restarts = max_restarts;
+            spec.max_task_retries = max_task_retries;
+            spec.birth = std::string(birth.c_str(), birth.size());
+            const auto exists = create(s.get(), spec);
+            if (!exists) return std::nullopt;
+            return nb::bytes(exists->handle.data(), exists->handle.size());
+          },
+          nb::arg("id"), nb::arg("class_name"), nb::arg("resources"), nb::arg("launch"), nb::kw_only(), nb::arg("name") = "",
+          nb::arg("name_space") = "", nb::arg("handle") = nb::bytes("", 0), nb::arg("get_if_exists") = false, nb::arg("detached") = false,
+          nb::arg("where") = nb::dict(), nb::arg("max_restarts") = 0, nb::arg("max_task_retries") = 0, nb::arg("birth") = nb::bytes("", 0),
+          "An actor of this id, or (get_if_exists) the handle of the living one of its name: then the id names nobody.")
+      .def(
+          "find_actor",
+          [](PySession& s, const std::string& name, const std::string& name_space) {
+            auto found = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().find_actor({name, name_space});
+            }();
+            const auto v = unwrap(std::move(found));
+            return nb::bytes(v.handle.data(), v.handle.size());
+          },
+          nb::arg("name"), nb::arg("name_space"), "The handle of the living actor of this name.")
+      .def(
+          "create_group",
+          [](PySession& s, const std::vector<std::map<std::string, double>>& bundles, const std::string& strategy, const std::string& name,
+             const std::string& name_space, bool detached, const nb::list& labels) {
+            Session& session = s.get();
+            actors::GroupSpec spec;
+            spec.id = session.new_id<GroupId>();
+            spec.job = session.job();
+            spec.name = name;
+            spec.name_space = name_space;
+            spec.detached = detached;
+            spec.labels = labels_of(labels);
+            for (const auto& b : bundles) spec.bundles.push_back(unwrap(actors::Resources::of(b)));
+            spec.strategy = strategy_of(strategy);
+            const auto created = [&] {
+              const nb::gil_scoped_release release;
+              return session.create_group(spec);
+            }();
+            unwrap(created);
+            return to_string(spec.id);
+          },
+          nb::arg("bundles"), nb::arg("strategy"), nb::arg("name"), nb::arg("name_space"), nb::arg("detached"), nb::arg("labels"),
+          "Id of a placement group that is, or will be, reserved.")
+      .def(
+          "group_ready",
+          [](PySession& s, const std::string& group, const nb::bytes& value) {
+            auto v = unwrap(Value::make({span_of(value)}));
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            return Ref(session.group_ready(GroupId{parse_hex(group).value_or(0)}, std::move(v)));
+          },
+          nb::arg("group"), nb::arg("value"), "A reference to `value` (one that has no buffers) that is ready when the group is.")
+      .def(
+          "remove_group",
+          [](PySession& s, const std::string& group) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.remove_group(GroupId{parse_hex(group).value_or(0)});
+          },
+          nb::arg("group"))
+      .def(
+          "group",
+          [](PySession& s, const std::string& group) {
+            auto row = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().group(GroupId{parse_hex(group).value_or(0)});
+            }();
+            return group_dict(unwrap(std::move(row)));
+          },
+          nb::arg("group"), "What the head knows of it.")
+      .def(
+          "find_group",
+          [](PySession& s, const std::string& name, const std::string& name_space) {
+            auto row = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().find_group({name, name_space});
+            }();
+            return group_dict(unwrap(std::move(row)));
+          },
+          nb::arg("name"), nb::arg("name_space"))
       .def(
           "know",
           [](PySession& s, const std::string& actor, const std::string& class_name) {
@@ -299,14 +465,25 @@ void bind_session(nb::module_& m) {
           nb::arg("actor"), nb::arg("method"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"))
       .def(
           "kill",
-          [](PySession& s, const std::string& actor) {
+          [](PySession& s, const std::string& actor, bool restart) {
             const auto killed = [&] {
               const nb::gil_scoped_release release;
-              return s.get().kill(actor_id(actor));
+              return s.get().kill(actor_id(actor), restart);
             }();
             unwrap(killed);
           },
-          nb::arg("actor"))
+          nb::arg("actor"), nb::arg("restart") = false)
+      .def(
+          "birth",
+          [](PySession& s) {
+            auto found = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().birth();
+            }();
+            const auto v = unwrap(std::move(found));
+            return nb::bytes(v.handle.data(), v.handle.size());
+          },
+          "What the actor that this process is to make by itself is made from.")
       .def(
           "dead",
           [](PySession& s, const std::string& actor) {
@@ -320,8 +497,8 @@ void bind_session(nb::module_& m) {
           [](PySession& s, const std::string& what) {
             using What = actors::ListRequest::What;
             const std::map<std::string, What> kinds = {
-                {"actors", What::kActors}, {"nodes", What::kNodes}, {"workers", What::kWorkers}, {"jobs", What::kJobs}};
-            if (!kinds.contains(what)) throw nb::value_error("actors, nodes, workers or jobs");
+                {"actors", What::kActors}, {"nodes", What::kNodes}, {"workers", What::kWorkers}, {"jobs", What::kJobs}, {"groups", What::kGroups}};
+            if (!kinds.contains(what)) throw nb::value_error("actors, nodes, workers, jobs or groups");
             auto reply = [&] {
               const nb::gil_scoped_release release;
               return s.get().list(kinds.at(what));
@@ -382,15 +559,17 @@ void bind_session(nb::module_& m) {
             const auto id = session.new_id<ObjectId>();
             const nb::gil_scoped_release release;
             session.publish(id, ref.future());
-            return to_string(id);
+            return to_string(session.job()) + to_string(id);
           },
-          nb::arg("ref"), "Gives a value to the node, so that other processes can fetch it by the id that is returned.")
+          nb::arg("ref"),
+          "Gives a value to the node, so that other processes, of other jobs too, can fetch it by the id (32 digits) that is returned.")
       .def(
           "fetch",
           [](PySession& s, const std::string& id, const std::string& owner) {
             Session& session = s.get();
             const nb::gil_scoped_release release;
-            return Ref(session.fetch(ObjectId{parse_hex(id).value_or(0)}, WorkerId{parse_hex(owner).value_or(0)}));
+            const auto [job, object] = object_id(id);
+            return Ref(session.fetch(job, object, WorkerId{parse_hex(owner).value_or(0)}));
           },
           nb::arg("id"), nb::arg("owner"))
       .def(
@@ -398,7 +577,7 @@ void bind_session(nb::module_& m) {
           [](PySession& s, const std::string& id) {
             Session& session = s.get();
             const nb::gil_scoped_release release;
-            session.drop(ObjectId{parse_hex(id).value_or(0)});
+            session.drop(object_id(id).second);
           },
           nb::arg("id"))
 

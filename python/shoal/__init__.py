@@ -4,6 +4,7 @@
 extension there, one package).
 """
 
+import importlib
 from pkgutil import extend_path
 
 # Lets `shoal._native` be found in bazel-bin; does nothing in an installed wheel.
@@ -24,7 +25,15 @@ from shoal._client import (
     wait,
 )
 from shoal._native import __version__
-from shoal._remote import remote
+from shoal._remote import get_actor, remote
+
+
+
+def __getattr__(name: str):
+    if name != "util":
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    return importlib.import_module("shoal.util")
+
 
 __all__ = [
     "ObjectRef",
@@ -33,6 +42,7 @@ __all__ = [
     "cluster_resources",
     "exceptions",
     "get",
+    "get_actor",
     "init",
     "is_initialized",
     "kill",

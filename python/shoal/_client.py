@@ -72,14 +72,17 @@ def init(
     include_dashboard: bool | None = None,
     logging_level: Any = None,
     object_store_memory: int | None = None,
+    namespace: str | None = None,
 ):
     """Connects this process to a cluster.
 
     ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head, ``"auto"`` for the latest of this user that was started to be shared
     (``shoal start``), ``"local"`` or None for ``$SHOAL_ADDRESS`` or else a cluster of its own that ends with this process. ``num_cpus``,
     ``num_gpus``, ``memory`` (bytes) and ``resources`` are what that cluster offers (CPUs are logical). Raises Unavailable when nobody
-    answers, InvalidArgument when the token is refused.
+    answers, InvalidArgument when the token is refused. ``namespace``: of the names of actors; default one of this job's own.
     """
+    if namespace is not None and (not isinstance(namespace, str) or not namespace):
+        raise TypeError(f"a namespace is a str that is not empty, not {namespace!r}")
     if state.session is not None:
         if ignore_reinit_error:
             return
@@ -93,6 +96,7 @@ def init(
     wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory, "resources": resources}
     if address is None and started_by_node():
         attach_worker()
+        state.namespace = namespace or state.namespace
         return
     address = address or os.environ.get("SHOAL_ADDRESS") or "local"
     if address != "local":
@@ -100,14 +104,14 @@ def init(
         if given:
             raise InvalidArgument(f"{', '.join(given)} cannot be set when connecting to a running cluster ({address})")
         folder, head = _native.find_session(address, os.environ.get("SHOAL_HOME", ""))
-        _open(read_token(folder), head, log_to_driver)
+        _open(read_token(folder), head, log_to_driver, namespace)
         return
     offers = {"CPU": num_cpus if num_cpus is not None else len(os.sched_getaffinity(0)), "GPU": num_gpus or 0}
     offers["memory"] = memory if memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     offers.update(resources or {})
     process, said = start_local(offers)
     try:
-        _open(read_token(said["session"]), said["head_local"], log_to_driver)
+        _open(read_token(said["session"]), said["head_local"], log_to_driver, namespace)
     except BaseException:
         process.kill()
         process.wait()
@@ -115,9 +119,10 @@ def init(
     state.cluster = process
 
 
-def _open(token: str, head: str, log_to_driver: bool) -> None:
+def _open(token: str, head: str, log_to_driver: bool, namespace: str | None) -> None:
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "interactive"
     state.session = _native.Session.open(token=token, head=head, name=name, print_logs=log_to_driver)
+    state.namespace = namespace or state.session.job
 
 
 def shutdown() -> None:
@@ -197,12 +202,12 @@ def wait(
 
 
 def kill(actor, *, no_restart: bool = True) -> None:
-    """Ends an actor at once; calls on it fail with ActorDiedError."""
-    del no_restart  # actors are not restarted in this release
+    """Ends an actor at once; calls on it fail with ActorDiedError. With ``no_restart=False`` one that has ``max_restarts`` left only loses
+    its process."""
     actor_id = getattr(actor, "_actor_id", None)
     if actor_id is None:
         raise TypeError(f"kill() takes an actor handle, not {type(actor).__name__}")
-    _session().kill(actor_id)
+    _session().kill(actor_id, not no_restart)
 
 
 def nodes() -> list[dict[str, Any]]:

@@ -5,33 +5,49 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import pickle
 import site
 import sys
 import sysconfig
 from typing import Any
 
 from shoal import _native, _serialize
-from shoal._client import ObjectRef
+from shoal._client import ObjectRef, get, put
+from shoal._placement import PLACEMENT_OPTIONS, where
 from shoal._runtime import _package_path, state
 from shoal._runtime import session as _session
-from shoal.exceptions import Unimplemented
+from shoal.exceptions import InvalidArgument, Unimplemented
 
-__all__ = ["ActorClass", "ActorHandle", "RemoteFunction", "create_gang", "remote"]
+__all__ = ["ActorClass", "ActorHandle", "RemoteFunction", "create_gang", "get_actor", "list_named_actors", "remote"]
 
 _OPTIONS = {"num_cpus", "num_gpus", "memory", "resources"}
+_ACTOR_OPTIONS = {"name", "namespace", "lifetime", "get_if_exists", "max_restarts", "max_task_retries"}
+_KNOWN = _OPTIONS | _ACTOR_OPTIONS | PLACEMENT_OPTIONS
 _RAYS_OTHERS = {
-    "name", "namespace", "lifetime", "get_if_exists", "max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups",
-    "max_pending_calls", "num_returns", "max_retries", "retry_exceptions", "max_calls", "scheduling_strategy", "runtime_env",
-    "label_selector", "accelerator_type", "placement_group",
+    "max_concurrency", "concurrency_groups",
+    "max_pending_calls", "num_returns", "max_retries", "retry_exceptions", "max_calls", "runtime_env", "accelerator_type",
 }  # fmt: skip
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if name in _RAYS_OTHERS:
-            raise Unimplemented(f"the option {name} of shoal.remote is not in this release", hint=f"use {', '.join(sorted(_OPTIONS))}")
-        if name not in _OPTIONS:
-            raise TypeError(f"unknown option {name}; there are {', '.join(sorted(_OPTIONS))}")
+            raise Unimplemented(f"the option {name} of shoal.remote is not in this release", hint=f"use {', '.join(sorted(_KNOWN))}")
+        if name not in _KNOWN:
+            raise TypeError(f"unknown option {name}; there are {', '.join(sorted(_KNOWN))}")
+    for name in ("name", "namespace"):
+        if options.get(name) is not None and (not isinstance(options[name], str) or not options[name]):
+            raise (TypeError if not isinstance(options[name], str) else ValueError)(
+                f"the {name} of an actor is a str that is not empty, not {options[name]!r}"
+            )
+    for name in ("max_restarts", "max_task_retries"):
+        count = options.get(name, 0)
+        if not isinstance(count, int) or isinstance(count, bool) or count < -1:
+            raise ValueError(f"{name} is an int, -1 for always, not {count!r}")
+    if options.get("max_task_retries") and options.get("max_restarts", 1) == 0:
+        raise ValueError("max_task_retries needs max_restarts: a call can be made again only on an actor that is started again")
+    if options.get("lifetime") not in (None, "detached", "non_detached"):
+        raise ValueError(f"lifetime is 'detached', 'non_detached' or None, not {options['lifetime']!r}")
     if not isinstance(options.get("resources") or {}, dict):
         raise TypeError(f"resources is a dict of amounts by name, not {type(options['resources']).__name__}")
     return options
@@ -56,7 +72,7 @@ def launch(*, torch: bool = False, env: dict[str, str] | None = None) -> dict[st
         "program": sys.executable,
         "torch": torch,
         "cwd": os.getcwd(),
-        "env": list((env or {}).items()),
+        "env": list({"SHOAL_NAMESPACE": state.namespace, **(env or {})}.items()),
         "python_path": list(dict.fromkeys(script + ours + added)),
     }
 
@@ -161,14 +177,15 @@ def create_gang(
     refuse_infeasible: bool = False,
     env: dict[str, str] | None = None,
     name: str = "",
+    placed: dict[str, Any] | None = None,
 ) -> list[ActorHandle]:
     """``count`` actors of one class, placed together or not at all, by rank. Each is constructed with the same arguments.
-    ``name`` is what people read (default: the class's)."""
+    ``name`` is what people read (default: the class's), ``placed`` where they may go (of ``_placement.where``)."""
     name = name or cls.__name__
     session = _session()
     methods = _methods_of(cls)
     packed = _pack((cls, tuple(args), dict(kwargs or {})), {})  # what cannot travel shall not leave actors behind
-    ids = session.create_gang(name, count, resources, launch(torch=torch, env=env), refuse_infeasible)
+    ids = session.create_gang(name, count, resources, launch(torch=torch, env=env), refuse_infeasible, placed or {})
     try:
         return [ActorHandle(i, name, methods, ObjectRef(session.call(i, "__init__", *packed), name)) for i in ids]
     except BaseException:
@@ -176,6 +193,53 @@ def create_gang(
             with contextlib.suppress(Exception):
                 session.kill(i)
         raise
+
+
+_MAX_BIRTH_BYTES = 1 << 19  # of actors/cluster/cluster.h
+
+
+def _birth(cls: type, args: tuple, kwargs: dict) -> bytes:
+    """What an actor is made from when it is started again. References among its arguments stay references, and large arguments become
+    some."""
+
+    def packed(value) -> tuple[bytes, list[bytes]]:
+        head, buffers = _serialize.dumps(value)
+        return bytes(head), [bytes(b) for b in buffers]
+
+    out = pickle.dumps(packed((cls, args, kwargs)))
+    if len(out) > _MAX_BIRTH_BYTES:
+        args = tuple(a if isinstance(a, ObjectRef) else put(a) for a in args)
+        kwargs = {k: a if isinstance(a, ObjectRef) else put(a) for k, a in kwargs.items()}
+        out = pickle.dumps(packed((cls, args, kwargs)))
+    if len(out) > _MAX_BIRTH_BYTES:
+        raise InvalidArgument(
+            f"the class {cls.__name__} travels as {len(out)} bytes; one that is started again may have {_MAX_BIRTH_BYTES}",
+            hint="define it in a module that workers can import, without large values around it",
+        )
+    return out
+
+
+def born_again(birth: bytes) -> tuple[type, Any]:
+    """(class, instance) of an actor that is started again."""
+    head, buffers = pickle.loads(birth)
+    cls, args, kwargs = _serialize.loads(head, buffers)
+    args = [get(a) if isinstance(a, ObjectRef) else a for a in args]
+    return cls, cls(*args, **{k: get(a) if isinstance(a, ObjectRef) else a for k, a in kwargs.items()})
+
+
+def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
+    """The living actor of this name. ValueError (ActorNotFound) when there is none in the namespace (default: this job's)."""
+    if not isinstance(name, str) or not name:
+        raise (TypeError if not isinstance(name, str) else ValueError)(f"the name of an actor is a str that is not empty, not {name!r}")
+    return _serialize.loads(_session().find_actor(name, namespace or state.namespace), [])
+
+
+def list_named_actors(all_namespaces: bool = False) -> list[str] | list[dict[str, str]]:
+    """Names of living actors in this job's namespace, or ``{"name", "namespace"}`` of all there are."""
+    named = [r for r in _session().list("actors") if r["name"] and r["state"] != "DEAD"]
+    if all_namespaces:
+        return [{"name": r["name"], "namespace": r["namespace"]} for r in named]
+    return [r["name"] for r in named if r["namespace"] == state.namespace]
 
 
 class ActorClass:
@@ -190,7 +254,38 @@ class ActorClass:
         return ActorClass(self._cls, {**self._options, **_check_options(options)})
 
     def remote(self, *args, **kwargs) -> ActorHandle:
-        return create_gang(self._cls, 1, args, kwargs, resources=_resources(self._options, 0))[0]
+        """An actor. With ``name`` others find it with ``get_actor``; ``lifetime="detached"``: it outlives its job."""
+        options = self._options
+        if options.get("get_if_exists") and not options.get("name"):
+            raise ValueError("get_if_exists needs the name of the actor to get")
+        placed, env = where(options)
+        restarts = options.get("max_restarts", 0)
+        if not options.get("name") and options.get("lifetime") != "detached" and not restarts:
+            return create_gang(self._cls, 1, args, kwargs, resources=_resources(options, 0), placed=placed, env=env)[0]
+        session = _session()
+        packed = _pack((self._cls, tuple(args), dict(kwargs)), {})
+        handle = ActorHandle(session.new_actor_id(), self.__name__, self._methods)
+        exists = session.create_actor(
+            handle._actor_id,
+            self.__name__,
+            _resources(options, 0),
+            launch(env={**env, "SHOAL_NAMESPACE": options.get("namespace") or state.namespace}),
+            name=options.get("name") or "",
+            name_space=options.get("namespace") or state.namespace,
+            handle=_serialize.dumps(handle)[0],
+            get_if_exists=bool(options.get("get_if_exists")),
+            detached=options.get("lifetime") == "detached",
+            where=placed,
+            max_restarts=restarts,
+            max_task_retries=options.get("max_task_retries", 0) if restarts else 0,
+            birth=_birth(self._cls, args, kwargs) if restarts else b"",
+        )
+        if exists is not None:
+            return _serialize.loads(exists, [])
+        handle._created = ObjectRef(session.call(handle._actor_id, "__init__", *packed), self.__name__)
+        if options.get("lifetime") == "detached":
+            state.births = [r for r in state.births if not r.ready] + [handle._created._ref]
+        return handle
 
     def __call__(self, *args, **kwargs):
         raise TypeError(f"make an actor with {self.__name__}.remote(...)")
@@ -217,7 +312,7 @@ class RemoteFunction:
         _session()
         if state.functions is None:
             state.functions = FunctionPool()
-        return state.functions.submit(self._function, self.__name__, _resources(self._options, 1), args, kwargs)
+        return state.functions.submit(self._function, self.__name__, _resources(self._options, 1), where(self._options), args, kwargs)
 
     def __call__(self, *args, **kwargs):
         raise TypeError(f"call {self.__name__}.remote(...), or the plain function")

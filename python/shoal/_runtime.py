@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,9 +30,16 @@ class _State:
     ending: list = field(default_factory=list)  # called before the session closes
     forked: bool = False  # from a process that had a session
     parent: int = 0  # a process whose forked children end with it
+    births: list = field(default_factory=list)  # of detached actors: they are made even if this process ends right then
+    namespace: str = ""  # of the names of actors that this process makes and looks for
+
+    def forget(self) -> None:
+        """There is no session any more."""
+        self.session, self.cluster, self.functions, self.ending, self.births = None, None, None, [], []
 
 
 state = _State()
+_BIRTH_S = 10.0
 
 
 def binary() -> str:
@@ -127,6 +135,7 @@ def attach_worker() -> _native.Session:
         job=env["SHOAL_JOB_ID"],
         role=f"rank {env['RANK']}" if "RANK" in env else "worker",
     )
+    state.namespace = env.get("SHOAL_NAMESPACE", state.session.job)
     return state.session
 
 
@@ -140,10 +149,13 @@ def close() -> None:
         return
     session, cluster = state.session, state.cluster
     try:
+        with contextlib.suppress(Exception):
+            if cluster is None and not session.wait_all(state.births, _BIRTH_S):
+                warnings.warn("a detached actor was not made: it still waits for resources", stacklevel=2)
         for end in reversed(state.ending):
             with contextlib.suppress(Exception):
                 end()
-        state.session, state.cluster, state.functions, state.ending = None, None, None, []
+        state.forget()
         with contextlib.suppress(Exception):
             session.sync_logs()
         if cluster is not None:
@@ -153,7 +165,7 @@ def close() -> None:
         if cluster is not None:
             cluster.wait(3)
     except BaseException as error:  # Ctrl-C, or it takes too long: at once, then
-        state.session, state.cluster, state.functions, state.ending = None, None, None, []
+        state.forget()
         session.close()
         if cluster is not None:
             cluster.kill()
@@ -167,7 +179,7 @@ def _after_fork_in_child() -> None:
     handlers touch nothing, and a call into Shoal there raises. It may join a cluster by itself (``init``)."""
     if state.session is not None:
         state.session.abandon_after_fork()
-        state.session, state.cluster, state.functions, state.ending = None, None, None, []
+        state.forget()
         state.forked, state.is_worker = True, False
     if _forking.by_main and os.getppid() == state.parent:
         _native.die_with(state.parent)

@@ -38,7 +38,7 @@ class _Worker:
 
 
 class FunctionPool:
-    """One list of workers per amount of resources that a task asks for. Threads: any."""
+    """One list of workers per amount of resources that a task asks for, and place. Threads: any."""
 
     IDLE_S = 2.0  # then a worker gives its CPU back
     LOOK_S = 0.1  # how often, at most, the cluster is asked for room
@@ -52,27 +52,31 @@ class FunctionPool:
         threading.Thread(target=self._shrink, daemon=True, name="shoal-tasks").start()
         state.ending.append(self._ended.set)
 
-    def submit(self, function, name: str, resources: dict[str, float], args: tuple, kwargs: dict) -> ObjectRef:
+    def submit(self, function, name: str, resources: dict[str, float], placed: tuple[dict, dict], args: tuple, kwargs: dict) -> ObjectRef:
+        """``placed``: of ``_placement.where``."""
         with self._lock:
-            pool = self._pools.setdefault(tuple(sorted(resources.items())), [])
+            key = (tuple(sorted(resources.items())), repr(placed))
+            pool = self._pools.setdefault(key, [])
             pool[:] = [w for w in pool if not (w.handle._created._ref.ready and w.handle._created._ref.failed)]
             for w in pool:
                 w.settle()
-            if not pool or (all(w.in_flight for w in pool) and len(pool) < self.MAX_WORKERS and self._room_for(resources)):
-                pool.append(self._new_worker(resources))
+            if not pool or (all(w.in_flight for w in pool) and len(pool) < self.MAX_WORKERS and self._room_for(resources, pool, placed)):
+                pool.append(self._new_worker(resources, placed))
             # One that is not placed yet may wait for long: only the first gets tasks before it lives.
             worker = min([w for w in pool if w.alive] or pool[:1], key=lambda w: len(w.in_flight))
             if session().dead(worker.handle._actor_id):
                 pool.remove(worker)
-                pool.append(worker := self._new_worker(resources))
+                pool.append(worker := self._new_worker(resources, placed))
             ref = _call(worker.handle._actor_id, "run", name, (function, *args), kwargs)
             worker.in_flight.append(ref)
             return ref
 
-    def _new_worker(self, resources: dict[str, float]) -> _Worker:
-        return _Worker(create_gang(FunctionWorker, 1, resources=resources, name="functions")[0])
+    def _new_worker(self, resources: dict[str, float], placed: tuple[dict, dict]) -> _Worker:
+        return _Worker(create_gang(FunctionWorker, 1, resources=resources, name="functions", placed=placed[0], env=placed[1])[0])
 
-    def _room_for(self, resources: dict[str, float]) -> bool:
+    def _room_for(self, resources: dict[str, float], pool: list[_Worker], placed: tuple[dict, dict]) -> bool:
+        if "group" in placed[0]:  # what is free in there only the head knows: one more may wait for it
+            return all(w.alive for w in pool)
         if time.monotonic() - self._looked < self.LOOK_S:
             return False
         self._looked = time.monotonic()

@@ -8,17 +8,25 @@ import traceback
 from collections import deque
 
 from shoal import _serialize
-from shoal._remote import _Dep
+from shoal._remote import _Dep, born_again
 from shoal._runtime import attach_worker, state
 from shoal._tasks import FunctionWorker
+
+UNBORN = 99  # of actors/cluster/cluster.h: the exit code of a worker whose actor could not be made
 
 
 def main() -> int:
     """Serves until the process is killed: by its node, or with it."""
     state.is_worker = True
     session = attach_worker()
-    session.serve()
     instance = None
+    if "SHOAL_RESTARTS" in os.environ:
+        try:
+            _, instance = born_again(session.birth())
+        except Exception:
+            traceback.print_exc()
+            return UNBORN
+    session.serve()
     early: deque = deque()  # calls of others that came before the creator's, which makes the actor
     while True:
         incoming = early.popleft() if early and instance is not None else session.next_call()
@@ -33,7 +41,8 @@ def main() -> int:
             if incoming.method == "__init__":
                 cls, cls_args, cls_kwargs = args
                 where = f"{cls.__name__}.__init__"
-                instance = cls(*cls_args, **cls_kwargs)
+                if instance is None:  # otherwise it was started again before its creator's call arrived
+                    instance = cls(*cls_args, **cls_kwargs)
                 result = None
             else:
                 result = getattr(instance, incoming.method)(*args, **kwargs)
@@ -46,7 +55,7 @@ def main() -> int:
                 return error.code if isinstance(error.code, int) else 0
             if incoming.method == "__init__":  # an actor that could not be made is dead; its node tells why
                 traceback.print_exception(type(error), error, error.__traceback__)
-                return 1
+                return UNBORN
             continue
         session.reply(incoming, head, buffers)
 

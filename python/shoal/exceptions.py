@@ -7,6 +7,9 @@ import types
 
 __all__ = [
     "ActorDiedError",
+    "ActorNotFound",
+    "ActorUnavailableError",
+    "ActorUnschedulableError",
     "Cancelled",
     "DataLoss",
     "DeadlineExceeded",
@@ -105,6 +108,18 @@ class ActorDiedError(Unavailable):
     """The actor is dead; the message says how it died and what it said last."""
 
 
+class ActorUnavailableError(Unavailable):
+    """The actor is not there now, but may be again: its process is started again, or the connection to it broke."""
+
+
+class ActorUnschedulableError(ResourceExhausted):
+    """There is no place where the actor was to be."""
+
+
+class ActorNotFound(NotFound, ValueError):
+    """No living actor has this name in this namespace."""
+
+
 class GetTimeoutError(DeadlineExceeded):
     """``get`` with a timeout: the value was not there in time."""
 
@@ -123,9 +138,18 @@ _CODES = [
 ]
 
 
+_REASONS = {
+    "ActorDied": ActorDiedError,
+    "ActorUnavailable": ActorUnavailableError,
+    "Disconnected": ActorUnavailableError,
+    "NoSuchName": ActorNotFound,
+    "Unschedulable": ActorUnschedulableError,
+}
+
+
 def from_error(code: int, reason: str, message: str, hint: str, context: list[str]) -> ShoalError:
     """The exception for an Error of the engine."""
-    cls = ActorDiedError if reason == "ActorDied" else _CODES[code]
+    cls = _REASONS.get(reason, _CODES[code])
     return cls(message, reason=reason, hint=hint, context=tuple(context))
 
 

@@ -33,6 +33,7 @@ using WorkerId = Id<struct WorkerTag>;  // a process
 using ActorId = Id<struct ActorTag>;
 using ObjectId = Id<struct ObjectTag>;
 using GangId = Id<struct GangTag>;
+using GroupId = Id<struct GroupTag>;  // of resources: a placement group
 
 // Position of a process in a gang or mesh: 0 to world_size - 1.
 struct Rank {

@@ -28,6 +28,7 @@ struct StartOptions {
   std::uint16_t port = 0;
   double num_cpus = -1, num_gpus = -1, memory = -1;  // -1: what the machine has
   std::vector<std::string> resources;                // NAME=AMOUNT
+  std::vector<std::string> labels;                   // NAME=VALUE
   std::string token_file;
 };
 int start(const Common& common, const StartOptions& options);
@@ -65,6 +66,7 @@ int doctor(const Common& common);
 
 // Pieces that several commands use.
 Result<actors::Resources> parse_resources(const StartOptions& options);
+Result<std::map<std::string, std::string>> parse_labels(const std::vector<std::string>& words);
 Result<actors::Resources> parse_amounts(const std::vector<std::string>& words, std::map<std::string, double> amounts);
 
 // Starts a role of this executable in a session of its own and waits for its first word.

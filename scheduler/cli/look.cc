@@ -50,6 +50,8 @@ std::string first_line(const std::optional<Error>& cause, const std::string& oth
   return cause->message().substr(0, cause->message().find('\n'));
 }
 
+std::string full_name(const std::string& name, const std::string& name_space) { return name.empty() ? "-" : name_space + "/" + name; }
+
 std::string attribute_text(const std::map<std::string, std::string>& attributes) {
   std::string out;
   for (const auto& [name, value] : attributes) out += (out.empty() ? "" : " ") + name + "=" + value;
@@ -64,6 +66,7 @@ std::string local_time(std::int64_t unix_ms) {
 void sort_rows(ListReply& r) {
   std::stable_sort(r.jobs.begin(), r.jobs.end(), [](const auto& a, const auto& b) { return a.started_unix_ms < b.started_unix_ms; });
   std::stable_partition(r.actors.begin(), r.actors.end(), [](const auto& a) { return a.state != actors::ActorState::kDead; });
+  std::stable_partition(r.groups.begin(), r.groups.end(), [](const auto& g) { return g.state != actors::GroupState::kRemoved; });
   std::stable_partition(r.workers.begin(), r.workers.end(), [](const auto& w) { return w.state != actors::WorkerState::kExited; });
 }
 
@@ -71,22 +74,33 @@ void print_rows(const ListReply& r, const std::string& what) {
   std::vector<std::vector<std::string>> rows;
   if (what == "actors") {
     for (const auto& a : r.actors) {
-      rows.push_back({to_string(a.id), a.class_name, actors::to_string(a.state),
+      rows.push_back({to_string(a.id), a.class_name, full_name(a.name, a.name_space), actors::to_string(a.state),
                       a.world_size > 1 ? fmt::format("{}/{}", a.rank, a.world_size) : "-", std::to_string(a.pid), short_id(a.node),
                       std::to_string(a.generation), attribute_text(a.attributes), first_line(a.cause, a.pending_reason)});
     }
-    print_table({"ACTOR", "CLASS", "STATE", "RANK", "PID", "NODE", "GENERATION", "ATTRIBUTES", "WHY"}, rows);
+    print_table({"ACTOR", "CLASS", "NAME", "STATE", "RANK", "PID", "NODE", "GENERATION", "ATTRIBUTES", "WHY"}, rows);
   } else if (what == "nodes") {
     for (const auto& n : r.nodes) {
-      rows.push_back({to_string(n.id), n.host, to_string(n.state), std::to_string(n.pid), n.available.to_string(), n.total.to_string()});
+      rows.push_back({to_string(n.id), n.host, to_string(n.state), std::to_string(n.pid), n.available.to_string(), n.total.to_string(),
+                      attribute_text(n.labels)});
     }
-    print_table({"NODE", "HOST", "STATE", "PID", "FREE", "TOTAL"}, rows);
+    print_table({"NODE", "HOST", "STATE", "PID", "FREE", "TOTAL", "LABELS"}, rows);
   } else if (what == "workers") {
     for (const auto& w : r.workers) {
       rows.push_back(
           {to_string(w.id), w.role, to_string(w.state), std::to_string(w.pid), short_id(w.node), short_id(w.job), first_line(w.cause, "")});
     }
     print_table({"WORKER", "ROLE", "STATE", "PID", "NODE", "JOB", "WHY"}, rows);
+  } else if (what == "groups") {
+    for (const auto& g : r.groups) {
+      std::string bundles;
+      for (std::size_t i = 0; i < g.bundles.size(); ++i) {
+        bundles += fmt::format("{}{} on {}", bundles.empty() ? "" : "; ", g.bundles[i].to_string(), short_id(g.nodes[i]));
+      }
+      rows.push_back({to_string(g.id), full_name(g.name, g.name_space), actors::to_string(g.state), actors::to_string(g.strategy),
+                      short_id(g.job), bundles, first_line(g.cause, g.pending_reason)});
+    }
+    print_table({"GROUP", "NAME", "STATE", "STRATEGY", "JOB", "BUNDLES", "WHY"}, rows);
   } else {
     for (const auto& j : r.jobs) {
       rows.push_back({to_string(j.id), j.name, local_time(j.started_unix_ms), actors::to_string(j.state),
@@ -133,7 +147,8 @@ int list(const Common& common, const std::string& what) {
   const std::map<std::string, ListRequest::What> kinds = {{"actors", ListRequest::What::kActors},
                                                           {"nodes", ListRequest::What::kNodes},
                                                           {"workers", ListRequest::What::kWorkers},
-                                                          {"jobs", ListRequest::What::kJobs}};
+                                                          {"jobs", ListRequest::What::kJobs},
+                                                          {"groups", ListRequest::What::kGroups}};
   auto r = looking->head->list(kinds.at(what));
   if (!r) return failed(common, r.error());
   sort_rows(*r);
@@ -146,6 +161,7 @@ int list(const Common& common, const std::string& what) {
   for (const auto& row : r->nodes) rows.push_back(to_json(row));
   for (const auto& row : r->workers) rows.push_back(to_json(row));
   for (const auto& row : r->jobs) rows.push_back(to_json(row));
+  for (const auto& row : r->groups) rows.push_back(to_json(row));
   std::printf("%s\n", json({{"schema", "shoal.list/1"}, {"what", what}, {"rows", rows}}).dump().c_str());
   return kOk;
 }

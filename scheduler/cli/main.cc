@@ -69,7 +69,7 @@ std::vector<std::pair<std::string, std::string>> job_env() {
 int run_role(int argc, char** argv) {
   CLI::App app("a process of a cluster");
   std::string session, head, python;
-  std::vector<std::string> resources;
+  std::vector<std::string> resources, labels;
   std::uint16_t port = 0;
   int ready_fd = -1;
   pid_t owner = 0;
@@ -80,6 +80,7 @@ int run_role(int argc, char** argv) {
   app.add_option("--head", head);
   app.add_option("--python", python);
   app.add_option("--resource", resources);
+  app.add_option("--label", labels);
   app.add_option("--owner", owner);
   app.add_flag("--remove-folder", remove_folder);
   const std::string role = argc > 2 ? argv[2] : "";
@@ -89,8 +90,10 @@ int run_role(int argc, char** argv) {
     print_error(amounts.error(), false);
     return refuse_role(ready_fd, amounts.error());
   }
+  const auto label_map = parse_labels(labels);
+  if (!label_map) return refuse_role(ready_fd, label_map.error());
   if (role == "head") return run_head({session, "127.0.0.1", port, ready_fd});
-  if (role == "node") return run_node({session, head, *amounts, python, ready_fd});
+  if (role == "node") return run_node({session, head, *amounts, *label_map, python, ready_fd});
   if (role == "local") {
     if (session.empty()) {
       const auto root = SessionFolder::root(std::getenv("SHOAL_HOME"));
@@ -141,6 +144,7 @@ int run(int argc, char** argv) {
   start_command->add_option("--num-gpus", starting.num_gpus, "GPUs that the node offers");
   start_command->add_option("--memory", starting.memory, "Bytes of memory that the node offers");
   start_command->add_option("--resource", starting.resources, "NAME=AMOUNT, as often as needed");
+  start_command->add_option("--label", starting.labels, "NAME=VALUE of the node, as often as needed; actors may ask for them");
   start_command->callback([&] {
     if (!starting.head && start_command->count("--address") == 0) throw CLI::ValidationError("say --head, or --address HOST:PORT");
     if (starting.head && start_command->count("--address") > 0) throw CLI::ValidationError("--head and --address exclude each other");
@@ -156,8 +160,8 @@ int run(int argc, char** argv) {
   shared(app.add_subcommand("status", "What a cluster has and does"))->callback([&] { code = status(common); });
 
   std::string what;
-  auto* list_command = shared(app.add_subcommand("list", "Actors, nodes, workers or jobs, a row each"));
-  list_command->add_option("what", what)->required()->check(CLI::IsMember({"actors", "nodes", "workers", "jobs"}));
+  auto* list_command = shared(app.add_subcommand("list", "Actors, nodes, workers, jobs or placement groups, a row each"));
+  list_command->add_option("what", what)->required()->check(CLI::IsMember({"actors", "nodes", "workers", "jobs", "groups"}));
   list_command->callback([&] { code = list(common, what); });
 
   LogsOptions logging;

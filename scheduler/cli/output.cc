@@ -55,6 +55,11 @@ json to_json(const actors::ActorRow& r) {
           {"rank", r.rank},
           {"world_size", r.world_size},
           {"generation", r.generation},
+          {"name", r.name},
+          {"namespace", r.name_space},
+          {"detached", r.detached},
+          {"max_restarts", r.max_restarts},
+          {"num_restarts", r.num_restarts},
           {"endpoint", r.endpoint},
           {"pending_reason", r.pending_reason},
           {"attributes", r.attributes},
@@ -68,7 +73,24 @@ json to_json(const actors::NodeRow& r) {
           {"state", to_string(r.state)},
           {"endpoint", r.endpoint},
           {"total", to_json(r.total)},
-          {"available", to_json(r.available)}};
+          {"available", to_json(r.available)},
+          {"labels", r.labels}};
+}
+
+json to_json(const actors::GroupRow& r) {
+  json bundles = json::array();
+  for (std::size_t i = 0; i < r.bundles.size(); ++i) {
+    bundles.push_back({{"resources", to_json(r.bundles[i])}, {"node", r.nodes[i] ? json(to_string(r.nodes[i])) : json()}});
+  }
+  return {{"id", to_string(r.id)},
+          {"job", r.job ? json(to_string(r.job)) : json()},
+          {"name", r.name},
+          {"namespace", r.name_space},
+          {"strategy", actors::to_string(r.strategy)},
+          {"state", actors::to_string(r.state)},
+          {"bundles", bundles},
+          {"pending_reason", r.pending_reason},
+          {"cause", cause_json(r.cause)}};
 }
 
 json to_json(const actors::WorkerRow& r) {

@@ -44,6 +44,7 @@ nlohmann::json to_json(const actors::ActorRow& row);
 nlohmann::json to_json(const actors::NodeRow& row);
 nlohmann::json to_json(const actors::WorkerRow& row);
 nlohmann::json to_json(const actors::JobRow& row);
+nlohmann::json to_json(const actors::GroupRow& row);
 
 // Columns as wide as their widest cell.
 void print_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);

@@ -55,6 +55,18 @@ Result<actors::Resources> parse_amounts(const std::vector<std::string>& words, s
   return actors::Resources::of(amounts);
 }
 
+Result<std::map<std::string, std::string>> parse_labels(const std::vector<std::string>& words) {
+  std::map<std::string, std::string> out;
+  for (const auto& word : words) {
+    const auto equals = word.find('=');
+    if (equals == 0 || equals == std::string::npos || equals + 1 == word.size()) {
+      return fail(invalid_argument("'" + word + "' is not NAME=VALUE"));
+    }
+    out[word.substr(0, equals)] = word.substr(equals + 1);
+  }
+  return out;
+}
+
 Result<actors::Resources> parse_resources(const StartOptions& o) {
   const actors::Resources has = detect_resources();
   std::map<std::string, double> amounts;
@@ -77,9 +89,10 @@ std::vector<std::string> resource_words(const actors::Resources& resources) {
 }
 
 Result<actors::StartedRole> start_node(const Common& common, const SessionFolder& folder, const std::string& head,
-                                       const actors::Resources& resources) {
+                                       const actors::Resources& resources, const StartOptions& options) {
   std::vector<std::string> words = {"node", "--head", head, "--python", common.python};
   for (const auto& w : resource_words(resources)) words.push_back(w);
+  for (const auto& label : options.labels) words.insert(words.end(), {"--label", label});
   return start_role(common.self, folder, std::move(words));
 }
 
@@ -131,7 +144,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     folder->remove();
     return fail_with(head.error());
   }
-  const auto node = start_node(common, *folder, head->head_local, resources);
+  const auto node = start_node(common, *folder, head->head_local, resources, options);
   if (!node) return give_up(node.error());
   // Ready means: it can place something.
   const auto token = folder->token();
@@ -168,7 +181,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   return kOk;
 }
 
-int start_joining(const Common& common, const StartOptions&, const actors::Resources& resources) {
+int start_joining(const Common& common, const StartOptions& options, const actors::Resources& resources) {
   const auto fail_with = [&](const Error& e) {
     print_error(e, common.json);
     return exit_code(e);
@@ -182,7 +195,7 @@ int start_joining(const Common& common, const StartOptions&, const actors::Resou
     const auto client = Client::connect(context, found->endpoint);
     if (!client) return fail_with(client.error());
   }
-  const auto node = start_node(common, found->folder, found->endpoint, resources);
+  const auto node = start_node(common, found->folder, found->endpoint, resources, options);
   if (!node) return fail_with(node.error());
   if (common.json) {
     std::printf("%s\n",
@@ -199,6 +212,10 @@ int start_joining(const Common& common, const StartOptions&, const actors::Resou
 
 int start(const Common& common, const StartOptions& options) {
   const auto resources = parse_resources(options);
+  if (const auto labels = parse_labels(options.labels); !labels) {
+    print_error(labels.error(), common.json);
+    return kUsage;
+  }
   if (!resources) {
     print_error(resources.error(), common.json);
     return kUsage;

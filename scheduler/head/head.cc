@@ -77,15 +77,19 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       return register_driver(client, bytes);
     case Method::kCreateGang: {
       SHOAL_TRY(const auto spec, from_bytes<actors::GangSpec>(bytes));
-      SHOAL_OK(state_.gang_requested(spec));
+      SHOAL_TRY(const auto exists, state_.gang_requested(spec));
+      if (exists) {
+        actor_watchers_[exists->row.id].insert(watcher);
+        return body(to_bytes(*exists));
+      }
       for (const auto& a : spec.actors) actor_watchers_[a.id].insert(watcher);
       log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(),
                  spec.actors[0].class_name);
       return Message();
     }
     case Method::kKillActor: {
-      SHOAL_TRY(const auto ref, from_bytes<actors::ActorRef>(bytes));
-      SHOAL_OK(state_.actor_killed(ref.actor));
+      SHOAL_TRY(const auto kill, from_bytes<actors::KillActor>(bytes));
+      SHOAL_OK(state_.actor_killed(kill.actor, kill.restart));
       perform();  // who watches it hears of its death before this answer: calls made after it fail
       return Message();
     }
@@ -95,6 +99,36 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       if (row == nullptr) return fail(not_found("no actor " + to_string(ref.actor)));
       actor_watchers_[ref.actor].insert(watcher);
       return body(to_bytes(*row));
+    }
+    case Method::kGetBirth: {
+      SHOAL_TRY(const auto request, from_bytes<actors::GetBirth>(bytes));
+      SHOAL_TRY(const auto birth, state_.birth(request.worker));
+      return body(to_bytes(birth));
+    }
+    case Method::kFindActor: {
+      SHOAL_TRY(const auto request, from_bytes<actors::FindActor>(bytes));
+      SHOAL_TRY(const auto found, state_.find(request));
+      actor_watchers_[found.row.id].insert(watcher);
+      return body(to_bytes(found));
+    }
+    case Method::kCreateGroup: {
+      SHOAL_TRY(const auto spec, from_bytes<actors::GroupSpec>(bytes));
+      SHOAL_OK(state_.group_requested(spec));
+      group_watchers_[spec.id].insert(watcher);
+      return Message();
+    }
+    case Method::kWatchGroup: {
+      SHOAL_TRY(const auto ref, from_bytes<actors::GroupRef>(bytes));
+      const auto* row = state_.group(ref.group);
+      if (row == nullptr) return fail(not_found("no placement group " + to_string(ref.group)));
+      group_watchers_[ref.group].insert(watcher);
+      return body(to_bytes(*row));
+    }
+    case Method::kFindGroup: {
+      SHOAL_TRY(const auto request, from_bytes<actors::FindActor>(bytes));
+      SHOAL_TRY(const auto row, state_.find_group(request));
+      group_watchers_[row.id].insert(watcher);
+      return body(to_bytes(row));
     }
     case Method::kHostActor: {
       SHOAL_TRY(const auto hosted, from_bytes<actors::HostActor>(bytes));
@@ -207,6 +241,13 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
         state_.driver_ended(m->job);
       }
       break;
+    case Method::kRemoveGroup:
+      if (const auto m = from_bytes<actors::GroupRef>(notice.message.body); !m) {
+        ignore(m.error());
+      } else {
+        state_.group_removed(m->group);
+      }
+      break;
     case Method::kSetAttributes:
       if (const auto m = from_bytes<actors::SetAttributes>(notice.message.body); !m) {
         ignore(m.error());
@@ -236,6 +277,7 @@ void Head::on_closed(Peer& peer, const Error& why) {
 void Head::forget(std::uint64_t client) {
   for (auto& [actor, watchers] : actor_watchers_) watchers.erase(client);
   for (auto& [job, watchers] : job_watchers_) watchers.erase(client);
+  for (auto& [group, watchers] : group_watchers_) watchers.erase(client);
   const auto owned = clients_.extract(client);  // what it had pending fails, when nothing here refers to it any more
 }
 
@@ -324,6 +366,10 @@ void Head::perform(Action action) {
       if (a.row.ended_unix_ms == 0) return;
       head.job_watchers_.erase(a.row.id);
       head.driver_watches_.erase(a.row.id);
+    }
+    void operator()(const TellGroup& a) {
+      head.to_watchers(head.group_watchers_[a.row.id], Method::kGroupUpdate, to_bytes(a.row));
+      if (a.row.state == actors::GroupState::kRemoved) head.group_watchers_.erase(a.row.id);
     }
     void operator()(TellHosted& a) {
       const auto it = head.hosting_.find(a.actor);

@@ -82,6 +82,7 @@ class Head final : public runtime::PeerHandler {
   std::map<JobId, std::shared_ptr<void>> driver_watches_;  // until their job ends
   std::map<ActorId, std::set<std::uint64_t>> actor_watchers_;
   std::map<JobId, std::set<std::uint64_t>> job_watchers_;
+  std::map<GroupId, std::set<std::uint64_t>> group_watchers_;
   std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang
   std::map<NodeId, actors::NodeRow> unsaved_nodes_;
   std::set<JobId> unsaved_jobs_;  // of those that the state knows

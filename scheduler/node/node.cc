@@ -87,7 +87,8 @@ void Node::connect_head() {
 }
 
 void Node::register_with_head() {
-  const actors::RegisterNode me{id_, options_.host, options_.pid, listener_->endpoint().to_string(), options_.resources};
+  const actors::RegisterNode me{id_, options_.host, options_.pid, listener_->endpoint().to_string(), options_.resources,
+                                 options_.labels};
   head_->call(number(Method::kRegisterNode), body(to_bytes(me)), options_.connect_timeout, [this, alive = alive_](Result<Message> r) {
     if (!*alive || ending_) return;
     if (!r) {
@@ -197,7 +198,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     }
     case Method::kGetObject: {
       SHOAL_TRY(const auto m, from_bytes<actors::ObjectRef>(message.body));
-      const JobId job = clients_.at(peer.number()).job;
+      const JobId job = m.job ? m.job : clients_.at(peer.number()).job;
       if (m.owner && !workers_.contains(m.owner) && !memory_.has(job, m.id)) {
         return fail(unavailable("the process that was to make this object is gone, or on another node").with_reason("OwnerDied"));
       }

@@ -23,6 +23,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
  public:
   struct Options {
     actors::Resources resources;
+    std::map<std::string, std::string> labels;
     std::string host = "127.0.0.1";  // where others reach this host
     pid_t pid = 0;
     runtime::Endpoint head;

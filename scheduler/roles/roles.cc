@@ -181,6 +181,7 @@ int run_node(const NodeRole& role) {
   bool over = false;
   auto launcher = make_posix_launcher(w.loop, *w.random, w.log, {role.python});
   auto options = node_options(w, role.resources, *head);
+  options.labels = role.labels;
   options.on_end = [&](const std::string& why) {
     w.log->info("node ended: {}", why);
     over = true;

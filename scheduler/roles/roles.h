@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "actors/cluster/resources.h"
@@ -26,6 +27,7 @@ struct NodeRole {
   std::string session;  // folder; its token is the cluster's
   std::string head;     // endpoint
   actors::Resources resources;
+  std::map<std::string, std::string> labels;
   std::string python;  // of the warm zygote; "" keeps none
   int ready_fd = -1;
 };

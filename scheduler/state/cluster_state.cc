@@ -78,7 +78,7 @@ Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
     return {};
   }
   auto& n = nodes_[node.id];
-  n.row = {node.id, node.host, node.pid, NodeState::kAlive, node.endpoint, node.resources, node.resources};
+  n.row = {node.id, node.host, node.pid, NodeState::kAlive, node.endpoint, node.resources, node.resources, node.labels};
   n.last_beat = now_;
   act(PersistNode{n.row});
   tell_ended_jobs();
@@ -103,6 +103,14 @@ void ClusterState::node_lost(NodeId node, const Error& cause) {
   const Error lost = Error(cause).in("node " + to_string(node));
   for (auto& [id, w] : workers_) {
     if (w.row.node == node && w.row.state != WorkerState::kExited) worker_exited(w, 128 + SIGKILL, lost);
+  }
+  lose_bundles(node);
+  // Who has to be on this node, and waited for room there, waits for nothing.
+  const Error gone = resource_exhausted("the node that it had to be on was lost").with_reason("Unschedulable");
+  for (const auto& p : std::deque<Pending>(pending_)) {
+    const auto gang = gangs_.find(p.gang);
+    if (gang == gangs_.end() || gang->second.spec.where.node != node || gang->second.spec.where.soft) continue;
+    end_actor(actors_.at(gang->second.spec.actors[0].id), gone);
   }
   place_pending();
 }
@@ -171,15 +179,22 @@ void ClusterState::tick() {
     if (node.row.state == NodeState::kAlive && now_ - node.last_beat > options_.node_timeout) silent.push_back(id);
   }
   for (const NodeId id : silent) node_lost(id, unavailable("its node stopped answering").with_reason("NodeLost"));
+  if (std::any_of(pending_.begin(), pending_.end(), [&](const Pending& p) { return p.not_before != runtime::TimePoint() && p.not_before <= now_; })) {
+    place_pending();
+  }
   for (auto& p : pending_) {
-    if (p.warned || now_ - p.since < options_.warn_after) continue;
+    if (p.warned || now_ < p.not_before || now_ - p.since < options_.warn_after) continue;
     p.warned = true;
-    const std::string why = explain(wants(p), place(wants(p), capacity()) ? room() : capacity());
+    const std::string why = this->why(p);
     if (p.gang) {
       const Gang& gang = gangs_.at(p.gang);
       for (const auto& a : gang.spec.actors) actors_.at(a.id).pending_reason = why;
       act(Warn{gang.spec.job, fmt::format("actor {}{} is pending: {}", gang.spec.actors[0].class_name,
                                           gang.spec.actors.size() > 1 ? fmt::format(" (gang of {})", gang.spec.actors.size()) : "", why)});
+    } else if (p.group) {
+      auto& row = groups_.at(p.group).row;
+      row.pending_reason = why;
+      if (row.job) act(Warn{row.job, fmt::format("placement group {} is pending: {}", row.name.empty() ? to_string(row.id) : row.name, why)});
     } else {
       Job& job = jobs_.at(p.job);
       job.row.pending_reason = why;
@@ -208,20 +223,90 @@ Room ClusterState::capacity() const {
   return out;
 }
 
-const std::vector<Resources>& ClusterState::wants(const Pending& p) const {
-  return p.gang ? gangs_.at(p.gang).wants : jobs_.at(p.job).wants;
+std::string ClusterState::why(const Pending& p) const {
+  if (p.group) {
+    const Group& group = groups_.at(p.group);
+    const auto wanted = missing_bundles(group);
+    const Room could = only(capacity(), group.labels);
+    if (could.empty() && !group.labels.empty()) return "no node has the labels " + to_string(group.labels);
+    return explain(wanted, place(wanted, could, group.row.strategy) ? only(room(), group.labels) : could, group.row.strategy);
+  }
+  if (p.job) {
+    const auto& wanted = jobs_.at(p.job).wants;
+    return explain(wanted, place(wanted, capacity()) ? room() : capacity());
+  }
+  const Gang& gang = gangs_.at(p.gang);
+  const auto& where = gang.spec.where;
+  if (where.group) {
+    const Group& group = groups_.at(where.group);
+    const std::string name = group.row.name.empty() ? to_string(group.row.id) : group.row.name;
+    if (group.row.state != actors::GroupState::kCreated) {
+      return fmt::format("waits for placement group {} ({})", name, actors::to_string(group.row.state));
+    }
+    return fmt::format("needs {}; {} of placement group {} {} not that much free", gang.wants[0].to_string(),
+                       where.bundle < 0 ? "the bundles" : fmt::format("bundle {}", where.bundle), name, where.bundle < 0 ? "have" : "has");
+  }
+  const Room could = only(capacity(), where, gang.wants);
+  if (could.empty() && !where.labels.empty()) return "no node has the labels " + to_string(where.labels);
+  return explain(gang.wants, place(gang.wants, could) ? only(room(), where, gang.wants) : could);
+}
+
+Room ClusterState::only(Room room, const std::vector<actors::LabelMatch>& labels) const {
+  if (!labels.empty()) std::erase_if(room, [&](const auto& n) { return !matches(nodes_.at(n.first).row.labels, labels); });
+  return room;
+}
+
+Room ClusterState::only(Room room, const actors::Where& where, const std::vector<Resources>& wants) const {
+  room = only(std::move(room), where.labels);
+  if (!where.node) return room;
+  if (where.soft) {
+    const Room could = only(capacity(), where.labels);
+    const auto wished = could.find(where.node);
+    if (wished == could.end() || !place(wants, {*wished})) return room;
+  }
+  std::erase_if(room, [&](const auto& n) { return n.first != where.node; });
+  return room;
+}
+
+Load ClusterState::load() const {
+  Load out;
+  for (const auto& [id, n] : nodes_) out[id] = n.workers;
+  return out;
+}
+
+std::optional<std::vector<ClusterState::Site>> ClusterState::place_gang(const Gang& gang) const {
+  const auto& where = gang.spec.where;
+  if (where.group) return place_in_group(gang, groups_.at(where.group));
+  const Room allowed = only(room(), where, gang.wants);
+  const auto nodes =
+      where.spread ? place(gang.wants, allowed, actors::Strategy::kSpread, load()) : place(gang.wants, allowed, actors::Strategy::kPack);
+  if (!nodes) return std::nullopt;
+  std::vector<Site> out;
+  for (const NodeId n : *nodes) out.push_back({n, -1});
+  return out;
 }
 
 void ClusterState::place_pending() {
   std::deque<Pending> rest;
   for (auto& p : std::exchange(pending_, {})) {
-    const auto nodes = place(wants(p), room());
-    if (!nodes) {
-      rest.push_back(p);
+    if (p.group) {
+      if (!place_group(groups_.at(p.group))) rest.push_back(p);
     } else if (p.gang) {
-      start_gang(gangs_.at(p.gang), *nodes);
+      Gang& gang = gangs_.at(p.gang);
+      if (now_ < p.not_before) {
+        rest.push_back(p);
+      } else if (const auto sites = place_gang(gang)) {
+        start_gang(gang, *sites);
+      } else {
+        rest.push_back(p);
+      }
     } else {
       Job& job = jobs_.at(p.job);
+      const auto nodes = place(job.wants, room());
+      if (!nodes) {
+        rest.push_back(p);
+        continue;
+      }
       job.placed = *nodes;
       for (std::size_t i = 0; i < nodes->size(); ++i) nodes_.at((*nodes)[i]).row.available -= job.wants[i];
       if (job.row.num_workers > 0) {
@@ -235,36 +320,47 @@ void ClusterState::place_pending() {
   pending_ = std::move(rest);
 }
 
-WorkerId ClusterState::start_worker(NodeId node, actors::StartWorker message, const Resources& held) {
+WorkerId ClusterState::start_worker(const Site& site, GroupId group, actors::StartWorker message, const Resources& held) {
   message.worker = random_.id<WorkerId>();
   const WorkerId id = message.worker;
   auto& w = workers_[id];
-  w.row = {id, node, message.job, 0, WorkerState::kStarting, message.label, message.rank, {}};
+  w.row = {id, site.node, message.job, 0, WorkerState::kStarting, message.label, message.rank, {}};
   w.held = held;
+  w.group = group;
+  w.bundle = site.bundle;
   w.launched = true;
-  act(StartWorkerOn{node, std::move(message)});
+  ++nodes_.at(site.node).workers;
+  act(StartWorkerOn{site.node, std::move(message)});
   return id;
 }
 
-void ClusterState::start_gang(const Gang& gang, const std::vector<NodeId>& nodes) {
+void ClusterState::start_gang(Gang& gang, const std::vector<Site>& sites) {
   const bool alone = gang.spec.actors.size() == 1;
+  const GroupId group = gang.spec.where.group;
+  gang.started = now_;
   for (std::size_t i = 0; i < gang.spec.actors.size(); ++i) {
     const auto& spec = gang.spec.actors[i];
+    const Site& site = sites[i];
+    (group ? groups_.at(group).free.at(static_cast<std::size_t>(site.bundle)) : nodes_.at(site.node).row.available) -= spec.resources;
     auto& row = actors_.at(spec.id);
-    nodes_.at(nodes[i]).row.available -= spec.resources;
-    row.node = nodes[i];
+    row.node = site.node;
     row.state = ActorState::kStarting;
     row.pending_reason.clear();
-    row.worker = start_worker(nodes[i], {{}, gang.spec.job, gang.spec.launch, alone ? -1 : static_cast<std::int32_t>(i), spec.class_name},
+    row.cause.reset();
+    Launch launch = gang.spec.launch;
+    if (row.num_restarts > 0) launch.env.emplace_back("SHOAL_RESTARTS", std::to_string(row.num_restarts));
+    row.worker = start_worker(site, group,
+                              {{}, gang.spec.job, std::move(launch), alone ? -1 : static_cast<std::int32_t>(i), spec.class_name},
                               spec.resources);
     workers_.at(row.worker).actor = spec.id;
+    if (gang.spec.detached) jobs_.at(gang.spec.job).driver = row.worker;
   }
 }
 
 void ClusterState::start_job(Job& job) {
   for (std::size_t i = 0; i < job.launches.size(); ++i) {
     const bool gang = job.row.num_workers > 0;
-    job.processes.push_back(start_worker(job.placed[i],
+    job.processes.push_back(start_worker({job.placed[i], -1}, {},
                                          {{},
                                           job.row.id,
                                           job.launches[i],
@@ -322,7 +418,7 @@ Result<JobId> ClusterState::job_submitted(const actors::JobSpec& spec) {
   job.row.num_workers = spec.num_workers;
   job.launches.assign(count, spec.launch);
   job.wants = std::move(wanted);
-  pending_.push_back({{}, id, now_});
+  pending_.push_back({{}, id, {}, now_});
   act(PersistJob{job.row});
   place_pending();
   return id;
@@ -401,11 +497,20 @@ void ClusterState::end_job(Job& job, JobState state) {
   job.row.ended_unix_ms = unix_ms_;
   job.row.pending_reason.clear();
   const JobId id = job.row.id;
-  std::erase_if(pending_, [&](const Pending& p) { return p.job == id || (p.gang && gangs_.at(p.gang).spec.job == id); });
+  std::erase_if(pending_, [&](const Pending& p) {
+    return p.job == id || (p.gang && gangs_.at(p.gang).spec.job == id) || (p.group && groups_.at(p.group).row.job == id);
+  });
   std::erase_if(gangs_, [&](const auto& g) { return g.second.spec.job == id; });
   const Error over = cancelled("its job ended").with_reason("JobEnded");
   for (auto& [actor, row] : actors_) {
     if (row.job == id && row.state != ActorState::kDead) kill_actor_row(row, over);
+  }
+  std::vector<GroupId> groups;
+  for (const auto& [group, g] : groups_) {
+    if (g.row.job == id) groups.push_back(group);
+  }
+  for (const GroupId group : groups) {
+    if (const auto it = groups_.find(group); it != groups_.end()) remove_group(it->second, over);
   }
   std::erase_if(hosted_, [&](const auto& h) { return h.first.first == id; });
   for (const NodeId n : alive_nodes()) act(EndJobOn{n, id});
@@ -420,7 +525,14 @@ void ClusterState::end_job(Job& job, JobState state) {
 // -----------------------------------------------------------------------------------------------------------------------
 
 void ClusterState::release(Worker& worker) {
-  nodes_.at(worker.row.node).row.available += worker.held;
+  Node& node = nodes_.at(worker.row.node);
+  if (worker.launched) --node.workers;
+  const auto group = groups_.find(worker.group);
+  const auto bundle = static_cast<std::size_t>(worker.bundle);
+  // A bundle that is not there any more has given back what was free of it, and this was not.
+  const bool reserved = group != groups_.end() && group->second.row.state != actors::GroupState::kRemoved &&
+                        group->second.row.nodes.at(bundle) == worker.row.node;
+  (reserved ? group->second.free.at(bundle) : node.row.available) += worker.held;
   worker.held = {};
 }
 
@@ -431,18 +543,28 @@ void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const 
   ended_workers_.push_back(worker.row.id);
   const WorkerId id = worker.row.id;
   const Error why = cause.value_or(unavailable("its process ended").with_reason("WorkerExited"));
+  bool restarts = false;
   for (auto& [actor, row] : actors_) {
-    if (row.worker == id && row.state != ActorState::kDead) kill_actor_row(row, why);
+    if (row.worker != id || row.state == ActorState::kDead) continue;
+    if (restart_actor(row, shell_code, why)) {
+      restarts = true;
+    } else {
+      kill_actor_row(row, why);
+    }
   }
   const auto it = jobs_.find(worker.row.job);
   if (it != jobs_.end() && !ended(it->second.row.state)) {
     Job& job = it->second;
     if (std::find(job.processes.begin(), job.processes.end(), id) != job.processes.end()) {
       job_process_exited(job, worker, shell_code, cause);
-    } else if (job.driver == id) {
+    } else if (job.driver == id && !restarts) {
       job.row.exit_code = shell_code;
-      job.row.cause = why;
-      end_job(job, JobState::kFailed);  // without a good-bye
+      if (job.detached && shell_code == 0) {
+        end_job(job, JobState::kSucceeded);  // it ended itself
+      } else {
+        job.row.cause = why;
+        end_job(job, JobState::kFailed);  // without a good-bye
+      }
     }
   }
   place_pending();
@@ -452,34 +574,102 @@ void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const 
 // ---- actors
 // ------------------------------------------------------------------------------------------------------------------------
 
-Result<void> ClusterState::gang_requested(const actors::GangSpec& spec) {
+Result<std::optional<actors::FoundActor>> ClusterState::gang_requested(const actors::GangSpec& spec) {
   if (spec.actors.empty()) return fail(invalid_argument("a gang without actors"));
   const auto job = jobs_.find(spec.job);
   if (job == jobs_.end() || ended(job->second.row.state)) return fail(not_found("no running job " + to_string(spec.job)));
   if (gangs_.contains(spec.id)) return fail(invalid_argument("gang " + to_string(spec.id) + " exists already"));
-  Gang gang{spec, {}};
+  if (!spec.name.empty()) {
+    if (auto found = find({spec.name, spec.name_space}); found && spec.get_if_exists) {
+      return std::optional(*std::move(found));
+    } else if (found) {
+      return fail(invalid_argument(fmt::format("an actor named '{}' lives already in namespace '{}'", spec.name, spec.name_space))
+                      .with_reason("NameTaken")
+                      .with_hint("get it with get_actor, or with get_if_exists=True"));
+    }
+  }
+  Gang gang;
+  gang.spec = spec;
   for (const auto& a : spec.actors) {
     if (!a.id || actors_.contains(a.id)) return fail(invalid_argument("actor " + to_string(a.id) + " exists already"));
     gang.wants.push_back(a.resources);
   }
-  if (spec.refuse_infeasible && !place(gang.wants, capacity())) return fail(infeasible(explain(gang.wants, capacity())));
+  SHOAL_OK(check_where(gang));
+  if (spec.refuse_infeasible && !spec.where.group) {
+    const Room could = only(capacity(), spec.where, gang.wants);
+    if (!place(gang.wants, could)) return fail(infeasible(explain(gang.wants, could)));
+  }
+  gang.living = spec.actors.size();
+  if (spec.detached) gang.spec.job = open_detached_job(spec);
+  gang.spec.handle.clear();  // kept with the name
+  if (!spec.name.empty()) names_[{spec.name_space, spec.name}] = {spec.actors[0].id, spec.handle};
   for (std::size_t i = 0; i < spec.actors.size(); ++i) {
     ActorRow row;
     row.id = spec.actors[i].id;
     row.class_name = spec.actors[i].class_name;
-    row.job = spec.job;
+    row.job = gang.spec.job;
     row.gang = spec.id;
+    row.name = spec.name;
+    row.name_space = spec.name_space;
+    row.detached = spec.detached;
+    row.max_restarts = spec.max_restarts;
+    row.max_task_retries = spec.max_task_retries;
     row.rank = static_cast<std::int32_t>(i);
     row.world_size = static_cast<std::int32_t>(spec.actors.size());
     actors_[row.id] = std::move(row);
   }
   gangs_[spec.id] = std::move(gang);
-  pending_.push_back({spec.id, {}, now_});
+  pending_.push_back({spec.id, {}, {}, now_});
   place_pending();
-  return {};
+  return std::optional<actors::FoundActor>();
+}
+
+JobId ClusterState::open_detached_job(const actors::GangSpec& spec) {
+  const auto id = random_.id<JobId>();
+  auto& job = jobs_[id];
+  job.row.id = id;
+  job.row.name = fmt::format("detached {}", spec.name.empty() ? spec.actors[0].class_name : spec.name);
+  job.row.state = JobState::kRunning;
+  job.row.started_unix_ms = unix_ms_;
+  job.detached = true;
+  act(PersistJob{job.row});
+  return id;
+}
+
+bool ClusterState::restart_actor(ActorRow& row, std::int32_t shell_code, const Error& cause) {
+  const auto it = gangs_.find(row.gang);
+  const auto job = jobs_.find(row.job);
+  if (it == gangs_.end() || job == jobs_.end() || ended(job->second.row.state)) return false;
+  Gang& gang = it->second;
+  if (row.max_restarts == 0 || (row.max_restarts > 0 && row.num_restarts >= static_cast<std::uint32_t>(row.max_restarts))) return false;
+  // It ended itself in order, could not be made, or its program is not there.
+  if (shell_code == 0 || shell_code == actors::kUnbornExit || shell_code == 127) return false;
+  gang.early_deaths = now_ - gang.started < options_.early_death ? gang.early_deaths + 1 : 0;
+  Pending again{row.gang, {}, {}, now_};
+  if (gang.early_deaths > 1) {
+    again.not_before = now_ + std::min<runtime::Duration>(options_.first_pause * (1 << std::min(gang.early_deaths - 2, 10)), options_.longest_pause);
+  }
+  ++row.num_restarts;
+  row.state = ActorState::kRestarting;
+  row.endpoint.clear();
+  row.worker = {};
+  row.node = {};
+  row.pid = 0;
+  row.pending_reason = "its process ended and is started again: " + cause.message().substr(0, cause.message().find('\n'));
+  row.cause = cause;
+  pending_.push_back(again);
+  act(TellActor{row});
+  return true;
 }
 
 void ClusterState::kill_actor_row(ActorRow& row, const Error& cause) {
+  if (const auto named = names_.find({row.name_space, row.name}); named != names_.end() && named->second.first == row.id) {
+    names_.erase(named);
+  }
+  if (const auto gang = gangs_.find(row.gang); gang != gangs_.end() && --gang->second.living == 0) {
+    std::erase_if(pending_, [&](const Pending& p) { return p.gang == row.gang; });
+    gangs_.erase(gang);
+  }
   row.state = ActorState::kDead;
   row.pending_reason.clear();
   row.cause = actor_died(row, cause);
@@ -488,31 +678,42 @@ void ClusterState::kill_actor_row(ActorRow& row, const Error& cause) {
   fail_hosted(row.id, *row.cause);
 }
 
-Result<void> ClusterState::actor_killed(ActorId id) {
+Result<void> ClusterState::actor_killed(ActorId id, bool restart) {
   const auto it = actors_.find(id);
   if (it == actors_.end()) return fail(not_found("no actor " + to_string(id)));
-  ActorRow& row = it->second;
+  const ActorRow& row = it->second;
   if (row.state == ActorState::kDead) return {};
+  if (restart && row.max_restarts != 0) {
+    if (row.worker) act(StopWorkerOn{row.node, {row.worker, SIGKILL, 0}});
+    return {};
+  }
+  end_actor(it->second, unavailable("it was killed by shoal.kill").with_reason("Killed"));
+  place_pending();
+  forget_old();
+  return {};
+}
+
+void ClusterState::end_actor(ActorRow& row, const Error& cause) {
   const ActorState before = row.state;
-  const Error cause = unavailable("it was killed by shoal.kill").with_reason("Killed");
+  const ActorId id = row.id;
+  const JobId job = row.job;
+  const bool detached = row.detached;
+  const auto gang = gangs_.find(row.gang);
+  const std::vector<actors::ActorSpec> members = gang == gangs_.end() ? std::vector<actors::ActorSpec>() : gang->second.spec.actors;
   kill_actor_row(row, cause);
   const auto w = workers_.find(row.worker);
-  if (before == ActorState::kPending) {
+  if (before == ActorState::kPending || before == ActorState::kRestarting) {
     // All or nothing: a gang that lost a member before it was placed will never be.
-    if (const auto gang = gangs_.find(row.gang); gang != gangs_.end()) {
-      std::erase_if(pending_, [&](const Pending& p) { return p.gang == row.gang; });
-      for (const auto& a : gang->second.spec.actors) {
-        if (auto& other = actors_.at(a.id); other.state == ActorState::kPending) kill_actor_row(other, cause);
-      }
+    std::erase_if(pending_, [&](const Pending& p) { return p.gang && p.gang == row.gang; });
+    for (const auto& a : members) {
+      if (auto& other = actors_.at(a.id); other.state == ActorState::kPending) kill_actor_row(other, cause);
     }
   } else if (w != workers_.end() && w->second.actor == id) {
     act(StopWorkerOn{row.node, {row.worker, SIGKILL, 0}});
   } else if (w != workers_.end()) {
     act(KillHostedOn{row.node, {row.worker, row.pid, id, row.cause}});
   }
-  place_pending();
-  forget_old();
-  return {};
+  if (detached) end_job(jobs_.at(job), JobState::kStopped);
 }
 
 Result<void> ClusterState::actor_hosted(const actors::HostActor& m) {
@@ -591,6 +792,10 @@ void ClusterState::forget_old() {
   while (ended_jobs_.size() > options_.max_ended_rows) {
     jobs_.erase(ended_jobs_.front());
     ended_jobs_.pop_front();
+  }
+  while (removed_groups_.size() > options_.max_ended_rows) {
+    groups_.erase(removed_groups_.front());
+    removed_groups_.pop_front();
   }
 }
 

@@ -49,6 +49,9 @@ struct TellActor {  // to whoever watches it
 struct TellJob {
   actors::JobRow row;
 };
+struct TellGroup {  // to whoever watches it
+  actors::GroupRow row;
+};
 struct TellHosted {  // the answer to actor_hosted
   ActorId actor;
   Result<actors::HostedActor> result;
@@ -63,8 +66,8 @@ struct PersistNode {
 struct PersistJob {
   actors::JobRow row;
 };
-using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, Disconnect, FindPortOn, TellActor, TellJob, TellHosted,
-                            Warn, PersistNode, PersistJob>;
+using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, Disconnect, FindPortOn, TellActor, TellJob, TellGroup,
+                            TellHosted, Warn, PersistNode, PersistJob>;
 
 // One line, for transcripts and logs: "StartWorker node=.. worker=.. rank=0".
 std::string to_string(const Action& action);
@@ -77,6 +80,9 @@ class ClusterState {
     std::uint32_t stop_grace_ms = 3000;                        // between SIGTERM and SIGKILL
     std::size_t max_ended_rows = 1000;                         // of each table; the oldest go first
     std::size_t max_listed_rows = 500;                         // in one reply to list(), which has to fit a message
+    // An actor that ended within this time of its start waits before it is started again, each time twice as long.
+    runtime::Duration early_death = std::chrono::seconds(10);
+    runtime::Duration first_pause = std::chrono::milliseconds(100), longest_pause = std::chrono::seconds(5);
     std::size_t max_listed_text = 500;                         // bytes of a cause there; actor() and job() have all of it
   };
 
@@ -116,11 +122,19 @@ class ClusterState {
   Result<void> job_stopped(JobId job, bool force);
 
   // ---- events: actors ----
-  Result<void> gang_requested(const actors::GangSpec& spec);
-  Result<void> actor_killed(ActorId actor);
+  // What exists already, if that was asked for; the gang's own actors will not be then. InvalidArgument/NameTaken.
+  Result<std::optional<actors::FoundActor>> gang_requested(const actors::GangSpec& spec);
+  // `restart`: as if its process had died, so that it is started again if it may be.
+  Result<void> actor_killed(ActorId actor, bool restart = false);
   // Answered by TellHosted to each member once the gang is complete.
   Result<void> actor_hosted(const actors::HostActor& actor);
   void attributes_set(const actors::SetAttributes& attributes);
+
+  // ---- events: placement groups ----
+  // InvalidArgument/NameTaken.
+  Result<void> group_requested(const actors::GroupSpec& spec);
+  // The actors in it end.
+  void group_removed(GroupId group);
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 
@@ -129,7 +143,14 @@ class ClusterState {
   actors::ListReply list(const actors::ListRequest& request) const;
   actors::ClusterStatus status() const;
   const actors::ActorRow* actor(ActorId id) const;
+  // Of the actor that this worker is to make, with what it is made from. NotFound.
+  Result<actors::FoundActor> birth(WorkerId worker) const;
+  // The living actor of this name. NotFound.
+  Result<actors::FoundActor> find(const actors::FindActor& request) const;
   const actors::JobRow* job(JobId id) const;
+  const actors::GroupRow* group(GroupId id) const;
+  // The living one of this name. NotFound.
+  Result<actors::GroupRow> find_group(const actors::FindActor& request) const;
   const actors::NodeRow* node(NodeId id) const;
   std::vector<NodeId> alive_nodes() const;
 
@@ -142,10 +163,18 @@ class ClusterState {
     actors::NodeRow row;
     runtime::TimePoint last_beat;
     bool away = false;
+    std::size_t workers = 0;  // launched by us, not exited
+  };
+  // Where a worker's resources come from.
+  struct Site {
+    NodeId node;
+    std::int32_t bundle = -1;  // of the gang's placement group
   };
   struct Worker {
     actors::WorkerRow row;
     actors::Resources held;
+    GroupId group;              // out of whose bundle
+    std::int32_t bundle = -1;
     ActorId actor;          // that was placed in it
     bool launched = false;  // by us: others only told of themselves, and are not ours to end
   };
@@ -158,18 +187,29 @@ class ClusterState {
     std::size_t running = 0;
     WorkerId driver;        // of a job that a driver opened
     bool attached = false;  // a process of it, launched or not, was told of by a node
+    bool detached = false;  // it is an actor's, whose process counts as its driver
     bool stopping = false;
   };
   struct Gang {
     actors::GangSpec spec;
     std::vector<actors::Resources> wants;
+    std::size_t living = 0;  // actors that are not dead
+    runtime::TimePoint started;
+    int early_deaths = 0;  // in a row
+  };
+  struct Group {
+    actors::GroupRow row;
+    std::vector<actors::LabelMatch> labels;
+    std::vector<actors::Resources> free;  // of each bundle: what no worker holds
   };
   // Waits for room, first come first served; one that does not fit does not hold up those behind it.
   struct Pending {
     GangId gang;  // or
-    JobId job;
+    JobId job;    // or
+    GroupId group;
     runtime::TimePoint since;
     bool warned = false;
+    runtime::TimePoint not_before{};
   };
   struct HostedGang {
     GangId id;
@@ -178,18 +218,35 @@ class ClusterState {
     bool complete = false;
   };
 
-  const std::vector<actors::Resources>& wants(const Pending& pending) const;
+  std::string why(const Pending& pending) const;
+  // What alive nodes have free, or could ever have; those of them that are allowed.
   Room room() const;
   Room capacity() const;
+  Room only(Room room, const actors::Where& where, const std::vector<actors::Resources>& wants) const;
+  Room only(Room room, const std::vector<actors::LabelMatch>& labels) const;
+  Load load() const;
+  // Why no node or bundle, as they are, could ever hold it; for what waits for none.
+  Result<void> check_where(const Gang& gang) const;
+  std::optional<std::vector<Site>> place_gang(const Gang& gang) const;
+  std::optional<std::vector<Site>> place_in_group(const Gang& gang, const Group& group) const;
+  std::vector<actors::Resources> missing_bundles(const Group& group) const;
+  bool place_group(Group& group);
+  void remove_group(Group& group, const Error& cause);
+  void lose_bundles(NodeId node);
   void place_pending();
-  void start_gang(const Gang& gang, const std::vector<NodeId>& nodes);
+  void start_gang(Gang& gang, const std::vector<Site>& sites);
   void start_job(Job& job);
-  WorkerId start_worker(NodeId node, actors::StartWorker message, const actors::Resources& held);
+  WorkerId start_worker(const Site& site, GroupId group, actors::StartWorker message, const actors::Resources& held);
   void release(Worker& worker);
   void end_unwanted(const Worker& worker);
   void worker_exited(Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause);
   void stop_processes(const Job& job, int signal);
   void job_process_exited(Job& job, const Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause);
+  JobId open_detached_job(const actors::GangSpec& spec);
+  // Whether it is started again after an end of its process that nobody asked for.
+  bool restart_actor(actors::ActorRow& row, std::int32_t shell_code, const Error& cause);
+  // With what waits for it, and its process.
+  void end_actor(actors::ActorRow& row, const Error& cause);
   void kill_actor_row(actors::ActorRow& row, const Error& cause);
   void end_job(Job& job, actors::JobState state);
   void fail_hosted(ActorId actor, const Error& cause);
@@ -207,11 +264,15 @@ class ClusterState {
   std::map<JobId, Job> jobs_;
   std::map<ActorId, actors::ActorRow> actors_;
   std::map<GangId, Gang> gangs_;
+  std::map<std::pair<std::string, std::string>, std::pair<ActorId, std::string>> names_;  // (namespace, name): who lives, handle
+  std::map<GroupId, Group> groups_;
+  std::map<std::pair<std::string, std::string>, GroupId> group_names_;  // (namespace, name)
   std::map<std::pair<JobId, std::string>, HostedGang> hosted_;
   std::deque<Pending> pending_;
   std::deque<WorkerId> ended_workers_;
   std::deque<ActorId> ended_actors_;
   std::deque<JobId> ended_jobs_;
+  std::deque<GroupId> removed_groups_;
   std::vector<Action> actions_;
 };
 

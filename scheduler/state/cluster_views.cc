@@ -45,6 +45,9 @@ actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
     case What::kJobs:
       page(jobs_, out.jobs, whole, [](const Job& j) { return j.row.id; });
       break;
+    case What::kGroups:
+      page(groups_, out.groups, whole, [](const Group& g) { return g.row.job; });
+      break;
   }
   for (auto& row : out.actors) row.cause = brief(row.cause);
   for (auto& row : out.workers) row.cause = brief(row.cause);
@@ -82,8 +85,10 @@ actors::ClusterStatus ClusterState::status() const {
   for (const auto& [id, a] : actors_) out.num_actors += a.state != ActorState::kDead;
   for (const auto& [id, j] : jobs_) out.num_jobs += !ended(j.row.state);
   for (const auto& p : pending_) {
-    const std::string what = p.gang ? "actor " + gangs_.at(p.gang).spec.actors[0].class_name : "job " + jobs_.at(p.job).row.name;
-    out.pending.push_back(what + ": " + explain(wants(p), room()));
+    const std::string what = p.group  ? "placement group " + to_string(p.group)
+                             : p.gang ? "actor " + gangs_.at(p.gang).spec.actors[0].class_name
+                                      : "job " + jobs_.at(p.job).row.name;
+    out.pending.push_back(what + ": " + why(p));
   }
   return out;
 }
@@ -91,6 +96,24 @@ actors::ClusterStatus ClusterState::status() const {
 const ActorRow* ClusterState::actor(ActorId id) const {
   const auto it = actors_.find(id);
   return it == actors_.end() ? nullptr : &it->second;
+}
+
+Result<actors::FoundActor> ClusterState::birth(WorkerId worker) const {
+  const auto w = workers_.find(worker);
+  const auto a = w == workers_.end() ? actors_.end() : actors_.find(w->second.actor);
+  const auto g = a == actors_.end() ? gangs_.end() : gangs_.find(a->second.gang);
+  if (g == gangs_.end()) return fail(not_found("no actor is to be made by worker " + to_string(worker)));
+  return actors::FoundActor{a->second, g->second.spec.birth};
+}
+
+Result<actors::FoundActor> ClusterState::find(const actors::FindActor& request) const {
+  const auto it = names_.find({request.name_space, request.name});
+  if (it == names_.end()) {
+    return fail(not_found(fmt::format("no living actor is named '{}' in namespace '{}'", request.name, request.name_space))
+                    .with_reason("NoSuchName")
+                    .with_hint("namespaces are apart: give the one in which it was made; `shoal list actors` shows both"));
+  }
+  return actors::FoundActor{actors_.at(it->second.first), it->second.second};
 }
 
 const actors::JobRow* ClusterState::job(JobId id) const {
@@ -121,6 +144,13 @@ void ClusterState::check_invariants() const {
     if (!j.processes.empty() || ended(j.row.state)) continue;
     for (std::size_t i = 0; i < j.placed.size(); ++i) taken[j.placed[i]] += j.wants[i];
   }
+  for (const auto& [id, g] : groups_) {
+    if (g.row.state == actors::GroupState::kRemoved) continue;
+    for (std::size_t i = 0; i < g.free.size(); ++i) {
+      if (g.row.nodes[i]) taken[g.row.nodes[i]] += g.free[i];
+      if (!g.row.nodes[i]) SHOAL_CHECK(g.free[i].empty(), "a bundle without a node has something free");
+    }
+  }
   for (const auto& [id, n] : nodes_) {
     Resources sum = n.row.available;
     sum += taken[id];
@@ -131,7 +161,13 @@ void ClusterState::check_invariants() const {
     if (a.state == ActorState::kAlive)
       SHOAL_CHECK(workers_.at(a.worker).row.state != WorkerState::kExited, "an actor lives in a dead process");
   }
-  for (const auto& p : pending_) SHOAL_CHECK(p.gang ? gangs_.contains(p.gang) : jobs_.contains(p.job), "something pending is unknown");
+  for (const auto& [name, who] : names_) {
+    const auto a = actors_.find(who.first);
+    SHOAL_CHECK(a != actors_.end() && a->second.state != ActorState::kDead, "a name stands for an actor that is gone");
+  }
+  for (const auto& p : pending_) {
+    SHOAL_CHECK(p.group ? groups_.contains(p.group) : p.gang ? gangs_.contains(p.gang) : jobs_.contains(p.job), "something pending is unknown");
+  }
 }
 
 // ---- transcript
@@ -161,6 +197,9 @@ std::string to_string(const Action& action) {
     }
     std::string operator()(const TellJob& a) const {
       return fmt::format("TellJob job={} state={} exit={}", to_string(a.row.id), actors::to_string(a.row.state), a.row.exit_code);
+    }
+    std::string operator()(const TellGroup& a) const {
+      return fmt::format("TellGroup group={} state={}", to_string(a.row.id), actors::to_string(a.row.state));
     }
     std::string operator()(const TellHosted& a) const {
       return fmt::format("TellHosted actor={} {}", to_string(a.actor), a.result ? "complete" : a.result.error().message());

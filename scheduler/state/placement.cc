@@ -1,12 +1,35 @@
 #include "scheduler/state/placement.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace shoal::scheduler {
 
 using actors::Resources;
+using actors::Strategy;
 
-std::optional<std::vector<NodeId>> place(const std::vector<Resources>& wants, Room room) {
+namespace {
+
+using Wants = std::vector<Resources>;
+using Placed = std::optional<std::vector<NodeId>>;
+
+Resources sum_of(const Wants& wants) {
+  Resources out;
+  for (const auto& w : wants) out += w;
+  return out;
+}
+
+Placed on_one(const Wants& wants, const Room& room) {
+  const Resources all = sum_of(wants);
+  for (const auto& [node, has] : room) {
+    if (all.fits_in(has)) return std::vector<NodeId>(wants.size(), node);
+  }
+  return std::nullopt;
+}
+
+Placed packed(const Wants& wants, Room room) {
   std::vector<NodeId> out;
   for (const auto& want : wants) {
     auto chosen = room.end();
@@ -21,8 +44,100 @@ std::optional<std::vector<NodeId>> place(const std::vector<Resources>& wants, Ro
   return out;
 }
 
-std::string explain(const std::vector<Resources>& wants, const Room& room) {
+Placed spread(const Wants& wants, Room room, const Load& load) {
+  std::vector<NodeId> out;
+  Load mine;
+  for (const auto& want : wants) {
+    auto chosen = room.end();
+    std::pair<std::size_t, std::size_t> least;
+    for (auto it = room.begin(); it != room.end(); ++it) {
+      if (!want.fits_in(it->second)) continue;
+      const auto there = load.find(it->first);
+      const std::pair<std::size_t, std::size_t> here = {mine[it->first], there == load.end() ? 0 : there->second};
+      if (chosen != room.end() && least <= here) continue;
+      chosen = it;
+      least = here;
+    }
+    if (chosen == room.end()) return std::nullopt;
+    chosen->second -= want;
+    ++mine[chosen->first];
+    out.push_back(chosen->first);
+  }
+  return out;
+}
+
+// A matching of wants and nodes, by augmenting paths.
+Placed apart(const Wants& wants, const Room& room) {
+  std::map<NodeId, std::size_t> taken;  // by which want
+  struct Search {
+    const Wants& wants;
+    const Room& room;
+    std::map<NodeId, std::size_t>& taken;
+    std::map<NodeId, bool> seen;
+    bool give(std::size_t want) {
+      for (const auto& [node, has] : room) {
+        if (!wants[want].fits_in(has) || std::exchange(seen[node], true)) continue;
+        const auto holder = taken.find(node);
+        if (holder != taken.end() && !give(holder->second)) continue;
+        taken[node] = want;
+        return true;
+      }
+      return false;
+    }
+  };
+  if (wants.size() > room.size()) return std::nullopt;
+  for (std::size_t i = 0; i < wants.size(); ++i) {
+    if (!Search{wants, room, taken, {}}.give(i)) return std::nullopt;
+  }
+  std::vector<NodeId> out(wants.size());
+  for (const auto& [node, want] : taken) out[want] = node;
+  return out;
+}
+
+}  // namespace
+
+std::optional<std::vector<NodeId>> place(const std::vector<Resources>& wants, Room room, Strategy strategy, const Load& load) {
+  switch (strategy) {
+    case Strategy::kPack: {
+      if (wants.size() > 1) {
+        if (auto out = on_one(wants, room)) return out;
+      }
+      return packed(wants, std::move(room));
+    }
+    case Strategy::kStrictPack:
+      return on_one(wants, room);
+    case Strategy::kSpread:
+      if (auto out = spread(wants, room, load)) return out;
+      return packed(wants, std::move(room));
+    case Strategy::kStrictSpread:
+      return apart(wants, room);
+  }
+  return std::nullopt;
+}
+
+bool matches(const std::map<std::string, std::string>& labels, const std::vector<actors::LabelMatch>& wanted) {
+  return std::all_of(wanted.begin(), wanted.end(), [&](const auto& m) {
+    const auto it = labels.find(m.label);
+    const bool is = it != labels.end() && (m.values.empty() || std::find(m.values.begin(), m.values.end(), it->second) != m.values.end());
+    return is != m.negated;
+  });
+}
+
+std::string to_string(const std::vector<actors::LabelMatch>& wanted) {
+  const auto text = [](const std::vector<std::string>& values) { return fmt::format("{}", fmt::join(values, "|")); };
+  std::string out;
+  for (const auto& m : wanted) {
+    out += fmt::format("{}{}{}{}", out.empty() ? "" : ", ", m.label, m.negated ? "!=" : "=", m.values.empty() ? "*" : text(m.values));
+  }
+  return out;
+}
+
+std::string explain(const std::vector<Resources>& given, const Room& room, Strategy strategy) {
   if (room.empty()) return "there is no node";
+  const Wants wants = strategy == Strategy::kStrictPack ? Wants{sum_of(given)} : given;
+  if (strategy == Strategy::kStrictSpread && wants.size() > room.size()) {
+    return fmt::format("needs {} nodes, each with {}; there are {}", wants.size(), wants[0].to_string(), room.size());
+  }
   // The first want that no node holds after those before it were placed is the one to blame.
   Room left = room;
   for (std::size_t i = 0; i < wants.size(); ++i) {
@@ -41,11 +156,11 @@ std::string explain(const std::vector<Resources>& wants, const Room& room) {
         nearest = &node;
       }
     }
-    const std::string which = wants.size() > 1 ? fmt::format(" (number {} of {})", i + 1, wants.size()) : "";
+    const std::string which = strategy == Strategy::kStrictPack ? " on one node" : wants.size() > 1 ? fmt::format(" (number {} of {})", i + 1, wants.size()) : "";
     return fmt::format("needs {}{}; nearest fit: node {} lacks {}", want.to_string(), which, to_string(*nearest),
                        want.missing_in(left.at(*nearest)));
   }
-  return "fits";
+  return strategy == Strategy::kStrictSpread ? "needs a node of its own for each, and too few have room" : "fits";
 }
 
 }  // namespace shoal::scheduler

@@ -1,0 +1,85 @@
+"""Detached actors: they outlive the job that made them, and what they make ends with them."""
+
+import pytest
+
+DRIVER = """
+import sys
+import shoal
+from shoal.exceptions import ActorDiedError
+
+@shoal.remote(num_cpus=0)
+class Counter:
+    def __init__(self, start=0):
+        self.value = start
+
+    def add(self):
+        self.value += 1
+        return self.value
+
+    def child(self):
+        self.kept = Counter.options(name="child").remote(100)
+        return shoal.get(self.kept.add.remote())
+
+    def values(self, n):
+        return [shoal.put(list(range(n)))]
+
+shoal.init(address="auto", namespace="shared")
+"""
+
+
+@pytest.fixture
+def run(shoal_command):
+    """Runs one driver after the other against one cluster that stays."""
+    shoal_command.json("start", "--head", "--num-cpus", "2", "--port", "0")
+
+    def one(body: str) -> str:
+        driver = shoal_command.driver(DRIVER + body)
+        assert driver.code() == 0, driver.err
+        return driver.out
+
+    yield one
+    shoal_command.json("stop")
+
+
+def test_it_outlives_its_driver_and_is_found_by_the_next(run):
+    assert run('c = Counter.options(name="c", lifetime="detached").remote()\nprint(shoal.get(c.add.remote()))\n') == "1\n"
+    assert run('print(shoal.get(shoal.get_actor("c").add.remote()))\n') == "2\n"
+
+
+def test_it_is_made_even_if_its_driver_ends_at_once(run):
+    run('Counter.options(name="c", lifetime="detached").remote(41)\n')
+    assert run('print(shoal.get(shoal.get_actor("c").add.remote()))\n') == "42\n"
+
+
+def test_one_that_is_not_detached_ends_with_its_driver(run):
+    run('c = Counter.options(name="c").remote()\nshoal.get(c.add.remote())\n')
+    out = run('try:\n    shoal.get_actor("c")\nexcept ValueError as e:\n    print("gone")\n')
+    assert out == "gone\n"
+
+
+def test_what_it_made_and_put_lives_as_long_as_it(run):
+    run('c = Counter.options(name="c", lifetime="detached").remote()\nprint(shoal.get(c.child.remote()))\n')
+    out = run(
+        """
+c, child = shoal.get_actor("c"), shoal.get_actor("child")
+print(shoal.get(child.add.remote()))
+(ref,) = shoal.get(c.values.remote(1000))
+print(sum(shoal.get(ref)))
+shoal.kill(c)
+try:
+    shoal.get(child.add.remote())
+except ActorDiedError:
+    print("the child is gone")
+"""
+    )
+    assert out == "102\n499500\nthe child is gone\n"
+
+
+def test_its_job_is_listed_and_can_be_stopped(run, shoal_command):
+    run('c = Counter.options(name="c", lifetime="detached").remote()\nshoal.get(c.add.remote())\n')
+    (job,) = (j for j in shoal_command.json("list", "jobs")["rows"] if j["state"] == "RUNNING")
+    assert job["name"] == "detached c"
+    (actor,) = (a for a in shoal_command.json("list", "actors")["rows"] if a["state"] == "ALIVE")
+    assert (actor["name"], actor["namespace"], actor["detached"], actor["job"]) == ("c", "shared", True, job["id"])
+    run('shoal.kill(shoal.get_actor("c"))\n')
+    assert [j["state"] for j in shoal_command.json("list", "jobs")["rows"] if j["name"] == "detached c"] == ["STOPPED"]

@@ -1,0 +1,209 @@
+"""Placement groups and scheduling strategies, on one node."""
+
+import pytest
+from crew import Log
+from leftovers import wait_until
+
+import shoal
+from shoal.exceptions import ActorDiedError, GetTimeoutError
+from shoal.util import get_placement_group, placement_group, placement_group_table, remove_placement_group
+from shoal.util.scheduling_strategies import (
+    DoesNotExist,
+    Exists,
+    In,
+    NodeAffinitySchedulingStrategy,
+    NodeLabelSchedulingStrategy,
+    NotIn,
+    PlacementGroupSchedulingStrategy,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(module_home):
+    shoal.init(num_cpus=4)
+    yield
+    shoal.shutdown()
+
+
+@pytest.fixture
+def group():
+    made = placement_group([{"CPU": 1}, {"CPU": 2}])
+    assert made.wait(10)
+    yield made
+    remove_placement_group(made)
+
+
+def inside(group, bundle=-1, captures=None):
+    return PlacementGroupSchedulingStrategy(group, bundle, captures)
+
+
+def free_cpus():
+    return shoal.available_resources().get("CPU", 0)
+
+
+def test_a_group_reserves_and_gives_back():
+    assert free_cpus() == 4
+    group = placement_group([{"CPU": 1}, {"CPU": 2}], strategy="SPREAD")
+    assert shoal.get(group.ready()) == group
+    assert free_cpus() == 1
+    assert group.bundle_specs == [{"CPU": 1}, {"CPU": 2}]
+    assert group.bundle_count == 2
+    remove_placement_group(group)
+    assert free_cpus() == 4
+    remove_placement_group(group)  # a second time does nothing
+    assert placement_group_table(group)["state"] == "REMOVED"
+
+
+def test_the_table_says_where_its_bundles_are(group):
+    row = placement_group_table(group)
+    (node,) = shoal.nodes()
+    assert row["state"] == "CREATED"
+    assert row["bundles"] == {0: {"CPU": 1}, 1: {"CPU": 2}}
+    assert row["bundles_to_node_id"] == {0: node["id"], 1: node["id"]}
+    assert placement_group_table()[group.id] == row
+
+
+def test_what_does_not_fit_waits(group):
+    waiting = placement_group([{"CPU": 2}])
+    assert not waiting.wait(0.05)
+    with pytest.raises(GetTimeoutError):
+        shoal.get(waiting.ready(), timeout=0.05)
+    assert placement_group_table(waiting)["state"] == "PENDING"
+    ready = waiting.ready()
+    remove_placement_group(group)
+    shoal.get(ready)
+    remove_placement_group(waiting)
+
+
+def test_ready_of_one_that_is_removed_fails(group):
+    waiting = placement_group([{"CPU": 2}])
+    ready = waiting.ready()
+    remove_placement_group(waiting)
+    with pytest.raises(shoal.exceptions.Cancelled, match="placement group was removed"):
+        shoal.get(ready)
+
+
+def test_all_or_nothing(group):
+    waiting = placement_group([{"CPU": 1}, {"CPU": 1}])  # one CPU is free
+    assert not waiting.wait(0.05)
+    assert free_cpus() == 1
+    remove_placement_group(waiting)
+
+
+def test_actors_take_from_its_bundles(group):
+    first = Log.options(num_cpus=2, scheduling_strategy=inside(group, 1)).remote()
+    assert shoal.get(first.echo.remote(1)) == 1
+    assert free_cpus() == 1  # outside
+    second = Log.options(num_cpus=1, scheduling_strategy=inside(group, 1)).remote()
+    answer = second.echo.remote(2)
+    assert shoal.wait([answer], timeout=0.1) == ([], [answer])
+    third = Log.options(num_cpus=1, scheduling_strategy=inside(group)).remote()
+    assert shoal.get(third.echo.remote(3)) == 3
+    shoal.kill(first)
+    assert shoal.get(answer) == 2
+
+
+def test_removal_kills_its_actors(group):
+    actor = Log.options(num_cpus=1, scheduling_strategy=inside(group)).remote()
+    assert shoal.get(actor.echo.remote(1)) == 1
+    remove_placement_group(group)
+    with pytest.raises(ActorDiedError, match="its placement group was removed"):
+        shoal.get(actor.echo.remote(1))
+    wait_until(lambda: free_cpus() == 4, 10)  # when its process is gone
+
+
+def test_tasks_run_in_it(group):
+    @shoal.remote(num_cpus=1)
+    def where():
+        return shoal.util.get_current_placement_group()
+
+    assert shoal.get(where.remote()) is None
+    assert shoal.get([where.options(scheduling_strategy=inside(group)).remote() for _ in range(3)]) == [group] * 3
+
+
+def test_children_are_captured_when_asked_for(group):
+    @shoal.remote(num_cpus=0)
+    class Parent:
+        def grandchild(self):
+            @shoal.remote(num_cpus=0)
+            class Child:
+                def group(self):
+                    return shoal.util.get_current_placement_group()
+
+            self.child = Child.remote()
+            return shoal.get(self.child.group.remote())
+
+    captured = Parent.options(scheduling_strategy=inside(group, captures=True)).remote()
+    free = Parent.options(scheduling_strategy=inside(group)).remote()
+    assert shoal.get(captured.grandchild.remote()) == group
+    assert shoal.get(free.grandchild.remote()) is None
+
+
+def test_a_named_group_is_found():
+    group = placement_group([{"CPU": 1}], name="g")
+    found = get_placement_group("g")
+    assert found == group
+    assert found.bundle_specs == [{"CPU": 1}]
+    with pytest.raises(ValueError, match="is there already"):
+        placement_group([{"CPU": 1}], name="g")
+    remove_placement_group(group)
+    with pytest.raises(ValueError, match="no placement group is named 'g'"):
+        get_placement_group("g")
+
+
+@pytest.mark.parametrize("bundles", [[], [{}], None, [{"CPU": -1}], [{"CPU": 0}], {"CPU": 1}, [{"CPU": "1"}]], ids=repr)
+def test_what_is_no_bundle_is_a_value_error(bundles):
+    with pytest.raises(ValueError, match="bundle"):
+        placement_group(bundles)
+
+
+def test_unknown_strategies_and_lifetimes_are_value_errors():
+    with pytest.raises(ValueError, match="STRICT_SPREAD"):
+        placement_group([{"CPU": 1}], strategy="SCATTER")
+    with pytest.raises(ValueError, match="lifetime"):
+        placement_group([{"CPU": 1}], lifetime="long")
+    with pytest.raises(ValueError, match="scheduling_strategy"):
+        Log.options(scheduling_strategy="NEAR").remote()
+
+
+def test_a_bundle_that_could_never_hold_it_is_a_value_error(group):
+    with pytest.raises(ValueError, match="cannot fit into any bundle"):
+        Log.options(num_cpus=3, scheduling_strategy=inside(group)).remote()
+    with pytest.raises(ValueError, match="cannot fit into bundle 0"):
+        Log.options(num_cpus=2, scheduling_strategy=inside(group, 0)).remote()
+    with pytest.raises(ValueError, match="bundle 2 of a placement group with 2"):
+        Log.options(num_cpus=1, scheduling_strategy=inside(group, 2)).remote()
+
+
+def test_a_strict_spread_needs_nodes():
+    group = placement_group([{"CPU": 1}, {"CPU": 1}], strategy="STRICT_SPREAD")
+    assert not group.wait(0.05)
+    remove_placement_group(group)
+
+
+def test_a_node_of_choice():
+    (node,) = shoal.nodes()
+    actor = Log.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["id"], soft=False)).remote()
+    assert shoal.get(actor.echo.remote(1)) == 1
+    with pytest.raises(shoal.exceptions.ActorUnschedulableError, match="is not there"):
+        Log.options(scheduling_strategy=NodeAffinitySchedulingStrategy("abc", soft=False)).remote()
+    elsewhere = Log.options(scheduling_strategy=NodeAffinitySchedulingStrategy("abc", soft=True)).remote()
+    assert shoal.get(elsewhere.echo.remote(1)) == 1
+
+
+def test_labels_that_no_node_has_are_waited_for():
+    hopeless = [
+        {"label_selector": {"zone": "a"}},
+        {"scheduling_strategy": NodeLabelSchedulingStrategy({"zone": Exists()})},
+        {"scheduling_strategy": NodeLabelSchedulingStrategy({"zone": In("a", "b")})},
+    ]
+    for options in hopeless:
+        actor = Log.options(**options).remote()
+        assert shoal.wait([actor.echo.remote(1)], timeout=0.05)[0] == []
+        shoal.kill(actor)
+    for options in [
+        {"label_selector": {"zone": "!a", "rack": "!in(x, y)"}},
+        {"scheduling_strategy": NodeLabelSchedulingStrategy({"zone": DoesNotExist(), "rack": NotIn("x")})},
+        {"scheduling_strategy": "SPREAD"},
+    ]:
+        assert shoal.get(Log.options(**options).remote().echo.remote(1)) == 1

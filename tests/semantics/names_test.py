@@ -1,0 +1,133 @@
+"""Named and detached actors, and namespaces."""
+
+import pytest
+from crew import Log
+
+import shoal
+from shoal.exceptions import ActorDiedError
+from shoal.util import list_named_actors
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(module_home):
+    shoal.init(num_cpus=4, namespace="ours")
+    yield
+    shoal.shutdown()
+
+
+@pytest.fixture
+def named():
+    actor = Log.options(name="log").remote(1)
+    yield actor
+    shoal.kill(actor)
+
+
+def test_an_actor_is_found_by_its_name(named):
+    found = shoal.get_actor("log")
+    assert found == named
+    assert shoal.get(found.all.remote()) == [1]
+
+
+def test_an_actor_finds_another_by_name_in_its_jobs_namespace(named):
+    @shoal.remote
+    def look():
+        return shoal.get(shoal.get_actor("log").all.remote())
+
+    assert shoal.get(look.remote()) == [1]
+
+
+def test_a_name_that_nobody_has_is_a_value_error():
+    with pytest.raises(ValueError, match="no living actor is named 'nobody' in namespace 'ours'"):
+        shoal.get_actor("nobody")
+
+
+def test_a_name_is_free_again_when_its_actor_is_dead():
+    first = Log.options(name="again").remote()
+    shoal.kill(first)
+    with pytest.raises(ValueError, match="no living actor"):
+        shoal.get_actor("again")
+    second = Log.options(name="again").remote(2)
+    assert shoal.get(shoal.get_actor("again").all.remote()) == [2]
+    shoal.kill(second)
+
+
+def test_a_second_actor_of_one_name_is_a_value_error(named):
+    with pytest.raises(ValueError, match="an actor named 'log' lives already"):
+        Log.options(name="log").remote()
+
+
+def test_get_if_exists_gets_the_one_that_exists_and_makes_it_otherwise(named):
+    same = Log.options(name="log", get_if_exists=True).remote(9)
+    assert same == named
+    assert shoal.get(same.all.remote()) == [1]
+    fresh = Log.options(name="fresh", get_if_exists=True).remote(3)
+    assert shoal.get(fresh.all.remote()) == [3]
+    shoal.kill(fresh)
+
+
+def test_get_if_exists_by_many_at_once_makes_one():
+    @shoal.remote(num_cpus=0)
+    class Getter:
+        def get(self):
+            actor = Log.options(name="one", get_if_exists=True).remote()
+            return shoal.get(actor.pid.remote())
+
+    getters = [Getter.remote() for _ in range(4)]
+    assert len(set(shoal.get([g.get.remote() for g in getters]))) == 1
+    for g in getters:
+        shoal.kill(g)
+    shoal.kill(shoal.get_actor("one"))
+
+
+def test_get_if_exists_without_a_name_is_a_value_error():
+    with pytest.raises(ValueError, match="needs the name"):
+        Log.options(get_if_exists=True).remote()
+
+
+@pytest.mark.parametrize("name", [1, b"x", ["a"]])
+def test_a_name_that_is_no_str_is_a_type_error(name):
+    with pytest.raises(TypeError, match="is a str"):
+        Log.options(name=name).remote()
+    with pytest.raises(TypeError, match="is a str"):
+        shoal.get_actor(name)
+
+
+def test_an_empty_name_is_a_value_error():
+    with pytest.raises(ValueError, match="not empty"):
+        Log.options(name="").remote()
+    with pytest.raises(ValueError, match="not empty"):
+        shoal.get_actor("")
+
+
+def test_an_unknown_lifetime_is_a_value_error():
+    with pytest.raises(ValueError, match="lifetime"):
+        Log.options(lifetime="forever").remote()
+
+
+def test_namespaces_are_apart(named):
+    with pytest.raises(ValueError, match="in namespace 'theirs'"):
+        shoal.get_actor("log", namespace="theirs")
+    other = Log.options(name="log", namespace="theirs").remote(2)
+    assert shoal.get(shoal.get_actor("log", namespace="theirs").all.remote()) == [2]
+    assert shoal.get(shoal.get_actor("log").all.remote()) == [1]
+    assert list_named_actors() == ["log"]
+    assert sorted(a["namespace"] for a in list_named_actors(all_namespaces=True)) == ["ours", "theirs"]
+    shoal.kill(other)
+
+
+def test_a_found_handle_hears_of_the_actors_death(named):
+    @shoal.remote(num_cpus=0)
+    class Holder:
+        def hold(self):
+            self.log = shoal.get_actor("log")
+            return shoal.get(self.log.all.remote())
+
+        def ask(self):
+            return shoal.get(self.log.all.remote())
+
+    holder = Holder.remote()
+    assert shoal.get(holder.hold.remote()) == [1]
+    shoal.kill(named)
+    with pytest.raises(ActorDiedError):
+        shoal.get(holder.ask.remote())
+    shoal.kill(holder)

@@ -1,0 +1,175 @@
+"""Actors whose process is started again when it ends."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from leftovers import wait_until
+
+import shoal
+from shoal.exceptions import ActorDiedError, ActorUnavailableError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(module_home):
+    shoal.init(num_cpus=4)
+    yield
+    shoal.shutdown()
+
+
+@shoal.remote(num_cpus=0)
+class Mortal:
+    def __init__(self, first=0, more=None):
+        self.value = first
+        self.more = more
+
+    def add(self):
+        self.value += 1
+        return self.value
+
+    def total(self):
+        return float(np.sum(self.more))
+
+    def pid(self):
+        return os.getpid()
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_once(self, path):
+        """Dies, unless it did before."""
+        if not os.path.exists(path):
+            open(path, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.add()
+
+    def leave(self, code=0):
+        os._exit(code)
+
+
+def row_of(actor):
+    (row,) = (r for r in shoal._runtime.session().list("actors") if r["id"] == actor._actor_id)
+    return row
+
+
+def test_it_is_made_again_from_the_same_arguments():
+    actor = Mortal.options(max_restarts=1).remote(10)
+    assert shoal.get([actor.add.remote(), actor.add.remote()]) == [11, 12]
+    first = shoal.get(actor.pid.remote())
+    with pytest.raises(ActorUnavailableError):
+        shoal.get(actor.die.remote())
+    assert shoal.get(actor.add.remote()) == 11
+    assert shoal.get(actor.pid.remote()) != first
+    assert row_of(actor)["num_restarts"] == 1
+
+
+def test_it_dies_for_good_when_its_restarts_are_used_up():
+    actor = Mortal.options(max_restarts=1).remote()
+    with pytest.raises(ActorUnavailableError):
+        shoal.get(actor.die.remote())
+    with pytest.raises(ActorDiedError):
+        shoal.get(actor.die.remote())
+    with pytest.raises(ActorDiedError):
+        shoal.get(actor.add.remote())
+
+
+def test_one_without_restarts_dies_at_once():
+    actor = Mortal.remote()
+    with pytest.raises(ActorDiedError):
+        shoal.get(actor.die.remote())
+
+
+def test_calls_made_while_it_is_away_wait_for_it():
+    actor = Mortal.options(max_restarts=-1, max_task_retries=-1).remote()
+    shoal.get(actor.add.remote())
+    for _ in range(3):
+        os.kill(shoal.get(actor.pid.remote()), signal.SIGKILL)
+        wait_until(lambda: row_of(actor)["state"] != "ALIVE" or row_of(actor)["num_restarts"], 10)
+    assert shoal.get(actor.add.remote()) >= 1
+
+
+def test_lost_calls_are_made_again_in_order_if_that_is_wanted(tmp_path):
+    actor = Mortal.options(max_restarts=1, max_task_retries=1).remote(5)
+    refs = [actor.die_once.remote(str(tmp_path / "died")), actor.add.remote(), actor.add.remote()]
+    assert shoal.get(refs) == [6, 7, 8]
+
+
+def test_a_call_is_not_made_again_more_often_than_wanted():
+    actor = Mortal.options(max_restarts=3, max_task_retries=1).remote()
+    with pytest.raises(ActorUnavailableError):
+        shoal.get(actor.die.remote())
+    assert row_of(actor)["num_restarts"] == 2
+    assert shoal.get(actor.add.remote()) == 1
+
+
+def test_arguments_may_be_references_and_large(tmp_path):
+    large = np.ones(1 << 20)
+    actor = Mortal.options(max_restarts=2).remote(shoal.put(3), large)
+    assert shoal.get(actor.total.remote()) == 1 << 20
+    with pytest.raises(ActorUnavailableError):
+        shoal.get(actor.die.remote())
+    assert shoal.get(actor.total.remote()) == 1 << 20
+    assert shoal.get(actor.add.remote()) == 4
+
+
+def test_a_clean_exit_is_not_undone():
+    actor = Mortal.options(max_restarts=-1).remote()
+    with pytest.raises((ActorDiedError, ActorUnavailableError)):
+        shoal.get(actor.leave.remote())
+    with pytest.raises(ActorDiedError):
+        shoal.get(actor.add.remote())
+
+
+def test_kill_is_for_good_unless_a_restart_is_wanted():
+    actor = Mortal.options(max_restarts=1).remote()
+    shoal.get(actor.add.remote())
+    shoal.kill(actor, no_restart=False)
+    wait_until(lambda: row_of(actor)["num_restarts"] == 1 and row_of(actor)["state"] == "ALIVE", 10)
+    assert shoal.get(actor.add.remote()) == 1
+    shoal.kill(actor)
+    with pytest.raises(ActorDiedError, match=r"shoal\.kill"):
+        shoal.get(actor.add.remote())
+
+
+def test_one_that_cannot_be_made_is_not_tried_again():
+    @shoal.remote(num_cpus=0, max_restarts=-1)
+    class Broken:
+        def __init__(self):
+            raise ValueError("no way")
+
+        def ping(self):
+            pass
+
+    actor = Broken.remote()
+    with pytest.raises(ActorDiedError, match="no way"):
+        shoal.get(actor.ping.remote())
+    assert row_of(actor)["num_restarts"] == 0
+
+
+def test_a_name_stays_with_it():
+    actor = Mortal.options(name="phoenix", max_restarts=1).remote(1)
+    with pytest.raises(ActorUnavailableError):
+        shoal.get(actor.die.remote())
+    assert shoal.get(shoal.get_actor("phoenix").add.remote()) == 2
+
+
+def test_other_holders_of_its_handle_hear_of_it():
+    @shoal.remote(num_cpus=0)
+    class Holder:
+        def call(self, actor):
+            return shoal.get(actor.add.remote())
+
+    holder = Holder.remote()
+    actor = Mortal.options(max_restarts=1).remote()
+    assert shoal.get(holder.call.remote(actor)) == 1
+    with pytest.raises(ActorUnavailableError):
+        shoal.get(actor.die.remote())
+    wait_until(lambda: row_of(actor)["state"] == "ALIVE", 10)
+    assert shoal.get(holder.call.remote(actor)) == 1
+
+
+@pytest.mark.parametrize("options", [{"max_restarts": -2}, {"max_restarts": "1"}, {"max_restarts": 0, "max_task_retries": 1}], ids=repr)
+def test_what_makes_no_sense_is_a_value_error(options):
+    with pytest.raises(ValueError, match="max_"):
+        Mortal.options(**options).remote()
