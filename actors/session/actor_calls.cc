@@ -207,7 +207,7 @@ void ActorCalls::redial(const std::string& endpoint, const Error& why) {
     }
     wanted = true;
     const auto error = unavailable(fmt::format("the connection to actor {} broke: {}", t.class_name, why.message()))
-                           .with_reason("Disconnected")
+                           .with_reason("ActorUnavailable")
                            .in(fmt::format("actor {}({})", t.class_name, to_string(id)));
     if (unreachable) {
       fail_calls(t, error, true);

@@ -4,9 +4,9 @@
 // A call waits in its actor's queue until the actor lives, until the references among its arguments are resolved and
 // until the socket takes it; those behind it wait, too, so that an actor sees each caller's calls in the order they were
 // made. When an actor dies every call on it fails with the cause that its node or the head tells. A broken connection
-// is no death (D20): after a short wait for such a cause, what was sent on it fails as Unavailable/Disconnected, and the
-// connection is made again for the calls behind it. An actor that is started again when its process ends fails what was sent to it as
-// Unavailable/ActorUnavailable, or gets it again (max_task_retries), before what waited. Loop thread only.
+// is no death (D20): after a short wait for such a cause, what was sent on it fails as Unavailable/ActorUnavailable, and the
+// connection is made again for the calls behind it. An actor that is started again when its process ends fails what was sent to it likewise,
+// or gets it again (max_task_retries), before what waited. Loop thread only.
 #pragma once
 
 #include <deque>

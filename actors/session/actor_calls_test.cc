@@ -158,7 +158,7 @@ TEST_F(ActorCallsTest, ABrokenConnectionFailsWhatWasSentAndIsMadeAgain) {
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
   world_.fabric().disconnect("caller", "host");
   ASSERT_TRUE(run_until_ready(held));
-  EXPECT_EQ(outcome(held), "Unavailable/Disconnected");
+  EXPECT_EQ(outcome(held), "Unavailable/ActorUnavailable");
   const auto next = call(kActor, "next");
   ASSERT_TRUE(run_until_ready(next));
   EXPECT_EQ(outcome(next), "next");
@@ -184,7 +184,7 @@ TEST_F(ActorCallsTest, AnActorThatCannotBeReachedFailsItsCallsUntilItCan) {
   world_.run_for(20s);
   EXPECT_EQ(outcome(first), "pending");
   ASSERT_TRUE(run_until_ready(first));
-  EXPECT_EQ(outcome(first), "Unavailable/Disconnected");
+  EXPECT_EQ(outcome(first), "Unavailable/ActorUnavailable");
   start_host();
   const auto second = call(kActor, "b");
   ASSERT_TRUE(run_until_ready(second));

@@ -26,6 +26,12 @@ void ActorHost::kill(ActorId id, const Error& cause) {
   if (actor) actor->on_kill(cause);
 }
 
+std::size_t ActorHost::queued_bytes() const {
+  std::size_t out = 0;
+  for (const auto& [number, peer] : peers_) out += peer->queued_bytes();
+  return out;
+}
+
 void ActorHost::on_request(runtime::Peer&, runtime::Request request, runtime::Responder responder) {
   if (request.method != number(Method::kCall)) {
     return responder.fail(unimplemented(fmt::format("an actor does not know method {}", request.method)));

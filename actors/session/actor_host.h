@@ -49,6 +49,8 @@ class ActorHost final : public runtime::PeerHandler {
   void kill(ActorId id, const Error& cause);
   // For calls on an actor that is not here by id: a worker hosts one actor and learns its id with the first call.
   void set_default(std::shared_ptr<Hosted> actor) { default_ = std::move(actor); }
+  // Of replies that the callers' sockets have not taken yet.
+  std::size_t queued_bytes() const;
 
  private:
   struct Entry {

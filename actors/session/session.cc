@@ -27,7 +27,7 @@ Error head_gone() {
 
 // What the node keeps of a result. An error is an object, too: whoever gets it shall hear of it.
 Result<Fd> shared_memory(const Result<Value>& value) {
-  if (value && value->shared()) return runtime::duplicate(value->memory());
+  if (value && value->shared()) return value->own_memory();
   SHOAL_TRY(const Value copy, value ? Value::make_shared(value->pieces(), value->kind())
                                     : Value::make_shared({runtime::encode_error(value.error()).span()}, Value::Kind::kError));
   return runtime::duplicate(copy.memory());

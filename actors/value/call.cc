@@ -35,7 +35,7 @@ Result<void> attach(runtime::Message& message, const std::vector<const Value*>& 
   std::size_t at = 0;
   for (const auto* v : values) {
     if (v->shared()) {
-      SHOAL_TRY(Fd fd, runtime::duplicate(v->memory()));
+      SHOAL_TRY(Fd fd, v->own_memory());
       message.fds.push_back(std::move(fd));
     } else if (const auto& data = v->inline_data(); !data.empty()) {
       std::memcpy(message.payload.data() + at, data.data(), data.size());

@@ -71,6 +71,51 @@ Result<Value> Value::make_shared(const Pieces& pieces, Kind kind) {
   return out;
 }
 
+Result<Value> Value::make_many(const std::vector<Pieces>& values) {
+  std::vector<std::uint32_t> counts;
+  Pieces all(1);
+  for (const auto& pieces : values) {
+    counts.push_back(static_cast<std::uint32_t>(pieces.size()));
+    all.insert(all.end(), pieces.begin(), pieces.end());
+  }
+  if (all.size() > kMaxBuffers) return fail(invalid_argument("results of more than 16384 pieces"));
+  all[0] = std::as_bytes(std::span(counts));
+  return make(all);
+}
+
+Result<std::vector<Value>> Value::split(std::size_t count) const {
+  const Pieces all = pieces();
+  const auto bad = [] { return fail(invalid_argument("an answer that does not consist of as many values as were asked for")); };
+  if (all.empty() || all[0].size() != count * sizeof(std::uint32_t)) return bad();
+  std::vector<Value> out;
+  std::size_t next = 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint32_t num_pieces = 0;
+    std::memcpy(&num_pieces, all[0].data() + i * sizeof num_pieces, sizeof num_pieces);
+    if (num_pieces == 0 || num_pieces > all.size() - next) return bad();
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(next);
+    const Pieces own(begin, begin + num_pieces);
+    next += num_pieces;
+    Value part;
+    part.sizes_ = sizes_of(own);
+    if (shared() && part.total_bytes() > kMaxInlineBytes) {
+      part.memory_ = memory_;
+      part.start_ = static_cast<std::size_t>(own[0].data() - memory_->mapping.data());
+    } else {
+      SHOAL_TRY(part, make(own));
+    }
+    out.push_back(std::move(part));
+  }
+  if (next != all.size()) return bad();
+  return out;
+}
+
+Result<Fd> Value::own_memory() const {
+  if (whole()) return runtime::duplicate(memory());
+  SHOAL_TRY(const Value copy, make_shared(pieces(), kind_));
+  return runtime::duplicate(copy.memory());
+}
+
 Result<Value> Value::from_memory(Fd memory) {
   SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(memory));
   auto shared = std::make_shared<Shared>();
@@ -115,7 +160,7 @@ Result<Value> Value::from_inline(std::vector<std::uint64_t> sizes, Bytes data, K
 
 Value::Pieces Value::pieces() const {
   Pieces out;
-  std::size_t at = shared() ? first_piece(sizes_.size()) : 0;
+  std::size_t at = start_ != 0 ? start_ : shared() ? first_piece(sizes_.size()) : 0;
   const std::byte* const base = shared() ? memory_->mapping.data() : inline_->data();
   for (const auto size : sizes_) {
     out.emplace_back(base + at, size);

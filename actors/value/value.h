@@ -35,6 +35,8 @@ class Value {
   static Result<Value> make(const Pieces& pieces, Kind kind = Kind::kResult);
   // The same, always shared: for objects that the node shall keep.
   static Result<Value> make_shared(const Pieces& pieces, Kind kind = Kind::kResult);
+  // Several values as one: what a call with several results is answered with.
+  static Result<Value> make_many(const std::vector<Pieces>& values);
   // From a memory that somebody else made. InvalidArgument when it does not describe a value.
   static Result<Value> from_memory(Fd memory);
   // From the wire: `sizes` are the head's and the buffers'.
@@ -50,10 +52,18 @@ class Value {
   // The head, then the buffers; valid as long as a copy of this value lives.
   Pieces pieces() const;
 
+  // The values that one of make_many consists of. Large ones lie in its memory, which lives as long as any of them. InvalidArgument when it
+  // does not consist of `count` values.
+  Result<std::vector<Value>> split(std::size_t count) const;
+
   // The same bytes where the user may write without anybody else's seeing it: pages of a shared value are copied as they are written, a
   // small one is copied at once. For reading only: it has no descriptor to pass on.
   Result<Value> for_user() const;
 
+  // Of a shared value: whether its memory holds nothing else. If not it cannot be passed on by a descriptor (own_memory).
+  bool whole() const { return start_ == 0; }
+  // Of a shared value: a descriptor of a memory that holds it and nothing else.
+  Result<Fd> own_memory() const;
   // Of a shared value.
   const Fd& memory() const { return memory_->fd; }
   // Of one that is not.
@@ -69,6 +79,7 @@ class Value {
   std::vector<std::uint64_t> sizes_;
   std::shared_ptr<const Bytes> inline_ = std::make_shared<Bytes>();
   std::shared_ptr<const Shared> memory_;
+  std::size_t start_ = 0;  // of its first piece in the memory of a value of several; 0: the memory is its own
   Kind kind_ = Kind::kResult;
 };
 

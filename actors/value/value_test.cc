@@ -42,6 +42,41 @@ TEST_F(ValueTest, WhatAUserWritesIntoAValueNobodyElseSees) {
   }
 }
 
+TEST_F(ValueTest, SeveralValuesTravelAsOneAndAreTakenApart) {
+  const auto many = Value::make_many({{bytes(head_)}, {bytes(head_), bytes(large_), bytes(head_)}, {bytes(large_)}}).value();
+  const auto whole = value_from(to_message(many).value()).value();
+  const auto parts = whole.split(3).value();
+  EXPECT_FALSE(parts[0].shared());
+  EXPECT_EQ(text(parts[0].pieces()[0]), head_);
+  ASSERT_TRUE(parts[1].shared());
+  EXPECT_FALSE(parts[1].whole());
+  EXPECT_EQ(text(parts[1].pieces()[1]), large_);
+  EXPECT_EQ(text(parts[1].pieces()[2]), head_);
+  EXPECT_EQ(text(parts[2].for_user().value().pieces()[0]), large_);
+  // One that is passed on takes a memory of its own.
+  const auto again = value_from(to_message(parts[1]).value()).value();
+  EXPECT_TRUE(again.whole());
+  EXPECT_EQ(text(again.pieces()[0]), head_);
+  EXPECT_EQ(text(again.pieces()[1]), large_);
+}
+
+TEST_F(ValueTest, SeveralSmallValuesAreTakenApartToo) {
+  const auto parts = Value::make_many({{bytes(head_)}, {bytes(head_), bytes(head_)}}).value().split(2).value();
+  EXPECT_EQ(parts[0].pieces().size(), 1u);
+  EXPECT_EQ(text(parts[1].pieces()[1]), head_);
+  EXPECT_TRUE(Value::make_many({}).value().split(0).value().empty());
+}
+
+TEST_F(ValueTest, AnAnswerThatIsNotOfSoManyValuesIsRefused) {
+  const auto many = Value::make_many({{bytes(head_)}, {bytes(head_)}}).value();
+  EXPECT_FALSE(many.split(1));
+  EXPECT_FALSE(many.split(3));
+  EXPECT_FALSE(Value::make({bytes(head_)}).value().split(1));
+  for (const std::vector<std::uint32_t>& counts : {std::vector<std::uint32_t>{2, 1}, {0, 2}, {1, 0}, {1, 0xffffffff}}) {
+    EXPECT_FALSE(Value::make({std::as_bytes(std::span(counts)), bytes(head_), bytes(head_)}).value().split(2));
+  }
+}
+
 TEST_F(ValueTest, ACallTravelsWithItsArgumentsAndReferences) {
   Call call;
   call.actor = ActorId{9};

@@ -32,6 +32,7 @@ NB_MODULE(_native, m) {
       nb::arg("code"), "Name of an error code.");
   m.def("die_with", &die_with, nb::arg("parent"), "Be killed when `parent`, whose child this process is or soon will be, ends.");
   bind_errors(m);
+  bind_refs(m);
   bind_session(m);
   bind_collective(m);
   bind_fsdp(m);

@@ -1,6 +1,7 @@
 #include "python/native/session.h"
 
 #include "actors/session/folder.h"
+#include "python/native/refs.h"
 
 namespace shoal::python {
 
@@ -39,44 +40,6 @@ Clock::time_point deadline_in(std::optional<double> seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::max(0.0, *seconds)));
 }
 
-Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& buffers) {
-  Value::Pieces out = {span_of(head)};
-  for (const auto& b : buffers) out.push_back(span_of(b));
-  return out;
-}
-
-// (head, [buffer, ...]): the head as bytes when small, everything else as views of the memory it lies in, which is this one object's.
-nb::tuple to_python(const Value& given) {
-  const Value value = given.sizes().size() > 1 ? unwrap(given.for_user()) : given;
-  const auto pieces = value.pieces();
-  const auto owner = value.keep_alive();
-  nb::object head = value.shared() && pieces[0].size() > Value::kMaxInlineBytes
-                        ? memory_view(pieces[0], owner)
-                        : nb::object(nb::bytes(reinterpret_cast<const char*>(pieces[0].data()), pieces[0].size()));
-  nb::list buffers;
-  for (std::size_t i = 1; i < pieces.size(); ++i) buffers.append(memory_view(pieces[i], owner));
-  return nb::make_tuple(head, buffers);
-}
-
-// A future value: what ObjectRef holds.
-class Ref {
- public:
-  explicit Ref(ValueFuture future) : future_(std::move(future)) {}
-  const ValueFuture& future() const { return future_; }
-  bool ready() const { return future_.ready(); }
-  bool failed() const { return !future_.peek() || future_.peek()->raised(); }
-  // (raised, head, buffers); raises when it is an Error.
-  nb::tuple value() const {
-    const auto& result = future_.peek();
-    if (!result) raise(result.error());
-    const nb::tuple parts = to_python(*result);
-    return nb::make_tuple(result->raised(), parts[0], parts[1]);
-  }
-
- private:
-  ValueFuture future_;
-};
-
 // A call that waits for this process's answer.
 class PyIncoming {
  public:
@@ -96,17 +59,21 @@ struct Tally {
   bool failed = false;
 };
 
-std::shared_ptr<Tally> tally(Session& session, const std::vector<Ref*>& refs) {
-  auto out = std::make_shared<Tally>();
-  out->of = refs.size();
+void count(Session& session, const std::shared_ptr<Tally>& tally, const std::vector<Ref*>& refs) {
   session.own([&] {
+    tally->of += refs.size();
     for (const auto* ref : refs) {
-      ref->future().then([out](const Result<Value>& value) {
-        ++out->ready;
-        out->failed |= !value || value->raised();
+      ref->future().then([tally](const Result<Value>& value) {
+        ++tally->ready;
+        tally->failed |= !value || value->raised();
       });
     }
   });
+}
+
+std::shared_ptr<Tally> tally(Session& session, const std::vector<Ref*>& refs) {
+  auto out = std::make_shared<Tally>();
+  count(session, out, refs);
   return out;
 }
 
@@ -297,12 +264,7 @@ void bind_session(nb::module_& m) {
       "(folder, head's endpoint) of the running cluster at this address (\"auto\": the latest that is no program's own). `home`: of "
       "session "
       "folders, \"\" for this user's. Refuses a home that another user could have written.");
-  nb::class_<Ref>(m, "Ref", "A value that is there or under way.")
-      .def_prop_ro("ready", &Ref::ready)
-      .def_prop_ro("failed", &Ref::failed, "Of one that is ready: whether the method raised or could not be called.")
-      .def("value", &Ref::value, "(raised, head, buffers) of one that is ready.");
-
-  nb::class_<Tally>(m, "Tally", "How many of some refs are ready.").def_ro("ready", &Tally::ready);
+  nb::class_<Tally>(m, "Tally", "How many of some refs are ready.").def_ro("of", &Tally::of).def_ro("ready", &Tally::ready);
 
   nb::class_<PyIncoming>(m, "Incoming", "A call on an actor of this process.")
       .def_prop_ro("actor", [](const PyIncoming& i) { return to_string(i.call().actor); })
@@ -481,9 +443,9 @@ void bind_session(nb::module_& m) {
               return s.get().birth();
             }();
             const auto v = unwrap(std::move(found));
-            return nb::bytes(v.handle.data(), v.handle.size());
+            return nb::make_tuple(to_string(v.row.id), nb::bytes(v.handle.data(), v.handle.size()));
           },
-          "What the actor that this process is to make by itself is made from.")
+          "(id, what it is made from) of the actor that this process is to make by itself.")
       .def(
           "dead",
           [](PySession& s, const std::string& actor) {
@@ -554,15 +516,13 @@ void bind_session(nb::module_& m) {
           nb::arg("head"), nb::arg("buffers"))
       .def(
           "publish",
-          [](PySession& s, const Ref& ref) {
+          [](PySession& s, const Ref& ref, const std::string& id) {
             Session& session = s.get();
-            const auto id = session.new_id<ObjectId>();
             const nb::gil_scoped_release release;
-            session.publish(id, ref.future());
-            return to_string(session.job()) + to_string(id);
+            session.publish(object_id(id).second, ref.future());
           },
-          nb::arg("ref"),
-          "Gives a value to the node, so that other processes, of other jobs too, can fetch it by the id (32 digits) that is returned.")
+          nb::arg("ref"), nb::arg("id"),
+          "Gives a value to the node, so that other processes, of other jobs too, can fetch it by this id: the job's and 16 digits.")
       .def(
           "fetch",
           [](PySession& s, const std::string& id, const std::string& owner) {
@@ -663,6 +623,14 @@ void bind_session(nb::module_& m) {
             return tally(session, refs);
           },
           nb::arg("refs"), "Counts which of these become ready.")
+      .def(
+          "count",
+          [](PySession& s, const std::shared_ptr<Tally>& t, const std::vector<Ref*>& refs) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            count(session, t, refs);
+          },
+          nb::arg("tally"), nb::arg("refs"), "Counts these, too.")
       .def("close_queue",
            [](PySession& s, const std::string& queue) {
              Session& session = s.get();
@@ -693,6 +661,7 @@ void bind_session(nb::module_& m) {
               const nb::gil_scoped_release release;
               return session.wait(
                   [&] {
+                    if (s.stopped) return true;
                     if (s.queue->empty()) return false;
                     out = std::make_unique<PyIncoming>(s.queue->pop());
                     return true;
@@ -702,7 +671,7 @@ void bind_session(nb::module_& m) {
             if (!waited && waited.error().code() != Code::kDeadlineExceeded) unwrap(waited);
             return out;
           },
-          nb::arg("timeout") = nb::none(), "The next call in order, or None when the time is over.")
+          nb::arg("timeout") = nb::none(), "The next call in order, or None when the time is over or nobody serves any more.")
       .def(
           "reply",
           [](PySession& s, PyIncoming& incoming, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, bool raised) {
@@ -717,7 +686,49 @@ void bind_session(nb::module_& m) {
               }
             });
           },
-          nb::arg("incoming"), nb::arg("head"), nb::arg("buffers"), nb::arg("raised") = false);
+          nb::arg("incoming"), nb::arg("head"), nb::arg("buffers"), nb::arg("raised") = false)
+      .def(
+          "reply_many",
+          [](PySession& s, PyIncoming& incoming, const std::vector<std::pair<nb::bytes, std::vector<ReadBuffer>>>& parts) {
+            std::vector<Value::Pieces> pieces;
+            for (const auto& [head, buffers] : parts) pieces.push_back(pieces_of(head, buffers));
+            auto value = Value::make_many(pieces);
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.own([&] {
+              if (value) {
+                incoming.reply(*value);
+              } else {
+                incoming.fail(value.error());
+              }
+            });
+          },
+          nb::arg("incoming"), nb::arg("parts"), "Replies with several values, (head, buffers) each, for a caller that splits them.")
+      .def(
+          "refuse",
+          [](PySession& s, PyIncoming& incoming, const std::string& reason, const std::string& message) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.own([&] { incoming.fail(unavailable(message).with_reason(reason)); });
+          },
+          nb::arg("incoming"), nb::arg("reason"), nb::arg("message"), "The call comes to this Unavailable.")
+      .def(
+          "stop_serving",
+          [](PySession& s) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.own([&] { s.stopped = true; });
+          },
+          "Ends the wait of the thread that is in next_call.")
+      .def(
+          "drain",
+          [](PySession& s, double timeout) {
+            Session& session = s.get();
+            const auto deadline = deadline_in(timeout);
+            const nb::gil_scoped_release release;
+            (void)session.wait([&] { return session.actor_host().queued_bytes() == 0; }, deadline);
+          },
+          nb::arg("timeout"), "Returns when the sockets have taken every reply, or the time is over.");
 }
 
 }  // namespace shoal::python

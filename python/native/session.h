@@ -20,6 +20,7 @@ class PySession {
   void abandon_after_fork();
 
   std::shared_ptr<actors::CallQueue> queue;                          // of a worker that serves
+  bool stopped = false;                                              // its next_call ends; the loop's
   std::map<std::string, std::shared_ptr<actors::CallQueue>> queues;  // of actors that a driver hosts, by id
 
  private:

@@ -10,7 +10,7 @@ from pkgutil import extend_path
 # Lets `shoal._native` be found in bazel-bin; does nothing in an installed wheel.
 __path__ = extend_path(__path__, __name__)
 
-from shoal import exceptions
+from shoal import actor, exceptions, util
 from shoal._client import (
     ObjectRef,
     available_resources,
@@ -25,8 +25,10 @@ from shoal._client import (
     wait,
 )
 from shoal._native import __version__
+from shoal._options import method
 from shoal._remote import get_actor, remote
-
+from shoal.actor import exit_actor
+from shoal.runtime_context import get_gpu_ids, get_runtime_context
 
 
 def __getattr__(name: str):
@@ -38,17 +40,23 @@ def __getattr__(name: str):
 __all__ = [
     "ObjectRef",
     "__version__",
+    "actor",
     "available_resources",
     "cluster_resources",
     "exceptions",
+    "exit_actor",
     "get",
     "get_actor",
+    "get_gpu_ids",
+    "get_runtime_context",
     "init",
     "is_initialized",
     "kill",
+    "method",
     "nodes",
     "put",
     "remote",
     "shutdown",
+    "util",
     "wait",
 ]

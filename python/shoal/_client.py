@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal import _native, _serialize
+from shoal._refs import ObjectRef, load
 from shoal._runtime import attach_worker, close, read_token, start_local, started_by_node, state
 from shoal._runtime import session as _session
-from shoal.exceptions import GetTimeoutError, InvalidArgument, ShoalError, TaskError
+from shoal.exceptions import GetTimeoutError, InvalidArgument
 
 __all__ = [
     "ObjectRef",
@@ -26,38 +27,6 @@ __all__ = [
     "shutdown",
     "wait",
 ]
-
-
-class ObjectRef:
-    """A value that is there or under way: what ``put`` and remote calls return.
-
-    As a top-level argument of a call it is replaced by its value; inside another object it stays a reference. Copies in other processes
-    are served by the node, which keeps a value that was sent away until the job ends.
-    """
-
-    __slots__ = ("__weakref__", "_id", "_owner", "_ref", "_where")
-
-    def __init__(self, ref: _native.Ref, where: str = "", object_id: str = "", owner: str = ""):
-        self._ref, self._where, self._id, self._owner = ref, where, object_id, owner
-
-    def _publish(self) -> str:
-        if not self._id:
-            self._id, self._owner = _session().publish(self._ref), _session().worker
-        return self._id
-
-    def hex(self) -> str:
-        return self._publish()
-
-    def __reduce__(self):
-        return _fetch, (self._publish(), self._where, self._owner)
-
-    def __repr__(self) -> str:
-        state = "pending" if not self._ref.ready else "failed" if self._ref.failed else "ready"
-        return f"ObjectRef({self._where or 'put'}, {state})"
-
-
-def _fetch(object_id: str, where: str, owner: str) -> ObjectRef:
-    return ObjectRef(_session().fetch(object_id, owner), where, object_id, owner)
 
 
 def init(
@@ -141,21 +110,6 @@ def put(value: Any) -> ObjectRef:
     return ObjectRef(_session().put(*_serialize.dumps(value)))
 
 
-def _load(ref: ObjectRef, where: str = "") -> Any:
-    """The value of a reference that is ready. ``where``: what its error shall name besides."""
-    try:
-        raised, head, buffers = ref._ref.value()
-    except ShoalError as error:  # of the engine: it never came
-        error.context = (*error.context, *([where] if where else []))
-        raise
-    value = _serialize.loads(head, buffers)
-    if not raised:
-        return value
-    if isinstance(value, ShoalError):
-        value.context = (*value.context, *([where] if where else []))
-    raise value.as_instance_of_cause() if isinstance(value, TaskError) else value
-
-
 def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) -> Any:
     """The value of a reference, or the list of values of a list of them, in order.
 
@@ -174,8 +128,8 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
         raise GetTimeoutError(f"not ready within {timeout:g} s: {', '.join(late[:5])}{' ...' if len(late) > 5 else ''}")
     for r in wanted:  # a failure comes before values that are not there yet
         if r._ref.ready and r._ref.failed:
-            _load(r)
-    values = [_load(r) for r in wanted]
+            load(r)
+    values = [load(r) for r in wanted]
     return values[0] if single else values
 
 
@@ -189,9 +143,11 @@ def wait(
         raise TypeError("wait() takes a list of ObjectRefs")
     if timeout is not None and timeout < 0:
         raise ValueError("a timeout is not negative")
+    if isinstance(num_returns, bool) or not isinstance(num_returns, int):
+        raise TypeError(f"num_returns is an int, not {type(num_returns).__name__}")
     if not refs:
         return [], []
-    if len({id(r) for r in refs}) != len(refs):
+    if len({r._id or id(r) for r in refs}) != len(refs):  # copies of one have its id
         raise ValueError("wait() takes each ObjectRef once")
     if not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns is between 1 and the number of references ({len(refs)})")

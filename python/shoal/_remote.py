@@ -12,21 +12,29 @@ import sysconfig
 from typing import Any
 
 from shoal import _native, _serialize
-from shoal._client import ObjectRef, get, put
-from shoal._placement import PLACEMENT_OPTIONS, where
+from shoal._client import get, put
+from shoal._options import (
+    ACTOR_OPTIONS,
+    BUILT_IN,
+    FUNCTION_OPTIONS,
+    METHOD_OPTIONS,
+    check_actor_options,
+    check_call_options,
+    concurrency_of,
+    methods_of,
+)
+from shoal._placement import where
+from shoal._refs import ObjectRef, when_ready
 from shoal._runtime import _package_path, state
 from shoal._runtime import session as _session
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import InvalidArgument, PendingCallsLimitExceeded, Unimplemented
 
 __all__ = ["ActorClass", "ActorHandle", "RemoteFunction", "create_gang", "get_actor", "list_named_actors", "remote"]
 
 _OPTIONS = {"num_cpus", "num_gpus", "memory", "resources"}
-_ACTOR_OPTIONS = {"name", "namespace", "lifetime", "get_if_exists", "max_restarts", "max_task_retries"}
-_KNOWN = _OPTIONS | _ACTOR_OPTIONS | PLACEMENT_OPTIONS
-_RAYS_OTHERS = {
-    "max_concurrency", "concurrency_groups",
-    "max_pending_calls", "num_returns", "max_retries", "retry_exceptions", "max_calls", "runtime_env", "accelerator_type",
-}  # fmt: skip
+_KNOWN = _OPTIONS | ACTOR_OPTIONS | FUNCTION_OPTIONS
+_RAYS_OTHERS = {"runtime_env", "accelerator_type"}
+_MAX_BIRTH_BYTES = 1 << 19  # of actors/cluster/cluster.h
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -35,19 +43,6 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
             raise Unimplemented(f"the option {name} of shoal.remote is not in this release", hint=f"use {', '.join(sorted(_KNOWN))}")
         if name not in _KNOWN:
             raise TypeError(f"unknown option {name}; there are {', '.join(sorted(_KNOWN))}")
-    for name in ("name", "namespace"):
-        if options.get(name) is not None and (not isinstance(options[name], str) or not options[name]):
-            raise (TypeError if not isinstance(options[name], str) else ValueError)(
-                f"the {name} of an actor is a str that is not empty, not {options[name]!r}"
-            )
-    for name in ("max_restarts", "max_task_retries"):
-        count = options.get(name, 0)
-        if not isinstance(count, int) or isinstance(count, bool) or count < -1:
-            raise ValueError(f"{name} is an int, -1 for always, not {count!r}")
-    if options.get("max_task_retries") and options.get("max_restarts", 1) == 0:
-        raise ValueError("max_task_retries needs max_restarts: a call can be made again only on an actor that is started again")
-    if options.get("lifetime") not in (None, "detached", "non_detached"):
-        raise ValueError(f"lifetime is 'detached', 'non_detached' or None, not {options['lifetime']!r}")
     if not isinstance(options.get("resources") or {}, dict):
         raise TypeError(f"resources is a dict of amounts by name, not {type(options['resources']).__name__}")
     return options
@@ -89,7 +84,8 @@ class _Dep:
         return _Dep, (self.k,)
 
 
-def _pack(args: tuple, kwargs: dict) -> tuple[bytes, list[memoryview], list[_native.Ref]]:
+def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None) -> tuple[bytes, list[memoryview], list[_native.Ref]]:
+    """``extra``: what the worker has to know of a call that is not like most (num_returns, group, name)."""
     deps: list[_native.Ref] = []
     if any(type(a) is ObjectRef for a in args) or any(type(a) is ObjectRef for a in kwargs.values()):
 
@@ -101,11 +97,22 @@ def _pack(args: tuple, kwargs: dict) -> tuple[bytes, list[memoryview], list[_nat
 
         args = tuple(replaced(a) for a in args)
         kwargs = {k: replaced(a) for k, a in kwargs.items()}
-    return (*_serialize.dumps((args, kwargs)), deps)
+    return (*_serialize.dumps((args, kwargs, extra) if extra else (args, kwargs)), deps)
 
 
 def _call(actor_id: str, method: str, where: str, args: tuple, kwargs: dict) -> ObjectRef:
     return ObjectRef(_session().call(actor_id, method, *_pack(args, kwargs)), where)
+
+
+def extra_of(options: dict[str, Any]) -> dict[str, Any]:
+    return {k: options[k] for k in ("num_returns", "concurrency_group", "name") if k in options and (k, options[k]) != ("num_returns", 1)}
+
+
+def results(ref: _native.Ref, num_returns: int, where: str) -> ObjectRef | list[ObjectRef] | None:
+    """What ``.remote()`` returns: one reference, a list of them, or nothing."""
+    if num_returns == 1:
+        return ObjectRef(ref, where)
+    return [ObjectRef(r, where) for r in ref.split(_session(), num_returns)] if num_returns else None
 
 
 class ActorMethod:
@@ -120,28 +127,78 @@ class ActorMethod:
         handle = self._handle
         return _call(handle._actor_id, self._name, f"{handle._class_name}.{self._name}", args, kwargs)
 
+    def options(self, **options) -> _MethodWithOptions:
+        """``num_returns``, ``concurrency_group``, ``name`` of the calls made through what is returned."""
+        check_call_options(options, "methods of actors")
+        of = {**self._handle._options_of(self._name), **options}
+        return _MethodWithOptions(self._handle, self._name, {k: v for k, v in of.items() if v is not None})
+
     def __call__(self, *args, **kwargs):
         raise TypeError(f"call {self._name}.remote(...): a method of an actor runs in the actor's process")
+
+
+class _MethodWithOptions(ActorMethod):
+    """One whose calls are not like most."""
+
+    __slots__ = ("_options",)
+
+    def __init__(self, handle: ActorHandle, name: str, options: dict[str, Any]):
+        super().__init__(handle, name)
+        self._options = options
+
+    def remote(self, *args, **kwargs):
+        handle, options, session = self._handle, self._options, _session()
+        num_returns = options.get("num_returns", 1)
+        if num_returns == "streaming":  # of a generator
+            check_call_options({"num_returns": num_returns}, "methods of actors")
+        pending = handle._admit(session)
+        ref = session.call(handle._actor_id, self._name, *_pack(args, kwargs, extra_of(options)))
+        if pending is not None:
+            session.count(pending, [ref])
+        return results(ref, num_returns, options.get("name") or f"{handle._class_name}.{self._name}")
 
 
 class ActorHandle:
     """Names an actor; may be passed to other actors and tasks. Calls of one caller run in the order in which they were made."""
 
-    def __init__(self, actor_id: str, class_name: str, methods: frozenset[str], created: ObjectRef | None = None):
+    def __init__(
+        self,
+        actor_id: str,
+        class_name: str,
+        methods: dict[str, dict[str, Any]],
+        created: ObjectRef | None = None,
+        max_pending: int = -1,
+    ):
         self._actor_id, self._class_name, self._methods, self._created = actor_id, class_name, methods, created
+        self._max_pending, self._pending = max_pending, None
 
     def __getattr__(self, name: str) -> ActorMethod:
-        if name.startswith("__") or name not in self._methods:
+        options = BUILT_IN.get(name) if name.startswith("__") else self._methods.get(name)
+        if options is None:
             raise AttributeError(f"actor {self._class_name} has no method {name}")
-        method = ActorMethod(self, name)
+        plain = not options.keys() & METHOD_OPTIONS and self._max_pending < 0
+        method = ActorMethod(self, name) if plain else _MethodWithOptions(self, name, options)
         self.__dict__[name] = method  # looked up once
         return method
+
+    def _options_of(self, name: str) -> dict[str, Any]:
+        return self._methods.get(name) or {}
+
+    def _admit(self, session: _native.Session) -> _native.Tally | None:
+        """Counts the calls that are not done, if there is a bound."""
+        if self._max_pending < 0:
+            return None
+        if self._pending is None:
+            self._pending = session.tally([])
+        if self._pending.of - self._pending.ready >= self._max_pending:
+            raise PendingCallsLimitExceeded(f"{self._max_pending} calls wait for actor {self._class_name}: its max_pending_calls")
+        return self._pending
 
     def __repr__(self) -> str:
         return f"Actor({self._class_name}, {self._actor_id})"
 
     def __reduce__(self):
-        return _revive_handle, (self._actor_id, self._class_name, self._methods)
+        return _revive_handle, (self._actor_id, self._class_name, self._methods, self._max_pending)
 
     def __eq__(self, other) -> bool:
         return isinstance(other, ActorHandle) and other._actor_id == self._actor_id
@@ -150,20 +207,9 @@ class ActorHandle:
         return hash(self._actor_id)
 
 
-def _revive_handle(actor_id: str, class_name: str, methods: frozenset[str]) -> ActorHandle:
+def _revive_handle(actor_id: str, class_name: str, methods: dict[str, dict[str, Any]], max_pending: int = -1) -> ActorHandle:
     _session().know(actor_id, class_name)
-    return ActorHandle(actor_id, class_name, methods)
-
-
-def _methods_of(cls: type) -> frozenset[str]:
-    names = {n for n, f in inspect.getmembers(cls, callable) if not n.startswith("__") or n == "__call__"}
-    coroutines = sorted(n for n in names if inspect.iscoroutinefunction(getattr(cls, n)))
-    if coroutines:
-        raise Unimplemented(
-            f"async methods of actors are not in this release ({cls.__name__}.{coroutines[0]})",
-            hint="use ordinary methods",
-        )
-    return frozenset(names)
+    return ActorHandle(actor_id, class_name, methods, max_pending=max_pending)
 
 
 def create_gang(
@@ -177,40 +223,66 @@ def create_gang(
     refuse_infeasible: bool = False,
     env: dict[str, str] | None = None,
     name: str = "",
+    options: dict[str, Any] | None = None,
     placed: dict[str, Any] | None = None,
 ) -> list[ActorHandle]:
     """``count`` actors of one class, placed together or not at all, by rank. Each is constructed with the same arguments.
-    ``name`` is what people read (default: the class's), ``placed`` where they may go (of ``_placement.where``)."""
-    name = name or cls.__name__
+    ``name`` is what people read (default: the class's); ``options``: the actors' own (ACTOR_OPTIONS); ``placed``: where they
+    may go (of ``_placement.where``)."""
+    name, options = name or cls.__name__, options or {}
     session = _session()
-    methods = _methods_of(cls)
-    packed = _pack((cls, tuple(args), dict(kwargs or {})), {})  # what cannot travel shall not leave actors behind
+    methods = methods_of(cls)
+    # What cannot travel shall not leave actors behind.
+    packed = _pack_creation(cls, name, methods, args, kwargs or {}, resources, options)
     ids = session.create_gang(name, count, resources, launch(torch=torch, env=env), refuse_infeasible, placed or {})
+    limit = options.get("max_pending_calls", -1)
     try:
-        return [ActorHandle(i, name, methods, ObjectRef(session.call(i, "__init__", *packed), name)) for i in ids]
+        handles = [ActorHandle(i, name, methods, ObjectRef(session.call(i, "__init__", *packed), name), limit) for i in ids]
     except BaseException:
         for i in ids:
             with contextlib.suppress(Exception):
                 session.kill(i)
         raise
+    for handle in handles if packed[2] else ():
+        when_ready(handle._created, lambda handle=handle: _end_unmade(handle, packed[2]))
+    return handles
 
 
-_MAX_BIRTH_BYTES = 1 << 19  # of actors/cluster/cluster.h
+def _pack_creation(cls: type, class_name: str, methods: dict, args, kwargs: dict, resources: dict[str, float], options: dict[str, Any]):
+    """The call that makes an actor: its class, what its worker has to know of it, and the arguments."""
+    return _pack((cls, _settings(cls, class_name, methods, resources, options), *args), kwargs)
 
 
-def _birth(cls: type, args: tuple, kwargs: dict) -> bytes:
+def _settings(cls: type, class_name: str, methods: dict, resources: dict[str, float], options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "class_name": class_name,
+        "name": options.get("name", ""),
+        "max_pending_calls": options.get("max_pending_calls", -1),
+        "resources": {k: v for k, v in resources.items() if v},
+        "concurrency": concurrency_of(cls, options, methods),
+    }
+
+
+def _end_unmade(handle: ActorHandle, arguments: list[_native.Ref]) -> None:
+    """An actor whose arguments have failed is never made: it ends."""
+    if any(a.ready and a.failed for a in arguments):
+        with contextlib.suppress(Exception):
+            _session().kill(handle._actor_id)
+
+
+def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> bytes:
     """What an actor is made from when it is started again. References among its arguments stay references, and large arguments become
     some."""
 
-    def packed(value) -> tuple[bytes, list[bytes]]:
-        head, buffers = _serialize.dumps(value)
-        return bytes(head), [bytes(b) for b in buffers]
+    def packed() -> bytes:
+        head, buffers = _serialize.dumps((cls, settings, args, kwargs))
+        return pickle.dumps((bytes(head), [bytes(b) for b in buffers]))
 
-    out = pickle.dumps(packed((cls, args, kwargs)))
+    out = packed()
     if len(out) > _MAX_BIRTH_BYTES:
         args = tuple(a if isinstance(a, ObjectRef) else put(a) for a in args)
         kwargs = {k: a if isinstance(a, ObjectRef) else put(a) for k, a in kwargs.items()}
-        out = pickle.dumps(packed((cls, args, kwargs)))
+        out = packed()
     if len(out) > _MAX_BIRTH_BYTES:
         raise InvalidArgument(
             f"the class {cls.__name__} travels as {len(out)} bytes; one that is started again may have {_MAX_BIRTH_BYTES}",
@@ -219,12 +291,14 @@ def _birth(cls: type, args: tuple, kwargs: dict) -> bytes:
     return out
 
 
-def born_again(birth: bytes) -> tuple[type, Any]:
-    """(class, instance) of an actor that is started again."""
-    head, buffers = pickle.loads(birth)
-    cls, args, kwargs = _serialize.loads(head, buffers)
-    args = [get(a) if isinstance(a, ObjectRef) else a for a in args]
-    return cls, cls(*args, **{k: get(a) if isinstance(a, ObjectRef) else a for k, a in kwargs.items()})
+def from_birth(birth: bytes) -> tuple[type, dict[str, Any], tuple, dict]:
+    """(class, settings, args, kwargs)"""
+    cls, settings, args, kwargs = _serialize.loads(*pickle.loads(birth))
+
+    def value(a):
+        return get(a) if isinstance(a, ObjectRef) else a
+
+    return cls, settings, tuple(value(a) for a in args), {k: value(a) for k, a in kwargs.items()}
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
@@ -246,43 +320,47 @@ class ActorClass:
     """A class decorated with ``remote``."""
 
     def __init__(self, cls: type, options: dict[str, Any]):
+        check_call_options(options, "actors", _OPTIONS)
+        check_actor_options(options)
         self._cls, self._options = cls, options
-        self._methods = _methods_of(cls)
+        self._methods = methods_of(cls)
+        concurrency_of(cls, options, self._methods)
         self.__name__, self.__doc__ = cls.__name__, cls.__doc__
 
     def options(self, **options) -> ActorClass:
         return ActorClass(self._cls, {**self._options, **_check_options(options)})
 
     def remote(self, *args, **kwargs) -> ActorHandle:
-        """An actor. With ``name`` others find it with ``get_actor``; ``lifetime="detached"``: it outlives its job."""
-        options = self._options
-        if options.get("get_if_exists") and not options.get("name"):
-            raise ValueError("get_if_exists needs the name of the actor to get")
-        placed, env = where(options)
-        restarts = options.get("max_restarts", 0)
-        if not options.get("name") and options.get("lifetime") != "detached" and not restarts:
-            return create_gang(self._cls, 1, args, kwargs, resources=_resources(options, 0), placed=placed, env=env)[0]
-        session = _session()
-        packed = _pack((self._cls, tuple(args), dict(kwargs)), {})
-        handle = ActorHandle(session.new_actor_id(), self.__name__, self._methods)
+        """An actor. With ``name`` others find it with ``get_actor``; ``lifetime="detached"``: it outlives its job; with ``max_restarts`` its
+        process is started again when it ends unasked."""
+        options = {k: v for k, v in self._options.items() if v is not None}
+        resources, (placed, env) = _resources(options, 0), where(options)
+        if not (options.get("name") or options.get("max_restarts") or options.get("lifetime") == "detached"):
+            return create_gang(self._cls, 1, args, kwargs, resources=resources, options=options, placed=placed, env=env)[0]
+        session, name, restarts = _session(), self.__name__, options.get("max_restarts", 0)
+        packed = _pack_creation(self._cls, name, self._methods, args, kwargs, resources, options)
+        limit = options.get("max_pending_calls", -1)
+        handle = ActorHandle(session.new_actor_id(), name, self._methods, max_pending=limit)
         exists = session.create_actor(
             handle._actor_id,
-            self.__name__,
-            _resources(options, 0),
+            name,
+            resources,
             launch(env={**env, "SHOAL_NAMESPACE": options.get("namespace") or state.namespace}),
             name=options.get("name") or "",
             name_space=options.get("namespace") or state.namespace,
             handle=_serialize.dumps(handle)[0],
-            get_if_exists=bool(options.get("get_if_exists")),
+            get_if_exists=options.get("get_if_exists", False),
             detached=options.get("lifetime") == "detached",
             where=placed,
             max_restarts=restarts,
             max_task_retries=options.get("max_task_retries", 0) if restarts else 0,
-            birth=_birth(self._cls, args, kwargs) if restarts else b"",
+            birth=_birth(self._cls, _settings(self._cls, name, self._methods, resources, options), args, kwargs) if restarts else b"",
         )
         if exists is not None:
             return _serialize.loads(exists, [])
-        handle._created = ObjectRef(session.call(handle._actor_id, "__init__", *packed), self.__name__)
+        handle._created = ObjectRef(session.call(handle._actor_id, "__init__", *packed), name)
+        if packed[2]:
+            when_ready(handle._created, lambda: _end_unmade(handle, packed[2]))
         if options.get("lifetime") == "detached":
             state.births = [r for r in state.births if not r.ready] + [handle._created._ref]
         return handle
@@ -300,19 +378,24 @@ class RemoteFunction:
     def __init__(self, function, options: dict[str, Any]):
         if inspect.iscoroutinefunction(function):
             raise Unimplemented("async remote functions are not in this release", hint="use an ordinary function")
+        check_call_options(options, "remote functions", _OPTIONS)
         self._function, self._options = function, options
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
     def options(self, **options) -> RemoteFunction:
         return RemoteFunction(self._function, {**self._options, **_check_options(options)})
 
-    def remote(self, *args, **kwargs) -> ObjectRef:
+    def remote(self, *args, **kwargs) -> ObjectRef | list[ObjectRef] | None:
         from shoal._tasks import FunctionPool  # after this module: its workers are actors
 
         _session()
         if state.functions is None:
             state.functions = FunctionPool()
-        return state.functions.submit(self._function, self.__name__, _resources(self._options, 1), where(self._options), args, kwargs)
+        options = {k: v for k, v in self._options.items() if v is not None}
+        if "num_returns" not in options and inspect.isgeneratorfunction(self._function):
+            check_call_options({"num_returns": "streaming"}, "remote functions")
+        name = options.get("name") or self.__name__
+        return state.functions.submit(self._function, name, _resources(options, 1), args, kwargs, options)
 
     def __call__(self, *args, **kwargs):
         raise TypeError(f"call {self.__name__}.remote(...), or the plain function")
@@ -324,7 +407,10 @@ class RemoteFunction:
 def remote(*args, **options):
     """Decorator: ``@remote`` or ``@remote(num_cpus=1, num_gpus=0, memory=bytes, resources={...})`` on a class or a function.
 
-    An actor asks for no CPU unless told so, a task for one.
+    An actor asks for no CPU unless told so, a task for one. Of an actor besides: ``max_concurrency`` (threads; calls at once of a class with
+    ``async def`` methods, 1000 by default), ``concurrency_groups`` (more threads, by name), ``max_pending_calls``; ``name``, ``namespace``,
+    ``get_if_exists``, ``lifetime``; ``max_restarts``, ``max_task_retries``. Of both: ``scheduling_strategy``, ``label_selector``. Of a function:
+    ``num_returns``, ``max_retries`` (3) after deaths of its process, ``retry_exceptions``, ``max_calls`` of one process, ``name``.
     """
     if len(args) == 1 and not options and callable(args[0]):
         target = args[0]

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from shoal._client import ObjectRef, kill
-from shoal._remote import ActorHandle, _call, create_gang
+from shoal import _native
+from shoal._placement import where
+from shoal._refs import ObjectRef, callbacks, load
+from shoal._remote import ActorHandle, _pack, create_gang, extra_of, results
 from shoal._runtime import session, state
 
 
@@ -21,20 +25,79 @@ class FunctionWorker:
 
 
 @dataclass
+class _Task:
+    """A call of a remote function, with what it takes to make it again."""
+
+    function: Callable
+    resources: dict[str, float]
+    placed: tuple[dict, dict]  # of _placement.where
+    args: _native.Ref
+    deps: list[_native.Ref]
+    attempts: _native.Attempts
+    retries: int  # that are left; below 0: any number
+    retry_exceptions: bool | tuple[type[BaseException], ...]
+    max_calls: int
+    result: _native.Ref = field(init=False)
+    attempt: _native.Ref | None = None
+    worker: _Worker | None = None
+
+    def __post_init__(self):
+        self.result = self.attempts.ref
+
+    def take_retry(self) -> bool:
+        if self.retries == 0:
+            return False
+        self.retries -= 1
+        return True
+
+    def worth_another(self) -> bool:
+        """After it raised."""
+        if isinstance(self.retry_exceptions, bool):
+            return self.retry_exceptions
+        try:
+            load(ObjectRef(self.attempt))
+        except BaseException as error:
+            return isinstance(error, self.retry_exceptions)
+        return False
+
+
+@dataclass
+class _Attempt:
+    """One call of a task. ``number``: under which its failure would be told."""
+
+    task: _Task
+    ref: _native.Ref
+    number: int
+
+    @property
+    def over(self) -> bool:
+        """Its result is the task's, or the task is tried again. One that failed is not over before it is judged."""
+        return self.ref.ready and (self.task.result.ready or self.task.attempt is not self.ref)
+
+
+@dataclass
 class _Worker:
     handle: ActorHandle
-    in_flight: deque = field(default_factory=deque)
+    in_flight: deque[_Attempt] = field(default_factory=deque)
     idle_since: float = field(default_factory=time.monotonic)
+    calls: Counter = field(default_factory=Counter)  # by function
+    retired: bool = False  # gets no more tasks
+    crashed: bool = False  # and that has been charged to the task which it ran
 
     def settle(self) -> None:
-        while self.in_flight and self.in_flight[0]._ref.ready:
-            self.in_flight.popleft()
+        while self.in_flight and self.in_flight[0].over:
+            callbacks().forget(self.in_flight.popleft().number)
             self.idle_since = time.monotonic()
 
     @property
     def alive(self) -> bool:
         created = self.handle._created._ref
         return created.ready and not created.failed
+
+    @property
+    def failed(self) -> bool:
+        created = self.handle._created._ref
+        return created.ready and created.failed
 
 
 class FunctionPool:
@@ -43,8 +106,10 @@ class FunctionPool:
     IDLE_S = 2.0  # then a worker gives its CPU back
     LOOK_S = 0.1  # how often, at most, the cluster is asked for room
     MAX_WORKERS = 64
+    MAX_RETRIES = 3  # of a task whose worker died, unless its options say otherwise
 
     def __init__(self):
+        self._session = session()
         self._lock = threading.Lock()
         self._pools: dict[tuple, list[_Worker]] = {}
         self._looked = 0.0
@@ -52,24 +117,83 @@ class FunctionPool:
         threading.Thread(target=self._shrink, daemon=True, name="shoal-tasks").start()
         state.ending.append(self._ended.set)
 
-    def submit(self, function, name: str, resources: dict[str, float], placed: tuple[dict, dict], args: tuple, kwargs: dict) -> ObjectRef:
-        """``placed``: of ``_placement.where``."""
+    def submit(
+        self, function, name: str, resources: dict[str, float], args: tuple, kwargs: dict, options: dict[str, Any]
+    ) -> ObjectRef | list[ObjectRef] | None:
+        head, buffers, deps = _pack((function, *args), kwargs, extra_of(options))
+        wanted = options.get("retry_exceptions", False)
+        task = _Task(
+            function,
+            resources,
+            where(options),
+            self._session.put(head, buffers),
+            deps,
+            _native.Attempts(name),
+            options.get("max_retries", self.MAX_RETRIES),
+            wanted if isinstance(wanted, bool) else tuple(wanted),
+            # Memory of a device is given back by the end of the process only.
+            options.get("max_calls", 1 if resources.get("GPU") else 0),
+        )
+        self._start(task)
+        return results(task.result, options.get("num_returns", 1), name)
+
+    def _start(self, task: _Task) -> None:
         with self._lock:
-            key = (tuple(sorted(resources.items())), repr(placed))
-            pool = self._pools.setdefault(key, [])
-            pool[:] = [w for w in pool if not (w.handle._created._ref.ready and w.handle._created._ref.failed)]
-            for w in pool:
-                w.settle()
-            if not pool or (all(w.in_flight for w in pool) and len(pool) < self.MAX_WORKERS and self._room_for(resources, pool, placed)):
-                pool.append(self._new_worker(resources, placed))
-            # One that is not placed yet may wait for long: only the first gets tasks before it lives.
-            worker = min([w for w in pool if w.alive] or pool[:1], key=lambda w: len(w.in_flight))
-            if session().dead(worker.handle._actor_id):
-                pool.remove(worker)
-                pool.append(worker := self._new_worker(resources, placed))
-            ref = _call(worker.handle._actor_id, "run", name, (function, *args), kwargs)
-            worker.in_flight.append(ref)
-            return ref
+            worker = task.worker = self._worker_for(task.resources, task.placed)
+            judge_raised = task.retry_exceptions not in (False, ()) and task.retries != 0
+            awaited = callbacks()
+            number = awaited.number(lambda: self._judge(task))
+            task.attempt = task.attempts.start(
+                self._session, worker.handle._actor_id, "run", task.args, task.deps, judge_raised, awaited.readiness, number
+            )
+            worker.in_flight.append(_Attempt(task, task.attempt, number))
+            if task.max_calls:
+                worker.calls[task.function] += 1
+                worker.retired |= worker.calls[task.function] >= task.max_calls
+
+    def _worker_for(self, resources: dict[str, float], placed: tuple[dict, dict]) -> _Worker:
+        pool = self._pools.setdefault((tuple(sorted(resources.items())), repr(placed)), [])
+        pool[:] = [w for w in pool if not w.failed]
+        for w in pool:
+            w.settle()
+        self._end_retired(pool)
+        open_ones = [w for w in pool if not w.retired]
+        if not open_ones or (all(w.in_flight for w in open_ones) and len(pool) < self.MAX_WORKERS and self._room_for(resources, pool, placed)):
+            pool.append(self._new_worker(resources, placed))
+            open_ones.append(pool[-1])
+        # One that is not placed yet may wait for long: only the first gets tasks before it lives.
+        worker = min([w for w in open_ones if w.alive] or open_ones[:1], key=lambda w: len(w.in_flight))
+        if self._session.dead(worker.handle._actor_id):
+            pool.remove(worker)
+            pool.append(worker := self._new_worker(resources, placed))
+        return worker
+
+    def _judge(self, task: _Task) -> None:
+        """A task's worker has died, or it raised what may be worth another attempt. Called when it is so, once per attempt."""
+        with self._lock:
+            if self._ended.is_set():
+                again = False
+            elif self._raised(task):
+                again = task.worth_another() and task.take_retry()
+            elif task.worker.crashed:  # with another task: this one never began
+                again = True
+            else:
+                task.worker.crashed = True
+                again = task.take_retry()
+        with contextlib.suppress(Exception):  # the session is closed, or has no room: then this failure is the result
+            if again:
+                self._start(task)
+                return
+        with contextlib.suppress(Exception):
+            task.attempts.settle(self._session, task.attempt)
+
+    @staticmethod
+    def _raised(task: _Task) -> bool:
+        """Whether the function raised; else its process died."""
+        try:
+            return task.attempt.value()[0]
+        except Exception:
+            return False
 
     def _new_worker(self, resources: dict[str, float], placed: tuple[dict, dict]) -> _Worker:
         return _Worker(create_gang(FunctionWorker, 1, resources=resources, name="functions", placed=placed[0], env=placed[1])[0])
@@ -80,16 +204,25 @@ class FunctionPool:
         if time.monotonic() - self._looked < self.LOOK_S:
             return False
         self._looked = time.monotonic()
-        free = session().resources()[1]
+        free = self._session.resources()[1]
         return all(free.get(k, 0) >= v for k, v in resources.items())
+
+    def _end_retired(self, pool: list[_Worker]) -> None:
+        for w in [w for w in pool if w.retired and not w.in_flight and w.alive]:
+            self._end(pool, w)
+
+    def _end(self, pool: list[_Worker], worker: _Worker) -> None:
+        pool.remove(worker)
+        with contextlib.suppress(Exception):
+            self._session.kill(worker.handle._actor_id)
 
     def _shrink(self) -> None:
         while not self._ended.wait(self.IDLE_S / 4):
             with self._lock:
                 for pool in self._pools.values():
-                    for w in list(pool):
+                    for w in pool:
                         w.settle()
+                    self._end_retired(pool)
+                    for w in list(pool):
                         if not w.in_flight and w.alive and time.monotonic() - w.idle_since > self.IDLE_S:
-                            pool.remove(w)
-                            with contextlib.suppress(Exception):
-                                kill(w.handle)
+                            self._end(pool, w)

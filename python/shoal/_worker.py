@@ -1,79 +1,181 @@
-"""A worker's main: takes calls from the node's process and runs them, one after the other, on one actor."""
+"""A worker's main: takes calls from the node's process and runs them, by default one after the other, on one actor."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import traceback
 from collections import deque
+from typing import Any
 
 from shoal import _serialize
-from shoal._remote import _Dep, born_again
+from shoal._context import CallInfo, running
+from shoal._remote import _Dep, from_birth
 from shoal._runtime import attach_worker, state
 from shoal._tasks import FunctionWorker
+from shoal.actor import ActorExit, exit_actor
+
+_DRAIN_S = 5.0  # for answers that callers have not taken when a worker ends
 
 UNBORN = 99  # of actors/cluster/cluster.h: the exit code of a worker whose actor could not be made
 
 
 def main() -> int:
-    """Serves until the process is killed: by its node, or with it."""
+    """Serves until the process is killed, by its node or with it, or ends itself."""
     state.is_worker = True
     session = attach_worker()
-    instance = None
-    if "SHOAL_RESTARTS" in os.environ:
-        try:
-            _, instance = born_again(session.birth())
-        except Exception:
-            traceback.print_exc()
-            return UNBORN
     session.serve()
     early: deque = deque()  # calls of others that came before the creator's, which makes the actor
+    creation = None  # of one that is started again: nobody waits for that
+    try:
+        if "SHOAL_RESTARTS" in os.environ:
+            actor, birth = session.birth()
+            cls, settings, args, kwargs = from_birth(birth)
+        else:
+            while (creation := session.next_call()).method != "__init__":
+                early.append(creation)
+            actor = creation.actor
+            cls, settings, args, kwargs = _creation(creation)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        return fail_creation(session, creation, error, "an actor")
+    running.settings, running.cls = settings, cls
+    running.actor_id = actor if cls is not FunctionWorker else ""
+    if settings.get("concurrency"):
+        from shoal._concurrent import serve  # with asyncio: ordinary actors do not wait for it
+
+        return serve(session, creation, early, cls, args, kwargs)
+    running.call = CallInfo(f"{cls.__name__}.__init__", None)
+    try:
+        running.instance = cls(*args, **kwargs)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        return fail_creation(session, creation, error, f"{cls.__name__}.__init__")
+    made(session, creation)
+    return _serve(session, running.instance, early)
+
+
+def _serve(session, instance, early: deque) -> int:
+    """An ordinary actor."""
+    class_name, runs_functions = type(instance).__name__, isinstance(instance, FunctionWorker)
     while True:
-        incoming = early.popleft() if early and instance is not None else session.next_call()
-        if instance is None and incoming.method != "__init__":
-            early.append(incoming)
-            continue
-        where = f"{type(instance).__name__}.{incoming.method}" if instance is not None else incoming.method
+        incoming = early.popleft() if early else session.next_call()
+        method, extra = incoming.method, None
+        where = f"{class_name}.{method}"
         try:
-            args, kwargs = _arguments(incoming)
-            if isinstance(instance, FunctionWorker):
+            args, kwargs, extra = arguments(incoming)
+            if runs_functions:
                 where = args[0].__name__
-            if incoming.method == "__init__":
-                cls, cls_args, cls_kwargs = args
-                where = f"{cls.__name__}.__init__"
-                if instance is None:  # otherwise it was started again before its creator's call arrived
-                    instance = cls(*cls_args, **cls_kwargs)
-                result = None
+            running.call = CallInfo(where, extra)
+            if method[:2] == "__" and method in BUILT_INS:
+                result = BUILT_INS[method](instance, *args, **kwargs)
             else:
-                result = getattr(instance, incoming.method)(*args, **kwargs)
+                result = getattr(instance, method)(*args, **kwargs)
+            if extra is not None:
+                reply(session, incoming, result, extra)
+                continue
             head, buffers = _serialize.dumps(result)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            error.__traceback__ = error.__traceback__.tb_next or error.__traceback__  # without this frame
-            head, buffers = _serialize.dump_exception(error, where)
-            session.reply(incoming, head, buffers, True)
-            if isinstance(error, SystemExit):
-                return error.code if isinstance(error.code, int) else 0
-            if incoming.method == "__init__":  # an actor that could not be made is dead; its node tells why
-                traceback.print_exception(type(error), error, error.__traceback__)
-                return UNBORN
+        except SystemExit as error:
+            return end(session, incoming, error)
+        except (Exception, KeyboardInterrupt) as error:
+            refuse(session, incoming, error, where)
             continue
         session.reply(incoming, head, buffers)
 
 
-def _arguments(incoming) -> tuple[tuple, dict]:
-    args, kwargs = _serialize.loads(*incoming.args)
+def arguments(incoming) -> tuple[tuple, dict, dict[str, Any] | None]:
+    """(args, kwargs, extra) of a call; ``extra`` is None for most."""
+    loaded = _serialize.loads(*incoming.args)
+    args, kwargs = loaded[0], loaded[1]
+    extra = loaded[2] if len(loaded) == 3 else None
     deps = incoming.deps
     if not deps:
-        return args, kwargs
+        return args, kwargs, extra
     values = [_serialize.loads(*d) for d in deps]
     args = tuple(values[a.k] if type(a) is _Dep else a for a in args)
-    return args, {k: values[a.k] if type(a) is _Dep else a for k, a in kwargs.items()}
+    return args, {k: values[a.k] if type(a) is _Dep else a for k, a in kwargs.items()}, extra
+
+
+def _creation(incoming) -> tuple[type, dict[str, Any], tuple, dict]:
+    args, kwargs, _ = arguments(incoming)
+    return args[0], args[1], args[2:], kwargs
+
+
+def reply(session, incoming, result, extra: dict[str, Any] | None) -> None:
+    """Answers with what the caller expects: one value, several, or none. Raises when the result is not of that kind."""
+    count = extra.get("num_returns", 1) if extra is not None else 1
+    if count == 1:
+        session.reply(incoming, *_serialize.dumps(result))
+    elif count == 0:
+        session.reply(incoming, *_serialize.dumps(None))
+    else:
+        try:
+            values = list(result)
+        except TypeError as error:
+            raise TypeError(f"with num_returns={count} a tuple or list is returned, not {type(result).__name__}") from error
+        if len(values) != count:
+            raise ValueError(f"Task returned {len(values)} objects, but num_returns={count}.")
+        session.reply_many(incoming, [_serialize.dumps(v) for v in values])
+
+
+def refuse(session, incoming, error: BaseException, where: str) -> None:
+    """Answers with what user code raised, without this frame of ours."""
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next or error.__traceback__
+    session.reply(incoming, *_serialize.dump_exception(error, where), True)
+
+
+def end(session, incoming, error: SystemExit) -> int:
+    """The exit code. The call that ends the actor comes to its death, as those behind it do."""
+    running.unanswered = incoming  # one that is let go of is answered: with a bug of ours
+    if isinstance(error, ActorExit) and incoming is not None:
+        session.refuse(incoming, "ActorDied", f"actor {type(running.instance).__name__} died: exit_actor() was called")
+    return exit_code(error)
+
+
+def exit_code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def made(session, creation) -> None:
+    """``creation`` is None for an actor that is started again."""
+    if creation is not None:
+        session.reply(creation, *_serialize.dumps(None))
+
+
+def fail_creation(session, creation, error: BaseException, where: str) -> int:
+    """An actor that could not be made is dead; its node tells why."""
+    if isinstance(error, SystemExit):
+        return end(session, creation, error)
+    if creation is not None:
+        refuse(session, creation, error, where)
+    traceback.print_exception(type(error), error, error.__traceback__)
+    return UNBORN
+
+
+def _call(instance, function, *args, **kwargs):
+    return function(instance, *args, **kwargs)
+
+
+# Methods that every actor has. A creator's call finds an actor that was started again before it arrived.
+BUILT_INS = {"__init__": lambda *_, **__: None, "__ray_terminate__": lambda _: exit_actor(), "__ray_ready__": lambda _: True, "__ray_call__": _call}
 
 
 def run_exit(code: int) -> None:
-    """Ends a worker: what it printed is flushed, user threads do not keep it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """Ends a worker: its exit handlers run, what it printed and answered is passed on, user threads do not keep it."""
+    try:
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass
+    if state.session is not None:
+        state.session.drain(_DRAIN_S)
     os._exit(code)
 
 

@@ -10,6 +10,7 @@ __all__ = [
     "ActorNotFound",
     "ActorUnavailableError",
     "ActorUnschedulableError",
+    "AsyncioActorExit",
     "Cancelled",
     "DataLoss",
     "DeadlineExceeded",
@@ -17,11 +18,24 @@ __all__ = [
     "Internal",
     "InvalidArgument",
     "NotFound",
+    "ObjectLostError",
+    "ObjectStoreFullError",
+    "OutOfMemoryError",
+    "OwnerDiedError",
+    "PendingCallsLimitExceeded",
+    "RayActorError",
+    "RayError",
+    "RaySystemError",
+    "RayTaskError",
     "ResourceExhausted",
+    "RuntimeEnvSetupError",
     "ShoalError",
+    "TaskCancelledError",
     "TaskError",
+    "TaskUnschedulableError",
     "Unavailable",
     "Unimplemented",
+    "WorkerCrashedError",
 ]
 
 
@@ -104,16 +118,40 @@ class Internal(ShoalError):
     code = "Internal"
 
 
-class ActorDiedError(Unavailable):
+# ---- Ray's names. Where a class is empty its code says what to do and its name what happened.
+
+
+class RayActorError(Unavailable):
+    """A call on an actor failed, and not because of what its code raised."""
+
+    @property
+    def actor_id(self) -> str | None:
+        """Of the actor, where it is known."""
+        for frame in self.context:
+            if frame.startswith("actor ") and frame.endswith(")"):
+                return frame[:-1].rpartition("(")[2]
+        return None
+
+
+class ActorDiedError(RayActorError):
     """The actor is dead; the message says how it died and what it said last."""
 
 
-class ActorUnavailableError(Unavailable):
-    """The actor is not there now, but may be again: its process is started again, or the connection to it broke."""
+class ActorUnavailableError(RayActorError):
+    """The actor is not there now, but may be again: its process is started again, or the connection to it broke. Whether the call was
+    executed is not known."""
 
 
-class ActorUnschedulableError(ResourceExhausted):
-    """There is no place where the actor was to be."""
+class WorkerCrashedError(Unavailable):
+    """The process that ran a remote function died, each time that it was run."""
+
+
+class ObjectLostError(Unavailable):
+    """A value is gone."""
+
+
+class OwnerDiedError(ObjectLostError):
+    """The process that was to make a value, or had it, is gone."""
 
 
 class ActorNotFound(NotFound, ValueError):
@@ -122,6 +160,40 @@ class ActorNotFound(NotFound, ValueError):
 
 class GetTimeoutError(DeadlineExceeded):
     """``get`` with a timeout: the value was not there in time."""
+
+
+class TaskCancelledError(Cancelled):
+    """The call was cancelled."""
+
+
+class PendingCallsLimitExceeded(ResourceExhausted):
+    """More calls wait for an actor than its ``max_pending_calls``."""
+
+
+class TaskUnschedulableError(ResourceExhausted):
+    """No node can ever run the function."""
+
+
+class ActorUnschedulableError(ResourceExhausted):
+    """No node can ever hold the actor."""
+
+
+class OutOfMemoryError(ResourceExhausted):
+    """A process was ended because memory ran out."""
+
+
+class ObjectStoreFullError(ResourceExhausted):
+    """There is no room for a value."""
+
+
+class RuntimeEnvSetupError(InvalidArgument):
+    """The environment that a function or an actor asked for could not be made."""
+
+
+class AsyncioActorExit(ShoalError):
+    """``exit_actor`` was called in an async actor. User code lets it pass."""
+
+    code = "Cancelled"
 
 
 # In the order of runtime/core/error.h.
@@ -138,10 +210,12 @@ _CODES = [
 ]
 
 
+# What Ray has a name for, by reason.
 _REASONS = {
     "ActorDied": ActorDiedError,
     "ActorUnavailable": ActorUnavailableError,
-    "Disconnected": ActorUnavailableError,
+    "OwnerDied": OwnerDiedError,
+    "WorkerCrashed": WorkerCrashedError,
     "NoSuchName": ActorNotFound,
     "Unschedulable": ActorUnschedulableError,
 }
@@ -169,6 +243,10 @@ class TaskError(ShoalError):
 
         return _unpack, (_serialize.pack_exception(self.cause), self.traceback_text, self.where)
 
+    def as_instanceof_cause(self) -> Exception:
+        """Ray's spelling of ``as_instance_of_cause``."""
+        return self.as_instance_of_cause()
+
     def as_instance_of_cause(self) -> Exception:
         """This error as an exception that ``except CauseClass`` catches, too.
 
@@ -192,6 +270,9 @@ class TaskError(ShoalError):
             return bare(both, args, {**vars(outer), **attributes})
         except Exception:  # its class forbids such a mix
             return self
+
+
+RayError, RayTaskError, RaySystemError = ShoalError, TaskError, Internal
 
 
 def _unpack(packed: bytes, traceback_text: str, where: str) -> TaskError:

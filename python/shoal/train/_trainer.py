@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import _serialize
-from shoal._client import ObjectRef, _load, kill
+from shoal._client import ObjectRef, kill
+from shoal._refs import load
 from shoal._remote import ActorHandle, create_gang
 from shoal._runtime import session, state
 from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
@@ -96,7 +97,7 @@ class Trainer:
             "LOCAL_WORLD_SIZE": str(count),
             "GROUP_RANK": "0",
             "MASTER_ADDR": s.host,
-            "MASTER_PORT": str(_load(port)),
+            "MASTER_PORT": str(load(port)),
             "TORCHELASTIC_RESTART_COUNT": "0",
         }
         queue = s.host_queue("TrainReports")
@@ -109,7 +110,7 @@ class Trainer:
             history = self._serve(s, queue, runs)
         finally:
             s.close_queue(queue)
-        return Result(history[-1] if history else {}, history, [_load(r) for r in runs])
+        return Result(history[-1] if history else {}, history, [load(r) for r in runs])
 
     def _serve(self, s, queue: str, runs: list[ObjectRef]) -> list[dict[str, Any]]:
         """Answers reports once every rank has made them, until all loops have returned."""
@@ -122,7 +123,7 @@ class Trainer:
             seen = sum(r.ready for r in refs)
             for rank, r in enumerate(runs):
                 if r._ref.ready and r._ref.failed:
-                    _load(r, f"rank {rank} of {len(runs)}")  # raises
+                    load(r, f"rank {rank} of {len(runs)}")  # raises
             if incoming is None:
                 if seen == len(refs):
                     return history

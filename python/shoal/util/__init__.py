@@ -1,6 +1,7 @@
-"""Placement groups and other helpers, under Ray's names."""
+"""Placement groups, actors by name, a pool of actors (``ActorPool``), a queue that processes share (``shoal.util.queue``). Names are Ray's."""
 
 from shoal._remote import list_named_actors
+from shoal.util.actor_pool import ActorPool
 from shoal.util.placement_group import (
     get_current_placement_group,
     get_placement_group,
@@ -10,6 +11,7 @@ from shoal.util.placement_group import (
 )
 
 __all__ = [
+    "ActorPool",
     "get_current_placement_group",
     "get_placement_group",
     "list_named_actors",

@@ -1,0 +1,201 @@
+#include "python/native/refs.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "runtime/core/check.h"
+
+namespace shoal::python {
+
+using actors::Call;
+using actors::Session;
+using actors::Value;
+using actors::ValueFuture;
+
+Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& buffers) {
+  Value::Pieces out = {span_of(head)};
+  for (const auto& b : buffers) out.push_back(span_of(b));
+  return out;
+}
+
+nb::tuple to_python(const Value& given) {
+  const Value value = given.sizes().size() > 1 ? unwrap(given.for_user()) : given;
+  const auto pieces = value.pieces();
+  const auto owner = value.keep_alive();
+  nb::object head = value.shared() && pieces[0].size() > Value::kMaxInlineBytes
+                        ? memory_view(pieces[0], owner)
+                        : nb::object(nb::bytes(reinterpret_cast<const char*>(pieces[0].data()), pieces[0].size()));
+  nb::list buffers;
+  for (std::size_t i = 1; i < pieces.size(); ++i) buffers.append(memory_view(pieces[i], owner));
+  return nb::make_tuple(head, buffers);
+}
+
+nb::tuple Ref::value() const {
+  const auto& result = future_.peek();
+  if (!result) raise(result.error());
+  const nb::tuple parts = to_python(*result);
+  return nb::make_tuple(result->raised(), parts[0], parts[1]);
+}
+
+// ---- Readiness
+// ---------------------------------------------------------------------------------------------------------------------
+
+Readiness::Readiness() : noted_(std::make_shared<Noted>()) {
+  noted_->event = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!noted_->event) raise(unavailable("no descriptor for an event").with_reason("Full"));
+}
+
+// The first of several wakes whoever waits; take() clears the event before it takes them.
+void Readiness::Noted::push(std::uint64_t number) {
+  Node* const node = new Node{number, last.load()};
+  while (!last.compare_exchange_weak(node->next, node)) {
+  }
+  const std::uint64_t one = 1;
+  if (node->next == nullptr) {
+    SHOAL_CHECK(write(event.get(), &one, sizeof one) == sizeof one || errno == EAGAIN, "an event that cannot be set");
+  }
+}
+
+Readiness::Noted::~Noted() {
+  for (const Node* n = last.load(); n != nullptr;) delete std::exchange(n, n->next);
+}
+
+void Readiness::add(Session& session, const ValueFuture& future, std::uint64_t number) const {
+  session.own([&] { future.then([noted = noted_, number](const Result<Value>&) { noted->push(number); }); });
+}
+
+std::vector<std::uint64_t> Readiness::take() const {
+  std::uint64_t count = 0;
+  (void)!read(noted_->event.get(), &count, sizeof count);
+  std::vector<std::uint64_t> out;
+  for (const Node* n = noted_->last.exchange(nullptr); n != nullptr;) {
+    out.push_back(n->number);
+    delete std::exchange(n, n->next);
+  }
+  std::reverse(out.begin(), out.end());
+  return out;
+}
+
+// ---- Attempts
+// ----------------------------------------------------------------------------------------------------------------------
+
+Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, bool judge_raised, Readiness readiness,
+                    std::uint64_t number) const {
+  const auto attempt = session.call(std::move(call), deps);
+  session.own([&] {
+    attempt.then(
+        [self = *this, given = std::move(deps), judge_raised, readiness = std::move(readiness), number](const Result<Value>& result) {
+          // What an argument came to is no failure of the function.
+          const bool argument_failed =
+              std::any_of(given.begin(), given.end(), [](const ValueFuture& d) { return d.ready() && (!d.peek() || d.peek()->raised()); });
+          const bool died = !result && result.error().code() == Code::kUnavailable;
+          const bool raised = result && result->raised();
+          if (!argument_failed && (died || (raised && judge_raised))) return readiness.note(number);
+          if (argument_failed) return self.promise_.set(result);
+          self.settle(result);
+        });
+  });
+  return Ref(attempt);
+}
+
+void Attempts::settle(const Result<Value>& result) const {
+  if (result || result.error().code() != Code::kUnavailable) return promise_.set(result);
+  const auto& message = result.error().message();
+  const auto colon = message.find("died: ");
+  const auto how = colon == std::string::npos ? message : message.substr(colon + 6);
+  promise_.set(
+      fail(unavailable("the worker that ran " + name_ + " died: " + how).with_reason("WorkerCrashed").with_hint(result.error().hint())));
+}
+
+namespace {
+
+std::vector<ValueFuture> futures_of(const std::vector<Ref*>& refs) {
+  std::vector<ValueFuture> out;
+  for (const auto* r : refs) out.push_back(r->future());
+  return out;
+}
+
+// The `count` results of a call, each a ref of its own.
+std::vector<Ref> split(Session& session, const Ref& whole, std::size_t count) {
+  std::vector<runtime::Promise<Value>> promises(count);
+  session.own([&] {
+    whole.future().then([promises](const Result<Value>& value) {
+      auto parts = value && !value->raised() ? value->split(promises.size()) : Result<std::vector<Value>>();
+      for (std::size_t i = 0; i < promises.size(); ++i) {
+        if (!value || value->raised()) {
+          promises[i].set(value);
+        } else if (!parts) {
+          promises[i].set(fail(parts.error()));
+        } else {
+          promises[i].set(std::move((*parts)[i]));
+        }
+      }
+    });
+  });
+  std::vector<Ref> out;
+  for (const auto& p : promises) out.emplace_back(p.future());
+  return out;
+}
+
+}  // namespace
+
+void bind_refs(nb::module_& m) {
+  nb::class_<Ref>(m, "Ref", "A value that is there or under way.")
+      .def_prop_ro("ready", &Ref::ready)
+      .def_prop_ro("failed", &Ref::failed, "Of one that is ready: whether the method raised or could not be called.")
+      .def("value", &Ref::value, "(raised, head, buffers) of one that is ready.")
+      .def(
+          "split",
+          [](const Ref& ref, PySession& s, std::size_t count) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            return split(session, ref, count);
+          },
+          nb::arg("session"), nb::arg("count"), "The refs of a call's `count` results.");
+
+  nb::class_<Readiness>(m, "Readiness", "Tells which refs have become ready, through a descriptor.")
+      .def(nb::init<>())
+      .def_prop_ro("fd", &Readiness::fd, "Can be read from (by poll; not with read) once there are some.")
+      .def(
+          "add",
+          [](const Readiness& r, PySession& s, const Ref& ref, std::uint64_t number) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            r.add(session, ref.future(), number);
+          },
+          nb::arg("session"), nb::arg("ref"), nb::arg("number"))
+      .def("take", &Readiness::take, "Numbers of those that have become ready since.");
+
+  nb::class_<Attempts>(m, "Attempts", "The result of a call that may be made more than once.")
+      .def(nb::init<std::string>(), nb::arg("name"))
+      .def_prop_ro("ref", [](const Attempts& a) { return Ref(a.future()); })
+      .def(
+          "start",
+          [](const Attempts& a, PySession& s, const std::string& actor, const std::string& method, const Ref& args,
+             const std::vector<Ref*>& deps, bool judge_raised, const Readiness& readiness, std::uint64_t number) {
+            Session& session = s.get();
+            Call call;
+            call.actor = ActorId{parse_hex(actor).value_or(0)};
+            call.method = method;
+            call.args = unwrap(Result<Value>(args.future().peek()));
+            const nb::gil_scoped_release release;
+            return a.start(session, std::move(call), futures_of(deps), judge_raised, readiness, number);
+          },
+          nb::arg("session"), nb::arg("actor"), nb::arg("method"), nb::arg("args"), nb::arg("deps"), nb::arg("judge_raised"),
+          nb::arg("readiness"), nb::arg("number"),
+          "One call with arguments that were put. Its result is the result, unless the process died or (judge_raised) it raised: then "
+          "`number` becomes ready, and start or settle is to be called.")
+      .def(
+          "settle",
+          [](const Attempts& a, PySession& s, const Ref& attempt) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.own([&] { a.settle(attempt.future()); });
+          },
+          nb::arg("session"), nb::arg("attempt"), "The result is this attempt's.");
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,80 @@
+// What ObjectRef holds, and what is made of it: parts of a result, the news that it is there, a second attempt.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "actors/session/session.h"
+#include "python/native/bindings.h"
+#include "python/native/session.h"
+#include "runtime/core/fd.h"
+
+namespace shoal::python {
+
+actors::Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& buffers);
+// (head, [buffer, ...]): the head as bytes when small, everything else as views of the memory it lies in, which is this one object's.
+nb::tuple to_python(const actors::Value& given);
+
+// A future value.
+class Ref {
+ public:
+  explicit Ref(actors::ValueFuture future) : future_(std::move(future)) {}
+  const actors::ValueFuture& future() const { return future_; }
+  bool ready() const { return future_.ready(); }
+  bool failed() const { return !future_.peek() || future_.peek()->raised(); }
+  // (raised, head, buffers); raises when it is an Error.
+  nb::tuple value() const;
+
+ private:
+  actors::ValueFuture future_;
+};
+
+// Tells Python which refs have become ready, by the numbers they were given: `fd` can be read from once there are some.
+//
+// A handler of the loop only notes the number. It never takes the GIL: a thread that holds the GIL may be waiting for the loop. Any thread
+// may call any member.
+class Readiness {
+ public:
+  Readiness();
+  int fd() const { return noted_->event.get(); }
+  // Numbers are noted once each, in the order in which their refs become ready.
+  void add(actors::Session& session, const actors::ValueFuture& future, std::uint64_t number) const;
+  void note(std::uint64_t number) const { noted_->push(number); }
+  std::vector<std::uint64_t> take() const;
+
+ private:
+  struct Node {
+    std::uint64_t number;
+    Node* next;
+  };
+  struct Noted {
+    Fd event;
+    std::atomic<Node*> last{nullptr};
+    void push(std::uint64_t number);
+    ~Noted();
+  };
+  std::shared_ptr<Noted> noted_;
+};
+
+// What a remote function comes to that may be run more than once: the result of the attempt that is not worth another.
+class Attempts {
+ public:
+  explicit Attempts(std::string name) : name_(std::move(name)) {}
+  actors::ValueFuture future() const { return promise_.future(); }
+  // Calls `actor`. Its result is the result, unless the process died (or, with `judge_raised`, the function raised): then `number` is
+  // noted, and whoever takes it calls start again, or settle.
+  Ref start(actors::Session& session, actors::Call call, std::vector<actors::ValueFuture> deps, bool judge_raised, Readiness readiness,
+            std::uint64_t number) const;
+  // The result is this attempt's, after all; that of a process which died is WorkerCrashed. Loop only.
+  void settle(const Result<actors::Value>& result) const;
+  // Loop only.
+  void settle(const actors::ValueFuture& attempt) const { settle(attempt.peek()); }
+
+ private:
+  std::string name_;
+  runtime::Promise<actors::Value> promise_;
+};
+
+}  // namespace shoal::python

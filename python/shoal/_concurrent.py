@@ -1,0 +1,158 @@
+"""Actors that run several calls at once: on threads (``max_concurrency``, ``concurrency_groups``) or, with ``async def`` methods, on one
+asyncio loop. The main thread takes the calls, so that those of one caller begin in the order in which they were made."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import traceback
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from shoal._context import CallInfo, concurrent_call, running
+from shoal._worker import BUILT_INS, arguments, end, exit_code, fail_creation, made, refuse, reply
+from shoal.actor import ActorExit
+from shoal.exceptions import AsyncioActorExit
+
+_DEFAULT = ""  # the group of methods that name none
+
+
+def serve(session, creation, early: deque, cls: type, args: tuple, kwargs: dict) -> int:
+    """Makes the actor and serves until it ends. Returns the exit code."""
+    concurrency = running.settings["concurrency"]
+    runner = (_OnLoop if concurrency["async"] else _OnThreads)(session, {_DEFAULT: concurrency["max_concurrency"], **concurrency["groups"]})
+    try:
+        running.instance = runner.make(CallInfo(f"{cls.__name__}.__init__", None), cls, args, kwargs)
+        made(session, creation)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        return fail_creation(session, creation, error, f"{cls.__name__}.__init__")
+    while runner.code is None:
+        incoming = early.popleft() if early else session.next_call()
+        if incoming is not None:
+            runner.begin(incoming)
+    return runner.code
+
+
+class _Runner:
+    def __init__(self, session, groups: dict[str, int]):
+        self.session = session
+        self.sizes = groups
+        self.code: int | None = None  # of the process, once it is to end
+
+    def end(self, code: int) -> None:
+        """From any thread."""
+        self.code = code
+        self.session.stop_serving()
+
+    def group_of(self, method: str, extra: dict[str, Any] | None) -> str:
+        declared = getattr(getattr(type(running.instance), method, None), "__shoal_options__", {})
+        name = (extra or {}).get("concurrency_group", declared.get("concurrency_group", _DEFAULT))
+        if name not in self.sizes:
+            raise ValueError(f"there is no concurrency group {name}; there are {', '.join(g for g in self.sizes if g) or 'none'}")
+        return name
+
+    def where(self, method: str) -> str:
+        return f"{type(running.instance).__name__}.{method}"
+
+    def function(self, method: str):
+        if method in BUILT_INS:
+            return lambda *args, **kwargs: BUILT_INS[method](running.instance, *args, **kwargs)
+        return getattr(running.instance, method)
+
+    def failed(self, incoming, error: BaseException) -> None:
+        """Of a call: whatever was raised, by user code or on the way to it."""
+        if isinstance(error, AsyncioActorExit):
+            error = ActorExit(0)
+        if isinstance(error, SystemExit):
+            self.end(end(self.session, incoming, error))
+        else:
+            refuse(self.session, incoming, error, self.where(incoming.method))
+
+
+class _OnThreads(_Runner):
+    """Each group has threads of its own and a queue."""
+
+    def __init__(self, session, groups: dict[str, int]):
+        super().__init__(session, groups)
+        self._pools = {name: ThreadPoolExecutor(size, thread_name_prefix=f"shoal-{name or 'calls'}") for name, size in groups.items()}
+
+    def make(self, call: CallInfo, cls: type, args: tuple, kwargs: dict):
+        running.call = call
+        return cls(*args, **kwargs)
+
+    def begin(self, incoming) -> None:
+        try:
+            args, kwargs, extra = arguments(incoming)
+            pool = self._pools[self.group_of(incoming.method, extra)]
+        except Exception as error:
+            self.failed(incoming, error)
+            return
+        pool.submit(self._run, incoming, extra, args, kwargs)
+
+    def _run(self, incoming, extra: dict[str, Any] | None, args: tuple, kwargs: dict) -> None:
+        concurrent_call.set(CallInfo(self.where(incoming.method), extra))
+        try:
+            reply(self.session, incoming, self.function(incoming.method)(*args, **kwargs), extra)
+        except BaseException as error:
+            self.failed(incoming, error)
+
+
+class _OnLoop(_Runner):
+    """All methods run on one asyncio loop, in a thread of its own; as many as a group's size are between their begin and their end."""
+
+    def __init__(self, session, groups: dict[str, int]):
+        super().__init__(session, groups)
+        self._groups = {name: asyncio.Semaphore(size) for name, size in groups.items()}
+        self._tasks: set[asyncio.Task] = set()  # asyncio itself keeps them only weakly
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._serve, daemon=True, name="shoal-asyncio").start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        except SystemExit as error:  # of a task that the user began
+            self.end(exit_code(error))
+        except BaseException:
+            traceback.print_exc()
+            self.end(1)
+
+    def make(self, call: CallInfo, cls: type, args: tuple, kwargs: dict):
+        async def made():
+            concurrent_call.set(call)
+            try:
+                return cls(*args, **kwargs), None
+            except BaseException as error:
+                return None, error
+
+        instance, error = asyncio.run_coroutine_threadsafe(made(), self._loop).result()
+        if error is not None:
+            raise ActorExit(0) if isinstance(error, AsyncioActorExit) else error
+        return instance
+
+    def begin(self, incoming) -> None:
+        self._loop.call_soon_threadsafe(self._begin, incoming)
+
+    def _begin(self, incoming) -> None:
+        try:
+            args, kwargs, extra = arguments(incoming)
+            group = self._groups[self.group_of(incoming.method, extra)]
+        except Exception as error:
+            self.failed(incoming, error)
+            return
+        task = self._loop.create_task(self._run(incoming, extra, group, args, kwargs))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, incoming, extra: dict[str, Any] | None, group: asyncio.Semaphore, args: tuple, kwargs: dict) -> None:
+        concurrent_call.set(CallInfo(self.where(incoming.method), extra))
+        async with group:
+            try:
+                result = self.function(incoming.method)(*args, **kwargs)
+                if inspect.isawaitable(result):
+                    result = await result
+                reply(self.session, incoming, result, extra)
+            except BaseException as error:
+                self.failed(incoming, error)

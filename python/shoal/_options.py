@@ -1,0 +1,171 @@
+"""Options of calls: what ``options``, ``remote`` and ``method`` take besides resources, and how it travels. Names and errors are Ray's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from shoal._placement import PLACEMENT_OPTIONS
+from shoal.exceptions import Unimplemented
+
+__all__ = ["ACTOR_OPTIONS", "FUNCTION_OPTIONS", "METHOD_OPTIONS", "check_actor_options", "check_call_options", "concurrency_of", "method", "methods_of"]
+
+ACTOR_OPTIONS = PLACEMENT_OPTIONS | {
+    "max_concurrency", "concurrency_groups", "max_pending_calls", "allow_out_of_order_execution",
+    "name", "namespace", "lifetime", "get_if_exists", "max_restarts", "max_task_retries",
+}  # fmt: skip
+FUNCTION_OPTIONS = PLACEMENT_OPTIONS | {"num_returns", "max_retries", "retry_exceptions", "max_calls", "name"}
+METHOD_OPTIONS = frozenset({"num_returns", "concurrency_group", "max_task_retries", "retry_exceptions", "name"})
+_OF = {"actors": ACTOR_OPTIONS, "remote functions": FUNCTION_OPTIONS, "methods of actors": METHOD_OPTIONS}
+
+# Calls of an async actor that run at once, unless told otherwise.
+ASYNC_MAX_CONCURRENCY = 1000
+
+
+def _whole(name: str, lowest: int) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} is an int, not {type(value).__name__}")
+        if value < lowest:
+            raise ValueError(f"{name} is at least {lowest}, not {value}")
+
+    return check
+
+
+def _num_returns(value: Any) -> None:
+    if value in ("streaming", "dynamic"):
+        raise Unimplemented(f"num_returns={value!r} is not in this release", hint="return a list of refs (shoal.put), or several calls")
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError(f"num_returns is an int, not {type(value).__name__}")
+    if isinstance(value, str) or value < 0:
+        raise ValueError(f"num_returns is None or a non-negative int, not {value!r}")
+
+
+def _retry_exceptions(value: Any) -> None:
+    classes = value if isinstance(value, (list, tuple)) else None
+    if classes is None and not isinstance(value, bool):
+        raise TypeError(f"retry_exceptions is a bool or a list of exception classes, not {type(value).__name__}")
+    for cls in classes or ():
+        if not (inspect.isclass(cls) and issubclass(cls, BaseException)):
+            raise TypeError(f"retry_exceptions lists exception classes, not {cls!r}")
+
+
+def _concurrency_groups(value: Any) -> None:
+    if not isinstance(value, dict):
+        raise TypeError(f"concurrency_groups is a dict of sizes by name, not {type(value).__name__}")
+    for name, size in value.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a concurrency group is a str, not {name!r}")
+        _whole(f"the size of the concurrency group {name}", 1)(size)
+
+
+def _text(name: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is a str, not {type(value).__name__}")
+        if not value:
+            raise ValueError(f"{name} is not empty")
+
+    return check
+
+
+def _flag(name: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is a bool, not {type(value).__name__}")
+
+    return check
+
+
+def _lifetime(value: Any) -> None:
+    if value not in ("detached", "non_detached"):
+        raise ValueError(f"lifetime is 'detached', 'non_detached' or None, not {value!r}")
+
+
+def check_actor_options(options: dict[str, Any]) -> None:
+    """Options that are right each for itself, but not together."""
+    if options.get("get_if_exists") and not options.get("name"):
+        raise ValueError("get_if_exists needs the name of the actor to get")
+    if options.get("max_task_retries") and not options.get("max_restarts", 1):
+        raise ValueError("max_task_retries needs max_restarts: a call can be made again only on an actor that is started again")
+
+
+_CHECKS = {
+    "allow_out_of_order_execution": _flag("allow_out_of_order_execution"),
+    "concurrency_group": _text("concurrency_group"),
+    "concurrency_groups": _concurrency_groups,
+    "get_if_exists": _flag("get_if_exists"),
+    "lifetime": _lifetime,
+    "max_calls": _whole("max_calls", 0),
+    "max_concurrency": _whole("max_concurrency", 1),
+    "max_pending_calls": _whole("max_pending_calls", -1),
+    "max_restarts": _whole("max_restarts", -1),
+    "max_retries": _whole("max_retries", -1),
+    "max_task_retries": _whole("max_task_retries", -1),
+    "name": _text("name"),
+    "namespace": _text("namespace"),
+    "num_returns": _num_returns,
+    "retry_exceptions": _retry_exceptions,
+}
+
+
+def check_call_options(options: dict[str, Any], kind: str, others: frozenset[str] | set[str] = frozenset()) -> None:
+    """Raises Ray's error for an option that ``kind`` (of _OF) does not have, or for a value that makes no sense. None: the default."""
+    for name, value in options.items():
+        if name in others:
+            continue
+        if name not in _OF[kind]:
+            raise ValueError(f"{name} is no option of {kind}; there are {', '.join(sorted({*others, *_OF[kind]}))}")
+        if value is not None and name in _CHECKS:  # where something goes is looked at when it goes there
+            _CHECKS[name](value)
+
+
+def method(*args, **options):
+    """Decorator of an actor's method: ``@method(num_returns=2, concurrency_group="io")`` are its calls' defaults."""
+    if args or not options:
+        raise TypeError("method() takes keyword options only, and at least one")
+    unknown = options.keys() - METHOD_OPTIONS
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))} is no option of method(); there are {', '.join(sorted(METHOD_OPTIONS))}")
+    check_call_options(options, "methods of actors")
+
+    def decorate(function):
+        function.__shoal_options__ = {k: v for k, v in options.items() if v is not None}
+        return function
+
+    return decorate
+
+
+# Every actor has these, too (shoal._worker).
+BUILT_IN = {"__ray_ready__": {}, "__ray_call__": {}, "__ray_terminate__": {}}
+
+
+def methods_of(cls: type) -> dict[str, dict[str, Any]]:
+    """Options of a class's methods, by their names: what a handle knows of it."""
+    out = {}
+    for name, function in inspect.getmembers(cls, callable):
+        if name.startswith("__") and name != "__call__":
+            continue
+        streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        out[name] = {**({"num_returns": "streaming"} if streams else {}), **getattr(function, "__shoal_options__", {})}
+    return out
+
+
+def is_async(cls: type) -> bool:
+    """Whether one of its methods is ``async def``: then they all run on one loop."""
+    functions = (f for name, f in inspect.getmembers(cls, callable) if not name.startswith("__") or name == "__call__")
+    return any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in functions)
+
+
+def concurrency_of(cls: type, options: dict[str, Any], methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What a worker has to know of it; empty for an ordinary actor, whose calls run one after the other in the main thread."""
+    groups = dict(options.get("concurrency_groups") or {})
+    for name, of in methods.items():
+        if of.get("concurrency_group") not in (None, *groups):
+            raise ValueError(f"method {cls.__name__}.{name} is in the concurrency group {of['concurrency_group']}, which is not declared")
+    asynchronous, size = is_async(cls), options.get("max_concurrency")
+    if not asynchronous and not groups and size in (None, 1):
+        return {}
+    size = size or (ASYNC_MAX_CONCURRENCY if asynchronous else 1)
+    return {"async": asynchronous, "max_concurrency": size, "groups": groups}

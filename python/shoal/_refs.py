@@ -1,0 +1,211 @@
+"""``ObjectRef``: a value that is there or under way, and the ways to be told when it is."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import secrets
+import select
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any
+
+from shoal import _native, _serialize
+from shoal._runtime import session as _session
+from shoal.exceptions import ShoalError, TaskError
+
+__all__ = ["ObjectRef", "callbacks", "load", "when_ready"]
+
+
+class ObjectRef:
+    """A value that is there or under way: what ``put`` and remote calls return.
+
+    As a top-level argument of a call it is replaced by its value; inside another object it stays a reference. Copies in other processes
+    are served by the node, which keeps a value that was sent away until the job ends. Copies of one reference are equal. It can be awaited.
+    """
+
+    __slots__ = ("__weakref__", "_id", "_owner", "_ref", "_where")
+
+    def __init__(self, ref: _native.Ref, where: str = "", object_id: str = "", owner: str = ""):
+        self._ref, self._where, self._id, self._owner = ref, where, object_id, owner
+
+    def _named(self) -> str:
+        """Its id: most references never need one."""
+        if not self._id:
+            self._id = _session().job + secrets.token_hex(8)
+        return self._id
+
+    def _publish(self) -> str:
+        if not self._owner:
+            _session().publish(self._ref, self._named())
+            self._owner = _session().worker
+        return self._id
+
+    def hex(self) -> str:
+        return self._named()
+
+    def binary(self) -> bytes:
+        return bytes.fromhex(self._named())
+
+    def future(self) -> concurrent.futures.Future:
+        """The value as a ``concurrent.futures.Future``."""
+        future: concurrent.futures.Future = concurrent.futures.Future()
+        when_ready(self, lambda: _settle(future, self))
+        return future
+
+    def as_future(self) -> asyncio.Future:
+        """The value as a future of the running asyncio loop."""
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        if self._ref.ready:
+            _settle(future, self)
+        else:
+            _of_loop(loop).add(self, lambda: _settle(future, self))
+        return future
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if self._ref.ready:
+            return load(self)
+        return (yield from self.as_future().__await__())
+
+    def __eq__(self, other) -> bool:
+        return self is other or (type(other) is ObjectRef and bool(self._id) and self._id == other._id)
+
+    def __hash__(self) -> int:
+        return hash(self._named())
+
+    def __reduce__(self):
+        return _fetch, (self._publish(), self._where, self._owner)
+
+    def __repr__(self) -> str:
+        state = "pending" if not self._ref.ready else "failed" if self._ref.failed else "ready"
+        return f"ObjectRef({self._where or 'put'}, {state})"
+
+
+def _fetch(object_id: str, where: str, owner: str) -> ObjectRef:
+    return ObjectRef(_session().fetch(object_id, owner), where, object_id, owner)
+
+
+def load(ref: ObjectRef, where: str = "") -> Any:
+    """The value of a reference that is ready. ``where``: what its error shall name besides."""
+    try:
+        raised, head, buffers = ref._ref.value()
+    except ShoalError as error:  # of the engine: it never came
+        error.context = (*error.context, *([where] if where else []))
+        raise
+    value = _serialize.loads(head, buffers)
+    if not raised:
+        return value
+    if isinstance(value, ShoalError):
+        value.context = (*value.context, *([where] if where else []))
+    raise value.as_instance_of_cause() if isinstance(value, TaskError) else value
+
+
+def _settle(future, ref: ObjectRef) -> None:
+    """Of asyncio or of a thread; nobody may want it any more."""
+    if future.cancelled():
+        return
+    try:
+        value, error = load(ref), None
+    except BaseException as raised:
+        value, error = None, raised
+    if isinstance(error, StopIteration):  # which no asyncio future takes
+        cause, error = error, RuntimeError(f"a remote call raised {error!r}")
+        error.__cause__ = cause
+    with contextlib.suppress(asyncio.InvalidStateError, concurrent.futures.InvalidStateError):
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+
+class _Awaited:
+    """Callbacks by the numbers under which a Readiness notes their references."""
+
+    def __init__(self):
+        self.readiness = _native.Readiness()
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._numbers = itertools.count(1)
+
+    def number(self, callback: Callable[[], None]) -> int:
+        number = next(self._numbers)
+        self._callbacks[number] = callback
+        return number
+
+    def add(self, ref: ObjectRef, callback: Callable[[], None]) -> None:
+        number = self.number(callback)
+        try:
+            self.readiness.add(_session(), ref._ref, number)
+        except BaseException:
+            del self._callbacks[number]
+            raise
+
+    def forget(self, number: int) -> None:
+        self._callbacks.pop(number, None)
+
+    def deliver(self) -> None:
+        for number in self.readiness.take():
+            callback = self._callbacks.pop(number, None)
+            try:
+                if callback is not None:
+                    callback()
+            except Exception:
+                traceback.print_exc()
+
+
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Awaited] = weakref.WeakKeyDictionary()
+
+
+def _of_loop(loop: asyncio.AbstractEventLoop) -> _Awaited:
+    awaited = _loops.get(loop)
+    if awaited is None:
+        awaited = _loops[loop] = _Awaited()
+        loop.add_reader(awaited.readiness.fd, awaited.deliver)
+    return awaited
+
+
+class _Thread(_Awaited):
+    """Calls back in a thread of its own, which sleeps until something is ready."""
+
+    def __init__(self):
+        super().__init__()
+        threading.Thread(target=self._run, daemon=True, name="shoal-callbacks").start()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self.readiness.fd, select.POLLIN)
+        while True:
+            poll.poll()
+            self.deliver()
+
+
+_thread: _Thread | None = None
+_thread_lock = threading.Lock()
+
+
+def callbacks() -> _Thread:
+    """Of this process, made when it is first needed."""
+    global _thread
+    with _thread_lock:
+        if _thread is None:
+            _thread = _Thread()
+        return _thread
+
+
+def when_ready(ref: ObjectRef, callback: Callable[[], None]) -> None:
+    """Calls back once the value is there or has failed: in a thread of this process's own, also if that is so already."""
+    callbacks().add(ref, callback)
+
+
+def _after_fork_in_child() -> None:
+    global _thread, _thread_lock
+    _thread, _thread_lock = None, threading.Lock()
+    _loops.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

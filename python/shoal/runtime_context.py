@@ -1,0 +1,118 @@
+"""``get_runtime_context``: who and where this process is, and what it runs. Names are Ray's."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from shoal._context import CallInfo, current_call, running
+from shoal._options import methods_of
+from shoal._remote import ActorHandle
+from shoal._runtime import session as _session
+from shoal._runtime import state
+
+__all__ = ["RuntimeContext", "get_gpu_ids", "get_runtime_context"]
+
+
+class RuntimeContext:
+    """Ids are hexadecimal. What only a worker has is None in a driver, with a warning."""
+
+    def get_job_id(self) -> str:
+        return _session().job
+
+    def get_node_id(self) -> str:
+        return _session().node
+
+    def get_worker_id(self) -> str:
+        return _session().worker
+
+    def get_actor_id(self) -> str | None:
+        """None in a remote function."""
+        return (running.actor_id or None) if _in_worker("get_actor_id") else None
+
+    def get_actor_name(self) -> str | None:
+        """``""`` of an actor without a name, None outside of actors."""
+        if not _in_worker("get_actor_name") or not running.actor_id:
+            return None
+        return running.settings.get("name") or ""
+
+    def get_task_id(self) -> str | None:
+        """Of the call that is executed: another one each time."""
+        call = _call("get_task_id")
+        return call.task_id if call else None
+
+    def get_task_name(self) -> str | None:
+        """``Class.method`` or the function's name, unless the call was given a ``name``."""
+        call = _call("get_task_name")
+        return ((call.extra or {}).get("name") or call.where) if call else None
+
+    def get_task_function_name(self) -> str | None:
+        call = _call("get_task_function_name")
+        return call.where if call else None
+
+    def get_assigned_resources(self) -> dict[str, float]:
+        """What the actor or the function asked for: by default nothing and one CPU."""
+        return dict(running.settings.get("resources") or {}) if _in_worker("get_assigned_resources") else {}
+
+    def get_accelerator_ids(self) -> dict[str, list[str]]:
+        """Of the devices that this worker may use, by kind."""
+        return {"GPU": _visible_gpus()}
+
+    @property
+    def current_actor(self) -> ActorHandle:
+        """A handle of the actor that runs this. RuntimeError outside of actors."""
+        if not running.actor_id:
+            raise RuntimeError("current_actor is there in methods of actors only")
+        name = running.settings["class_name"]
+        _session().know(running.actor_id, name)
+        return ActorHandle(running.actor_id, name, methods_of(running.cls), max_pending=running.settings["max_pending_calls"])
+
+    @property
+    def namespace(self) -> str:
+        return state.namespace
+
+    @property
+    def gcs_address(self) -> str:
+        """Where the head is."""
+        return _session().head_endpoint
+
+    @property
+    def was_current_actor_reconstructed(self) -> bool:
+        """Whether its process was started again since it was made."""
+        return int(os.environ.get("SHOAL_RESTARTS", "0")) > 0
+
+    def get(self) -> dict[str, Any]:
+        """What there is of job_id, node_id, namespace, task_id and actor_id."""
+        out = {"job_id": self.get_job_id(), "node_id": self.get_node_id(), "namespace": self.namespace}
+        if state.is_worker:
+            out |= {k: v for k, v in (("task_id", self.get_task_id()), ("actor_id", self.get_actor_id())) if v is not None}
+        return out
+
+
+def _in_worker(what: str) -> bool:
+    if not state.is_worker:
+        warnings.warn(f"{what}() is for workers: in a driver there is nothing to tell", stacklevel=3)
+    return state.is_worker
+
+
+def _call(what: str) -> CallInfo | None:
+    return current_call() if _in_worker(what) else None
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Of this process. Connects it (``init``) if need be."""
+    _session()
+    return RuntimeContext()
+
+
+def _visible_gpus() -> list[str]:
+    if state.is_worker and not running.settings.get("resources", {}).get("GPU"):
+        return []
+    return [i.strip() for i in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if i.strip()]
+
+
+def get_gpu_ids() -> list[int | str]:
+    """Of the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` says; none in a worker that asked for none."""
+    _session()
+    return [int(i) if i.isdigit() else i for i in _visible_gpus()]

@@ -1,0 +1,114 @@
+"""``ActorPool``: work for a fixed number of actors. Names and semantics are Ray's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from shoal._client import get, wait
+from shoal._refs import ObjectRef
+
+__all__ = ["ActorPool"]
+
+
+class ActorPool:
+    """Gives each actor one call at a time. Calls beyond that wait until a result is taken. ``fn(actor, value)`` returns a reference."""
+
+    def __init__(self, actors: Iterable[Any]):
+        self._idle = list(actors)
+        self._busy: dict[ObjectRef, tuple[int, Any]] = {}  # number of the call, actor
+        self._refs: dict[int, ObjectRef] = {}  # by number, of those that were not taken
+        self._waiting: deque[tuple[Callable, Any]] = deque()
+        self._begun = 0  # calls so far
+        self._taken = 0  # the number of the next result in order
+
+    def map(self, fn: Callable[[Any, Any], ObjectRef], values: Iterable[Any]) -> Iterator[Any]:
+        """Results in the order of the values. What was submitted before is dropped. Iterate, or not all of it runs."""
+        self._drop(lambda: self.get_next(timeout=0, ignore_if_timedout=True))
+        return self._all(fn, values, self.get_next)
+
+    def map_unordered(self, fn: Callable[[Any, Any], ObjectRef], values: Iterable[Any]) -> Iterator[Any]:
+        """Results as they come."""
+        self._drop(lambda: self.get_next_unordered(timeout=0, ignore_if_timedout=True))
+        return self._all(fn, values, self.get_next_unordered)
+
+    def _drop(self, take: Callable[[], Any]) -> None:
+        while self.has_next():
+            try:
+                take()
+            except Exception:  # a result that nobody asks for, or it was not there yet
+                pass
+
+    def _all(self, fn, values: Iterable[Any], take: Callable[[], Any]) -> Iterator[Any]:
+        for value in values:
+            self.submit(fn, value)
+
+        def results():
+            while self.has_next():
+                yield take()
+
+        return results()
+
+    def submit(self, fn: Callable[[Any, Any], ObjectRef], value: Any) -> None:
+        """One call, on the next actor that is idle."""
+        if not self._idle:
+            self._waiting.append((fn, value))
+            return
+        actor = self._idle.pop()
+        ref = fn(actor, value)
+        self._busy[ref] = (self._begun, actor)
+        self._refs[self._begun] = ref
+        self._begun += 1
+
+    def has_next(self) -> bool:
+        """Whether there are results to take."""
+        return bool(self._busy)
+
+    def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
+        """The next result in the order of submission. TimeoutError when it is not there in time; with ``ignore_if_timedout`` it is passed
+        over, and its actor gets the next call. StopIteration when there is none, ValueError when get_next_unordered took a later one."""
+        if not self.has_next():
+            raise StopIteration("No more results to get")
+        if self._taken >= self._begun:
+            raise ValueError("It is not allowed to call get_next() after get_next_unordered().")
+        ref = self._refs[self._taken]
+        late = timeout is not None and not wait([ref], timeout=timeout)[0]
+        return self._take(ref, late, ignore_if_timedout)
+
+    def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
+        """Any result. Otherwise as get_next."""
+        if not self.has_next():
+            raise StopIteration("No more results to get")
+        ready, _ = wait(list(self._busy), timeout=timeout)
+        return self._take(ready[0] if ready else next(iter(self._busy)), not ready, ignore_if_timedout)
+
+    def _take(self, ref: ObjectRef, late: bool, ignore: bool) -> Any:
+        if late and not ignore:
+            raise TimeoutError("Timed out waiting for result")
+        number, actor = self._busy.pop(ref)
+        del self._refs[number]
+        self._taken = max(self._taken, number + 1)
+        self._return(actor)
+        if late:
+            raise TimeoutError(f"Timed out waiting for result. The task {ref} has been ignored.")
+        return get(ref)
+
+    def _return(self, actor: Any) -> None:
+        self._idle.append(actor)
+        if self._waiting:
+            self.submit(*self._waiting.popleft())
+
+    def has_free(self) -> bool:
+        """Whether an actor is idle and nothing waits."""
+        return bool(self._idle) and not self._waiting
+
+    def pop_idle(self) -> Any | None:
+        """Takes an idle actor out of the pool; None when there is none."""
+        return self._idle.pop() if self.has_free() else None
+
+    def push(self, actor: Any) -> None:
+        """Adds an actor. ValueError for one that is in the pool."""
+        if actor in self._idle or any(actor == a for _, a in self._busy.values()):
+            raise ValueError("Actor already belongs to current ActorPool")
+        self._return(actor)
