@@ -83,7 +83,7 @@ def _with_file(argv_of, **how):
 def _actor_jobs():
     def job(module, folder):
         def go(report):
-            figures = _with_file(lambda out: [folder / "python", HERE / "actors.py", module, "--out", out], limit=120)
+            figures = _with_file(lambda out: [folder / "python", HERE / "first_actors.py", module, "--out", out], limit=120)
             for row in ROWS["actors"]:
                 for series in (row.ours, row.peer):
                     owner, _, figure = series.partition(" ")

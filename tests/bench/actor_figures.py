@@ -1,0 +1,354 @@
+"""Figures of a runtime with Ray's API on one host: python actor_figures.py ray|shoal [--reps N] [--only a,b]. A JSON line per figure;
+one that cannot be had is printed as failed, and the rest still runs."""
+
+import argparse
+import contextlib
+import functools
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+from figures import emit, fail, family, rate, tag_children
+
+parser = argparse.ArgumentParser()
+parser.add_argument("module", choices=["ray", "shoal"])
+parser.add_argument("--reps", type=int, default=3)
+parser.add_argument("--cpus", type=int, default=2)
+parser.add_argument("--batch", type=int, default=1000)
+parser.add_argument("--gigabytes", type=float, default=1.0)
+parser.add_argument("--only", default="")
+parser.add_argument("--limit", type=int, default=120, help="seconds for one figure, all repetitions together")
+options = parser.parse_args()
+only = set(filter(None, options.only.split(",")))
+N, CPUS = options.batch, options.cpus
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+TAG = tag_children()
+COMMAND = os.path.join(os.path.dirname(sys.executable), options.module)
+
+
+@contextlib.contextmanager
+def guard(*names):
+    """Records these figures as failed when the body raises, exits or takes too long."""
+
+    def late(*_):
+        raise TimeoutError(f"no result in {options.limit} s")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(options.limit)
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        for name in names:
+            fail(name, error)
+    finally:
+        signal.alarm(0)
+
+
+def measure(name, function, unit="1/s", reps=None):
+    if not only or name in only:
+        with guard(name):
+            emit(name, [function() for _ in range(reps or options.reps)], unit)
+
+
+def command(*words):
+    begin = time.perf_counter()
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=options.limit)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words[:2])}: exit code {done.returncode}: {(done.stdout.strip().splitlines() or [''])[-1]}")
+    return time.perf_counter() - begin, done.stdout
+
+
+def memory_of(pids):
+    """MiB that these processes hold, a shared page once."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
+            total += sum(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    return total / 1024
+
+
+def idle_memory(settle):
+    time.sleep(settle)
+    pids = family(TAG)
+    if not pids:
+        raise RuntimeError("no process of the cluster was found")
+    return memory_of(pids), len(pids)
+
+
+# ---- a cluster's beginning and end
+
+LIFE = f"""
+import time
+a = time.perf_counter()
+import {options.module} as ray
+b = time.perf_counter()
+ray.init(num_cpus={CPUS}, logging_level="ERROR")
+c = time.perf_counter()
+ray.shutdown()
+d = time.perf_counter()
+ray.init(num_cpus={CPUS}, logging_level="ERROR")
+e = time.perf_counter()
+print("took", b - a, c - b, d - c, e - d)
+"""
+
+if not only or "life" in only:
+    names = ["import", "init_first", "shutdown", "init_second"]
+    with guard(*names):
+        said = [command(sys.executable, "-c", LIFE)[1] for _ in range(options.reps)]
+        took = [[float(x) for x in next(line for line in s.splitlines() if line.startswith("took ")).split()[1:]] for s in said]
+        for i, name in enumerate(names):
+            emit(name, [t[i] for t in took], "s")
+
+if not only or "cluster" in only:
+    with guard("start_head", "stop", "idle_start_head"):
+        up, down, memory, count = [], [], [], 0
+        try:
+            for _ in range(options.reps):
+                up.append(command(COMMAND, "start", "--head", f"--num-cpus={CPUS}")[0])
+                held, count = idle_memory(8)
+                memory.append(held)
+                down.append(command(COMMAND, "stop")[0])
+        finally:  # what a half-started head, or `stop`, left
+            for pid in family(TAG):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        emit("start_head", up, "s")
+        emit("stop", down, "s")
+        emit("idle_start_head", memory, "MiB", processes=count)
+
+try:
+    ray = importlib.import_module(options.module)
+    ray.init(num_cpus=CPUS, logging_level="ERROR", object_store_memory=int(6e9))
+except (Exception, SystemExit) as error:
+    fail("init_for_the_rest", error)
+    sys.exit(1)
+
+if not only or "memory" in only:
+    with guard("idle_init"):
+        held, count = idle_memory(10)
+        emit("idle_init", held, "MiB", processes=count)
+
+
+# ---- actors
+
+
+class Plain:
+    def ping(self, x=None):
+        return b"ok"
+
+    def call_peer(self, peer, n):
+        ray.get([peer.ping.remote() for _ in range(n)])
+
+    def take(self, x):
+        return float(x[-1])
+
+
+@functools.cache
+def remote_class():
+    return ray.remote(num_cpus=0)(Plain)
+
+
+made = {}
+
+
+def actor(name):
+    """The warm actor of this name, made at its first use."""
+    if name not in made:
+        made[name] = remote_class().remote()
+        ray.get([made[name].ping.remote() for _ in range(200)])
+    return made[name]
+
+
+def drop(*names):
+    for a in filter(None, [made.pop(n, None) for n in names]):
+        with contextlib.suppress(Exception):
+            ray.kill(a)
+
+
+def create_first():
+    begin = time.perf_counter()
+    a = remote_class().remote()
+    ray.get(a.ping.remote())
+    took = time.perf_counter() - begin
+    ray.kill(a)
+    time.sleep(1)  # whoever keeps spare workers may fill up again
+    return took
+
+
+def create_many(count=20):
+    begin = time.perf_counter()
+    actors = [remote_class().remote() for _ in range(count)]
+    ray.get([a.ping.remote() for a in actors])
+    took = time.perf_counter() - begin
+    for a in actors:
+        ray.kill(a)
+    time.sleep(3)
+    return took
+
+
+def calls_sync():
+    a = actor("a")
+    return rate(lambda: [ray.get(a.ping.remote()) for _ in range(N)], N)
+
+
+def calls_batched():
+    a = actor("a")
+    return rate(lambda: [ray.get([a.ping.remote() for _ in range(N)]) for _ in range(5)], 5 * N)
+
+
+def calls_n_n():
+    """Two callers, each with an actor of its own."""
+    a, b, c, d = map(actor, "abcd")
+    ray.get([a.call_peer.remote(b, 50), c.call_peer.remote(d, 50)])
+    return rate(lambda: ray.get([a.call_peer.remote(b, 2 * N), c.call_peer.remote(d, 2 * N)]), 4 * N)
+
+
+measure("actor", create_first, "s", reps=max(5, options.reps))
+measure("actors20", create_many, "s")
+measure("calls_sync", calls_sync)
+measure("calls_batched", calls_batched)
+measure("calls_n_n", calls_n_n)
+drop("b", "c", "d")
+
+
+# ---- tasks
+
+
+@functools.cache
+def trivial():
+    def f():
+        return b"ok"
+
+    f = ray.remote(f)
+    ray.get([f.remote() for _ in range(100)])
+    return f
+
+
+def tasks_sync():
+    f = trivial()
+    return rate(lambda: [ray.get(f.remote()) for _ in range(N // 2)], N // 2)
+
+
+def tasks_batched():
+    f = trivial()
+    return rate(lambda: ray.get([f.remote() for _ in range(2 * N)]), 2 * N)
+
+
+measure("tasks_sync", tasks_sync)
+measure("tasks_batched", tasks_batched)
+
+
+# ---- objects
+
+small = b"x" * 100
+big = np.ones(int(options.gigabytes * 1e9) // 8)
+held = {}
+
+
+def puts():
+    return rate(lambda: [ray.put(small) for _ in range(2 * N)], 2 * N)
+
+
+def gets():
+    ref = ray.put(small)
+    return rate(lambda: [ray.get(ref) for _ in range(2 * N)], 2 * N)
+
+
+def put_big():
+    held.clear()
+    time.sleep(1)
+    begin = time.perf_counter()
+    held["ref"] = ray.put(big)
+    return big.nbytes / 1e9 / (time.perf_counter() - begin)
+
+
+def big_ref():
+    if not held:
+        put_big()
+    return held["ref"]
+
+
+def get_big():
+    ref = big_ref()
+    begin = time.perf_counter()
+    value = ray.get(ref)
+    took = time.perf_counter() - begin
+    assert value[-1] == 1.0
+    return took
+
+
+def pass_big():
+    sink, ref = actor("sink"), big_ref()
+    ray.get(sink.take.remote(np.ones(4)))
+    begin = time.perf_counter()
+    ray.get(sink.take.remote(ref))
+    return time.perf_counter() - begin
+
+
+def copy_big():
+    """What memory allows: a copy into memory that was touched before."""
+    if "copy" not in held:
+        held["copy"] = np.empty_like(big)
+        np.copyto(held["copy"], big)
+    begin = time.perf_counter()
+    np.copyto(held["copy"], big)
+    return big.nbytes / 1e9 / (time.perf_counter() - begin)
+
+
+measure("put_small", puts)
+measure("get_small", gets)
+measure("put_big", put_big, "GB/s", reps=max(4, options.reps))
+measure("get_big", get_big, "s")
+measure("pass_big", pass_big, "s")
+held.clear()
+measure("copy_big", copy_big, "GB/s")
+drop("sink")
+held.clear()
+
+
+# ---- waiting, placement groups
+
+
+@functools.cache
+def thousand():
+    return [ray.put(i) for i in range(1000)]
+
+
+def wait_ready():
+    refs = thousand()
+    begin = time.perf_counter()
+    for _ in range(20):
+        ready, _rest = ray.wait(refs, num_returns=1000)
+    assert len(ready) == 1000
+    return (time.perf_counter() - begin) / 20
+
+
+def wait_by_ten():
+    refs = [actor("a").ping.remote() for _ in range(1000)]
+    begin = time.perf_counter()
+    while refs:
+        _, refs = ray.wait(refs, num_returns=min(10, len(refs)))
+    return time.perf_counter() - begin
+
+
+def groups(count=100):
+    module = importlib.import_module(options.module + ".util.placement_group")
+
+    def go():
+        for _ in range(count):
+            group = module.placement_group([{"CPU": 0.01}])
+            assert group.wait(10)
+            module.remove_placement_group(group)
+
+    return rate(go, count)
+
+
+measure("wait_ready", wait_ready, "s")
+thousand.cache_clear()
+measure("wait_by_ten", wait_by_ten, "s")
+measure("groups", groups)
+ray.shutdown()
