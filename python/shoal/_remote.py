@@ -238,8 +238,10 @@ def create_gang(
 
 def _pack_creation(cls: type, class_name: str, methods: dict, args, kwargs: dict, resources: dict[str, float], options: dict[str, Any]):
     """The call that makes an actor: its class, what its worker has to know of it, and the arguments."""
+    session = _session()
     settings = {
         "class_name": class_name,
+        "creator": (session.worker, session.node),
         "name": options.get("name", ""),
         "max_pending_calls": options.get("max_pending_calls", -1),
         "resources": {k: v for k, v in resources.items() if v},
@@ -262,7 +264,6 @@ class ActorClass:
         check_call_options(options, "actors", _OPTIONS)
         self._cls, self._options = cls, options
         self._methods = methods_of(cls)
-        concurrency_of(cls, options, self._methods)
         self.__name__, self.__doc__ = cls.__name__, cls.__doc__
 
     def options(self, **options) -> ActorClass:
@@ -314,9 +315,9 @@ class RemoteFunction:
 def remote(*args, **options):
     """Decorator: ``@remote`` or ``@remote(num_cpus=1, num_gpus=0, memory=bytes, resources={...})`` on a class or a function.
 
-    An actor asks for no CPU unless told so, a task for one. Of an actor besides: ``max_concurrency`` (threads; calls at once of a class with
-    ``async def`` methods, 1000 by default), ``concurrency_groups`` (more threads, by name), ``max_pending_calls``. Of a function:
-    ``num_returns``, ``max_retries`` (3) after deaths of its process, ``retry_exceptions``, ``max_calls`` of one process, ``name``.
+    An actor asks for no CPU unless told so, a task for one. An actor also takes ``max_concurrency`` (threads; calls at once of a class with
+    ``async def`` methods, 1000 by default), ``concurrency_groups`` (more of these, by name) and ``max_pending_calls``; a function
+    ``num_returns``, ``max_retries`` (3) after deaths of its process, ``retry_exceptions``, ``max_calls`` of one process and ``name``.
     """
     if len(args) == 1 and not options and callable(args[0]):
         target = args[0]
