@@ -19,7 +19,12 @@ from shoal import _native, _serialize
 from shoal._runtime import session as _session
 from shoal.exceptions import ShoalError, TaskError
 
-__all__ = ["ObjectRef", "callbacks", "load", "when_ready"]
+__all__ = ["ObjectRef", "callbacks", "load", "when_gone", "when_ready"]
+
+
+def new_object_id() -> str:
+    """Of this job: 32 hexadecimal digits, the first half of which are the job's."""
+    return _session().job + secrets.token_hex(8)
 
 
 class ObjectRef:
@@ -37,7 +42,7 @@ class ObjectRef:
     def _named(self) -> str:
         """Its id: most references never need one."""
         if not self._id:
-            self._id = _session().job + secrets.token_hex(8)
+            self._id = new_object_id()
         return self._id
 
     def _publish(self) -> str:
@@ -122,6 +127,11 @@ def _settle(future, ref: ObjectRef) -> None:
             future.set_result(value)
         else:
             future.set_exception(error)
+
+
+def when_gone(worker: str, callback: Callable[[], None]) -> None:
+    """Calls back when a process of this node has ended: then the node says so of a value that only it could have made."""
+    when_ready(ObjectRef(_session().fetch(new_object_id(), worker)), callback)
 
 
 class _Awaited:

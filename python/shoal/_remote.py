@@ -254,8 +254,10 @@ def _pack_creation(cls: type, class_name: str, methods: dict, args, kwargs: dict
 
 
 def _settings(cls: type, class_name: str, methods: dict, resources: dict[str, float], options: dict[str, Any]) -> dict[str, Any]:
+    session = _session()
     return {
         "class_name": class_name,
+        "creator": (session.worker, session.node),
         "name": options.get("name", ""),
         "max_pending_calls": options.get("max_pending_calls", -1),
         "resources": {k: v for k, v in resources.items() if v},
@@ -324,7 +326,6 @@ class ActorClass:
         check_actor_options(options)
         self._cls, self._options = cls, options
         self._methods = methods_of(cls)
-        concurrency_of(cls, options, self._methods)
         self.__name__, self.__doc__ = cls.__name__, cls.__doc__
 
     def options(self, **options) -> ActorClass:

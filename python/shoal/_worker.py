@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal import _serialize
 from shoal._context import CallInfo, running
+from shoal._refs import when_gone
 from shoal._remote import _Dep, from_birth
 from shoal._runtime import attach_worker, state
 from shoal._tasks import FunctionWorker
@@ -41,6 +42,8 @@ def main() -> int:
         return fail_creation(session, creation, error, "an actor")
     running.settings, running.cls = settings, cls
     running.actor_id = actor if cls is not FunctionWorker else ""
+    if cls is FunctionWorker:
+        _end_with(*settings["creator"])
     if settings.get("concurrency"):
         from shoal._concurrent import serve  # with asyncio: ordinary actors do not wait for it
 
@@ -52,6 +55,12 @@ def main() -> int:
         return fail_creation(session, creation, error, f"{cls.__name__}.__init__")
     made(session, creation)
     return _serve(session, running.instance, early)
+
+
+def _end_with(worker: str, node: str) -> None:
+    """Nobody else calls a worker of functions than the process that made it. (On another node nobody tells of that one's end.)"""
+    if node == state.session.node:
+        when_gone(worker, lambda: os._exit(1))
 
 
 def _serve(session, instance, early: deque) -> int:

@@ -487,10 +487,10 @@ def test_unknown_options_and_those_of_a_later_release_are_told_apart():
         shoal.remote(num_cpu=1)
     with pytest.raises(TypeError, match="unknown option"):
         Log.options(colour="red")
-    with pytest.raises(Unimplemented, match="max_restarts"):
-        Log.options(max_restarts=1)
+    with pytest.raises(Unimplemented, match="runtime_env"):
+        Log.options(runtime_env={})
     with pytest.raises(NotImplementedError):
-        square.options(scheduling_strategy="SPREAD")
+        square.options(accelerator_type="H200")
     with pytest.raises(TypeError):
         shoal.remote(5)
     with pytest.raises(TypeError):

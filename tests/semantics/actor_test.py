@@ -1,0 +1,424 @@
+"""Row A2: calls and their options, handles as values, several results, ends, contexts, bounds."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cast import GUARD_S, Recorder
+from leftovers import alive, wait_until
+
+import shoal as ray
+from shoal.exceptions import ActorDiedError, PendingCallsLimitExceeded, RayActorError, Unimplemented
+
+
+@ray.remote
+class Mortal:
+    """Writes to a file when its exit handlers run."""
+
+    def __init__(self, path):
+        import atexit
+
+        self.path = path
+        atexit.register(lambda: Path(path).write_text("exit handler"))
+
+    def pid(self):
+        return os.getpid()
+
+    def leave(self, how):
+        if how == "actor.exit_actor":
+            ray.actor.exit_actor()
+        if how == "exit_actor":
+            ray.exit_actor()
+        raise SystemExit(how)
+
+    def swallow(self):
+        try:
+            ray.actor.exit_actor()
+        except Exception:
+            return "swallowed"
+
+
+@pytest.fixture
+def mortal(tmp_path):
+    return Mortal.remote(str(tmp_path / "said"))
+
+
+# ---- creation and calls
+
+
+def test_arguments_of_the_constructor_are_resolved():
+    recorder = Recorder.remote(ray.put("a"), "b")
+    assert ray.get(recorder.all.remote()) == ["a", "b"]
+    ray.kill(recorder)
+
+
+def test_an_actor_waits_for_pending_arguments_of_its_constructor(gate):
+    made = Recorder.remote(gate.wait.remote(then="late"))
+    result = made.all.remote()
+    assert ray.wait([result], timeout=0) == ([], [result])
+    gate.open.remote()
+    assert ray.get(result, timeout=GUARD_S) == ["late"]
+    ray.kill(made)
+
+
+def test_an_actor_whose_constructors_argument_failed_is_dead(recorder):
+    made = Recorder.remote(recorder.fail.remote(ValueError("argument")))
+    with pytest.raises(RayActorError):
+        ray.get(made.all.remote(), timeout=GUARD_S)
+
+
+def test_a_constructor_that_raises_is_told_by_every_call():
+    @ray.remote
+    class Broken:
+        def __init__(self):
+            raise RuntimeError("no such luck")
+
+        def method(self):
+            return 1
+
+    broken = Broken.remote()
+    for _ in range(2):
+        with pytest.raises(ActorDiedError, match="no such luck"):
+            ray.get(broken.method.remote(), timeout=GUARD_S)
+
+
+def test_calls_of_one_caller_stay_in_order_behind_a_pending_argument(recorder, gate):
+    recorder.add.remote(gate.wait.remote(then="first"))
+    recorder.add.remote("second")
+    gate.open.remote()
+    assert ray.get(recorder.all.remote(), timeout=GUARD_S) == ["first", "second"]
+
+
+def test_the_built_in_methods(recorder):
+    assert ray.get(recorder.__ray_ready__.remote()) is True
+    assert ray.get(recorder.__ray_call__.remote(lambda self, x: (type(self).__name__, x), 5)) == ("Recorder", 5)
+
+
+def test_a_method_that_is_not_there(recorder):
+    with pytest.raises(AttributeError, match="nothing"):
+        recorder.nothing  # noqa: B018
+    with pytest.raises(AttributeError):
+        recorder.__nothing__  # noqa: B018
+
+
+# ---- several results
+
+
+def test_a_decorated_method_returns_a_list_of_references(recorder):
+    first, second = recorder.pair.remote("a", "b")
+    assert ray.get([second, first]) == ["b", "a"]
+
+
+def test_options_of_one_call_win_over_the_decorators(recorder):
+    assert ray.get(recorder.pair.options(num_returns=1).remote()) == (1, 2)
+    assert len(recorder.pair.options(name="x").remote()) == 2
+
+
+@pytest.mark.parametrize("value", [[1, 2, 3], (1, 2, 3), "abc", range(3), {1: "a", 2: "b", 3: "c"}], ids=repr)
+def test_any_iterable_is_taken_apart(recorder, value):
+    assert ray.get(recorder.echo.options(num_returns=3).remote(value)) == list(value)
+
+
+@pytest.mark.parametrize("value", [[1], [1, 2, 3], []], ids=repr)
+def test_a_wrong_number_of_results_is_an_error_of_each(recorder, value):
+    refs = recorder.echo.options(num_returns=2).remote(value)
+    for ref in refs:
+        with pytest.raises(ValueError, match=rf"returned {len(value)} objects, but num_returns=2"):
+            ray.get(ref)
+
+
+def test_what_cannot_be_taken_apart_is_an_error_of_each(recorder):
+    for ref in recorder.echo.options(num_returns=2).remote(5):
+        with pytest.raises(TypeError, match="int"):
+            ray.get(ref)
+
+
+def test_a_failure_is_that_of_each_result(recorder):
+    for ref in recorder.fail.options(num_returns=2).remote(KeyError("mine")):
+        with pytest.raises(KeyError, match="mine"):
+            ray.get(ref)
+
+
+def test_no_result_at_all(recorder):
+    assert recorder.add.options(num_returns=0).remote("x") is None
+    assert ray.get(recorder.all.remote()) == ["x"]
+
+
+def test_large_results_are_taken_apart_and_passed_on(recorder):
+    first, second, small = recorder.echo.options(num_returns=3).remote([np.arange(100_000), np.ones(200_000), 3])
+    assert ray.get(first)[-1] == 99_999
+    assert ray.get(second).sum() == 200_000
+    assert ray.get(small) == 3
+    assert ray.get(recorder.echo.remote(second)).sum() == 200_000
+    assert ray.get(recorder.get.remote([first, small]))[0][-1] == 99_999
+    with pytest.raises(ValueError, match="read-only"):
+        ray.get(first)[0] = 1
+
+
+def test_results_of_a_dead_actor(gate):
+    refs = gate.wait.options(num_returns=2).remote()
+    ray.kill(gate)
+    for ref in refs:
+        with pytest.raises(ActorDiedError):
+            ray.get(ref, timeout=GUARD_S)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"num_returns": -1}, ValueError),
+        ({"num_returns": 1.5}, TypeError),
+        ({"num_returns": "many"}, ValueError),
+        ({"num_returns": "streaming"}, Unimplemented),
+        ({"concurrency_group": 5}, TypeError),
+        ({"name": 5}, TypeError),
+        ({"colour": "red"}, ValueError),
+    ],
+    ids=repr,
+)
+def test_options_of_a_call_that_make_no_sense(recorder, options, error):
+    with pytest.raises(error):
+        recorder.echo.options(**options)
+
+
+def test_the_method_decorator_takes_known_keywords_only():
+    with pytest.raises(TypeError):
+        ray.method(lambda self: 1)
+    with pytest.raises(TypeError):
+        ray.method()
+    with pytest.raises(ValueError, match="colour"):
+        ray.method(colour="red")
+    with pytest.raises(ValueError, match="max_task_retries"):
+        ray.method(max_task_retries=-2)
+    assert ray.method(max_task_retries=3)(len.__call__ and (lambda self: 1))
+
+
+def test_a_generator_says_that_streams_are_not_there_yet():
+    @ray.remote
+    class Streams:
+        def numbers(self):
+            yield from range(3)
+
+    streams = Streams.remote()
+    with pytest.raises(Unimplemented, match="num_returns"):
+        streams.numbers.remote()
+    assert ray.get(streams.numbers.options(num_returns=3).remote()) == [0, 1, 2]
+    ray.kill(streams)
+
+
+# ---- handles as values
+
+
+def test_a_handle_keeps_its_methods_options_where_it_goes(recorder, gate):
+    (handle,) = ray.get(gate.wait.remote("x", then=[recorder]) if gate.open.remote("x") else None)
+    assert handle == recorder
+    assert ray.get(handle.pair.remote()) == [1, 2]
+
+
+def test_an_actor_has_a_handle_of_itself():
+    @ray.remote
+    class Selfish:
+        def me(self):
+            return ray.get_runtime_context().current_actor
+
+        @ray.method(num_returns=2)
+        def two(self):
+            return 1, 2
+
+    actor = Selfish.remote()
+    handle = ray.get(actor.me.remote())
+    assert handle == actor
+    assert ray.get(handle.two.remote()) == [1, 2]
+    ray.kill(actor)
+
+
+# ---- the end
+
+
+@pytest.mark.parametrize("how", ["actor.exit_actor", "exit_actor"])
+def test_exit_actor_runs_exit_handlers_and_fails_what_waits(mortal, tmp_path, how):
+    pid = ray.get(mortal.pid.remote())
+    leaving, waiting = mortal.leave.remote(how), mortal.pid.remote()
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(leaving, timeout=GUARD_S)
+    with pytest.raises(ActorDiedError):
+        ray.get(waiting, timeout=GUARD_S)
+    with pytest.raises(ActorDiedError):
+        ray.get(mortal.pid.remote(), timeout=GUARD_S)
+    wait_until(lambda: not alive(pid), GUARD_S, "its end")
+    assert (tmp_path / "said").read_text() == "exit handler"
+
+
+def test_terminate_comes_after_the_calls_before_it(mortal, tmp_path):
+    before = [mortal.pid.remote() for _ in range(20)]
+    terminated, after = mortal.__ray_terminate__.remote(), mortal.pid.remote()
+    assert len(set(ray.get(before, timeout=GUARD_S))) == 1
+    for ref in (terminated, after):
+        with pytest.raises(ActorDiedError):
+            ray.get(ref, timeout=GUARD_S)
+    wait_until((tmp_path / "said").exists, GUARD_S, "the exit handler")
+
+
+def test_large_answers_before_the_end_arrive():
+    @ray.remote
+    class Talker:
+        def talk(self):
+            return "x" * 90_000
+
+    talker = Talker.remote()
+    said = [talker.talk.remote() for _ in range(200)]
+    talker.__ray_terminate__.remote()
+    assert {len(s) for s in ray.get(said, timeout=GUARD_S)} == {90_000}
+
+
+def test_kill_runs_no_exit_handler(mortal, tmp_path):
+    pid = ray.get(mortal.pid.remote())
+    ray.kill(mortal)
+    with pytest.raises(ActorDiedError):
+        ray.get(mortal.pid.remote(), timeout=GUARD_S)
+    wait_until(lambda: not alive(pid), GUARD_S, "its end")
+    assert not (tmp_path / "said").exists()
+
+
+@pytest.mark.parametrize("code", [0, 4, "a message"])
+def test_system_exit_in_a_method_ends_the_actor(mortal, tmp_path, code):
+    told = "exited with code 1" if isinstance(code, str) else f"exited with code {code}"
+    with pytest.raises(ActorDiedError, match=told):
+        ray.get(mortal.leave.remote(code), timeout=GUARD_S)
+    with pytest.raises(ActorDiedError, match=told):
+        ray.get(mortal.pid.remote(), timeout=GUARD_S)
+    assert (tmp_path / "said").exists()
+
+
+def test_exit_actor_passes_except_exception(mortal):
+    with pytest.raises(ActorDiedError):
+        ray.get(mortal.swallow.remote(), timeout=GUARD_S)
+
+
+def test_exit_actor_outside_of_an_actor_is_an_error():
+    @ray.remote
+    def leaves():
+        ray.actor.exit_actor()
+
+    with pytest.raises(TypeError, match="non-actor"):
+        ray.get(leaves.remote())
+    with pytest.raises(TypeError, match="non-actor"):
+        ray.exit_actor()
+
+
+# ---- bounds
+
+
+def test_max_pending_calls_refuses_what_is_too_much_and_counts_again(gate):
+    recorder = Recorder.options(max_pending_calls=3).remote()
+    waiting = [recorder.wait_at.remote(gate) for _ in range(3)]
+    with pytest.raises(PendingCallsLimitExceeded):
+        recorder.echo.remote(1)
+    gate.open.remote()
+    ray.get(waiting, timeout=GUARD_S)
+    assert ray.get(recorder.echo.remote(2)) == 2
+    ray.kill(recorder)
+
+
+def test_without_a_bound_any_number_of_calls_waits(recorder, gate):
+    waiting = [recorder.wait_at.remote(gate) for _ in range(1000)]
+    gate.open.remote()
+    assert len(ray.get(waiting, timeout=GUARD_S)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_concurrency": 0}, ValueError),
+        ({"max_concurrency": "2"}, TypeError),
+        ({"max_pending_calls": -2}, ValueError),
+        ({"concurrency_groups": ["io"]}, TypeError),
+        ({"concurrency_groups": {"io": 0}}, ValueError),
+        ({"num_returns": 2}, ValueError),
+        ({"max_calls": 2}, ValueError),
+        ({"max_retries": 2}, ValueError),
+        ({"colour": "red"}, TypeError),
+    ],
+    ids=repr,
+)
+def test_options_of_an_actor_that_make_no_sense(options, error):
+    with pytest.raises(error):
+        Recorder.options(**options)
+
+
+# ---- the context
+
+
+@ray.remote
+class Knows:
+    def what(self):
+        c = ray.get_runtime_context()
+        return {
+            "job": c.get_job_id(),
+            "node": c.get_node_id(),
+            "worker": c.get_worker_id(),
+            "actor": c.get_actor_id(),
+            "task": c.get_task_id(),
+            "again": c.get_task_id(),
+            "name": c.get_actor_name(),
+            "task_name": c.get_task_name(),
+            "resources": c.get_assigned_resources(),
+            "gpus": [c.get_accelerator_ids(), ray.get_gpu_ids()],
+            "reconstructed": c.was_current_actor_reconstructed,
+            "namespace": c.namespace,
+        }
+
+
+def test_an_actor_knows_who_and_where_it_is():
+    actor, driver = Knows.options(num_cpus=0.5).remote(), ray.get_runtime_context()
+    first, second = ray.get([actor.what.remote(), actor.what.remote()])
+    assert first["job"] == driver.get_job_id()
+    assert first["node"] == driver.get_node_id()
+    assert first["worker"] != driver.get_worker_id()
+    assert first["actor"] == second["actor"] == actor._actor_id
+    assert first["task"] == first["again"] != second["task"]
+    assert (first["name"], first["task_name"]) == ("", "Knows.what")
+    assert first["resources"] == {"CPU": 0.5}
+    assert first["gpus"] == [{"GPU": []}, []]
+    assert first["reconstructed"] is False
+    assert first["namespace"] == driver.namespace
+    json.dumps(first)
+    ray.kill(actor)
+
+
+def test_a_call_is_named_by_its_options_and_an_actor_asks_for_nothing_by_default():
+    actor = Knows.remote()
+    known = ray.get(actor.what.options(name="mine").remote())
+    assert (known["task_name"], known["resources"]) == ("mine", {})
+    ray.kill(actor)
+
+
+def test_a_function_knows_its_task_and_is_no_actor():
+    @ray.remote
+    def what():
+        c = ray.get_runtime_context()
+        return c.get_task_id(), c.get_task_name(), c.get_actor_id(), c.get_actor_name(), c.get_assigned_resources()
+
+    first, second = ray.get([what.remote(), what.options(name="mine", num_cpus=2).remote()])
+    assert first[0] != second[0]
+    assert first[1:] == ("what", None, None, {"CPU": 1.0})
+    assert second[1:] == ("mine", None, None, {"CPU": 2.0})
+
+
+def test_a_driver_has_no_task_and_is_told_so():
+    context = ray.get_runtime_context()
+    with pytest.warns(UserWarning, match="get_task_id"):
+        assert context.get_task_id() is None
+    with pytest.warns(UserWarning, match="get_actor_id"):
+        assert context.get_actor_id() is None
+    with pytest.raises(RuntimeError, match="current_actor"):
+        context.current_actor  # noqa: B018
+    assert set(context.get()) == {"job_id", "node_id", "namespace"}
+
+
+def test_get_gpu_ids_in_a_driver_follows_the_environment(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0, 3,GPU-5f")
+    assert ray.get_gpu_ids() == [0, 3, "GPU-5f"]
+    assert ray.get_runtime_context().get_accelerator_ids() == {"GPU": ["0", "3", "GPU-5f"]}

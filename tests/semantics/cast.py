@@ -1,0 +1,84 @@
+"""Actors that the tests share. Workers import this module: it imports next to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import shoal as ray
+
+GUARD_S = 30  # nothing here takes a tenth of it
+
+
+@ray.remote
+class Gate:
+    """Lets calls through when it is told to: what happens before and after is known without a clock."""
+
+    def __init__(self):
+        self.events: dict[str, asyncio.Event] = {}
+        self.come: list = []
+
+    def _event(self, name: str) -> asyncio.Event:
+        return self.events.setdefault(name, asyncio.Event())
+
+    async def wait(self, name: str = "", then=None):
+        await self._event(name).wait()
+        return then
+
+    async def open(self, name: str = ""):
+        self._event(name).set()
+
+    async def arrive(self, who, name: str = ""):
+        """Notes who is there, then waits."""
+        self.come.append(who)
+        await self._event(name).wait()
+
+    async def note(self, who):
+        self.come.append(who)
+
+    async def arrived(self, count: int) -> list:
+        """Who has come, once so many have."""
+        while len(self.come) < count:
+            await asyncio.sleep(0.001)
+        return list(self.come)
+
+    async def seen(self) -> list:
+        return list(self.come)
+
+
+@ray.remote
+class Recorder:
+    """An ordinary actor: remembers, in order, what it was called with."""
+
+    def __init__(self, *first):
+        self.seen = list(first)
+
+    def add(self, value):
+        self.seen.append(value)
+        return len(self.seen)
+
+    def all(self):
+        return self.seen
+
+    def echo(self, value):
+        return value
+
+    def kind(self, value):
+        return type(value).__name__
+
+    def pid(self):
+        return os.getpid()
+
+    def fail(self, error):
+        raise error
+
+    def get(self, refs):
+        """Of references in a list."""
+        return ray.get(refs)
+
+    def wait_at(self, gate, name="", then=None):
+        return ray.get(gate.wait.remote(name, then))
+
+    @ray.method(num_returns=2)
+    def pair(self, first=1, second=2):
+        return first, second

@@ -1,0 +1,372 @@
+"""Row A2, concurrency: threads, async actors, groups; the order in which calls begin."""
+
+import asyncio
+import threading
+
+import pytest
+from cast import GUARD_S, Gate, Recorder
+
+import shoal as ray
+from shoal.exceptions import ActorDiedError, GetTimeoutError
+
+
+@ray.remote
+class Threaded:
+    """Says who is inside and lets them out together."""
+
+    def __init__(self):
+        self.lock, self.inside, self.most, self.begun = threading.Lock(), 0, 0, []
+        self.made_in = threading.current_thread() is threading.main_thread()
+
+    def enter(self, who, gate):
+        with self.lock:
+            self.begun.append(who)
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        ray.get(gate.arrive.remote(who))
+        with self.lock:
+            self.inside -= 1
+        return who
+
+    def state(self):
+        return self.most, self.begun
+
+    def fail(self):
+        raise KeyError("mine")
+
+    def leave(self):
+        ray.actor.exit_actor()
+
+    def context(self, gate, name):
+        ray.get(gate.arrive.remote(name))
+        return ray.get_runtime_context().get_task_name(), ray.get_runtime_context().get_task_id()
+
+
+def ended(actor):
+    ray.kill(actor)
+
+
+# ---- threads
+
+
+def test_as_many_calls_run_at_once_as_there_are_threads(gate):
+    actor = Threaded.options(max_concurrency=3).remote()
+    refs = [actor.enter.remote(i, gate) for i in range(7)]
+    assert len(ray.get(gate.arrived.remote(3), timeout=GUARD_S)) == 3
+    gate.open.remote()
+    assert ray.get(refs, timeout=GUARD_S) == list(range(7))
+    most, begun = ray.get(actor.state.remote())
+    assert most == 3
+    assert sorted(begun) == list(range(7))
+    ended(actor)
+
+
+def test_an_ordinary_actor_runs_one_call_at_a_time(gate):
+    actor = Threaded.remote()
+    refs = [actor.enter.remote(i, gate) for i in range(5)]
+    assert ray.get(gate.arrived.remote(1), timeout=GUARD_S) == [0]
+    gate.open.remote()
+    ray.get(refs, timeout=GUARD_S)
+    assert ray.get(actor.state.remote()) == (1, list(range(5)))
+    ended(actor)
+
+
+def test_calls_of_a_group_begin_in_the_order_in_which_they_were_made():
+
+    @ray.remote
+    class One:
+        def __init__(self):
+            self.begun = []
+
+        def add(self, i):
+            self.begun.append(i)
+
+        @ray.method(concurrency_group="other")
+        def all(self):
+            return self.begun
+
+    actor = One.options(concurrency_groups={"other": 1}).remote()
+    ray.get([actor.add.remote(i) for i in range(200)])
+    assert ray.get(actor.all.remote()) == list(range(200))
+    ended(actor)
+
+
+def test_what_a_thread_raises_is_its_calls_alone():
+    actor = Threaded.options(max_concurrency=2).remote()
+    with pytest.raises(KeyError, match="mine"):
+        ray.get(actor.fail.remote())
+    assert ray.get(actor.state.remote()) == (0, [])
+    ended(actor)
+
+
+def test_a_thread_may_call_its_own_actor():
+    """With one thread it would wait for itself for ever."""
+
+    @ray.remote(max_concurrency=2)
+    class Recursive:
+        def depth(self, n):
+            return 0 if n == 0 else 1 + ray.get(ray.get_runtime_context().current_actor.depth.remote(n - 1))
+
+    actor = Recursive.remote()
+    assert ray.get(actor.depth.remote(1), timeout=GUARD_S) == 1
+    ended(actor)
+
+
+def test_threads_have_contexts_of_their_own(gate):
+    actor = Threaded.options(max_concurrency=2).remote()
+    refs = [actor.context.options(name=n).remote(gate, n) for n in "ab"]
+    ray.get(gate.arrived.remote(2), timeout=GUARD_S)
+    gate.open.remote()
+    (a, first), (b, second) = ray.get(refs, timeout=GUARD_S)
+    assert (a, b) == ("a", "b")
+    assert first != second
+    ended(actor)
+
+
+def test_exit_actor_on_a_thread_ends_the_others_too(gate):
+    actor = Threaded.options(max_concurrency=2).remote()
+    inside = actor.enter.remote("a", gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(actor.leave.remote(), timeout=GUARD_S)
+    with pytest.raises(ActorDiedError):
+        ray.get(inside, timeout=GUARD_S)
+
+
+def test_a_thousand_calls_on_threads_come_back():
+    actor = Recorder.options(max_concurrency=4).remote()
+    assert ray.get([actor.echo.remote(i) for i in range(1000)], timeout=GUARD_S) == list(range(1000))
+    assert ray.get(actor.pair.remote()) == [1, 2]
+    ended(actor)
+
+
+# ---- async actors
+
+
+@ray.remote
+class Async:
+    def __init__(self):
+        self.loop_there = asyncio.get_running_loop() is not None
+        self.thread = threading.get_ident()
+        self.begun, self.inside, self.most, self.event = [], 0, 0, asyncio.Event()
+
+    async def enter(self, who):
+        self.begun.append(who)
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await self.event.wait()
+        self.inside -= 1
+        return who
+
+    def release(self):
+        self.event.set()
+
+    def seen(self):
+        return self.most, self.begun
+
+    async def one_thread(self):
+        return self.loop_there and self.thread == threading.get_ident()
+
+    def sync_one_thread(self):
+        return asyncio.get_running_loop() is not None and self.thread == threading.get_ident()
+
+    async def fail(self):
+        raise KeyError("mine")
+
+    async def cancel(self):
+        raise asyncio.CancelledError
+
+    async def leave(self):
+        ray.actor.exit_actor()
+
+    async def get_of(self, refs):
+        return [await r for r in refs]
+
+    async def through(self, handle, x):
+        return await handle.echo.remote(x)
+
+    @ray.method(num_returns=2)
+    async def pair(self):
+        return 1, 2
+
+    async def name(self):
+        await asyncio.sleep(0)
+        return ray.get_runtime_context().get_task_name()
+
+
+@pytest.fixture
+def actor():
+    actor = Async.remote()
+    yield actor
+    ray.kill(actor)
+
+
+def test_async_calls_interleave_and_begin_in_order(actor):
+    refs = [actor.enter.remote(i) for i in range(50)]
+    actor.release.remote()
+    assert ray.get(refs, timeout=GUARD_S) == list(range(50))
+    assert ray.get(actor.seen.remote()) == (50, list(range(50)))
+
+
+def test_max_concurrency_bounds_async_calls(gate):
+    actor = Gate.options(max_concurrency=3).remote()
+    refs = [actor.arrive.remote(i) for i in range(2)]
+    assert ray.get(actor.arrived.remote(2), timeout=GUARD_S) == [0, 1]
+    refs.append(actor.arrive.remote(2))
+    beyond = actor.seen.remote()
+    with pytest.raises(GetTimeoutError):
+        ray.get(beyond, timeout=0.1)
+    ray.kill(actor)
+    del refs
+
+
+def test_by_default_a_thousand_async_calls_are_let_in(actor):
+    refs = [actor.enter.remote(i) for i in range(999)]
+    actor.release.remote()
+    ray.get(refs, timeout=GUARD_S)
+    assert ray.get(actor.seen.remote())[0] == 999
+
+
+def test_all_methods_and_the_constructor_run_on_one_loop(actor):
+    assert ray.get([actor.one_thread.remote(), actor.sync_one_thread.remote()]) == [True, True]
+
+
+def test_async_failures_are_their_calls_alone(actor):
+    with pytest.raises(KeyError, match="mine"):
+        ray.get(actor.fail.remote())
+    with pytest.raises(ray.exceptions.RayTaskError, match="CancelledError"):
+        ray.get(actor.cancel.remote())
+    assert ray.get(actor.pair.remote()) == [1, 2]
+
+
+def test_an_async_method_awaits_references(actor, recorder):
+    assert ray.get(actor.get_of.remote([recorder.echo.remote(1), ray.put(2)]), timeout=GUARD_S) == [1, 2]
+    assert ray.get([actor.through.remote(recorder, i) for i in range(100)], timeout=GUARD_S) == list(range(100))
+
+
+def test_two_async_actors_call_each_other(actor):
+    @ray.remote
+    class Other:
+        async def echo(self, x):
+            return x + 1
+
+        async def back(self, handle, me, x):
+            return await handle.through.remote(me, x)
+
+    other = Other.remote()
+    assert ray.get(other.back.remote(actor, other, 1), timeout=GUARD_S) == 2
+    ray.kill(other)
+
+
+def test_async_calls_have_contexts_of_their_own(actor):
+    refs = [actor.name.options(name=str(i)).remote() for i in range(10)]
+    assert ray.get(refs) == [str(i) for i in range(10)]
+
+
+def test_exit_actor_in_an_async_method_ends_all(actor):
+    inside = actor.enter.remote("a")
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(actor.leave.remote(), timeout=GUARD_S)
+    for ref in (inside, actor.seen.remote()):
+        with pytest.raises(ActorDiedError):
+            ray.get(ref, timeout=GUARD_S)
+
+
+def test_an_async_constructor_that_raises():
+    @ray.remote
+    class Broken:
+        def __init__(self):
+            raise ValueError("no such luck")
+
+        async def method(self):
+            return 1
+
+    with pytest.raises(ActorDiedError, match="no such luck"):
+        ray.get(Broken.remote().method.remote(), timeout=GUARD_S)
+
+
+# ---- groups
+
+
+@ray.remote(concurrency_groups={"io": 2, "compute": 1})
+class Grouped:
+    def __init__(self):
+        self.lock, self.begun = threading.Lock(), []
+
+    @ray.method(concurrency_group="io")
+    def io(self, who, gate):
+        return ray.get(gate.arrive.remote(who))
+
+    @ray.method(concurrency_group="compute")
+    def compute(self, who, gate):
+        return ray.get(gate.arrive.remote(who))
+
+    def plain(self):
+        return "plain"
+
+
+def test_groups_have_threads_of_their_own(gate):
+    actor = Grouped.remote()
+    refs = [actor.io.remote(f"io{i}", gate) for i in range(3)] + [actor.compute.remote(f"compute{i}", gate) for i in range(2)]
+    inside = ray.get(gate.arrived.remote(3), timeout=GUARD_S)
+    assert sorted(inside) == ["compute0", "io0", "io1"]
+    assert ray.get(actor.plain.remote(), timeout=GUARD_S) == "plain"
+    assert ray.get(gate.seen.remote()) == inside
+    gate.open.remote()
+    ray.get(refs, timeout=GUARD_S)
+    ended(actor)
+
+
+def test_options_put_a_call_into_another_group(gate):
+    actor = Grouped.remote()
+    held = actor.compute.remote("held", gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    moved = actor.compute.options(concurrency_group="io").remote("moved", gate)
+    assert ray.get(gate.arrived.remote(2), timeout=GUARD_S) == ["held", "moved"]
+    gate.open.remote()
+    ray.get([held, moved], timeout=GUARD_S)
+    ended(actor)
+
+
+def test_a_group_that_is_not_there_is_an_error():
+    actor = Grouped.remote()
+    with pytest.raises(ValueError, match="no concurrency group gpu"):
+        ray.get(actor.plain.options(concurrency_group="gpu").remote(), timeout=GUARD_S)
+    ended(actor)
+
+
+def test_a_method_in_a_group_that_is_not_declared_leaves_no_actor():
+    @ray.remote
+    class Undeclared:
+        @ray.method(concurrency_group="gpu")
+        def method(self):
+            pass
+
+    with pytest.raises(ValueError, match="gpu"):
+        Undeclared.remote()
+
+
+def test_groups_of_an_async_actor():
+    @ray.remote(concurrency_groups={"io": 1})
+    class AsyncGroups:
+        def __init__(self):
+            self.begun, self.event = [], asyncio.Event()
+
+        @ray.method(concurrency_group="io")
+        async def io(self, who):
+            self.begun.append(who)
+            await self.event.wait()
+
+        async def seen(self):
+            return self.begun
+
+        async def release(self):
+            self.event.set()
+
+    actor = AsyncGroups.remote()
+    refs = [actor.io.remote(i) for i in range(3)]
+    assert ray.get(actor.seen.remote(), timeout=GUARD_S) == [0]
+    actor.release.remote()
+    ray.get(refs, timeout=GUARD_S)
+    assert ray.get(actor.seen.remote()) == [0, 1, 2]
+    ended(actor)

@@ -1,0 +1,106 @@
+"""Row A3, errors: Ray's names, where they are raised, and that they travel."""
+
+import os
+import pickle
+import signal
+
+import pytest
+from cast import GUARD_S, Recorder
+
+import shoal as ray
+from shoal import exceptions
+from shoal.exceptions import from_error
+
+UNAVAILABLE = 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RayError", "RayTaskError", "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError", "ObjectLostError",
+        "OwnerDiedError", "TaskCancelledError", "GetTimeoutError", "TaskUnschedulableError", "ActorUnschedulableError", "OutOfMemoryError",
+        "RuntimeEnvSetupError", "PendingCallsLimitExceeded", "AsyncioActorExit", "ObjectStoreFullError", "RaySystemError",
+    ],
+)  # fmt: skip
+def test_rays_names_are_exceptions_of_one_family(name):
+    assert issubclass(getattr(exceptions, name), exceptions.RayError)
+    assert name in exceptions.__all__
+
+
+@pytest.mark.parametrize(
+    ("child", "parent"),
+    [
+        ("ActorDiedError", "RayActorError"),
+        ("ActorUnavailableError", "RayActorError"),
+        ("OwnerDiedError", "ObjectLostError"),
+        ("RayActorError", "Unavailable"),
+        ("WorkerCrashedError", "Unavailable"),
+        ("TaskCancelledError", "Cancelled"),
+    ],
+)
+def test_what_is_caught_with_what(child, parent):
+    assert issubclass(getattr(exceptions, child), getattr(exceptions, parent))
+
+
+@pytest.mark.parametrize(
+    ("reason", "cls"),
+    [
+        ("ActorDied", "ActorDiedError"),
+        ("ActorUnavailable", "ActorUnavailableError"),
+        ("OwnerDied", "OwnerDiedError"),
+        ("WorkerCrashed", "WorkerCrashedError"),
+        ("HeadGone", "Unavailable"),
+    ],
+)
+def test_errors_of_the_engine_become_them(reason, cls):
+    error = from_error(UNAVAILABLE, reason, "gone", "wait", ["actor A(5f)"])
+    assert type(error) is getattr(exceptions, cls)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.reason) == (type(error), str(error), reason)
+
+
+def test_a_killed_actor_is_a_ray_actor_error_with_its_id(recorder):
+    actor = Recorder.remote()
+    pid = ray.get(actor.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(exceptions.RayActorError, match="SIGKILL") as info:
+        ray.get(actor.echo.remote(1), timeout=GUARD_S)
+    assert isinstance(info.value, exceptions.ActorDiedError)
+    assert info.value.actor_id == actor._actor_id
+
+
+def test_a_value_whose_maker_is_gone_is_an_owner_died_error(recorder, gate):
+    maker = Recorder.remote()
+    (ref,) = ray.get(maker.__ray_call__.remote(lambda self, gate: [gate.wait.remote()], gate))
+    waiting = recorder.get.remote([ref])
+    os.kill(ray.get(maker.pid.remote()), signal.SIGKILL)
+    with pytest.raises(exceptions.OwnerDiedError):
+        ray.get(ref, timeout=GUARD_S)
+    with pytest.raises(exceptions.ObjectLostError):
+        ray.get(waiting, timeout=GUARD_S)
+
+
+def test_an_actors_death_two_calls_away_is_still_one(recorder):
+    actor = Recorder.remote()
+    ray.kill(actor)
+    with pytest.raises(exceptions.RayActorError) as info:
+        ray.get(recorder.__ray_call__.remote(lambda self, a: ray.get(a.echo.remote(1)), actor), timeout=GUARD_S)
+    assert isinstance(info.value, exceptions.RayTaskError)
+    assert isinstance(info.value.cause, exceptions.ActorDiedError)
+
+
+def test_the_cause_is_there_under_both_spellings(recorder):
+    with pytest.raises(exceptions.RayTaskError) as info:
+        ray.get(recorder.fail.remote(KeyError("mine")))
+    assert isinstance(info.value.as_instanceof_cause(), KeyError)
+
+
+def test_an_exception_group_of_ones_own_class_keeps_its_attributes(recorder):
+    class MyError(Exception):
+        def __init__(self, code):
+            super().__init__(code)
+            self.code = code
+
+    with pytest.raises(MyError) as info:
+        ray.get(recorder.fail.remote(MyError(5)))
+    assert info.value.code == 5

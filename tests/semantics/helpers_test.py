@@ -1,0 +1,266 @@
+"""Row A2, helpers: ActorPool and Queue."""
+
+import asyncio
+
+import pytest
+from cast import GUARD_S, Recorder
+
+import shoal as ray
+from shoal.exceptions import ActorDiedError
+from shoal.util import ActorPool
+from shoal.util.queue import Empty, Full, Queue
+
+
+@pytest.fixture
+def actors():
+    made = [Recorder.remote() for _ in range(2)]
+    yield made
+    for actor in made:
+        ray.kill(actor)
+
+
+@pytest.fixture
+def queue():
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(Queue(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for q in made:
+        q.shutdown(force=True)
+
+
+def echo(actor, value):
+    return actor.echo.remote(value)
+
+
+# ---- ActorPool
+
+
+def test_the_modules_are_where_rays_are():
+    from shoal.util.actor_pool import ActorPool as Same
+
+    assert Same is ActorPool is ray.util.ActorPool
+
+
+def test_map_keeps_the_order_of_the_values(actors):
+    assert list(ActorPool(actors).map(echo, range(10))) == list(range(10))
+
+
+def test_map_unordered_gives_every_result(actors):
+    assert sorted(ActorPool(actors).map_unordered(echo, range(10))) == list(range(10))
+
+
+def test_map_unordered_gives_what_is_ready_first(actors, gate):
+    results = ActorPool(actors).map_unordered(lambda a, v: a.wait_at.remote(gate, v, v), ["slow", "fast"])
+    gate.open.remote("fast")
+    assert next(results) == "fast"
+    gate.open.remote("slow")
+    assert list(results) == ["slow"]
+
+
+def test_submit_and_get_next(actors):
+    pool = ActorPool(actors)
+    assert not pool.has_next()
+    for i in range(5):
+        pool.submit(echo, i)
+    taken = []
+    while pool.has_next():
+        taken.append(pool.get_next())
+    assert taken == list(range(5))
+    with pytest.raises(StopIteration):
+        pool.get_next()
+    with pytest.raises(StopIteration):
+        pool.get_next_unordered()
+
+
+def test_each_actor_has_one_call_at_a_time(actors, gate):
+    pool = ActorPool(actors)
+    for i in range(4):
+        pool.submit(lambda a, v: a.wait_at.remote(gate, "", v), i)
+    assert not pool.has_free()
+    assert pool.pop_idle() is None
+    gate.open.remote()
+    assert [pool.get_next() for _ in range(4)] == list(range(4))
+    assert pool.has_free()
+
+
+def test_get_next_after_get_next_unordered(actors, gate):
+    pool = ActorPool(actors)
+    for name in ("first", "second"):
+        pool.submit(lambda a, v: a.wait_at.remote(gate, v, v), name)
+    gate.open.remote("second")
+    assert pool.get_next_unordered() == "second"
+    with pytest.raises(ValueError, match="not allowed"):
+        pool.get_next()
+    gate.open.remote("first")
+    assert pool.get_next_unordered() == "first"
+
+
+@pytest.mark.parametrize("take", ["get_next", "get_next_unordered"])
+def test_a_timeout_leaves_the_result_to_be_taken(actors, gate, take):
+    pool = ActorPool(actors)
+    pool.submit(lambda a, v: a.wait_at.remote(gate, "", v), "late")
+    with pytest.raises(TimeoutError):
+        getattr(pool, take)(timeout=0)
+    gate.open.remote()
+    assert getattr(pool, take)(timeout=GUARD_S) == "late"
+
+
+@pytest.mark.parametrize("take", ["get_next", "get_next_unordered"])
+def test_an_ignored_timeout_passes_over_the_result(actors, gate, take):
+    pool = ActorPool(actors)
+    pool.submit(lambda a, v: a.wait_at.remote(gate, "", v), "never taken")
+    with pytest.raises(TimeoutError, match="ignored"):
+        getattr(pool, take)(timeout=0, ignore_if_timedout=True)
+    assert not pool.has_next()
+    gate.open.remote()
+    pool.submit(echo, "next")
+    assert getattr(pool, take)(timeout=GUARD_S) == "next"
+
+
+def test_map_drops_what_was_submitted_before(actors, gate):
+    pool = ActorPool(actors)
+    pool.submit(lambda a, v: a.wait_at.remote(gate, "", v), "dropped")
+    pool.submit(lambda a, v: a.fail.remote(KeyError(v)), "dropped")
+    results = pool.map(echo, range(3))
+    gate.open.remote()
+    assert list(results) == [0, 1, 2]
+
+
+def test_a_failure_is_raised_where_it_is_taken_and_the_actor_is_used_again(actors):
+    pool = ActorPool(actors[:1])
+    pool.submit(lambda a, v: a.fail.remote(KeyError(v)), "mine")
+    pool.submit(echo, 1)
+    with pytest.raises(KeyError, match="mine"):
+        pool.get_next()
+    assert pool.get_next() == 1
+
+
+def test_push_and_pop_idle(actors):
+    pool = ActorPool(actors[:1])
+    assert pool.pop_idle() == actors[0]
+    assert pool.pop_idle() is None
+    pool.submit(echo, "waits for an actor")
+    pool.push(actors[1])
+    assert pool.get_next() == "waits for an actor"
+    with pytest.raises(ValueError, match="already belongs"):
+        pool.push(actors[1])
+
+
+# ---- Queue
+
+
+def test_first_in_first_out(queue):
+    q = queue()
+    assert q.empty()
+    for i in range(5):
+        q.put(i)
+    assert (len(q), q.size(), q.qsize()) == (5, 5, 5)
+    assert [q.get() for _ in range(5)] == list(range(5))
+
+
+def test_full_and_empty_without_blocking(queue):
+    q = queue(2)
+    with pytest.raises(Empty):
+        q.get_nowait()
+    with pytest.raises(Empty):
+        q.get(block=False)
+    q.put_nowait(1)
+    q.put(2, block=False)
+    assert q.full()
+    with pytest.raises(Full):
+        q.put_nowait(3)
+    assert [q.get_nowait(), q.get_nowait()] == [1, 2]
+
+
+def test_full_and_empty_after_a_timeout(queue):
+    q = queue(1)
+    with pytest.raises(Empty):
+        q.get(timeout=0.01)
+    q.put(1)
+    with pytest.raises(Full):
+        q.put(2, timeout=0.01)
+    assert q.get(timeout=GUARD_S) == 1
+
+
+@pytest.mark.parametrize("call", [lambda q: q.get(timeout=-1), lambda q: q.put(1, timeout=-1)], ids=["get", "put"])
+def test_a_negative_timeout_of_a_queue(queue, call):
+    with pytest.raises(ValueError, match="non-negative"):
+        call(queue())
+
+
+def test_batches_go_in_and_out_whole_or_not_at_all(queue):
+    q = queue(3)
+    q.put_nowait_batch([1, 2])
+    with pytest.raises(Full):
+        q.put_nowait_batch([3, 4])
+    q.put_nowait_batch(x for x in [3])
+    with pytest.raises(Empty):
+        q.get_nowait_batch(4)
+    assert q.get_nowait_batch(3) == [1, 2, 3]
+    assert q.get_nowait_batch(0) == []
+    with pytest.raises(TypeError):
+        q.put_nowait_batch(5)
+    with pytest.raises(TypeError):
+        q.get_nowait_batch("5")
+    with pytest.raises(ValueError, match="nonnegative"):
+        q.get_nowait_batch(-1)
+
+
+def test_the_async_variants(queue):
+    async def main(q):
+        getting = asyncio.ensure_future(q.get_async())
+        await q.put_async("first")
+        await q.put_async("second")
+        with pytest.raises(Full):
+            await q.put_async("third", block=False)
+        with pytest.raises(Full):
+            await q.put_async("third", timeout=0.01)
+        got = [await getting, await q.get_async()]
+        with pytest.raises(Empty):
+            await q.get_async(block=False)
+        return got
+
+    assert asyncio.run(main(queue(1))) == ["first", "second"]
+
+
+def test_a_queue_is_a_value_and_consumers_wait(queue):
+    @ray.remote
+    def consume(q, count):
+        return [q.get() for _ in range(count)]
+
+    q = queue()
+    consuming = consume.remote(q, 3)
+    for i in range(3):
+        q.put(i)
+    assert ray.get(consuming, timeout=GUARD_S) == [0, 1, 2]
+
+
+def test_a_bounded_queue_holds_its_producer_back(queue):
+    @ray.remote
+    def produce(q):
+        for i in range(10):
+            q.put(i)
+
+    q = queue(1)
+    producing = produce.remote(q)
+    assert [q.get(timeout=GUARD_S) for _ in range(10)] == list(range(10))
+    ray.get(producing, timeout=GUARD_S)
+
+
+def test_options_of_a_queues_actor(queue):
+    assert queue(actor_options={"num_cpus": 0.5, "max_concurrency": 10}).empty()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_queue_is_shut_down(queue, force):
+    q = queue()
+    q.put(1)
+    actor = q.actor
+    q.shutdown(force=force)
+    q.shutdown(force=force)
+    with pytest.raises(ActorDiedError):
+        ray.get(actor.qsize.remote(), timeout=GUARD_S)

@@ -1,0 +1,292 @@
+"""Row A1, remote functions: results, retries, calls per process, options; the first use connects."""
+
+import os
+
+import pytest
+from cast import GUARD_S
+from leftovers import alive, wait_until
+
+import shoal as ray
+from shoal.exceptions import ActorDiedError, RayTaskError, Unimplemented, WorkerCrashedError
+
+
+@ray.remote
+class Tries:
+    """Counts attempts, and keeps who made them."""
+
+    def __init__(self):
+        self.pids = []
+
+    def add(self, pid):
+        self.pids.append(pid)
+        return len(self.pids)
+
+    def all(self):
+        return self.pids
+
+
+@pytest.fixture
+def tries():
+    actor = Tries.remote()
+    yield actor
+    ray.kill(actor)
+
+
+@ray.remote
+def dies_until(tries, good):
+    """Ends its process in each attempt before this one."""
+    n = ray.get(tries.add.remote(os.getpid()))
+    if n < good:
+        os._exit(7)
+    return n
+
+
+@ray.remote
+def raises_until(tries, good, error):
+    n = ray.get(tries.add.remote(os.getpid()))
+    if n < good:
+        raise error
+    return n
+
+
+@ray.remote
+def pid():
+    return os.getpid()
+
+
+# ---- results
+
+
+def test_a_function_with_several_results():
+    @ray.remote(num_returns=3)
+    def three():
+        return 1, 2, 3
+
+    assert ray.get(three.remote()) == [1, 2, 3]
+    assert ray.get(three.options(num_returns=1).remote()) == (1, 2, 3)
+
+
+def test_a_function_without_a_result(tries):
+    assert dies_until.options(num_returns=0).remote(tries, 1) is None
+
+
+def test_a_wrong_number_of_results_is_an_error_of_each():
+    @ray.remote(num_returns=2)
+    def three():
+        return 1, 2, 3
+
+    for ref in three.remote():
+        with pytest.raises(ValueError, match="returned 3 objects, but num_returns=2"):
+            ray.get(ref)
+
+
+def test_a_generator_fills_a_number_of_results_and_streams_are_not_there_yet():
+    @ray.remote
+    def numbers():
+        yield from range(3)
+
+    assert ray.get(numbers.options(num_returns=3).remote()) == [0, 1, 2]
+    with pytest.raises(Unimplemented, match="num_returns"):
+        numbers.remote()
+
+
+def test_results_are_arguments_of_other_functions():
+    @ray.remote(num_returns=2)
+    def split(x):
+        return x[: len(x) // 2], x[len(x) // 2 :]
+
+    @ray.remote
+    def join(a, b):
+        return a + b
+
+    assert ray.get(join.remote(*split.remote("abcd"))) == "abcd"
+
+
+def test_a_function_calls_functions():
+    @ray.remote
+    def fibonacci(n):
+        return n if n < 2 else sum(ray.get([fibonacci.remote(n - 1), fibonacci.remote(n - 2)]))
+
+    assert ray.get(fibonacci.options(num_cpus=0).remote(4), timeout=GUARD_S) == 3
+
+
+def test_processes_of_functions_that_an_actor_called_end_with_it():
+    actor = ray.remote(_Caller).remote()
+    called = ray.get(actor.call.remote())
+    assert alive(called)
+    ray.kill(actor)
+    wait_until(lambda: not alive(called), GUARD_S, "the end of the process that ran it")
+
+
+class _Caller:
+    def call(self):
+        return ray.get(pid.options(num_cpus=0).remote())
+
+
+# ---- retries
+
+
+def test_a_function_whose_process_died_is_run_again(tries):
+    assert ray.get(dies_until.remote(tries, 3), timeout=GUARD_S) == 3
+    assert len(set(ray.get(tries.all.remote()))) == 3
+
+
+def test_by_default_three_times(tries):
+    with pytest.raises(WorkerCrashedError, match="dies_until died"):
+        ray.get(dies_until.remote(tries, 100), timeout=GUARD_S)
+    assert len(ray.get(tries.all.remote())) == 4
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_max_retries_bounds_the_attempts(tries, retries):
+    with pytest.raises(WorkerCrashedError, match="exited with code 7"):
+        ray.get(dies_until.options(max_retries=retries).remote(tries, 100), timeout=GUARD_S)
+    assert len(ray.get(tries.all.remote())) == retries + 1
+
+
+def test_minus_one_is_any_number_of_retries(tries):
+    assert ray.get(dies_until.options(max_retries=-1).remote(tries, 7), timeout=GUARD_S) == 7
+
+
+def test_each_result_of_a_function_that_was_run_again(tries):
+    @ray.remote(num_returns=2)
+    def pair(tries):
+        if ray.get(tries.add.remote(0)) < 2:
+            os._exit(1)
+        return "a", "b"
+
+    assert ray.get(pair.remote(tries), timeout=GUARD_S) == ["a", "b"]
+
+
+def test_a_function_that_raises_is_not_run_again_unless_told_so(tries):
+    with pytest.raises(ValueError, match="mine"):
+        ray.get(raises_until.remote(tries, 100, ValueError("mine")))
+    assert len(ray.get(tries.all.remote())) == 1
+
+
+@pytest.mark.parametrize("wanted", [True, [ValueError], (KeyError, Exception)], ids=repr)
+def test_retry_exceptions_runs_again_what_raised(tries, wanted):
+    again = raises_until.options(retry_exceptions=wanted)
+    assert ray.get(again.remote(tries, 3, ValueError("mine")), timeout=GUARD_S) == 3
+
+
+def test_retry_exceptions_of_other_classes_are_not_meant(tries):
+    with pytest.raises(ValueError, match="mine") as info:
+        ray.get(raises_until.options(retry_exceptions=[KeyError]).remote(tries, 3, ValueError("mine")), timeout=GUARD_S)
+    assert isinstance(info.value, RayTaskError)
+    assert len(ray.get(tries.all.remote())) == 1
+
+
+def test_retries_of_exceptions_end_too(tries):
+    again = raises_until.options(retry_exceptions=True, max_retries=2)
+    with pytest.raises(ValueError, match="mine"):
+        ray.get(again.remote(tries, 100, ValueError("mine")), timeout=GUARD_S)
+    assert len(ray.get(tries.all.remote())) == 3
+
+
+def test_functions_that_waited_for_a_process_which_died_are_run_by_another(tries):
+    """They never began: it costs none of their retries."""
+    refs = [dies_until.options(max_retries=1, num_cpus=8).remote(tries, 2)]
+    refs += [pid.options(max_retries=0, num_cpus=8).remote() for _ in range(20)]
+    assert ray.get(refs, timeout=GUARD_S)[0] == 2
+
+
+def test_arguments_of_a_second_attempt_are_those_of_the_first(tries):
+    import numpy as np
+
+    @ray.remote
+    def total(tries, array, ref):
+        if ray.get(tries.add.remote(0)) < 2:
+            os._exit(1)
+        return array.sum() + ref.sum()
+
+    array = np.ones(100_000)
+    result = total.remote(tries, array, ray.put(np.ones(5)))
+    array[:] = 0
+    assert ray.get(result, timeout=GUARD_S) == 100_005
+
+
+def test_what_an_argument_came_to_is_no_reason_to_try_again(recorder, gate):
+    dead = gate.wait.remote()
+    ray.kill(gate)
+
+    @ray.remote(retry_exceptions=True)
+    def use(x):
+        return x
+
+    with pytest.raises(ActorDiedError):
+        ray.get(use.remote(dead), timeout=GUARD_S)
+    with pytest.raises(KeyError, match="mine"):
+        ray.get(use.remote(recorder.fail.remote(KeyError("mine"))), timeout=GUARD_S)
+
+
+def test_system_exit_ends_the_process_of_a_function(tries):
+    @ray.remote(max_retries=0)
+    def leaves(code):
+        raise SystemExit(code)
+
+    with pytest.raises(WorkerCrashedError, match="exited with code 3"):
+        ray.get(leaves.remote(3), timeout=GUARD_S)
+
+
+# ---- processes
+
+
+@pytest.mark.parametrize("max_calls", [1, 2])
+def test_a_process_runs_at_most_max_calls(max_calls):
+    @ray.remote(max_calls=max_calls)
+    def limited():
+        return os.getpid()
+
+    pids = [ray.get(limited.remote(), timeout=GUARD_S) for _ in range(6)]
+    assert max(pids.count(p) for p in pids) == max_calls
+
+
+def test_calls_at_once_are_counted_too():
+    @ray.remote(max_calls=3, num_cpus=8)
+    def limited():
+        return os.getpid()
+
+    pids = ray.get([limited.remote() for _ in range(7)], timeout=GUARD_S)
+    assert sorted(pids.count(p) for p in set(pids)) == [1, 3, 3]
+
+
+def test_processes_are_used_again_without_a_limit():
+    assert len({ray.get(pid.remote()) for _ in range(10)}) == 1
+
+
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"num_returns": -1}, ValueError),
+        ({"num_returns": "streaming"}, Unimplemented),
+        ({"max_retries": -2}, ValueError),
+        ({"max_retries": "3"}, TypeError),
+        ({"max_calls": -1}, ValueError),
+        ({"retry_exceptions": 5}, TypeError),
+        ({"retry_exceptions": [5]}, TypeError),
+        ({"max_concurrency": 2}, ValueError),
+        ({"concurrency_groups": {}}, ValueError),
+        ({"colour": "red"}, TypeError),
+    ],
+    ids=repr,
+)
+def test_options_of_a_function_that_make_no_sense(options, error):
+    with pytest.raises(error):
+        pid.options(**options)
+    with pytest.raises(error):
+        ray.remote(**options)(lambda: 1)
+
+
+@pytest.mark.parametrize("value", [None])
+def test_none_is_the_default_of_an_option(value):
+    assert ray.get(pid.options(num_returns=value, max_retries=value, max_calls=value, retry_exceptions=value).remote())
+
+
+def test_a_function_is_named_by_its_options():
+    with pytest.raises(RayTaskError, match="division"):
+        ray.get(ray.remote(lambda: 1 / 0).options(name="inverse").remote())
+    assert "inverse" in repr(pid.options(name="inverse").remote())
