@@ -315,7 +315,7 @@ void ActorCalls::send(ActorId id, Target& t, Queued q) {
         const auto target = targets_.find(id);
         if (target == targets_.end()) return;
         const auto link = links_.find(target->second.endpoint);
-        if (!r && target->second.undecided) return;  // the head's word sees to it
+        if (!r && target->second.undecided) return;                                                      // the head's word sees to it
         if (!r && link != links_.end() && link->second.peer && !link->second.peer->connected()) return;  // on_closed sees to it
         const auto node = target->second.sent.extract(number_sent);
         if (node.empty()) return;  // it died before

@@ -5,8 +5,8 @@
 // until the socket takes it; those behind it wait, too, so that an actor sees each caller's calls in the order they were
 // made. When an actor dies every call on it fails with the cause that its node or the head tells. A broken connection
 // is no death (D20): after a short wait for such a cause, what was sent on it fails as Unavailable/ActorUnavailable, and the
-// connection is made again for the calls behind it. An actor that is started again when its process ends fails what was sent to it likewise,
-// or gets it again (max_task_retries), before what waited. Loop thread only.
+// connection is made again for the calls behind it. An actor that is started again when its process ends fails what was sent to it
+// likewise, or gets it again (max_task_retries), before what waited. Loop thread only.
 #pragma once
 
 #include <deque>
@@ -83,7 +83,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::size_t queued_bytes = 0;
     std::map<std::uint64_t, Sent> sent;
     std::optional<Error> dead;
-    bool restarts = false;  // the head may start it again
+    bool restarts = false;   // the head may start it again
     bool undecided = false;  // whether it is
     runtime::Timer deciding;
     std::int32_t retries = 0;

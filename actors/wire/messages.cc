@@ -73,9 +73,7 @@ void fill_pairs(Builder builder, const Pairs& pairs) {
   }
 }
 
-capnp::Data::Reader data_of(const std::string& bytes) {
-  return {reinterpret_cast<const capnp::byte*>(bytes.data()), bytes.size()};
-}
+capnp::Data::Reader data_of(const std::string& bytes) { return {reinterpret_cast<const capnp::byte*>(bytes.data()), bytes.size()}; }
 
 std::string bytes_of(capnp::Data::Reader data) {
   KJ_REQUIRE(data.size() <= GangSpec::kMaxBirth, "a client's own bytes are too many");
@@ -342,11 +340,7 @@ Bytes to_bytes(const RegisterNode& v) {
 template <>
 Result<RegisterNode> from_bytes(const Bytes& bytes) {
   return read<wire::RegisterNode>(bytes, [](wire::RegisterNode::Reader m) {
-    return RegisterNode{NodeId{m.getId()},
-                        text(m.getHost()),
-                        m.getPid(),
-                        text(m.getEndpoint()),
-                        read_resources(m.getResources()),
+    return RegisterNode{NodeId{m.getId()},      text(m.getHost()), m.getPid(), text(m.getEndpoint()), read_resources(m.getResources()),
                         read_map(m.getLabels())};
   });
 }
@@ -459,7 +453,8 @@ Result<GangSpec> from_bytes(const Bytes& bytes) {
     v.max_task_retries = m.getMaxTaskRetries();
     v.birth = bytes_of(m.getBirth());
     KJ_REQUIRE(v.name.size() <= GangSpec::kMaxName && v.name_space.size() <= GangSpec::kMaxName, "a name is too long");
-    KJ_REQUIRE(v.actors.size() == 1 || (v.name.empty() && !v.detached && v.max_restarts == 0), "only a single actor has a name, is detached or restarts");
+    KJ_REQUIRE(v.actors.size() == 1 || (v.name.empty() && !v.detached && v.max_restarts == 0),
+               "only a single actor has a name, is detached or restarts");
     KJ_REQUIRE(v.max_restarts >= -1 && v.max_task_retries >= -1, "a negative count");
     return v;
   });
@@ -590,7 +585,8 @@ Bytes to_bytes(const FoundActor& v) {
 }
 template <>
 Result<FoundActor> from_bytes(const Bytes& bytes) {
-  return read<wire::FoundActor>(bytes, [](wire::FoundActor::Reader m) { return FoundActor{read_actor(m.getRow()), bytes_of(m.getHandle())}; });
+  return read<wire::FoundActor>(bytes,
+                                [](wire::FoundActor::Reader m) { return FoundActor{read_actor(m.getRow()), bytes_of(m.getHandle())}; });
 }
 
 Bytes to_bytes(const ActorRef& v) {

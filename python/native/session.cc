@@ -106,7 +106,8 @@ std::vector<actors::LabelMatch> labels_of(const nb::handle& labels) {
 }
 
 actors::Strategy strategy_of(const std::string& name) {
-  for (const auto s : {actors::Strategy::kPack, actors::Strategy::kSpread, actors::Strategy::kStrictPack, actors::Strategy::kStrictSpread}) {
+  for (const auto s :
+       {actors::Strategy::kPack, actors::Strategy::kSpread, actors::Strategy::kStrictPack, actors::Strategy::kStrictSpread}) {
     if (name == actors::to_string(s)) return s;
   }
   throw nb::value_error("a strategy is PACK, SPREAD, STRICT_PACK or STRICT_SPREAD");
@@ -309,8 +310,8 @@ void bind_session(nb::module_& m) {
           "create_actor",
           [](PySession& s, const std::string& id, const std::string& class_name, const std::map<std::string, double>& resources,
              const nb::dict& launch, const std::string& name, const std::string& name_space, const nb::bytes& handle, bool get_if_exists,
-             bool detached, const nb::dict& where, int max_restarts, int max_task_retries, const nb::bytes& birth)
-              -> std::optional<nb::bytes> {
+             bool detached, const nb::dict& where, int max_restarts, int max_task_retries,
+             const nb::bytes& birth) -> std::optional<nb::bytes> {
             actors::GangSpec spec = gang_of(s.get(), class_name, 1, resources, launch, where);
             spec.actors[0].id = actor_id(id);
             spec.name = name;
@@ -458,8 +459,11 @@ void bind_session(nb::module_& m) {
           "list",
           [](PySession& s, const std::string& what) {
             using What = actors::ListRequest::What;
-            const std::map<std::string, What> kinds = {
-                {"actors", What::kActors}, {"nodes", What::kNodes}, {"workers", What::kWorkers}, {"jobs", What::kJobs}, {"groups", What::kGroups}};
+            const std::map<std::string, What> kinds = {{"actors", What::kActors},
+                                                       {"nodes", What::kNodes},
+                                                       {"workers", What::kWorkers},
+                                                       {"jobs", What::kJobs},
+                                                       {"groups", What::kGroups}};
             if (!kinds.contains(what)) throw nb::value_error("actors, nodes, workers, jobs or groups");
             auto reply = [&] {
               const nb::gil_scoped_release release;

@@ -9,7 +9,16 @@ from typing import Any
 from shoal._placement import PLACEMENT_OPTIONS
 from shoal.exceptions import Unimplemented
 
-__all__ = ["ACTOR_OPTIONS", "FUNCTION_OPTIONS", "METHOD_OPTIONS", "check_actor_options", "check_call_options", "concurrency_of", "method", "methods_of"]
+__all__ = [
+    "ACTOR_OPTIONS",
+    "FUNCTION_OPTIONS",
+    "METHOD_OPTIONS",
+    "check_actor_options",
+    "check_call_options",
+    "concurrency_of",
+    "method",
+    "methods_of",
+]
 
 ACTOR_OPTIONS = PLACEMENT_OPTIONS | {
     "max_concurrency", "concurrency_groups", "max_pending_calls", "allow_out_of_order_execution",

@@ -332,8 +332,8 @@ class ActorClass:
         return ActorClass(self._cls, {**self._options, **_check_options(options)})
 
     def remote(self, *args, **kwargs) -> ActorHandle:
-        """An actor. With ``name`` others find it with ``get_actor``; ``lifetime="detached"``: it outlives its job; with ``max_restarts`` its
-        process is started again when it ends unasked."""
+        """An actor. With ``name`` others find it (``get_actor``); ``lifetime="detached"``: it outlives its job; ``max_restarts``: its process
+        is started again when it ends unasked."""
         options = {k: v for k, v in self._options.items() if v is not None}
         resources, (placed, env) = _resources(options, 0), where(options)
         if not (options.get("name") or options.get("max_restarts") or options.get("lifetime") == "detached"):
@@ -408,10 +408,11 @@ class RemoteFunction:
 def remote(*args, **options):
     """Decorator: ``@remote`` or ``@remote(num_cpus=1, num_gpus=0, memory=bytes, resources={...})`` on a class or a function.
 
-    An actor asks for no CPU unless told so, a task for one. Of an actor besides: ``max_concurrency`` (threads; calls at once of a class with
-    ``async def`` methods, 1000 by default), ``concurrency_groups`` (more threads, by name), ``max_pending_calls``; ``name``, ``namespace``,
-    ``get_if_exists``, ``lifetime``; ``max_restarts``, ``max_task_retries``. Of both: ``scheduling_strategy``, ``label_selector``. Of a function:
-    ``num_returns``, ``max_retries`` (3) after deaths of its process, ``retry_exceptions``, ``max_calls`` of one process, ``name``.
+    An actor asks for no CPU unless told so, a task for one. Both take ``scheduling_strategy`` and ``label_selector``. An actor also takes
+    ``max_concurrency`` (threads; calls at once of a class with ``async def`` methods, 1000 by default), ``concurrency_groups`` (more of
+    these, by name), ``max_pending_calls``, ``name``, ``namespace``, ``get_if_exists``, ``lifetime``, ``max_restarts`` and
+    ``max_task_retries``; a function ``num_returns``, ``max_retries`` (3) after deaths of its process, ``retry_exceptions``, ``max_calls``
+    of one process and ``name``.
     """
     if len(args) == 1 and not options and callable(args[0]):
         target = args[0]

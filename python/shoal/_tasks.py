@@ -158,7 +158,8 @@ class FunctionPool:
             w.settle()
         self._end_retired(pool)
         open_ones = [w for w in pool if not w.retired]
-        if not open_ones or (all(w.in_flight for w in open_ones) and len(pool) < self.MAX_WORKERS and self._room_for(resources, pool, placed)):
+        busy = all(w.in_flight for w in open_ones) and len(pool) < self.MAX_WORKERS
+        if not open_ones or (busy and self._room_for(resources, pool, placed)):
             pool.append(self._new_worker(resources, placed))
             open_ones.append(pool[-1])
         # One that is not placed yet may wait for long: only the first gets tasks before it lives.

@@ -169,7 +169,12 @@ def _call(instance, function, *args, **kwargs):
 
 
 # Methods that every actor has. A creator's call finds an actor that was started again before it arrived.
-BUILT_INS = {"__init__": lambda *_, **__: None, "__ray_terminate__": lambda _: exit_actor(), "__ray_ready__": lambda _: True, "__ray_call__": _call}
+BUILT_INS = {
+    "__init__": lambda *_, **__: None,
+    "__ray_terminate__": lambda _: exit_actor(),
+    "__ray_ready__": lambda _: True,
+    "__ray_call__": _call,
+}
 
 
 def run_exit(code: int) -> None:

@@ -87,8 +87,7 @@ void Node::connect_head() {
 }
 
 void Node::register_with_head() {
-  const actors::RegisterNode me{id_, options_.host, options_.pid, listener_->endpoint().to_string(), options_.resources,
-                                 options_.labels};
+  const actors::RegisterNode me{id_, options_.host, options_.pid, listener_->endpoint().to_string(), options_.resources, options_.labels};
   head_->call(number(Method::kRegisterNode), body(to_bytes(me)), options_.connect_timeout, [this, alive = alive_](Result<Message> r) {
     if (!*alive || ending_) return;
     if (!r) {

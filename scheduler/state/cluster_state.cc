@@ -179,7 +179,8 @@ void ClusterState::tick() {
     if (node.row.state == NodeState::kAlive && now_ - node.last_beat > options_.node_timeout) silent.push_back(id);
   }
   for (const NodeId id : silent) node_lost(id, unavailable("its node stopped answering").with_reason("NodeLost"));
-  if (std::any_of(pending_.begin(), pending_.end(), [&](const Pending& p) { return p.not_before != runtime::TimePoint() && p.not_before <= now_; })) {
+  if (std::any_of(pending_.begin(), pending_.end(),
+                  [&](const Pending& p) { return p.not_before != runtime::TimePoint() && p.not_before <= now_; })) {
     place_pending();
   }
   for (auto& p : pending_) {
@@ -194,7 +195,8 @@ void ClusterState::tick() {
     } else if (p.group) {
       auto& row = groups_.at(p.group).row;
       row.pending_reason = why;
-      if (row.job) act(Warn{row.job, fmt::format("placement group {} is pending: {}", row.name.empty() ? to_string(row.id) : row.name, why)});
+      if (row.job)
+        act(Warn{row.job, fmt::format("placement group {} is pending: {}", row.name.empty() ? to_string(row.id) : row.name, why)});
     } else {
       Job& job = jobs_.at(p.job);
       job.row.pending_reason = why;
@@ -349,9 +351,8 @@ void ClusterState::start_gang(Gang& gang, const std::vector<Site>& sites) {
     row.cause.reset();
     Launch launch = gang.spec.launch;
     if (row.num_restarts > 0) launch.env.emplace_back("SHOAL_RESTARTS", std::to_string(row.num_restarts));
-    row.worker = start_worker(site, group,
-                              {{}, gang.spec.job, std::move(launch), alone ? -1 : static_cast<std::int32_t>(i), spec.class_name},
-                              spec.resources);
+    row.worker = start_worker(
+        site, group, {{}, gang.spec.job, std::move(launch), alone ? -1 : static_cast<std::int32_t>(i), spec.class_name}, spec.resources);
     workers_.at(row.worker).actor = spec.id;
     if (gang.spec.detached) jobs_.at(gang.spec.job).driver = row.worker;
   }
@@ -647,7 +648,8 @@ bool ClusterState::restart_actor(ActorRow& row, std::int32_t shell_code, const E
   gang.early_deaths = now_ - gang.started < options_.early_death ? gang.early_deaths + 1 : 0;
   Pending again{row.gang, {}, {}, now_};
   if (gang.early_deaths > 1) {
-    again.not_before = now_ + std::min<runtime::Duration>(options_.first_pause * (1 << std::min(gang.early_deaths - 2, 10)), options_.longest_pause);
+    again.not_before =
+        now_ + std::min<runtime::Duration>(options_.first_pause * (1 << std::min(gang.early_deaths - 2, 10)), options_.longest_pause);
   }
   ++row.num_restarts;
   row.state = ActorState::kRestarting;

@@ -83,7 +83,7 @@ class ClusterState {
     // An actor that ended within this time of its start waits before it is started again, each time twice as long.
     runtime::Duration early_death = std::chrono::seconds(10);
     runtime::Duration first_pause = std::chrono::milliseconds(100), longest_pause = std::chrono::seconds(5);
-    std::size_t max_listed_text = 500;                         // bytes of a cause there; actor() and job() have all of it
+    std::size_t max_listed_text = 500;  // bytes of a cause there; actor() and job() have all of it
   };
 
   ClusterState(Options options, runtime::Random& random) : options_(options), random_(random) {}
@@ -173,7 +173,7 @@ class ClusterState {
   struct Worker {
     actors::WorkerRow row;
     actors::Resources held;
-    GroupId group;              // out of whose bundle
+    GroupId group;  // out of whose bundle
     std::int32_t bundle = -1;
     ActorId actor;          // that was placed in it
     bool launched = false;  // by us: others only told of themselves, and are not ours to end

@@ -166,7 +166,10 @@ void ClusterState::check_invariants() const {
     SHOAL_CHECK(a != actors_.end() && a->second.state != ActorState::kDead, "a name stands for an actor that is gone");
   }
   for (const auto& p : pending_) {
-    SHOAL_CHECK(p.group ? groups_.contains(p.group) : p.gang ? gangs_.contains(p.gang) : jobs_.contains(p.job), "something pending is unknown");
+    SHOAL_CHECK(p.group  ? groups_.contains(p.group)
+                : p.gang ? gangs_.contains(p.gang)
+                         : jobs_.contains(p.job),
+                "something pending is unknown");
   }
 }
 

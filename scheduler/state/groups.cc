@@ -153,10 +153,11 @@ Result<void> ClusterState::check_where(const Gang& gang) const {
     }
     for (const auto& want : gang.wants) {
       const auto holds = [&](const Resources& bundle) { return want.fits_in(bundle); };
-      const bool any = where.bundle < 0 ? std::any_of(bundles.begin(), bundles.end(), holds)
-                                        : holds(bundles[static_cast<std::size_t>(where.bundle)]);
-      if (!any) return fail(invalid_argument(fmt::format("{} cannot fit into {} of the placement group", want.to_string(),
-                                                         where.bundle < 0 ? "any bundle" : fmt::format("bundle {}", where.bundle))));
+      const bool any =
+          where.bundle < 0 ? std::any_of(bundles.begin(), bundles.end(), holds) : holds(bundles[static_cast<std::size_t>(where.bundle)]);
+      if (!any)
+        return fail(invalid_argument(fmt::format("{} cannot fit into {} of the placement group", want.to_string(),
+                                                 where.bundle < 0 ? "any bundle" : fmt::format("bundle {}", where.bundle))));
     }
     return {};
   }

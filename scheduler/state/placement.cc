@@ -156,7 +156,9 @@ std::string explain(const std::vector<Resources>& given, const Room& room, Strat
         nearest = &node;
       }
     }
-    const std::string which = strategy == Strategy::kStrictPack ? " on one node" : wants.size() > 1 ? fmt::format(" (number {} of {})", i + 1, wants.size()) : "";
+    const std::string which = strategy == Strategy::kStrictPack ? " on one node"
+                              : wants.size() > 1                ? fmt::format(" (number {} of {})", i + 1, wants.size())
+                                                                : "";
     return fmt::format("needs {}{}; nearest fit: node {} lacks {}", want.to_string(), which, to_string(*nearest),
                        want.missing_in(left.at(*nearest)));
   }

@@ -56,7 +56,8 @@ def measure(name, function, unit="1/s", reps=None):
 
 def command(*words):
     begin = time.perf_counter()
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=options.limit)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(words, **pipes, text=True, timeout=options.limit)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words[:2])}: exit code {done.returncode}: {(done.stdout.strip().splitlines() or [''])[-1]}")
     return time.perf_counter() - begin, done.stdout

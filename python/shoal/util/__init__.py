@@ -1,4 +1,6 @@
-"""Placement groups, actors by name, a pool of actors (``ActorPool``), a queue that processes share (``shoal.util.queue``). Names are Ray's."""
+"""Placement groups, actors by name, a pool of actors (``ActorPool``), a queue that processes share (``shoal.util.queue``).
+
+Names are Ray's."""
 
 from shoal._remote import list_named_actors
 from shoal.util.actor_pool import ActorPool

@@ -105,7 +105,7 @@ def placement_group(
     if selectors and len(selectors) != len(bundles):
         raise ValueError(f"bundle_label_selector has one entry for each of the {len(bundles)} bundles, not {len(selectors)}")
     if any(s != selectors[0] for s in selectors):
-        raise Unimplemented("bundles of one placement group with different label selectors", hint="make a placement group for each selector")
+        raise Unimplemented("bundles of one placement group with different label selectors", hint="make a group for each selector")
     group = session().create_group(
         [{r: float(a) for r, a in b.items()} for b in bundles],
         strategy,
