@@ -332,8 +332,8 @@ class ActorClass:
         return ActorClass(self._cls, {**self._options, **_check_options(options)})
 
     def remote(self, *args, **kwargs) -> ActorHandle:
-        """An actor. With ``name`` others find it (``get_actor``); ``lifetime="detached"``: it outlives its job; ``max_restarts``: its process
-        is started again when it ends unasked."""
+        """An actor. With ``name`` others find it (``get_actor``); ``lifetime="detached"``: it outlives its job; ``max_restarts``: its
+        process is started again when it ends unasked."""
         options = {k: v for k, v in self._options.items() if v is not None}
         resources, (placed, env) = _resources(options, 0), where(options)
         if not (options.get("name") or options.get("max_restarts") or options.get("lifetime") == "detached"):
