@@ -79,7 +79,7 @@ class _OnThreads(_Runner):
         self._pools = {name: ThreadPoolExecutor(size, thread_name_prefix=f"shoal-{name or 'calls'}") for name, size in groups.items()}
 
     def make(self, call: CallInfo, cls: type, args: tuple, kwargs: dict):
-        running.call = call
+        concurrent_call.set(call)
         return cls(*args, **kwargs)
 
     def begin(self, incoming) -> None:

@@ -27,13 +27,15 @@ class CallInfo:
 
 @dataclass
 class Running:
-    """Of a worker. ``call`` is the main thread's; threads and tasks of a concurrent actor have their own."""
+    """Of a worker. What is said of a call is the main thread's: threads and tasks of a concurrent actor have their own (concurrent_call)."""
 
     actor_id: str = ""  # "" in a worker that runs functions
     cls: type | None = None
     instance: Any = None
     settings: dict[str, Any] = field(default_factory=dict)
-    call: CallInfo | None = None
+    incoming: Any = None  # the call that is executed
+    extra: dict[str, Any] | None = None
+    where: str = ""  # in it; "" for class and method
     unanswered: Any = None
 
 
@@ -41,5 +43,14 @@ running = Running()
 concurrent_call: ContextVar[CallInfo | None] = ContextVar("shoal_call", default=None)
 
 
+_latest: list[Any] = [None, None]  # (incoming, CallInfo)
+
+
 def current_call() -> CallInfo | None:
-    return concurrent_call.get() or running.call
+    """Made when somebody asks: most calls never do."""
+    call, incoming = concurrent_call.get(), running.incoming
+    if call is not None or incoming is None:
+        return call
+    if _latest[0] is not incoming:
+        _latest[:] = incoming, CallInfo(running.where or f"{running.cls.__name__}.{incoming.method}", running.extra)
+    return _latest[1]

@@ -24,7 +24,7 @@ class FunctionWorker:
         return function(*args, **kwargs)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Task:
     """A call of a remote function, with what it takes to make it again."""
 
@@ -61,7 +61,7 @@ class _Task:
         return False
 
 
-@dataclass
+@dataclass(slots=True)
 class _Attempt:
     """One call of a task. ``number``: under which its failure would be told."""
 
@@ -81,23 +81,29 @@ class _Worker:
     in_flight: deque[_Attempt] = field(default_factory=deque)
     idle_since: float = field(default_factory=time.monotonic)
     calls: Counter = field(default_factory=Counter)  # by function
+    made: bool = False
     retired: bool = False  # gets no more tasks
     crashed: bool = False  # and that has been charged to the task which it ran
 
-    def settle(self) -> None:
+    def settle(self, awaited) -> None:
         while self.in_flight and self.in_flight[0].over:
-            callbacks().forget(self.in_flight.popleft().number)
-            self.idle_since = time.monotonic()
+            awaited.forget(self.in_flight.popleft().number)
+            if not self.in_flight:
+                self.idle_since = time.monotonic()
 
     @property
     def alive(self) -> bool:
-        created = self.handle._created._ref
-        return created.ready and not created.failed
+        """Has been placed and made."""
+        if not self.made:
+            created = self.handle._created._ref
+            self.made = created.ready and not created.failed
+        return self.made
 
     @property
     def failed(self) -> bool:
+        """Will never be made."""
         created = self.handle._created._ref
-        return created.ready and created.failed
+        return not self.made and created.ready and created.failed
 
 
 class FunctionPool:
@@ -109,7 +115,7 @@ class FunctionPool:
     MAX_RETRIES = 3  # of a task whose worker died, unless its options say otherwise
 
     def __init__(self):
-        self._session = session()
+        self._session, self._awaited = session(), callbacks()
         self._lock = threading.Lock()
         self._pools: dict[tuple, list[_Worker]] = {}
         self._looked = 0.0
@@ -141,10 +147,9 @@ class FunctionPool:
         with self._lock:
             worker = task.worker = self._worker_for(task.resources, task.placed)
             judge_raised = task.retry_exceptions not in (False, ()) and task.retries != 0
-            awaited = callbacks()
-            number = awaited.number(lambda: self._judge(task))
+            number = self._awaited.number(lambda: self._judge(task))
             task.attempt = task.attempts.start(
-                self._session, worker.handle._actor_id, "run", task.args, task.deps, judge_raised, awaited.readiness, number
+                self._session, worker.handle._actor_id, "run", task.args, task.deps, judge_raised, self._awaited.readiness, number
             )
             worker.in_flight.append(_Attempt(task, task.attempt, number))
             if task.max_calls:
@@ -153,17 +158,25 @@ class FunctionPool:
 
     def _worker_for(self, resources: dict[str, float], placed: tuple[dict, dict]) -> _Worker:
         pool = self._pools.setdefault((tuple(sorted(resources.items())), repr(placed)), [])
-        pool[:] = [w for w in pool if not w.failed]
-        for w in pool:
-            w.settle()
-        self._end_retired(pool)
-        open_ones = [w for w in pool if not w.retired]
-        busy = all(w.in_flight for w in open_ones) and len(pool) < self.MAX_WORKERS
-        if not open_ones or (busy and self._room_for(resources, pool, placed)):
+        best, first, all_busy = None, None, True
+        for w in tuple(pool):
+            if w.in_flight:
+                w.settle(self._awaited)
+            if w.failed:
+                pool.remove(w)
+            elif w.retired:
+                if not w.in_flight and w.alive:
+                    self._end(pool, w)
+            else:
+                first = first or w
+                all_busy = all_busy and bool(w.in_flight)
+                # One that is not placed yet may wait for long: only the first gets tasks before it lives.
+                if w.alive and (best is None or len(w.in_flight) < len(best.in_flight)):
+                    best = w
+        if first is None or (all_busy and len(pool) < self.MAX_WORKERS and self._room_for(resources, pool, placed)):
             pool.append(self._new_worker(resources, placed))
-            open_ones.append(pool[-1])
-        # One that is not placed yet may wait for long: only the first gets tasks before it lives.
-        worker = min([w for w in open_ones if w.alive] or open_ones[:1], key=lambda w: len(w.in_flight))
+            first = first or pool[-1]
+        worker = best or first
         if self._session.dead(worker.handle._actor_id):
             pool.remove(worker)
             pool.append(worker := self._new_worker(resources, placed))
@@ -208,10 +221,6 @@ class FunctionPool:
         free = self._session.resources()[1]
         return all(free.get(k, 0) >= v for k, v in resources.items())
 
-    def _end_retired(self, pool: list[_Worker]) -> None:
-        for w in [w for w in pool if w.retired and not w.in_flight and w.alive]:
-            self._end(pool, w)
-
     def _end(self, pool: list[_Worker], worker: _Worker) -> None:
         pool.remove(worker)
         with contextlib.suppress(Exception):
@@ -221,9 +230,8 @@ class FunctionPool:
         while not self._ended.wait(self.IDLE_S / 4):
             with self._lock:
                 for pool in self._pools.values():
-                    for w in pool:
-                        w.settle()
-                    self._end_retired(pool)
-                    for w in list(pool):
-                        if not w.in_flight and w.alive and time.monotonic() - w.idle_since > self.IDLE_S:
+                    for w in tuple(pool):
+                        w.settle(self._awaited)
+                        idle = not w.in_flight and w.alive
+                        if idle and (w.retired or time.monotonic() - w.idle_since > self.IDLE_S):
                             self._end(pool, w)

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 from shoal import _serialize
-from shoal._context import CallInfo, running
+from shoal._context import running
 from shoal._refs import when_gone
 from shoal._remote import _Dep, from_birth
 from shoal._runtime import attach_worker, state
@@ -48,7 +48,7 @@ def main() -> int:
         from shoal._concurrent import serve  # with asyncio: ordinary actors do not wait for it
 
         return serve(session, creation, early, cls, args, kwargs)
-    running.call = CallInfo(f"{cls.__name__}.__init__", None)
+    running.incoming = creation
     try:
         running.instance = cls(*args, **kwargs)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -65,17 +65,16 @@ def _end_with(worker: str, node: str) -> None:
 
 def _serve(session, instance, early: deque) -> int:
     """An ordinary actor."""
-    class_name, runs_functions = type(instance).__name__, isinstance(instance, FunctionWorker)
+    runs_functions = isinstance(instance, FunctionWorker)
     while True:
         incoming = early.popleft() if early else session.next_call()
-        method, extra = incoming.method, None
-        where = f"{class_name}.{method}"
+        running.incoming, method = incoming, incoming.method
         try:
             args, kwargs, extra = arguments(incoming)
+            running.extra = extra
             if runs_functions:
-                where = args[0].__name__
-            running.call = CallInfo(where, extra)
-            if method[:2] == "__" and method in BUILT_INS:
+                running.where = args[0].__name__
+            if method in BUILT_INS:
                 result = BUILT_INS[method](instance, *args, **kwargs)
             else:
                 result = getattr(instance, method)(*args, **kwargs)
@@ -86,7 +85,7 @@ def _serve(session, instance, early: deque) -> int:
         except SystemExit as error:
             return end(session, incoming, error)
         except (Exception, KeyboardInterrupt) as error:
-            refuse(session, incoming, error, where)
+            refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
             continue
         session.reply(incoming, head, buffers)
 

@@ -40,6 +40,8 @@ class TrainWorker:
                 if (module := sys.modules.get(name)) is not None:
                     module.leave_all()  # not after an exception: that is for the driver to tell
             return result
+        except SystemExit as error:  # which would end the process and leave the driver with its exit code alone
+            raise RuntimeError(f"the loop called sys.exit({error.code!r})") from error
         finally:
             _Here.driver = None
             if dist.is_initialized():
