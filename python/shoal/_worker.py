@@ -74,10 +74,8 @@ def _serve(session, instance, early: deque) -> int:
             running.extra = extra
             if runs_functions:
                 running.where = args[0].__name__
-            if method in BUILT_INS:
-                result = BUILT_INS[method](instance, *args, **kwargs)
-            else:
-                result = getattr(instance, method)(*args, **kwargs)
+            built_in = BUILT_INS.get(method)
+            result = built_in(instance, *args, **kwargs) if built_in else getattr(instance, method)(*args, **kwargs)
             if extra is not None:
                 reply(session, incoming, result, extra)
                 continue
