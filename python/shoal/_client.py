@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from shoal import _native, _serialize
+from shoal import _environment, _native, _serialize
 from shoal._refs import ObjectRef, load
 from shoal._runtime import attach_worker, close, read_token, start_local, started_by_node, state
 from shoal._runtime import session as _session
@@ -42,6 +42,7 @@ def init(
     logging_level: Any = None,
     object_store_memory: int | None = None,
     namespace: str | None = None,
+    runtime_env: dict[str, Any] | None = None,
 ):
     """Connects this process to a cluster.
 
@@ -49,7 +50,10 @@ def init(
     (``shoal start``), ``"local"`` or None for ``$SHOAL_ADDRESS`` or else a cluster of its own that ends with this process. ``num_cpus``,
     ``num_gpus``, ``memory`` (bytes) and ``resources`` are what that cluster offers (CPUs are logical). Raises Unavailable when nobody
     answers, InvalidArgument when the token is refused. ``namespace``: of the names of actors; default one of this job's own.
+    ``runtime_env``: what processes of this job find around them unless an actor or a function has its own: ``env_vars``, ``working_dir``,
+    ``py_modules``, ``excludes``, ``pip``.
     """
+    environment = _environment.check(runtime_env)
     if namespace is not None and (not isinstance(namespace, str) or not namespace):
         raise TypeError(f"a namespace is a str that is not empty, not {namespace!r}")
     if state.session is not None:
@@ -66,6 +70,7 @@ def init(
     if address is None and started_by_node():
         attach_worker()
         state.namespace = namespace or state.namespace
+        state.runtime_env = _environment.merged(_environment.inherited(), environment)
         return
     address = address or os.environ.get("SHOAL_ADDRESS") or "local"
     if address != "local":
@@ -73,14 +78,14 @@ def init(
         if given:
             raise InvalidArgument(f"{', '.join(given)} cannot be set when connecting to a running cluster ({address})")
         folder, head = _native.find_session(address, os.environ.get("SHOAL_HOME", ""))
-        _open(read_token(folder), head, log_to_driver, namespace)
+        _open(read_token(folder), head, log_to_driver, namespace, environment)
         return
     offers = {"CPU": num_cpus if num_cpus is not None else len(os.sched_getaffinity(0)), "GPU": num_gpus or 0}
     offers["memory"] = memory if memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     offers.update(resources or {})
     process, said = start_local(offers)
     try:
-        _open(read_token(said["session"]), said["head_local"], log_to_driver, namespace)
+        _open(read_token(said["session"]), said["head_local"], log_to_driver, namespace, environment)
     except BaseException:
         process.kill()
         process.wait()
@@ -88,10 +93,11 @@ def init(
     state.cluster = process
 
 
-def _open(token: str, head: str, log_to_driver: bool, namespace: str | None) -> None:
+def _open(token: str, head: str, log_to_driver: bool, namespace: str | None, environment: dict[str, Any]) -> None:
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "interactive"
     state.session = _native.Session.open(token=token, head=head, name=name, print_logs=log_to_driver)
     state.namespace = namespace or state.session.job
+    state.runtime_env = _environment.merged(_environment.inherited(), environment)
 
 
 def shutdown() -> None:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from shoal import _environment
 from shoal._placement import PLACEMENT_OPTIONS
 from shoal.exceptions import Unimplemented
 
@@ -22,9 +23,9 @@ __all__ = [
 
 ACTOR_OPTIONS = PLACEMENT_OPTIONS | {
     "max_concurrency", "concurrency_groups", "max_pending_calls", "allow_out_of_order_execution",
-    "name", "namespace", "lifetime", "get_if_exists", "max_restarts", "max_task_retries",
+    "runtime_env", "name", "namespace", "lifetime", "get_if_exists", "max_restarts", "max_task_retries",
 }  # fmt: skip
-FUNCTION_OPTIONS = PLACEMENT_OPTIONS | {"num_returns", "max_retries", "retry_exceptions", "max_calls", "name"}
+FUNCTION_OPTIONS = PLACEMENT_OPTIONS | {"runtime_env", "num_returns", "max_retries", "retry_exceptions", "max_calls", "name"}
 METHOD_OPTIONS = frozenset({"num_returns", "concurrency_group", "max_task_retries", "retry_exceptions", "name"})
 _OF = {"actors": ACTOR_OPTIONS, "remote functions": FUNCTION_OPTIONS, "methods of actors": METHOD_OPTIONS}
 
@@ -116,6 +117,7 @@ _CHECKS = {
     "namespace": _text("namespace"),
     "num_returns": _num_returns,
     "retry_exceptions": _retry_exceptions,
+    "runtime_env": _environment.check,
 }
 
 

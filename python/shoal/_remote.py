@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from typing import Any
 
-from shoal import _native, _serialize
+from shoal import _environment, _native, _serialize
 from shoal._client import get, put
 from shoal._options import (
     ACTOR_OPTIONS,
@@ -33,7 +33,7 @@ __all__ = ["ActorClass", "ActorHandle", "RemoteFunction", "create_gang", "get_ac
 
 _OPTIONS = {"num_cpus", "num_gpus", "memory", "resources"}
 _KNOWN = _OPTIONS | ACTOR_OPTIONS | FUNCTION_OPTIONS
-_RAYS_OTHERS = {"runtime_env", "accelerator_type"}
+_RAYS_OTHERS = {"accelerator_type"}
 _MAX_BIRTH_BYTES = 1 << 19  # of actors/cluster/cluster.h
 
 
@@ -55,8 +55,9 @@ def _resources(options: dict[str, Any], default_cpus: float) -> dict[str, float]
     return {k: v for k, v in out.items() if v != 0 or k == "CPU"}
 
 
-def launch(*, torch: bool = False, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """How a worker of this driver is started: same interpreter, same import path, same folder."""
+def launch(*, torch: bool = False, env: dict[str, str] | None = None, runtime_env: dict[str, Any] | None = None) -> dict[str, Any]:
+    """How a worker of this driver is started: same interpreter, same import path, same folder, but for what ``runtime_env`` says."""
+    around = _environment.prepare(_environment.merged(_environment.inherited(), runtime_env or {}))
     script = [os.path.dirname(os.path.abspath(sys.argv[0]))] if sys.argv and os.path.exists(sys.argv[0]) else []
     path = [os.path.abspath(p) if p else os.getcwd() for p in sys.path if not p.endswith(".zip")]
     # Its own standard library and site-packages are the worker's, too: only what was added matters.
@@ -66,9 +67,9 @@ def launch(*, torch: bool = False, env: dict[str, str] | None = None) -> dict[st
     return {
         "program": sys.executable,
         "torch": torch,
-        "cwd": os.getcwd(),
-        "env": list({"SHOAL_NAMESPACE": state.namespace, **(env or {})}.items()),
-        "python_path": list(dict.fromkeys(script + ours + added)),
+        "cwd": around.get("cwd") or os.getcwd(),
+        "env": list({**around.get("env", {}), "SHOAL_NAMESPACE": state.namespace, **(env or {})}.items()),
+        "python_path": list(dict.fromkeys(around.get("python_path", []) + script + ours + added)),
     }
 
 
@@ -225,6 +226,7 @@ def create_gang(
     name: str = "",
     options: dict[str, Any] | None = None,
     placed: dict[str, Any] | None = None,
+    runtime_env: dict[str, Any] | None = None,
 ) -> list[ActorHandle]:
     """``count`` actors of one class, placed together or not at all, by rank. Each is constructed with the same arguments.
     ``name`` is what people read (default: the class's); ``options``: the actors' own (ACTOR_OPTIONS); ``placed``: where they
@@ -234,7 +236,9 @@ def create_gang(
     methods = methods_of(cls)
     # What cannot travel shall not leave actors behind.
     packed = _pack_creation(cls, name, methods, args, kwargs or {}, resources, options)
-    ids = session.create_gang(name, count, resources, launch(torch=torch, env=env), refuse_infeasible, placed or {})
+    ids = session.create_gang(
+        name, count, resources, launch(torch=torch, env=env, runtime_env=runtime_env), refuse_infeasible, placed or {}
+    )
     limit = options.get("max_pending_calls", -1)
     try:
         handles = [ActorHandle(i, name, methods, ObjectRef(session.call(i, "__init__", *packed), name), limit) for i in ids]
@@ -337,7 +341,8 @@ class ActorClass:
         options = {k: v for k, v in self._options.items() if v is not None}
         resources, (placed, env) = _resources(options, 0), where(options)
         if not (options.get("name") or options.get("max_restarts") or options.get("lifetime") == "detached"):
-            return create_gang(self._cls, 1, args, kwargs, resources=resources, options=options, placed=placed, env=env)[0]
+            around = {"placed": placed, "env": env, "runtime_env": options.get("runtime_env")}
+            return create_gang(self._cls, 1, args, kwargs, resources=resources, options=options, **around)[0]
         session, name, restarts = _session(), self.__name__, options.get("max_restarts", 0)
         packed = _pack_creation(self._cls, name, self._methods, args, kwargs, resources, options)
         limit = options.get("max_pending_calls", -1)
@@ -346,7 +351,7 @@ class ActorClass:
             handle._actor_id,
             name,
             resources,
-            launch(env={**env, "SHOAL_NAMESPACE": options.get("namespace") or state.namespace}),
+            launch(env={**env, "SHOAL_NAMESPACE": options.get("namespace") or state.namespace}, runtime_env=options.get("runtime_env")),
             name=options.get("name") or "",
             name_space=options.get("namespace") or state.namespace,
             handle=_serialize.dumps(handle)[0],

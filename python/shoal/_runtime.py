@@ -31,11 +31,13 @@ class _State:
     forked: bool = False  # from a process that had a session
     parent: int = 0  # a process whose forked children end with it
     births: list = field(default_factory=list)  # of detached actors: they are made even if this process ends right then
+    runtime_env: dict | None = None  # of what this process starts (_environment)
     namespace: str = ""  # of the names of actors that this process makes and looks for
 
     def forget(self) -> None:
         """There is no session any more."""
         self.session, self.cluster, self.functions, self.ending, self.births = None, None, None, [], []
+        self.runtime_env = None
 
 
 state = _State()

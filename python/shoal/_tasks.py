@@ -30,7 +30,7 @@ class _Task:
 
     function: Callable
     resources: dict[str, float]
-    placed: tuple[dict, dict]  # of _placement.where
+    placed: tuple[dict, dict, dict | None]  # of _placement.where, and the runtime_env
     args: _native.Ref
     deps: list[_native.Ref]
     attempts: _native.Attempts
@@ -131,7 +131,7 @@ class FunctionPool:
         task = _Task(
             function,
             resources,
-            where(options),
+            (*where(options), options.get("runtime_env")),
             self._session.put(head, buffers),
             deps,
             _native.Attempts(name),
@@ -156,7 +156,7 @@ class FunctionPool:
                 worker.calls[task.function] += 1
                 worker.retired |= worker.calls[task.function] >= task.max_calls
 
-    def _worker_for(self, resources: dict[str, float], placed: tuple[dict, dict]) -> _Worker:
+    def _worker_for(self, resources: dict[str, float], placed: tuple[dict, dict, dict | None]) -> _Worker:
         pool = self._pools.setdefault((tuple(sorted(resources.items())), repr(placed)), [])
         best, first, all_busy = None, None, True
         for w in tuple(pool):
@@ -209,10 +209,12 @@ class FunctionPool:
         except Exception:
             return False
 
-    def _new_worker(self, resources: dict[str, float], placed: tuple[dict, dict]) -> _Worker:
-        return _Worker(create_gang(FunctionWorker, 1, resources=resources, name="functions", placed=placed[0], env=placed[1])[0])
+    def _new_worker(self, resources: dict[str, float], placed: tuple[dict, dict, dict | None]) -> _Worker:
+        where_to, env, runtime_env = placed
+        around = {"placed": where_to, "env": env, "runtime_env": runtime_env}
+        return _Worker(create_gang(FunctionWorker, 1, resources=resources, name="functions", **around)[0])
 
-    def _room_for(self, resources: dict[str, float], pool: list[_Worker], placed: tuple[dict, dict]) -> bool:
+    def _room_for(self, resources: dict[str, float], pool: list[_Worker], placed: tuple[dict, dict, dict | None]) -> bool:
         if "group" in placed[0]:  # what is free in there only the head knows: one more may wait for it
             return all(w.alive for w in pool)
         if time.monotonic() - self._looked < self.LOOK_S:
