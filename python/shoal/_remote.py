@@ -236,9 +236,8 @@ def create_gang(
     methods = methods_of(cls)
     # What cannot travel shall not leave actors behind.
     packed = _pack_creation(cls, name, methods, args, kwargs or {}, resources, options)
-    ids = session.create_gang(
-        name, count, resources, launch(torch=torch, env=env, runtime_env=runtime_env), refuse_infeasible, placed or {}
-    )
+    how = launch(torch=torch, env=env, runtime_env=runtime_env)
+    ids = session.create_gang(name, count, resources, how, refuse_infeasible, placed or {})
     limit = options.get("max_pending_calls", -1)
     try:
         handles = [ActorHandle(i, name, methods, ObjectRef(session.call(i, "__init__", *packed), name), limit) for i in ids]
