@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections import deque
+from functools import partial
 from typing import Any
 
 from shoal import _serialize
@@ -67,10 +68,8 @@ def _serve(session, instance, early: deque) -> int:
             running.extra = extra
             if runs_functions:
                 running.where = args[0].__name__
-            if method in BUILT_INS:
-                result = BUILT_INS[method](instance, *args, **kwargs)
-            else:
-                result = getattr(instance, method)(*args, **kwargs)
+            function = partial(BUILT_INS[method], instance) if method in BUILT_INS else getattr(instance, method)
+            result = function(*args, **kwargs)
             if extra is not None:
                 reply(session, incoming, result, extra)
                 continue

@@ -1,6 +1,8 @@
 """Row A1, remote functions: results, retries, calls per process, options; the first use connects."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 from cast import GUARD_S
@@ -290,3 +292,22 @@ def test_a_function_is_named_by_its_options():
     with pytest.raises(RayTaskError, match="division"):
         ray.get(ray.remote(lambda: 1 / 0).options(name="inverse").remote())
     assert "inverse" in repr(pid.options(name="inverse").remote())
+
+
+# ---- the first use connects
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "ray.get(ray.remote(lambda: 1).remote())",
+        "ray.get(ray.put(1))",
+        "ray.get_runtime_context().get_job_id()",
+        "ray.get(ray.remote(type('A', (), {'f': lambda self: 1})).remote().f.remote())",
+        "ray.util.queue.Queue().put(1)",
+    ],
+)
+def test_the_first_use_connects(use):
+    program = f"import shoal as ray, shoal.util.queue\nassert not ray.is_initialized()\n{use}\nassert ray.is_initialized()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=GUARD_S)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -68,5 +68,5 @@ def shard_actor_handles(mesh: DeviceMesh | None = None) -> list[ActorHandle]:
     handles = []
     for member in actor.members:
         state.session.know(member, "ShardActor")
-        handles.append(ActorHandle(member, "ShardActor", frozenset({"describe"})))
+        handles.append(ActorHandle(member, "ShardActor", {"describe": {}}))
     return handles

@@ -397,5 +397,5 @@ def place(
     handles = []
     for member in members:
         s.know(member, "ShardActor")
-        handles.append(ActorHandle(member, "ShardActor", frozenset({"describe"})))
+        handles.append(ActorHandle(member, "ShardActor", {"describe": {}}))
     return Ranks(workers, unit_bytes, handles, optimizer or AdamW(), offload_folder)

@@ -101,7 +101,7 @@ class Trainer:
             "TORCHELASTIC_RESTART_COUNT": "0",
         }
         queue = s.host_queue("TrainReports")
-        driver = ActorHandle(queue, "TrainReports", frozenset({"report"}))
+        driver = ActorHandle(queue, "TrainReports", {"report": {}})
         runs = [
             w.run.remote(self._loop, self._config, {**environment, "RANK": str(r), "LOCAL_RANK": str(r)}, driver)
             for r, w in enumerate(workers)
