@@ -82,14 +82,12 @@ def test_a_wrong_number_of_results_is_an_error_of_each():
             ray.get(ref)
 
 
-def test_a_generator_fills_a_number_of_results_and_streams_are_not_there_yet():
+def test_a_generator_fills_a_number_of_results():
     @ray.remote
     def numbers():
         yield from range(3)
 
     assert ray.get(numbers.options(num_returns=3).remote()) == [0, 1, 2]
-    with pytest.raises(Unimplemented, match="num_returns"):
-        numbers.remote()
 
 
 def test_results_are_arguments_of_other_functions():
@@ -264,7 +262,7 @@ def test_processes_are_used_again_without_a_limit():
     ("options", "error"),
     [
         ({"num_returns": -1}, ValueError),
-        ({"num_returns": "streaming"}, Unimplemented),
+        ({"num_returns": "dynamic"}, Unimplemented),
         ({"max_retries": -2}, ValueError),
         ({"max_retries": "3"}, TypeError),
         ({"max_calls": -1}, ValueError),
