@@ -11,6 +11,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from shoal import _stream
 from shoal._context import CallInfo, concurrent_call, running
 from shoal._worker import BUILT_INS, arguments, end, exit_code, fail_creation, made, refuse, reply
 from shoal.actor import ActorExit
@@ -151,7 +152,11 @@ class _OnLoop(_Runner):
         async with group:
             try:
                 result = self.function(incoming.method)(*args, **kwargs)
-                if inspect.isawaitable(result):
+                if inspect.isasyncgen(result) and "stream" in (extra or {}):
+                    result, extra = await _stream.publish_async(self.session, result, extra["stream"]), None
+                elif inspect.isasyncgen(result):
+                    result = [value async for value in result]
+                elif inspect.isawaitable(result):
                     result = await result
                 reply(self.session, incoming, result, extra)
             except BaseException as error:

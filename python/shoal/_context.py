@@ -27,7 +27,7 @@ class CallInfo:
 
 @dataclass
 class Running:
-    """Of a worker. What is said of a call is the main thread's: those of a concurrent actor have their own (concurrent_call)."""
+    """Of a worker. What is said of a call is the main thread's; those of a concurrent actor have their own (concurrent_call)."""
 
     actor_id: str = ""  # "" in a worker that runs functions
     cls: type | None = None

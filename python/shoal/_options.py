@@ -44,12 +44,12 @@ def _whole(name: str, lowest: int) -> Callable[[Any], None]:
 
 
 def _num_returns(value: Any) -> None:
-    if value in ("streaming", "dynamic"):
-        raise Unimplemented(f"num_returns={value!r} is not in this release", hint="return a list of refs (shoal.put), or several calls")
+    if value == "dynamic":
+        raise Unimplemented("num_returns='dynamic' is not in this release", hint="use num_returns='streaming'")
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise TypeError(f"num_returns is an int, not {type(value).__name__}")
-    if isinstance(value, str) or value < 0:
-        raise ValueError(f"num_returns is None or a non-negative int, not {value!r}")
+    if value != "streaming" and (isinstance(value, str) or value < 0):
+        raise ValueError(f"num_returns is None, a non-negative int or 'streaming', not {value!r}")
 
 
 def _retry_exceptions(value: Any) -> None:

@@ -19,7 +19,7 @@ from shoal import _native, _serialize
 from shoal._runtime import session as _session
 from shoal.exceptions import ShoalError, TaskError
 
-__all__ = ["ObjectRef", "callbacks", "load", "when_gone", "when_ready"]
+__all__ = ["ObjectRef", "awaits", "callbacks", "load", "new_object_id", "when_gone", "when_ready"]
 
 
 def new_object_id() -> str:
@@ -109,6 +109,17 @@ def load(ref: ObjectRef, where: str = "") -> Any:
     if isinstance(value, ShoalError):
         value.context = (*value.context, *([where] if where else []))
     raise value.as_instance_of_cause() if isinstance(value, TaskError) else value
+
+
+def awaits(ref: ObjectRef) -> asyncio.Future:
+    """A future of the running loop that is done, with None, when the value is there or has failed."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    if ref._ref.ready:
+        future.set_result(None)
+    else:
+        _of_loop(loop).add(ref, lambda: None if future.done() else future.set_result(None))
+    return future
 
 
 def _settle(future, ref: ObjectRef) -> None:

@@ -24,9 +24,10 @@ from shoal._options import (
     methods_of,
 )
 from shoal._placement import where
-from shoal._refs import ObjectRef, when_ready
+from shoal._refs import ObjectRef, new_object_id, when_ready
 from shoal._runtime import _package_path, state
 from shoal._runtime import session as _session
+from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import InvalidArgument, PendingCallsLimitExceeded, Unimplemented
 
 __all__ = ["ActorClass", "ActorHandle", "RemoteFunction", "create_gang", "get_actor", "list_named_actors", "remote"]
@@ -106,13 +107,19 @@ def _call(actor_id: str, method: str, where: str, args: tuple, kwargs: dict) -> 
 
 
 def extra_of(options: dict[str, Any]) -> dict[str, Any]:
-    return {k: options[k] for k in ("num_returns", "concurrency_group", "name") if k in options and (k, options[k]) != ("num_returns", 1)}
+    extra = {k: options[k] for k in ("num_returns", "concurrency_group", "name") if k in options and (k, options[k]) != ("num_returns", 1)}
+    if extra.get("num_returns") == "streaming":
+        extra["stream"] = new_object_id()
+    return extra
 
 
-def results(ref: _native.Ref, num_returns: int, where: str) -> ObjectRef | list[ObjectRef] | None:
-    """What ``.remote()`` returns: one reference, a list of them, or nothing."""
+def results(ref: _native.Ref, extra: dict[str, Any], where: str) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
+    """What ``.remote()`` returns: one reference, a list of them, one that grows, or nothing."""
+    num_returns = extra.get("num_returns", 1)
     if num_returns == 1:
         return ObjectRef(ref, where)
+    if num_returns == "streaming":
+        return ObjectRefGenerator(ObjectRef(ref, where), extra["stream"], where)
     return [ObjectRef(r, where) for r in ref.split(_session(), num_returns)] if num_returns else None
 
 
@@ -149,14 +156,11 @@ class _MethodWithOptions(ActorMethod):
 
     def remote(self, *args, **kwargs):
         handle, options, session = self._handle, self._options, _session()
-        num_returns = options.get("num_returns", 1)
-        if num_returns == "streaming":  # of a generator
-            check_call_options({"num_returns": num_returns}, "methods of actors")
-        pending = handle._admit(session)
-        ref = session.call(handle._actor_id, self._name, *_pack(args, kwargs, extra_of(options)))
+        extra, pending = extra_of(options), handle._admit(session)
+        ref = session.call(handle._actor_id, self._name, *_pack(args, kwargs, extra))
         if pending is not None:
             session.count(pending, [ref])
-        return results(ref, num_returns, options.get("name") or f"{handle._class_name}.{self._name}")
+        return results(ref, extra, options.get("name") or f"{handle._class_name}.{self._name}")
 
 
 class ActorHandle:
@@ -390,7 +394,7 @@ class RemoteFunction:
     def options(self, **options) -> RemoteFunction:
         return RemoteFunction(self._function, {**self._options, **_check_options(options)})
 
-    def remote(self, *args, **kwargs) -> ObjectRef | list[ObjectRef] | None:
+    def remote(self, *args, **kwargs) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
         from shoal._tasks import FunctionPool  # after this module: its workers are actors
 
         _session()
@@ -398,7 +402,7 @@ class RemoteFunction:
             state.functions = FunctionPool()
         options = {k: v for k, v in self._options.items() if v is not None}
         if "num_returns" not in options and inspect.isgeneratorfunction(self._function):
-            check_call_options({"num_returns": "streaming"}, "remote functions")
+            options["num_returns"] = "streaming"
         name = options.get("name") or self.__name__
         return state.functions.submit(self._function, name, _resources(options, 1), args, kwargs, options)
 

@@ -15,6 +15,7 @@ from shoal._placement import where
 from shoal._refs import ObjectRef, callbacks, load
 from shoal._remote import ActorHandle, _pack, create_gang, extra_of, results
 from shoal._runtime import session, state
+from shoal._stream import ObjectRefGenerator
 
 
 class FunctionWorker:
@@ -125,8 +126,9 @@ class FunctionPool:
 
     def submit(
         self, function, name: str, resources: dict[str, float], args: tuple, kwargs: dict, options: dict[str, Any]
-    ) -> ObjectRef | list[ObjectRef] | None:
-        head, buffers, deps = _pack((function, *args), kwargs, extra_of(options))
+    ) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
+        extra = extra_of(options)
+        head, buffers, deps = _pack((function, *args), kwargs, extra)
         wanted = options.get("retry_exceptions", False)
         task = _Task(
             function,
@@ -141,7 +143,7 @@ class FunctionPool:
             options.get("max_calls", 1 if resources.get("GPU") else 0),
         )
         self._start(task)
-        return results(task.result, options.get("num_returns", 1), name)
+        return results(task.result, extra, name)
 
     def _start(self, task: _Task) -> None:
         with self._lock:

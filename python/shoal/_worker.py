@@ -9,7 +9,7 @@ import traceback
 from collections import deque
 from typing import Any
 
-from shoal import _serialize
+from shoal import _serialize, _stream
 from shoal._context import running
 from shoal._refs import when_gone
 from shoal._remote import _Dep, from_birth
@@ -111,6 +111,8 @@ def reply(session, incoming, result, extra: dict[str, Any] | None) -> None:
     count = extra.get("num_returns", 1) if extra is not None else 1
     if count == 1:
         session.reply(incoming, *_serialize.dumps(result))
+    elif count == "streaming":
+        session.reply(incoming, *_serialize.dumps(_stream.publish(session, result, extra["stream"])))
     elif count == 0:
         session.reply(incoming, *_serialize.dumps(None))
     else:

@@ -171,7 +171,7 @@ def test_results_of_a_dead_actor(gate):
         ({"num_returns": -1}, ValueError),
         ({"num_returns": 1.5}, TypeError),
         ({"num_returns": "many"}, ValueError),
-        ({"num_returns": "streaming"}, Unimplemented),
+        ({"num_returns": "dynamic"}, Unimplemented),
         ({"concurrency_group": 5}, TypeError),
         ({"name": 5}, TypeError),
         ({"colour": "red"}, ValueError),
@@ -193,19 +193,6 @@ def test_the_method_decorator_takes_known_keywords_only():
     with pytest.raises(ValueError, match="max_task_retries"):
         ray.method(max_task_retries=-2)
     assert ray.method(max_task_retries=3)(len.__call__ and (lambda self: 1))
-
-
-def test_a_generator_says_that_streams_are_not_there_yet():
-    @ray.remote
-    class Streams:
-        def numbers(self):
-            yield from range(3)
-
-    streams = Streams.remote()
-    with pytest.raises(Unimplemented, match="num_returns"):
-        streams.numbers.remote()
-    assert ray.get(streams.numbers.options(num_returns=3).remote()) == [0, 1, 2]
-    ray.kill(streams)
 
 
 # ---- handles as values

@@ -1,6 +1,8 @@
 """Row A1, remote functions: results, retries, calls per process, options; the first use connects."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 from cast import GUARD_S
@@ -80,14 +82,12 @@ def test_a_wrong_number_of_results_is_an_error_of_each():
             ray.get(ref)
 
 
-def test_a_generator_fills_a_number_of_results_and_streams_are_not_there_yet():
+def test_a_generator_fills_a_number_of_results():
     @ray.remote
     def numbers():
         yield from range(3)
 
     assert ray.get(numbers.options(num_returns=3).remote()) == [0, 1, 2]
-    with pytest.raises(Unimplemented, match="num_returns"):
-        numbers.remote()
 
 
 def test_results_are_arguments_of_other_functions():
@@ -262,7 +262,7 @@ def test_processes_are_used_again_without_a_limit():
     ("options", "error"),
     [
         ({"num_returns": -1}, ValueError),
-        ({"num_returns": "streaming"}, Unimplemented),
+        ({"num_returns": "dynamic"}, Unimplemented),
         ({"max_retries": -2}, ValueError),
         ({"max_retries": "3"}, TypeError),
         ({"max_calls": -1}, ValueError),
@@ -290,3 +290,22 @@ def test_a_function_is_named_by_its_options():
     with pytest.raises(RayTaskError, match="division"):
         ray.get(ray.remote(lambda: 1 / 0).options(name="inverse").remote())
     assert "inverse" in repr(pid.options(name="inverse").remote())
+
+
+# ---- the first use connects
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "ray.get(ray.remote(lambda: 1).remote())",
+        "ray.get(ray.put(1))",
+        "ray.get_runtime_context().get_job_id()",
+        "ray.get(ray.remote(type('A', (), {'f': lambda self: 1})).remote().f.remote())",
+        "ray.util.queue.Queue().put(1)",
+    ],
+)
+def test_the_first_use_connects(use):
+    program = f"import shoal as ray, shoal.util.queue\nassert not ray.is_initialized()\n{use}\nassert ray.is_initialized()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=GUARD_S)
+    assert (done.returncode, done.stderr) == (0, "")

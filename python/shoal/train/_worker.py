@@ -6,9 +6,11 @@ import os
 import random
 import socket
 import sys
+import traceback
 from typing import Any
 
 from shoal._remote import ActorHandle
+from shoal.exceptions import TaskError
 from shoal.train._context import _Here
 
 
@@ -40,8 +42,9 @@ class TrainWorker:
                 if (module := sys.modules.get(name)) is not None:
                     module.leave_all()  # not after an exception: that is for the driver to tell
             return result
-        except SystemExit as error:  # which would end the process and leave the driver with its exit code alone
-            raise RuntimeError(f"the loop called sys.exit({error.code!r})") from error
+        except SystemExit as error:  # of the loop: told with where it was, which the process's end would not
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            raise TaskError(error, text, "the training loop") from None
         finally:
             _Here.driver = None
             if dist.is_initialized():

@@ -1,0 +1,221 @@
+#include "actors/session/task_pool.h"
+
+#include <algorithm>
+
+namespace shoal::actors {
+
+namespace {
+
+Error left() { return cancelled("this process left the cluster"); }
+
+double seconds(runtime::Duration d) { return std::chrono::duration<double>(d).count(); }
+
+bool failed(const ValueFuture& f) { return f.ready() && (!f.peek() || f.peek()->raised()); }
+
+}  // namespace
+
+TaskPool::TaskPool(runtime::Clock& clock, CallActor call, std::function<void()> wanted, Options options)
+    : clock_(clock), call_(std::move(call)), wanted_(std::move(wanted)), options_(options) {}
+
+TaskPool::~TaskPool() {
+  *alive_ = false;
+  dispatching_ = true;
+  for (const auto& item : waiting_) item->promise.set(fail(left()));
+  for (const auto& [n, item] : blocked_) item->promise.set(fail(left()));
+  for (const auto& [n, judged] : judging_) judged.first->promise.set(judged.second.peek());
+  for (const auto& [id, w] : workers_) {
+    for (const auto& item : w.in_flight) item->promise.set(fail(left()));
+  }
+}
+
+ValueFuture TaskPool::submit(Task task) {
+  auto item = std::make_shared<Item>();
+  item->task = std::move(task);
+  auto future = item->promise.future();
+  for (const auto& d : item->task.deps) item->missing += !d.ready();
+  if (item->missing == 0) {
+    waiting_.push_back(std::move(item));
+    dispatch();
+    return future;
+  }
+  const std::uint64_t number = next_++;
+  blocked_[number] = item;
+  for (const auto& d : item->task.deps) {
+    if (d.ready()) continue;
+    d.then([this, alive = alive_, number](const Result<Value>&) {
+      if (!*alive) return;
+      const auto it = blocked_.find(number);
+      if (--it->second->missing > 0) return;
+      waiting_.push_back(std::move(it->second));
+      blocked_.erase(it);
+      dispatch();
+    });
+  }
+  return future;
+}
+
+void TaskPool::add(ActorId id, const ValueFuture& made) {
+  workers_[id].idle_since = clock_.now();
+  made.then([this, alive = alive_, id](const Result<Value>& result) {
+    if (!*alive) return;
+    const auto it = workers_.find(id);
+    if (it == workers_.end()) return;
+    if (result && !result->raised()) {
+      it->second.made = true;
+      it->second.idle_since = clock_.now();
+    } else {
+      workers_.erase(it);
+      if (!waiting_.empty()) {
+        const ItemPtr first = waiting_.front();
+        if (first->task.retries == 0) {
+          waiting_.pop_front();
+          crashed(first, result ? unavailable("it could not be made") : result.error());
+        } else if (first->task.retries > 0) {
+          --first->task.retries;
+        }
+      }
+    }
+    dispatch();
+  });
+}
+
+// What a handler of a result does may come back here: one after the other.
+void TaskPool::dispatch() {
+  again_ = true;
+  if (std::exchange(dispatching_, true)) return;
+  while (std::exchange(again_, false)) dispatch_now();
+  dispatching_ = false;
+}
+
+void TaskPool::dispatch_now() {
+  while (!waiting_.empty()) {
+    const std::size_t most = depth(waiting_.front()->task.function);
+    auto best = workers_.end();
+    for (auto it = workers_.begin(); it != workers_.end(); ++it) {
+      const Worker& w = it->second;
+      if (!w.made || w.retired || w.dead || w.in_flight.size() >= most) continue;
+      if (best == workers_.end() || w.in_flight.size() < best->second.in_flight.size()) best = it;
+    }
+    if (best == workers_.end()) break;
+    const ItemPtr item = std::move(waiting_.front());
+    waiting_.pop_front();
+    start(best->first, best->second, item);
+  }
+  if (!waiting_.empty() && workers_.size() < options_.max_workers) want();
+}
+
+std::size_t TaskPool::depth(std::uint64_t function) const {
+  const auto it = seconds_.find(function);
+  if (it == seconds_.end()) return 1;
+  const double fit = seconds(options_.pipelined) / std::max(it->second, 1e-9);
+  return static_cast<std::size_t>(std::clamp(fit, 1.0, static_cast<double>(options_.max_in_flight)));
+}
+
+void TaskPool::start(ActorId id, Worker& worker, const ItemPtr& item) {
+  item->sent = clock_.now();
+  worker.in_flight.push_back(item);
+  if (item->task.max_calls > 0 && ++worker.calls[item->task.function] >= item->task.max_calls) worker.retired = true;
+  Call call;
+  call.actor = id;
+  call.method = "run";
+  call.args = item->task.args;
+  call_(std::move(call), item->task.deps).then([this, alive = alive_, id, item](const Result<Value>& result) {
+    if (*alive) done(id, item, result);
+  });
+}
+
+void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result) {
+  const auto it = workers_.find(id);
+  if (it == workers_.end()) return;
+  Worker& w = it->second;
+  const auto now = clock_.now();
+  std::erase(w.in_flight, item);
+  // What an argument came to is no failure of the function.
+  const bool argument_failed = std::any_of(item->task.deps.begin(), item->task.deps.end(), failed);
+  if (!result && result.error().code() == Code::kUnavailable && !argument_failed) {
+    lost(w, item, result.error());
+  } else {
+    const double took = seconds(now - std::max(item->sent, w.last_done));
+    const auto [known, first] = seconds_.try_emplace(item->task.function, took);
+    if (!first) known->second += 0.2 * (took - known->second);
+    w.last_done = now;
+    if (result && result->raised() && item->task.judge_raised && item->task.retries != 0) {
+      const std::uint64_t number = next_++;
+      const runtime::Promise<Value> raised;
+      raised.set(result);
+      judging_[number] = {item, raised.future()};
+      unjudged_.push_back(number);
+      want();
+    } else {
+      item->promise.set(result);
+    }
+  }
+  if (w.in_flight.empty()) {
+    w.idle_since = now;
+    if (w.dead) {
+      workers_.erase(it);
+    } else if (w.retired) {
+      want();
+    }
+  }
+  dispatch();
+}
+
+// The first that a dead worker loses is the one that it ran; the others never began.
+void TaskPool::lost(Worker& w, const ItemPtr& item, const Error& how) {
+  if (!std::exchange(w.dead, true)) {
+    if (item->task.retries == 0) return crashed(item, how);
+    if (item->task.retries > 0) --item->task.retries;
+  }
+  const auto at = std::min(w.again++, waiting_.size());
+  waiting_.insert(waiting_.begin() + static_cast<std::ptrdiff_t>(at), item);
+}
+
+void TaskPool::crashed(const ItemPtr& item, const Error& cause) {
+  const auto& message = cause.message();
+  const auto colon = message.find("died: ");
+  const auto how = colon == std::string::npos ? message : message.substr(colon + 6);
+  item->promise.set(
+      fail(unavailable("the worker that ran " + item->task.name + " died: " + how).with_reason("WorkerCrashed").with_hint(cause.hint())));
+}
+
+void TaskPool::want() {
+  if (!std::exchange(told_, true)) wanted_();
+}
+
+TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
+  told_ = false;
+  Wants out;
+  std::size_t starting = 0;
+  for (auto& [id, w] : workers_) {
+    starting += !w.made;
+    if (!w.made || w.dead || !w.in_flight.empty()) continue;
+    if (w.retired || (clock_.now() - w.idle_since > idle && waiting_.empty())) out.ended.push_back(id);
+  }
+  for (const ActorId id : out.ended) workers_.erase(id);
+  out.starting = starting > 0;
+  const std::size_t more = std::min(waiting_.size(), options_.max_workers - std::min(options_.max_workers, workers_.size()));
+  out.workers = more > starting ? more - starting : 0;
+  for (const std::uint64_t n : std::exchange(unjudged_, {})) {
+    const auto& [item, raised] = judging_.at(n);
+    out.raised.push_back({n, item->task.function, raised});
+  }
+  return out;
+}
+
+void TaskPool::judged(std::uint64_t id, bool again) {
+  const auto it = judging_.find(id);
+  if (it == judging_.end()) return;
+  const auto [item, raised] = std::move(it->second);
+  judging_.erase(it);
+  if (!again) return item->promise.set(raised.peek());
+  if (item->task.retries > 0) --item->task.retries;
+  waiting_.push_front(item);
+  dispatch();
+}
+
+void TaskPool::fail_waiting(const Error& cause) {
+  for (const auto& item : std::exchange(waiting_, {})) item->promise.set(fail(cause));
+}
+
+}  // namespace shoal::actors

@@ -1,0 +1,107 @@
+// Remote functions: what waits, which worker runs what, and what is run again. One pool per kind of worker (resources, place,
+// environment). Loop thread only.
+//
+// A task waits here until the references among its arguments are there and a worker is free, so that nothing queues behind a long one while
+// others are idle. Of functions that take less than `pipelined` a worker gets several at once: as many as it runs in that time, by what calls
+// of the same function took. Workers are made and ended by the owner, who is told when there is something to do (take_wants).
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "actors/session/actor_calls.h"
+
+namespace shoal::actors {
+
+class TaskPool {
+ public:
+  struct Task {
+    std::string name;            // of the function, for errors
+    std::uint64_t function = 0;  // which one it is
+    Value args;
+    std::vector<ValueFuture> deps;
+    std::int32_t retries = 0;     // after deaths of its worker; below 0: any number
+    bool judge_raised = false;    // what it raises may be worth another attempt
+    std::uint32_t max_calls = 0;  // of the function in one worker; 0: any number
+  };
+  struct Judgement {
+    std::uint64_t id = 0;
+    std::uint64_t function = 0;
+    ValueFuture raised;
+  };
+  struct Wants {
+    std::size_t workers = 0;         // more of them, for what waits
+    bool starting = false;           // some are not made yet
+    std::vector<ActorId> ended;      // to be killed: idle for long, or used up
+    std::vector<Judgement> raised;  // judged() is to be called for each
+  };
+  struct Options {
+    std::size_t max_workers = 64;
+    runtime::Duration pipelined = std::chrono::milliseconds(2);
+    std::size_t max_in_flight = 64;  // of one worker
+  };
+  using CallActor = std::function<ValueFuture(Call, std::vector<ValueFuture>)>;
+
+  // `wanted` is called when take_wants has something new to say, once until then.
+  TaskPool(runtime::Clock& clock, CallActor call, std::function<void()> wanted, Options options);
+  // What is not done fails as Cancelled.
+  ~TaskPool();
+
+  // What the function returned or raised; Unavailable/WorkerCrashed when its worker died each time.
+  ValueFuture submit(Task task);
+  // An actor whose method `run` runs a task. `made` fails when it will never be one: then what waits first is charged with that.
+  void add(ActorId worker, const ValueFuture& made);
+  // Workers that were idle for that long end, too.
+  Wants take_wants(runtime::Duration idle);
+  void judged(std::uint64_t id, bool again);
+  // No worker can be had: what waits for one fails.
+  void fail_waiting(const Error& cause);
+
+ private:
+  struct Item {
+    Task task;
+    runtime::Promise<Value> promise;
+    std::size_t missing = 0;  // references that are not there yet
+    runtime::TimePoint sent;
+  };
+  using ItemPtr = std::shared_ptr<Item>;
+  struct Worker {
+    bool made = false;
+    bool retired = false;  // gets no more
+    bool dead = false;
+    std::deque<ItemPtr> in_flight;
+    std::size_t again = 0;  // of those that it lost, already waiting again
+    runtime::TimePoint idle_since, last_done;
+    std::map<std::uint64_t, std::uint32_t> calls;  // by function, of those with a limit
+  };
+
+  void dispatch();
+  void dispatch_now();
+  std::size_t depth(std::uint64_t function) const;
+  void start(ActorId id, Worker& worker, const ItemPtr& item);
+  void done(ActorId id, const ItemPtr& item, const Result<Value>& result);
+  void lost(Worker& worker, const ItemPtr& item, const Error& how);
+  void crashed(const ItemPtr& item, const Error& how);
+  void want();
+
+  runtime::Clock& clock_;
+  const CallActor call_;
+  const std::function<void()> wanted_;
+  const Options options_;
+  std::map<ActorId, Worker> workers_;
+  std::deque<ItemPtr> waiting_;
+  std::map<std::uint64_t, ItemPtr> blocked_;  // by number: some of their references are not there yet
+  std::map<std::uint64_t, std::pair<ItemPtr, ValueFuture>> judging_;
+  std::vector<std::uint64_t> unjudged_;            // of them, not told of yet
+  std::map<std::uint64_t, double> seconds_;        // that a call of a function takes
+  std::uint64_t next_ = 1;
+  bool dispatching_ = false, again_ = false, told_ = false;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace shoal::actors

@@ -1,0 +1,230 @@
+"""Rows A1 and A2, streaming generators."""
+
+import asyncio
+import os
+import pickle
+
+import numpy as np
+import pytest
+from cast import GUARD_S
+from leftovers import wait_until
+
+import shoal as ray
+from shoal._runtime import state
+from shoal.exceptions import ActorDiedError, RayTaskError, WorkerCrashedError
+
+
+@ray.remote
+def numbers(n, fails_at=None):
+    for i in range(n):
+        if i == fails_at:
+            raise KeyError("mine")
+        yield i
+
+
+@ray.remote
+class Streams:
+    def numbers(self, n, fails_at=None):
+        for i in range(n):
+            if i == fails_at:
+                raise KeyError("mine")
+            yield i
+
+    def gated(self, gate, n):
+        for i in range(n):
+            ray.get(gate.wait.remote(str(i)))
+            yield i
+
+    def arrays(self, n):
+        for i in range(n):
+            yield np.full(200_000, i)
+
+    def dies(self, n):
+        yield from range(n)
+        os._exit(7)
+
+    def no_generator(self):
+        return [1, 2]
+
+    def echo(self, value):
+        return value
+
+
+@ray.remote
+class AsyncStreams:
+    async def numbers(self, n, fails_at=None):
+        for i in range(n):
+            await asyncio.sleep(0)
+            if i == fails_at:
+                raise KeyError("mine")
+            yield i
+
+    def plain(self, n):
+        yield from range(n)
+
+
+def made(cls):
+    actor = cls.remote()
+    yield actor
+    ray.kill(actor)
+
+
+@pytest.fixture
+def streams():
+    yield from made(Streams)
+
+
+@pytest.fixture
+def async_streams():
+    yield from made(AsyncStreams)
+
+
+def items(generator):
+    return [ray.get(ref) for ref in generator]
+
+
+def test_a_generator_streams_by_default(streams):
+    generator = streams.numbers.remote(5)
+    assert isinstance(generator, ray.ObjectRefGenerator)
+    assert items(generator) == list(range(5))
+    assert next(generator, "over") == "over"
+
+
+def test_a_function_that_is_a_generator(streams):
+    assert items(numbers.remote(5)) == list(range(5))
+    assert items(numbers.options(num_returns="streaming").remote(0)) == []
+
+
+def test_items_come_before_the_call_is_over(streams, gate):
+    generator = streams.gated.remote(gate, 3)
+    for i in range(3):
+        assert ray.wait([generator.completed()], timeout=0)[0] == []
+        gate.open.remote(str(i))
+        assert ray.get(next(generator), timeout=GUARD_S) == i
+    with pytest.raises(StopIteration):
+        next(generator)
+    assert ray.get(generator.completed()) == 3
+
+
+def test_a_failure_is_the_last_reference(streams):
+    generator = streams.numbers.remote(5, fails_at=2)
+    assert [ray.get(next(generator)) for _ in range(2)] == [0, 1]
+    with pytest.raises(KeyError, match="mine"):
+        ray.get(next(generator))
+    with pytest.raises(StopIteration):
+        next(generator)
+    with pytest.raises(RayTaskError):
+        ray.get(generator.completed())
+
+
+def test_a_failure_of_a_function(streams):
+    with pytest.raises(KeyError, match="mine"):
+        items(numbers.remote(3, fails_at=0))
+
+
+def test_an_actor_that_dies_while_it_streams(streams):
+    generator = streams.dies.remote(2)
+    refs = list(generator)
+    with pytest.raises(ActorDiedError, match="exited with code 7"):
+        ray.get(refs[-1], timeout=GUARD_S)
+    assert ray.get(refs[:-1]) == [0, 1]
+    assert list(generator) == []
+
+
+def test_a_function_that_dies_while_it_streams_is_run_again(tmp_path):
+    @ray.remote
+    def dies_once(path):
+        yield 1
+        if not os.path.exists(path):
+            open(path, "w").close()
+            os._exit(7)
+        yield 2
+
+    assert items(dies_once.remote(str(tmp_path / "died"))) == [1, 2]
+
+    @ray.remote(max_retries=0)
+    def dies():
+        yield 1
+        os._exit(7)
+
+    with pytest.raises(WorkerCrashedError):
+        items(dies.remote())
+
+
+def test_what_is_no_generator(streams):
+    (ref,) = streams.no_generator.options(num_returns="streaming").remote()
+    with pytest.raises(TypeError, match="list"):
+        ray.get(ref)
+
+
+def test_an_argument_that_failed(streams):
+    (ref,) = streams.numbers.remote(numbers.options(num_returns=1).remote(1))
+    with pytest.raises(TypeError):
+        ray.get(ref)
+
+
+def test_large_items_are_arrays_in_shared_memory_and_passed_on(streams):
+    refs = list(streams.arrays.remote(3))
+    assert [a[0] for a in ray.get(refs)] == [0, 1, 2]
+    assert ray.get(streams.echo.remote(refs[2]))[-1] == 2
+    assert ray.get(ray.get(streams.echo.remote([refs[1]]))[0])[-1] == 1
+
+
+def test_async_iteration(streams):
+    async def main():
+        return [await ref async for ref in streams.numbers.remote(5)]
+
+    assert asyncio.run(main()) == list(range(5))
+
+
+def test_async_iteration_of_a_failure(streams):
+    async def main():
+        return [ref async for ref in streams.numbers.remote(5, fails_at=2)]
+
+    *taken, failed = asyncio.run(main())
+    assert ray.get(taken) == [0, 1]
+    with pytest.raises(KeyError, match="mine"):
+        ray.get(failed)
+
+
+def test_async_generators_of_async_actors(async_streams):
+    assert items(async_streams.numbers.remote(5)) == list(range(5))
+    assert items(async_streams.plain.remote(3)) == list(range(3))
+    assert ray.get(async_streams.numbers.options(num_returns=3).remote(3)) == [0, 1, 2]
+    with pytest.raises(KeyError, match="mine"):
+        items(async_streams.numbers.remote(2, fails_at=1))
+
+
+def test_two_streams_of_an_async_actor_at_once(async_streams):
+    first, second = async_streams.numbers.remote(50), async_streams.numbers.remote(50)
+    pairs = [(ray.get(a), ray.get(b)) for a, b in zip(first, second, strict=True)]
+    assert pairs == [(i, i) for i in range(50)]
+
+
+def test_a_stream_stays_where_it_is(streams):
+    with pytest.raises(TypeError, match="stays"):
+        pickle.dumps(streams.numbers.remote(1))
+
+
+def test_what_nobody_takes_is_dropped(streams):
+    """And what was taken, too: the node holds nothing of it."""
+    folder = f"/proc/{state.cluster.pid}/fd"
+
+    def held():
+        return sum("shoal:value" in _target(f"{folder}/{e}") for e in os.listdir(folder))
+
+    before = held()
+    generator = streams.arrays.remote(5)
+    taken = ray.get(next(generator))
+    assert taken[0] == 0
+    ray.get(generator.completed())
+    assert held() >= before + 4
+    del generator
+    wait_until(lambda: held() <= before, GUARD_S, "every item's end")
+
+
+def _target(path):
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
