@@ -141,6 +141,7 @@ Session::~Session() {
   }
   bool drained = false;
   own([this, &drained] {
+    for (const auto& pool : task_pools_) pool->close();
     calls_.reset();
     actor_host_.reset();
     head_.reset();
@@ -351,6 +352,15 @@ Result<FoundActor> Session::birth() {
 
 bool Session::dead(ActorId actor) {
   return own([&] { return calls_->cause(actor) != nullptr; });
+}
+
+std::shared_ptr<TaskPool> Session::make_task_pool(std::function<void()> wanted) {
+  return own([&] {
+    const auto call = [this](Call c, std::vector<ValueFuture> deps) { return calls_->call(std::move(c), std::move(deps)); };
+    auto pool = std::make_shared<TaskPool>(*clock_, call, std::move(wanted), TaskPool::Options());
+    task_pools_.push_back(pool);
+    return pool;
+  });
 }
 
 Result<void> Session::create_group(const GroupSpec& spec) {

@@ -14,6 +14,7 @@
 #include "actors/session/actor_calls.h"
 #include "actors/session/actor_host.h"
 #include "actors/session/group_watch.h"
+#include "actors/session/task_pool.h"
 #include "actors/wire/messages.h"
 #include "runtime/loop/loop_thread.h"
 #include "runtime/net/hello.h"
@@ -77,6 +78,10 @@ class Session {
   bool dead(ActorId actor);
   Result<ListReply> list(ListRequest::What what, JobId job = {});
   Result<ClusterStatus> status();
+  // ---- remote functions ----
+  // Its calls are this session's; it ends with it, if not before. `wanted` is called on the loop. Use it only while the loop is owned.
+  std::shared_ptr<TaskPool> make_task_pool(std::function<void()> wanted);
+
   // ---- placement groups ----
   // Accepted by the head; whether there is room for it, now or later, group_ready tells.
   Result<void> create_group(const GroupSpec& spec);
@@ -167,6 +172,7 @@ class Session {
   std::function<runtime::Traffic()> traffic_;
   std::unique_ptr<ActorCalls> calls_;
   GroupWatch groups_;
+  std::vector<std::shared_ptr<TaskPool>> task_pools_;
   std::unique_ptr<ActorHost> actor_host_;
   std::unique_ptr<Link> head_, node_;
   JobId job_;

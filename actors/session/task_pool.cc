@@ -17,21 +17,27 @@ bool failed(const ValueFuture& f) { return f.ready() && (!f.peek() || f.peek()->
 TaskPool::TaskPool(runtime::Clock& clock, CallActor call, std::function<void()> wanted, Options options)
     : clock_(clock), call_(std::move(call)), wanted_(std::move(wanted)), options_(options) {}
 
-TaskPool::~TaskPool() {
+void TaskPool::close() {
+  if (std::exchange(closed_, true)) return;
   *alive_ = false;
-  dispatching_ = true;
-  for (const auto& item : waiting_) item->promise.set(fail(left()));
-  for (const auto& [n, item] : blocked_) item->promise.set(fail(left()));
-  for (const auto& [n, judged] : judging_) judged.first->promise.set(judged.second.peek());
-  for (const auto& [id, w] : workers_) {
-    for (const auto& item : w.in_flight) item->promise.set(fail(left()));
+  std::vector<std::pair<ItemPtr, Result<Value>>> ended;
+  for (const auto& item : std::exchange(waiting_, {})) ended.emplace_back(item, fail(left()));
+  for (const auto& [n, item] : std::exchange(blocked_, {})) ended.emplace_back(item, fail(left()));
+  for (const auto& [n, judged] : std::exchange(judging_, {})) ended.emplace_back(judged.first, judged.second.peek());
+  for (const auto& [id, w] : std::exchange(workers_, {})) {
+    for (const auto& item : w.in_flight) ended.emplace_back(item, fail(left()));
   }
+  for (auto& [item, result] : ended) item->promise.set(std::move(result));
 }
 
 ValueFuture TaskPool::submit(Task task) {
   auto item = std::make_shared<Item>();
   item->task = std::move(task);
   auto future = item->promise.future();
+  if (closed_) {
+    item->promise.set(fail(left()));
+    return future;
+  }
   for (const auto& d : item->task.deps) item->missing += !d.ready();
   if (item->missing == 0) {
     waiting_.push_back(std::move(item));
@@ -55,6 +61,7 @@ ValueFuture TaskPool::submit(Task task) {
 }
 
 void TaskPool::add(ActorId id, const ValueFuture& made) {
+  if (closed_) return;
   workers_[id].idle_since = clock_.now();
   made.then([this, alive = alive_, id](const Result<Value>& result) {
     if (!*alive) return;
@@ -186,6 +193,7 @@ void TaskPool::want() {
 TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
   told_ = false;
   Wants out;
+  out.alone = workers_.empty();
   std::size_t starting = 0;
   for (auto& [id, w] : workers_) {
     starting += !w.made;
@@ -197,8 +205,8 @@ TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
   const std::size_t more = std::min(waiting_.size(), options_.max_workers - std::min(options_.max_workers, workers_.size()));
   out.workers = more > starting ? more - starting : 0;
   for (const std::uint64_t n : std::exchange(unjudged_, {})) {
-    const auto& [item, raised] = judging_.at(n);
-    out.raised.push_back({n, item->task.function, raised});
+    const auto it = judging_.find(n);
+    if (it != judging_.end()) out.raised.push_back({n, it->second.first->task.function, it->second.second});
   }
   return out;
 }

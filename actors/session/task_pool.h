@@ -37,6 +37,7 @@ class TaskPool {
   struct Wants {
     std::size_t workers = 0;         // more of them, for what waits
     bool starting = false;           // some are not made yet
+    bool alone = false;              // there is none at all
     std::vector<ActorId> ended;      // to be killed: idle for long, or used up
     std::vector<Judgement> raised;  // judged() is to be called for each
   };
@@ -49,8 +50,9 @@ class TaskPool {
 
   // `wanted` is called when take_wants has something new to say, once until then.
   TaskPool(runtime::Clock& clock, CallActor call, std::function<void()> wanted, Options options);
-  // What is not done fails as Cancelled.
-  ~TaskPool();
+  ~TaskPool() { close(); }
+  // What is not done fails as Cancelled, and so does what comes after.
+  void close();
 
   // What the function returned or raised; Unavailable/WorkerCrashed when its worker died each time.
   ValueFuture submit(Task task);
@@ -100,7 +102,7 @@ class TaskPool {
   std::vector<std::uint64_t> unjudged_;            // of them, not told of yet
   std::map<std::uint64_t, double> seconds_;        // that a call of a function takes
   std::uint64_t next_ = 1;
-  bool dispatching_ = false, again_ = false, told_ = false;
+  bool closed_ = false, dispatching_ = false, again_ = false, told_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -79,37 +79,6 @@ std::vector<std::uint64_t> Readiness::take() const {
   return out;
 }
 
-// ---- Attempts
-// ----------------------------------------------------------------------------------------------------------------------
-
-Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, bool judge_raised, Readiness readiness,
-                    std::uint64_t number) const {
-  const auto attempt = session.call(std::move(call), deps);
-  session.own([&] {
-    attempt.then(
-        [self = *this, given = std::move(deps), judge_raised, readiness = std::move(readiness), number](const Result<Value>& result) {
-          // What an argument came to is no failure of the function.
-          const bool argument_failed =
-              std::any_of(given.begin(), given.end(), [](const ValueFuture& d) { return d.ready() && (!d.peek() || d.peek()->raised()); });
-          const bool died = !result && result.error().code() == Code::kUnavailable;
-          const bool raised = result && result->raised();
-          if (!argument_failed && (died || (raised && judge_raised))) return readiness.note(number);
-          if (argument_failed) return self.promise_.set(result);
-          self.settle(result);
-        });
-  });
-  return Ref(attempt);
-}
-
-void Attempts::settle(const Result<Value>& result) const {
-  if (result || result.error().code() != Code::kUnavailable) return promise_.set(result);
-  const auto& message = result.error().message();
-  const auto colon = message.find("died: ");
-  const auto how = colon == std::string::npos ? message : message.substr(colon + 6);
-  promise_.set(
-      fail(unavailable("the worker that ran " + name_ + " died: " + how).with_reason("WorkerCrashed").with_hint(result.error().hint())));
-}
-
 namespace {
 
 std::vector<ValueFuture> futures_of(const std::vector<Ref*>& refs) {
@@ -169,33 +138,76 @@ void bind_refs(nb::module_& m) {
           nb::arg("session"), nb::arg("ref"), nb::arg("number"))
       .def("take", &Readiness::take, "Numbers of those that have become ready since.");
 
-  nb::class_<Attempts>(m, "Attempts", "The result of a call that may be made more than once.")
-      .def(nb::init<std::string>(), nb::arg("name"))
-      .def_prop_ro("ref", [](const Attempts& a) { return Ref(a.future()); })
+  nb::class_<PyTaskPool>(m, "TaskPool", "Remote functions of one kind of worker: what waits, who runs it, what is run again.")
       .def(
-          "start",
-          [](const Attempts& a, PySession& s, const std::string& actor, const std::string& method, const Ref& args,
-             const std::vector<Ref*>& deps, bool judge_raised, const Readiness& readiness, std::uint64_t number) {
-            Session& session = s.get();
-            Call call;
-            call.actor = ActorId{parse_hex(actor).value_or(0)};
-            call.method = method;
-            call.args = unwrap(Result<Value>(args.future().peek()));
-            const nb::gil_scoped_release release;
-            return a.start(session, std::move(call), futures_of(deps), judge_raised, readiness, number);
-          },
-          nb::arg("session"), nb::arg("actor"), nb::arg("method"), nb::arg("args"), nb::arg("deps"), nb::arg("judge_raised"),
-          nb::arg("readiness"), nb::arg("number"),
-          "One call with arguments that were put. Its result is the result, unless the process died or (judge_raised) it raised: then "
-          "`number` becomes ready, and start or settle is to be called.")
-      .def(
-          "settle",
-          [](const Attempts& a, PySession& s, const Ref& attempt) {
+          "__init__",
+          [](PyTaskPool* out, PySession& s, const Readiness& readiness, std::uint64_t number) {
             Session& session = s.get();
             const nb::gil_scoped_release release;
-            session.own([&] { a.settle(attempt.future()); });
+            new (out) PyTaskPool{&s, session.make_task_pool([readiness, number] { readiness.note(number); })};
           },
-          nb::arg("session"), nb::arg("attempt"), "The result is this attempt's.");
+          nb::arg("session"), nb::arg("readiness"), nb::arg("number"), nb::keep_alive<1, 2>(),
+          "`number` becomes ready when take_wants has something to say.")
+      .def(
+          "submit",
+          [](const PyTaskPool& p, const std::string& name, std::uint64_t function, const nb::bytes& head,
+             const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& deps, std::int32_t retries, bool judge_raised,
+             std::uint32_t max_calls) {
+            Session& session = p.session->get();
+            actors::TaskPool::Task task;
+            task.name = name;
+            task.function = function;
+            task.args = unwrap(Value::make(pieces_of(head, buffers)));
+            task.deps = futures_of(deps);
+            task.retries = retries;
+            task.judge_raised = judge_raised;
+            task.max_calls = max_calls;
+            const nb::gil_scoped_release release;
+            return Ref(session.own([&] { return p.pool->submit(std::move(task)); }));
+          },
+          nb::arg("name"), nb::arg("function"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"), nb::arg("retries"),
+          nb::arg("judge_raised"), nb::arg("max_calls"), "The result of a call of the `function` of that number; its code is deps[0].")
+      .def(
+          "add",
+          [](const PyTaskPool& p, const std::string& actor, const Ref& made) {
+            Session& session = p.session->get();
+            const nb::gil_scoped_release release;
+            session.own([&] { p.pool->add(ActorId{parse_hex(actor).value_or(0)}, made.future()); });
+          },
+          nb::arg("actor"), nb::arg("made"))
+      .def(
+          "take_wants",
+          [](const PyTaskPool& p, double idle_s) {
+            Session& session = p.session->get();
+            const auto idle = std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(idle_s));
+            const auto wants = [&] {
+              const nb::gil_scoped_release release;
+              return session.own([&] { return p.pool->take_wants(idle); });
+            }();
+            nb::list ended, raised;
+            for (const ActorId id : wants.ended) ended.append(to_string(id));
+            for (const auto& r : wants.raised) raised.append(nb::make_tuple(r.id, r.function, Ref(r.raised)));
+            return nb::make_tuple(wants.workers, wants.starting, wants.alone, ended, raised);
+          },
+          nb::arg("idle_s"),
+          "(how many more workers, whether some are not made yet, whether there is none, ids of those to kill, [(id, function, ref) of what "
+          "raised and is to be judged]).")
+      .def(
+          "judged",
+          [](const PyTaskPool& p, std::uint64_t id, bool again) {
+            Session& session = p.session->get();
+            const nb::gil_scoped_release release;
+            session.own([&] { p.pool->judged(id, again); });
+          },
+          nb::arg("id"), nb::arg("again"))
+      .def(
+          "fail_waiting",
+          [](const PyTaskPool& p, const std::string& message, const std::string& reason, const std::string& hint) {
+            Session& session = p.session->get();
+            const nb::gil_scoped_release release;
+            session.own([&] { p.pool->fail_waiting(resource_exhausted(message).with_reason(reason).with_hint(hint)); });
+          },
+          nb::arg("message"), nb::arg("reason"), nb::arg("hint"), "No worker can be had.");
 }
 
 }  // namespace shoal::python

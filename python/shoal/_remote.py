@@ -86,8 +86,12 @@ class _Dep:
         return _Dep, (self.k,)
 
 
-def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None) -> tuple[bytes, list[memoryview], list[_native.Ref]]:
-    """``extra``: what the worker has to know of a call that is not like most (num_returns, group, name)."""
+_Packed = tuple[bytes, list[memoryview], list[_native.Ref]]
+
+
+def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first: int = 0) -> _Packed:
+    """``extra``: what the worker has to know of a call that is not like most (num_returns, group, name). ``first``: the
+    place of the first reference among those that are sent along."""
     deps: list[_native.Ref] = []
     if any(type(a) is ObjectRef for a in args) or any(type(a) is ObjectRef for a in kwargs.values()):
 
@@ -95,7 +99,7 @@ def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None) -> tup
             if type(a) is not ObjectRef:
                 return a
             deps.append(a._ref)
-            return _Dep(len(deps) - 1)
+            return _Dep(first + len(deps) - 1)
 
         args = tuple(replaced(a) for a in args)
         kwargs = {k: replaced(a) for k, a in kwargs.items()}
@@ -388,23 +392,27 @@ class RemoteFunction:
         if inspect.iscoroutinefunction(function):
             raise Unimplemented("async remote functions are not in this release", hint="use an ordinary function")
         check_call_options(options, "remote functions", _OPTIONS)
-        self._function, self._options = function, options
+        self._function, self._options, self._known = function, options, None
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
     def options(self, **options) -> RemoteFunction:
         return RemoteFunction(self._function, {**self._options, **_check_options(options)})
 
     def remote(self, *args, **kwargs) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
-        from shoal._tasks import FunctionPool  # after this module: its workers are actors
+        session, function = _session(), self._known
+        if function is None or function.session is not session:
+            function = self._known = self._know()
+        return state.functions.submit(function, args, kwargs)
 
-        _session()
+    def _know(self):
+        from shoal._tasks import Function, FunctionPool  # after this module: its workers are actors
+
         if state.functions is None:
             state.functions = FunctionPool()
         options = {k: v for k, v in self._options.items() if v is not None}
         if "num_returns" not in options and inspect.isgeneratorfunction(self._function):
             options["num_returns"] = "streaming"
-        name = options.get("name") or self.__name__
-        return state.functions.submit(self._function, name, _resources(options, 1), args, kwargs, options)
+        return Function(self._function, options.get("name") or self.__name__, _resources(options, 1), options)
 
     def __call__(self, *args, **kwargs):
         raise TypeError(f"call {self.__name__}.remote(...), or the plain function")

@@ -1,21 +1,29 @@
-"""Remote functions: tasks on a pool of workers that grows while tasks wait and shrinks when they are idle."""
+"""Remote functions: tasks on pools of workers that grow while tasks wait and shrink when they are idle.
+
+Which worker runs what, and what is run again, is decided in actors/session/task_pool.h. Here are the function and its arguments, the
+workers, and the judgement of what a function raised.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import select
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from shoal import _native
+from shoal import _native, _serialize
 from shoal._placement import where
-from shoal._refs import ObjectRef, callbacks, load
-from shoal._remote import ActorHandle, _pack, create_gang, extra_of, results
+from shoal._refs import ObjectRef, load
+from shoal._remote import _pack, create_gang, extra_of, results
 from shoal._runtime import session, state
 from shoal._stream import ObjectRefGenerator
+from shoal.exceptions import ShoalError
+
+__all__ = ["Function", "FunctionPool", "FunctionWorker"]
+
+MAX_RETRIES = 3  # of a task whose worker died, unless its options say otherwise
 
 
 class FunctionWorker:
@@ -25,217 +33,128 @@ class FunctionWorker:
         return function(*args, **kwargs)
 
 
-@dataclass(slots=True)
-class _Task:
-    """A call of a remote function, with what it takes to make it again."""
+class Function:
+    """A function with its options as a session knows it: pickled once, and by a number."""
 
-    function: Callable
-    resources: dict[str, float]
-    placed: tuple[dict, dict, dict | None]  # of _placement.where, and the runtime_env
-    args: _native.Ref
-    deps: list[_native.Ref]
-    attempts: _native.Attempts
-    retries: int  # that are left; below 0: any number
-    retry_exceptions: bool | tuple[type[BaseException], ...]
-    max_calls: int
-    result: _native.Ref = field(init=False)
-    attempt: _native.Ref | None = None
-    worker: _Worker | None = None
+    _numbers = itertools.count(1)
 
-    def __post_init__(self):
-        self.result = self.attempts.ref
+    def __init__(self, function, name: str, resources: dict[str, float], options: dict[str, Any]):
+        self.session, self.number, self.name, self.resources, self.options = session(), next(self._numbers), name, resources, options
+        self.code = self.session.put(*_serialize.dumps(function))
+        self.placed = (*where(options), options.get("runtime_env"))
+        self.retries = options.get("max_retries", MAX_RETRIES)
+        wanted = options.get("retry_exceptions", False)
+        self.retry_exceptions = wanted if isinstance(wanted, bool) else tuple(wanted)
+        # Memory of a device is given back by the end of the process only.
+        self.max_calls = options.get("max_calls", 1 if resources.get("GPU") else 0)
+        self.extra = extra_of(options)
+        self.pool: _Pool | None = None
 
-    def take_retry(self) -> bool:
-        if self.retries == 0:
-            return False
-        self.retries -= 1
-        return True
-
-    def worth_another(self) -> bool:
-        """After it raised."""
+    def worth_another(self, raised: _native.Ref) -> bool:
+        """Whether what it raised may be tried again."""
         if isinstance(self.retry_exceptions, bool):
             return self.retry_exceptions
         try:
-            load(ObjectRef(self.attempt))
+            load(ObjectRef(raised))
         except BaseException as error:
             return isinstance(error, self.retry_exceptions)
         return False
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """One call of a task. ``number``: under which its failure would be told."""
+class _Pool:
+    """Workers of one amount of resources, place and environment."""
 
-    task: _Task
-    ref: _native.Ref
-    number: int
+    def __init__(self, owner: FunctionPool, resources: dict[str, float], placed: tuple[dict, dict, dict | None]):
+        self.resources, self.placed = resources, placed
+        self.native = _native.TaskPool(owner.session, owner.readiness, 0)
+        self.functions: dict[int, Function] = {}  # that may have to be judged
 
-    @property
-    def over(self) -> bool:
-        """Its result is the task's, or the task is tried again. One that failed is not over before it is judged."""
-        return self.ref.ready and (self.task.result.ready or self.task.attempt is not self.ref)
+    def grow(self) -> None:
+        """One worker more. Raises when there is none to be had."""
+        where_to, env, runtime_env = self.placed
+        around = {"placed": where_to, "env": env, "runtime_env": runtime_env}
+        worker = create_gang(FunctionWorker, 1, resources=self.resources, name="functions", **around)[0]
+        self.native.add(worker._actor_id, worker._created._ref)
 
-
-@dataclass
-class _Worker:
-    handle: ActorHandle
-    in_flight: deque[_Attempt] = field(default_factory=deque)
-    idle_since: float = field(default_factory=time.monotonic)
-    calls: Counter = field(default_factory=Counter)  # by function
-    made: bool = False
-    retired: bool = False  # gets no more tasks
-    crashed: bool = False  # and that has been charged to the task which it ran
-
-    def settle(self, awaited) -> None:
-        while self.in_flight and self.in_flight[0].over:
-            awaited.forget(self.in_flight.popleft().number)
-            if not self.in_flight:
-                self.idle_since = time.monotonic()
-
-    @property
-    def alive(self) -> bool:
-        """Has been placed and made."""
-        if not self.made:
-            created = self.handle._created._ref
-            self.made = created.ready and not created.failed
-        return self.made
-
-    @property
-    def failed(self) -> bool:
-        """Will never be made."""
-        created = self.handle._created._ref
-        return not self.made and created.ready and created.failed
+    def attend(self, owner: FunctionPool) -> bool:
+        """Does what the pool wants. Whether some of that has to wait for room."""
+        workers, starting, alone, ended, raised = self.native.take_wants(owner.IDLE_S)
+        for actor in ended:
+            with contextlib.suppress(Exception):
+                owner.session.kill(actor)
+        for task, function, ref in raised:
+            self.native.judged(task, self.functions[function].worth_another(ref))
+        if not workers:
+            return False
+        room = owner.room_for(self, workers, starting)
+        try:
+            for _ in range(max(room, int(alone))):
+                self.grow()
+        except Exception as error:
+            reason, hint = (error.reason, error.hint) if isinstance(error, ShoalError) else ("", "")
+            self.native.fail_waiting(f"no worker can be had: {error}", reason or "Unschedulable", hint)
+        return room < workers
 
 
 class FunctionPool:
-    """One list of workers per amount of resources that a task asks for, and place. Threads: any."""
+    """All pools of this process, and the thread that sees to them. Threads: any."""
 
     IDLE_S = 2.0  # then a worker gives its CPU back
-    LOOK_S = 0.1  # how often, at most, the cluster is asked for room
-    MAX_WORKERS = 64
-    MAX_RETRIES = 3  # of a task whose worker died, unless its options say otherwise
+    LOOK_S = 0.1  # how often the cluster is asked for room while there is none
 
     def __init__(self):
-        self._session, self._awaited = session(), callbacks()
+        self.session, self.readiness = session(), _native.Readiness()
         self._lock = threading.Lock()
-        self._pools: dict[tuple, list[_Worker]] = {}
-        self._looked = 0.0
-        self._ended = threading.Event()
-        threading.Thread(target=self._shrink, daemon=True, name="shoal-tasks").start()
-        state.ending.append(self._ended.set)
+        self._pools: dict[tuple, _Pool] = {}
+        self._ended = False
+        threading.Thread(target=self._run, daemon=True, name="shoal-tasks").start()
+        state.ending.append(self._end)
 
-    def submit(
-        self, function, name: str, resources: dict[str, float], args: tuple, kwargs: dict, options: dict[str, Any]
-    ) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
-        extra = extra_of(options)
-        head, buffers, deps = _pack((function, *args), kwargs, extra)
-        wanted = options.get("retry_exceptions", False)
-        task = _Task(
-            function,
-            resources,
-            (*where(options), options.get("runtime_env")),
-            self._session.put(head, buffers),
-            deps,
-            _native.Attempts(name),
-            options.get("max_retries", self.MAX_RETRIES),
-            wanted if isinstance(wanted, bool) else tuple(wanted),
-            # Memory of a device is given back by the end of the process only.
-            options.get("max_calls", 1 if resources.get("GPU") else 0),
-        )
-        self._start(task)
-        return results(task.result, extra, name)
+    def submit(self, function: Function, args: tuple, kwargs: dict) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
+        extra = function.extra
+        if "stream" in extra:
+            extra = extra_of(function.options)  # one of its own
+        head, buffers, deps = _pack(args, kwargs, extra, first=1)
+        pool = function.pool or self._pool_of(function)
+        judge = function.retry_exceptions not in (False, ())
+        deps.insert(0, function.code)
+        ref = pool.native.submit(function.name, function.number, head, buffers, deps, function.retries, judge, function.max_calls)
+        return results(ref, extra, function.name)
 
-    def _start(self, task: _Task) -> None:
+    def _pool_of(self, function: Function) -> _Pool:
+        key = (tuple(sorted(function.resources.items())), repr(function.placed))
         with self._lock:
-            worker = task.worker = self._worker_for(task.resources, task.placed)
-            judge_raised = task.retry_exceptions not in (False, ()) and task.retries != 0
-            number = self._awaited.number(lambda: self._judge(task))
-            task.attempt = task.attempts.start(
-                self._session, worker.handle._actor_id, "run", task.args, task.deps, judge_raised, self._awaited.readiness, number
-            )
-            worker.in_flight.append(_Attempt(task, task.attempt, number))
-            if task.max_calls:
-                worker.calls[task.function] += 1
-                worker.retired |= worker.calls[task.function] >= task.max_calls
+            pool = self._pools.get(key)
+            if pool is None:
+                pool = _Pool(self, function.resources, function.placed)
+                pool.grow()  # here, so that whoever calls first hears why there can be none
+                self._pools[key] = pool
+            pool.functions[function.number] = function
+            function.pool = pool
+        return pool
 
-    def _worker_for(self, resources: dict[str, float], placed: tuple[dict, dict, dict | None]) -> _Worker:
-        pool = self._pools.setdefault((tuple(sorted(resources.items())), repr(placed)), [])
-        best, first, all_busy = None, None, True
-        for w in tuple(pool):
-            if w.in_flight:
-                w.settle(self._awaited)
-            if w.failed:
-                pool.remove(w)
-            elif w.retired:
-                if not w.in_flight and w.alive:
-                    self._end(pool, w)
-            else:
-                first = first or w
-                all_busy = all_busy and bool(w.in_flight)
-                # One that is not placed yet may wait for long: only the first gets tasks before it lives.
-                if w.alive and (best is None or len(w.in_flight) < len(best.in_flight)):
-                    best = w
-        if first is None or (all_busy and len(pool) < self.MAX_WORKERS and self._room_for(resources, pool, placed)):
-            pool.append(self._new_worker(resources, placed))
-            first = first or pool[-1]
-        worker = best or first
-        if self._session.dead(worker.handle._actor_id):
-            pool.remove(worker)
-            pool.append(worker := self._new_worker(resources, placed))
-        return worker
+    def room_for(self, pool: _Pool, workers: int, starting: bool) -> int:
+        """How many of so many workers there is room for now."""
+        if "group" in pool.placed[0]:  # what is free in there only the head knows: one more may wait for it
+            return 0 if starting else 1
+        free = self.session.resources()[1]
+        needs = [free.get(k, 0) / v for k, v in pool.resources.items() if v]
+        return min([workers, *(int(n + 1e-9) for n in needs)])
 
-    def _judge(self, task: _Task) -> None:
-        """A task's worker has died, or it raised what may be worth another attempt. Called when it is so, once per attempt."""
-        with self._lock:
-            if self._ended.is_set():
-                again = False
-            elif self._raised(task):
-                again = task.worth_another() and task.take_retry()
-            elif task.worker.crashed:  # with another task: this one never began
-                again = True
-            else:
-                task.worker.crashed = True
-                again = task.take_retry()
-        with contextlib.suppress(Exception):  # the session is closed, or has no room: then this failure is the result
-            if again:
-                self._start(task)
-                return
-        with contextlib.suppress(Exception):
-            task.attempts.settle(self._session, task.attempt)
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self.readiness.fd, select.POLLIN)
+        wait_s = self.IDLE_S / 4
+        while not self._ended:
+            poll.poll(wait_s * 1000)
+            self.readiness.take()
+            short = False
+            for pool in tuple(self._pools.values()):
+                with contextlib.suppress(Exception):  # the session is closed
+                    short |= pool.attend(self)
+            wait_s = self.LOOK_S if short else self.IDLE_S / 4
+            if short:
+                time.sleep(0.001)
 
-    @staticmethod
-    def _raised(task: _Task) -> bool:
-        """Whether the function raised; else its process died."""
-        try:
-            return task.attempt.value()[0]
-        except Exception:
-            return False
-
-    def _new_worker(self, resources: dict[str, float], placed: tuple[dict, dict, dict | None]) -> _Worker:
-        where_to, env, runtime_env = placed
-        around = {"placed": where_to, "env": env, "runtime_env": runtime_env}
-        return _Worker(create_gang(FunctionWorker, 1, resources=resources, name="functions", **around)[0])
-
-    def _room_for(self, resources: dict[str, float], pool: list[_Worker], placed: tuple[dict, dict, dict | None]) -> bool:
-        if "group" in placed[0]:  # what is free in there only the head knows: one more may wait for it
-            return all(w.alive for w in pool)
-        if time.monotonic() - self._looked < self.LOOK_S:
-            return False
-        self._looked = time.monotonic()
-        free = self._session.resources()[1]
-        return all(free.get(k, 0) >= v for k, v in resources.items())
-
-    def _end(self, pool: list[_Worker], worker: _Worker) -> None:
-        pool.remove(worker)
-        with contextlib.suppress(Exception):
-            self._session.kill(worker.handle._actor_id)
-
-    def _shrink(self) -> None:
-        while not self._ended.wait(self.IDLE_S / 4):
-            with self._lock:
-                for pool in self._pools.values():
-                    for w in tuple(pool):
-                        w.settle(self._awaited)
-                        idle = not w.in_flight and w.alive
-                        if idle and (w.retired or time.monotonic() - w.idle_since > self.IDLE_S):
-                            self._end(pool, w)
+    def _end(self) -> None:
+        self._ended = True

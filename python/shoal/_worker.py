@@ -65,14 +65,14 @@ def _end_with(worker: str, node: str) -> None:
 
 def _serve(session, instance, early: deque) -> int:
     """An ordinary actor."""
-    runs_functions = isinstance(instance, FunctionWorker)
+    functions = {} if isinstance(instance, FunctionWorker) else None  # by their pickles
     while True:
         incoming = early.popleft() if early else session.next_call()
         running.incoming, method = incoming, incoming.method
         try:
-            args, kwargs, extra = arguments(incoming)
+            args, kwargs, extra = arguments(incoming, functions)
             running.extra = extra
-            if runs_functions:
+            if functions is not None:
                 running.where = args[0].__name__
             built_in = BUILT_INS.get(method)
             result = built_in(instance, *args, **kwargs) if built_in else getattr(instance, method)(*args, **kwargs)
@@ -88,17 +88,36 @@ def _serve(session, instance, early: deque) -> int:
         session.reply(incoming, head, buffers)
 
 
-def arguments(incoming) -> tuple[tuple, dict, dict[str, Any] | None]:
-    """(args, kwargs, extra) of a call; ``extra`` is None for most."""
+def arguments(incoming, functions: dict | None = None) -> tuple[tuple, dict, dict[str, Any] | None]:
+    """(args, kwargs, extra) of a call; ``extra`` is None for most. ``functions``: those that a worker of functions has seen."""
     loaded = _serialize.loads(*incoming.args)
     args, kwargs = loaded[0], loaded[1]
     extra = loaded[2] if len(loaded) == 3 else None
     deps = incoming.deps
     if not deps:
         return args, kwargs, extra
-    values = [_serialize.loads(*d) for d in deps]
+    if functions is not None:
+        args = (_function(deps[0], functions), *args)
+        if len(deps) == 1:
+            return args, kwargs, extra
+    values = [None if functions is not None and k == 0 else _serialize.loads(*d) for k, d in enumerate(deps)]
     args = tuple(values[a.k] if type(a) is _Dep else a for a in args)
     return args, {k: values[a.k] if type(a) is _Dep else a for k, a in kwargs.items()}, extra
+
+
+_MAX_FUNCTIONS = 1000  # that a worker remembers
+
+
+def _function(code, functions: dict):
+    head, buffers = code
+    if buffers or type(head) is not bytes:  # with large values around it
+        return _serialize.loads(head, buffers)
+    function = functions.get(head)
+    if function is None:
+        if len(functions) == _MAX_FUNCTIONS:
+            functions.clear()
+        function = functions[head] = _serialize.loads(head)
+    return function
 
 
 def _creation(incoming) -> tuple[type, dict[str, Any], tuple, dict]:

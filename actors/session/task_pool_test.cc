@@ -1,0 +1,214 @@
+#include "actors/session/task_pool.h"
+
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include "runtime/sim/sim_world.h"
+
+namespace shoal::actors {
+namespace {
+
+using namespace std::chrono_literals;
+
+Value text_value(const std::string& text, Value::Kind kind = Value::Kind::kResult) {
+  return Value::make({std::as_bytes(std::span(text))}, kind).value();
+}
+
+std::string outcome(const ValueFuture& f) {
+  if (!f.ready()) return "pending";
+  if (!f.peek()) return f.peek().error().reason();
+  const auto head = f.peek()->pieces().at(0);
+  return (f.peek()->raised() ? "raised " : "") + std::string(reinterpret_cast<const char*>(head.data()), head.size());
+}
+
+// Workers that answer when they are told to.
+class TaskPoolTest : public testing::Test {
+ protected:
+  static constexpr ActorId kA{1}, kB{2};
+
+  struct Running {
+    ActorId worker;
+    std::string what;
+    runtime::Promise<Value> promise;
+  };
+
+  ValueFuture run(Call call) {
+    const auto head = call.args.pieces().at(0);
+    running_.push_back({call.actor, std::string(reinterpret_cast<const char*>(head.data()), head.size()), {}});
+    return running_.back().promise.future();
+  }
+  TaskPool::Task task(const std::string& what, std::uint64_t function = 1) {
+    TaskPool::Task t;
+    t.name = what;
+    t.function = function;
+    t.args = text_value(what);
+    return t;
+  }
+  ValueFuture submit(const std::string& what) { return pool_.submit(task(what)); }
+  void worker(ActorId id) {
+    const runtime::Promise<Value> made;
+    made.set(text_value(""));
+    pool_.add(id, made.future());
+  }
+  // "1:a 2:b": what runs where, in the order in which it was sent.
+  std::string running() const {
+    std::string out;
+    for (const auto& r : running_) out += (out.empty() ? "" : " ") + std::to_string(r.worker.value) + ":" + r.what;
+    return out;
+  }
+  void answers(const std::string& what, Result<Value> result) {
+    const auto it = std::find_if(running_.begin(), running_.end(), [&](const auto& r) { return r.what == what; });
+    ASSERT_NE(it, running_.end()) << what << " does not run";
+    const auto promise = it->promise;
+    running_.erase(it);
+    promise.set(std::move(result));
+  }
+  void returns(const std::string& what) { answers(what, text_value("<" + what + ">")); }
+  void raises(const std::string& what) { answers(what, text_value("<" + what + ">", Value::Kind::kRaised)); }
+  void dies(ActorId id) {
+    for (auto it = running_.begin(); it != running_.end();) {
+      if (it->worker != id) {
+        ++it;
+        continue;
+      }
+      const std::string what = it->what;
+      answers(what, fail(unavailable("actor functions died: was killed").with_reason("ActorDied")));
+      it = running_.begin();
+    }
+  }
+  void pass(runtime::Duration time) { world_.run_for(time); }
+
+  runtime::SimWorld world_{runtime::SimWorld::Options()};
+  int told_ = 0;
+  std::vector<Running> running_;
+  TaskPool pool_{world_.clock(), [this](Call call, std::vector<ValueFuture>) { return run(std::move(call)); }, [this] { ++told_; }, {}};
+};
+
+TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {
+  const auto a = submit("a"), b = submit("b"), c = submit("c");
+  EXPECT_EQ(told_, 1);  // once, until somebody looks
+  EXPECT_EQ(pool_.take_wants(1h).workers, 3u);
+  worker(kA);
+  worker(kB);
+  EXPECT_EQ(running(), "1:a 2:b");
+  pass(10ms);
+  returns("b");
+  EXPECT_EQ(running(), "1:a 2:c");
+  EXPECT_EQ(outcome(b), "<b>");
+  EXPECT_EQ(outcome(a), "pending");
+}
+
+TEST_F(TaskPoolTest, OfQuickFunctionsAWorkerGetsSeveral) {
+  worker(kA);
+  submit("a");
+  pass(100us);
+  returns("a");
+  for (const auto* name : {"b", "c", "d"}) submit(name);
+  EXPECT_EQ(running(), "1:b 1:c 1:d");
+  pool_.submit(task("slow", 2));  // of which nothing is known
+  EXPECT_EQ(running(), "1:b 1:c 1:d");
+}
+
+TEST_F(TaskPoolTest, WhatWaitsForAReferenceHoldsUpNobody) {
+  worker(kA);
+  const runtime::Promise<Value> first;
+  auto blocked = task("blocked");
+  blocked.deps = {first.future()};
+  const auto result = pool_.submit(std::move(blocked));
+  submit("other");
+  EXPECT_EQ(running(), "1:other");
+  first.set(text_value("x"));
+  pass(10ms);
+  returns("other");
+  EXPECT_EQ(running(), "1:blocked");
+  returns("blocked");
+  EXPECT_EQ(outcome(result), "<blocked>");
+}
+
+TEST_F(TaskPoolTest, ADeathIsChargedToTheTaskThatRan) {
+  worker(kA);
+  submit("warm");
+  pass(100us);
+  returns("warm");
+  auto once = task("once"), never = task("never");
+  once.retries = 1;
+  const auto first = pool_.submit(std::move(once)), second = pool_.submit(std::move(never)), third = submit("third");
+  EXPECT_EQ(running(), "1:once 1:never 1:third");
+  dies(kA);
+  EXPECT_EQ(running(), "");
+  worker(kB);
+  pass(100us);
+  EXPECT_EQ(running(), "2:once 2:never 2:third");  // in order, and the one without a retry had not begun
+  dies(kB);
+  EXPECT_EQ(outcome(first), "WorkerCrashed");
+  EXPECT_NE(first.peek().error().message().find("the worker that ran once died: was killed"), std::string::npos);
+  worker(kA);
+  EXPECT_EQ(running(), "1:never 1:third");
+  returns("never");
+  returns("third");
+  EXPECT_EQ(outcome(second), "<never>");
+}
+
+TEST_F(TaskPoolTest, WhatRaisedIsJudgedIfThatIsWanted) {
+  worker(kA);
+  auto judged = task("judged");
+  judged.judge_raised = true;
+  judged.retries = 1;
+  const auto result = pool_.submit(std::move(judged)), plain = submit("plain");
+  raises("judged");
+  EXPECT_EQ(outcome(result), "pending");
+  auto wants = pool_.take_wants(1h);
+  ASSERT_EQ(wants.raised.size(), 1u);
+  EXPECT_EQ(outcome(wants.raised[0].raised), "raised <judged>");
+  EXPECT_TRUE(pool_.take_wants(1h).raised.empty());  // told once
+  pool_.judged(wants.raised[0].id, true);
+  pass(10ms);
+  raises("plain");
+  EXPECT_EQ(outcome(plain), "raised <plain>");
+  raises("judged");
+  EXPECT_EQ(outcome(result), "raised <judged>");  // no retry is left
+}
+
+TEST_F(TaskPoolTest, UsedUpAndIdleWorkersEnd) {
+  worker(kA);
+  worker(kB);
+  auto last = task("last");
+  last.max_calls = 1;
+  pool_.submit(std::move(last));
+  EXPECT_EQ(running(), "1:last");
+  EXPECT_TRUE(pool_.take_wants(1h).ended.empty());
+  returns("last");
+  EXPECT_EQ(pool_.take_wants(1h).ended, std::vector<ActorId>{kA});
+  submit("next");
+  EXPECT_EQ(running(), "2:next");
+  returns("next");
+  pass(3s);
+  EXPECT_EQ(pool_.take_wants(2s).ended, std::vector<ActorId>{kB});
+  EXPECT_TRUE(pool_.take_wants(2s).alone);
+}
+
+TEST_F(TaskPoolTest, AWorkerThatCannotBeMadeIsChargedToWhatWaitsFirst) {
+  const auto a = submit("a"), b = submit("b");
+  const runtime::Promise<Value> made;
+  pool_.add(kA, made.future());
+  EXPECT_EQ(pool_.take_wants(1h).workers, 1u);  // one is on its way
+  made.set(fail(unavailable("actor functions died: no such program").with_reason("ActorDied")));
+  EXPECT_EQ(outcome(a), "WorkerCrashed");
+  EXPECT_EQ(outcome(b), "pending");
+  pool_.fail_waiting(resource_exhausted("no").with_reason("Unschedulable"));
+  EXPECT_EQ(outcome(b), "Unschedulable");
+}
+
+TEST_F(TaskPoolTest, ItsEndFailsWhatIsNotDone) {
+  worker(kA);
+  const auto runs = submit("a"), waits = submit("b");
+  pool_.close();
+  EXPECT_EQ(runs.peek().error().code(), Code::kCancelled);
+  EXPECT_EQ(waits.peek().error().code(), Code::kCancelled);
+  returns("a");  // late, to nobody
+  EXPECT_EQ(submit("c").peek().error().code(), Code::kCancelled);
+}
+
+}  // namespace
+}  // namespace shoal::actors
