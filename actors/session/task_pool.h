@@ -2,8 +2,8 @@
 // environment). Loop thread only.
 //
 // A task waits here until the references among its arguments are there and a worker is free, so that nothing queues behind a long one while
-// others are idle. Of functions that take less than `pipelined` a worker gets several at once: as many as it runs in that time, by what calls
-// of the same function took. Workers are made and ended by the owner, who is told when there is something to do (take_wants).
+// others are idle. Of functions that take less than `pipelined` a worker gets several at once: as many as it runs in that time, by what
+// calls of the same function took. Workers are made and ended by the owner, who is told when there is something to do (take_wants).
 #pragma once
 
 #include <deque>
@@ -35,10 +35,10 @@ class TaskPool {
     ValueFuture raised;
   };
   struct Wants {
-    std::size_t workers = 0;         // more of them, for what waits
-    bool starting = false;           // some are not made yet
-    bool alone = false;              // there is none at all
-    std::vector<ActorId> ended;      // to be killed: idle for long, or used up
+    std::size_t workers = 0;        // more of them, for what waits
+    bool starting = false;          // some are not made yet
+    bool alone = false;             // there is none at all
+    std::vector<ActorId> ended;     // to be killed: idle for long, or used up
     std::vector<Judgement> raised;  // judged() is to be called for each
   };
   struct Options {
@@ -99,8 +99,8 @@ class TaskPool {
   std::deque<ItemPtr> waiting_;
   std::map<std::uint64_t, ItemPtr> blocked_;  // by number: some of their references are not there yet
   std::map<std::uint64_t, std::pair<ItemPtr, ValueFuture>> judging_;
-  std::vector<std::uint64_t> unjudged_;            // of them, not told of yet
-  std::map<std::uint64_t, double> seconds_;        // that a call of a function takes
+  std::vector<std::uint64_t> unjudged_;      // of them, not told of yet
+  std::map<std::uint64_t, double> seconds_;  // that a call of a function takes
   std::uint64_t next_ = 1;
   bool closed_ = false, dispatching_ = false, again_ = false, told_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -190,7 +190,8 @@ void bind_refs(nb::module_& m) {
             return nb::make_tuple(wants.workers, wants.starting, wants.alone, ended, raised);
           },
           nb::arg("idle_s"),
-          "(how many more workers, whether some are not made yet, whether there is none, ids of those to kill, [(id, function, ref) of what "
+          "(how many more workers, whether some are not made yet, whether there is none, ids of those to kill, [(id, function, ref) of "
+          "what "
           "raised and is to be judged]).")
       .def(
           "judged",

@@ -58,8 +58,8 @@ class Readiness {
   std::shared_ptr<Noted> noted_;
 };
 
-// A pool of remote functions (actors/session/task_pool.h), of a session that outlives every use of it: `number` is noted when take_wants has
-// something to say.
+// A pool of remote functions (actors/session/task_pool.h), of a session that outlives every use of it: `number` is noted when take_wants
+// has something to say.
 struct PyTaskPool {
   PySession* session = nullptr;
   std::shared_ptr<actors::TaskPool> pool;
