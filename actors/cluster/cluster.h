@@ -116,8 +116,6 @@ struct JobSpec {
 };
 
 enum class ActorState : std::uint16_t { kPending, kStarting, kAlive, kDead, kRestarting };
-// With which a worker says that its actor could not be made: another try would come to the same.
-inline constexpr int kUnbornExit = 99;
 enum class JobState : std::uint16_t { kPending, kRunning, kSucceeded, kFailed, kStopped };
 enum class WorkerState : std::uint16_t { kStarting, kRunning, kExited };
 enum class NodeState : std::uint16_t { kAlive, kDead };

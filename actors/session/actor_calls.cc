@@ -54,7 +54,8 @@ void ActorCalls::updated(const ActorRow& row) {
   t.worker = row.worker;
   t.restarts = row.max_restarts != 0;
   t.retries = row.max_task_retries;
-  if (row.state == ActorState::kRestarting || (row.state == ActorState::kAlive && !t.endpoint.empty() && t.endpoint != row.endpoint)) {
+  const bool moved = row.state == ActorState::kAlive && !t.endpoint.empty() && t.endpoint != row.endpoint;
+  if (row.state == ActorState::kRestarting || moved || (t.undecided && row.state == ActorState::kAlive)) {
     t.endpoint.clear();
     lose_sent(row.id, t, away(row.id, t, row.cause.value_or(unavailable("its process ended"))));
   }
@@ -71,7 +72,7 @@ void ActorCalls::process_gone(WorkerId worker, const Error& cause) {
   if (!worker) return;
   for (auto& [id, t] : targets_) {
     if (t.worker != worker || t.dead) continue;
-    if (t.restarts) {
+    if (t.restarts && !t.disowned && !no_news_) {
       suspend(id, t, cause);
     } else {
       die(id, t, lost(t.class_name, id, cause.message()));
@@ -82,7 +83,14 @@ void ActorCalls::process_gone(WorkerId worker, const Error& cause) {
 void ActorCalls::suspend(ActorId id, Target& t, const Error& cause) {
   t.endpoint.clear();
   t.undecided = true;
-  t.deciding = clock_.after(options_.cause_grace, [this, id, cause] { lose_sent(id, targets_.at(id), away(id, targets_.at(id), cause)); });
+  t.deciding = clock_.after(options_.cause_grace, [this, id, cause] {
+    Target& target = targets_.at(id);
+    if (head_here_) {
+      lose_sent(id, target, away(id, target, cause));
+    } else {
+      die(id, target, lost(target.class_name, id, cause.message()));  // nobody starts it again
+    }
+  });
 }
 
 Error ActorCalls::away(ActorId id, const Target& t, const Error& cause) {

@@ -54,7 +54,12 @@ class ActorCalls final : public runtime::PeerHandler {
   // Nobody will tell causes any more: an actor without a connection is dead, with this, and so is one whose connection breaks.
   void no_more_news(const Error& cause);
   // Somebody will again.
-  void news_again() { no_news_.reset(); }
+  void news_again() {
+    no_news_.reset();
+    head_here_ = true;
+  }
+  // The head is gone: until news_again() no actor is started again.
+  void head_gone() { head_here_ = false; }
 
   // The future's value may be an exception that the method raised. NotFound for an actor that was never expected.
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
@@ -128,6 +133,7 @@ class ActorCalls final : public runtime::PeerHandler {
   std::deque<ActorId> to_flush_;
   bool flushing_ = false;
   std::optional<Error> no_news_;
+  bool head_here_ = true;
   std::uint64_t next_ = 1;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 

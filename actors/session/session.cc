@@ -142,6 +142,7 @@ Session::~Session() {
   bool drained = false;
   own([this, &drained] {
     for (const auto& pool : task_pools_) pool->close();
+    for (const GroupId group : groups_.expected()) groups_.unknown(group, cancelled("this process left the cluster"));
     calls_.reset();
     actor_host_.reset();
     head_.reset();
@@ -371,6 +372,7 @@ Result<void> Session::create_group(const GroupSpec& spec) {
 }
 
 ValueFuture Session::group_ready(GroupId group, Value value) {
+  (void)reach_head();  // otherwise the future says so
   return own([&] {
     const bool known = groups_.knows(group);
     auto out = groups_.ready(group, std::move(value));
@@ -390,9 +392,13 @@ void Session::watch(GroupId group) {
                       });
 }
 
-void Session::remove_group(GroupId group) {
-  own([&] {
-    if (auto* peer = head_->peer()) peer->notify(number(Method::kRemoveGroup), body(to_bytes(GroupRef{group})));
+Result<void> Session::remove_group(GroupId group) {
+  SHOAL_OK(reach_head());
+  return own([&]() -> Result<void> {
+    auto* const peer = head_->peer();
+    if (!peer) return fail(head_gone());
+    peer->notify(number(Method::kRemoveGroup), body(to_bytes(GroupRef{group})));
+    return {};
   });
 }
 
@@ -523,6 +529,18 @@ void Session::set_attributes(const SetAttributes& attributes) {
   });
 }
 
+Result<void> Session::leave() {
+  SHOAL_OK(ask_head(Method::kWorkerLeaves, to_bytes(GetBirth{worker_})));
+  return {};
+}
+
+void Session::set_blocked(bool blocked) {
+  (void)reach_head();  // without it nobody places anything
+  own([&] {
+    if (auto* head = head_->peer()) head->notify(number(Method::kWorkerBlocked), body(to_bytes(WorkerBlocked{worker_, blocked})));
+  });
+}
+
 Result<Fd> Session::open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member) {
   SHOAL_TRY(Message reply, ask(*node_, Method::kOpenArena, to_bytes(OpenArena{key, bytes, job_, member}), options_.control_timeout));
   if (reply.fds.size() != 1) return fail(internal("an arena without its memory"));
@@ -551,6 +569,7 @@ void Session::on_head_opened() {
 }
 
 void Session::on_closed() {
+  if (calls_ && !head_->peer()) calls_->head_gone();
   if (calls_ && !head_->peer() && !node_->peer()) calls_->no_more_news(unavailable("its node is gone"));
 }
 

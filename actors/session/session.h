@@ -88,7 +88,7 @@ class Session {
   // `value` once it has all its bundles. Cancelled/GroupRemoved, NotFound.
   ValueFuture group_ready(GroupId group, Value value);
   // Not waited for: what is asked of the head after this finds it removed.
-  void remove_group(GroupId group);
+  Result<void> remove_group(GroupId group);
   Result<GroupRow> group(GroupId group);
   Result<GroupRow> find_group(const FindActor& request);
 
@@ -128,6 +128,10 @@ class Session {
   // ---- hosting ----
   // Only while the loop is owned.
   ActorHost& actor_host() { return *actor_host_; }
+  // Of a worker whose actor is to end with it, even if it is one that is started again.
+  Result<void> leave();
+  // Of a worker that waits for others: they may have its CPUs until it goes on.
+  void set_blocked(bool blocked);
   // Tells the node that this process takes calls now.
   Result<void> ready();
   // Places an actor in this process, as one of a gang whose members live in `world_size` processes. The future is ready when all are there.

@@ -95,32 +95,35 @@ void TaskPool::dispatch() {
 }
 
 void TaskPool::dispatch_now() {
+  const double pipelined = seconds(options_.pipelined);
   while (!waiting_.empty()) {
-    const std::size_t most = depth(waiting_.front()->task.function);
+    const double takes = expected(waiting_.front()->task.function);
     auto best = workers_.end();
     for (auto it = workers_.begin(); it != workers_.end(); ++it) {
       const Worker& w = it->second;
-      if (!w.made || w.retired || w.dead || w.in_flight.size() >= most) continue;
+      if (!w.made || w.retired || w.dead) continue;
+      if (!w.in_flight.empty() && (w.expected + takes > pipelined || w.in_flight.size() >= options_.max_in_flight)) continue;
       if (best == workers_.end() || w.in_flight.size() < best->second.in_flight.size()) best = it;
     }
     if (best == workers_.end()) break;
     const ItemPtr item = std::move(waiting_.front());
     waiting_.pop_front();
+    item->expected = takes;
     start(best->first, best->second, item);
   }
   if (!waiting_.empty() && workers_.size() < options_.max_workers) want();
 }
 
-std::size_t TaskPool::depth(std::uint64_t function) const {
+// In seconds. What is not known is long.
+double TaskPool::expected(std::uint64_t function) const {
   const auto it = seconds_.find(function);
-  if (it == seconds_.end()) return 1;
-  const double fit = seconds(options_.pipelined) / std::max(it->second, 1e-9);
-  return static_cast<std::size_t>(std::clamp(fit, 1.0, static_cast<double>(options_.max_in_flight)));
+  return it == seconds_.end() ? 1e9 : it->second;
 }
 
 void TaskPool::start(ActorId id, Worker& worker, const ItemPtr& item) {
   item->sent = clock_.now();
   worker.in_flight.push_back(item);
+  worker.expected += item->expected;
   if (item->task.max_calls > 0 && ++worker.calls[item->task.function] >= item->task.max_calls) worker.retired = true;
   Call call;
   call.actor = id;
@@ -137,6 +140,7 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
   Worker& w = it->second;
   const auto now = clock_.now();
   std::erase(w.in_flight, item);
+  w.expected = w.in_flight.empty() ? 0 : w.expected - item->expected;
   // What an argument came to is no failure of the function.
   const bool argument_failed = std::any_of(item->task.deps.begin(), item->task.deps.end(), failed);
   if (!result && result.error().code() == Code::kUnavailable && !argument_failed) {

@@ -3,7 +3,8 @@
 //
 // A task waits here until the references among its arguments are there and a worker is free, so that nothing queues behind a long one while
 // others are idle. Of functions that take less than `pipelined` a worker gets several at once: as many as it runs in that time, by what
-// calls of the same function took. Workers are made and ended by the owner, who is told when there is something to do (take_wants).
+// calls of the same functions took; behind one of which nothing is known, none. Workers are made and ended by the owner, who is told when
+// there is something to do (take_wants).
 #pragma once
 
 #include <deque>
@@ -69,6 +70,7 @@ class TaskPool {
     Task task;
     runtime::Promise<Value> promise;
     std::size_t missing = 0;  // references that are not there yet
+    double expected = 0;      // seconds; once it is sent
     runtime::TimePoint sent;
   };
   using ItemPtr = std::shared_ptr<Item>;
@@ -77,6 +79,7 @@ class TaskPool {
     bool retired = false;  // gets no more
     bool dead = false;
     std::deque<ItemPtr> in_flight;
+    double expected = 0;    // seconds that they take together
     std::size_t again = 0;  // of those that it lost, already waiting again
     runtime::TimePoint idle_since, last_done;
     std::map<std::uint64_t, std::uint32_t> calls;  // by function, of those with a limit
@@ -84,7 +87,7 @@ class TaskPool {
 
   void dispatch();
   void dispatch_now();
-  std::size_t depth(std::uint64_t function) const;
+  double expected(std::uint64_t function) const;
   void start(ActorId id, Worker& worker, const ItemPtr& item);
   void done(ActorId id, const ItemPtr& item, const Result<Value>& result);
   void lost(Worker& worker, const ItemPtr& item, const Error& how);

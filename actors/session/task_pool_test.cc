@@ -108,6 +108,15 @@ TEST_F(TaskPoolTest, OfQuickFunctionsAWorkerGetsSeveral) {
   EXPECT_EQ(running(), "1:b 1:c 1:d");
   pool_.submit(task("slow", 2));  // of which nothing is known
   EXPECT_EQ(running(), "1:b 1:c 1:d");
+  for (const auto* name : {"b", "c", "d"}) {
+    pass(100us);
+    returns(name);
+  }
+  EXPECT_EQ(running(), "1:slow");
+  submit("e");  // quick, but nobody knows how long it would wait
+  EXPECT_EQ(running(), "1:slow");
+  worker(kB);
+  EXPECT_EQ(running(), "1:slow 2:e");
 }
 
 TEST_F(TaskPoolTest, WhatWaitsForAReferenceHoldsUpNobody) {

@@ -204,6 +204,12 @@ struct CreateGroup {
   detached @7 :Bool;
 }
 
+# From a worker whose task waits for others, or goes on: meanwhile they may have its CPUs.
+struct WorkerBlocked {
+  worker @0 :UInt64;
+  blocked @1 :Bool;
+}
+
 struct GroupRef {
   group @0 :UInt64;
 }

@@ -32,7 +32,7 @@ void fill_resources(Builder builder, const Resources& resources) {
   unsigned i = 0;
   for (const auto& [name, units] : resources.all()) {
     builder[i].setName(name);
-    builder[i++].setUnits(units);
+    builder[i++].setUnits(std::max<std::int64_t>(units, 0));  // less than nothing is free while a task runs on lent-out CPUs again
   }
 }
 
@@ -515,6 +515,18 @@ Bytes to_bytes(const GetBirth& v) {
 template <>
 Result<GetBirth> from_bytes(const Bytes& bytes) {
   return read<wire::GetBirth>(bytes, [](wire::GetBirth::Reader m) { return GetBirth{WorkerId{m.getWorker()}}; });
+}
+
+Bytes to_bytes(const WorkerBlocked& v) {
+  return write<wire::WorkerBlocked>([&](wire::WorkerBlocked::Builder m) {
+    m.setWorker(v.worker.value);
+    m.setBlocked(v.blocked);
+  });
+}
+template <>
+Result<WorkerBlocked> from_bytes(const Bytes& bytes) {
+  return read<wire::WorkerBlocked>(bytes,
+                                   [](wire::WorkerBlocked::Reader m) { return WorkerBlocked{WorkerId{m.getWorker()}, m.getBlocked()}; });
 }
 
 Bytes to_bytes(const GroupSpec& v) {

@@ -41,6 +41,8 @@ enum class Method : std::uint16_t {
   kWatchGroup = 20,   // GroupRef: the row now, GroupUpdate notices follow
   kFindGroup = 21,    // FindActor: likewise
   kGetBirth = 22,     // GetBirth
+  kWorkerBlocked = 23,  // notice
+  kWorkerLeaves = 24,   // GetBirth's body; a request, so that it is known before the end is
   // from the head to a client, notices
   kActorUpdate = 30,  // ActorRow
   kJobUpdate = 31,    // JobRow
@@ -124,6 +126,10 @@ struct KillActor {
 };
 struct GetBirth {
   WorkerId worker;
+};
+struct WorkerBlocked {
+  WorkerId worker;
+  bool blocked = false;
 };
 struct GroupRef {
   GroupId group;
@@ -250,6 +256,7 @@ Bytes to_bytes(const JobRef& m);
 Bytes to_bytes(const ActorRef& m);
 Bytes to_bytes(const KillActor& m);
 Bytes to_bytes(const GetBirth& m);
+Bytes to_bytes(const WorkerBlocked& m);
 Bytes to_bytes(const GroupSpec& m);
 Bytes to_bytes(const GroupRef& m);
 Bytes to_bytes(const GroupRow& m);

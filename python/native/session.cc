@@ -376,9 +376,11 @@ void bind_session(nb::module_& m) {
       .def(
           "remove_group",
           [](PySession& s, const std::string& group) {
-            Session& session = s.get();
-            const nb::gil_scoped_release release;
-            session.remove_group(GroupId{parse_hex(group).value_or(0)});
+            const auto removed = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().remove_group(GroupId{parse_hex(group).value_or(0)});
+            }();
+            unwrap(removed);
           },
           nb::arg("group"))
       .def(
@@ -560,6 +562,24 @@ void bind_session(nb::module_& m) {
             return true;
           },
           nb::arg("refs"), nb::arg("timeout") = nb::none(), "True once all are ready or one has failed; False when the time is over first.")
+      .def(
+          "leave",
+          [](PySession& s) {
+            const auto done = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().leave();
+            }();
+            unwrap(done);
+          },
+          "Of a worker whose actor is to end with it, even if it is one that is started again.")
+      .def(
+          "set_blocked",
+          [](PySession& s, bool blocked) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.set_blocked(blocked);
+          },
+          nb::arg("blocked"), "Of a worker that waits for others: they may have its CPUs until it goes on.")
       .def(
           "wait_some",
           [](PySession& s, const std::vector<Ref*>& refs, std::size_t count, std::optional<double> timeout) {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -116,6 +118,24 @@ def put(value: Any) -> ObjectRef:
     return ObjectRef(_session().put(*_serialize.dumps(value)))
 
 
+_SHORT_S = 0.02  # a wait for which nobody is told
+
+
+def _wait(waits, enough, timeout: float | None, *what):
+    """``waits(*what, timeout)``. A remote function that waits for others lends them its CPUs, if that takes longer than a moment."""
+    if not state.lends or threading.current_thread() is not threading.main_thread():
+        return waits(*what, timeout)
+    end = None if timeout is None else time.monotonic() + timeout
+    result = waits(*what, _SHORT_S if timeout is None else min(timeout, _SHORT_S))
+    if enough(result) or (timeout is not None and timeout <= _SHORT_S):
+        return result
+    _session().set_blocked(True)
+    try:
+        return waits(*what, None if end is None else max(0.0, end - time.monotonic()))
+    finally:
+        _session().set_blocked(False)
+
+
 def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) -> Any:
     """The value of a reference, or the list of values of a list of them, in order.
 
@@ -129,7 +149,7 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
     if timeout is not None and timeout < 0:
         raise ValueError("a timeout is not negative")
     natives = [r._ref for r in wanted]
-    if not all(r.ready for r in natives) and not _session().wait_all(natives, timeout):
+    if not all(r.ready for r in natives) and not _wait(_session().wait_all, bool, timeout, natives):
         late = [repr(r) for r in wanted if not r._ref.ready]
         raise GetTimeoutError(f"not ready within {timeout:g} s: {', '.join(late[:5])}{' ...' if len(late) > 5 else ''}")
     for r in wanted:  # a failure comes before values that are not there yet
@@ -157,7 +177,7 @@ def wait(
         raise ValueError("wait() takes each ObjectRef once")
     if not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns is between 1 and the number of references ({len(refs)})")
-    flags = _session().wait_some([r._ref for r in refs], num_returns, timeout)
+    flags = _wait(_session().wait_some, lambda flags: sum(flags) >= num_returns, timeout, [r._ref for r in refs], num_returns)
     ready = [r for r, f in zip(refs, flags, strict=True) if f][:num_returns]
     chosen = {id(r) for r in ready}
     return ready, [r for r in refs if id(r) not in chosen]

@@ -28,7 +28,7 @@ def serve(session, creation, early: deque, cls: type, args: tuple, kwargs: dict)
         running.instance = runner.make(CallInfo(f"{cls.__name__}.__init__", None), cls, args, kwargs)
         made(session, creation)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        return fail_creation(session, creation, error, f"{cls.__name__}.__init__")
+        return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     while runner.code is None:
         incoming = early.popleft() if early else session.next_call()
         if incoming is not None:

@@ -97,7 +97,7 @@ def check_actor_options(options: dict[str, Any]) -> None:
     """Options that are right each for itself, but not together."""
     if options.get("get_if_exists") and not options.get("name"):
         raise ValueError("get_if_exists needs the name of the actor to get")
-    if options.get("max_task_retries") and not options.get("max_restarts", 1):
+    if options.get("max_task_retries") and not options.get("max_restarts"):
         raise ValueError("max_task_retries needs max_restarts: a call can be made again only on an actor that is started again")
 
 

@@ -19,7 +19,7 @@ from shoal import _native, _serialize
 from shoal._runtime import session as _session
 from shoal.exceptions import ShoalError, TaskError
 
-__all__ = ["ObjectRef", "awaits", "callbacks", "load", "new_object_id", "when_gone", "when_ready"]
+__all__ = ["ObjectRef", "awaits", "load", "new_object_id", "when_gone", "when_ready"]
 
 
 def new_object_id() -> str:
@@ -60,7 +60,7 @@ class ObjectRef:
     def future(self) -> concurrent.futures.Future:
         """The value as a ``concurrent.futures.Future``."""
         future: concurrent.futures.Future = concurrent.futures.Future()
-        when_ready(self, lambda: _settle(future, self))
+        _for_users.get().add(self, lambda: _settle(future, self))  # which runs what the user hangs on it
         return future
 
     def as_future(self) -> asyncio.Future:
@@ -205,27 +205,34 @@ class _Thread(_Awaited):
             self.deliver()
 
 
-_thread: _Thread | None = None
-_thread_lock = threading.Lock()
+class _Once:
+    """A thread of this process, made when it is first needed."""
+
+    def __init__(self):
+        self.forget()
+
+    def forget(self) -> None:
+        self._thread: _Thread | None = None
+        self._lock = threading.Lock()
+
+    def get(self) -> _Thread:
+        with self._lock:
+            if self._thread is None:
+                self._thread = _Thread()
+            return self._thread
 
 
-def callbacks() -> _Thread:
-    """Of this process, made when it is first needed."""
-    global _thread
-    with _thread_lock:
-        if _thread is None:
-            _thread = _Thread()
-        return _thread
+_for_us, _for_users = _Once(), _Once()  # what a user's code waits for may need ours
 
 
 def when_ready(ref: ObjectRef, callback: Callable[[], None]) -> None:
     """Calls back once the value is there or has failed: in a thread of this process's own, also if that is so already."""
-    callbacks().add(ref, callback)
+    _for_us.get().add(ref, callback)
 
 
 def _after_fork_in_child() -> None:
-    global _thread, _thread_lock
-    _thread, _thread_lock = None, threading.Lock()
+    _for_us.forget()
+    _for_users.forget()
     _loops.clear()
 
 

@@ -255,7 +255,7 @@ def create_gang(
                 session.kill(i)
         raise
     for handle in handles if packed[2] else ():
-        when_ready(handle._created, lambda handle=handle: _end_unmade(handle, packed[2]))
+        when_ready(handle._created, lambda handle=handle: _end_unmade(session, handle, packed[2]))
     return handles
 
 
@@ -272,15 +272,16 @@ def _settings(cls: type, class_name: str, methods: dict, resources: dict[str, fl
         "name": options.get("name", ""),
         "max_pending_calls": options.get("max_pending_calls", -1),
         "resources": {k: v for k, v in resources.items() if v},
+        "restarts": bool(options.get("max_restarts")),
         "concurrency": concurrency_of(cls, options, methods),
     }
 
 
-def _end_unmade(handle: ActorHandle, arguments: list[_native.Ref]) -> None:
+def _end_unmade(session: _native.Session, handle: ActorHandle, arguments: list[_native.Ref]) -> None:
     """An actor whose arguments have failed is never made: it ends."""
     if any(a.ready and a.failed for a in arguments):
-        with contextlib.suppress(Exception):
-            _session().kill(handle._actor_id)
+        with contextlib.suppress(Exception):  # the session is closed, and the actor gone with it
+            session.kill(handle._actor_id)
 
 
 def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> bytes:
@@ -351,31 +352,38 @@ class ActorClass:
             around = {"placed": placed, "env": env, "runtime_env": options.get("runtime_env")}
             return create_gang(self._cls, 1, args, kwargs, resources=resources, options=options, **around)[0]
         session, name, restarts = _session(), self.__name__, options.get("max_restarts", 0)
-        packed = _pack_creation(self._cls, name, self._methods, args, kwargs, resources, options)
+        detached = options.get("lifetime") == "detached"
+        settings = _settings(self._cls, name, self._methods, resources, options)
+        packed = _pack((self._cls, settings, *args), kwargs)
         limit = options.get("max_pending_calls", -1)
         handle = ActorHandle(session.new_actor_id(), name, self._methods, max_pending=limit)
+        # A detached one makes itself: who asked for it may be gone before it has a process.
+        env = {**env, "SHOAL_SELF_MADE": "1"} if detached else env
         exists = session.create_actor(
             handle._actor_id,
             name,
             resources,
-            launch(env={**env, "SHOAL_NAMESPACE": options.get("namespace") or state.namespace}, runtime_env=options.get("runtime_env")),
+            launch(env=env, runtime_env=options.get("runtime_env")),
             name=options.get("name") or "",
             name_space=options.get("namespace") or state.namespace,
             handle=_serialize.dumps(handle)[0],
             get_if_exists=options.get("get_if_exists", False),
-            detached=options.get("lifetime") == "detached",
+            detached=detached,
             where=placed,
             max_restarts=restarts,
-            max_task_retries=options.get("max_task_retries", 0) if restarts else 0,
-            birth=_birth(self._cls, _settings(self._cls, name, self._methods, resources, options), args, kwargs) if restarts else b"",
+            max_task_retries=options.get("max_task_retries", 0),
+            birth=_birth(self._cls, settings, args, kwargs) if restarts or detached else b"",
         )
         if exists is not None:
             return _serialize.loads(exists, [])
-        handle._created = ObjectRef(session.call(handle._actor_id, "__init__", *packed), name)
-        if packed[2]:
-            when_ready(handle._created, lambda: _end_unmade(handle, packed[2]))
-        if options.get("lifetime") == "detached":
-            state.births = [r for r in state.births if not r.ready] + [handle._created._ref]
+        try:
+            handle._created = ObjectRef(session.call(handle._actor_id, "__init__", *packed), name)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                session.kill(handle._actor_id)
+            raise
+        if packed[2] and not detached:
+            when_ready(handle._created, lambda: _end_unmade(session, handle, packed[2]))
         return handle
 
     def __call__(self, *args, **kwargs):

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,18 +29,17 @@ class _State:
     ending: list = field(default_factory=list)  # called before the session closes
     forked: bool = False  # from a process that had a session
     parent: int = 0  # a process whose forked children end with it
-    births: list = field(default_factory=list)  # of detached actors: they are made even if this process ends right then
+    lends: bool = False  # its CPUs, while it waits: a worker of functions
     runtime_env: dict | None = None  # of what this process starts (_environment)
     namespace: str = ""  # of the names of actors that this process makes and looks for
 
     def forget(self) -> None:
         """There is no session any more."""
-        self.session, self.cluster, self.functions, self.ending, self.births = None, None, None, [], []
+        self.session, self.cluster, self.functions, self.ending = None, None, None, []
         self.runtime_env = None
 
 
 state = _State()
-_BIRTH_S = 10.0
 
 
 def binary() -> str:
@@ -151,9 +149,6 @@ def close() -> None:
         return
     session, cluster = state.session, state.cluster
     try:
-        with contextlib.suppress(Exception):
-            if cluster is None and not session.wait_all(state.births, _BIRTH_S):
-                warnings.warn("a detached actor was not made: it still waits for resources", stacklevel=2)
         for end in reversed(state.ending):
             with contextlib.suppress(Exception):
                 end()

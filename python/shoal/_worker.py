@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import traceback
@@ -19,7 +20,7 @@ from shoal.actor import ActorExit, exit_actor
 
 _DRAIN_S = 5.0  # for answers that callers have not taken when a worker ends
 
-UNBORN = 99  # of actors/cluster/cluster.h: the exit code of a worker whose actor could not be made
+UNBORN = 99  # the exit code of a worker whose actor could not be made
 
 
 def main() -> int:
@@ -28,9 +29,9 @@ def main() -> int:
     session = attach_worker()
     session.serve()
     early: deque = deque()  # calls of others that came before the creator's, which makes the actor
-    creation = None  # of one that is started again: nobody waits for that
+    creation = None  # of one that makes itself, because it is started again or detached: nobody waits for that
     try:
-        if "SHOAL_RESTARTS" in os.environ:
+        if "SHOAL_RESTARTS" in os.environ or "SHOAL_SELF_MADE" in os.environ:
             actor, birth = session.birth()
             cls, settings, args, kwargs = from_birth(birth)
         else:
@@ -39,11 +40,12 @@ def main() -> int:
             actor = creation.actor
             cls, settings, args, kwargs = _creation(creation)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        return fail_creation(session, creation, error, "an actor")
+        return fail_creation(session, creation, early, error, "an actor")
     running.settings, running.cls = settings, cls
     running.actor_id = actor if cls is not FunctionWorker else ""
     if cls is FunctionWorker:
         _end_with(*settings["creator"])
+        state.lends = settings["resources"].get("CPU", 0) > 0
     if settings.get("concurrency"):
         from shoal._concurrent import serve  # with asyncio: ordinary actors do not wait for it
 
@@ -52,7 +54,7 @@ def main() -> int:
     try:
         running.instance = cls(*args, **kwargs)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        return fail_creation(session, creation, error, f"{cls.__name__}.__init__")
+        return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     made(session, creation)
     return _serve(session, running.instance, early)
 
@@ -156,6 +158,7 @@ def end(session, incoming, error: SystemExit) -> int:
     running.unanswered = incoming  # one that is let go of is answered: with a bug of ours
     if isinstance(error, ActorExit) and incoming is not None:
         session.refuse(incoming, "ActorDied", f"actor {type(running.instance).__name__} died: exit_actor() was called")
+    _leave(session)
     return exit_code(error)
 
 
@@ -172,14 +175,24 @@ def made(session, creation) -> None:
         session.reply(creation, *_serialize.dumps(None))
 
 
-def fail_creation(session, creation, error: BaseException, where: str) -> int:
-    """An actor that could not be made is dead; its node tells why."""
+def fail_creation(session, creation, early: deque, error: BaseException, where: str) -> int:
+    """An actor that could not be made is dead; its node tells why. So do the calls that came before it was to be made."""
+    for call in early:
+        session.refuse(call, "ActorDied", f"actor {where.removesuffix('.__init__')} could not be made: {type(error).__name__}: {error}")
     if isinstance(error, SystemExit):
         return end(session, creation, error)
     if creation is not None:
         refuse(session, creation, error, where)
     traceback.print_exception(type(error), error, error.__traceback__)
+    _leave(session)
     return UNBORN
+
+
+def _leave(session) -> None:
+    """It ends because it was to: whoever starts it again is told not to."""
+    if running.settings.get("restarts", True):
+        with contextlib.suppress(Exception):  # without a head nobody does
+            session.leave()
 
 
 def _call(instance, function, *args, **kwargs):

@@ -26,8 +26,8 @@ struct ExitStatus {
 
   bool ok() const { return known && code == 0 && signal == 0; }
   std::string to_string() const;  // "exited with code 3", "was killed by SIGKILL", "ended"
-  // As a shell says it: the code, or 128 + signal.
-  int shell_code() const { return signal ? 128 + signal : code; }
+  // As a shell says it: the code, or 128 + signal. What is unknown is no success: as if it had been killed.
+  int shell_code() const { return !known ? 128 + 9 : signal ? 128 + signal : code; }
 };
 
 struct SpawnSpec {

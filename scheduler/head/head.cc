@@ -105,6 +105,11 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       SHOAL_TRY(const auto birth, state_.birth(request.worker));
       return body(to_bytes(birth));
     }
+    case Method::kWorkerLeaves: {
+      SHOAL_TRY(const auto request, from_bytes<actors::GetBirth>(bytes));
+      state_.worker_leaves(request.worker);
+      return Message();
+    }
     case Method::kFindActor: {
       SHOAL_TRY(const auto request, from_bytes<actors::FindActor>(bytes));
       SHOAL_TRY(const auto found, state_.find(request));
@@ -246,6 +251,13 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
         ignore(m.error());
       } else {
         state_.group_removed(m->group);
+      }
+      break;
+    case Method::kWorkerBlocked:
+      if (const auto m = from_bytes<actors::WorkerBlocked>(notice.message.body); !m) {
+        ignore(m.error());
+      } else {
+        state_.worker_blocked(m->worker, m->blocked);
       }
       break;
     case Method::kSetAttributes:

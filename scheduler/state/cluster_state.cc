@@ -212,9 +212,14 @@ void ClusterState::tick() {
 Room ClusterState::room() const {
   Room out;
   for (const auto& [id, n] : nodes_) {
-    if (n.row.state == NodeState::kAlive && !n.away) out[id] = n.row.available;
+    if (takes_work(id)) out[id] = n.row.available;
   }
   return out;
+}
+
+bool ClusterState::takes_work(NodeId node) const {
+  const Node& n = nodes_.at(node);
+  return n.row.state == NodeState::kAlive && !n.away;
 }
 
 Room ClusterState::capacity() const {
@@ -525,16 +530,40 @@ void ClusterState::end_job(Job& job, JobState state) {
 // ---- workers
 // -----------------------------------------------------------------------------------------------------------------------
 
-void ClusterState::release(Worker& worker) {
-  Node& node = nodes_.at(worker.row.node);
-  if (worker.launched) --node.workers;
+Resources& ClusterState::source(const Worker& worker) {
   const auto group = groups_.find(worker.group);
   const auto bundle = static_cast<std::size_t>(worker.bundle);
   // A bundle that is not there any more has given back what was free of it, and this was not.
   const bool reserved = group != groups_.end() && group->second.row.state != actors::GroupState::kRemoved &&
                         group->second.row.nodes.at(bundle) == worker.row.node;
-  (reserved ? group->second.free.at(bundle) : node.row.available) += worker.held;
+  return reserved ? group->second.free.at(bundle) : nodes_.at(worker.row.node).row.available;
+}
+
+void ClusterState::release(Worker& worker) {
+  if (worker.launched) --nodes_.at(worker.row.node).workers;
+  source(worker) += worker.held;
   worker.held = {};
+}
+
+void ClusterState::worker_leaves(WorkerId id) {
+  if (const auto it = workers_.find(id); it != workers_.end()) it->second.leaving = true;
+}
+
+void ClusterState::worker_blocked(WorkerId id, bool blocked) {
+  const auto it = workers_.find(id);
+  if (it == workers_.end() || it->second.row.state == WorkerState::kExited || blocked == (it->second.lent > 0)) return;
+  Worker& w = it->second;
+  Resources cpus;
+  cpus.set_units("CPU", blocked ? w.held.units("CPU") : w.lent);
+  if (blocked) {
+    w.held -= cpus;
+    source(w) += cpus;
+  } else {
+    source(w) -= cpus;
+    w.held += cpus;
+  }
+  w.lent = blocked ? cpus.units("CPU") : 0;
+  if (blocked) place_pending();
 }
 
 void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause) {
@@ -547,7 +576,7 @@ void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const 
   bool restarts = false;
   for (auto& [actor, row] : actors_) {
     if (row.worker != id || row.state == ActorState::kDead) continue;
-    if (restart_actor(row, shell_code, why)) {
+    if (restart_actor(row, worker, shell_code, why)) {
       restarts = true;
     } else {
       kill_actor_row(row, why);
@@ -637,14 +666,14 @@ JobId ClusterState::open_detached_job(const actors::GangSpec& spec) {
   return id;
 }
 
-bool ClusterState::restart_actor(ActorRow& row, std::int32_t shell_code, const Error& cause) {
+bool ClusterState::restart_actor(ActorRow& row, const Worker& worker, std::int32_t shell_code, const Error& cause) {
   const auto it = gangs_.find(row.gang);
   const auto job = jobs_.find(row.job);
   if (it == gangs_.end() || job == jobs_.end() || ended(job->second.row.state)) return false;
   Gang& gang = it->second;
   if (row.max_restarts == 0 || (row.max_restarts > 0 && row.num_restarts >= static_cast<std::uint32_t>(row.max_restarts))) return false;
-  // It ended itself in order, could not be made, or its program is not there.
-  if (shell_code == 0 || shell_code == actors::kUnbornExit || shell_code == 127) return false;
+  const bool no_program = worker.row.pid == 0 && shell_code == 127;
+  if (worker.leaving || no_program) return false;
   gang.early_deaths = now_ - gang.started < options_.early_death ? gang.early_deaths + 1 : 0;
   Pending again{row.gang, {}, {}, now_};
   if (gang.early_deaths > 1) {
@@ -708,7 +737,8 @@ void ClusterState::end_actor(ActorRow& row, const Error& cause) {
     // All or nothing: a gang that lost a member before it was placed will never be.
     std::erase_if(pending_, [&](const Pending& p) { return p.gang && p.gang == row.gang; });
     for (const auto& a : members) {
-      if (auto& other = actors_.at(a.id); other.state == ActorState::kPending) kill_actor_row(other, cause);
+      const auto other = actors_.find(a.id);
+      if (other != actors_.end() && other->second.state == ActorState::kPending) kill_actor_row(other->second, cause);
     }
   } else if (w != workers_.end() && w->second.actor == id) {
     act(StopWorkerOn{row.node, {row.worker, SIGKILL, 0}});

@@ -108,6 +108,10 @@ class ClusterState {
   // `from` answers for its workers. An update of an unknown worker that runs (a driver, a rank under torchrun) makes it
   // known.
   void worker_updated(NodeId from, const actors::WorkerUpdate& update);
+  // It is about to end, as it or its user meant it: its actor is not started again.
+  void worker_leaves(WorkerId worker);
+  // Its task waits for others, which may have its CPUs until it goes on: then more may run at once than there are CPUs.
+  void worker_blocked(WorkerId worker, bool blocked);
   // StartWorkerOn failed, or nobody knows what came of it.
   void worker_not_started(WorkerId worker, int exit_code, const Error& cause);
 
@@ -172,7 +176,9 @@ class ClusterState {
   };
   struct Worker {
     actors::WorkerRow row;
+    bool leaving = false;  // it said that it ends by itself
     actors::Resources held;
+    std::int64_t lent = 0;      // CPUs (in units) that are not held while it is blocked
     GroupId group;  // out of whose bundle
     std::int32_t bundle = -1;
     ActorId actor;          // that was placed in it
@@ -225,6 +231,7 @@ class ClusterState {
   Room only(Room room, const actors::Where& where, const std::vector<actors::Resources>& wants) const;
   Room only(Room room, const std::vector<actors::LabelMatch>& labels) const;
   Load load() const;
+  bool takes_work(NodeId node) const;
   // Why no node or bundle, as they are, could ever hold it; for what waits for none.
   Result<void> check_where(const Gang& gang) const;
   std::optional<std::vector<Site>> place_gang(const Gang& gang) const;
@@ -237,6 +244,8 @@ class ClusterState {
   void start_gang(Gang& gang, const std::vector<Site>& sites);
   void start_job(Job& job);
   WorkerId start_worker(const Site& site, GroupId group, actors::StartWorker message, const actors::Resources& held);
+  // What it holds comes from there: a bundle, or its node.
+  actors::Resources& source(const Worker& worker);
   void release(Worker& worker);
   void end_unwanted(const Worker& worker);
   void worker_exited(Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause);
@@ -244,7 +253,7 @@ class ClusterState {
   void job_process_exited(Job& job, const Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause);
   JobId open_detached_job(const actors::GangSpec& spec);
   // Whether it is started again after an end of its process that nobody asked for.
-  bool restart_actor(actors::ActorRow& row, std::int32_t shell_code, const Error& cause);
+  bool restart_actor(actors::ActorRow& row, const Worker& worker, std::int32_t shell_code, const Error& cause);
   // With what waits for it, and its process.
   void end_actor(actors::ActorRow& row, const Error& cause);
   void kill_actor_row(actors::ActorRow& row, const Error& cause);

@@ -657,6 +657,40 @@ TEST_F(GroupTest, ItEndsWithItsJobUnlessItIsDetached) {
   EXPECT_TRUE(state_.status().pending.empty());
 }
 
+TEST_F(GroupTest, AWorkerThatWaitsLendsItsCpus) {
+  join(1, {{"CPU", 1}, {"GPU", 1}});
+  const auto first = gang(job_, 1, {{"CPU", 1}, {"GPU", 1}}), second = gang(job_, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(first));
+  ASSERT_TRUE(state_.gang_requested(second));
+  const auto started = taken<StartWorkerOn>();
+  ASSERT_EQ(started.size(), 1u);
+  state_.worker_blocked(started[0].message.worker, true);
+  state_.worker_blocked(started[0].message.worker, true);  // said twice
+  EXPECT_EQ(state_of(second.actors[0].id), ActorState::kStarting);
+  EXPECT_EQ(state_.status().available.units("GPU"), 0);
+  state_.worker_blocked(started[0].message.worker, false);  // both run now
+  const auto third = gang(job_, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(third));
+  dies(started[0], 0, "");
+  EXPECT_EQ(state_of(third.actors[0].id), ActorState::kPending);
+  dies(taken<StartWorkerOn>().at(0), 0, "");
+  EXPECT_EQ(state_of(third.actors[0].id), ActorState::kStarting);
+}
+
+TEST_F(GroupTest, OneThatDiesWhileItLendsGivesNothingTwice) {
+  join(1, {{"CPU", 2}});
+  const auto g = group({{{"CPU", 1}}}, actors::Strategy::kPack);
+  ASSERT_TRUE(state_.group_requested(g));
+  const auto a = in(g, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(a));
+  const auto started = taken<StartWorkerOn>();
+  state_.worker_blocked(started.at(0).message.worker, true);
+  dies(started[0], 137, "killed");
+  state_.worker_blocked(started[0].message.worker, false);  // late
+  state_.group_removed(g.id);
+  EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
+}
+
 // ---- nodes of choice
 
 TEST_F(GroupTest, ANodeOfChoiceIsWaitedForUnlessItCannotBe) {

@@ -95,7 +95,8 @@ void ClusterState::remove_group(Group& group, const Error& cause) {
   for (const auto& [id, gang] : gangs_) {
     if (gang.spec.where.group != group.row.id) continue;
     for (const auto& a : gang.spec.actors) {
-      if (actors_.at(a.id).state != ActorState::kDead) living.push_back(a.id);
+      const auto row = actors_.find(a.id);  // a member that died long ago may be forgotten
+      if (row != actors_.end() && row->second.state != ActorState::kDead) living.push_back(a.id);
     }
   }
   for (const ActorId id : living) {
@@ -132,7 +133,7 @@ std::optional<std::vector<ClusterState::Site>> ClusterState::place_in_group(cons
     const auto first = static_cast<std::size_t>(std::max(gang.spec.where.bundle, 0));
     const std::size_t end = gang.spec.where.bundle < 0 ? free.size() : first + 1;
     std::size_t chosen = first;
-    while (chosen < end && (!want.fits_in(free[chosen]) || nodes_.at(group.row.nodes[chosen]).away)) ++chosen;
+    while (chosen < end && (!want.fits_in(free[chosen]) || !takes_work(group.row.nodes[chosen]))) ++chosen;
     if (chosen == end) return std::nullopt;
     free[chosen] -= want;
     out.push_back({group.row.nodes[chosen], static_cast<std::int32_t>(chosen)});

@@ -1,6 +1,7 @@
 #include "scheduler/state/placement.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -41,6 +42,28 @@ Placed packed(const Wants& wants, Room room) {
     chosen->second -= want;
     out.push_back(chosen->first);
   }
+  return out;
+}
+
+// The largest first: in another order than that of ranks, where that one finds nothing.
+Placed packed_by_size(const Wants& wants, Room room) {
+  std::vector<std::size_t> order(wants.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto size = [&](std::size_t i) {
+    std::vector<std::int64_t> out;
+    for (const auto& [name, units] : wants[i].all()) {
+      if (name != "memory") out.push_back(units);
+    }
+    std::sort(out.rbegin(), out.rend());
+    return out;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return size(a) > size(b); });
+  Wants sorted;
+  for (const std::size_t i : order) sorted.push_back(wants[i]);
+  const auto nodes = packed(sorted, std::move(room));
+  if (!nodes) return std::nullopt;
+  std::vector<NodeId> out(wants.size());
+  for (std::size_t k = 0; k < order.size(); ++k) out[order[k]] = (*nodes)[k];
   return out;
 }
 
@@ -102,7 +125,8 @@ std::optional<std::vector<NodeId>> place(const std::vector<Resources>& wants, Ro
       if (wants.size() > 1) {
         if (auto out = on_one(wants, room)) return out;
       }
-      return packed(wants, std::move(room));
+      if (auto out = packed(wants, room)) return out;
+      return packed_by_size(wants, std::move(room));
     }
     case Strategy::kStrictPack:
       return on_one(wants, room);

@@ -56,6 +56,25 @@ def test_it_is_made_even_if_its_driver_ends_at_once(run):
     assert run('print(shoal.get(shoal.get_actor("c").add.remote()))\n') == "42\n"
 
 
+def test_a_task_makes_one_and_is_gone(run):
+    run(
+        """
+@shoal.remote
+def make():
+    Counter.options(name="c", lifetime="detached").remote(41)
+
+shoal.get(make.remote())
+"""
+    )
+    assert run('print(shoal.get(shoal.get_actor("c").add.remote()))\n') == "42\n"
+
+
+def test_it_is_made_when_there_is_room_although_its_driver_left_long_ago(run):
+    run('Counter.options(name="c", lifetime="detached", num_cpus=2, resources={"later": 1}).remote(41)\n')
+    out = run('try:\n    shoal.get(shoal.get_actor("c").add.remote(), timeout=0.2)\nexcept TimeoutError:\n    print("waits")\n')
+    assert out == "waits\n"
+
+
 def test_one_that_is_not_detached_ends_with_its_driver(run):
     run('c = Counter.options(name="c").remote()\nshoal.get(c.add.remote())\n')
     out = run('try:\n    shoal.get_actor("c")\nexcept ValueError as e:\n    print("gone")\n')

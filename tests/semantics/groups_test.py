@@ -139,6 +139,22 @@ def test_children_are_captured_when_asked_for(group):
     assert shoal.get(free.grandchild.remote()) is None
 
 
+def test_a_task_waits_for_a_group_and_removes_it():
+    made = placement_group([{"CPU": 1}])
+
+    @shoal.remote(num_cpus=0)
+    def wait_for(group):
+        return group.wait(10)
+
+    @shoal.remote(num_cpus=0)
+    def remove(group):
+        remove_placement_group(group)
+        return placement_group_table(group)["state"]
+
+    assert shoal.get(wait_for.remote(made))
+    assert shoal.get(remove.remote(made)) == "REMOVED"
+
+
 def test_a_named_group_is_found():
     group = placement_group([{"CPU": 1}], name="g")
     found = get_placement_group("g")

@@ -1,5 +1,7 @@
 """Named and detached actors, and namespaces."""
 
+import time
+
 import pytest
 from crew import Log
 
@@ -131,3 +133,25 @@ def test_a_found_handle_hears_of_the_actors_death(named):
     with pytest.raises(ActorDiedError):
         shoal.get(holder.ask.remote())
     shoal.kill(holder)
+
+
+def test_calls_by_name_on_one_that_could_not_be_made_say_so():
+    @shoal.remote(num_cpus=0)
+    class Slow:
+        def __init__(self):
+            time.sleep(0.3)
+            raise ValueError("no way")
+
+        def ping(self):
+            pass
+
+    Slow.options(name="slow").remote()
+
+    @shoal.remote
+    def call():
+        try:
+            shoal.get(shoal.get_actor("slow").ping.remote())
+        except ActorDiedError as error:
+            return str(error)
+
+    assert "no way" in shoal.get(call.remote())

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -46,6 +47,12 @@ class Mortal:
 
     def leave(self, code=0):
         os._exit(code)
+
+    def exit_actor(self):
+        shoal.exit_actor()
+
+    def sys_exit(self):
+        sys.exit(3)
 
 
 def row_of(actor):
@@ -113,12 +120,22 @@ def test_arguments_may_be_references_and_large(tmp_path):
     assert shoal.get(actor.add.remote()) == 4
 
 
-def test_a_clean_exit_is_not_undone():
-    actor = Mortal.options(max_restarts=-1).remote()
-    with pytest.raises((ActorDiedError, ActorUnavailableError)):
-        shoal.get(actor.leave.remote())
+@pytest.mark.parametrize("code", [0, 1, 99, 127])
+def test_an_end_that_nobody_announced_is_undone(code):
+    actor = Mortal.options(max_restarts=1).remote()
+    with pytest.raises(ActorUnavailableError):
+        shoal.get(actor.leave.remote(code))
+    assert shoal.get(actor.add.remote()) == 1
+
+
+@pytest.mark.parametrize("way", ["exit_actor", "sys_exit", "terminate"])
+def test_an_end_in_order_is_not_undone(way):
+    actor = Mortal.options(max_restarts=-1, max_task_retries=-1).remote()
+    with pytest.raises(ActorDiedError):
+        shoal.get(actor.__ray_terminate__.remote() if way == "terminate" else getattr(actor, way).remote())
     with pytest.raises(ActorDiedError):
         shoal.get(actor.add.remote())
+    assert row_of(actor)["num_restarts"] == 0
 
 
 def test_kill_is_for_good_unless_a_restart_is_wanted():
@@ -169,7 +186,7 @@ def test_other_holders_of_its_handle_hear_of_it():
     assert shoal.get(holder.call.remote(actor)) == 1
 
 
-@pytest.mark.parametrize("options", [{"max_restarts": -2}, {"max_restarts": 0, "max_task_retries": 1}], ids=repr)
+@pytest.mark.parametrize("options", [{"max_restarts": -2}, {"max_task_retries": 1}, {"max_restarts": 0, "max_task_retries": 1}], ids=repr)
 def test_what_makes_no_sense_is_a_value_error(options):
     with pytest.raises(ValueError, match="max_"):
         Mortal.options(**options).remote()

@@ -309,3 +309,71 @@ def test_the_first_use_connects(use):
     program = f"import shoal as ray, shoal.util.queue\nassert not ray.is_initialized()\n{use}\nassert ray.is_initialized()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=GUARD_S)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- who runs what
+
+
+@ray.remote(num_cpus=0)
+class Meeting:
+    """Lets nobody go before all have come."""
+
+    def __init__(self, count):
+        import asyncio
+
+        self.missing, self.complete = count, asyncio.Event()
+
+    async def come(self):
+        self.missing -= 1
+        if self.missing == 0:
+            self.complete.set()
+        await self.complete.wait()
+
+
+@ray.remote
+def meet(meeting):
+    ray.get(meeting.come.remote())
+    return os.getpid()
+
+
+def test_tasks_that_are_there_at_once_run_at_once():
+    meeting = Meeting.remote(4)
+    assert len(set(ray.get([meet.remote(meeting) for _ in range(4)], timeout=GUARD_S))) == 4
+
+
+@ray.remote
+def tree(depth):
+    return 1 + sum(ray.get([tree.remote(depth - 1) for _ in range(2)])) if depth else 1
+
+
+@ray.remote(num_cpus=8)
+def all_cpus(depth):
+    return 1 + ray.get(all_cpus.remote(depth - 1)) if depth else 1
+
+
+def test_tasks_that_wait_for_others_lend_them_their_cpus():
+    """Each asks for all of them."""
+    assert ray.get(all_cpus.remote(3), timeout=GUARD_S) == 4
+
+
+def test_trees_of_tasks_come_to_an_end():
+    assert ray.get(tree.remote(3), timeout=GUARD_S) == 15
+
+
+@ray.remote
+def passes_on(value):
+    return value
+
+
+def test_a_chain_of_references_needs_one_worker():
+    ref = passes_on.options(num_cpus=8).remote(1)
+    for _ in range(20):
+        ref = passes_on.options(num_cpus=8).remote(ref)
+    assert ray.get(ref, timeout=GUARD_S) == 1
+
+
+def test_a_quick_task_does_not_wait_behind_a_long_one(tries):
+    gate = Meeting.remote(2)
+    long = meet.remote(gate)
+    assert ray.get([passes_on.remote(k) for k in range(50)], timeout=GUARD_S) == list(range(50))
+    ray.get([gate.come.remote(), long], timeout=GUARD_S)
