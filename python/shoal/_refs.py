@@ -17,6 +17,7 @@ from typing import Any
 
 from shoal import _native, _serialize
 from shoal._runtime import session as _session
+from shoal._runtime import state
 from shoal.exceptions import ShoalError, TaskError
 
 __all__ = ["ObjectRef", "awaits", "callbacks", "load", "new_object_id", "when_gone", "when_ready"]
@@ -145,7 +146,8 @@ def when_gone(worker: str, callback: Callable[[], None]) -> None:
 
 
 class _Awaited:
-    """Callbacks by the numbers under which a Readiness notes their references."""
+    """Callbacks by the numbers under which a Readiness notes their references. For whoever sleeps on its descriptor: the connections are to
+    be served by another thread then (hand_over)."""
 
     def __init__(self):
         self.readiness = _native.Readiness()
@@ -178,14 +180,40 @@ class _Awaited:
                 traceback.print_exc()
 
 
-_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Awaited] = weakref.WeakKeyDictionary()
+def _hand_over() -> None:
+    session = state.session
+    if session is not None:
+        with contextlib.suppress(ShoalError):  # closed meanwhile
+            session.hand_over()
 
 
-def _of_loop(loop: asyncio.AbstractEventLoop) -> _Awaited:
+class _OfLoop(_Awaited):
+    """Calls back on an asyncio loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        super().__init__()
+        self._loop = weakref.ref(loop)
+        self._leaving = False
+        loop.add_reader(self.readiness.fd, self.deliver)
+
+    def add(self, ref: ObjectRef, callback: Callable[[], None]) -> None:
+        super().add(ref, callback)
+        if not self._leaving:  # once per turn of the loop, after what is ready to run has made its calls
+            self._leaving = True
+            self._loop().call_soon(self._leave)
+
+    def _leave(self) -> None:
+        self._leaving = False
+        _hand_over()
+
+
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = weakref.WeakKeyDictionary()
+
+
+def _of_loop(loop: asyncio.AbstractEventLoop) -> _OfLoop:
     awaited = _loops.get(loop)
     if awaited is None:
-        awaited = _loops[loop] = _Awaited()
-        loop.add_reader(awaited.readiness.fd, awaited.deliver)
+        awaited = _loops[loop] = _OfLoop(loop)
     return awaited
 
 
@@ -195,6 +223,10 @@ class _Thread(_Awaited):
     def __init__(self):
         super().__init__()
         threading.Thread(target=self._run, daemon=True, name="shoal-callbacks").start()
+
+    def add(self, ref: ObjectRef, callback: Callable[[], None]) -> None:
+        super().add(ref, callback)
+        _hand_over()
 
     def _run(self) -> None:
         poll = select.poll()
