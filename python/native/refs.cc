@@ -102,7 +102,7 @@ Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, 
 }
 
 void Attempts::settle(const Result<Value>& result) const {
-  if (result || result.error().code() != Code::kUnavailable) return promise_.set(result);
+  if (result || name_.empty() || result.error().code() != Code::kUnavailable) return promise_.set(result);
   const auto& message = result.error().message();
   const auto colon = message.find("died: ");
   const auto how = colon == std::string::npos ? message : message.substr(colon + 6);

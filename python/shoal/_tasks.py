@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import _native
-from shoal._refs import ObjectRef, callbacks, load
+from shoal._refs import ObjectRef, callbacks
 from shoal._remote import ActorHandle, _pack, create_gang, extra_of, results
+from shoal._retry import Retries, raised
 from shoal._runtime import session, state
 from shoal._stream import ObjectRefGenerator
 
@@ -33,8 +34,7 @@ class _Task:
     args: _native.Ref
     deps: list[_native.Ref]
     attempts: _native.Attempts
-    retries: int  # that are left; below 0: any number
-    retry_exceptions: bool | tuple[type[BaseException], ...]
+    retries: Retries
     max_calls: int
     result: _native.Ref = field(init=False)
     attempt: _native.Ref | None = None
@@ -42,22 +42,6 @@ class _Task:
 
     def __post_init__(self):
         self.result = self.attempts.ref
-
-    def take_retry(self) -> bool:
-        if self.retries == 0:
-            return False
-        self.retries -= 1
-        return True
-
-    def worth_another(self) -> bool:
-        """After it raised."""
-        if isinstance(self.retry_exceptions, bool):
-            return self.retry_exceptions
-        try:
-            load(ObjectRef(self.attempt))
-        except BaseException as error:
-            return isinstance(error, self.retry_exceptions)
-        return False
 
 
 @dataclass(slots=True)
@@ -127,15 +111,13 @@ class FunctionPool:
     ) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
         extra = extra_of(options)
         head, buffers, deps = _pack((function, *args), kwargs, extra)
-        wanted = options.get("retry_exceptions", False)
         task = _Task(
             function,
             resources,
             self._session.put(head, buffers),
             deps,
             _native.Attempts(name),
-            options.get("max_retries", self.MAX_RETRIES),
-            wanted if isinstance(wanted, bool) else tuple(wanted),
+            Retries.of(options.get("max_retries", self.MAX_RETRIES), options.get("retry_exceptions", False)),
             # Memory of a device is given back by the end of the process only.
             options.get("max_calls", 1 if resources.get("GPU") else 0),
         )
@@ -145,7 +127,7 @@ class FunctionPool:
     def _start(self, task: _Task) -> None:
         with self._lock:
             worker = task.worker = self._worker_for(task.resources)
-            judge_raised = task.retry_exceptions not in (False, ()) and task.retries != 0
+            judge_raised = task.retries.judges_exceptions
             number = self._awaited.number(lambda: self._judge(task))
             task.attempt = task.attempts.start(
                 self._session, worker.handle._actor_id, "run", task.args, task.deps, judge_raised, self._awaited.readiness, number
@@ -186,27 +168,19 @@ class FunctionPool:
         with self._lock:
             if self._ended.is_set():
                 again = False
-            elif self._raised(task):
-                again = task.worth_another() and task.take_retry()
+            elif raised(task.attempt):
+                again = task.retries.worth_another(task.attempt) and task.retries.take()
             elif task.worker.crashed:  # with another task: this one never began
                 again = True
             else:
                 task.worker.crashed = True
-                again = task.take_retry()
+                again = task.retries.take()
         with contextlib.suppress(Exception):  # the session is closed, or has no room: then this failure is the result
             if again:
                 self._start(task)
                 return
         with contextlib.suppress(Exception):
             task.attempts.settle(self._session, task.attempt)
-
-    @staticmethod
-    def _raised(task: _Task) -> bool:
-        """Whether the function raised; else its process died."""
-        try:
-            return task.attempt.value()[0]
-        except Exception:
-            return False
 
     def _new_worker(self, resources: dict[str, float]) -> _Worker:
         return _Worker(create_gang(FunctionWorker, 1, resources=resources, name="functions")[0])
