@@ -106,6 +106,8 @@ class Session {
   Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline = runtime::LoopThread::kForever);
   // `limit` from now, for wait(); Duration::max(): never.
   std::chrono::steady_clock::time_point deadline_in(runtime::Duration limit) const;
+  // For a thread that goes to sleep on a descriptor which a handler will set (LoopThread::hand_over).
+  void hand_over() { loop_thread_.hand_over(); }
   // Runs fn while this thread owns the loop.
   template <class F>
   auto own(F&& fn) {

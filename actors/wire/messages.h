@@ -33,14 +33,14 @@ enum class Method : std::uint16_t {
   kList = 12,
   kStatus = 13,
   kShutdown = 14,
-  kWatchJob = 15,     // JobRef: JobUpdate notices follow
-  kWatchActor = 16,   // ActorRef: the row now, ActorUpdate notices follow
-  kFindActor = 17,    // FindActor: likewise
-  kCreateGroup = 18,  // answered when accepted; GroupUpdate notices follow
-  kRemoveGroup = 19,  // notice, GroupRef
-  kWatchGroup = 20,   // GroupRef: the row now, GroupUpdate notices follow
-  kFindGroup = 21,    // FindActor: likewise
-  kGetBirth = 22,     // GetBirth
+  kWatchJob = 15,       // JobRef: JobUpdate notices follow
+  kWatchActor = 16,     // ActorRef: the row now, ActorUpdate notices follow
+  kFindActor = 17,      // FindActor: likewise
+  kCreateGroup = 18,    // answered when accepted; GroupUpdate notices follow
+  kRemoveGroup = 19,    // notice, GroupRef
+  kWatchGroup = 20,     // GroupRef: the row now, GroupUpdate notices follow
+  kFindGroup = 21,      // FindActor: likewise
+  kGetBirth = 22,       // GetBirth
   kWorkerBlocked = 23,  // notice
   kWorkerLeaves = 24,   // GetBirth's body; a request, so that it is known before the end is
   // from the head to a client, notices

@@ -79,6 +79,37 @@ std::vector<std::uint64_t> Readiness::take() const {
   return out;
 }
 
+// ---- Attempts
+// ----------------------------------------------------------------------------------------------------------------------
+
+Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, bool judge_raised, Readiness readiness,
+                    std::uint64_t number) const {
+  const auto attempt = session.call(std::move(call), deps);
+  session.own([&] {
+    attempt.then(
+        [self = *this, given = std::move(deps), judge_raised, readiness = std::move(readiness), number](const Result<Value>& result) {
+          // What an argument came to is no failure of the function.
+          const bool argument_failed =
+              std::any_of(given.begin(), given.end(), [](const ValueFuture& d) { return d.ready() && (!d.peek() || d.peek()->raised()); });
+          const bool died = !result && result.error().code() == Code::kUnavailable;
+          const bool raised = result && result->raised();
+          if (!argument_failed && (died || (raised && judge_raised))) return readiness.note(number);
+          if (argument_failed) return self.promise_.set(result);
+          self.settle(result);
+        });
+  });
+  return Ref(attempt);
+}
+
+void Attempts::settle(const Result<Value>& result) const {
+  if (result || name_.empty() || result.error().code() != Code::kUnavailable) return promise_.set(result);
+  const auto& message = result.error().message();
+  const auto colon = message.find("died: ");
+  const auto how = colon == std::string::npos ? message : message.substr(colon + 6);
+  promise_.set(
+      fail(unavailable("the worker that ran " + name_ + " died: " + how).with_reason("WorkerCrashed").with_hint(result.error().hint())));
+}
+
 namespace {
 
 std::vector<ValueFuture> futures_of(const std::vector<Ref*>& refs) {
@@ -137,6 +168,34 @@ void bind_refs(nb::module_& m) {
           },
           nb::arg("session"), nb::arg("ref"), nb::arg("number"))
       .def("take", &Readiness::take, "Numbers of those that have become ready since.");
+
+  nb::class_<Attempts>(m, "Attempts", "The result of a call that may be made more than once.")
+      .def(nb::init<std::string>(), nb::arg("name"))
+      .def_prop_ro("ref", [](const Attempts& a) { return Ref(a.future()); })
+      .def(
+          "start",
+          [](const Attempts& a, PySession& s, const std::string& actor, const std::string& method, const Ref& args,
+             const std::vector<Ref*>& deps, bool judge_raised, const Readiness& readiness, std::uint64_t number) {
+            Session& session = s.get();
+            Call call;
+            call.actor = ActorId{parse_hex(actor).value_or(0)};
+            call.method = method;
+            call.args = unwrap(Result<Value>(args.future().peek()));
+            const nb::gil_scoped_release release;
+            return a.start(session, std::move(call), futures_of(deps), judge_raised, readiness, number);
+          },
+          nb::arg("session"), nb::arg("actor"), nb::arg("method"), nb::arg("args"), nb::arg("deps"), nb::arg("judge_raised"),
+          nb::arg("readiness"), nb::arg("number"),
+          "One call with arguments that were put. Its result is the result, unless the process died or (judge_raised) it raised: then "
+          "`number` becomes ready, and start or settle is to be called.")
+      .def(
+          "settle",
+          [](const Attempts& a, PySession& s, const Ref& attempt) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.own([&] { a.settle(attempt.future()); });
+          },
+          nb::arg("session"), nb::arg("attempt"), "The result is this attempt's.");
 
   nb::class_<PyTaskPool>(m, "TaskPool", "Remote functions of one kind of worker: what waits, who runs it, what is run again.")
       .def(

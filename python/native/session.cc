@@ -548,6 +548,9 @@ void bind_session(nb::module_& m) {
           nb::arg("id"))
 
       .def(
+          "hand_over", [](PySession& s) { s.get().hand_over(); },
+          "For a thread that goes to sleep until a Readiness has something: the connections are served without it from now on.")
+      .def(
           "wait_all",
           [](PySession& s, const std::vector<Ref*>& refs, std::optional<double> timeout) {
             Session& session = s.get();

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ class CallInfo:
     @property
     def task_id(self) -> str:
         if not self._task_id:
-            self._task_id = secrets.token_hex(8)
+            self._task_id = os.urandom(8).hex()
         return self._task_id
 
 

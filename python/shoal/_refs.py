@@ -1,30 +1,35 @@
-"""``ObjectRef``: a value that is there or under way, and the ways to be told when it is."""
+"""``ObjectRef``: a value that is there or under way, and the ways to be told when it is.
+
+asyncio is imported by whoever awaits: it would take a third of the time that importing this package takes.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import itertools
 import os
-import secrets
 import select
 import threading
 import traceback
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal import _native, _serialize
 from shoal._runtime import session as _session
+from shoal._runtime import state
 from shoal.exceptions import ShoalError, TaskError
 
-__all__ = ["ObjectRef", "awaits", "load", "new_object_id", "when_gone", "when_ready"]
+if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+
+__all__ = ["ObjectRef", "awaits", "callbacks", "load", "new_object_id", "when_gone", "when_ready"]
 
 
 def new_object_id() -> str:
     """Of this job: 32 hexadecimal digits, the first half of which are the job's."""
-    return _session().job + secrets.token_hex(8)
+    return _session().job + os.urandom(8).hex()
 
 
 class ObjectRef:
@@ -59,13 +64,17 @@ class ObjectRef:
 
     def future(self) -> concurrent.futures.Future:
         """The value as a ``concurrent.futures.Future``."""
-        future: concurrent.futures.Future = concurrent.futures.Future()
+        from concurrent.futures import Future
+
+        future: Future = Future()
         _for_users.get().add(self, lambda: _settle(future, self))  # which runs what the user hangs on it
         return future
 
     def as_future(self) -> asyncio.Future:
         """The value as a future of the running asyncio loop."""
-        loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop
+
+        loop = get_running_loop()
         future = loop.create_future()
         if self._ref.ready:
             _settle(future, self)
@@ -113,7 +122,9 @@ def load(ref: ObjectRef, where: str = "") -> Any:
 
 def awaits(ref: ObjectRef) -> asyncio.Future:
     """A future of the running loop that is done, with None, when the value is there or has failed."""
-    loop = asyncio.get_running_loop()
+    from asyncio import get_running_loop
+
+    loop = get_running_loop()
     future = loop.create_future()
     if ref._ref.ready:
         future.set_result(None)
@@ -124,7 +135,9 @@ def awaits(ref: ObjectRef) -> asyncio.Future:
 
 def _settle(future, ref: ObjectRef) -> None:
     """Of asyncio or of a thread; nobody may want it any more."""
-    if future.cancelled():
+    from concurrent.futures import InvalidStateError
+
+    if future.done():
         return
     try:
         value, error = load(ref), None
@@ -133,7 +146,7 @@ def _settle(future, ref: ObjectRef) -> None:
     if isinstance(error, StopIteration):  # which no asyncio future takes
         cause, error = error, RuntimeError(f"a remote call raised {error!r}")
         error.__cause__ = cause
-    with contextlib.suppress(asyncio.InvalidStateError, concurrent.futures.InvalidStateError):
+    with contextlib.suppress(InvalidStateError):  # a thread cancels it just now
         if error is None:
             future.set_result(value)
         else:
@@ -146,7 +159,8 @@ def when_gone(worker: str, callback: Callable[[], None]) -> None:
 
 
 class _Awaited:
-    """Callbacks by the numbers under which a Readiness notes their references."""
+    """Callbacks by the numbers under which a Readiness notes their references. For whoever sleeps on its descriptor: the connections are to
+    be served by another thread then (hand_over)."""
 
     def __init__(self):
         self.readiness = _native.Readiness()
@@ -179,14 +193,40 @@ class _Awaited:
                 traceback.print_exc()
 
 
-_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Awaited] = weakref.WeakKeyDictionary()
+def _hand_over() -> None:
+    session = state.session
+    if session is not None:
+        with contextlib.suppress(ShoalError):  # closed meanwhile
+            session.hand_over()
 
 
-def _of_loop(loop: asyncio.AbstractEventLoop) -> _Awaited:
+class _OfLoop(_Awaited):
+    """Calls back on an asyncio loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        super().__init__()
+        self._loop = weakref.ref(loop)
+        self._leaving = False
+        loop.add_reader(self.readiness.fd, self.deliver)
+
+    def add(self, ref: ObjectRef, callback: Callable[[], None]) -> None:
+        super().add(ref, callback)
+        if not self._leaving:  # once per turn of the loop, after what is ready to run has made its calls
+            self._leaving = True
+            self._loop().call_soon(self._leave)
+
+    def _leave(self) -> None:
+        self._leaving = False
+        _hand_over()
+
+
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = weakref.WeakKeyDictionary()
+
+
+def _of_loop(loop: asyncio.AbstractEventLoop) -> _OfLoop:
     awaited = _loops.get(loop)
     if awaited is None:
-        awaited = _loops[loop] = _Awaited()
-        loop.add_reader(awaited.readiness.fd, awaited.deliver)
+        awaited = _loops[loop] = _OfLoop(loop)
     return awaited
 
 
@@ -196,6 +236,10 @@ class _Thread(_Awaited):
     def __init__(self):
         super().__init__()
         threading.Thread(target=self._run, daemon=True, name="shoal-callbacks").start()
+
+    def add(self, ref: ObjectRef, callback: Callable[[], None]) -> None:
+        super().add(ref, callback)
+        _hand_over()
 
     def _run(self) -> None:
         poll = select.poll()
@@ -225,9 +269,14 @@ class _Once:
 _for_us, _for_users = _Once(), _Once()  # what a user's code waits for may need ours
 
 
+def callbacks() -> _Thread:
+    """The thread for this package's own, made when it is first needed."""
+    return _for_us.get()
+
+
 def when_ready(ref: ObjectRef, callback: Callable[[], None]) -> None:
     """Calls back once the value is there or has failed: in a thread of this process's own, also if that is so already."""
-    _for_us.get().add(ref, callback)
+    callbacks().add(ref, callback)
 
 
 def _after_fork_in_child() -> None:

@@ -25,6 +25,7 @@ from shoal._options import (
 )
 from shoal._placement import where
 from shoal._refs import ObjectRef, new_object_id, when_ready
+from shoal._retry import MethodAttempts, Retries
 from shoal._runtime import _package_path, state
 from shoal._runtime import session as _session
 from shoal._stream import ObjectRefGenerator
@@ -140,7 +141,7 @@ class ActorMethod:
         return _call(handle._actor_id, self._name, f"{handle._class_name}.{self._name}", args, kwargs)
 
     def options(self, **options) -> _MethodWithOptions:
-        """``num_returns``, ``concurrency_group``, ``name`` of the calls made through what is returned."""
+        """``num_returns``, ``concurrency_group``, ``name``, ``max_task_retries`` with ``retry_exceptions`` of the calls made through it."""
         check_call_options(options, "methods of actors")
         of = {**self._handle._options_of(self._name), **options}
         return _MethodWithOptions(self._handle, self._name, {k: v for k, v in of.items() if v is not None})
@@ -161,7 +162,12 @@ class _MethodWithOptions(ActorMethod):
     def remote(self, *args, **kwargs):
         handle, options, session = self._handle, self._options, _session()
         extra, pending = extra_of(options), handle._admit(session)
-        ref = session.call(handle._actor_id, self._name, *_pack(args, kwargs, extra))
+        head, buffers, deps = _pack(args, kwargs, extra)
+        if options.get("max_task_retries") and options.get("retry_exceptions"):
+            retries = Retries.of(options["max_task_retries"], options["retry_exceptions"])
+            ref = MethodAttempts(session, handle._actor_id, self._name, session.put(head, buffers), deps, retries).start()
+        else:
+            ref = session.call(handle._actor_id, self._name, head, buffers, deps)
         if pending is not None:
             session.count(pending, [ref])
         return results(ref, extra, options.get("name") or f"{handle._class_name}.{self._name}")

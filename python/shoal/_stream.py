@@ -6,7 +6,6 @@ when the node has them all, so that a caller that has the answer knows what it w
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from functools import partial
 from typing import Any
@@ -66,7 +65,9 @@ class ObjectRefGenerator:
     async def __anext__(self) -> ObjectRef:
         if not self._over:
             item = self._ahead()
-            await asyncio.wait([awaits(item), awaits(self._done)], return_when=asyncio.FIRST_COMPLETED)
+            from asyncio import FIRST_COMPLETED, wait
+
+            await wait([awaits(item), awaits(self._done)], return_when=FIRST_COMPLETED)
             if not item._ref.ready:
                 item = self._fetch(_NOBODY)
                 await awaits(item)

@@ -15,8 +15,9 @@ from typing import Any
 
 from shoal import _native, _serialize
 from shoal._placement import where
-from shoal._refs import ObjectRef, load
+from shoal._refs import ObjectRef
 from shoal._remote import _pack, create_gang, extra_of, results
+from shoal._retry import Retries
 from shoal._runtime import session, state
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import ShoalError
@@ -42,23 +43,11 @@ class Function:
         self.session, self.number, self.name, self.resources, self.options = session(), next(self._numbers), name, resources, options
         self.code = self.session.put(*_serialize.dumps(function))
         self.placed = (*where(options), options.get("runtime_env"))
-        self.retries = options.get("max_retries", MAX_RETRIES)
-        wanted = options.get("retry_exceptions", False)
-        self.retry_exceptions = wanted if isinstance(wanted, bool) else tuple(wanted)
+        self.retries = Retries.of(options.get("max_retries", MAX_RETRIES), options.get("retry_exceptions", False))
         # Memory of a device is given back by the end of the process only.
         self.max_calls = options.get("max_calls", 1 if resources.get("GPU") else 0)
         self.extra = extra_of(options)
         self.pool: _Pool | None = None
-
-    def worth_another(self, raised: _native.Ref) -> bool:
-        """Whether what it raised may be tried again."""
-        if isinstance(self.retry_exceptions, bool):
-            return self.retry_exceptions
-        try:
-            load(ObjectRef(raised))
-        except BaseException as error:
-            return isinstance(error, self.retry_exceptions)
-        return False
 
 
 class _Pool:
@@ -83,7 +72,7 @@ class _Pool:
             with contextlib.suppress(Exception):
                 owner.session.kill(actor)
         for task, function, ref in raised:
-            self.native.judged(task, self.functions[function].worth_another(ref))
+            self.native.judged(task, self.functions[function].retries.worth_another(ref))
         if not workers:
             return False
         room = owner.room_for(self, workers, starting)
@@ -116,9 +105,10 @@ class FunctionPool:
             extra = extra_of(function.options)  # one of its own
         head, buffers, deps = _pack(args, kwargs, extra, first=1)
         pool = function.pool or self._pool_of(function)
-        judge = function.retry_exceptions not in (False, ())
+        retries = function.retries
         deps.insert(0, function.code)
-        ref = pool.native.submit(function.name, function.number, head, buffers, deps, function.retries, judge, function.max_calls)
+        how = (retries.left, retries.judges_exceptions, function.max_calls)
+        ref = pool.native.submit(function.name, function.number, head, buffers, deps, *how)
         return results(ref, extra, function.name)
 
     def _pool_of(self, function: Function) -> _Pool:

@@ -1,5 +1,7 @@
 #include <atomic>
+#include <future>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -100,6 +102,31 @@ TEST(LoopThread, AThreadThatOwnsTheLoopAgainAndAgainStarvesNoHandler) {
   const auto end = std::chrono::steady_clock::now() + 10s;
   while (chain.left > 0 && std::chrono::steady_clock::now() < end) host.own([] {});
   EXPECT_EQ(chain.left, 0);
+}
+
+TEST(LoopThread, AfterAHandOverTheBackgroundThreadServesAtOnce) {
+  Loop loop;
+  LoopThread host(loop, {.grace = 1h, .interrupt_period = 50ms});
+  for (int i = 0; i < 100; ++i) {
+    std::promise<void> ran;
+    host.own([&] { loop.post([&] { ran.set_value(); }); });
+    host.hand_over();
+    ASSERT_EQ(ran.get_future().wait_for(30s), std::future_status::ready) << i;
+  }
+}
+
+TEST(LoopThread, AHandOverLeavesTheLoopToThreadsThatWait) {
+  Loop loop;
+  LoopThread host(loop);
+  std::atomic<bool> done = false;
+  std::thread server([&] { host.wait([&] { return done.load(); }, LoopThread::kForever); });
+  for (int i = 0; i < 1000; ++i) {
+    bool ran = false;
+    host.hand_over();
+    host.wait([&] { return std::exchange(ran, true); }, LoopThread::kForever);
+  }
+  host.own([&] { done = true; });
+  server.join();
 }
 
 TEST(LoopThread, AThreadThatAsksWithoutWaitingStarvesNoHandler) {

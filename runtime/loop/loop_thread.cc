@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <csignal>
+#include <optional>
 
 namespace shoal::runtime {
 
@@ -53,25 +54,40 @@ void LoopThread::poll_some() {
 void LoopThread::release() {
   // The background thread leaves the loop to threads that come more often than it looks.
   if (std::chrono::steady_clock::now() - served_ > options_.grace) poll_some();
-  bool parked;
+  bool wake;
   {
     const std::lock_guard lock(mutex_);
     SHOAL_CHECK(owned_, "release by a thread that does not own the loop");
     owned_ = false;
     ++releases_;
-    parked = parked_;
+    wake = parked_ || (summoned_ && waits_.load() == 0);
   }
   if (wanted_.load() > 0) owner_changed_.notify_one();
-  if (parked) wake_background_.notify_one();
+  if (wake) wake_background_.notify_one();
+}
+
+void LoopThread::hand_over() {
+  {
+    const std::lock_guard lock(mutex_);
+    summoned_ = true;
+  }
+  wake_background_.notify_one();
 }
 
 LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline,
                                    const std::function<bool()>& interrupted) {
   using std::chrono::steady_clock;
   auto next_look = interrupted ? steady_clock::now() + options_.interrupt_period : kForever;
+  struct Counted {
+    explicit Counted(std::atomic<int>& c) : count(c) { count.fetch_add(1); }
+    ~Counted() { count.fetch_sub(1); }
+    std::atomic<int>& count;
+  };
+  std::optional<Counted> counted(waits_);
   acquire();
   while (true) {
     if (done()) {
+      counted.reset();
       release();
       return Woken::kDone;
     }
@@ -79,6 +95,7 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
     if (now >= deadline) {
       poll_some();
       const bool is_done = done();
+      counted.reset();
       release();
       return is_done ? Woken::kDone : Woken::kDeadline;
     }
@@ -105,23 +122,25 @@ void LoopThread::background() {
   std::unique_lock lock(mutex_);
   std::uint64_t seen = releases_;
   int quiet_polls = 0;
+  const auto to_take_now = [this] { return stopping_ || (summoned_ && !owned_ && waits_.load() == 0 && wanted_.load() == 0); };
   while (!stopping_) {
     // While other threads serve, look again every `grace`; once an owner stays for long (a worker waiting for its next
     // call), sleep until it leaves.
-    if (owned_ || wanted_.load() > 0 || seen != releases_) {
+    if (owned_ || wanted_.load() > 0 || (seen != releases_ && !to_take_now())) {
       const bool changed = seen != releases_;
       seen = releases_;
       quiet_polls = changed ? 0 : quiet_polls + 1;
       if (quiet_polls > kPollsBeforeParking && owned_) {
         parked_ = true;
-        wake_background_.wait(lock, [&] { return stopping_ || seen != releases_; });
+        wake_background_.wait(lock, [&] { return seen != releases_ || to_take_now(); });
         parked_ = false;
       } else {
-        wake_background_.wait_for(lock, options_.grace, [this] { return stopping_; });
+        wake_background_.wait_for(lock, options_.grace, to_take_now);
       }
       continue;
     }
     owned_ = true;
+    summoned_ = false;
     lock.unlock();
     while (wanted_.load() == 0) loop_.run_one(std::chrono::hours(1));
     served_ = std::chrono::steady_clock::now();
@@ -131,7 +150,7 @@ void LoopThread::background() {
     quiet_polls = 0;
     owner_changed_.notify_one();
     // The one that asked is given the time to come.
-    wake_background_.wait_for(lock, options_.grace, [this] { return stopping_; });
+    wake_background_.wait_for(lock, options_.grace, to_take_now);
   }
 }
 

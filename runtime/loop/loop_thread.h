@@ -50,6 +50,10 @@ class LoopThread {
   Woken wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline,
              const std::function<bool()>& interrupted = {});
 
+  // For a thread that goes to sleep on something else which a handler will set (a descriptor): if nobody else serves the loop the
+  // background thread does so now, not after `grace`.
+  void hand_over();
+
   static constexpr std::chrono::steady_clock::time_point kForever = std::chrono::steady_clock::time_point::max();
 
  private:
@@ -77,8 +81,10 @@ class LoopThread {
   bool owned_ = false;          // guarded by mutex_
   bool stopping_ = false;       // guarded by mutex_
   bool parked_ = false;         // background sleeps until a release; guarded by mutex_
+  bool summoned_ = false;       // background is to take the loop as soon as it is free; guarded by mutex_
   std::uint64_t releases_ = 0;  // by other threads than the background one; guarded by mutex_
   std::chrono::steady_clock::time_point served_ = std::chrono::steady_clock::now();  // belongs to the loop's owner
+  std::atomic<int> waits_{0};                                                        // threads in wait(): they serve the loop
   std::atomic<int> wanted_{0};  // threads waiting in acquire(); whoever serves gives way
   std::thread thread_;
 };

@@ -178,8 +178,8 @@ class ClusterState {
     actors::WorkerRow row;
     bool leaving = false;  // it said that it ends by itself
     actors::Resources held;
-    std::int64_t lent = 0;      // CPUs (in units) that are not held while it is blocked
-    GroupId group;  // out of whose bundle
+    std::int64_t lent = 0;  // CPUs (in units) that are not held while it is blocked
+    GroupId group;          // out of whose bundle
     std::int32_t bundle = -1;
     ActorId actor;          // that was placed in it
     bool launched = false;  // by us: others only told of themselves, and are not ours to end

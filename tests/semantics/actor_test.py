@@ -195,6 +195,61 @@ def test_the_method_decorator_takes_known_keywords_only():
     assert ray.method(max_task_retries=3)(len.__call__ and (lambda self: 1))
 
 
+# ---- calls that are made again
+
+
+@ray.remote
+class Fails:
+    def __init__(self):
+        self.calls = 0
+
+    @ray.method(max_task_retries=2, retry_exceptions=[KeyError])
+    def until(self, good, error):
+        self.calls += 1
+        if self.calls < good:
+            raise error
+        return self.calls
+
+    def count(self):
+        return self.calls
+
+    @ray.method(max_task_retries=-1, retry_exceptions=True)
+    def leave(self):
+        os._exit(7)
+
+
+@pytest.fixture
+def fails():
+    actor = Fails.remote()
+    yield actor
+    ray.kill(actor)
+
+
+def test_a_method_is_called_again_after_the_exceptions_it_names(fails):
+    assert ray.get(fails.until.remote(3, KeyError("mine")), timeout=GUARD_S) == 3
+
+
+def test_a_method_is_called_again_so_often_and_no_more(fails):
+    with pytest.raises(KeyError, match="mine"):
+        ray.get(fails.until.remote(100, KeyError("mine")), timeout=GUARD_S)
+    assert ray.get(fails.count.remote()) == 3
+
+
+def test_a_method_is_not_called_again_after_other_exceptions_or_without_retries(fails):
+    with pytest.raises(ValueError, match="mine"):
+        ray.get(fails.until.remote(100, ValueError("mine")), timeout=GUARD_S)
+    with pytest.raises(KeyError, match="mine"):
+        ray.get(fails.until.options(max_task_retries=0).remote(100, KeyError("mine")), timeout=GUARD_S)
+    assert ray.get(fails.count.remote()) == 2
+    again = fails.until.options(max_task_retries=-1, retry_exceptions=True)
+    assert ray.get(again.remote(10, ValueError("mine")), timeout=GUARD_S) == 10
+
+
+def test_a_method_whose_actor_died_is_not_called_again(fails):
+    with pytest.raises(ActorDiedError, match="exited with code 7"):
+        ray.get(fails.leave.remote(), timeout=GUARD_S)
+
+
 # ---- handles as values
 
 

@@ -1,0 +1,82 @@
+"""What is run again: how often, after which exceptions, and methods of actors that are (``max_task_retries`` with ``retry_exceptions``)."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+from shoal import _native
+from shoal._refs import ObjectRef, callbacks, load, when_ready
+
+__all__ = ["MethodAttempts", "Retries", "raised"]
+
+
+@dataclass(slots=True)
+class Retries:
+    """``left``: below 0 any number. ``exceptions``: after which; True: after all."""
+
+    left: int
+    exceptions: bool | tuple[type[BaseException], ...]
+
+    @classmethod
+    def of(cls, left: int, exceptions: bool | list | tuple) -> Retries:
+        return cls(left, exceptions if isinstance(exceptions, bool) else tuple(exceptions))
+
+    @property
+    def judges_exceptions(self) -> bool:
+        return bool(self.exceptions) and self.left != 0
+
+    def take(self) -> bool:
+        if self.left == 0:
+            return False
+        self.left -= 1
+        return True
+
+    def worth_another(self, attempt: _native.Ref) -> bool:
+        """After it raised."""
+        if isinstance(self.exceptions, bool):
+            return self.exceptions
+        try:
+            load(ObjectRef(attempt))
+        except BaseException as error:
+            return isinstance(error, self.exceptions)
+        return False
+
+
+def raised(attempt: _native.Ref) -> bool:
+    """Of one that failed: whether user code raised. Otherwise its process died."""
+    try:
+        return attempt.value()[0]
+    except Exception:
+        return False
+
+
+@dataclass(slots=True)
+class MethodAttempts:
+    """A call of a method that is made again while it raises. Later calls of the same caller do not wait for that."""
+
+    session: _native.Session
+    actor_id: str
+    method: str
+    args: _native.Ref
+    deps: list[_native.Ref]
+    retries: Retries
+    attempts: _native.Attempts = field(default_factory=lambda: _native.Attempts(""))
+    attempt: _native.Ref | None = None
+
+    def start(self) -> _native.Ref:
+        awaited, result = callbacks(), self.attempts.ref
+        number = awaited.number(self._judge)
+        self.attempt = self.attempts.start(
+            self.session, self.actor_id, self.method, self.args, self.deps, self.retries.judges_exceptions, awaited.readiness, number
+        )
+        when_ready(ObjectRef(result), lambda: awaited.forget(number))
+        return result
+
+    def _judge(self) -> None:
+        with contextlib.suppress(Exception):  # the session is closed: then this failure is the result
+            if raised(self.attempt) and self.retries.worth_another(self.attempt) and self.retries.take():
+                self.start()
+                return
+        with contextlib.suppress(Exception):
+            self.attempts.settle(self.session, self.attempt)
