@@ -24,6 +24,7 @@ def serve(session, creation, early: deque, cls: type, args: tuple, kwargs: dict)
     """Makes the actor and serves until it ends. Returns the exit code."""
     concurrency = running.settings["concurrency"]
     runner = (_OnLoop if concurrency["async"] else _OnThreads)(session, {_DEFAULT: concurrency["max_concurrency"], **concurrency["groups"]})
+    running.runner = runner  # kept to the end: a call that is let go of is answered
     try:
         running.instance = runner.make(CallInfo(f"{cls.__name__}.__init__", None), cls, args, kwargs)
         made(session, creation)
@@ -41,11 +42,19 @@ class _Runner:
         self.session = session
         self.sizes = groups
         self.code: int | None = None  # of the process, once it is to end
+        self._ending = False
+        self._unanswered: list = []  # what came after that: it comes to the actor's death
 
     def end(self, code: int) -> None:
         """From any thread."""
         self.code = code
         self.session.stop_serving()
+
+    def ends(self, incoming) -> bool:
+        """Whether this call comes too late."""
+        if self._ending:
+            self._unanswered.append(incoming)
+        return self._ending
 
     def group_of(self, method: str, extra: dict[str, Any] | None) -> str:
         declared = getattr(getattr(type(running.instance), method, None), "__shoal_options__", {})
@@ -67,6 +76,7 @@ class _Runner:
         if isinstance(error, AsyncioActorExit):
             error = ActorExit(0)
         if isinstance(error, SystemExit):
+            self._ending = True  # first: whoever hears of it may call again at once
             self.end(end(self.session, incoming, error))
         else:
             refuse(self.session, incoming, error, self.where(incoming.method))
@@ -93,6 +103,8 @@ class _OnThreads(_Runner):
         pool.submit(self._run, incoming, extra, args, kwargs)
 
     def _run(self, incoming, extra: dict[str, Any] | None, args: tuple, kwargs: dict) -> None:
+        if self.ends(incoming):
+            return
         concurrent_call.set(CallInfo(self.where(incoming.method), extra))
         try:
             reply(self.session, incoming, self.function(incoming.method)(*args, **kwargs), extra)
@@ -137,6 +149,8 @@ class _OnLoop(_Runner):
         self._loop.call_soon_threadsafe(self._begin, incoming)
 
     def _begin(self, incoming) -> None:
+        if self.ends(incoming):
+            return
         try:
             args, kwargs, extra = arguments(incoming)
             group = self._groups[self.group_of(incoming.method, extra)]

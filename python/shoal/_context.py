@@ -37,6 +37,7 @@ class Running:
     extra: dict[str, Any] | None = None
     where: str = ""  # in it; "" for class and method
     unanswered: Any = None
+    runner: Any = None  # of a concurrent actor
 
 
 running = Running()

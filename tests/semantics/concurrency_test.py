@@ -272,6 +272,15 @@ def test_exit_actor_in_an_async_method_ends_all(actor):
             ray.get(ref, timeout=GUARD_S)
 
 
+@pytest.mark.parametrize("cls", [Async, Threaded.options(max_concurrency=2)], ids=["async", "threads"])
+def test_nothing_runs_after_the_end_was_told(cls):
+    for actor in [cls.remote() for _ in range(10)]:
+        with pytest.raises(ActorDiedError):
+            ray.get(actor.leave.remote(), timeout=GUARD_S)
+        with pytest.raises(ActorDiedError):
+            ray.get(actor.__ray_ready__.remote(), timeout=GUARD_S)
+
+
 def test_an_async_constructor_that_raises():
     @ray.remote
     class Broken:
