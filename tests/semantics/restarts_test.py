@@ -48,6 +48,9 @@ class Mortal:
     def leave(self, code=0):
         os._exit(code)
 
+    def reconstructed(self):
+        return shoal.get_runtime_context().was_current_actor_reconstructed
+
     def exit_actor(self):
         shoal.exit_actor()
 
@@ -62,11 +65,11 @@ def row_of(actor):
 
 def test_it_is_made_again_from_the_same_arguments():
     actor = Mortal.options(max_restarts=1).remote(10)
-    assert shoal.get([actor.add.remote(), actor.add.remote()]) == [11, 12]
+    assert shoal.get([actor.add.remote(), actor.add.remote(), actor.reconstructed.remote()]) == [11, 12, False]
     first = shoal.get(actor.pid.remote())
     with pytest.raises(ActorUnavailableError):
         shoal.get(actor.die.remote())
-    assert shoal.get(actor.add.remote()) == 11
+    assert shoal.get([actor.add.remote(), actor.reconstructed.remote()]) == [11, True]
     assert shoal.get(actor.pid.remote()) != first
     assert row_of(actor)["num_restarts"] == 1
 
