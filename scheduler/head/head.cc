@@ -97,7 +97,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       SHOAL_TRY(const auto ref, from_bytes<actors::ActorRef>(bytes));
       const auto* row = state_.actor(ref.actor);
       if (row == nullptr) return fail(not_found("no actor " + to_string(ref.actor)));
-      actor_watchers_[ref.actor].insert(watcher);
+      if (row->state != actors::ActorState::kDead) actor_watchers_[ref.actor].insert(watcher);
       return body(to_bytes(*row));
     }
     case Method::kGetBirth: {
@@ -126,7 +126,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       SHOAL_TRY(const auto ref, from_bytes<actors::GroupRef>(bytes));
       const auto* row = state_.group(ref.group);
       if (row == nullptr) return fail(not_found("no placement group " + to_string(ref.group)));
-      group_watchers_[ref.group].insert(watcher);
+      if (row->state != actors::GroupState::kRemoved) group_watchers_[ref.group].insert(watcher);
       return body(to_bytes(*row));
     }
     case Method::kFindGroup: {

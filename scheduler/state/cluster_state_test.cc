@@ -691,6 +691,23 @@ TEST_F(GroupTest, OneThatDiesWhileItLendsGivesNothingTwice) {
   EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
 }
 
+TEST_F(GroupTest, AListOfLargeGroupsComesInPagesThatFitAMessage) {
+  for (int i = 0; i < 12; ++i) {
+    ASSERT_TRUE(state_.group_requested(group(std::vector<std::map<std::string, double>>(2000, {{"CPU", 1}}), actors::Strategy::kPack)));
+  }
+  std::size_t rows = 0;
+  actors::ListRequest request;
+  request.what = actors::ListRequest::What::kGroups;
+  do {
+    const auto page = state_.list(request);
+    EXPECT_LT(actors::to_bytes(page).size(), std::size_t{1} << 20);
+    ASSERT_FALSE(page.groups.empty());
+    rows += page.groups.size();
+    request.after = page.last;
+  } while (request.after != 0);
+  EXPECT_EQ(rows, 12u);
+}
+
 // ---- nodes of choice
 
 TEST_F(GroupTest, ANodeOfChoiceIsWaitedForUnlessItCannotBe) {

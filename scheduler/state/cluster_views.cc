@@ -18,17 +18,40 @@ using actors::WorkerState;
 // ---- queries
 // -----------------------------------------------------------------------------------------------------------------------
 
+namespace {
+
+// About as many as a row has in a message, besides its cause.
+constexpr std::size_t kRow = 400, kAmount = 48;
+std::size_t bytes_of(const ActorRow& r) {
+  std::size_t out = kRow + r.name.size() + r.name_space.size() + r.class_name.size() + r.pending_reason.size();
+  for (const auto& [name, value] : r.attributes) out += kAmount + name.size() + value.size();
+  return out;
+}
+std::size_t bytes_of(const actors::GroupRow& r) {
+  std::size_t out = kRow + r.name.size() + r.name_space.size() + r.pending_reason.size();
+  for (const auto& b : r.bundles) out += kAmount * (1 + b.all().size());
+  return out;
+}
+std::size_t bytes_of(const actors::NodeRow& r) { return kRow + kAmount * (r.total.all().size() + r.available.all().size() + r.labels.size()); }
+std::size_t bytes_of(const actors::WorkerRow& r) { return kRow + r.role.size(); }
+std::size_t bytes_of(const actors::JobRow& r) { return kRow + r.name.size() + r.pending_reason.size(); }
+
+}  // namespace
+
 actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
   using What = actors::ListRequest::What;
   actors::ListReply out;
+  std::size_t bytes = 0;
   const auto page = [&](const auto& table, auto& rows, const auto& row_of, const auto& job_of) {
     for (auto it = table.upper_bound({request.after}); it != table.end(); ++it) {
       if (request.job && request.job != job_of(it->second)) continue;
-      if (rows.size() == options_.max_listed_rows) {
+      auto row = row_of(it->second);
+      bytes += bytes_of(row);
+      if (!rows.empty() && (rows.size() == options_.max_listed_rows || bytes > options_.max_listed_bytes)) {
         out.last = rows.back().id.value;
         return;
       }
-      rows.push_back(row_of(it->second));
+      rows.push_back(std::move(row));
     }
   };
   const auto whole = [](const auto& entry) { return entry.row; };
@@ -52,6 +75,7 @@ actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
   for (auto& row : out.actors) row.cause = brief(row.cause);
   for (auto& row : out.workers) row.cause = brief(row.cause);
   for (auto& row : out.jobs) row.cause = brief(row.cause);
+  for (auto& row : out.groups) row.cause = brief(row.cause);
   return out;
 }
 
