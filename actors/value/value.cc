@@ -52,18 +52,20 @@ Result<Value> Value::make_shared(const Pieces& pieces, Kind kind) {
   for (const auto& p : pieces) total += aligned(p.size());
   auto shared = std::make_shared<Shared>();
   SHOAL_TRY(shared->fd, runtime::make_memory("shoal:value", total));
-  SHOAL_TRY(shared->mapping, runtime::map(shared->fd, total, runtime::Access::kReadWrite));
-  std::byte* const base = shared->mapping.data();
-  const MemoryHeader header{kMagic, static_cast<std::uint64_t>(kind), pieces.size()};
-  std::memcpy(base, &header, sizeof header);
   std::size_t at = first_piece(pieces.size());
+  std::vector<std::byte> front(at);
+  const MemoryHeader header{kMagic, static_cast<std::uint64_t>(kind), pieces.size()};
+  std::memcpy(front.data(), &header, sizeof header);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const std::uint64_t size = pieces[i].size();
-    std::memcpy(base + sizeof header + 8 * i, &size, 8);
-    if (size) std::memcpy(base + at, pieces[i].data(), size);
-    at += aligned(size);
+    std::memcpy(front.data() + sizeof header + 8 * i, &size, 8);
   }
-  shared->mapping.allow(runtime::Access::kRead);
+  SHOAL_OK(runtime::write_at(shared->fd, 0, front));
+  for (const auto& piece : pieces) {
+    SHOAL_OK(runtime::write_at(shared->fd, at, piece));
+    at += aligned(piece.size());
+  }
+  SHOAL_TRY(shared->mapping, runtime::map(shared->fd, total, runtime::Access::kRead));
   Value out;
   out.sizes_ = sizes_of(pieces);
   out.kind_ = kind;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
@@ -78,6 +79,17 @@ Result<Mapping> private_memory(std::size_t bytes, bool touched) {
   (void)madvise(at, bytes, MADV_HUGEPAGE);                     // a hint
   if (touched) (void)madvise(at, bytes, MADV_POPULATE_WRITE);  // Linux 5.14; before it, pages come as they are written
   return out;
+}
+
+Result<void> write_at(const Fd& memory, std::size_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = pwrite(memory.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return fail(from_errno(n < 0 ? errno : ENOSPC, "cannot write " + std::to_string(bytes.size()) + " bytes of shared memory"));
+    offset += static_cast<std::size_t>(n);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+  return {};
 }
 
 Result<Fd> duplicate(const Fd& fd) {

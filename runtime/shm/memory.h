@@ -45,6 +45,9 @@ Result<Fd> make_memory(const std::string& name, std::size_t bytes);
 Result<std::size_t> memory_bytes(const Fd& memory);
 Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access);
 Result<Fd> duplicate(const Fd& fd);
+// Into memory whose pages are not there yet: the kernel copies into new pages without zeroing them first and without a fault for each
+// (measured: two to four times as fast as writing through a mapping). ResourceExhausted when there is no room.
+Result<void> write_at(const Fd& memory, std::size_t offset, std::span<const std::byte> bytes);
 
 // Zeroed memory of this process's own; no page is there before it is touched, or all are, with `touched`. Where it is large, the system is
 // asked for huge pages: fewer faults, and fewer misses of the address cache for as long as it lives.

@@ -84,7 +84,7 @@ class ClusterState {
     runtime::Duration early_death = std::chrono::seconds(10);
     runtime::Duration first_pause = std::chrono::milliseconds(100), longest_pause = std::chrono::seconds(5);
     std::size_t max_listed_bytes = 200'000;  // likewise, without causes
-    std::size_t max_listed_text = 500;  // bytes of a cause there; actor() and job() have all of it
+    std::size_t max_listed_text = 500;       // bytes of a cause there; actor() and job() have all of it
   };
 
   ClusterState(Options options, runtime::Random& random) : options_(options), random_(random) {}

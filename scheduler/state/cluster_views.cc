@@ -32,7 +32,9 @@ std::size_t bytes_of(const actors::GroupRow& r) {
   for (const auto& b : r.bundles) out += kAmount * (1 + b.all().size());
   return out;
 }
-std::size_t bytes_of(const actors::NodeRow& r) { return kRow + kAmount * (r.total.all().size() + r.available.all().size() + r.labels.size()); }
+std::size_t bytes_of(const actors::NodeRow& r) {
+  return kRow + kAmount * (r.total.all().size() + r.available.all().size() + r.labels.size());
+}
 std::size_t bytes_of(const actors::WorkerRow& r) { return kRow + r.role.size(); }
 std::size_t bytes_of(const actors::JobRow& r) { return kRow + r.name.size() + r.pending_reason.size(); }
 
