@@ -294,10 +294,21 @@ std::optional<std::vector<ClusterState::Site>> ClusterState::place_gang(const Ga
 }
 
 void ClusterState::place_pending() {
+  while (place_pending_once()) {
+  }
+}
+
+// Whether a group was placed: those that wait for it may stand before it.
+bool ClusterState::place_pending_once() {
   std::deque<Pending> rest;
+  bool placed_group = false;
   for (auto& p : std::exchange(pending_, {})) {
     if (p.group) {
-      if (!place_group(groups_.at(p.group))) rest.push_back(p);
+      if (place_group(groups_.at(p.group))) {
+        placed_group = true;
+      } else {
+        rest.push_back(p);
+      }
     } else if (p.gang) {
       Gang& gang = gangs_.at(p.gang);
       if (now_ < p.not_before) {
@@ -325,6 +336,7 @@ void ClusterState::place_pending() {
   }
   for (auto& p : pending_) rest.push_back(p);  // none today: starting makes nothing pending
   pending_ = std::move(rest);
+  return placed_group;
 }
 
 WorkerId ClusterState::start_worker(const Site& site, GroupId group, actors::StartWorker message, const Resources& held) {

@@ -242,6 +242,7 @@ class ClusterState {
   void remove_group(Group& group, const Error& cause);
   void lose_bundles(NodeId node);
   void place_pending();
+  bool place_pending_once();
   void start_gang(Gang& gang, const std::vector<Site>& sites);
   void start_job(Job& job);
   WorkerId start_worker(const Site& site, GroupId group, actors::StartWorker message, const actors::Resources& held);

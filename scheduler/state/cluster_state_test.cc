@@ -641,6 +641,25 @@ TEST_F(GroupTest, ABundleThatLosesItsNodeIsPlacedAgain) {
   EXPECT_EQ(state_.actor(b.actors[0].id)->node, NodeId{3});
 }
 
+TEST_F(GroupTest, ARestartedActorStandsBeforeItsGroupAndStillComesAfterIt) {
+  join(1, {{"CPU", 1}});
+  const auto g = group({{{"CPU", 1}}}, actors::Strategy::kPack);
+  ASSERT_TRUE(state_.group_requested(g));
+  auto a = in(g, {{"CPU", 1}});
+  a.max_restarts = 1;
+  auto waits = in(g, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(a));
+  ASSERT_TRUE(state_.gang_requested(waits));
+  ready(taken<StartWorkerOn>().at(0));
+  state_.node_lost(NodeId{1}, unavailable("gone"));  // not away before: it fell silent
+  EXPECT_EQ(state_of(a.actors[0].id), ActorState::kRestarting);
+  EXPECT_EQ(state_of(waits.actors[0].id), ActorState::kPending);  // not on the node that is lost
+  EXPECT_TRUE(taken<StartWorkerOn>().empty());
+  join(2, {{"CPU", 2}});
+  EXPECT_EQ(state_of_group(g), "CREATED");
+  EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);  // of both, one fits
+}
+
 TEST_F(GroupTest, ItEndsWithItsJobUnlessItIsDetached) {
   join(1, {{"CPU", 2}});
   auto mine = group({{{"CPU", 1}}}, actors::Strategy::kPack), detached = group({{{"CPU", 1}}}, actors::Strategy::kPack);

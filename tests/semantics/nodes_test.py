@@ -1,0 +1,115 @@
+"""Placement over two nodes: labels, spreading, a node that is lost."""
+
+import pytest
+
+DRIVER = """
+import os, time
+import shoal
+from shoal.util import placement_group, placement_group_table, remove_placement_group
+from shoal.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+@shoal.remote(num_cpus=1)
+class Here:
+    def node(self):
+        return shoal.get_runtime_context().get_node_id()
+
+    def die(self):
+        os._exit(1)
+
+shoal.init(address="auto")
+zones = {n["labels"].get("zone"): n["id"] for n in shoal.nodes()}
+
+def node_of(**options):
+    actor = Here.options(**options).remote()
+    node = shoal.get(actor.node.remote())
+    shoal.kill(actor)
+    return node
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """Each test has its own."""
+
+
+@pytest.fixture
+def run(shoal_command):
+    head = shoal_command.json("start", "--head", "--num-cpus", "2", "--port", "0", "--label", "zone=a", "--label", "disk=fast")
+    shoal_command.json("start", "--address", head["address"], "--num-cpus", "2", "--label", "zone=b")
+
+    def one(body: str) -> str:
+        driver = shoal_command.driver(DRIVER + body)
+        assert driver.code() == 0, driver.err
+        return driver.out
+
+    yield one
+    shoal_command.json("stop")
+
+
+def test_labels_and_nodes_of_choice(run, shoal_command):
+    out = run(
+        """
+assert len(zones) == 2, zones
+for zone, node in zones.items():
+    assert node_of(label_selector={"zone": zone}) == node
+    assert node_of(label_selector={"zone": "!" + zone}) != node
+    assert node_of(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)) == node
+assert node_of(label_selector={"disk": "in(fast, faster)"}) == zones["a"]
+print("done")
+"""
+    )
+    assert out == "done\n"
+    assert "zone=b" in shoal_command("list", "nodes").stdout
+
+
+def test_groups_over_nodes(run):
+    out = run(
+        """
+def nodes_of(bundles, strategy):
+    group = placement_group(bundles, strategy=strategy)
+    assert group.wait(10), strategy
+    nodes = list(placement_group_table(group)["bundles_to_node_id"].values())
+    remove_placement_group(group)
+    return nodes
+
+assert len(set(nodes_of([{"CPU": 1}] * 2, "PACK"))) == 1
+assert len(set(nodes_of([{"CPU": 1}] * 2, "SPREAD"))) == 2
+assert len(set(nodes_of([{"CPU": 1}] * 2, "STRICT_SPREAD"))) == 2
+assert len(set(nodes_of([{"CPU": 1}] * 2, "STRICT_PACK"))) == 1
+assert len(set(nodes_of([{"CPU": 1}] * 4, "PACK"))) == 2
+assert not placement_group([{"CPU": 2}] * 2, strategy="STRICT_PACK").wait(0.1)
+print("done")
+"""
+    )
+    assert out == "done\n"
+
+
+LOST = """
+import signal
+mine = shoal.get_runtime_context().get_node_id()  # a driver ends with its node
+other = next(n for n in shoal.nodes() if n["id"] != mine)
+group = placement_group([{"CPU": 1}, {"CPU": 1}], strategy="STRICT_SPREAD")
+assert group.wait(10)
+lost = next(i for i, node in placement_group_table(group)["bundles_to_node_id"].items() if node == other["id"])
+place = PlacementGroupSchedulingStrategy(group, lost)
+actor = Here.options(scheduling_strategy=place, max_restarts=1, max_task_retries=-1).remote()
+assert shoal.get(actor.node.remote()) == other["id"]
+os.kill(other["pid"], signal.SIGKILL)
+while placement_group_table(group)["state"] != "RESCHEDULING":
+    time.sleep(0.01)
+answer = actor.node.remote()
+assert shoal.wait([answer], timeout=0.3)[0] == []
+print("lost", flush=True)
+assert shoal.get(answer) not in zones.values()
+assert placement_group_table(group)["state"] == "CREATED"
+print("done")
+"""
+
+
+def test_a_lost_node_takes_bundles_along_and_their_actors_wait_for_another(run, shoal_command):
+    driver = shoal_command.driver(DRIVER + LOST)
+    driver.said("lost")
+    address = shoal_command.json("status")["address"]
+    shoal_command.json("start", "--address", address, "--num-cpus", "2")
+    assert driver.code() == 0, driver.err
+    assert driver.out.endswith("done\n")
