@@ -6,6 +6,8 @@ namespace shoal::actors {
 
 namespace {
 
+constexpr std::size_t kMaxFunctions = 10'000;  // of which it is known how long they take
+
 Error left() { return cancelled("this process left the cluster"); }
 
 double seconds(runtime::Duration d) { return std::chrono::duration<double>(d).count(); }
@@ -147,6 +149,7 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
     lost(w, item, result.error());
   } else {
     const double took = seconds(now - std::max(item->sent, w.last_done));
+    if (seconds_.size() > kMaxFunctions) seconds_.clear();  // learned again soon
     const auto [known, first] = seconds_.try_emplace(item->task.function, took);
     if (!first) known->second += 0.2 * (took - known->second);
     w.last_done = now;

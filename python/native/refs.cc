@@ -94,20 +94,10 @@ Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, 
           const bool died = !result && result.error().code() == Code::kUnavailable;
           const bool raised = result && result->raised();
           if (!argument_failed && (died || (raised && judge_raised))) return readiness.note(number);
-          if (argument_failed) return self.promise_.set(result);
-          self.settle(result);
+          self.promise_.set(result);
         });
   });
   return Ref(attempt);
-}
-
-void Attempts::settle(const Result<Value>& result) const {
-  if (result || name_.empty() || result.error().code() != Code::kUnavailable) return promise_.set(result);
-  const auto& message = result.error().message();
-  const auto colon = message.find("died: ");
-  const auto how = colon == std::string::npos ? message : message.substr(colon + 6);
-  promise_.set(
-      fail(unavailable("the worker that ran " + name_ + " died: " + how).with_reason("WorkerCrashed").with_hint(result.error().hint())));
 }
 
 namespace {
@@ -170,7 +160,7 @@ void bind_refs(nb::module_& m) {
       .def("take", &Readiness::take, "Numbers of those that have become ready since.");
 
   nb::class_<Attempts>(m, "Attempts", "The result of a call that may be made more than once.")
-      .def(nb::init<std::string>(), nb::arg("name"))
+      .def(nb::init<>())
       .def_prop_ro("ref", [](const Attempts& a) { return Ref(a.future()); })
       .def(
           "start",

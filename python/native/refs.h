@@ -58,23 +58,18 @@ class Readiness {
   std::shared_ptr<Noted> noted_;
 };
 
-// What a call comes to that may be made more than once: the result of the attempt that is not worth another.
+// What a call of an actor's method comes to that may be made more than once: the result of the attempt that is not worth another.
 class Attempts {
  public:
-  // `name` of a remote function; "" for a method of an actor, whose death is told as such.
-  explicit Attempts(std::string name) : name_(std::move(name)) {}
   actors::ValueFuture future() const { return promise_.future(); }
-  // Calls `actor`. Its result is the result, unless the process died (or, with `judge_raised`, the function raised): then `number` is
+  // Calls `actor`. Its result is the result, unless the process died (or, with `judge_raised`, the method raised): then `number` is
   // noted, and whoever takes it calls start again, or settle.
   Ref start(actors::Session& session, actors::Call call, std::vector<actors::ValueFuture> deps, bool judge_raised, Readiness readiness,
             std::uint64_t number) const;
-  // The result is this attempt's, after all; that of a function's process which died is WorkerCrashed. Loop only.
-  void settle(const Result<actors::Value>& result) const;
-  // Loop only.
-  void settle(const actors::ValueFuture& attempt) const { settle(attempt.peek()); }
+  // The result is this attempt's, after all. Loop only.
+  void settle(const actors::ValueFuture& attempt) const { promise_.set(attempt.peek()); }
 
  private:
-  std::string name_;
   runtime::Promise<actors::Value> promise_;
 };
 

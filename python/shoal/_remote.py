@@ -360,10 +360,10 @@ class ActorClass:
         session, name, restarts = _session(), self.__name__, options.get("max_restarts", 0)
         detached = options.get("lifetime") == "detached"
         settings = _settings(self._cls, name, self._methods, resources, options)
-        packed = _pack((self._cls, settings, *args), kwargs)
+        # A detached one makes itself, from its birth: who asked for it may be gone before it has a process. The call only tells when.
+        packed = _pack((), {}) if detached else _pack((self._cls, settings, *args), kwargs)
         limit = options.get("max_pending_calls", -1)
         handle = ActorHandle(session.new_actor_id(), name, self._methods, max_pending=limit)
-        # A detached one makes itself: who asked for it may be gone before it has a process.
         env = {**env, "SHOAL_SELF_MADE": "1"} if detached else env
         exists = session.create_actor(
             handle._actor_id,
@@ -388,7 +388,7 @@ class ActorClass:
             with contextlib.suppress(Exception):
                 session.kill(handle._actor_id)
             raise
-        if packed[2] and not detached:
+        if packed[2]:
             when_ready(handle._created, lambda: _end_unmade(session, handle, packed[2]))
         return handle
 

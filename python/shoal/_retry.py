@@ -61,7 +61,7 @@ class MethodAttempts:
     args: _native.Ref
     deps: list[_native.Ref]
     retries: Retries
-    attempts: _native.Attempts = field(default_factory=lambda: _native.Attempts(""))
+    attempts: _native.Attempts = field(default_factory=_native.Attempts)
     attempt: _native.Ref | None = None
 
     def start(self) -> _native.Ref:

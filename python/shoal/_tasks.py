@@ -119,7 +119,8 @@ class FunctionPool:
                 pool = _Pool(self, function.resources, function.placed)
                 pool.grow()  # here, so that whoever calls first hears why there can be none
                 self._pools[key] = pool
-            pool.functions[function.number] = function
+            if function.retries.judges_exceptions:
+                pool.functions[function.number] = function
             function.pool = pool
         return pool
 

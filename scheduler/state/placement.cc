@@ -156,6 +156,12 @@ std::string to_string(const std::vector<actors::LabelMatch>& wanted) {
   return out;
 }
 
+Error infeasible(const std::string& why) {
+  return resource_exhausted("no present node could ever hold it: " + why)
+      .with_reason("Infeasible")
+      .with_hint("ask for less, add a node (shoal start --address HOST:PORT), or wait for one with --wait");
+}
+
 std::string explain(const std::vector<Resources>& given, const Room& room, Strategy strategy) {
   if (room.empty()) return "there is no node";
   const Wants wants = strategy == Strategy::kStrictPack ? Wants{sum_of(given)} : given;

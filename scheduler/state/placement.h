@@ -23,6 +23,9 @@ std::optional<std::vector<NodeId>> place(const std::vector<actors::Resources>& w
 // lacks GPU 4 (has 0)".
 std::string explain(const std::vector<actors::Resources>& wants, const Room& room, actors::Strategy strategy = actors::Strategy::kPack);
 
+// ResourceExhausted/Infeasible, with what to do; `why` is explain's.
+Error infeasible(const std::string& why);
+
 bool matches(const std::map<std::string, std::string>& labels, const std::vector<actors::LabelMatch>& wanted);
 std::string to_string(const std::vector<actors::LabelMatch>& wanted);  // "zone=a|b, disk!=slow"
 

@@ -156,12 +156,3 @@ def get_current_placement_group() -> PlacementGroup | None:
     """The one that this actor or task is placed in."""
     group = os.environ.get("SHOAL_GROUP", "")
     return PlacementGroup(group) if group else None
-
-
-def check_placement_group_index(placement_group: PlacementGroup, bundle_index: int) -> None:
-    """ValueError for a bundle that is not there; -1 is any."""
-    if placement_group.is_empty:
-        if bundle_index != -1:
-            raise ValueError("a bundle index without a placement group")
-    elif not -1 <= bundle_index < placement_group.bundle_count:
-        raise ValueError(f"bundle {bundle_index} of a placement group with {placement_group.bundle_count}")

@@ -1,0 +1,236 @@
+// Actors: asked for, killed, started again, hosted by processes that exist already, and their names.
+#include <algorithm>
+#include <csignal>
+
+#include <fmt/format.h>
+
+#include "scheduler/state/cluster_state.h"
+
+namespace shoal::scheduler {
+
+using actors::ActorRow;
+using actors::ActorState;
+using actors::JobState;
+using actors::WorkerState;
+
+namespace {
+
+Error actor_died(const ActorRow& row, const Error& cause) {
+  Error e = Error(Code::kUnavailable, fmt::format("actor {} died: {}", row.class_name, cause.message()))
+                .with_reason("ActorDied")
+                .with_hint(cause.hint());
+  for (const auto& frame : cause.context()) e = std::move(e).in(frame);
+  return std::move(e).in(fmt::format("actor {}({})", row.class_name, to_string(row.id)));
+}
+
+}  // namespace
+
+Result<std::optional<actors::FoundActor>> ClusterState::gang_requested(const actors::GangSpec& spec) {
+  if (spec.actors.empty()) return fail(invalid_argument("a gang without actors"));
+  const auto job = jobs_.find(spec.job);
+  if (job == jobs_.end() || ended(job->second.row.state)) return fail(not_found("no running job " + to_string(spec.job)));
+  if (gangs_.contains(spec.id)) return fail(invalid_argument("gang " + to_string(spec.id) + " exists already"));
+  if (!spec.name.empty()) {
+    if (auto found = find({spec.name, spec.name_space}); found && spec.get_if_exists) {
+      return std::optional(*std::move(found));
+    } else if (found) {
+      return fail(invalid_argument(fmt::format("an actor named '{}' lives already in namespace '{}'", spec.name, spec.name_space))
+                      .with_reason("NameTaken")
+                      .with_hint("get it with get_actor, or with get_if_exists=True"));
+    }
+  }
+  Gang gang;
+  gang.spec = spec;
+  for (const auto& a : spec.actors) {
+    if (!a.id || actors_.contains(a.id)) return fail(invalid_argument("actor " + to_string(a.id) + " exists already"));
+    gang.wants.push_back(a.resources);
+  }
+  SHOAL_OK(check_where(gang));
+  if (spec.refuse_infeasible && !spec.where.group) {
+    const Room could = only(capacity(), spec.where, gang.wants);
+    if (!place(gang.wants, could)) return fail(infeasible(explain(gang.wants, could)));
+  }
+  gang.living = spec.actors.size();
+  if (spec.detached) gang.spec.job = open_detached_job(spec);
+  gang.spec.handle.clear();  // kept with the name
+  if (!spec.name.empty()) names_[{spec.name_space, spec.name}] = {spec.actors[0].id, spec.handle};
+  for (std::size_t i = 0; i < spec.actors.size(); ++i) {
+    ActorRow row;
+    row.id = spec.actors[i].id;
+    row.class_name = spec.actors[i].class_name;
+    row.job = gang.spec.job;
+    row.gang = spec.id;
+    row.name = spec.name;
+    row.name_space = spec.name_space;
+    row.detached = spec.detached;
+    row.max_restarts = spec.max_restarts;
+    row.max_task_retries = spec.max_task_retries;
+    row.rank = static_cast<std::int32_t>(i);
+    row.world_size = static_cast<std::int32_t>(spec.actors.size());
+    actors_[row.id] = std::move(row);
+  }
+  gangs_[spec.id] = std::move(gang);
+  pending_.push_back({spec.id, {}, {}, now_});
+  place_pending();
+  return std::optional<actors::FoundActor>();
+}
+
+JobId ClusterState::open_detached_job(const actors::GangSpec& spec) {
+  const auto id = random_.id<JobId>();
+  auto& job = jobs_[id];
+  job.row.id = id;
+  job.row.name = fmt::format("detached {}", spec.name.empty() ? spec.actors[0].class_name : spec.name);
+  job.row.state = JobState::kRunning;
+  job.row.started_unix_ms = unix_ms_;
+  job.detached = true;
+  act(PersistJob{job.row});
+  return id;
+}
+
+bool ClusterState::restart_actor(ActorRow& row, const Worker& worker, std::int32_t shell_code, const Error& cause) {
+  const auto it = gangs_.find(row.gang);
+  const auto job = jobs_.find(row.job);
+  if (it == gangs_.end() || job == jobs_.end() || ended(job->second.row.state)) return false;
+  Gang& gang = it->second;
+  if (row.max_restarts == 0 || (row.max_restarts > 0 && row.num_restarts >= static_cast<std::uint32_t>(row.max_restarts))) return false;
+  const bool no_program = worker.row.pid == 0 && shell_code == 127;
+  if (worker.leaving || no_program) return false;
+  gang.early_deaths = now_ - gang.started < options_.early_death ? gang.early_deaths + 1 : 0;
+  Pending again{row.gang, {}, {}, now_};
+  if (gang.early_deaths > 1) {
+    again.not_before =
+        now_ + std::min<runtime::Duration>(options_.first_pause * (1 << std::min(gang.early_deaths - 2, 10)), options_.longest_pause);
+  }
+  ++row.num_restarts;
+  row.state = ActorState::kRestarting;
+  row.endpoint.clear();
+  row.worker = {};
+  row.node = {};
+  row.pid = 0;
+  row.pending_reason = "its process ended and is started again: " + cause.message().substr(0, cause.message().find('\n'));
+  row.cause = cause;
+  pending_.push_back(again);
+  act(TellActor{row});
+  return true;
+}
+
+void ClusterState::kill_actor_row(ActorRow& row, const Error& cause) {
+  if (const auto named = names_.find({row.name_space, row.name}); named != names_.end() && named->second.first == row.id) {
+    names_.erase(named);
+  }
+  if (const auto gang = gangs_.find(row.gang); gang != gangs_.end() && --gang->second.living == 0) {
+    std::erase_if(pending_, [&](const Pending& p) { return p.gang == row.gang; });
+    gangs_.erase(gang);
+  }
+  row.state = ActorState::kDead;
+  row.pending_reason.clear();
+  row.cause = actor_died(row, cause);
+  ended_actors_.push_back(row.id);
+  act(TellActor{row});
+  fail_hosted(row.id, *row.cause);
+}
+
+Result<void> ClusterState::actor_killed(ActorId id, bool restart) {
+  const auto it = actors_.find(id);
+  if (it == actors_.end()) return fail(not_found("no actor " + to_string(id)));
+  const ActorRow& row = it->second;
+  if (row.state == ActorState::kDead) return {};
+  if (restart && row.max_restarts != 0) {
+    if (row.worker) act(StopWorkerOn{row.node, {row.worker, SIGKILL, 0}});
+    return {};
+  }
+  end_actor(it->second, unavailable("it was killed by shoal.kill").with_reason("Killed"));
+  place_pending();
+  forget_old();
+  return {};
+}
+
+void ClusterState::end_actor(ActorRow& row, const Error& cause) {
+  const ActorState before = row.state;
+  const ActorId id = row.id;
+  const JobId job = row.job;
+  const bool detached = row.detached;
+  const auto gang = gangs_.find(row.gang);
+  const std::vector<actors::ActorSpec> members = gang == gangs_.end() ? std::vector<actors::ActorSpec>() : gang->second.spec.actors;
+  kill_actor_row(row, cause);
+  const auto w = workers_.find(row.worker);
+  if (before == ActorState::kPending || before == ActorState::kRestarting) {
+    // All or nothing: a gang that lost a member before it was placed will never be.
+    std::erase_if(pending_, [&](const Pending& p) { return p.gang && p.gang == row.gang; });
+    for (const auto& a : members) {
+      const auto other = actors_.find(a.id);
+      if (other != actors_.end() && other->second.state == ActorState::kPending) kill_actor_row(other->second, cause);
+    }
+  } else if (w != workers_.end() && w->second.actor == id) {
+    act(StopWorkerOn{row.node, {row.worker, SIGKILL, 0}});
+  } else if (w != workers_.end()) {
+    act(KillHostedOn{row.node, {row.worker, row.pid, id, row.cause}});
+  }
+  if (detached) end_job(jobs_.at(job), JobState::kStopped);
+}
+
+Result<void> ClusterState::actor_hosted(const actors::HostActor& m) {
+  const auto job = jobs_.find(m.job);
+  if (job == jobs_.end() || ended(job->second.row.state)) return fail(not_found("no running job " + to_string(m.job)));
+  const auto w = workers_.find(m.worker);
+  if (w == workers_.end() || w->second.row.state == WorkerState::kExited) {
+    return fail(not_found("no running process " + to_string(m.worker)));
+  }
+  if (!m.actor || actors_.contains(m.actor)) return fail(invalid_argument("actor " + to_string(m.actor) + " exists already"));
+  auto& gang = hosted_[{m.job, m.gang_key}];
+  if (!gang.id) {
+    gang.id = random_.id<GangId>();
+    gang.world_size = m.world_size;
+  }
+  if (gang.world_size != m.world_size || gang.complete || gang.members.contains(m.rank)) {
+    return fail(invalid_argument(fmt::format("rank {} of {} does not belong to gang {} (world size {}{})", m.rank, m.world_size, m.gang_key,
+                                             gang.world_size, gang.complete ? ", complete" : "")));
+  }
+  gang.members[m.rank] = m.actor;
+  ActorRow row;
+  row.id = m.actor;
+  row.class_name = m.class_name;
+  row.job = m.job;
+  row.node = w->second.row.node;
+  row.worker = m.worker;
+  row.pid = w->second.row.pid;
+  row.gang = gang.id;
+  row.rank = m.rank;
+  row.world_size = m.world_size;
+  row.endpoint = m.endpoint;
+  row.attributes = m.attributes;
+  row.pending_reason = "waits for the rest of its gang";
+  actors_[m.actor] = std::move(row);
+  if (static_cast<std::int32_t>(gang.members.size()) < gang.world_size) return {};
+  gang.complete = true;
+  actors::HostedActor answer{gang.id, 1, {}};
+  for (const auto& [rank, id] : gang.members) answer.members.push_back(id);
+  for (const auto& [rank, id] : gang.members) {
+    auto& a = actors_.at(id);
+    a.state = ActorState::kAlive;
+    a.generation = answer.generation;
+    a.pending_reason.clear();
+    act(TellActor{a});
+    act(TellHosted{id, answer});
+  }
+  return {};
+}
+
+// A member that dies while the others still wait for the gang: it will never be complete.
+void ClusterState::fail_hosted(ActorId actor, const Error& cause) {
+  for (auto& [key, gang] : hosted_) {
+    if (gang.complete) continue;
+    const bool member = std::any_of(gang.members.begin(), gang.members.end(), [&](const auto& m) { return m.second == actor; });
+    if (!member) continue;
+    gang.complete = true;
+    for (const auto& [rank, id] : gang.members) act(TellHosted{id, fail(cause)});
+  }
+}
+
+void ClusterState::attributes_set(const actors::SetAttributes& m) {
+  const auto it = actors_.find(m.actor);
+  if (it == actors_.end()) return;
+  for (const auto& [name, value] : m.attributes) it->second.attributes[name] = value;
+}
+
+}  // namespace shoal::scheduler
