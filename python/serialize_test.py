@@ -1,3 +1,4 @@
+import dataclasses
 import gc
 import pickle
 import threading
@@ -61,21 +62,72 @@ def test_tensors_come_back_bit_by_bit(dtype, shape):
     assert torch.equal(back.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
 
 
-def test_tensors_that_are_not_plain_memory_come_back_too():
-    x = torch.arange(12.0).reshape(3, 4)
-    cases = {
+def special_tensors(numel=12):
+    x = torch.arange(float(numel)).reshape(3, -1)
+    return {
+        "plain": x,
         "transposed": x.t(),
+        "permuted": x.reshape(3, 2, -1).permute(2, 0, 1),
         "strided": x[:, ::2],
-        "conjugated": torch.tensor([1 + 2j]).conj(),
+        "repeated": x[:1].expand(5, -1),
+        "one repeated": x[:1, :1].expand(5, numel),
+        "bfloat16": x.bfloat16(),
+        "conjugated": (x + 1j).conj(),
+        "negated": torch.tensor([1 + 2j]).conj().imag.expand(numel),
         "wants a gradient": x.clone().requires_grad_(),
+        "transposed and wants a gradient": x.t().clone().requires_grad_().t(),
+        "computed": x.clone().requires_grad_() * 2,
         "a parameter": torch.nn.Parameter(x.clone()),
+        "a frozen parameter": torch.nn.Parameter(x.clone(), requires_grad=False),
         "sparse": x.to_sparse(),
     }
-    for name, tensor in cases.items():
-        back = there_and_back(tensor)
-        assert torch.equal(back.detach().to_dense(), tensor.detach().to_dense()), name
-        assert back.requires_grad == tensor.requires_grad, name
-        assert type(back) is type(tensor), name
+
+
+@pytest.mark.parametrize("name", special_tensors())
+def test_tensors_that_are_not_plain_memory_come_back_too(name):
+    tensor = special_tensors()[name]
+    tensor.note = "kept"
+    back = there_and_back(tensor)
+    assert torch.equal(back.detach().to_dense(), tensor.detach().to_dense())
+    assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+    assert back.requires_grad == tensor.requires_grad
+    assert back.is_leaf
+    assert type(back) is type(tensor)
+    assert back.note == "kept"
+
+
+@dataclasses.dataclass
+class Batch:
+    x: object
+    more: dict
+
+
+LARGE = {
+    **special_tensors(3_000_000),
+    "module": torch.nn.Linear(1500, 1500),
+    "array": np.zeros(2_000_000),
+    "columns": np.asfortranarray(np.zeros((1000, 2000))),
+    "every other": np.zeros(4_000_000)[::2],
+    "backwards": np.zeros(2_000_000)[::-1],
+    "permuted array": np.zeros((100, 200, 100)).transpose(1, 0, 2),
+    "dates": np.zeros(2_000_000, "datetime64[s]"),
+    "records": np.zeros(2_000_000, dtype=[("x", "i4"), ("y", "f8")]),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_bytes_of_tensors_and_arrays_are_never_in_the_pickle(name):
+    head, buffers = dumps([{"a": Batch(LARGE[name], {"b": (LARGE[name],)})}])
+    assert len(head) < 10_000
+    if "repeated" not in name:  # whose memory is small
+        assert sum(b.nbytes for b in buffers) > 5_000_000
+
+
+def test_a_tensor_in_another_order_of_dimensions_is_not_copied():
+    tensor = torch.zeros(200, 300, 100).permute(2, 0, 1)
+    _, (buffer,) = dumps(tensor)
+    assert np.frombuffer(buffer, np.uint8).ctypes.data == tensor.data_ptr()
+    assert there_and_back(tensor).stride() == tensor.stride()
 
 
 def test_a_slice_carries_its_own_bytes_only():

@@ -32,7 +32,9 @@ class DepthCheck {
 }  // namespace
 
 Result<Value> make_value(const json& head, Value::Pieces buffers) {
-  const std::vector<std::uint8_t> cbor = json::to_cbor(head);
+  std::vector<std::uint8_t> cbor;
+  cbor.reserve(64);
+  json::to_cbor(head, cbor);
   buffers.insert(buffers.begin(), std::as_bytes(std::span(cbor)));
   return Value::make(buffers);
 }
@@ -42,8 +44,10 @@ Result<json> head_of(const Value& value, std::size_t num_items, std::size_t num_
   if (pieces.size() != 1 + num_buffers) return fail(invalid_argument("the values have another number of buffers"));
   const auto* const begin = reinterpret_cast<const std::uint8_t*>(pieces[0].data());
   const auto* const end = begin + pieces[0].size();
+  // Each level of nesting takes a byte at least.
   DepthCheck check;
-  if (!json::sax_parse(begin, end, &check, json::input_format_t::cbor)) return fail(invalid_argument("the values are no CBOR"));
+  if (end - begin > kMaxDepth && !json::sax_parse(begin, end, &check, json::input_format_t::cbor))
+    return fail(invalid_argument("the values are no CBOR"));
   json head = json::from_cbor(begin, end, true, false);
   if (!head.is_array() || head.size() != num_items) {
     return fail(invalid_argument("there are not " + std::to_string(num_items) + " values"));

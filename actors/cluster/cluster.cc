@@ -74,6 +74,19 @@ const char* to_string(Strategy strategy) {
   return "?";
 }
 
+const char* state_text(const NodeRow& row) {
+  if (row.state == NodeState::kDead) return "DEAD";
+  switch (row.duty()) {
+    case NodeDuty::kWorks:
+      return "ALIVE";
+    case NodeDuty::kCordoned:
+      return "CORDONED";
+    case NodeDuty::kDrains:
+      return "DRAINING";
+  }
+  return "?";
+}
+
 const char* to_string(NodeState state) { return state == NodeState::kAlive ? "ALIVE" : "DEAD"; }
 
 }  // namespace shoal::actors

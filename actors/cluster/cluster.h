@@ -105,6 +105,16 @@ struct GroupSpec {
   static constexpr std::size_t kMaxBundles = 4096;
 };
 
+// What a submitted job was asked for with, as it is shown again.
+struct Submission {
+  std::string id;  // the submitter's, or the job's own; unique among the jobs that are known
+  std::string entrypoint;
+  std::string runtime_env;  // JSON
+  std::map<std::string, std::string> metadata;
+  bool operator==(const Submission&) const = default;
+  static constexpr std::size_t kMaxId = 256, kMaxText = 1 << 16;  // bytes; of each of the others
+};
+
 // One driver process, or (num_workers > 0) a gang of processes with torchrun's environment variables.
 struct JobSpec {
   std::string name;
@@ -113,6 +123,7 @@ struct JobSpec {
   Resources resources;  // of each process
   bool wait = false;    // for nodes that could hold it
   pid_t owner = 0;
+  Submission submission;
 };
 
 enum class ActorState : std::uint16_t { kPending, kStarting, kAlive, kDead, kRestarting };
@@ -121,6 +132,8 @@ enum class WorkerState : std::uint16_t { kStarting, kRunning, kExited };
 enum class NodeState : std::uint16_t { kAlive, kDead };
 // Rescheduling: a node with a bundle of it was lost, and that bundle waits for another.
 enum class GroupState : std::uint16_t { kPending, kCreated, kRescheduling, kRemoved };
+// Whether a node takes new work. One that drains also leaves, once nothing runs there or its time is over.
+enum class NodeDuty : std::uint16_t { kWorks, kCordoned, kDrains };
 inline bool ended(JobState state) { return state != JobState::kPending && state != JobState::kRunning; }
 const char* to_string(ActorState state);
 const char* to_string(JobState state);
@@ -134,7 +147,7 @@ struct ActorRow {
   ActorState state = ActorState::kPending;
   JobId job;
   NodeId node;
-  WorkerId worker;
+  WorkerId worker, previous;  // the one before it, of an actor that was started again
   pid_t pid = 0;
   GangId gang;
   std::int32_t rank = 0;
@@ -158,7 +171,13 @@ struct NodeRow {
   std::string endpoint;
   Resources total, available;
   std::map<std::string, std::string> labels;
+  bool cordoned = false;                 // takes no new work
+  std::int64_t drain_until_unix_ms = 0;  // and leaves then, or earlier; 0: stays
+
+  NodeDuty duty() const { return drain_until_unix_ms != 0 ? NodeDuty::kDrains : cordoned ? NodeDuty::kCordoned : NodeDuty::kWorks; }
 };
+// As people are told: ALIVE, CORDONED, DRAINING, DEAD.
+const char* state_text(const NodeRow& row);
 
 struct WorkerRow {
   WorkerId id;
@@ -182,6 +201,7 @@ struct JobRow {
   std::int32_t exit_code = 0;  // as a shell says it
   std::string pending_reason;
   std::optional<Error> cause;
+  Submission submission;
 };
 
 struct GroupRow {

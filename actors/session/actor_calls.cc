@@ -1,5 +1,7 @@
 #include "actors/session/actor_calls.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "actors/wire/messages.h"
@@ -285,16 +287,19 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
   if (t.dead || t.endpoint.empty()) return;
   const auto link = links_.find(t.endpoint);
   if (link == links_.end() || link->second.peer == nullptr) return;
-  while (!t.queue.empty()) {
+  for (std::size_t at = 0; at < t.queue.size();) {
     if (link->second.peer->queued_bytes() > options_.high_water_bytes) {
       link->second.full = any_full_ = true;
       return;
     }
-    for (const auto& d : t.queue.front().deps) {
-      if (!d.ready()) return;
+    const auto& deps = t.queue[at].deps;
+    if (!std::all_of(deps.begin(), deps.end(), [](const ValueFuture& d) { return d.ready(); })) {
+      if (!t.any_order) return;
+      ++at;
+      continue;
     }
-    Queued q = std::move(t.queue.front());
-    t.queue.pop_front();
+    Queued q = std::move(t.queue[at]);
+    t.queue.erase(t.queue.begin() + static_cast<std::ptrdiff_t>(at));
     t.queued_bytes -= q.call.args.inline_bytes();
     send(id, t, std::move(q));
   }
@@ -311,8 +316,9 @@ void ActorCalls::send(ActorId id, Target& t, Queued q) {
   if (!message) return q.promise.set(fail(message.error()));
   runtime::Peer& peer = *links_.at(t.endpoint).peer;
   const auto number_sent = next_++;
-  Sent sent{std::move(q.promise), {}, q.tries};
-  if ((t.retries < 0 || q.tries < t.retries) && q.call.method != "__init__") sent.again = std::move(q.call);
+  Sent sent{std::move(q.promise), {}, q.tries, peer.next_request(), q.call.parent};
+  const std::int32_t retries = q.call.retries.value_or(t.retries);
+  if ((retries < 0 || q.tries < retries) && q.call.method != "__init__") sent.again = std::move(q.call);
   t.sent.emplace(number_sent, std::move(sent));
   // The first of a batch goes at once, the others with what follows.
   const auto flush = peer.num_pending() == 0 ? runtime::Flush::kNow : runtime::Flush::kLater;
@@ -331,6 +337,56 @@ void ActorCalls::send(ActorId id, Target& t, Queued q) {
         node.mapped().promise.set(value_from(*std::move(r)));
       },
       flush);
+}
+
+void ActorCalls::in_any_order(ActorId actor, bool any) {
+  const auto it = targets_.find(actor);
+  if (it == targets_.end()) return;
+  it->second.any_order = any;
+  flush(actor, it->second);
+}
+
+bool ActorCalls::pending(const ValueFuture& result) const {
+  const auto is_it = [&](const auto& call) { return call.promise.future() == result; };
+  return std::any_of(targets_.begin(), targets_.end(), [&](const auto& target) {
+    const Target& t = target.second;
+    return std::any_of(t.queue.begin(), t.queue.end(), is_it) ||
+           std::any_of(t.sent.begin(), t.sent.end(), [&](const auto& s) { return is_it(s.second); });
+  });
+}
+
+void ActorCalls::cancel(const ValueFuture& result, CancelHow how) {
+  for (auto& [id, t] : targets_) {
+    const auto queued = std::find_if(t.queue.begin(), t.queue.end(), [&](const Queued& q) { return q.promise.future() == result; });
+    if (queued != t.queue.end()) {
+      const Queued q = std::move(*queued);
+      t.queue.erase(queued);
+      t.queued_bytes -= q.call.args.inline_bytes();
+      q.promise.set(fail(call_cancelled(t.class_name + "." + q.call.method)));
+      return flush(id, t);  // those behind it may have waited for its arguments
+    }
+    for (auto& [n, sent] : t.sent) {
+      if (!(sent.promise.future() == result)) continue;
+      sent.again.reset();
+      const auto link = links_.find(t.endpoint);
+      if (link == links_.end() || !link->second.peer) return;  // it is lost already
+      (void)link->second.peer->notify(number(Method::kCancelCall), {to_bytes(CancelCall{id, sent.request, how}), {}, {}});
+      return;
+    }
+  }
+}
+
+void ActorCalls::cancel_children(CallKey parent) {
+  std::vector<ValueFuture> children;
+  for (const auto& [id, t] : targets_) {
+    for (const auto& q : t.queue) {
+      if (q.call.parent == parent) children.push_back(q.promise.future());
+    }
+    for (const auto& [n, sent] : t.sent) {
+      if (sent.parent == parent) children.push_back(sent.promise.future());
+    }
+  }
+  for (const auto& child : children) cancel(child, {});
 }
 
 // What was sent, and what waits if that is wanted, too.

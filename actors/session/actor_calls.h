@@ -64,6 +64,15 @@ class ActorCalls final : public runtime::PeerHandler {
   // The future's value may be an exception that the method raised. NotFound for an actor that was never expected.
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
 
+  // Whether calls on it that wait for a reference hold up those behind them: not in any order. Of an actor that is known here.
+  void in_any_order(ActorId actor, bool any);
+  // Whether it is a call whose answer is not there yet.
+  bool pending(const ValueFuture& result) const;
+  // One that is not sent fails as Cancelled/TaskCancelled; of one that is, its actor's process is told, and decides. Nothing for others.
+  void cancel(const ValueFuture& result, CancelHow how);
+  // Those that were made in this call, likewise.
+  void cancel_children(CallKey parent);
+
   // Why an actor is dead; nothing while it is not.
   const Error* cause(ActorId actor) const;
   bool alive(ActorId actor) const;
@@ -79,6 +88,8 @@ class ActorCalls final : public runtime::PeerHandler {
     runtime::Promise<Value> promise;
     std::optional<Call> again;  // if it may be sent again
     std::int32_t tries = 0;
+    std::uint64_t request = 0;  // its number on the connection
+    CallKey parent;
   };
   struct Target {
     std::string class_name;
@@ -94,6 +105,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::int32_t retries = 0;
     bool disowned = false;  // the head will not tell of its death
     bool to_flush = false;  // stands in to_flush_
+    bool any_order = false;
   };
   struct Link {
     std::unique_ptr<runtime::Peer> peer;  // null while connecting

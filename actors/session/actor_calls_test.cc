@@ -32,7 +32,9 @@ class Echo final : public Hosted {
     incoming.reply(text_value(incoming.call.method));
   }
   void on_kill(const Error&) override {}
+  void on_cancel(CallKey call, CancelHow how) override { cancelled.emplace_back(call, how); }
 
+  std::vector<std::pair<CallKey, CancelHow>> cancelled;
   std::vector<std::string> heard;
   std::vector<Incoming> held;
 };
@@ -246,6 +248,56 @@ TEST_F(ActorCallsTest, ACallThatTheActorsQueueHasNoRoomForIsRefused) {
   EXPECT_EQ(queue->pop().call.method, "c");
   EXPECT_EQ(queue->pop().call.method, "d");
   EXPECT_TRUE(queue->empty());
+}
+
+TEST_F(ActorCallsTest, ACallThatIsNotSentIsCancelledHereAndThoseBehindItGoOn) {
+  now_alive();
+  const runtime::Promise<Value> never;
+  const auto blocked = call(kActor, "blocked", {never.future()}), behind = call(kActor, "behind");
+  EXPECT_TRUE(calls_.pending(blocked));
+  calls_.cancel(blocked, {});
+  EXPECT_EQ(outcome(blocked), "Cancelled/TaskCancelled");
+  EXPECT_FALSE(calls_.pending(blocked));
+  ASSERT_TRUE(run_until_ready(behind));
+  EXPECT_EQ(actor_->heard, std::vector<std::string>{"behind"});
+}
+
+TEST_F(ActorCallsTest, InAnyOrderWhatWaitsForAReferenceHoldsUpNobody) {
+  now_alive();
+  const runtime::Promise<Value> later;
+  const auto blocked = call(kActor, "blocked", {later.future()}), behind = call(kActor, "behind");
+  calls_.in_any_order(kActor, true);
+  ASSERT_TRUE(run_until_ready(behind));
+  EXPECT_EQ(outcome(blocked), "pending");
+  const auto last = call(kActor, "last", {later.future()});
+  later.set(text_value("x"));
+  ASSERT_TRUE(run_until_ready(last));
+  EXPECT_EQ(actor_->heard, (std::vector<std::string>{"behind", "blocked", "last"}));
+}
+
+TEST_F(ActorCallsTest, OfACallThatIsSentTheActorIsTold) {
+  now_alive();
+  const auto held = call(kActor, "hold"), other = call(kActor, "hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 2; }, 30s));
+  calls_.cancel(other, {.recursive = false, .force = true});
+  ASSERT_TRUE(world_.run_until([&] { return !actor_->cancelled.empty(); }, 30s));
+  ASSERT_EQ(actor_->cancelled.size(), 1u);
+  EXPECT_EQ(actor_->cancelled[0].first, actor_->held[1].key());
+  EXPECT_TRUE(actor_->cancelled[0].second.force);
+  EXPECT_FALSE(actor_->cancelled[0].second.recursive);
+  EXPECT_EQ(outcome(other), "pending");  // the actor decides
+}
+
+TEST_F(ActorCallsTest, WhatACallMadeIsCancelledWithIt) {
+  Call mine;
+  mine.actor = kActor;
+  mine.method = "mine";
+  mine.args = text_value("");
+  mine.parent = {3, 9};
+  const auto child = calls_.call(std::move(mine), {}), other = call(kActor, "other");
+  calls_.cancel_children({3, 9});
+  EXPECT_EQ(outcome(child), "Cancelled/TaskCancelled");
+  EXPECT_EQ(outcome(other), "pending");
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "actors/session/actor_host.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "actors/wire/messages.h"
@@ -32,7 +34,7 @@ std::size_t ActorHost::queued_bytes() const {
   return out;
 }
 
-void ActorHost::on_request(runtime::Peer&, runtime::Request request, runtime::Responder responder) {
+void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) {
   if (request.method != number(Method::kCall)) {
     return responder.fail(unimplemented(fmt::format("an actor does not know method {}", request.method)));
   }
@@ -41,10 +43,21 @@ void ActorHost::on_request(runtime::Peer&, runtime::Request request, runtime::Re
   const auto it = actors_.find(call->actor);
   if (it != actors_.end()) {
     if (it->second.dead) return responder.fail(*it->second.dead);
-    return it->second.actor->on_call({*std::move(call), std::move(responder)});
+    return it->second.actor->on_call({*std::move(call), std::move(responder), peer.number()});
   }
-  if (default_) return default_->on_call({*std::move(call), std::move(responder)});
+  if (default_) return default_->on_call({*std::move(call), std::move(responder), peer.number()});
   responder.fail(not_found("no actor " + to_string(call->actor) + " lives in this process").with_reason("ActorDied"));
+}
+
+void ActorHost::on_notice(runtime::Peer& peer, runtime::Request notice) {
+  if (notice.method != number(Method::kCancelCall)) return;
+  const auto cancel = cancel_from(notice.message.body);
+  if (!cancel) return;
+  const CallKey key{peer.number(), cancel->request};
+  if (cancel->how.recursive && cancel_children_) cancel_children_(key, cancel->how);
+  const auto it = actors_.find(cancel->actor);
+  const auto actor = it == actors_.end() ? default_ : it->second.actor;
+  if (actor) actor->on_cancel(key, cancel->how);
 }
 
 void ActorHost::on_closed(runtime::Peer& peer, const Error&) {
@@ -70,6 +83,17 @@ void CallQueue::on_call(Incoming incoming) {
   }
   bytes_ += bytes;
   calls_.push_back(std::move(incoming));
+}
+
+void CallQueue::on_cancel(CallKey key, CancelHow how) {
+  const auto it = std::find_if(calls_.begin(), calls_.end(), [&](const Incoming& i) { return i.key() == key; });
+  if (it == calls_.end()) {
+    if (cancel_taken_) cancel_taken_(key, how);
+    return;
+  }
+  bytes_ -= inline_bytes(it->call);
+  it->responder.fail(call_cancelled(it->call.method));
+  calls_.erase(it);
 }
 
 Incoming CallQueue::pop() {

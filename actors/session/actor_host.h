@@ -6,6 +6,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,6 +21,9 @@ namespace shoal::actors {
 struct Incoming {
   Call call;
   runtime::Responder responder;
+  std::uint64_t peer = 0;  // over which it came
+
+  CallKey key() const { return {peer, responder.number()}; }
 
   void reply(const Value& value, runtime::Flush flush = runtime::Flush::kNow) {
     auto message = to_message(value);
@@ -34,6 +38,9 @@ class Hosted {
   virtual void on_call(Incoming incoming) = 0;
   // The last call: somebody ended the actor (the process lives on).
   virtual void on_kill(const Error& cause) = 0;
+  // Its caller does not want the answer of one any more, which may have been given already. One that has not begun is answered with
+  // call_cancelled; what becomes of one that runs is the actor's matter.
+  virtual void on_cancel(CallKey, CancelHow) {}
 };
 
 class ActorHost final : public runtime::PeerHandler {
@@ -49,6 +56,8 @@ class ActorHost final : public runtime::PeerHandler {
   void kill(ActorId id, const Error& cause);
   // For calls on an actor that is not here by id: a worker hosts one actor and learns its id with the first call.
   void set_default(std::shared_ptr<Hosted> actor) { default_ = std::move(actor); }
+  // Told of each call that is cancelled with those that it made, whether it is here or not.
+  void on_cancel_children(std::function<void(CallKey, CancelHow)> told) { cancel_children_ = std::move(told); }
   // Of replies that the callers' sockets have not taken yet.
   std::size_t queued_bytes() const;
 
@@ -60,7 +69,7 @@ class ActorHost final : public runtime::PeerHandler {
   };
 
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
-  void on_notice(runtime::Peer&, runtime::Request) override {}
+  void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
 
   runtime::Clock& clock_;
@@ -70,6 +79,7 @@ class ActorHost final : public runtime::PeerHandler {
   std::uint64_t next_peer_ = 1;
   std::map<ActorId, Entry> actors_;
   std::shared_ptr<Hosted> default_;
+  std::function<void(CallKey, CancelHow)> cancel_children_;
 };
 
 // A mailbox that another thread drains while it owns the loop (LoopThread::own or wait).
@@ -85,6 +95,9 @@ class CallQueue final : public Hosted {
   // ResourceExhausted for a call that the queue has no room for.
   void on_call(Incoming incoming) override;
   void on_kill(const Error& cause) override { killed_ = cause; }
+  void on_cancel(CallKey call, CancelHow how) override;
+  // What is cancelled after it was taken from here.
+  void on_cancel_taken(std::function<void(CallKey, CancelHow)> told) { cancel_taken_ = std::move(told); }
 
   bool empty() const { return calls_.empty(); }
   Incoming pop();
@@ -95,6 +108,7 @@ class CallQueue final : public Hosted {
   std::deque<Incoming> calls_;
   std::size_t bytes_ = 0;
   std::optional<Error> killed_;
+  std::function<void(CallKey, CancelHow)> cancel_taken_;
 };
 
 }  // namespace shoal::actors

@@ -134,7 +134,7 @@ Result<runtime::Token> SessionFolder::token() const {
 }
 
 Result<void> SessionFolder::write_info(const SessionInfo& info) const {
-  const json j = {{"head", info.head}, {"head_local", info.head_local}, {"started_unix_ms", info.started_unix_ms}};
+  const json j = {{"head", info.head}, {"head_local", info.head_local}, {"started_unix_ms", info.started_unix_ms}, {"http", info.http}};
   return write_file(path_ + "/info.json", j.dump(2) + "\n");
 }
 
@@ -145,7 +145,7 @@ Result<SessionInfo> SessionFolder::info() const {
   if (!is("head", &json::is_string) || !is("head_local", &json::is_string) || !is("started_unix_ms", &json::is_number_integer)) {
     return fail(data_loss(path_ + "/info.json is damaged"));
   }
-  return SessionInfo{j["head"], j["head_local"], j["started_unix_ms"]};
+  return SessionInfo{j["head"], j["head_local"], j["started_unix_ms"], is("http", &json::is_string) ? j["http"] : ""};
 }
 
 Result<void> SessionFolder::enter(const std::string& role, pid_t pid) const {
@@ -155,6 +155,18 @@ Result<void> SessionFolder::enter(const std::string& role, pid_t pid) const {
 void SessionFolder::leave(const std::string& role, pid_t pid) const {
   std::error_code ignored;
   fs::remove(fmt::format("{}/pids/{}.{}", path_, role, pid), ignored);
+}
+
+bool SessionFolder::entered(const std::string& role, pid_t pid) const {
+  std::error_code ignored;
+  return fs::exists(fmt::format("{}/pids/{}.{}", path_, role, pid), ignored);
+}
+
+Result<void> SessionFolder::set_ending() const { return write_file(path_ + "/ending", ""); }
+
+bool SessionFolder::ending() const {
+  std::error_code ignored;
+  return fs::exists(path_ + "/ending", ignored);
 }
 
 std::vector<SessionProcess> SessionFolder::processes() const {

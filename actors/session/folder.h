@@ -22,6 +22,7 @@ struct SessionInfo {
   std::string head;        // HOST:PORT, empty for a cluster without one
   std::string head_local;  // unix:@NAME
   std::int64_t started_unix_ms = 0;
+  std::string http;  // http://HOST:PORT, empty for a cluster that is not asked so
 };
 
 struct SessionProcess {
@@ -52,8 +53,12 @@ class SessionFolder {
 
   Result<void> enter(const std::string& role, pid_t pid) const;
   void leave(const std::string& role, pid_t pid) const;
+  bool entered(const std::string& role, pid_t pid) const;  // and has not left, whether it lives or not
   // Those that live.
   std::vector<SessionProcess> processes() const;
+  // It is being stopped: who enters now, because it was started again just before, leaves at once.
+  Result<void> set_ending() const;
+  bool ending() const;
   // Whether it belongs to one program (or job) and ends with it: others join it only when they are told its address.
   bool is_private() const;
   void remove() const;

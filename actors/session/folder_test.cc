@@ -41,7 +41,7 @@ TEST_F(FolderTest, AFolderThatOthersMayEnterIsRefused) {
 TEST_F(FolderTest, OnlyLivingProcessesMakeASessionRun) {
   const auto a = SessionFolder::create(root_, token_, 1000, 1).value();
   const auto b = SessionFolder::create(root_, token_, 2000, 2).value();
-  ASSERT_TRUE(a.write_info({"127.0.0.1:1", "unix:@a", 5}));
+  ASSERT_TRUE(a.write_info({"127.0.0.1:1", "unix:@a", 5, ""}));
   ASSERT_TRUE(a.enter("head", getpid()));
   ASSERT_TRUE(b.enter("head", 999'999'999));
   const auto running = SessionFolder::running(root_);
@@ -57,13 +57,13 @@ TEST_F(FolderTest, OnlyLivingProcessesMakeASessionRun) {
 
 TEST_F(FolderTest, AProgramsOwnClusterIsFoundByItsAddressOnly) {
   const auto own = SessionFolder::create(root_, token_, 2000, 2).value();
-  ASSERT_TRUE(own.write_info({"", "unix:@own", 5}));
+  ASSERT_TRUE(own.write_info({"", "unix:@own", 5, ""}));
   ASSERT_TRUE(own.enter("local", getpid()));
   EXPECT_TRUE(own.is_private());
   EXPECT_EQ(SessionFolder::at_address(root_, "unix:@own")->path(), own.path());
   EXPECT_EQ(SessionFolder::at_address(root_, "auto").error().reason(), "NoCluster");
   const auto shared = SessionFolder::create(root_, token_, 1000, 1).value();
-  ASSERT_TRUE(shared.write_info({"127.0.0.1:1", "unix:@shared", 5}));
+  ASSERT_TRUE(shared.write_info({"127.0.0.1:1", "unix:@shared", 5, "http://127.0.0.1:1"}));
   ASSERT_TRUE(shared.enter("head", getpid()));
   EXPECT_EQ(SessionFolder::at_address(root_, "auto")->path(), shared.path());
 }

@@ -19,6 +19,9 @@ using runtime::Peer;
 
 namespace {
 
+constexpr runtime::Duration kHeadPause = std::chrono::milliseconds(50), kLeaveWithin = std::chrono::seconds(3);
+constexpr std::size_t kMaxRemoved = 1000;  // placement groups; a head keeps what it hears within milliseconds
+
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
 Error head_gone() {
@@ -125,6 +128,10 @@ Session::Session(SessionOptions options)
     network_ = std::move(network);
     calls_ = std::make_unique<ActorCalls>(*clock_, *network_, ActorCalls::Options());
     actor_host_ = std::make_unique<ActorHost>(*clock_, *network_);
+    actor_host_->on_cancel_children([this](CallKey parent, CancelHow how) {
+      for (const auto& pool : task_pools_) pool->cancel_children(parent, how);
+      if (calls_) calls_->cancel_children(parent);
+    });
     head_ = std::make_unique<Link>(
         *this, true,
         Link::Events{[this](runtime::Request n) { on_head_notice(std::move(n)); }, [this] { on_head_opened(); }, [this] { on_closed(); }});
@@ -135,6 +142,8 @@ Session::Session(SessionOptions options)
 
 Session::~Session() {
   if (is_driver_) {
+    options_.head_timeout = std::min(options_.head_timeout, kLeaveWithin);
+    if (own([this] { return head_->peer() == nullptr; })) (void)reach_head();  // or its job has failed
     own([this] {
       if (auto* peer = head_->peer()) peer->notify(number(Method::kEndDriver), body(to_bytes(JobRef{job_})));
     });
@@ -243,16 +252,35 @@ Result<Message> Session::ask(Link& link, Method method, Bytes bytes, runtime::Du
   return std::move(**answer);
 }
 
-Result<void> Session::reach_head() {
+Result<void> Session::reach_head_once() {
   const auto reached = reach(*head_, head_endpoint_);
   if (reached) return {};
   return fail(reached.error().reason() == "Interrupted" ? reached.error() : head_gone());
 }
 
-Result<Message> Session::ask_head(Method method, Bytes bytes, const std::function<void()>& sending) {
-  SHOAL_OK(reach_head());
-  auto reply = ask(*head_, method, std::move(bytes), options_.control_timeout, sending);
-  if (!reply && reply.error().reason() == "Disconnected") return fail(head_gone());
+Result<void> Session::with_head(const std::function<Result<void>()>& attempt) {
+  const auto end = deadline_in(options_.head_timeout);
+  for (;;) {
+    const auto done = attempt();
+    if (done || done.error().reason() != "HeadGone" || clock_->now() >= end) return done;
+    const auto alone = [this] { return node_->peer() == nullptr; };
+    const auto waited = wait(alone, deadline_in(kHeadPause));
+    if (waited) return done;  // without a node nobody starts a head
+    if (waited.error().code() != Code::kDeadlineExceeded) return waited;
+  }
+}
+
+Result<void> Session::reach_head() {
+  return with_head([this] { return reach_head_once(); });
+}
+
+Result<Message> Session::ask_head(Method method, const Bytes& bytes, const std::function<void()>& sending) {
+  Result<Message> reply = fail(head_gone());
+  SHOAL_OK(with_head([&]() -> Result<void> {
+    SHOAL_OK(reach_head_once());
+    reply = ask(*head_, method, bytes.clone(), options_.control_timeout, sending);
+    return reply || reply.error().reason() != "Disconnected" ? Result<void>() : fail(head_gone());
+  }));
   return reply;
 }
 
@@ -264,17 +292,31 @@ std::string Session::endpoint() {
 // ------------------------------------------------------------------------------------------------------------------------
 
 Result<std::optional<FoundActor>> Session::create_gang(const GangSpec& spec) {
-  // Not before the request: a connection that is made for it asks the head about every actor that is expected.
+  // Not before the request: a connection that is made for it asks the head about every actor that is expected; nor later, when the
+  // request is made again, because a head that was away may not know of it yet.
   const auto expect = [&] {
-    for (const auto& a : spec.actors) calls_->expect(a.id, a.class_name);
+    for (const auto& a : spec.actors) {
+      creating_.insert(a.id);
+      calls_->expect(a.id, a.class_name);
+    }
   };
   const auto created = ask_head(Method::kCreateGang, to_bytes(spec), expect);
+  own([&] {
+    for (const auto& a : spec.actors) creating_.erase(a.id);
+  });
   if (created && created->body.size() == 0) return std::optional<FoundActor>();
   const auto forget = [&](const Error& why) {
     own([&] {
       for (const auto& a : spec.actors) calls_->forget(a.id, why);
     });
   };
+  if (!created && created.error().reason() == "Unschedulable") {
+    own([&] {
+      for (const auto& a : spec.actors)
+        calls_->unknown(a.id, Error(created.error()).in("actor " + a.class_name + "(" + to_string(a.id) + ")"));
+    });
+    return std::optional<FoundActor>();
+  }
   if (!created) {
     forget(created.error());
     return fail(created.error());
@@ -286,16 +328,20 @@ Result<std::optional<FoundActor>> Session::create_gang(const GangSpec& spec) {
 }
 
 Result<FoundActor> Session::find_actor(const FindActor& request) {
-  SHOAL_OK(reach_head());
-  auto answer = std::make_shared<std::optional<Result<FoundActor>>>();
-  own([&] {
-    if (!head_->peer()) return answer->emplace(fail(head_gone())), void();
-    head_->peer()->call(number(Method::kFindActor), body(to_bytes(request)), options_.control_timeout,
-                        [this, answer](Result<Message> reply) { answer->emplace(found(reply)); });
-  });
-  SHOAL_OK(wait([&] { return answer->has_value(); }));
-  if (!**answer && (*answer)->error().reason() == "Disconnected") return fail(head_gone());
-  return std::move(**answer);
+  Result<FoundActor> out = fail(head_gone());
+  SHOAL_OK(with_head([&]() -> Result<void> {
+    SHOAL_OK(reach_head_once());
+    auto answer = std::make_shared<std::optional<Result<FoundActor>>>();
+    own([&] {
+      if (!head_->peer()) return answer->emplace(fail(head_gone())), void();
+      head_->peer()->call(number(Method::kFindActor), body(to_bytes(request)), options_.control_timeout,
+                          [this, answer](Result<Message> reply) { answer->emplace(found(reply)); });
+    });
+    SHOAL_OK(wait([&] { return answer->has_value(); }));
+    out = std::move(**answer);
+    return out || out.error().reason() != "Disconnected" ? Result<void>() : fail(head_gone());
+  }));
+  return out;
 }
 
 // Makes it known before any later news of it is looked at. Loop only.
@@ -351,6 +397,23 @@ Result<FoundActor> Session::birth() {
   return from_bytes<FoundActor>(reply.body);
 }
 
+void Session::in_any_order(ActorId actor, bool any) {
+  own([&] { calls_->in_any_order(actor, any); });
+}
+
+Result<void> Session::cancel(const ValueFuture& result, CancelHow how) {
+  return own([&]() -> Result<void> {
+    for (const auto& pool : task_pools_) pool->cancel(result, how);
+    if (result.ready()) return {};
+    if (how.force && calls_->pending(result)) {
+      return fail(invalid_argument("force is for remote functions: a process that is an actor is not ended by a call that is cancelled")
+                      .with_hint("cancel it without force, or kill() the actor"));
+    }
+    calls_->cancel(result, how);
+    return {};
+  });
+}
+
 bool Session::dead(ActorId actor) {
   return own([&] { return calls_->cause(actor) != nullptr; });
 }
@@ -358,17 +421,24 @@ bool Session::dead(ActorId actor) {
 std::shared_ptr<TaskPool> Session::make_task_pool(std::function<void()> wanted) {
   return own([&] {
     const auto call = [this](Call c, std::vector<ValueFuture> deps) { return calls_->call(std::move(c), std::move(deps)); };
-    auto pool = std::make_shared<TaskPool>(*clock_, call, std::move(wanted), TaskPool::Options());
+    const auto cancel = [this](const ValueFuture& result, CancelHow how) { calls_->cancel(result, how); };
+    auto pool = std::make_shared<TaskPool>(*clock_, call, cancel, std::move(wanted), TaskPool::Options());
     task_pools_.push_back(pool);
     return pool;
   });
 }
 
 Result<void> Session::create_group(const GroupSpec& spec) {
-  const auto created = ask_head(Method::kCreateGroup, to_bytes(spec), [&] { groups_.expect(spec.id); });
-  if (created) return {};
-  own([&] { groups_.unknown(spec.id, created.error()); });
-  return fail(created.error());
+  const auto created = ask_head(Method::kCreateGroup, to_bytes(spec), [&] {
+    creating_groups_.insert(spec.id);
+    groups_.expect(spec.id);
+  });
+  own([&] {
+    creating_groups_.erase(spec.id);
+    if (!created) groups_.unknown(spec.id, created.error());
+  });
+  if (!created) return fail(created.error());
+  return {};
 }
 
 ValueFuture Session::group_ready(GroupId group, Value value) {
@@ -398,6 +468,8 @@ Result<void> Session::remove_group(GroupId group) {
     auto* const peer = head_->peer();
     if (!peer) return fail(head_gone());
     peer->notify(number(Method::kRemoveGroup), body(to_bytes(GroupRef{group})));
+    removed_groups_.push_back(group);
+    if (removed_groups_.size() > kMaxRemoved) removed_groups_.pop_front();
     return {};
   });
 }
@@ -414,7 +486,7 @@ Result<GroupRow> Session::find_group(const FindActor& request) {
 
 Result<ListReply> Session::list(ListRequest::What what, JobId job) {
   return list_all({what, job}, [this](Bytes request) -> Result<ListReply> {
-    SHOAL_TRY(const Message reply, ask_head(Method::kList, std::move(request)));
+    SHOAL_TRY(const Message reply, ask_head(Method::kList, request));
     return from_bytes<ListReply>(reply.body);
   });
 }
@@ -425,7 +497,8 @@ Result<ClusterStatus> Session::status() {
 }
 
 Result<void> Session::shutdown_cluster() {
-  SHOAL_OK(ask_head(Method::kShutdown, {}));
+  SHOAL_OK(reach_head_once());
+  SHOAL_OK(ask(*head_, Method::kShutdown, {}, options_.control_timeout));
   return {};
 }
 
@@ -434,6 +507,9 @@ runtime::Traffic Session::traffic() { return own(traffic_); }
 Result<void> Session::sync_logs() {
   if (!is_driver_ || !options_.print_logs) return {};
   SHOAL_OK(ask(*node_, Method::kSyncLogs, {}, std::chrono::seconds(1)));
+  own([this] {
+    if (printer_) printer_->flush();
+  });
   return {};
 }
 
@@ -535,8 +611,9 @@ Result<void> Session::leave() {
 }
 
 void Session::set_blocked(bool blocked) {
-  (void)reach_head();  // without it nobody places anything
+  (void)reach_head_once();  // without it nobody places anything
   own([&] {
+    blocked_ = blocked;
     if (auto* head = head_->peer()) head->notify(number(Method::kWorkerBlocked), body(to_bytes(WorkerBlocked{worker_, blocked})));
   });
 }
@@ -563,8 +640,15 @@ void Session::drop_arena(const std::string& key) {
 // A head that was away knows nothing of who waits for what.
 void Session::on_head_opened() {
   calls_->news_again();
-  for (const ActorId actor : calls_->expected()) watch(actor, Peer::kNoTimeout, {});
-  for (const GroupId group : groups_.expected()) watch(group);
+  for (const ActorId actor : calls_->expected()) {
+    if (!creating_.contains(actor)) watch(actor, Peer::kNoTimeout, {});
+  }
+  for (const GroupId group : groups_.expected()) {
+    if (!creating_groups_.contains(group)) watch(group);
+  }
+  // It may have ended before it had kept these.
+  for (const GroupId group : removed_groups_) head_->peer()->notify(number(Method::kRemoveGroup), body(to_bytes(GroupRef{group})));
+  if (blocked_) head_->peer()->notify(number(Method::kWorkerBlocked), body(to_bytes(WorkerBlocked{worker_, true})));
   if (job_) head_->peer()->call(number(Method::kWatchJob), body(to_bytes(JobRef{job_})), Peer::kNoTimeout, [](Result<Message>) {});
 }
 
@@ -602,27 +686,15 @@ void Session::on_node_notice(runtime::Request notice) {
       }
       break;
     case Method::kLogLines:
-      if (const auto m = from_bytes<LogLines>(notice.message.body)) print(*m, notice.message.payload.view());
+      if (const auto m = from_bytes<LogLines>(notice.message.body)) {
+        const std::string rank = m->rank >= 0 && !m->label.starts_with("rank") ? fmt::format(" {}", m->rank) : "";
+        if (!printer_) printer_ = std::make_unique<LinePrinter>(*clock_, options_.fold_logs);
+        printer_->print(fmt::format("{}{} pid={}", m->label, rank, m->pid), m->stream == 2, notice.message.payload.view());
+      }
       break;
     default:
       break;
   }
-}
-
-void Session::print(const LogLines& m, std::string_view text) {
-  const std::string prefix =
-      m.rank >= 0 && !m.label.starts_with("rank") ? fmt::format("({} {}) ", m.label, m.rank) : fmt::format("({}) ", m.label);
-  std::string out;
-  for (std::size_t from = 0; from < text.size();) {
-    const auto end = std::min(text.find('\n', from), text.size());
-    out += prefix;
-    out += text.substr(from, end - from);
-    out += '\n';
-    from = end + 1;
-  }
-  std::FILE* stream = m.stream == 2 ? stderr : stdout;
-  std::fwrite(out.data(), 1, out.size(), stream);
-  std::fflush(stream);
 }
 
 void Session::abandon_after_fork() { loop_.close_tracked(); }

@@ -5,8 +5,10 @@
 // and then.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "actors/session/actor_calls.h"
 #include "actors/session/actor_host.h"
 #include "actors/session/group_watch.h"
+#include "actors/session/line_printer.h"
 #include "actors/session/task_pool.h"
 #include "actors/wire/messages.h"
 #include "runtime/loop/loop_thread.h"
@@ -31,7 +34,9 @@ struct SessionOptions {
   JobId job;                          // likewise
   bool ends_job = true;               // a driver's job ends with it; not so under torchrun, where ranks are equals
   bool print_logs = true;             // what the job's workers print appears on this process's stdout and stderr
+  bool fold_logs = false;             // lines that several of them print are shown once, where a terminal shows them
   std::function<bool()> interrupted;  // asked while waiting; true ends the wait with Cancelled/Interrupted
+  runtime::Duration head_timeout = std::chrono::seconds(10);  // for a head that died to be back
   runtime::Duration control_timeout = std::chrono::seconds(30);
   runtime::Duration connect_timeout = std::chrono::seconds(5);
 };
@@ -60,7 +65,8 @@ class Session {
   IdType new_id() {
     return loop_thread_.own([this] { return random_->id<IdType>(); });
   }
-  // Accepted by the head; calls may be made at once. If not, calls made meanwhile fail likewise. Ids, job and gang id are filled in by the
+  // Accepted by the head; calls may be made at once. If not, calls made meanwhile fail likewise; of one that could never be placed
+  // (Unschedulable) also those that come, and this is no failure. Ids, job and gang id are filled in by the
   // caller (new_id).
   // With get_if_exists, who exists already, and is known here then; the ids in `spec` name nobody.
   Result<std::optional<FoundActor>> create_gang(const GangSpec& spec);
@@ -74,6 +80,11 @@ class Session {
   Result<void> kill(ActorId actor, bool restart = false);
   // Of the actor that this process, a worker, is to make by itself: one that is started again. NotFound.
   Result<FoundActor> birth();
+  // See ActorCalls.
+  void in_any_order(ActorId actor, bool any);
+  // Nobody wants this answer any more: one that is not there yet will be Cancelled/TaskCancelled, unless it comes first. Nothing for one
+  // that is there, or that no call of this process makes. InvalidArgument for force with a method of an actor.
+  Result<void> cancel(const ValueFuture& result, CancelHow how);
   // As far as this process has heard.
   bool dead(ActorId actor);
   Result<ListReply> list(ListRequest::What what, JobId job = {});
@@ -156,10 +167,14 @@ class Session {
   Result<void> connect_node(const std::string& endpoint);
   // Waits for the connection, which is dialled if nobody does so already.
   Result<void> reach(Link& link, const std::string& endpoint);
+  Result<void> reach_head_once();
+  // The node of its host starts a head again that died: what fails for the lack of one waits for that, as long as there is a node.
   Result<void> reach_head();
+  Result<void> with_head(const std::function<Result<void>()>& attempt);
   // `sending` runs with the request, if it can be sent at all.
   Result<runtime::Message> ask(Link& link, Method method, Bytes body, runtime::Duration timeout, const std::function<void()>& sending = {});
-  Result<runtime::Message> ask_head(Method method, Bytes body, const std::function<void()>& sending = {});
+  // Asked again when the head died before it answered: each request names what it makes.
+  Result<runtime::Message> ask_head(Method method, const Bytes& body, const std::function<void()>& sending = {});
   Result<FoundActor> found(const Result<runtime::Message>& reply);
   void watch(GroupId group);
   void watch(ActorId actor, runtime::Duration timeout, std::function<void(Result<void>)> done);
@@ -167,7 +182,6 @@ class Session {
   void on_closed();
   void on_head_notice(runtime::Request notice);
   void on_node_notice(runtime::Request notice);
-  void print(const LogLines& lines, std::string_view text);
 
   SessionOptions options_;
   runtime::Loop loop_;
@@ -178,9 +192,15 @@ class Session {
   std::function<runtime::Traffic()> traffic_;
   std::unique_ptr<ActorCalls> calls_;
   GroupWatch groups_;
+  // What a head that is back is asked for, or told, anew.
+  std::set<ActorId> creating_;
+  std::set<GroupId> creating_groups_;
+  std::deque<GroupId> removed_groups_;
+  bool blocked_ = false;
   std::vector<std::shared_ptr<TaskPool>> task_pools_;
   std::unique_ptr<ActorHost> actor_host_;
   std::unique_ptr<Link> head_, node_;
+  std::unique_ptr<LinePrinter> printer_;
   JobId job_;
   WorkerId worker_;
   NodeId node_id_;

@@ -16,8 +16,8 @@ bool failed(const ValueFuture& f) { return f.ready() && (!f.peek() || f.peek()->
 
 }  // namespace
 
-TaskPool::TaskPool(runtime::Clock& clock, CallActor call, std::function<void()> wanted, Options options)
-    : clock_(clock), call_(std::move(call)), wanted_(std::move(wanted)), options_(options) {}
+TaskPool::TaskPool(runtime::Clock& clock, CallActor call, CancelCall cancel, std::function<void()> wanted, Options options)
+    : clock_(clock), call_(std::move(call)), cancel_(std::move(cancel)), wanted_(std::move(wanted)), options_(options) {}
 
 void TaskPool::close() {
   if (std::exchange(closed_, true)) return;
@@ -53,7 +53,7 @@ ValueFuture TaskPool::submit(Task task) {
     d.then([this, alive = alive_, number](const Result<Value>&) {
       if (!*alive) return;
       const auto it = blocked_.find(number);
-      if (--it->second->missing > 0) return;
+      if (it == blocked_.end() || --it->second->missing > 0) return;
       waiting_.push_back(std::move(it->second));
       blocked_.erase(it);
       dispatch();
@@ -74,7 +74,9 @@ void TaskPool::add(ActorId id, const ValueFuture& made) {
       it->second.idle_since = clock_.now();
     } else {
       workers_.erase(it);
-      if (!waiting_.empty()) {
+      if (!result && result.error().reason() == "Unschedulable") {
+        fail_waiting(Error(result.error()).with_reason("TaskUnschedulable"));
+      } else if (!waiting_.empty()) {
         const ItemPtr first = waiting_.front();
         if (first->task.retries == 0) {
           waiting_.pop_front();
@@ -131,8 +133,11 @@ void TaskPool::start(ActorId id, Worker& worker, const ItemPtr& item) {
   call.actor = id;
   call.method = "run";
   call.args = item->task.args;
-  call_(std::move(call), item->task.deps).then([this, alive = alive_, id, item](const Result<Value>& result) {
-    if (*alive) done(id, item, result);
+  item->attempt = call_(std::move(call), item->task.deps);
+  // Not the item itself, which has the attempt.
+  item->attempt.then([this, alive = alive_, id, sent = std::weak_ptr<Item>(item)](const Result<Value>& result) {
+    if (!*alive) return;
+    if (const ItemPtr item = sent.lock()) done(id, item, result);
   });
 }
 
@@ -141,11 +146,14 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
   if (it == workers_.end()) return;
   Worker& w = it->second;
   const auto now = clock_.now();
-  std::erase(w.in_flight, item);
+  if (std::erase(w.in_flight, item) == 0) return;  // it was cancelled by force
   w.expected = w.in_flight.empty() ? 0 : w.expected - item->expected;
   // What an argument came to is no failure of the function.
   const bool argument_failed = std::any_of(item->task.deps.begin(), item->task.deps.end(), failed);
-  if (!result && result.error().code() == Code::kUnavailable && !argument_failed) {
+  if (!result && result.error().code() == Code::kUnavailable && !argument_failed && item->cancelled) {
+    w.dead = true;
+    item->promise.set(fail(call_cancelled(item->task.name)));
+  } else if (!result && result.error().code() == Code::kUnavailable && !argument_failed) {
     lost(w, item, result.error());
   } else {
     const double took = seconds(now - std::max(item->sent, w.last_done));
@@ -153,7 +161,7 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
     const auto [known, first] = seconds_.try_emplace(item->task.function, took);
     if (!first) known->second += 0.2 * (took - known->second);
     w.last_done = now;
-    if (result && result->raised() && item->task.judge_raised && item->task.retries != 0) {
+    if (result && result->raised() && item->task.judge_raised && item->task.retries != 0 && !item->cancelled) {
       const std::uint64_t number = next_++;
       const runtime::Promise<Value> raised;
       raised.set(result);
@@ -204,10 +212,12 @@ TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
   std::size_t starting = 0;
   for (auto& [id, w] : workers_) {
     starting += !w.made;
-    if (!w.made || w.dead || !w.in_flight.empty()) continue;
-    if (w.retired || (clock_.now() - w.idle_since > idle && waiting_.empty())) out.ended.push_back(id);
+    if (w.dead || !w.in_flight.empty()) continue;
+    const bool nothing_to_do = waiting_.empty() && (w.made || blocked_.empty());
+    if (w.retired || (clock_.now() - w.idle_since > idle && nothing_to_do)) out.ended.push_back(id);
   }
   for (const ActorId id : out.ended) workers_.erase(id);
+  for (const ActorId id : std::exchange(condemned_, {})) out.ended.push_back(id);
   out.starting = starting > 0;
   const std::size_t more = std::min(waiting_.size(), options_.max_workers - std::min(options_.max_workers, workers_.size()));
   out.workers = more > starting ? more - starting : 0;
@@ -227,6 +237,69 @@ void TaskPool::judged(std::uint64_t id, bool again) {
   if (item->task.retries > 0) --item->task.retries;
   waiting_.push_front(item);
   dispatch();
+}
+
+void TaskPool::cancel(const ValueFuture& result, CancelHow how) {
+  if (result.ready() || cancel_unsent(result)) return;
+  for (auto& [id, w] : workers_) {
+    for (const auto& item : w.in_flight) {
+      if (item->promise.future() == result) return cancel_sent(id, w, ItemPtr(item), how);
+    }
+  }
+}
+
+bool TaskPool::cancel_unsent(const ValueFuture& result) {
+  const auto is_it = [&](const ItemPtr& item) { return item->promise.future() == result; };
+  ItemPtr found;
+  if (const auto it = std::find_if(waiting_.begin(), waiting_.end(), is_it); it != waiting_.end()) {
+    found = *it;
+    waiting_.erase(it);
+  }
+  for (auto it = blocked_.begin(); !found && it != blocked_.end(); ++it) {
+    if (!is_it(it->second)) continue;
+    found = it->second;
+    blocked_.erase(it);
+    break;
+  }
+  for (auto it = judging_.begin(); !found && it != judging_.end(); ++it) {
+    if (!is_it(it->second.first)) continue;
+    found = it->second.first;
+    judging_.erase(it);
+    break;
+  }
+  if (found) found->promise.set(fail(call_cancelled(found->task.name)));
+  return found != nullptr;
+}
+
+// What a worker has in order runs in order: the first of it is the one that runs. Behind it nothing has begun.
+void TaskPool::cancel_sent(ActorId id, Worker& w, const ItemPtr& item, CancelHow how) {
+  item->cancelled = true;
+  const auto attempt = item->attempt;
+  how.force = how.force && w.in_flight.front() == item;
+  if (how.force) {
+    w.dead = true;  // the others never began: they wait again when they hear of its end
+    w.in_flight.pop_front();
+    condemned_.push_back(id);
+    if (w.in_flight.empty()) workers_.erase(id);
+    want();
+  }
+  cancel_(attempt, how);
+  if (how.force) {
+    item->promise.set(fail(call_cancelled(item->task.name)));
+    dispatch();
+  }
+}
+
+void TaskPool::cancel_children(CallKey parent, CancelHow how) {
+  std::vector<ValueFuture> children;
+  const auto add = [&](const ItemPtr& item) {
+    if (item->task.parent == parent) children.push_back(item->promise.future());
+  };
+  for (const auto& item : waiting_) add(item);
+  for (const auto& [n, item] : blocked_) add(item);
+  for (const auto& [n, judged] : judging_) add(judged.first);
+  for (const auto& [id, w] : workers_) std::for_each(w.in_flight.begin(), w.in_flight.end(), add);
+  for (const auto& child : children) cancel(child, how);
 }
 
 void TaskPool::fail_waiting(const Error& cause) {

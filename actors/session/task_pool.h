@@ -29,6 +29,7 @@ class TaskPool {
     std::int32_t retries = 0;     // after deaths of its worker; below 0: any number
     bool judge_raised = false;    // what it raises may be worth another attempt
     std::uint32_t max_calls = 0;  // of the function in one worker; 0: any number
+    CallKey parent;               // the call of this process in which it was made
   };
   struct Judgement {
     std::uint64_t id = 0;
@@ -48,9 +49,10 @@ class TaskPool {
     std::size_t max_in_flight = 64;  // of one worker
   };
   using CallActor = std::function<ValueFuture(Call, std::vector<ValueFuture>)>;
+  using CancelCall = std::function<void(const ValueFuture&, CancelHow)>;
 
   // `wanted` is called when take_wants has something new to say, once until then.
-  TaskPool(runtime::Clock& clock, CallActor call, std::function<void()> wanted, Options options);
+  TaskPool(runtime::Clock& clock, CallActor call, CancelCall cancel, std::function<void()> wanted, Options options);
   ~TaskPool() { close(); }
   // What is not done fails as Cancelled, and so does what comes after.
   void close();
@@ -62,6 +64,10 @@ class TaskPool {
   // Workers that were idle for that long end, too.
   Wants take_wants(runtime::Duration idle);
   void judged(std::uint64_t id, bool again);
+  // One that no worker has fails as Cancelled/TaskCancelled, one that a worker has is interrupted there; with `force` the worker ends that
+  // runs it. No attempt follows. Nothing for what is not this pool's, or is done.
+  void cancel(const ValueFuture& result, CancelHow how);
+  void cancel_children(CallKey parent, CancelHow how);
   // No worker can be had: what waits for one fails.
   void fail_waiting(const Error& cause);
 
@@ -72,6 +78,8 @@ class TaskPool {
     std::size_t missing = 0;  // references that are not there yet
     double expected = 0;      // seconds; once it is sent
     runtime::TimePoint sent;
+    ValueFuture attempt;  // once it is sent
+    bool cancelled = false;
   };
   using ItemPtr = std::shared_ptr<Item>;
   struct Worker {
@@ -92,13 +100,17 @@ class TaskPool {
   void done(ActorId id, const ItemPtr& item, const Result<Value>& result);
   void lost(Worker& worker, const ItemPtr& item, const Error& how);
   void crashed(const ItemPtr& item, const Error& how);
+  bool cancel_unsent(const ValueFuture& result);
+  void cancel_sent(ActorId id, Worker& worker, const ItemPtr& item, CancelHow how);
   void want();
 
   runtime::Clock& clock_;
   const CallActor call_;
+  const CancelCall cancel_;
   const std::function<void()> wanted_;
   const Options options_;
   std::map<ActorId, Worker> workers_;
+  std::vector<ActorId> condemned_;  // to be killed, not told of yet
   std::deque<ItemPtr> waiting_;
   std::map<std::uint64_t, ItemPtr> blocked_;  // by number: some of their references are not there yet
   std::map<std::uint64_t, std::pair<ItemPtr, ValueFuture>> judging_;

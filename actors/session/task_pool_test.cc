@@ -82,7 +82,18 @@ class TaskPoolTest : public testing::Test {
   runtime::SimWorld world_{runtime::SimWorld::Options()};
   int told_ = 0;
   std::vector<Running> running_;
-  TaskPool pool_{world_.clock(), [this](Call call, std::vector<ValueFuture>) { return run(std::move(call)); }, [this] { ++told_; }, {}};
+  // "a", "a by force"
+  void cancel(const ValueFuture& attempt, CancelHow how) {
+    for (const auto& r : running_) {
+      if (r.promise.future() == attempt) cancelled_.push_back(r.what + (how.force ? " by force" : ""));
+    }
+  }
+  std::vector<std::string> cancelled_;
+  TaskPool pool_{world_.clock(),
+                 [this](Call call, std::vector<ValueFuture>) { return run(std::move(call)); },
+                 [this](const ValueFuture& attempt, CancelHow how) { cancel(attempt, how); },
+                 [this] { ++told_; },
+                 {}};
 };
 
 TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {
@@ -209,6 +220,15 @@ TEST_F(TaskPoolTest, AWorkerThatCannotBeMadeIsChargedToWhatWaitsFirst) {
   EXPECT_EQ(outcome(b), "Unschedulable");
 }
 
+TEST_F(TaskPoolTest, AWorkerThatNoNodeCouldEverHoldFailsAllThatWait) {
+  const auto a = submit("a"), b = submit("b");
+  const runtime::Promise<Value> made;
+  pool_.add(kA, made.future());
+  made.set(fail(resource_exhausted("the node that it had to be on was lost").with_reason("Unschedulable")));
+  EXPECT_EQ(outcome(a), "TaskUnschedulable");
+  EXPECT_EQ(outcome(b), "TaskUnschedulable");
+}
+
 TEST_F(TaskPoolTest, ItsEndFailsWhatIsNotDone) {
   worker(kA);
   const auto runs = submit("a"), waits = submit("b");
@@ -217,6 +237,109 @@ TEST_F(TaskPoolTest, ItsEndFailsWhatIsNotDone) {
   EXPECT_EQ(waits.peek().error().code(), Code::kCancelled);
   returns("a");  // late, to nobody
   EXPECT_EQ(submit("c").peek().error().code(), Code::kCancelled);
+}
+
+TEST_F(TaskPoolTest, WhatNoWorkerHasIsCancelledAtOnceAndForGood) {
+  const runtime::Promise<Value> argument;
+  auto blocked = task("blocked");
+  blocked.deps.push_back(argument.future());
+  const auto waits_for_it = pool_.submit(std::move(blocked)), waits = submit("waits");
+  pool_.cancel(waits_for_it, {});
+  pool_.cancel(waits, {});
+  EXPECT_EQ(outcome(waits_for_it), "TaskCancelled");
+  EXPECT_EQ(outcome(waits), "TaskCancelled");
+  argument.set(text_value("late"));
+  worker(kA);
+  EXPECT_EQ(running(), "");
+  pass(3s);
+  EXPECT_EQ(pool_.take_wants(2s).ended, std::vector<ActorId>{kA});
+}
+
+TEST_F(TaskPoolTest, AWorkerThatIsNotMadeAndThatNobodyNeedsEnds) {
+  const auto waits = submit("waits");
+  const runtime::Promise<Value> made;
+  pool_.add(kA, made.future());
+  pool_.cancel(waits, {});
+  EXPECT_TRUE(pool_.take_wants(2s).ended.empty());
+  pass(3s);
+  EXPECT_EQ(pool_.take_wants(2s).ended, std::vector<ActorId>{kA});
+  made.set(fail(unavailable("actor functions died: killed").with_reason("ActorDied")));
+}
+
+TEST_F(TaskPoolTest, OneThatIsJudgedIsNotRunAgainOnceItIsCancelled) {
+  worker(kA);
+  auto judged = task("judged");
+  judged.judge_raised = true;
+  judged.retries = -1;
+  const auto result = pool_.submit(std::move(judged));
+  raises("judged");
+  const auto wants = pool_.take_wants(1h);
+  ASSERT_EQ(wants.raised.size(), 1u);
+  pool_.cancel(result, {});
+  EXPECT_EQ(outcome(result), "TaskCancelled");
+  pool_.judged(wants.raised[0].id, true);
+  EXPECT_EQ(running(), "");
+}
+
+TEST_F(TaskPoolTest, OneThatRunsIsInterruptedAndNotRunAgain) {
+  worker(kA);
+  auto runs = task("runs");
+  runs.retries = -1;
+  const auto result = pool_.submit(std::move(runs)), next = submit("next");
+  pool_.cancel(result, {});
+  EXPECT_EQ(cancelled_, std::vector<std::string>{"runs"});
+  EXPECT_EQ(outcome(result), "pending");  // until it says so itself,
+  dies(kA);                               // or cannot any more
+  EXPECT_EQ(outcome(result), "TaskCancelled");
+  EXPECT_EQ(outcome(next), "pending");
+  worker(kB);
+  EXPECT_EQ(running(), "2:next");
+}
+
+// The other never began, and its retries are not touched.
+TEST_F(TaskPoolTest, ByForceTheWorkerEndsThatRunsIt) {
+  worker(kA);
+  for (const auto* name : {"x", "y"}) {  // quick ones
+    submit(name);
+    pass(100us);
+    returns(name);
+  }
+  const auto runs = submit("runs"), behind = submit("behind");
+  ASSERT_EQ(running(), "1:runs 1:behind");
+  pool_.cancel(runs, {.recursive = true, .force = true});
+  EXPECT_EQ(cancelled_, std::vector<std::string>{"runs by force"});
+  EXPECT_EQ(outcome(runs), "TaskCancelled");
+  EXPECT_EQ(pool_.take_wants(1h).ended, std::vector<ActorId>{kA});
+  dies(kA);
+  worker(kB);
+  EXPECT_EQ(running(), "2:behind");
+  pool_.cancel(behind, {.recursive = true, .force = true});
+  EXPECT_EQ(pool_.take_wants(1h).ended, std::vector<ActorId>{kB});
+  EXPECT_TRUE(pool_.take_wants(1h).alone);
+}
+
+TEST_F(TaskPoolTest, ByForceOneThatHasNotBegunEndsNobody) {
+  worker(kA);
+  submit("x");
+  pass(100us);
+  returns("x");
+  submit("runs");
+  const auto behind = submit("behind");
+  ASSERT_EQ(running(), "1:runs 1:behind");
+  pool_.cancel(behind, {.recursive = true, .force = true});
+  EXPECT_EQ(cancelled_, std::vector<std::string>{"behind"});
+  EXPECT_TRUE(pool_.take_wants(1h).ended.empty());
+}
+
+TEST_F(TaskPoolTest, ChildrenAreThoseOfOneCall) {
+  worker(kA);
+  auto mine = task("mine"), other = task("other");
+  mine.parent = {1, 7};
+  other.parent = {2, 7};
+  const auto cancelled = pool_.submit(std::move(mine)), goes_on = pool_.submit(std::move(other));
+  pool_.cancel_children({1, 7}, {});
+  EXPECT_EQ(cancelled_, std::vector<std::string>{"mine"});
+  EXPECT_EQ(outcome(goes_on), "pending");
 }
 
 }  // namespace

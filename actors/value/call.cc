@@ -56,6 +56,7 @@ Shape read_shape(wire::Value::Reader m) {
   out.shared = m.getShared();
   out.raised = m.getRaised();
   KJ_REQUIRE(m.getBuffers().size() <= Value::kMaxBuffers, "too many buffers");
+  out.sizes.reserve(m.getBuffers().size());
   for (const auto s : m.getBuffers()) out.sizes.push_back(s);
   return out;
 }
@@ -64,7 +65,7 @@ Shape read_shape(wire::Value::Reader m) {
 class Detacher {
  public:
   explicit Detacher(runtime::Message& message) : message_(message) {}
-  Result<Value> next(const Shape& shape) {
+  Result<Value> next(Shape shape) {
     if (shape.shared) {
       if (next_fd_ >= message_.fds.size()) return fail(invalid_argument("a shared value without its memory"));
       return Value::from_memory(std::move(message_.fds[next_fd_++]));
@@ -78,7 +79,7 @@ class Detacher {
     const bool all = at_ == 0 && total == message_.payload.size();
     Bytes data = all ? std::move(message_.payload) : Bytes::copy_of(message_.payload.data() + at_, total);
     at_ += total;
-    return Value::from_inline(shape.sizes, std::move(data), shape.raised ? Value::Kind::kRaised : Value::Kind::kResult);
+    return Value::from_inline(std::move(shape.sizes), std::move(data), shape.raised ? Value::Kind::kRaised : Value::Kind::kResult);
   }
 
  private:
@@ -87,6 +88,8 @@ class Detacher {
 };
 
 }  // namespace
+
+Error call_cancelled(const std::string& what) { return cancelled("the call of " + what + " was cancelled").with_reason("TaskCancelled"); }
 
 Result<runtime::Message> to_message(const Call& call) {
   runtime::Message out;
@@ -106,22 +109,39 @@ Result<runtime::Message> to_message(const Call& call) {
 
 Result<Call> call_from(runtime::Message message) {
   Call call;
-  SHOAL_TRY(const auto shapes, runtime::read<wire::Call>(message.body, [&](wire::Call::Reader m) {
+  SHOAL_TRY(auto shapes, runtime::read<wire::Call>(message.body, [&](wire::Call::Reader m) {
               call.actor = ActorId{m.getActor()};
               call.method = runtime::text(m.getMethod());
               call.caller = runtime::text(m.getCaller());
               KJ_REQUIRE(m.getDeps().size() <= Call::kMaxDeps, "too many references");
-              std::vector<Shape> out = {read_shape(m.getArgs())};
+              std::vector<Shape> out;
+              out.reserve(1 + m.getDeps().size());
+              out.push_back(read_shape(m.getArgs()));
               for (const auto d : m.getDeps()) out.push_back(read_shape(d));
               return out;
             }));
   Detacher detach(message);
-  SHOAL_TRY(call.args, detach.next(shapes[0]));
+  SHOAL_TRY(call.args, detach.next(std::move(shapes[0])));
   for (std::size_t i = 1; i < shapes.size(); ++i) {
-    SHOAL_TRY(Value dep, detach.next(shapes[i]));
+    SHOAL_TRY(Value dep, detach.next(std::move(shapes[i])));
     call.deps.push_back(std::move(dep));
   }
   return call;
+}
+
+Bytes to_bytes(const CancelCall& v) {
+  return runtime::write<wire::CancelCall>([&](wire::CancelCall::Builder m) {
+    m.setActor(v.actor.value);
+    m.setRequest(v.request);
+    m.setRecursive(v.how.recursive);
+    m.setForce(v.how.force);
+  });
+}
+
+Result<CancelCall> cancel_from(const Bytes& bytes) {
+  return runtime::read<wire::CancelCall>(bytes, [](wire::CancelCall::Reader m) {
+    return CancelCall{ActorId{m.getActor()}, m.getRequest(), {m.getRecursive(), m.getForce()}};
+  });
 }
 
 Result<runtime::Message> to_message(const Value& value) {
@@ -132,8 +152,8 @@ Result<runtime::Message> to_message(const Value& value) {
 }
 
 Result<Value> value_from(runtime::Message message) {
-  SHOAL_TRY(const Shape shape, runtime::read<wire::Value>(message.body, read_shape));
-  return Detacher(message).next(shape);
+  SHOAL_TRY(Shape shape, runtime::read<wire::Value>(message.body, read_shape));
+  return Detacher(message).next(std::move(shape));
 }
 
 }  // namespace shoal::actors

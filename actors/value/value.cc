@@ -21,11 +21,14 @@ std::size_t first_piece(std::size_t num_pieces) { return aligned(sizeof(MemoryHe
 
 std::vector<std::uint64_t> sizes_of(const Value::Pieces& pieces) {
   std::vector<std::uint64_t> out;
+  out.reserve(pieces.size());
   for (const auto& p : pieces) out.push_back(p.size());
   return out;
 }
 
 }  // namespace
+
+const Bytes Value::kNoBytes;
 
 std::size_t Value::total_bytes() const { return std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}); }
 
@@ -163,7 +166,7 @@ Result<Value> Value::from_inline(std::vector<std::uint64_t> sizes, Bytes data, K
 Value::Pieces Value::pieces() const {
   Pieces out;
   std::size_t at = start_ != 0 ? start_ : shared() ? first_piece(sizes_.size()) : 0;
-  const std::byte* const base = shared() ? memory_->mapping.data() : inline_->data();
+  const std::byte* const base = shared() ? memory_->mapping.data() : inline_data().data();
   for (const auto size : sizes_) {
     out.emplace_back(base + at, size);
     at += shared() ? aligned(size) : size;
@@ -174,7 +177,7 @@ Value::Pieces Value::pieces() const {
 Result<Value> Value::for_user() const {
   Value out = *this;
   if (!shared()) {
-    out.inline_ = std::make_shared<Bytes>(inline_->clone());
+    out.inline_ = std::make_shared<Bytes>(inline_data().clone());
     return out;
   }
   auto memory = std::make_shared<Shared>();

@@ -48,7 +48,7 @@ class Value {
   const std::vector<std::uint64_t>& sizes() const { return sizes_; }
   std::size_t total_bytes() const;
   // Of those, what travels in a frame.
-  std::size_t inline_bytes() const { return shared() ? 0 : inline_->size(); }
+  std::size_t inline_bytes() const { return inline_ ? inline_->size() : 0; }
   // The head, then the buffers; valid as long as a copy of this value lives.
   Pieces pieces() const;
 
@@ -67,7 +67,7 @@ class Value {
   // Of a shared value.
   const Fd& memory() const { return memory_->fd; }
   // Of one that is not.
-  const Bytes& inline_data() const { return *inline_; }
+  const Bytes& inline_data() const { return inline_ ? *inline_ : kNoBytes; }
   // Keeps the bytes behind pieces() alive.
   std::shared_ptr<const void> keep_alive() const;
 
@@ -77,7 +77,8 @@ class Value {
     runtime::Mapping mapping;
   };
   std::vector<std::uint64_t> sizes_;
-  std::shared_ptr<const Bytes> inline_ = std::make_shared<Bytes>();
+  static const Bytes kNoBytes;
+  std::shared_ptr<const Bytes> inline_;  // null: shared, or empty
   std::shared_ptr<const Shared> memory_;
   std::size_t start_ = 0;  // of its first piece in the memory of a value of several; 0: the memory is its own
   Kind kind_ = Kind::kResult;

@@ -73,6 +73,7 @@ struct ActorRow {
   maxRestarts @18 :Int32;
   maxTaskRetries @19 :Int32;
   numRestarts @20 :UInt32;
+  previous @21 :UInt64;  # the worker before the one that it has
 }
 
 struct NodeRow {
@@ -84,6 +85,8 @@ struct NodeRow {
   total @5 :List(Amount);
   available @6 :List(Amount);
   labels @7 :List(Pair);
+  cordoned @8 :Bool;
+  drainUntilUnixMs @9 :Int64;  # 0: it is not being drained
 }
 
 struct GroupRow {
@@ -114,6 +117,14 @@ struct WorkerRow {
   cause @7 :ErrorMessage;
 }
 
+# What was asked for by whom in a job that was submitted, as it is shown again.
+struct Submission {
+  id @0 :Text;
+  entrypoint @1 :Text;
+  runtimeEnv @2 :Text;  # JSON
+  metadata @3 :List(Pair);
+}
+
 struct JobRow {
   id @0 :UInt64;
   name @1 :Text;
@@ -125,6 +136,7 @@ struct JobRow {
   exitCode @7 :Int32;
   pendingReason @8 :Text;
   cause @9 :ErrorMessage;
+  submission @10 :Submission;
 }
 
 # ---- to the head -------------------------------------------------------------------------------------------------------------------
@@ -232,11 +244,19 @@ struct SubmitJob {
   resources @3 :List(Amount);
   wait @4 :Bool;
   ownerPid @5 :Int32;
+  submission @6 :Submission;
 }
 
 struct StopJob {
   job @0 :UInt64;
   force @1 :Bool;
+}
+
+# Whether a node takes new work, or is to leave: 0 it does, 1 it does not, 2 it leaves once nothing runs there, or the time is over.
+struct SetNodeDuty {
+  node @0 :UInt64;
+  duty @1 :UInt16;
+  deadlineMs @2 :UInt64;
 }
 
 struct JobRef {
@@ -311,6 +331,7 @@ struct StartWorker {
   launch @2 :Launch;
   rank @3 :Int32;     # -1: none
   label @4 :Text;     # how its log lines are marked
+  gpuUnits @5 :Int64 = -1;  # of GPUs that it may use; below 0: the node has no say in that
 }
 
 struct StopWorker {
@@ -369,6 +390,7 @@ struct LogLines {
   rank @1 :Int32;
   label @2 :Text;
   stream @3 :UInt16;  # 1 stdout, 2 stderr; the lines are the payload
+  pid @4 :Int32;
 }
 
 struct FreePort {
@@ -399,4 +421,12 @@ struct Call {
   caller @2 :Text;
   args @3 :Value;
   deps @4 :List(Value);  # arguments that were references; args has placeholders for them
+}
+
+# Nobody wants the answer any more.
+struct CancelCall {
+  actor @0 :UInt64;
+  request @1 :UInt64;  # the call's number on this connection
+  recursive @2 :Bool;
+  force @3 :Bool;
 }

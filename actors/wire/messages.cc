@@ -1,6 +1,7 @@
 #include "actors/wire/messages.h"
 
 #include "actors/wire/control.capnp.h"
+#include "actors/wire/pieces.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/error_message.h"
 
@@ -9,321 +10,6 @@ namespace shoal::actors {
 using runtime::read;
 using runtime::text;
 using runtime::write;
-
-namespace {
-
-constexpr std::size_t kMaxList = 1 << 20;
-
-// ---- pieces ----
-
-template <class List>
-void check_size(const List& list, std::size_t limit, const char* what) {
-  KJ_REQUIRE(list.size() <= limit, "a list is too long", what);
-}
-
-template <class Enum>
-Enum checked(std::uint16_t raw, std::uint16_t count, const char* what) {
-  KJ_REQUIRE(raw < count, "an unknown value of an enum", what);
-  return static_cast<Enum>(raw);
-}
-
-template <class Builder>
-void fill_resources(Builder builder, const Resources& resources) {
-  unsigned i = 0;
-  for (const auto& [name, units] : resources.all()) {
-    builder[i].setName(name);
-    builder[i++].setUnits(std::max<std::int64_t>(units, 0));  // less than nothing is free while a task runs on lent-out CPUs again
-  }
-}
-
-Resources read_resources(capnp::List<wire::Amount>::Reader list) {
-  check_size(list, 1000, "resources");
-  Resources out;
-  for (const auto a : list) {
-    KJ_REQUIRE(a.getUnits() >= 0 && a.getUnits() <= (std::int64_t{1} << 60), "an amount out of range");
-    out.set_units(text(a.getName()), a.getUnits());
-  }
-  return out;
-}
-
-std::vector<std::string> read_texts(capnp::List<capnp::Text>::Reader list) {
-  check_size(list, kMaxList, "texts");
-  std::vector<std::string> out;
-  for (const auto t : list) out.push_back(text(t));
-  return out;
-}
-
-void fill_texts(capnp::List<capnp::Text>::Builder builder, const std::vector<std::string>& texts) {
-  for (unsigned i = 0; i < texts.size(); ++i) builder.set(i, texts[i]);
-}
-
-std::map<std::string, std::string> read_map(capnp::List<wire::Pair>::Reader list) {
-  check_size(list, 10'000, "pairs");
-  std::map<std::string, std::string> out;
-  for (const auto p : list) out[text(p.getName())] = text(p.getValue());
-  return out;
-}
-
-template <class Builder, class Pairs>
-void fill_pairs(Builder builder, const Pairs& pairs) {
-  unsigned i = 0;
-  for (const auto& [name, value] : pairs) {
-    builder[i].setName(name);
-    builder[i++].setValue(value);
-  }
-}
-
-capnp::Data::Reader data_of(const std::string& bytes) { return {reinterpret_cast<const capnp::byte*>(bytes.data()), bytes.size()}; }
-
-std::string bytes_of(capnp::Data::Reader data) {
-  KJ_REQUIRE(data.size() <= GangSpec::kMaxBirth, "a client's own bytes are too many");
-  return {reinterpret_cast<const char*>(data.begin()), data.size()};
-}
-
-unsigned count(const auto& container) { return static_cast<unsigned>(container.size()); }
-
-// A cause is there when it says something.
-template <class Reader>
-std::optional<Error> read_cause(const Reader& m) {
-  if (!m.hasCause()) return std::nullopt;
-  return runtime::read_error(m.getCause());
-}
-
-template <class Builder>
-void fill_cause(Builder m, const std::optional<Error>& cause) {
-  if (cause) runtime::fill_error(m.initCause(), *cause);
-}
-
-void fill(wire::Launch::Builder m, const Launch& launch) {
-  m.setKind(number(launch.kind));
-  m.setProgram(launch.program);
-  fill_texts(m.initArgv(count(launch.argv)), launch.argv);
-  m.setTorch(launch.torch);
-  m.setBuildId(launch.build_id);
-  m.setCwd(launch.cwd);
-  fill_pairs(m.initEnv(count(launch.env)), launch.env);
-  fill_texts(m.initPythonPath(count(launch.python_path)), launch.python_path);
-}
-
-Launch read_launch(wire::Launch::Reader m) {
-  Launch out;
-  out.kind = checked<Launch::Kind>(m.getKind(), Launch::kNumKinds, "launch kind");
-  out.program = text(m.getProgram());
-  out.argv = read_texts(m.getArgv());
-  out.torch = m.getTorch();
-  out.build_id = text(m.getBuildId());
-  out.cwd = text(m.getCwd());
-  check_size(m.getEnv(), 10'000, "environment");
-  for (const auto p : m.getEnv()) out.env.emplace_back(text(p.getName()), text(p.getValue()));
-  out.python_path = read_texts(m.getPythonPath());
-  return out;
-}
-
-template <class Builder>
-void fill_labels(Builder builder, const std::vector<LabelMatch>& labels) {
-  for (unsigned i = 0; i < labels.size(); ++i) {
-    builder[i].setLabel(labels[i].label);
-    fill_texts(builder[i].initValues(count(labels[i].values)), labels[i].values);
-    builder[i].setNegated(labels[i].negated);
-  }
-}
-
-std::vector<LabelMatch> read_labels(capnp::List<wire::LabelMatch>::Reader list) {
-  check_size(list, 1000, "labels");
-  std::vector<LabelMatch> out;
-  for (const auto m : list) out.push_back({text(m.getLabel()), read_texts(m.getValues()), m.getNegated()});
-  return out;
-}
-
-void fill(wire::Where::Builder m, const Where& where) {
-  m.setGroup(where.group.value);
-  m.setBundle(where.bundle);
-  m.setNode(where.node.value);
-  m.setSoft(where.soft);
-  m.setSpread(where.spread);
-  fill_labels(m.initLabels(count(where.labels)), where.labels);
-}
-
-Where read_where(wire::Where::Reader m) {
-  return {GroupId{m.getGroup()}, m.getBundle(), NodeId{m.getNode()}, m.getSoft(), m.getSpread(), read_labels(m.getLabels())};
-}
-
-Strategy read_strategy(std::uint16_t raw) { return checked<Strategy>(raw, 4, "strategy"); }
-
-void fill(wire::GroupRow::Builder m, const GroupRow& row) {
-  m.setId(row.id.value);
-  m.setJob(row.job.value);
-  m.setName(row.name);
-  m.setNameSpace(row.name_space);
-  m.setStrategy(number(row.strategy));
-  m.setState(number(row.state));
-  auto bundles = m.initBundles(count(row.bundles));
-  for (unsigned i = 0; i < row.bundles.size(); ++i) {
-    fill_resources(bundles[i].initResources(count(row.bundles[i].all())), row.bundles[i]);
-    bundles[i].setNode(row.nodes.at(i).value);
-  }
-  m.setPendingReason(row.pending_reason);
-  fill_cause(m, row.cause);
-}
-
-GroupRow read_group(wire::GroupRow::Reader m) {
-  GroupRow row;
-  row.id = GroupId{m.getId()};
-  row.job = JobId{m.getJob()};
-  row.name = text(m.getName());
-  row.name_space = text(m.getNameSpace());
-  row.strategy = read_strategy(m.getStrategy());
-  row.state = checked<GroupState>(m.getState(), 4, "group state");
-  check_size(m.getBundles(), GroupSpec::kMaxBundles, "bundles");
-  for (const auto b : m.getBundles()) {
-    row.bundles.push_back(read_resources(b.getResources()));
-    row.nodes.push_back(NodeId{b.getNode()});
-  }
-  row.pending_reason = text(m.getPendingReason());
-  row.cause = read_cause(m);
-  return row;
-}
-
-void fill(wire::ActorRow::Builder m, const ActorRow& row) {
-  m.setId(row.id.value);
-  m.setClassName(row.class_name);
-  m.setState(number(row.state));
-  m.setJob(row.job.value);
-  m.setNode(row.node.value);
-  m.setWorker(row.worker.value);
-  m.setPid(row.pid);
-  m.setGang(row.gang.value);
-  m.setRank(row.rank);
-  m.setWorldSize(row.world_size);
-  m.setGeneration(row.generation);
-  m.setEndpoint(row.endpoint);
-  m.setPendingReason(row.pending_reason);
-  fill_pairs(m.initAttributes(count(row.attributes)), row.attributes);
-  fill_cause(m, row.cause);
-  m.setName(row.name);
-  m.setNameSpace(row.name_space);
-  m.setDetached(row.detached);
-  m.setMaxRestarts(row.max_restarts);
-  m.setMaxTaskRetries(row.max_task_retries);
-  m.setNumRestarts(row.num_restarts);
-}
-
-ActorRow read_actor(wire::ActorRow::Reader m) {
-  ActorRow row;
-  row.id = ActorId{m.getId()};
-  row.class_name = text(m.getClassName());
-  row.state = checked<ActorState>(m.getState(), 5, "actor state");
-  row.job = JobId{m.getJob()};
-  row.node = NodeId{m.getNode()};
-  row.worker = WorkerId{m.getWorker()};
-  row.pid = m.getPid();
-  row.gang = GangId{m.getGang()};
-  row.rank = m.getRank();
-  row.world_size = m.getWorldSize();
-  row.generation = m.getGeneration();
-  row.endpoint = text(m.getEndpoint());
-  row.pending_reason = text(m.getPendingReason());
-  row.attributes = read_map(m.getAttributes());
-  row.cause = read_cause(m);
-  row.name = text(m.getName());
-  row.name_space = text(m.getNameSpace());
-  row.detached = m.getDetached();
-  row.max_restarts = m.getMaxRestarts();
-  row.max_task_retries = m.getMaxTaskRetries();
-  row.num_restarts = m.getNumRestarts();
-  return row;
-}
-
-void fill(wire::NodeRow::Builder m, const NodeRow& row) {
-  m.setId(row.id.value);
-  m.setHost(row.host);
-  m.setPid(row.pid);
-  m.setState(number(row.state));
-  m.setEndpoint(row.endpoint);
-  fill_resources(m.initTotal(count(row.total.all())), row.total);
-  fill_resources(m.initAvailable(count(row.available.all())), row.available);
-  fill_pairs(m.initLabels(count(row.labels)), row.labels);
-}
-
-NodeRow read_node(wire::NodeRow::Reader m) {
-  NodeRow row;
-  row.id = NodeId{m.getId()};
-  row.host = text(m.getHost());
-  row.pid = m.getPid();
-  row.state = checked<NodeState>(m.getState(), 2, "node state");
-  row.endpoint = text(m.getEndpoint());
-  row.total = read_resources(m.getTotal());
-  row.available = read_resources(m.getAvailable());
-  row.labels = read_map(m.getLabels());
-  return row;
-}
-
-void fill(wire::WorkerRow::Builder m, const WorkerRow& row) {
-  m.setId(row.id.value);
-  m.setNode(row.node.value);
-  m.setJob(row.job.value);
-  m.setPid(row.pid);
-  m.setState(number(row.state));
-  m.setRole(row.role);
-  m.setRank(row.rank);
-  fill_cause(m, row.cause);
-}
-
-WorkerRow read_worker(wire::WorkerRow::Reader m) {
-  WorkerRow row;
-  row.id = WorkerId{m.getId()};
-  row.node = NodeId{m.getNode()};
-  row.job = JobId{m.getJob()};
-  row.pid = m.getPid();
-  row.state = checked<WorkerState>(m.getState(), 3, "worker state");
-  row.role = text(m.getRole());
-  row.rank = m.getRank();
-  row.cause = read_cause(m);
-  return row;
-}
-
-void fill(wire::JobRow::Builder m, const JobRow& row) {
-  m.setId(row.id.value);
-  m.setName(row.name);
-  m.setState(number(row.state));
-  m.setDriverPid(row.driver_pid);
-  m.setNumWorkers(row.num_workers);
-  m.setStartedUnixMs(row.started_unix_ms);
-  m.setEndedUnixMs(row.ended_unix_ms);
-  m.setExitCode(row.exit_code);
-  m.setPendingReason(row.pending_reason);
-  fill_cause(m, row.cause);
-}
-
-JobRow read_job(wire::JobRow::Reader m) {
-  JobRow row;
-  row.id = JobId{m.getId()};
-  row.name = text(m.getName());
-  row.state = checked<JobState>(m.getState(), 5, "job state");
-  row.driver_pid = m.getDriverPid();
-  row.num_workers = m.getNumWorkers();
-  row.started_unix_ms = m.getStartedUnixMs();
-  row.ended_unix_ms = m.getEndedUnixMs();
-  row.exit_code = m.getExitCode();
-  row.pending_reason = text(m.getPendingReason());
-  row.cause = read_cause(m);
-  return row;
-}
-
-template <class Row, class List, class ReadOne>
-std::vector<Row> read_rows(List list, ReadOne read_one) {
-  check_size(list, kMaxList, "rows");
-  std::vector<Row> out;
-  for (const auto m : list) out.push_back(read_one(m));
-  return out;
-}
-
-template <class List, class Row>
-void fill_rows(List list, const std::vector<Row>& rows) {
-  for (unsigned i = 0; i < rows.size(); ++i) fill(list[i], rows[i]);
-}
-
-}  // namespace
 
 // ---- messages: each to_bytes beside its from_bytes ----
 
@@ -468,14 +154,15 @@ Bytes to_bytes(const JobSpec& v) {
     fill_resources(m.initResources(count(v.resources.all())), v.resources);
     m.setWait(v.wait);
     m.setOwnerPid(v.owner);
+    fill(m.initSubmission(), v.submission);
   });
 }
 template <>
 Result<JobSpec> from_bytes(const Bytes& bytes) {
   return read<wire::SubmitJob>(bytes, [](wire::SubmitJob::Reader m) {
     KJ_REQUIRE(m.getNumWorkers() <= GangSpec::kMaxActors, "too many workers");
-    return JobSpec{text(m.getName()), read_launch(m.getLaunch()), m.getNumWorkers(), read_resources(m.getResources()), m.getWait(),
-                   m.getOwnerPid()};
+    return JobSpec{text(m.getName()), read_launch(m.getLaunch()),        m.getNumWorkers(), read_resources(m.getResources()), m.getWait(),
+                   m.getOwnerPid(),   read_submission(m.getSubmission())};
   });
 }
 
@@ -488,6 +175,21 @@ Bytes to_bytes(const StopJob& v) {
 template <>
 Result<StopJob> from_bytes(const Bytes& bytes) {
   return read<wire::StopJob>(bytes, [](wire::StopJob::Reader m) { return StopJob{JobId{m.getJob()}, m.getForce()}; });
+}
+
+Bytes to_bytes(const SetNodeDuty& v) {
+  return write<wire::SetNodeDuty>([&](wire::SetNodeDuty::Builder m) {
+    m.setNode(v.node.value);
+    m.setDuty(number(v.duty));
+    m.setDeadlineMs(v.deadline_ms);
+  });
+}
+template <>
+Result<SetNodeDuty> from_bytes(const Bytes& bytes) {
+  return read<wire::SetNodeDuty>(bytes, [](wire::SetNodeDuty::Reader m) {
+    KJ_REQUIRE(m.getDeadlineMs() <= SetNodeDuty::kMaxDeadlineMs, "a deadline is too far away");
+    return SetNodeDuty{NodeId{m.getNode()}, checked<NodeDuty>(m.getDuty(), 3, "duty of a node"), m.getDeadlineMs()};
+  });
 }
 
 Bytes to_bytes(const JobRef& v) {
@@ -756,12 +458,14 @@ Bytes to_bytes(const StartWorker& v) {
     fill(m.initLaunch(), v.launch);
     m.setRank(v.rank);
     m.setLabel(v.label);
+    m.setGpuUnits(v.gpu_units);
   });
 }
 template <>
 Result<StartWorker> from_bytes(const Bytes& bytes) {
   return read<wire::StartWorker>(bytes, [](wire::StartWorker::Reader m) {
-    return StartWorker{WorkerId{m.getWorker()}, JobId{m.getJob()}, read_launch(m.getLaunch()), m.getRank(), text(m.getLabel())};
+    return StartWorker{WorkerId{m.getWorker()}, JobId{m.getJob()}, read_launch(m.getLaunch()), m.getRank(),
+                       text(m.getLabel()),      m.getGpuUnits()};
   });
 }
 
@@ -880,12 +584,14 @@ Bytes to_bytes(const LogLines& v) {
     m.setRank(v.rank);
     m.setLabel(v.label);
     m.setStream(v.stream);
+    m.setPid(v.pid);
   });
 }
 template <>
 Result<LogLines> from_bytes(const Bytes& bytes) {
-  return read<wire::LogLines>(
-      bytes, [](wire::LogLines::Reader m) { return LogLines{WorkerId{m.getWorker()}, m.getRank(), text(m.getLabel()), m.getStream()}; });
+  return read<wire::LogLines>(bytes, [](wire::LogLines::Reader m) {
+    return LogLines{WorkerId{m.getWorker()}, m.getRank(), text(m.getLabel()), m.getStream(), m.getPid()};
+  });
 }
 
 Bytes to_bytes(const FreePort& v) {

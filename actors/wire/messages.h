@@ -43,6 +43,8 @@ enum class Method : std::uint16_t {
   kGetBirth = 22,       // GetBirth
   kWorkerBlocked = 23,  // notice
   kWorkerLeaves = 24,   // GetBirth's body; a request, so that it is known before the end is
+  kDeleteJob = 28,      // JobRef: one that ended is forgotten
+  kSetNodeDuty = 29,
   // from the head to a client, notices
   kActorUpdate = 30,  // ActorRow
   kJobUpdate = 31,    // JobRow
@@ -71,6 +73,7 @@ enum class Method : std::uint16_t {
   kKillHere = 82,  // KillHosted, to the process that hosts the actor
   // to an actor
   kCall = 100,
+  kCancelCall = 101,  // notice, of a call that came over this connection
 };
 
 template <class Enum>
@@ -113,6 +116,12 @@ struct RegisteredDriver {
 struct StopJob {
   JobId job;
   bool force = false;
+};
+struct SetNodeDuty {
+  NodeId node;
+  NodeDuty duty = NodeDuty::kWorks;
+  std::uint64_t deadline_ms = 0;  // from now; of a drain
+  static constexpr std::uint64_t kMaxDeadlineMs = std::uint64_t{7} * 24 * 3600 * 1000;
 };
 struct JobRef {
   JobId job;
@@ -185,6 +194,7 @@ struct StartWorker {
   Launch launch;
   std::int32_t rank = -1;
   std::string label;
+  std::int64_t gpu_units = -1;  // of GPUs that it may use; below 0: the node has no say in that
 };
 struct StopWorker {
   WorkerId worker;
@@ -234,6 +244,7 @@ struct LogLines {
   std::int32_t rank = -1;
   std::string label;
   std::uint16_t stream = 1;
+  pid_t pid = 0;
 };
 struct FreePort {
   std::uint16_t port = 0;
@@ -252,6 +263,7 @@ Bytes to_bytes(const RegisteredDriver& m);
 Bytes to_bytes(const GangSpec& m);
 Bytes to_bytes(const JobSpec& m);
 Bytes to_bytes(const StopJob& m);
+Bytes to_bytes(const SetNodeDuty& m);
 Bytes to_bytes(const JobRef& m);
 Bytes to_bytes(const ActorRef& m);
 Bytes to_bytes(const KillActor& m);

@@ -42,6 +42,29 @@ TEST(Messages, RowsCarryTheirCause) {
   EXPECT_FALSE(from_bytes<ActorRow>(to_bytes(row)).value().cause);
 }
 
+TEST(Messages, ASubmissionComesBackWithItsRow) {
+  JobRow row;
+  row.submission = {"mine", "python train.py", "{\"pip\": []}", {{"team", "a"}, {"run", "7"}}};
+  EXPECT_EQ(from_bytes<JobRow>(to_bytes(row)).value().submission, row.submission);
+  JobSpec spec;
+  spec.submission = row.submission;
+  EXPECT_EQ(from_bytes<JobSpec>(to_bytes(spec)).value().submission, row.submission);
+  spec.submission.metadata["large"] = std::string(Submission::kMaxText, 'x');
+  EXPECT_FALSE(from_bytes<JobSpec>(to_bytes(spec)));
+}
+
+TEST(Messages, ANodesDutyIsInItsRow) {
+  ListReply reply;
+  reply.nodes.resize(1);
+  reply.nodes[0].cordoned = true;
+  reply.nodes[0].drain_until_unix_ms = 77;
+  const auto back = from_bytes<ListReply>(to_bytes(reply)).value().nodes[0];
+  EXPECT_EQ(back.duty(), NodeDuty::kDrains);
+  EXPECT_EQ(back.drain_until_unix_ms, 77);
+  EXPECT_FALSE(from_bytes<SetNodeDuty>(to_bytes(SetNodeDuty{NodeId{1}, static_cast<NodeDuty>(3), 0})));
+  EXPECT_FALSE(from_bytes<SetNodeDuty>(to_bytes(SetNodeDuty{NodeId{1}, NodeDuty::kDrains, SetNodeDuty::kMaxDeadlineMs + 1})));
+}
+
 TEST(Messages, AnEnumFromTheFutureIsHostile) {
   ActorRow row;
   row.state = static_cast<ActorState>(99);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "python/native/hosting.h"
 #include "runtime/core/check.h"
 
 namespace shoal::python {
@@ -84,8 +85,14 @@ std::vector<std::uint64_t> Readiness::take() const {
 
 Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, bool judge_raised, Readiness readiness,
                     std::uint64_t number) const {
+  if (session.own([&] { return source_->cancelled; })) {
+    const auto error = actors::call_cancelled(call.method);
+    session.own([&] { promise_.set(fail(error)); });
+    return Ref(promise_.future());
+  }
   const auto attempt = session.call(std::move(call), deps);
   session.own([&] {
+    source_->call = attempt;
     attempt.then(
         [self = *this, given = std::move(deps), judge_raised, readiness = std::move(readiness), number](const Result<Value>& result) {
           // What an argument came to is no failure of the function.
@@ -126,7 +133,8 @@ std::vector<Ref> split(Session& session, const Ref& whole, std::size_t count) {
     });
   });
   std::vector<Ref> out;
-  for (const auto& p : promises) out.emplace_back(p.future());
+  const auto source = whole.source() ? whole.source() : std::make_shared<Ref::Source>(Ref::Source{whole.future()});
+  for (const auto& p : promises) out.emplace_back(p.future(), source);
   return out;
 }
 
@@ -161,13 +169,14 @@ void bind_refs(nb::module_& m) {
 
   nb::class_<Attempts>(m, "Attempts", "The result of a call that may be made more than once.")
       .def(nb::init<>())
-      .def_prop_ro("ref", [](const Attempts& a) { return Ref(a.future()); })
+      .def_prop_ro("ref", &Attempts::ref)
       .def(
           "start",
           [](const Attempts& a, PySession& s, const std::string& actor, const std::string& method, const Ref& args,
-             const std::vector<Ref*>& deps, bool judge_raised, const Readiness& readiness, std::uint64_t number) {
+             const std::vector<Ref*>& deps, bool judge_raised, const Readiness& readiness, std::uint64_t number, const PyIncoming* parent) {
             Session& session = s.get();
             Call call;
+            call.parent = key_of(parent);
             call.actor = ActorId{parse_hex(actor).value_or(0)};
             call.method = method;
             call.args = unwrap(Result<Value>(args.future().peek()));
@@ -175,7 +184,7 @@ void bind_refs(nb::module_& m) {
             return a.start(session, std::move(call), futures_of(deps), judge_raised, readiness, number);
           },
           nb::arg("session"), nb::arg("actor"), nb::arg("method"), nb::arg("args"), nb::arg("deps"), nb::arg("judge_raised"),
-          nb::arg("readiness"), nb::arg("number"),
+          nb::arg("readiness"), nb::arg("number"), nb::arg("parent") = nb::none(),
           "One call with arguments that were put. Its result is the result, unless the process died or (judge_raised) it raised: then "
           "`number` becomes ready, and start or settle is to be called.")
       .def(
@@ -201,7 +210,7 @@ void bind_refs(nb::module_& m) {
           "submit",
           [](const PyTaskPool& p, const std::string& name, std::uint64_t function, const nb::bytes& head,
              const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& deps, std::int32_t retries, bool judge_raised,
-             std::uint32_t max_calls) {
+             std::uint32_t max_calls, const PyIncoming* parent) {
             Session& session = p.session->get();
             actors::TaskPool::Task task;
             task.name = name;
@@ -211,11 +220,13 @@ void bind_refs(nb::module_& m) {
             task.retries = retries;
             task.judge_raised = judge_raised;
             task.max_calls = max_calls;
+            task.parent = key_of(parent);
             const nb::gil_scoped_release release;
             return Ref(session.own([&] { return p.pool->submit(std::move(task)); }));
           },
           nb::arg("name"), nb::arg("function"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"), nb::arg("retries"),
-          nb::arg("judge_raised"), nb::arg("max_calls"), "The result of a call of the `function` of that number; its code is deps[0].")
+          nb::arg("judge_raised"), nb::arg("max_calls"), nb::arg("parent") = nb::none(),
+          "The result of a call of the `function` of that number; its code is deps[0].")
       .def(
           "add",
           [](const PyTaskPool& p, const std::string& actor, const Ref& made) {

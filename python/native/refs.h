@@ -20,8 +20,20 @@ nb::tuple to_python(const actors::Value& given);
 // A future value.
 class Ref {
  public:
-  explicit Ref(actors::ValueFuture future) : future_(std::move(future)) {}
+  // Of one that follows from a call's answer: what that is, and whether somebody has given it up. The loop's.
+  struct Source {
+    actors::ValueFuture call;
+    bool cancelled = false;
+  };
+  explicit Ref(actors::ValueFuture future, std::shared_ptr<Source> source = {}) : future_(std::move(future)), source_(std::move(source)) {}
   const actors::ValueFuture& future() const { return future_; }
+  const std::shared_ptr<Source>& source() const { return source_; }
+  // The answer that is to be cancelled for it. Loop only.
+  actors::ValueFuture to_cancel() const {
+    if (!source_) return future_;
+    source_->cancelled = true;
+    return source_->call;
+  }
   bool ready() const { return future_.ready(); }
   bool failed() const { return !future_.peek() || future_.peek()->raised(); }
   // (raised, head, buffers); raises when it is an Error.
@@ -29,6 +41,7 @@ class Ref {
 
  private:
   actors::ValueFuture future_;
+  std::shared_ptr<Source> source_;
 };
 
 // Tells Python which refs have become ready, by the numbers they were given: `fd` can be read from once there are some.
@@ -61,9 +74,9 @@ class Readiness {
 // What a call of an actor's method comes to that may be made more than once: the result of the attempt that is not worth another.
 class Attempts {
  public:
-  actors::ValueFuture future() const { return promise_.future(); }
+  Ref ref() const { return Ref(promise_.future(), source_); }
   // Calls `actor`. Its result is the result, unless the process died (or, with `judge_raised`, the method raised): then `number` is
-  // noted, and whoever takes it calls start again, or settle.
+  // noted, and whoever takes it calls start again, or settle. One that was cancelled makes no attempt.
   Ref start(actors::Session& session, actors::Call call, std::vector<actors::ValueFuture> deps, bool judge_raised, Readiness readiness,
             std::uint64_t number) const;
   // The result is this attempt's, after all. Loop only.
@@ -71,6 +84,7 @@ class Attempts {
 
  private:
   runtime::Promise<actors::Value> promise_;
+  std::shared_ptr<Ref::Source> source_ = std::make_shared<Ref::Source>();
 };
 
 // A pool of remote functions (actors/session/task_pool.h), of a session that outlives every use of it: `number` is noted when take_wants

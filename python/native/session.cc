@@ -1,6 +1,7 @@
 #include "python/native/session.h"
 
 #include "actors/session/folder.h"
+#include "python/native/hosting.h"
 #include "python/native/refs.h"
 
 namespace shoal::python {
@@ -32,25 +33,6 @@ using actors::Value;
 using actors::ValueFuture;
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-Clock::time_point deadline_in(std::optional<double> seconds) {
-  if (!seconds || *seconds > 1e9) return runtime::LoopThread::kForever;
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::max(0.0, *seconds)));
-}
-
-// A call that waits for this process's answer.
-class PyIncoming {
- public:
-  explicit PyIncoming(actors::Incoming incoming) : incoming_(std::move(incoming)) {}
-  const actors::Call& call() const { return incoming_.call; }
-  void reply(const Value& value) { incoming_.reply(value); }
-  void fail(const Error& error) { incoming_.responder.fail(error); }
-
- private:
-  actors::Incoming incoming_;
-};
 
 // How many of these have become ready, and whether one has failed; counted on the loop.
 struct Tally {
@@ -223,7 +205,7 @@ nb::list rows_of(const actors::ListReply& reply) {
 
 std::unique_ptr<PySession> open_session(const std::string& token, const std::string& head, const std::string& node, const std::string& name,
                                         const std::string& role, const std::string& worker, const std::string& job, bool print_logs,
-                                        bool ends_job) {
+                                        bool fold_logs, bool ends_job) {
   actors::SessionOptions o;
   o.token = unwrap(runtime::Token::parse(token));
   o.head = head;
@@ -233,6 +215,7 @@ std::unique_ptr<PySession> open_session(const std::string& token, const std::str
   o.worker = WorkerId{parse_hex(worker).value_or(0)};
   o.job = JobId{parse_hex(job).value_or(0)};
   o.print_logs = print_logs;
+  o.fold_logs = fold_logs;
   o.ends_job = ends_job;
   o.interrupted = signals_pending;
   auto session = [&] {
@@ -267,20 +250,11 @@ void bind_session(nb::module_& m) {
       "folders, \"\" for this user's. Refuses a home that another user could have written.");
   nb::class_<Tally>(m, "Tally", "How many of some refs are ready.").def_ro("of", &Tally::of).def_ro("ready", &Tally::ready);
 
-  nb::class_<PyIncoming>(m, "Incoming", "A call on an actor of this process.")
-      .def_prop_ro("actor", [](const PyIncoming& i) { return to_string(i.call().actor); })
-      .def_prop_ro("method", [](const PyIncoming& i) { return i.call().method; })
-      .def_prop_ro("args", [](const PyIncoming& i) { return to_python(i.call().args); })
-      .def_prop_ro("deps", [](const PyIncoming& i) {
-        nb::list out;
-        for (const auto& d : i.call().deps) out.append(to_python(d));
-        return out;
-      });
-
-  nb::class_<PySession>(m, "Session", "This process's place in a cluster.")
+  nb::class_<PySession> session(m, "Session", "This process's place in a cluster.");
+  session
       .def_static("open", &open_session, nb::kw_only(), nb::arg("token"), nb::arg("head") = "", nb::arg("node") = "", nb::arg("name") = "",
                   nb::arg("role") = "driver", nb::arg("worker") = "", nb::arg("job") = "", nb::arg("print_logs") = true,
-                  nb::arg("ends_job") = true)
+                  nb::arg("fold_logs") = false, nb::arg("ends_job") = true)
       .def("close", &PySession::close)
       .def("abandon_after_fork", &PySession::abandon_after_fork)
       .def_prop_ro("job", [](PySession& s) { return to_string(s.get().job()); })
@@ -416,9 +390,12 @@ void bind_session(nb::module_& m) {
       .def(
           "call",
           [](PySession& s, const std::string& actor, const std::string& method, const nb::bytes& head,
-             const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& deps) {
+             const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& deps, const PyIncoming* parent,
+             std::optional<std::int32_t> retries) {
             actors::Call call;
+            call.retries = retries;
             call.actor = actor_id(actor);
+            call.parent = key_of(parent);
             call.method = method;
             call.args = unwrap(Value::make(pieces_of(head, buffers)));
             std::vector<ValueFuture> futures;
@@ -427,7 +404,29 @@ void bind_session(nb::module_& m) {
             const nb::gil_scoped_release release;
             return Ref(session.call(std::move(call), std::move(futures)));
           },
-          nb::arg("actor"), nb::arg("method"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"))
+          nb::arg("actor"), nb::arg("method"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"), nb::arg("parent") = nb::none(),
+          nb::arg("retries") = nb::none(),
+          "`parent`: the call of this process in which it is made. `retries` after deaths of a process that is started again; None: as the "
+          "actor's options say.")
+      .def(
+          "in_any_order",
+          [](PySession& s, const std::string& actor, bool any) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.in_any_order(actor_id(actor), any);
+          },
+          nb::arg("actor"), nb::arg("any"), "Whether calls on it that wait for a reference hold up those behind them: not in any order.")
+      .def(
+          "cancel",
+          [](PySession& s, const Ref& ref, bool recursive, bool force) {
+            Session& session = s.get();
+            const auto done = [&] {
+              const nb::gil_scoped_release release;
+              return session.cancel(session.own([&] { return ref.to_cancel(); }), {recursive, force});
+            }();
+            unwrap(done);
+          },
+          nb::arg("ref"), nb::arg("recursive"), nb::arg("force"), "Nobody wants it any more.")
       .def(
           "kill",
           [](PySession& s, const std::string& actor, bool restart) {
@@ -566,24 +565,6 @@ void bind_session(nb::module_& m) {
           },
           nb::arg("refs"), nb::arg("timeout") = nb::none(), "True once all are ready or one has failed; False when the time is over first.")
       .def(
-          "leave",
-          [](PySession& s) {
-            const auto done = [&] {
-              const nb::gil_scoped_release release;
-              return s.get().leave();
-            }();
-            unwrap(done);
-          },
-          "Of a worker whose actor is to end with it, even if it is one that is started again.")
-      .def(
-          "set_blocked",
-          [](PySession& s, bool blocked) {
-            Session& session = s.get();
-            const nb::gil_scoped_release release;
-            session.set_blocked(blocked);
-          },
-          nb::arg("blocked"), "Of a worker that waits for others: they may have its CPUs until it goes on.")
-      .def(
           "wait_some",
           [](PySession& s, const std::vector<Ref*>& refs, std::size_t count, std::optional<double> timeout) {
             Session& session = s.get();
@@ -658,104 +639,13 @@ void bind_session(nb::module_& m) {
             count(session, t, refs);
           },
           nb::arg("tally"), nb::arg("refs"), "Counts these, too.")
-      .def("close_queue",
-           [](PySession& s, const std::string& queue) {
-             Session& session = s.get();
-             const nb::gil_scoped_release release;
-             s.queues.erase(queue);
-             session.own([&] { session.actor_host().remove(ActorId{parse_hex(queue).value_or(0)}); });
-           })
-      .def(
-          "serve",
-          [](PySession& s) {
-            Session& session = s.get();
-            s.queue = std::make_shared<actors::CallQueue>();
-            const auto ready = [&] {
-              const nb::gil_scoped_release release;
-              session.own([&] { session.actor_host().set_default(s.queue); });
-              return session.ready();
-            }();
-            unwrap(ready);
-          },
-          "Takes calls from now on, for next_call.")
-      .def(
-          "next_call",
-          [](PySession& s, std::optional<double> timeout) -> std::unique_ptr<PyIncoming> {
-            Session& session = s.get();
-            const auto deadline = deadline_in(timeout);
-            std::unique_ptr<PyIncoming> out;
-            const auto waited = [&] {
-              const nb::gil_scoped_release release;
-              return session.wait(
-                  [&] {
-                    if (s.stopped) return true;
-                    if (s.queue->empty()) return false;
-                    out = std::make_unique<PyIncoming>(s.queue->pop());
-                    return true;
-                  },
-                  deadline);
-            }();
-            if (!waited && waited.error().code() != Code::kDeadlineExceeded) unwrap(waited);
-            return out;
-          },
-          nb::arg("timeout") = nb::none(), "The next call in order, or None when the time is over or nobody serves any more.")
-      .def(
-          "reply",
-          [](PySession& s, PyIncoming& incoming, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, bool raised) {
-            auto value = Value::make(pieces_of(head, buffers), raised ? Value::Kind::kRaised : Value::Kind::kResult);
-            Session& session = s.get();
-            const nb::gil_scoped_release release;
-            session.own([&] {
-              if (value) {
-                incoming.reply(*value);
-              } else {
-                incoming.fail(value.error());
-              }
-            });
-          },
-          nb::arg("incoming"), nb::arg("head"), nb::arg("buffers"), nb::arg("raised") = false)
-      .def(
-          "reply_many",
-          [](PySession& s, PyIncoming& incoming, const std::vector<std::pair<nb::bytes, std::vector<ReadBuffer>>>& parts) {
-            std::vector<Value::Pieces> pieces;
-            for (const auto& [head, buffers] : parts) pieces.push_back(pieces_of(head, buffers));
-            auto value = Value::make_many(pieces);
-            Session& session = s.get();
-            const nb::gil_scoped_release release;
-            session.own([&] {
-              if (value) {
-                incoming.reply(*value);
-              } else {
-                incoming.fail(value.error());
-              }
-            });
-          },
-          nb::arg("incoming"), nb::arg("parts"), "Replies with several values, (head, buffers) each, for a caller that splits them.")
-      .def(
-          "refuse",
-          [](PySession& s, PyIncoming& incoming, const std::string& reason, const std::string& message) {
-            Session& session = s.get();
-            const nb::gil_scoped_release release;
-            session.own([&] { incoming.fail(unavailable(message).with_reason(reason)); });
-          },
-          nb::arg("incoming"), nb::arg("reason"), nb::arg("message"), "The call comes to this Unavailable.")
-      .def(
-          "stop_serving",
-          [](PySession& s) {
-            Session& session = s.get();
-            const nb::gil_scoped_release release;
-            session.own([&] { s.stopped = true; });
-          },
-          "Ends the wait of the thread that is in next_call.")
-      .def(
-          "drain",
-          [](PySession& s, double timeout) {
-            Session& session = s.get();
-            const auto deadline = deadline_in(timeout);
-            const nb::gil_scoped_release release;
-            (void)session.wait([&] { return session.actor_host().queued_bytes() == 0; }, deadline);
-          },
-          nb::arg("timeout"), "Returns when the sockets have taken every reply, or the time is over.");
+      .def("close_queue", [](PySession& s, const std::string& queue) {
+        Session& session = s.get();
+        const nb::gil_scoped_release release;
+        s.queues.erase(queue);
+        session.own([&] { session.actor_host().remove(ActorId{parse_hex(queue).value_or(0)}); });
+      });
+  bind_hosting(m, session);
 }
 
 }  // namespace shoal::python

@@ -14,6 +14,7 @@ from shoal import actor, exceptions, util
 from shoal._client import (
     ObjectRef,
     available_resources,
+    cancel,
     cluster_resources,
     get,
     init,
@@ -33,17 +34,23 @@ from shoal.runtime_context import get_gpu_ids, get_runtime_context
 
 
 def __getattr__(name: str):
+    if name == "LoggingConfig":  # with logging, which most programs do not need
+        from shoal._logging import LoggingConfig
+
+        return LoggingConfig
     if name != "util":
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     return importlib.import_module("shoal.util")
 
 
 __all__ = [
+    "LoggingConfig",
     "ObjectRef",
     "ObjectRefGenerator",
     "__version__",
     "actor",
     "available_resources",
+    "cancel",
     "cluster_resources",
     "exceptions",
     "exit_actor",

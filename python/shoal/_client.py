@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +13,12 @@ from shoal import _environment, _native, _serialize
 from shoal._refs import ObjectRef, load
 from shoal._runtime import attach_worker, close, read_token, start_local, started_by_node, state
 from shoal._runtime import session as _session
-from shoal.exceptions import GetTimeoutError, InvalidArgument
+from shoal.exceptions import GetTimeoutError, InvalidArgument, NotFound, Unimplemented
 
 __all__ = [
     "ObjectRef",
     "available_resources",
+    "cancel",
     "cluster_resources",
     "get",
     "init",
@@ -45,6 +45,8 @@ def init(
     object_store_memory: int | None = None,
     namespace: str | None = None,
     runtime_env: dict[str, Any] | None = None,
+    labels: dict[str, str] | None = None,
+    logging_config: Any = None,
 ):
     """Connects this process to a cluster.
 
@@ -53,26 +55,31 @@ def init(
     ``num_gpus``, ``memory`` (bytes) and ``resources`` are what that cluster offers (CPUs are logical). Raises Unavailable when nobody
     answers, InvalidArgument when the token is refused. ``namespace``: of the names of actors; default one of this job's own.
     ``runtime_env``: what processes of this job find around them unless an actor or a function has its own: ``env_vars``, ``working_dir``,
-    ``py_modules``, ``excludes``, ``pip``.
+    ``py_modules``, ``excludes``, ``pip``. ``include_dashboard``: a cluster of its own has the HTTP interface (jobs, state), on loopback.
+    ``labels``: of the one node of that cluster, for ``label_selector``. ``logging_config``: a ``LoggingConfig`` for the root logger of this
+    process and of all that the job starts.
     """
     environment = _environment.check(runtime_env)
     if namespace is not None and (not isinstance(namespace, str) or not namespace):
         raise TypeError(f"a namespace is a str that is not empty, not {namespace!r}")
+    if labels is not None and not (isinstance(labels, dict) and all(isinstance(w, str) and w for kv in labels.items() for w in kv)):
+        raise TypeError(f"labels is a dict of str by str, not {labels!r}")
+    if logging_config is not None and type(logging_config).__name__ != "LoggingConfig":
+        raise TypeError(f"logging_config is a shoal.LoggingConfig, not {type(logging_config).__name__}")
     if state.session is not None:
         if ignore_reinit_error:
             return
         raise RuntimeError("shoal.init() was called twice; call shoal.shutdown() in between, or pass ignore_reinit_error=True")
-    if include_dashboard:
-        warnings.warn("there is no dashboard in this release; use `shoal status` and `shoal list`", stacklevel=2)
     del (
         logging_level,
         object_store_memory,
     )  # Ray's: here a log level changes nothing a driver sees, and the node admits what fits in memory
-    wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory, "resources": resources}
+    wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory, "resources": resources, "labels": labels}
     if address is None and started_by_node():
         attach_worker()
         state.namespace = namespace or state.namespace
         state.runtime_env = _environment.merged(_environment.inherited(), environment)
+        _log(logging_config)
         return
     address = address or os.environ.get("SHOAL_ADDRESS") or "local"
     if address != "local":
@@ -81,11 +88,12 @@ def init(
             raise InvalidArgument(f"{', '.join(given)} cannot be set when connecting to a running cluster ({address})")
         folder, head = _native.find_session(address, os.environ.get("SHOAL_HOME", ""))
         _open(read_token(folder), head, log_to_driver, namespace, environment)
+        _log(logging_config)
         return
     offers = {"CPU": num_cpus if num_cpus is not None else len(os.sched_getaffinity(0)), "GPU": num_gpus or 0}
     offers["memory"] = memory if memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     offers.update(resources or {})
-    process, said = start_local(offers)
+    process, said = start_local(offers, labels=labels, http=bool(include_dashboard))
     try:
         _open(read_token(said["session"]), said["head_local"], log_to_driver, namespace, environment)
     except BaseException:
@@ -93,11 +101,22 @@ def init(
         process.wait()
         raise
     state.cluster = process
+    _log(logging_config)
+
+
+def _log(config) -> None:
+    if config is None:
+        return
+    from shoal._logging import apply
+
+    state.logging = config
+    apply(config)
 
 
 def _open(token: str, head: str, log_to_driver: bool, namespace: str | None, environment: dict[str, Any]) -> None:
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "interactive"
-    state.session = _native.Session.open(token=token, head=head, name=name, print_logs=log_to_driver)
+    fold = os.environ.get("SHOAL_DEDUP_LOGS", "1") != "0"  # on a terminal
+    state.session = _native.Session.open(token=token, head=head, name=name, print_logs=log_to_driver, fold_logs=fold)
     state.namespace = namespace or state.session.job
     state.runtime_env = _environment.merged(_environment.inherited(), environment)
 
@@ -140,7 +159,8 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
     """The value of a reference, or the list of values of a list of them, in order.
 
     Raises what the remote code raised (as its own class and as TaskError), ActorDiedError, or GetTimeoutError after ``timeout`` seconds;
-    for a list, on the first failure, without waiting for the others. Arrays are read-only: they lie in shared memory.
+    for a list, on the first failure, without waiting for the others. Arrays are read-only: they lie in shared memory. So do tensors, but
+    torch has no tensors that are read-only: what is written to one is seen through this value alone (its pages are copied then).
     """
     single = isinstance(refs, ObjectRef)
     wanted = [refs] if single else list(refs) if isinstance(refs, (list, tuple)) else None
@@ -189,7 +209,29 @@ def kill(actor, *, no_restart: bool = True) -> None:
     actor_id = getattr(actor, "_actor_id", None)
     if actor_id is None:
         raise TypeError(f"kill() takes an actor handle, not {type(actor).__name__}")
-    _session().kill(actor_id, not no_restart)
+    session = _session()
+    try:
+        session.kill(actor_id, not no_restart)
+    except NotFound:  # the head never had it, or has forgotten it
+        if not session.dead(actor_id):
+            raise
+
+
+def cancel(ref, *, force: bool = False, recursive: bool = True) -> None:
+    """Tells that nobody wants the result of a call any more; ``get`` of it, and of what depends on it, raises TaskCancelledError.
+
+    What has not begun never will. A remote function that runs gets a KeyboardInterrupt, or with ``force`` its process ends; an
+    ``async def`` method is cancelled as asyncio tasks are; another method that runs goes on to its end, and its result is what the call
+    comes to. ``recursive``: so are the calls that it made and that are not done. Of a generator (``ObjectRefGenerator``) the rest. Nothing
+    happens to a call that is done, or to a value that was ``put``. ValueError for ``force`` with a method of an actor.
+    """
+    ref = getattr(ref, "_done", ref)  # of an ObjectRefGenerator
+    if not isinstance(ref, ObjectRef):
+        raise TypeError(f"cancel() takes an ObjectRef, not {type(ref).__name__}; an actor is ended by kill()")
+    session = _session()
+    if ref._owner and ref._owner != session.worker and not ref._ref.ready:
+        raise Unimplemented("only the process that made a call can cancel it", hint="let that process call cancel()")
+    session.cancel(ref._ref, recursive, force)
 
 
 def nodes() -> list[dict[str, Any]]:

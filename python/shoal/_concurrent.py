@@ -4,15 +4,17 @@ asyncio loop. The main thread takes the calls, so that those of one caller begin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 import traceback
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from shoal import _stream
 from shoal._context import CallInfo, concurrent_call, running
+from shoal._handle import RELEASE
 from shoal._worker import BUILT_INS, arguments, end, exit_code, fail_creation, made, refuse, reply
 from shoal.actor import ActorExit
 from shoal.exceptions import AsyncioActorExit
@@ -30,10 +32,15 @@ def serve(session, creation, early: deque, cls: type, args: tuple, kwargs: dict)
         made(session, creation)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
+    session.tell_cancelled()
     while runner.code is None:
         incoming = early.popleft() if early else session.next_call()
-        if incoming is not None:
+        if incoming is not None and session.cancelled(incoming):  # before the actor was made
+            session.refuse_cancelled(incoming, runner.where(incoming.method))
+        elif incoming is not None:
             runner.begin(incoming)
+        for key in session.take_cancelled() if incoming is None else ():
+            runner.cancel(key)
     return runner.code
 
 
@@ -88,24 +95,42 @@ class _OnThreads(_Runner):
     def __init__(self, session, groups: dict[str, int]):
         super().__init__(session, groups)
         self._pools = {name: ThreadPoolExecutor(size, thread_name_prefix=f"shoal-{name or 'calls'}") for name, size in groups.items()}
+        self._waiting: dict[Future, Any] = {}  # with their calls: those that are not done
 
     def make(self, call: CallInfo, cls: type, args: tuple, kwargs: dict):
         concurrent_call.set(call)
         return cls(*args, **kwargs)
 
     def begin(self, incoming) -> None:
+        if incoming.method == RELEASE:
+            threading.Thread(target=self._release, args=(incoming,), daemon=True, name="shoal-release").start()
+            return
         try:
             args, kwargs, extra = arguments(incoming)
             pool = self._pools[self.group_of(incoming.method, extra)]
         except Exception as error:
             self.failed(incoming, error)
             return
-        pool.submit(self._run, incoming, extra, args, kwargs)
+        future = pool.submit(self._run, incoming, extra, args, kwargs)
+        self._waiting[future] = incoming
+        future.add_done_callback(self._waiting.pop)
+
+    def _release(self, incoming) -> None:
+        """Once what came before is done."""
+        while waiting := tuple(self._waiting):
+            wait(waiting)
+        self._run(incoming, None, (), {})
+
+    def cancel(self, key: tuple[int, int]) -> None:
+        """What runs on a thread cannot be stopped."""
+        for future, incoming in tuple(self._waiting.items()):
+            if incoming.key == key and future.cancel():
+                self.session.refuse_cancelled(incoming, self.where(incoming.method))
 
     def _run(self, incoming, extra: dict[str, Any] | None, args: tuple, kwargs: dict) -> None:
         if self.ends(incoming):
             return
-        concurrent_call.set(CallInfo(self.where(incoming.method), extra))
+        concurrent_call.set(CallInfo(self.where(incoming.method), extra, incoming))
         try:
             reply(self.session, incoming, self.function(incoming.method)(*args, **kwargs), extra)
         except BaseException as error:
@@ -118,7 +143,7 @@ class _OnLoop(_Runner):
     def __init__(self, session, groups: dict[str, int]):
         super().__init__(session, groups)
         self._groups = {name: asyncio.Semaphore(size) for name, size in groups.items()}
-        self._tasks: set[asyncio.Task] = set()  # asyncio itself keeps them only weakly
+        self._tasks: dict[asyncio.Task, Any] = {}  # with their calls; asyncio itself keeps tasks only weakly
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._serve, daemon=True, name="shoal-asyncio").start()
 
@@ -151,6 +176,9 @@ class _OnLoop(_Runner):
     def _begin(self, incoming) -> None:
         if self.ends(incoming):
             return
+        if incoming.method == RELEASE:
+            self._releasing = self._loop.create_task(self._release(incoming))
+            return
         try:
             args, kwargs, extra = arguments(incoming)
             group = self._groups[self.group_of(incoming.method, extra)]
@@ -158,11 +186,30 @@ class _OnLoop(_Runner):
             self.failed(incoming, error)
             return
         task = self._loop.create_task(self._run(incoming, extra, group, args, kwargs))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = incoming
+        task.add_done_callback(self._done)
 
-    async def _run(self, incoming, extra: dict[str, Any] | None, group: asyncio.Semaphore, args: tuple, kwargs: dict) -> None:
-        concurrent_call.set(CallInfo(self.where(incoming.method), extra))
+    async def _release(self, incoming) -> None:
+        """Once what came before is done."""
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+        await self._run(incoming, None, contextlib.nullcontext(), (), {})
+
+    def _done(self, task: asyncio.Task) -> None:
+        incoming = self._tasks.pop(task)
+        if task.cancelled():
+            self.session.refuse_cancelled(incoming, self.where(incoming.method))
+
+    def cancel(self, key: tuple[int, int]) -> None:
+        self._loop.call_soon_threadsafe(self._cancel, key)
+
+    def _cancel(self, key: tuple[int, int]) -> None:
+        for task, incoming in self._tasks.items():
+            if incoming.key == key:
+                task.cancel()
+
+    async def _run(self, incoming, extra: dict[str, Any] | None, group, args: tuple, kwargs: dict) -> None:
+        concurrent_call.set(CallInfo(self.where(incoming.method), extra, incoming))
         async with group:
             try:
                 result = self.function(incoming.method)(*args, **kwargs)
@@ -173,5 +220,9 @@ class _OnLoop(_Runner):
                 elif inspect.isawaitable(result):
                     result = await result
                 reply(self.session, incoming, result, extra)
+            except asyncio.CancelledError as error:
+                if self.session.cancelled(incoming):
+                    raise
+                self.failed(incoming, error)
             except BaseException as error:
                 self.failed(incoming, error)

@@ -7,16 +7,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CallInfo", "Running", "concurrent_call", "current_call", "running"]
+__all__ = ["CallInfo", "Running", "concurrent_call", "current_call", "parent_call", "running"]
 
 
 class CallInfo:
     """A call that is executed. Ids are made when somebody asks."""
 
-    __slots__ = ("_task_id", "extra", "where")
+    __slots__ = ("_task_id", "extra", "incoming", "where")
 
-    def __init__(self, where: str, extra: dict[str, Any] | None):
-        self.where, self.extra, self._task_id = where, extra, ""  # where: class and method, or the function's name
+    def __init__(self, where: str, extra: dict[str, Any] | None, incoming: Any = None):
+        self.where, self.extra, self.incoming, self._task_id = where, extra, incoming, ""  # where: class and method, or the function's name
 
     @property
     def task_id(self) -> str:
@@ -36,12 +36,20 @@ class Running:
     incoming: Any = None  # the call that is executed
     extra: dict[str, Any] | None = None
     where: str = ""  # in it; "" for class and method
+    interruptible: bool = False  # its code runs, and may be interrupted when it is cancelled
+    shared: bool = False  # handles of this actor have left it
     unanswered: Any = None
     runner: Any = None  # of a concurrent actor
 
 
 running = Running()
 concurrent_call: ContextVar[CallInfo | None] = ContextVar("shoal_call", default=None)
+
+
+def parent_call() -> Any:
+    """The call in which this code makes others: when it is cancelled they are, too. None in a driver."""
+    call = concurrent_call.get()
+    return running.incoming if call is None else call.incoming
 
 
 _latest: list[Any] = [None, None]  # (incoming, CallInfo)

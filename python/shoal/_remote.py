@@ -13,48 +13,61 @@ from typing import Any
 
 from shoal import _environment, _native, _serialize
 from shoal._client import get, put
+from shoal._handle import ActorHandle, _pack
 from shoal._options import (
     ACTOR_OPTIONS,
-    BUILT_IN,
     FUNCTION_OPTIONS,
-    METHOD_OPTIONS,
     check_actor_options,
     check_call_options,
     concurrency_of,
     methods_of,
 )
 from shoal._placement import where
-from shoal._refs import ObjectRef, new_object_id, when_ready
-from shoal._retry import MethodAttempts, Retries
+from shoal._refs import ObjectRef, when_ready
 from shoal._runtime import _package_path, state
 from shoal._runtime import session as _session
 from shoal._stream import ObjectRefGenerator
-from shoal.exceptions import InvalidArgument, PendingCallsLimitExceeded, Unimplemented
+from shoal.exceptions import InvalidArgument, Unimplemented
 
 __all__ = ["ActorClass", "ActorHandle", "RemoteFunction", "create_gang", "get_actor", "list_named_actors", "remote"]
 
-_OPTIONS = {"num_cpus", "num_gpus", "memory", "resources"}
+_OPTIONS = {"num_cpus", "num_gpus", "memory", "resources", "accelerator_type"}
 _KNOWN = _OPTIONS | ACTOR_OPTIONS | FUNCTION_OPTIONS
-_RAYS_OTHERS = {"accelerator_type"}
 _MAX_BIRTH_BYTES = 1 << 19  # of actors/cluster/cluster.h
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
-        if name in _RAYS_OTHERS:
-            raise Unimplemented(f"the option {name} of shoal.remote is not in this release", hint=f"use {', '.join(sorted(_KNOWN))}")
         if name not in _KNOWN:
             raise TypeError(f"unknown option {name}; there are {', '.join(sorted(_KNOWN))}")
     if not isinstance(options.get("resources") or {}, dict):
         raise TypeError(f"resources is a dict of amounts by name, not {type(options['resources']).__name__}")
+    gpus, accelerator = options.get("num_gpus") or 0, options.get("accelerator_type")
+    if gpus > 1 and gpus != int(gpus):
+        raise ValueError(f"num_gpus is a whole number or below 1 (a share of one device), not {gpus}")
+    if accelerator is not None and (not isinstance(accelerator, str) or not accelerator):
+        raise TypeError(f"accelerator_type is a str that is not empty, not {accelerator!r}")
     return options
+
+
+_ACCELERATOR_SHARE = 0.001  # of a node's one: any number of actors may ask for its type
 
 
 def _resources(options: dict[str, Any], default_cpus: float) -> dict[str, float]:
     out = {"CPU": float(options.get("num_cpus", default_cpus) or 0), "GPU": float(options.get("num_gpus") or 0)}
     out["memory"] = float(options.get("memory") or 0)
     out.update({k: float(v) for k, v in (options.get("resources") or {}).items()})
+    if options.get("accelerator_type"):
+        out[f"accelerator_type:{options['accelerator_type']}"] = _ACCELERATOR_SHARE
     return {k: v for k, v in out.items() if v != 0 or k == "CPU"}
+
+
+def _logging() -> dict[str, str]:
+    if state.logging is None:
+        return {}
+    from shoal._logging import to_environment
+
+    return to_environment(state.logging)
 
 
 def launch(*, torch: bool = False, env: dict[str, str] | None = None, runtime_env: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -70,161 +83,9 @@ def launch(*, torch: bool = False, env: dict[str, str] | None = None, runtime_en
         "program": sys.executable,
         "torch": torch,
         "cwd": around.get("cwd") or os.getcwd(),
-        "env": list({**around.get("env", {}), "SHOAL_NAMESPACE": state.namespace, **(env or {})}.items()),
+        "env": list({**around.get("env", {}), "SHOAL_NAMESPACE": state.namespace, **_logging(), **(env or {})}.items()),
         "python_path": list(dict.fromkeys(around.get("python_path", []) + script + ours + added)),
     }
-
-
-class _Dep:
-    """Stands in a pickled call for the k-th argument that was a reference."""
-
-    __slots__ = ("k",)
-
-    def __init__(self, k: int):
-        self.k = k
-
-    def __reduce__(self):
-        return _Dep, (self.k,)
-
-
-_Packed = tuple[bytes, list[memoryview], list[_native.Ref]]
-
-
-def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first: int = 0) -> _Packed:
-    """``extra``: what the worker has to know of a call that is not like most (num_returns, group, name). ``first``: the
-    place of the first reference among those that are sent along."""
-    deps: list[_native.Ref] = []
-    if any(type(a) is ObjectRef for a in args) or any(type(a) is ObjectRef for a in kwargs.values()):
-
-        def replaced(a):
-            if type(a) is not ObjectRef:
-                return a
-            deps.append(a._ref)
-            return _Dep(first + len(deps) - 1)
-
-        args = tuple(replaced(a) for a in args)
-        kwargs = {k: replaced(a) for k, a in kwargs.items()}
-    return (*_serialize.dumps((args, kwargs, extra) if extra else (args, kwargs)), deps)
-
-
-def _call(actor_id: str, method: str, where: str, args: tuple, kwargs: dict) -> ObjectRef:
-    return ObjectRef(_session().call(actor_id, method, *_pack(args, kwargs)), where)
-
-
-def extra_of(options: dict[str, Any]) -> dict[str, Any]:
-    extra = {k: options[k] for k in ("num_returns", "concurrency_group", "name") if k in options and (k, options[k]) != ("num_returns", 1)}
-    if extra.get("num_returns") == "streaming":
-        extra["stream"] = new_object_id()
-    return extra
-
-
-def results(ref: _native.Ref, extra: dict[str, Any], where: str) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
-    """What ``.remote()`` returns: one reference, a list of them, one that grows, or nothing."""
-    num_returns = extra.get("num_returns", 1)
-    if num_returns == 1:
-        return ObjectRef(ref, where)
-    if num_returns == "streaming":
-        return ObjectRefGenerator(ObjectRef(ref, where), extra["stream"], where)
-    return [ObjectRef(r, where) for r in ref.split(_session(), num_returns)] if num_returns else None
-
-
-class ActorMethod:
-    """``handle.method``; call it with ``.remote(...)``."""
-
-    __slots__ = ("_handle", "_name")
-
-    def __init__(self, handle: ActorHandle, name: str):
-        self._handle, self._name = handle, name
-
-    def remote(self, *args, **kwargs) -> ObjectRef:
-        handle = self._handle
-        return _call(handle._actor_id, self._name, f"{handle._class_name}.{self._name}", args, kwargs)
-
-    def options(self, **options) -> _MethodWithOptions:
-        """``num_returns``, ``concurrency_group``, ``name``, ``max_task_retries`` with ``retry_exceptions`` of the calls made through it."""
-        check_call_options(options, "methods of actors")
-        of = {**self._handle._options_of(self._name), **options}
-        return _MethodWithOptions(self._handle, self._name, {k: v for k, v in of.items() if v is not None})
-
-    def __call__(self, *args, **kwargs):
-        raise TypeError(f"call {self._name}.remote(...): a method of an actor runs in the actor's process")
-
-
-class _MethodWithOptions(ActorMethod):
-    """One whose calls are not like most."""
-
-    __slots__ = ("_options",)
-
-    def __init__(self, handle: ActorHandle, name: str, options: dict[str, Any]):
-        super().__init__(handle, name)
-        self._options = options
-
-    def remote(self, *args, **kwargs):
-        handle, options, session = self._handle, self._options, _session()
-        extra, pending = extra_of(options), handle._admit(session)
-        head, buffers, deps = _pack(args, kwargs, extra)
-        if options.get("max_task_retries") and options.get("retry_exceptions"):
-            retries = Retries.of(options["max_task_retries"], options["retry_exceptions"])
-            ref = MethodAttempts(session, handle._actor_id, self._name, session.put(head, buffers), deps, retries).start()
-        else:
-            ref = session.call(handle._actor_id, self._name, head, buffers, deps)
-        if pending is not None:
-            session.count(pending, [ref])
-        return results(ref, extra, options.get("name") or f"{handle._class_name}.{self._name}")
-
-
-class ActorHandle:
-    """Names an actor; may be passed to other actors and tasks. Calls of one caller run in the order in which they were made."""
-
-    def __init__(
-        self,
-        actor_id: str,
-        class_name: str,
-        methods: dict[str, dict[str, Any]],
-        created: ObjectRef | None = None,
-        max_pending: int = -1,
-    ):
-        self._actor_id, self._class_name, self._methods, self._created = actor_id, class_name, methods, created
-        self._max_pending, self._pending = max_pending, None
-
-    def __getattr__(self, name: str) -> ActorMethod:
-        options = BUILT_IN.get(name) if name.startswith("__") else self._methods.get(name)
-        if options is None:
-            raise AttributeError(f"actor {self._class_name} has no method {name}")
-        plain = not options.keys() & METHOD_OPTIONS and self._max_pending < 0
-        method = ActorMethod(self, name) if plain else _MethodWithOptions(self, name, options)
-        self.__dict__[name] = method  # looked up once
-        return method
-
-    def _options_of(self, name: str) -> dict[str, Any]:
-        return self._methods.get(name) or {}
-
-    def _admit(self, session: _native.Session) -> _native.Tally | None:
-        """Counts the calls that are not done, if there is a bound."""
-        if self._max_pending < 0:
-            return None
-        if self._pending is None:
-            self._pending = session.tally([])
-        if self._pending.of - self._pending.ready >= self._max_pending:
-            raise PendingCallsLimitExceeded(f"{self._max_pending} calls wait for actor {self._class_name}: its max_pending_calls")
-        return self._pending
-
-    def __repr__(self) -> str:
-        return f"Actor({self._class_name}, {self._actor_id})"
-
-    def __reduce__(self):
-        return _revive_handle, (self._actor_id, self._class_name, self._methods, self._max_pending)
-
-    def __eq__(self, other) -> bool:
-        return isinstance(other, ActorHandle) and other._actor_id == self._actor_id
-
-    def __hash__(self) -> int:
-        return hash(self._actor_id)
-
-
-def _revive_handle(actor_id: str, class_name: str, methods: dict[str, dict[str, Any]], max_pending: int = -1) -> ActorHandle:
-    _session().know(actor_id, class_name)
-    return ActorHandle(actor_id, class_name, methods, max_pending=max_pending)
 
 
 def create_gang(
@@ -261,7 +122,7 @@ def create_gang(
                 session.kill(i)
         raise
     for handle in handles if packed[2] else ():
-        when_ready(handle._created, lambda handle=handle: _end_unmade(session, handle, packed[2]))
+        when_ready(handle._created, lambda actor=handle._actor_id: _end_unmade(session, actor, packed[2]))
     return handles
 
 
@@ -283,11 +144,11 @@ def _settings(cls: type, class_name: str, methods: dict, resources: dict[str, fl
     }
 
 
-def _end_unmade(session: _native.Session, handle: ActorHandle, arguments: list[_native.Ref]) -> None:
+def _end_unmade(session: _native.Session, actor_id: str, arguments: list[_native.Ref]) -> None:
     """An actor whose arguments have failed is never made: it ends."""
     if any(a.ready and a.failed for a in arguments):
         with contextlib.suppress(Exception):  # the session is closed, and the actor gone with it
-            session.kill(handle._actor_id)
+            session.kill(actor_id)
 
 
 def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> bytes:
@@ -351,12 +212,17 @@ class ActorClass:
 
     def remote(self, *args, **kwargs) -> ActorHandle:
         """An actor. With ``name`` others find it (``get_actor``); ``lifetime="detached"``: it outlives its job; ``max_restarts``: its
-        process is started again when it ends unasked."""
+        process is started again when it ends unasked.
+
+        An actor without a name ends when nothing refers to it any more, after the calls that were made on it. One whose handle was sent
+        to another process, ever, is there until its job ends or somebody ends it.
+        """
         options = {k: v for k, v in self._options.items() if v is not None}
         resources, (placed, env) = _resources(options, 0), where(options)
         if not (options.get("name") or options.get("max_restarts") or options.get("lifetime") == "detached"):
             around = {"placed": placed, "env": env, "runtime_env": options.get("runtime_env")}
-            return create_gang(self._cls, 1, args, kwargs, resources=resources, options=options, **around)[0]
+            handle = create_gang(self._cls, 1, args, kwargs, resources=resources, options=options, **around)[0]._own()
+            return handle._in_any_order() if options.get("allow_out_of_order_execution") else handle
         session, name, restarts = _session(), self.__name__, options.get("max_restarts", 0)
         detached = options.get("lifetime") == "detached"
         settings = _settings(self._cls, name, self._methods, resources, options)
@@ -364,6 +230,7 @@ class ActorClass:
         packed = _pack((), {}) if detached else _pack((self._cls, settings, *args), kwargs)
         limit = options.get("max_pending_calls", -1)
         handle = ActorHandle(session.new_actor_id(), name, self._methods, max_pending=limit)
+        handle._actor.any_order = bool(options.get("allow_out_of_order_execution"))
         env = {**env, "SHOAL_SELF_MADE": "1"} if detached else env
         exists = session.create_actor(
             handle._actor_id,
@@ -383,14 +250,17 @@ class ActorClass:
         if exists is not None:
             return _serialize.loads(exists, [])
         try:
-            handle._created = ObjectRef(session.call(handle._actor_id, "__init__", *packed), name)
+            handle._actor.created = ObjectRef(session.call(handle._actor_id, "__init__", *packed), name)
         except BaseException:
             with contextlib.suppress(Exception):
                 session.kill(handle._actor_id)
             raise
         if packed[2]:
-            when_ready(handle._created, lambda: _end_unmade(session, handle, packed[2]))
-        return handle
+            actor = handle._actor_id
+            when_ready(handle._created, lambda: _end_unmade(session, actor, packed[2]))
+        if handle._actor.any_order:
+            handle._in_any_order()
+        return handle if options.get("name") or detached else handle._own(restarts=True)
 
     def __call__(self, *args, **kwargs):
         raise TypeError(f"make an actor with {self.__name__}.remote(...)")

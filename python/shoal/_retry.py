@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
+from typing import Any
 
 from shoal import _native
+from shoal._context import parent_call
 from shoal._refs import ObjectRef, callbacks, load, when_ready
 
 __all__ = ["MethodAttempts", "Retries", "raised"]
@@ -56,20 +58,20 @@ class MethodAttempts:
     """A call of a method that is made again while it raises. Later calls of the same caller do not wait for that."""
 
     session: _native.Session
-    actor_id: str
+    actor: Any  # what handles share: it does not end before this is done
     method: str
     args: _native.Ref
     deps: list[_native.Ref]
     retries: Retries
     attempts: _native.Attempts = field(default_factory=_native.Attempts)
     attempt: _native.Ref | None = None
+    parent: Any = field(default_factory=parent_call)
 
     def start(self) -> _native.Ref:
         awaited, result = callbacks(), self.attempts.ref
         number = awaited.number(self._judge)
-        self.attempt = self.attempts.start(
-            self.session, self.actor_id, self.method, self.args, self.deps, self.retries.judges_exceptions, awaited.readiness, number
-        )
+        again = (self.retries.judges_exceptions, awaited.readiness, number, self.parent)
+        self.attempt = self.attempts.start(self.session, self.actor.id, self.method, self.args, self.deps, *again)
         when_ready(ObjectRef(result), lambda: awaited.forget(number))
         return result
 

@@ -31,12 +31,13 @@ class _State:
     parent: int = 0  # a process whose forked children end with it
     lends: bool = False  # its CPUs, while it waits: a worker of functions
     runtime_env: dict | None = None  # of what this process starts (_environment)
+    logging: object = None  # LoggingConfig of the job, if there is one
     namespace: str = ""  # of the names of actors that this process makes and looks for
 
     def forget(self) -> None:
         """There is no session any more."""
         self.session, self.cluster, self.functions, self.ending = None, None, None, []
-        self.runtime_env = None
+        self.runtime_env, self.logging = None, None
 
 
 state = _State()
@@ -74,12 +75,22 @@ def read_token(folder: str) -> str:
         raise InvalidArgument(f"the cluster's token cannot be read: {error}", reason="TokenRefused") from error
 
 
-def start_local(resources: dict[str, float], *, python: str = sys.executable, remove_folder: bool = False, timeout: float = 20):
+def start_local(
+    resources: dict[str, float],
+    *,
+    labels: dict[str, str] | None = None,
+    python: str = sys.executable,
+    remove_folder: bool = False,
+    http: bool = False,
+    timeout: float = 20,
+):
     """Starts head and node in one process that ends with this one. Returns (process, what it said when it was ready)."""
     reading, writing = os.pipe()
     command = [binary(), "role", "local", "--owner", str(os.getpid()), "--python", python, "--ready-fd", str(writing)]
     command += [f"--resource={name}={amount}" for name, amount in resources.items()]
+    command += [f"--label={name}={value}" for name, value in (labels or {}).items()]
     command += ["--remove-folder"] if remove_folder else []
+    command += ["--http-port", "8265", "--http-or-any"] if http else []
     # Away from the terminal's signals: Ctrl-C is for the driver, which then ends the cluster in order.
     process = subprocess.Popen(
         command,
@@ -136,6 +147,11 @@ def attach_worker() -> _native.Session:
         role=f"rank {env['RANK']}" if "RANK" in env else "worker",
     )
     state.namespace = env.get("SHOAL_NAMESPACE", state.session.job)
+    if "SHOAL_LOGGING" in env:
+        from shoal._logging import apply, from_environment  # only where somebody asked for it
+
+        state.logging = from_environment()
+        apply(state.logging)
     return state.session
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import sys
 import traceback
 from typing import Any
 
@@ -31,6 +32,12 @@ def _plain(value: Any, depth: int = 4) -> bool:
     return kind is dict and len(value) <= 16 and all(_plain(k, depth - 1) and _plain(v, depth - 1) for k, v in value.items())
 
 
+def _array(memory, dtype, shape: tuple[int, ...]):
+    import numpy
+
+    return numpy.frombuffer(memory, numpy.uint8).view(dtype).reshape(shape)
+
+
 def _tensor(memory, dtype: str, shape: tuple[int, ...]):
     import torch
 
@@ -44,32 +51,69 @@ def _tensor(memory, dtype: str, shape: tuple[int, ...]):
     return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=getattr(torch, dtype)).reshape(shape)
 
 
+def _strided(dense, order: tuple[int, ...], shape: tuple[int, ...]):
+    """A tensor whose dimensions lie in memory in another order, or are there once and repeated."""
+    return dense.permute(order).expand(shape)
+
+
+def _leaf(tensor, wants_gradient: bool, parameter: bool):
+    if not parameter:
+        return tensor.requires_grad_(wants_gradient)
+    from torch.nn import Parameter
+
+    return Parameter(tensor, requires_grad=wants_gradient)
+
+
+def _set_attributes(obj, attributes: dict[str, Any]) -> None:
+    vars(obj).update(attributes)
+
+
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
-        torch = _torch()
-        if torch is not None and type(obj) is torch.Tensor and _dense(obj, torch):
-            memory = pickle.PickleBuffer(obj.reshape(-1).view(torch.uint8).numpy())  # numpy does not have every dtype
-            return _tensor, (memory, str(obj.dtype).removeprefix("torch."), tuple(obj.shape))
-        if isinstance(obj, BaseException) and _pickles_by_default(type(obj)):
-            return bare, (type(obj), *parts(obj))
+        kind = type(obj)
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and _in_memory(obj, torch):
+            return (*_tensor_parts(obj, torch), vars(obj) or None, None, None, _set_attributes)
+        if numpy is not None and kind is numpy.ndarray and _copied_by_numpy(obj):
+            plain = numpy.ascontiguousarray(obj).reshape(-1).view(numpy.uint8)
+            return _array, (pickle.PickleBuffer(plain), obj.dtype, obj.shape)
+        if isinstance(obj, BaseException) and _pickles_by_default(kind):
+            return bare, (kind, *parts(obj))
         return super().reducer_override(obj)
+
+
+def _in_memory(tensor, torch) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
+
+
+def _tensor_parts(tensor, torch) -> tuple:
+    """(function, arguments) that make it again from its own bytes, which are copied only if they lie apart."""
+    parameter = type(tensor) is torch.nn.Parameter
+    if parameter or tensor.requires_grad:
+        return _leaf, (tensor.detach(), tensor.requires_grad, parameter)
+    if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        flat = tensor.as_strided((tensor.numel(),), (1,))  # one element may have any stride
+        memory = flat.view(torch.uint8).numpy()  # numpy does not have every dtype
+        return _tensor, (pickle.PickleBuffer(memory), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    once = tensor.resolve_conj().resolve_neg()
+    for dim, stride in enumerate(once.stride()):
+        if stride == 0 and once.shape[dim] > 1:
+            once = once.narrow(dim, 0, 1)
+    by_stride = sorted(range(once.dim()), key=once.stride, reverse=True)
+    back = tuple(by_stride.index(dim) for dim in range(once.dim()))
+    return _strided, (once.permute(by_stride).contiguous(), back, tuple(tensor.shape))
+
+
+def _copied_by_numpy(array) -> bool:
+    """Whether numpy would copy it into the pickle: it does so with what is not contiguous, and with dates."""
+    contiguous = array.flags.c_contiguous or array.flags.f_contiguous
+    return array.nbytes >= _OUT_OF_BAND_BYTES and not array.dtype.hasobject and (not contiguous or array.dtype.kind in "Mm")
 
 
 def _pickles_by_default(cls: type[BaseException]) -> bool:
     """By calling the class with ``args``, that is: wrong for every class whose ``__init__`` wants something else."""
     ways = [next(c for c in cls.__mro__ if name in vars(c)) for name in ("__reduce__", "__reduce_ex__")]
     return all(c.__module__ == "builtins" for c in ways)
-
-
-def _dense(tensor, torch) -> bool:
-    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
-    return plain and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
-
-
-def _torch():
-    import sys
-
-    return sys.modules.get("torch")
 
 
 def dumps(value: Any) -> tuple[bytes, list[memoryview]]:

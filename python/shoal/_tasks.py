@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import select
 import threading
 import time
 from typing import Any
 
 from shoal import _native, _serialize
+from shoal._context import parent_call
+from shoal._handle import _pack, extra_of, results
 from shoal._placement import where
 from shoal._refs import ObjectRef
-from shoal._remote import _pack, create_gang, extra_of, results
+from shoal._remote import create_gang
 from shoal._retry import Retries
 from shoal._runtime import session, state
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import ShoalError
 
 __all__ = ["Function", "FunctionPool", "FunctionWorker"]
+
+_END_S = 5.0  # for what the pool's thread does, when the session ends
 
 MAX_RETRIES = 3  # of a task whose worker died, unless its options say otherwise
 
@@ -81,7 +86,7 @@ class _Pool:
                 self.grow()
         except Exception as error:
             reason, hint = (error.reason, error.hint) if isinstance(error, ShoalError) else ("", "")
-            self.native.fail_waiting(f"no worker can be had: {error}", reason or "Unschedulable", hint)
+            self.native.fail_waiting(f"no worker can be had: {error}", reason or "TaskUnschedulable", hint)
         return room < workers
 
 
@@ -96,7 +101,8 @@ class FunctionPool:
         self._lock = threading.Lock()
         self._pools: dict[tuple, _Pool] = {}
         self._ended = False
-        threading.Thread(target=self._run, daemon=True, name="shoal-tasks").start()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="shoal-tasks")
+        self._thread.start()
         state.ending.append(self._end)
 
     def submit(self, function: Function, args: tuple, kwargs: dict) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
@@ -107,7 +113,7 @@ class FunctionPool:
         pool = function.pool or self._pool_of(function)
         retries = function.retries
         deps.insert(0, function.code)
-        how = (retries.left, retries.judges_exceptions, function.max_calls)
+        how = (retries.left, retries.judges_exceptions, function.max_calls, parent_call())
         ref = pool.native.submit(function.name, function.number, head, buffers, deps, *how)
         return results(ref, extra, function.name)
 
@@ -138,6 +144,8 @@ class FunctionPool:
         wait_s = self.IDLE_S / 4
         while not self._ended:
             poll.poll(wait_s * 1000)
+            if self._ended:
+                return
             self.readiness.take()
             short = False
             for pool in tuple(self._pools.values()):
@@ -148,4 +156,8 @@ class FunctionPool:
                 time.sleep(0.001)
 
     def _end(self) -> None:
+        """Returns when nothing of it uses the session any more."""
         self._ended = True
+        os.eventfd_write(self.readiness.fd, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_END_S)

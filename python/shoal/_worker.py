@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import traceback
 from collections import deque
@@ -12,8 +13,9 @@ from typing import Any
 
 from shoal import _serialize, _stream
 from shoal._context import running
+from shoal._handle import RELEASE, _Dep
 from shoal._refs import when_gone
-from shoal._remote import _Dep, from_birth
+from shoal._remote import from_birth
 from shoal._runtime import attach_worker, state
 from shoal._tasks import FunctionWorker
 from shoal.actor import ActorExit, exit_actor
@@ -45,6 +47,8 @@ def main() -> int:
     running.actor_id = actor if cls is not FunctionWorker else ""
     if cls is FunctionWorker:
         _end_with(*settings["creator"])
+        signal.signal(signal.SIGINT, _interrupted)
+        session.interrupt_calls()
         state.lends = settings["resources"].get("CPU", 0) > 0
     if settings.get("concurrency"):
         from shoal._concurrent import serve  # with asyncio: ordinary actors do not wait for it
@@ -65,6 +69,15 @@ def _end_with(worker: str, node: str) -> None:
         when_gone(worker, lambda: os._exit(1))
 
 
+def _interrupted(number, frame) -> None:
+    """Of SIGINT: the call that runs may be one that nobody wants any more. Without such a reason Python's own answer to it."""
+    if state.session is None or not state.session.take_interrupt():
+        signal.default_int_handler(number, frame)
+    if running.interruptible and state.session.cancelled(running.incoming):
+        running.interruptible = False  # once
+        raise KeyboardInterrupt
+
+
 def _serve(session, instance, early: deque) -> int:
     """An ordinary actor."""
     functions = {} if isinstance(instance, FunctionWorker) else None  # by their pickles
@@ -72,16 +85,24 @@ def _serve(session, instance, early: deque) -> int:
         incoming = early.popleft() if early else session.next_call()
         running.incoming, method = incoming, incoming.method
         try:
-            args, kwargs, extra = arguments(incoming, functions)
-            running.extra = extra
-            if functions is not None:
-                running.where = args[0].__name__
-            built_in = BUILT_INS.get(method)
-            result = built_in(instance, *args, **kwargs) if built_in else getattr(instance, method)(*args, **kwargs)
-            if extra is not None:
-                reply(session, incoming, result, extra)
-                continue
-            head, buffers = _serialize.dumps(result)
+            try:
+                if session.cancelled(incoming):  # it came before the actor was made
+                    raise KeyboardInterrupt
+                args, kwargs, extra = arguments(incoming, functions)
+                running.extra = extra
+                if functions is not None:
+                    running.where = args[0].__name__
+                    running.interruptible = True
+                    if session.cancelled(incoming):  # just now
+                        raise KeyboardInterrupt
+                built_in = BUILT_INS.get(method)
+                result = built_in(instance, *args, **kwargs) if built_in else getattr(instance, method)(*args, **kwargs)
+                if extra is not None:
+                    reply(session, incoming, result, extra)
+                    continue
+                head, buffers = _serialize.dumps(result)
+            finally:
+                running.interruptible = False
         except SystemExit as error:
             return end(session, incoming, error)
         except (Exception, KeyboardInterrupt) as error:
@@ -147,7 +168,10 @@ def reply(session, incoming, result, extra: dict[str, Any] | None) -> None:
 
 
 def refuse(session, incoming, error: BaseException, where: str) -> None:
-    """Answers with what user code raised, without this frame of ours."""
+    """Answers with what user code raised, without this frame of ours; or with its cancellation, if that is why it raised."""
+    if isinstance(error, KeyboardInterrupt) and session.cancelled(incoming):
+        session.refuse_cancelled(incoming, where)
+        return
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next or error.__traceback__
     session.reply(incoming, *_serialize.dump_exception(error, where), True)
@@ -157,7 +181,7 @@ def end(session, incoming, error: SystemExit) -> int:
     """The exit code. The call that ends the actor comes to its death, as those behind it do."""
     running.unanswered = incoming  # one that is let go of is answered: with a bug of ours
     if isinstance(error, ActorExit) and incoming is not None:
-        session.refuse(incoming, "ActorDied", f"actor {type(running.instance).__name__} died: exit_actor() was called")
+        session.refuse(incoming, "ActorDied", f"actor {type(running.instance).__name__} died: {error.why}")
     _leave(session)
     return exit_code(error)
 
@@ -199,12 +223,23 @@ def _call(instance, function, *args, **kwargs):
     return function(instance, *args, **kwargs)
 
 
+class _Released(ActorExit):
+    why = "nothing referred to it any more"
+
+
+def _release(instance) -> None:
+    """Of one that gave itself away nobody knows who has it."""
+    if not running.shared:
+        raise _Released(0)
+
+
 # Methods that every actor has. A creator's call finds an actor that was started again before it arrived.
 BUILT_INS = {
     "__init__": lambda *_, **__: None,
     "__ray_terminate__": lambda _: exit_actor(),
     "__ray_ready__": lambda _: True,
     "__ray_call__": _call,
+    RELEASE: _release,
 }
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from shoal._context import running
-from shoal._remote import ActorClass, ActorHandle, ActorMethod
+from shoal._handle import ActorHandle, ActorMethod
+from shoal._remote import ActorClass
 from shoal.exceptions import AsyncioActorExit
 
 __all__ = ["ActorClass", "ActorHandle", "ActorMethod", "exit_actor"]
 
 
 class ActorExit(SystemExit):
-    """Raised by ``exit_actor``: user code lets it pass."""
+    """Raised by ``exit_actor``: user code lets it pass. ``why`` is what callers read."""
+
+    why = "exit_actor() was called"
 
 
 def exit_actor() -> None:

@@ -215,6 +215,8 @@ _REASONS = {
     "ActorDied": ActorDiedError,
     "ActorUnavailable": ActorUnavailableError,
     "OwnerDied": OwnerDiedError,
+    "TaskCancelled": TaskCancelledError,
+    "TaskUnschedulable": TaskUnschedulableError,
     "WorkerCrashed": WorkerCrashedError,
     "NoSuchName": ActorNotFound,
     "Unschedulable": ActorUnschedulableError,

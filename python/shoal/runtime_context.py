@@ -7,8 +7,8 @@ import warnings
 from typing import Any
 
 from shoal._context import CallInfo, current_call, running
+from shoal._handle import ActorHandle
 from shoal._options import methods_of
-from shoal._remote import ActorHandle
 from shoal._runtime import session as _session
 from shoal._runtime import state
 

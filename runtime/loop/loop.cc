@@ -7,24 +7,57 @@
 
 #include <unistd.h>
 
+#include "runtime/loop/lookout.h"
+
 namespace shoal::runtime {
+
+namespace {
+constexpr int kInARow = 16;
+}
 
 struct Loop::Impl {
   asio::io_context io{1};  // hint: one thread at a time
   asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
+  Lookout lookout;
   std::set<int> tracked;
+  int in_a_row = 0;  // pieces of work found in memory, between which nothing else had its turn
+
+  bool found_in_memory() {
+    if (++in_a_row < kInARow && lookout.look()) return true;
+    const bool others = in_a_row == kInARow;
+    in_a_row = 0;
+    return others && (io.poll_one() > 0 || lookout.look());
+  }
 };
 
 Loop::Loop() : impl_(std::make_unique<Impl>()) {}
 Loop::~Loop() = default;
 
 void Loop::post(std::function<void()> fn) { asio::post(impl_->io, std::move(fn)); }
-void Loop::run() { impl_->io.run(); }
-void Loop::run_one(std::chrono::nanoseconds limit) { impl_->io.run_one_for(limit); }
-std::size_t Loop::poll() { return impl_->io.poll(); }
-bool Loop::poll_one() { return impl_->io.poll_one() > 0; }
+void Loop::run() {
+  while (!impl_->io.stopped()) run_one(std::chrono::hours(1));
+}
+
+void Loop::run_one(std::chrono::nanoseconds limit, Idle idle) {
+  Lookout& lookout = impl_->lookout;
+  if (lookout.empty()) return static_cast<void>(impl_->io.run_one_for(limit));
+  if (impl_->found_in_memory()) return;
+  if (idle == Idle::kSpin && lookout.look_long([this] { return impl_->io.poll_one() > 0; })) return;
+  if (!lookout.doze()) return static_cast<void>(lookout.look());
+  impl_->io.run_one_for(limit);
+}
+
+std::size_t Loop::poll() {
+  std::size_t count = 0;
+  while (poll_one()) ++count;
+  return count;
+}
+
+bool Loop::poll_one() { return impl_->found_in_memory() || impl_->io.poll_one() > 0; }
+
 void Loop::stop() { impl_->io.stop(); }
 asio::io_context& Loop::io() { return impl_->io; }
+Lookout& Loop::lookout() { return impl_->lookout; }
 
 void Loop::track(int fd) { impl_->tracked.insert(fd); }
 void Loop::untrack(int fd) { impl_->tracked.erase(fd); }

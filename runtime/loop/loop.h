@@ -15,6 +15,8 @@ class io_context;
 
 namespace shoal::runtime {
 
+class Lookout;
+
 class Loop {
  public:
   Loop();
@@ -27,8 +29,12 @@ class Loop {
 
   // Runs handlers until stop(). The loop stays alive without work.
   void run();
+  enum class Idle {
+    kSleep,
+    kSpin,  // look for a moment at what is looked at in memory, then sleep: for a thread that waits for an answer
+  };
   // Runs one handler, or none when `limit` passes first.
-  void run_one(std::chrono::nanoseconds limit);
+  void run_one(std::chrono::nanoseconds limit, Idle idle = Idle::kSleep);
   // Runs what is ready now and returns how many handlers that were.
   std::size_t poll();
   // Runs one handler that is ready now; false when there is none.
@@ -37,6 +43,7 @@ class Loop {
   void stop();
 
   asio::io_context& io();  // for the files of runtime that speak Asio
+  Lookout& lookout();      // likewise, for what speaks through memory
 
   // The descriptors that this process's connections hold. A child that was forked closes its copies, lest they keep a
   // connection open that its parent has left (D20).

@@ -113,7 +113,7 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
       continue;
     }
     const auto until = std::min(deadline, next_look);
-    loop_.run_one(until == kForever ? std::chrono::hours(1) : std::chrono::nanoseconds(until - now));
+    loop_.run_one(until == kForever ? std::chrono::hours(1) : std::chrono::nanoseconds(until - now), Loop::Idle::kSpin);
     served_ = now;  // or later
   }
 }

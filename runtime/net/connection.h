@@ -1,7 +1,7 @@
 // A connection: frames in order, delivered or disconnected, nothing in between. And the network that makes them.
 //
-// Real ones are sockets (socket_network.h), simulated ones live in runtime/sim; rings come later behind the same two
-// interfaces. Everything here belongs to the loop's thread.
+// Real ones are sockets, and rings in shared memory beside them (socket_network.h); simulated ones live in runtime/sim. Everything here
+// belongs to the loop's thread.
 #pragma once
 
 #include <sys/types.h>

@@ -57,7 +57,7 @@ Result<FrameHeader> decode_header(const std::byte* bytes, const FrameLimits& lim
   h.kind = static_cast<FrameKind>(bytes[18]);
   h.num_fds = static_cast<std::uint8_t>(bytes[19]);
   std::memcpy(&zero, bytes + 20, 4);
-  if (h.kind < FrameKind::kRequest || h.kind > FrameKind::kNotice) return fail(invalid_argument("a frame of unknown kind"));
+  if (h.kind < FrameKind::kRequest || h.kind > FrameKind::kLink) return fail(invalid_argument("a frame of unknown kind"));
   if (zero != 0) return fail(invalid_argument("a frame with bits set that mean nothing"));
   if (h.body_bytes > limits.max_body_bytes) {
     return fail(invalid_argument("a frame's body of " + std::to_string(h.body_bytes) + " bytes exceeds the limit"));

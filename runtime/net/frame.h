@@ -18,6 +18,7 @@ enum class FrameKind : std::uint8_t {
   kReply = 2,
   kError = 3,   // a reply that is an Error
   kNotice = 4,  // wants no reply
+  kLink = 5,    // of a connection to its other end (ring_connection.cc); nobody else sees it
 };
 
 struct Frame {

@@ -119,6 +119,8 @@ void Peer::on_frame(Frame frame) {
       return handler_.on_notice(*this, {frame.method, std::move(message)});
     case FrameKind::kReply:
       return finish(frame.id, std::move(message));
+    case FrameKind::kLink:
+      return;  // to a connection that has no ring
     case FrameKind::kError:
       return finish(frame.id, shoal::fail(decode_error(message.body)));
   }

@@ -34,6 +34,9 @@ class Responder {
   Responder& operator=(Responder&&) noexcept;
   ~Responder();
 
+  // Of the request, on its connection.
+  std::uint64_t number() const { return id_; }
+
   // A message beyond the connection's limits becomes an error: InvalidArgument/FrameTooLarge.
   void reply(Message message, Flush flush = Flush::kNow);
   void fail(const Error& error);
@@ -76,6 +79,9 @@ class Peer final : private ConnectionHandler {
   // at once come before this returns.
   void call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush = Flush::kNow);
   Result<void> notify(std::uint16_t method, Message message, Flush flush = Flush::kNow);
+
+  // Of the next call(), as the other side's Responder has it.
+  std::uint64_t next_request() const { return next_id_; }
 
   const PeerIdentity& identity() const { return identity_; }
   std::uint64_t number() const { return number_; }

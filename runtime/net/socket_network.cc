@@ -15,10 +15,12 @@
 #include <asio/write.hpp>
 #include <cstring>
 #include <list>
+#include <optional>
 #include <utility>
 
 #include "runtime/loop/loop.h"
 #include "runtime/loop/task_group.h"
+#include "runtime/net/ring_connection.h"
 #include "runtime/net/socket_connection.h"
 
 namespace shoal::runtime {
@@ -83,7 +85,7 @@ void no_delay(int fd) {
 }
 
 Error from_asio(std::error_code error, std::string_view what) {
-  if (error == asio::error::eof) return unavailable(std::string(what) + ": the other side closed the connection");
+  if (error == asio::error::eof) return unavailable(std::string(what) + ": the other side closed the connection").with_reason("HungUp");
   return from_errno(error.value(), what);
 }
 
@@ -152,10 +154,15 @@ struct SocketNetwork::Impl {
     return Socket(loop.io(), asio::generic::stream_protocol(self.ss_family, 0), fd.release());
   }
 
-  std::unique_ptr<Connection> finish(Socket socket, PeerIdentity identity) {
+  std::unique_ptr<Connection> finish(Socket socket, PeerIdentity identity, std::optional<Role> calls_as) {
     Fd fd(socket.release());
     no_delay(fd.get());
-    return make_socket_connection(loop, std::move(fd), identity, options, traffic);
+    if (!identity.local || calls_as.value_or(identity.role) != Role::kWorker || options.rings.bytes == 0) {
+      return make_socket_connection(loop, std::move(fd), identity, options, traffic);
+    }
+    // What the socket carries for the ring counts for nobody.
+    auto connection = make_socket_connection(loop, std::move(fd), identity, options, std::make_shared<Traffic>());
+    return make_ring_connection(loop, std::move(connection), calls_as.has_value(), options, traffic);
   }
 
   void arrived(const std::shared_ptr<Door>& door, Fd fd) {
@@ -176,7 +183,7 @@ struct SocketNetwork::Impl {
     SHOAL_CO_TRY(const PeerIdentity identity, greeted);
     if (!door->accepted || !socket->is_open()) co_return Result<void>();  // the listener is gone, or it was the oldest just now
     const auto accept = door->accepted;                                   // which may end the listener
-    accept(finish(std::move(*socket), identity));
+    accept(finish(std::move(*socket), identity, {}));
     co_return Result<void>();
   }
 
@@ -192,7 +199,7 @@ struct SocketNetwork::Impl {
     } else if (!identity) {
       on_connected(fail(identity.error()));
     } else {
-      on_connected(finish(std::move(*socket), *identity));
+      on_connected(finish(std::move(*socket), *identity, role));
     }
     co_return Result<void>();
   }

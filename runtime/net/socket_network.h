@@ -9,6 +9,12 @@ namespace shoal::runtime {
 
 class Loop;
 
+// Between processes of one host that call each other often (Role::kWorker), frames travel through memory that both share.
+struct RingOptions {
+  std::size_t bytes = 256u << 10;   // for each way, a power of two from 4 KiB on; only pages that are used are there. 0: none
+  std::uint32_t after_frames = 16;  // of the caller: whoever says little needs none
+};
+
 struct SocketOptions {
   FrameLimits limits;
   VersionRange versions;
@@ -18,6 +24,7 @@ struct SocketOptions {
   // Hellos under way at once at one listener. The next one ends the oldest, which a caller that means it never is: a crowd that says
   // nothing keeps nobody out.
   std::size_t max_hellos = 64;
+  RingOptions rings;
 };
 
 // `clock` and `random` outlive the network; the network outlives its listeners, not its connections.

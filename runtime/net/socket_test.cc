@@ -56,7 +56,8 @@ class NoDescriptorsLeft {
 // One side: a loop, a network, and a handler that answers with what was asked.
 class Side : public PeerHandler {
  public:
-  explicit Side(const Token& token, SocketOptions options = {}) : network(loop, *clock, *random, token, options) {}
+  explicit Side(const Token& token, SocketOptions options = {}, Role role = Role::kClient)
+      : network(loop, *clock, *random, token, options), role(role) {}
   ~Side() {
     peers.clear();
     bool drained = false;
@@ -77,7 +78,7 @@ class Side : public PeerHandler {
   }
   Result<Peer*> connect(const Endpoint& to) {
     std::optional<Result<std::unique_ptr<Connection>>> out;
-    network.connect(to, Role::kClient, 5s, [&](Result<std::unique_ptr<Connection>> r) { out.emplace(std::move(r)); });
+    network.connect(to, role, 5s, [&](Result<std::unique_ptr<Connection>> r) { out.emplace(std::move(r)); });
     run_until([&] { return out.has_value(); });
     if (!*out) return fail(out->error());
     peers.push_back(std::make_unique<Peer>(std::move(**out), *clock, *this));
@@ -102,6 +103,7 @@ class Side : public PeerHandler {
   std::unique_ptr<Clock> clock = make_real_clock(loop);
   std::unique_ptr<Random> random = make_real_random();
   SocketNetwork network;
+  Role role;
   std::unique_ptr<Listener> listener;
   std::vector<std::unique_ptr<Peer>> peers;
   std::vector<Responder> held;
@@ -109,12 +111,25 @@ class Side : public PeerHandler {
   int requests = 0, notices = 0, drained = 0;
 };
 
-class SocketTest : public testing::Test {
+struct Kind {
+  const char* name;
+  Role role;
+  RingOptions rings;
+};
+
+SocketOptions options_of(const Kind& kind) {
+  SocketOptions out;
+  out.rings = kind.rings;
+  return out;
+}
+
+// Whatever a connection consists of, it behaves alike.
+class SocketTest : public testing::TestWithParam<Kind> {
  protected:
   SeededRandom seeded_{3};
   Token token_ = Token::random(seeded_);
   std::vector<Message> kept_;
-  Side side_{token_};  // both ends on one loop
+  Side side_{token_, options_of(GetParam()), GetParam().role};  // both ends on one loop
 
   // What a listener says first.
   HelloMessage challenge_on(const Fd& caller) {
@@ -125,7 +140,7 @@ class SocketTest : public testing::Test {
   }
 };
 
-TEST_F(SocketTest, EchoesSmallAndLargeOverUnixAndTcp) {
+TEST_P(SocketTest, EchoesSmallAndLargeOverUnixAndTcp) {
   for (const auto& at : {Endpoint::unix_at(unique_name()), Endpoint::tcp("127.0.0.1", 0)}) {
     const Endpoint to = side_.listen(at);
     Peer* caller = side_.connect(to).value();
@@ -147,7 +162,7 @@ TEST_F(SocketTest, EchoesSmallAndLargeOverUnixAndTcp) {
   }
 }
 
-TEST_F(SocketTest, ManySmallFramesSentLaterArriveInOrder) {
+TEST_P(SocketTest, ManySmallFramesSentLaterArriveInOrder) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   std::vector<int> seen;
@@ -165,7 +180,7 @@ TEST_F(SocketTest, ManySmallFramesSentLaterArriveInOrder) {
   for (int i = 0; i < 20'000; ++i) ASSERT_EQ(seen[static_cast<std::size_t>(i)], i);
 }
 
-TEST_F(SocketTest, ALargeBodyNeedsNoPayload) {
+TEST_P(SocketTest, ALargeBodyNeedsNoPayload) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   for (const std::size_t body : {0, 20'000, 300'000}) {
@@ -181,7 +196,7 @@ TEST_F(SocketTest, ALargeBodyNeedsNoPayload) {
   }
 }
 
-TEST_F(SocketTest, EveryFrameIsCounted) {
+TEST_P(SocketTest, EveryFrameIsCounted) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   EXPECT_EQ(side_.network.traffic().sent, 0u);  // a hello is no frame
@@ -193,7 +208,7 @@ TEST_F(SocketTest, EveryFrameIsCounted) {
   EXPECT_EQ(side_.network.traffic().received, 3u);
 }
 
-TEST_F(SocketTest, WhoeverSendsInBulkHearsWhenTheQueueIsEmpty) {
+TEST_P(SocketTest, WhoeverSendsInBulkHearsWhenTheQueueIsEmpty) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   constexpr std::size_t kMany = 200, kBytes = 90'000;
@@ -204,7 +219,7 @@ TEST_F(SocketTest, WhoeverSendsInBulkHearsWhenTheQueueIsEmpty) {
   side_.run_until([&] { return side_.notices == kMany; });
 }
 
-TEST_F(SocketTest, DescriptorsTravelWithTheirFrame) {
+TEST_P(SocketTest, DescriptorsTravelWithTheirFrame) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   int back = 0;
@@ -233,7 +248,7 @@ TEST_F(SocketTest, DescriptorsTravelWithTheirFrame) {
   side_.run_until([&] { return back == 40; });
 }
 
-TEST_F(SocketTest, AMessageWhoseDescriptorsHaveNoRoomFailsAlone) {
+TEST_P(SocketTest, AMessageWhoseDescriptorsHaveNoRoomFailsAlone) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   std::vector<std::string> seen;
@@ -261,7 +276,7 @@ TEST_F(SocketTest, AMessageWhoseDescriptorsHaveNoRoomFailsAlone) {
   EXPECT_TRUE(side_.closed.empty());
 }
 
-TEST_F(SocketTest, ErrorsTimeoutsAndDroppedRequestsAllEndTheCall) {
+TEST_P(SocketTest, ErrorsTimeoutsAndDroppedRequestsAllEndTheCall) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   std::vector<std::string> errors;
@@ -277,7 +292,7 @@ TEST_F(SocketTest, ErrorsTimeoutsAndDroppedRequestsAllEndTheCall) {
   EXPECT_EQ(errors, (std::vector<std::string>{"NotFound", "DeadlineExceeded", "Internal"}));
 }
 
-TEST_F(SocketTest, APeerThatGoesAwayFailsWhatIsPending) {
+TEST_P(SocketTest, APeerThatGoesAwayFailsWhatIsPending) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   std::string error;
@@ -291,7 +306,7 @@ TEST_F(SocketTest, APeerThatGoesAwayFailsWhatIsPending) {
   EXPECT_EQ(error, "closed");
 }
 
-TEST_F(SocketTest, StrangersAreRefusedBeforeAnythingIsParsed) {
+TEST_P(SocketTest, StrangersAreRefusedBeforeAnythingIsParsed) {
   const Endpoint to = side_.listen(Endpoint::tcp("127.0.0.1", 0));
   Side stranger(Token::random(seeded_));
   std::optional<Error> error;
@@ -306,7 +321,7 @@ TEST_F(SocketTest, StrangersAreRefusedBeforeAnythingIsParsed) {
   EXPECT_TRUE(side_.peers.empty());
 }
 
-TEST_F(SocketTest, AHelloThatEndsAfterItsListenerIsHeardByNobody) {
+TEST_P(SocketTest, AHelloThatEndsAfterItsListenerIsHeardByNobody) {
   const Endpoint at = Endpoint::unix_at(unique_name());
   auto owner = std::make_unique<int>(0);
   auto listener = side_.network.listen(at, [raw = owner.get()](std::unique_ptr<Connection>) { ++*raw; }).value();
@@ -326,7 +341,7 @@ TEST_F(SocketTest, AHelloThatEndsAfterItsListenerIsHeardByNobody) {
   EXPECT_LE(n, 0);  // it closed without one
 }
 
-TEST_F(SocketTest, WithoutDescriptorsNobodyIsAcceptedAndNothingSpins) {
+TEST_P(SocketTest, WithoutDescriptorsNobodyIsAcceptedAndNothingSpins) {
   const Endpoint at = side_.listen(Endpoint::unix_at(unique_name()));
   const Fd caller = raw_connect(at);
   {
@@ -342,7 +357,7 @@ TEST_F(SocketTest, WithoutDescriptorsNobodyIsAcceptedAndNothingSpins) {
   challenge_on(caller);
 }
 
-TEST_F(SocketTest, AListenerThatIsBehindIsWaitedFor) {
+TEST_P(SocketTest, AListenerThatIsBehindIsWaitedFor) {
   const Endpoint at = Endpoint::unix_at(unique_name());
   const sockaddr_un name = address_of(at);
   const socklen_t length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + at.unix_name.size());
@@ -365,7 +380,7 @@ TEST_F(SocketTest, AListenerThatIsBehindIsWaitedFor) {
   side_.run_until([&] { return out.has_value(); });
 }
 
-TEST_F(SocketTest, NobodyListeningAndAddressInUseAreNamed) {
+TEST_P(SocketTest, NobodyListeningAndAddressInUseAreNamed) {
   const auto refused = side_.connect(Endpoint::unix_at(unique_name()));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kUnavailable);
@@ -374,7 +389,7 @@ TEST_F(SocketTest, NobodyListeningAndAddressInUseAreNamed) {
   EXPECT_EQ(side_.network.listen(taken, [](std::unique_ptr<Connection>) {}).error().reason(), "AddressInUse");
 }
 
-TEST_F(SocketTest, AnOversizedMessageCostsItsOwnCallAndNoOther) {
+TEST_P(SocketTest, AnOversizedMessageCostsItsOwnCallAndNoOther) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();
   constexpr FrameLimits kLimits;
@@ -396,7 +411,7 @@ TEST_F(SocketTest, AnOversizedMessageCostsItsOwnCallAndNoOther) {
   EXPECT_TRUE(side_.closed.empty());
 }
 
-TEST_F(SocketTest, ThePeerThatSendsAnOversizedFrameIsCutOff) {
+TEST_P(SocketTest, ThePeerThatSendsAnOversizedFrameIsCutOff) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   SocketOptions generous;
   generous.limits.max_payload_bytes = 1u << 30;
@@ -418,6 +433,11 @@ TEST_F(SocketTest, ThePeerThatSendsAnOversizedFrameIsCutOff) {
   run_both([&] { return failed && side_.closed.size() == 1; });
   EXPECT_NE(side_.closed[0].find("exceeds the limit"), std::string::npos) << side_.closed[0];
 }
+
+INSTANTIATE_TEST_SUITE_P(Over, SocketTest,
+                         testing::Values(Kind{"sockets", Role::kClient, {}}, Kind{"rings", Role::kWorker, {256 << 10, 0}},
+                                         Kind{"small_rings", Role::kWorker, {4 << 10, 3}}),
+                         [](const auto& info) { return info.param.name; });
 
 // The thin path of the house: two processes, Asio between them, a Cap'n Proto error in the answer.
 TEST(TwoProcesses, GreetEachOther) {

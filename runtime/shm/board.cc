@@ -11,18 +11,9 @@
 
 #include "runtime/core/check.h"
 #include "runtime/core/utf8.h"
+#include "runtime/shm/spin.h"
 
 namespace shoal::runtime {
-
-namespace {
-
-void cpu_relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-}  // namespace
 
 void Board::mark_gone(std::uint32_t member, std::string_view cause) {
   SHOAL_CHECK(member < kMaxMembers, "no such member on a board");

@@ -6,7 +6,7 @@
 
 namespace shoal::runtime {
 
-// 1 to `count`, or the only one that the environment's SHOAL_SEED names: how a failure is replayed.
+// 1 to `count`, or as many as the environment's SHOAL_SEEDS says, or the only one that SHOAL_SEED names: how a failure is replayed.
 std::vector<std::uint64_t> seeds(std::uint64_t count);
 
 }  // namespace shoal::runtime

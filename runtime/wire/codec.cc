@@ -1,6 +1,7 @@
 #include "runtime/wire/codec.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace shoal::runtime {
 
@@ -9,9 +10,24 @@ constexpr std::uint32_t kMaxSegments = 16;
 }  // namespace
 
 Bytes encode(capnp::MessageBuilder& message) {
+  // As messageToFlatArray does, straight to its place: how many segments follow the first, their sizes, the segments.
   const auto segments = message.getSegmentsForOutput();
-  const auto words = capnp::messageToFlatArray(segments);
-  return Bytes::copy_of(words.asBytes().begin(), words.asBytes().size());
+  const std::size_t table_bytes = (segments.size() + 2) / 2 * sizeof(capnp::word);
+  std::size_t total = table_bytes;
+  for (const auto& s : segments) total += s.asBytes().size();
+  Bytes out(total);
+  std::memset(out.data(), 0, table_bytes);
+  const auto put = [&](std::size_t at, const void* from, std::size_t bytes) { std::memcpy(out.data() + at, from, bytes); };
+  const auto last = static_cast<std::uint32_t>(segments.size() - 1);
+  put(0, &last, sizeof last);
+  std::size_t at = table_bytes;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const auto words = static_cast<std::uint32_t>(segments[i].size());
+    put(4 + 4 * i, &words, sizeof words);
+    put(at, segments[i].begin(), segments[i].asBytes().size());
+    at += segments[i].asBytes().size();
+  }
+  return out;
 }
 
 namespace detail {

@@ -21,7 +21,8 @@ Bytes encode(capnp::MessageBuilder& message);
 // Builds a message: write<Schema>([&](Schema::Builder m) { m.setX(...); }).
 template <class Schema, class Fill>
 Bytes write(Fill&& fill) {
-  capnp::MallocMessageBuilder message;
+  capnp::word scratch[64] = {};  // most messages are small
+  capnp::MallocMessageBuilder message(kj::arrayPtr(scratch, 64));
   fill(message.initRoot<Schema>());
   return encode(message);
 }

@@ -23,17 +23,31 @@ bool Context::run_until(const std::function<bool()>& done, runtime::Duration lim
   return true;
 }
 
-Result<std::unique_ptr<Client>> Client::connect(Context& context, const std::string& endpoint) {
+Result<std::unique_ptr<Client>> Client::connect(Context& context, const std::string& endpoint, runtime::Duration patience) {
   SHOAL_TRY(const auto to, runtime::parse_endpoint(endpoint));
-  std::optional<Result<std::unique_ptr<runtime::Connection>>> answer;
-  context.network.connect(to, runtime::Role::kClient, std::chrono::seconds(5),
-                          [&](Result<std::unique_ptr<runtime::Connection>> r) { answer.emplace(std::move(r)); });
-  context.run_until([&] { return answer.has_value(); }, std::chrono::seconds(10));
-  if (!answer) return fail(deadline_exceeded("no answer from " + endpoint));
-  if (!*answer) return fail(answer->error());
-  std::unique_ptr<Client> out(new Client(context));
-  out->peer_ = std::make_unique<runtime::Peer>(std::move(**answer), *context.clock, *out);
+  std::unique_ptr<Client> out(new Client(context, to));
+  SHOAL_OK(out->reconnect(patience));
   return out;
+}
+
+Result<void> Client::reconnect(runtime::Duration patience) {
+  const auto end = context_.clock->now() + patience;
+  for (;;) {
+    std::optional<Result<std::unique_ptr<runtime::Connection>>> answer;
+    context_.network.connect(endpoint_, runtime::Role::kClient, std::chrono::seconds(5),
+                             [&](Result<std::unique_ptr<runtime::Connection>> r) { answer.emplace(std::move(r)); });
+    context_.run_until([&] { return answer.has_value(); }, std::chrono::seconds(10));
+    if (!answer) return fail(deadline_exceeded("no answer from " + endpoint_.to_string()));
+    if (*answer) {
+      closed_.reset();
+      peer_ = std::make_unique<runtime::Peer>(std::move(**answer), *context_.clock, *this);
+      return {};
+    }
+    // Only where nobody listens: whoever hangs up has said what there is to say.
+    const bool nobody = answer->error().code() == Code::kUnavailable && answer->error().reason() != "HungUp";
+    if (!nobody || context_.clock->now() >= end) return fail(answer->error());
+    context_.run_until([] { return false; }, std::chrono::milliseconds(50));
+  }
 }
 
 Result<Message> Client::ask(actors::Method method, Bytes body, runtime::Duration timeout) {

@@ -32,7 +32,11 @@ class Context {
 class Client final : public runtime::PeerHandler {
  public:
   using OnNotice = std::function<void(actors::Method, runtime::Message)>;
-  static Result<std::unique_ptr<Client>> connect(Context& context, const std::string& endpoint);
+  // A head that died is started again within moments: whoever needs one tries for a while.
+  static constexpr runtime::Duration kPatience = std::chrono::milliseconds(1500);
+  static Result<std::unique_ptr<Client>> connect(Context& context, const std::string& endpoint, runtime::Duration patience = kPatience);
+  // After the connection broke. What was watched has to be asked for again.
+  Result<void> reconnect(runtime::Duration patience);
 
   Result<runtime::Message> ask(actors::Method method, Bytes body, runtime::Duration timeout = std::chrono::seconds(10));
   template <class Reply>
@@ -48,12 +52,13 @@ class Client final : public runtime::PeerHandler {
   bool closed() const { return closed_.has_value(); }
 
  private:
-  explicit Client(Context& context) : context_(context) {}
+  Client(Context& context, runtime::Endpoint endpoint) : context_(context), endpoint_(std::move(endpoint)) {}
   void on_request(runtime::Peer&, runtime::Request, runtime::Responder responder) override;
   void on_notice(runtime::Peer&, runtime::Request notice) override;
   void on_closed(runtime::Peer&, const Error& why) override { closed_ = why; }
 
   Context& context_;
+  const runtime::Endpoint endpoint_;
   OnNotice on_notice_;
   std::optional<Error> closed_;
   std::unique_ptr<runtime::Peer> peer_;

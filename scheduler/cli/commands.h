@@ -30,6 +30,9 @@ struct StartOptions {
   std::vector<std::string> resources;                // NAME=AMOUNT
   std::vector<std::string> labels;                   // NAME=VALUE
   std::string token_file;
+  bool http = true;
+  std::uint16_t http_port = 8265;
+  bool http_or_any = true;
 };
 int start(const Common& common, const StartOptions& options);
 
@@ -39,13 +42,39 @@ struct StopOptions {
 };
 int stop(const Common& common, const StopOptions& options);
 
-int status(const Common& common);
-int list(const Common& common, const std::string& what);
+struct DutyOptions {
+  std::string node;  // the beginning of its id
+  actors::NodeDuty duty = actors::NodeDuty::kCordoned;
+  double deadline_s = 60;  // of a drain
+  bool wait = true;        // until it is drained
+};
+int set_duty(const Common& common, const DutyOptions& options);
+
+// Verbose: with a row per node.
+int status(const Common& common, bool verbose);
+int health_check(const Common& common);
+
+struct ListOptions {
+  std::string what;
+  std::vector<std::string> filters;  // KEY=VALUE, KEY!=VALUE
+  std::size_t limit = 0;             // 0: all
+  bool detail = false;               // all that is known of each
+  std::string format;                // table, json, yaml
+};
+int list(const Common& common, const ListOptions& options);
+struct GetOptions {
+  std::string what, id, format;
+};
+int get(const Common& common, const GetOptions& options);
+int describe(const Common& common, const GetOptions& options);
+int summary(const Common& common, const std::string& what);
 
 struct LogsOptions {
   std::string id;  // of a job, worker or actor; "" is the latest job
   bool follow = false;
   std::uint64_t tail_lines = 0;  // 0: all that is kept
+  bool previous = false;         // of an actor's process before the one that it has
+  bool only_err = false;
 };
 int logs(const Common& common, const LogsOptions& options);
 
@@ -62,9 +91,34 @@ struct SubmitOptions {
 };
 int submit(const Common& common, const SubmitOptions& options);
 
+struct JobOptions {
+  std::string id;                  // the submitter's or the job's own
+  std::vector<std::string> words;  // of the entrypoint
+  std::string submission_id, runtime_env_file, runtime_env_json, working_dir, metadata_json;
+  double num_cpus = 0, num_gpus = 0, memory = 0;
+  std::string resources_json;
+  bool wait = true, follow = false;
+  std::string cwd, path, python_path;  // of this process
+};
+int job_submit(const Common& common, const JobOptions& options);
+int job_status(const Common& common, const JobOptions& options);
+int job_logs(const Common& common, const JobOptions& options);
+int job_stop(const Common& common, const JobOptions& options);
+int job_delete(const Common& common, const JobOptions& options);
+
 int doctor(const Common& common);
 
 // Pieces that several commands use.
+struct Looking {
+  std::unique_ptr<Context> context;
+  std::unique_ptr<Client> head;
+  std::string address;
+  std::string logs;  // folder
+};
+Result<Looking> look(const Common& common);
+// Prints what the job prints, until it ends. None when a signal ended the watching.
+Result<std::optional<actors::JobRow>> follow_job(const Common& common, Context& context, Client& head, JobId job);
+int failed(const Common& common, const Error& error);
 Result<actors::Resources> parse_resources(const StartOptions& options);
 Result<std::map<std::string, std::string>> parse_labels(const std::vector<std::string>& words);
 Result<actors::Resources> parse_amounts(const std::vector<std::string>& words, std::map<std::string, double> amounts);

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 
 #include <CLI/CLI.hpp>
 
@@ -73,7 +74,8 @@ int run_role(int argc, char** argv) {
   std::uint16_t port = 0;
   int ready_fd = -1;
   pid_t owner = 0;
-  bool remove_folder = false;
+  bool remove_folder = false, keeps_head = false;
+  HttpRole http;
   app.add_option("--session", session);  // a local cluster without one makes it
   app.add_option("--ready-fd", ready_fd);
   app.add_option("--port", port);
@@ -83,6 +85,9 @@ int run_role(int argc, char** argv) {
   app.add_option("--label", labels);
   app.add_option("--owner", owner);
   app.add_flag("--remove-folder", remove_folder);
+  auto* http_port = app.add_option("--http-port", http.port);
+  app.add_flag("--http-or-any", http.or_any);
+  app.add_flag("--keeps-head", keeps_head);
   const std::string role = argc > 2 ? argv[2] : "";
   CLI11_PARSE(app, argc - 2, argv + 2);
   const auto amounts = parse_amounts(resources, {});
@@ -92,8 +97,10 @@ int run_role(int argc, char** argv) {
   }
   const auto label_map = parse_labels(labels);
   if (!label_map) return refuse_role(ready_fd, label_map.error());
-  if (role == "head") return run_head({session, "127.0.0.1", port, ready_fd});
-  if (role == "node") return run_node({session, head, *amounts, *label_map, python, ready_fd});
+  http.on = http_port->count() > 0;
+  http.around = {python, env("PATH"), env("PYTHONPATH"), env("HOME").empty() ? "/" : env("HOME")};
+  if (role == "head") return run_head({session, "127.0.0.1", port, ready_fd, http});
+  if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd});
   if (role == "local") {
     if (session.empty()) {
       const auto root = SessionFolder::root(std::getenv("SHOAL_HOME"));
@@ -101,7 +108,7 @@ int run_role(int argc, char** argv) {
       if (!folder) return refuse_role(ready_fd, folder.error());
       session = folder->path();
     }
-    return run_local({session, *amounts, python, owner, remove_folder, ready_fd});
+    return run_local({session, *amounts, *label_map, python, owner, remove_folder, ready_fd, http});
   }
   std::fprintf(stderr, "no such role: %s\n", role.c_str());
   return kUsage;
@@ -111,9 +118,10 @@ int run(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   if (argc > 1 && std::string(argv[1]) == "role") return run_role(argc, argv);
   const bool submitting = argc > 1 && std::string(argv[1]) == "submit";
+  const bool submitting_job = argc > 2 && std::string(argv[1]) == "job" && std::string(argv[2]) == "submit";
   // What follows -- is a command's own, word by word.
   std::vector<std::string> command;
-  for (int i = 2; submitting && i < argc; ++i) {
+  for (int i = 2; (submitting || submitting_job) && i < argc; ++i) {
     if (std::string(argv[i]) != "--") continue;
     command.assign(argv + i + 1, argv + argc);
     argc = i;
@@ -145,7 +153,12 @@ int run(int argc, char** argv) {
   start_command->add_option("--memory", starting.memory, "Bytes of memory that the node offers");
   start_command->add_option("--resource", starting.resources, "NAME=AMOUNT, as often as needed");
   start_command->add_option("--label", starting.labels, "NAME=VALUE of the node, as often as needed; actors may ask for them");
+  auto* dashboard_port = start_command->add_option(
+      "--dashboard-port", starting.http_port,
+      "Port of the head's HTTP interface; 0 for any free one (default: 8265, or any free one when that is taken)");
+  start_command->add_option("--include-dashboard", starting.http, "Whether the head has an HTTP interface")->capture_default_str();
   start_command->callback([&] {
+    starting.http_or_any = dashboard_port->count() == 0;
     if (!starting.head && start_command->count("--address") == 0) throw CLI::ValidationError("say --head, or --address HOST:PORT");
     if (starting.head && start_command->count("--address") > 0) throw CLI::ValidationError("--head and --address exclude each other");
     code = start(common, starting);
@@ -157,19 +170,67 @@ int run(int argc, char** argv) {
   stop_command->add_option("--grace", stopping.grace_s, "Seconds before processes are killed")->capture_default_str();
   stop_command->callback([&] { code = stop(common, stopping); });
 
-  shared(app.add_subcommand("status", "What a cluster has and does"))->callback([&] { code = status(common); });
+  bool verbose = false;
+  auto* status_command = shared(app.add_subcommand("status", "What a cluster has and does, and why something waits"));
+  status_command->add_flag("-v,--verbose", verbose, "With its nodes and what is used of them");
+  status_command->callback([&] { code = status(common, verbose); });
+  shared(app.add_subcommand("health-check", "Exits with 0 when the cluster answers and has a node"))->callback([&] {
+    code = health_check(common);
+  });
 
-  std::string what;
+  DutyOptions duty;
+  const auto duty_command = [&](const char* name, const char* about, actors::NodeDuty wished) {
+    auto* sub = shared(app.add_subcommand(name, about));
+    sub->add_option("node", duty.node, "The node's id, or the beginning of it")->required();
+    sub->callback([&, wished] {
+      duty.duty = wished;
+      code = set_duty(common, duty);
+    });
+    return sub;
+  };
+  duty_command("cordon", "A node takes no new work", actors::NodeDuty::kCordoned);
+  duty_command("uncordon", "A cordoned or draining node takes work again", actors::NodeDuty::kWorks);
+  auto* drain_command = duty_command("drain", "A node leaves: actors that may restart move, what else runs there has until the deadline",
+                                     actors::NodeDuty::kDrains);
+  drain_command->add_option("--deadline", duty.deadline_s, "Seconds")->capture_default_str()->check(CLI::Range(0.0, 7 * 24 * 3600.0));
+  drain_command->add_flag("!--no-wait", duty.wait, "Do not wait until it has left");
+
+  const std::string whats = "actors, nodes, workers, jobs or groups";
+  const auto formatted = [&](CLI::App* sub, std::string& format, std::set<std::string> formats) {
+    sub->add_option("--format", format, "How it is shown")->check(CLI::IsMember(std::move(formats)));
+  };
+  ListOptions listing;
   auto* list_command = shared(app.add_subcommand("list", "Actors, nodes, workers, jobs or placement groups, a row each"));
-  list_command->add_option("what", what)->required()->check(CLI::IsMember({"actors", "nodes", "workers", "jobs", "groups"}));
-  list_command->callback([&] { code = list(common, what); });
+  list_command->add_option("what", listing.what, whats)->required();
+  list_command->add_option("--filter", listing.filters, "KEY=VALUE or KEY!=VALUE, as often as needed")->allow_extra_args(false);
+  list_command->add_option("--limit", listing.limit, "So many rows at most");
+  list_command->add_flag("--detail", listing.detail, "All that is known of each");
+  formatted(list_command, listing.format, {"table", "json", "yaml"});
+  list_command->callback([&] { code = list(common, listing); });
+  GetOptions getting;
+  auto* get_command = shared(app.add_subcommand("get", "All that is known of one of them"));
+  auto* describe_command = shared(app.add_subcommand("describe", "One of them, why it waits or ended, and what to do next"));
+  for (auto* sub : {get_command, describe_command}) {
+    sub->add_option("what", getting.what, whats)->required();
+    sub->add_option("id", getting.id, "Its id, or the beginning of it")->required();
+  }
+  formatted(get_command, getting.format, {"json", "yaml"});
+  get_command->callback([&] { code = get(common, getting); });
+  describe_command->callback([&] { code = describe(common, getting); });
+  std::string summed;
+  auto* summary_command = shared(app.add_subcommand("summary", "How many of them are in which state"));
+  summary_command->add_option("what", summed, whats)->required();
+  summary_command->callback([&] { code = summary(common, summed); });
 
   LogsOptions logging;
   auto* logs_command = shared(app.add_subcommand("logs", "What a job, worker or actor printed; also after it ended"));
   logs_command->add_option("id", logging.id, "Its id, or the beginning of it (default: the latest job)");
   logs_command->add_flag("-f,--follow", logging.follow, "Go on as it prints");
   logs_command->add_option("-n,--tail", logging.tail_lines, "Only the last N lines of each stream");
+  logs_command->add_flag("--err", logging.only_err, "Only what went to stderr");
+  logs_command->add_flag("--previous", logging.previous, "Of an actor that was started again: its process before");
   logs_command->callback([&] {
+    if (logging.follow && logging.previous) throw CLI::ValidationError("--previous and --follow exclude each other");
     if (logging.follow && common.json) throw CLI::ValidationError("--json and --follow exclude each other");
     code = logs(common, logging);
   });
@@ -197,6 +258,44 @@ int run(int argc, char** argv) {
     submitting_options.cwd = fs::current_path();
     submitting_options.env = job_env();
     code = submit(common, submitting_options);
+  });
+
+  JobOptions job;
+  auto* job_command = app.add_subcommand("job", "Jobs: submit, status, logs, stop, list, delete");
+  job_command->require_subcommand(1);
+  auto* job_submit_command =
+      shared(job_command->add_subcommand("submit", "Run a shell command line (-- CMD) as a job and show what it prints"));
+  job_submit_command->add_option("--submission-id", job.submission_id, "Its id (default: made up)");
+  job_submit_command->add_option("--working-dir", job.working_dir, "The folder in which it runs (default: this one)");
+  job_submit_command->add_option("--runtime-env", job.runtime_env_file, "A JSON file: env_vars, working_dir, pip, py_modules, excludes");
+  job_submit_command->add_option("--runtime-env-json", job.runtime_env_json, "The same as text");
+  job_submit_command->add_option("--metadata-json", job.metadata_json, "Strings by name, shown with the job");
+  job_submit_command->add_option("--entrypoint-num-cpus", job.num_cpus, "CPUs of its process (default: 0)");
+  job_submit_command->add_option("--entrypoint-num-gpus", job.num_gpus, "GPUs of its process");
+  job_submit_command->add_option("--entrypoint-memory", job.memory, "Bytes of memory of its process");
+  job_submit_command->add_option("--entrypoint-resources", job.resources_json, "JSON: amounts by name");
+  job_submit_command->add_flag("!--no-wait", job.wait, "Do not wait for its end");
+  job_submit_command->callback([&] {
+    if (command.empty()) throw CLI::ValidationError("say what to run: shoal job submit [OPTIONS] -- CMD");
+    job.words = command;
+    job.cwd = fs::current_path();
+    job.path = env("PATH");
+    job.python_path = env("PYTHONPATH");
+    code = job_submit(common, job);
+  });
+  const auto job_subcommand = [&](const char* name, const char* about, int (*run)(const Common&, const JobOptions&)) {
+    auto* sub = shared(job_command->add_subcommand(name, about));
+    sub->add_option("id", job.id, "Its submission id, or its id")->required();
+    sub->callback([&, run] { code = run(common, job); });
+    return sub;
+  };
+  job_subcommand("status", "How a job is; exits with 1 when it failed or was stopped", job_status);
+  job_subcommand("logs", "What a job printed", job_logs)->add_flag("-f,--follow", job.follow, "Go on as it prints");
+  job_subcommand("stop", "Ask a job to end", job_stop)->add_flag("!--no-wait", job.wait, "Do not wait for its end");
+  job_subcommand("delete", "Forget a job that has ended", job_delete);
+  shared(job_command->add_subcommand("list", "Every job that is known"))->callback([&] {
+    listing.what = "jobs";
+    code = list(common, listing);
   });
 
   shared(app.add_subcommand("doctor", "What this machine lacks, and what to do about it"))->callback([&] { code = doctor(common); });

@@ -9,6 +9,7 @@
 
 #include "actors/cluster/cluster.h"
 #include "runtime/core/result.h"
+#include "scheduler/web/rows.h"
 
 namespace shoal::scheduler::cli {
 
@@ -38,13 +39,6 @@ int submit_exit_code(const Error& error);
 
 // Prints the error to stderr, or as {"schema": "shoal.error/1", ...} to stdout.
 void print_error(const Error& error, bool json);
-nlohmann::json to_json(const Error& error);
-nlohmann::json to_json(const actors::Resources& resources);
-nlohmann::json to_json(const actors::ActorRow& row);
-nlohmann::json to_json(const actors::NodeRow& row);
-nlohmann::json to_json(const actors::WorkerRow& row);
-nlohmann::json to_json(const actors::JobRow& row);
-nlohmann::json to_json(const actors::GroupRow& row);
 
 // Columns as wide as their widest cell.
 void print_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);

@@ -89,20 +89,22 @@ std::vector<std::string> resource_words(const actors::Resources& resources) {
 }
 
 Result<actors::StartedRole> start_node(const Common& common, const SessionFolder& folder, const std::string& head,
-                                       const actors::Resources& resources, const StartOptions& options) {
+                                       const actors::Resources& resources, const StartOptions& options, bool keeps_head = false) {
   std::vector<std::string> words = {"node", "--head", head, "--python", common.python};
   for (const auto& w : resource_words(resources)) words.push_back(w);
   for (const auto& label : options.labels) words.insert(words.end(), {"--label", label});
+  if (keeps_head) words.push_back("--keeps-head");
   return start_role(common.self, folder, std::move(words));
 }
 
 // Ends one cluster: by its head's word, then by its pids. Returns how many processes had to be killed.
 Result<int> stop_one(const SessionFolder& folder, double grace_s) {
   const auto members = folder.processes();
+  (void)folder.set_ending();  // on a full disk, too, what runs can be ended
   if (const auto token = folder.token()) {
     Context context(*token);
     if (const auto info = folder.info()) {
-      if (const auto client = Client::connect(context, info->head_local)) {
+      if (const auto client = Client::connect(context, info->head_local, runtime::Duration::zero())) {
         (void)(*client)->ask(Method::kShutdown, {}, std::chrono::seconds(1));
       }
     }
@@ -139,12 +141,15 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     (void)stop_one(*folder, 1);
     return fail_with(e);
   };
-  const auto head = start_role(common.self, *folder, {"head", "--port", std::to_string(options.port)});
+  std::vector<std::string> words = {"head", "--port", std::to_string(options.port), "--python", common.python};
+  if (options.http) words.insert(words.end(), {"--http-port", std::to_string(options.http_port)});
+  if (options.http && options.http_or_any) words.push_back("--http-or-any");
+  const auto head = start_role(common.self, *folder, std::move(words));
   if (!head) {
     folder->remove();
     return fail_with(head.error());
   }
-  const auto node = start_node(common, *folder, head->head_local, resources, options);
+  const auto node = start_node(common, *folder, head->head_local, resources, options, true);
   if (!node) return give_up(node.error());
   // Ready means: it can place something.
   const auto token = folder->token();
@@ -164,19 +169,23 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     context.run_until([] { return false; }, std::chrono::milliseconds(2));
   }
   const std::string address = head->head;
+  const auto info = folder->info();
+  const std::string http = info ? info->http : "";
   if (common.json) {
     std::printf("%s\n", json({{"schema", "shoal.start/1"},
                               {"address", address},
                               {"local", head->head_local},
                               {"session", folder->path()},
+                              {"http", http},
                               {"resources", to_json(resources)}})
                             .dump()
                             .c_str());
   } else {
     std::printf(
-        "Shoal runs at %s with %s.\n  session  %s\n  next     shoal submit train.py   |   shoal status "
+        "Shoal runs at %s with %s.\n  session  %s\n%s  next     shoal submit train.py   |   shoal status "
         "  |   shoal stop --address %s\n",
-        address.c_str(), resources.to_string().c_str(), folder->path().c_str(), address.c_str());
+        address.c_str(), resources.to_string().c_str(), folder->path().c_str(), http.empty() ? "" : ("  http     " + http + "\n").c_str(),
+        address.c_str());
   }
   return kOk;
 }

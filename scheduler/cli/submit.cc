@@ -1,6 +1,7 @@
 // submit: a script or command as a job, its output here, its exit code ours.
 #include <unistd.h>
 
+#include <algorithm>
 #include <asio/io_context.hpp>
 #include <asio/signal_set.hpp>
 #include <csignal>
@@ -83,8 +84,9 @@ Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
 // Follows one job to its end.
 class Watcher {
  public:
-  Watcher(Context& context, Client& head, const Common& common)
-      : context_(context), head_(head), common_(common), signals_(context.loop.io(), SIGINT, SIGTERM) {
+  // `detaches`: a signal ends the watching, not the job.
+  Watcher(Context& context, Client& head, const Common& common, bool detaches = false)
+      : context_(context), head_(head), common_(common), detaches_(detaches), signals_(context.loop.io(), SIGINT, SIGTERM) {
     head_.set_on_notice([this](Method method, runtime::Message message) {
       if (method == Method::kWarning) {
         if (const auto w = actors::from_bytes<actors::Warning>(message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
@@ -100,10 +102,7 @@ class Watcher {
   Result<void> follow(JobId job) {
     job_ = job;
     on_signals();
-    SHOAL_OK(follow_nodes());
-    SHOAL_TRY(auto row, head_.ask_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{job})));
-    if (!row_ || row_->ended_unix_ms == 0) row_ = std::move(row);
-    return {};
+    return follow_again();
   }
 
   // The job's last row, or why it cannot be known.
@@ -112,7 +111,7 @@ class Watcher {
     do {
       if (std::exchange(placed_, false)) (void)follow_nodes();  // it may have waited for a node that was not there before
       context_.run_until([&] { return ended() || head_.closed() || given_up_ || placed_; }, std::chrono::hours(24 * 365));
-    } while (placed_);
+    } while (placed_ || (!ended() && !given_up_ && head_.closed() && head_is_back()));
     for (const auto& [id, node] : nodes_) finish_output(*node);
     if (ended()) return *row_;
     return fail(unavailable("the head is gone; the job cannot be followed any more").with_reason("HeadGone"));
@@ -120,6 +119,20 @@ class Watcher {
   int signal() const { return signal_; }
 
  private:
+  Result<void> follow_again() {
+    SHOAL_OK(follow_nodes());
+    SHOAL_TRY(auto row, head_.ask_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{job_})));
+    if (!row_ || row_->ended_unix_ms == 0) row_ = std::move(row);
+    return {};
+  }
+  // Its node starts it again.
+  bool head_is_back() {
+    const bool any = std::any_of(nodes_.begin(), nodes_.end(), [](const auto& n) { return !n.second->closed(); });
+    if (!any || !head_.reconnect(std::chrono::seconds(10)) || !follow_again()) return false;
+    if (signal_ != 0) ask_to_stop();  // the head before this one may not have heard of it
+    return true;
+  }
+  void ask_to_stop() { (void)head_.ask(Method::kStopJob, to_bytes(actors::StopJob{job_, killing_}), std::chrono::seconds(1)); }
   Result<void> follow_nodes() {
     SHOAL_TRY(const auto nodes, head_.list(actors::ListRequest::What::kNodes));
     for (const auto& n : nodes.nodes) {
@@ -147,9 +160,13 @@ class Watcher {
       if (error) return;
       const bool again = signal_ != 0;
       if (!again) signal_ = number;
+      if (detaches_) {
+        given_up_ = true;
+        return;
+      }
       std::fprintf(stderr, again ? "shoal: killing the job\n" : "shoal: stopping the job; once more kills it\n");
-      const auto stop = to_bytes(actors::StopJob{job_, again});
-      (void)head_.ask(Method::kStopJob, stop.clone(), std::chrono::seconds(1));
+      killing_ = again;
+      ask_to_stop();
       // Whatever happens to the job, we are gone in time.
       limit_ =
           context_.clock->after(again ? std::chrono::milliseconds(800) : std::chrono::milliseconds(4500), [this] { given_up_ = true; });
@@ -185,6 +202,7 @@ class Watcher {
   Context& context_;
   Client& head_;
   const Common& common_;
+  const bool detaches_;
   asio::signal_set signals_;
   std::map<NodeId, std::unique_ptr<Client>> nodes_;
   JobId job_;
@@ -192,11 +210,11 @@ class Watcher {
   std::size_t num_messages_ = 0;  // of lines
   runtime::Timer limit_;
   int signal_ = 0;
-  bool given_up_ = false;
+  bool given_up_ = false, killing_ = false;
   bool placed_ = false;  // since its nodes were looked at
 };
 
-int ended(const Common& common, const JobRow& row, int signal) {
+int ended_code(const Common& common, const JobRow& row, int signal) {
   const int code = signal ? 128 + signal : row.state == JobState::kStopped && row.exit_code == 0 ? 128 + SIGTERM : row.exit_code;
   if (common.json) {
     auto out = to_json(row);
@@ -214,6 +232,15 @@ int ended(const Common& common, const JobRow& row, int signal) {
 }
 
 }  // namespace
+
+Result<std::optional<JobRow>> follow_job(const Common& common, Context& context, Client& head, JobId job) {
+  Watcher watcher(context, head, common, true);
+  SHOAL_OK(watcher.follow(job));
+  auto row = watcher.wait();
+  if (watcher.signal() != 0) return std::optional<JobRow>();
+  if (!row) return fail(row.error());
+  return std::optional<JobRow>(*std::move(row));
+}
 
 int submit(const Common& common, const SubmitOptions& o) {
   const auto failed = [&](const Error& e) {
@@ -242,15 +269,20 @@ int submit(const Common& common, const SubmitOptions& o) {
   const auto head = Client::connect(context, cluster->endpoint);
   if (!head) return failed(head.error());
   Watcher watcher(context, **head, common);
-  const actors::JobSpec spec{
-      o.name.empty() ? fs::path(o.words[0]).filename().string() : o.name, *launch, o.num_workers, *resources, o.wait, getpid()};
+  const actors::JobSpec spec{o.name.empty() ? fs::path(o.words[0]).filename().string() : o.name,
+                             *launch,
+                             o.num_workers,
+                             *resources,
+                             o.wait,
+                             getpid(),
+                             {{}, fmt::format("{}", fmt::join(o.words, " ")).substr(0, actors::Submission::kMaxText), {}, {}}};
   const auto job = (*head)->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(spec));
   if (!job) return failed(job.error());
   if (const auto following = watcher.follow(job->job); !following) return failed(following.error());
   const auto row = watcher.wait();
   if (watcher.signal() != 0 && !row) return 128 + watcher.signal();
   if (!row) return failed(row.error());
-  return ended(common, *row, watcher.signal());
+  return ended_code(common, *row, watcher.signal());
 }
 
 }  // namespace shoal::scheduler::cli

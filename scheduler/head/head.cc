@@ -15,6 +15,23 @@ namespace {
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
+bool changes_state(Method method) {
+  switch (method) {
+    case Method::kRegisterDriver:
+    case Method::kCreateGang:
+    case Method::kKillActor:
+    case Method::kCreateGroup:
+    case Method::kHostActor:
+    case Method::kSubmitJob:
+    case Method::kStopJob:
+    case Method::kDeleteJob:
+    case Method::kSetNodeDuty:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log, Options options)
@@ -31,6 +48,7 @@ Head::~Head() {
 }
 
 Result<void> Head::start() {
+  SHOAL_OK(restore());
   for (const auto& endpoint : options_.listen) {
     SHOAL_TRY(auto listener, network_.listen(endpoint, [this](std::unique_ptr<runtime::Connection> connection) {
       const std::uint64_t number = next_client_++;
@@ -43,6 +61,15 @@ Result<void> Head::start() {
   return {};
 }
 
+Result<void> Head::restore() {
+  now();
+  SHOAL_TRY(const auto records, store_.load());
+  if (records.empty()) return {};
+  SHOAL_OK(state_.restore(records));
+  log_->info("restored rows={} nodes={}", records.size(), state_.alive_nodes().size());
+  return {};
+}
+
 std::vector<runtime::Endpoint> Head::endpoints() const {
   std::vector<runtime::Endpoint> out;
   for (const auto& l : listeners_) out.push_back(l->endpoint());
@@ -52,9 +79,8 @@ std::vector<runtime::Endpoint> Head::endpoints() const {
 void Head::tick() {
   now();
   state_.tick();
-  perform();
-  std::erase_if(unsaved_jobs_, [this](JobId job) { return state_.job(job) == nullptr; });
-  save();
+  settle();
+  if (unsaved_) flush();
   ticking_ = clock_.after(options_.tick, [this] { tick(); });
 }
 
@@ -63,13 +89,20 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
   const auto method = static_cast<Method>(request.method);
   bool later = false;
   auto result = answer(client(peer), method, request.message.body, responder, later);
-  if (!later) responder.answer(std::move(result));
-  perform();
+  settle();  // who watches something hears of it before this answer
+  // What only looks is answered at once, unless it may have seen what is being kept just now.
+  const bool waits = unsaved_ ? changes_state(method) && result : busy_ || flush_soon_;
+  if (!later && waits) {
+    outbox_.push_back(Answer{std::move(responder), std::move(result)});
+  } else if (!later) {
+    responder.answer(std::move(result));
+  }
   if (method == Method::kShutdown && options_.on_shutdown) options_.on_shutdown();
 }
 
 Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, runtime::Responder& responder, bool& later) {
   const std::uint64_t watcher = client.peer->number();
+  if (changes_state(method)) SHOAL_OK(writable());
   switch (method) {
     case Method::kRegisterNode:
       return register_node(client, bytes);
@@ -90,7 +123,6 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     case Method::kKillActor: {
       SHOAL_TRY(const auto kill, from_bytes<actors::KillActor>(bytes));
       SHOAL_OK(state_.actor_killed(kill.actor, kill.restart));
-      perform();  // who watches it hears of its death before this answer: calls made after it fail
       return Message();
     }
     case Method::kWatchActor: {
@@ -161,6 +193,17 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       SHOAL_OK(state_.job_stopped(stop.job, stop.force));
       return Message();
     }
+    case Method::kDeleteJob: {
+      SHOAL_TRY(const auto ref, from_bytes<actors::JobRef>(bytes));
+      SHOAL_OK(state_.job_deleted(ref.job));
+      return Message();
+    }
+    case Method::kSetNodeDuty: {
+      SHOAL_TRY(const auto wish, from_bytes<actors::SetNodeDuty>(bytes));
+      SHOAL_OK(state_.node_duty_set(wish));
+      log_->info("node={} {}", to_string(wish.node), actors::state_text(*state_.node(wish.node)));
+      return Message();
+    }
     case Method::kList: {
       SHOAL_TRY(const auto request, from_bytes<actors::ListRequest>(bytes));
       return body(to_bytes(state_.list(request)));
@@ -185,6 +228,9 @@ Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
   if (client.peer->identity().role != runtime::Role::kNode) return fail(invalid_argument("only a node registers as one"));
   SHOAL_TRY(const auto node, from_bytes<actors::RegisterNode>(bytes));
   SHOAL_OK(state_.node_joined(node));
+  // One connection for each node: what comes over another is told again or out of date, and if that one is what the node uses, it connects
+  // anew.
+  if (const auto old = nodes_.find(node.id); old != nodes_.end() && old->second != client.peer.get()) forget(old->second->number());
   client.node = node.id;
   nodes_[node.id] = client.peer.get();
   if (options_.watch_process && client.peer->identity().local) {
@@ -192,7 +238,7 @@ Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
       const auto over = node_watches_.extract(id);
       now();
       state_.node_lost(id, unavailable("its node's process ended").with_reason("NodeLost"));
-      perform();
+      settle();
     });
   }
   log_->info("node={} joined host={} resources='{}'", to_string(node.id), node.host, node.resources.to_string());
@@ -214,7 +260,7 @@ Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
       const auto over = driver_watches_.extract(job);
       now();
       state_.driver_gone(job);
-      perform();
+      settle();
     });
   }
   log_->info("job={} driver pid={} name={}", to_string(job), driver.pid, driver.name);
@@ -270,7 +316,7 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
     default:
       ignore(unimplemented("unknown notice"));
   }
-  perform();
+  settle();
 }
 
 void Head::on_closed(Peer& peer, const Error& why) {
@@ -314,13 +360,57 @@ void Head::to_watchers(const std::set<std::uint64_t>& watchers, Method method, c
   for (const std::uint64_t w : watchers) clients_.at(w).peer->notify(number(method), body(bytes.clone()));
 }
 
-void Head::perform() {
-  // An action's effect may be an event (a node that is not connected), which adds actions: they follow those that came before.
-  if (std::exchange(performing_, true)) return;
-  for (auto actions = state_.take_actions(); !actions.empty(); actions = state_.take_actions()) {
-    for (auto& action : actions) perform(std::move(action));
+void Head::settle() {
+  for (auto& action : state_.take_actions()) outbox_.emplace_back(std::move(action));
+  if (busy_ || unsaved_ || flush_soon_ || (outbox_.empty() && !state_.changed())) return;
+  flush_soon_ = true;  // not at once: what else arrived meanwhile goes with the same commit
+  flushing_ = clock_.after(runtime::Duration::zero(), [this] { flush(); });
+}
+
+void Head::flush() {
+  flush_soon_ = false;
+  if (busy_) return;
+  auto records = state_.take_changes();
+  if (records.empty() && outbox_.empty()) return;
+  busy_ = true;
+  for (auto& effect : std::exchange(outbox_, {})) committing_.push_back(std::move(effect));
+  if (records.empty() && !unsaved_) return committed({}, {});
+  auto kept = std::make_shared<std::vector<Record>>(std::move(records));
+  store_.commit(*kept, [this, alive = alive_, kept](Result<void> r) {
+    if (*alive) committed(std::move(*kept), std::move(r));
+  });
+}
+
+void Head::committed(std::vector<Record> records, Result<void> result) {
+  if (!result) {
+    state_.change_again(records);
+    busy_ = false;  // each tick tries again
+    if (!unsaved_) {
+      unsaved_since_ = clock_.now();
+      log_->warn("state cannot be kept: {}", result.error().message());
+    }
+    unsaved_ = result.error();
+    return;
   }
-  performing_ = false;
+  if (std::exchange(unsaved_, std::nullopt)) log_->warn("state is kept again");
+  for (auto& effect : std::exchange(committing_, {})) {
+    if (auto* action = std::get_if<Action>(&effect)) {
+      perform(std::move(*action));
+    } else {
+      auto& answer = std::get<Answer>(effect);
+      answer.responder.answer(std::move(answer.result));
+    }
+  }
+  busy_ = false;
+  settle();  // an effect may have been an event
+}
+
+Result<void> Head::writable() const {
+  if (!unsaved_ || clock_.now() - unsaved_since_ < options_.refuse_after) return {};
+  return fail(Error(unsaved_->code() == Code::kResourceExhausted ? Code::kResourceExhausted : Code::kUnavailable,
+                    "the head cannot keep its state, and so decides nothing: " + unsaved_->message())
+                  .with_reason("NotDurable")
+                  .with_hint(unsaved_->hint()));
 }
 
 void Head::perform(Action action) {
@@ -335,7 +425,7 @@ void Head::perform(Action action) {
         const int code = r.error().code() == Code::kNotFound ? 127 : 126;  // as a shell has it
         h->log_->warn("worker={} not started: {}", to_string(worker), r.error().message());
         h->state_.worker_not_started(worker, code, r.error());
-        h->perform();
+        h->settle();
       });
     }
     void operator()(const StopWorkerOn& a) { head.to_node(a.node, Method::kStopWorker, to_bytes(a.message)); }
@@ -349,6 +439,10 @@ void Head::perform(Action action) {
       head.nodes_.erase(it);
       head.forget(client);
     }
+    void operator()(const EndNodeOn& a) {
+      head.log_->info("node={} leaves", to_string(a.node));
+      if (const auto it = head.nodes_.find(a.node); it != head.nodes_.end()) it->second->notify(number(Method::kEndNode), {});
+    }
     void operator()(const FindPortOn& a) {
       head.to_node(a.node, Method::kFreePort, {}, [h = &head, job = a.job](Result<Message> r) {
         h->now();
@@ -359,7 +453,7 @@ void Head::perform(Action action) {
         } else {
           h->state_.port_found(job, fail(m.error()));
         }
-        h->perform();
+        h->settle();
       });
     }
     void operator()(const TellActor& a) {
@@ -397,32 +491,9 @@ void Head::perform(Action action) {
       head.log_->warn("job={} {}", to_string(a.job), a.text);
       head.to_watchers(head.job_watchers_[a.job], Method::kWarning, to_bytes(actors::Warning{a.text}));
     }
-    void operator()(const PersistNode& a) {
-      head.unsaved_nodes_[a.row.id] = a.row;
-      if (head.durable_) head.save();
-    }
-    void operator()(const PersistJob& a) {
-      head.unsaved_jobs_.insert(a.row.id);
-      if (head.durable_) head.save();
-    }
+    void operator()(const ForgetJob& a) { head.job_watchers_.erase(a.job); }
   };
   std::visit(Visitor{*this}, action);
-}
-
-// Writes what is not written yet. While that fails (somebody holds the database, the disk is full) each tick tries again.
-void Head::save() {
-  Result<void> written;
-  while (written && !unsaved_nodes_.empty()) {
-    written = store_.put(unsaved_nodes_.begin()->second);
-    if (written) unsaved_nodes_.erase(unsaved_nodes_.begin());
-  }
-  while (written && !unsaved_jobs_.empty()) {
-    const auto* row = state_.job(*unsaved_jobs_.begin());
-    if (row != nullptr) written = store_.put(*row);
-    if (written) unsaved_jobs_.erase(unsaved_jobs_.begin());
-  }
-  if (std::exchange(durable_, written.has_value()) == durable_) return;
-  log_->warn("state is {}", durable_ ? "durable again" : "not durable: " + written.error().message());
 }
 
 }  // namespace shoal::scheduler

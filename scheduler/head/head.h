@@ -1,5 +1,9 @@
-// The head: drives ClusterState. Listens, turns requests into events, performs actions. Never on the path of a call, an
-// object or a step.
+// The head: drives ClusterState. Listens, turns requests into events, keeps what they change, then performs actions and answers. Never on
+// the path of a call, an object or a step.
+//
+// Nobody hears of a decision that is not kept: an event's actions and answers wait in an outbox until the store has what it changed.
+// Events that come together are committed together. While the store takes nothing (somebody holds the database, the disk is full) the
+// outbox waits, each tick tries again, and after a moment requests that would change something are refused.
 //
 // Loop thread only. Everything it needs is passed in, so the simulated world runs this very class.
 #pragma once
@@ -7,8 +11,10 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "runtime/log/log.h"
@@ -27,6 +33,7 @@ class Head final : public runtime::PeerHandler {
     std::uint32_t heartbeat_ms = 500;
     runtime::Duration tick = std::chrono::milliseconds(200);
     runtime::Duration call_timeout = std::chrono::seconds(30);  // for a node's answer
+    runtime::Duration refuse_after = std::chrono::seconds(2);   // without being able to keep what changes
     ClusterState::Options state;
     // Calls back when a process of this host is gone: a node's death is then known at once, not only by its silence.
     // May be empty.
@@ -38,7 +45,7 @@ class Head final : public runtime::PeerHandler {
   Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Store& store, runtime::Log log, Options options);
   ~Head();
 
-  // Listens on every endpoint, or says which one is taken.
+  // Goes on where the head before it ended; then listens on every endpoint, or says which one is taken.
   Result<void> start();
   std::vector<runtime::Endpoint> endpoints() const;
 
@@ -59,12 +66,16 @@ class Head final : public runtime::PeerHandler {
   Result<runtime::Message> register_driver(Client& client, const Bytes& body);
   void tick();
   void now() { state_.advance(clock_.now(), clock_.unix_millis()); }
-  void perform();
+  Result<void> restore();
+  // After an event: what follows from it is on its way out.
+  void settle();
+  void flush();
+  void committed(std::vector<Record> records, Result<void> result);
+  Result<void> writable() const;
   void perform(Action action);
   void forget(std::uint64_t client);
   void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
   void to_watchers(const std::set<std::uint64_t>& watchers, actors::Method method, const Bytes& body);
-  void save();
   Client& client(const runtime::Peer& peer) { return clients_.at(peer.number()); }
 
   runtime::Clock& clock_;
@@ -84,11 +95,18 @@ class Head final : public runtime::PeerHandler {
   std::map<JobId, std::set<std::uint64_t>> job_watchers_;
   std::map<GroupId, std::set<std::uint64_t>> group_watchers_;
   std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang
-  std::map<NodeId, actors::NodeRow> unsaved_nodes_;
-  std::set<JobId> unsaved_jobs_;  // of those that the state knows
-  bool durable_ = true;           // the last attempt to save succeeded
-  bool performing_ = false;
-  runtime::Timer ticking_;
+  struct Answer {
+    runtime::Responder responder;
+    Result<runtime::Message> result;
+  };
+  using Effect = std::variant<Action, Answer>;
+  std::vector<Effect> outbox_;
+  bool flush_soon_ = false;
+  std::vector<Effect> committing_;  // what waits for the commit that is under way
+  bool busy_ = false;               // a commit is under way, or its effects are being performed
+  std::optional<Error> unsaved_;    // why the last commit failed
+  runtime::TimePoint unsaved_since_{};
+  runtime::Timer ticking_, flushing_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

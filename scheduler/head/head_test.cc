@@ -10,22 +10,28 @@ namespace {
 using namespace std::chrono_literals;
 using actors::Method;
 
-// Takes nothing while it is locked.
+// Takes nothing while it is locked, and its time while it is slow.
 class LockedStore final : public Store {
  public:
-  Result<void> put(const actors::NodeRow& row) override { return locked ? busy() : inner_->put(row); }
-  Result<void> put(const actors::JobRow& row) override { return locked ? busy() : inner_->put(row); }
-  Result<std::vector<actors::NodeRow>> nodes() override { return inner_->nodes(); }
-  Result<std::vector<actors::JobRow>> jobs() override { return inner_->jobs(); }
-  bool locked = false;
-  int num_refused = 0;
+  void commit(const std::vector<Record>& records, std::function<void(Result<void>)> done) override {
+    ++num_commits;
+    if (slow) {
+      inner_->commit(records, [](Result<void>) {});
+      done_ = std::move(done);
+      return;
+    }
+    if (!locked) return inner_->commit(records, std::move(done));
+    ++num_refused;
+    done(fail(unavailable("database is locked")));
+  }
+  Result<std::vector<Record>> load() override { return inner_->load(); }
+  void finish() { std::exchange(done_, {})({}); }
+  bool locked = false, slow = false;
+  int num_refused = 0, num_commits = 0;
 
  private:
-  Result<void> busy() {
-    ++num_refused;
-    return fail(unavailable("database is locked"));
-  }
   const std::unique_ptr<Store> inner_ = make_memory_store();
+  std::function<void(Result<void>)> done_;
 };
 
 class HeadTest : public testing::Test, public runtime::PeerHandler {
@@ -43,24 +49,33 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   }
 
   JobId submit() {
-    actors::JobSpec spec;
-    spec.wait = true;  // there is no node
     std::optional<JobId> job;
-    client_->call(actors::number(Method::kSubmitJob), {to_bytes(spec), {}, {}}, 5s,
+    client_->call(actors::number(Method::kSubmitJob), {to_bytes(waiting()), {}, {}}, 5s,
                   [&](Result<runtime::Message> r) { job = actors::from_bytes<actors::JobRef>(r.value().body).value().job; });
     EXPECT_TRUE(world_.run_until([&] { return job.has_value(); }, 5s));
     return job.value_or(JobId());
   }
-  void stop(JobId job) {
-    client_->call(actors::number(Method::kStopJob), {to_bytes(actors::StopJob{job, false}), {}, {}}, 5s, [](Result<runtime::Message>) {});
-    world_.run_for(1s);
+  static actors::JobSpec waiting() {
+    actors::JobSpec spec;
+    spec.wait = true;  // there is no node
+    return spec;
+  }
+  void call(Method method, Bytes body, std::optional<Result<runtime::Message>>& answer) {
+    client_->call(actors::number(method), {std::move(body), {}, {}}, 60s, [&](Result<runtime::Message> r) { answer = std::move(r); });
   }
   static Head::Options options() {
     Head::Options o;
     o.listen = {runtime::Endpoint::tcp("head", 6400)};
     return o;
   }
-  std::vector<actors::JobRow> saved() { return store_.jobs().value(); }
+  std::map<JobId, std::string> jobs_kept() {
+    std::map<JobId, std::string> out;
+    const auto records = store_.load().value();
+    for (const auto& r : records) {
+      if (r.table == TableName::kJobs) out[JobId{r.id}] = r.state;
+    }
+    return out;
+  }
 
   runtime::SimWorld world_{{}};
   LockedStore store_;
@@ -79,21 +94,58 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   void on_closed(runtime::Peer&, const Error&) override {}
 };
 
-TEST_F(HeadTest, WhatALockedDatabaseDidNotTakeIsWrittenLater) {
+TEST_F(HeadTest, NobodyHearsOfADecisionThatIsNotKept) {
   const JobId before = submit();
   store_.locked = true;
-  const JobId during = submit();
-  stop(before);
-  ASSERT_EQ(saved().size(), 1u);
-  EXPECT_EQ(saved()[0].state, actors::JobState::kPending);
+  std::optional<Result<runtime::Message>> during, stopped;
+  call(Method::kSubmitJob, to_bytes(waiting()), during);
+  call(Method::kStopJob, to_bytes(actors::StopJob{before, false}), stopped);
+  world_.run_for(1s);
+  EXPECT_FALSE(during || stopped);
+  EXPECT_EQ(jobs_kept(), (std::map<JobId, std::string>{{before, "PENDING"}}));
   EXPECT_GT(store_.num_refused, 1);
+  std::optional<Result<runtime::Message>> looked;  // who only looks is answered
+  call(Method::kStatus, {}, looked);
+  world_.run_for(10ms);
+  EXPECT_TRUE(looked && *looked);
   store_.locked = false;
   world_.run_for(1s);
-  ASSERT_EQ(saved().size(), 2u);
-  for (const auto& row : saved()) {
-    EXPECT_EQ(row.state, row.id == before ? actors::JobState::kStopped : actors::JobState::kPending);
-    EXPECT_TRUE(row.id == before || row.id == during);
-  }
+  ASSERT_TRUE(during && *during && stopped && *stopped);
+  const JobId second = actors::from_bytes<actors::JobRef>((*during)->body)->job;
+  EXPECT_EQ(jobs_kept(), (std::map<JobId, std::string>{{before, "STOPPED"}, {second, "PENDING"}}));
+}
+
+TEST_F(HeadTest, AHeadThatCannotKeepItsStateRefusesToDecideAndSaysWhy) {
+  store_.locked = true;
+  std::optional<Result<runtime::Message>> held, refused;
+  call(Method::kSubmitJob, to_bytes(waiting()), held);
+  world_.run_for(3s);
+  call(Method::kSubmitJob, to_bytes(waiting()), refused);
+  world_.run_for(10ms);
+  ASSERT_TRUE(refused && !*refused);
+  EXPECT_EQ(refused->error().reason(), "NotDurable");
+  EXPECT_NE(refused->error().message().find("database is locked"), std::string::npos);
+  EXPECT_FALSE(held);
+  store_.locked = false;
+  world_.run_for(1s);
+  EXPECT_TRUE(held && *held);
+  EXPECT_EQ(jobs_kept().size(), 1u);
+}
+
+TEST_F(HeadTest, WhatComesTogetherIsCommittedTogether) {
+  std::vector<std::optional<Result<runtime::Message>>> answers(20);
+  store_.slow = true;
+  for (auto& a : answers) call(Method::kSubmitJob, to_bytes(waiting()), a);
+  world_.run_for(100ms);
+  EXPECT_EQ(store_.num_commits, 1);  // under way
+  for (const auto& a : answers) EXPECT_FALSE(a);
+  store_.finish();
+  world_.run_for(100ms);
+  EXPECT_EQ(store_.num_commits, 2);  // all the others
+  store_.finish();
+  world_.run_for(100ms);
+  for (const auto& a : answers) EXPECT_TRUE(a && *a);
+  EXPECT_EQ(jobs_kept().size(), 20u);
 }
 
 // So that a call made after kill() returned fails, whatever the process still does.

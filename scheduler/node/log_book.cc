@@ -4,6 +4,7 @@
 #include <spdlog/sinks/rotating_file_sink.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 
@@ -41,7 +42,7 @@ void LogBook::write(WorkerId worker, Launcher::Stream stream, std::string_view l
       from = end + 1;
     }
   }
-  if (options_.folder.empty()) return;
+  if (options_.folder.empty() || !disk_has_room(lines.size())) return;
   auto& log = stream == Launcher::Stream::kOut ? entry.out : entry.err;
   if (!log) {
     auto made = runtime::make_file_log("worker", path(worker, stream), options_.max_file_bytes);
@@ -63,15 +64,48 @@ std::string LogBook::tail(WorkerId worker) const {
 
 void LogBook::close(WorkerId worker) {
   open_.erase(worker);
-  ended_.push_back(worker);
-  while (ended_.size() > options_.max_files) {
-    for (const auto stream : {Launcher::Stream::kOut, Launcher::Stream::kErr}) {
-      const std::string file = path(ended_.front(), stream);
-      std::remove(file.c_str());
-      std::remove(rotated(file).c_str());
-    }
-    ended_.pop_front();
+  ended_.push_back({worker, bytes_of(worker)});
+  ended_bytes_ += ended_.back().bytes;
+  while (ended_.size() > options_.max_files || (ended_bytes_ > options_.max_ended_bytes && ended_.size() > 1)) forget_oldest();
+}
+
+void LogBook::forget_oldest() {
+  for (const auto stream : {Launcher::Stream::kOut, Launcher::Stream::kErr}) {
+    const std::string file = path(ended_.front().worker, stream);
+    std::remove(file.c_str());
+    std::remove(rotated(file).c_str());
   }
+  ended_bytes_ -= ended_.front().bytes;
+  ended_.pop_front();
+}
+
+std::size_t LogBook::bytes_of(WorkerId worker) const {
+  std::size_t out = 0;
+  for (const auto stream : {Launcher::Stream::kOut, Launcher::Stream::kErr}) {
+    for (const std::string& file : {path(worker, stream), rotated(path(worker, stream))}) {
+      std::error_code absent;
+      const auto size = std::filesystem::file_size(file, absent);
+      if (!absent) out += size;
+    }
+  }
+  return out;
+}
+
+bool LogBook::disk_has_room(std::size_t bytes) {
+  since_look_ += bytes;
+  if (looked_ && since_look_ < options_.look_after_bytes) return has_room_;
+  looked_ = true;
+  since_look_ = 0;
+  std::size_t free = options_.min_free_bytes;
+  if (options_.free_bytes) {
+    free = options_.free_bytes(options_.folder);
+  } else {
+    std::error_code unknown;
+    const auto space = std::filesystem::space(options_.folder, unknown);
+    if (!unknown) free = space.available;
+  }
+  has_room_ = free >= options_.min_free_bytes;
+  return has_room_;
 }
 
 Result<std::string> LogBook::read(WorkerId worker, Launcher::Stream stream, std::size_t bytes) const {

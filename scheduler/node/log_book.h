@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -19,7 +20,11 @@ class LogBook {
     std::size_t max_file_bytes = 16u << 20;  // then it becomes the older half, in place of the one before
     std::size_t tail_lines = 20;
     std::size_t tail_bytes = 4000;
-    std::size_t max_files = 400;  // of ended workers; the oldest go first
+    std::size_t max_files = 400;               // of ended workers; the oldest go first
+    std::size_t max_ended_bytes = 512u << 20;  // of all of them
+    // What is left of the disk: below it nothing is written any more, until there is more again. Looked at once in so many bytes.
+    std::size_t min_free_bytes = 256u << 20, look_after_bytes = 1u << 20;
+    std::function<std::size_t(const std::string& folder)> free_bytes;  // empty: ask the file system
   };
   explicit LogBook(Options options) : options_(std::move(options)) {}
 
@@ -32,6 +37,10 @@ class LogBook {
   Result<std::string> read(WorkerId worker, Launcher::Stream stream, std::size_t bytes) const;
 
  private:
+  struct Ended {
+    WorkerId worker;
+    std::size_t bytes = 0;  // of its files
+  };
   struct Entry {
     runtime::Log out, err;
     std::deque<std::string> tail;
@@ -39,7 +48,13 @@ class LogBook {
   std::string path(WorkerId worker, Launcher::Stream stream) const;
   const Options options_;
   std::map<WorkerId, Entry> open_;
-  std::deque<WorkerId> ended_;
+  bool disk_has_room(std::size_t bytes);
+  std::size_t bytes_of(WorkerId worker) const;
+  void forget_oldest();
+  std::deque<Ended> ended_;
+  std::size_t ended_bytes_ = 0;
+  std::size_t since_look_ = 0;  // bytes
+  bool has_room_ = true, looked_ = false;
 };
 
 }  // namespace shoal::scheduler

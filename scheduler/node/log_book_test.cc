@@ -14,6 +14,11 @@ const WorkerId kFirst{1}, kSecond{2};
 
 class LogBookTest : public testing::Test {
  protected:
+  LogBook::Options options() const {
+    LogBook::Options o;
+    o.folder = folder_;
+    return o;
+  }
   void SetUp() override { ASSERT_NE(mkdtemp(folder_.data()), nullptr); }
   void TearDown() override { std::filesystem::remove_all(folder_); }
   LogBook make() {
@@ -50,6 +55,46 @@ TEST_F(LogBookTest, BothHalvesGoWhenTheBoundIsReached) {
   book.close(kSecond);
   EXPECT_EQ(num_files(), 1u);
   EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000).error().code(), Code::kNotFound);
+}
+
+TEST_F(LogBookTest, TheFilesOfEndedWorkersHaveABoundTogether) {
+  auto o = options();
+  o.max_ended_bytes = 250;
+  LogBook book(o);
+  for (std::uint64_t id = 1; id <= 4; ++id) {
+    book.write(WorkerId{id}, Stream::kOut, std::string(50, 'o'));
+    book.write(WorkerId{id}, Stream::kErr, std::string(49, 'e'));
+    book.close(WorkerId{id});
+  }
+  EXPECT_FALSE(book.read(WorkerId{1}, Stream::kOut, 1000));
+  EXPECT_FALSE(book.read(WorkerId{2}, Stream::kErr, 1000));
+  EXPECT_TRUE(book.read(WorkerId{3}, Stream::kOut, 1000));
+  EXPECT_TRUE(book.read(WorkerId{4}, Stream::kErr, 1000));
+  book.write(WorkerId{5}, Stream::kOut, std::string(1000, 'x'));  // more than all may have: the latest stays
+  book.close(WorkerId{5});
+  EXPECT_TRUE(book.read(WorkerId{5}, Stream::kOut, 2000));
+  EXPECT_EQ(num_files(), 1u);
+}
+
+TEST_F(LogBookTest, AFullDiskGetsNothingMoreAndCausesOfDeathsStay) {
+  auto o = options();
+  std::size_t free = 1000;
+  o.min_free_bytes = 500;
+  o.look_after_bytes = 10;
+  o.free_bytes = [&](const std::string& folder) {
+    EXPECT_EQ(folder, folder_);
+    return free;
+  };
+  LogBook book(o);
+  book.write(kFirst, Stream::kErr, "one\n");
+  free = 499;
+  book.write(kFirst, Stream::kErr, std::string(20, 'x') + "\n");
+  book.write(kFirst, Stream::kErr, "two\n");
+  EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000).value(), "one\n");
+  EXPECT_EQ(book.tail(kFirst), "one\n" + std::string(20, 'x') + "\ntwo");
+  free = 500;
+  book.write(kFirst, Stream::kErr, std::string(20, 'y') + "\n");
+  EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000).value(), "one\n" + std::string(20, 'y') + "\n");
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include "scheduler/node/node.h"
 
+#include <algorithm>
 #include <csignal>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "runtime/wire/codec.h"
 
@@ -18,6 +20,8 @@ using runtime::Message;
 using runtime::Peer;
 
 namespace {
+
+constexpr const char* kVisibleDevices = "CUDA_VISIBLE_DEVICES";
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -44,7 +48,8 @@ Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       options_(std::move(options)),
       id_(random.id<NodeId>()),
       memory_(options_.memory),
-      logs_(options_.logs) {
+      logs_(options_.logs),
+      devices_(options_.gpus) {
   launcher_.set_events(this);
 }
 
@@ -121,6 +126,14 @@ void Node::beat() {
   if (!head_ || !registered_) return;
   head_->notify(number(Method::kHeartbeat), {});
   beating_ = clock_.after(std::chrono::milliseconds(heartbeat_ms_), [this] { beat(); });
+}
+
+// Now, and again to a head that was away.
+void Node::tell_exit(const Worker& w, std::int32_t shell_code, const Error& cause) {
+  report(w, shell_code, cause);
+  exits_.push_back(
+      to_bytes(actors::WorkerUpdate{w.spec.worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role}));
+  if (exits_.size() > options_.max_ended) exits_.pop_front();
 }
 
 void Node::report(const Worker& w, std::int32_t shell_code, const std::optional<Error>& cause) {
@@ -339,11 +352,17 @@ void Node::start_worker(const actors::StartWorker& spec, runtime::Responder resp
   w.role = spec.rank >= 0 && spec.label.starts_with("rank") ? spec.label : spec.label == "driver" ? "driver" : "actor " + spec.label;
   if (spec.launch.torch) torch_jobs_.insert(spec.job);
   // The token is not here: it lies in the session's folder, readable by this user alone.
-  const Launcher::Env env = {{"SHOAL_SESSION", options_.session},
-                             {"SHOAL_NODE", listener_->endpoint().to_string()},
-                             {"SHOAL_ADDRESS", options_.head.to_string()},
-                             {"SHOAL_WORKER_ID", to_string(spec.worker)},
-                             {"SHOAL_JOB_ID", to_string(spec.job)}};
+  Launcher::Env env = {{"SHOAL_SESSION", options_.session},
+                       {"SHOAL_NODE", listener_->endpoint().to_string()},
+                       {"SHOAL_ADDRESS", options_.head.to_string()},
+                       {"SHOAL_WORKER_ID", to_string(spec.worker)},
+                       {"SHOAL_JOB_ID", to_string(spec.job)}};
+  const bool chosen_by_user =
+      std::any_of(spec.launch.env.begin(), spec.launch.env.end(), [](const auto& e) { return e.first == kVisibleDevices; });
+  if (spec.gpu_units >= 0 && !devices_.empty()) {
+    const auto devices = devices_.take(spec.worker, spec.gpu_units);
+    if (!chosen_by_user) env.emplace_back(kVisibleDevices, fmt::format("{}", fmt::join(devices, ",")));
+  }
   auto shared = std::make_shared<runtime::Responder>(std::move(responder));
   launcher_.start(spec, env, [this, alive = alive_, id = spec.worker, shared](Result<pid_t> pid) {
     if (!*alive) return;
@@ -351,6 +370,10 @@ void Node::start_worker(const actors::StartWorker& spec, runtime::Responder resp
     if (it == workers_.end()) return shared->fail(unavailable("worker " + to_string(id) + " is gone"));
     if (!pid) {
       log_->warn("worker={} not started: {}", to_string(id), pid.error().message());
+      devices_.give_back(id);
+      it->second.state = WorkerState::kExited;
+      // Also to a head that is not the one who asked.
+      tell_exit(it->second, pid.error().code() == Code::kNotFound ? 127 : 126, pid.error());  // as a shell has it
       workers_.erase(it);
       shared->fail(pid.error());
       return check_ended();
@@ -400,30 +423,30 @@ void Node::output(WorkerId worker, Launcher::Stream stream, std::string_view lin
   if (it == workers_.end()) return;
   const auto followers = followers_.find(it->second.spec.job);
   if (followers == followers_.end()) return;
-  for (const std::uint64_t f : followers->second) send_lines(*clients_.at(f).peer, it->second.spec, stream, lines);
+  for (const std::uint64_t f : followers->second) send_lines(*clients_.at(f).peer, it->second.spec, it->second.pid, stream, lines);
 }
 
-void Node::send_lines(Peer& peer, const actors::StartWorker& spec, Launcher::Stream stream, std::string_view lines) {
+void Node::send_lines(Peer& peer, const actors::StartWorker& spec, pid_t pid, Launcher::Stream stream, std::string_view lines) {
   peer.notify(
       number(Method::kLogLines),
-      {to_bytes(actors::LogLines{spec.worker, spec.rank, spec.label, static_cast<std::uint16_t>(stream)}), Bytes::copy_of(lines), {}},
+      {to_bytes(actors::LogLines{spec.worker, spec.rank, spec.label, static_cast<std::uint16_t>(stream), pid}), Bytes::copy_of(lines), {}},
       runtime::Flush::kLater);
 }
 
 void Node::follow(Peer& peer, JobId job) {
-  const auto backlog = [&](const actors::StartWorker& spec) {
+  const auto backlog = [&](const actors::StartWorker& spec, pid_t pid) {
     for (const auto stream : {Launcher::Stream::kOut, Launcher::Stream::kErr}) {
       const auto text = logs_.read(spec.worker, stream, 16u << 20);
-      if (text && !text->empty()) send_lines(peer, spec, stream, *text);
+      if (text && !text->empty()) send_lines(peer, spec, pid, stream, *text);
     }
   };
   for (const auto& e : ended_) {
     if (e.spec.job != job) continue;
-    backlog(e.spec);
+    backlog(e.spec, e.pid);
     peer.notify(number(Method::kWorkerExited), body(e.update.clone()));
   }
   for (const auto& [id, w] : workers_) {
-    if (w.spec.job == job && w.launched) backlog(w.spec);
+    if (w.spec.job == job && w.launched) backlog(w.spec, w.pid);
   }
   followers_[job].insert(peer.number());
 }
@@ -437,6 +460,7 @@ void Node::exited(WorkerId worker, runtime::ExitStatus status) {
 void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& cause) {
   const auto node = workers_.extract(worker);
   Worker& w = node.mapped();
+  devices_.give_back(worker);
   w.state = WorkerState::kExited;
   log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
   memory_.mark_gone(worker, cause.message());
@@ -447,12 +471,10 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
     const bool follows = followers != followers_.end() && followers->second.contains(key);
     if (client.job == w.spec.job || follows) client.peer->notify(number(Method::kWorkerExited), body(update.clone()));
   }
-  report(w, shell_code, cause);
-  exits_.push_back(update.clone());
-  if (exits_.size() > options_.max_ended) exits_.pop_front();
+  tell_exit(w, shell_code, cause);
   logs_.close(worker);
   if (w.launched) {
-    ended_.push_back({w.spec, update.clone()});
+    ended_.push_back({w.spec, update.clone(), w.pid});
     if (ended_.size() > options_.max_ended) ended_.pop_front();
   }
   check_owner();
@@ -473,6 +495,7 @@ void Node::check_owner() {
 void Node::end(const std::string& why) {
   if (std::exchange(ending_, true)) return;
   end_reason_ = why;
+  if (options_.on_ending) options_.on_ending();
   log_->info("node={} ending: {}", to_string(id_), why);
   for (auto& [id, w] : workers_) launcher_.signal(id, SIGTERM);
   killing_ = clock_.after(options_.stop_grace, [this] {

@@ -13,6 +13,7 @@
 
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
+#include "scheduler/node/devices.h"
 #include "scheduler/node/launcher.h"
 #include "scheduler/node/log_book.h"
 #include "storage/memory_table.h"
@@ -24,6 +25,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   struct Options {
     actors::Resources resources;
     std::map<std::string, std::string> labels;
+    std::vector<std::string> gpus;   // what CUDA_VISIBLE_DEVICES calls them; none: workers see what the node sees
     std::string host = "127.0.0.1";  // where others reach this host
     pid_t pid = 0;
     runtime::Endpoint head;
@@ -39,6 +41,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     bool ends_with_owner = false;
     pid_t owner = 0;
     // After every worker ended. The reason is for the log.
+    std::function<void()> on_ending;  // it begins to end
     std::function<void(const std::string& why)> on_end;
     std::function<void()> on_registered;
   };
@@ -72,6 +75,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   struct Ended {
     actors::StartWorker spec;
     Bytes update;  // as told to those who listened
+    pid_t pid = 0;
   };
   struct Client {
     std::unique_ptr<runtime::Peer> peer;
@@ -90,6 +94,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   void connect_head();
   void register_with_head();
   void beat();
+  void tell_exit(const Worker& w, std::int32_t shell_code, const Error& cause);
   void report(const Worker& worker, std::int32_t shell_code = 0, const std::optional<Error>& cause = {});
 
   Result<runtime::Message> answer(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
@@ -99,7 +104,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   Result<runtime::Message> open_arena(runtime::Peer& peer, const actors::OpenArena& open);
   // Sends what the job printed so far, and from now on.
   void follow(runtime::Peer& peer, JobId job);
-  void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, Launcher::Stream stream, std::string_view lines);
+  void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, pid_t pid, Launcher::Stream stream, std::string_view lines);
   void stop_worker(const actors::StopWorker& stop);
   void end_job(JobId job);
   void worker_gone(WorkerId worker, std::int32_t shell_code, const Error& cause);
@@ -115,6 +120,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   NodeId id_;
   storage::MemoryTable memory_;
   LogBook logs_;
+  Devices devices_;
 
   std::unique_ptr<runtime::Listener> listener_;
   std::unique_ptr<runtime::Peer> head_;

@@ -7,6 +7,7 @@
 #include <asio/io_context.hpp>
 #include <asio/signal_set.hpp>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -19,6 +20,8 @@
 #include "scheduler/head/head.h"
 #include "scheduler/node/node.h"
 #include "scheduler/node/posix_launcher.h"
+#include "scheduler/roles/head_keeper.h"
+#include "scheduler/web/jobs_api.h"
 
 namespace shoal::scheduler {
 
@@ -48,6 +51,10 @@ class World {
     SHOAL_TRY(const runtime::Token token, folder.token());
     SHOAL_TRY(runtime::Log log, runtime::make_file_log(role, folder.logs() + "/" + role + "-" + std::to_string(getpid()) + ".log"));
     SHOAL_OK(folder.enter(role, getpid()));
+    if (folder.ending()) {
+      folder.leave(role, getpid());
+      return fail(unavailable("the cluster is being stopped").with_reason("Ending"));
+    }
     return std::unique_ptr<World>(new World(folder, token, std::move(log), role));
   }
   ~World() { folder.leave(role, getpid()); }
@@ -94,9 +101,29 @@ Head::Options head_options(World& world) {
   return o;
 }
 
-Node::Options node_options(World& world, const actors::Resources& resources, const Endpoint& head) {
+// The type of this host's GPUs, as its driver tells; "" where there is none.
+std::string detect_accelerator() {
+  std::error_code ignored;
+  for (const auto& gpu : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", ignored)) {
+    std::ifstream information(gpu.path() / "information");
+    for (std::string line; std::getline(information, line);) {
+      if (line.starts_with("Model:")) return accelerator_type(line.substr(6));
+    }
+  }
+  return "";
+}
+
+using Labels = std::map<std::string, std::string>;
+Node::Options node_options(World& world, const actors::Resources& resources, const Labels& labels, const Endpoint& head) {
   Node::Options o;
   o.resources = resources;
+  const std::int64_t gpus = resources.units("GPU") / actors::Resources::kUnit;
+  o.gpus = device_ids(gpus, std::getenv("CUDA_VISIBLE_DEVICES"));
+  o.labels = labels;
+  if (const auto type = gpus > 0 ? detect_accelerator() : ""; !type.empty()) {
+    o.labels.try_emplace("shoal.io/accelerator-type", type);
+    if (o.resources.units("accelerator_type:" + type) == 0) o.resources.set_units("accelerator_type:" + type, actors::Resources::kUnit);
+  }
   o.pid = getpid();
   o.head = head;
   o.listen = Endpoint::unix_at("shoal-" + world.folder.name() + "-node-" + std::to_string(getpid()));
@@ -104,6 +131,46 @@ Node::Options node_options(World& world, const actors::Resources& resources, con
   o.logs.folder = world.folder.logs();
   return o;
 }
+
+// The HTTP interface: asks the head as any client does, on the same loop.
+class Http {
+ public:
+  static Result<std::unique_ptr<Http>> start(World& world, const HttpRole& role, const Endpoint& head) {
+    std::unique_ptr<Http> out(new Http(world, role, head));
+    web::HttpServer::Options o;
+    o.port = role.port;
+    const auto listen = [&] {
+      return web::HttpServer::listen(world.loop, *world.clock, world.log, out->token_, o,
+                                     [api = &out->api_](const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply) {
+                                       api->handle(request, std::move(reply));
+                                     });
+    };
+    SHOAL_TRY(out->token_, world.folder.token());
+    auto server = listen();
+    if (!server && server.error().reason() == "AddressInUse" && role.or_any) {
+      o.port = 0;
+      server = listen();
+    }
+    if (!server && server.error().reason() == "AddressInUse") {
+      return fail(Error(server.error()).with_hint("choose another with --dashboard-port, or 0 for any free one"));
+    }
+    if (!server) return fail(server.error());
+    out->server_ = *std::move(server);
+    world.log->info("http={}", out->address());
+    return out;
+  }
+  std::string address() const { return "http://127.0.0.1:" + std::to_string(server_->port()); }
+
+ private:
+  Http(World& world, const HttpRole& role, const Endpoint& head)
+      : gateway_(*world.clock, world.network, {.head = head, .logs = world.folder.logs()}),
+        api_(gateway_, role.around, world.folder.name()) {}
+
+  runtime::Token token_;
+  web::Gateway gateway_;
+  web::JobsApi api_;
+  std::unique_ptr<web::HttpServer> server_;  // ends first
+};
 
 // Lets what was sent go out, then drains the network. The loop runs until then.
 void drain(World& world) {
@@ -162,7 +229,14 @@ int run_head(const HeadRole& role) {
       return refuse_role(role.ready_fd, e);
     }
     w.on_signal([&] { over = true; });
-    const SessionInfo info{head.endpoints()[0].to_string(), head.endpoints()[1].to_string(), w.clock->unix_millis()};
+    SessionInfo info{head.endpoints()[0].to_string(), head.endpoints()[1].to_string(), w.clock->unix_millis(), ""};
+    std::unique_ptr<Http> http;
+    if (role.http.on) {
+      auto started = Http::start(w, role.http, head.endpoints()[1]);
+      if (!started) return refuse_role(role.ready_fd, started.error());
+      http = *std::move(started);
+      info.http = http->address();
+    }
     if (const auto written = w.folder.write_info(info); !written) return refuse_role(role.ready_fd, written.error());
     report(role.ready_fd, {{"head", info.head}, {"head_local", info.head_local}});
     run_until(w, over);
@@ -180,8 +254,16 @@ int run_node(const NodeRole& role) {
   if (!head) return refuse_role(role.ready_fd, head.error());
   bool over = false;
   auto launcher = make_posix_launcher(w.loop, *w.random, w.log, {role.python});
-  auto options = node_options(w, role.resources, *head);
-  options.labels = role.labels;
+  std::unique_ptr<HeadKeeper> keeper;
+  if (role.keeps_head) {
+    auto made = HeadKeeper::make(w.loop, *w.clock, w.log, w.folder);
+    if (!made) return refuse_role(role.ready_fd, made.error());
+    keeper = *std::move(made);
+  }
+  auto options = node_options(w, role.resources, role.labels, *head);
+  options.on_ending = [&] {
+    if (keeper) keeper->stop();
+  };
   options.on_end = [&](const std::string& why) {
     w.log->info("node ended: {}", why);
     over = true;
@@ -212,10 +294,17 @@ int run_local(const LocalRole& role) {
     head_opts.listen = {local_head(w.folder)};
     Head head(*w.clock, *w.random, w.network, **store, w.log, head_opts);
     if (const auto started = head.start(); !started) return refuse_role(role.ready_fd, started.error());
-    const SessionInfo info{"", head.endpoints()[0].to_string(), w.clock->unix_millis()};
+    SessionInfo info{"", head.endpoints()[0].to_string(), w.clock->unix_millis(), ""};
+    std::unique_ptr<Http> http;
+    if (role.http.on) {
+      auto started = Http::start(w, role.http, head.endpoints()[0]);
+      if (!started) return refuse_role(role.ready_fd, started.error());
+      http = *std::move(started);
+      info.http = http->address();
+    }
     if (const auto written = w.folder.write_info(info); !written) return refuse_role(role.ready_fd, written.error());
 
-    auto node_opts = node_options(w, role.resources, head.endpoints()[0]);
+    auto node_opts = node_options(w, role.resources, role.labels, head.endpoints()[0]);
     node_opts.ends_with_owner = role.owner != 0;
     node_opts.owner = role.owner;
     node_opts.stop_grace = std::chrono::milliseconds(500);

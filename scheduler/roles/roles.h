@@ -12,14 +12,24 @@
 #include <string>
 
 #include "actors/cluster/resources.h"
+#include "scheduler/web/entrypoint.h"
 
 namespace shoal::scheduler {
+
+// The HTTP interface of a head, on loopback.
+struct HttpRole {
+  bool on = false;
+  std::uint16_t port = 0;
+  bool or_any = false;  // any free port when that one is taken
+  web::Surroundings around;
+};
 
 struct HeadRole {
   std::string session;  // folder
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;
   int ready_fd = -1;
+  HttpRole http;
 };
 int run_head(const HeadRole& role);
 
@@ -28,7 +38,8 @@ struct NodeRole {
   std::string head;     // endpoint
   actors::Resources resources;
   std::map<std::string, std::string> labels;
-  std::string python;  // of the warm zygote; "" keeps none
+  std::string python;       // of the warm zygote; "" keeps none
+  bool keeps_head = false;  // starts this host's head again when it dies
   int ready_fd = -1;
 };
 int run_node(const NodeRole& role);
@@ -38,10 +49,12 @@ int run_node(const NodeRole& role);
 struct LocalRole {
   std::string session;  // folder
   actors::Resources resources;
+  std::map<std::string, std::string> labels;
   std::string python;
   pid_t owner = 0;
   bool remove_folder = false;  // at the end: nobody will look at its logs
   int ready_fd = -1;
+  HttpRole http;
 };
 int run_local(const LocalRole& role);
 

@@ -17,7 +17,7 @@ namespace {
 
 Error actor_died(const ActorRow& row, const Error& cause) {
   Error e = Error(Code::kUnavailable, fmt::format("actor {} died: {}", row.class_name, cause.message()))
-                .with_reason("ActorDied")
+                .with_reason(cause.reason() == "Unschedulable" ? cause.reason() : "ActorDied")
                 .with_hint(cause.hint());
   for (const auto& frame : cause.context()) e = std::move(e).in(frame);
   return std::move(e).in(fmt::format("actor {}({})", row.class_name, to_string(row.id)));
@@ -29,6 +29,10 @@ Result<std::optional<actors::FoundActor>> ClusterState::gang_requested(const act
   if (spec.actors.empty()) return fail(invalid_argument("a gang without actors"));
   const auto job = jobs_.find(spec.job);
   if (job == jobs_.end() || ended(job->second.row.state)) return fail(not_found("no running job " + to_string(spec.job)));
+  // Again, because the head that had accepted it ended before it could answer.
+  if (const auto known = actors_.find(spec.actors[0].id); known != actors_.end() && known->second.gang == spec.id) {
+    return std::optional<actors::FoundActor>();
+  }
   if (gangs_.contains(spec.id)) return fail(invalid_argument("gang " + to_string(spec.id) + " exists already"));
   if (!spec.name.empty()) {
     if (auto found = find({spec.name, spec.name_space}); found && spec.get_if_exists) {
@@ -47,13 +51,13 @@ Result<std::optional<actors::FoundActor>> ClusterState::gang_requested(const act
   }
   SHOAL_OK(check_where(gang));
   if (spec.refuse_infeasible && !spec.where.group) {
-    const Room could = only(capacity(), spec.where, gang.wants);
-    if (!place(gang.wants, could)) return fail(infeasible(explain(gang.wants, could)));
+    const Allowed could = only(rooms().capacity(), spec.where, gang.wants);
+    if (!place(gang.wants, *could)) return fail(infeasible(explain(gang.wants, *could)));
   }
   gang.living = spec.actors.size();
   if (spec.detached) gang.spec.job = open_detached_job(spec);
-  gang.spec.handle.clear();  // kept with the name
-  if (!spec.name.empty()) names_[{spec.name_space, spec.name}] = {spec.actors[0].id, spec.handle};
+  gang.order = next_order_++;
+  if (!spec.name.empty()) names_[{spec.name_space, spec.name}] = spec.actors[0].id;
   for (std::size_t i = 0; i < spec.actors.size(); ++i) {
     ActorRow row;
     row.id = spec.actors[i].id;
@@ -67,36 +71,38 @@ Result<std::optional<actors::FoundActor>> ClusterState::gang_requested(const act
     row.max_task_retries = spec.max_task_retries;
     row.rank = static_cast<std::int32_t>(i);
     row.world_size = static_cast<std::int32_t>(spec.actors.size());
-    actors_[row.id] = std::move(row);
+    actors_.add(row.id) = std::move(row);
   }
-  gangs_[spec.id] = std::move(gang);
-  pending_.push_back({spec.id, {}, {}, now_});
+  gangs_.add(spec.id) = std::move(gang);
+  pending_.push_back(waiting(gangs_.at(spec.id)));
   place_pending();
   return std::optional<actors::FoundActor>();
 }
 
 JobId ClusterState::open_detached_job(const actors::GangSpec& spec) {
   const auto id = random_.id<JobId>();
-  auto& job = jobs_[id];
+  Job& job = jobs_.add(id);
   job.row.id = id;
   job.row.name = fmt::format("detached {}", spec.name.empty() ? spec.actors[0].class_name : spec.name);
   job.row.state = JobState::kRunning;
   job.row.started_unix_ms = unix_ms_;
   job.detached = true;
-  act(PersistJob{job.row});
   return id;
 }
 
+bool ClusterState::may_restart(const ActorRow& row) const {
+  return row.max_restarts < 0 || row.num_restarts < static_cast<std::uint32_t>(row.max_restarts);
+}
+
 bool ClusterState::restart_actor(ActorRow& row, const Worker& worker, std::int32_t shell_code, const Error& cause) {
-  const auto it = gangs_.find(row.gang);
   const auto job = jobs_.find(row.job);
-  if (it == gangs_.end() || job == jobs_.end() || ended(job->second.row.state)) return false;
-  Gang& gang = it->second;
-  if (row.max_restarts == 0 || (row.max_restarts > 0 && row.num_restarts >= static_cast<std::uint32_t>(row.max_restarts))) return false;
+  if (!gangs_.contains(row.gang) || job == jobs_.end() || ended(job->second.row.state)) return false;
+  Gang& gang = gangs_.scratch(row.gang);
+  if (!may_restart(row)) return false;
   const bool no_program = worker.row.pid == 0 && shell_code == 127;
   if (worker.leaving || no_program) return false;
   gang.early_deaths = now_ - gang.started < options_.early_death ? gang.early_deaths + 1 : 0;
-  Pending again{row.gang, {}, {}, now_};
+  Pending again = waiting(gang);
   if (gang.early_deaths > 1) {
     again.not_before =
         now_ + std::min<runtime::Duration>(options_.first_pause * (1 << std::min(gang.early_deaths - 2, 10)), options_.longest_pause);
@@ -104,6 +110,7 @@ bool ClusterState::restart_actor(ActorRow& row, const Worker& worker, std::int32
   ++row.num_restarts;
   row.state = ActorState::kRestarting;
   row.endpoint.clear();
+  row.previous = row.worker;
   row.worker = {};
   row.node = {};
   row.pid = 0;
@@ -115,12 +122,12 @@ bool ClusterState::restart_actor(ActorRow& row, const Worker& worker, std::int32
 }
 
 void ClusterState::kill_actor_row(ActorRow& row, const Error& cause) {
-  if (const auto named = names_.find({row.name_space, row.name}); named != names_.end() && named->second.first == row.id) {
+  if (const auto named = names_.find({row.name_space, row.name}); named != names_.end() && named->second == row.id) {
     names_.erase(named);
   }
-  if (const auto gang = gangs_.find(row.gang); gang != gangs_.end() && --gang->second.living == 0) {
+  if (gangs_.contains(row.gang) && --gangs_.scratch(row.gang).living == 0) {
     std::erase_if(pending_, [&](const Pending& p) { return p.gang == row.gang; });
-    gangs_.erase(gang);
+    gangs_.erase(row.gang);
   }
   row.state = ActorState::kDead;
   row.pending_reason.clear();
@@ -139,9 +146,8 @@ Result<void> ClusterState::actor_killed(ActorId id, bool restart) {
     if (row.worker) act(StopWorkerOn{row.node, {row.worker, SIGKILL, 0}});
     return {};
   }
-  end_actor(it->second, unavailable("it was killed by shoal.kill").with_reason("Killed"));
+  end_actor(actors_.edit(id), unavailable("it was killed by shoal.kill").with_reason("Killed"));
   place_pending();
-  forget_old();
   return {};
 }
 
@@ -159,14 +165,14 @@ void ClusterState::end_actor(ActorRow& row, const Error& cause) {
     std::erase_if(pending_, [&](const Pending& p) { return p.gang && p.gang == row.gang; });
     for (const auto& a : members) {
       const auto other = actors_.find(a.id);
-      if (other != actors_.end() && other->second.state == ActorState::kPending) kill_actor_row(other->second, cause);
+      if (other != actors_.end() && other->second.state == ActorState::kPending) kill_actor_row(actors_.edit(a.id), cause);
     }
   } else if (w != workers_.end() && w->second.actor == id) {
     act(StopWorkerOn{row.node, {row.worker, SIGKILL, 0}});
   } else if (w != workers_.end()) {
     act(KillHostedOn{row.node, {row.worker, row.pid, id, row.cause}});
   }
-  if (detached) end_job(jobs_.at(job), JobState::kStopped);
+  if (detached) end_job(jobs_.edit(job), JobState::kStopped);
 }
 
 Result<void> ClusterState::actor_hosted(const actors::HostActor& m) {
@@ -200,13 +206,14 @@ Result<void> ClusterState::actor_hosted(const actors::HostActor& m) {
   row.endpoint = m.endpoint;
   row.attributes = m.attributes;
   row.pending_reason = "waits for the rest of its gang";
-  actors_[m.actor] = std::move(row);
+  actors_.add(m.actor) = std::move(row);
+  hosted_in_[m.worker].push_back(m.actor);
   if (static_cast<std::int32_t>(gang.members.size()) < gang.world_size) return {};
   gang.complete = true;
   actors::HostedActor answer{gang.id, 1, {}};
   for (const auto& [rank, id] : gang.members) answer.members.push_back(id);
   for (const auto& [rank, id] : gang.members) {
-    auto& a = actors_.at(id);
+    ActorRow& a = actors_.edit(id);
     a.state = ActorState::kAlive;
     a.generation = answer.generation;
     a.pending_reason.clear();
@@ -228,9 +235,9 @@ void ClusterState::fail_hosted(ActorId actor, const Error& cause) {
 }
 
 void ClusterState::attributes_set(const actors::SetAttributes& m) {
-  const auto it = actors_.find(m.actor);
-  if (it == actors_.end()) return;
-  for (const auto& [name, value] : m.attributes) it->second.attributes[name] = value;
+  if (!actors_.contains(m.actor)) return;
+  ActorRow& row = actors_.edit(m.actor);
+  for (const auto& [name, value] : m.attributes) row.attributes[name] = value;
 }
 
 }  // namespace shoal::scheduler

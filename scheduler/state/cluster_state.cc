@@ -19,6 +19,8 @@ using actors::WorkerState;
 
 namespace {
 
+constexpr int kMaxLooks = 20;  // at all nodes, in one tick
+
 // What torchrun gives its processes.
 void add_rank_env(Launch& launch, std::int32_t rank, std::int32_t world, std::int32_t local_rank, std::int32_t local_world,
                   std::int32_t node_rank, std::int32_t num_nodes, const std::string& address, std::uint16_t port, JobId job) {
@@ -51,44 +53,86 @@ Result<void> ClusterState::node_joined(const actors::RegisterNode& node) {
   const auto tell_ended_jobs = [&] {
     for (const JobId job : ended_jobs_) act(EndJobOn{node.id, job});
   };
-  if (const auto it = nodes_.find(node.id); it != nodes_.end()) {
-    if (it->second.row.state == NodeState::kDead) {
+  if (nodes_.contains(node.id)) {
+    if (nodes_.at(node.id).row.state == NodeState::kDead) {
       return fail(unavailable("node " + to_string(node.id) + " was given up; its workers were declared dead").with_reason("Fenced"));
     }
-    it->second.row.pid = node.pid;  // its connection broke and it is back
-    it->second.row.endpoint = node.endpoint;
-    it->second.last_beat = now_;
-    it->second.away = false;
+    Node& n = nodes_.edit(node.id);  // its connection broke, or the head was another, and it is back
+    n.row.pid = node.pid;
+    n.row.endpoint = node.endpoint;
+    n.last_beat = now_;
+    n.away = false;
+    n.telling = true;
+    for (const auto& [id, w] : workers_) {
+      if (w.row.node == node.id) workers_.scratch(id).heard_of = false;
+    }
     tell_ended_jobs();
+    if (n.told_to_leave) act(EndNodeOn{node.id});
     place_pending();
     return {};
   }
-  auto& n = nodes_[node.id];
+  Node& n = nodes_.add(node.id);
   n.row = {node.id, node.host, node.pid, NodeState::kAlive, node.endpoint, node.resources, node.resources, node.labels};
   n.last_beat = now_;
-  act(PersistNode{n.row});
   tell_ended_jobs();
   place_pending();
   return {};
 }
 
 void ClusterState::node_beat(NodeId node) {
-  if (const auto it = nodes_.find(node); it != nodes_.end()) it->second.last_beat = now_;
+  if (!nodes_.contains(node)) return;
+  Node& n = nodes_.scratch(node);
+  n.last_beat = now_;
+  if (std::exchange(n.telling, false)) node_told(node);
+}
+
+void ClusterState::node_told(NodeId node) {
+  std::vector<WorkerId> unknown;
+  for (const auto& [id, w] : workers_) {
+    if (w.row.node == node && !w.heard_of && w.row.state != WorkerState::kExited) unknown.push_back(id);
+  }
+  for (const WorkerId id : unknown) {
+    const Worker& w = workers_.at(id);
+    if (w.launched && w.row.state == WorkerState::kStarting && w.row.pid == 0) {
+      start_again(w);
+    } else {
+      worker_exited(workers_.edit(id), 128 + SIGKILL, unavailable("its node does not know it any more").with_reason("WorkerDied"));
+    }
+  }
+}
+
+// The head that decided it ended before its node heard.
+void ClusterState::start_again(const Worker& w) {
+  std::optional<actors::StartWorker> message;
+  if (const auto a = actors_.find(w.actor); a != actors_.end()) {
+    if (const auto gang = gangs_.find(a->second.gang); gang != gangs_.end() && a->second.worker == w.row.id) {
+      message = start_of(gang->second, static_cast<std::size_t>(a->second.rank));
+    }
+  } else if (const auto job = jobs_.find(w.row.job); job != jobs_.end() && !ended(job->second.row.state)) {
+    const auto& processes = job->second.processes;
+    const auto at = std::find(processes.begin(), processes.end(), w.row.id);
+    if (at != processes.end()) message = start_of(job->second, static_cast<std::size_t>(at - processes.begin()));
+  }
+  if (!message) {
+    return worker_exited(workers_.edit(w.row.id), 128 + SIGKILL, cancelled("nobody needs it any more").with_reason("WorkerExited"));
+  }
+  message->worker = w.row.id;
+  act(StartWorkerOn{w.row.node, *std::move(message)});
 }
 
 void ClusterState::node_away(NodeId node) {
-  if (const auto it = nodes_.find(node); it != nodes_.end()) it->second.away = true;
+  if (nodes_.contains(node)) nodes_.scratch(node).away = true;
 }
 
 void ClusterState::node_lost(NodeId node, const Error& cause) {
-  const auto it = nodes_.find(node);
-  if (it == nodes_.end() || it->second.row.state == NodeState::kDead) return;
-  it->second.row.state = NodeState::kDead;
-  act(PersistNode{it->second.row});
+  if (!nodes_.contains(node) || nodes_.at(node).row.state == NodeState::kDead) return;
+  nodes_.edit(node).row.state = NodeState::kDead;
   act(Disconnect{node});
-  const Error lost = Error(cause).in("node " + to_string(node));
-  for (auto& [id, w] : workers_) {
-    if (w.row.node == node && w.row.state != WorkerState::kExited) worker_exited(w, 128 + SIGKILL, lost);
+  const bool drained = nodes_.at(node).told_to_leave;
+  const Error lost =
+      (drained ? unavailable("its node was drained").with_reason("NodeDrained") : Error(cause)).in("node " + to_string(node));
+  for (const auto& [id, w] : workers_) {
+    if (w.row.node == node && w.row.state != WorkerState::kExited) worker_exited(workers_.edit(id), 128 + SIGKILL, lost);
   }
   lose_bundles(node);
   // Who has to be on this node, and waited for room there, waits for nothing.
@@ -96,41 +140,46 @@ void ClusterState::node_lost(NodeId node, const Error& cause) {
   for (const auto& p : std::deque<Pending>(pending_)) {
     const auto gang = gangs_.find(p.gang);
     if (gang == gangs_.end() || gang->second.spec.where.node != node || gang->second.spec.where.soft) continue;
-    end_actor(actors_.at(gang->second.spec.actors[0].id), gone);
+    end_actor(actors_.edit(gang->second.spec.actors[0].id), gone);
   }
   place_pending();
 }
 
 void ClusterState::worker_updated(NodeId from, const actors::WorkerUpdate& update) {
-  auto it = workers_.find(update.worker);
-  if (it == workers_.end()) {
-    if (!update.worker || !nodes_.contains(from) || update.state == WorkerState::kExited) return;
-    it = workers_.emplace(update.worker, Worker{}).first;
-    it->second.row = {update.worker, from, update.job, update.pid, WorkerState::kStarting, update.role, -1, {}};
-    if (const auto job = jobs_.find(update.job); job != jobs_.end()) {
-      job->second.attached = true;
-      if (!job->second.driver && update.role == "driver") {
-        job->second.driver = update.worker;
-        job->second.row.driver_pid = update.pid;
+  const WorkerId id = update.worker;
+  if (!workers_.contains(id)) {
+    if (!id || !nodes_.contains(from) || update.state == WorkerState::kExited) return;
+    workers_.add(id).row = {id, from, update.job, update.pid, WorkerState::kStarting, update.role, -1, {}};
+    if (jobs_.contains(update.job)) {
+      Job& job = jobs_.edit(update.job);
+      job.attached = true;
+      job.nodes.insert(from);
+      if (!job.driver && update.role == "driver") {
+        job.driver = id;
+        job.row.driver_pid = update.pid;
       }
+      // Its good-bye came first: whoever ended the job did not know that something of it is there.
+      if (ended(job.row.state)) act(EndJobOn{from, update.job});
     }
   }
-  Worker& w = it->second;
+  const Worker& w = workers_.at(id);
   if (w.row.node != from || w.row.state == WorkerState::kExited) {
     // Its start was given up, or its node was: it was declared dead and shall not run on.
-    if (w.launched && update.state != WorkerState::kExited) act(StopWorkerOn{from, {update.worker, SIGKILL, 0}});
+    if (w.launched && update.state != WorkerState::kExited) act(StopWorkerOn{from, {id, SIGKILL, 0}});
     return;
   }
-  if (update.pid != 0) w.row.pid = update.pid;
-  if (update.state == WorkerState::kExited) return worker_exited(w, update.shell_code, update.cause);
-  w.row.state = update.state;
+  workers_.scratch(id).heard_of = true;
+  if (update.pid != 0 && update.pid != w.row.pid) workers_.edit(id).row.pid = update.pid;
+  if (update.state == WorkerState::kExited) return worker_exited(workers_.edit(id), update.shell_code, update.cause);
+  if (update.state != w.row.state) workers_.edit(id).row.state = update.state;
   const auto a = actors_.find(w.actor);
   if (a != actors_.end() && a->second.state == ActorState::kStarting) {
-    a->second.pid = w.row.pid;
+    if (a->second.pid != w.row.pid) actors_.edit(w.actor).pid = w.row.pid;
     if (!update.endpoint.empty()) {
-      a->second.endpoint = update.endpoint;
-      a->second.state = ActorState::kAlive;
-      act(TellActor{a->second});
+      ActorRow& row = actors_.edit(w.actor);
+      row.endpoint = update.endpoint;
+      row.state = ActorState::kAlive;
+      act(TellActor{row});
     }
   }
   end_unwanted(w);
@@ -155,36 +204,51 @@ void ClusterState::worker_not_started(WorkerId id, int exit_code, const Error& c
   if (it == workers_.end() || it->second.row.state != WorkerState::kStarting) return;
   if (it->second.row.pid != 0) return;  // its node has told of it since, on another connection
   const NodeId node = it->second.row.node;
-  worker_exited(it->second, exit_code, cause);
+  worker_exited(workers_.edit(id), exit_code, cause);
   act(StopWorkerOn{node, {id, SIGKILL, 0}});  // the request may have arrived, and only the answer not
 }
 
 void ClusterState::tick() {
+  forget_old();
   std::vector<NodeId> silent;
   for (const auto& [id, node] : nodes_) {
     if (node.row.state == NodeState::kAlive && now_ - node.last_beat > options_.node_timeout) silent.push_back(id);
   }
   for (const NodeId id : silent) node_lost(id, unavailable("its node stopped answering").with_reason("NodeLost"));
+  while (!unattached_.empty() && unattached_.begin()->second <= now_) driver_gone(unattached_.extract(unattached_.begin()).key());
+  drain_nodes();
   if (std::any_of(pending_.begin(), pending_.end(),
                   [&](const Pending& p) { return p.not_before != runtime::TimePoint() && p.not_before <= now_; })) {
     place_pending();
   }
+  explain_pending();
+}
+
+// To look at all nodes for each that waits takes its time: those that are alike are explained once, of others a few with each tick.
+void ClusterState::explain_pending() {
+  GangId before{};
+  std::string why;
+  int looks = 0;
   for (auto& p : pending_) {
     if (p.warned || now_ < p.not_before || now_ - p.since < options_.warn_after) continue;
+    if (!p.like || p.like != before) {
+      if (++looks > kMaxLooks) break;
+      why = this->why(p);
+    }
+    before = p.like;
     p.warned = true;
-    const std::string why = this->why(p);
     if (p.gang) {
       const Gang& gang = gangs_.at(p.gang);
-      for (const auto& a : gang.spec.actors) actors_.at(a.id).pending_reason = why;
+      for (const auto& a : gang.spec.actors) actors_.edit(a.id).pending_reason = why;
       act(Warn{gang.spec.job, fmt::format("actor {}{} is pending: {}", gang.spec.actors[0].class_name,
                                           gang.spec.actors.size() > 1 ? fmt::format(" (gang of {})", gang.spec.actors.size()) : "", why)});
     } else if (p.group) {
-      auto& row = groups_.at(p.group).row;
+      auto& row = groups_.edit(p.group).row;
       row.pending_reason = why;
       if (row.job)
         act(Warn{row.job, fmt::format("placement group {} is pending: {}", row.name.empty() ? to_string(row.id) : row.name, why)});
     } else {
-      Job& job = jobs_.at(p.job);
+      Job& job = jobs_.edit(p.job);
       job.row.pending_reason = why;
       act(Warn{p.job, fmt::format("job {} is pending: {}", job.row.name, why)});
       act(TellJob{job.row});
@@ -195,38 +259,25 @@ void ClusterState::tick() {
 // ---- placing
 // -----------------------------------------------------------------------------------------------------------------------
 
-Room ClusterState::room() const {
-  Room out;
-  for (const auto& [id, n] : nodes_) {
-    if (takes_work(id)) out[id] = n.row.available;
-  }
-  return out;
+const Rooms& ClusterState::rooms() const {
+  rooms_.refresh(nodes_);
+  return rooms_;
 }
 
-bool ClusterState::takes_work(NodeId node) const {
-  const Node& n = nodes_.at(node);
-  return n.row.state == NodeState::kAlive && !n.away;
-}
+std::string ClusterState::why(const Pending& p) const { return lacks(p) + off_duty(); }
 
-Room ClusterState::capacity() const {
-  Room out;
-  for (const auto& [id, n] : nodes_) {
-    if (n.row.state == NodeState::kAlive) out[id] = n.row.total;
-  }
-  return out;
-}
-
-std::string ClusterState::why(const Pending& p) const {
+std::string ClusterState::lacks(const Pending& p) const {
   if (p.group) {
     const Group& group = groups_.at(p.group);
     const auto wanted = missing_bundles(group);
-    const Room could = only(capacity(), group.labels);
-    if (could.empty() && !group.labels.empty()) return "no node has the labels " + to_string(group.labels);
-    return explain(wanted, place(wanted, could, group.row.strategy) ? only(room(), group.labels) : could, group.row.strategy);
+    const Allowed could = only(rooms().capacity(), group.labels);
+    if (could->empty() && !group.labels.empty()) return "no node has the labels " + to_string(group.labels);
+    const bool fits = place(wanted, *could, group.row.strategy).has_value();
+    return explain(wanted, fits ? *only(rooms().free(), group.labels) : *could, group.row.strategy);
   }
   if (p.job) {
     const auto& wanted = jobs_.at(p.job).wants;
-    return explain(wanted, place(wanted, capacity()) ? room() : capacity());
+    return explain(wanted, place(wanted, rooms().capacity()) ? rooms().free() : rooms().capacity());
   }
   const Gang& gang = gangs_.at(p.gang);
   const auto& where = gang.spec.where;
@@ -239,26 +290,30 @@ std::string ClusterState::why(const Pending& p) const {
     return fmt::format("needs {}; {} of placement group {} {} not that much free", gang.wants[0].to_string(),
                        where.bundle < 0 ? "the bundles" : fmt::format("bundle {}", where.bundle), name, where.bundle < 0 ? "have" : "has");
   }
-  const Room could = only(capacity(), where, gang.wants);
-  if (could.empty() && !where.labels.empty()) return "no node has the labels " + to_string(where.labels);
-  return explain(gang.wants, place(gang.wants, could) ? only(room(), where, gang.wants) : could);
+  const Allowed could = only(rooms().capacity(), where, gang.wants);
+  if (could->empty() && !where.labels.empty()) return "no node has the labels " + to_string(where.labels);
+  const bool fits = place(gang.wants, *could).has_value();
+  return explain(gang.wants, fits ? *only(rooms().free(), where, gang.wants) : *could);
 }
 
-Room ClusterState::only(Room room, const std::vector<actors::LabelMatch>& labels) const {
-  if (!labels.empty()) std::erase_if(room, [&](const auto& n) { return !matches(nodes_.at(n.first).row.labels, labels); });
-  return room;
-}
-
-Room ClusterState::only(Room room, const actors::Where& where, const std::vector<Resources>& wants) const {
-  room = only(std::move(room), where.labels);
-  if (!where.node) return room;
-  if (where.soft) {
-    const Room could = only(capacity(), where.labels);
-    const auto wished = could.find(where.node);
-    if (wished == could.end() || !place(wants, {*wished})) return room;
+ClusterState::Allowed ClusterState::only(const Room& room, const std::vector<actors::LabelMatch>& labels) const {
+  if (labels.empty()) return Allowed(&room);
+  Room some;
+  for (const auto& n : room) {
+    if (matches(nodes_.at(n.first).row.labels, labels)) some.insert(some.end(), n);
   }
-  std::erase_if(room, [&](const auto& n) { return n.first != where.node; });
-  return room;
+  return Allowed(std::move(some));
+}
+
+ClusterState::Allowed ClusterState::only(const Room& room, const actors::Where& where, const std::vector<Resources>& wants) const {
+  if (!where.node) return only(room, where.labels);
+  const auto wished = [&](const Room& from) {
+    const auto it = from.find(where.node);
+    if (it == from.end() || !matches(nodes_.at(where.node).row.labels, where.labels)) return Room();
+    return Room{*it};
+  };
+  if (where.soft && !place(wants, wished(rooms().capacity()))) return only(room, where.labels);
+  return Allowed(wished(room));
 }
 
 Load ClusterState::load() const {
@@ -270,12 +325,21 @@ Load ClusterState::load() const {
 std::optional<std::vector<ClusterState::Site>> ClusterState::place_gang(const Gang& gang) const {
   const auto& where = gang.spec.where;
   if (where.group) return place_in_group(gang, groups_.at(where.group));
-  const Room allowed = only(room(), where, gang.wants);
+  const Allowed allowed = only(rooms().free_for(gang.wants), where, gang.wants);
   const auto nodes =
-      where.spread ? place(gang.wants, allowed, actors::Strategy::kSpread, load()) : place(gang.wants, allowed, actors::Strategy::kPack);
+      where.spread ? place(gang.wants, *allowed, actors::Strategy::kSpread, load()) : place(gang.wants, *allowed, actors::Strategy::kPack);
   if (!nodes) return std::nullopt;
   std::vector<Site> out;
   for (const NodeId n : *nodes) out.push_back({n, -1});
+  return out;
+}
+
+ClusterState::Pending ClusterState::waiting(const Gang& gang) const {
+  Pending out{gang.spec.id, {}, {}, now_};
+  if (gang.spec.where.group) return out;  // whose room changes unseen
+  const Gang* const last = !pending_.empty() && pending_.back().like ? &gangs_.at(pending_.back().gang) : nullptr;
+  const bool alike = last != nullptr && gang.wants == last->wants && gang.spec.where == last->spec.where;
+  out.like = alike ? pending_.back().like : gang.spec.id;
   return out;
 }
 
@@ -288,35 +352,44 @@ void ClusterState::place_pending() {
 bool ClusterState::place_pending_once() {
   std::deque<Pending> rest;
   bool placed_group = false;
+  GangId full{};  // for whom there was no room: there is none for its like, either
   for (auto& p : std::exchange(pending_, {})) {
     if (p.group) {
-      if (place_group(groups_.at(p.group))) {
+      if (p.tried_at != rooms().growth() && place_group(p.group)) {
         placed_group = true;
       } else {
+        p.tried_at = rooms().growth();
         rest.push_back(p);
       }
+    } else if (p.like && p.like == full) {
+      p.tried_at = rooms().growth();
+      rest.push_back(p);
     } else if (p.gang) {
-      Gang& gang = gangs_.at(p.gang);
-      if (now_ < p.not_before) {
+      Gang& gang = gangs_.scratch(p.gang);
+      const bool waits_for_group = static_cast<bool>(gang.spec.where.group);  // whose room is its own
+      if (now_ < p.not_before || (!waits_for_group && p.tried_at == rooms().growth())) {
         rest.push_back(p);
       } else if (const auto sites = place_gang(gang)) {
         start_gang(gang, *sites);
       } else {
+        p.tried_at = rooms().growth();
         rest.push_back(p);
+        full = p.like;
       }
     } else {
-      Job& job = jobs_.at(p.job);
-      const auto nodes = place(job.wants, room());
+      Job& job = jobs_.scratch(p.job);
+      const auto nodes = p.tried_at == rooms().growth() ? std::nullopt : place(job.wants, rooms().free_for(job.wants));
       if (!nodes) {
+        p.tried_at = rooms().growth();
         rest.push_back(p);
         continue;
       }
       job.placed = *nodes;
-      for (std::size_t i = 0; i < nodes->size(); ++i) nodes_.at((*nodes)[i]).row.available -= job.wants[i];
+      for (std::size_t i = 0; i < nodes->size(); ++i) nodes_.scratch((*nodes)[i]).row.available -= job.wants[i];
       if (job.row.num_workers > 0) {
         act(FindPortOn{nodes->front(), p.job});
       } else {
-        start_job(job);
+        start_job(jobs_.edit(p.job));
       }
     }
   }
@@ -328,55 +401,60 @@ bool ClusterState::place_pending_once() {
 WorkerId ClusterState::start_worker(const Site& site, GroupId group, actors::StartWorker message, const Resources& held) {
   message.worker = random_.id<WorkerId>();
   const WorkerId id = message.worker;
-  auto& w = workers_[id];
+  if (jobs_.contains(message.job) && !jobs_.at(message.job).nodes.contains(site.node)) jobs_.edit(message.job).nodes.insert(site.node);
+  Worker& w = workers_.add(id);
   w.row = {id, site.node, message.job, 0, WorkerState::kStarting, message.label, message.rank, {}};
   w.held = held;
   w.group = group;
   w.bundle = site.bundle;
   w.launched = true;
-  ++nodes_.at(site.node).workers;
+  ++nodes_.scratch(site.node).workers;
   act(StartWorkerOn{site.node, std::move(message)});
   return id;
 }
 
 void ClusterState::start_gang(Gang& gang, const std::vector<Site>& sites) {
-  const bool alone = gang.spec.actors.size() == 1;
   const GroupId group = gang.spec.where.group;
   gang.started = now_;
   for (std::size_t i = 0; i < gang.spec.actors.size(); ++i) {
     const auto& spec = gang.spec.actors[i];
     const Site& site = sites[i];
-    (group ? groups_.at(group).free.at(static_cast<std::size_t>(site.bundle)) : nodes_.at(site.node).row.available) -= spec.resources;
-    auto& row = actors_.at(spec.id);
+    (group ? groups_.scratch(group).free.at(static_cast<std::size_t>(site.bundle)) : nodes_.scratch(site.node).row.available) -=
+        spec.resources;
+    ActorRow& row = actors_.edit(spec.id);
     row.node = site.node;
     row.state = ActorState::kStarting;
     row.pending_reason.clear();
     row.cause.reset();
-    Launch launch = gang.spec.launch;
-    if (row.num_restarts > 0) launch.env.emplace_back("SHOAL_RESTARTS", std::to_string(row.num_restarts));
-    row.worker = start_worker(
-        site, group, {{}, gang.spec.job, std::move(launch), alone ? -1 : static_cast<std::int32_t>(i), spec.class_name}, spec.resources);
-    workers_.at(row.worker).actor = spec.id;
-    if (gang.spec.detached) jobs_.at(gang.spec.job).driver = row.worker;
+    row.worker = start_worker(site, group, start_of(gang, i), spec.resources);
+    workers_.edit(row.worker).actor = spec.id;
+    if (gang.spec.detached) jobs_.edit(gang.spec.job).driver = row.worker;
   }
+}
+
+actors::StartWorker ClusterState::start_of(const Gang& gang, std::size_t member) const {
+  const auto& spec = gang.spec.actors.at(member);
+  Launch launch = gang.spec.launch;
+  const std::uint32_t restarts = actors_.at(spec.id).num_restarts;
+  if (restarts > 0) launch.env.emplace_back("SHOAL_RESTARTS", std::to_string(restarts));
+  const bool alone = gang.spec.actors.size() == 1;
+  const std::int32_t rank = alone ? -1 : static_cast<std::int32_t>(member);
+  return {{}, gang.spec.job, std::move(launch), rank, spec.class_name, spec.resources.units("GPU")};
+}
+
+actors::StartWorker ClusterState::start_of(const Job& job, std::size_t rank) const {
+  if (job.row.num_workers == 0) return {{}, job.row.id, job.launches.at(rank), -1, "driver", -1};
+  return {{}, job.row.id, job.launches.at(rank), static_cast<std::int32_t>(rank), fmt::format("rank {}", rank), -1};
 }
 
 void ClusterState::start_job(Job& job) {
   for (std::size_t i = 0; i < job.launches.size(); ++i) {
-    const bool gang = job.row.num_workers > 0;
-    job.processes.push_back(start_worker({job.placed[i], -1}, {},
-                                         {{},
-                                          job.row.id,
-                                          job.launches[i],
-                                          gang ? static_cast<std::int32_t>(i) : -1,
-                                          gang ? fmt::format("rank {}", i) : std::string("driver")},
-                                         job.wants[i]));
+    job.processes.push_back(start_worker({job.placed[i], -1}, {}, start_of(job, i), job.wants[i]));
   }
   job.running = job.processes.size();
   job.row.state = JobState::kRunning;
   job.row.started_unix_ms = unix_ms_;
   job.row.pending_reason.clear();
-  act(PersistJob{job.row});
   act(TellJob{job.row});
 }
 
@@ -386,13 +464,12 @@ void ClusterState::start_job(Job& job) {
 JobId ClusterState::driver_joined(const actors::RegisterDriver& driver) {
   if (const auto it = jobs_.find(driver.job); it != jobs_.end() && !ended(it->second.row.state)) return driver.job;
   const auto id = random_.id<JobId>();
-  auto& job = jobs_[id];
+  Job& job = jobs_.add(id);
   job.row.id = id;
   job.row.name = driver.name;
   job.row.driver_pid = driver.pid;
   job.row.state = JobState::kRunning;
   job.row.started_unix_ms = unix_ms_;
-  act(PersistJob{job.row});
   return id;
 }
 
@@ -400,30 +477,38 @@ void ClusterState::driver_ended(JobId id) {
   const auto it = jobs_.find(id);
   // Of a submitted job the processes' exit decides, not one driver's good-bye.
   if (it == jobs_.end() || ended(it->second.row.state) || !it->second.processes.empty()) return;
-  end_job(it->second, JobState::kSucceeded);
+  end_job(jobs_.edit(id), JobState::kSucceeded);
 }
 
 void ClusterState::driver_gone(JobId id) {
   const auto it = jobs_.find(id);
   if (it == jobs_.end() || ended(it->second.row.state) || it->second.attached) return;
-  it->second.row.exit_code = 128 + SIGKILL;
-  it->second.row.cause = unavailable("its driver ended before it had joined a node").with_reason("WorkerDied");
-  end_job(it->second, JobState::kFailed);
+  Job& job = jobs_.edit(id);
+  job.row.exit_code = 128 + SIGKILL;
+  job.row.cause = unavailable("its driver ended before it had joined a node").with_reason("WorkerDied");
+  end_job(job, JobState::kFailed);
 }
 
 Result<JobId> ClusterState::job_submitted(const actors::JobSpec& spec) {
   const std::size_t count = std::max<std::size_t>(1, spec.num_workers);
   std::vector<Resources> wanted(count, spec.resources);
-  if (!spec.wait && !place(wanted, capacity())) return fail(infeasible(explain(wanted, capacity())));
+  const Room& capacity = rooms().capacity();
+  if (!spec.wait && !place(wanted, capacity)) return fail(infeasible(explain(wanted, capacity)));
+  if (const auto& wished = spec.submission.id; !wished.empty()) {
+    const bool taken = std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& j) { return j.second.row.submission.id == wished; });
+    if (taken) return fail(invalid_argument("a job was submitted as " + wished + " already").with_reason("NameTaken"));
+  }
   const auto id = random_.id<JobId>();
-  auto& job = jobs_[id];
+  Job& job = jobs_.add(id);
+  job.order = next_order_++;
   job.row.id = id;
   job.row.name = spec.name;
   job.row.num_workers = spec.num_workers;
+  job.row.submission = spec.submission;
+  if (job.row.submission.id.empty()) job.row.submission.id = to_string(id);
   job.launches.assign(count, spec.launch);
   job.wants = std::move(wanted);
   pending_.push_back({{}, id, {}, now_});
-  act(PersistJob{job.row});
   place_pending();
   return id;
 }
@@ -431,11 +516,11 @@ Result<JobId> ClusterState::job_submitted(const actors::JobSpec& spec) {
 void ClusterState::port_found(JobId id, Result<std::uint16_t> port) {
   const auto it = jobs_.find(id);
   if (it == jobs_.end() || ended(it->second.row.state)) return;
-  Job& job = it->second;
+  Job& job = jobs_.edit(id);
   if (!port) {
     job.row.cause = port.error();
     job.row.exit_code = 125;
-    for (std::size_t i = 0; i < job.placed.size(); ++i) nodes_.at(job.placed[i]).row.available += job.wants[i];
+    for (std::size_t i = 0; i < job.placed.size(); ++i) nodes_.scratch(job.placed[i]).row.available += job.wants[i];
     return end_job(job, JobState::kFailed);
   }
   // Ranks of a node are neighbours, because placement packs.
@@ -458,11 +543,11 @@ void ClusterState::port_found(JobId id, Result<std::uint16_t> port) {
 Result<void> ClusterState::job_stopped(JobId id, bool force) {
   const auto it = jobs_.find(id);
   if (it == jobs_.end()) return fail(not_found("no job " + to_string(id)));
-  Job& job = it->second;
-  if (ended(job.row.state)) return {};
+  if (ended(it->second.row.state)) return {};
+  Job& job = jobs_.edit(id);
   job.stopping = true;
   if (job.running == 0) {  // still pending, or a driver's
-    for (std::size_t i = 0; i < job.placed.size(); ++i) nodes_.at(job.placed[i]).row.available += job.wants[i];
+    for (std::size_t i = 0; i < job.placed.size(); ++i) nodes_.scratch(job.placed[i]).row.available += job.wants[i];
     job.placed.clear();
     if (const auto w = workers_.find(job.driver); w != workers_.end() && w->second.row.state != WorkerState::kExited) {
       act(StopWorkerOn{w->second.row.node, {job.driver, force ? SIGKILL : SIGTERM, options_.stop_grace_ms}});
@@ -471,6 +556,17 @@ Result<void> ClusterState::job_stopped(JobId id, bool force) {
     return {};
   }
   stop_processes(job, force ? SIGKILL : SIGTERM);
+  return {};
+}
+
+Result<void> ClusterState::job_deleted(JobId id) {
+  const auto it = jobs_.find(id);
+  if (it == jobs_.end()) return fail(not_found("no job " + to_string(id)));
+  if (!ended(it->second.row.state)) {
+    return fail(invalid_argument(fmt::format("job {} is {}", to_string(id), to_string(it->second.row.state))).with_hint("stop it first"));
+  }
+  jobs_.erase(id);  // nodes that come back are still told that it ended
+  act(ForgetJob{id});
   return {};
 }
 
@@ -504,25 +600,29 @@ void ClusterState::end_job(Job& job, JobState state) {
   std::erase_if(pending_, [&](const Pending& p) {
     return p.job == id || (p.gang && gangs_.at(p.gang).spec.job == id) || (p.group && groups_.at(p.group).row.job == id);
   });
-  std::erase_if(gangs_, [&](const auto& g) { return g.second.spec.job == id; });
+  std::vector<GangId> gangs;
+  for (const auto& [gang, g] : gangs_) {
+    if (g.spec.job == id) gangs.push_back(gang);
+  }
+  for (const GangId gang : gangs) gangs_.erase(gang);
   const Error over = cancelled("its job ended").with_reason("JobEnded");
-  for (auto& [actor, row] : actors_) {
-    if (row.job == id && row.state != ActorState::kDead) kill_actor_row(row, over);
+  for (const auto& [actor, row] : actors_) {
+    if (row.job == id && row.state != ActorState::kDead) kill_actor_row(actors_.edit(actor), over);
   }
   std::vector<GroupId> groups;
   for (const auto& [group, g] : groups_) {
     if (g.row.job == id) groups.push_back(group);
   }
   for (const GroupId group : groups) {
-    if (const auto it = groups_.find(group); it != groups_.end()) remove_group(it->second, over);
+    if (groups_.contains(group)) remove_group(groups_.edit(group), over);
   }
   std::erase_if(hosted_, [&](const auto& h) { return h.first.first == id; });
-  for (const NodeId n : alive_nodes()) act(EndJobOn{n, id});
-  act(PersistJob{job.row});
+  for (const NodeId n : job.nodes) {
+    if (nodes_.at(n).row.state == NodeState::kAlive) act(EndJobOn{n, id});
+  }
   act(TellJob{job.row});
   ended_jobs_.push_back(id);
   place_pending();
-  forget_old();
 }
 
 // ---- workers
@@ -534,23 +634,24 @@ Resources& ClusterState::source(const Worker& worker) {
   // A bundle that is not there any more has given back what was free of it, and this was not.
   const bool reserved = group != groups_.end() && group->second.row.state != actors::GroupState::kRemoved &&
                         group->second.row.nodes.at(bundle) == worker.row.node;
-  return reserved ? group->second.free.at(bundle) : nodes_.at(worker.row.node).row.available;
+  return reserved ? groups_.scratch(worker.group).free.at(bundle) : nodes_.scratch(worker.row.node).row.available;
 }
 
 void ClusterState::release(Worker& worker) {
-  if (worker.launched) --nodes_.at(worker.row.node).workers;
+  if (worker.launched) --nodes_.scratch(worker.row.node).workers;
   source(worker) += worker.held;
   worker.held = {};
+  worker.lent = 0;
 }
 
 void ClusterState::worker_leaves(WorkerId id) {
-  if (const auto it = workers_.find(id); it != workers_.end()) it->second.leaving = true;
+  if (workers_.contains(id)) workers_.edit(id).leaving = true;
 }
 
 void ClusterState::worker_blocked(WorkerId id, bool blocked) {
   const auto it = workers_.find(id);
   if (it == workers_.end() || it->second.row.state == WorkerState::kExited || blocked == (it->second.lent > 0)) return;
-  Worker& w = it->second;
+  Worker& w = workers_.scratch(id);
   Resources cpus;
   cpus.set_units("CPU", blocked ? w.held.units("CPU") : w.lent);
   if (blocked) {
@@ -572,17 +673,21 @@ void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const 
   const WorkerId id = worker.row.id;
   const Error why = cause.value_or(unavailable("its process ended").with_reason("WorkerExited"));
   bool restarts = false;
-  for (auto& [actor, row] : actors_) {
-    if (row.worker != id || row.state == ActorState::kDead) continue;
-    if (restart_actor(row, worker, shell_code, why)) {
+  auto inside = hosted_in_.extract(id);
+  std::vector<ActorId> ends = inside ? std::move(inside.mapped()) : std::vector<ActorId>();
+  if (worker.actor) ends.push_back(worker.actor);
+  for (const ActorId actor : ends) {
+    const auto row = actors_.find(actor);
+    if (row == actors_.end() || row->second.worker != id || row->second.state == ActorState::kDead) continue;
+    if (restart_actor(actors_.edit(actor), worker, shell_code, why)) {
       restarts = true;
     } else {
-      kill_actor_row(row, why);
+      kill_actor_row(actors_.edit(actor), why);
     }
   }
   const auto it = jobs_.find(worker.row.job);
   if (it != jobs_.end() && !ended(it->second.row.state)) {
-    Job& job = it->second;
+    Job& job = jobs_.edit(it->first);
     if (std::find(job.processes.begin(), job.processes.end(), id) != job.processes.end()) {
       job_process_exited(job, worker, shell_code, cause);
     } else if (job.driver == id && !restarts) {
@@ -596,7 +701,6 @@ void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const 
     }
   }
   place_pending();
-  forget_old();
 }
 
 // ---- memory

@@ -16,6 +16,10 @@
 #include "runtime/loop/clock.h"
 #include "runtime/loop/random.h"
 #include "scheduler/state/placement.h"
+#include "scheduler/state/rooms.h"
+#include "scheduler/state/rows.h"
+#include "scheduler/state/table.h"
+#include "scheduler/store/store.h"
 
 namespace shoal::scheduler {
 
@@ -39,6 +43,9 @@ struct KillHostedOn {
 struct Disconnect {  // given up: when it comes back it hears that it is fenced
   NodeId node;
 };
+struct EndNodeOn {  // it is drained
+  NodeId node;
+};
 struct FindPortOn {  // answered by port_found
   NodeId node;
   JobId job;
@@ -60,14 +67,11 @@ struct Warn {  // to the job's driver
   JobId job;
   std::string text;
 };
-struct PersistNode {
-  actors::NodeRow row;
+struct ForgetJob {
+  JobId job;
 };
-struct PersistJob {
-  actors::JobRow row;
-};
-using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, Disconnect, FindPortOn, TellActor, TellJob, TellGroup,
-                            TellHosted, Warn, PersistNode, PersistJob>;
+using Action = std::variant<StartWorkerOn, StopWorkerOn, EndJobOn, KillHostedOn, Disconnect, EndNodeOn, FindPortOn, TellActor, TellJob,
+                            TellGroup, TellHosted, Warn, ForgetJob>;
 
 // One line, for transcripts and logs: "StartWorker node=.. worker=.. rank=0".
 std::string to_string(const Action& action);
@@ -87,7 +91,7 @@ class ClusterState {
     std::size_t max_listed_text = 500;       // bytes of a cause there; actor() and job() have all of it
   };
 
-  ClusterState(Options options, runtime::Random& random) : options_(options), random_(random) {}
+  ClusterState(Options options, runtime::Random& random) : options_(options), random_(random) { nodes_.watch(); }
 
   // The time of the next event.
   void advance(runtime::TimePoint now, std::int64_t unix_ms) {
@@ -106,6 +110,9 @@ class ClusterState {
   // Its connection broke: nothing is placed there until it joins again or is given up.
   void node_away(NodeId node);
   void node_lost(NodeId node, const Error& cause);
+  // Cordoned: it takes no new work. Draining: besides, actors that may restart are moved to others, and it leaves once nothing runs
+  // there, or at its deadline. NotFound; InvalidArgument once it was told to leave.
+  Result<void> node_duty_set(const actors::SetNodeDuty& wish);
   // `from` answers for its workers. An update of an unknown worker that runs (a driver, a rank under torchrun) makes it
   // known.
   void worker_updated(NodeId from, const actors::WorkerUpdate& update);
@@ -125,6 +132,8 @@ class ClusterState {
   Result<JobId> job_submitted(const actors::JobSpec& spec);
   void port_found(JobId job, Result<std::uint16_t> port);
   Result<void> job_stopped(JobId job, bool force);
+  // InvalidArgument while it has not ended.
+  Result<void> job_deleted(JobId job);
 
   // ---- events: actors ----
   // What exists already, if that was asked for; the gang's own actors will not be then. InvalidArgument/NameTaken.
@@ -142,6 +151,17 @@ class ClusterState {
   void group_removed(GroupId group);
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
+
+  // ---- what is kept ----
+  // What changed since it was last asked, to be kept before the actions that go with it are performed. What could not be kept is given
+  // back, and comes again.
+  bool changed() const;
+  std::vector<Record> take_changes();
+  void change_again(const std::vector<Record>& records);
+  std::vector<Record> all_records() const;
+  // Goes on where another head ended, before any event: nodes are away until they join again, and what they do not tell of then is over.
+  // DataLoss.
+  Result<void> restore(const std::vector<Record>& records);
 
   // ---- queries ----
   // By id, a page of rows after `request.after`.
@@ -164,50 +184,15 @@ class ClusterState {
   void check_invariants() const;
 
  private:
-  struct Node {
-    actors::NodeRow row;
-    runtime::TimePoint last_beat;
-    bool away = false;
-    std::size_t workers = 0;  // launched by us, not exited
-  };
+  using Node = rows::Node;
+  using Worker = rows::Worker;
+  using Job = rows::Job;
+  using Gang = rows::Gang;
+  using Group = rows::Group;
   // Where a worker's resources come from.
   struct Site {
     NodeId node;
     std::int32_t bundle = -1;  // of the gang's placement group
-  };
-  struct Worker {
-    actors::WorkerRow row;
-    bool leaving = false;  // it said that it ends by itself
-    actors::Resources held;
-    std::int64_t lent = 0;  // CPUs (in units) that are not held while it is blocked
-    GroupId group;          // out of whose bundle
-    std::int32_t bundle = -1;
-    ActorId actor;          // that was placed in it
-    bool launched = false;  // by us: others only told of themselves, and are not ours to end
-  };
-  struct Job {
-    actors::JobRow row;
-    std::vector<actors::Launch> launches;  // by rank; of submitted jobs
-    std::vector<actors::Resources> wants;
-    std::vector<NodeId> placed;
-    std::vector<WorkerId> processes;  // by rank
-    std::size_t running = 0;
-    WorkerId driver;        // of a job that a driver opened
-    bool attached = false;  // a process of it, launched or not, was told of by a node
-    bool detached = false;  // it is an actor's, whose process counts as its driver
-    bool stopping = false;
-  };
-  struct Gang {
-    actors::GangSpec spec;
-    std::vector<actors::Resources> wants;
-    std::size_t living = 0;  // actors that are not dead
-    runtime::TimePoint started;
-    int early_deaths = 0;  // in a row
-  };
-  struct Group {
-    actors::GroupRow row;
-    std::vector<actors::LabelMatch> labels;
-    std::vector<actors::Resources> free;  // of each bundle: what no worker holds
   };
   // Waits for room, first come first served; one that does not fit does not hold up those behind it.
   struct Pending {
@@ -217,6 +202,8 @@ class ClusterState {
     runtime::TimePoint since;
     bool warned = false;
     runtime::TimePoint not_before{};
+    GangId like{};               // of gangs: for whom there is room exactly when there is for this one; none: nobody
+    std::uint64_t tried_at = 0;  // Rooms::growth(): without more room it need not be tried again
   };
   struct HostedGang {
     GangId id;
@@ -226,21 +213,47 @@ class ClusterState {
   };
 
   std::string why(const Pending& pending) const;
-  // What alive nodes have free, or could ever have; those of them that are allowed.
-  Room room() const;
-  Room capacity() const;
-  Room only(Room room, const actors::Where& where, const std::vector<actors::Resources>& wants) const;
-  Room only(Room room, const std::vector<actors::LabelMatch>& labels) const;
+  std::string lacks(const Pending& pending) const;
+  std::string off_duty() const;
+  void drain_nodes();
+  void move_actors(NodeId node);
+  bool may_restart(const actors::ActorRow& row) const;
+  void restore_ended();
+  void restore_pending();
+  Result<void> restore_holdings();
+  // Its node has told of all it has.
+  void node_told(NodeId node);
+  actors::StartWorker start_of(const Gang& gang, std::size_t member) const;
+  actors::StartWorker start_of(const Job& job, std::size_t rank) const;
+  void start_again(const Worker& worker);
+  // What nodes have free, or could ever have.
+  const Rooms& rooms() const;
+  // Those of them that are allowed: the room itself where all are.
+  class Allowed {
+   public:
+    explicit Allowed(const Room* all) : all_(all) {}
+    explicit Allowed(Room some) : some_(std::move(some)) {}
+    const Room& operator*() const { return all_ != nullptr ? *all_ : some_; }
+    const Room* operator->() const { return &**this; }
+
+   private:
+    const Room* all_ = nullptr;
+    Room some_;
+  };
+  Allowed only(const Room& room, const actors::Where& where, const std::vector<actors::Resources>& wants) const;
+  Allowed only(const Room& room, const std::vector<actors::LabelMatch>& labels) const;
   Load load() const;
-  bool takes_work(NodeId node) const;
   // Why no node or bundle, as they are, could ever hold it; for what waits for none.
   Result<void> check_where(const Gang& gang) const;
   std::optional<std::vector<Site>> place_gang(const Gang& gang) const;
   std::optional<std::vector<Site>> place_in_group(const Gang& gang, const Group& group) const;
   std::vector<actors::Resources> missing_bundles(const Group& group) const;
-  bool place_group(Group& group);
+  bool place_group(GroupId id);
   void remove_group(Group& group, const Error& cause);
   void lose_bundles(NodeId node);
+  // In the queue, or about to be.
+  Pending waiting(const Gang& gang) const;
+  void explain_pending();
   void place_pending();
   bool place_pending_once();
   void start_gang(Gang& gang, const std::vector<Site>& sites);
@@ -270,15 +283,21 @@ class ClusterState {
   runtime::TimePoint now_{};
   std::int64_t unix_ms_ = 0;
 
-  std::map<NodeId, Node> nodes_;
-  std::map<WorkerId, Worker> workers_;
-  std::map<JobId, Job> jobs_;
-  std::map<ActorId, actors::ActorRow> actors_;
-  std::map<GangId, Gang> gangs_;
-  std::map<std::pair<std::string, std::string>, std::pair<ActorId, std::string>> names_;  // (namespace, name): who lives, handle
-  std::map<GroupId, Group> groups_;
+  // What is kept. Everything below follows from it, or is asked for again.
+  Table<NodeId, Node> nodes_;
+  Table<WorkerId, Worker> workers_;
+  Table<JobId, Job> jobs_;
+  Table<ActorId, actors::ActorRow> actors_;
+  Table<GangId, Gang> gangs_;
+  Table<GroupId, Group> groups_;
+
+  mutable Rooms rooms_;  // of nodes_
+  std::uint64_t next_order_ = 1;
+  std::map<std::pair<std::string, std::string>, ActorId> names_;        // (namespace, name): who lives
   std::map<std::pair<std::string, std::string>, GroupId> group_names_;  // (namespace, name)
   std::map<std::pair<JobId, std::string>, HostedGang> hosted_;
+  std::map<WorkerId, std::vector<ActorId>> hosted_in_;
+  std::map<JobId, runtime::TimePoint> unattached_;  // of a head before this one: until when their drivers may take to join a node
   std::deque<Pending> pending_;
   std::deque<WorkerId> ended_workers_;
   std::deque<ActorId> ended_actors_;

@@ -1,85 +1,10 @@
-#include "scheduler/state/cluster_state.h"
-
 #include <csignal>
 #include <set>
 
-#include <gtest/gtest.h>
+#include "scheduler/state/cluster_state_fixture.h"
 
 namespace shoal::scheduler {
 namespace {
-
-using namespace std::chrono_literals;
-using actors::ActorState;
-using actors::GangSpec;
-using actors::JobState;
-using actors::Launch;
-using actors::Resources;
-using actors::WorkerState;
-using actors::WorkerUpdate;
-
-Resources of(const std::map<std::string, double>& amounts) { return Resources::of(amounts).value(); }
-
-// Speaks of the cluster: nodes join and fall silent, workers start and die.
-class ClusterStateTest : public testing::Test {
- protected:
-  ClusterStateTest() { pass(0s); }
-  ~ClusterStateTest() override { state_.check_invariants(); }
-
-  void pass(runtime::Duration time) {
-    now_ += time;
-    unix_ms_ += std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
-    state_.advance(now_, unix_ms_);
-  }
-  NodeId join(std::uint64_t id, const std::map<std::string, double>& has) {
-    actors::RegisterNode n;
-    n.id = NodeId{id};
-    n.host = "127.0.0.1";
-    n.resources = of(has);
-    EXPECT_TRUE(state_.node_joined(n));
-    return n.id;
-  }
-  JobId driver() {
-    const JobId job = state_.driver_joined({"script.py", 100, {}});
-    actors();  // not of interest
-    return job;
-  }
-  GangSpec gang(JobId job, int count, const std::map<std::string, double>& each, bool refuse = false) {
-    GangSpec g;
-    g.id = GangId{next_id_++};
-    g.job = job;
-    for (int i = 0; i < count; ++i) g.actors.push_back({ActorId{next_id_++}, "A", of(each)});
-    g.refuse_infeasible = refuse;
-    return g;
-  }
-  // The actions since the last call.
-  std::vector<Action> actors() {
-    state_.check_invariants();
-    return state_.take_actions();
-  }
-  template <class T>
-  std::vector<T> taken() {
-    std::vector<T> out;
-    for (auto& a : actors()) {
-      if (auto* t = std::get_if<T>(&a)) out.push_back(std::move(*t));
-    }
-    return out;
-  }
-  void ready(const StartWorkerOn& s) {
-    state_.worker_updated(s.node, {s.message.worker, WorkerState::kRunning, 1000, "unix:@w", 0, {}, {}, {}});
-  }
-  void dies(const StartWorkerOn& s, int shell_code, const std::string& how) {
-    std::optional<Error> cause;
-    if (shell_code) cause = unavailable(how);
-    state_.worker_updated(s.node, {s.message.worker, WorkerState::kExited, 1000, "", shell_code, cause, {}, {}});
-  }
-  ActorState state_of(ActorId id) { return state_.actor(id)->state; }
-
-  runtime::SeededRandom random_{1};
-  ClusterState state_{{}, random_};
-  runtime::TimePoint now_{};
-  std::int64_t unix_ms_ = 0;
-  std::uint64_t next_id_ = 100;
-};
 
 TEST_F(ClusterStateTest, AGangIsPlacedAllOrNothing) {
   const JobId job = driver();
@@ -384,6 +309,7 @@ TEST_F(ClusterStateTest, OldRowsAreForgottenAtTheirBound) {
     const JobId job = state.driver_joined({"x", 1, {}});
     state.driver_ended(job);
   }
+  state.tick();
   EXPECT_EQ(state.list({actors::ListRequest::What::kJobs, {}}).jobs.size(), 3u);
 }
 
@@ -398,6 +324,18 @@ TEST_F(ClusterStateTest, ADriverThatEndsBeforeItsNodeKnowsItFailsItsJob) {
   EXPECT_EQ(state_.job(known)->state, JobState::kRunning);  // others of its processes may be there: its node tells
 }
 
+TEST_F(ClusterStateTest, ANodeThatTellsOfADriverAfterItsGoodByeForgetsItsJob) {
+  const NodeId node = join(1, {{"CPU", 1}});
+  const JobId job = driver();
+  state_.driver_ended(job);
+  EXPECT_TRUE(taken<EndJobOn>().empty());  // nobody knows yet that it was there
+  state_.worker_updated(node, {WorkerId{55}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
+  const auto told = taken<EndJobOn>();
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].node, node);
+  EXPECT_EQ(told[0].job, job);
+}
+
 TEST_F(ClusterStateTest, AListComesInPagesWithTheFirstLineOfEachCause) {
   ClusterState state({.max_listed_rows = 4, .max_listed_text = 9}, random_);
   actors::RegisterNode node;
@@ -409,7 +347,7 @@ TEST_F(ClusterStateTest, AListComesInPagesWithTheFirstLineOfEachCause) {
     const JobId job = state.job_submitted({}).value();
     jobs.insert(job);
     const auto actions = state.take_actions();
-    const auto worker = std::get<StartWorkerOn>(actions[1]).message.worker;
+    const auto worker = std::get<StartWorkerOn>(actions[0]).message.worker;
     const Error cause = unavailable(i == 0 ? "short\n" + std::string(4000, 'x') : "8 bytes \u00e9 and more").in("a frame");
     state.worker_updated(node.id, {worker, WorkerState::kExited, 1, "", 1, cause, job, {}});
     state.take_actions();
@@ -448,7 +386,10 @@ TEST_F(ClusterStateTest, AGangWhoseFirstMembersAreForgottenCanFailAndBeStopped) 
     if (const auto* s = std::get_if<StartWorkerOn>(&a)) ranks.push_back(s->message.worker);
   }
   ASSERT_EQ(ranks.size(), 4u);
-  const auto exits = [&](WorkerId w, int code) { state.worker_updated(node.id, {w, WorkerState::kExited, 1, "", code, {}, job, {}}); };
+  const auto exits = [&](WorkerId w, int code) {
+    state.worker_updated(node.id, {w, WorkerState::kExited, 1, "", code, {}, job, {}});
+    state.tick();
+  };
   const auto expect_only_the_last_is_stopped = [&] {
     std::vector<WorkerId> stopped;
     for (const auto& a : state.take_actions()) {
@@ -528,268 +469,6 @@ TEST_F(ClusterStateTest, ADetachedActorThatEndsItselfEndsItsJobWell) {
 }
 
 // ---- placement groups
-
-class GroupTest : public ClusterStateTest {
- protected:
-  GroupTest() { job_ = driver(); }
-
-  actors::GroupSpec group(const std::vector<std::map<std::string, double>>& bundles, actors::Strategy strategy) {
-    actors::GroupSpec g;
-    g.id = GroupId{next_id_++};
-    g.job = job_;
-    g.strategy = strategy;
-    for (const auto& b : bundles) g.bundles.push_back(of(b));
-    return g;
-  }
-  GangSpec in(const actors::GroupSpec& g, const std::map<std::string, double>& each, int bundle = -1) {
-    GangSpec out = gang(job_, 1, each);
-    out.where.group = g.id;
-    out.where.bundle = bundle;
-    return out;
-  }
-  std::set<NodeId> nodes_of(const actors::GroupSpec& g) {
-    const auto& nodes = state_.group(g.id)->nodes;
-    return {nodes.begin(), nodes.end()};
-  }
-  std::string state_of_group(const actors::GroupSpec& g) { return actors::to_string(state_.group(g.id)->state); }
-
-  JobId job_;
-};
-
-TEST_F(GroupTest, StrategiesChooseNodes) {
-  using actors::Strategy;
-  join(1, {{"CPU", 2}});
-  join(2, {{"CPU", 2}});
-  join(3, {{"CPU", 2}});
-  const auto pack = group({{{"CPU", 1}}, {{"CPU", 1}}}, Strategy::kPack);
-  ASSERT_TRUE(state_.group_requested(pack));
-  EXPECT_EQ(nodes_of(pack).size(), 1u);
-  const auto spread = group({{{"CPU", 1}}, {{"CPU", 1}}, {{"CPU", 1}}}, Strategy::kSpread);
-  ASSERT_TRUE(state_.group_requested(spread));  // best effort: two nodes have room
-  EXPECT_EQ(nodes_of(spread).size(), 2u);
-  const auto strict = group({{{"CPU", 2}}, {{"CPU", 1}}}, Strategy::kStrictPack);
-  ASSERT_TRUE(state_.group_requested(strict));
-  EXPECT_EQ(state_of_group(strict), "PENDING");
-  const auto apart = group({{{"CPU", 1}}, {{"CPU", 1}}}, Strategy::kStrictSpread);
-  ASSERT_TRUE(state_.group_requested(apart));
-  EXPECT_EQ(state_of_group(apart), "PENDING");
-  join(4, {{"CPU", 3}});
-  EXPECT_EQ(nodes_of(strict), std::set<NodeId>{NodeId{4}});
-  state_.group_removed(pack.id);
-  EXPECT_EQ(nodes_of(apart).size(), 2u);
-}
-
-TEST_F(GroupTest, AStrictSpreadFindsAnyMatching) {
-  join(1, {{"CPU", 4}, {"GPU", 1}});
-  join(2, {{"CPU", 1}});
-  // The first bundle fits on both; the second only on the node that a first fit would have taken.
-  const auto g = group({{{"CPU", 1}}, {{"GPU", 1}}}, actors::Strategy::kStrictSpread);
-  ASSERT_TRUE(state_.group_requested(g));
-  EXPECT_EQ(state_of_group(g), "CREATED");
-}
-
-TEST_F(GroupTest, ActorsLiveOffItsBundlesAndDieWithIt) {
-  join(1, {{"CPU", 2}});
-  const auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kPack);
-  ASSERT_TRUE(state_.group_requested(g));
-  EXPECT_TRUE(state_.status().available.empty());
-  const auto a = in(g, {{"CPU", 1}}, 1), b = in(g, {{"CPU", 1}}, 1), c = in(g, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(a));
-  ASSERT_TRUE(state_.gang_requested(b));
-  ASSERT_TRUE(state_.gang_requested(c));
-  EXPECT_EQ(state_of(a.actors[0].id), ActorState::kStarting);
-  EXPECT_EQ(state_of(b.actors[0].id), ActorState::kPending);  // bundle 1 is taken
-  EXPECT_EQ(state_of(c.actors[0].id), ActorState::kStarting);
-  const auto started = taken<StartWorkerOn>();
-  dies(started.at(0), 0, "");
-  EXPECT_EQ(state_of(b.actors[0].id), ActorState::kStarting);  // its place
-  EXPECT_TRUE(state_.status().available.empty());
-  state_.group_removed(g.id);
-  EXPECT_EQ(state_of(b.actors[0].id), ActorState::kDead);
-  EXPECT_EQ(state_.actor(b.actors[0].id)->cause->message(), "actor A died: its placement group was removed");
-  EXPECT_EQ(taken<StopWorkerOn>().size(), 2u);
-  dies(started.at(1), 137, "killed");
-  EXPECT_EQ(state_.gang_requested(in(g, {{"CPU", 1}})).error().reason(), "GroupRemoved");
-}
-
-TEST_F(GroupTest, WhatNoBundleCouldHoldIsRefused) {
-  join(1, {{"CPU", 2}});
-  const auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kPack);
-  ASSERT_TRUE(state_.group_requested(g));
-  EXPECT_EQ(state_.gang_requested(in(g, {{"CPU", 2}})).error().code(), Code::kInvalidArgument);
-  EXPECT_EQ(state_.gang_requested(in(g, {{"CPU", 1}}, 2)).error().code(), Code::kInvalidArgument);
-  EXPECT_EQ(state_.group_requested(g).error().code(), Code::kInvalidArgument);
-  EXPECT_EQ(state_.group_requested(group({{}}, actors::Strategy::kPack)).error().code(), Code::kInvalidArgument);
-}
-
-TEST_F(GroupTest, ABundleThatLosesItsNodeIsPlacedAgain) {
-  join(1, {{"CPU", 1}});
-  join(2, {{"CPU", 1}});
-  const auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kStrictSpread);
-  ASSERT_TRUE(state_.group_requested(g));
-  const auto a = in(g, {{"CPU", 1}}, 1);
-  ASSERT_TRUE(state_.gang_requested(a));
-  const NodeId lost = state_.group(g.id)->nodes[1];
-  state_.node_lost(lost, unavailable("gone"));
-  EXPECT_EQ(state_of_group(g), "RESCHEDULING");
-  EXPECT_EQ(state_of(a.actors[0].id), ActorState::kDead);
-  const auto b = in(g, {{"CPU", 1}}, 1);
-  ASSERT_TRUE(state_.gang_requested(b));
-  EXPECT_EQ(state_of(b.actors[0].id), ActorState::kPending);
-  join(3, {{"CPU", 1}});
-  EXPECT_EQ(state_of_group(g), "CREATED");
-  EXPECT_EQ(state_.actor(b.actors[0].id)->node, NodeId{3});
-}
-
-TEST_F(GroupTest, ARestartedActorStandsBeforeItsGroupAndStillComesAfterIt) {
-  join(1, {{"CPU", 1}});
-  const auto g = group({{{"CPU", 1}}}, actors::Strategy::kPack);
-  ASSERT_TRUE(state_.group_requested(g));
-  auto a = in(g, {{"CPU", 1}});
-  a.max_restarts = 1;
-  auto waits = in(g, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(a));
-  ASSERT_TRUE(state_.gang_requested(waits));
-  ready(taken<StartWorkerOn>().at(0));
-  state_.node_lost(NodeId{1}, unavailable("gone"));  // not away before: it fell silent
-  EXPECT_EQ(state_of(a.actors[0].id), ActorState::kRestarting);
-  EXPECT_EQ(state_of(waits.actors[0].id), ActorState::kPending);  // not on the node that is lost
-  EXPECT_TRUE(taken<StartWorkerOn>().empty());
-  join(2, {{"CPU", 2}});
-  EXPECT_EQ(state_of_group(g), "CREATED");
-  EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);  // of both, one fits
-}
-
-TEST_F(GroupTest, ItEndsWithItsJobUnlessItIsDetached) {
-  join(1, {{"CPU", 2}});
-  auto mine = group({{{"CPU", 1}}}, actors::Strategy::kPack), detached = group({{{"CPU", 1}}}, actors::Strategy::kPack);
-  auto waiting = group({{{"CPU", 9}}}, actors::Strategy::kPack);
-  detached.detached = true;
-  detached.name = "kept";
-  for (const auto& g : {mine, detached, waiting}) ASSERT_TRUE(state_.group_requested(g));
-  state_.driver_ended(job_);
-  EXPECT_EQ(state_of_group(mine), "REMOVED");
-  EXPECT_EQ(state_of_group(waiting), "REMOVED");
-  EXPECT_EQ(state_of_group(detached), "CREATED");
-  EXPECT_EQ(state_.find_group({"kept", ""})->id, detached.id);
-  EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
-  EXPECT_TRUE(state_.status().pending.empty());
-}
-
-TEST_F(GroupTest, AWorkerThatWaitsLendsItsCpus) {
-  join(1, {{"CPU", 1}, {"GPU", 1}});
-  const auto first = gang(job_, 1, {{"CPU", 1}, {"GPU", 1}}), second = gang(job_, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(first));
-  ASSERT_TRUE(state_.gang_requested(second));
-  const auto started = taken<StartWorkerOn>();
-  ASSERT_EQ(started.size(), 1u);
-  state_.worker_blocked(started[0].message.worker, true);
-  state_.worker_blocked(started[0].message.worker, true);  // said twice
-  EXPECT_EQ(state_of(second.actors[0].id), ActorState::kStarting);
-  EXPECT_EQ(state_.status().available.units("GPU"), 0);
-  state_.worker_blocked(started[0].message.worker, false);  // both run now
-  const auto third = gang(job_, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(third));
-  dies(started[0], 0, "");
-  EXPECT_EQ(state_of(third.actors[0].id), ActorState::kPending);
-  dies(taken<StartWorkerOn>().at(0), 0, "");
-  EXPECT_EQ(state_of(third.actors[0].id), ActorState::kStarting);
-}
-
-TEST_F(GroupTest, OneThatDiesWhileItLendsGivesNothingTwice) {
-  join(1, {{"CPU", 2}});
-  const auto g = group({{{"CPU", 1}}}, actors::Strategy::kPack);
-  ASSERT_TRUE(state_.group_requested(g));
-  const auto a = in(g, {{"CPU", 1}});
-  ASSERT_TRUE(state_.gang_requested(a));
-  const auto started = taken<StartWorkerOn>();
-  state_.worker_blocked(started.at(0).message.worker, true);
-  dies(started[0], 137, "killed");
-  state_.worker_blocked(started[0].message.worker, false);  // late
-  state_.group_removed(g.id);
-  EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
-}
-
-TEST_F(GroupTest, AListOfLargeGroupsComesInPagesThatFitAMessage) {
-  for (int i = 0; i < 12; ++i) {
-    ASSERT_TRUE(state_.group_requested(group(std::vector<std::map<std::string, double>>(2000, {{"CPU", 1}}), actors::Strategy::kPack)));
-  }
-  std::size_t rows = 0;
-  actors::ListRequest request;
-  request.what = actors::ListRequest::What::kGroups;
-  do {
-    const auto page = state_.list(request);
-    EXPECT_LT(actors::to_bytes(page).size(), std::size_t{1} << 20);
-    ASSERT_FALSE(page.groups.empty());
-    rows += page.groups.size();
-    request.after = page.last;
-  } while (request.after != 0);
-  EXPECT_EQ(rows, 12u);
-}
-
-// ---- nodes of choice
-
-TEST_F(GroupTest, ANodeOfChoiceIsWaitedForUnlessItCannotBe) {
-  join(1, {{"CPU", 1}});
-  join(2, {{"CPU", 1}});
-  const auto on = [&](std::uint64_t node, bool soft, double cpus = 1) {
-    auto g = gang(job_, 1, {{"CPU", cpus}});
-    g.where.node = NodeId{node};
-    g.where.soft = soft;
-    return g;
-  };
-  const auto first = on(2, false), second = on(2, false), third = on(9, true);
-  ASSERT_TRUE(state_.gang_requested(first));
-  EXPECT_EQ(state_.actor(first.actors[0].id)->node, NodeId{2});
-  ASSERT_TRUE(state_.gang_requested(second));
-  EXPECT_EQ(state_of(second.actors[0].id), ActorState::kPending);  // although node 1 has room
-  ASSERT_TRUE(state_.gang_requested(third));
-  EXPECT_EQ(state_.actor(third.actors[0].id)->node, NodeId{1});  // there is no node 9
-  EXPECT_EQ(state_.gang_requested(on(9, false)).error().reason(), "Unschedulable");
-  EXPECT_EQ(state_.gang_requested(on(2, false, 2)).error().reason(), "Unschedulable");
-  state_.node_lost(NodeId{2}, unavailable("gone"));
-  EXPECT_EQ(state_of(second.actors[0].id), ActorState::kDead);
-  EXPECT_EQ(state_.actor(second.actors[0].id)->cause->message(), "actor A died: the node that it had to be on was lost");
-}
-
-TEST_F(GroupTest, SpreadGoesWhereFewAre) {
-  join(1, {{"CPU", 4}});
-  join(2, {{"CPU", 4}});
-  std::map<NodeId, int> count;
-  for (int i = 0; i < 4; ++i) {
-    auto g = gang(job_, 1, {{"CPU", 1}});
-    g.where.spread = true;
-    ASSERT_TRUE(state_.gang_requested(g));
-    ++count[state_.actor(g.actors[0].id)->node];
-  }
-  EXPECT_EQ(count[NodeId{1}], 2);
-}
-
-TEST_F(GroupTest, LabelsAreMatched) {
-  using actors::LabelMatch;
-  const std::map<std::string, std::string> has = {{"zone", "a"}, {"disk", "fast"}};
-  EXPECT_TRUE(matches(has, {}));
-  EXPECT_TRUE(matches(has, {LabelMatch{"zone", {"a", "b"}, false}, LabelMatch{"disk", {"slow"}, true}}));
-  EXPECT_FALSE(matches(has, {LabelMatch{"zone", {"b"}, false}}));
-  EXPECT_TRUE(matches(has, {LabelMatch{"rack", {"r"}, true}}));
-  EXPECT_FALSE(matches(has, {LabelMatch{"rack", {}, false}}));
-  EXPECT_TRUE(matches(has, {LabelMatch{"zone", {}, false}}));
-  EXPECT_FALSE(matches(has, {LabelMatch{"zone", {}, true}}));
-  actors::RegisterNode n;
-  n.id = NodeId{5};
-  n.resources = of({{"CPU", 1}});
-  n.labels = has;
-  join(1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.node_joined(n));
-  auto g = gang(job_, 1, {{"CPU", 1}});
-  g.where.labels = {{"disk", {"fast"}, false}};
-  ASSERT_TRUE(state_.gang_requested(g));
-  EXPECT_EQ(state_.actor(g.actors[0].id)->node, NodeId{5});
-  auto never = gang(job_, 1, {{"CPU", 1}});
-  never.where.labels = {{"disk", {"tape"}, false}};
-  ASSERT_TRUE(state_.gang_requested(never));
-  EXPECT_EQ(state_.status().pending.at(0), "actor A: no node has the labels disk=tape");
-}
 
 }  // namespace
 }  // namespace shoal::scheduler

@@ -36,7 +36,12 @@ std::size_t bytes_of(const actors::NodeRow& r) {
   return kRow + kAmount * (r.total.all().size() + r.available.all().size() + r.labels.size());
 }
 std::size_t bytes_of(const actors::WorkerRow& r) { return kRow + r.role.size(); }
-std::size_t bytes_of(const actors::JobRow& r) { return kRow + r.name.size() + r.pending_reason.size(); }
+std::size_t bytes_of(const actors::JobRow& r) {
+  const auto& s = r.submission;
+  std::size_t out = kRow + r.name.size() + r.pending_reason.size() + s.id.size() + s.entrypoint.size() + s.runtime_env.size();
+  for (const auto& [name, value] : s.metadata) out += kAmount + name.size() + value.size();
+  return out;
+}
 
 }  // namespace
 
@@ -139,7 +144,8 @@ Result<actors::FoundActor> ClusterState::find(const actors::FindActor& request) 
                     .with_reason("NoSuchName")
                     .with_hint("namespaces are apart: give the one in which it was made; `shoal list actors` shows both"));
   }
-  return actors::FoundActor{actors_.at(it->second.first), it->second.second};
+  const ActorRow& row = actors_.at(it->second);
+  return actors::FoundActor{row, gangs_.at(row.gang).spec.handle};
 }
 
 const actors::JobRow* ClusterState::job(JobId id) const {
@@ -190,7 +196,7 @@ void ClusterState::check_invariants() const {
       SHOAL_CHECK(workers_.at(a.worker).row.state != WorkerState::kExited, "an actor lives in a dead process");
   }
   for (const auto& [name, who] : names_) {
-    const auto a = actors_.find(who.first);
+    const auto a = actors_.find(who);
     SHOAL_CHECK(a != actors_.end() && a->second.state != ActorState::kDead, "a name stands for an actor that is gone");
   }
   for (const auto& p : pending_) {
@@ -219,6 +225,8 @@ std::string to_string(const Action& action) {
                          to_string(a.message.actor));
     }
     std::string operator()(const Disconnect& a) const { return fmt::format("Disconnect node={}", to_string(a.node)); }
+    std::string operator()(const EndNodeOn& a) const { return fmt::format("EndNode node={}", to_string(a.node)); }
+    std::string operator()(const ForgetJob& a) const { return fmt::format("ForgetJob job={}", to_string(a.job)); }
     std::string operator()(const FindPortOn& a) const {
       return fmt::format("FindPort node={} job={}", to_string(a.node), to_string(a.job));
     }
@@ -236,12 +244,6 @@ std::string to_string(const Action& action) {
       return fmt::format("TellHosted actor={} {}", to_string(a.actor), a.result ? "complete" : a.result.error().message());
     }
     std::string operator()(const Warn& a) const { return fmt::format("Warn job={} '{}'", to_string(a.job), a.text); }
-    std::string operator()(const PersistNode& a) const {
-      return fmt::format("PersistNode node={} state={}", to_string(a.row.id), actors::to_string(a.row.state));
-    }
-    std::string operator()(const PersistJob& a) const {
-      return fmt::format("PersistJob job={} state={}", to_string(a.row.id), actors::to_string(a.row.state));
-    }
   };
   return std::visit(Visitor(), action);
 }

@@ -14,6 +14,9 @@ using actors::Resources;
 using actors::Strategy;
 
 Result<void> ClusterState::group_requested(const actors::GroupSpec& spec) {
+  if (const auto known = groups_.find(spec.id); known != groups_.end() && (spec.detached || known->second.row.job == spec.job)) {
+    return {};  // again, because the head that had accepted it ended before it could answer
+  }
   if (!spec.id || groups_.contains(spec.id)) return fail(invalid_argument("placement group " + to_string(spec.id) + " exists already"));
   if (spec.bundles.empty()) return fail(invalid_argument("a placement group without bundles"));
   for (const auto& bundle : spec.bundles) {
@@ -26,7 +29,8 @@ Result<void> ClusterState::group_requested(const actors::GroupSpec& spec) {
                     .with_reason("NameTaken")
                     .with_hint("get it with get_placement_group"));
   }
-  Group& group = groups_[spec.id];
+  Group& group = groups_.add(spec.id);
+  group.order = next_order_++;
   group.row.id = spec.id;
   group.row.job = spec.detached ? JobId() : spec.job;
   group.row.name = spec.name;
@@ -50,19 +54,26 @@ std::vector<Resources> ClusterState::missing_bundles(const Group& group) const {
 }
 
 // Whether it has all its bundles now.
-bool ClusterState::place_group(Group& group) {
-  Room allowed = only(room(), group.labels);
-  if (group.row.strategy == Strategy::kStrictSpread) {
-    for (const NodeId n : group.row.nodes) allowed.erase(n);  // those that are placed already
+bool ClusterState::place_group(GroupId id) {
+  const Group& waiting = groups_.at(id);
+  const Allowed allowed = only(rooms().free(), waiting.labels);
+  Room apart;
+  const bool some_are_placed = std::any_of(waiting.row.nodes.begin(), waiting.row.nodes.end(), [](NodeId n) { return bool(n); });
+  const bool keep_apart = waiting.row.strategy == Strategy::kStrictSpread && some_are_placed;
+  if (keep_apart) {
+    apart = *allowed;
+    for (const NodeId n : waiting.row.nodes) apart.erase(n);
   }
-  const auto nodes = place(missing_bundles(group), allowed, group.row.strategy, load());
+  const bool by_load = waiting.row.strategy == Strategy::kSpread;
+  const auto nodes = place(missing_bundles(waiting), keep_apart ? apart : *allowed, waiting.row.strategy, by_load ? load() : Load());
   if (!nodes) return false;
+  Group& group = groups_.edit(id);
   auto next = nodes->begin();
   for (std::size_t i = 0; i < group.row.bundles.size(); ++i) {
     if (group.row.nodes[i]) continue;
     group.row.nodes[i] = *next++;
     group.free[i] = group.row.bundles[i];
-    nodes_.at(group.row.nodes[i]).row.available -= group.row.bundles[i];
+    nodes_.scratch(group.row.nodes[i]).row.available -= group.row.bundles[i];
   }
   group.row.state = GroupState::kCreated;
   group.row.pending_reason.clear();
@@ -74,9 +85,8 @@ void ClusterState::group_removed(GroupId id) {
   const auto it = groups_.find(id);
   if (it == groups_.end() || it->second.row.state == GroupState::kRemoved) return;
   std::erase_if(pending_, [&](const Pending& p) { return p.group == id; });
-  remove_group(it->second, cancelled("its placement group was removed").with_reason("GroupRemoved"));
+  remove_group(groups_.edit(id), cancelled("its placement group was removed").with_reason("GroupRemoved"));
   place_pending();
-  forget_old();
 }
 
 // What waits in pending_ for the group itself is the caller's to take out.
@@ -85,7 +95,7 @@ void ClusterState::remove_group(Group& group, const Error& cause) {
   group.row.state = GroupState::kRemoved;
   group.row.cause = cause;
   for (std::size_t i = 0; i < group.row.nodes.size(); ++i) {
-    if (group.row.nodes[i]) nodes_.at(group.row.nodes[i]).row.available += std::exchange(group.free[i], {});
+    if (group.row.nodes[i]) nodes_.scratch(group.row.nodes[i]).row.available += std::exchange(group.free[i], {});
   }
   if (const auto named = group_names_.find({group.row.name_space, group.row.name});
       named != group_names_.end() && named->second == group.row.id) {
@@ -101,7 +111,7 @@ void ClusterState::remove_group(Group& group, const Error& cause) {
   }
   for (const ActorId id : living) {
     const auto it = actors_.find(id);
-    if (it != actors_.end() && it->second.state != ActorState::kDead) end_actor(it->second, cause);
+    if (it != actors_.end() && it->second.state != ActorState::kDead) end_actor(actors_.edit(id), cause);
   }
   removed_groups_.push_back(group.row.id);
   act(TellGroup{group.row});
@@ -109,16 +119,15 @@ void ClusterState::remove_group(Group& group, const Error& cause) {
 
 // Its workers have exited, and with them all that was taken out of bundles there was given back.
 void ClusterState::lose_bundles(NodeId node) {
-  for (auto& [id, group] : groups_) {
-    if (group.row.state == GroupState::kRemoved) continue;
-    bool lost = false;
+  for (const auto& [id, known] : groups_) {
+    const auto& on = known.row.nodes;
+    if (known.row.state == GroupState::kRemoved || std::find(on.begin(), on.end(), node) == on.end()) continue;
+    Group& group = groups_.edit(id);
     for (std::size_t i = 0; i < group.row.nodes.size(); ++i) {
       if (group.row.nodes[i] != node) continue;
-      nodes_.at(node).row.available += std::exchange(group.free[i], {});
+      nodes_.scratch(node).row.available += std::exchange(group.free[i], {});
       group.row.nodes[i] = {};
-      lost = true;
     }
-    if (!lost) continue;
     if (group.row.state == GroupState::kCreated) pending_.push_back({{}, {}, id, now_});
     group.row.state = GroupState::kRescheduling;
     act(TellGroup{group.row});
@@ -133,7 +142,7 @@ std::optional<std::vector<ClusterState::Site>> ClusterState::place_in_group(cons
     const auto first = static_cast<std::size_t>(std::max(gang.spec.where.bundle, 0));
     const std::size_t end = gang.spec.where.bundle < 0 ? free.size() : first + 1;
     std::size_t chosen = first;
-    while (chosen < end && (!want.fits_in(free[chosen]) || !takes_work(group.row.nodes[chosen]))) ++chosen;
+    while (chosen < end && (!want.fits_in(free[chosen]) || !takes_work(nodes_.at(group.row.nodes[chosen])))) ++chosen;
     if (chosen == end) return std::nullopt;
     free[chosen] -= want;
     out.push_back({group.row.nodes[chosen], static_cast<std::int32_t>(chosen)});
@@ -170,8 +179,8 @@ Result<void> ClusterState::check_where(const Gang& gang) const {
   if (node == nodes_.end() || node->second.row.state != NodeState::kAlive) {
     return unschedulable("the node that it has to be on is not there: " + to_string(where.node));
   }
-  const Room could = only(capacity(), where, gang.wants);
-  if (!place(gang.wants, could)) return unschedulable("the node that it has to be on could never hold it: " + explain(gang.wants, could));
+  const Allowed could = only(rooms().capacity(), where, gang.wants);
+  if (!place(gang.wants, *could)) return unschedulable("the node that it has to be on could never hold it: " + explain(gang.wants, *could));
   return {};
 }
 

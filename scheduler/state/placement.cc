@@ -30,23 +30,40 @@ Placed on_one(const Wants& wants, const Room& room) {
   return std::nullopt;
 }
 
-Placed packed(const Wants& wants, Room room) {
+// A room, and what was taken from it.
+class Left {
+ public:
+  explicit Left(const Room& room) : room_(room) {}
+  const Resources& of(const Room::value_type& node) const {
+    const auto it = changed_.find(node.first);
+    return it == changed_.end() ? node.second : it->second;
+  }
+  void take(const Room::value_type& node, const Resources& want) { changed_.try_emplace(node.first, node.second).first->second -= want; }
+  auto begin() const { return room_.begin(); }
+  auto end() const { return room_.end(); }
+
+ private:
+  const Room& room_;
+  Room changed_;
+};
+
+Placed packed(const Wants& wants, const Room& room) {
   std::vector<NodeId> out;
+  Left left(room);
+  auto last = room.end();
   for (const auto& want : wants) {
-    auto chosen = room.end();
-    if (!out.empty() && want.fits_in(room[out.back()])) chosen = room.find(out.back());
-    for (auto it = room.begin(); chosen == room.end() && it != room.end(); ++it) {
-      if (want.fits_in(it->second)) chosen = it;
-    }
+    auto chosen = last != room.end() && want.fits_in(left.of(*last)) ? last : room.begin();
+    while (chosen != room.end() && !want.fits_in(left.of(*chosen))) ++chosen;
     if (chosen == room.end()) return std::nullopt;
-    chosen->second -= want;
+    left.take(*chosen, want);
     out.push_back(chosen->first);
+    last = chosen;
   }
   return out;
 }
 
 // The largest first: in another order than that of ranks, where that one finds nothing.
-Placed packed_by_size(const Wants& wants, Room room) {
+Placed packed_by_size(const Wants& wants, const Room& room) {
   std::vector<std::size_t> order(wants.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   const auto size = [&](std::size_t i) {
@@ -60,29 +77,32 @@ Placed packed_by_size(const Wants& wants, Room room) {
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return size(a) > size(b); });
   Wants sorted;
   for (const std::size_t i : order) sorted.push_back(wants[i]);
-  const auto nodes = packed(sorted, std::move(room));
+  const auto nodes = packed(sorted, room);
   if (!nodes) return std::nullopt;
   std::vector<NodeId> out(wants.size());
   for (std::size_t k = 0; k < order.size(); ++k) out[order[k]] = (*nodes)[k];
   return out;
 }
 
-Placed spread(const Wants& wants, Room room, const Load& load) {
+Placed spread(const Wants& wants, const Room& room, const Load& load) {
   std::vector<NodeId> out;
+  Left left(room);
   Load mine;
   for (const auto& want : wants) {
     auto chosen = room.end();
     std::pair<std::size_t, std::size_t> least;
     for (auto it = room.begin(); it != room.end(); ++it) {
-      if (!want.fits_in(it->second)) continue;
+      if (!want.fits_in(left.of(*it))) continue;
       const auto there = load.find(it->first);
-      const std::pair<std::size_t, std::size_t> here = {mine[it->first], there == load.end() ? 0 : there->second};
+      const auto already = mine.find(it->first);
+      const std::pair<std::size_t, std::size_t> here = {already == mine.end() ? 0 : already->second,
+                                                        there == load.end() ? 0 : there->second};
       if (chosen != room.end() && least <= here) continue;
       chosen = it;
       least = here;
     }
     if (chosen == room.end()) return std::nullopt;
-    chosen->second -= want;
+    left.take(*chosen, want);
     ++mine[chosen->first];
     out.push_back(chosen->first);
   }
@@ -119,20 +139,21 @@ Placed apart(const Wants& wants, const Room& room) {
 
 }  // namespace
 
-std::optional<std::vector<NodeId>> place(const std::vector<Resources>& wants, Room room, Strategy strategy, const Load& load) {
+std::optional<std::vector<NodeId>> place(const std::vector<Resources>& wants, const Room& room, Strategy strategy, const Load& load) {
   switch (strategy) {
     case Strategy::kPack: {
       if (wants.size() > 1) {
         if (auto out = on_one(wants, room)) return out;
       }
       if (auto out = packed(wants, room)) return out;
-      return packed_by_size(wants, std::move(room));
+      if (wants.size() == 1) return std::nullopt;
+      return packed_by_size(wants, room);
     }
     case Strategy::kStrictPack:
       return on_one(wants, room);
     case Strategy::kSpread:
       if (auto out = spread(wants, room, load)) return out;
-      return packed(wants, std::move(room));
+      return packed(wants, room);
     case Strategy::kStrictSpread:
       return apart(wants, room);
   }
@@ -169,18 +190,19 @@ std::string explain(const std::vector<Resources>& given, const Room& room, Strat
     return fmt::format("needs {} nodes, each with {}; there are {}", wants.size(), wants[0].to_string(), room.size());
   }
   // The first want that no node holds after those before it were placed is the one to blame.
-  Room left = room;
+  Left left(room);
   for (std::size_t i = 0; i < wants.size(); ++i) {
-    if (place({wants[i]}, left)) {
-      left[place({wants[i]}, left)->front()] -= wants[i];
+    const Resources& want = wants[i];
+    const auto fits = std::find_if(left.begin(), left.end(), [&](const auto& node) { return want.fits_in(left.of(node)); });
+    if (fits != left.end()) {
+      left.take(*fits, want);
       continue;
     }
-    const Resources& want = wants[i];
-    const NodeId* nearest = nullptr;
+    const Room::value_type* nearest = nullptr;
     std::size_t fewest = ~std::size_t{0};
-    for (const auto& [node, has] : left) {
+    for (const auto& node : left) {
       std::size_t lacking = 0;
-      for (const auto& [name, units] : want.all()) lacking += units > has.units(name);
+      for (const auto& [name, units] : want.all()) lacking += units > left.of(node).units(name);
       if (lacking < fewest) {
         fewest = lacking;
         nearest = &node;
@@ -189,8 +211,8 @@ std::string explain(const std::vector<Resources>& given, const Room& room, Strat
     const std::string which = strategy == Strategy::kStrictPack ? " on one node"
                               : wants.size() > 1                ? fmt::format(" (number {} of {})", i + 1, wants.size())
                                                                 : "";
-    return fmt::format("needs {}{}; nearest fit: node {} lacks {}", want.to_string(), which, to_string(*nearest),
-                       want.missing_in(left.at(*nearest)));
+    return fmt::format("needs {}{}; nearest fit: node {} lacks {}", want.to_string(), which, to_string(nearest->first),
+                       want.missing_in(left.of(*nearest)));
   }
   return strategy == Strategy::kStrictSpread ? "needs a node of its own for each, and too few have room" : "fits";
 }

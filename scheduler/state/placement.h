@@ -16,7 +16,7 @@ using Load = std::map<NodeId, std::size_t>;  // how much is there already; absen
 // One node for each of `wants`, all or nothing. Pack: on one node if they fit, otherwise neighbours in rank share a node as long as it
 // has room; spread: each where least is, of these wants, then by `load`; strict spread: each on a node of its own. Pack and spread take
 // the first fit in the order of ranks, then of sizes: they may miss one that only another order finds. The strict ones miss none.
-std::optional<std::vector<NodeId>> place(const std::vector<actors::Resources>& wants, Room room,
+std::optional<std::vector<NodeId>> place(const std::vector<actors::Resources>& wants, const Room& room,
                                          actors::Strategy strategy = actors::Strategy::kPack, const Load& load = {});
 
 // Why `wants` cannot be placed in `room`, naming the node that comes nearest: "needs GPU 4; nearest fit: node 1f..

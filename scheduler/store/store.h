@@ -1,26 +1,48 @@
-// What must survive the head: nodes and jobs. SQLite on disk, or a map for tests and the simulated world.
+// What must survive the head: its rows, as records. SQLite on disk, or a map for tests and the simulated world.
+//
+// A store knows nothing of what it keeps. The head commits what an event changed before it acts on it.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "actors/cluster/cluster.h"
+#include "runtime/core/bytes.h"
+#include "runtime/core/result.h"
 
 namespace shoal::scheduler {
+
+enum class TableName : std::uint8_t { kNodes, kWorkers, kJobs, kGangs, kActors, kGroups };
+inline constexpr std::size_t kNumTables = 6;
+const char* to_string(TableName table);
+
+struct Record {
+  TableName table = TableName::kNodes;
+  std::uint64_t id = 0;
+  std::string name, state;  // for people who look with sqlite3(1)
+  Bytes bytes;              // none: the row is gone
+};
 
 class Store {
  public:
   virtual ~Store() = default;
-  virtual Result<void> put(const actors::NodeRow& row) = 0;
-  virtual Result<void> put(const actors::JobRow& row) = 0;
-  virtual Result<std::vector<actors::NodeRow>> nodes() = 0;
-  virtual Result<std::vector<actors::JobRow>> jobs() = 0;
+  // All of them or none. `done` is called once, perhaps before this returns; the next commit comes after it.
+  virtual void commit(const std::vector<Record>& records, std::function<void(Result<void>)> done) = 0;
+  // All that is kept, by table and id.
+  virtual Result<std::vector<Record>> load() = 0;
+};
+
+struct SqliteOptions {
+  // Whether each commit waits for the disk. Otherwise it survives the death of any process, and a power cut costs what was committed
+  // in the last `sync_every`.
+  bool fsync = false;
+  std::uint32_t sync_every_ms = 100;
 };
 
 // A file that somebody else has locked is Unavailable after a moment: to be tried again.
-// WAL mode, synchronous=NORMAL: survives the death of any process; a power cut may cost the last moments.
-Result<std::unique_ptr<Store>> open_sqlite_store(const std::string& path);
+Result<std::unique_ptr<Store>> open_sqlite_store(const std::string& path, const SqliteOptions& options = {});
 std::unique_ptr<Store> make_memory_store();
 
 }  // namespace shoal::scheduler

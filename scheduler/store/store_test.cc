@@ -1,5 +1,10 @@
 #include "scheduler/store/store.h"
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +15,28 @@
 namespace shoal::scheduler {
 namespace {
 
+Record row(TableName table, std::uint64_t id, const std::string& text) { return {table, id, "name", "ALIVE", Bytes::copy_of(text)}; }
+
+Record gone(TableName table, std::uint64_t id) { return {table, id, {}, {}, {}}; }
+
+template <class... Rows>
+Result<void> commit(Store& store, Rows... rows) {
+  std::vector<Record> records;
+  (records.push_back(std::move(rows)), ...);
+  Result<void> out = fail(internal("done was not called"));
+  store.commit(records, [&](Result<void> r) { out = std::move(r); });
+  return out;
+}
+
+std::string all(Store& store) {
+  std::string out;
+  const auto records = store.load();
+  if (!records) return records.error().message();
+  for (const auto& r : *records)
+    out += std::string(to_string(r.table)) + "/" + std::to_string(r.id) + "=" + std::string(r.bytes.view()) + " ";
+  return out;
+}
+
 class StoreTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -17,44 +44,87 @@ class StoreTest : public testing::Test {
     ASSERT_NE(mkdtemp(folder_.data()), nullptr);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::unique_ptr<Store> open(bool fsync = false) { return open_sqlite_store(folder_ + "/state.sqlite", {.fsync = fsync}).value(); }
   std::string folder_;
 };
 
 TEST_F(StoreTest, RowsAreThereAfterTheStoreWasClosed) {
-  {
-    auto store = open_sqlite_store(folder_ + "/state.sqlite").value();
-    actors::JobRow job;
-    job.id = JobId{5};
-    job.name = "train.py";
-    job.state = actors::JobState::kRunning;
-    ASSERT_TRUE(store->put(job));
-    job.state = actors::JobState::kFailed;
-    job.cause = unavailable("exited with code 3");
-    ASSERT_TRUE(store->put(job));
-    actors::NodeRow node;
-    node.id = NodeId{2};
-    node.host = "h";
-    ASSERT_TRUE(store->put(node));
+  for (const bool fsync : {false, true}) {
+    {
+      auto store = open(fsync);
+      ASSERT_TRUE(commit(*store, row(TableName::kJobs, 5, "a"), row(TableName::kNodes, ~0ull, "node"), row(TableName::kJobs, 6, "b")));
+      ASSERT_TRUE(commit(*store, row(TableName::kJobs, 5, "c"), gone(TableName::kJobs, 6)));
+    }
+    EXPECT_EQ(all(*open(fsync)), "nodes/18446744073709551615=node jobs/5=c ");
   }
-  auto store = open_sqlite_store(folder_ + "/state.sqlite").value();
-  const auto jobs = store->jobs().value();
-  ASSERT_EQ(jobs.size(), 1u);
-  EXPECT_EQ(jobs[0].state, actors::JobState::kFailed);
-  EXPECT_EQ(jobs[0].cause->message(), "exited with code 3");
-  EXPECT_EQ(store->nodes().value().at(0).host, "h");
 }
 
-TEST_F(StoreTest, ALockedFileIsUnavailableUntilItIsFree) {
-  auto store = open_sqlite_store(folder_ + "/state.sqlite").value();
+TEST_F(StoreTest, MemoryKeepsTheSame) {
+  const auto store = make_memory_store();
+  ASSERT_TRUE(commit(*store, row(TableName::kJobs, 5, "a"), row(TableName::kNodes, 7, "node"), row(TableName::kJobs, 6, "b")));
+  ASSERT_TRUE(commit(*store, row(TableName::kJobs, 5, "c"), gone(TableName::kJobs, 6)));
+  EXPECT_EQ(all(*store), "nodes/7=node jobs/5=c ");
+}
+
+TEST_F(StoreTest, ALockedFileIsUnavailableUntilItIsFreeAndTakesAllOrNothing) {
+  auto store = open();
   sqlite3* other = nullptr;
   ASSERT_EQ(sqlite3_open((folder_ + "/state.sqlite").c_str(), &other), SQLITE_OK);
   ASSERT_EQ(sqlite3_exec(other, "BEGIN IMMEDIATE", nullptr, nullptr, nullptr), SQLITE_OK);
-  actors::JobRow job;
-  job.id = JobId{5};
-  EXPECT_EQ(store->put(job).error().code(), Code::kUnavailable);
+  EXPECT_EQ(commit(*store, row(TableName::kJobs, 5, "a")).error().code(), Code::kUnavailable);
   ASSERT_EQ(sqlite3_exec(other, "COMMIT", nullptr, nullptr, nullptr), SQLITE_OK);
-  EXPECT_TRUE(store->put(job));
+  EXPECT_TRUE(commit(*store, row(TableName::kJobs, 5, "a")));
   sqlite3_close(other);
+  EXPECT_EQ(all(*store), "jobs/5=a ");
+}
+
+TEST_F(StoreTest, AFullDiskKeepsNothingOfTheCommitThatDidNotFit) {
+  auto store = open();
+  ASSERT_TRUE(commit(*store, row(TableName::kJobs, 1, "small")));
+  const std::string big(1 << 20, 'x');
+  // A file may not grow beyond its limit here, as on a disk that is full.
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{256 << 10, before.rlim_max};
+  signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const auto refused = commit(*store, row(TableName::kJobs, 2, "first"), row(TableName::kJobs, 3, big));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_FALSE(refused);
+  EXPECT_EQ(all(*store), "jobs/1=small ");
+  EXPECT_TRUE(commit(*store, row(TableName::kJobs, 4, "later")));
+  EXPECT_EQ(all(*store), "jobs/1=small jobs/4=later ");
+}
+
+// SIGKILL at any moment loses no commit whose `done` was called.
+TEST_F(StoreTest, WhatWasCommittedSurvivesTheDeathOfItsProcess) {
+  int said[2];
+  ASSERT_EQ(pipe(said), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    auto store = open_sqlite_store(folder_ + "/state.sqlite").value();
+    for (std::uint64_t i = 1;; ++i) {
+      if (!commit(*store, row(TableName::kActors, i, "a"), row(TableName::kGangs, i, "g"))) _exit(1);
+      if (write(said[1], &i, sizeof i) != sizeof i) _exit(2);
+    }
+  }
+  close(said[1]);
+  std::uint64_t last = 0;
+  while (last < 500) ASSERT_EQ(read(said[0], &last, sizeof last), static_cast<ssize_t>(sizeof last));
+  kill(child, SIGKILL);
+  while (read(said[0], &last, sizeof last) == static_cast<ssize_t>(sizeof last)) {
+  }
+  close(said[0]);
+  waitpid(child, nullptr, 0);
+  std::size_t num_actors = 0, num_gangs = 0;
+  const auto records = open()->load().value();
+  for (const auto& r : records) {
+    num_actors += r.table == TableName::kActors;
+    num_gangs += r.table == TableName::kGangs;
+  }
+  EXPECT_GE(num_actors, last);
+  EXPECT_LE(num_actors, last + 1);
+  EXPECT_EQ(num_actors, num_gangs);
 }
 
 TEST_F(StoreTest, AFileThatIsNoDatabaseIsDataLossAndAFolderThatIsNotThereIsNamed) {
@@ -62,6 +132,18 @@ TEST_F(StoreTest, AFileThatIsNoDatabaseIsDataLossAndAFolderThatIsNotThereIsNamed
   EXPECT_EQ(open_sqlite_store(folder_ + "/bad").error().code(), Code::kDataLoss);
   const auto absent = open_sqlite_store(folder_ + "/no/state.sqlite");
   EXPECT_NE(absent.error().message().find("/no/state.sqlite"), std::string::npos);
+}
+
+TEST_F(StoreTest, ADatabaseOfAnotherVersionIsRefused) {
+  sqlite3* other = nullptr;
+  ASSERT_EQ(sqlite3_open((folder_ + "/state.sqlite").c_str(), &other), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(other, "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT); INSERT INTO meta VALUES('schema', '1')", nullptr,
+                         nullptr, nullptr),
+            SQLITE_OK);
+  sqlite3_close(other);
+  const auto opened = open_sqlite_store(folder_ + "/state.sqlite");
+  ASSERT_FALSE(opened);
+  EXPECT_NE(opened.error().message().find("another version"), std::string::npos);
 }
 
 }  // namespace

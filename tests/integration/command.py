@@ -42,7 +42,8 @@ class Cluster:
     session: Path
 
     def pids(self, role: str) -> list[int]:
-        return sorted(int(p.name.partition(".")[2]) for p in (self.session / "pids").glob(role + ".*"))
+        names = (p.name.partition(".")[2] for p in (self.session / "pids").glob(role + ".*"))
+        return sorted(int(name) for name in names if name.isdigit())  # others are being written
 
     def pid(self, role: str) -> int:
         (pid,) = self.pids(role)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,18 @@ def test_calls_of_one_caller_stay_in_order_behind_a_pending_argument(recorder, g
     recorder.add.remote("second")
     gate.open.remote()
     assert ray.get(recorder.all.remote(), timeout=GUARD_S) == ["first", "second"]
+
+
+def test_out_of_order_a_pending_argument_holds_up_nobody(gate):
+    actor = Recorder.options(allow_out_of_order_execution=True).remote()
+    copy = pickle.loads(pickle.dumps(actor))
+    blocked = [actor.add.remote(gate.wait.remote("", "late")), copy.add.remote(gate.wait.remote("", "late"))]
+    assert ray.get([actor.add.remote(1), copy.add.remote(2)], timeout=GUARD_S) == [1, 2]
+    assert ray.wait(blocked, timeout=0)[0] == []
+    gate.open.remote()
+    ray.get(blocked, timeout=GUARD_S)
+    assert ray.get(actor.all.remote()) == [1, 2, "late", "late"]
+    ray.kill(actor)
 
 
 def test_the_built_in_methods(recorder):

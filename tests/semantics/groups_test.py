@@ -106,9 +106,16 @@ def test_actors_take_from_its_bundles(group):
 def test_removal_kills_its_actors(group):
     actor = Log.options(num_cpus=1, scheduling_strategy=inside(group)).remote()
     assert shoal.get(actor.echo.remote(1)) == 1
-    remove_placement_group(group)
-    with pytest.raises(ActorDiedError, match="its placement group was removed"):
-        shoal.get(actor.echo.remote(1))
+    remove_placement_group(group)  # is not awaited: calls that were on their way before the kill are still answered
+
+    def died():
+        try:
+            return shoal.get(actor.echo.remote(1)) != 1
+        except ActorDiedError as error:
+            assert "its placement group was removed" in str(error)
+            return True
+
+    wait_until(died, 10)
     wait_until(lambda: free_cpus() == 4, 10)  # when its process is gone
 
 
@@ -201,10 +208,30 @@ def test_a_node_of_choice():
     (node,) = shoal.nodes()
     actor = Log.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["id"], soft=False)).remote()
     assert shoal.get(actor.echo.remote(1)) == 1
+    nowhere = Log.options(scheduling_strategy=NodeAffinitySchedulingStrategy("abc", soft=False)).remote()
     with pytest.raises(shoal.exceptions.ActorUnschedulableError, match="is not there"):
-        Log.options(scheduling_strategy=NodeAffinitySchedulingStrategy("abc", soft=False)).remote()
+        shoal.get(nowhere.echo.remote(1))
+    shoal.kill(nowhere)
     elsewhere = Log.options(scheduling_strategy=NodeAffinitySchedulingStrategy("abc", soft=True)).remote()
     assert shoal.get(elsewhere.echo.remote(1)) == 1
+
+
+def test_a_function_that_no_node_could_ever_run():
+    @shoal.remote(num_cpus=0)
+    def one():
+        return 1
+
+    nowhere = one.options(scheduling_strategy=NodeAffinitySchedulingStrategy("abc", soft=False))
+    refs = [nowhere.remote(), nowhere.remote()]
+    for ref in refs:
+        with pytest.raises(shoal.exceptions.TaskUnschedulableError, match="is not there"):
+            shoal.get(ref)
+    (node,) = shoal.nodes()
+    here = one.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["id"], soft=False))
+    assert shoal.get(here.remote()) == 1
+    too_much = one.options(num_cpus=1000, scheduling_strategy=NodeAffinitySchedulingStrategy(node["id"], soft=False))
+    with pytest.raises(shoal.exceptions.TaskUnschedulableError, match="could never hold it"):
+        shoal.get(too_much.remote())
 
 
 def test_labels_that_no_node_has_are_waited_for():

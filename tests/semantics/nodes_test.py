@@ -113,3 +113,34 @@ def test_a_lost_node_takes_bundles_along_and_their_actors_wait_for_another(run, 
     shoal_command.json("start", "--address", address, "--num-cpus", "2")
     assert driver.code() == 0, driver.err
     assert driver.out.endswith("done\n")
+
+
+GONE = """
+import signal
+mine = shoal.get_runtime_context().get_node_id()
+other = next(n for n in shoal.nodes() if n["id"] != mine)
+there = NodeAffinitySchedulingStrategy(other["id"], soft=False)
+full = Here.options(num_cpus=2, scheduling_strategy=there).remote()
+assert shoal.get(full.node.remote()) == other["id"]
+waits = Here.options(num_cpus=1, scheduling_strategy=there).remote()
+
+@shoal.remote
+def task():
+    return 1
+
+calls = [waits.node.remote(), task.options(scheduling_strategy=there).remote()]
+assert shoal.wait(calls, timeout=0.1)[0] == []
+os.kill(other["pid"], signal.SIGKILL)
+for call, error in zip(calls, (shoal.exceptions.ActorUnschedulableError, shoal.exceptions.TaskUnschedulableError)):
+    try:
+        shoal.get(call, timeout=30)
+    except error as raised:
+        assert "was lost" in str(raised), raised
+    else:
+        raise AssertionError("there was room for it")
+print("done")
+"""
+
+
+def test_what_had_to_be_on_a_node_that_is_lost_is_unschedulable(run):
+    assert run(GONE) == "done\n"

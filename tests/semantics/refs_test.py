@@ -62,6 +62,14 @@ def test_a_user_exception_is_raised_as_its_own_class_and_as_ray_task_error(recor
     assert isinstance(info.value.cause, ZeroDivisionError)
 
 
+def test_get_of_a_list_raises_at_the_first_failure_although_earlier_ones_are_pending(gate, recorder):
+    pending = gate.wait.remote()
+    with pytest.raises(KeyError, match="mine"):
+        ray.get([pending, recorder.fail.remote(KeyError("mine"))], timeout=GUARD_S)
+    gate.open.remote()
+    assert ray.get(pending, timeout=GUARD_S) is None
+
+
 # ---- wait
 
 

@@ -113,6 +113,31 @@ def test_a_call_is_not_made_again_more_often_than_wanted():
     assert shoal.get(actor.add.remote()) == 1
 
 
+def test_a_call_has_a_number_of_its_own():
+    actor = Mortal.options(max_restarts=-1, max_task_retries=-1).remote()
+    with pytest.raises(ActorUnavailableError):
+        shoal.get(actor.die.options(max_task_retries=0).remote())
+    assert row_of(actor)["num_restarts"] == 1
+    with pytest.raises(ActorUnavailableError):
+        shoal.get(actor.die.options(max_task_retries=2).remote())
+    assert row_of(actor)["num_restarts"] == 4
+    assert shoal.get(actor.add.remote()) == 1
+
+
+def test_a_decorated_method_has_one_too(tmp_path):
+    @shoal.remote(num_cpus=0, max_restarts=-1)
+    class Decorated:
+        @shoal.method(max_task_retries=-1)
+        def die_once(self, path):
+            if not os.path.exists(path):
+                open(path, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return path
+
+    actor, path = Decorated.remote(), str(tmp_path / "died")
+    assert shoal.get(actor.die_once.remote(path)) == path
+
+
 def test_arguments_may_be_references_and_large(tmp_path):
     large = np.ones(1 << 20)
     actor = Mortal.options(max_restarts=2).remote(shoal.put(3), large)

@@ -37,13 +37,15 @@ class Exploration {
     for (int i = 0; i < kSteps; ++i) {
       act();
       cluster_.run_for(between(random_, 0s, pause_));
-      cluster_.state().check_invariants();
+      if (cluster_.head_runs()) cluster_.state().check_invariants();
     }
   }
 
   // Faults off: what is there comes to rest, everybody is answered, and there is room for a new gang over all nodes.
   void settle() {
     cluster_.heal();
+    cluster_.store().set_slow(0, {});
+    if (!cluster_.head_runs()) cluster_.boot_head();
     cluster_.world().fabric().set_delays({});
     cluster_.set_launch_faults({});
     for (std::size_t i = 0; i < cluster_.num_nodes(); ++i) {
@@ -82,6 +84,8 @@ class Exploration {
     kCrashWorker,
     kCrashNode,
     kBootNode,
+    kCrashHead,
+    kBootHead,
     kPartition,
     kCut,
     kHeal,
@@ -99,6 +103,8 @@ class Exploration {
     for (std::size_t i = 0; i < kKinds; ++i) weights_[i] = happens(random_, 300) ? 0 : 1 + random_.below(i <= kGang ? 20 : 8);
     weights_[kGang] += 1;
     pause_ = between(random_, 1ms, happens(random_, 500) ? 50ms : 2s);
+    if (weights_[kCrashHead] > 0) weights_[kBootHead] += 4;
+    cluster_.store().set_slow(happens(random_, 500) ? static_cast<std::uint32_t>(random_.below(1001)) : 0, between(random_, 1ms, 500ms));
     auto& fabric = cluster_.world().fabric();
     fabric.set_delays({.slow_per_mille = static_cast<std::uint32_t>(random_.below(100))});
     fabric.set_partitions(static_cast<std::uint32_t>(random_.below(1001)), happens(random_, 500) ? between(random_, 1s, 60s) : 15min);
@@ -177,6 +183,12 @@ class Exploration {
         return;
       case kBootNode:
         if (const std::size_t i = some_node(); !cluster_.node_runs(i)) cluster_.boot_node(i);
+        return;
+      case kCrashHead:
+        if (cluster_.head_runs()) cluster_.crash_head();
+        return;
+      case kBootHead:
+        if (!cluster_.head_runs()) cluster_.boot_head();
         return;
       case kPartition: {
         const auto [a, b] = two_hosts();

@@ -16,6 +16,12 @@ using actors::WorkerState;
 using runtime::Endpoint;
 using What = actors::ListRequest::What;
 
+namespace {
+
+const Endpoint kHead = Endpoint::tcp("head", 6400);
+
+}  // namespace
+
 // Keeps the last lines, with the world's time, and counts errors: each is a bug.
 class SimCluster::LogSink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
  public:
@@ -40,14 +46,8 @@ SimCluster::SimCluster(const Options& options)
     : options_(options),
       world_({options.seed, options.network}),
       sink_(std::make_shared<LogSink>(world_.clock(), options.kept_log_lines)),
-      head_network_(world_.fabric().attach("head", processes_.start())),
       hosts_(options.num_nodes) {
-  scheduler::Head::Options o;
-  o.listen = {Endpoint::tcp("head", 6400)};
-  o.session = "simulated";
-  o.pid = head_network_->pid();
-  head_ = std::make_unique<scheduler::Head>(world_.clock(), world_.random(), *head_network_, *store_, make_log("head"), o);
-  SHOAL_CHECK(head_->start(), "the head does not start");
+  boot_head();
   for (std::size_t i = 0; i < hosts_.size(); ++i) boot_node(i);
   SHOAL_CHECK(run_until([this] { return state().alive_nodes().size() == hosts_.size(); }), "the nodes do not join");
 }
@@ -57,7 +57,25 @@ SimCluster::~SimCluster() {
   for (std::size_t i = 0; i < hosts_.size(); ++i) {
     if (node_runs(i)) crash_node(i);
   }
+  if (head_runs()) crash_head();
+}
+
+void SimCluster::boot_head() {
+  head_network_ = world_.fabric().attach("head", processes_.start());
+  scheduler::Head::Options o;
+  o.listen = {kHead};
+  o.session = "simulated";
+  o.pid = head_network_->pid();
+  head_ = std::make_unique<scheduler::Head>(world_.clock(), world_.random(), *head_network_, store_, make_log("head"), o);
+  SHOAL_CHECK(head_->start(), "the head does not start");
+}
+
+void SimCluster::crash_head() {
   head_network_->crash();
+  processes_.ended(head_network_->pid());
+  store_.crash();
+  head_.reset();
+  head_network_.reset();
 }
 
 runtime::Log SimCluster::make_log(const std::string& name) const {
@@ -77,7 +95,7 @@ void SimCluster::boot_node(std::size_t i) {
   o.resources = actors::Resources::of({{"CPU", options_.cpus}}).value();
   o.host = name;
   o.pid = pid;
-  o.head = head_->endpoints().at(0);
+  o.head = kHead;
   o.listen = Endpoint::unix_at("node-" + std::to_string(pid));
   o.memory.spare_bytes = 0;
   h.node = std::make_unique<scheduler::Node>(world_.clock(), world_.random(), *h.network, *h.launcher, make_log(name), o);
@@ -104,7 +122,7 @@ void SimCluster::set_launch_faults(const SimLauncher::Faults& faults) {
 
 SimDriver& SimCluster::put_driver(const std::string& host, std::optional<Endpoint> node) {
   driver_.reset();
-  driver_ = std::make_unique<SimDriver>(world_, processes_, host, head_->endpoints().at(0), std::move(node));
+  driver_ = std::make_unique<SimDriver>(world_, processes_, host, kHead, std::move(node));
   return *driver_;
 }
 
@@ -118,7 +136,7 @@ void SimCluster::driver_leaves() {
 }
 
 bool SimCluster::crash_worker_of(ActorId actor) {
-  const auto* row = state().actor(actor);
+  const auto* row = head_runs() ? state().actor(actor) : nullptr;
   if (row == nullptr) return false;
   for (auto& h : hosts_) {
     if (h.launcher && h.launcher->crash(row->worker)) return true;
@@ -127,7 +145,7 @@ bool SimCluster::crash_worker_of(ActorId actor) {
 }
 
 std::string SimCluster::host_of(ActorId actor) const {
-  const auto* row = state().actor(actor);
+  const auto* row = head_runs() ? state().actor(actor) : nullptr;
   if (row == nullptr || !row->node) return {};
   for (const auto& node : state().list({What::kNodes, {}}).nodes) {
     if (node.id == row->node) return node.host;

@@ -10,10 +10,10 @@
 
 #include "scheduler/head/head.h"
 #include "scheduler/node/node.h"
-#include "scheduler/store/store.h"
 #include "tests/simulation/process_table.h"
 #include "tests/simulation/sim_driver.h"
 #include "tests/simulation/sim_launcher.h"
+#include "tests/simulation/sim_store.h"
 
 namespace shoal::simulation {
 
@@ -32,6 +32,9 @@ class SimCluster {
   ~SimCluster();
 
   // ---- what happens to it ----
+  void boot_head();  // where the one before ended
+  void crash_head();
+  bool head_runs() const { return head_ != nullptr; }
   void boot_node(std::size_t i);
   void crash_node(std::size_t i);  // its host, with every process on it
   bool node_runs(std::size_t i) const { return hosts_.at(i).node != nullptr; }
@@ -45,6 +48,7 @@ class SimCluster {
   bool crash_worker_of(ActorId actor);
   void partition(const std::string& a, const std::string& b) { world_.fabric().partition(a, b); }
   void heal() { world_.fabric().heal(); }
+  SimStore& store() { return store_; }
   // Of every node, also of those that boot later.
   void set_launch_faults(const SimLauncher::Faults& faults);
 
@@ -55,7 +59,7 @@ class SimCluster {
 
   // ---- what one sees ----
   runtime::SimWorld& world() { return world_; }
-  const scheduler::ClusterState& state() const { return head_->state(); }
+  const scheduler::ClusterState& state() const { return head_->state(); }  // while the head runs
   SimDriver& driver() { return *driver_; }
   bool has_driver() const { return driver_ != nullptr; }
   SimLauncher& launcher(std::size_t i) { return *hosts_.at(i).launcher; }
@@ -87,7 +91,7 @@ class SimCluster {
   runtime::SimWorld world_;
   ProcessTable processes_{world_};
   std::shared_ptr<LogSink> sink_;
-  std::unique_ptr<scheduler::Store> store_ = scheduler::make_memory_store();
+  SimStore store_{world_};
   std::unique_ptr<runtime::SimNetwork> head_network_;
   std::unique_ptr<scheduler::Head> head_;
   std::vector<Host> hosts_;

@@ -1,7 +1,9 @@
 // How many calls a C++ driver makes on one actor of the same host: one after the other, and many at once. A line of JSON per measurement:
-// {"name": .., "per_second": [a sample per round]}. Asserts nothing.
+// {"name": .., "per_second": [a sample per round]}. `calls NAME ROUNDS` measures only that. Asserts nothing.
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <string_view>
 #include <vector>
 
 #include "actors/api/shoal.h"
@@ -17,12 +19,16 @@ namespace {
 
 using Steady = std::chrono::steady_clock;
 
+std::string_view only;
+int rounds = 7;
+
 // Calls per second, of `calls` that `round` makes.
 template <class Round>
 shoal::Result<void> measure(const char* what, int calls, Round&& round) {
+  if (!only.empty() && only != what) return {};
   SHOAL_OK(round());  // warm
   std::printf("{\"name\": \"%s\", \"per_second\": [", what);
-  for (int i = 0; i < 7; ++i) {
+  for (int i = 0; i < rounds; ++i) {
     const auto start = Steady::now();
     SHOAL_OK(round());
     std::printf("%s%.1f", i > 0 ? ", " : "", calls / std::chrono::duration<double>(Steady::now() - start).count());
@@ -54,4 +60,8 @@ shoal::Result<void> run(shoal::Context& context) {
 
 }  // namespace
 
-int main(int argc, char** argv) { return shoal::main<Echo>(argc, argv, run); }
+int main(int argc, char** argv) {
+  if (argc > 1) only = argv[1];
+  if (argc > 2) rounds = std::atoi(argv[2]);
+  return shoal::main<Echo>(argc, argv, run);
+}

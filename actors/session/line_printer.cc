@@ -1,0 +1,49 @@
+#include "actors/session/line_printer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace shoal::actors {
+
+LinePrinter::LinePrinter(runtime::Clock& clock, bool fold) : clock_(clock) {
+  streams_[0].folds = fold && isatty(STDOUT_FILENO) == 1;
+  streams_[1].folds = fold && isatty(STDERR_FILENO) == 1;
+}
+
+void LinePrinter::print(const std::string& who, bool to_stderr, std::string_view lines) {
+  Stream& stream = streams_[to_stderr];
+  const auto now = clock_.now();
+  std::string out;
+  for (std::size_t from = 0; from < lines.size();) {
+    const auto end = std::min(lines.find('\n', from), lines.size());
+    const auto line = lines.substr(from, end - from);
+    out += stream.folds ? stream.fold.add(who, line, now) : "(" + who + ") " + std::string(line) + "\n";
+    from = end + 1;
+  }
+  write(to_stderr, out);
+  wait(to_stderr);
+}
+
+void LinePrinter::wait(bool to_stderr) {
+  Stream& stream = streams_[to_stderr];
+  const auto next = stream.fold.next();
+  if (!next) return;
+  stream.over = clock_.after(std::max(runtime::Duration(0), *next - clock_.now()), [this, to_stderr] {
+    write(to_stderr, streams_[to_stderr].fold.over(clock_.now()));
+    wait(to_stderr);
+  });
+}
+
+void LinePrinter::flush() {
+  for (const bool to_stderr : {false, true}) write(to_stderr, streams_[to_stderr].fold.rest());
+}
+
+void LinePrinter::write(bool to_stderr, const std::string& text) {
+  std::FILE* const stream = to_stderr ? stderr : stdout;
+  std::fwrite(text.data(), 1, text.size(), stream);
+  std::fflush(stream);
+}
+
+}  // namespace shoal::actors

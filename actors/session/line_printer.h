@@ -1,0 +1,35 @@
+// Puts what workers print on this process's stdout and stderr, each line with who said it; on a terminal folded (line_fold.h).
+//
+// Loop thread only.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "actors/session/line_fold.h"
+
+namespace shoal::actors {
+
+class LinePrinter {
+ public:
+  // The clock outlives it.
+  LinePrinter(runtime::Clock& clock, bool fold);
+
+  void print(const std::string& who, bool to_stderr, std::string_view lines);
+  // Says what was counted so far.
+  void flush();
+
+ private:
+  struct Stream {
+    bool folds = false;
+    LineFold fold{{}};
+    runtime::Timer over;
+  };
+  void write(bool to_stderr, const std::string& text);
+  void wait(bool to_stderr);
+
+  runtime::Clock& clock_;
+  Stream streams_[2];  // stdout, stderr
+};
+
+}  // namespace shoal::actors

@@ -1,0 +1,199 @@
+#include "python/native/hosting.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "python/native/refs.h"
+
+namespace shoal::python {
+
+using actors::CallKey;
+using actors::CancelHow;
+using actors::Session;
+using actors::Value;
+using Clock = std::chrono::steady_clock;
+
+Clock::time_point deadline_in(std::optional<double> seconds) {
+  if (!seconds || *seconds > 1e9) return runtime::LoopThread::kForever;
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::max(0.0, *seconds)));
+}
+
+void Cancels::note(CallKey call, CancelHow how) {
+  if (how.force && interrupted) _exit(1);  // its caller knows already
+  if (calls.size() == kMaxCalls) calls.pop_front();
+  calls.push_back(call);
+  any = true;
+  if (tells) untold.push_back(call);
+  if (interrupted) {
+    signalled = true;
+    pthread_kill(*interrupted, SIGINT);
+  }
+}
+
+bool Cancels::has(CallKey call) const { return std::find(calls.begin(), calls.end(), call) != calls.end(); }
+
+namespace {
+
+void answer(PySession& s, PyIncoming& incoming, const Result<Value>& value) {
+  Session& session = s.get();
+  const nb::gil_scoped_release release;
+  session.own([&] {
+    if (value) {
+      incoming.reply(*value);
+    } else {
+      incoming.fail(value.error());
+    }
+  });
+}
+
+}  // namespace
+
+void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
+  nb::class_<PyIncoming>(m, "Incoming", "A call on an actor of this process.")
+      .def_prop_ro("actor", [](const PyIncoming& i) { return to_string(i.call().actor); })
+      .def_prop_ro(
+          "key", [](const PyIncoming& i) { return std::pair(i.key().peer, i.key().request); }, "For take_cancelled.")
+      .def_prop_ro("method", [](const PyIncoming& i) { return i.call().method; })
+      .def_prop_ro("args", [](const PyIncoming& i) { return to_python(i.call().args); })
+      .def_prop_ro("deps", [](const PyIncoming& i) {
+        nb::list out;
+        for (const auto& d : i.call().deps) out.append(to_python(d));
+        return out;
+      });
+
+  session
+      .def(
+          "leave",
+          [](PySession& s) {
+            const auto done = [&] {
+              const nb::gil_scoped_release release;
+              return s.get().leave();
+            }();
+            unwrap(done);
+          },
+          "Of a worker whose actor is to end with it, even if it is one that is started again.")
+      .def(
+          "set_blocked",
+          [](PySession& s, bool blocked) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.set_blocked(blocked);
+          },
+          nb::arg("blocked"), "Of a worker that waits for others: they may have its CPUs until it goes on.")
+      .def(
+          "serve",
+          [](PySession& s) {
+            Session& session = s.get();
+            s.queue = std::make_shared<actors::CallQueue>();
+            const auto ready = [&] {
+              const nb::gil_scoped_release release;
+              session.own([&] {
+                s.queue->on_cancel_taken([cancels = s.cancels](CallKey call, CancelHow how) { cancels->note(call, how); });
+                session.actor_host().set_default(s.queue);
+              });
+              return session.ready();
+            }();
+            unwrap(ready);
+          },
+          "Takes calls from now on, for next_call.")
+      .def(
+          "next_call",
+          [](PySession& s, std::optional<double> timeout) -> std::unique_ptr<PyIncoming> {
+            Session& session = s.get();
+            const auto deadline = deadline_in(timeout);
+            std::unique_ptr<PyIncoming> out;
+            const auto waited = [&] {
+              const nb::gil_scoped_release release;
+              return session.wait(
+                  [&] {
+                    if (s.stopped || !s.cancels->untold.empty()) return true;
+                    if (s.queue->empty()) return false;
+                    out = std::make_unique<PyIncoming>(s.queue->pop());
+                    return true;
+                  },
+                  deadline);
+            }();
+            if (!waited && waited.error().code() != Code::kDeadlineExceeded) unwrap(waited);
+            return out;
+          },
+          nb::arg("timeout") = nb::none(),
+          "The next call in order, or None when the time is over, nobody serves any more or take_cancelled has something (of a worker that "
+          "is told).")
+      .def(
+          "reply",
+          [](PySession& s, PyIncoming& incoming, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, bool raised) {
+            const auto value = Value::make(pieces_of(head, buffers), raised ? Value::Kind::kRaised : Value::Kind::kResult);
+            answer(s, incoming, value);
+          },
+          nb::arg("incoming"), nb::arg("head"), nb::arg("buffers"), nb::arg("raised") = false)
+      .def(
+          "reply_many",
+          [](PySession& s, PyIncoming& incoming, const std::vector<std::pair<nb::bytes, std::vector<ReadBuffer>>>& parts) {
+            std::vector<Value::Pieces> pieces;
+            for (const auto& [head, buffers] : parts) pieces.push_back(pieces_of(head, buffers));
+            const auto value = Value::make_many(pieces);
+            answer(s, incoming, value);
+          },
+          nb::arg("incoming"), nb::arg("parts"), "Replies with several values, (head, buffers) each, for a caller that splits them.")
+      .def(
+          "refuse",
+          [](PySession& s, PyIncoming& incoming, const std::string& reason, const std::string& message) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.own([&] { incoming.fail(unavailable(message).with_reason(reason)); });
+          },
+          nb::arg("incoming"), nb::arg("reason"), nb::arg("message"), "The call comes to this Unavailable.")
+      .def(
+          "stop_serving",
+          [](PySession& s) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.own([&] { s.stopped = true; });
+          },
+          "Ends the wait of the thread that is in next_call.")
+      .def(
+          "drain",
+          [](PySession& s, double timeout) {
+            Session& session = s.get();
+            const auto deadline = deadline_in(timeout);
+            const nb::gil_scoped_release release;
+            (void)session.wait([&] { return session.actor_host().queued_bytes() == 0; }, deadline);
+          },
+          nb::arg("timeout"), "Returns when the sockets have taken every reply, or the time is over.")
+      .def(
+          "interrupt_calls", [](PySession& s) { s.get().own([&] { s.cancels->interrupted = pthread_self(); }); },
+          "Of a worker that runs one call at a time in this thread: SIGINT is sent to it when one is cancelled, and with force it ends.")
+      .def(
+          "take_interrupt", [](PySession& s) { return s.cancels->signalled.exchange(false); }, "Whether SIGINT came for that reason.")
+      .def(
+          "tell_cancelled", [](PySession& s) { s.get().own([&] { s.cancels->tells = true; }); },
+          "Of a worker that wants to know at once: next_call returns then.")
+      .def(
+          "take_cancelled",
+          [](PySession& s) {
+            const auto untold = s.get().own([&] { return std::exchange(s.cancels->untold, {}); });
+            std::vector<std::pair<std::uint64_t, std::uint64_t>> out;
+            for (const CallKey& call : untold) out.emplace_back(call.peer, call.request);
+            return out;
+          },
+          "Keys of calls that were cancelled since.")
+      .def(
+          "cancelled",
+          [](PySession& s, const PyIncoming& incoming) {
+            if (!s.cancels->any) return false;
+            return s.get().own([&] { return s.cancels->has(incoming.key()); });
+          },
+          nb::arg("incoming"), "Whether nobody wants the answer any more.")
+      .def(
+          "refuse_cancelled",
+          [](PySession& s, PyIncoming& incoming, const std::string& what) {
+            Session& session = s.get();
+            const nb::gil_scoped_release release;
+            session.own([&] { incoming.fail(actors::call_cancelled(what)); });
+          },
+          nb::arg("incoming"), nb::arg("what"), "The call comes to its cancellation.");
+}
+
+}  // namespace shoal::python

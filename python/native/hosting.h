@@ -1,0 +1,34 @@
+// The side of a worker: the calls that it takes, runs and answers, and those of them that nobody wants any more.
+#pragma once
+
+#include <pthread.h>
+
+#include <chrono>
+#include <optional>
+
+#include "actors/session/actor_host.h"
+#include "python/native/bindings.h"
+#include "python/native/session.h"
+
+namespace shoal::python {
+
+// A call that waits for this process's answer.
+class PyIncoming {
+ public:
+  explicit PyIncoming(actors::Incoming incoming) : incoming_(std::move(incoming)) {}
+  const actors::Call& call() const { return incoming_.call; }
+  actors::CallKey key() const { return incoming_.key(); }
+  void reply(const actors::Value& value) { incoming_.reply(value); }
+  void fail(const Error& error) { incoming_.responder.fail(error); }
+
+ private:
+  actors::Incoming incoming_;
+};
+
+inline actors::CallKey key_of(const PyIncoming* incoming) { return incoming ? incoming->key() : actors::CallKey(); }
+
+std::chrono::steady_clock::time_point deadline_in(std::optional<double> seconds);
+
+void bind_hosting(nb::module_& m, nb::class_<PySession>& session);
+
+}  // namespace shoal::python

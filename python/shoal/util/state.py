@@ -1,0 +1,384 @@
+"""What a cluster has: ``list_actors``, ``get_node``, ``summarize_actors``, ``list_logs`` and the like. Names and fields are Ray's.
+
+Each call asks the cluster of this process, or the one at ``address`` (``"auto"``, ``"HOST:PORT"``, or ``"http://HOST:PORT"``), and needs no
+``shoal.init``. A row is a dict whose fields are attributes as well. ``filters`` are ``(field, "=" or "!=", value)``, all of which hold;
+text is compared without regard to case.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from shoal import _native
+from shoal._http import Http
+from shoal._runtime import binary, state
+from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented
+
+__all__ = [
+    "ListApiOptions",
+    "StateRow",
+    "get_actor",
+    "get_job",
+    "get_log",
+    "get_node",
+    "get_objects",
+    "get_placement_group",
+    "get_task",
+    "get_worker",
+    "list_actors",
+    "list_jobs",
+    "list_logs",
+    "list_nodes",
+    "list_objects",
+    "list_placement_groups",
+    "list_runtime_envs",
+    "list_tasks",
+    "list_workers",
+    "summarize_actors",
+    "summarize_objects",
+    "summarize_tasks",
+]
+
+_TIMEOUT_S = 30.0
+
+
+class StateRow(dict):
+    """A row: ``row["state"]`` or ``row.state``."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"a row has no {name!r}; it has {', '.join(self)}") from None
+
+    def asdict(self) -> dict[str, Any]:
+        return dict(self)
+
+
+class ListApiOptions:
+    """``limit``, ``timeout``, ``detail`` and ``filters`` together, as Ray's StateApiClient takes them."""
+
+    def __init__(self, limit: int = 100, timeout: float = _TIMEOUT_S, detail: bool = False, filters: Any = None):
+        self.limit, self.timeout, self.detail, self.filters = limit, timeout, detail, filters or []
+
+
+# ---- rows: from the cluster's own to Ray's. What stands after "detail" is there with detail=True.
+
+
+def _death(row: dict[str, Any]) -> str | None:
+    return row["cause"]["message"] if row.get("cause") else None
+
+
+def _actor(r: dict[str, Any], detail: bool) -> StateRow:
+    states = {"PENDING": "PENDING_CREATION", "STARTING": "PENDING_CREATION"}
+    row = StateRow(
+        actor_id=r["id"],
+        class_name=r["class"],
+        state=states.get(r["state"], r["state"]),
+        job_id=r["job"],
+        name=r["name"],
+        node_id=r["node"],
+        pid=r["pid"],
+        ray_namespace=r["namespace"],
+    )
+    if detail:
+        row.update(
+            death_cause=_death(r),
+            is_detached=r["detached"],
+            num_restarts=r["num_restarts"],
+            max_restarts=r["max_restarts"],
+            pending_reason=r["pending_reason"],
+            worker_id=r["worker"],
+            address=r["endpoint"],
+        )
+    return row
+
+
+def _node(r: dict[str, Any], detail: bool) -> StateRow:
+    row = StateRow(
+        node_id=r["id"], node_ip=r["host"], state=r["state"], node_name=r["host"], resources_total=r["total"], labels=r["labels"]
+    )
+    if detail:
+        row.update(resources_available=r["available"], pid=r["pid"], endpoint=r["endpoint"])
+        row.update(drain_until_ms=r["drain_until_unix_ms"] or None)
+    return row
+
+
+def _worker(r: dict[str, Any], detail: bool) -> StateRow:
+    row = StateRow(
+        worker_id=r["id"],
+        is_alive=r["state"] != "EXITED",
+        worker_type="DRIVER" if r["role"] == "driver" else "WORKER",
+        node_id=r["node"],
+        pid=r["pid"],
+        job_id=r["job"],
+        exit_detail=_death(r),
+    )
+    if detail:
+        row.update(role=r["role"], rank=r["rank"] if r["rank"] >= 0 else None)
+    return row
+
+
+def _job(r: dict[str, Any], detail: bool) -> StateRow:
+    row = StateRow(
+        job_id=r["id"],
+        submission_id=r["submission_id"] or None,
+        type="SUBMISSION" if r["submission_id"] else "DRIVER",
+        status=r["state"],
+        entrypoint=r["entrypoint"] or r["name"],
+        message=_death(r) or r["pending_reason"],
+        start_time=r["started_unix_ms"] or None,
+        end_time=r["ended_unix_ms"] or None,
+        metadata=r["metadata"],
+    )
+    if detail:
+        row.update(driver_exit_code=r["exit_code"] if r["ended_unix_ms"] else None, driver_pid=r["driver_pid"])
+    return row
+
+
+def _group(r: dict[str, Any], detail: bool) -> StateRow:
+    row = StateRow(placement_group_id=r["id"], name=r["name"], creator_job_id=r["job"], state=r["state"])
+    if detail:
+        row.update(bundles=r["bundles"], is_detached=r["job"] is None, strategy=r["strategy"])
+        row.update(pending_reason=r["pending_reason"], namespace=r["namespace"])
+    return row
+
+
+# ---- asking
+
+
+def _address(address: str | None) -> list[str]:
+    if address in (None, "auto") and state.session is not None:
+        return ["--address", state.session.head_endpoint]
+    return [] if address in (None, "auto") else ["--address", address]
+
+
+def _command(*words: str, timeout: float) -> dict[str, Any]:
+    try:
+        done = subprocess.run([binary(), *words, "--json"], capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"the cluster did not answer within {timeout:g} s") from error
+    said = json.loads(done.stdout) if done.stdout else {"message": done.stderr.strip()}
+    if done.returncode:
+        hint = said.get("hint", "")
+        raise (Unavailable if done.returncode in (4, 5, 6) else InvalidArgument)(said.get("message", ""), hint=hint)
+    return said
+
+
+def _raw(what: str, address: str | None, timeout: float) -> list[dict[str, Any]]:
+    if address is not None and "://" in address:
+        return Http(address).ask("GET", f"/api/v0/{'placement_groups' if what == 'groups' else what}")["rows"]
+    return _command("list", what, *_address(address), timeout=timeout)["rows"]
+
+
+def _kept(rows: list[StateRow], filters: Any) -> list[StateRow]:
+    for given in filters or []:
+        if len(given) != 3 or given[1] not in ("=", "!="):
+            raise ValueError(f'a filter is (field, "=" or "!=", value), not {given!r}')
+        field, how, value = given
+        if rows and field not in rows[0]:
+            raise ValueError(f"rows have no {field!r} to filter by; they have {', '.join(rows[0])} (more with detail=True)")
+        rows = [r for r in rows if (str(r[field]).casefold() == str(value).casefold()) == (how == "=")]
+    return rows
+
+
+def _lister(what: str, shape: Callable[[dict[str, Any], bool], StateRow], doc: str):
+    def lister(
+        address: str | None = None,
+        filters: list[tuple[str, str, Any]] | None = None,
+        limit: int = 100,
+        timeout: float = _TIMEOUT_S,
+        detail: bool = False,
+        raise_on_missing_output: bool = True,
+        _explain: bool = False,
+    ) -> list[StateRow]:
+        del raise_on_missing_output, _explain  # Ray's: here nothing is ever left out but by the limit
+        rows = _kept([shape(r, detail) for r in _raw(what, address, timeout)], filters)
+        return rows[:limit]
+
+    lister.__name__ = lister.__qualname__ = f"list_{what}"
+    lister.__doc__ = doc
+    return lister
+
+
+list_actors = _lister("actors", _actor, "The cluster's actors, those that ended among them.")
+list_nodes = _lister("nodes", _node, "The cluster's nodes: ALIVE, CORDONED, DRAINING or DEAD.")
+list_workers = _lister("workers", _worker, "The cluster's processes: drivers, actors, ranks.")
+list_jobs = _lister("jobs", _job, "The cluster's jobs, submitted or opened by a driver.")
+list_placement_groups = _lister("groups", _group, "The cluster's placement groups.")
+list_placement_groups.__name__ = list_placement_groups.__qualname__ = "list_placement_groups"
+
+
+def _one(what: str, shape: Callable, id: str, address: str | None, timeout: float) -> StateRow | None:
+    return next((shape(r, True) for r in _raw(what, address, timeout) if id in (r["id"], r.get("submission_id"))), None)
+
+
+def get_actor(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | None:
+    """One actor with all its fields, None when there is none."""
+    return _one("actors", _actor, id, address, timeout)
+
+
+def get_node(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | None:
+    return _one("nodes", _node, id, address, timeout)
+
+
+def get_worker(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | None:
+    return _one("workers", _worker, id, address, timeout)
+
+
+def get_job(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | None:
+    """By its id, or the one that it was submitted with."""
+    return _one("jobs", _job, id, address, timeout)
+
+
+def get_placement_group(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | None:
+    return _one("groups", _group, id, address, timeout)
+
+
+def summarize_actors(address: str | None = None, timeout: float = _TIMEOUT_S, **_: Any) -> dict[str, Any]:
+    """How many actors of each class are in which state."""
+    rows = list_actors(address, limit=1 << 30, timeout=timeout)
+    summary = {
+        name: {"class_name": name, "state_counts": dict(Counter(r.state for r in rows if r.class_name == name))}
+        for name in sorted({r.class_name for r in rows})
+    }
+    return {"cluster": {"summary": summary, "total_actors": len(rows), "summary_by": "class"}}
+
+
+def _absent(what: str, why: str):
+    def absent(*args: Any, **kwargs: Any):
+        del args, kwargs
+        raise Unimplemented(why)
+
+    absent.__name__ = absent.__qualname__ = what
+    absent.__doc__ = f"Raises Unimplemented: {why}."
+    return absent
+
+
+_TASKS = "the cluster keeps no list of tasks: each driver dispatches its own"
+_OBJECTS = "the cluster keeps no list of objects: their owners and nodes have them"
+list_tasks, get_task, summarize_tasks = (_absent(n, _TASKS) for n in ("list_tasks", "get_task", "summarize_tasks"))
+list_objects, get_objects, summarize_objects = (_absent(n, _OBJECTS) for n in ("list_objects", "get_objects", "summarize_objects"))
+list_runtime_envs = _absent("list_runtime_envs", "runtime_envs are folders of the session, of which the cluster keeps no list")
+
+
+# ---- logs
+
+
+def _logs_folder(address: str | None) -> Path:
+    if address in (None, "auto") and state.session is not None:
+        return Path(state.session.folder, "logs")
+    folder, _ = _native.find_session(address or os.environ.get("SHOAL_ADDRESS") or "auto", os.environ.get("SHOAL_HOME", ""))
+    return Path(folder, "logs")
+
+
+def list_logs(
+    address: str | None = None,
+    node_id: str | None = None,
+    node_ip: str | None = None,
+    glob_filter: str = "*",
+    timeout: float = _TIMEOUT_S,
+) -> dict[str, list[str]]:
+    """The session's log files by what wrote them: "head", "node", "local", "worker_out", "worker_err".
+    All nodes of a host share a folder."""
+    del node_id, node_ip, timeout
+    out: dict[str, list[str]] = {}
+    for file in sorted(_logs_folder(address).iterdir()):
+        if not fnmatch.fnmatch(file.name, glob_filter):
+            continue
+        kind = file.name.partition("-")[0].partition(".")[0]
+        if kind == "worker":
+            kind = "worker_err" if file.suffix == ".err" else "worker_out"
+        out.setdefault(kind, []).append(file.name)
+    return out
+
+
+def get_log(
+    address: str | None = None,
+    node_id: str | None = None,
+    node_ip: str | None = None,
+    filename: str | None = None,
+    actor_id: str | None = None,
+    task_id: str | None = None,
+    pid: int | None = None,
+    follow: bool = False,
+    tail: int = -1,
+    timeout: float = _TIMEOUT_S,
+    suffix: str = "out",
+    encoding: str | None = "utf-8",
+    errors: str | None = "replace",
+    submission_id: str | None = None,
+    attempt_number: int = 0,
+) -> Iterator[str]:
+    """A log, in pieces: of a file (``list_logs``), of an actor or a process (its stdout, or with ``suffix="err"`` its stderr), or of a
+    submitted job. The last ``tail`` lines, or all that is kept; ``follow``: and what is written from then on, until its process ends."""
+    del node_id, node_ip, attempt_number
+    if task_id is not None:
+        raise Unimplemented(_TASKS)
+    if suffix not in ("out", "err"):
+        raise ValueError(f'suffix is "out" or "err", not {suffix!r}')
+    worker = None
+    if filename is None:
+        worker = _worker_of(address, actor_id, pid, submission_id, timeout)
+        filename = f"worker-{worker}.{suffix}"
+    folder = _logs_folder(address)
+    path = folder / filename
+    if path.parent != folder or path.name in ("", ".", "..") or path.is_symlink():
+        raise ValueError(f"{filename!r} is no file of the session's logs")
+
+    def over() -> bool:
+        row = None if worker is None else get_worker(worker, address, timeout)
+        return row is None or not row.is_alive
+
+    return _pieces(path, tail, follow, over, encoding or "utf-8", errors or "replace")
+
+
+def _worker_of(address: str | None, actor_id: str | None, pid: int | None, submission_id: str | None, timeout: float) -> str:
+    if actor_id is not None:
+        row = get_actor(actor_id, address, timeout)
+        if row is not None and int(row.worker_id, 16):
+            return row.worker_id
+        raise ValueError(f"no process of actor {actor_id} is known")
+    rows = list_workers(address, limit=1 << 30, timeout=timeout)
+    if submission_id is not None:
+        job = get_job(submission_id, address, timeout)
+        rows = [r for r in rows if job is not None and r.job_id == job.job_id and r.worker_type == "DRIVER"]
+    elif pid is not None:
+        rows = [r for r in rows if r.pid == pid]
+    else:
+        raise ValueError("say which log: filename, actor_id, pid or submission_id")
+    if not rows:
+        raise ValueError(f"no process of {submission_id or pid} is known")
+    return rows[0].worker_id
+
+
+def _pieces(path: Path, tail: int, follow: bool, over: Callable[[], bool], encoding: str, errors: str) -> Iterator[str]:
+    if not path.exists() and not follow:
+        return
+    text = path.read_text(encoding, errors) if path.exists() else ""
+    at = path.stat().st_size if path.exists() else 0
+    lines = text.splitlines(keepends=True)
+    yield "".join(lines if tail < 0 else lines[len(lines) - tail :] if tail else [])
+    while follow:
+        last = over()
+        size = path.stat().st_size if path.exists() else 0
+        if size < at:
+            at = 0  # it was full, and begins anew
+        if size > at:
+            with path.open("rb") as file:
+                file.seek(at)
+                piece = file.read()
+            at += len(piece)
+            yield piece.decode(encoding, errors)
+        elif last:
+            return
+        else:
+            time.sleep(0.1)

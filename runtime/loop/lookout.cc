@@ -1,0 +1,47 @@
+#include "runtime/loop/lookout.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shoal::runtime {
+
+void Lookout::look_at(std::shared_ptr<Polled> polled) { awake_.push_back({std::move(polled)}); }
+
+void Lookout::look_away(const Polled& polled) {
+  const auto it = std::find_if(awake_.begin(), awake_.end(), [&](const Awake& a) { return a.polled.get() == &polled; });
+  if (it != awake_.end()) remove(static_cast<std::size_t>(it - awake_.begin()));
+}
+
+void Lookout::remove(std::size_t index) {
+  const auto gone = std::move(awake_[index].polled);  // may be the last that holds it
+  awake_[index] = std::move(awake_.back());
+  awake_.pop_back();
+}
+
+// poll() may add to the list, and take from it.
+bool Lookout::look() {
+  for (int i = 0; i < kAtOnce && !awake_.empty(); ++i) {
+    next_ = (next_ + 1) % awake_.size();
+    Awake& awake = awake_[next_];
+    const auto polled = awake.polled;
+    ++awake.idle;
+    const bool rare = awake_.size() > kFew && awake.idle > kIdleLooks;
+    if (polled->poll()) {
+      if (next_ < awake_.size() && awake_[next_].polled == polled) awake_[next_].idle = 0;
+      return true;
+    }
+    if (rare && polled->doze()) look_away(*polled);
+    if (static_cast<std::size_t>(i) + 1 >= awake_.size()) break;
+  }
+  return false;
+}
+
+bool Lookout::doze() {
+  while (!awake_.empty()) {
+    if (!awake_.back().polled->doze()) return false;
+    awake_.pop_back();
+  }
+  return true;
+}
+
+}  // namespace shoal::runtime

@@ -1,0 +1,112 @@
+#include "runtime/loop/lookout.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/loop/loop.h"
+
+namespace shoal::runtime {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Box final : Polled {
+  bool poll() override {
+    ++polls;
+    if (waiting == 0) return false;
+    --waiting;
+    ++done;
+    if (on_poll) on_poll();
+    return true;
+  }
+  bool doze() override {
+    if (waiting > 0) return false;
+    ++dozed;
+    return true;
+  }
+  int waiting = 0, done = 0, polls = 0, dozed = 0;
+  std::function<void()> on_poll;
+};
+
+class LookoutTest : public testing::Test {
+ protected:
+  std::shared_ptr<Box> add() {
+    auto out = std::make_shared<Box>();
+    loop_.lookout().look_at(out);
+    return out;
+  }
+  Loop loop_;
+};
+
+TEST_F(LookoutTest, EachHasItsTurn) {
+  const auto a = add(), b = add();
+  a->waiting = b->waiting = 100;
+  for (int i = 0; i < 20; ++i) loop_.run_one(1h);
+  EXPECT_EQ(a->done, 10);
+  EXPECT_EQ(b->done, 10);
+}
+
+TEST_F(LookoutTest, HandlersHaveTheirTurnBesideWorkThatNeverEnds) {
+  const auto a = add();
+  a->waiting = 1'000'000;
+  bool ran = false;
+  loop_.post([&] { ran = true; });
+  for (int i = 0; i < 100; ++i) loop_.run_one(1h);
+  EXPECT_TRUE(ran);
+}
+
+TEST_F(LookoutTest, TheLoopSleepsOnlyAfterEachHasDozed) {
+  const auto a = add(), b = add();
+  loop_.run_one(1ms);
+  EXPECT_TRUE(loop_.lookout().empty());
+  EXPECT_EQ(a->dozed + b->dozed, 2);
+  loop_.lookout().look_at(a);
+  loop_.lookout().look_at(b);
+  a->waiting = 1;
+  EXPECT_FALSE(loop_.lookout().doze());
+  loop_.run_one(1h);  // does not sleep
+  EXPECT_EQ(a->done, 1);
+}
+
+TEST_F(LookoutTest, WhatIsFoundWhileSpinningEndsTheSpin) {
+  const auto a = add();
+  loop_.lookout().look_long([&] {
+    a->waiting = 1;  // comes while we look
+    return false;
+  });
+  EXPECT_EQ(a->done, 1);
+  int between = 0;
+  EXPECT_TRUE(loop_.lookout().look_long([&] { return ++between == 2; }));
+  EXPECT_EQ(between, 2);
+  EXPECT_EQ(a->done, 1);
+}
+
+TEST_F(LookoutTest, OneOfManyThatHasBeenQuietForLongDozesByItself) {
+  std::vector<std::shared_ptr<Box>> boxes;
+  for (int i = 0; i < 100; ++i) boxes.push_back(add());
+  for (int i = 0; i < 100'000; ++i) {
+    boxes[7]->waiting = 1;
+    loop_.poll_one();
+  }
+  EXPECT_GT(boxes[8]->dozed, 0);
+  EXPECT_EQ(boxes[7]->dozed, 0);
+  const int polls = boxes[8]->polls;
+  loop_.poll_one();
+  EXPECT_EQ(boxes[8]->polls, polls);
+}
+
+TEST_F(LookoutTest, WhatIsPolledMayAddAndTakeAway) {
+  auto a = add(), b = add();
+  a->waiting = b->waiting = 5;
+  const auto end_both = [&] {
+    loop_.lookout().look_away(*a);
+    loop_.lookout().look_away(*b);
+    add();
+  };
+  a->on_poll = b->on_poll = end_both;
+  loop_.poll();
+  EXPECT_EQ(a->done + b->done, 1);
+  EXPECT_EQ(a.use_count() + b.use_count(), 2);
+}
+
+}  // namespace
+}  // namespace shoal::runtime

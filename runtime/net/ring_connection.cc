@@ -1,0 +1,370 @@
+// How the two go together.
+//
+// A connection begins as its socket. After some frames the caller sends an offer with the memory of two rings; the other end accepts it, or
+// refuses and nothing changes. An accept, and the caller's start, stand in the socket's stream where their sender's frames go over to its
+// ring. From there on the ring has the order of all frames. What a ring does not take (descriptors, or more bytes than fit) goes through
+// the socket, and an empty record says where in the order it belongs: written first, so that whoever has the frame finds its place.
+//
+// An end that sleeps in epoll is woken through the socket (kBell). What lies in the ring when the socket ends, be it by a death, was sent
+// and is delivered; only then the connection is closed.
+#include "runtime/net/ring_connection.h"
+
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "runtime/core/check.h"
+#include "runtime/loop/lookout.h"
+#include "runtime/loop/loop.h"
+#include "runtime/shm/memory.h"
+#include "runtime/shm/ring.h"
+
+namespace shoal::runtime {
+namespace {
+
+constexpr int kRecordsAtOnce = 16;  // then others have their turn
+
+enum class LinkMethod : std::uint16_t { kOffer = 1, kAccept = 2, kRefuse = 3, kStart = 4, kBell = 5 };
+
+Frame link_frame(LinkMethod method) { return {FrameKind::kLink, static_cast<std::uint16_t>(method), 0, {}, {}, {}}; }
+
+Error out_of_order() { return invalid_argument("a frame of the socket that has no place among those of the ring"); }
+
+// The memory of two rings, one behind the other: the caller's, then the listener's.
+struct Rings {
+  Rings(Mapping memory, std::size_t capacity, bool calls)
+      : mapping(std::move(memory)),
+        writer(mapping.data() + (calls ? 0 : Ring::bytes(capacity)), capacity),
+        reader(mapping.data() + (calls ? Ring::bytes(capacity) : 0), capacity) {}
+  const Mapping mapping;
+  RingWriter writer;
+  RingReader reader;
+};
+
+// Shared with the loop, which may hold it for a moment longer than the Connection lives.
+class RingStream final : public Polled, public ConnectionHandler, public std::enable_shared_from_this<RingStream> {
+ public:
+  RingStream(Loop& loop, std::unique_ptr<Connection> socket, bool calls, const SocketOptions& options, std::shared_ptr<Traffic> traffic)
+      : loop_(loop),
+        calls_(calls),
+        capacity_(options.rings.bytes),
+        max_queued_bytes_(options.max_queued_bytes),
+        traffic_(std::move(traffic)),
+        identity_(socket->identity()),
+        limits_(socket->limits()),
+        socket_(std::move(socket)),
+        frames_until_offer_(options.rings.after_frames) {}
+
+  void start(ConnectionHandler& handler) {
+    SHOAL_CHECK(handler_ == nullptr, "a connection is started twice");
+    handler_ = &handler;
+    socket_->start(*this);
+  }
+
+  void send(Frame frame, Flush flush) {
+    if (closed_) return;
+    SHOAL_CHECK(check_size(frame, limits_).has_value(), "a frame beyond the limits");
+    ++traffic_->sent;
+    if (!writing_) {
+      if (calls_ && !rings_ && frames_until_offer_-- == 0) offer();
+      return socket_->send(std::move(frame), flush);
+    }
+    if (waiting_.empty() && put(frame, flush)) return;
+    if (closed_) return;
+    waiting_bytes_ += frame.wire_bytes();
+    waiting_.push_back(std::move(frame));
+    if (waiting_bytes_ > max_queued_bytes_) {
+      return close_later(resource_exhausted("a peer does not read: more than " + std::to_string(max_queued_bytes_) + " bytes wait for it"));
+    }
+    look();
+  }
+
+  std::size_t queued_bytes() const { return closed_ ? 0 : waiting_bytes_ + socket_->queued_bytes(); }
+  const PeerIdentity& identity() const { return identity_; }
+  const FrameLimits& limits() const { return limits_; }
+
+  // By the owner: no on_closed.
+  void abandon() {
+    handler_ = nullptr;
+    if (!closed_ && !waiting_.empty()) write_waiting();
+    shut();
+  }
+
+ private:
+  // ---- what the loop calls
+
+  bool poll() override {
+    const bool has_read = reading_ && read_some(kRecordsAtOnce);
+    const bool has_written = !closed_ && !waiting_.empty() && write_waiting();
+    return has_read || has_written;
+  }
+
+  bool doze() override {
+    if (reading_ && !stalled_ && !rings_->reader.arm()) return false;
+    if (!waiting_.empty() && !rings_->writer.arm(ring_bytes(waiting_.front()))) {
+      rings_->reader.disarm();
+      return false;
+    }
+    looked_at_ = false;
+    return true;
+  }
+
+  void on_frame(Frame frame) override {
+    const auto self = shared_from_this();
+    if (frame.kind == FrameKind::kLink) return on_link(static_cast<LinkMethod>(frame.method), std::move(frame.fds));
+    if (!reading_) return deliver(std::move(frame));
+    look();
+    while (!closed_ && !stalled_) {
+      const auto read = read_one();
+      if (read == Read::kNothing) return close(out_of_order());
+    }
+    if (closed_) return;
+    stalled_ = false;
+    if (rings_->reader.pop() == Wake::kBell) ring_bell(Flush::kNow);
+    deliver(std::move(frame));
+  }
+
+  void on_closed(Error why) override {
+    const auto self = shared_from_this();
+    // As many as were in the ring at this moment, and no more: the other end may live on.
+    for (std::size_t i = 0; reading_ && !closed_ && !stalled_ && i < capacity_ / 8; ++i) {
+      if (read_one() == Read::kNothing) break;
+    }
+    close(std::move(why));
+  }
+
+  void on_drained() override {
+    if (waiting_.empty() && handler_ != nullptr) handler_->on_drained();
+  }
+
+  // ---- the rings begin
+
+  void offer() {
+    auto memory = make_memory("shoal-ring", 2 * Ring::bytes(capacity_));
+    if (!memory) return;  // no descriptors, no memory: the socket serves as well, and is tried no more
+    auto mapping = map(*memory, 2 * Ring::bytes(capacity_), Access::kReadWrite);
+    if (!mapping) return;
+    rings_.emplace(*std::move(mapping), capacity_, true);
+    Frame frame = link_frame(LinkMethod::kOffer);
+    frame.fds.push_back(*std::move(memory));
+    socket_->send(std::move(frame), Flush::kLater);
+  }
+
+  Result<void> take(const std::vector<Fd>& fds) {
+    if (fds.size() != 1) return fail(resource_exhausted("an offer without its memory"));
+    SHOAL_TRY(const std::size_t bytes, memory_bytes(fds[0]));
+    if (bytes != 2 * Ring::bytes(capacity_)) return fail(invalid_argument("rings of another size"));
+    SHOAL_TRY(Mapping mapping, map(fds[0], bytes, Access::kReadWrite));
+    rings_.emplace(std::move(mapping), capacity_, false);
+    return {};
+  }
+
+  void on_link(LinkMethod method, std::vector<Fd> fds) {
+    switch (method) {
+      case LinkMethod::kOffer:
+        if (calls_ || rings_) return close(out_of_order());
+        if (!take(fds)) return socket_->send(link_frame(LinkMethod::kRefuse), Flush::kNow);
+        socket_->send(link_frame(LinkMethod::kAccept), Flush::kNow);
+        writing_ = true;
+        return;
+      case LinkMethod::kAccept:
+        if (!calls_ || !rings_ || reading_) return close(out_of_order());
+        socket_->send(link_frame(LinkMethod::kStart), Flush::kNow);
+        writing_ = true;
+        return begin_reading();
+      case LinkMethod::kRefuse:
+        if (!calls_ || writing_) return close(out_of_order());
+        return;  // rings_ stay, as a sign not to offer again; nothing in them was touched
+      case LinkMethod::kStart:
+        if (calls_ || !rings_ || reading_) return close(out_of_order());
+        return begin_reading();
+      case LinkMethod::kBell:
+        if (rings_) look();
+        return;
+    }
+    close(invalid_argument("a word between connections that this one does not know"));
+  }
+
+  void begin_reading() {
+    reading_ = true;
+    look();
+  }
+
+  // The loop looks at the rings from now on, until it sleeps.
+  void look() {
+    if (closed_ || std::exchange(looked_at_, true)) return;
+    if (reading_) rings_->reader.disarm();
+    loop_.lookout().look_at(shared_from_this());
+  }
+
+  // ---- reading
+
+  enum class Read { kFrame, kNothing };
+
+  bool read_some(int count) {
+    int i = 0;
+    while (i < count && !closed_ && !stalled_ && read_one() == Read::kFrame) ++i;
+    return i > 0 || closed_;
+  }
+
+  // The handler may destroy the connection meanwhile.
+  Read read_one() {
+    const auto record = rings_->reader.peek();
+    if (!record) {
+      close(record.error());
+      return Read::kFrame;
+    }
+    if (!*record) return Read::kNothing;
+    if ((*record)->empty()) {
+      stalled_ = true;
+      return Read::kFrame;
+    }
+    auto frame = parse(**record);
+    if (!frame) {
+      close(frame.error());
+      return Read::kFrame;
+    }
+    if (rings_->reader.pop() == Wake::kBell) ring_bell(Flush::kNow);
+    deliver(*std::move(frame));
+    return Read::kFrame;
+  }
+
+  // Copies: the other end may write on while we look.
+  Result<Frame> parse(std::span<const std::byte> record) const {
+    if (record.size() < FrameHeader::kBytes) return fail(invalid_argument("a record too short for a frame"));
+    std::byte head[FrameHeader::kBytes];
+    std::memcpy(head, record.data(), sizeof head);
+    SHOAL_TRY(const FrameHeader header, decode_header(head, limits_));
+    const std::size_t body = header.body_bytes, payload = header.payload_bytes;
+    if (header.num_fds != 0 || header.kind == FrameKind::kLink || sizeof head + body + payload != record.size()) {
+      return fail(invalid_argument("a record that is no frame"));
+    }
+    const std::byte* const bytes = record.data() + sizeof head;
+    return Frame{header.kind, header.method, header.id, Bytes::copy_of(bytes, body), Bytes::copy_of(bytes + body, payload), {}, false};
+  }
+
+  void deliver(Frame frame) {
+    if (handler_ == nullptr || closed_) return;
+    ++traffic_->received;
+    handler_->on_frame(std::move(frame));
+  }
+
+  // ---- writing
+
+  bool fits(const Frame& frame) const { return frame.fds.empty() && frame.wire_bytes() <= Ring::max_record(capacity_); }
+  std::size_t ring_bytes(const Frame& frame) const { return fits(frame) ? frame.wire_bytes() : 0; }
+
+  // False when the frame has to wait; true also when the connection has ended.
+  bool put(Frame& frame, Flush flush) {
+    const bool whole = fits(frame);
+    const auto record = rings_->writer.reserve(whole ? frame.wire_bytes() : 0);
+    if (!record) {
+      close_later(record.error());
+      return true;
+    }
+    if (!*record) return false;
+    if (whole) write(**record, frame);
+    const Wake wake = rings_->writer.commit();
+    if (!whole) {
+      socket_->send(std::move(frame), flush);  // which wakes, too
+    } else if (wake == Wake::kBell) {
+      ring_bell(flush);
+    }
+    return true;
+  }
+
+  static void write(std::span<std::byte> record, const Frame& frame) {
+    const auto header = FrameHeader::of(frame).encode();
+    std::byte* to = record.data();
+    std::memcpy(to, header.data(), header.size());
+    to += header.size();
+    if (!frame.body.empty()) std::memcpy(to, frame.body.data(), frame.body.size());
+    to += frame.body.size();
+    if (!frame.payload.empty()) std::memcpy(to, frame.payload.data(), frame.payload.size());
+  }
+
+  // True if any went.
+  bool write_waiting() {
+    std::size_t count = 0;
+    while (!waiting_.empty() && !closed_) {
+      const std::size_t bytes = waiting_.front().wire_bytes();
+      if (!put(waiting_.front(), Flush::kNow)) break;
+      waiting_bytes_ -= bytes;
+      waiting_.pop_front();
+      ++count;
+    }
+    if (count > 0 && waiting_.empty() && !closed_ && handler_ != nullptr && socket_->queued_bytes() == 0) handler_->on_drained();
+    return count > 0;
+  }
+
+  void ring_bell(Flush flush) {
+    if (!closed_) socket_->send(link_frame(LinkMethod::kBell), flush);
+  }
+
+  // ---- the end
+
+  // Never from inside send(): its caller may be in the middle of something.
+  void close_later(Error why) {
+    if (std::exchange(closed_, true)) return;
+    loop_.post([self = shared_from_this(), why = std::move(why)] {
+      self->closed_ = false;
+      self->close(why);
+    });
+  }
+
+  void close(Error why) {
+    if (closed_) return;
+    shut();
+    if (handler_ != nullptr) std::exchange(handler_, nullptr)->on_closed(std::move(why));
+  }
+
+  void shut() {
+    closed_ = true;
+    if (std::exchange(looked_at_, false)) loop_.lookout().look_away(*this);
+    waiting_.clear();
+    waiting_bytes_ = 0;
+    socket_.reset();
+  }
+
+  Loop& loop_;
+  const bool calls_;
+  const std::size_t capacity_;
+  const std::size_t max_queued_bytes_;
+  const std::shared_ptr<Traffic> traffic_;
+  const PeerIdentity identity_;
+  const FrameLimits limits_;
+  std::unique_ptr<Connection> socket_;  // null once closed
+  std::uint32_t frames_until_offer_;
+  std::optional<Rings> rings_;
+  bool writing_ = false, reading_ = false;  // through the rings
+  bool stalled_ = false;                    // the next frame comes through the socket
+  bool looked_at_ = false;                  // by the loop
+  std::deque<Frame> waiting_;               // for room in the ring
+  std::size_t waiting_bytes_ = 0;
+  ConnectionHandler* handler_ = nullptr;
+  bool closed_ = false;
+};
+
+class RingConnection final : public Connection {
+ public:
+  explicit RingConnection(std::shared_ptr<RingStream> stream) : stream_(std::move(stream)) {}
+  ~RingConnection() override { stream_->abandon(); }
+  void start(ConnectionHandler& handler) override { stream_->start(handler); }
+  void send(Frame frame, Flush flush) override { stream_->send(std::move(frame), flush); }
+  std::size_t queued_bytes() const override { return stream_->queued_bytes(); }
+  const PeerIdentity& identity() const override { return stream_->identity(); }
+  const FrameLimits& limits() const override { return stream_->limits(); }
+
+ private:
+  std::shared_ptr<RingStream> stream_;
+};
+
+}  // namespace
+
+std::unique_ptr<Connection> make_ring_connection(Loop& loop, std::unique_ptr<Connection> socket, bool calls, const SocketOptions& options,
+                                                 std::shared_ptr<Traffic> traffic) {
+  return std::make_unique<RingConnection>(std::make_shared<RingStream>(loop, std::move(socket), calls, options, std::move(traffic)));
+}
+
+}  // namespace shoal::runtime

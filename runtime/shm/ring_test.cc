@@ -1,0 +1,323 @@
+#include "runtime/shm/ring.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "runtime/shm/memory.h"
+
+namespace shoal::runtime {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t kCapacity = 4096;
+
+std::size_t size_of(std::uint64_t i) { return i * 37 % (Ring::max_record(kCapacity) + 1); }
+
+void fill(std::span<std::byte> record, std::uint64_t i) {
+  for (std::size_t k = 0; k < record.size(); ++k) record[k] = static_cast<std::byte>(i + k);
+}
+
+bool is_filled(std::span<const std::byte> record, std::uint64_t i) {
+  if (record.size() != size_of(i)) return false;
+  for (std::size_t k = 0; k < record.size(); ++k) {
+    if (record[k] != static_cast<std::byte>(i + k)) return false;
+  }
+  return true;
+}
+
+class RingTest : public testing::Test {
+ protected:
+  bool write(std::size_t bytes, std::uint64_t i = 0) {
+    const auto record = writer_.reserve(bytes).value();
+    if (!record) return false;
+    fill(*record, i);
+    last_ = writer_.commit();
+    return true;
+  }
+  // Number of bytes of the next record, or -1.
+  int read() {
+    const auto record = reader_.peek().value();
+    if (!record) return -1;
+    const int bytes = static_cast<int>(record->size());
+    last_ = reader_.pop();
+    return bytes;
+  }
+  // As the two positions lie in the memory.
+  std::atomic<std::uint64_t>& written() { return *reinterpret_cast<std::atomic<std::uint64_t>*>(mapping_.data()); }
+  std::atomic<std::uint64_t>& has_read() { return *reinterpret_cast<std::atomic<std::uint64_t>*>(mapping_.data() + 64); }
+
+  Fd fd_ = make_memory("ring", Ring::bytes(kCapacity)).value();
+  Mapping mapping_ = map(fd_, Ring::bytes(kCapacity), Access::kReadWrite).value();
+  RingWriter writer_{mapping_.data(), kCapacity};
+  RingReader reader_{mapping_.data(), kCapacity};
+  Spin spin_;
+  Wake last_ = Wake::kNone;
+};
+
+// Writes and reads `count` records of all sizes, waiting as the ends do.
+void write_all(RingWriter& writer, std::uint64_t count) {
+  Spin spin;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    auto record = writer.reserve(size_of(i)).value();
+    while (!record) {
+      ASSERT_EQ(writer.wait(size_of(i), 60s, spin), Waited::kReady);
+      record = writer.reserve(size_of(i)).value();
+    }
+    fill(*record, i);
+    writer.commit();
+  }
+}
+
+bool read_all(RingReader& reader, std::uint64_t count) {
+  Spin spin;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    auto record = reader.peek().value();
+    while (!record) {
+      if (reader.wait(60s, spin) != Waited::kReady) return false;
+      record = reader.peek().value();
+    }
+    if (!is_filled(*record, i)) return false;
+    reader.pop();
+  }
+  return true;
+}
+
+TEST_F(RingTest, RecordsOfEverySizeComeInOrder) {
+  for (std::uint64_t i = 0; i < 3000; ++i) {
+    ASSERT_TRUE(write(size_of(i), i));
+    const auto record = reader_.peek().value();
+    ASSERT_TRUE(record);
+    ASSERT_TRUE(is_filled(*record, i));
+    reader_.pop();
+  }
+  EXPECT_EQ(read(), -1);
+}
+
+TEST_F(RingTest, TheLargestRecordFitsWhereverTheRingIs) {
+  for (std::size_t n = 0; n < kCapacity; n += 8) {
+    ASSERT_TRUE(write(n / 4));
+    ASSERT_EQ(read(), static_cast<int>(n / 4));
+    ASSERT_TRUE(write(Ring::max_record(kCapacity)));
+    ASSERT_EQ(read(), static_cast<int>(Ring::max_record(kCapacity)));
+  }
+}
+
+TEST_F(RingTest, AFullRingTakesNothingMoreUntilItIsRead) {
+  int count = 0;
+  while (write(100)) ++count;
+  EXPECT_EQ(count, static_cast<int>(kCapacity / 112));
+  EXPECT_EQ(writer_.wait(100, 1ms, spin_), Waited::kTimeout);
+  for (int i = 0; i < count; ++i) EXPECT_EQ(read(), 100);
+  EXPECT_TRUE(write(100));
+}
+
+TEST_F(RingTest, WhatIsNotCommittedDoesNotExist) {
+  fill(writer_.reserve(10).value().value(), 1);
+  EXPECT_EQ(read(), -1);
+  EXPECT_TRUE(write(20));
+  EXPECT_EQ(read(), 20);
+}
+
+TEST_F(RingTest, LittleTrafficStaysOnFewPages) {
+  constexpr std::size_t kLarge = 1 << 20;
+  const Fd fd = make_memory("ring", Ring::bytes(kLarge)).value();
+  const Mapping mapping = map(fd, Ring::bytes(kLarge), Access::kReadWrite).value();
+  RingWriter writer(mapping.data(), kLarge);
+  RingReader reader(mapping.data(), kLarge);
+  for (int i = 0; i < 50'000; ++i) {
+    fill(writer.reserve(100).value().value(), 1);
+    writer.commit();
+    ASSERT_TRUE(reader.peek().value());
+    reader.pop();
+  }
+  struct stat info {};
+  ASSERT_EQ(fstat(fd.get(), &info), 0);
+  EXPECT_LE(info.st_blocks * 512, 24 << 10);
+}
+
+TEST_F(RingTest, OneStepRingsTheBellOfASleeperOnce) {
+  EXPECT_TRUE(reader_.arm());
+  EXPECT_TRUE(write(1));
+  EXPECT_EQ(last_, Wake::kBell);
+  EXPECT_TRUE(write(1));
+  EXPECT_EQ(last_, Wake::kNone);
+  EXPECT_FALSE(reader_.arm());
+  while (read() >= 0) {
+  }
+  EXPECT_TRUE(reader_.arm());
+  reader_.disarm();
+  EXPECT_TRUE(write(1));
+  EXPECT_EQ(last_, Wake::kNone);
+
+  EXPECT_FALSE(writer_.arm(100));
+  while (write(100)) {
+  }
+  EXPECT_TRUE(writer_.arm(100));
+  int rung = 0;
+  while (read() >= 0) rung += last_ == Wake::kBell;
+  EXPECT_EQ(rung, 1);
+  EXPECT_TRUE(write(100));
+}
+
+TEST_F(RingTest, CloseEndsWaitsAfterTheLastRecord) {
+  EXPECT_TRUE(write(5));
+  std::thread other([this] {
+    std::this_thread::sleep_for(20ms);
+    EXPECT_EQ(Ring(mapping_.data(), kCapacity).close(), Wake::kNone);
+  });
+  EXPECT_EQ(reader_.wait(60s, spin_), Waited::kReady);
+  EXPECT_EQ(read(), 5);
+  EXPECT_EQ(reader_.wait(60s, spin_), Waited::kClosed);
+  other.join();
+  EXPECT_TRUE(reader_.closed());
+}
+
+TEST_F(RingTest, TwoThreadsMissNoStepOfEachOther) {
+  constexpr std::uint64_t kCount = 20'000;
+  std::thread other([this] { write_all(writer_, kCount); });
+  EXPECT_TRUE(read_all(reader_, kCount));
+  other.join();
+}
+
+TEST_F(RingTest, SleepersMissNoStepEither) {
+  RingReader& there = reader_;
+  const Fd back_fd = make_memory("ring", Ring::bytes(kCapacity)).value();
+  const Mapping back_memory = map(back_fd, Ring::bytes(kCapacity), Access::kReadWrite).value();
+  RingWriter back(back_memory.data(), kCapacity);
+  RingReader here(back_memory.data(), kCapacity);
+  Spin::Options never;
+  never.max_credit = 0;
+  never.probe_every = 1 << 30;
+  constexpr int kRounds = 3000;
+  const auto next = [](RingReader& reader, Spin& spin) {
+    ASSERT_EQ(reader.wait(60s, spin), Waited::kReady);
+    ASSERT_TRUE(reader.peek().value());
+    reader.pop();
+  };
+  std::thread other([&] {
+    Spin spin(never);
+    for (int i = 0; i < kRounds; ++i) {
+      next(there, spin);
+      back.reserve(8).value().value();
+      back.commit();
+    }
+  });
+  Spin spin(never);
+  for (int i = 0; i < kRounds; ++i) {
+    ASSERT_TRUE(write(8));
+    next(here, spin);
+  }
+  other.join();
+}
+
+TEST_F(RingTest, TwoProcessesShareIt) {
+  constexpr std::uint64_t kCount = 20'000;
+  const pid_t child = fork();
+  if (child == 0) _exit(read_all(reader_, kCount) ? 0 : 1);
+  write_all(writer_, kCount);
+  int status = 1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(RingTest, OfAWriterThatIsKilledWhatItCommittedIsRead) {
+  const pid_t child = fork();
+  if (child == 0) {
+    fill(writer_.reserve(8).value().value(), 1);
+    writer_.commit();
+    fill(writer_.reserve(1000).value().value(), 1);
+    raise(SIGKILL);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(read(), 8);
+  EXPECT_EQ(reader_.wait(1ms, spin_), Waited::kTimeout);
+  reader_.close();  // by whoever hears of the death
+  EXPECT_EQ(reader_.wait(60s, spin_), Waited::kClosed);
+}
+
+TEST_F(RingTest, PositionsAndLengthsThatCannotBeAreRefused) {
+  const auto refused = [](const auto& result) { return !result && result.error().reason() == "BrokenRing"; };
+  ASSERT_TRUE(write(100));
+  auto* const length = reinterpret_cast<std::uint64_t*>(mapping_.data() + Ring::kHeaderBytes);
+  for (const std::uint64_t bad : {std::uint64_t{101 + 8}, std::uint64_t{kCapacity}, ~std::uint64_t{0}, std::uint64_t{0xffffffff}}) {
+    *length = bad;
+    EXPECT_TRUE(refused(reader_.peek())) << bad;
+  }
+  for (const std::uint64_t bad : {std::uint64_t{1}, std::uint64_t{kCapacity + 8}, ~std::uint64_t{7}}) {
+    written() = bad;
+    EXPECT_TRUE(refused(RingReader(mapping_.data(), kCapacity).peek())) << bad;
+  }
+  while (write(100)) {
+  }
+  has_read() = 1 << 20;
+  EXPECT_TRUE(refused(writer_.reserve(100)));
+}
+
+// Whatever the memory holds, nothing outside of it is touched (the sanitizers judge that) and every walk through it ends.
+TEST(RingGarbage, StaysWithinTheRing) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 2000; ++round) {
+    struct alignas(64) Memory {
+      std::byte bytes[Ring::bytes(kCapacity)];
+    };
+    const auto memory = std::make_unique<Memory>();
+    for (std::size_t i = 0; i < sizeof memory->bytes; i += 8) {
+      std::uint64_t word = random();
+      if (i >= Ring::kHeaderBytes && word % 2 == 0) word = random() % 64;  // lengths that can be
+      if (i >= Ring::kHeaderBytes && word % 9 == 0) word = 0xffffffff;
+      if (i < 128) word = random() % (kCapacity / 8 + 2) * 8;
+      std::memcpy(memory->bytes + i, &word, 8);
+    }
+    RingReader reader(memory->bytes, kCapacity);
+    int records = 0;
+    for (auto r = reader.peek(); r && *r; r = reader.peek()) {
+      if (!(*r)->empty()) (void)static_cast<int>((*r)->back());
+      reader.pop();
+      ASSERT_LT(++records, 1000);
+    }
+    RingWriter writer(memory->bytes, kCapacity);
+    for (int i = 0; i < 1000; ++i) {
+      const auto r = writer.reserve(random() % Ring::max_record(kCapacity));
+      if (!r || !*r) break;
+      std::memset((*r)->data(), 1, (*r)->size());
+      writer.commit();
+    }
+  }
+}
+
+TEST(Spin, BecomesRareWhenNothingComesAndCommonWhenItDoes) {
+  Spin::Options options;
+  options.limit = 1us;
+  Spin spin(options);
+  const auto runs = [&](int sleeps, bool comes) {
+    int count = 0;
+    for (int i = 0; i < sleeps; ++i) {
+      if (!spin.worth()) continue;
+      ++count;
+      EXPECT_EQ(spin.run([&] { return comes; }), comes);
+    }
+    return count;
+  };
+  EXPECT_TRUE(spin.worth());
+  EXPECT_FALSE(spin.run([] { return usleep(1000), false; }));  // somebody else had the core
+  EXPECT_EQ(runs(3200, false), 100);
+  EXPECT_GT(runs(1000, true), 900);
+  EXPECT_EQ(runs(8, false), 2);
+  EXPECT_EQ(runs(3200, false), 100);
+  EXPECT_GT(runs(200, true), 160);
+}
+
+}  // namespace
+}  // namespace shoal::runtime

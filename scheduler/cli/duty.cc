@@ -1,0 +1,77 @@
+// cordon, uncordon, drain: whether a node takes new work, and how it leaves in order.
+#include <algorithm>
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "scheduler/cli/commands.h"
+#include "scheduler/cli/output.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::Method;
+using actors::NodeDuty;
+using actors::NodeRow;
+using actors::NodeState;
+
+namespace {
+
+Result<std::vector<NodeRow>> nodes_of(Client& head) {
+  SHOAL_TRY(auto reply, head.list(actors::ListRequest::What::kNodes));
+  return std::move(reply.nodes);
+}
+
+// The living one whose id begins so.
+Result<NodeRow> find_node(Client& head, const std::string& id) {
+  SHOAL_TRY(const auto nodes, nodes_of(head));
+  std::vector<NodeRow> found;
+  for (const auto& n : nodes) {
+    if (n.state == NodeState::kAlive && to_string(n.id).starts_with(id)) found.push_back(n);
+  }
+  if (found.empty()) return fail(not_found("no living node " + id).with_hint("see shoal list nodes"));
+  if (found.size() > 1) return fail(invalid_argument(fmt::format("{} nodes have an id that begins with {}", found.size(), id)));
+  return found.front();
+}
+
+// Until it has left. A head that ends meanwhile takes it along.
+Result<void> wait_until_left(Looking& looking, NodeId id, std::chrono::milliseconds limit) {
+  const auto end = looking.context->clock->now() + limit;
+  while (looking.context->clock->now() < end) {
+    SHOAL_TRY(const auto nodes, nodes_of(*looking.head));
+    const auto it = std::find_if(nodes.begin(), nodes.end(), [&](const NodeRow& n) { return n.id == id; });
+    if (it == nodes.end() || it->state == NodeState::kDead) return {};
+    if (it->duty() != NodeDuty::kDrains) return fail(cancelled("the drain was called off"));
+    looking.context->run_until([] { return false; }, std::chrono::milliseconds(50));
+  }
+  return fail(deadline_exceeded("node " + to_string(id) + " did not leave in time"));
+}
+
+}  // namespace
+
+int set_duty(const Common& common, const DutyOptions& options) {
+  auto looking = look(common);
+  if (!looking) return failed(common, looking.error());
+  const auto node = find_node(*looking->head, options.node);
+  if (!node) return failed(common, node.error());
+  const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.deadline_s * 1000));
+  const actors::SetNodeDuty wish{node->id, options.duty, static_cast<std::uint64_t>(deadline.count())};
+  if (const auto set = looking->head->ask(Method::kSetNodeDuty, to_bytes(wish)); !set) return failed(common, set.error());
+  const bool waits = options.duty == NodeDuty::kDrains && options.wait;
+  if (waits) {
+    if (const auto left = wait_until_left(*looking, node->id, deadline + std::chrono::seconds(30)); !left) {
+      return failed(common, left.error());
+    }
+  }
+  const char* now = waits                                 ? "drained"
+                    : options.duty == NodeDuty::kDrains   ? "draining"
+                    : options.duty == NodeDuty::kCordoned ? "cordoned"
+                                                          : "uncordoned";
+  if (common.json) {
+    std::printf("%s\n", nlohmann::json({{"schema", "shoal.duty/1"}, {"node", to_string(node->id)}, {"now", now}}).dump().c_str());
+  } else {
+    std::printf("Node %s is %s.\n", to_string(node->id).c_str(), now);
+  }
+  return kOk;
+}
+
+}  // namespace shoal::scheduler::cli

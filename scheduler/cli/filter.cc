@@ -1,0 +1,96 @@
+#include "scheduler/cli/filter.h"
+
+#include <strings.h>
+
+#include <algorithm>
+
+namespace shoal::scheduler::cli {
+
+using nlohmann::json;
+
+Result<Filter> parse_filter(const std::string& text) {
+  const auto equals = text.find('=');
+  const bool negated = equals != std::string::npos && equals > 0 && text[equals - 1] == '!';
+  const auto key = text.substr(0, equals - negated);
+  if (equals == std::string::npos || key.empty()) {
+    return fail(invalid_argument("'" + text + "' is neither KEY=VALUE nor KEY!=VALUE").with_reason("Usage"));
+  }
+  return Filter{key, text.substr(equals + 1), negated};
+}
+
+bool matches(const json& row, const Filter& filter) {
+  const json* at = &row;
+  std::string_view key = filter.key;
+  while (at != nullptr && !key.empty()) {
+    // A name may have dots itself: the longest that is there.
+    auto end = key.size();
+    while (end != std::string_view::npos && !(at->is_object() && at->contains(std::string(key.substr(0, end))))) {
+      end = end == 0 ? std::string_view::npos : key.rfind('.', end - 1);
+    }
+    if (end == std::string_view::npos) {
+      at = nullptr;
+    } else {
+      at = &(*at)[std::string(key.substr(0, end))];
+      key.remove_prefix(std::min(end + 1, key.size()));
+    }
+  }
+  const std::string text = at == nullptr || at->is_null() ? "" : at->is_string() ? at->get<std::string>() : at->dump();
+  return (strcasecmp(text.c_str(), filter.value.c_str()) == 0) != filter.negated;
+}
+
+namespace {
+
+std::string scalar(const json& value) {
+  if (!value.is_string()) return value.dump();
+  const std::string text = value;
+  constexpr std::string_view kWords[] = {"null", "true", "false", "yes", "no", "on", "off", "~"};
+  const bool plain =
+      !text.empty() && std::isalpha(static_cast<unsigned char>(text[0])) && text.back() != ' ' &&
+      std::all_of(text.begin(), text.end(),
+                  [](unsigned char c) {
+                    return std::isalnum(c) || std::string_view("_-./@ ").find(static_cast<char>(c)) != std::string_view::npos;
+                  }) &&
+      std::none_of(std::begin(kWords), std::end(kWords), [&](auto w) { return strcasecmp(text.c_str(), std::string(w).c_str()) == 0; });
+  return plain ? text : value.dump(-1, ' ', false, json::error_handler_t::replace);  // a JSON string is a YAML one
+}
+
+void write(const json& value, std::size_t indent, std::string& out) {
+  const std::string space(indent, ' ');
+  const auto child = [&](const json& v) {
+    if ((v.is_object() || v.is_array()) && !v.empty()) {
+      out += "\n";
+      write(v, indent + 2, out);
+    } else {
+      out += " " + scalar(v) + "\n";
+    }
+  };
+  if (value.is_object()) {
+    for (const auto& [key, v] : value.items()) {
+      out += space + scalar(key) + ":";
+      child(v);
+    }
+  } else {
+    for (const auto& v : value) {
+      if (v.is_object() && !v.empty()) {  // "- " stands in its first line
+        std::string item;
+        write(v, indent + 2, item);
+        item[indent] = '-';
+        out += item;
+      } else {
+        out += space + "-";
+        child(v);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::string to_yaml(const json& value) {
+  if (!(value.is_object() || value.is_array()) || value.empty()) return scalar(value) + "\n";
+  std::string out;
+  write(value, 0, out);
+  return out;
+}
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,50 @@
+#include "scheduler/cli/filter.h"
+
+#include <gtest/gtest.h>
+
+namespace shoal::scheduler::cli {
+namespace {
+
+using nlohmann::json;
+
+bool kept(const json& row, const std::string& filter) { return matches(row, parse_filter(filter).value()); }
+
+TEST(Filter, RowsAreKeptByTheirFields) {
+  const json row = {{"state", "ALIVE"}, {"pid", 7}, {"name", ""}, {"cause", nullptr}, {"labels", {{"zone", "a"}, {"a.b", "c"}}}};
+  EXPECT_TRUE(kept(row, "state=ALIVE"));
+  EXPECT_TRUE(kept(row, "state=alive"));
+  EXPECT_FALSE(kept(row, "state=DEAD"));
+  EXPECT_TRUE(kept(row, "state!=DEAD"));
+  EXPECT_FALSE(kept(row, "state!=ALIVE"));
+  EXPECT_TRUE(kept(row, "pid=7"));
+  EXPECT_TRUE(kept(row, "labels.zone=a"));
+  EXPECT_TRUE(kept(row, "labels.a.b=c"));
+  EXPECT_FALSE(kept(row, "labels.zone.deeper=a"));
+  EXPECT_TRUE(kept(row, "absent="));
+  EXPECT_TRUE(kept(row, "cause="));
+  EXPECT_FALSE(kept(row, "absent=x"));
+  EXPECT_TRUE(kept(row, "name!=a=b"));
+  for (const char* bad : {"", "state", "=x", "!=x"}) EXPECT_FALSE(parse_filter(bad)) << bad;
+}
+
+TEST(Yaml, ReadsAsWhatItWas) {
+  const json rows = {{{"id", "00ff"}, {"state", "ALIVE"}, {"why", "a: b\n\"c\""}, {"yes", "no"}, {"empty", json::object()}, {"n", 1.5}},
+                     {{"labels", {{"zone", "a"}}}, {"list", {1, "two"}}, {"none", nullptr}}};
+  EXPECT_EQ(to_yaml(rows),
+            "- empty: {}\n"
+            "  id: \"00ff\"\n"
+            "  n: 1.5\n"
+            "  state: ALIVE\n"
+            "  why: \"a: b\\n\\\"c\\\"\"\n"
+            "  \"yes\": \"no\"\n"
+            "- labels:\n"
+            "    zone: a\n"
+            "  list:\n"
+            "    - 1\n"
+            "    - two\n"
+            "  none: null\n");
+  EXPECT_EQ(to_yaml(json::array()), "[]\n");
+}
+
+}  // namespace
+}  // namespace shoal::scheduler::cli

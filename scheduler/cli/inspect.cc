@@ -1,0 +1,251 @@
+// list, get, summary, describe: rows of what a cluster has.
+#include <algorithm>
+#include <cstdio>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include "scheduler/cli/commands.h"
+#include "scheduler/cli/filter.h"
+#include "scheduler/cli/output.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::ListReply;
+using actors::ListRequest;
+using actors::Method;
+using nlohmann::json;
+
+namespace {
+
+using What = ListRequest::What;
+
+// "actor" and "actors" are one; so are Ray's names and ours.
+Result<std::pair<What, std::string>> kind_of(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  if (!name.ends_with('s')) name += 's';
+  const std::map<std::string, std::pair<What, std::string>> kinds = {
+      {"actors", {What::kActors, "actors"}}, {"nodes", {What::kNodes, "nodes"}},    {"workers", {What::kWorkers, "workers"}},
+      {"jobs", {What::kJobs, "jobs"}},       {"groups", {What::kGroups, "groups"}}, {"placement-groups", {What::kGroups, "groups"}}};
+  if (const auto it = kinds.find(name); it != kinds.end()) return it->second;
+  if (name == "tasks" || name == "objects" || name == "runtime-envs") {
+    return fail(unimplemented("the head knows nothing of " + name + ": their owners have them").with_hint("see shoal list workers"));
+  }
+  return fail(invalid_argument("there is no list of " + name).with_hint("actors, nodes, workers, jobs, groups").with_reason("Usage"));
+}
+
+int refused(const Common& common, const Error& e) {
+  print_error(e, common.json);
+  return e.reason() == "Usage" ? static_cast<int>(kUsage) : exit_code(e);
+}
+
+std::string brief(std::uint64_t id) { return id ? hex(id).substr(0, 8) : "-"; }
+
+std::string first_line(const std::optional<Error>& cause, const std::string& otherwise) {
+  if (!cause) return otherwise;
+  return cause->message().substr(0, cause->message().find('\n'));
+}
+
+std::string full_name(const std::string& name, const std::string& name_space) { return name.empty() ? "-" : name_space + "/" + name; }
+
+std::string attribute_text(const std::map<std::string, std::string>& attributes) {
+  std::string out;
+  for (const auto& [name, value] : attributes) out += (out.empty() ? "" : " ") + name + "=" + value;
+  return out;
+}
+
+std::string local_time(std::int64_t unix_ms) {
+  return unix_ms == 0 ? "-" : fmt::format("{:%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(unix_ms / 1000)));
+}
+
+// As people look for them: jobs in the order in which they began, of actors and workers those that live first.
+void sort_rows(ListReply& r) {
+  std::stable_sort(r.jobs.begin(), r.jobs.end(), [](const auto& a, const auto& b) { return a.started_unix_ms < b.started_unix_ms; });
+  std::stable_partition(r.actors.begin(), r.actors.end(), [](const auto& a) { return a.state != actors::ActorState::kDead; });
+  std::stable_partition(r.groups.begin(), r.groups.end(), [](const auto& g) { return g.state != actors::GroupState::kRemoved; });
+  std::stable_partition(r.workers.begin(), r.workers.end(), [](const auto& w) { return w.state != actors::WorkerState::kExited; });
+}
+
+void keep(ListReply& r, const std::vector<Filter>& filters, std::size_t limit) {
+  const auto some = [&](auto& rows) {
+    std::erase_if(rows, [&](const auto& row) {
+      const json j = to_json(row);
+      return !std::all_of(filters.begin(), filters.end(), [&](const Filter& f) { return matches(j, f); });
+    });
+    if (limit > 0 && rows.size() > limit) rows.resize(limit);
+  };
+  some(r.actors);
+  some(r.nodes);
+  some(r.workers);
+  some(r.jobs);
+  some(r.groups);
+}
+
+void print_rows(const ListReply& r, const std::string& what) {
+  std::vector<std::vector<std::string>> rows;
+  if (what == "actors") {
+    for (const auto& a : r.actors) {
+      rows.push_back({to_string(a.id), a.class_name, full_name(a.name, a.name_space), actors::to_string(a.state),
+                      a.world_size > 1 ? fmt::format("{}/{}", a.rank, a.world_size) : "-", std::to_string(a.pid), brief(a.node.value),
+                      std::to_string(a.generation), attribute_text(a.attributes), first_line(a.cause, a.pending_reason)});
+    }
+    print_table({"ACTOR", "CLASS", "NAME", "STATE", "RANK", "PID", "NODE", "GENERATION", "ATTRIBUTES", "WHY"}, rows);
+  } else if (what == "nodes") {
+    for (const auto& n : r.nodes) {
+      rows.push_back({to_string(n.id), n.host, state_text(n), std::to_string(n.pid), n.available.to_string(), n.total.to_string(),
+                      attribute_text(n.labels)});
+    }
+    print_table({"NODE", "HOST", "STATE", "PID", "FREE", "TOTAL", "LABELS"}, rows);
+  } else if (what == "workers") {
+    for (const auto& w : r.workers) {
+      rows.push_back({to_string(w.id), w.role, to_string(w.state), std::to_string(w.pid), brief(w.node.value), brief(w.job.value),
+                      first_line(w.cause, "")});
+    }
+    print_table({"WORKER", "ROLE", "STATE", "PID", "NODE", "JOB", "WHY"}, rows);
+  } else if (what == "groups") {
+    for (const auto& g : r.groups) {
+      std::string bundles;
+      for (std::size_t i = 0; i < g.bundles.size(); ++i) {
+        bundles += fmt::format("{}{} on {}", bundles.empty() ? "" : "; ", g.bundles[i].to_string(), brief(g.nodes[i].value));
+      }
+      rows.push_back({to_string(g.id), full_name(g.name, g.name_space), actors::to_string(g.state), actors::to_string(g.strategy),
+                      brief(g.job.value), bundles, first_line(g.cause, g.pending_reason)});
+    }
+    print_table({"GROUP", "NAME", "STATE", "STRATEGY", "JOB", "BUNDLES", "WHY"}, rows);
+  } else {
+    for (const auto& j : r.jobs) {
+      rows.push_back({to_string(j.id), j.name, local_time(j.started_unix_ms), actors::to_string(j.state),
+                      j.num_workers ? std::to_string(j.num_workers) : "-", j.ended_unix_ms ? std::to_string(j.exit_code) : "-",
+                      first_line(j.cause, j.pending_reason)});
+    }
+    print_table({"JOB", "NAME", "STARTED", "STATE", "WORKERS", "EXIT", "WHY"}, rows);
+  }
+}
+
+struct Listed {
+  Looking looking;
+  std::string what;  // in the plural
+  ListReply reply;
+};
+
+Result<Listed> rows_of(const Common& common, const std::string& name) {
+  SHOAL_TRY(const auto kind, kind_of(name));
+  SHOAL_TRY(auto looking, look(common));
+  SHOAL_TRY(auto reply, looking.head->list(kind.first));
+  sort_rows(reply);
+  return Listed{std::move(looking), kind.second, std::move(reply)};
+}
+
+// The one whose id (or name, of an actor; or submission id, of a job) this is, or begins so.
+Result<json> find_row(const json& rows, const std::string& what, const std::string& id) {
+  std::vector<json> found;
+  for (const auto& row : rows) {
+    const auto is = [&](const char* key) { return row.contains(key) && row[key] == id; };
+    if (is("id") || is("submission_id")) return row;
+    if (!id.empty() && (row["id"].get<std::string>().starts_with(id) || (is("name") && what != "jobs"))) found.push_back(row);
+  }
+  if (found.empty()) return fail(not_found("none of the " + what + " is " + id).with_hint("see shoal list " + what));
+  if (found.size() > 1) return fail(invalid_argument(fmt::format("{} of the {} have an id that begins with {}", found.size(), what, id)));
+  return found.front();
+}
+
+// The whole cause, of what can be asked for alone.
+void whole_cause(Looking& looking, const std::string& what, json& row) {
+  const std::uint64_t id = parse_hex(row["id"].get<std::string>()).value_or(0);
+  if (what == "actors") {
+    const auto whole = looking.head->ask_for<actors::ActorRow>(Method::kWatchActor, to_bytes(actors::ActorRef{ActorId{id}}));
+    if (whole) row = to_json(*whole);
+  } else if (what == "jobs") {
+    const auto whole = looking.head->ask_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{JobId{id}}));
+    if (whole) row = to_json(*whole);
+  }
+}
+
+void print_json(const json& out) { std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str()); }
+
+}  // namespace
+
+int list(const Common& common, const ListOptions& o) {
+  std::vector<Filter> filters;
+  for (const auto& text : o.filters) {
+    const auto filter = parse_filter(text);
+    if (!filter) return refused(common, filter.error());
+    filters.push_back(*filter);
+  }
+  auto listed = rows_of(common, o.what);
+  if (!listed) return refused(common, listed.error());
+  keep(listed->reply, filters, o.limit);
+  const json rows = rows_json(listed->reply);
+  if (common.json || o.format == "json") {
+    print_json({{"schema", "shoal.list/1"}, {"what", listed->what}, {"rows", rows}});
+  } else if (o.format == "yaml" || (o.detail && o.format.empty())) {
+    std::printf("%s", to_yaml(rows).c_str());
+  } else {
+    print_rows(listed->reply, listed->what);
+  }
+  return kOk;
+}
+
+int get(const Common& common, const GetOptions& o) {
+  auto listed = rows_of(common, o.what);
+  if (!listed) return refused(common, listed.error());
+  auto row = find_row(rows_json(listed->reply), listed->what, o.id);
+  if (!row) return refused(common, row.error());
+  whole_cause(listed->looking, listed->what, *row);
+  if (common.json || o.format == "json") {
+    (*row)["schema"] = "shoal.get/1";
+    print_json(*row);
+  } else {
+    std::printf("%s", to_yaml(*row).c_str());
+  }
+  return kOk;
+}
+
+int summary(const Common& common, const std::string& name) {
+  const auto listed = rows_of(common, name);
+  if (!listed) return refused(common, listed.error());
+  std::map<std::pair<std::string, std::string>, std::size_t> counts;  // by what they are and their state
+  const char* key = listed->what == "actors" ? "class" : listed->what == "workers" ? "role" : nullptr;
+  const json rows = rows_json(listed->reply);
+  for (const auto& row : rows) ++counts[{key ? row[key].get<std::string>() : listed->what, row["state"].get<std::string>()}];
+  if (common.json) {
+    json out = json::object();
+    for (const auto& [of, count] : counts) out[of.first][of.second] = count;
+    print_json({{"schema", "shoal.summary/1"}, {"what", listed->what}, {"total", rows.size()}, {"summary", out}});
+    return kOk;
+  }
+  std::vector<std::vector<std::string>> table;
+  for (const auto& [of, count] : counts) table.push_back({of.first, of.second, std::to_string(count)});
+  print_table({"WHAT", "STATE", "COUNT"}, table);
+  return kOk;
+}
+
+int describe(const Common& common, const GetOptions& o) {
+  auto listed = rows_of(common, o.what);
+  if (!listed) return refused(common, listed.error());
+  auto row = find_row(rows_json(listed->reply), listed->what, o.id);
+  if (!row) return refused(common, row.error());
+  whole_cause(listed->looking, listed->what, *row);
+  if (common.json) {
+    (*row)["schema"] = "shoal.describe/1";
+    print_json(*row);
+    return kOk;
+  }
+  const json cause = row->contains("cause") ? (*row)["cause"] : json();
+  const std::string waits = row->value("pending_reason", "");
+  json rest = *row;
+  for (const char* told : {"cause", "pending_reason"}) rest.erase(told);
+  std::printf("%s", to_yaml(rest).c_str());
+  if (!waits.empty()) std::printf("why it waits: %s\n", waits.c_str());
+  if (cause.is_object()) {
+    std::printf("why it ended: %s\n", cause.value("message", "").c_str());
+    for (const auto& frame : cause.value("in", json::array())) std::printf("  in: %s\n", frame.get<std::string>().c_str());
+    if (!cause.value("hint", "").empty()) std::printf("  hint: %s\n", cause.value("hint", "").c_str());
+  }
+  const std::string id = (*row)["id"];
+  if (listed->what == "actors" || listed->what == "jobs" || listed->what == "workers") std::printf("next: shoal logs %s\n", id.c_str());
+  if (listed->what == "nodes") std::printf("next: shoal cordon %s   |   shoal drain %s\n", id.c_str(), id.c_str());
+  return kOk;
+}
+
+}  // namespace shoal::scheduler::cli

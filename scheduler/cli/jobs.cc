@@ -1,0 +1,188 @@
+// job submit, status, logs, stop, delete: jobs as Ray's command has them, by their submission id.
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "scheduler/cli/commands.h"
+#include "scheduler/cli/output.h"
+#include "scheduler/web/entrypoint.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::JobRow;
+using actors::JobState;
+using actors::Method;
+using nlohmann::json;
+
+namespace {
+
+int by_outcome(JobState state) { return state == JobState::kFailed || state == JobState::kStopped ? kFailed : kOk; }
+
+// Whole: a list has only the first line of a cause.
+Result<JobRow> find_job(Client& head, const std::string& id) {
+  SHOAL_TRY(const auto jobs, head.list(actors::ListRequest::What::kJobs));
+  const auto it =
+      std::find_if(jobs.jobs.begin(), jobs.jobs.end(), [&](const JobRow& j) { return j.submission.id == id || to_string(j.id) == id; });
+  if (it == jobs.jobs.end()) return fail(not_found("no job " + id).with_hint("see shoal job list"));
+  return head.ask_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{it->id}));
+}
+
+const std::string& name_of(const JobRow& row, const std::string& otherwise) {
+  return row.submission.id.empty() ? otherwise : row.submission.id;
+}
+
+void print_job(const Common& common, const JobRow& row, const std::string& id) {
+  if (common.json) {
+    auto out = job_details(row);
+    out["schema"] = "shoal.job/1";
+    std::printf("%s\n", out.dump().c_str());
+    return;
+  }
+  std::printf("Job %s is %s.\n", name_of(row, id).c_str(), to_string(row.state));
+  if (!row.pending_reason.empty()) std::printf("%s\n", row.pending_reason.c_str());
+  if (row.cause) std::fprintf(stderr, "%s\n", row.cause->to_string().c_str());
+}
+
+std::string quoted(const std::string& word) {
+  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) || std::string_view("_-./=:,@%+").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return word;
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+Result<json> object_of(const std::string& text, const char* what) {
+  auto out = json::parse(text.empty() ? "{}" : text, nullptr, false);
+  if (!out.is_object()) return fail(invalid_argument(fmt::format("{} is a JSON object", what)));
+  return out;
+}
+
+Result<std::string> request_of(const JobOptions& o) {
+  std::string env_text = o.runtime_env_json;
+  if (!o.runtime_env_file.empty()) {
+    std::ifstream file(o.runtime_env_file);
+    if (!file) return fail(not_found("no file " + o.runtime_env_file));
+    std::ostringstream text;
+    text << file.rdbuf();
+    env_text = text.str();
+  }
+  SHOAL_TRY(json env, object_of(env_text, "a runtime_env (YAML is not read)"));
+  if (!o.working_dir.empty()) env["working_dir"] = o.working_dir;
+  if (!env.contains("working_dir")) env["working_dir"] = o.cwd;
+  const auto& folder = env["working_dir"];
+  if (folder.is_string() && folder.get<std::string>().find("://") == std::string::npos) {
+    env["working_dir"] = (std::filesystem::path(o.cwd) / folder.get<std::string>()).lexically_normal().string();
+  }
+  // One word is a command line as it is; several are one each.
+  std::string entrypoint = o.words.size() == 1 ? o.words[0] : "";
+  for (std::size_t i = 0; o.words.size() > 1 && i < o.words.size(); ++i) entrypoint += (i ? " " : "") + quoted(o.words[i]);
+  SHOAL_TRY(const json metadata, object_of(o.metadata_json, "--metadata-json"));
+  SHOAL_TRY(const json resources, object_of(o.resources_json, "--entrypoint-resources"));
+  const json request = {{"entrypoint", entrypoint},      {"submission_id", o.submission_id},  {"runtime_env", env},
+                        {"metadata", metadata},          {"entrypoint_num_cpus", o.num_cpus}, {"entrypoint_num_gpus", o.num_gpus},
+                        {"entrypoint_memory", o.memory}, {"entrypoint_resources", resources}};
+  return request.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// Follows it to its end.
+int follow(const Common& common, Looking& looking, const JobRow& job, const std::string& id) {
+  const auto row = follow_job(common, *looking.context, *looking.head, job.id);
+  if (!row) return failed(common, row.error());
+  if (!*row) {
+    std::fprintf(stderr, "shoal: job %s goes on; see it with: shoal job logs -f %s\n", id.c_str(), id.c_str());
+    return 130;
+  }
+  print_job(common, **row, id);
+  return by_outcome((*row)->state);
+}
+
+}  // namespace
+
+int job_submit(const Common& common, const JobOptions& o) {
+  const auto text = request_of(o);
+  if (!text) return failed(common, text.error());
+  const auto request = web::parse_job_request(*text);
+  if (!request) return failed(common, request.error());
+  const auto spec = web::job_spec(*request, {common.python, o.path, o.python_path, o.cwd});
+  if (!spec) return failed(common, spec.error());
+  auto looking = look(common);
+  if (!looking) return failed(common, looking.error());
+  const auto job = looking->head->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(*spec));
+  if (!job) return failed(common, job.error());
+  const std::string id = o.submission_id.empty() ? to_string(job->job) : o.submission_id;
+  if (!o.wait) {
+    if (common.json) {
+      std::printf("%s\n", json({{"schema", "shoal.job/1"}, {"job_id", to_string(job->job)}, {"submission_id", id}}).dump().c_str());
+    } else {
+      std::printf("Job %s was submitted.\n", id.c_str());
+    }
+    return kOk;
+  }
+  std::fprintf(stderr, "shoal: job %s was submitted\n", id.c_str());
+  JobRow row;
+  row.id = job->job;
+  return follow(common, *looking, row, id);
+}
+
+int job_status(const Common& common, const JobOptions& o) {
+  auto looking = look(common);
+  if (!looking) return failed(common, looking.error());
+  const auto row = find_job(*looking->head, o.id);
+  if (!row) return failed(common, row.error());
+  print_job(common, *row, o.id);
+  return by_outcome(row->state);
+}
+
+int job_logs(const Common& common, const JobOptions& o) {
+  auto looking = look(common);
+  if (!looking) return failed(common, looking.error());
+  const auto row = find_job(*looking->head, o.id);
+  if (!row) return failed(common, row.error());
+  if (o.follow && !actors::ended(row->state)) return follow(common, *looking, *row, o.id);
+  LogsOptions options;
+  options.id = to_string(row->id);
+  return logs(common, options);
+}
+
+int job_stop(const Common& common, const JobOptions& o) {
+  auto looking = look(common);
+  if (!looking) return failed(common, looking.error());
+  auto row = find_job(*looking->head, o.id);
+  if (!row) return failed(common, row.error());
+  if (!actors::ended(row->state)) {
+    const auto stop = looking->head->ask(Method::kStopJob, to_bytes(actors::StopJob{row->id, false}));
+    if (!stop) return failed(common, stop.error());
+    const auto end = looking->context->clock->now() + std::chrono::seconds(30);
+    while (o.wait && row && !actors::ended(row->state) && looking->context->clock->now() < end) {
+      looking->context->run_until([] { return false; }, std::chrono::milliseconds(20));
+      row = find_job(*looking->head, o.id);
+    }
+    if (!row) return failed(common, row.error());
+    if (o.wait && !actors::ended(row->state)) return failed(common, deadline_exceeded("job " + o.id + " does not end"));
+  }
+  print_job(common, *row, o.id);
+  return kOk;
+}
+
+int job_delete(const Common& common, const JobOptions& o) {
+  auto looking = look(common);
+  if (!looking) return failed(common, looking.error());
+  const auto row = find_job(*looking->head, o.id);
+  if (!row) return failed(common, row.error());
+  const auto gone = looking->head->ask(Method::kDeleteJob, to_bytes(actors::JobRef{row->id}));
+  if (!gone) return failed(common, gone.error());
+  if (common.json) {
+    std::printf("%s\n", json({{"schema", "shoal.job/1"}, {"submission_id", o.id}, {"deleted", true}}).dump().c_str());
+  } else {
+    std::printf("Job %s is forgotten.\n", o.id.c_str());
+  }
+  return kOk;
+}
+
+}  // namespace shoal::scheduler::cli

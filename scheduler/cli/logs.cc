@@ -1,0 +1,202 @@
+// logs: what a job, worker or actor printed, also after it or its node ended.
+#include <algorithm>
+#include <cstdio>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "scheduler/cli/commands.h"
+#include "scheduler/cli/output.h"
+#include "scheduler/node/log_book.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::ListRequest;
+using actors::Method;
+using nlohmann::json;
+
+namespace {
+
+// What an id means: a job with its workers, an actor's worker, or a worker. "" is the latest job. The beginning of an id will do when
+// only one begins so.
+struct Wanted {
+  JobId job;
+  bool whole_job = false;  // also those that are still to come
+  std::vector<actors::WorkerRow> workers;
+
+  bool has(WorkerId id) const {
+    return whole_job || std::any_of(workers.begin(), workers.end(), [&](const auto& w) { return w.id == id; });
+  }
+};
+
+Result<Wanted> wanted_by(Client& head, const std::string& id, bool previous) {
+  SHOAL_TRY(const auto workers, head.list(ListRequest::What::kWorkers));
+  SHOAL_TRY(const auto jobs, head.list(ListRequest::What::kJobs));
+  SHOAL_TRY(const auto actors, head.list(ListRequest::What::kActors));
+  std::set<JobId> found_jobs;
+  std::set<WorkerId> found_workers;
+  std::set<std::string> names;
+  const auto matches = [&](const auto& other) {
+    const bool yes = !id.empty() && to_string(other).starts_with(id);
+    if (yes) names.insert(to_string(other));
+    return yes;
+  };
+  for (const auto& j : jobs.jobs) {
+    if (matches(j.id)) found_jobs.insert(j.id);
+  }
+  bool never_before = false;
+  for (const auto& a : actors.actors) {
+    if (!matches(a.id)) continue;
+    never_before |= previous && !a.previous;
+    found_workers.insert(previous ? a.previous : a.worker);
+  }
+  for (const auto& w : workers.workers) {
+    if (matches(w.id)) found_workers.insert(w.id);
+  }
+  if (never_before) return fail(not_found("actor " + id + " had no process before the one that it has"));
+  if (previous && found_workers.empty()) return fail(invalid_argument("--previous is of an actor that was started again"));
+  if (names.size() > 1) {
+    std::string list;
+    for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
+    return fail(invalid_argument("more than one id begins with " + id + ": " + list));
+  }
+  if (id.empty()) {
+    std::int64_t latest = -1;
+    JobId job;
+    for (const auto& j : jobs.jobs) {
+      if (j.started_unix_ms > latest) latest = j.started_unix_ms, job = j.id;
+    }
+    if (!job) return fail(not_found("no job has run yet"));
+    found_jobs.insert(job);
+  }
+  Wanted out;
+  out.whole_job = !found_jobs.empty();
+  if (out.whole_job) out.job = *found_jobs.begin();
+  for (const auto& w : workers.workers) {
+    if (out.whole_job ? w.job == out.job : found_workers.contains(w.id)) out.workers.push_back(w);
+  }
+  if (!out.whole_job && out.workers.empty()) return fail(not_found("no job, worker or actor " + id).with_hint("see shoal list jobs"));
+  if (!out.whole_job) out.job = out.workers.front().job;
+  return out;
+}
+
+std::string last_lines(const std::string& text, std::uint64_t lines) {
+  if (lines == 0) return text;
+  std::size_t at = text.size();
+  for (std::uint64_t n = 0; at > 0; --at) {
+    if (text[at - 1] == '\n' && at != text.size() && ++n == lines) break;
+  }
+  return text.substr(at);
+}
+
+void print_lines(const std::string& who, std::uint16_t stream, std::string_view lines) {
+  std::FILE* to = stream == 1 ? stdout : stderr;
+  for (std::size_t from = 0; from < lines.size();) {
+    const auto end = std::min(lines.find('\n', from), lines.size());
+    std::fprintf(to, "(%s) %.*s\n", who.c_str(), static_cast<int>(end - from), lines.data() + from);
+    from = end + 1;
+  }
+  std::fflush(to);
+}
+
+using Nodes = std::vector<std::unique_ptr<Client>>;
+
+constexpr std::size_t kMaxBytes = 16u << 20;  // of each stream of each process
+
+// From the nodes, and of those that are gone from the session's folder, which all nodes of a host share.
+Result<std::string> kept_text(const Looking& looking, const Nodes& nodes, WorkerId worker, std::uint16_t stream) {
+  for (const auto& node : nodes) {
+    const auto text = node->ask(Method::kReadLog, to_bytes(actors::ReadLog{worker, stream, kMaxBytes}));
+    if (text) return std::string(text->payload.view());
+    if (text.error().code() != Code::kNotFound) return fail(text.error());
+  }
+  LogBook::Options folder;
+  folder.folder = looking.logs;
+  return LogBook(folder).read(worker, static_cast<Launcher::Stream>(stream), kMaxBytes);
+}
+
+Result<void> print_kept(const Common& common, const Looking& looking, const Wanted& wanted, const Nodes& nodes,
+                        const LogsOptions& options) {
+  json out = json::array();
+  for (const auto& w : wanted.workers) {
+    for (const std::uint16_t stream : {1, 2}) {
+      if (stream == 1 && options.only_err) continue;
+      const auto text = kept_text(looking, nodes, w.id, stream);
+      if (!text) {  // it printed nothing
+        if (text.error().code() == Code::kNotFound) continue;
+        return fail(text.error());
+      }
+      const std::string lines = last_lines(*text, options.tail_lines);
+      if (common.json) {
+        out.push_back({{"worker", to_string(w.id)}, {"role", w.role}, {"stream", stream == 1 ? "stdout" : "stderr"}, {"text", lines}});
+      } else {
+        print_lines(w.role, stream, lines);
+      }
+    }
+  }
+  if (common.json) {
+    const json all = {{"schema", "shoal.logs/1"}, {"logs", out}};
+    std::printf("%s\n", all.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+  }
+  return {};
+}
+
+// What was printed so far and what comes, until the job, or the worker, has ended.
+Result<void> follow(Looking& looking, const Wanted& wanted, const Nodes& nodes, const LogsOptions& options) {
+  std::map<std::pair<std::string, std::uint16_t>, std::string> backlog;  // by who and stream
+  bool caught_up = false, job_ended = false;
+  std::set<WorkerId> left;
+  for (const auto& w : wanted.workers) {
+    if (w.state != actors::WorkerState::kExited) left.insert(w.id);
+  }
+  for (const auto& node : nodes) {
+    node->set_on_notice([&](Method method, runtime::Message message) {
+      if (method == Method::kWorkerExited) {
+        if (const auto m = actors::from_bytes<actors::WorkerUpdate>(message.body)) left.erase(m->worker);
+      }
+      if (method != Method::kLogLines) return;
+      const auto m = actors::from_bytes<actors::LogLines>(message.body);
+      if (!m || !wanted.has(m->worker) || (options.only_err && m->stream != 2)) return;
+      if (caught_up) return print_lines(m->label, m->stream, message.payload.view());
+      backlog[{m->label, m->stream}] += message.payload.view();
+    });
+    SHOAL_OK(node->ask(Method::kFollowLogs, to_bytes(actors::JobRef{wanted.job})));
+  }
+  caught_up = true;
+  for (const auto& [who, text] : backlog) print_lines(who.first, who.second, last_lines(text, options.tail_lines));
+  looking.head->set_on_notice([&](Method method, runtime::Message message) {
+    if (method != Method::kJobUpdate) return;
+    if (const auto row = actors::from_bytes<actors::JobRow>(message.body)) job_ended |= row->id == wanted.job && row->ended_unix_ms != 0;
+  });
+  SHOAL_TRY(const auto row, looking.head->ask_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{wanted.job})));
+  job_ended |= row.ended_unix_ms != 0;
+  const auto over = [&] {
+    const bool lost = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) { return node->closed(); });
+    return job_ended || lost || (!wanted.whole_job && left.empty());
+  };
+  looking.context->run_until(over, std::chrono::hours(24 * 365));
+  for (const auto& node : nodes) (void)node->ask(Method::kSyncLogs, {}, std::chrono::seconds(1));  // the last lines, if any
+  return {};
+}
+
+}  // namespace
+
+int logs(const Common& common, const LogsOptions& options) {
+  auto looking = look(common);
+  if (!looking) return failed(common, looking.error());
+  const auto wanted = wanted_by(*looking->head, options.id, options.previous);
+  if (!wanted) return failed(common, wanted.error());
+  const auto rows = looking->head->list(ListRequest::What::kNodes);
+  if (!rows) return failed(common, rows.error());
+  Nodes nodes;
+  for (const auto& node : rows->nodes) {
+    if (node.state != actors::NodeState::kAlive) continue;
+    auto client = Client::connect(*looking->context, node.endpoint);
+    if (!client) return failed(common, client.error());
+    nodes.push_back(*std::move(client));
+  }
+  const auto done = options.follow ? follow(*looking, *wanted, nodes, options) : print_kept(common, *looking, *wanted, nodes, options);
+  return done ? kOk : failed(common, done.error());
+}
+
+}  // namespace shoal::scheduler::cli

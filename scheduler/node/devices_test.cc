@@ -1,0 +1,65 @@
+#include "scheduler/node/devices.h"
+
+#include <gtest/gtest.h>
+
+#include "actors/cluster/resources.h"
+
+namespace shoal::scheduler {
+namespace {
+
+using Ids = std::vector<std::string>;
+constexpr std::int64_t kOne = actors::Resources::kUnit;
+constexpr WorkerId kA{1}, kB{2}, kC{3};
+
+TEST(DevicesTest, WholeOnesAreNobodyElses) {
+  Devices devices({"0", "1", "2"});
+  EXPECT_EQ(devices.take(kA, kOne), (Ids{"0"}));
+  EXPECT_EQ(devices.take(kB, 2 * kOne), (Ids{"1", "2"}));
+  devices.give_back(kB);
+  EXPECT_EQ(devices.take(kC, kOne), (Ids{"1"}));
+}
+
+TEST(DevicesTest, SharesFillADeviceBeforeTheyTakeAnother) {
+  Devices devices({"a", "b"});
+  EXPECT_EQ(devices.take(kA, kOne / 2), (Ids{"a"}));
+  EXPECT_EQ(devices.take(kB, kOne / 4), (Ids{"a"}));
+  EXPECT_EQ(devices.take(kC, kOne), (Ids{"b"}));
+  devices.give_back(kC);
+  EXPECT_EQ(devices.take(kC, kOne / 2), (Ids{"b"}));
+  devices.give_back(kA);
+  EXPECT_EQ(devices.take(kA, kOne / 2), (Ids{"b"}));  // the fullest that has room
+}
+
+TEST(DevicesTest, SharesThatLieBadlyAreSharedByMore) {
+  Devices devices({"0", "1"});
+  EXPECT_EQ(devices.take(kA, kOne * 6 / 10), (Ids{"0"}));
+  EXPECT_EQ(devices.take(kB, kOne * 7 / 10), (Ids{"1"}));
+  EXPECT_EQ(devices.take(kC, kOne / 2), (Ids{"0"}));
+}
+
+TEST(DevicesTest, NobodyGetsMoreThanThereIsNorWhatItDidNotAskFor) {
+  Devices devices({"0"});
+  EXPECT_EQ(devices.take(kA, 0), Ids());
+  EXPECT_EQ(devices.take(kB, 3 * kOne), (Ids{"0"}));
+  devices.give_back(kC);  // that has none
+}
+
+TEST(DevicesTest, NamesComeFromTheEnvironmentWhereItHasEnough) {
+  EXPECT_EQ(device_ids(2, nullptr), (Ids{"0", "1"}));
+  EXPECT_EQ(device_ids(2, "5, GPU-x,7"), (Ids{"5", "GPU-x"}));
+  EXPECT_EQ(device_ids(2, "3"), (Ids{"0", "1"}));
+  EXPECT_EQ(device_ids(1, ""), (Ids{"0"}));
+  EXPECT_EQ(device_ids(0, "3"), Ids());
+}
+
+TEST(DevicesTest, TypesAreTheWordThatUsersKnow) {
+  EXPECT_EQ(accelerator_type("NVIDIA A100-SXM4-80GB"), "A100");
+  EXPECT_EQ(accelerator_type("NVIDIA H100 80GB HBM3"), "H100");
+  EXPECT_EQ(accelerator_type("Tesla V100-SXM2-16GB"), "V100");
+  EXPECT_EQ(accelerator_type("NVIDIA L4"), "L4");
+  EXPECT_EQ(accelerator_type("Quadro"), "");
+  EXPECT_EQ(accelerator_type(""), "");
+}
+
+}  // namespace
+}  // namespace shoal::scheduler

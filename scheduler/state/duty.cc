@@ -1,0 +1,88 @@
+// Nodes that take no new work (cordoned), and those that leave in order (drained).
+#include <algorithm>
+#include <csignal>
+
+#include <fmt/format.h>
+
+#include "scheduler/state/cluster_state.h"
+
+namespace shoal::scheduler {
+
+using actors::ActorState;
+using actors::NodeDuty;
+using actors::NodeState;
+using actors::WorkerState;
+
+Result<void> ClusterState::node_duty_set(const actors::SetNodeDuty& wish) {
+  const auto it = nodes_.find(wish.node);
+  if (it == nodes_.end()) return fail(not_found("no node " + to_string(wish.node)));
+  const Node& known = it->second;
+  if (known.row.state == NodeState::kDead) return fail(not_found("node " + to_string(wish.node) + " has left already"));
+  if (known.told_to_leave) return fail(invalid_argument("node " + to_string(wish.node) + " is leaving"));
+  Node& node = nodes_.edit(wish.node);
+  node.row.cordoned = wish.duty != NodeDuty::kWorks;
+  node.row.drain_until_unix_ms = wish.duty == NodeDuty::kDrains ? unix_ms_ + static_cast<std::int64_t>(wish.deadline_ms) : 0;
+  place_pending();
+  drain_nodes();
+  return {};
+}
+
+void ClusterState::drain_nodes() {
+  for (const auto& [id, node] : nodes_) {
+    if (node.row.state == NodeState::kDead || node.row.duty() != NodeDuty::kDrains || node.told_to_leave) continue;
+    move_actors(id);
+    const bool busy = std::any_of(workers_.begin(), workers_.end(), [&, node_id = id](const auto& w) {
+      return w.second.row.node == node_id && w.second.row.state != WorkerState::kExited;
+    });
+    if (busy && unix_ms_ < node.row.drain_until_unix_ms) continue;
+    nodes_.scratch(id).told_to_leave = true;
+    act(EndNodeOn{id});
+  }
+}
+
+// Those that are started again when their process ends, as soon as another node has room for them.
+void ClusterState::move_actors(NodeId node) {
+  Room elsewhere = rooms().free();
+  const auto take_place = [&](const Gang& gang) {
+    const auto nodes = place(gang.wants, *only(elsewhere, gang.spec.where, gang.wants));
+    if (nodes) elsewhere.at(nodes->front()) -= gang.wants.front();
+    return nodes.has_value();
+  };
+  std::vector<WorkerId> staying;
+  for (const auto& [id, w] : workers_) {
+    const auto actor = actors_.find(w.actor);
+    if (w.row.node != node || w.row.state == WorkerState::kExited || actor == actors_.end()) continue;
+    const auto gang = gangs_.find(actor->second.gang);
+    if (actor->second.state == ActorState::kDead || gang == gangs_.end() || gang->second.spec.where.group) continue;
+    if (w.moving) {
+      (void)take_place(gang->second);  // on its way
+    } else if (actor->second.state == ActorState::kAlive && !w.leaving && may_restart(actor->second)) {
+      staying.push_back(id);
+    }
+  }
+  for (const WorkerId id : staying) {
+    Worker& w = workers_.scratch(id);
+    if (!take_place(gangs_.at(actors_.at(w.actor).gang))) continue;
+    w.moving = true;
+    act(StopWorkerOn{node, {id, SIGKILL, 0}});
+  }
+}
+
+// What a reader of "pending" has to know besides.
+std::string ClusterState::off_duty() const {
+  std::size_t cordoned = 0, draining = 0;
+  for (const auto& [id, n] : nodes_) {
+    if (n.row.state == NodeState::kDead) continue;
+    cordoned += n.row.duty() == NodeDuty::kCordoned;
+    draining += n.row.duty() == NodeDuty::kDrains;
+  }
+  std::string out;
+  const auto say = [&](std::size_t count, const char* what) {
+    if (count > 0) out += fmt::format("; {} node{} {}", count, count == 1 ? " is" : "s are", what);
+  };
+  say(cordoned, "cordoned");
+  say(draining, "draining");
+  return out;
+}
+
+}  // namespace shoal::scheduler

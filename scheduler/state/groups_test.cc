@@ -1,0 +1,276 @@
+// Placement groups.
+#include <csignal>
+#include <set>
+
+#include "scheduler/state/cluster_state_fixture.h"
+
+namespace shoal::scheduler {
+namespace {
+
+class GroupTest : public ClusterStateTest {
+ protected:
+  GroupTest() { job_ = driver(); }
+
+  actors::GroupSpec group(const std::vector<std::map<std::string, double>>& bundles, actors::Strategy strategy) {
+    actors::GroupSpec g;
+    g.id = GroupId{next_id_++};
+    g.job = job_;
+    g.strategy = strategy;
+    for (const auto& b : bundles) g.bundles.push_back(of(b));
+    return g;
+  }
+  GangSpec in(const actors::GroupSpec& g, const std::map<std::string, double>& each, int bundle = -1) {
+    GangSpec out = gang(job_, 1, each);
+    out.where.group = g.id;
+    out.where.bundle = bundle;
+    return out;
+  }
+  std::set<NodeId> nodes_of(const actors::GroupSpec& g) {
+    const auto& nodes = state_.group(g.id)->nodes;
+    return {nodes.begin(), nodes.end()};
+  }
+  std::string state_of_group(const actors::GroupSpec& g) { return actors::to_string(state_.group(g.id)->state); }
+
+  JobId job_;
+};
+
+TEST_F(GroupTest, StrategiesChooseNodes) {
+  using actors::Strategy;
+  join(1, {{"CPU", 2}});
+  join(2, {{"CPU", 2}});
+  join(3, {{"CPU", 2}});
+  const auto pack = group({{{"CPU", 1}}, {{"CPU", 1}}}, Strategy::kPack);
+  ASSERT_TRUE(state_.group_requested(pack));
+  EXPECT_EQ(nodes_of(pack).size(), 1u);
+  const auto spread = group({{{"CPU", 1}}, {{"CPU", 1}}, {{"CPU", 1}}}, Strategy::kSpread);
+  ASSERT_TRUE(state_.group_requested(spread));  // best effort: two nodes have room
+  EXPECT_EQ(nodes_of(spread).size(), 2u);
+  const auto strict = group({{{"CPU", 2}}, {{"CPU", 1}}}, Strategy::kStrictPack);
+  ASSERT_TRUE(state_.group_requested(strict));
+  EXPECT_EQ(state_of_group(strict), "PENDING");
+  const auto apart = group({{{"CPU", 1}}, {{"CPU", 1}}}, Strategy::kStrictSpread);
+  ASSERT_TRUE(state_.group_requested(apart));
+  EXPECT_EQ(state_of_group(apart), "PENDING");
+  join(4, {{"CPU", 3}});
+  EXPECT_EQ(nodes_of(strict), std::set<NodeId>{NodeId{4}});
+  state_.group_removed(pack.id);
+  EXPECT_EQ(nodes_of(apart).size(), 2u);
+}
+
+TEST_F(GroupTest, AStrictSpreadFindsAnyMatching) {
+  join(1, {{"CPU", 4}, {"GPU", 1}});
+  join(2, {{"CPU", 1}});
+  // The first bundle fits on both; the second only on the node that a first fit would have taken.
+  const auto g = group({{{"CPU", 1}}, {{"GPU", 1}}}, actors::Strategy::kStrictSpread);
+  ASSERT_TRUE(state_.group_requested(g));
+  EXPECT_EQ(state_of_group(g), "CREATED");
+}
+
+TEST_F(GroupTest, ActorsLiveOffItsBundlesAndDieWithIt) {
+  join(1, {{"CPU", 2}});
+  const auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kPack);
+  ASSERT_TRUE(state_.group_requested(g));
+  EXPECT_TRUE(state_.status().available.empty());
+  const auto a = in(g, {{"CPU", 1}}, 1), b = in(g, {{"CPU", 1}}, 1), c = in(g, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(a));
+  ASSERT_TRUE(state_.gang_requested(b));
+  ASSERT_TRUE(state_.gang_requested(c));
+  EXPECT_EQ(state_of(a.actors[0].id), ActorState::kStarting);
+  EXPECT_EQ(state_of(b.actors[0].id), ActorState::kPending);  // bundle 1 is taken
+  EXPECT_EQ(state_of(c.actors[0].id), ActorState::kStarting);
+  const auto started = taken<StartWorkerOn>();
+  dies(started.at(0), 0, "");
+  EXPECT_EQ(state_of(b.actors[0].id), ActorState::kStarting);  // its place
+  EXPECT_TRUE(state_.status().available.empty());
+  state_.group_removed(g.id);
+  EXPECT_EQ(state_of(b.actors[0].id), ActorState::kDead);
+  EXPECT_EQ(state_.actor(b.actors[0].id)->cause->message(), "actor A died: its placement group was removed");
+  EXPECT_EQ(taken<StopWorkerOn>().size(), 2u);
+  dies(started.at(1), 137, "killed");
+  EXPECT_EQ(state_.gang_requested(in(g, {{"CPU", 1}})).error().reason(), "GroupRemoved");
+}
+
+TEST_F(GroupTest, WhatNoBundleCouldHoldIsRefused) {
+  join(1, {{"CPU", 2}});
+  const auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kPack);
+  ASSERT_TRUE(state_.group_requested(g));
+  EXPECT_EQ(state_.gang_requested(in(g, {{"CPU", 2}})).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(state_.gang_requested(in(g, {{"CPU", 1}}, 2)).error().code(), Code::kInvalidArgument);
+  EXPECT_TRUE(state_.group_requested(g));  // asked for again: the answer was lost
+  auto of_another = g;
+  of_another.job = driver();
+  EXPECT_EQ(state_.group_requested(of_another).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(state_.group_requested(group({{}}, actors::Strategy::kPack)).error().code(), Code::kInvalidArgument);
+}
+
+TEST_F(GroupTest, ABundleThatLosesItsNodeIsPlacedAgain) {
+  join(1, {{"CPU", 1}});
+  join(2, {{"CPU", 1}});
+  const auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kStrictSpread);
+  ASSERT_TRUE(state_.group_requested(g));
+  const auto a = in(g, {{"CPU", 1}}, 1);
+  ASSERT_TRUE(state_.gang_requested(a));
+  const NodeId lost = state_.group(g.id)->nodes[1];
+  state_.node_lost(lost, unavailable("gone"));
+  EXPECT_EQ(state_of_group(g), "RESCHEDULING");
+  EXPECT_EQ(state_of(a.actors[0].id), ActorState::kDead);
+  const auto b = in(g, {{"CPU", 1}}, 1);
+  ASSERT_TRUE(state_.gang_requested(b));
+  EXPECT_EQ(state_of(b.actors[0].id), ActorState::kPending);
+  join(3, {{"CPU", 1}});
+  EXPECT_EQ(state_of_group(g), "CREATED");
+  EXPECT_EQ(state_.actor(b.actors[0].id)->node, NodeId{3});
+}
+
+TEST_F(GroupTest, ARestartedActorStandsBeforeItsGroupAndStillComesAfterIt) {
+  join(1, {{"CPU", 1}});
+  const auto g = group({{{"CPU", 1}}}, actors::Strategy::kPack);
+  ASSERT_TRUE(state_.group_requested(g));
+  auto a = in(g, {{"CPU", 1}});
+  a.max_restarts = 1;
+  auto waits = in(g, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(a));
+  ASSERT_TRUE(state_.gang_requested(waits));
+  ready(taken<StartWorkerOn>().at(0));
+  state_.node_lost(NodeId{1}, unavailable("gone"));  // not away before: it fell silent
+  EXPECT_EQ(state_of(a.actors[0].id), ActorState::kRestarting);
+  EXPECT_EQ(state_of(waits.actors[0].id), ActorState::kPending);  // not on the node that is lost
+  EXPECT_TRUE(taken<StartWorkerOn>().empty());
+  join(2, {{"CPU", 2}});
+  EXPECT_EQ(state_of_group(g), "CREATED");
+  EXPECT_EQ(taken<StartWorkerOn>().size(), 1u);  // of both, one fits
+}
+
+TEST_F(GroupTest, ItEndsWithItsJobUnlessItIsDetached) {
+  join(1, {{"CPU", 2}});
+  auto mine = group({{{"CPU", 1}}}, actors::Strategy::kPack), detached = group({{{"CPU", 1}}}, actors::Strategy::kPack);
+  auto waiting = group({{{"CPU", 9}}}, actors::Strategy::kPack);
+  detached.detached = true;
+  detached.name = "kept";
+  for (const auto& g : {mine, detached, waiting}) ASSERT_TRUE(state_.group_requested(g));
+  state_.driver_ended(job_);
+  EXPECT_EQ(state_of_group(mine), "REMOVED");
+  EXPECT_EQ(state_of_group(waiting), "REMOVED");
+  EXPECT_EQ(state_of_group(detached), "CREATED");
+  EXPECT_EQ(state_.find_group({"kept", ""})->id, detached.id);
+  EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
+  EXPECT_TRUE(state_.status().pending.empty());
+}
+
+TEST_F(GroupTest, AWorkerThatWaitsLendsItsCpus) {
+  join(1, {{"CPU", 1}, {"GPU", 1}});
+  const auto first = gang(job_, 1, {{"CPU", 1}, {"GPU", 1}}), second = gang(job_, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(first));
+  ASSERT_TRUE(state_.gang_requested(second));
+  const auto started = taken<StartWorkerOn>();
+  ASSERT_EQ(started.size(), 1u);
+  state_.worker_blocked(started[0].message.worker, true);
+  state_.worker_blocked(started[0].message.worker, true);  // said twice
+  EXPECT_EQ(state_of(second.actors[0].id), ActorState::kStarting);
+  EXPECT_EQ(state_.status().available.units("GPU"), 0);
+  state_.worker_blocked(started[0].message.worker, false);  // both run now
+  const auto third = gang(job_, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(third));
+  dies(started[0], 0, "");
+  EXPECT_EQ(state_of(third.actors[0].id), ActorState::kPending);
+  dies(taken<StartWorkerOn>().at(0), 0, "");
+  EXPECT_EQ(state_of(third.actors[0].id), ActorState::kStarting);
+}
+
+TEST_F(GroupTest, OneThatDiesWhileItLendsGivesNothingTwice) {
+  join(1, {{"CPU", 2}});
+  const auto g = group({{{"CPU", 1}}}, actors::Strategy::kPack);
+  ASSERT_TRUE(state_.group_requested(g));
+  const auto a = in(g, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(a));
+  const auto started = taken<StartWorkerOn>();
+  state_.worker_blocked(started.at(0).message.worker, true);
+  dies(started[0], 137, "killed");
+  state_.worker_blocked(started[0].message.worker, false);  // late
+  state_.group_removed(g.id);
+  EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
+}
+
+TEST_F(GroupTest, AListOfLargeGroupsComesInPagesThatFitAMessage) {
+  for (int i = 0; i < 12; ++i) {
+    ASSERT_TRUE(state_.group_requested(group(std::vector<std::map<std::string, double>>(2000, {{"CPU", 1}}), actors::Strategy::kPack)));
+  }
+  std::size_t rows = 0;
+  actors::ListRequest request;
+  request.what = actors::ListRequest::What::kGroups;
+  do {
+    const auto page = state_.list(request);
+    EXPECT_LT(actors::to_bytes(page).size(), std::size_t{1} << 20);
+    ASSERT_FALSE(page.groups.empty());
+    rows += page.groups.size();
+    request.after = page.last;
+  } while (request.after != 0);
+  EXPECT_EQ(rows, 12u);
+}
+
+// ---- nodes of choice
+
+TEST_F(GroupTest, ANodeOfChoiceIsWaitedForUnlessItCannotBe) {
+  join(1, {{"CPU", 1}});
+  join(2, {{"CPU", 1}});
+  const auto on = [&](std::uint64_t node, bool soft, double cpus = 1) {
+    auto g = gang(job_, 1, {{"CPU", cpus}});
+    g.where.node = NodeId{node};
+    g.where.soft = soft;
+    return g;
+  };
+  const auto first = on(2, false), second = on(2, false), third = on(9, true);
+  ASSERT_TRUE(state_.gang_requested(first));
+  EXPECT_EQ(state_.actor(first.actors[0].id)->node, NodeId{2});
+  ASSERT_TRUE(state_.gang_requested(second));
+  EXPECT_EQ(state_of(second.actors[0].id), ActorState::kPending);  // although node 1 has room
+  ASSERT_TRUE(state_.gang_requested(third));
+  EXPECT_EQ(state_.actor(third.actors[0].id)->node, NodeId{1});  // there is no node 9
+  EXPECT_EQ(state_.gang_requested(on(9, false)).error().reason(), "Unschedulable");
+  EXPECT_EQ(state_.gang_requested(on(2, false, 2)).error().reason(), "Unschedulable");
+  state_.node_lost(NodeId{2}, unavailable("gone"));
+  EXPECT_EQ(state_of(second.actors[0].id), ActorState::kDead);
+  EXPECT_EQ(state_.actor(second.actors[0].id)->cause->message(), "actor A died: the node that it had to be on was lost");
+}
+
+TEST_F(GroupTest, SpreadGoesWhereFewAre) {
+  join(1, {{"CPU", 4}});
+  join(2, {{"CPU", 4}});
+  std::map<NodeId, int> count;
+  for (int i = 0; i < 4; ++i) {
+    auto g = gang(job_, 1, {{"CPU", 1}});
+    g.where.spread = true;
+    ASSERT_TRUE(state_.gang_requested(g));
+    ++count[state_.actor(g.actors[0].id)->node];
+  }
+  EXPECT_EQ(count[NodeId{1}], 2);
+}
+
+TEST_F(GroupTest, LabelsAreMatched) {
+  using actors::LabelMatch;
+  const std::map<std::string, std::string> has = {{"zone", "a"}, {"disk", "fast"}};
+  EXPECT_TRUE(matches(has, {}));
+  EXPECT_TRUE(matches(has, {LabelMatch{"zone", {"a", "b"}, false}, LabelMatch{"disk", {"slow"}, true}}));
+  EXPECT_FALSE(matches(has, {LabelMatch{"zone", {"b"}, false}}));
+  EXPECT_TRUE(matches(has, {LabelMatch{"rack", {"r"}, true}}));
+  EXPECT_FALSE(matches(has, {LabelMatch{"rack", {}, false}}));
+  EXPECT_TRUE(matches(has, {LabelMatch{"zone", {}, false}}));
+  EXPECT_FALSE(matches(has, {LabelMatch{"zone", {}, true}}));
+  actors::RegisterNode n;
+  n.id = NodeId{5};
+  n.resources = of({{"CPU", 1}});
+  n.labels = has;
+  join(1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.node_joined(n));
+  auto g = gang(job_, 1, {{"CPU", 1}});
+  g.where.labels = {{"disk", {"fast"}, false}};
+  ASSERT_TRUE(state_.gang_requested(g));
+  EXPECT_EQ(state_.actor(g.actors[0].id)->node, NodeId{5});
+  auto never = gang(job_, 1, {{"CPU", 1}});
+  never.where.labels = {{"disk", {"tape"}, false}};
+  ASSERT_TRUE(state_.gang_requested(never));
+  EXPECT_EQ(state_.status().pending.at(0), "actor A: no node has the labels disk=tape");
+}
+
+}  // namespace
+}  // namespace shoal::scheduler

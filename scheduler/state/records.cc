@@ -1,0 +1,154 @@
+#include "actors/wire/pieces.h"
+#include "scheduler/state/records.capnp.h"
+#include "scheduler/state/rows.h"
+
+namespace shoal::scheduler::rows {
+
+using actors::count;
+using actors::fill_resources;
+using runtime::read;
+using runtime::write;
+
+namespace {
+
+template <class Id>
+std::vector<Id> read_ids(capnp::List<std::uint64_t>::Reader list) {
+  std::vector<Id> out;
+  for (const auto id : list) out.push_back(Id{id});
+  return out;
+}
+
+template <class Ids>
+void fill_ids(capnp::List<std::uint64_t>::Builder list, const Ids& ids) {
+  unsigned i = 0;
+  for (const auto id : ids) list.set(i++, id.value);
+}
+
+template <class T>
+Result<T> kept(Result<T> row) {
+  if (row) return row;
+  return fail(data_loss("a record of the head's state cannot be read: " + row.error().message()));
+}
+
+}  // namespace
+
+Bytes to_record(const Node& v) {
+  actors::NodeRow row = v.row;
+  row.available = {};
+  return write<actors::wire::NodeRow>([&](auto m) { fill(m, row); });
+}
+template <>
+Result<Node> from_record(const Bytes& record) {
+  return kept(read<actors::wire::NodeRow>(record, [](auto m) {
+    Node v;
+    v.row = actors::read_node(m);
+    return v;
+  }));
+}
+
+Bytes to_record(const actors::ActorRow& v) { return to_bytes(v); }
+template <>
+Result<actors::ActorRow> from_record(const Bytes& record) {
+  return kept(actors::from_bytes<actors::ActorRow>(record));
+}
+
+Bytes to_record(const Worker& v) {
+  return write<records::Worker>([&](records::Worker::Builder m) {
+    fill(m.initRow(), v.row);
+    actors::Resources held = v.held;
+    held.set_units("CPU", held.units("CPU") + v.lent);
+    fill_resources(m.initHeld(count(held.all())), held);
+    m.setGroup(v.group.value);
+    m.setBundle(v.bundle);
+    m.setActor(v.actor.value);
+    m.setLaunched(v.launched);
+    m.setLeaving(v.leaving);
+  });
+}
+template <>
+Result<Worker> from_record(const Bytes& record) {
+  return kept(read<records::Worker>(record, [](records::Worker::Reader m) {
+    Worker v;
+    v.row = actors::read_worker(m.getRow());
+    v.held = actors::read_resources(m.getHeld());
+    v.group = GroupId{m.getGroup()};
+    v.bundle = m.getBundle();
+    v.actor = ActorId{m.getActor()};
+    v.launched = m.getLaunched();
+    v.leaving = m.getLeaving();
+    return v;
+  }));
+}
+
+Bytes to_record(const Job& v) {
+  return write<records::Job>([&](records::Job::Builder m) {
+    fill(m.initRow(), v.row);
+    auto launches = m.initLaunches(count(v.launches));
+    for (unsigned i = 0; i < v.launches.size(); ++i) fill(launches[i], v.launches[i]);
+    auto wants = m.initWants(count(v.wants));
+    for (unsigned i = 0; i < v.wants.size(); ++i) fill_resources(wants[i].initAmounts(count(v.wants[i].all())), v.wants[i]);
+    if (!v.processes.empty()) fill_ids(m.initPlaced(count(v.placed)), v.placed);  // before, it is placed anew
+    fill_ids(m.initProcesses(count(v.processes)), v.processes);
+    m.setDriver(v.driver.value);
+    m.setAttached(v.attached);
+    m.setDetached(v.detached);
+    m.setStopping(v.stopping);
+    fill_ids(m.initNodes(count(v.nodes)), v.nodes);
+    m.setOrder(v.order);
+  });
+}
+template <>
+Result<Job> from_record(const Bytes& record) {
+  return kept(read<records::Job>(record, [](records::Job::Reader m) {
+    Job v;
+    v.row = actors::read_job(m.getRow());
+    for (const auto launch : m.getLaunches()) v.launches.push_back(actors::read_launch(launch));
+    for (const auto want : m.getWants()) v.wants.push_back(actors::read_resources(want.getAmounts()));
+    v.placed = read_ids<NodeId>(m.getPlaced());
+    v.processes = read_ids<WorkerId>(m.getProcesses());
+    v.driver = WorkerId{m.getDriver()};
+    v.attached = m.getAttached();
+    v.detached = m.getDetached();
+    v.stopping = m.getStopping();
+    for (const auto id : m.getNodes()) v.nodes.insert(NodeId{id});
+    v.order = m.getOrder();
+    return v;
+  }));
+}
+
+Bytes to_record(const Gang& v) {
+  const Bytes spec = to_bytes(v.spec);
+  return write<records::Gang>([&](records::Gang::Builder m) {
+    m.setSpec({reinterpret_cast<const capnp::byte*>(spec.data()), spec.size()});
+    m.setOrder(v.order);
+  });
+}
+template <>
+Result<Gang> from_record(const Bytes& record) {
+  return kept(read<records::Gang>(record, [](records::Gang::Reader m) -> Result<Gang> {
+    Gang v;
+    SHOAL_TRY(v.spec, actors::from_bytes<actors::GangSpec>(Bytes::copy_of(m.getSpec().begin(), m.getSpec().size())));
+    v.order = m.getOrder();
+    return v;
+  }));
+}
+
+Bytes to_record(const Group& v) {
+  return write<records::Group>([&](records::Group::Builder m) {
+    fill(m.initRow(), v.row);
+    actors::fill_labels(m.initLabels(count(v.labels)), v.labels);
+    m.setOrder(v.order);
+  });
+}
+template <>
+Result<Group> from_record(const Bytes& record) {
+  return kept(read<records::Group>(record, [](records::Group::Reader m) {
+    Group v;
+    v.row = actors::read_group(m.getRow());
+    v.labels = actors::read_labels(m.getLabels());
+    v.order = m.getOrder();
+    return v;
+  }));
+}
+
+}  // namespace shoal::scheduler::rows

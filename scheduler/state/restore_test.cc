@@ -1,0 +1,214 @@
+// A head that goes on where another one ended.
+#include <csignal>
+#include <optional>
+
+#include "scheduler/state/cluster_state_fixture.h"
+
+namespace shoal::scheduler {
+namespace {
+
+class RestoreTest : public ClusterStateTest {
+ protected:
+  // The head's process ends here; what was not performed of its actions is lost, and the one after it begins.
+  ClusterState& next_head() {
+    check();
+    random_again_.emplace(7);
+    again_.emplace(ClusterState::Options(), *random_again_);
+    again_->advance(now_, unix_ms_);
+    EXPECT_TRUE(again_->restore(store_->load().value()));
+    EXPECT_TRUE(again_->take_actions().empty());
+    return *again_;
+  }
+  void join_again(std::uint64_t id, const std::map<std::string, double>& has) {
+    actors::RegisterNode n;
+    n.id = NodeId{id};
+    n.host = "127.0.0.1";
+    n.resources = of(has);
+    EXPECT_TRUE(again_->node_joined(n));
+  }
+  void tells(const StartWorkerOn& s, WorkerState state, pid_t pid, const std::string& endpoint = "", int code = 0) {
+    std::optional<Error> cause;
+    if (code != 0) cause = unavailable("was killed");
+    again_->worker_updated(s.node, {s.message.worker, state, pid, endpoint, code, cause, {}, {}});
+  }
+  template <class T>
+  std::vector<T> taken_again() {
+    again_->check_invariants();
+    std::vector<T> out;
+    for (auto& a : again_->take_actions()) {
+      if (auto* t = std::get_if<T>(&a)) out.push_back(std::move(*t));
+    }
+    return out;
+  }
+
+  std::optional<runtime::SeededRandom> random_again_;
+  std::optional<ClusterState> again_;
+};
+
+TEST_F(RestoreTest, WhatRanRunsOnAndNothingIsPlacedOnANodeBeforeItIsBack) {
+  const JobId job = driver();
+  join(1, {{"CPU", 2}});
+  const auto g = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(g));
+  const auto s = taken<StartWorkerOn>().at(0);
+  ready(s);
+  ClusterState& head = next_head();
+  EXPECT_EQ(head.actor(g.actors[0].id)->state, ActorState::kAlive);
+  EXPECT_EQ(head.actor(g.actors[0].id)->endpoint, "unix:@w");
+  EXPECT_EQ(head.status().available, of({{"CPU", 1}}));
+  const auto more = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(head.gang_requested(more));
+  EXPECT_TRUE(taken_again<StartWorkerOn>().empty());
+  join_again(1, {{"CPU", 2}});
+  EXPECT_EQ(taken_again<StartWorkerOn>().size(), 1u);
+  tells(s, WorkerState::kRunning, 1000, "unix:@w");
+  head.node_beat(NodeId{1});
+  EXPECT_EQ(head.actor(g.actors[0].id)->state, ActorState::kAlive);
+  EXPECT_TRUE(taken_again<StartWorkerOn>().empty());
+}
+
+TEST_F(RestoreTest, AWorkerThatWasToBeStartedAndIsUnknownToItsNodeIsStartedThenOnce) {
+  const JobId job = driver();
+  join(1, {{"CPU", 2}});
+  const auto heard = gang(job, 1, {{"CPU", 1}}), unheard = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(heard));
+  const auto first = taken<StartWorkerOn>().at(0);
+  ASSERT_TRUE(state_.gang_requested(unheard));
+  const auto second = taken<StartWorkerOn>().at(0);
+  ClusterState& head = next_head();
+  join_again(1, {{"CPU", 2}});
+  tells(first, WorkerState::kStarting, 0);
+  EXPECT_TRUE(taken_again<StartWorkerOn>().empty());  // it may tell of more
+  head.node_beat(NodeId{1});
+  const auto started = taken_again<StartWorkerOn>();
+  ASSERT_EQ(started.size(), 1u);
+  EXPECT_EQ(started[0].message.worker, second.message.worker);
+  EXPECT_EQ(started[0].message.label, second.message.label);
+  EXPECT_EQ(started[0].message.launch, second.message.launch);
+  head.node_beat(NodeId{1});
+  EXPECT_TRUE(taken_again<StartWorkerOn>().empty());
+}
+
+TEST_F(RestoreTest, AProcessThatItsNodeDoesNotKnowAnyMoreHasEnded) {
+  const JobId job = driver();
+  join(1, {{"CPU", 1}});
+  auto g = gang(job, 1, {{"CPU", 1}});
+  g.max_restarts = 1;
+  ASSERT_TRUE(state_.gang_requested(g));
+  const auto s = taken<StartWorkerOn>().at(0);
+  ready(s);
+  ClusterState& head = next_head();
+  join_again(1, {{"CPU", 1}});
+  head.node_beat(NodeId{1});
+  const auto again = taken_again<StartWorkerOn>();
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_NE(again[0].message.worker, s.message.worker);
+  EXPECT_EQ(head.actor(g.actors[0].id)->num_restarts, 1u);
+  EXPECT_TRUE(std::find(again[0].message.launch.env.begin(), again[0].message.launch.env.end(),
+                        std::pair<std::string, std::string>("SHOAL_RESTARTS", "1")) != again[0].message.launch.env.end());
+}
+
+TEST_F(RestoreTest, WhatWaitedWaitsInTheSameOrder) {
+  const JobId job = driver();
+  std::vector<GangSpec> gangs;
+  for (int i = 0; i < 5; ++i) {
+    gangs.push_back(gang(job, 1, {{"CPU", 1}}));
+    gangs.back().id = GangId{1000 - static_cast<std::uint64_t>(i)};  // ids are in no order
+    ASSERT_TRUE(state_.gang_requested(gangs.back()));
+  }
+  next_head();
+  for (std::uint64_t i = 0; i < gangs.size(); ++i) {
+    join_again(50 + i, {{"CPU", 1}});
+    const auto started = taken_again<StartWorkerOn>();
+    ASSERT_EQ(started.size(), 1u);
+    EXPECT_EQ(again_->actor(gangs[i].actors[0].id)->state, ActorState::kStarting);
+  }
+}
+
+TEST_F(RestoreTest, NamesAndGroupsAreFoundAndBundlesHoldWhatTheyHeld) {
+  const JobId job = driver();
+  join(1, {{"CPU", 3}});
+  actors::GroupSpec group;
+  group.id = GroupId{5};
+  group.job = job;
+  group.name = "pair";
+  group.bundles = {of({{"CPU", 2}})};
+  ASSERT_TRUE(state_.group_requested(group));
+  auto named = gang(job, 1, {{"CPU", 1}});
+  named.name = "one";
+  named.handle = "bytes";
+  named.where.group = group.id;
+  ASSERT_TRUE(state_.gang_requested(named));
+  ready(taken<StartWorkerOn>().at(0));
+  ClusterState& head = next_head();
+  EXPECT_EQ(head.find({"one", ""})->handle, "bytes");
+  EXPECT_EQ(head.find_group({"pair", ""})->id, group.id);
+  EXPECT_EQ(head.status().available, of({{"CPU", 1}}));
+  auto second = gang(job, 1, {{"CPU", 2}}), third = gang(job, 1, {{"CPU", 1}});
+  second.where.group = third.where.group = group.id;
+  ASSERT_TRUE(head.gang_requested(second));
+  ASSERT_TRUE(head.gang_requested(third));
+  join_again(1, {{"CPU", 3}});
+  EXPECT_EQ(head.actor(second.actors[0].id)->state, ActorState::kPending);  // one CPU of the bundle is taken
+  EXPECT_EQ(head.actor(third.actors[0].id)->state, ActorState::kStarting);
+}
+
+TEST_F(RestoreTest, ASubmittedJobEndsWithItsProcessesAndStartsWhereItsPortWasStillSought) {
+  join(1, {{"CPU", 4}});
+  actors::JobSpec spec;
+  spec.num_workers = 2;
+  spec.resources = of({{"CPU", 1}});
+  const JobId runs = state_.job_submitted(spec).value();
+  state_.port_found(runs, 5);
+  const auto ranks = taken<StartWorkerOn>();
+  for (const auto& r : ranks) ready(r);
+  const JobId waits = state_.job_submitted(spec).value();
+  ClusterState& head = next_head();
+  join_again(1, {{"CPU", 4}});
+  const auto sought = taken_again<FindPortOn>();
+  ASSERT_EQ(sought.size(), 1u);
+  EXPECT_EQ(sought[0].job, waits);
+  for (const auto& r : ranks) tells(r, WorkerState::kExited, 1000, "", 0);
+  EXPECT_EQ(head.job(runs)->state, JobState::kSucceeded);
+  head.port_found(waits, 6);
+  EXPECT_EQ(taken_again<StartWorkerOn>().size(), 2u);
+  EXPECT_EQ(head.job(waits)->state, JobState::kRunning);
+}
+
+TEST_F(RestoreTest, WhatIsAskedForAgainExistsOnce) {
+  const JobId job = driver();
+  join(1, {{"CPU", 2}});
+  auto g = gang(job, 1, {{"CPU", 1}});
+  g.name = "one";
+  ASSERT_TRUE(state_.gang_requested(g));
+  ClusterState& head = next_head();
+  ASSERT_TRUE(head.gang_requested(g));
+  EXPECT_EQ(head.list({actors::ListRequest::What::kActors, {}}).actors.size(), 1u);
+}
+
+TEST_F(RestoreTest, ADriverThatDoesNotComeBackToJoinANodeFailsItsJob) {
+  const JobId job = driver();
+  ClusterState& head = next_head();
+  EXPECT_EQ(head.job(job)->state, JobState::kRunning);
+  head.advance(now_ + 6s, unix_ms_);
+  head.tick();
+  EXPECT_EQ(head.job(job)->state, JobState::kFailed);
+}
+
+TEST_F(RestoreTest, RecordsThatDoNotFitTogetherAreDataLoss) {
+  const JobId job = driver();
+  const NodeId node = join(1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}})));
+  check();
+  auto records = store_->load().value();
+  std::erase_if(records, [&](const Record& r) { return r.table == TableName::kNodes && r.id == node.value; });
+  ClusterState again({}, random_);
+  EXPECT_EQ(again.restore(records).error().code(), Code::kDataLoss);
+  records = store_->load().value();
+  records[0].bytes = Bytes::copy_of("none");
+  ClusterState third({}, random_);
+  EXPECT_EQ(third.restore(records).error().code(), Code::kDataLoss);
+}
+
+}  // namespace
+}  // namespace shoal::scheduler

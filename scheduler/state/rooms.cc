@@ -1,0 +1,49 @@
+#include "scheduler/state/rooms.h"
+
+#include <algorithm>
+
+namespace shoal::scheduler {
+
+using actors::Resources;
+
+void Rooms::refresh(const Nodes& nodes) {
+  for (const NodeId id : nodes.take_touched()) {
+    if (const auto it = nodes.find(id); it != nodes.end()) {
+      refresh(id, it->second);
+    } else {
+      forget(id);
+    }
+  }
+}
+
+void Rooms::refresh(NodeId id, const rows::Node& node) {
+  const bool stays = node.row.state == actors::NodeState::kAlive && node.row.duty() != actors::NodeDuty::kDrains;
+  if (!stays) return forget(id);
+  if (capacity_.insert_or_assign(id, node.row.total).second) ++growth_;
+  if (!takes_work(node)) {
+    free_.erase(id);
+    free_cpus_.erase(id);
+    return;
+  }
+  const auto before = free_.find(id);
+  if (before == free_.end() || !node.row.available.fits_in(before->second)) ++growth_;
+  free_.insert_or_assign(id, node.row.available);
+  if (node.row.available.units("CPU") > 0) {
+    free_cpus_.insert_or_assign(id, node.row.available);
+  } else {
+    free_cpus_.erase(id);
+  }
+}
+
+void Rooms::forget(NodeId id) {
+  growth_ += capacity_.erase(id);  // who wished for it softly may be elsewhere now
+  free_.erase(id);
+  free_cpus_.erase(id);
+}
+
+const Room& Rooms::free_for(const std::vector<Resources>& wants) const {
+  const bool all = std::all_of(wants.begin(), wants.end(), [](const Resources& w) { return w.units("CPU") > 0; });
+  return all ? free_cpus_ : free_;
+}
+
+}  // namespace shoal::scheduler

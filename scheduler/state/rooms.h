@@ -1,0 +1,40 @@
+// What nodes have free, and what they could ever hold: kept up to date as their rows change, so that to look costs what changed and not
+// what there is.
+#pragma once
+
+#include <set>
+
+#include "scheduler/state/placement.h"
+#include "scheduler/state/rows.h"
+#include "scheduler/state/table.h"
+
+namespace shoal::scheduler {
+
+inline bool takes_work(const rows::Node& n) {
+  return n.row.state == actors::NodeState::kAlive && !n.away && n.row.duty() == actors::NodeDuty::kWorks;
+}
+
+class Rooms {
+ public:
+  using Nodes = Table<NodeId, rows::Node>;
+
+  void refresh(const Nodes& nodes);
+
+  // Of nodes that take work.
+  const Room& free() const { return free_; }
+  // For these: what asks for CPUs need not look at nodes that have none left.
+  const Room& free_for(const std::vector<actors::Resources>& wants) const;
+  // Of nodes that live and stay.
+  const Room& capacity() const { return capacity_; }
+  // Grows when there may be room for what had none before.
+  std::uint64_t growth() const { return growth_; }
+
+ private:
+  void refresh(NodeId id, const rows::Node& node);
+  void forget(NodeId id);
+
+  Room free_, free_cpus_, capacity_;
+  std::uint64_t growth_ = 1;
+};
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,309 @@
+#include "scheduler/web/gateway.h"
+
+#include <algorithm>
+
+namespace shoal::scheduler::web {
+
+using actors::from_bytes;
+using actors::ListReply;
+using actors::ListRequest;
+using actors::Method;
+using actors::number;
+using actors::to_bytes;
+using actors::WorkerRow;
+using actors::WorkerState;
+using runtime::Message;
+using runtime::Peer;
+
+namespace {
+Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
+LogBook::Options kept_in(const std::string& folder) {
+  LogBook::Options o;
+  o.folder = folder;
+  return o;
+}
+// The job's own, which have files; those that they start are told of with their own words.
+bool is_own(const WorkerRow& w) { return w.role == "driver" || w.role.starts_with("rank "); }
+
+constexpr std::size_t kMaxProcesses = 100;  // whose logs one answer holds
+
+std::string prefixed(const std::string& who, std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const auto end = std::min(text.find('\n'), text.size());
+    out += "(" + who + ") " + std::string(text.substr(0, end)) + "\n";
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return out;
+}
+}  // namespace
+
+Gateway::Gateway(runtime::Clock& clock, runtime::Network& network, Options options)
+    : clock_(clock), network_(network), options_(std::move(options)), kept_(kept_in(options_.logs)) {}
+
+void Gateway::on_request(Peer&, runtime::Request, runtime::Responder responder) {
+  responder.fail(unimplemented("a client takes no requests"));
+}
+
+void Gateway::on_closed(Peer&, const Error&) { const auto owned = std::move(head_); }
+
+void Gateway::connect() {
+  if (std::exchange(connecting_, true)) return;
+  network_.connect(options_.head, runtime::Role::kClient, options_.timeout,
+                   [this, alive = alive_](Result<std::unique_ptr<runtime::Connection>> connection) {
+                     if (!*alive) return;
+                     connecting_ = false;
+                     if (connection) head_ = std::make_unique<Peer>(*std::move(connection), clock_, *this);
+                     const std::optional<Error> why = connection ? std::nullopt : std::optional(connection.error());
+                     for (const auto& go : std::exchange(waiting_, {})) go(why ? &*why : nullptr);
+                   });
+}
+
+void Gateway::ask(Method method, Bytes bytes, Answer answer) {
+  if (!*alive_) return answer(fail(cancelled("the cluster ends")));
+  if (!head_) {
+    const auto shared = std::make_shared<Bytes>(std::move(bytes));
+    waiting_.push_back([this, method, shared, answer = std::move(answer)](const Error* why) mutable {
+      if (why != nullptr) return answer(fail(*why));
+      ask(method, std::move(*shared), std::move(answer));
+    });
+    return connect();
+  }
+  head_->call(number(method), body(std::move(bytes)), options_.timeout, std::move(answer));
+}
+
+void Gateway::list(ListRequest::What what, JobId job, Rows rows) {
+  list_after({what, job, 0}, std::make_shared<ListReply>(), std::move(rows));
+}
+
+void Gateway::list_after(ListRequest request, std::shared_ptr<ListReply> sofar, Rows rows) {
+  ask(Method::kList, to_bytes(request), [this, request, sofar, rows = std::move(rows)](Result<Message> r) mutable {
+    if (!r) return rows(fail(r.error()));
+    auto page = from_bytes<ListReply>(r->body);
+    if (!page) return rows(fail(page.error()));
+    const auto append = [](auto& to, auto& from) { to.insert(to.end(), std::move_iterator(from.begin()), std::move_iterator(from.end())); };
+    append(sofar->actors, page->actors);
+    append(sofar->nodes, page->nodes);
+    append(sofar->workers, page->workers);
+    append(sofar->jobs, page->jobs);
+    append(sofar->groups, page->groups);
+    if (page->last == 0) return rows(std::move(*sofar));
+    request.after = page->last;
+    list_after(request, sofar, std::move(rows));
+  });
+}
+
+void Gateway::find_job(const std::string& id, std::function<void(Result<actors::JobRow>)> found) {
+  list(ListRequest::What::kJobs, {}, [this, id, found = std::move(found)](Result<ListReply> r) {
+    if (!r) return found(fail(r.error()));
+    const auto it =
+        std::find_if(r->jobs.begin(), r->jobs.end(), [&](const auto& j) { return j.submission.id == id || to_string(j.id) == id; });
+    if (it == r->jobs.end()) return found(fail(not_found("no job " + id).with_hint("see shoal list jobs")));
+    // The whole row: a list has only the first line of a cause.
+    ask(Method::kWatchJob, to_bytes(actors::JobRef{it->id}), [found, row = *it](Result<Message> whole) {
+      auto read = whole ? from_bytes<actors::JobRow>(whole->body) : Result<actors::JobRow>(fail(whole.error()));
+      found(read ? *std::move(read) : row);
+    });
+  });
+}
+
+// ---- what was printed
+
+// One question to a node, on a connection of its own.
+class Gateway::NodeCall final : public runtime::PeerHandler, public std::enable_shared_from_this<NodeCall> {
+ public:
+  NodeCall(Gateway& gateway, Answer answer) : gateway_(gateway), answer_(std::move(answer)) {}
+  void go(const std::string& endpoint, Method method, Bytes bytes) {
+    const auto to = runtime::parse_endpoint(endpoint);
+    if (!to) return finish(fail(to.error()));
+    const auto shared = std::make_shared<Bytes>(std::move(bytes));
+    gateway_.network_.connect(
+        *to, runtime::Role::kClient, gateway_.options_.timeout,
+        [self = shared_from_this(), alive = gateway_.alive_, method, shared](Result<std::unique_ptr<runtime::Connection>> connection) {
+          if (!*alive) return;
+          if (!connection) return self->finish(fail(connection.error()));
+          self->peer_ = std::make_unique<Peer>(*std::move(connection), self->gateway_.clock_, *self);
+          self->peer_->call(number(method), body(std::move(*shared)), self->gateway_.options_.timeout,
+                            [self](Result<Message> r) { self->finish(std::move(r)); });
+        });
+  }
+
+  void stop() { finish(fail(cancelled("the cluster ends"))); }
+
+ private:
+  void finish(Result<Message> result) {
+    if (!answer_) return;
+    const auto self = shared_from_this();
+    gateway_.calls_.erase(self);
+    std::exchange(answer_, {})(std::move(result));
+    peer_.reset();
+  }
+  void on_request(Peer&, runtime::Request, runtime::Responder responder) override { responder.fail(unimplemented("a client")); }
+  void on_notice(Peer&, runtime::Request) override {}
+  void on_closed(Peer&, const Error& why) override { finish(fail(why)); }
+
+  Gateway& gateway_;
+  Answer answer_;
+  std::unique_ptr<Peer> peer_;
+};
+
+void Gateway::read_log(const WorkerRow& worker, std::uint16_t stream, std::function<void(std::string)> text) {
+  const auto kept = [this, worker = worker.id, stream] {
+    return kept_.read(worker, static_cast<Launcher::Stream>(stream), options_.max_log_bytes).value_or("");
+  };
+  list(ListRequest::What::kNodes, {}, [this, worker, stream, kept, text = std::move(text)](Result<ListReply> r) {
+    if (!r) return text("");
+    const auto node = std::find_if(r->nodes.begin(), r->nodes.end(), [&](const auto& n) { return n.id == worker.node; });
+    if (node == r->nodes.end() || node->state != actors::NodeState::kAlive) return text(kept());
+    const auto call = std::make_shared<NodeCall>(*this, [kept, text](Result<Message> said) {
+      if (said) return text(std::string(said->payload.view()));
+      text(said.error().code() == Code::kUnavailable ? kept() : std::string());
+    });
+    calls_.insert(call);
+    call->go(node->endpoint, Method::kReadLog, to_bytes(actors::ReadLog{worker.id, stream, options_.max_log_bytes}));
+  });
+}
+
+void Gateway::read_logs(JobId job, std::function<void(Result<std::string>)> text) {
+  list(ListRequest::What::kWorkers, job, [this, text = std::move(text)](Result<ListReply> r) mutable {
+    if (!r) return text(fail(r.error()));
+    std::sort(r->workers.begin(), r->workers.end(),
+              [](const auto& a, const auto& b) { return std::pair(is_own(a), -a.rank) > std::pair(is_own(b), -b.rank); });
+    if (r->workers.size() > kMaxProcesses) r->workers.resize(kMaxProcesses);
+    std::reverse(r->workers.begin(), r->workers.end());
+    auto left = std::make_shared<std::vector<std::pair<WorkerRow, std::uint16_t>>>();  // the next is the last
+    for (const auto& w : r->workers) {
+      left->push_back({w, 2});
+      left->push_back({w, 1});
+    }
+    read_next(left, std::make_shared<std::string>(), std::move(text));
+  });
+}
+
+void Gateway::read_next(std::shared_ptr<std::vector<std::pair<WorkerRow, std::uint16_t>>> left, std::shared_ptr<std::string> sofar,
+                        std::function<void(Result<std::string>)> text) {
+  if (left->empty()) return text(std::move(*sofar));
+  const auto [worker, stream] = left->back();
+  left->pop_back();
+  read_log(worker, stream, [this, left, sofar, worker, text = std::move(text)](const std::string& lines) mutable {
+    if (worker.role == "driver") {
+      *sofar += lines;
+    } else {
+      *sofar += prefixed(worker.role.starts_with("actor ") ? worker.role.substr(6) : worker.role, lines);
+    }
+    if (sofar->size() > options_.max_log_bytes) left->clear();
+    read_next(left, sofar, std::move(text));
+  });
+}
+
+// Follows the process of a job: looks for it, then listens to its node.
+class Gateway::Tail final : public runtime::PeerHandler, public std::enable_shared_from_this<Tail> {
+ public:
+  Tail(Gateway& gateway, JobId job, std::shared_ptr<Reader> reader) : gateway_(gateway), job_(job), reader_(std::move(reader)) {}
+
+  void look() {
+    if (reader_->gone()) return finish();
+    gateway_.list(ListRequest::What::kWorkers, job_, [self = shared_from_this()](Result<ListReply> r) {
+      if (!r) return self->finish();
+      const auto own = std::find_if(r->workers.begin(), r->workers.end(), [](const WorkerRow& w) { return is_own(w) && w.rank <= 0; });
+      if (own == r->workers.end()) return self->wait_for_it();
+      self->worker_ = *own;
+      if (own->state == WorkerState::kExited) return self->read_all();
+      self->listen();
+    });
+  }
+  void stop() { finish(); }
+
+ private:
+  // Until the job has a process, or ended without one.
+  void wait_for_it() {
+    gateway_.ask(Method::kWatchJob, to_bytes(actors::JobRef{job_}), [self = shared_from_this()](Result<Message> r) {
+      const auto row = r ? from_bytes<actors::JobRow>(r->body) : Result<actors::JobRow>(fail(r.error()));
+      if (!row || actors::ended(row->state)) return self->finish();
+      self->again_ = self->gateway_.clock_.after(self->gateway_.options_.look_again, [self] { self->look(); });
+    });
+  }
+
+  void read_all() {
+    gateway_.read_logs(job_, [self = shared_from_this()](Result<std::string> text) {
+      if (text) self->reader_->lines(*text);
+      self->finish();
+    });
+  }
+
+  void listen() {
+    gateway_.list(ListRequest::What::kNodes, {}, [self = shared_from_this()](Result<ListReply> r) {
+      if (!r) return self->finish();
+      const auto node = std::find_if(r->nodes.begin(), r->nodes.end(), [&](const auto& n) { return n.id == self->worker_.node; });
+      const auto to = node == r->nodes.end() ? Result<runtime::Endpoint>(fail(not_found(""))) : runtime::parse_endpoint(node->endpoint);
+      if (!to) return self->read_all();
+      self->gateway_.network_.connect(*to, runtime::Role::kClient, self->gateway_.options_.timeout,
+                                      [self, alive = self->gateway_.alive_](Result<std::unique_ptr<runtime::Connection>> connection) {
+                                        if (!*alive) return;
+                                        if (!connection) return self->read_all();
+                                        self->follow(*std::move(connection));
+                                      });
+    });
+  }
+
+  void follow(std::unique_ptr<runtime::Connection> connection) {
+    peer_ = std::make_unique<Peer>(std::move(connection), gateway_.clock_, *this);
+    peer_->call(number(Method::kFollowLogs), body(to_bytes(actors::JobRef{job_})), gateway_.options_.timeout,
+                [self = shared_from_this()](Result<Message> r) {
+                  if (!r) self->finish();
+                });
+    check_gone();
+  }
+
+  void check_gone() {
+    if (reader_->gone()) return finish();
+    again_ = gateway_.clock_.after(std::chrono::seconds(1), [self = shared_from_this()] { self->check_gone(); });
+  }
+
+  void on_notice(Peer&, runtime::Request notice) override {
+    const auto self = shared_from_this();
+    const auto method = static_cast<Method>(notice.method);
+    if (method == Method::kLogLines) {
+      const auto m = from_bytes<actors::LogLines>(notice.message.body);
+      const auto text = notice.message.payload.view();
+      if (m) reader_->lines(m->label == "driver" ? std::string(text) : prefixed(m->label, text));
+    } else if (method == Method::kWorkerExited) {
+      const auto m = from_bytes<actors::WorkerUpdate>(notice.message.body);
+      if (m && m->worker == worker_.id) finish();
+    }
+  }
+  void on_request(Peer&, runtime::Request, runtime::Responder responder) override { responder.fail(unimplemented("a client")); }
+  void on_closed(Peer&, const Error&) override { finish(); }
+
+  void finish() {
+    const auto self = shared_from_this();
+    if (gateway_.tails_.erase(self) == 0) return;
+    again_ = {};
+    reader_->end();
+    const auto owned = std::move(peer_);
+  }
+
+  Gateway& gateway_;
+  const JobId job_;
+  const std::shared_ptr<Reader> reader_;
+  WorkerRow worker_;
+  std::unique_ptr<Peer> peer_;
+  runtime::Timer again_;
+};
+
+void Gateway::follow_logs(JobId job, std::shared_ptr<Reader> reader) {
+  const auto tail = std::make_shared<Tail>(*this, job, std::move(reader));
+  tails_.insert(tail);
+  tail->look();
+}
+
+Gateway::~Gateway() {
+  *alive_ = false;
+  const Error over = cancelled("the cluster ends");
+  for (const auto& go : std::exchange(waiting_, {})) go(&over);
+  while (!tails_.empty()) std::shared_ptr(*tails_.begin())->stop();
+  while (!calls_.empty()) std::shared_ptr(*calls_.begin())->stop();
+  head_.reset();
+}
+
+}  // namespace shoal::scheduler::web

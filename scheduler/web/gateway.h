@@ -1,0 +1,77 @@
+// The HTTP interface's own place in the cluster: a client of the head and of nodes as any other, that waits for nobody.
+//
+// Loop thread only. Callbacks are called once, with Cancelled when the gateway ends.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "actors/wire/messages.h"
+#include "runtime/net/peer.h"
+#include "scheduler/node/log_book.h"
+
+namespace shoal::scheduler::web {
+
+class Gateway final : public runtime::PeerHandler {
+ public:
+  struct Options {
+    runtime::Endpoint head;
+    std::string logs;  // folder of the session: what workers of nodes that are gone have printed
+    runtime::Duration timeout = std::chrono::seconds(10);
+    runtime::Duration look_again = std::chrono::milliseconds(200);  // for a job that has no process yet
+    std::size_t max_log_bytes = 16u << 20;                          // of each stream of each process
+  };
+  // Clock and network outlive it.
+  Gateway(runtime::Clock& clock, runtime::Network& network, Options options);
+  ~Gateway();
+
+  using Answer = std::function<void(Result<runtime::Message>)>;
+  void ask(actors::Method method, Bytes body, Answer answer);
+  using Rows = std::function<void(Result<actors::ListReply>)>;
+  void list(actors::ListRequest::What what, JobId job, Rows rows);
+  // By the submitter's id or the job's own. NotFound.
+  void find_job(const std::string& id, std::function<void(Result<actors::JobRow>)> found);
+
+  // What the job's processes have printed: its own in the order of ranks, then its actors, whose lines say who they are.
+  void read_logs(JobId job, std::function<void(Result<std::string>)> text);
+
+  // The same as it is printed, until the job's own process ends.
+  class Reader {
+   public:
+    virtual ~Reader() = default;
+    virtual void lines(std::string_view text) = 0;
+    virtual void end() = 0;
+    virtual bool gone() const = 0;
+  };
+  void follow_logs(JobId job, std::shared_ptr<Reader> reader);
+
+ private:
+  class NodeCall;
+  class Tail;
+
+  void on_request(runtime::Peer&, runtime::Request, runtime::Responder responder) override;
+  void on_notice(runtime::Peer&, runtime::Request) override {}
+  void on_closed(runtime::Peer& peer, const Error& why) override;
+  void connect();
+  void list_after(actors::ListRequest request, std::shared_ptr<actors::ListReply> sofar, Rows rows);
+  void read_log(const actors::WorkerRow& worker, std::uint16_t stream, std::function<void(std::string)> text);
+  void read_next(std::shared_ptr<std::vector<std::pair<actors::WorkerRow, std::uint16_t>>> left, std::shared_ptr<std::string> sofar,
+                 std::function<void(Result<std::string>)> text);
+
+  runtime::Clock& clock_;
+  runtime::Network& network_;
+  const Options options_;
+  const LogBook kept_;
+  std::unique_ptr<runtime::Peer> head_;
+  bool connecting_ = false;
+  std::deque<std::function<void(const Error*)>> waiting_;  // for the connection
+  std::set<std::shared_ptr<NodeCall>> calls_;
+  std::set<std::shared_ptr<Tail>> tails_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace shoal::scheduler::web

@@ -1,0 +1,65 @@
+// The little HTTP/1.1 that the head speaks: one request, one answer, then the connection ends. Pure: bytes in, a request or a refusal
+// out; nothing is guessed that could be read in two ways.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace shoal::scheduler::web {
+
+struct HttpRequest {
+  std::string method;
+  std::string path;                            // decoded, without the query
+  std::map<std::string, std::string> query;    // decoded
+  std::map<std::string, std::string> headers;  // names in lower case
+  std::string body;
+
+  // "" when it is not there.
+  const std::string& header(const std::string& name) const;
+};
+
+// Why a request is not served.
+struct Refusal {
+  int status = 400;
+  std::string why;
+};
+
+class HttpParser {
+ public:
+  struct Limits {
+    std::size_t head_bytes = 16 << 10;
+    std::size_t num_headers = 64;
+    std::size_t body_bytes = 1 << 20;
+  };
+  explicit HttpParser(Limits limits) : limits_(limits) {}
+
+  // Takes what has arrived. A refusal is the last word. What follows a whole request is ignored: nothing is pipelined.
+  std::optional<Refusal> feed(std::string_view bytes);
+  bool complete() const { return have_head_ && request_.body.size() == body_bytes_; }
+  // It waits for a word before it sends its body.
+  bool expects_continue() const { return have_head_ && !complete() && request_.header("expect") == "100-continue"; }
+  const HttpRequest& request() const { return request_; }
+
+ private:
+  std::optional<Refusal> read_head(std::string_view head);
+  std::optional<Refusal> read_first_line(std::string_view line);
+  std::optional<Refusal> read_header(std::string_view line);
+  std::optional<Refusal> judge_body();
+
+  const Limits limits_;
+  std::string head_;
+  bool have_head_ = false;
+  std::size_t body_bytes_ = 0;
+  HttpRequest request_;
+};
+
+std::string response_head(int status, std::string_view content_type, std::optional<std::size_t> body_bytes);  // chunked without a size
+std::string chunk(std::string_view bytes);                                                                    // "" is the last
+
+// %XX decoded, and of a query's parts + as well; none when it is malformed or holds a NUL.
+std::optional<std::string> decode_percent(std::string_view text, bool plus_is_space);
+
+}  // namespace shoal::scheduler::web

@@ -1,0 +1,40 @@
+// The HTTP interface of the cluster: jobs as Ray's job API has them, and rows of what there is.
+//
+//   GET    /api/version                 GET    /api/v0/{actors,nodes,workers,jobs,placement_groups}
+//   GET    /api/jobs/                   POST   /api/jobs/            {entrypoint, submission_id, runtime_env, metadata,
+//   entrypoint_num_cpus, ..} GET    /api/jobs/ID                 POST   /api/jobs/ID/stop     DELETE /api/jobs/ID GET    /api/jobs/ID/logs
+//   GET    /api/jobs/ID/logs/tail   (text, piece by piece, until the job ends)
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "scheduler/web/entrypoint.h"
+#include "scheduler/web/gateway.h"
+#include "scheduler/web/http_server.h"
+
+namespace shoal::scheduler::web {
+
+class JobsApi {
+ public:
+  // The gateway outlives it.
+  JobsApi(Gateway& gateway, Surroundings around, std::string session)
+      : gateway_(gateway), around_(std::move(around)), session_(std::move(session)) {}
+
+  void handle(const HttpRequest& request, std::shared_ptr<HttpReply> reply);
+
+ private:
+  using Reply = std::shared_ptr<HttpReply>;
+  void jobs(const HttpRequest& request, Reply reply);
+  void job(const std::string& id, const std::string& what, const HttpRequest& request, Reply reply);
+  void list(const std::string& what, Reply reply);
+  void submit(const HttpRequest& request, Reply reply);
+  void stop(const actors::JobRow& row, Reply reply);
+  void tail(const actors::JobRow& row, Reply reply);
+
+  Gateway& gateway_;
+  const Surroundings around_;
+  const std::string session_;  // its name
+};
+
+}  // namespace shoal::scheduler::web

@@ -1,0 +1,31 @@
+// How deep a JSON text goes. What handles JSON calls itself once per level: a text from outside may not decide how often.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string_view>
+
+namespace shoal::scheduler {
+
+inline constexpr std::size_t kMaxNesting = 64;
+
+inline std::size_t nesting(std::string_view json) {
+  std::size_t depth = 0, deepest = 0;
+  bool in_text = false;
+  for (std::size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (in_text) {
+      if (c == '\\') ++i;
+      in_text = c != '"';
+    } else if (c == '"') {
+      in_text = true;
+    } else if (c == '[' || c == '{') {
+      deepest = std::max(deepest, ++depth);
+    } else if ((c == ']' || c == '}') && depth > 0) {
+      --depth;
+    }
+  }
+  return deepest;
+}
+
+}  // namespace shoal::scheduler

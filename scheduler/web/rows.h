@@ -1,0 +1,21 @@
+// Rows of the cluster as JSON: what the command line and the HTTP interface both show.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "actors/wire/messages.h"
+
+namespace shoal::scheduler {
+
+nlohmann::json to_json(const Error& error);
+nlohmann::json to_json(const actors::Resources& resources);
+nlohmann::json to_json(const actors::ActorRow& row);
+nlohmann::json to_json(const actors::NodeRow& row);
+nlohmann::json to_json(const actors::WorkerRow& row);
+nlohmann::json to_json(const actors::JobRow& row);
+nlohmann::json to_json(const actors::GroupRow& row);
+nlohmann::json rows_json(const actors::ListReply& reply);
+// A job as Ray's job API tells of it.
+nlohmann::json job_details(const actors::JobRow& row);
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,94 @@
+"""Nodes that are cordoned and drained: `shoal cordon`, `uncordon`, `drain`."""
+
+import pytest
+from leftovers import wait_until
+
+DRIVER = """
+import os, time
+import shoal
+
+shoal.init(address="auto")
+
+@shoal.remote(num_cpus=1, max_restarts=2)
+class Here:
+    def node(self):
+        return shoal.get_runtime_context().get_node_id()
+
+def moved(actor, away_from):
+    while True:
+        try:
+            node = shoal.get(actor.node.remote(), timeout=20)
+        except shoal.exceptions.ActorUnavailableError:
+            continue
+        if node != away_from:
+            return node
+"""
+
+
+@pytest.fixture
+def two_nodes(shoal_command):
+    """The ids of the head's node and of another one, a CPU each."""
+    cluster = shoal_command.start(cpus=1)
+    first = shoal_command.json("list", "nodes")["rows"][0]["id"]
+    second = shoal_command.json("start", "--address", cluster.address, "--num-cpus", "1")["node"]
+    yield first, second
+    shoal_command.json("stop")
+
+
+def states(shoal_command):
+    return {n["id"]: n["state"] for n in shoal_command.json("list", "nodes")["rows"]}
+
+
+def test_a_cordoned_node_takes_no_work_until_it_is_uncordoned(shoal_command, two_nodes):
+    first, second = two_nodes
+    assert shoal_command.json("cordon", second[:12])["now"] == "cordoned"
+    assert states(shoal_command) == {first: "ALIVE", second: "CORDONED"}
+    driver = shoal_command.driver(
+        DRIVER
+        + f"""
+one, two = Here.remote(), Here.remote()
+assert shoal.get(one.node.remote()) == {first!r}
+late = two.node.remote()
+print("asked", flush=True)
+assert shoal.get(late, timeout=60) == {second!r}
+"""
+    )
+    driver.said("asked")
+    wait_until(lambda: any("1 node is cordoned" in p for p in shoal_command.json("status")["pending"]), 20, "why it waits")
+    assert shoal_command.json("uncordon", second)["now"] == "uncordoned"
+    assert driver.code() == 0, driver.err
+    done = shoal_command("cordon", "nonsense")
+    assert (done.returncode, done.stdout) == (3, ""), done
+    assert "no living node nonsense" in done.stderr
+
+
+def test_a_drained_nodes_actors_move_and_it_leaves(shoal_command, two_nodes):
+    first, second = two_nodes
+    shoal_command.json("cordon", first)
+    driver = shoal_command.driver(
+        DRIVER
+        + f"""
+actor = Here.remote()
+assert shoal.get(actor.node.remote()) == {second!r}
+print("there", flush=True)
+assert moved(actor, {second!r}) == {first!r}
+"""
+    )
+    driver.said("there")
+    shoal_command.json("uncordon", first)
+    assert shoal_command.json("drain", second, "--deadline", "60")["now"] == "drained"
+    assert states(shoal_command) == {first: "ALIVE", second: "DEAD"}
+    assert driver.code() == 0, driver.err
+
+
+def test_what_cannot_move_has_until_the_deadline(shoal_command, two_nodes):
+    first, second = two_nodes
+    shoal_command.json("cordon", first)
+    job = shoal_command.popen("submit", "--num-cpus", "1", "--", "sh", "-c", "echo begun; exec sleep 600")
+    job.said("begun")
+    assert shoal_command.json("drain", second, "--deadline", "600", "--no-wait")["now"] == "draining"
+    assert states(shoal_command)[second] == "DRAINING"
+    assert shoal_command.json("list", "jobs")["rows"][0]["state"] == "RUNNING"
+    assert shoal_command.json("drain", second, "--deadline", "0")["now"] == "drained"
+    assert job.code() not in (0, None)
+    assert shoal_command.json("list", "jobs")["rows"][0]["state"] == "FAILED"

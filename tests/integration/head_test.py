@@ -1,0 +1,185 @@
+"""A head that is killed: what runs goes on, the head is back, and nothing that was decided is lost."""
+
+import os
+import random
+import signal
+import sqlite3
+import time
+
+import pytest
+
+
+def wait_for(what, limit=60):
+    """Hang guard, no measure."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not happen")
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Cluster:
+    def __init__(self, shoal):
+        self.shoal = shoal
+        self.started = shoal.start()
+
+    def head(self) -> int:
+        return self.started.pid("head")
+
+    def kill_head(self) -> int:
+        """And waits until another one is there. Returns its pid."""
+        killed = self.head()
+        os.kill(killed, signal.SIGKILL)
+        return wait_for(lambda: next((p for p in self.started.pids("head") if p != killed), None))
+
+    def rows(self, what: str) -> list:
+        return self.shoal.json("list", what)["rows"]
+
+
+@pytest.fixture
+def cluster(shoal_command):
+    out = Cluster(shoal_command)
+    yield out
+    if out.started.pids("node"):
+        shoal_command.json("stop")
+
+
+def test_actors_names_groups_and_their_state_outlive_the_head(cluster, shoal_command):
+    driver = shoal_command.driver(
+        """
+import os, sys, time
+import shoal
+from shoal.util import get_placement_group, placement_group, remove_placement_group
+
+@shoal.remote(num_cpus=0)
+class Counter:
+    def __init__(self): self.n = 0
+    def add(self):
+        self.n += 1
+        return self.n
+
+shoal.init(address="auto")
+counter = Counter.options(name="kept", lifetime="detached").remote()
+mine = Counter.options(max_restarts=-1).remote()
+group = placement_group([{"CPU": 1}], name="place")
+assert shoal.get(group.ready()) is not None
+assert shoal.get([counter.add.remote(), mine.add.remote()]) == [1, 1]
+print("made", flush=True)
+while not os.path.exists(sys.argv[0] + ".go"):
+    time.sleep(0.01)
+assert shoal.get([counter.add.remote(), mine.add.remote()]) == [2, 2]       # calls need no head
+assert shoal.get(shoal.get_actor("kept").add.remote()) == 3
+other = Counter.remote()                                                    # nor does who asks it now notice
+assert shoal.get(other.add.remote()) == 1
+assert get_placement_group("place").bundle_specs == [{"CPU": 1}]
+remove_placement_group(group)
+shoal.kill(other)
+try:
+    shoal.get(other.add.remote())
+    raise SystemExit("it lives")
+except shoal.exceptions.ActorDiedError:
+    print("done", flush=True)
+"""
+    )
+    driver.said("made")
+    before = {row["id"]: row for row in cluster.rows("actors")}
+    assert len(before) == 2
+    cluster.kill_head()
+    after = {row["id"]: row for row in cluster.rows("actors")}
+    assert after.keys() == before.keys()
+    for actor, row in before.items():
+        assert {k: after[actor][k] for k in ("state", "pid", "name", "node", "class")} == {
+            k: row[k] for k in ("state", "pid", "name", "node", "class")
+        }
+    (shoal_command.home.parent / "scripts" / "driver0.py.go").touch()
+    assert driver.code() == 0, driver.err
+    [job] = [j for j in cluster.rows("jobs") if not j["name"].startswith("detached")]
+    assert job["state"] == "SUCCEEDED"
+
+
+def test_a_job_runs_on_and_its_end_is_known_although_it_ended_without_a_head(cluster, shoal_command):
+    script = shoal_command.script(
+        """
+        import os, sys, time
+        print("up", flush=True)
+        while not os.path.exists(sys.argv[0] + ".go"):
+            time.sleep(0.01)
+        raise SystemExit(7)
+        """
+    )
+    job = shoal_command.popen("submit", "--num-workers", "2", script)
+    job.said("[rank0] up")
+    job.said("[rank1] up")
+    ranks = [w["pid"] for w in cluster.rows("workers") if w["role"].startswith("rank")]
+    assert len(ranks) == 2
+    # The node cannot start another head while it is stopped, and tells what it has seen when it goes on.
+    [node] = cluster.started.pids("node")
+    os.kill(node, signal.SIGSTOP)
+    os.kill(cluster.head(), signal.SIGKILL)
+    script.with_name(script.name + ".go").touch()
+    wait_for(lambda: not any(alive(pid) for pid in ranks))
+    os.kill(node, signal.SIGCONT)
+    assert job.code() == 7, job.err
+    row = wait_for(lambda: next((j for j in cluster.rows("jobs") if j["state"] == "FAILED"), None))
+    assert row["exit_code"] == 7
+
+
+def test_a_head_that_is_killed_again_and_again_loses_no_row(cluster, shoal_command):
+    driver = shoal_command.driver(
+        """
+import shoal
+
+@shoal.remote(num_cpus=0)
+class Actor:
+    def which(self): return self.name
+    def __init__(self, name): self.name = name
+
+@shoal.remote
+def square(x): return x * x
+
+shoal.init(address="auto")
+print("up", flush=True)
+kept = []
+for i in range(60):
+    kept.append(Actor.options(name=f"actor {i}", lifetime="detached").remote(i))
+    passing = Actor.remote(-i)
+    assert shoal.get(passing.which.remote()) == -i
+    shoal.kill(passing)
+    assert shoal.get([square.remote(i), kept[-1].which.remote()]) == [i * i, i]
+assert shoal.get([a.which.remote() for a in kept]) == list(range(60))
+print("done", flush=True)
+"""
+    )
+    driver.said("up")
+    dice = random.Random(3)
+    kills = 0
+    while driver.process.poll() is None and kills < 40:
+        time.sleep(dice.uniform(0, 0.3))
+        cluster.kill_head()
+        kills += 1
+    assert driver.code() == 0, driver.err
+    assert kills >= 5
+    rows = [row for row in cluster.rows("actors") if row["state"] == "ALIVE"]
+    assert sorted(row["name"] for row in rows) == sorted(f"actor {i}" for i in range(60))
+    database = sqlite3.connect(cluster.started.session / "state.sqlite")
+    assert database.execute("SELECT count(*) FROM actors WHERE state = 'ALIVE'").fetchone() == (60,)
+    assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_head_that_ends_in_order_stays_away(cluster, shoal_command):
+    os.kill(cluster.head(), signal.SIGTERM)
+    wait_for(lambda: not cluster.started.pids("head"))
+    time.sleep(0.5)
+    assert not cluster.started.pids("head")
+    assert shoal_command.json("stop")["stopped"]
+    assert not cluster.started.pids("node")

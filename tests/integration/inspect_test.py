@@ -1,0 +1,106 @@
+"""list, get, describe, summary, status -v and health-check."""
+
+import json
+
+import pytest
+from crew import Log
+from leftovers import wait_until
+
+import shoal
+
+
+@pytest.fixture
+def cluster(shoal_command):
+    one = shoal_command.start("--label", "zone=a", cpus=2)
+    shoal.init(one.address)
+    yield one
+    shoal.shutdown()
+    shoal_command.json("stop")
+
+
+@pytest.fixture
+def actors(cluster):
+    """One that lives, one that was killed."""
+    alive, dead = Log.options(name="alive", namespace="n").remote(), Log.remote()
+    shoal.get([alive.all.remote(), dead.all.remote()])
+    shoal.kill(dead)
+    return alive, dead
+
+
+def test_rows_are_filtered_limited_and_shown_as_wished(shoal_command, actors):
+    def ids(*words):
+        return [r["id"] for r in shoal_command.json("list", "actors", *words)["rows"]]
+
+    alive, dead = (a._actor_id for a in actors)
+    assert set(ids()) == {alive, dead}
+    assert ids("--filter", "state=ALIVE") == [alive]
+    assert ids("--filter", "state=dead") == [dead]
+    assert ids("--filter", "state!=ALIVE", "--filter", "class=Log") == [dead]
+    assert ids("--filter", "class=nothing") == []
+    assert len(ids("--limit", "1")) == 1
+    assert len(shoal_command.json("list", "nodes", "--filter", "labels.zone=a")["rows"]) == 1
+    assert shoal_command.json("list", "nodes", "--filter", "labels.zone=b")["rows"] == []
+    assert json.loads(shoal_command("list", "actors", "--format", "json").stdout)["what"] == "actors"
+    yaml = shoal_command("list", "actors", "--detail", "--filter", "state=ALIVE").stdout
+    assert f'id: "{alive}"\n' in yaml or f"id: {alive}\n" in yaml
+    assert yaml.startswith("- ")
+    table = shoal_command("list", "actors", "--detail", "--format", "table").stdout
+    assert table.startswith("ACTOR")
+    assert shoal_command.json("list", "placement-groups") == {"schema": "shoal.list/1", "what": "groups", "rows": []}
+
+
+def test_one_is_got_and_described(shoal_command, actors):
+    alive, dead = (a._actor_id for a in actors)
+    assert shoal_command.json("get", "actors", alive)["state"] == "ALIVE"
+    assert shoal_command.json("get", "actor", "alive")["id"] == alive  # by its name
+    assert "state: ALIVE\n" in shoal_command("get", "actor", alive[:12]).stdout
+    text = shoal_command("describe", "actor", dead).stdout
+    assert "why it ended: actor Log died: it was killed by shoal.kill" in text
+    assert f"next: shoal logs {dead}" in text
+    done = shoal_command("get", "actor", "0000")
+    assert (done.returncode, done.stdout) == (3, "")
+    node = shoal_command.json("list", "nodes")["rows"][0]["id"]
+    assert f"shoal drain {node}" in shoal_command("describe", "node", node).stdout
+
+
+def test_why_something_waits(shoal_command, cluster):
+    waiting = Log.options(num_cpus=5).remote()
+    wait_until(lambda: "nearest fit" in shoal_command("describe", "actor", waiting._actor_id).stdout, 20, "why it waits")
+    text = shoal_command("status", "-v").stdout
+    assert "demands  1" in text
+    assert "needs CPU 5; nearest fit" in text
+    assert "ALIVE" in text
+    assert "0/2 CPU" in text
+    said = shoal_command.json("status", "-v")
+    assert [n["state"] for n in said["node_rows"]] == ["ALIVE"]
+
+
+def test_a_summary_counts(shoal_command, actors):
+    assert shoal_command.json("summary", "actors")["summary"] == {"Log": {"ALIVE": 1, "DEAD": 1}}
+    assert "ALIVE" in shoal_command("summary", "nodes").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["list", "tasks"], 1, "knows nothing of tasks"),
+        (["summary", "objects"], 1, "knows nothing of objects"),
+        (["list", "ghosts"], 2, "no list of ghosts"),
+        (["list", "actors", "--filter", "state"], 2, "KEY=VALUE"),
+        (["list", "actors", "--format", "xml"], 2, "xml"),
+        (["get", "actors"], 2, "id"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_what_is_not_there_says_so(shoal_command, cluster, words, code, text):
+    done = shoal_command(*words)
+    assert (done.returncode, done.stdout) == (code, ""), done
+    assert text in done.stderr
+
+
+def test_health(shoal_command):
+    assert shoal_command("health-check").returncode == 5
+    shoal_command.start(cpus=1)
+    assert shoal_command.json("health-check")["nodes"] == 1
+    shoal_command.json("stop")
+    assert shoal_command("health-check").returncode == 5

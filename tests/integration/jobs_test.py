@@ -1,0 +1,288 @@
+"""Jobs over HTTP and by `shoal job`: submit, status, logs, stop, list, delete; and who may ask."""
+
+import asyncio
+import http.client
+import json
+import os
+import socket
+import sys
+import urllib.parse
+
+import pytest
+from leftovers import wait_until
+
+import shoal
+from shoal.exceptions import Unavailable, Unimplemented
+from shoal.job_submission import JobStatus, JobSubmissionClient, JobType
+
+
+@pytest.fixture
+def cluster(shoal_command):
+    yield shoal_command.start(cpus=2)
+    shoal_command.json("stop")
+
+
+@pytest.fixture
+def client(cluster):
+    return JobSubmissionClient()
+
+
+def url_of(cluster) -> urllib.parse.SplitResult:
+    return urllib.parse.urlsplit(json.loads((cluster.session / "info.json").read_text())["http"])
+
+
+def ended(client, job) -> JobStatus:
+    wait_until(lambda: client.get_job_status(job).is_terminal(), 60, "the job's end")
+    return client.get_job_status(job)
+
+
+# ---- the client
+
+
+def test_a_job_is_submitted_followed_and_known_afterwards(client, tmp_path):
+    lines = ["import os, sys", "print('to out', os.environ['COLOUR'], flush=True)", "print('to err', file=sys.stderr)"]
+    (tmp_path / "hello.py").write_text("\n".join(lines))
+    job = client.submit_job(
+        entrypoint=f"{sys.executable} hello.py && echo done",
+        runtime_env={"working_dir": str(tmp_path), "env_vars": {"COLOUR": "blue"}},
+        metadata={"team": "a"},
+        submission_id="mine",
+    )
+    assert job == "mine"
+    assert ended(client, job) == JobStatus.SUCCEEDED == "SUCCEEDED"
+    assert client.get_job_logs(job) == "to out blue\nto err\ndone\n"
+    info = client.get_job_info(job)
+    assert (info.type, info.submission_id, info.entrypoint) == (JobType.SUBMISSION, "mine", f"{sys.executable} hello.py && echo done")
+    assert info.metadata == {"team": "a"}
+    assert info.runtime_env["env_vars"] == {"COLOUR": "blue"}
+    assert info.driver_exit_code == 0
+    assert info.start_time <= info.end_time
+    assert [j.submission_id for j in client.list_jobs()] == ["mine"]
+    assert client.get_job_info(info.job_id) == info
+    assert client.delete_job(job)
+    assert client.list_jobs() == []
+    with pytest.raises(RuntimeError, match=r"404.*no job mine"):
+        client.get_job_status(job)
+
+
+def test_a_job_is_a_driver_of_the_cluster(client, shoal_command):
+    script = shoal_command.script(
+        """
+        import shoal
+        shoal.init()
+
+        @shoal.remote
+        class Speaker:
+            def say(self):
+                print("from the actor")
+                return shoal.get_runtime_context().get_job_id()
+
+        assert shoal.get(Speaker.remote().say.remote()) == shoal.get_runtime_context().get_job_id()
+        print("job", shoal.get_runtime_context().get_job_id())
+        """
+    )
+    job = client.submit_job(entrypoint=f"{sys.executable} {script}")
+    assert ended(client, job) == JobStatus.SUCCEEDED, client.get_job_logs(job)
+    text = client.get_job_logs(job)
+    assert f"job {client.get_job_info(job).job_id}" in text
+    assert "(Speaker) from the actor" in text
+
+
+def test_a_failure_says_how_it_ended(client):
+    job = client.submit_job(entrypoint="echo sorry; exit 3")
+    assert ended(client, job) == JobStatus.FAILED
+    info = client.get_job_info(job)
+    assert info.driver_exit_code == 3
+    assert "exited with code 3" in info.message
+
+
+def test_a_running_job_is_followed_and_stopped(client):
+    job = client.submit_job(entrypoint="echo begun; exec sleep 600")
+
+    async def first_lines(then=lambda: True):
+        said = ""
+        async for piece in client.tail_job_logs(job):
+            said += piece
+            if "begun" in said:
+                assert then()
+        return said
+
+    assert asyncio.run(first_lines(lambda: client.stop_job(job))) == "begun\n"
+    assert ended(client, job) == JobStatus.STOPPED
+    assert not client.stop_job(job)
+    assert asyncio.run(first_lines()) == "begun\n"  # kept
+    with pytest.raises(RuntimeError, match=r"400.*a job was submitted as"):
+        client.submit_job(entrypoint="true", submission_id=job)
+
+
+def test_what_cannot_be_is_refused(client, tmp_path):
+    def refused(match, **how):
+        with pytest.raises(RuntimeError, match=match):
+            client.submit_job(**{"entrypoint": "true", **how})
+
+    refused("without an entrypoint", entrypoint="")
+    refused("needs GPU 64", entrypoint_num_gpus=64)
+    refused("there is no folder", runtime_env={"working_dir": str(tmp_path / "absent")})
+    refused("501.*at an address", runtime_env={"working_dir": "https://example.com/x.zip"})
+    refused("501.*labels", entrypoint_label_selector={"zone": "a"})
+    refused("a character that it cannot have", submission_id="a/b")
+    refused("metadata is an object of strings", metadata={"a": 1})
+    refused("not negative", entrypoint_num_cpus=-1)
+    with pytest.raises(Unimplemented):
+        client.submit_job(entrypoint="true", runtime_env={"conda": "x"})
+    running = client.submit_job(entrypoint="exec sleep 600")
+    with pytest.raises(RuntimeError, match=r"400.*stop it first"):
+        client.delete_job(running)
+    client.stop_job(running)
+    assert ended(client, running) == JobStatus.STOPPED
+
+
+def test_a_runtime_env_is_prepared_before_the_entrypoint(client, tmp_path):
+    module = tmp_path / "greeting"
+    module.mkdir()
+    (module / "__init__.py").write_text("text = 'hello from a module'\n")
+    command = f"{sys.executable} -c 'import greeting; print(greeting.text)'"
+    job = client.submit_job(entrypoint=command, runtime_env={"py_modules": [str(module)]})
+    assert ended(client, job) == JobStatus.SUCCEEDED, client.get_job_logs(job)
+    assert client.get_job_logs(job) == "hello from a module\n"
+
+
+def test_an_embedded_cluster_has_the_interface_when_it_is_asked_for(home):
+    shoal.init(num_cpus=1, include_dashboard=True)
+    try:
+        client = JobSubmissionClient()
+        assert ended(client, client.submit_job(entrypoint="true")) == JobStatus.SUCCEEDED
+    finally:
+        shoal.shutdown()
+    shoal.init(num_cpus=1)
+    try:
+        with pytest.raises(Unavailable, match="no HTTP interface"):
+            JobSubmissionClient()
+    finally:
+        shoal.shutdown()
+
+
+# ---- who may ask
+
+
+PATHS = [
+    ("GET", "/api/version"),
+    ("GET", "/api/jobs/"),
+    ("POST", "/api/jobs/"),
+    ("GET", "/api/jobs/x"),
+    ("DELETE", "/api/jobs/x"),
+    ("POST", "/api/jobs/x/stop"),
+    ("GET", "/api/jobs/x/logs"),
+    ("GET", "/api/jobs/x/logs/tail"),
+    ("GET", "/api/v0/actors"),
+    ("GET", "/"),
+    ("GET", "/nonsense"),
+    ("OPTIONS", "/api/jobs/"),
+]
+
+
+def test_every_path_needs_the_token_a_host_of_ours_and_no_foreign_origin(cluster):
+    url = url_of(cluster)
+    token = (cluster.session / "token").read_text().strip()
+
+    def status(method, path, **headers):
+        connection = http.client.HTTPConnection(url.netloc, timeout=20)
+        connection.request(method, path, "{}" if method == "POST" else None, {k: v for k, v in headers.items() if v is not None})
+        response = connection.getresponse()
+        assert "access-control-allow-origin" not in {name.lower() for name, _ in response.getheaders()}
+        assert token not in response.read().decode()
+        connection.close()
+        return response.status
+
+    right = f"Bearer {token}"
+    for method, path in PATHS:
+        assert status(method, path) == 401, (method, path)
+        assert status(method, path, Authorization="Bearer " + "0" * 64) == 401, (method, path)
+        assert status(method, path, Authorization=right, Host="evil.example:" + str(url.port)) == 403, (method, path)
+        assert status(method, path, Authorization=right, Origin="http://evil.example") == 403, (method, path)
+        assert status(method, path, Authorization=right) not in (401, 403), (method, path)
+    assert status("GET", f"/api/version?token={token}") == 401
+    assert status("GET", "/api/version", Cookie=f"token={token}") == 401
+    assert status("PUT", "/api/jobs/", Authorization=right) == 405
+    assert url.hostname == "127.0.0.1"
+
+
+def test_a_hostile_client_costs_nothing_but_its_connection(cluster, client):
+    url = url_of(cluster)
+
+    def say(*pieces: bytes) -> bytes:
+        with socket.create_connection((url.hostname, url.port), timeout=30) as s:
+            try:
+                for piece in pieces:
+                    s.sendall(piece)
+                answer = b""
+                while part := s.recv(4096):
+                    answer += part
+            except ConnectionError:
+                return b""
+            return answer
+
+    assert say(b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert say(b"GET / HTTP/1.1\r\nA: " + b"x" * 20_000)[:12] in (b"HTTP/1.1 431", b"")
+    head = b"POST /api/jobs/ HTTP/1.1\r\nHost: " + url.netloc.encode() + b"\r\n"
+    assert say(head + b"Content-Length: 99999999\r\n\r\n").startswith(b"HTTP/1.1 413")
+    assert say(head + b"Transfer-Encoding: chunked\r\n\r\n").startswith(b"HTTP/1.1 501")
+    silent = [socket.create_connection((url.hostname, url.port)) for _ in range(200)]
+    assert client.list_jobs() == []  # they keep nobody out
+    for s in silent:
+        s.close()
+
+
+def test_the_interface_can_be_left_out(shoal_command):
+    said = shoal_command.json("start", "--head", "--port", "0", "--include-dashboard=false")
+    assert said["http"] == ""
+    shoal_command.json("stop")
+
+
+def test_a_port_of_choice_that_is_taken_is_an_error(shoal_command):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = shoal_command("start", "--head", "--port", "0", "--dashboard-port", str(taken.getsockname()[1]))
+        assert done.returncode == 1, done
+        assert "--dashboard-port" in done.stderr
+
+
+# ---- the command
+
+
+def test_the_command_follows_a_job_and_says_how_it_went(shoal_command, cluster):
+    (shoal_command.home / "work").mkdir()
+    done = shoal_command("job", "submit", "--submission-id", "first", "--working-dir", "work", "--", "sh", "-c", "echo it is; pwd")
+    assert done.returncode == 0, done
+    assert done.stdout.splitlines()[:2] == ["it is", str(shoal_command.home / "work")]
+    assert "Job first is SUCCEEDED." in done.stdout
+    assert shoal_command("job", "submit", "--", "exit 3").returncode == 1
+    assert shoal_command.json("job", "status", "first")["status"] == "SUCCEEDED"
+    assert "it is" in shoal_command("job", "logs", "first").stdout
+    assert shoal_command("job", "delete", "first").returncode == 0
+    assert shoal_command("job", "status", "first").returncode == 3
+    assert [r["entrypoint"] for r in shoal_command.json("job", "list")["rows"]] == ["exit 3"]
+    assert shoal_command("job", "submit").returncode == 2
+    assert shoal_command("job", "submit", "--runtime-env-json", "[]", "--", "true").returncode == 1
+
+
+def test_the_command_stops_a_job_and_detaches(shoal_command, cluster):
+    done = shoal_command("job", "submit", "--json", "--no-wait", "--submission-id", "long", "--", "echo begun; exec sleep 600")
+    assert json.loads(done.stdout)["submission_id"] == "long"
+    following = shoal_command.popen("job", "logs", "-f", "long")
+    following.said("begun")
+    following.signal(2)
+    assert following.code() == 130
+    assert "goes on" in following.err
+    assert shoal_command.json("job", "status", "long")["status"] == "RUNNING"
+    assert shoal_command.json("job", "stop", "long")["status"] == "STOPPED"
+    assert shoal_command("job", "status", "long").returncode == 1
+
+
+def test_a_script_that_is_submitted_is_a_job_like_any_other(shoal_command, cluster, client):
+    assert shoal_command("submit", "--", "echo", "hello").returncode == 0
+    (job,) = client.list_jobs()
+    assert job.entrypoint == "echo hello"
+    assert client.get_job_logs(job.submission_id) == "hello\n"
+    assert os.path.exists(cluster.session)

@@ -1,0 +1,120 @@
+"""What workers print: of the process before, of a node that is gone, one stream, and folded on a terminal."""
+
+import os
+import pty
+import signal
+import sys
+
+import pytest
+from leftovers import wait_until
+
+DRIVER = """
+import os, signal, sys, time
+import shoal
+shoal.init(address="auto")
+
+@shoal.remote(max_restarts=1, num_cpus=1)
+class Speaker:
+    def say(self, text):
+        print(text, flush=True)
+        print("err " + text, file=sys.stderr, flush=True)
+        return os.getpid()
+"""
+
+
+@pytest.fixture
+def cluster(shoal_command):
+    yield shoal_command.start(cpus=4)
+    shoal_command.json("stop")
+
+
+def test_the_process_before_is_kept(shoal_command, cluster):
+    driver = shoal_command.driver(
+        DRIVER
+        + """
+actor = Speaker.remote()
+first = shoal.get(actor.say.remote("from the first"))
+print("id", actor._actor_id, flush=True)
+os.kill(first, signal.SIGKILL)
+while True:
+    try:
+        assert shoal.get(actor.say.remote("from the second"), timeout=60) != first
+        break
+    except shoal.exceptions.ActorUnavailableError:
+        pass
+print("restarted", flush=True)
+time.sleep(600)
+"""
+    )
+    driver.said("restarted")
+    actor = next(line.split()[1] for line in driver.out.splitlines() if line.startswith("id "))
+    now = shoal_command("logs", actor)
+    assert "from the second" in now.stdout
+    assert "from the first" not in now.stdout
+    before = shoal_command("logs", actor, "--previous")
+    assert "from the first" in before.stdout
+    assert "from the second" not in before.stdout
+    only_err = shoal_command("logs", actor, "--previous", "--err", "--tail", "1")
+    assert (only_err.stdout, only_err.stderr) == ("", "(Speaker) err from the first\n")
+    driver.signal(signal.SIGKILL)
+    done = shoal_command("logs", "--previous")
+    assert done.returncode == 1
+    assert "--previous" in done.stderr
+
+
+def test_what_was_printed_outlives_its_node(shoal_command, cluster):
+    first = shoal_command.json("list", "nodes")["rows"][0]["id"]
+    second = shoal_command.json("start", "--address", cluster.address, "--num-cpus", "1")["node"]
+    shoal_command.json("cordon", first)
+    assert shoal_command("submit", "--num-cpus", "1", "--", "echo", "from a node that went").returncode == 0
+    (job,) = shoal_command.json("list", "jobs")["rows"]
+    (node,) = [n for n in shoal_command.json("list", "nodes")["rows"] if n["id"] == second]
+    os.kill(node["pid"], signal.SIGKILL)
+    wait_until(lambda: "DEAD" in [n["state"] for n in shoal_command.json("list", "nodes")["rows"]], 20, "the node's death")
+    assert "from a node that went" in shoal_command("logs", job["id"]).stdout
+
+
+FOLDED = """
+speakers = [Speaker.remote() for _ in range(3)]
+shoal.get([s.say.remote("the same") for s in speakers])
+"""
+
+
+def on_a_terminal(shoal_command, text: str, **env: str) -> str:
+    """What a driver prints on a terminal."""
+    ours, theirs = pty.openpty()
+    script = shoal_command.script(DRIVER + text, "terminal.py")
+    pid = os.fork()
+    if pid == 0:
+        for number in (0, 1, 2):
+            os.dup2(theirs, number)
+        os.execve(sys.executable, [sys.executable, str(script)], shoal_command.env(**env))
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        said += piece
+    os.close(ours)
+    assert os.waitpid(pid, 0)[1] == 0, said
+    return said.decode().replace("\r\n", "\n")
+
+
+def test_lines_that_several_print_are_folded_on_a_terminal(shoal_command, cluster):
+    text = on_a_terminal(shoal_command, FOLDED)
+    lines = [line for line in text.splitlines() if line.startswith("(Speaker pid=") and ") the same" in line]
+    assert len(lines) == 2, text
+    assert "×3" in lines[1]
+    each = on_a_terminal(shoal_command, FOLDED, SHOAL_DEDUP_LOGS="0")
+    assert len([line for line in each.splitlines() if line.endswith(") the same")]) == 3, each
+
+
+def test_lines_are_never_folded_where_nobody_reads(shoal_command, cluster):
+    driver = shoal_command.driver(DRIVER + FOLDED)
+    assert driver.code() == 0, driver.err
+    assert driver.out.count(") the same\n") == 3
+    assert driver.err.count(") err the same\n") == 3

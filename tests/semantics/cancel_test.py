@@ -1,0 +1,388 @@
+"""Rows A1 and A2, cancel: of what waits, of what runs, of what it called, and what becomes of those who depend on it."""
+
+import asyncio
+import os
+import time
+
+import pytest
+from cast import GUARD_S, Gate, Recorder
+from leftovers import alive, wait_until
+
+import shoal as ray
+from shoal.exceptions import RayTaskError, TaskCancelledError, Unimplemented
+
+
+def is_cancelled(ref):
+    with pytest.raises(TaskCancelledError, match="was cancelled"):
+        ray.get(ref, timeout=GUARD_S)
+
+
+@ray.remote(num_cpus=0)
+def waits(gate, who="", name=""):
+    ray.get(gate.arrive.remote(who or os.getpid(), name))
+    return who
+
+
+@ray.remote(num_cpus=0)
+def sleeps(gate):
+    gate.note.remote(os.getpid())
+    time.sleep(1000)
+
+
+@ray.remote(num_cpus=0)
+def stubborn(gate):
+    try:
+        ray.get(gate.arrive.remote("stubborn"))
+    except KeyboardInterrupt:
+        return "as it likes"
+
+
+@ray.remote(num_cpus=0)
+def tells(gate, name):
+    """Its end, one way or the other."""
+    try:
+        ray.get(gate.arrive.remote("begins", name))
+    except KeyboardInterrupt:
+        gate.note.remote("cancelled")
+        raise
+    gate.note.remote("done")
+
+
+@ray.remote(num_cpus=0)
+def plus_one(x):
+    return x + 1
+
+
+# ---- functions
+
+
+def test_a_function_that_waits_for_a_worker():
+    ref = plus_one.options(resources={"unobtainium": 1}).remote(1)
+    assert ray.wait([ref], timeout=0)[0] == []
+    ray.cancel(ref)
+    is_cancelled(ref)
+
+    def pending():
+        return [r for r in ray._runtime.session().list("actors") if r["state"] == "PENDING"]
+
+    wait_until(lambda: not pending(), GUARD_S, "the end of the wait for a worker that nobody needs")
+
+
+def test_a_function_that_waits_for_its_arguments_and_those_that_wait_for_it(gate):
+    argument = gate.wait.remote("", 1)
+    first, other = plus_one.remote(argument), plus_one.remote(argument)
+    dependant = plus_one.remote(first)
+    ray.cancel(first)
+    is_cancelled(first)
+    is_cancelled(dependant)
+    gate.open.remote()
+    assert ray.get(other, timeout=GUARD_S) == 2
+
+
+def test_a_method_whose_argument_was_cancelled_fails_likewise(gate, recorder):
+    ref = waits.remote(gate)
+    called = recorder.echo.remote(ref)
+    ray.cancel(ref)
+    is_cancelled(called)
+    assert ray.get(recorder.echo.remote("goes on"), timeout=GUARD_S) == "goes on"
+
+
+def test_a_function_that_waits_is_interrupted_and_its_process_goes_on(gate):
+    ref = waits.remote(gate)
+    (pid,) = ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.cancel(ref)
+    is_cancelled(ref)
+    again = waits.remote(gate, "", "again")
+    assert ray.get(gate.arrived.remote(2), timeout=GUARD_S) == [pid, pid]
+    ray.cancel(again)
+    is_cancelled(again)
+
+
+def test_a_function_that_sleeps_is_interrupted(gate):
+    ref = sleeps.remote(gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.cancel(ref)
+    is_cancelled(ref)
+
+
+def test_a_function_that_catches_the_interrupt_decides_itself(gate):
+    ref = stubborn.remote(gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.cancel(ref)
+    assert ray.get(ref, timeout=GUARD_S) == "as it likes"
+
+
+def test_by_force_its_process_ends_and_no_attempt_follows(gate):
+    ref = stubborn.options(max_retries=-1).remote(gate)
+    running = waits.remote(gate)
+    come = ray.get(gate.arrived.remote(2), timeout=GUARD_S)
+    pid = next(c for c in come if c != "stubborn")
+    ray.cancel(running, force=True)
+    is_cancelled(running)
+    wait_until(lambda: not alive(pid), GUARD_S, "the end of the process")
+    ray.cancel(ref, force=True)
+    is_cancelled(ref)
+    assert len(ray.get(gate.seen.remote())) == 2
+
+
+def test_of_a_function_that_is_done_nothing_becomes():
+    ref = plus_one.remote(1)
+    assert ray.get(ref, timeout=GUARD_S) == 2
+    ray.cancel(ref)
+    ray.cancel(ref, force=True)
+    assert ray.get(ref) == 2
+
+
+def test_one_of_several_results_stands_for_all(gate):
+    first, second = waits.options(num_returns=2).remote(gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.cancel(second)
+    is_cancelled(first)
+    is_cancelled(second)
+
+
+def test_whatever_state_they_are_in(gate):
+    """Also one that is about to begin, or to be done: the processes outlive the signals."""
+
+    @ray.remote(num_cpus=1)
+    def brief(k):
+        return sum(range(k))
+
+    for k in range(150):
+        ref = brief.remote(k * 50)
+        if k % 3:
+            ray.wait([ref], timeout=k % 7 * 0.0003)
+        ray.cancel(ref)
+        try:
+            assert ray.get(ref, timeout=GUARD_S) == sum(range(k * 50))
+        except TaskCancelledError:
+            pass
+    assert ray.get([plus_one.remote(k) for k in range(20)], timeout=GUARD_S) == list(range(1, 21))
+
+
+# ---- what they called
+
+
+@pytest.mark.parametrize("recursive", [True, False])
+def test_what_a_function_called_is_cancelled_with_it(gate, recursive):
+    @ray.remote(num_cpus=0)
+    def parent(gate):
+        ray.get(tells.remote(gate, "child"))
+
+    ref = parent.remote(gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.cancel(ref, recursive=recursive)
+    is_cancelled(ref)
+    gate.open.remote("child") if not recursive else None
+    assert ray.get(gate.arrived.remote(2), timeout=GUARD_S) == ["begins", "cancelled" if recursive else "done"]
+
+
+def test_what_an_async_method_called_is_cancelled_with_it(gate):
+    @ray.remote
+    class Caller:
+        async def call(self, gate):
+            return await tells.remote(gate, "child")
+
+        async def other(self, gate):
+            return await waits.remote(gate, "other", "other")
+
+    caller = Caller.remote()
+    other, ref = caller.other.remote(gate), caller.call.remote(gate)
+    ray.get(gate.arrived.remote(2), timeout=GUARD_S)
+    ray.cancel(ref)
+    is_cancelled(ref)
+    assert ray.get(gate.arrived.remote(3), timeout=GUARD_S)[2] == "cancelled"
+    gate.open.remote("other")
+    assert ray.get(other, timeout=GUARD_S) == "other"  # another call's child
+    ray.kill(caller)
+
+
+# ---- methods
+
+
+class Busy:
+    def __init__(self):
+        self.seen = []
+
+    def arrive(self, gate, who):
+        ray.get(gate.arrive.remote(who))
+        return who
+
+    def add(self, value):
+        self.seen.append(value)
+        return len(self.seen)
+
+    def all(self):
+        return self.seen
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_actor_drops_what_waits_and_ends_what_runs(gate, threads):
+    actor = ray.remote(max_concurrency=threads)(Busy).remote()
+    running = [actor.arrive.remote(gate, k) for k in range(threads)]
+    ray.get(gate.arrived.remote(threads), timeout=GUARD_S)
+    waiting = [actor.add.remote(k) for k in range(3)]
+    ray.cancel(waiting[1])
+    is_cancelled(waiting[1])
+    ray.cancel(running[0], recursive=False)
+    gate.open.remote()
+    assert ray.get(running, timeout=GUARD_S) == list(range(threads))
+    assert sorted(ray.get([waiting[0], waiting[2]], timeout=GUARD_S)) == [1, 2]
+    assert sorted(ray.get(actor.all.remote())) == [0, 2]
+    ray.kill(actor)
+
+
+def test_what_a_method_called_is_cancelled_although_it_goes_on_itself(gate):
+    actor = ray.remote(Busy).remote()
+    ref = actor.arrive.remote(gate, 0)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.cancel(ref)
+    with pytest.raises(RayTaskError, match=r"the call of Gate\.arrive was cancelled"):
+        ray.get(ref, timeout=GUARD_S)
+    ray.kill(actor)
+
+
+def test_a_call_that_waits_for_an_argument_holds_up_nobody_any_more(gate, recorder):
+    blocked, behind = recorder.add.remote(gate.wait.remote()), recorder.add.remote("behind")
+    assert ray.wait([behind], timeout=0.05)[0] == []
+    ray.cancel(blocked)
+    is_cancelled(blocked)
+    assert ray.get(behind, timeout=GUARD_S) == 1
+
+
+def test_calls_of_an_actor_that_is_not_made_yet():
+    actor = Recorder.options(resources={"unobtainium": 1}).remote()
+    ref = actor.all.remote()
+    ray.cancel(ref)
+    is_cancelled(ref)
+    ray.kill(actor)
+
+
+def test_an_async_method_is_cancelled_where_it_waits():
+    @ray.remote
+    class Sees:
+        async def forever(self):
+            try:
+                self.began = True
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                self.saw = True
+                raise
+
+        async def wait_for(self, what):
+            while not hasattr(self, what):
+                await asyncio.sleep(0.001)
+
+    actor = Sees.remote()
+    ref = actor.forever.remote()
+    ray.get(actor.wait_for.remote("began"), timeout=GUARD_S)
+    ray.cancel(ref)
+    is_cancelled(ref)
+    ray.get(actor.wait_for.remote("saw"), timeout=GUARD_S)
+    ray.kill(actor)
+
+
+def test_an_async_method_that_waits_for_its_turn():
+    gate = Gate.options(max_concurrency=1).remote()
+    ray.get(gate.seen.remote(), timeout=GUARD_S)
+    running, waiting = gate.wait.remote(), gate.note.remote("never")
+    ray.cancel(waiting)
+    is_cancelled(waiting)
+    ray.cancel(running)
+    is_cancelled(running)
+    assert ray.get(gate.seen.remote(), timeout=GUARD_S) == []
+    ray.kill(gate)
+
+
+def test_an_async_method_that_was_not_cancelled_by_its_caller_raises():
+    @ray.remote
+    class Cancels:
+        async def itself(self):
+            raise asyncio.CancelledError("its own")
+
+    actor = Cancels.remote()
+    with pytest.raises(RayTaskError, match="its own"):
+        ray.get(actor.itself.remote(), timeout=GUARD_S)
+    ray.kill(actor)
+
+
+def test_a_method_that_is_made_again_is_not_any_more(gate):
+    @ray.remote
+    class Tries:
+        @ray.method(max_task_retries=-1, retry_exceptions=True)
+        async def run(self, gate):
+            gate.note.remote("one")
+            raise ValueError("again")
+
+    actor = Tries.remote()
+    ref = actor.run.remote(gate)
+    ray.get(gate.arrived.remote(3), timeout=GUARD_S)
+    ray.cancel(ref)
+    is_cancelled(ref)
+    ray.kill(actor)
+
+
+def test_force_is_not_for_methods(gate, recorder):
+    ref = recorder.wait_at.remote(gate)
+    with pytest.raises(ValueError, match="force is for remote functions"):
+        ray.cancel(ref, force=True)
+    gate.open.remote()
+    assert ray.get(ref, timeout=GUARD_S) is None
+
+
+# ---- generators
+
+
+def test_a_generator_ends_with_its_cancellation(gate):
+    @ray.remote(num_cpus=0)
+    def numbers(gate):
+        yield from range(2)
+        ray.get(gate.arrive.remote("two"))
+        yield 2
+
+    generator = numbers.remote(gate)
+    assert [ray.get(next(generator), timeout=GUARD_S) for _ in range(2)] == [0, 1]
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.cancel(generator)
+    is_cancelled(next(generator))
+    with pytest.raises(StopIteration):
+        next(generator)
+    is_cancelled(generator.completed())
+
+
+def test_an_async_generator_ends_with_its_cancellation():
+    @ray.remote
+    class Streams:
+        async def numbers(self):
+            yield 0
+            await asyncio.sleep(1000)
+
+    actor = Streams.remote()
+    generator = actor.numbers.remote()
+    assert ray.get(next(generator), timeout=GUARD_S) == 0
+    ray.cancel(generator)
+    is_cancelled(next(generator))
+    ray.kill(actor)
+
+
+# ---- what cannot be cancelled
+
+
+def test_what_is_no_call(recorder):
+    with pytest.raises(TypeError, match="kill"):
+        ray.cancel(recorder)
+    put = ray.put(1)
+    ray.cancel(put)
+    assert ray.get(put) == 1
+
+
+def test_a_call_of_another_process(gate):
+    @ray.remote(num_cpus=0)
+    def cancels(refs):
+        ray.cancel(refs[0])
+
+    ref = gate.wait.remote("", 5)
+    with pytest.raises(Unimplemented, match="only the process that made a call"):
+        ray.get(cancels.remote([ref]), timeout=GUARD_S)
+    gate.open.remote()
+    assert ray.get(ref, timeout=GUARD_S) == 5

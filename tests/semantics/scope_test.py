@@ -1,0 +1,284 @@
+"""Row A2, the end: an actor goes with the last that refers to it, after the calls that were made on it."""
+
+import atexit
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cast import GUARD_S, Gate, Recorder
+from leftovers import alive, wait_until
+
+import shoal as ray
+from shoal.util import ActorPool
+from shoal.util.queue import Queue
+
+
+def row(actor_id):
+    (found,) = (r for r in ray._runtime.session().list("actors") if r["id"] == actor_id)
+    return found
+
+
+def ends(actor_id):
+    wait_until(lambda: row(actor_id)["state"] == "DEAD", GUARD_S, "the end of the actor")
+
+
+@ray.remote
+class Counts:
+    def __init__(self, last_words=None):
+        self.calls = 0
+        if last_words:
+            atexit.register(lambda: Path(last_words).write_text("bye"))
+
+    def call(self):
+        self.calls += 1
+        return self.calls
+
+    def numbers(self, n):
+        yield from range(n)
+
+    def touch_itself(self):
+        me = ray.get_runtime_context().current_actor
+        del me
+        gc.collect()
+
+    def introduce(self, holder):
+        ray.get(holder.keep.remote([ray.get_runtime_context().current_actor]))
+
+    def fails_until(self, n):
+        if self.call() < n:
+            raise ValueError("again")
+        return self.calls
+
+
+@ray.remote
+class Holder:
+    def keep(self, handles):
+        self.handles = handles
+
+    def make(self):
+        self.handles = [Counts.remote()]
+        return self.handles[0]._actor_id, ray.get(self.handles[0].call.remote())
+
+    def drop(self):
+        self.handles.clear()
+
+    def call(self):
+        return ray.get(self.handles[0].call.remote())
+
+
+@pytest.fixture
+def holder():
+    actor = Holder.remote()
+    yield actor
+    ray.kill(actor)
+
+
+def test_it_ends_when_nothing_refers_to_it(tmp_path):
+    actor = Counts.remote(str(tmp_path / "words"))
+    actor_id, pid = actor._actor_id, ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+    del actor
+    ends(actor_id)
+    wait_until(lambda: not alive(pid), GUARD_S, "the end of its process")
+    assert (tmp_path / "words").read_text() == "bye"
+    assert "exited with code 0" in row(actor_id)["cause"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_calls_that_were_made_before_are_run(gate, threads):
+    actor = Recorder.options(max_concurrency=threads).remote()
+    actor_id = actor._actor_id
+    refs = [actor.wait_at.remote(gate, "", 7), *(actor.echo.remote(k) for k in range(5)), actor.echo.remote(gate.wait.remote("late", "x"))]
+    del actor
+    gc.collect()
+    gate.open.remote()
+    gate.open.remote("late")
+    assert ray.get(refs, timeout=GUARD_S) == [7, 0, 1, 2, 3, 4, "x"]
+    ends(actor_id)
+
+
+def test_calls_that_wait_for_arguments_are_run_although_their_order_is_free(gate):
+    actor = Recorder.options(allow_out_of_order_execution=True).remote()
+    actor_id, late = actor._actor_id, actor.echo.remote(gate.wait.remote("", "late"))
+    assert ray.get(actor.echo.remote("early"), timeout=GUARD_S) == "early"
+    del actor
+    gc.collect()
+    gate.open.remote()
+    assert ray.get(late, timeout=GUARD_S) == "late"
+    ends(actor_id)
+
+
+def test_async_methods_that_run_come_to_their_end():
+    gate = Gate.remote()
+    actor_id, waiting = gate._actor_id, [gate.wait.remote("", k) for k in range(3)]
+    gate.open.remote("unrelated")
+    last = gate.open.remote()
+    del gate
+    assert ray.get([*waiting, last], timeout=GUARD_S) == [0, 1, 2, None]
+    ends(actor_id)
+
+
+def test_the_handle_of_a_chain_is_gone_before_the_result_is_there():
+    assert ray.get([Counts.remote().call.remote() for _ in range(3)], timeout=GUARD_S) == [1, 1, 1]
+    assert [ray.get(r, timeout=GUARD_S) for r in Counts.remote().numbers.remote(4)] == [0, 1, 2, 3]
+
+
+def test_a_method_refers_to_its_actor():
+    call = Counts.remote().call
+    optioned = call.options(name="again")
+    gc.collect()
+    assert [ray.get(m.remote(), timeout=GUARD_S) for m in (call, optioned)] == [1, 2]
+    actor_id = call._actor.id
+    del call
+    assert ray.get(optioned.remote(), timeout=GUARD_S) == 3
+    del optioned
+    ends(actor_id)
+
+
+def test_a_call_that_is_made_again_finds_it():
+    ref = Counts.remote().fails_until.options(max_task_retries=-1, retry_exceptions=True).remote(3)
+    assert ray.get(ref, timeout=GUARD_S) == 3
+
+
+def test_its_resources_are_free_again():
+    for _ in range(3):
+        assert ray.get(Counts.options(num_cpus=8).remote().call.remote(), timeout=GUARD_S) == 1
+
+
+def test_one_that_may_be_started_again_is_not():
+    actor = Counts.options(max_restarts=-1).remote()
+    actor_id = actor._actor_id
+    assert ray.get(actor.call.remote(), timeout=GUARD_S) == 1
+    del actor
+    ends(actor_id)
+    assert row(actor_id)["num_restarts"] == 0
+
+
+# ---- who else has it
+
+
+def still_there(actor_id, call):
+    """A release that was wrong would have been sent before these calls."""
+    gc.collect()
+    first = ray.get(call(), timeout=GUARD_S)
+    assert [ray.get(call(), timeout=GUARD_S) for _ in range(3)] == [first + 1, first + 2, first + 3]
+    assert row(actor_id)["state"] == "ALIVE"
+
+
+def test_one_that_another_process_has_stays(holder):
+    actor = Counts.remote()
+    actor_id = actor._actor_id
+    ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
+    del actor
+    still_there(actor_id, holder.call.remote)
+
+
+def test_one_that_gave_itself_away_stays(holder):
+    actor = Counts.remote()
+    actor_id = actor._actor_id
+    ray.get(actor.introduce.remote(holder), timeout=GUARD_S)
+    del actor
+    still_there(actor_id, holder.call.remote)
+
+
+def test_one_that_only_waits_as_an_argument_stays(gate, holder):
+    actor = Counts.remote()
+    actor_id = actor._actor_id
+    ready = gate.wait.remote()
+
+    @ray.remote(num_cpus=0)
+    def calls(actor, _):
+        return ray.get(actor.call.remote())
+
+    ref = calls.remote(actor, ready)
+    del actor
+    gc.collect()
+    gate.open.remote()
+    assert ray.get(ref, timeout=GUARD_S) == 1
+    assert row(actor_id)["state"] == "ALIVE"
+
+
+def test_one_with_a_name_stays():
+    ray.get(Counts.options(name="stays").remote().call.remote(), timeout=GUARD_S)
+    found = ray.get_actor("stays")
+    actor_id = found._actor_id
+    still_there(actor_id, found.call.remote)
+    del found
+    still_there(actor_id, lambda: ray.get_actor("stays").call.remote())
+    ray.kill(ray.get_actor("stays"))
+
+
+def test_its_own_handles_of_itself_do_not_count():
+    actor = Counts.remote()
+    ray.get(actor.touch_itself.remote(), timeout=GUARD_S)
+    still_there(actor._actor_id, actor.call.remote)
+
+
+def test_copies_do_not_end_it():
+    actor = Counts.remote()
+    copy = pickle.loads(pickle.dumps(actor))
+    actor_id = actor._actor_id
+    del copy
+    still_there(actor_id, actor.call.remote)
+
+
+def test_a_forked_child_ends_nobody():
+    actor = Counts.remote()
+    assert ray.get(actor.call.remote(), timeout=GUARD_S) == 1
+    child = os.fork()
+    if child == 0:
+        del actor
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    still_there(actor._actor_id, actor.call.remote)
+
+
+def test_the_end_of_a_program_is_quiet(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import shoal as ray\n"
+        "ray.init(num_cpus=2)\n"
+        "A = ray.remote(type('A', (), {'call': lambda self: 5}))\n"
+        "kept, cycle = A.remote(), [A.remote()]\n"
+        "cycle.append(cycle)\n"
+        "print(ray.get([kept.call.remote(), cycle[0].call.remote(), A.remote().call.remote()]))\n"
+    )
+    ran = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=GUARD_S)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("[5, 5, 5]\n", "", 0)
+
+
+# ---- who made it
+
+
+def test_an_actor_that_an_actor_made(holder):
+    actor_id, first = ray.get(holder.make.remote(), timeout=GUARD_S)
+    assert first == 1
+    still_there(actor_id, holder.call.remote)
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    ends(actor_id)
+
+
+def test_an_actor_that_a_function_made():
+    @ray.remote(num_cpus=0)
+    def makes():
+        actor = Counts.remote()
+        return actor._actor_id, ray.get(actor.call.remote())
+
+    actor_id, first = ray.get(makes.remote(), timeout=GUARD_S)
+    assert first == 1
+    ends(actor_id)
+
+
+def test_pools_and_queues_hold_theirs():
+    pool = ActorPool([Counts.remote() for _ in range(2)])
+    assert len(list(pool.map_unordered(lambda actor, _: actor.call.remote(), range(4)))) == 4
+    queue = Queue()
+    queue.put(1)
+    ids = [queue.actor._actor_id]
+    assert queue.get(timeout=GUARD_S) == 1
+    del pool, queue
+    ends(ids[0])
