@@ -1,6 +1,7 @@
 #include "runtime/loop/clock.h"
 
 #include <asio/io_context.hpp>
+#include <asio/post.hpp>
 #include <asio/steady_timer.hpp>
 
 #include "runtime/loop/loop.h"
@@ -23,6 +24,20 @@ class RealTimer final : public Timer::Pending {
   std::shared_ptr<bool> alive_;
 };
 
+// What is due at once needs no timer of the kernel's: it runs behind what the loop has in its hands.
+class Posted final : public Timer::Pending {
+ public:
+  Posted(asio::io_context& io, std::function<void()> fn) : alive_(std::make_shared<bool>(true)) {
+    asio::post(io, [fn = std::move(fn), alive = alive_] {
+      if (*alive) fn();
+    });
+  }
+  ~Posted() override { *alive_ = false; }
+
+ private:
+  std::shared_ptr<bool> alive_;
+};
+
 class RealClock final : public Clock {
  public:
   explicit RealClock(Loop& loop) : loop_(loop) {}
@@ -31,6 +46,7 @@ class RealClock final : public Clock {
     return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   }
   Timer after(Duration delay, std::function<void()> fn) override {
+    if (delay <= Duration::zero()) return Timer(std::make_unique<Posted>(loop_.io(), std::move(fn)));
     return Timer(std::make_unique<RealTimer>(loop_.io(), delay, std::move(fn)));
   }
 

@@ -53,6 +53,24 @@ TEST(Clock, ATimerThatIsDestroyedWhileItsCallIsQueuedNeverFires) {
   EXPECT_EQ(fired, 1);
 }
 
+TEST(Clock, WhatIsDueAtOnceRunsLaterAllTheSameAndOnlyWhileItsTimerLives) {
+  Loop loop;
+  const auto clock = make_real_clock(loop);
+  std::vector<int> ran;
+  const Timer first = clock->after(0ms, [&] { ran.push_back(1); });
+  Timer dropped = clock->after(0ms, [&] { ran.push_back(2); });
+  Timer third;
+  const Timer second = clock->after(0ms, [&] {
+    third = clock->after(0ms, [&] { ran.push_back(4); });
+    ran.push_back(3);
+  });
+  dropped = Timer();
+  EXPECT_TRUE(ran.empty());
+  const auto end = clock->now() + 2s;
+  while (ran.size() < 3 && clock->now() < end) loop.run_one(10ms);
+  EXPECT_EQ(ran, (std::vector{1, 3, 4}));
+}
+
 TEST(LoopThread, TheBackgroundThreadServesWhileNobodyElseDoes) {
   Loop loop;
   LoopThread host(loop);
