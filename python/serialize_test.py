@@ -1,5 +1,6 @@
 import dataclasses
 import gc
+import os
 import pickle
 import threading
 import weakref
@@ -47,6 +48,17 @@ def test_arrays_come_back_with_dtype_shape_and_values(array):
     assert back.dtype == array.dtype
     assert back.shape == array.shape
     assert (back == array).all()
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_large_bytes_travel_beside_the_pickle(kind):
+    value = kind(os.urandom(1 << 16))
+    head, buffers = dumps(value)
+    assert [b.nbytes for b in buffers] == [len(value)]
+    assert len(head) < 1000
+    back = there_and_back(value)
+    assert (back, type(back)) == (value, kind)
+    assert dumps(value[1:])[1] == []  # smaller ones in it
 
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]

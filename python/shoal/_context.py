@@ -34,6 +34,7 @@ class Running:
     instance: Any = None
     settings: dict[str, Any] = field(default_factory=dict)
     incoming: Any = None  # the call that is executed
+    info: CallInfo | None = None  # of it, once somebody asked
     extra: dict[str, Any] | None = None
     where: str = ""  # in it; "" for class and method
     interruptible: bool = False  # its code runs, and may be interrupted when it is cancelled
@@ -52,14 +53,11 @@ def parent_call() -> Any:
     return running.incoming if call is None else call.incoming
 
 
-_latest: list[Any] = [None, None]  # (incoming, CallInfo)
-
-
 def current_call() -> CallInfo | None:
     """Made when somebody asks: most calls never do."""
     call, incoming = concurrent_call.get(), running.incoming
     if call is not None or incoming is None:
         return call
-    if _latest[0] is not incoming:
-        _latest[:] = incoming, CallInfo(running.where or f"{running.cls.__name__}.{incoming.method}", running.extra)
-    return _latest[1]
+    if running.info is None:
+        running.info = CallInfo(running.where or f"{running.cls.__name__}.{incoming.method}", running.extra, incoming)
+    return running.info

@@ -53,6 +53,10 @@ def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first:
 
         args = tuple(replaced(a) for a in args)
         kwargs = {k: replaced(a) for k, a in kwargs.items()}
+    if args:
+        args = tuple(map(_serialize.beside, args))
+    if kwargs:
+        kwargs = {k: _serialize.beside(a) for k, a in kwargs.items()}
     return (*_serialize.dumps((args, kwargs, extra) if extra else (args, kwargs)), deps)
 
 

@@ -64,6 +64,26 @@ def _leaf(tensor, wants_gradient: bool, parameter: bool):
     return Parameter(tensor, requires_grad=wants_gradient)
 
 
+class _Memory:
+    """Pickles as the bytes it holds, which lie beside the pickle: pickle itself copies them into it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: bytes | bytearray):
+        self.value = value
+
+    def __reduce__(self):
+        return type(self.value), (pickle.PickleBuffer(self.value),)
+
+
+_LARGE_BYTES = 1 << 16  # below it a frame of small values is cheaper than a buffer of its own
+
+
+def beside(value: Any) -> Any:
+    """What to pickle in place of a value (an argument, a result, what is put): large ``bytes`` are copied once less that way."""
+    return _Memory(value) if (type(value) is bytes or type(value) is bytearray) and len(value) >= _LARGE_BYTES else value
+
+
 def _set_attributes(obj, attributes: dict[str, Any]) -> None:
     vars(obj).update(attributes)
 
@@ -117,7 +137,8 @@ def _pickles_by_default(cls: type[BaseException]) -> bool:
 
 
 def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
-    """(head, buffers): the pickle and, beside it, the memory of large arrays, not copied."""
+    """(head, buffers): the pickle and, beside it, the memory of large arrays and bytes, not copied."""
+    value = beside(value)
     if _plain(value):
         return pickle.dumps(value, protocol=5), []
     buffers: list[memoryview] = []

@@ -83,7 +83,7 @@ def _serve(session, instance, early: deque) -> int:
     functions = {} if isinstance(instance, FunctionWorker) else None  # by their pickles
     while True:
         incoming = early.popleft() if early else session.next_call()
-        running.incoming, method = incoming, incoming.method
+        running.incoming, running.info, method = incoming, None, incoming.method
         try:
             try:
                 if session.cancelled(incoming):  # it came before the actor was made
@@ -99,16 +99,19 @@ def _serve(session, instance, early: deque) -> int:
                 result = built_in(instance, *args, **kwargs) if built_in else getattr(instance, method)(*args, **kwargs)
                 if extra is not None:
                     reply(session, incoming, result, extra)
-                    continue
-                head, buffers = _serialize.dumps(result)
+                else:
+                    answer = _serialize.dumps(result)
             finally:
                 running.interruptible = False
         except SystemExit as error:
             return end(session, incoming, error)
         except (Exception, KeyboardInterrupt) as error:
             refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
-            continue
-        session.reply(incoming, head, buffers)
+        else:
+            if extra is None:
+                session.reply(incoming, *answer)
+        # What came with a call is given back now, not when the next one comes.
+        args = kwargs = extra = result = answer = incoming = running.incoming = running.info = running.extra = None
 
 
 def arguments(incoming, functions: dict | None = None) -> tuple[tuple, dict, dict[str, Any] | None]:

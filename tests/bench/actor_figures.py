@@ -20,6 +20,7 @@ parser.add_argument("--reps", type=int, default=3)
 parser.add_argument("--cpus", type=int, default=2)
 parser.add_argument("--batch", type=int, default=1000)
 parser.add_argument("--gigabytes", type=float, default=1.0)
+parser.add_argument("--megabytes", type=int, default=100, help="of a large argument")
 parser.add_argument("--only", default="")
 parser.add_argument("--limit", type=int, default=120, help="seconds for one figure, all repetitions together")
 options = parser.parse_args()
@@ -96,13 +97,37 @@ e = time.perf_counter()
 print("took", b - a, c - b, d - c, e - d)
 """
 
+BEGIN = f"""
+import time
+a = time.perf_counter()
+import {options.module} as ray
+ray.init(num_cpus={CPUS}, logging_level="ERROR")
+@ray.remote(num_cpus=0)
+class A:
+    def ping(self):
+        return b"ok"
+actor = A.remote()
+ray.get(actor.ping.remote())
+print("took", time.perf_counter() - a)
+"""
+
+
+def took(program):
+    """The figures that a program prints at its end."""
+    said = command(sys.executable, "-c", program)[1]
+    return [float(x) for x in next(line for line in said.splitlines() if line.startswith("took ")).split()[1:]]
+
+
+if not only or "begin" in only:
+    with guard("begin"):
+        emit("begin", [took(BEGIN)[0] for _ in range(options.reps)], "s")
+
 if not only or "life" in only:
     names = ["import", "init_first", "shutdown", "init_second"]
     with guard(*names):
-        said = [command(sys.executable, "-c", LIFE)[1] for _ in range(options.reps)]
-        took = [[float(x) for x in next(line for line in s.splitlines() if line.startswith("took ")).split()[1:]] for s in said]
+        lives = [took(LIFE) for _ in range(options.reps)]
         for i, name in enumerate(names):
-            emit(name, [t[i] for t in took], "s")
+            emit(name, [life[i] for life in lives], "s")
 
 if not only or "cluster" in only:
     with guard("start_head", "stop", "idle_start_head"):
@@ -146,6 +171,12 @@ class Plain:
 
     def take(self, x):
         return float(x[-1])
+
+    def pid(self):
+        return os.getpid()
+
+    def stall(self):
+        time.sleep(600)
 
 
 @functools.cache
@@ -208,12 +239,55 @@ def calls_n_n():
     return rate(lambda: ray.get([a.call_peer.remote(b, 2 * N), c.call_peer.remote(d, 2 * N)]), 4 * N)
 
 
+def mesh(count, together):
+    """Calls of all of four actors, so many at a time."""
+    four = [actor(x) for x in "abcd"]
+    return rate(
+        lambda: [ray.get([x.ping.remote() for _ in range(together) for x in four]) for _ in range(count // together)],
+        count,
+    )
+
+
+def argument(value):
+    """GB/s of an argument that is handed over as it is."""
+    sink = actor("sink")
+    begin = time.perf_counter()
+    ray.get(sink.take.remote(value))
+    return options.megabytes / 1e3 / (time.perf_counter() - begin)
+
+
+def death():
+    """From the end of a process to the failure of a call that it runs."""
+    victim = remote_class().remote()
+    pid = ray.get(victim.pid.remote())
+    pending = victim.stall.remote()
+    time.sleep(0.5)
+    begin = time.perf_counter()
+    os.kill(pid, signal.SIGKILL)
+    try:
+        ray.get(pending, timeout=60)
+    except TimeoutError:
+        raise
+    except Exception:
+        return time.perf_counter() - begin
+    raise RuntimeError("the call on a killed process returned")
+
+
 measure("actor", create_first, "s", reps=max(5, options.reps))
 measure("actors20", create_many, "s")
 measure("calls_sync", calls_sync)
 measure("calls_batched", calls_batched)
 measure("calls_n_n", calls_n_n)
+measure("mesh_sync", lambda: mesh(N // 2, 1))
+measure("mesh_batched", lambda: mesh(N, N))
 drop("b", "c", "d")
+large = np.ones(options.megabytes * 10**6 // 8)
+measure("argument", lambda: argument(large), "GB/s")
+large = bytes(large)
+measure("argument_bytes", lambda: argument(large), "GB/s")
+drop("sink")
+large = None
+measure("death", death, "s")
 
 
 # ---- tasks

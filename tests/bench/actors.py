@@ -1,8 +1,10 @@
-"""The actor runtime beside Ray, by one script: a cluster's life, actors, calls, tasks, objects, placement groups (about 5 minutes)."""
+"""The actor runtime beside Ray, by one script, and beside the best of Monarch and xoscar, figure by figure (about 8 minutes)."""
 
+import dataclasses
 import json
+import statistics
 
-from launch import HERE, OURS, PEERS, Failed, run, say, version
+from launch import ACTOR_PEERS, HERE, OURS, PEERS, Failed, run, say, version
 from report import Report, Row
 
 FASTER, RATE = {"ratio": "peer/ours"}, {"ratio": "ours/peer"}
@@ -13,6 +15,15 @@ def _row(name, unit, figure, goal=None):
     return Row(name, unit, f"shoal {figure}", f"ray {figure}", goal=goal and (">=", goal), **better)
 
 
+def _best(name, unit, figure, goal=None, sign=">="):
+    """Beside Monarch's or xoscar's, whichever is better: `_rows` says which when both are there."""
+    better = RATE if unit in ("1/s", "GB/s") else FASTER
+    if sign == "<=":
+        better = {"ratio": "ours/peer"}
+    return Row(name, unit, f"shoal {figure}", f"{_BEST} {figure}", goal=goal and (sign, goal), **better)
+
+
+_BEST = "best"
 ROWS = [
     _row("init()", "s", "init_first", 25),
     _row("start --head", "s", "start_head", 20),
@@ -34,36 +45,82 @@ ROWS = [
     _row("placement group, created and removed", "1/s", "groups", 20),
     Row("idle memory after init(), of all processes", "MiB", "shoal idle_init", "ray idle_init", goal=("<=", 0.15)),
     Row("  after start --head", "MiB", "shoal idle_start_head", "ray idle_start_head"),
+    _best("import, init() and first result", "s", "begin", 1, "<="),
+    _best("actor in a new process", "s", "actor", 4),
+    _best("20 actors in 20 processes", "s", "actors20", 4),
+    _best("calls, one after the other", "1/s", "calls_sync", 3),
+    _best("calls, in batches of 1,000", "1/s", "calls_batched", 4),
+    _best("calls of four actors at once, one after the other", "1/s", "mesh_sync", 5),
+    _best("calls of four actors at once, in batches of 1,000", "1/s", "mesh_batched", 5),
+    _best("argument of 100 MB, an array; theirs what is faster", "GB/s", "argument", 10),
+    _best("  bytes, which have to be copied twice", "GB/s", "argument_bytes"),
+    _best("SIGKILL to the failure of the pending call", "s", "death", 3, "<="),
+    Row("  batches beside 1,000 calls in one message", "1/s", "shoal calls_batched", "xoscar calls_in_one_message"),
+    Row("  20 actors beside one mesh of 20", "s", "shoal actors20", "monarch actors20_one_mesh", **FASTER),
     # How far from what the machine allows: a round trip of a bare unix socket, a copy in memory.
     Row("  calls beside a bare ping-pong", "1/s", "shoal calls_sync", "ping-pong"),
+    Row("  calls of four actors beside a bare ping-pong", "1/s", "shoal mesh_sync", "ping-pong"),
+    Row("  argument of 100 MB beside a copy", "GB/s", "shoal argument", "shoal copy_big"),
     Row("  put of 1 GB beside a copy", "GB/s", "shoal put_big", "shoal copy_big"),
 ]
 
 
 def add_options(parser):
     parser.add_argument("--reps", type=int, default=3, help="repetitions within a process")
-    parser.add_argument("--rounds", type=int, default=1, help="of both, in turn")
+    parser.add_argument("--rounds", type=int, default=1, help="of all, in turn")
     parser.add_argument("--only", default="", help="figures, with commas between them (life, cluster and memory are groups of them)")
+    parser.add_argument("--peers", default=",".join(PEER_MODULES), help="some of %(default)s")
+
+
+PEER_MODULES = {
+    "ray": (PEERS, "actor_figures.py", ["ray"]),
+    "monarch": (ACTOR_PEERS, "monarch_figures.py", []),
+    "xoscar": (ACTOR_PEERS, "xoscar_figures.py", []),
+}
+MODULES = {"shoal": (OURS, "actor_figures.py", ["shoal"]), **PEER_MODULES}
+PACKAGES = {"shoal": ["numpy"], "ray": ["ray", "numpy"], "monarch": ["torchmonarch", "numpy"], "xoscar": ["xoscar"]}
+_BESIDE = ["monarch", "xoscar"]  # of which the better one counts
+_ALSO = {"argument": ["argument_bytes"]}
+
+
+def _asked_for(row, only: set[str], peers: set[str]) -> bool:
+    """Whether a row can be had of these figures and peers."""
+    owner, _, figure = row.peer.partition(" ")
+    there = owner in {"shoal", "ping-pong", *peers} or (owner == _BEST and peers & set(_BESIDE))
+    return bool(there) and (not only or (row.ours.split()[1] in only and (not figure or figure in only)))
 
 
 def measure(options) -> Report:
-    rows = ROWS
-    if options.only:
-        parts = {"life": ["init_first"], "cluster": ["start_head", "stop", "idle_start_head"], "memory": ["idle_init"]}
-        wanted = {f for name in options.only.split(",") for f in parts.get(name, [name])}
-        rows = [r for r in ROWS if r.ours.split()[1] in wanted and (r.peer == "ping-pong" or r.peer.split()[1] in wanted)]
-    report = Report("actors", rows)
-    for folder, packages in ((OURS, ["numpy"]), (PEERS, ["ray", "numpy"])):
-        for package in packages:
-            report.versions[f"{folder.parent.name} {package}"] = version(folder / "python", package)
+    parts = {"life": ["init_first"], "cluster": ["start_head", "stop", "idle_start_head"], "memory": ["idle_init"]}
+    only = {f for name in filter(None, options.only.split(",")) for f in parts.get(name, [name])}
+    peers = set(options.peers.split(","))
+    if unknown := peers - set(PEER_MODULES):
+        raise SystemExit(f"--peers: no {', '.join(sorted(unknown))}; there are {', '.join(PEER_MODULES)}")
+    modules = ["shoal", *(m for m in PEER_MODULES if m in peers)]
+    report = Report("actors", [r for r in ROWS if _asked_for(r, only, peers)])
+    for module in modules:
+        for package in PACKAGES[module]:
+            report.versions[f"{module}: {package}"] = version(MODULES[module][0] / "python", package)
     for r in range(options.rounds):
-        modules = [("shoal", OURS), ("ray", PEERS)]
-        for module, folder in modules if r % 2 == 0 else reversed(modules):
+        for module in modules if r % 2 == 0 else reversed(modules):
             say(f"bench actors: round {r + 1} of {options.rounds}: {module}")
-            _figures(report, module, [folder / "python", HERE / "actor_figures.py", module, "--reps", options.reps, "--only", options.only])
-        if any(row.peer == "ping-pong" for row in rows):
+            folder, script, words = MODULES[module]
+            _figures(report, module, [folder / "python", HERE / script, *words, "--reps", options.reps, "--only", options.only])
+        if any(row.peer == "ping-pong" for row in report.rows):
             _ping_pong(report)
+    report.rows = [beside_the_best(report, row) for row in report.rows]
     return report
+
+
+def beside_the_best(report, row) -> Row:
+    """A row of `_best` with the peer whose median is better; the others as they are. Without any figure it misses its goal."""
+    owner, _, figure = row.peer.partition(" ")
+    if owner != _BEST:
+        return row
+    names = [figure, *_ALSO.get(figure, [])]
+    there = [series for series in (f"{m} {name}" for m in _BESIDE for name in names) if report.samples.get(series)]
+    best = max if row.unit in ("1/s", "GB/s") else min
+    return dataclasses.replace(row, peer=best(there, key=lambda s: statistics.median(report.samples[s])) if there else row.peer)
 
 
 def _figures(report, module, argv) -> None:

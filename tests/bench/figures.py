@@ -1,5 +1,7 @@
 """Figures that scripts hand on: one JSON line each, the median over repetitions; and what the kernel knows of processes."""
 
+import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -23,6 +25,40 @@ def rate(function, count):
     start = time.perf_counter()
     function()
     return count / (time.perf_counter() - start)
+
+
+def figure_options(description):
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=1000)
+    parser.add_argument("--megabytes", type=int, default=100, help="of a large argument")
+    parser.add_argument("--only", default="", help="figures, with commas between them")
+    parser.add_argument("--limit", type=int, default=120, help="seconds for one figure")
+    return parser.parse_args()
+
+
+class Figures:
+    """Emits each figure, or why it cannot be had; the rest is still measured."""
+
+    def __init__(self, options):
+        self._options, self._only = options, set(filter(None, options.only.split(",")))
+
+    def measure(self, name, function, unit="1/s"):
+        if self._wants(name):
+            try:
+                emit(name, [function() for _ in range(self._options.reps)], unit)
+            except Exception as error:
+                fail(name, error)
+
+    async def measure_async(self, name, function, unit="1/s"):
+        if self._wants(name):
+            try:
+                emit(name, [await asyncio.wait_for(function(), self._options.limit) for _ in range(self._options.reps)], unit)
+            except Exception as error:
+                fail(name, error)
+
+    def _wants(self, name):
+        return not self._only or name in self._only
 
 
 _MARK = "SHOAL_BENCH_ID"

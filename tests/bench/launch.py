@@ -13,6 +13,7 @@ from report import ROOT
 HERE = Path(__file__).resolve().parent
 OURS = ROOT / ".venv" / "bin"
 PEERS = ROOT / ".venv-peers" / "bin"
+ACTOR_PEERS = ROOT / ".venv-peers-actors" / "bin"
 
 
 class Failed(Exception):

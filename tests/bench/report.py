@@ -124,7 +124,7 @@ def _median(values):
 def quantity(value: float, unit: str) -> str:
     if unit == "s":
         return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
-    return f"{value:,.0f} {unit}"
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def spread(values: list[float], unit: str) -> str:

@@ -10,6 +10,8 @@ import pytest
 from launch import Failed
 from report import Report, Row
 
+import actors
+
 SLOWER = Row("a step", "s", "ours", "peer", goal=("<=", 0.65))
 FASTER = Row("a start", "s", "ours", "peer", ratio="peer/ours", goal=(">=", 20))
 SHOWN = Row("beside", "s", "ours", "peer")
@@ -102,6 +104,30 @@ def test_rounds_alternate_and_a_failure_stops_nothing():
 def test_every_series_of_a_row_is_measured_by_some_job():
     for part, jobs in (("steps", first._step_jobs()), ("memory", first._memory_jobs())):
         assert {s for row in first.ROWS[part] for s in (row.ours, row.peer)} <= {name for name, _ in jobs}
+
+
+@pytest.mark.parametrize(
+    ("unit", "figure", "samples", "peer"),
+    [
+        ("1/s", "calls_sync", {"monarch calls_sync": [1.0, 9.0, 9.0], "xoscar calls_sync": [5.0]}, "monarch calls_sync"),
+        ("s", "death", {"monarch death": [8.0], "xoscar death": [0.01]}, "xoscar death"),
+        ("GB/s", "argument", {"monarch argument": [0.5], "monarch argument_bytes": [0.9]}, "monarch argument_bytes"),
+        ("s", "death", {}, "best death"),
+    ],
+)
+def test_the_better_peer_of_a_figure_counts(unit, figure, samples, peer):
+    row = actors._best("a figure", unit, figure, 2)
+    made = report(row, **{"shoal " + figure: [1.0]}, **samples)
+    chosen = actors.beside_the_best(made, row)
+    assert chosen.peer == peer
+    if not samples:
+        assert made.holds(chosen) is False
+
+
+def test_rows_are_those_of_the_peers_and_figures_that_were_asked_for():
+    wanted = [r for r in actors.ROWS if actors._asked_for(r, {"calls_sync"}, {"xoscar"})]
+    assert {r.peer for r in wanted} == {"best calls_sync", "ping-pong"}
+    assert any(r.peer == "ray init_first" for r in actors.ROWS if actors._asked_for(r, set(), {"ray"}))
 
 
 def test_options_of_each_bench_parse():

@@ -55,6 +55,30 @@ def test_arguments_of_the_constructor_are_resolved():
     ray.kill(recorder)
 
 
+class Told:
+    """Writes to a file when it goes."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __del__(self):
+        Path(self.path).touch()
+
+
+def test_arguments_and_results_are_given_back_when_the_call_is_over(recorder, tmp_path):
+    name = str(tmp_path / "gone")
+    ray.get(recorder.kind.remote(Told(name)))
+    wait_until(lambda: Path(name).exists(), GUARD_S, "the argument was given back")  # no other call comes
+
+    @ray.remote
+    def make():
+        return Told(name + " result")
+
+    made = make.remote()
+    ray.wait([made])
+    wait_until(lambda: Path(name + " result").exists(), GUARD_S, "the result was given back")  # the caller has a pickle of it
+
+
 def test_an_actor_waits_for_pending_arguments_of_its_constructor(gate):
     made = Recorder.remote(gate.wait.remote(then="late"))
     result = made.all.remote()
