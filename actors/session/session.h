@@ -17,6 +17,7 @@
 #include "actors/session/actor_host.h"
 #include "actors/session/group_watch.h"
 #include "actors/session/line_printer.h"
+#include "actors/session/object_store.h"
 #include "actors/session/task_pool.h"
 #include "actors/wire/messages.h"
 #include "runtime/loop/loop_thread.h"
@@ -131,6 +132,8 @@ class Session {
   // ---- objects ----
   // A value as a future: a reference to something that is there already.
   ValueFuture put(Value value);
+  // The memory of large values that this process makes. Any thread.
+  ValueMemory& memory() { return objects_; }
   // Gives a value to the node under this id, so that other processes can get it. It may not be ready yet. If it cannot be shared, they get
   // that error.
   void publish(ObjectId id, const ValueFuture& future);
@@ -206,6 +209,7 @@ class Session {
   NodeId node_id_;
   std::string folder_, host_name_, head_endpoint_, node_endpoint_;
   bool is_driver_ = false;
+  ObjectStore objects_;
   runtime::LoopThread loop_thread_;  // last: it serves the loop as soon as it is there
 };
 

@@ -26,16 +26,25 @@ std::vector<std::uint64_t> sizes_of(const Value::Pieces& pieces) {
   return out;
 }
 
+class FreshMemory final : public ValueMemory {
+ public:
+  Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override {
+    SHOAL_TRY(Fd out, runtime::make_memory("shoal:value", bytes));
+    for (const auto& part : parts) SHOAL_OK(runtime::write_at(out, part.offset, part.bytes));
+    return out;
+  }
+};
+
 }  // namespace
 
 const Bytes Value::kNoBytes;
 
 std::size_t Value::total_bytes() const { return std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}); }
 
-Result<Value> Value::make(const Pieces& pieces, Kind kind) {
+Result<Value> Value::make(const Pieces& pieces, Kind kind, ValueMemory* memory) {
   std::size_t total = 0;
   for (const auto& p : pieces) total += p.size();
-  if (total > kMaxInlineBytes) return make_shared(pieces, kind);
+  if (total > kMaxInlineBytes) return make_shared(pieces, kind, memory);
   Value out;
   out.sizes_ = sizes_of(pieces);
   out.kind_ = kind;
@@ -49,12 +58,10 @@ Result<Value> Value::make(const Pieces& pieces, Kind kind) {
   return out;
 }
 
-Result<Value> Value::make_shared(const Pieces& pieces, Kind kind) {
+Result<Value> Value::make_shared(const Pieces& pieces, Kind kind, ValueMemory* memory) {
   if (pieces.empty() || pieces.size() > kMaxBuffers) return fail(invalid_argument("a value has 1 to 16384 pieces"));
   std::size_t total = first_piece(pieces.size());
   for (const auto& p : pieces) total += aligned(p.size());
-  auto shared = std::make_shared<Shared>();
-  SHOAL_TRY(shared->fd, runtime::make_memory("shoal:value", total));
   std::size_t at = first_piece(pieces.size());
   std::vector<std::byte> front(at);
   const MemoryHeader header{kMagic, static_cast<std::uint64_t>(kind), pieces.size()};
@@ -63,12 +70,16 @@ Result<Value> Value::make_shared(const Pieces& pieces, Kind kind) {
     const std::uint64_t size = pieces[i].size();
     std::memcpy(front.data() + sizeof header + 8 * i, &size, 8);
   }
-  SHOAL_OK(runtime::write_at(shared->fd, 0, front));
+  std::vector<runtime::SegmentPool::Part> parts = {{0, front}};
+  parts.reserve(1 + pieces.size());
   for (const auto& piece : pieces) {
-    SHOAL_OK(runtime::write_at(shared->fd, at, piece));
+    parts.push_back({at, piece});
     at += aligned(piece.size());
   }
-  SHOAL_TRY(shared->mapping, runtime::map(shared->fd, total, runtime::Access::kRead));
+  FreshMemory fresh;
+  auto shared = std::make_shared<Shared>();
+  SHOAL_TRY(shared->fd, (memory != nullptr ? *memory : fresh).fill(total, parts));
+  SHOAL_TRY(shared->mapping, runtime::map(shared->fd, total, runtime::Access::kCopyOnWrite));
   Value out;
   out.sizes_ = sizes_of(pieces);
   out.kind_ = kind;
@@ -76,7 +87,7 @@ Result<Value> Value::make_shared(const Pieces& pieces, Kind kind) {
   return out;
 }
 
-Result<Value> Value::make_many(const std::vector<Pieces>& values) {
+Result<Value> Value::make_many(const std::vector<Pieces>& values, ValueMemory* memory) {
   std::vector<std::uint32_t> counts;
   Pieces all(1);
   for (const auto& pieces : values) {
@@ -85,7 +96,7 @@ Result<Value> Value::make_many(const std::vector<Pieces>& values) {
   }
   if (all.size() > kMaxBuffers) return fail(invalid_argument("results of more than 16384 pieces"));
   all[0] = std::as_bytes(std::span(counts));
-  return make(all);
+  return make(all, Kind::kResult, memory);
 }
 
 Result<std::vector<Value>> Value::split(std::size_t count) const {
@@ -124,7 +135,7 @@ Result<Fd> Value::own_memory() const {
 Result<Value> Value::from_memory(Fd memory) {
   SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(memory));
   auto shared = std::make_shared<Shared>();
-  SHOAL_TRY(shared->mapping, runtime::map(memory, bytes, runtime::Access::kRead));
+  SHOAL_TRY(shared->mapping, runtime::map(memory, bytes, runtime::Access::kCopyOnWrite));
   shared->fd = std::move(memory);
   const auto bad = [] { return fail(invalid_argument("a memory that holds no value")); };
   MemoryHeader header{};

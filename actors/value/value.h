@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "actors/value/value_memory.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/fd.h"
 #include "runtime/core/id.h"
@@ -32,11 +33,11 @@ class Value {
 
   Value() = default;
   // Copies the pieces: the head first, then the buffers. Beyond kMaxInlineBytes into a shared memory.
-  static Result<Value> make(const Pieces& pieces, Kind kind = Kind::kResult);
-  // The same, always shared: for objects that the node shall keep.
-  static Result<Value> make_shared(const Pieces& pieces, Kind kind = Kind::kResult);
+  static Result<Value> make(const Pieces& pieces, Kind kind = Kind::kResult, ValueMemory* memory = nullptr);
+  // The same, always shared: for objects that the node shall keep. Without `memory` in one that is made for it.
+  static Result<Value> make_shared(const Pieces& pieces, Kind kind = Kind::kResult, ValueMemory* memory = nullptr);
   // Several values as one: what a call with several results is answered with.
-  static Result<Value> make_many(const std::vector<Pieces>& values);
+  static Result<Value> make_many(const std::vector<Pieces>& values, ValueMemory* memory = nullptr);
   // From a memory that somebody else made. InvalidArgument when it does not describe a value.
   static Result<Value> from_memory(Fd memory);
   // From the wire: `sizes` are the head's and the buffers'.

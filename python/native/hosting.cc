@@ -124,7 +124,7 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def(
           "reply",
           [](PySession& s, PyIncoming& incoming, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, bool raised) {
-            const auto value = Value::make(pieces_of(head, buffers), raised ? Value::Kind::kRaised : Value::Kind::kResult);
+            const auto value = make_value(s.get(), head, buffers, raised ? Value::Kind::kRaised : Value::Kind::kResult);
             answer(s, incoming, value);
           },
           nb::arg("incoming"), nb::arg("head"), nb::arg("buffers"), nb::arg("raised") = false)
@@ -133,7 +133,10 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
           [](PySession& s, PyIncoming& incoming, const std::vector<std::pair<nb::bytes, std::vector<ReadBuffer>>>& parts) {
             std::vector<Value::Pieces> pieces;
             for (const auto& [head, buffers] : parts) pieces.push_back(pieces_of(head, buffers));
-            const auto value = Value::make_many(pieces);
+            const auto value = [&] {
+              const nb::gil_scoped_release release;
+              return Value::make_many(pieces, &s.get().memory());
+            }();
             answer(s, incoming, value);
           },
           nb::arg("incoming"), nb::arg("parts"), "Replies with several values, (head, buffers) each, for a caller that splits them.")

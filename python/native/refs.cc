@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "python/native/hosting.h"
 #include "runtime/core/check.h"
@@ -22,8 +23,26 @@ Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& bu
   return out;
 }
 
+Result<Value> make_value(Session& session, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, Value::Kind kind) {
+  const auto pieces = pieces_of(head, buffers);
+  if (buffers.empty() && head.size() <= Value::kMaxInlineBytes) return Value::make(pieces, kind);
+  const nb::gil_scoped_release release;
+  return Value::make(pieces, kind, &session.memory());
+}
+
+namespace {
+
+// Its pickle names the function that makes them (python/shoal/_serialize.py).
+bool may_have_tensors(std::span<const std::byte> head) {
+  constexpr std::string_view kMaker = "_tensor";
+  return memmem(head.data(), head.size(), kMaker.data(), kMaker.size()) != nullptr;
+}
+
+}  // namespace
+
 nb::tuple to_python(const Value& given) {
-  const Value value = given.sizes().size() > 1 ? unwrap(given.for_user()) : given;
+  const bool own = given.sizes().size() > 1 && may_have_tensors(given.pieces()[0]);
+  const Value value = own ? unwrap(given.for_user()) : given;
   const auto pieces = value.pieces();
   const auto owner = value.keep_alive();
   nb::object head = value.shared() && pieces[0].size() > Value::kMaxInlineBytes
@@ -215,7 +234,7 @@ void bind_refs(nb::module_& m) {
             actors::TaskPool::Task task;
             task.name = name;
             task.function = function;
-            task.args = unwrap(Value::make(pieces_of(head, buffers)));
+            task.args = unwrap(make_value(session, head, buffers));
             task.deps = futures_of(deps);
             task.retries = retries;
             task.judge_raised = judge_raised;

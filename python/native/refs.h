@@ -14,7 +14,11 @@
 namespace shoal::python {
 
 actors::Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& buffers);
-// (head, [buffer, ...]): the head as bytes when small, everything else as views of the memory it lies in, which is this one object's.
+// The value of these; a large one is copied without the GIL.
+Result<actors::Value> make_value(actors::Session& session, const nb::bytes& head, const std::vector<ReadBuffer>& buffers,
+                                 actors::Value::Kind kind = actors::Value::Kind::kResult);
+// (head, [buffer, ...]): the head as bytes when small, everything else as views, for reading, of the memory it lies in. All that come of
+// one value share it, but with tensors: those have one that is theirs alone, as they cannot be kept from writing.
 nb::tuple to_python(const actors::Value& given);
 
 // A future value.

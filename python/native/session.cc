@@ -397,10 +397,10 @@ void bind_session(nb::module_& m) {
             call.actor = actor_id(actor);
             call.parent = key_of(parent);
             call.method = method;
-            call.args = unwrap(Value::make(pieces_of(head, buffers)));
             std::vector<ValueFuture> futures;
             for (const auto* d : deps) futures.push_back(d->future());
             Session& session = s.get();
+            call.args = unwrap(make_value(session, head, buffers));
             const nb::gil_scoped_release release;
             return Ref(session.call(std::move(call), std::move(futures)));
           },
@@ -516,7 +516,7 @@ void bind_session(nb::module_& m) {
       .def(
           "put",
           [](PySession& s, const nb::bytes& head, const std::vector<ReadBuffer>& buffers) {
-            return Ref(s.get().put(unwrap(Value::make(pieces_of(head, buffers)))));
+            return Ref(s.get().put(unwrap(make_value(s.get(), head, buffers))));
           },
           nb::arg("head"), nb::arg("buffers"))
       .def(

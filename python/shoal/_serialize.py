@@ -44,7 +44,7 @@ def _tensor(memory, dtype: str, shape: tuple[int, ...]):
     if not memoryview(memory).nbytes:
         return torch.empty(shape, dtype=getattr(torch, dtype))
     # Unlike an array a tensor cannot be read-only, so nobody else may see what is written to it. What a session hands out is read-only
-    # as a view; the memory behind it belongs to this one value.
+    # as a view; the memory behind it belongs to this one value, as its pickle names this function (python/native/refs.cc).
     view = memoryview(memory)
     if view.readonly:
         view = memoryview(view.obj)

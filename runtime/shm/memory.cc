@@ -28,6 +28,10 @@ Mapping::~Mapping() {
   if (data_ != nullptr) munmap(data_, size_);
 }
 
+void Mapping::populate() const {
+  if (data_ != nullptr) (void)madvise(data_, size_, MADV_POPULATE_WRITE);
+}
+
 void Mapping::forbid() const {
   if (data_ != nullptr) SHOAL_CHECK(mprotect(data_, size_, PROT_NONE) == 0, "mprotect failed");
 }

@@ -28,6 +28,9 @@ class Mapping {
   std::size_t size() const { return size_; }
   std::span<std::byte> span() const { return {data_, size_}; }
 
+  // Brings in the pages of a writable mapping at once, where the system can (Linux 5.14).
+  void populate() const;
+
   // Forbids every access (kNone) or allows it again; an access in between faults. For the lease guard.
   void forbid() const;
   void allow(Access access) const;

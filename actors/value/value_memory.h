@@ -1,0 +1,21 @@
+// Where values that are too large for a frame get their memory from.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "runtime/core/fd.h"
+#include "runtime/core/result.h"
+#include "runtime/shm/segment_pool.h"
+
+namespace shoal::actors {
+
+class ValueMemory {
+ public:
+  virtual ~ValueMemory() = default;
+  // A descriptor of a sealed memory of at least `bytes` with these parts in it, and anything of this process between them. Nobody writes to
+  // it as long as a duplicate or a mapping of it is somewhere. ResourceExhausted.
+  virtual Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) = 0;
+};
+
+}  // namespace shoal::actors

@@ -1,0 +1,160 @@
+#include "runtime/shm/segment_pool.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+namespace shoal::runtime {
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+// Of a size that others are likely to fit, too. What is not written takes no memory.
+std::size_t capacity_of(std::size_t bytes) {
+  std::size_t step = kPage;
+  while (step * 16 < bytes) step *= 2;
+  return (bytes + step - 1) / step * step;
+}
+
+// Another open file of the same memory, which carries the lock that says: somebody reads it.
+Result<Fd> reader_of(const Fd& memory) {
+  Fd out(open(("/proc/self/fd/" + std::to_string(memory.get())).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!out) return fail(from_errno(errno, "a shared memory cannot be opened for reading"));
+  if (flock(out.get(), LOCK_SH | LOCK_NB) != 0) return fail(from_errno(errno, "a shared memory cannot be locked"));
+  return out;
+}
+
+bool has_readers(const Fd& memory) {
+  if (flock(memory.get(), LOCK_EX | LOCK_NB) != 0) return true;
+  flock(memory.get(), LOCK_UN);
+  return false;
+}
+
+}  // namespace
+
+Result<Fd> SegmentPool::fill(std::size_t bytes, std::span<const Part> parts) {
+  if (bytes < options_.min_bytes) {
+    SHOAL_TRY(Fd memory, make_memory("shoal:value", bytes));
+    for (const Part& p : parts) SHOAL_OK(write_at(memory, p.offset, p.bytes));
+    return memory;
+  }
+  auto segment = take_idle(bytes);
+  if (!segment) {
+    segment.emplace();
+    segment->bytes = capacity_of(bytes);
+    SHOAL_TRY(segment->memory, make_memory("shoal:value", segment->bytes));
+    for (const Part& p : parts) SHOAL_OK(write_at(segment->memory, p.offset, p.bytes));
+  } else {
+    if (segment->mapping.data() == nullptr) {
+      SHOAL_TRY(segment->mapping, map(segment->memory, segment->bytes, Access::kReadWrite));
+      segment->mapping.populate();
+    }
+    for (const Part& p : parts) {
+      if (!p.bytes.empty()) std::memcpy(segment->mapping.data() + p.offset, p.bytes.data(), p.bytes.size());
+    }
+  }
+  SHOAL_TRY(Fd reader, reader_of(segment->memory));
+  put_back(*std::move(segment));
+  return reader;
+}
+
+std::optional<SegmentPool::Segment> SegmentPool::take_idle(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  std::size_t looks = 0;
+  for (std::size_t k = segments_.size(); k > 0 && looks < options_.max_looks; --k) {
+    Segment segment = std::move(segments_.front());
+    segments_.pop_front();
+    const bool fits = segment.bytes >= bytes && segment.bytes / 2 <= bytes;
+    if (fits && !has_readers(segment.memory)) {
+      bytes_ -= segment.bytes;
+      return segment;
+    }
+    looks += fits;
+    segments_.push_back(std::move(segment));
+  }
+  return std::nullopt;
+}
+
+void SegmentPool::put_back(Segment segment) {
+  segment.idle_since.reset();
+  const std::lock_guard lock(mutex_);
+  if (segments_.size() >= options_.max_segments) return;  // its readers keep it
+  bytes_ += segment.bytes;
+  segments_.push_back(std::move(segment));
+}
+
+void SegmentPool::tend(TimePoint now) {
+  std::vector<Segment> given_back, unmapped;
+  {
+    const std::lock_guard lock(mutex_);
+    std::size_t idle = 0;
+    std::deque<Segment> kept;
+    for (Segment& s : segments_) {
+      if (has_readers(s.memory)) {
+        s.idle_since.reset();
+        kept.push_back(std::move(s));
+        continue;
+      }
+      if (!s.idle_since) s.idle_since = now;
+      const bool too_long = now - *s.idle_since >= options_.idle, too_much = idle + s.bytes > options_.max_idle_bytes;
+      if (too_long || too_much) {
+        bytes_ -= s.bytes;
+        given_back.push_back(std::move(s));
+        continue;
+      }
+      idle += s.bytes;
+      if (s.mapping.data() == nullptr) {
+        bytes_ -= s.bytes;  // until it is back
+        unmapped.push_back(std::move(s));
+      } else {
+        kept.push_back(std::move(s));
+      }
+    }
+    segments_ = std::move(kept);
+  }
+  for (Segment& s : unmapped) {
+    const auto idle_since = s.idle_since;
+    auto mapping = map(s.memory, s.bytes, Access::kReadWrite);
+    if (!mapping) continue;  // given back, too
+    s.mapping = *std::move(mapping);
+    s.mapping.populate();
+    const std::lock_guard lock(mutex_);
+    s.idle_since = idle_since;
+    bytes_ += s.bytes;
+    segments_.push_back(std::move(s));
+  }
+}
+
+std::size_t SegmentPool::trim() {
+  std::vector<Segment> given_back;
+  std::size_t out = 0;
+  const std::lock_guard lock(mutex_);
+  for (auto it = segments_.begin(); it != segments_.end();) {
+    if (has_readers(it->memory)) {
+      ++it;
+      continue;
+    }
+    out += it->bytes;
+    given_back.push_back(std::move(*it));
+    it = segments_.erase(it);
+  }
+  bytes_ -= out;
+  return out;
+}
+
+std::size_t SegmentPool::bytes() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_;
+}
+
+std::size_t SegmentPool::num_segments() const {
+  const std::lock_guard lock(mutex_);
+  return segments_.size();
+}
+
+}  // namespace shoal::runtime

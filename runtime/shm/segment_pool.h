@@ -1,0 +1,70 @@
+// Large memories that this process fills for others to read, filled again once nobody reads them: pages that were touched before take a
+// copy at memory speed, fresh ones cost the kernel several times that.
+//
+// Who reads is the kernel's to say. What is given away is an open file of its own, for reading only, that carries a shared lock (flock):
+// its duplicates, its mappings and copies of it in messages keep that file open, and with it the lock, whatever becomes of the processes
+// they are in. Whoever gets an exclusive lock through the writable file knows that there are none left, and none can come.
+// Nobody but the process that made a memory fills it again, so that no bytes go from one job to another. Any thread.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "runtime/core/fd.h"
+#include "runtime/core/result.h"
+#include "runtime/shm/memory.h"
+
+namespace shoal::runtime {
+
+class SegmentPool {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  struct Options {
+    std::size_t min_bytes = 1 << 20;                                     // smaller ones are not kept
+    std::size_t max_idle_bytes = std::size_t{4} << 30;                   // that nobody reads
+    std::chrono::steady_clock::duration idle = std::chrono::seconds(5);  // then they are given back
+    std::size_t max_segments = 4096;                                     // what exceeds that is not kept
+    std::size_t max_looks = 8;                                           // for one that nobody reads, per memory that is wanted
+  };
+  struct Part {
+    std::size_t offset = 0;
+    std::span<const std::byte> bytes;
+  };
+
+  SegmentPool() = default;
+  explicit SegmentPool(Options options) : options_(options) {}
+
+  // A descriptor, for reading, of a memory of at least `bytes` with these parts in it; what lies between them is anything of this process.
+  // ResourceExhausted when the machine has no room.
+  Result<Fd> fill(std::size_t bytes, std::span<const Part> parts);
+  // Gives back what was idle for long, and what is too much; makes the rest ready. Takes its time: not on a loop.
+  void tend(TimePoint now);
+  // Gives back all that is idle. Returns how many bytes that was.
+  std::size_t trim();
+
+  // Of all that is kept, read or not.
+  std::size_t bytes() const;
+  std::size_t num_segments() const;
+
+ private:
+  struct Segment {
+    Fd memory;
+    std::size_t bytes = 0;
+    Mapping mapping;  // once it is filled for the second time, or tended
+    std::optional<TimePoint> idle_since;
+  };
+  std::optional<Segment> take_idle(std::size_t bytes);
+  void put_back(Segment segment);
+
+  Options options_;
+  mutable std::mutex mutex_;
+  std::deque<Segment> segments_;  // those that were looked at longest ago first
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace shoal::runtime
