@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import socket
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,20 @@ from shoal.exceptions import InvalidArgument, Unavailable
 __all__ = ["Http"]
 
 _TIMEOUT_S = 30  # for the cluster to say something
+_HERE = ("127.0.0.1", "localhost", "::1")
+
+
+class _Response(http.client.HTTPResponse):
+    """Its ``close`` ends a read that another thread is in: closing the file alone would wait for it."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **more: Any):
+        super().__init__(sock, *args, **more)
+        self._socket = sock
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # the other side closed first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        super().close()
 
 
 class Http:
@@ -36,14 +52,15 @@ class Http:
     def open(self, method: str, path: str, body: Any = None, *, patient: bool = False) -> http.client.HTTPResponse:
         """The response, whatever its status; to be read and closed by the caller. ``patient``: its end may be far away."""
         connection = http.client.HTTPConnection(self.netloc, timeout=_TIMEOUT_S)
+        connection.response_class = _Response
         data = None if body is None else json.dumps(body)
         try:
             connection.connect()
-            socket = connection.sock
+            opened = connection.sock
             connection.request(method, path, data, {**self._headers, "Content-Type": "application/json"})
             response = connection.getresponse()
             if patient:
-                socket.settimeout(None)
+                opened.settimeout(None)
             return response
         except OSError as error:
             connection.close()
@@ -97,9 +114,9 @@ def _token(address: str, folder: str) -> str:
         return Path(named).read_text().strip()
     if not folder:
         root = Path(os.environ.get("SHOAL_HOME") or f"/tmp/shoal-{os.getuid()}")
-        port = urllib.parse.urlsplit(address).port
-        here = [i.parent for i in root.glob("*/info.json") if urllib.parse.urlsplit(_info(i.parent).get("http", "")).port == port]
-        if not here:
+        to = urllib.parse.urlsplit(address)
+        here = [i.parent for i in root.glob("*/info.json") if urllib.parse.urlsplit(_info(i.parent).get("http", "")).port == to.port]
+        if not here or to.hostname not in _HERE:  # clusters of this host listen nowhere else: another host is not told their token
             raise InvalidArgument(
                 f"the token of the cluster at {address} is not known here",
                 hint='name its file in $SHOAL_TOKEN_FILE, or give headers={"Authorization": "Bearer TOKEN"}',

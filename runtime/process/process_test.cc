@@ -46,6 +46,20 @@ TEST_F(ProcessTest, ExitCodesAndSignalsComeFromTheKernel) {
   EXPECT_EQ(killed.shell_code(), 137);
 }
 
+TEST_F(ProcessTest, AProgramHasNoDescriptorButThoseItIsGiven) {
+  int careless[2];  // as some libraries open theirs
+  ASSERT_EQ(pipe(careless), 0);
+  const Fd reading(careless[0]);
+  Fd writing(careless[1]);
+  const pid_t pid = spawn(shell("exec sleep 100")).value();
+  writing.reset();
+  char none;
+  fcntl(reading.get(), F_SETFL, O_NONBLOCK);
+  EXPECT_EQ(read(reading.get(), &none, 1), 0);  // nobody else holds the other end
+  signal_group(pid, SIGKILL);
+  wait_for(pid);
+}
+
 TEST_F(ProcessTest, WithoutALoopAnEndIsWaitedFor) {
   EXPECT_EQ(wait_exit(spawn(shell("exit 3")).value(), 10s)->to_string(), "exited with code 3");
   const pid_t late = spawn(shell("sleep 100")).value();

@@ -227,6 +227,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
 Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
   if (client.peer->identity().role != runtime::Role::kNode) return fail(invalid_argument("only a node registers as one"));
   SHOAL_TRY(const auto node, from_bytes<actors::RegisterNode>(bytes));
+  if (client.node && client.node != node.id) return fail(invalid_argument("this connection is node " + to_string(client.node) + "'s"));
   SHOAL_OK(state_.node_joined(node));
   // One connection for each node: what comes over another is told again or out of date, and if that one is what the node uses, it connects
   // anew.

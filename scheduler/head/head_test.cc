@@ -148,6 +148,35 @@ TEST_F(HeadTest, WhatComesTogetherIsCommittedTogether) {
   EXPECT_EQ(jobs_kept().size(), 20u);
 }
 
+// A second name for one connection would outlive it.
+TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
+  std::unique_ptr<runtime::Peer> node;
+  const auto network = world_.fabric().attach("node", 3);
+  network->connect(runtime::Endpoint::tcp("head", 6400), runtime::Role::kNode, 5s,
+                   [&](auto connection) { node = std::make_unique<runtime::Peer>(*std::move(connection), world_.clock(), *this); });
+  ASSERT_TRUE(world_.run_until([&] { return node != nullptr; }, 5s));
+  std::vector<std::optional<Result<runtime::Message>>> answers(3);
+  actors::RegisterNode me;
+  me.resources = actors::Resources::of({{"CPU", 1}}).value();
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    me.id = NodeId{i == 0 ? 1u : i};  // again with its own name: it heard no answer
+    node->call(actors::number(Method::kRegisterNode), {to_bytes(me), {}, {}}, 5s, [&, i](auto r) { answers[i] = std::move(r); });
+  }
+  world_.run_for(100ms);
+  ASSERT_TRUE(answers[0] && answers[1] && answers[2]);
+  EXPECT_TRUE(*answers[0]);
+  EXPECT_TRUE(*answers[1]);
+  ASSERT_FALSE(*answers[2]);
+  EXPECT_EQ(answers[2]->error().code(), Code::kInvalidArgument);
+  node.reset();
+  world_.run_for(100ms);
+  std::optional<Result<runtime::Message>> shut;
+  call(Method::kShutdown, {}, shut);  // tells every node that it knows
+  world_.run_for(100ms);
+  EXPECT_TRUE(shut && *shut);
+  network->crash();
+}
+
 // So that a call made after kill() returned fails, whatever the process still does.
 TEST_F(HeadTest, WhoKillsAnActorHearsOfItsDeathBeforeTheAnswer) {
   actors::GangSpec gang;

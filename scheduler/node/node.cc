@@ -324,6 +324,8 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
     log_->info("worker={} attached pid={} role={} job={}", to_string(id), pid, w.role, to_string(job));
     report(w);
   }
+  if (const auto before = workers_.find(client.worker); before != workers_.end() && before->second.peer == &peer)
+    before->second.peer = nullptr;
   it->second.peer = &peer;
   client.worker = id;
   client.job = it->second.spec.job;

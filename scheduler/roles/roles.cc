@@ -269,11 +269,16 @@ int run_node(const NodeRole& role) {
     over = true;
   };
   int ready_fd = role.ready_fd;
+  Node* self = nullptr;
+  // Ready means: the head knows it, and can place something there.
+  options.on_registered = [&] {
+    report(std::exchange(ready_fd, -1), {{"node", self->endpoint().to_string()}, {"id", to_string(self->id())}});
+  };
   {
     Node node(*w.clock, *w.random, w.network, *launcher, w.log, options);
+    self = &node;
     if (const auto started = node.start(); !started) return refuse_role(role.ready_fd, started.error());
     w.on_signal([&] { node.end("a signal"); });
-    report(ready_fd, {{"node", node.endpoint().to_string()}, {"id", to_string(node.id())}});
     run_until(w, over);
   }
   launcher.reset();

@@ -102,7 +102,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     finish();
   }
   bool gone() const { return server_ == nullptr; }
-  bool asked() const { return asked_; }
+  // It has not said yet what it wants, may not have it, or has had its answer.
+  bool idle() const { return !asked_ || refused_ || (last_ && !writing_); }
 
   void close() {
     if (!server_) return;
@@ -138,7 +139,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void ask();
 
   void refuse(const Refusal& refusal) {
-    asked_ = true;
+    asked_ = refused_ = true;
     send(refusal.status, "application/json", text_of({{"code", "Refused"}, {"reason", ""}, {"message", refusal.why}, {"hint", ""}}));
   }
 
@@ -173,7 +174,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::array<char, 16 << 10> buffer_;
   std::string unsent_, sending_;
   runtime::Timer limit_;
-  bool asked_ = false, told_to_go_on_ = false, writing_ = false, last_ = false;
+  bool asked_ = false, refused_ = false, told_to_go_on_ = false, writing_ = false, last_ = false;
 };
 
 class Connection::Reply final : public HttpReply {
@@ -232,11 +233,12 @@ Result<void> HttpServer::Impl::open(const runtime::Token& token) {
   return {};
 }
 
-// The oldest that has not said yet what it wants, which one that means it soon has: a crowd that says nothing keeps nobody out.
+// The oldest that waits for nothing of ours, which one that means it soon does: a crowd that says nothing, or that was refused and does not
+// leave, keeps nobody out.
 void HttpServer::Impl::make_room() {
   if (connections.size() < options.max_connections) return;
-  const auto silent = std::find_if(connections.begin(), connections.end(), [](const auto& c) { return !c.second->asked(); });
-  if (silent != connections.end()) std::shared_ptr(silent->second)->close();
+  const auto idle = std::find_if(connections.begin(), connections.end(), [](const auto& c) { return c.second->idle(); });
+  if (idle != connections.end()) std::shared_ptr(idle->second)->close();
 }
 
 void HttpServer::Impl::accept(const std::shared_ptr<Impl>& self) {

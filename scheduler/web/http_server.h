@@ -44,7 +44,7 @@ class HttpServer {
     std::string host = "127.0.0.1";
     std::uint16_t port = 0;
     HttpParser::Limits limits;
-    std::size_t max_connections = 64;                           // the next one ends the oldest that is silent, or is closed
+    std::size_t max_connections = 64;                           // the next one ends the oldest that is silent or answered, or is closed
     std::size_t max_unsent_bytes = 8u << 20;                    // of a reply that comes in pieces; then it is given up
     runtime::Duration request_time = std::chrono::seconds(10);  // for a whole request to arrive
     runtime::Duration write_time = std::chrono::seconds(30);    // for the other side to take something

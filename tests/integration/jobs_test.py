@@ -1,6 +1,7 @@
 """Jobs over HTTP and by `shoal job`: submit, status, logs, stop, list, delete; and who may ask."""
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -12,7 +13,7 @@ import pytest
 from leftovers import wait_until
 
 import shoal
-from shoal.exceptions import Unavailable, Unimplemented
+from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented
 from shoal.job_submission import JobStatus, JobSubmissionClient, JobType
 
 
@@ -113,6 +114,35 @@ def test_a_running_job_is_followed_and_stopped(client):
     assert asyncio.run(first_lines()) == "begun\n"  # kept
     with pytest.raises(RuntimeError, match=r"400.*a job was submitted as"):
         client.submit_job(entrypoint="true", submission_id=job)
+
+
+def test_following_a_job_that_says_nothing_can_be_given_up(client):
+    job = client.submit_job(entrypoint="echo begun; exec sleep 600")
+
+    async def give_up():
+        begun = asyncio.Event()
+
+        async def follow():
+            async for _ in client.tail_job_logs(job):
+                begun.set()
+
+        following = asyncio.create_task(follow())
+        await begun.wait()
+        following.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await following
+
+    asyncio.run(give_up())  # with the thread that was reading
+    assert client.get_job_status(job) == JobStatus.RUNNING
+    client.stop_job(job)
+    assert ended(client, job) == JobStatus.STOPPED
+
+
+def test_no_other_host_is_told_the_token(cluster):
+    port = url_of(cluster).port
+    with pytest.raises(InvalidArgument, match=r"token.*not known"):
+        JobSubmissionClient(f"http://192.0.2.1:{port}")
+    assert JobSubmissionClient(f"http://localhost:{port}").list_jobs() == []
 
 
 def test_what_cannot_be_is_refused(client, tmp_path):
@@ -229,7 +259,12 @@ def test_a_hostile_client_costs_nothing_but_its_connection(cluster, client):
     assert say(head + b"Transfer-Encoding: chunked\r\n\r\n").startswith(b"HTTP/1.1 501")
     silent = [socket.create_connection((url.hostname, url.port)) for _ in range(200)]
     assert client.list_jobs() == []  # they keep nobody out
-    for s in silent:
+    refused = [socket.create_connection((url.hostname, url.port)) for _ in range(200)]
+    for s in refused:
+        with contextlib.suppress(ConnectionError):  # it had to make room already
+            s.sendall(b"nonsense\r\n\r\n")
+    assert client.list_jobs() == []  # nor do those that were answered and stay
+    for s in silent + refused:
         s.close()
 
 

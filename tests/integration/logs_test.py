@@ -76,6 +76,7 @@ def test_what_was_printed_outlives_its_node(shoal_command, cluster):
 
 FOLDED = """
 speakers = [Speaker.remote() for _ in range(3)]
+shoal.get([s.__ray_ready__.remote() for s in speakers])  # what is folded comes within two seconds
 shoal.get([s.say.remote("the same") for s in speakers])
 """
 

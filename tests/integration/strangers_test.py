@@ -8,7 +8,6 @@ import random
 import socket
 import struct
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -151,9 +150,7 @@ def test_garbage_drops_the_connection_at_once(shoal_command, cluster, bytes_sent
 def test_a_caller_that_says_nothing_is_dropped_in_time(shoal_command, cluster):
     with dial(cluster) as connection:
         connection.sendall(b"half a hello")
-        began = time.monotonic()
-        assert is_dropped(connection)
-        assert time.monotonic() - began < 7
+        assert is_dropped(connection)  # before this side gives up
 
 
 FRAMES = [
