@@ -5,7 +5,8 @@ of the packages become a source file that every library here depends on: other v
 """
 
 def _system_packages(ctx):
-    names = [n for n in ctx.read(ctx.attr.packages).split("\n") if n and not n.startswith("#")]
+    linked = ctx.read(ctx.attr.packages).split("# no part of the build's cache keys")[0]
+    names = [n for n in linked.split("\n") if n and not n.startswith("#")]
     names += ["g++-12", "libc6-dev", "libstdc++-12-dev"]
     found = ctx.execute(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Status}\n"] + names).stdout
     versions = {line.split(" ")[0]: line.split(" ")[1] for line in found.split("\n") if line.endswith(" installed")}

@@ -1,0 +1,202 @@
+#include "scheduler/etcd/client.h"
+
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "runtime/net/endpoint.h"
+
+namespace shoal::scheduler::etcd {
+
+using nlohmann::json;
+
+namespace {
+
+std::string to_base64(const std::string& bytes) {
+  std::string out(4 * ((bytes.size() + 2) / 3) + 1, 0);  // and a zero that OpenSSL writes
+  const int written = EVP_EncodeBlock(reinterpret_cast<unsigned char*>(out.data()), reinterpret_cast<const unsigned char*>(bytes.data()),
+                                      static_cast<int>(bytes.size()));
+  out.resize(static_cast<std::size_t>(written));
+  return out;
+}
+
+std::string from_base64(const std::string& text) {
+  std::string out(text.size() / 4 * 3 + 1, 0);
+  const int written = EVP_DecodeBlock(reinterpret_cast<unsigned char*>(out.data()), reinterpret_cast<const unsigned char*>(text.data()),
+                                      static_cast<int>(text.size()));
+  std::size_t padding = 0;
+  while (padding < 2 && padding < text.size() && text[text.size() - 1 - padding] == '=') ++padding;
+  out.resize(written < 0 ? 0 : static_cast<std::size_t>(written) - padding);
+  return out;
+}
+
+// What the gateway leaves out is empty or 0; 64-bit numbers are text.
+std::string text_in(const json& object, const char* name) {
+  const auto at = object.is_object() ? object.find(name) : object.end();
+  return at != object.end() && at->is_string() ? at->get<std::string>() : "";
+}
+std::int64_t number_in(const json& object, const char* name) { return std::strtoll(text_in(object, name).c_str(), nullptr, 10); }
+
+std::vector<KeyValue> pairs_in(const json& range) {
+  std::vector<KeyValue> out;
+  const auto kvs = range.is_object() ? range.find("kvs") : range.end();
+  if (kvs == range.end() || !kvs->is_array()) return out;
+  for (const auto& kv : *kvs) {
+    out.push_back({from_base64(text_in(kv, "key")), from_base64(text_in(kv, "value")), number_in(kv, "create_revision"),
+                   number_in(kv, "mod_revision")});
+  }
+  return out;
+}
+
+// The one place where a status of etcd (gRPC's codes) becomes an Error.
+Error error_of(const std::string& server, const HttpPost::Reply& reply) {
+  const json said = json::parse(reply.body, nullptr, false);
+  if (!said.is_object() || !said.contains("code") || !said["code"].is_number_integer()) {
+    return invalid_argument(server + " answers with HTTP status " + std::to_string(reply.status) +
+                            ": it is no etcd of version 3.4 or later")
+        .with_hint("--store etcd://HOST:PORT/NAME names etcd's client port");
+  }
+  const std::string message = "etcd at " + server + ": " + text_in(said, "error");
+  switch (said["code"].get<int>()) {
+    case 3:
+      return internal(message);
+    case 5:
+      return not_found(message);
+    case 7:
+    case 16:
+      return invalid_argument(message);
+    case 8:
+      if (message.find("space") == std::string::npos) return unavailable(message);  // too many requests
+      return resource_exhausted(message).with_hint("compact and defragment etcd, or raise its --quota-backend-bytes");
+    default:
+      return unavailable(message);
+  }
+}
+
+}  // namespace
+
+std::string Address::text() const {
+  std::string out = "etcd://";
+  for (std::size_t i = 0; i < servers.size(); ++i) out += (i ? "," : "") + servers[i];
+  return out + "/" + cluster;
+}
+
+Result<Address> Address::parse(const std::string& text) {
+  const auto wrong = [&](const std::string& why) {
+    return fail(invalid_argument("the store '" + text + "' " + why).with_hint("etcd://HOST:PORT[,HOST:PORT]/NAME"));
+  };
+  const std::string scheme = "etcd://";
+  if (!text.starts_with(scheme)) return wrong("is none that Shoal knows");
+  const auto slash = text.find('/', scheme.size());
+  if (slash == std::string::npos) return wrong("names no cluster");
+  Address out;
+  out.cluster = text.substr(slash + 1);
+  const bool plain = std::all_of(out.cluster.begin(), out.cluster.end(),
+                                 [](unsigned char c) { return (c < 128 && std::isalnum(c)) || c == '.' || c == '_' || c == '-'; });
+  if (out.cluster.empty() || out.cluster.size() > 100 || !plain) return wrong("has a name that is none (letters, digits, . _ -)");
+  for (std::size_t from = scheme.size(); from <= slash;) {
+    const auto end = std::min(text.find(',', from), slash);
+    const std::string server = text.substr(from, end - from);
+    const auto endpoint = runtime::parse_endpoint(server);
+    if (!endpoint || endpoint->is_unix()) return wrong("has a server that is none: '" + server + "'");
+    out.servers.push_back(server);
+    from = end + 1;
+  }
+  return out;
+}
+
+std::string end_of(const std::string& prefix) {
+  std::string out = prefix;
+  ++out.back();  // prefixes are ours: they end with '/' or a digit
+  return out;
+}
+
+json put(const std::string& key, const std::string& value, std::int64_t lease) {
+  json out = {{"key", to_base64(key)}, {"value", to_base64(value)}};
+  if (lease != 0) out["lease"] = std::to_string(lease);
+  return {{"request_put", std::move(out)}};
+}
+json erase(const std::string& key) { return {{"request_delete_range", {{"key", to_base64(key)}}}}; }
+json erase_below(const std::string& prefix) {
+  return {{"request_delete_range", {{"key", to_base64(prefix)}, {"range_end", to_base64(end_of(prefix))}}}};
+}
+json range(const std::string& key) { return {{"request_range", {{"key", to_base64(key)}}}}; }
+json range_below(const std::string& prefix) {
+  return {{"request_range", {{"key", to_base64(prefix)}, {"range_end", to_base64(end_of(prefix))}}}};
+}
+json if_created_at(const std::string& key, std::int64_t revision) {
+  return {{"key", to_base64(key)}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", std::to_string(revision)}};
+}
+json if_value(const std::string& key, const std::string& value) {
+  return {{"key", to_base64(key)}, {"target", "VALUE"}, {"result", "EQUAL"}, {"value", to_base64(value)}};
+}
+
+Result<std::unique_ptr<Client>> Client::open(const Address& address, runtime::Duration timeout) {
+  SHOAL_TRY(auto http, HttpPost::make());
+  return std::unique_ptr<Client>(new Client(address, std::move(http), timeout));
+}
+
+Result<json> Client::ask(const std::string& path, const json& body) {
+  const std::string text = body.dump();
+  Error last = unavailable("no etcd answers");
+  for (std::size_t i = 0; i < address_.servers.size(); ++i) {
+    const std::string& server = address_.servers[at_ % address_.servers.size()];
+    const auto reply = http_->post("http://" + server + "/v3/" + path, text, timeout_);
+    if (reply && reply->status == 200) {
+      json out = json::parse(reply->body, nullptr, false);
+      if (out.is_object()) return out;
+      last = invalid_argument(server + " answers what is no JSON: it is no etcd");
+    } else {
+      last = reply ? error_of(server, *reply) : Error(reply.error());
+    }
+    if (last.code() != Code::kUnavailable) return fail(last);
+    ++at_;
+  }
+  return fail(last);
+}
+
+Result<TxnReply> Client::txn(const json& compare, const json& then, const json& otherwise) {
+  SHOAL_TRY(const json reply, ask("kv/txn", {{"compare", compare}, {"success", then}, {"failure", otherwise}}));
+  TxnReply out;
+  const auto succeeded = reply.find("succeeded");
+  out.succeeded = succeeded != reply.end() && succeeded->is_boolean() && succeeded->get<bool>();
+  if (const auto responses = reply.find("responses"); responses != reply.end() && responses->is_array()) {
+    for (const auto& r : *responses) {
+      const auto at = r.is_object() ? r.find("response_range") : r.end();
+      out.ranges.push_back(at == r.end() ? std::vector<KeyValue>() : pairs_in(*at));
+    }
+  }
+  const std::size_t asked = out.succeeded ? then.size() : otherwise.size();
+  if (out.ranges.size() != asked)
+    return fail(
+        internal("etcd answers a transaction of " + std::to_string(asked) + " operations with " + std::to_string(out.ranges.size())));
+  return out;
+}
+
+Result<std::vector<KeyValue>> Client::range(const std::string& from, const std::string& end, std::int64_t limit) {
+  SHOAL_TRY(const json reply, ask("kv/range", {{"key", to_base64(from)}, {"range_end", to_base64(end)}, {"limit", std::to_string(limit)}}));
+  return pairs_in(reply);
+}
+
+Result<std::int64_t> Client::grant(std::int64_t ttl_s) {
+  SHOAL_TRY(const json reply, ask("lease/grant", {{"TTL", std::to_string(ttl_s)}}));
+  const auto lease = number_in(reply, "ID");
+  if (lease == 0) return fail(internal("etcd granted no lease"));
+  return lease;
+}
+
+Result<std::optional<std::int64_t>> Client::keep_alive(std::int64_t lease) {
+  SHOAL_TRY(const json reply, ask("lease/keepalive", {{"ID", std::to_string(lease)}}));
+  const auto result = reply.find("result");
+  const auto left = result == reply.end() ? 0 : number_in(*result, "TTL");
+  return left > 0 ? std::optional(left) : std::nullopt;
+}
+
+Result<void> Client::revoke(std::int64_t lease) {
+  const auto reply = ask("lease/revoke", {{"ID", std::to_string(lease)}});
+  if (!reply && reply.error().code() != Code::kNotFound) return fail(reply.error());
+  return {};
+}
+
+}  // namespace shoal::scheduler::etcd

@@ -1,0 +1,78 @@
+// A client of etcd through its JSON gateway: transactions and leases, as far as heads need them.
+//
+// Blocks its caller. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "scheduler/etcd/http_post.h"
+
+namespace shoal::scheduler::etcd {
+
+// etcd://HOST:PORT[,HOST:PORT]/NAME: where etcd listens, and the name of the cluster whose keys begin with shoal/NAME/.
+struct Address {
+  std::vector<std::string> servers;  // HOST:PORT
+  std::string cluster;
+  std::string text() const;
+  std::string key(const std::string& rest) const { return "shoal/" + cluster + "/" + rest; }
+  // Names have letters, digits, '.', '_' and '-', 100 at most.
+  static Result<Address> parse(const std::string& text);
+};
+
+struct KeyValue {
+  std::string key, value;
+  std::int64_t create_revision = 0, mod_revision = 0;
+};
+
+// What a transaction is made of.
+nlohmann::json put(const std::string& key, const std::string& value, std::int64_t lease = 0);
+nlohmann::json erase(const std::string& key);
+nlohmann::json erase_below(const std::string& prefix);
+nlohmann::json range(const std::string& key);
+nlohmann::json range_below(const std::string& prefix);
+nlohmann::json if_created_at(const std::string& key, std::int64_t revision);  // 0: if it does not exist
+nlohmann::json if_value(const std::string& key, const std::string& value);
+
+// The first key after all that begin with `prefix`.
+std::string end_of(const std::string& prefix);
+
+struct TxnReply {
+  bool succeeded = false;
+  std::vector<std::vector<KeyValue>> ranges;  // one for each operation of the branch that was taken; empty for one that is no range
+};
+
+class Client {
+ public:
+  // The timeout is of a request to one server.
+  static Result<std::unique_ptr<Client>> open(const Address& address, runtime::Duration timeout);
+  void set_timeout(runtime::Duration timeout) { timeout_ = timeout; }
+
+  // Errors: Unavailable, then nobody knows whether it happened (or will); ResourceExhausted when etcd has no space left.
+  Result<TxnReply> txn(const nlohmann::json& compare, const nlohmann::json& then,
+                       const nlohmann::json& otherwise = nlohmann::json::array());
+  // Keys from `from` up to `end`, at most `limit`.
+  Result<std::vector<KeyValue>> range(const std::string& from, const std::string& end, std::int64_t limit);
+  Result<std::int64_t> grant(std::int64_t ttl_s);
+  // Seconds left; nothing for a lease that is over.
+  Result<std::optional<std::int64_t>> keep_alive(std::int64_t lease);
+  Result<void> revoke(std::int64_t lease);
+
+ private:
+  Client(Address address, std::unique_ptr<HttpPost> http, runtime::Duration timeout)
+      : address_(std::move(address)), http_(std::move(http)), timeout_(timeout) {}
+  // By whoever of the servers answers, beginning with the one that did last.
+  Result<nlohmann::json> ask(const std::string& path, const nlohmann::json& body);
+
+  const Address address_;
+  const std::unique_ptr<HttpPost> http_;
+  runtime::Duration timeout_;
+  std::size_t at_ = 0;
+};
+
+}  // namespace shoal::scheduler::etcd

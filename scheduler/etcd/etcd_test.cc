@@ -1,0 +1,418 @@
+// Against a real etcd; what the network may do in between is done by a proxy.
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <atomic>
+#include <thread>
+
+#include "scheduler/etcd/candidacy.h"
+#include "scheduler/etcd/etcd_server.h"
+#include "scheduler/etcd/store.h"
+
+namespace shoal::scheduler::etcd {
+namespace {
+
+using namespace std::chrono_literals;
+
+Record row(TableName table, std::uint64_t id, const std::string& text) { return {table, id, "a name", "ALIVE", Bytes::copy_of(text)}; }
+Record gone(TableName table, std::uint64_t id) { return {table, id, {}, {}, {}}; }
+
+// Forwards connections; one request may lose its answer, or be kept back and sent later.
+class Proxy {
+ public:
+  enum Fault { kNone, kLoseAnswer, kKeepBack, kDrop };
+  explicit Proxy(std::uint16_t to) : to_(to), port_(free_port()) {
+    listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int yes = 1;
+    setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    const auto at = loopback(port_);
+    SHOAL_CHECK(bind(listener_, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0 && listen(listener_, 8) == 0, "no proxy");
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Proxy() {
+    over_ = true;
+    shutdown(listener_, SHUT_RDWR);
+    thread_.join();
+    close(listener_);
+  }
+  // Of the next requests that write.
+  void next(Fault fault, int count = 1, int after = 0) {
+    left_ = count;
+    pass_ = after;
+    fault_ = fault;
+  }
+  // Nothing arrives any more after so many writes.
+  void die_after(int writes) { next(kDrop, 1 << 30, writes); }
+  // What was kept back arrives now, and is answered.
+  std::string release() {
+    const int server = dial();
+    send(server, kept_.data(), kept_.size(), MSG_NOSIGNAL);
+    const std::string answer = read_message(server);
+    close(server);
+    return answer;
+  }
+  Address address(const std::string& cluster) const { return {{"127.0.0.1:" + std::to_string(port_)}, cluster}; }
+
+ private:
+  static sockaddr_in loopback(std::uint16_t port) {
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    at.sin_port = htons(port);
+    return at;
+  }
+  int dial() const {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const auto at = loopback(to_);
+    SHOAL_CHECK(connect(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0, "the proxy finds no etcd");
+    return fd;
+  }
+  // Headers and what follows them; "" at the end of the connection.
+  static std::string read_message(int fd) {
+    std::string out;
+    char buffer[65536];
+    for (;;) {
+      const auto headers = out.find("\r\n\r\n");
+      if (headers != std::string::npos) {
+        const auto at = out.find("Content-Length: ");
+        if (out.substr(0, headers).find("chunked") != std::string::npos) {
+          if (out.ends_with("\r\n0\r\n\r\n")) return out;
+          const auto n = recv(fd, buffer, sizeof buffer, 0);
+          if (n <= 0) return "";
+          out.append(buffer, static_cast<std::size_t>(n));
+          continue;
+        }
+        const std::size_t body = at < headers ? std::strtoul(out.c_str() + at + 16, nullptr, 10) : 0;
+        if (out.size() >= headers + 4 + body) return out;
+      }
+      const auto n = recv(fd, buffer, sizeof buffer, 0);
+      if (n <= 0) return "";
+      out.append(buffer, static_cast<std::size_t>(n));
+    }
+  }
+  void run() {
+    while (!over_) {
+      const int client = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      if (client < 0) return;
+      serve(client);
+      close(client);
+    }
+  }
+  void serve(int client) {
+    const int server = dial();
+    for (;;) {
+      pollfd ready{client, POLLIN, 0};
+      while (!over_ && poll(&ready, 1, 20) == 0) {
+      }
+      if (over_) break;
+      const std::string request = read_message(client);
+      if (request.empty()) break;
+      const bool writes = request.find("/v3/kv/txn") != std::string::npos;
+      const bool passes = writes && pass_ > 0 && pass_-- > 0;
+      const Fault fault = writes && !passes && left_ > 0 ? fault_.load() : kNone;
+      if (fault != kNone) --left_;
+      if (fault == kDrop) break;
+      if (fault == kKeepBack) {
+        kept_ = request;
+        break;
+      }
+      send(server, request.data(), request.size(), MSG_NOSIGNAL);
+      const std::string answer = read_message(server);
+      if (fault == kLoseAnswer) break;
+      send(client, answer.data(), answer.size(), MSG_NOSIGNAL);
+    }
+    close(server);
+  }
+
+  const std::uint16_t to_, port_;
+  int listener_ = -1;
+  std::atomic<bool> over_ = false;
+  std::atomic<Fault> fault_ = kNone;
+  std::atomic<int> left_ = 0, pass_ = 0;
+  std::string kept_;  // while nobody sends
+  std::thread thread_;
+};
+
+class EtcdTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { server_ = std::make_unique<EtcdServer>(); }
+  static void TearDownTestSuite() { server_.reset(); }
+
+  std::string name() const { return testing::UnitTest::GetInstance()->current_test_info()->name(); }
+  Address address() const { return server_->address(name()); }
+
+  // As a candidacy does, without a lease.
+  Leadership lead(const std::string& id) {
+    auto client = Client::open(address(), 60s).value();
+    const std::string leader = leader_key(address());
+    (void)client->txn(nlohmann::json::array(), nlohmann::json::array({erase(leader)}));
+    const auto won =
+        client->txn(nlohmann::json::array(),
+                    nlohmann::json::array({put(leader, "{}"), put(sequence_key(address()), first_sequence(id)), range(leader)}));
+    return {id, won.value().ranges[2].at(0).create_revision};
+  }
+  std::unique_ptr<Store> open(const Leadership& leadership, const Address& at, runtime::Duration give_up = 60s,
+                              runtime::Duration timeout = 60s) {
+    return open_store(loop_, *clock_, at, leadership, {.give_up = give_up, .request_timeout = timeout}).value();
+  }
+  std::unique_ptr<Store> open(const std::string& id) { return open(lead(id), address()); }
+
+  Result<void> commit(Store& store, std::vector<Record> records) {
+    std::optional<Result<void>> out;
+    store.commit(records, [&](Result<void> r) { out = std::move(r); });
+    while (!out) loop_.run_one(1s);
+    return *out;
+  }
+  template <class... Rows>
+  Result<void> commit_rows(Store& store, Rows... rows) {
+    std::vector<Record> records;
+    (records.push_back(std::move(rows)), ...);
+    return commit(store, std::move(records));
+  }
+  std::string all(Store& store) {
+    const auto records = store.load();
+    if (!records) return records.error().to_string();
+    std::string out;
+    for (const auto& r : *records)
+      out += std::string(to_string(r.table)) + "/" + std::to_string(r.id) + "=" + std::string(r.bytes.view()) + " ";
+    return out;
+  }
+  std::size_t num_keys(const std::string& below) {
+    return Client::open(address(), 60s).value()->range(address().key(below), end_of(address().key(below)), 100000).value().size();
+  }
+  // Done, or the test hangs and its time limit says so.
+  void until(const std::function<bool()>& done) {
+    while (!done()) loop_.run_one(10ms);
+  }
+
+  static std::unique_ptr<EtcdServer> server_;
+  runtime::Loop loop_;
+  std::unique_ptr<runtime::Clock> clock_ = runtime::make_real_clock(loop_);
+};
+std::unique_ptr<EtcdServer> EtcdTest::server_;
+
+TEST_F(EtcdTest, RowsAreThereForWhoeverLeadsNext) {
+  auto first = open("a");
+  ASSERT_TRUE(commit_rows(*first, row(TableName::kJobs, 5, "a"), row(TableName::kNodes, ~0ull, "node"), row(TableName::kJobs, 6, "b")));
+  ASSERT_TRUE(commit_rows(*first, row(TableName::kJobs, 5, std::string("c\0d", 3)), gone(TableName::kJobs, 6)));
+  const auto second = open("b");
+  EXPECT_EQ(all(*second), "nodes/18446744073709551615=node jobs/5=" + std::string("c\0d", 3) + " ");
+  const auto records = second->load().value();
+  EXPECT_EQ(records[1].name, "a name");
+  EXPECT_EQ(records[1].state, "ALIVE");
+}
+
+TEST_F(EtcdTest, ACommitOfAnySizeIsOne) {
+  auto store = open("a");
+  std::vector<Record> many;
+  for (std::uint64_t i = 0; i < 450; ++i) many.push_back(row(TableName::kActors, i, "actor"));
+  many.push_back(row(TableName::kGangs, 1, std::string(3'000'000, 'x')));
+  ASSERT_TRUE(commit(*store, std::move(many)));
+  EXPECT_EQ(num_keys("journal"), 0u);
+  EXPECT_EQ(open("b")->load().value().size(), 451u);
+  store = open("c");
+  EXPECT_EQ(store->load().value().at(0).bytes.size(), 3'000'000u);
+  // A shorter one in its place, then none: nothing is left of its parts.
+  ASSERT_TRUE(commit_rows(*store, row(TableName::kGangs, 1, "short")));
+  EXPECT_EQ(store->load().value().at(0).bytes.view(), "short");
+  std::vector<Record> none = {};
+  for (std::uint64_t i = 0; i < 450; ++i) none.push_back(gone(TableName::kActors, i));
+  none.push_back(gone(TableName::kGangs, 1));
+  ASSERT_TRUE(commit(*store, std::move(none)));
+  EXPECT_EQ(num_keys("rows/"), 0u);
+}
+
+TEST_F(EtcdTest, WhoDoesNotLeadAnyMoreWritesNothing) {
+  auto first = open("a");
+  ASSERT_TRUE(commit_rows(*first, row(TableName::kJobs, 1, "first")));
+  auto second = open("b");
+  const auto refused = commit_rows(*first, row(TableName::kJobs, 1, "late"), row(TableName::kJobs, 2, "late"));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().reason(), "Fenced");
+  EXPECT_EQ(first->load().error().reason(), "Fenced");
+  EXPECT_EQ(all(*second), "jobs/1=first ");
+}
+
+TEST_F(EtcdTest, AnAnswerThatWasLostIsAskedFor) {
+  Proxy proxy(server_->port());
+  auto store = open(lead("a"), proxy.address(name()));
+  proxy.next(Proxy::kLoseAnswer, 3);
+  ASSERT_TRUE(commit_rows(*store, row(TableName::kJobs, 1, "a")));
+  ASSERT_TRUE(commit_rows(*store, row(TableName::kJobs, 2, "b")));
+  EXPECT_EQ(all(*store), "jobs/1=a jobs/2=b ");
+}
+
+TEST_F(EtcdTest, AWriteThatArrivesLateChangesNothing) {
+  Proxy proxy(server_->port());
+  auto store = open(lead("a"), proxy.address(name()));
+  proxy.next(Proxy::kKeepBack);
+  ASSERT_TRUE(commit_rows(*store, row(TableName::kJobs, 1, "old")));  // sent again
+  ASSERT_TRUE(commit_rows(*store, row(TableName::kJobs, 1, "new")));
+  EXPECT_NE(proxy.release().find("200 OK"), std::string::npos);
+  EXPECT_EQ(all(*store), "jobs/1=new ");
+}
+
+TEST_F(EtcdTest, ACommitThatWasGivenUpMayHaveHappenedAndTheNextOneGoesOn) {
+  Proxy proxy(server_->port());
+  auto store = open(lead("a"), proxy.address(name()), 0s);
+  ASSERT_EQ(all(*store), "");
+  proxy.next(Proxy::kLoseAnswer, 2);  // libcurl sends again by itself what was sent over a connection that it had
+  EXPECT_EQ(commit_rows(*store, row(TableName::kJobs, 1, "maybe")).error().code(), Code::kUnavailable);
+  ASSERT_TRUE(commit_rows(*store, row(TableName::kJobs, 1, "again"), row(TableName::kJobs, 2, "more")));
+  EXPECT_EQ(all(*store), "jobs/1=again jobs/2=more ");
+}
+
+TEST_F(EtcdTest, AJournalThatWasMarkedIsFinishedAndOneThatWasNotIsNone) {
+  std::vector<Record> many;
+  for (std::uint64_t i = 0; i < 150; ++i) many.push_back(row(TableName::kActors, i, "actor"));
+  // Its head dies after each of its writes: two chunks, the mark, two chunks put in place, the end.
+  for (int writes = 0; writes <= 6; ++writes) {
+    Proxy proxy(server_->port());
+    auto store = open(lead("a"), proxy.address(name()), 0s);
+    ASSERT_EQ(all(*store), "");
+    proxy.die_after(writes);
+    std::vector<Record> copy;
+    for (const auto& r : many) copy.push_back({r.table, r.id, r.name, r.state, r.bytes.clone()});
+    EXPECT_EQ(commit(*store, std::move(copy)).has_value(), writes >= 3) << writes;
+    auto next = open("b");
+    EXPECT_EQ(next->load().value().size(), writes >= 3 ? 150u : 0u) << writes;
+    EXPECT_EQ(num_keys("journal"), 0u);
+    std::vector<Record> none;
+    for (const auto& r : many) none.push_back(gone(r.table, r.id));
+    ASSERT_TRUE(commit(*next, std::move(none)));
+  }
+}
+
+// Whatever became of it: the mark of a commit that was given up may have arrived.
+TEST_F(EtcdTest, ACommitAfterOneThatWasGivenUpInItsJournalStandsAlone) {
+  for (int writes = 0; writes <= 3; ++writes) {
+    Proxy proxy(server_->port());
+    auto store = open(lead("a"), proxy.address(name()), 0s);
+    (void)all(*store);
+    std::vector<Record> many;
+    for (std::uint64_t i = 0; i < 150; ++i) many.push_back(row(TableName::kActors, i, "first"));
+    proxy.next(Proxy::kLoseAnswer, 2, writes);
+    EXPECT_EQ(commit(*store, std::move(many)).has_value(), writes == 3) << writes;
+    many.clear();
+    for (std::uint64_t i = 0; i < 150; ++i) many.push_back(i % 2 ? row(TableName::kActors, i, "second") : gone(TableName::kActors, i));
+    const auto kept = commit(*store, std::move(many));
+    ASSERT_TRUE(kept) << kept.error().to_string();
+    const auto records = open("b")->load().value();
+    EXPECT_EQ(records.size(), 75u) << writes;
+    for (const auto& r : records) EXPECT_EQ(r.bytes.view(), "second");
+  }
+}
+
+TEST_F(EtcdTest, EtcdThatDoesNotAnswerIsUnavailableAndThenAnswersAgain) {
+  auto store = open(lead("a"), address(), 0s, 500ms);
+  ASSERT_TRUE(commit_rows(*open(lead("a"), address()), row(TableName::kJobs, 1, "a")));
+  server_->stop();
+  EXPECT_EQ(commit_rows(*store, row(TableName::kJobs, 2, "b")).error().code(), Code::kUnavailable);
+  server_->go_on();
+  const auto patient = open(lead("b"), address());
+  ASSERT_TRUE(commit_rows(*patient, row(TableName::kJobs, 2, "c")));
+  EXPECT_EQ(all(*patient), "jobs/1=a jobs/2=c ");
+}
+
+TEST_F(EtcdTest, NothingIsLostWhenEtcdDies) {
+  auto store = open("a");
+  ASSERT_TRUE(commit_rows(*store, row(TableName::kJobs, 1, "a")));
+  server_->crash();
+  server_->start();
+  ASSERT_TRUE(commit_rows(*store, row(TableName::kJobs, 2, "b")));
+  EXPECT_EQ(all(*store), "jobs/1=a jobs/2=b ");
+}
+
+class CandidacyTest : public EtcdTest {
+ protected:
+  struct Head {
+    std::optional<Leadership> leadership;
+    std::string leader;
+    std::vector<std::string> heads;
+    bool ended = false;
+    std::unique_ptr<Candidacy> candidacy;
+  };
+  Result<void> stand(Head& head, const std::string& endpoint, const std::string& fingerprint = "f") {
+    CandidacyOptions o;
+    o.endpoint = endpoint;
+    o.fingerprint = fingerprint;
+    o.elected = [&](Leadership l) { head.leadership = std::move(l); };
+    o.heads = [&](std::string leader, std::vector<std::string> heads) {
+      head.leader = std::move(leader);
+      head.heads = std::move(heads);
+    };
+    o.ended = [&] { head.ended = true; };
+    SHOAL_TRY(head.candidacy, Candidacy::make(loop_, *clock_, *random_, runtime::make_null_log(), address(), std::move(o)));
+    return {};
+  }
+  const std::unique_ptr<runtime::Random> random_ = runtime::make_real_random();
+};
+
+TEST_F(CandidacyTest, OneLeadsTheOtherFollowsWhenItLeaves) {
+  Head a, b;
+  ASSERT_TRUE(stand(a, "h:1"));
+  until([&] { return a.leadership.has_value(); });
+  ASSERT_TRUE(stand(b, "h:2"));
+  until([&] { return b.leader == "h:1" && a.heads.size() == 2 && b.heads.size() == 2; });
+  EXPECT_EQ(a.heads, (std::vector<std::string>{"h:1", "h:2"}));
+  EXPECT_TRUE(a.candidacy->leads());
+  EXPECT_FALSE(b.candidacy->leads());
+  auto old = open(*a.leadership, address());
+  ASSERT_TRUE(commit_rows(*old, row(TableName::kJobs, 1, "a")));
+  a.candidacy.reset();
+  until([&] { return b.leadership.has_value(); });
+  EXPECT_TRUE(b.candidacy->leads());
+  EXPECT_EQ(commit_rows(*old, row(TableName::kJobs, 1, "b")).error().reason(), "Fenced");
+  EXPECT_EQ(all(*open(*b.leadership, address())), "jobs/1=a ");
+}
+
+TEST_F(CandidacyTest, WhoCannotProveItsLeaseLeadsNoMore) {
+  Head a, b;
+  ASSERT_TRUE(stand(a, "h:1"));
+  until([&] { return a.leadership.has_value() && a.candidacy->leads(); });
+  server_->stop();
+  until([&] { return !a.candidacy->leads(); });
+  server_->go_on();
+  ASSERT_TRUE(stand(b, "h:2"));
+  until([&] { return a.candidacy->leads() || b.leadership.has_value(); });  // etcd had it still, or the next one leads
+  EXPECT_NE(a.candidacy->leads(), b.leadership.has_value());
+}
+
+TEST_F(CandidacyTest, AnotherTokenIsRefusedAndTheEndIsToldToAll) {
+  Head a, b, c;
+  ASSERT_TRUE(stand(a, "h:1"));
+  until([&] { return a.leadership.has_value(); });
+  ASSERT_TRUE(stand(b, "h:2"));
+  const auto refused = stand(c, "h:3", "other");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().reason(), "TokenRefused");
+  a.candidacy->end_cluster();
+  until([&] { return b.ended; });
+  EXPECT_FALSE(a.ended);
+  a.candidacy.reset();
+  b.candidacy.reset();
+  ASSERT_TRUE(stand(c, "h:3"));  // one that is started later is none of those
+  until([&] { return c.leadership.has_value(); });
+  EXPECT_FALSE(c.ended);
+}
+
+TEST_F(EtcdTest, AddressesAreReadAndMistakesNamed) {
+  const auto address = Address::parse("etcd://h1:2379,h2:2380/train.7");
+  ASSERT_TRUE(address);
+  EXPECT_EQ(address->servers, (std::vector<std::string>{"h1:2379", "h2:2380"}));
+  EXPECT_EQ(address->text(), "etcd://h1:2379,h2:2380/train.7");
+  for (const std::string wrong :
+       {"etcd://h:1", "etcd://h:1/", "etcd:///x", "etcd://h/x", "etcd://h:1,/x", "etcd://h:1/a/b", "redis://h:1/x"}) {
+    const auto refused = Address::parse(wrong);
+    ASSERT_FALSE(refused) << wrong;
+    EXPECT_NE(refused.error().message().find(wrong), std::string::npos);
+  }
+}
+
+TEST_F(EtcdTest, WhereNoEtcdIsIsSaid) {
+  Address nobody{{"127.0.0.1:" + std::to_string(free_port())}, "x"};
+  EXPECT_EQ(Client::open(nobody, 60s).value()->grant(3).error().code(), Code::kUnavailable);
+}
+
+}  // namespace
+}  // namespace shoal::scheduler::etcd
