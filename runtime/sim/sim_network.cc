@@ -127,7 +127,10 @@ std::shared_ptr<sim::Listening> SimFabric::listening(const std::string& caller_h
 Result<std::unique_ptr<Listener>> SimFabric::listen(const std::shared_ptr<sim::Process>& process, const Endpoint& endpoint,
                                                     Network::Accepted accepted) {
   if (!process->alive) return fail(internal("a process that crashed listens"));
-  std::erase_if(listening_, [](const auto& l) { return l.second.expired(); });
+  if (listening_.size() >= sweep_at_) {
+    std::erase_if(listening_, [](const auto& l) { return l.second.expired(); });
+    sweep_at_ = 2 * listening_.size() + 16;
+  }
   Endpoint actual = endpoint;
   if (!endpoint.is_unix() && endpoint.host != process->host) {
     return fail(from_errno(EADDRNOTAVAIL, "listen on " + endpoint.to_string()));

@@ -106,6 +106,7 @@ class SimFabric {
   std::set<std::string> down_;                          // hosts that crashed
   std::map<std::uint64_t, std::shared_ptr<sim::Link>> links_;
   std::map<std::pair<std::string, std::string>, std::weak_ptr<sim::Listening>> listening_;  // host, endpoint
+  std::size_t sweep_at_ = 16;  // entries, for those that listen no more to be taken out
   std::map<std::uint64_t, std::shared_ptr<sim::Process>> processes_;
   std::uint64_t next_ = 1;
   std::uint16_t next_port_ = 20'000;

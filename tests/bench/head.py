@@ -1,4 +1,5 @@
-"""A head of 10,000 nodes: its machine, codecs and database, as CPU time beside what it may take (seconds)."""
+"""A head of 10,000 nodes, as CPU time beside what it may take (seconds): its machine, codecs and database alone, then with every frame of
+10,000 real nodes in the simulated world, whose own time is told apart."""
 
 import json
 
@@ -16,6 +17,12 @@ ROWS = [
     Row("1,000 gangs of 4 scheduled as 4,000 nodes join", "s", "schedule 1,000 gangs", SECOND, goal=("<=", 1)),
     Row("1,000 gangs asked for that wait", "s", "ask for 1,000 gangs that wait", SECOND),
     Row("to say why they wait", "s", "say why 1,000 gangs wait", SECOND),
+    Row("simulated: 10,000 nodes join", "s", "world: 10,000 nodes join", SECOND),
+    Row("  nodes and network meanwhile", "s", "world: 10,000 nodes join, around it", SECOND),
+    Row("simulated: a second of heartbeats", "s", "world: heartbeats", SECOND, goal=("<=", 0.25)),
+    Row("  nodes and network meanwhile", "s", "world: heartbeats, around it", SECOND),
+    Row("simulated: 10,000 actors asked for and alive", "s", "world: 10,000 actors alive", SECOND, goal=("<=", 2)),
+    Row("  nodes and network meanwhile", "s", "world: 10,000 actors alive, around it", SECOND),
     Row("memory with 14,000 nodes and 14,000 workers", "MiB", "resident MiB", "a MiB", goal=("<=", 300)),
 ]
 
@@ -31,7 +38,7 @@ def measure(options) -> Report:
     for r in range(options.rounds):
         say(f"bench head: round {r + 1} of {options.rounds}")
         try:
-            lines = run([BUILT / "head"], limit=300).splitlines()
+            lines = [line for program in ("head", "world") for line in run([BUILT / program], limit=300).splitlines()]
         except Failed as error:
             report.failures["head"] = str(error)
             continue

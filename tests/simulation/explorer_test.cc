@@ -77,6 +77,9 @@ class Exploration {
   enum Kind {
     kCall,
     kGang,
+    kActor,
+    kGroup,
+    kRemoveGroup,
     kKill,
     kSubmit,
     kStop,
@@ -153,6 +156,22 @@ class Exploration {
         actors_.insert(actors_.end(), made.begin(), made.end());
         return;
       }
+      case kActor: {  // that comes back; in a group now and then
+        if (!driven()) return;
+        const bool grouped = !groups_.empty() && happens(random_, 500);
+        actors_.push_back(cluster_.driver().create_actor(static_cast<int>(random_.below(4)) - 1, grouped ? one_of(groups_) : GroupId()));
+        return;
+      }
+      case kGroup: {
+        if (!driven()) return;
+        static const std::vector<actors::Strategy> strategies = {actors::Strategy::kPack, actors::Strategy::kSpread,
+                                                                 actors::Strategy::kStrictPack, actors::Strategy::kStrictSpread};
+        groups_.push_back(cluster_.driver().create_group(1 + random_.below(4), one_of(strategies)));
+        return;
+      }
+      case kRemoveGroup:
+        if (driven() && !groups_.empty()) cluster_.driver().remove_group(one_of(groups_));
+        return;
       case kKill:
         if (driven() && !actors_.empty()) cluster_.driver().kill(one_of(actors_));
         return;
@@ -167,6 +186,7 @@ class Exploration {
       case kDriver: {
         if (cluster_.has_driver() && happens(random_, 500)) cluster_.driver_leaves();
         actors_.clear();
+        groups_.clear();
         const std::size_t node = some_node();
         if (happens(random_, 500) && cluster_.node_runs(node)) {
           cluster_.new_driver_on_node(node);
@@ -213,6 +233,7 @@ class Exploration {
   std::array<std::uint64_t, kKinds> weights_{};
   runtime::Duration pause_{};
   std::vector<ActorId> actors_;  // of the driver
+  std::vector<GroupId> groups_;
 };
 
 class Explorer : public testing::TestWithParam<std::uint64_t> {

@@ -49,7 +49,9 @@ SimCluster::SimCluster(const Options& options)
       hosts_(options.num_nodes) {
   boot_head();
   for (std::size_t i = 0; i < hosts_.size(); ++i) boot_node(i);
-  SHOAL_CHECK(run_until([this] { return state().alive_nodes().size() == hosts_.size(); }), "the nodes do not join");
+  const auto joined = [this] { return state().alive_nodes().size() == hosts_.size(); };
+  for (int i = 0; i < 30'000 && !joined(); ++i) run_for(1ms);  // and not asked after every event, of which there may be very many
+  SHOAL_CHECK(joined(), "the nodes do not join");
 }
 
 SimCluster::~SimCluster() {
@@ -66,7 +68,16 @@ void SimCluster::boot_head() {
   o.listen = {kHead};
   o.session = "simulated";
   o.pid = head_network_->pid();
-  head_ = std::make_unique<scheduler::Head>(world_.clock(), world_.random(), *head_network_, store_, make_log("head"), o);
+  o.heartbeat_ms = options_.heartbeat_ms;
+  runtime::Clock* clock = &world_.clock();
+  runtime::Network* network = head_network_.get();
+  if (options_.head_meter != nullptr) {
+    metered_clock_ = metered(*options_.head_meter, *clock);
+    metered_network_ = metered(*options_.head_meter, *network);
+    clock = metered_clock_.get();
+    network = metered_network_.get();
+  }
+  head_ = std::make_unique<scheduler::Head>(*clock, world_.random(), *network, store_, make_log("head"), o);
   SHOAL_CHECK(head_->start(), "the head does not start");
 }
 
@@ -180,21 +191,31 @@ std::string SimCluster::disagreement() const {
     if (!node_runs(i)) continue;
     alive[node_id(i)] = &hosts_[i];
   }
-  for (const auto& node : state().list({What::kNodes, {}}).nodes) {
+  const auto all = [this](What what) {
+    return actors::list_all({what, {}},
+                            [this](const Bytes& request) -> Result<actors::ListReply> {
+                              return state().list(actors::from_bytes<actors::ListRequest>(request).value());
+                            })
+        .value();
+  };
+  for (const auto& node : all(What::kNodes).nodes) {
     const bool runs = alive.contains(node.id);
     if ((node.state == actors::NodeState::kAlive) != runs) {
       return fmt::format("node {} on {} {}", to_string(node.id), node.host, runs ? "runs, given up" : "is alive to the head alone");
     }
   }
+  const auto nodes = state().alive_nodes();
+  const std::set<NodeId> known(nodes.begin(), nodes.end());
+  std::map<NodeId, std::set<WorkerId>> workers;
+  for (const auto& w : all(What::kWorkers).workers) {
+    const bool attached = driver_ && driver_->worker() == w.id;  // a process of its own
+    if (w.state != WorkerState::kExited && !attached) workers[w.node].insert(w.id);
+  }
   for (const auto& [id, host] : alive) {
-    const auto nodes = state().alive_nodes();
-    if (std::find(nodes.begin(), nodes.end(), id) == nodes.end()) return fmt::format("node {} is unknown to the head", to_string(id));
-    std::set<WorkerId> running, believed;
+    if (!known.contains(id)) return fmt::format("node {} is unknown to the head", to_string(id));
+    std::set<WorkerId> running;
     for (const WorkerId w : host->launcher->running()) running.insert(w);
-    for (const auto& w : state().list({What::kWorkers, {}}).workers) {
-      const bool attached = driver_ && driver_->worker() == w.id;  // a process of its own
-      if (w.node == id && w.state != WorkerState::kExited && !attached) believed.insert(w.id);
-    }
+    const auto& believed = workers[id];
     for (const WorkerId w : running) {
       if (!believed.contains(w)) return fmt::format("worker {} runs on {}, unknown to the head", to_string(w), host->network->host());
     }

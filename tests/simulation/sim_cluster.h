@@ -10,6 +10,7 @@
 
 #include "scheduler/head/head.h"
 #include "scheduler/node/node.h"
+#include "tests/simulation/meter.h"
 #include "tests/simulation/process_table.h"
 #include "tests/simulation/sim_driver.h"
 #include "tests/simulation/sim_launcher.h"
@@ -25,6 +26,8 @@ class SimCluster {
     double cpus = 4;  // of each node
     runtime::SimNetworkOptions network{};
     std::size_t kept_log_lines = 200;
+    std::uint32_t heartbeat_ms = 500;
+    Meter* head_meter = nullptr;  // counts what the head takes
   };
 
   // Booted, and every node has joined.
@@ -93,6 +96,8 @@ class SimCluster {
   std::shared_ptr<LogSink> sink_;
   SimStore store_{world_};
   std::unique_ptr<runtime::SimNetwork> head_network_;
+  std::unique_ptr<runtime::Clock> metered_clock_;  // when the head is metered
+  std::unique_ptr<runtime::Network> metered_network_;
   std::unique_ptr<scheduler::Head> head_;
   std::vector<Host> hosts_;
   std::unique_ptr<SimDriver> driver_;

@@ -77,6 +77,7 @@ void SimDriver::joined_head() {
   for (const auto& [actor, n] : next_) {
     if (calls_.cause(actor) == nullptr) watch(actor);
   }
+  for (const GroupId group : removed_groups_) head_->notify(number(Method::kRemoveGroup), body(to_bytes(actors::GroupRef{group})));
 }
 
 void SimDriver::connect_node() {
@@ -137,8 +138,33 @@ void SimDriver::on_closed(runtime::Peer& peer, const Error&) {
 // ---- what a user does
 // --------------------------------------------------------------------------------------------------------------
 
-std::vector<ActorId> SimDriver::create_gang(std::size_t count, double cpus) {
+std::vector<ActorId> SimDriver::create_gang(std::size_t count, double cpus) { return create({}, count, cpus); }
+
+ActorId SimDriver::create_actor(int restarts, GroupId group) {
   actors::GangSpec spec;
+  spec.max_restarts = spec.max_task_retries = restarts;
+  spec.where.group = group;
+  const ActorId out = create(std::move(spec), 1, 1).front();
+  if (restarts != 0) repeated_.insert(out);
+  return out;
+}
+
+GroupId SimDriver::create_group(std::size_t count, actors::Strategy strategy) {
+  actors::GroupSpec spec;
+  spec.id = world_.random().id<GroupId>();
+  spec.job = job_;
+  spec.strategy = strategy;
+  spec.bundles.assign(count, of_cpus(1));
+  if (head_) head_->call(number(Method::kCreateGroup), body(to_bytes(spec)), kControlTimeout, [](Result<Message>) {});
+  return spec.id;
+}
+
+void SimDriver::remove_group(GroupId group) {
+  removed_groups_.push_back(group);
+  if (head_) head_->notify(number(Method::kRemoveGroup), body(to_bytes(actors::GroupRef{group})));
+}
+
+std::vector<ActorId> SimDriver::create(actors::GangSpec spec, std::size_t count, double cpus) {
   spec.id = world_.random().id<GangId>();
   spec.job = job_;
   spec.launch.kind = actors::Launch::Kind::kPythonWorker;
@@ -168,7 +194,7 @@ actors::ValueFuture SimDriver::call(ActorId actor, const std::string& method, co
   call.actor = actor;
   call.method = method;
   call.caller = "driver " + std::to_string(pid_);
-  call.args = text_value(std::to_string(next_[actor]++) + " " + text);
+  call.args = text_value(std::to_string(next_[actor]++) + (repeated_.contains(actor) ? "r " : " ") + text);
   auto future = calls_.call(std::move(call), {});
   futures_.push_back(future);
   return future;

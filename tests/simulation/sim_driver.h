@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,11 @@ class SimDriver final : public runtime::PeerHandler {
 
   // A gang of `count` actors with `cpus` each. Before joined(): refused.
   std::vector<ActorId> create_gang(std::size_t count, double cpus);
+  // One with a CPU, out of `group` if one is given, started again after `restarts` deaths; its calls are made again as often.
+  ActorId create_actor(int restarts, GroupId group = {});
+  // A bundle of one CPU for each of `count`.
+  GroupId create_group(std::size_t count, actors::Strategy strategy);
+  void remove_group(GroupId group);
   actors::ValueFuture call(ActorId actor, const std::string& method, const std::string& text = {});
   void kill(ActorId actor);
   // A job of `count` programs with `cpus` each that end by themselves after `ms` (0: never) with `code`. The head gives it an id
@@ -54,6 +60,7 @@ class SimDriver final : public runtime::PeerHandler {
   void connect_head();
   void connect_node();
   void joined_head();
+  std::vector<ActorId> create(actors::GangSpec spec, std::size_t count, double cpus);
   void watch(ActorId actor);
   void lost(ActorId actor, const Error& cause);
   void retry_later();
@@ -69,8 +76,10 @@ class SimDriver final : public runtime::PeerHandler {
   bool gone_ = false;
   runtime::Timer retry_, retry_node_;
   std::map<ActorId, std::uint64_t> next_;  // number of the next call on each actor
+  std::set<ActorId> repeated_;             // calls on these are made again when they are lost
   std::vector<actors::ValueFuture> futures_;
   std::vector<JobId> submitted_;
+  std::vector<GroupId> removed_groups_;
   actors::ActorCalls calls_;
   std::unique_ptr<runtime::Peer> head_, node_link_;
 };

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "actors/session/actor_host.h"
@@ -53,7 +54,7 @@ class SimWorker final : public runtime::PeerHandler, private actors::Hosted {
   std::unique_ptr<actors::ActorHost> actors_;
   std::unique_ptr<runtime::Peer> link_;  // to the node
   std::uint64_t num_calls_ = 0;
-  std::map<std::string, std::uint64_t> last_;  // number of each caller's last call
+  std::map<std::string, std::set<std::uint64_t>> seen_;  // numbers of each caller's calls
   std::map<std::uint64_t, std::pair<actors::Incoming, runtime::Timer>> slow_;
 };
 

@@ -1,0 +1,51 @@
+// The processor time that one inhabitant of a simulated world takes, apart from all the others' on the same thread: give it these for
+// its clock and its network. What its sends cost in the fabric is counted as its own.
+#pragma once
+
+#include <memory>
+
+#include "runtime/loop/clock.h"
+#include "runtime/net/connection.h"
+
+namespace shoal::simulation {
+
+class Meter {
+ public:
+  double seconds() const { return seconds_; }
+  // Runs fn and counts what it takes; only the outermost of nested calls counts.
+  template <class F>
+  void count(F&& fn) {
+    const Running running(*this);
+    fn();
+  }
+
+ private:
+  class Running {
+   public:
+    explicit Running(Meter& meter) : meter_(meter), outermost_(!meter.running_), began_(outermost_ ? cpu_seconds() : 0) {
+      meter.running_ = true;
+    }
+    ~Running() {
+      if (!outermost_) return;
+      meter_.running_ = false;
+      meter_.seconds_ += cpu_seconds() - began_;
+    }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+
+   private:
+    Meter& meter_;
+    const bool outermost_;
+    const double began_;
+  };
+  static double cpu_seconds();  // of this thread
+
+  double seconds_ = 0;
+  bool running_ = false;
+};
+
+// `meter` outlives what these make.
+std::unique_ptr<runtime::Clock> metered(Meter& meter, runtime::Clock& clock);
+std::unique_ptr<runtime::Network> metered(Meter& meter, runtime::Network& network);
+
+}  // namespace shoal::simulation
