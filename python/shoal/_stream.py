@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal import _native, _serialize
 from shoal._client import wait
 from shoal._refs import ObjectRef, awaits, load, when_ready
 from shoal._runtime import session as _session
 from shoal._runtime import state
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["ObjectRefGenerator", "publish", "publish_async"]
 
@@ -37,6 +40,7 @@ class ObjectRefGenerator:
         self._count = 0  # of items that were taken
         self._item: ObjectRef | None = None  # the one that is waited for
         self._over = False
+        self._finished: asyncio.Future | None = None
 
     def completed(self) -> ObjectRef:
         """Ready when the call is: its failure, or the number of items."""
@@ -55,6 +59,8 @@ class ObjectRefGenerator:
             if self._is_item(item):
                 return self._taken(item)
             wait([self._done])
+            if self._lacks(item):
+                return self._taken(item)
             if self._ended_with_failure():
                 return self._done
         raise StopIteration
@@ -67,13 +73,15 @@ class ObjectRefGenerator:
             item = self._ahead()
             from asyncio import FIRST_COMPLETED, wait
 
-            await wait([awaits(item), awaits(self._done)], return_when=FIRST_COMPLETED)
+            await wait([awaits(item), self._awaits_done()], return_when=FIRST_COMPLETED)
             if not item._ref.ready:
                 item = self._fetch(_NOBODY)
                 await awaits(item)
             if self._is_item(item):
                 return self._taken(item)
-            await awaits(self._done)
+            await self._awaits_done()
+            if self._lacks(item):
+                return self._taken(item)
             if self._ended_with_failure():
                 return self._done
         raise StopAsyncIteration
@@ -91,6 +99,18 @@ class ObjectRefGenerator:
             return item._ref.value()[1] != _END
         except Exception:  # the node has no more
             return False
+
+    def _lacks(self, item: ObjectRef) -> bool:
+        """Whether there was such an item, and the node could not keep it or has lost it: then the reference says so."""
+        return item._ref.failed and not self._done._ref.failed and self._count < load(self._done)
+
+    def _awaits_done(self) -> asyncio.Future:
+        """One for all items: each would be kept until the call is done."""
+        from asyncio import get_running_loop
+
+        if self._finished is None or self._finished.get_loop() is not get_running_loop():
+            self._finished = awaits(self._done)
+        return self._finished
 
     def _taken(self, item: ObjectRef) -> ObjectRef:
         _session().drop(_id_of(self._stream, self._count))

@@ -28,6 +28,7 @@ namespace {
 
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 constexpr Duration kFirstConnectPause = std::chrono::milliseconds(5), kLongestConnectPause = std::chrono::milliseconds(200);
+constexpr int kPatienceOfTimeout = 20;  // a part of the hello's time: one that has said nothing for that long may have to make room
 constexpr auto kTuple = asio::experimental::as_tuple(asio::use_awaitable);
 using Socket = asio::generic::stream_protocol::socket;
 
@@ -129,13 +130,40 @@ Task<PeerIdentity> greet_listener(Socket& socket, const Token& token, VersionRan
 
 // What a listener and the hellos it began share.
 struct Door {
-  Network::Accepted accepted;                   // empty once the listener is gone
-  std::list<std::shared_ptr<Socket>> greeting;  // the oldest first
+  struct Greeting {
+    std::shared_ptr<Socket> socket;
+    TimePoint since;
+  };
+  Network::Accepted accepted;     // empty once the listener is gone
+  std::list<Greeting> greeting;   // the oldest first
+  std::function<void()> goes_on;  // the listener, if it waits for room
+
+  // How long the next caller waits for one of those before it. Of so many at most one that has said nothing for `patience` makes room:
+  // not one that has had no time yet, nor one that this process has not listened to.
+  Duration wait_for_room(std::size_t max, TimePoint now, Duration patience) {
+    if (greeting.size() < max) return Duration::zero();
+    for (auto it = greeting.begin(); it != greeting.end(); ++it) {
+      const Duration left = it->since + patience - now;
+      if (left > Duration::zero()) return left;
+      std::error_code ignored;
+      if (it->socket->available(ignored) > 0) continue;
+      it->socket->close(ignored);
+      greeting.erase(it);
+      return Duration::zero();
+    }
+    return patience;
+  }
+
+  void ended(const std::shared_ptr<Socket>& socket) {
+    greeting.remove_if([&](const Greeting& g) { return g.socket == socket; });
+    if (goes_on) goes_on();
+  }
 
   void close() {
     accepted = nullptr;
+    goes_on = nullptr;
     std::error_code ignored;
-    for (const auto& socket : std::exchange(greeting, {})) socket->close(ignored);
+    for (const auto& g : std::exchange(greeting, {})) g.socket->close(ignored);
   }
 };
 
@@ -166,22 +194,17 @@ struct SocketNetwork::Impl {
   }
 
   void arrived(const std::shared_ptr<Door>& door, Fd fd) {
-    if (door->greeting.size() >= options.max_hellos) {
-      std::error_code ignored;
-      door->greeting.front()->close(ignored);
-      door->greeting.pop_front();
-    }
     auto socket = std::make_shared<Socket>(make_socket(std::move(fd)));
-    door->greeting.push_back(socket);
+    door->greeting.push_back({socket, clock.now()});
     tasks.spawn("accept", accepted(std::move(socket), door));
   }
 
   Task<void> accepted(std::shared_ptr<Socket> socket, std::shared_ptr<Door> door) {
     const Timer limit = clock.after(options.hello_timeout, [socket] { socket->close(); });
     const auto greeted = co_await greet_caller(*socket, token, options.versions, random);
-    door->greeting.remove(socket);
+    door->ended(socket);
     SHOAL_CO_TRY(const PeerIdentity identity, greeted);
-    if (!door->accepted || !socket->is_open()) co_return Result<void>();  // the listener is gone, or it was the oldest just now
+    if (!door->accepted || !socket->is_open()) co_return Result<void>();  // the listener is gone, or it made room just now
     const auto accept = door->accepted;                                   // which may end the listener
     accept(finish(std::move(*socket), identity, {}));
     co_return Result<void>();
@@ -231,14 +254,16 @@ namespace {
 
 class SocketListener final : public Listener {
  public:
+  using Room = std::function<Duration()>;  // how long the next one waits
   using OnSocket = std::function<void(Fd)>;
 
-  SocketListener(Loop& loop, Clock& clock, Fd fd, Endpoint endpoint, std::shared_ptr<Door> door, OnSocket on_socket)
+  SocketListener(Loop& loop, Clock& clock, Fd fd, Endpoint endpoint, std::shared_ptr<Door> door, Room room, OnSocket on_socket)
       : loop_(loop),
-        state_(std::make_shared<State>(loop, clock, std::move(fd), std::move(on_socket))),
+        state_(std::make_shared<State>(loop, clock, std::move(fd), std::move(room), std::move(on_socket))),
         door_(std::move(door)),
         endpoint_(std::move(endpoint)) {
     loop_.track(state_->descriptor.native_handle());
+    door_->goes_on = [state = state_.get()] { state->go_on(); };
     state_->wait();
   }
   ~SocketListener() override {
@@ -252,8 +277,8 @@ class SocketListener final : public Listener {
 
  private:
   struct State : std::enable_shared_from_this<State> {
-    State(Loop& loop, Clock& clock, Fd fd, OnSocket on_socket)
-        : clock(clock), descriptor(loop.io(), fd.release()), on_socket(std::move(on_socket)) {}
+    State(Loop& loop, Clock& clock, Fd fd, Room room, OnSocket on_socket)
+        : clock(clock), descriptor(loop.io(), fd.release()), room(std::move(room)), on_socket(std::move(on_socket)) {}
 
     void wait() {
       descriptor.async_wait(asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](std::error_code error) {
@@ -263,6 +288,11 @@ class SocketListener final : public Listener {
 
     void accept() {
       while (descriptor.is_open()) {
+        if (const Duration pause = room(); pause > Duration::zero()) {  // the caller stays in the backlog
+          full = true;
+          again = clock.after(pause, [self = shared_from_this()] { self->go_on(); });
+          return;
+        }
         Fd fd(accept4(descriptor.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (fd) {
           on_socket(std::move(fd));
@@ -276,9 +306,15 @@ class SocketListener final : public Listener {
       }
     }
 
+    void go_on() {
+      if (std::exchange(full, false)) accept();
+    }
+
     Clock& clock;
     asio::posix::stream_descriptor descriptor;
+    Room room;
     OnSocket on_socket;
+    bool full = false;  // too many are greeted already
     Timer again;
   };
   Loop& loop_;
@@ -317,7 +353,10 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
   auto* impl = impl_.get();
   auto door = std::make_shared<Door>();
   door->accepted = std::move(accepted);
-  return std::make_unique<SocketListener>(impl->loop, impl->clock, std::move(fd), std::move(actual), door,
+  const auto room = [impl, door] {
+    return door->wait_for_room(impl->options.max_hellos, impl->clock.now(), impl->options.hello_timeout / kPatienceOfTimeout);
+  };
+  return std::make_unique<SocketListener>(impl->loop, impl->clock, std::move(fd), std::move(actual), door, room,
                                           [impl, door](Fd socket) { impl->arrived(door, std::move(socket)); });
 }
 

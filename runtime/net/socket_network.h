@@ -21,8 +21,8 @@ struct SocketOptions {
   // A peer that does not read is dropped once this much waits for it.
   std::size_t max_queued_bytes = 256u << 20;
   Duration hello_timeout = std::chrono::seconds(5);
-  // Hellos under way at once at one listener. The next one ends the oldest, which a caller that means it never is: a crowd that says
-  // nothing keeps nobody out.
+  // Hellos under way at once at one listener. Who comes then waits in the backlog, until one is done or has said nothing for a twentieth of
+  // hello_timeout: that one ends. So a crowd that says nothing keeps nobody out, and of many who call at once none is turned away.
   std::size_t max_hellos = 64;
   RingOptions rings;
 };

@@ -380,6 +380,40 @@ TEST_P(SocketTest, AListenerThatIsBehindIsWaitedFor) {
   side_.run_until([&] { return out.has_value(); });
 }
 
+TEST_P(SocketTest, ManyWhoCallAtOnceAreAllLetIn) {
+  SocketOptions options = options_of(GetParam());
+  options.hello_timeout = 1h;  // however slow this machine is
+  options.max_hellos = 8;
+  Side side(token_, options, GetParam().role);
+  constexpr std::size_t kCallers = 50;
+  const Endpoint to = side.listen(Endpoint::unix_at(unique_name()));
+  std::vector<std::unique_ptr<Connection>> connections;
+  std::size_t answered = 0;
+  for (std::size_t i = 0; i < kCallers; ++i) {
+    side.network.connect(to, GetParam().role, 1h, [&](Result<std::unique_ptr<Connection>> r) {
+      ++answered;
+      EXPECT_TRUE(r) << r.error().to_string();
+      if (r) connections.push_back(*std::move(r));
+    });
+  }
+  side.run_until([&] { return answered == kCallers; });
+  EXPECT_EQ(connections.size(), kCallers);
+  side.run_until([&] { return side.peers.size() == kCallers; });
+}
+
+TEST_P(SocketTest, ACrowdThatSaysNothingMakesRoom) {
+  SocketOptions options = options_of(GetParam());
+  options.hello_timeout = 10s;  // half a second of patience
+  options.max_hellos = 2;
+  Side side(token_, options, GetParam().role);
+  const Endpoint to = side.listen(Endpoint::unix_at(unique_name()));
+  std::vector<Fd> silent;
+  for (int i = 0; i < 3; ++i) silent.push_back(raw_connect(to));
+  bool connected = false;
+  side.network.connect(to, GetParam().role, 1h, [&](Result<std::unique_ptr<Connection>> r) { connected = r.has_value(); });
+  side.run_until([&] { return connected; });
+}
+
 TEST_P(SocketTest, NobodyListeningAndAddressInUseAreNamed) {
   const auto refused = side_.connect(Endpoint::unix_at(unique_name()));
   ASSERT_FALSE(refused);

@@ -11,7 +11,8 @@ from leftovers import wait_until
 
 import shoal as ray
 from shoal._runtime import state
-from shoal.exceptions import ActorDiedError, RayTaskError, WorkerCrashedError
+from shoal._stream import _id_of
+from shoal.exceptions import ActorDiedError, RayTaskError, ShoalError, WorkerCrashedError
 
 
 @ray.remote
@@ -228,3 +229,31 @@ def _target(path):
         return os.readlink(path)
     except OSError:
         return ""
+
+
+def lose(stream, k):
+    """The node has all of it, and drops one."""
+    ray.wait([stream.completed()])
+    state.session.drop(_id_of(stream._stream, k))
+
+
+def test_an_item_that_was_lost_fails_and_the_rest_is_there(streams):
+    stream = streams.numbers.remote(4)
+    lose(stream, 1)
+    first, lost, *rest = stream
+    assert ray.get([first, *rest]) == [0, 2, 3]
+    with pytest.raises(ShoalError):
+        ray.get(lost)
+
+
+def test_an_item_that_was_lost_fails_for_who_awaits_it_too(streams):
+    stream = streams.numbers.remote(3)
+    lose(stream, 2)
+
+    async def taken():
+        return [ref async for ref in stream]
+
+    *there, lost = asyncio.run(taken())
+    assert ray.get(there) == [0, 1]
+    with pytest.raises(ShoalError):
+        ray.get(lost)
