@@ -146,8 +146,9 @@ def _files(folder: Path, excludes: Any):
         prefix = "" if base == "." else base + "/"
         folders[:] = sorted(f for f in folders if not left_out(prefix + f))
         for name in sorted(names):
-            if not left_out(prefix + name):
-                yield Path(at, name), prefix + name
+            path = Path(at, name)
+            if path.is_file() and not left_out(prefix + name):  # no pipe, no link to nothing: an editor's lock
+                yield path, prefix + name
 
 
 def _publish(making: Path, target: Path) -> None:

@@ -126,7 +126,7 @@ def test_nodes_join_and_bring_what_is_missing(shoal_command, cluster, driver, tm
     (pending,) = shoal_command.json("status")["pending"]
     assert "slot" in pending
     assert shoal_command("start", "--address", cluster.address, "--resource", "slot=1").returncode == 0
-    assert shoal.get(ref, timeout=20) == "placed"
+    assert shoal.get(ref, timeout=60) == "placed"
     assert len(shoal_command.json("list", "nodes")["rows"]) == 2
     assert shoal_command.json("status")["pending"] == []
 

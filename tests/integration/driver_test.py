@@ -56,9 +56,9 @@ def test_handles_and_references_of_a_cluster_that_is_gone_say_so():
     shoal.shutdown()
     shoal.init(num_cpus=2)
     with pytest.raises((shoal.exceptions.NotFound, Unavailable, shoal.exceptions.Cancelled)):
-        shoal.get(actor.echo.remote(1), timeout=5)
+        shoal.get(actor.echo.remote(1), timeout=60)
     with pytest.raises(shoal.exceptions.Cancelled, match="left the cluster"):
-        shoal.get(pending, timeout=5)
+        shoal.get(pending, timeout=60)
 
 
 def test_the_first_use_starts_a_cluster():
@@ -248,12 +248,12 @@ def test_sigkill_of_the_embedded_cluster_fails_what_waits_within_a_second():
     began = time.monotonic()
     os.kill(cluster, signal.SIGKILL)
     with pytest.raises(Unavailable):
-        shoal.get(ref, timeout=20)
+        shoal.get(ref, timeout=60)
     for call in (
         lambda: shoal.nodes(),
         lambda: Log.remote(),
         lambda: shoal.kill(actor),
-        lambda: shoal.get(actor.echo.remote(1), timeout=20),
+        lambda: shoal.get(actor.echo.remote(1), timeout=60),
     ):
         with pytest.raises(Unavailable):
             call()
@@ -280,11 +280,11 @@ print("pids", shoal.get(quiet.pid.remote()))
 shout = loud.shout.remote()
 end = time.monotonic() + 2
 while time.monotonic() < end:
-    assert shoal.get(quiet.echo.remote(1), timeout=5) == 1
+    assert shoal.get(quiet.echo.remote(1), timeout=60) == 1
     assert shoal.wait([shout], timeout=0) == ([], [shout])
 shoal.kill(loud)
 try:
-    shoal.get(shout, timeout=5)
+    shoal.get(shout, timeout=60)
 except shoal.exceptions.ActorDiedError as error:
     print(error)
 print("over")
@@ -335,7 +335,7 @@ def test_a_worker_of_a_node_that_was_killed_dies_with_its_children(shoal_command
     began = time.monotonic()
     os.kill(cluster.pid("node"), signal.SIGKILL)
     with pytest.raises(ActorDiedError):
-        shoal.get(ref, timeout=20)
+        shoal.get(ref, timeout=60)
     assert time.monotonic() - began < 4  # told: silence is noticed after 5 s
     gone(pids)
     wait_until(lambda: shoal.nodes()[0]["state"] == "DEAD", 5, "the head to know")
@@ -352,17 +352,17 @@ def test_calls_between_live_actors_go_on_without_a_head(shoal_command):
     wait_until(lambda: not cluster.pids("head"), 30, "the head's end")
     with pytest.raises(Unavailable, match="head"):
         shoal.nodes()  # once it was waited for
-    assert shoal.get(actor.call.remote(other, "add", 2), timeout=5) == 2
-    assert shoal.get(other.all.remote(), timeout=5) == [1, 2]
+    assert shoal.get(actor.call.remote(other, "add", 2), timeout=60) == 2
+    assert shoal.get(other.all.remote(), timeout=60) == [1, 2]
     done = shoal_command("status")
     assert done.returncode == 5, done
     ref = actor.sleep.remote(1000)
     os.kill(shoal.get(other.pid.remote()), signal.SIGKILL)
     with pytest.raises(ActorDiedError, match="SIGKILL"):
-        shoal.get(other.echo.remote(1), timeout=5)
+        shoal.get(other.echo.remote(1), timeout=60)
     assert shoal_command("stop").returncode == 0
     with pytest.raises(ActorDiedError):
-        shoal.get(ref, timeout=5)
+        shoal.get(ref, timeout=60)
 
 
 def test_a_node_buries_what_its_workers_leave(shoal_command):

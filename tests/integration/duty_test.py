@@ -17,7 +17,7 @@ class Here:
 def moved(actor, away_from):
     while True:
         try:
-            node = shoal.get(actor.node.remote(), timeout=20)
+            node = shoal.get(actor.node.remote(), timeout=60)
         except shoal.exceptions.ActorUnavailableError:
             continue
         if node != away_from:

@@ -349,23 +349,23 @@ def test_a_rank_that_is_killed_in_a_step_fails_its_loss_and_its_peers(cluster):
     losses = [ranks.step() for _ in range(4)]
     assert all(len(shoal.get(step)) == 2 for step in losses[:2])
     with pytest.raises(ActorDiedError, match="SIGKILL"):
-        shoal.get(losses[2][1], timeout=20)
+        shoal.get(losses[2][1], timeout=60)
     with pytest.raises(ActorDiedError, match="SIGKILL") as died:
-        shoal.get(losses[2][0], timeout=20)
+        shoal.get(losses[2][0], timeout=60)
     assert "ShardActor rank 1" in str(died.value)
     with pytest.raises(ActorDiedError):
-        shoal.get(losses[3], timeout=20)
+        shoal.get(losses[3], timeout=60)
 
 
 def test_a_rank_that_raises_in_a_step_says_why_to_all(cluster):
     ranks = trapped(stumble)
     losses = [ranks.step() for _ in range(4)]
     with pytest.raises(ZeroDivisionError, match="own mistake"):
-        shoal.get(losses[2][1], timeout=20)
+        shoal.get(losses[2][1], timeout=60)
     with pytest.raises(ActorDiedError, match="step 2 failed: ZeroDivisionError: a unit's own mistake"):
-        shoal.get(losses[2][0], timeout=20)
+        shoal.get(losses[2][0], timeout=60)
     with pytest.raises(Exception, match="own mistake"):  # it does not go on from half a step
-        shoal.get(losses[3][1], timeout=20)
+        shoal.get(losses[3][1], timeout=60)
 
 
 def test_a_killed_shard_actor_fails_the_next_step(cluster):
@@ -375,7 +375,7 @@ def test_a_killed_shard_actor_fails_the_next_step(cluster):
 
     def steps_for_ever():  # the word of its end may come a step later
         while True:
-            shoal.get(ranks.step(), timeout=20)
+            shoal.get(ranks.step(), timeout=60)
 
     with pytest.raises((ActorDiedError, Unavailable), match="ShardActor rank 1"):
         steps_for_ever()

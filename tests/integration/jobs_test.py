@@ -216,7 +216,7 @@ def test_every_path_needs_the_token_a_host_of_ours_and_no_foreign_origin(cluster
     token = (cluster.session / "token").read_text().strip()
 
     def status(method, path, **headers):
-        connection = http.client.HTTPConnection(url.netloc, timeout=20)
+        connection = http.client.HTTPConnection(url.netloc, timeout=60)
         connection.request(method, path, "{}" if method == "POST" else None, {k: v for k, v in headers.items() if v is not None})
         response = connection.getresponse()
         assert "access-control-allow-origin" not in {name.lower() for name, _ in response.getheaders()}

@@ -34,7 +34,7 @@ def cluster(shoal_command):
 
 def dial(cluster) -> socket.socket:
     host, _, port = cluster.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def read(connection, count: int) -> bytes:
@@ -203,7 +203,7 @@ def test_a_crowd_of_idle_strangers_keeps_nobody_out(shoal_command, cluster):
     try:
         shoal.init(cluster.address)  # over the unix socket, as everybody on this host
         actor = Log.remote()
-        assert shoal.get(actor.echo.remote(1), timeout=20) == 1
+        assert shoal.get(actor.echo.remote(1), timeout=60) == 1
         for _ in range(5):  # over TCP, in the midst of the crowd
             lives(shoal_command, cluster)
     finally:

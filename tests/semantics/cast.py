@@ -7,7 +7,7 @@ import os
 
 import shoal as ray
 
-GUARD_S = 30  # nothing here takes a tenth of it
+GUARD_S = 120  # nothing here takes a tenth of it where nothing else runs
 
 
 @ray.remote

@@ -151,3 +151,11 @@ def test_what_makes_no_sense_is_refused_at_once(env, error):
 def test_a_folder_that_is_not_there_is_a_value_error():
     with pytest.raises(ValueError, match="there is none at"):
         Looker.options(runtime_env={"working_dir": "/no/such/folder"}).remote()
+
+
+def test_what_is_no_file_is_left_out_of_a_working_dir(tmp_path):
+    (tmp_path / "text").write_text("here")
+    (tmp_path / ".#text").symlink_to("user@host.1:2")
+    os.mkfifo(tmp_path / "pipe")
+    there = read.options(runtime_env={"working_dir": str(tmp_path)})
+    assert shoal.get(there.remote("text")) == "here"

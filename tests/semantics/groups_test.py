@@ -28,7 +28,7 @@ def cluster(module_home):
 @pytest.fixture
 def group():
     made = placement_group([{"CPU": 1}, {"CPU": 2}])
-    assert made.wait(10)
+    assert made.wait(60)
     yield made
     remove_placement_group(made)
 
@@ -151,7 +151,7 @@ def test_a_task_waits_for_a_group_and_removes_it():
 
     @shoal.remote(num_cpus=0)
     def wait_for(group):
-        return group.wait(10)
+        return group.wait(60)
 
     @shoal.remote(num_cpus=0)
     def remove(group):

@@ -67,7 +67,7 @@ def test_groups_over_nodes(run):
         """
 def nodes_of(bundles, strategy):
     group = placement_group(bundles, strategy=strategy)
-    assert group.wait(10), strategy
+    assert group.wait(60), strategy
     nodes = list(placement_group_table(group)["bundles_to_node_id"].values())
     remove_placement_group(group)
     return nodes
@@ -89,7 +89,7 @@ import signal
 mine = shoal.get_runtime_context().get_node_id()  # a driver ends with its node
 other = next(n for n in shoal.nodes() if n["id"] != mine)
 group = placement_group([{"CPU": 1}, {"CPU": 1}], strategy="STRICT_SPREAD")
-assert group.wait(10)
+assert group.wait(60)
 lost = next(i for i, node in placement_group_table(group)["bundles_to_node_id"].items() if node == other["id"])
 place = PlacementGroupSchedulingStrategy(group, lost)
 actor = Here.options(scheduling_strategy=place, max_restarts=1, max_task_retries=-1).remote()
