@@ -47,7 +47,8 @@ WorkPtr submit(F&& fn) {
 
 std::unique_ptr<PyCommunicator> PyCommunicator::place(PySession& session, const std::string& gang, int rank, int world_size, double timeout,
                                                       double warn_after, bool spins) {
-  auto& native = session.get();
+  const auto use = session.use();
+  auto& native = *use;
   auto memory = actors::NodeMemory::of(native);
   runtime::ShmCommunicator::Options o;
   o.rank = rank;

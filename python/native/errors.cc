@@ -23,7 +23,10 @@ nb::object to_exception(const Error& e) {
 }
 
 void raise(const Error& e) {
-  if (e.reason() == "Interrupted" && PyErr_Occurred() != nullptr) throw nb::python_error();
+  if (e.reason() == "Interrupted") {
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    raise(cancelled("this process left the cluster").with_reason("Closed"));  // another thread closed the session
+  }
   const nb::object exception = to_exception(e);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   throw nb::python_error();

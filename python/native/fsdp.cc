@@ -421,9 +421,10 @@ void bind_fsdp(nb::module_& m) {
             o.model.warn_after = seconds(warn_after);
             o.model.interrupted = signals_pending;
             o.model.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
+            const auto use = session.use();
             auto placed = [&] {
               const nb::gil_scoped_release release;
-              return ShardActor::place(session.get(), std::move(o));
+              return ShardActor::place(*use, std::move(o));
             }();
             return unwrap(std::move(placed));
           },

@@ -26,10 +26,8 @@ void Cancels::note(CallKey call, CancelHow how) {
   calls.push_back(call);
   any = true;
   if (tells) untold.push_back(call);
-  if (interrupted) {
-    signalled = true;
-    pthread_kill(*interrupted, SIGINT);
-  }
+  // One signal at a time: what take_interrupt does not know of is a user's, and ends the process.
+  if (interrupted && !signalled.exchange(true)) pthread_kill(*interrupted, SIGINT);
 }
 
 bool Cancels::has(CallKey call) const { return std::find(calls.begin(), calls.end(), call) != calls.end(); }
@@ -37,7 +35,8 @@ bool Cancels::has(CallKey call) const { return std::find(calls.begin(), calls.en
 namespace {
 
 void answer(PySession& s, PyIncoming& incoming, const Result<Value>& value) {
-  Session& session = s.get();
+  const auto use = s.use();
+  Session& session = *use;
   const nb::gil_scoped_release release;
   session.own([&] {
     if (value) {
@@ -67,9 +66,10 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def(
           "leave",
           [](PySession& s) {
+            const auto use = s.use();
             const auto done = [&] {
               const nb::gil_scoped_release release;
-              return s.get().leave();
+              return use->leave();
             }();
             unwrap(done);
           },
@@ -77,7 +77,8 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def(
           "set_blocked",
           [](PySession& s, bool blocked) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             session.set_blocked(blocked);
           },
@@ -85,7 +86,8 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def(
           "serve",
           [](PySession& s) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             s.queue = std::make_shared<actors::CallQueue>();
             const auto ready = [&] {
               const nb::gil_scoped_release release;
@@ -101,7 +103,8 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def(
           "next_call",
           [](PySession& s, std::optional<double> timeout) -> std::unique_ptr<PyIncoming> {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const auto deadline = deadline_in(timeout);
             std::unique_ptr<PyIncoming> out;
             const auto waited = [&] {
@@ -124,7 +127,7 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def(
           "reply",
           [](PySession& s, PyIncoming& incoming, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, bool raised) {
-            const auto value = make_value(s.get(), head, buffers, raised ? Value::Kind::kRaised : Value::Kind::kResult);
+            const auto value = make_value(*s.use(), head, buffers, raised ? Value::Kind::kRaised : Value::Kind::kResult);
             answer(s, incoming, value);
           },
           nb::arg("incoming"), nb::arg("head"), nb::arg("buffers"), nb::arg("raised") = false)
@@ -133,9 +136,10 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
           [](PySession& s, PyIncoming& incoming, const std::vector<std::pair<nb::bytes, std::vector<ReadBuffer>>>& parts) {
             std::vector<Value::Pieces> pieces;
             for (const auto& [head, buffers] : parts) pieces.push_back(pieces_of(head, buffers));
+            const auto use = s.use();
             const auto value = [&] {
               const nb::gil_scoped_release release;
-              return Value::make_many(pieces, &s.get().memory());
+              return Value::make_many(pieces, &use->memory());
             }();
             answer(s, incoming, value);
           },
@@ -143,7 +147,8 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def(
           "refuse",
           [](PySession& s, PyIncoming& incoming, const std::string& reason, const std::string& message) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             session.own([&] { incoming.fail(unavailable(message).with_reason(reason)); });
           },
@@ -151,7 +156,8 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def(
           "stop_serving",
           [](PySession& s) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             session.own([&] { s.stopped = true; });
           },
@@ -159,24 +165,25 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def(
           "drain",
           [](PySession& s, double timeout) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const auto deadline = deadline_in(timeout);
             const nb::gil_scoped_release release;
             (void)session.wait([&] { return session.actor_host().queued_bytes() == 0; }, deadline);
           },
           nb::arg("timeout"), "Returns when the sockets have taken every reply, or the time is over.")
       .def(
-          "interrupt_calls", [](PySession& s) { s.get().own([&] { s.cancels->interrupted = pthread_self(); }); },
+          "interrupt_calls", [](PySession& s) { s.use()->own([&] { s.cancels->interrupted = pthread_self(); }); },
           "Of a worker that runs one call at a time in this thread: SIGINT is sent to it when one is cancelled, and with force it ends.")
       .def(
           "take_interrupt", [](PySession& s) { return s.cancels->signalled.exchange(false); }, "Whether SIGINT came for that reason.")
       .def(
-          "tell_cancelled", [](PySession& s) { s.get().own([&] { s.cancels->tells = true; }); },
+          "tell_cancelled", [](PySession& s) { s.use()->own([&] { s.cancels->tells = true; }); },
           "Of a worker that wants to know at once: next_call returns then.")
       .def(
           "take_cancelled",
           [](PySession& s) {
-            const auto untold = s.get().own([&] { return std::exchange(s.cancels->untold, {}); });
+            const auto untold = s.use()->own([&] { return std::exchange(s.cancels->untold, {}); });
             std::vector<std::pair<std::uint64_t, std::uint64_t>> out;
             for (const CallKey& call : untold) out.emplace_back(call.peer, call.request);
             return out;
@@ -186,13 +193,14 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
           "cancelled",
           [](PySession& s, const PyIncoming& incoming) {
             if (!s.cancels->any) return false;
-            return s.get().own([&] { return s.cancels->has(incoming.key()); });
+            return s.use()->own([&] { return s.cancels->has(incoming.key()); });
           },
           nb::arg("incoming"), "Whether nobody wants the answer any more.")
       .def(
           "refuse_cancelled",
           [](PySession& s, PyIncoming& incoming, const std::string& what) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             session.own([&] { incoming.fail(actors::call_cancelled(what)); });
           },

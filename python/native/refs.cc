@@ -60,6 +60,21 @@ nb::tuple Ref::value() const {
   return nb::make_tuple(result->raised(), parts[0], parts[1]);
 }
 
+void Ref::follow(const std::shared_ptr<Tally>& tally) const {
+  if (followers_ && !ready()) return followers_->push_back(tally);
+  followers_ = std::make_shared<Followers>(1, tally);
+  future_.then([followers = followers_](const Result<Value>& value) {
+    for (const auto& t : *followers) {
+      ++t->ready;
+      t->failed |= !value || value->raised();
+    }
+  });
+}
+
+void Ref::leave(const std::shared_ptr<Tally>& tally) const {
+  if (followers_) std::erase(*followers_, tally);
+}
+
 // ---- Readiness
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -70,11 +85,11 @@ Readiness::Readiness() : noted_(std::make_shared<Noted>()) {
 
 // The first of several wakes whoever waits; take() clears the event before it takes them.
 void Readiness::Noted::push(std::uint64_t number) {
-  Node* const node = new Node{number, last.load()};
-  while (!last.compare_exchange_weak(node->next, node)) {
-  }
+  Node* before = last.load();
+  Node* const node = new Node{number, before};
+  while (!last.compare_exchange_weak(before, node)) node->next = before;
   const std::uint64_t one = 1;
-  if (node->next == nullptr) {
+  if (before == nullptr) {  // the node itself may be taken already
     SHOAL_CHECK(write(event.get(), &one, sizeof one) == sizeof one || errno == EAGAIN, "an event that cannot be set");
   }
 }
@@ -167,7 +182,8 @@ void bind_refs(nb::module_& m) {
       .def(
           "split",
           [](const Ref& ref, PySession& s, std::size_t count) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             return split(session, ref, count);
           },
@@ -179,7 +195,8 @@ void bind_refs(nb::module_& m) {
       .def(
           "add",
           [](const Readiness& r, PySession& s, const Ref& ref, std::uint64_t number) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             r.add(session, ref.future(), number);
           },
@@ -193,7 +210,8 @@ void bind_refs(nb::module_& m) {
           "start",
           [](const Attempts& a, PySession& s, const std::string& actor, const std::string& method, const Ref& args,
              const std::vector<Ref*>& deps, bool judge_raised, const Readiness& readiness, std::uint64_t number, const PyIncoming* parent) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             Call call;
             call.parent = key_of(parent);
             call.actor = ActorId{parse_hex(actor).value_or(0)};
@@ -209,7 +227,8 @@ void bind_refs(nb::module_& m) {
       .def(
           "settle",
           [](const Attempts& a, PySession& s, const Ref& attempt) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             session.own([&] { a.settle(attempt.future()); });
           },
@@ -219,7 +238,8 @@ void bind_refs(nb::module_& m) {
       .def(
           "__init__",
           [](PyTaskPool* out, PySession& s, const Readiness& readiness, std::uint64_t number) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             new (out) PyTaskPool{&s, session.make_task_pool([readiness, number] { readiness.note(number); })};
           },
@@ -230,7 +250,8 @@ void bind_refs(nb::module_& m) {
           [](const PyTaskPool& p, const std::string& name, std::uint64_t function, const nb::bytes& head,
              const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& deps, std::int32_t retries, bool judge_raised,
              std::uint32_t max_calls, const PyIncoming* parent) {
-            Session& session = p.session->get();
+            const auto use = p.session->use();
+            Session& session = *use;
             actors::TaskPool::Task task;
             task.name = name;
             task.function = function;
@@ -249,7 +270,8 @@ void bind_refs(nb::module_& m) {
       .def(
           "add",
           [](const PyTaskPool& p, const std::string& actor, const Ref& made) {
-            Session& session = p.session->get();
+            const auto use = p.session->use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             session.own([&] { p.pool->add(ActorId{parse_hex(actor).value_or(0)}, made.future()); });
           },
@@ -257,7 +279,8 @@ void bind_refs(nb::module_& m) {
       .def(
           "take_wants",
           [](const PyTaskPool& p, double idle_s) {
-            Session& session = p.session->get();
+            const auto use = p.session->use();
+            Session& session = *use;
             const auto idle = std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(idle_s));
             const auto wants = [&] {
               const nb::gil_scoped_release release;
@@ -275,7 +298,8 @@ void bind_refs(nb::module_& m) {
       .def(
           "judged",
           [](const PyTaskPool& p, std::uint64_t id, bool again) {
-            Session& session = p.session->get();
+            const auto use = p.session->use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             session.own([&] { p.pool->judged(id, again); });
           },
@@ -283,7 +307,8 @@ void bind_refs(nb::module_& m) {
       .def(
           "fail_waiting",
           [](const PyTaskPool& p, const std::string& message, const std::string& reason, const std::string& hint) {
-            Session& session = p.session->get();
+            const auto use = p.session->use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             session.own([&] { p.pool->fail_waiting(resource_exhausted(message).with_reason(reason).with_hint(hint)); });
           },

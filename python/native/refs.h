@@ -21,6 +21,13 @@ Result<actors::Value> make_value(actors::Session& session, const nb::bytes& head
 // one value share it, but with tensors: those have one that is theirs alone, as they cannot be kept from writing.
 nb::tuple to_python(const actors::Value& given);
 
+// How many of some refs have become ready, and whether one has failed; counted on the loop.
+struct Tally {
+  std::size_t of = 0;
+  std::size_t ready = 0;
+  bool failed = false;
+};
+
 // A future value.
 class Ref {
  public:
@@ -39,13 +46,18 @@ class Ref {
     return source_->call;
   }
   bool ready() const { return future_.ready(); }
+  // A tally counts it, once it is ready, until it leaves: of many that wait for one after the other the future keeps none. Loop only.
+  void follow(const std::shared_ptr<Tally>& tally) const;
+  void leave(const std::shared_ptr<Tally>& tally) const;
   bool failed() const { return !future_.peek() || future_.peek()->raised(); }
   // (raised, head, buffers); raises when it is an Error.
   nb::tuple value() const;
 
  private:
+  using Followers = std::vector<std::shared_ptr<Tally>>;
   actors::ValueFuture future_;
   std::shared_ptr<Source> source_;
+  mutable std::shared_ptr<Followers> followers_;  // once there was one; the loop's
 };
 
 // Tells Python which refs have become ready, by the numbers they were given: `fd` can be read from once there are some.

@@ -1,30 +1,66 @@
 #include "python/native/session.h"
 
+#include <utility>
+
 #include "actors/session/folder.h"
 #include "python/native/hosting.h"
 #include "python/native/refs.h"
 
 namespace shoal::python {
 
-actors::Session& PySession::get() const {
-  if (!session_) {
-    raise(unavailable(forked_ ? "this process was forked from one that uses Shoal; start Shoal in it anew (shoal.init)"
-                              : "this session is closed")
-              .with_reason(forked_ ? "Forked" : "Closed"));
+namespace {
+thread_local int uses_here = 0;  // of this thread, one inside the other
+}
+
+PySession::Use::Use(std::shared_ptr<actors::Session> session, std::shared_ptr<Users> users)
+    : session_(std::move(session)), users_(std::move(users)) {
+  ++uses_here;
+}
+
+PySession::Use::~Use() {
+  --uses_here;
+  session_.reset();  // before it is told: whoever closes waits for that
+  const std::lock_guard lock(users_->mutex);
+  --users_->count;
+  users_->left.notify_all();
+}
+
+std::unique_ptr<PySession> PySession::open(actors::SessionOptions options) {
+  const auto users = std::make_shared<Users>();
+  options.interrupted = [users] { return users->ending || signals_pending(); };
+  std::unique_ptr<PySession> out(new PySession(users));
+  out->session_ = without_gil([&] { return actors::Session::open(std::move(options)); });
+  return out;
+}
+
+PySession::Use PySession::use() const {
+  if (!forked_) {  // there whoever held the mutex is gone
+    const std::lock_guard lock(users_->mutex);
+    if (session_) {
+      ++users_->count;
+      return Use(session_, users_);
+    }
   }
-  return *session_;
+  raise(unavailable(forked_ ? "this process was forked from one that uses Shoal; start Shoal in it anew (shoal.init)"
+                            : "this session is closed")
+            .with_reason(forked_ ? "Forked" : "Closed"));
 }
 
 void PySession::close() {
-  auto ended = std::move(session_);
   const nb::gil_scoped_release release;
-  ended.reset();
+  std::unique_lock lock(users_->mutex);
+  const auto ended = std::exchange(session_, nullptr);
+  if (!ended) return;
+  users_->ending = true;
+  users_->left.wait(lock, [this] { return users_->count == uses_here; });
+  users_->ending = uses_here > 0;  // nobody is to hurry the end itself
+  lock.unlock();
 }
 
 void PySession::abandon_after_fork() {
   if (!session_) return;
   session_->abandon_after_fork();
-  (void)session_.release();  // its thread is not here: it can only be left alone
+  new std::shared_ptr<actors::Session>(std::move(session_));  // its thread is not here: it can only be left alone
   forked_ = true;
 }
 
@@ -34,22 +70,10 @@ using actors::ValueFuture;
 
 namespace {
 
-// How many of these have become ready, and whether one has failed; counted on the loop.
-struct Tally {
-  std::size_t of = 0;
-  std::size_t ready = 0;
-  bool failed = false;
-};
-
 void count(Session& session, const std::shared_ptr<Tally>& tally, const std::vector<Ref*>& refs) {
   session.own([&] {
     tally->of += refs.size();
-    for (const auto* ref : refs) {
-      ref->future().then([tally](const Result<Value>& value) {
-        ++tally->ready;
-        tally->failed |= !value || value->raised();
-      });
-    }
+    for (const auto* ref : refs) ref->follow(tally);
   });
 }
 
@@ -57,6 +81,23 @@ std::shared_ptr<Tally> tally(Session& session, const std::vector<Ref*>& refs) {
   auto out = std::make_shared<Tally>();
   count(session, out, refs);
   return out;
+}
+
+// Counts while it waits and no longer: a program may ask again and again after what never comes.
+Result<void> wait_until(Session& session, const std::vector<Ref*>& refs, const std::function<bool(const Tally&)>& enough,
+                        std::chrono::steady_clock::time_point deadline) {
+  const auto t = tally(session, refs);
+  bool all = false;
+  const auto is_enough = [&] {
+    all = t->ready == t->of;
+    return enough(*t);
+  };
+  const auto waited = session.wait(is_enough, deadline);
+  if (all) return waited;
+  session.own([&] {
+    for (const auto* ref : refs) ref->leave(t);
+  });
+  return waited;
 }
 
 actors::Launch launch_of(const nb::dict& d) {
@@ -217,12 +258,7 @@ std::unique_ptr<PySession> open_session(const std::string& token, const std::str
   o.print_logs = print_logs;
   o.fold_logs = fold_logs;
   o.ends_job = ends_job;
-  o.interrupted = signals_pending;
-  auto session = [&] {
-    const nb::gil_scoped_release release;
-    return Session::open(std::move(o));
-  }();
-  return std::make_unique<PySession>(unwrap(std::move(session)));
+  return PySession::open(std::move(o));
 }
 
 // What publish returned.
@@ -257,21 +293,23 @@ void bind_session(nb::module_& m) {
                   nb::arg("fold_logs") = false, nb::arg("ends_job") = true)
       .def("close", &PySession::close)
       .def("abandon_after_fork", &PySession::abandon_after_fork)
-      .def_prop_ro("job", [](PySession& s) { return to_string(s.get().job()); })
-      .def_prop_ro("worker", [](PySession& s) { return to_string(s.get().worker()); })
-      .def_prop_ro("node", [](PySession& s) { return to_string(s.get().node()); })
-      .def_prop_ro("folder", [](PySession& s) { return s.get().folder(); })
-      .def_prop_ro("host", [](PySession& s) { return s.get().host(); })
-      .def_prop_ro("head_endpoint", [](PySession& s) { return s.get().head_endpoint(); })
-      .def_prop_ro("node_endpoint", [](PySession& s) { return s.get().node_endpoint(); })
+      .def_prop_ro("job", [](PySession& s) { return to_string(s.use()->job()); })
+      .def_prop_ro("worker", [](PySession& s) { return to_string(s.use()->worker()); })
+      .def_prop_ro("node", [](PySession& s) { return to_string(s.use()->node()); })
+      .def_prop_ro("folder", [](PySession& s) { return s.use()->folder(); })
+      .def_prop_ro("host", [](PySession& s) { return s.use()->host(); })
+      .def_prop_ro("head_endpoint", [](PySession& s) { return s.use()->head_endpoint(); })
+      .def_prop_ro("node_endpoint", [](PySession& s) { return s.use()->node_endpoint(); })
 
       .def(
           "create_gang",
           [](PySession& s, const std::string& class_name, std::size_t count, const std::map<std::string, double>& each,
              const nb::dict& launch, bool refuse_infeasible, const nb::dict& where) {
-            actors::GangSpec spec = gang_of(s.get(), class_name, count, each, launch, where);
+            const auto use = s.use();
+            Session& session = *use;
+            actors::GangSpec spec = gang_of(session, class_name, count, each, launch, where);
             spec.refuse_infeasible = refuse_infeasible;
-            create(s.get(), spec);
+            create(session, spec);
             std::vector<std::string> ids;
             for (const auto& a : spec.actors) ids.push_back(to_string(a.id));
             return ids;
@@ -279,14 +317,16 @@ void bind_session(nb::module_& m) {
           nb::arg("class_name"), nb::arg("count"), nb::arg("resources"), nb::arg("launch"), nb::arg("refuse_infeasible") = false,
           nb::arg("where") = nb::dict(), "Ids of `count` actors that are placed together or not at all, each in a process of its own.")
       .def(
-          "new_actor_id", [](PySession& s) { return to_string(s.get().new_id<ActorId>()); }, "For create_actor.")
+          "new_actor_id", [](PySession& s) { return to_string(s.use()->new_id<ActorId>()); }, "For create_actor.")
       .def(
           "create_actor",
           [](PySession& s, const std::string& id, const std::string& class_name, const std::map<std::string, double>& resources,
              const nb::dict& launch, const std::string& name, const std::string& name_space, const nb::bytes& handle, bool get_if_exists,
              bool detached, const nb::dict& where, int max_restarts, int max_task_retries,
              const nb::bytes& birth) -> std::optional<nb::bytes> {
-            actors::GangSpec spec = gang_of(s.get(), class_name, 1, resources, launch, where);
+            const auto use = s.use();
+            Session& session = *use;
+            actors::GangSpec spec = gang_of(session, class_name, 1, resources, launch, where);
             spec.actors[0].id = actor_id(id);
             spec.name = name;
             spec.name_space = name_space;
@@ -296,7 +336,7 @@ void bind_session(nb::module_& m) {
             spec.max_restarts = max_restarts;
             spec.max_task_retries = max_task_retries;
             spec.birth = std::string(birth.c_str(), birth.size());
-            const auto exists = create(s.get(), spec);
+            const auto exists = create(session, spec);
             if (!exists) return std::nullopt;
             return nb::bytes(exists->handle.data(), exists->handle.size());
           },
@@ -307,9 +347,10 @@ void bind_session(nb::module_& m) {
       .def(
           "find_actor",
           [](PySession& s, const std::string& name, const std::string& name_space) {
+            const auto use = s.use();
             auto found = [&] {
               const nb::gil_scoped_release release;
-              return s.get().find_actor({name, name_space});
+              return use->find_actor({name, name_space});
             }();
             const auto v = unwrap(std::move(found));
             return nb::bytes(v.handle.data(), v.handle.size());
@@ -319,7 +360,8 @@ void bind_session(nb::module_& m) {
           "create_group",
           [](PySession& s, const std::vector<std::map<std::string, double>>& bundles, const std::string& strategy, const std::string& name,
              const std::string& name_space, bool detached, const nb::list& labels) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             actors::GroupSpec spec;
             spec.id = session.new_id<GroupId>();
             spec.job = session.job();
@@ -342,7 +384,8 @@ void bind_session(nb::module_& m) {
           "group_ready",
           [](PySession& s, const std::string& group, const nb::bytes& value) {
             auto v = unwrap(Value::make({span_of(value)}));
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             return Ref(session.group_ready(GroupId{parse_hex(group).value_or(0)}, std::move(v)));
           },
@@ -350,9 +393,10 @@ void bind_session(nb::module_& m) {
       .def(
           "remove_group",
           [](PySession& s, const std::string& group) {
+            const auto use = s.use();
             const auto removed = [&] {
               const nb::gil_scoped_release release;
-              return s.get().remove_group(GroupId{parse_hex(group).value_or(0)});
+              return use->remove_group(GroupId{parse_hex(group).value_or(0)});
             }();
             unwrap(removed);
           },
@@ -360,9 +404,10 @@ void bind_session(nb::module_& m) {
       .def(
           "group",
           [](PySession& s, const std::string& group) {
+            const auto use = s.use();
             auto row = [&] {
               const nb::gil_scoped_release release;
-              return s.get().group(GroupId{parse_hex(group).value_or(0)});
+              return use->group(GroupId{parse_hex(group).value_or(0)});
             }();
             return group_dict(unwrap(std::move(row)));
           },
@@ -370,9 +415,10 @@ void bind_session(nb::module_& m) {
       .def(
           "find_group",
           [](PySession& s, const std::string& name, const std::string& name_space) {
+            const auto use = s.use();
             auto row = [&] {
               const nb::gil_scoped_release release;
-              return s.get().find_group({name, name_space});
+              return use->find_group({name, name_space});
             }();
             return group_dict(unwrap(std::move(row)));
           },
@@ -380,9 +426,10 @@ void bind_session(nb::module_& m) {
       .def(
           "know",
           [](PySession& s, const std::string& actor, const std::string& class_name) {
+            const auto use = s.use();
             const auto known = [&] {
               const nb::gil_scoped_release release;
-              return s.get().know(actor_id(actor), class_name);
+              return use->know(actor_id(actor), class_name);
             }();
             unwrap(known);
           },
@@ -399,7 +446,8 @@ void bind_session(nb::module_& m) {
             call.method = method;
             std::vector<ValueFuture> futures;
             for (const auto* d : deps) futures.push_back(d->future());
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             call.args = unwrap(make_value(session, head, buffers));
             const nb::gil_scoped_release release;
             return Ref(session.call(std::move(call), std::move(futures)));
@@ -411,7 +459,8 @@ void bind_session(nb::module_& m) {
       .def(
           "in_any_order",
           [](PySession& s, const std::string& actor, bool any) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             session.in_any_order(actor_id(actor), any);
           },
@@ -419,7 +468,8 @@ void bind_session(nb::module_& m) {
       .def(
           "cancel",
           [](PySession& s, const Ref& ref, bool recursive, bool force) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const auto done = [&] {
               const nb::gil_scoped_release release;
               return session.cancel(session.own([&] { return ref.to_cancel(); }), {recursive, force});
@@ -430,9 +480,10 @@ void bind_session(nb::module_& m) {
       .def(
           "kill",
           [](PySession& s, const std::string& actor, bool restart) {
+            const auto use = s.use();
             const auto killed = [&] {
               const nb::gil_scoped_release release;
-              return s.get().kill(actor_id(actor), restart);
+              return use->kill(actor_id(actor), restart);
             }();
             unwrap(killed);
           },
@@ -440,9 +491,10 @@ void bind_session(nb::module_& m) {
       .def(
           "birth",
           [](PySession& s) {
+            const auto use = s.use();
             auto found = [&] {
               const nb::gil_scoped_release release;
-              return s.get().birth();
+              return use->birth();
             }();
             const auto v = unwrap(std::move(found));
             return nb::make_tuple(to_string(v.row.id), nb::bytes(v.handle.data(), v.handle.size()));
@@ -451,7 +503,8 @@ void bind_session(nb::module_& m) {
       .def(
           "dead",
           [](PySession& s, const std::string& actor) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             return session.dead(actor_id(actor));
           },
@@ -466,9 +519,10 @@ void bind_session(nb::module_& m) {
                                                        {"jobs", What::kJobs},
                                                        {"groups", What::kGroups}};
             if (!kinds.contains(what)) throw nb::value_error("actors, nodes, workers, jobs or groups");
+            const auto use = s.use();
             auto reply = [&] {
               const nb::gil_scoped_release release;
-              return s.get().list(kinds.at(what));
+              return use->list(kinds.at(what));
             }();
             return rows_of(unwrap(std::move(reply)));
           },
@@ -476,9 +530,10 @@ void bind_session(nb::module_& m) {
       .def(
           "resources",
           [](PySession& s) {
+            const auto use = s.use();
             auto status = [&] {
               const nb::gil_scoped_release release;
-              return s.get().status();
+              return use->status();
             }();
             const auto v = unwrap(std::move(status));
             return nb::make_tuple(resources_dict(v.total), resources_dict(v.available));
@@ -487,9 +542,10 @@ void bind_session(nb::module_& m) {
       .def(
           "traffic",
           [](PySession& s) {
+            const auto use = s.use();
             const auto traffic = [&] {
               const nb::gil_scoped_release release;
-              return s.get().traffic();
+              return use->traffic();
             }();
             return nb::make_tuple(traffic.sent, traffic.received);
           },
@@ -497,18 +553,20 @@ void bind_session(nb::module_& m) {
       .def(
           "sync_logs",
           [](PySession& s) {
+            const auto use = s.use();
             const auto done = [&] {
               const nb::gil_scoped_release release;
-              return s.get().sync_logs();
+              return use->sync_logs();
             }();
             unwrap(done);
           },
           "What workers have printed by now is printed here, too.")
       .def("shutdown_cluster",
            [](PySession& s) {
+             const auto use = s.use();
              const auto done = [&] {
                const nb::gil_scoped_release release;
-               return s.get().shutdown_cluster();
+               return use->shutdown_cluster();
              }();
              unwrap(done);
            })
@@ -516,13 +574,15 @@ void bind_session(nb::module_& m) {
       .def(
           "put",
           [](PySession& s, const nb::bytes& head, const std::vector<ReadBuffer>& buffers) {
-            return Ref(s.get().put(unwrap(make_value(s.get(), head, buffers))));
+            const auto use = s.use();
+            return Ref(use->put(unwrap(make_value(*use, head, buffers))));
           },
           nb::arg("head"), nb::arg("buffers"))
       .def(
           "publish",
           [](PySession& s, const Ref& ref, const std::string& id) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             session.publish(object_id(id).second, ref.future());
           },
@@ -531,7 +591,8 @@ void bind_session(nb::module_& m) {
       .def(
           "fetch",
           [](PySession& s, const std::string& id, const std::string& owner) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             const auto [job, object] = object_id(id);
             return Ref(session.fetch(job, object, WorkerId{parse_hex(owner).value_or(0)}));
@@ -540,24 +601,25 @@ void bind_session(nb::module_& m) {
       .def(
           "drop",
           [](PySession& s, const std::string& id) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             session.drop(object_id(id).second);
           },
           nb::arg("id"))
 
       .def(
-          "hand_over", [](PySession& s) { s.get().hand_over(); },
+          "hand_over", [](PySession& s) { s.use()->hand_over(); },
           "For a thread that goes to sleep until a Readiness has something: the connections are served without it from now on.")
       .def(
           "wait_all",
           [](PySession& s, const std::vector<Ref*>& refs, std::optional<double> timeout) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const auto deadline = deadline_in(timeout);
             const auto waited = [&] {
               const nb::gil_scoped_release release;
-              const auto t = tally(session, refs);
-              return session.wait([&] { return t->ready == refs.size() || t->failed; }, deadline);
+              return wait_until(session, refs, [](const Tally& t) { return t.ready == t.of || t.failed; }, deadline);
             }();
             if (!waited && waited.error().code() == Code::kDeadlineExceeded) return false;
             unwrap(waited);
@@ -567,12 +629,12 @@ void bind_session(nb::module_& m) {
       .def(
           "wait_some",
           [](PySession& s, const std::vector<Ref*>& refs, std::size_t count, std::optional<double> timeout) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const auto deadline = deadline_in(timeout);
             const auto waited = [&] {
               const nb::gil_scoped_release release;
-              const auto t = tally(session, refs);
-              return session.wait([&] { return t->ready >= count; }, deadline);
+              return wait_until(session, refs, [&](const Tally& t) { return t.ready >= count; }, deadline);
             }();
             if (!waited && waited.error().code() != Code::kDeadlineExceeded) unwrap(waited);
             std::vector<bool> out;
@@ -584,7 +646,8 @@ void bind_session(nb::module_& m) {
       .def(
           "host_queue",
           [](PySession& s, const std::string& class_name) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const auto id = session.new_id<ActorId>();
             auto queue = std::make_shared<actors::CallQueue>();
             actors::HostActor request;
@@ -606,7 +669,8 @@ void bind_session(nb::module_& m) {
       .def(
           "next_report",
           [](PySession& s, const std::string& queue, const std::shared_ptr<Tally>& t, std::size_t seen) -> std::unique_ptr<PyIncoming> {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const auto calls = s.queues.at(queue);
             std::unique_ptr<PyIncoming> out;
             const auto waited = [&] {
@@ -626,7 +690,8 @@ void bind_session(nb::module_& m) {
       .def(
           "tally",
           [](PySession& s, const std::vector<Ref*>& refs) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             return tally(session, refs);
           },
@@ -634,13 +699,15 @@ void bind_session(nb::module_& m) {
       .def(
           "count",
           [](PySession& s, const std::shared_ptr<Tally>& t, const std::vector<Ref*>& refs) {
-            Session& session = s.get();
+            const auto use = s.use();
+            Session& session = *use;
             const nb::gil_scoped_release release;
             count(session, t, refs);
           },
           nb::arg("tally"), nb::arg("refs"), "Counts these, too.")
       .def("close_queue", [](PySession& s, const std::string& queue) {
-        Session& session = s.get();
+        const auto use = s.use();
+        Session& session = *use;
         const nb::gil_scoped_release release;
         s.queues.erase(queue);
         session.own([&] { session.actor_host().remove(ActorId{parse_hex(queue).value_or(0)}); });

@@ -4,9 +4,11 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,12 +32,37 @@ struct Cancels {
   std::atomic<bool> signalled = false;
 };
 
+// Any thread may call any member.
 class PySession {
- public:
-  explicit PySession(std::unique_ptr<actors::Session> session) : session_(std::move(session)) {}
+  struct Users {
+    std::mutex mutex;
+    std::condition_variable left;
+    int count = 0;                    // guarded by mutex
+    std::atomic<bool> ending{false};  // waits end
+  };
 
-  // Raises Unavailable when it is closed, or this process was forked from the one that opened it.
-  actors::Session& get() const;
+ public:
+  // The session, which does not end while this lives.
+  class Use {
+   public:
+    Use(std::shared_ptr<actors::Session> session, std::shared_ptr<Users> users);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    actors::Session& operator*() const { return *session_; }
+    actors::Session* operator->() const { return session_.get(); }
+
+   private:
+    std::shared_ptr<actors::Session> session_;
+    std::shared_ptr<Users> users_;
+  };
+
+  static std::unique_ptr<PySession> open(actors::SessionOptions options);
+
+  // Raises Unavailable when it is closed, or this process was forked from the one that opened it. With the GIL.
+  Use use() const;
+  // Ends the waits of other threads, which come to Cancelled, and returns when they have left and the session is closed. From inside a wait
+  // of this thread (a signal handler): it is closed when that one has ended likewise.
   void close();
   void abandon_after_fork();
 
@@ -45,7 +72,10 @@ class PySession {
   std::map<std::string, std::shared_ptr<actors::CallQueue>> queues;  // of actors that a driver hosts, by id
 
  private:
-  std::unique_ptr<actors::Session> session_;
+  explicit PySession(std::shared_ptr<Users> users) : users_(std::move(users)) {}
+
+  const std::shared_ptr<Users> users_;
+  std::shared_ptr<actors::Session> session_;  // guarded by its users' mutex
   bool forked_ = false;
 };
 

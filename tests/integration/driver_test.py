@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from crew import Log
 from leftovers import alive, descendants, stat_of, stop_cluster_of, wait_until
 
 import shoal
+from shoal._runtime import state
 from shoal.exceptions import ActorDiedError, InvalidArgument, Unavailable
 
 CREW = os.path.dirname(__file__)
@@ -59,6 +61,40 @@ def test_handles_and_references_of_a_cluster_that_is_gone_say_so():
         shoal.get(actor.echo.remote(1), timeout=60)
     with pytest.raises(shoal.exceptions.Cancelled, match="left the cluster"):
         shoal.get(pending, timeout=60)
+
+
+def test_a_session_that_is_closed_says_so():
+    shoal.init(num_cpus=2)
+    closed = state.session
+    shoal.shutdown()
+    for call in (closed.resources, lambda: closed.kill("0" * 16), lambda: closed.list("nodes"), lambda: closed.hand_over()):
+        with pytest.raises(Unavailable, match="closed"):
+            call()
+
+
+def test_whoever_waits_in_another_thread_hears_of_the_end():
+    shoal.init(num_cpus=2)
+    session, pending, heard, begun = state.session, Log.remote().sleep.remote(100), [], threading.Semaphore(0)
+
+    def waits():
+        begun.release()
+        try:
+            session.wait_all([pending._ref])
+        except (shoal.exceptions.Cancelled, Unavailable) as error:  # the latter: it had not begun yet
+            heard.append(error)
+        else:
+            heard.append(pending)
+
+    threads = [threading.Thread(target=waits, daemon=True) for _ in range(64)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        begun.acquire()
+    shoal.shutdown()
+    for thread in threads:
+        thread.join(60)
+    assert len(heard) == len(threads)
+    assert pending._ref.failed
 
 
 def test_the_first_use_starts_a_cluster():

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import copy
+import os
 import threading
 
 import numpy as np
@@ -16,6 +17,12 @@ from shoal.exceptions import GetTimeoutError, RayActorError, RayTaskError
 @ray.remote
 def double(x):
     return 2 * x
+
+
+@ray.remote
+class Blocker:
+    def wait(self):
+        threading.Event().wait()
 
 
 # ---- put and get
@@ -168,6 +175,19 @@ def test_naming_a_pending_reference_does_not_wait_for_it(gate):
     gate.open.remote()
     assert ray.get(ref, timeout=GUARD_S) == "value"
     assert table[ref] == 1
+
+
+def test_waiting_again_and_again_for_what_never_comes_keeps_nothing(recorder):
+    def resident():
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    blocker = Blocker.remote()
+    never = [blocker.wait.remote() for _ in range(1000)]
+    before = resident()
+    for k in range(1000):
+        ray.wait([recorder.echo.remote(k), *never])
+    assert resident() - before < 20 << 20  # with something left behind per wait and reference: 60 MB
 
 
 # ---- await
