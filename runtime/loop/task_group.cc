@@ -25,7 +25,10 @@ Task<void> sleep(Clock& clock, Duration delay) {
 TaskGroup::TaskGroup(Loop& loop, std::function<void(const std::string&, const Error&)> on_error)
     : loop_(loop), on_error_(std::move(on_error)) {}
 
-TaskGroup::~TaskGroup() { SHOAL_CHECK(running_.empty(), "a TaskGroup is destroyed while tasks run"); }
+TaskGroup::~TaskGroup() {
+  SHOAL_CHECK(running_.empty(), "a TaskGroup is destroyed while tasks run");
+  *alive_ = false;
+}
 
 void TaskGroup::spawn(std::string name, Task<void> task) {
   const auto it = running_.emplace(running_.end());
@@ -62,7 +65,8 @@ void TaskGroup::stop(std::function<void()> drained) {
   std::vector<asio::cancellation_signal*> signals;
   for (auto& r : running_) signals.push_back(&r.cancel);
   for (auto* s : signals) {
-    asio::post(loop_.io(), [this, s] {
+    asio::post(loop_.io(), [this, s, alive = alive_] {
+      if (!*alive) return;  // the tasks ended by themselves, and whoever waited for that is done with the group
       for (auto& r : running_) {
         if (&r.cancel == s) return r.cancel.emit(asio::cancellation_type::all);
       }

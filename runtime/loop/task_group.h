@@ -38,6 +38,7 @@ class TaskGroup {
   std::list<Running> running_;
   std::function<void()> drained_;
   bool stopping_ = false;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace shoal::runtime

@@ -1,34 +1,81 @@
 #include "runtime/net/endpoint.h"
 
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cerrno>
 #include <charconv>
+
+#include "runtime/core/fd.h"
 
 namespace shoal::runtime {
 
 namespace {
-constexpr std::string_view kUnixPrefix = "unix:@";
+
+constexpr std::string_view kUnixPrefix = "unix:@", kBesides = "/@";
 constexpr std::size_t kMaxName = 100;  // sun_path holds 108
+constexpr std::uint16_t kAnyPort = 9;  // nothing is sent there
+
+Result<std::string> parse_name(const std::string& quoted, std::string_view name) {
+  if (name.empty() || name.size() > kMaxName) return fail(invalid_argument(quoted + ": the name has 1 to 100 characters"));
+  return std::string(name);
+}
+
 }  // namespace
 
-std::string Endpoint::to_string() const { return is_unix() ? std::string(kUnixPrefix) + unix_name : host + ":" + std::to_string(port); }
+std::string Endpoint::to_string() const {
+  if (is_unix()) return std::string(kUnixPrefix) + unix_name;
+  return host + ":" + std::to_string(port) + (unix_name.empty() ? "" : std::string(kBesides) + unix_name);
+}
 
 Result<Endpoint> parse_endpoint(std::string_view text) {
   const std::string quoted = "address '" + std::string(text) + "'";
+  Endpoint out;
   if (text.starts_with(kUnixPrefix)) {
-    const auto name = text.substr(kUnixPrefix.size());
-    if (name.empty() || name.size() > kMaxName) return fail(invalid_argument(quoted + ": the name has 1 to 100 characters"));
-    return Endpoint::unix_at(std::string(name));
+    SHOAL_TRY(out.unix_name, parse_name(quoted, text.substr(kUnixPrefix.size())));
+    return out;
+  }
+  if (const auto besides = text.find(kBesides); besides != std::string_view::npos) {
+    SHOAL_TRY(out.unix_name, parse_name(quoted, text.substr(besides + kBesides.size())));
+    text = text.substr(0, besides);
   }
   const auto colon = text.rfind(':');
   if (colon == std::string_view::npos || colon == 0) {
     return fail(invalid_argument(quoted + " is neither HOST:PORT nor unix:@NAME"));
   }
-  std::uint16_t port = 0;
   const auto digits = text.substr(colon + 1);
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), out.port);
   if (error != std::errc() || end != digits.data() + digits.size()) {
     return fail(invalid_argument(quoted + ": the port is a number from 0 to 65535"));
   }
-  return Endpoint::tcp(std::string(text.substr(0, colon)), port);
+  out.host = text.substr(0, colon);
+  return out;
+}
+
+bool is_loopback(std::string_view host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+
+// A datagram socket that is connected knows both ends, though nothing was sent.
+Result<std::string> own_address_towards(const std::string& host) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  if (const int e = getaddrinfo(host.c_str(), std::to_string(kAnyPort).c_str(), &hints, &found); e != 0) {
+    return fail(not_found("host '" + host + "': " + gai_strerror(e)));
+  }
+  const Fd fd(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const int connected = fd ? connect(fd.get(), found->ai_addr, found->ai_addrlen) : -1;
+  const int error = errno;
+  freeaddrinfo(found);
+  if (connected != 0) return fail(from_errno(error, "the way to host '" + host + "'"));
+  sockaddr_storage self{};
+  socklen_t length = sizeof self;
+  char text[NI_MAXHOST] = {};
+  getsockname(fd.get(), reinterpret_cast<sockaddr*>(&self), &length);
+  if (getnameinfo(reinterpret_cast<sockaddr*>(&self), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) {
+    return fail(unavailable("this host's own address on the way to '" + host + "' cannot be told"));
+  }
+  return std::string(text);
 }
 
 }  // namespace shoal::runtime

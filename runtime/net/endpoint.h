@@ -1,4 +1,5 @@
-// Where somebody listens: `unix:@NAME` (abstract: nothing in the file system) or `HOST:PORT`.
+// Where somebody listens: `unix:@NAME` (abstract: nothing in the file system), `HOST:PORT`, or both, `HOST:PORT/@NAME`: from other hosts
+// at HOST:PORT, on HOST itself at the unix socket.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,10 @@ struct Endpoint {
   std::string host;
   std::uint16_t port = 0;  // 0: the kernel chooses (listen only)
 
-  bool is_unix() const { return !unix_name.empty(); }
+  bool is_unix() const { return !unix_name.empty() && host.empty(); }
+  bool is_both() const { return !unix_name.empty() && !host.empty(); }
+  Endpoint on_its_host() const { return unix_at(unix_name); }  // of both
+  Endpoint from_elsewhere() const { return tcp(host, port); }
   std::string to_string() const;
   bool operator==(const Endpoint&) const = default;
 
@@ -24,5 +28,9 @@ struct Endpoint {
 
 // InvalidArgument names what is wrong. Abstract names have 1 to 100 characters.
 Result<Endpoint> parse_endpoint(std::string_view text);
+
+bool is_loopback(std::string_view host);  // as an address or by its name, without asking anybody
+// The address that this host has on its way to `host`, where others on that way reach it. NotFound, Unavailable when there is no way.
+Result<std::string> own_address_towards(const std::string& host);
 
 }  // namespace shoal::runtime

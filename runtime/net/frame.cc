@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <new>
 #include <string>
 
 namespace shoal::runtime {
@@ -17,6 +18,14 @@ Error too_large(const char* what, std::size_t size, std::size_t limit) {
 }
 
 }  // namespace
+
+std::optional<Bytes> allocate(std::size_t bytes) {
+  try {
+    return Bytes(bytes);
+  } catch (const std::bad_alloc&) {
+    return std::nullopt;
+  }
+}
 
 Result<void> check_size(const Frame& frame, const FrameLimits& limits) {
   if (frame.body.size() > limits.max_body_bytes) return fail(too_large("size in bytes", frame.body.size(), limits.max_body_bytes));

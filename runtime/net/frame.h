@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "runtime/core/bytes.h"
@@ -18,7 +19,17 @@ enum class FrameKind : std::uint8_t {
   kReply = 2,
   kError = 3,   // a reply that is an Error
   kNotice = 4,  // wants no reply
-  kLink = 5,    // of a connection to its other end (ring_connection.cc); nobody else sees it
+  kLink = 5,    // of a connection to its other end; nobody else sees it
+};
+
+// The methods of kLink.
+enum class LinkMethod : std::uint16_t {
+  kOffer = 1,  // of rings (ring_connection.cc)
+  kAccept = 2,
+  kRefuse = 3,
+  kStart = 4,
+  kBell = 5,
+  kPart = 6,  // of a payload of more bytes than a frame's (frame_io.h); its id is how many there are in all
 };
 
 struct Frame {
@@ -36,10 +47,13 @@ struct Frame {
 
 struct FrameLimits {
   std::uint32_t max_body_bytes = 1u << 20;
-  std::uint32_t max_payload_bytes = 64u << 20;
+  std::uint64_t max_payload_bytes = 64u << 20;
   std::uint8_t max_fds = kMaxFds;
   static constexpr std::uint8_t kMaxFds = 250;  // the kernel passes 253 at once
 };
+
+// For what a peer, or a user, decides the size of: nothing when there is not so much memory.
+std::optional<Bytes> allocate(std::size_t bytes);
 
 // InvalidArgument/FrameTooLarge: it is not to be sent.
 Result<void> check_size(const Frame& frame, const FrameLimits& limits);

@@ -47,11 +47,13 @@ void fill(std::uint8_t* out, std::size_t n, Random& random) {
 }
 
 // Over all messages so far up to their macs, so that neither versions nor role nor status can be altered on the way.
-std::array<std::uint8_t, kMacBytes> mac(const Token& token, std::string_view who, std::initializer_list<const HelloMessage*> messages) {
-  std::array<std::uint8_t, 16 + 3 * kMac> text{};
+std::array<std::uint8_t, kMacBytes> mac(const Token& token, const HelloBinding& binding, std::string_view who,
+                                        std::initializer_list<const HelloMessage*> messages) {
+  std::array<std::uint8_t, 16 + 3 * kMac + 32> text{};
   std::copy(who.begin(), who.end(), text.begin());
   auto* end = text.begin() + 16;
   for (const auto* m : messages) end = std::copy_n(m->begin(), kMac, end);
+  if (binding) end = std::copy(binding->begin(), binding->end(), end);
   std::array<std::uint8_t, kMacBytes> out{};
   unsigned length = 0;
   const auto* made = HMAC(EVP_sha256(), token.bytes().data(), static_cast<int>(Token::kBytes), text.data(),
@@ -78,7 +80,9 @@ Error version_mismatch(VersionRange mine, std::uint16_t oldest, std::uint16_t ne
 }
 
 Error token_refused(const char* message) {
-  return invalid_argument(message).with_reason("TokenRefused").with_hint("use the token of the cluster at this address (SHOAL_TOKEN_FILE)");
+  return invalid_argument(message)
+      .with_reason("TokenRefused")
+      .with_hint("use the token of the cluster at this address (SHOAL_TOKEN_FILE, --token-file)");
 }
 
 }  // namespace
@@ -109,8 +113,8 @@ std::string Token::hex() const {
   return out;
 }
 
-HelloListener::HelloListener(const Token& token, VersionRange versions, Random& random)
-    : token_(token), versions_(versions), challenge_(blank(kChallengeStep, versions)) {
+HelloListener::HelloListener(const Token& token, VersionRange versions, Random& random, HelloBinding binding)
+    : token_(token), versions_(versions), binding_(binding), challenge_(blank(kChallengeStep, versions)) {
   fill(challenge_.data() + kNonce, kNonceBytes, random);
 }
 
@@ -124,7 +128,7 @@ HelloListener::Verdict HelloListener::judge(const HelloMessage& answer) const {
   if (!is_ours(answer, kAnswerStep)) return refuse(kTokenRefused, not_shoal());
   const std::uint16_t newest = get16(answer, kNewest), oldest = get16(answer, kOldest);
   // The token first: a stranger learns nothing, not even our versions' effect.
-  if (!mac_matches(answer, mac(token_, "caller", {&challenge_, &answer}))) {
+  if (!mac_matches(answer, mac(token_, binding_, "caller", {&challenge_, &answer}))) {
     return refuse(kTokenRefused, token_refused("a caller does not know the cluster's token"));
   }
   if (newest < versions_.oldest || oldest > versions_.newest) return refuse(kVersionRefused, version_mismatch(versions_, oldest, newest));
@@ -134,13 +138,13 @@ HelloListener::Verdict HelloListener::judge(const HelloMessage& answer) const {
   v.version = std::min(newest, versions_.newest);
   v.message[kField] = kAccepted;
   put16(v.message, kOldest, v.version);
-  const auto proof = mac(token_, "listener", {&challenge_, &answer, &v.message});
+  const auto proof = mac(token_, binding_, "listener", {&challenge_, &answer, &v.message});
   std::copy(proof.begin(), proof.end(), v.message.begin() + kMac);
   return v;
 }
 
-HelloCaller::HelloCaller(const Token& token, VersionRange versions, Role role, Random& random)
-    : token_(token), versions_(versions), role_(role) {
+HelloCaller::HelloCaller(const Token& token, VersionRange versions, Role role, Random& random, HelloBinding binding)
+    : token_(token), versions_(versions), role_(role), binding_(binding) {
   fill(nonce_.data(), kNonceBytes, random);
 }
 
@@ -152,7 +156,7 @@ Result<HelloMessage> HelloCaller::answer(const HelloMessage& challenge) {
   answer_ = blank(kAnswerStep, versions_);
   answer_[kField] = static_cast<std::uint8_t>(role_);
   std::copy(nonce_.begin(), nonce_.end(), answer_.begin() + kNonce);
-  const auto proof = mac(token_, "caller", {&challenge_, &answer_});
+  const auto proof = mac(token_, binding_, "caller", {&challenge_, &answer_});
   std::copy(proof.begin(), proof.end(), answer_.begin() + kMac);
   return answer_;
 }
@@ -169,7 +173,7 @@ Result<std::uint16_t> HelloCaller::conclude(const HelloMessage& verdict) const {
     default:
       return fail(not_shoal());
   }
-  if (!mac_matches(verdict, mac(token_, "listener", {&challenge_, &answer_, &verdict}))) {
+  if (!mac_matches(verdict, mac(token_, binding_, "listener", {&challenge_, &answer_, &verdict}))) {
     return fail(token_refused("whoever listens there does not know the cluster's token"));
   }
   const std::uint16_t agreed = get16(verdict, kOldest);

@@ -4,12 +4,15 @@
 //   caller -> listener   answer:    versions, role, nonce, HMAC-SHA256(token, "caller" | both nonces | versions | role)
 //   listener -> caller   verdict:   status, version,       HMAC-SHA256(token, "listener" | the same | status | version)
 //
+// Within TLS both proofs are also over what only the two ends of that TLS session know (`binding`), so that nobody in between can pass
+// them on.
 // Both sides prove that they know the token and neither sends it, so a process that squats on an address learns
 // nothing. Pure: bytes in, bytes or an Error out.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -44,9 +47,12 @@ enum class Role : std::uint8_t { kNode = 1, kClient = 2, kWorker = 3 };
 
 using HelloMessage = std::array<std::uint8_t, 64>;
 
+// Of the TLS session that it travels in; none where there is no TLS.
+using HelloBinding = std::optional<std::array<std::uint8_t, 32>>;
+
 class HelloListener {
  public:
-  HelloListener(const Token& token, VersionRange versions, Random& random);
+  HelloListener(const Token& token, VersionRange versions, Random& random, HelloBinding binding = {});
   const HelloMessage& challenge() const { return challenge_; }
 
   struct Verdict {
@@ -61,12 +67,13 @@ class HelloListener {
  private:
   const Token token_;
   const VersionRange versions_;
+  const HelloBinding binding_;
   HelloMessage challenge_{};
 };
 
 class HelloCaller {
  public:
-  HelloCaller(const Token& token, VersionRange versions, Role role, Random& random);
+  HelloCaller(const Token& token, VersionRange versions, Role role, Random& random, HelloBinding binding = {});
   // VersionMismatch names both sides' ranges.
   Result<HelloMessage> answer(const HelloMessage& challenge);
   // The agreed version, or why not.
@@ -76,6 +83,7 @@ class HelloCaller {
   const Token token_;
   const VersionRange versions_;
   const Role role_;
+  const HelloBinding binding_;
   std::array<std::uint8_t, 16> nonce_{};
   HelloMessage challenge_{};
   HelloMessage answer_{};

@@ -17,6 +17,7 @@
 #include "runtime/core/check.h"
 #include "runtime/loop/lookout.h"
 #include "runtime/loop/loop.h"
+#include "runtime/net/stream_connection.h"
 #include "runtime/shm/memory.h"
 #include "runtime/shm/ring.h"
 
@@ -24,8 +25,6 @@ namespace shoal::runtime {
 namespace {
 
 constexpr int kRecordsAtOnce = 16;  // then others have their turn
-
-enum class LinkMethod : std::uint16_t { kOffer = 1, kAccept = 2, kRefuse = 3, kStart = 4, kBell = 5 };
 
 Frame link_frame(LinkMethod method) { return {FrameKind::kLink, static_cast<std::uint16_t>(method), 0, {}, {}, {}}; }
 
@@ -182,6 +181,8 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
       case LinkMethod::kBell:
         if (rings_) look();
         return;
+      case LinkMethod::kPart:
+        break;  // between hosts
     }
     close(invalid_argument("a word between connections that this one does not know"));
   }
@@ -346,25 +347,11 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
   bool closed_ = false;
 };
 
-class RingConnection final : public Connection {
- public:
-  explicit RingConnection(std::shared_ptr<RingStream> stream) : stream_(std::move(stream)) {}
-  ~RingConnection() override { stream_->abandon(); }
-  void start(ConnectionHandler& handler) override { stream_->start(handler); }
-  void send(Frame frame, Flush flush) override { stream_->send(std::move(frame), flush); }
-  std::size_t queued_bytes() const override { return stream_->queued_bytes(); }
-  const PeerIdentity& identity() const override { return stream_->identity(); }
-  const FrameLimits& limits() const override { return stream_->limits(); }
-
- private:
-  std::shared_ptr<RingStream> stream_;
-};
-
 }  // namespace
 
 std::unique_ptr<Connection> make_ring_connection(Loop& loop, std::unique_ptr<Connection> socket, bool calls, const SocketOptions& options,
                                                  std::shared_ptr<Traffic> traffic) {
-  return std::make_unique<RingConnection>(std::make_shared<RingStream>(loop, std::move(socket), calls, options, std::move(traffic)));
+  return make_stream_connection<RingStream>(loop, std::move(socket), calls, options, std::move(traffic));
 }
 
 }  // namespace shoal::runtime

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <list>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "runtime/loop/loop.h"
@@ -37,6 +38,10 @@ struct Address {
   socklen_t length = 0;
   int family() const { return storage.ss_family; }
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  bool is_loopback() const {
+    if (family() == AF_INET) return (ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24) == 127;
+    return family() == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr);
+  }
 };
 
 Result<Address> resolve(const Endpoint& endpoint) {
@@ -80,9 +85,16 @@ Result<PeerIdentity> local_peer(int fd) {
   return identity;
 }
 
-void no_delay(int fd) {
-  const int on = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on unix sockets, which have no delay
+// A cable that was pulled says nothing: what is not acknowledged, or an idle connection's probes, end it.
+void prepare_tcp(int fd, Duration unanswered) {
+  const auto set = [fd](int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof value); };
+  const auto ms = static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(unanswered).count());
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, ms / 2000));
+  set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, ms / 8000));
+  set(IPPROTO_TCP, TCP_KEEPCNT, 4);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, ms);
 }
 
 Error from_asio(std::error_code error, std::string_view what) {
@@ -90,40 +102,87 @@ Error from_asio(std::error_code error, std::string_view what) {
   return from_errno(error.value(), what);
 }
 
-Task<void> read_message(Socket& socket, HelloMessage& message) {
-  const auto [error, n] = co_await asio::async_read(socket, asio::buffer(message), kTuple);
+// A socket, and the TLS session on it, if it goes to another host.
+struct Line {
+  explicit Line(Socket socket) : socket(std::move(socket)) {}
+  void close() {
+    std::error_code ignored;
+    socket.close(ignored);
+  }
+  HelloBinding binding() const { return tls ? HelloBinding(tls->binding()) : HelloBinding(); }
+
+  Socket socket;
+  std::optional<TlsSession> tls;
+};
+
+Task<void> wait_for(Line& line, TlsSession::Step step) {
+  const auto what = step == TlsSession::Step::kWritable ? Socket::wait_write : Socket::wait_read;
+  const auto [error] = co_await line.socket.async_wait(what, kTuple);
   if (error) co_return fail(from_asio(error, "hello"));
+  if (!line.socket.is_open()) co_return fail(cancelled("hello: it was ended"));
   co_return Result<void>();
 }
 
-Task<void> write_message(Socket& socket, HelloMessage message) {
-  const auto [error, n] = co_await asio::async_write(socket, asio::buffer(message), kTuple);
-  if (error) co_return fail(from_asio(error, "hello"));
+Task<void> begin_tls(Line& line, std::shared_ptr<const Tls> tls, TlsSession::Side side) {
+  line.tls.emplace(std::move(tls), line.socket.native_handle(), side);
+  for (;;) {
+    SHOAL_CO_TRY(const auto step, line.tls->handshake());
+    if (step == TlsSession::Step::kDone) co_return Result<void>();
+    SHOAL_CO_OK(co_await wait_for(line, step));
+  }
+}
+
+Task<void> read_message(Line& line, HelloMessage& message) {
+  if (!line.tls) {
+    const auto [error, n] = co_await asio::async_read(line.socket, asio::buffer(message), kTuple);
+    if (error) co_return fail(from_asio(error, "hello"));
+    co_return Result<void>();
+  }
+  for (std::span<std::byte> left = std::as_writable_bytes(std::span(message)); !left.empty();) {
+    SHOAL_CO_TRY(const auto moved, line.tls->read(left));
+    if (moved.ended) co_return fail(from_asio(asio::error::eof, "hello"));
+    if (moved.step != TlsSession::Step::kDone) SHOAL_CO_OK(co_await wait_for(line, moved.step));
+    left = left.subspan(moved.bytes);
+  }
   co_return Result<void>();
 }
 
-Task<PeerIdentity> greet_caller(Socket& socket, const Token& token, VersionRange versions, Random& random) {
-  SHOAL_CO_TRY(PeerIdentity identity, local_peer(socket.native_handle()));
-  HelloListener hello(token, versions, random);
-  SHOAL_CO_OK(co_await write_message(socket, hello.challenge()));
+Task<void> write_message(Line& line, HelloMessage message) {
+  if (!line.tls) {
+    const auto [error, n] = co_await asio::async_write(line.socket, asio::buffer(message), kTuple);
+    if (error) co_return fail(from_asio(error, "hello"));
+    co_return Result<void>();
+  }
+  for (std::span<const std::byte> left = std::as_bytes(std::span(message)); !left.empty();) {
+    SHOAL_CO_TRY(const auto moved, line.tls->write(left));
+    if (moved.step != TlsSession::Step::kDone) SHOAL_CO_OK(co_await wait_for(line, moved.step));
+    left = left.subspan(moved.bytes);
+  }
+  co_return Result<void>();
+}
+
+Task<PeerIdentity> greet_caller(Line& line, const Token& token, VersionRange versions, Random& random) {
+  SHOAL_CO_TRY(PeerIdentity identity, local_peer(line.socket.native_handle()));
+  HelloListener hello(token, versions, random, line.binding());
+  SHOAL_CO_OK(co_await write_message(line, hello.challenge()));
   HelloMessage answer;
-  SHOAL_CO_OK(co_await read_message(socket, answer));
+  SHOAL_CO_OK(co_await read_message(line, answer));
   const auto verdict = hello.judge(answer);
-  SHOAL_CO_OK(co_await write_message(socket, verdict.message));
+  SHOAL_CO_OK(co_await write_message(line, verdict.message));
   SHOAL_CO_OK(verdict.accepted);
   identity.role = verdict.role;
   identity.version = verdict.version;
   co_return identity;
 }
 
-Task<PeerIdentity> greet_listener(Socket& socket, const Token& token, VersionRange versions, Role role, Random& random) {
-  SHOAL_CO_TRY(PeerIdentity identity, local_peer(socket.native_handle()));
-  HelloCaller hello(token, versions, role, random);
+Task<PeerIdentity> greet_listener(Line& line, const Token& token, VersionRange versions, Role role, Random& random) {
+  SHOAL_CO_TRY(PeerIdentity identity, local_peer(line.socket.native_handle()));
+  HelloCaller hello(token, versions, role, random, line.binding());
   HelloMessage message;
-  SHOAL_CO_OK(co_await read_message(socket, message));
+  SHOAL_CO_OK(co_await read_message(line, message));
   SHOAL_CO_TRY(const HelloMessage answer, hello.answer(message));
-  SHOAL_CO_OK(co_await write_message(socket, answer));
-  SHOAL_CO_OK(co_await read_message(socket, message));
+  SHOAL_CO_OK(co_await write_message(line, answer));
+  SHOAL_CO_OK(co_await read_message(line, message));
   SHOAL_CO_TRY(identity.version, hello.conclude(message));
   co_return identity;
 }
@@ -131,7 +190,7 @@ Task<PeerIdentity> greet_listener(Socket& socket, const Token& token, VersionRan
 // What a listener and the hellos it began share.
 struct Door {
   struct Greeting {
-    std::shared_ptr<Socket> socket;
+    std::shared_ptr<Line> line;
     TimePoint since;
   };
   Network::Accepted accepted;     // empty once the listener is gone
@@ -146,24 +205,23 @@ struct Door {
       const Duration left = it->since + patience - now;
       if (left > Duration::zero()) return left;
       std::error_code ignored;
-      if (it->socket->available(ignored) > 0) continue;
-      it->socket->close(ignored);
+      if (it->line->socket.available(ignored) > 0) continue;
+      it->line->close();
       greeting.erase(it);
       return Duration::zero();
     }
     return patience;
   }
 
-  void ended(const std::shared_ptr<Socket>& socket) {
-    greeting.remove_if([&](const Greeting& g) { return g.socket == socket; });
+  void ended(const std::shared_ptr<Line>& line) {
+    greeting.remove_if([&](const Greeting& g) { return g.line == line; });
     if (goes_on) goes_on();
   }
 
   void close() {
     accepted = nullptr;
     goes_on = nullptr;
-    std::error_code ignored;
-    for (const auto& g : std::exchange(greeting, {})) g.socket->close(ignored);
+    for (const auto& g : std::exchange(greeting, {})) g.line->close();
   }
 };
 
@@ -182,9 +240,10 @@ struct SocketNetwork::Impl {
     return Socket(loop.io(), asio::generic::stream_protocol(self.ss_family, 0), fd.release());
   }
 
-  std::unique_ptr<Connection> finish(Socket socket, PeerIdentity identity, std::optional<Role> calls_as) {
-    Fd fd(socket.release());
-    no_delay(fd.get());
+  std::unique_ptr<Connection> finish(Line& line, PeerIdentity identity, std::optional<Role> calls_as) {
+    Fd fd(line.socket.release());
+    if (!identity.local) prepare_tcp(fd.get(), options.unanswered);
+    if (line.tls) return make_tls_connection(loop, std::move(fd), std::move(*line.tls), identity, options, traffic);
     if (!identity.local || calls_as.value_or(identity.role) != Role::kWorker || options.rings.bytes == 0) {
       return make_socket_connection(loop, std::move(fd), identity, options, traffic);
     }
@@ -194,51 +253,75 @@ struct SocketNetwork::Impl {
   }
 
   void arrived(const std::shared_ptr<Door>& door, Fd fd) {
-    auto socket = std::make_shared<Socket>(make_socket(std::move(fd)));
-    door->greeting.push_back({socket, clock.now()});
-    tasks.spawn("accept", accepted(std::move(socket), door));
+    auto line = std::make_shared<Line>(make_socket(std::move(fd)));
+    door->greeting.push_back({line, clock.now()});
+    tasks.spawn("accept", accepted(std::move(line), door));
   }
 
-  Task<void> accepted(std::shared_ptr<Socket> socket, std::shared_ptr<Door> door) {
-    const Timer limit = clock.after(options.hello_timeout, [socket] { socket->close(); });
-    const auto greeted = co_await greet_caller(*socket, token, options.versions, random);
-    door->ended(socket);
+  Task<void> accepted(std::shared_ptr<Line> line, std::shared_ptr<Door> door) {
+    const Timer limit = clock.after(options.hello_timeout, [line] { line->close(); });
+    const auto greeted = co_await greeted_caller(*line);
+    door->ended(line);
     SHOAL_CO_TRY(const PeerIdentity identity, greeted);
-    if (!door->accepted || !socket->is_open()) co_return Result<void>();  // the listener is gone, or it made room just now
-    const auto accept = door->accepted;                                   // which may end the listener
-    accept(finish(std::move(*socket), identity, {}));
+    if (!door->accepted || !line->socket.is_open()) co_return Result<void>();  // the listener is gone, or it made room just now
+    const auto accept = door->accepted;                                        // which may end the listener
+    accept(finish(*line, identity, {}));
     co_return Result<void>();
   }
 
-  Task<void> called(std::shared_ptr<Socket> socket, Address address, Role role, Duration timeout, Connected on_connected) {
+  Task<PeerIdentity> greeted_caller(Line& line) {
+    sockaddr_storage self{};
+    socklen_t length = sizeof self;
+    getsockname(line.socket.native_handle(), reinterpret_cast<sockaddr*>(&self), &length);
+    if (self.ss_family != AF_UNIX && options.tls) SHOAL_CO_OK(co_await begin_tls(line, options.tls, TlsSession::Side::kListens));
+    auto greeted = co_await greet_caller(line, token, options.versions, random);
+    co_return greeted;
+  }
+
+  Task<void> called(std::shared_ptr<Line> line, Address address, Role role, Duration timeout, Connected on_connected) {
     bool late = false;
-    const Timer limit = clock.after(timeout, [socket, &late] {
+    const Timer limit = clock.after(timeout, [line, &late] {
       late = true;
-      socket->close();
+      line->close();
     });
-    auto identity = co_await call(*socket, address, role);
+    auto identity = co_await call(*line, address, role);
     if (!identity && late) {
-      on_connected(fail(deadline_exceeded("nobody answered the hello in time")));
+      Error error = deadline_exceeded("nobody answered the hello in time");
+      if (address.family() != AF_UNIX && !options.tls) {
+        error = std::move(error).with_hint("a cluster over several hosts answers in TLS only: say --ca-fingerprint");
+      }
+      on_connected(fail(std::move(error)));
     } else if (!identity) {
       on_connected(fail(identity.error()));
     } else {
-      on_connected(finish(std::move(*socket), *identity, role));
+      on_connected(finish(*line, *identity, role));
     }
     co_return Result<void>();
   }
 
-  Task<PeerIdentity> call(Socket& socket, const Address& address, Role role) {
+  Task<PeerIdentity> call(Line& line, const Address& address, Role role) {
     const asio::generic::stream_protocol::endpoint endpoint(address.get(), address.length);
     // A listener whose backlog is full refuses at once where TCP waits; until the caller's timeout closes the socket.
     for (Duration pause = kFirstConnectPause; true; pause = std::min(2 * pause, kLongestConnectPause)) {
-      const auto [error] = co_await socket.async_connect(endpoint, kTuple);
+      const auto [error] = co_await line.socket.async_connect(endpoint, kTuple);
       if (!error) break;
       if (error != asio::error::no_buffer_space && error != asio::error::try_again) co_return fail(from_asio(error, "connect"));
       SHOAL_CO_OK(co_await sleep(clock, pause));
-      if (!socket.is_open()) co_return fail(unavailable("connect: the listener's backlog is full"));
+      if (!line.socket.is_open()) co_return fail(unavailable("connect: the listener's backlog is full"));
     }
-    auto greeted = co_await greet_listener(socket, token, options.versions, role, random);
+    if (address.family() != AF_UNIX && options.tls) SHOAL_CO_OK(co_await begin_tls(line, options.tls, TlsSession::Side::kCalls));
+    auto greeted = co_await greet_listener(line, token, options.versions, role, random);
     co_return greeted;
+  }
+
+  // Where a caller of this host turns to. Never a TCP connection in clear text to another host.
+  Result<Address> way_to(const Endpoint& to) const {
+    if (to.is_unix() || (to.is_both() && to.host == options.host)) return resolve(to.is_both() ? to.on_its_host() : to);
+    SHOAL_TRY(const Address address, resolve(to.from_elsewhere()));
+    if (options.tls || address.is_loopback()) return address;
+    return fail(invalid_argument(to.from_elsewhere().to_string() + " is on another host, and nothing is said in clear text between hosts")
+                    .with_reason("TlsRequired")
+                    .with_hint("say --ca-fingerprint (or SHOAL_CA_FINGERPRINT) as `shoal start --head` printed it"));
   }
 
   Loop& loop;
@@ -323,6 +406,20 @@ class SocketListener final : public Listener {
   Endpoint endpoint_;
 };
 
+// One for this host, one for others.
+class TwoListeners final : public Listener {
+ public:
+  TwoListeners(std::unique_ptr<Listener> here, std::unique_ptr<Listener> elsewhere)
+      : here_(std::move(here)), elsewhere_(std::move(elsewhere)), endpoint_(elsewhere_->endpoint()) {
+    endpoint_.unix_name = here_->endpoint().unix_name;
+  }
+  const Endpoint& endpoint() const override { return endpoint_; }
+
+ private:
+  const std::unique_ptr<Listener> here_, elsewhere_;
+  Endpoint endpoint_;
+};
+
 }  // namespace
 
 SocketNetwork::SocketNetwork(Loop& loop, Clock& clock, Random& random, const Token& token, SocketOptions options)
@@ -335,7 +432,17 @@ const Traffic& SocketNetwork::traffic() const { return *impl_->traffic; }
 void SocketNetwork::stop(std::function<void()> drained) { impl_->tasks.stop(std::move(drained)); }
 
 Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint, Accepted accepted) {
+  if (endpoint.is_both()) {
+    SHOAL_TRY(auto here, listen(endpoint.on_its_host(), accepted));
+    SHOAL_TRY(auto elsewhere, listen(endpoint.from_elsewhere(), std::move(accepted)));
+    return std::make_unique<TwoListeners>(std::move(here), std::move(elsewhere));
+  }
   SHOAL_TRY(const Address address, resolve(endpoint));
+  if (!endpoint.is_unix() && !address.is_loopback() && !(impl_->options.tls && impl_->options.tls->listens())) {
+    return fail(invalid_argument("nobody listens on " + endpoint.to_string() + " in clear text: it is no loopback address")
+                    .with_reason("TlsRequired")
+                    .with_hint("shoal start --head --host ADDRESS makes a cluster with certificates"));
+  }
   Fd fd(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return fail(from_errno(errno, "socket"));
   const int on = 1;
@@ -361,7 +468,7 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
 }
 
 void SocketNetwork::connect(const Endpoint& endpoint, Role role, Duration timeout, Connected connected) {
-  auto address = resolve(endpoint);
+  auto address = impl_->way_to(endpoint);
   if (!address) return connected(fail(address.error()));
   Fd fd(socket(address->family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return connected(fail(from_errno(errno, "socket")));
@@ -369,8 +476,8 @@ void SocketNetwork::connect(const Endpoint& endpoint, Role role, Duration timeou
     if (!result) return connected(fail(Error(result.error()).in("connecting to " + to)));
     connected(std::move(result));
   };
-  auto socket = std::make_shared<Socket>(impl_->loop.io(), asio::generic::stream_protocol(address->family(), 0), fd.release());
-  impl_->tasks.spawn("connect", impl_->called(std::move(socket), *address, role, timeout, std::move(named)));
+  auto line = std::make_shared<Line>(Socket(impl_->loop.io(), asio::generic::stream_protocol(address->family(), 0), fd.release()));
+  impl_->tasks.spawn("connect", impl_->called(std::move(line), *address, role, timeout, std::move(named)));
 }
 
 }  // namespace shoal::runtime

@@ -1,9 +1,12 @@
-// The real Network: abstract unix sockets on a host, TCP where an address says so.
+// The real Network: abstract unix sockets on a host, TCP where an address says so, in clear text on loopback at most.
+//
+// A network with TLS speaks TLS on every TCP connection; one without refuses addresses that are not loopback.
 #pragma once
 
 #include <memory>
 
 #include "runtime/net/connection.h"
+#include "runtime/net/tls.h"
 
 namespace shoal::runtime {
 
@@ -25,6 +28,11 @@ struct SocketOptions {
   // hello_timeout: that one ends. So a crowd that says nothing keeps nobody out, and of many who call at once none is turned away.
   std::size_t max_hellos = 64;
   RingOptions rings;
+  // Between hosts. A payload beyond limits.max_payload_bytes travels in parts, each a frame.
+  std::shared_ptr<const Tls> tls;
+  std::string host;  // where other hosts reach this one: addresses there that have a unix name, too, are reached through that
+  std::uint64_t max_message_bytes = 16ull << 30;
+  Duration unanswered = std::chrono::seconds(10);  // bytes that the other host's kernel does not acknowledge: the connection has broken
 };
 
 // `clock` and `random` outlive the network; the network outlives its listeners, not its connections.
