@@ -28,7 +28,7 @@ from shoal._client import (
 from shoal._native import __version__
 from shoal._options import method
 from shoal._remote import get_actor, remote
-from shoal._stream import ObjectRefGenerator
+from shoal._stream import DynamicObjectRefGenerator, ObjectRefGenerator
 from shoal.actor import exit_actor
 from shoal.runtime_context import get_gpu_ids, get_runtime_context
 
@@ -44,6 +44,7 @@ def __getattr__(name: str):
 
 
 __all__ = [
+    "DynamicObjectRefGenerator",
     "LoggingConfig",
     "ObjectRef",
     "ObjectRefGenerator",

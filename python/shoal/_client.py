@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from shoal import _environment, _native, _serialize
@@ -16,6 +18,7 @@ from shoal._runtime import session as _session
 from shoal.exceptions import GetTimeoutError, InvalidArgument, NotFound, Unimplemented
 
 __all__ = [
+    "ClusterContext",
     "ObjectRef",
     "available_resources",
     "cancel",
@@ -29,6 +32,45 @@ __all__ = [
     "shutdown",
     "wait",
 ]
+
+
+class ClusterContext:
+    """What ``init`` returns: where the cluster is. ``with shoal.init(): ...`` shuts down at its end."""
+
+    def __init__(self, session: _native.Session):
+        self._folder = session.folder
+        self.python_version = ".".join(map(str, sys.version_info[:3]))
+        self.ray_version = _native.__version__
+        self.address_info = {
+            "address": session.head_endpoint,
+            "gcs_address": session.head_endpoint,
+            "node_id": session.node,
+            "session_dir": session.folder,
+            "webui_url": self.dashboard_url,
+        }
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """Of the HTTP interface, where there is one."""
+        try:
+            return json.loads(Path(self._folder, "info.json").read_text()).get("http") or None
+        except (OSError, ValueError):
+            return None
+
+    def disconnect(self) -> None:
+        shutdown()
+
+    def __getitem__(self, key: str) -> Any:
+        return self.address_info[key]
+
+    def __enter__(self) -> ClusterContext:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        shutdown()
+
+    def __repr__(self) -> str:
+        return f"ClusterContext({self.address_info['address']})"
 
 
 def init(
@@ -47,7 +89,7 @@ def init(
     runtime_env: dict[str, Any] | None = None,
     labels: dict[str, str] | None = None,
     logging_config: Any = None,
-):
+) -> ClusterContext:
     """Connects this process to a cluster.
 
     ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head, ``"auto"`` for the latest of this user that was started to be shared
@@ -57,7 +99,7 @@ def init(
     ``runtime_env``: what processes of this job find around them unless an actor or a function has its own: ``env_vars``, ``working_dir``,
     ``py_modules``, ``excludes``, ``pip``. ``include_dashboard``: a cluster of its own has the HTTP interface (jobs, state), on loopback.
     ``labels``: of the one node of that cluster, for ``label_selector``. ``logging_config``: a ``LoggingConfig`` for the root logger of this
-    process and of all that the job starts.
+    process and of all that the job starts. Returns what says where the cluster is, for ``with`` as well.
     """
     environment = _environment.check(runtime_env)
     if namespace is not None and (not isinstance(namespace, str) or not namespace):
@@ -68,7 +110,7 @@ def init(
         raise TypeError(f"logging_config is a shoal.LoggingConfig, not {type(logging_config).__name__}")
     if state.session is not None:
         if ignore_reinit_error:
-            return
+            return ClusterContext(state.session)
         raise RuntimeError("shoal.init() was called twice; call shoal.shutdown() in between, or pass ignore_reinit_error=True")
     del (
         logging_level,
@@ -80,7 +122,7 @@ def init(
         state.namespace = namespace or state.namespace
         state.runtime_env = _environment.merged(_environment.inherited(), environment)
         _log(logging_config)
-        return
+        return ClusterContext(state.session)
     address = address or os.environ.get("SHOAL_ADDRESS") or "local"
     if address != "local":
         given = [k for k, v in wanted.items() if v is not None]
@@ -89,7 +131,7 @@ def init(
         folder, head = _native.find_session(address, os.environ.get("SHOAL_HOME", ""))
         _open(read_token(folder), head, log_to_driver, namespace, environment)
         _log(logging_config)
-        return
+        return ClusterContext(state.session)
     offers = {"CPU": num_cpus if num_cpus is not None else len(os.sched_getaffinity(0)), "GPU": num_gpus or 0}
     offers["memory"] = memory if memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     offers.update(resources or {})
@@ -102,6 +144,7 @@ def init(
         raise
     state.cluster = process
     _log(logging_config)
+    return ClusterContext(state.session)
 
 
 def _log(config) -> None:
@@ -235,8 +278,15 @@ def cancel(ref, *, force: bool = False, recursive: bool = True) -> None:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """A row per node: id, host, state, pid, total and available resources."""
-    return _session().list("nodes")
+    """A row per node: id, host, state, pid, total and available resources, labels; and under Ray's names NodeID, Alive, Resources, Labels,
+    NodeManagerHostname, NodeManagerAddress, NodeName."""
+    return [{**row, **_rays_names(row)} for row in _session().list("nodes")]
+
+
+def _rays_names(row: dict[str, Any]) -> dict[str, Any]:
+    alive, host = row["state"] != "DEAD", row["host"]
+    address = {"NodeManagerHostname": host, "NodeManagerAddress": host, "NodeName": host}
+    return {"NodeID": row["id"], "Alive": alive, "alive": alive, "Resources": row["total"], "Labels": row["labels"], **address}
 
 
 def cluster_resources() -> dict[str, float]:

@@ -15,6 +15,7 @@ from shoal._refs import ObjectRef, load, new_object_id, when_ready
 from shoal._retry import MethodAttempts, Retries
 from shoal._runtime import session as _session
 from shoal._runtime import state
+from shoal._signature import Signature
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import ActorUnavailableError, PendingCallsLimitExceeded
 
@@ -70,7 +71,7 @@ def extra_of(options: dict[str, Any]) -> dict[str, Any]:
 def results(ref: _native.Ref, extra: dict[str, Any], where: str) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
     """What ``.remote()`` returns: one reference, a list of them, one that grows, or nothing."""
     num_returns = extra.get("num_returns", 1)
-    if num_returns == 1:
+    if num_returns in (1, "dynamic"):
         return ObjectRef(ref, where)
     if num_returns == "streaming":
         return ObjectRefGenerator(ObjectRef(ref, where), extra["stream"], where)
@@ -111,13 +112,20 @@ class _Actor:
 class ActorMethod:
     """``handle.method``; call it with ``.remote(...)``."""
 
-    __slots__ = ("_actor", "_name")
+    __slots__ = ("_actor", "_least", "_most", "_name")
 
     def __init__(self, actor: _Actor, name: str):
         self._actor, self._name = actor, name
+        self._least, self._most = actor.options_of(name).get("takes", (0, 1 << 30))[:2]
+
+    def _check(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        if takes := self._actor.options_of(self._name).get("takes"):
+            Signature(*takes).check(f"{self._actor.class_name}.{self._name}", args, kwargs)
 
     def remote(self, *args, **kwargs) -> ObjectRef:
         actor, name = self._actor, self._name
+        if kwargs or not self._least <= len(args) <= self._most:
+            self._check(args, kwargs)
         return ObjectRef(_session().call(actor.id, name, *_pack(args, kwargs), parent_call()), f"{actor.class_name}.{name}")
 
     def options(self, **options) -> _MethodWithOptions:
@@ -141,6 +149,7 @@ class _MethodWithOptions(ActorMethod):
 
     def remote(self, *args, **kwargs):
         actor, options, session = self._actor, self._options, _session()
+        self._check(args, kwargs)
         extra, pending = extra_of(options), actor.admit(session)
         head, buffers, deps = _pack(args, kwargs, extra)
         if options.get("max_task_retries") and options.get("retry_exceptions"):

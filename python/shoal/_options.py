@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal import _environment
 from shoal._placement import PLACEMENT_OPTIONS
-from shoal.exceptions import Unimplemented
+from shoal._signature import of_method
 
 __all__ = [
     "ACTOR_OPTIONS",
@@ -44,12 +44,10 @@ def _whole(name: str, lowest: int) -> Callable[[Any], None]:
 
 
 def _num_returns(value: Any) -> None:
-    if value == "dynamic":
-        raise Unimplemented("num_returns='dynamic' is not in this release", hint="use num_returns='streaming'")
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise TypeError(f"num_returns is an int, not {type(value).__name__}")
-    if value != "streaming" and (isinstance(value, str) or value < 0):
-        raise ValueError(f"num_returns is None, a non-negative int or 'streaming', not {value!r}")
+    if value not in ("streaming", "dynamic") and (isinstance(value, str) or value < 0):
+        raise ValueError(f"num_returns is None, a non-negative int, 'streaming' or 'dynamic', not {value!r}")
 
 
 def _retry_exceptions(value: Any) -> None:
@@ -153,13 +151,14 @@ BUILT_IN = {"__ray_ready__": {}, "__ray_call__": {}, "__ray_terminate__": {}}
 
 
 def methods_of(cls: type) -> dict[str, dict[str, Any]]:
-    """Options of a class's methods, by their names: what a handle knows of it."""
+    """Options of a class's methods, by their names, and what each takes: what a handle knows of it."""
     out = {}
     for name, function in inspect.getmembers(cls, callable):
         if name.startswith("__") and name != "__call__":
             continue
         streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-        out[name] = {**({"num_returns": "streaming"} if streams else {}), **getattr(function, "__shoal_options__", {})}
+        takes = {} if (signature := of_method(cls, name)) is None else {"takes": tuple(signature)}
+        out[name] = {**takes, **({"num_returns": "streaming"} if streams else {}), **getattr(function, "__shoal_options__", {})}
     return out
 
 

@@ -9,6 +9,7 @@ import pickle
 import site
 import sys
 import sysconfig
+from functools import cached_property
 from typing import Any
 
 from shoal import _environment, _native, _serialize
@@ -26,10 +27,20 @@ from shoal._placement import where
 from shoal._refs import ObjectRef, when_ready
 from shoal._runtime import _package_path, state
 from shoal._runtime import session as _session
+from shoal._signature import Signature, of_callable
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import InvalidArgument, Unimplemented
 
-__all__ = ["ActorClass", "ActorHandle", "RemoteFunction", "create_gang", "get_actor", "list_named_actors", "remote"]
+__all__ = [
+    "ActorClass",
+    "ActorClassInheritanceException",
+    "ActorHandle",
+    "RemoteFunction",
+    "create_gang",
+    "get_actor",
+    "list_named_actors",
+    "remote",
+]
 
 _OPTIONS = {"num_cpus", "num_gpus", "memory", "resources", "accelerator_type"}
 _KNOWN = _OPTIONS | ACTOR_OPTIONS | FUNCTION_OPTIONS
@@ -197,18 +208,39 @@ def list_named_actors(all_namespaces: bool = False) -> list[str] | list[dict[str
     return [r["name"] for r in named if r["namespace"] == state.namespace]
 
 
+class ActorClassInheritanceException(TypeError):
+    """A class was to be derived from one that was decorated with ``remote``."""
+
+
 class ActorClass:
     """A class decorated with ``remote``."""
 
     def __init__(self, cls: type, options: dict[str, Any]):
-        check_call_options(options, "actors", _OPTIONS)
-        check_actor_options(options)
-        self._cls, self._options = cls, options
-        self._methods = methods_of(cls)
+        self._cls, self._options = cls, self._checked(options)
         self.__name__, self.__doc__ = cls.__name__, cls.__doc__
 
+    # Not before they are used: while a class that refers to itself is unpickled it is still empty.
+    @cached_property
+    def _methods(self) -> dict[str, dict[str, Any]]:
+        return methods_of(self._cls)
+
+    @cached_property
+    def _takes(self) -> Signature | None:
+        return of_callable(self._cls)
+
+    def __mro_entries__(self, bases):
+        raise ActorClassInheritanceException(f"no class derives from the actor {self.__name__}: derive from the class, then decorate")
+
+    @staticmethod
+    def _checked(options: dict[str, Any]) -> dict[str, Any]:
+        check_call_options(options, "actors", _OPTIONS)
+        check_actor_options(options)
+        return options
+
     def options(self, **options) -> ActorClass:
-        return ActorClass(self._cls, {**self._options, **_check_options(options)})
+        other = object.__new__(ActorClass)  # what is known of the class stays
+        other.__dict__.update(self.__dict__, _options=self._checked({**self._options, **_check_options(options)}))
+        return other
 
     def remote(self, *args, **kwargs) -> ActorHandle:
         """An actor. With ``name`` others find it (``get_actor``); ``lifetime="detached"``: it outlives its job; ``max_restarts``: its
@@ -217,6 +249,8 @@ class ActorClass:
         An actor without a name ends when nothing refers to it any more, after the calls that were made on it. One whose handle was sent
         to another process, ever, is there until its job ends or somebody ends it.
         """
+        if self._takes is not None:
+            self._takes.check(self.__name__, args, kwargs)
         options = {k: v for k, v in self._options.items() if v is not None}
         resources, (placed, env) = _resources(options, 0), where(options)
         if not (options.get("name") or options.get("max_restarts") or options.get("lifetime") == "detached"):
@@ -276,13 +310,23 @@ class RemoteFunction:
         if inspect.iscoroutinefunction(function):
             raise Unimplemented("async remote functions are not in this release", hint="use an ordinary function")
         check_call_options(options, "remote functions", _OPTIONS)
-        self._function, self._options, self._known = function, options, None
+        self._function, self._options, self._known = function, options, None  # known: to the session
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
+    @cached_property
+    def _takes(self) -> Signature | None:
+        return of_callable(self._function)
+
     def options(self, **options) -> RemoteFunction:
-        return RemoteFunction(self._function, {**self._options, **_check_options(options)})
+        options = {**self._options, **_check_options(options)}
+        check_call_options(options, "remote functions", _OPTIONS)
+        other = object.__new__(RemoteFunction)
+        other.__dict__.update(self.__dict__, _options=options, _known=None)
+        return other
 
     def remote(self, *args, **kwargs) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
+        if (takes := self._takes) is not None and (kwargs or not takes.least <= len(args) <= takes.most):
+            takes.check(self.__name__, args, kwargs)
         session, function = _session(), self._known
         if function is None or function.session is not session:
             function = self._known = self._know()

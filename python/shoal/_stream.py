@@ -7,6 +7,7 @@ when the node has them all, so that a caller that has the answer knows what it w
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from shoal._runtime import state
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["ObjectRefGenerator", "publish", "publish_async"]
+__all__ = ["DynamicObjectRefGenerator", "ObjectRefGenerator", "publish", "publish_async"]
 
 _END = b"end of stream"  # no pickle
 _NOBODY = "f" * 16  # a process that is not there: what it owns is there already, or never will be
@@ -27,6 +28,19 @@ _NOBODY = "f" * 16  # a process that is not there: what it owns is there already
 
 def _id_of(stream: str, k: int) -> str:
     return f"{stream[:-16]}{(int(stream[-16:], 16) + k) % 2**64:016x}"
+
+
+class DynamicObjectRefGenerator:
+    """What a call with ``num_returns="dynamic"`` comes to, once it is over: references to all that it yielded, in order."""
+
+    def __init__(self, refs: list[ObjectRef]):
+        self._refs = refs
+
+    def __iter__(self) -> Iterator[ObjectRef]:
+        return iter(self._refs)
+
+    def __len__(self) -> int:
+        return len(self._refs)
 
 
 class ObjectRefGenerator:

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Any
 
 from shoal import _serialize, _stream
+from shoal._client import put
 from shoal._context import running
 from shoal._handle import RELEASE, _Dep
 from shoal._refs import when_gone
@@ -158,6 +159,8 @@ def reply(session, incoming, result, extra: dict[str, Any] | None) -> None:
         session.reply(incoming, *_serialize.dumps(result))
     elif count == "streaming":
         session.reply(incoming, *_serialize.dumps(_stream.publish(session, result, extra["stream"])))
+    elif count == "dynamic":
+        session.reply(incoming, *_serialize.dumps(_stream.DynamicObjectRefGenerator([put(v) for v in result])))
     elif count == 0:
         session.reply(incoming, *_serialize.dumps(None))
     else:

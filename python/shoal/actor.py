@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from shoal._context import running
 from shoal._handle import ActorHandle, ActorMethod
-from shoal._remote import ActorClass
+from shoal._options import method
+from shoal._remote import ActorClass, ActorClassInheritanceException
 from shoal.exceptions import AsyncioActorExit
 
-__all__ = ["ActorClass", "ActorHandle", "ActorMethod", "exit_actor"]
+__all__ = ["ActorClass", "ActorClassInheritanceException", "ActorHandle", "ActorMethod", "exit_actor", "method"]
 
 
 class ActorExit(SystemExit):

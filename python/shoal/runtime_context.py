@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from typing import Any
 
+from shoal import _environment
+from shoal._client import nodes
 from shoal._context import CallInfo, current_call, running
 from shoal._handle import ActorHandle
 from shoal._options import methods_of
 from shoal._runtime import session as _session
 from shoal._runtime import state
+from shoal.runtime_env import RuntimeEnv
 
 __all__ = ["RuntimeContext", "get_gpu_ids", "get_runtime_context"]
 
@@ -50,6 +54,42 @@ class RuntimeContext:
     def get_task_function_name(self) -> str | None:
         call = _call("get_task_function_name")
         return call.where if call else None
+
+    def get_placement_group_id(self) -> str | None:
+        """Of the group that this actor or task is placed in."""
+        return os.environ.get("SHOAL_GROUP") or None
+
+    @property
+    def should_capture_child_tasks_in_placement_group(self) -> bool:
+        return os.environ.get("SHOAL_GROUP_CAPTURES") == "1"
+
+    def get_node_labels(self) -> dict[str, str]:
+        return next((n["labels"] for n in nodes() if n["id"] == self.get_node_id()), {})
+
+    def is_canceled(self) -> bool:
+        """Whether somebody cancelled the call that is executed: for one that goes on until it looks. RuntimeError outside of calls, and
+        in ``async def`` methods, which are interrupted."""
+        call = _call("is_canceled")
+        if call is None or call.incoming is None:
+            raise RuntimeError("is_canceled() is for remote functions and methods of actors")
+        if (running.settings.get("concurrency") or {}).get("async"):
+            raise RuntimeError("is_canceled() is not for async actors: their calls are cancelled as asyncio tasks are")
+        return _session().cancelled(call.incoming)
+
+    @property
+    def runtime_env(self) -> RuntimeEnv:
+        """Of this job, or of this actor or task."""
+        return RuntimeEnv(**_environment.inherited())
+
+    def get_runtime_env_string(self) -> str:
+        return json.dumps(_environment.inherited())
+
+    def get_session_name(self) -> str:
+        return os.path.basename(_session().folder)
+
+    def get_temp_dir(self) -> str:
+        """The folder of this cluster's session: logs, copies of working_dirs."""
+        return _session().folder
 
     def get_assigned_resources(self) -> dict[str, float]:
         """What the actor or the function asked for: by default nothing and one CPU."""

@@ -51,6 +51,26 @@ def test_shutdown_and_init_again():
         assert shoal.get(ref) == [round]  # it is here
 
 
+def test_init_says_where_the_cluster_is_and_ends_it_as_a_context():
+    with shoal.init(num_cpus=1, include_dashboard=True) as context:
+        assert shoal.init(ignore_reinit_error=True).address_info == context.address_info
+        assert context.address_info["node_id"] == context["node_id"] == shoal.nodes()[0]["NodeID"]
+        assert os.path.isdir(context.address_info["session_dir"])
+        assert context.dashboard_url.startswith("http://127.0.0.1:")
+        runtime = shoal.get_runtime_context()
+        assert os.path.join(os.path.dirname(runtime.get_temp_dir()), runtime.get_session_name()) == context.address_info["session_dir"]
+    assert not shoal.is_initialized()
+    assert shoal.init(num_cpus=1).dashboard_url is None
+
+
+def test_nodes_have_rays_names_too():
+    shoal.init(num_cpus=1, resources={"slot": 2}, labels={"zone": "a"})
+    (node,) = shoal.nodes()
+    assert (node["NodeID"], node["Alive"], node["Labels"]) == (node["id"], True, {"zone": "a"})
+    assert node["Resources"]["slot"] == 2
+    assert shoal.get_runtime_context().get_node_labels() == {"zone": "a"}
+
+
 def test_handles_and_references_of_a_cluster_that_is_gone_say_so():
     shoal.init(num_cpus=2)
     actor = Log.remote()

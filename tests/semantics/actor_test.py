@@ -11,7 +11,7 @@ from cast import GUARD_S, Recorder
 from leftovers import alive, wait_until
 
 import shoal as ray
-from shoal.exceptions import ActorDiedError, PendingCallsLimitExceeded, RayActorError, Unimplemented
+from shoal.exceptions import ActorDiedError, PendingCallsLimitExceeded, RayActorError
 
 
 @ray.remote
@@ -208,7 +208,6 @@ def test_results_of_a_dead_actor(gate):
         ({"num_returns": -1}, ValueError),
         ({"num_returns": 1.5}, TypeError),
         ({"num_returns": "many"}, ValueError),
-        ({"num_returns": "dynamic"}, Unimplemented),
         ({"concurrency_group": 5}, TypeError),
         ({"name": 5}, TypeError),
         ({"colour": "red"}, ValueError),
@@ -230,6 +229,88 @@ def test_the_method_decorator_takes_known_keywords_only():
     with pytest.raises(ValueError, match="max_task_retries"):
         ray.method(max_task_retries=-2)
     assert ray.method(max_task_retries=3)(len.__call__ and (lambda self: 1))
+
+
+# ---- arguments that a method cannot take
+
+
+@ray.remote
+class Taker:
+    def __init__(self, first=1, *, second=2):
+        self.first = first
+
+    def two(self, a, b=5):
+        return a, b
+
+    def named(self, a, /, *, b):
+        return a, b
+
+    def any(self, *args, **kwargs):
+        return args, kwargs
+
+    @staticmethod
+    def static(a):
+        return a
+
+    @classmethod
+    def of_class(cls, a):
+        return cls.__name__, a
+
+    @ray.method(num_returns=2)
+    def pair(self, a):
+        return a, a
+
+
+@pytest.fixture(scope="module")
+def taker():
+    actor = Taker.options(name="taker").remote()
+    yield actor
+    ray.kill(actor)
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "kwargs", "why"),
+    [
+        ("two", (), {}, r"Taker.two\(\) is missing 'a'"),
+        ("two", (1, 2, 3), {}, "takes 1 to 2 positional arguments but 3 were given"),
+        ("two", (1,), {"a": 2}, "multiple values for argument 'a'"),
+        ("two", (1,), {"c": 2}, "unexpected keyword argument 'c'"),
+        ("two", (), {"b": 2}, "is missing 'a'"),
+        ("named", (1,), {}, "is missing 'b'"),
+        ("named", (), {"a": 1, "b": 2}, "unexpected keyword argument 'a'"),
+        ("static", (), {}, "is missing 'a'"),
+        ("of_class", (1, 2), {}, "takes 1 positional argument but 2 were given"),
+        ("pair", (), {}, "is missing 'a'"),
+    ],
+)
+def test_arguments_that_a_method_cannot_take_are_a_type_error_where_it_is_called(taker, method, args, kwargs, why):
+    for handle in (taker, ray.get_actor("taker"), ray.get(ray.put(taker))):
+        with pytest.raises(TypeError, match=why):
+            getattr(handle, method).remote(*args, **kwargs)
+    with pytest.raises(TypeError, match=why):
+        getattr(taker, method).options(name="other").remote(*args, **kwargs)
+
+
+def test_arguments_that_a_method_takes_are_taken(taker):
+    calls = [taker.two.remote(1), taker.two.remote(b=1, a=2), taker.named.remote(1, b=2), taker.any.remote(1, x=2), taker.any.remote()]
+    assert ray.get(calls) == [(1, 5), (2, 1), (1, 2), ((1,), {"x": 2}), ((), {})]
+    assert ray.get([taker.static.remote(1), taker.of_class.remote(1)]) == [1, ("Taker", 1)]
+    assert ray.get(taker.two.remote(ray.put(1), b=ray.put(2))) == (1, 2)
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((1, 2), {}), ((), {"third": 3}), ((1,), {"first": 1})])
+def test_arguments_that_a_constructor_cannot_take_are_a_type_error_and_make_no_actor(args, kwargs):
+    with pytest.raises(TypeError, match="Taker"):
+        Taker.options(name="never").remote(*args, **kwargs)
+    with pytest.raises(ValueError, match="never"):
+        ray.get_actor("never")
+
+
+def test_no_class_derives_from_an_actor():
+    with pytest.raises(ray.actor.ActorClassInheritanceException, match="Taker"):
+
+        class More(Taker):
+            pass
 
 
 # ---- calls that are made again

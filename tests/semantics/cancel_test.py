@@ -322,6 +322,36 @@ def test_a_method_that_is_made_again_is_not_any_more(gate):
     ray.kill(actor)
 
 
+def test_a_method_that_goes_on_may_look_whether_it_was_cancelled(gate):
+    @ray.remote
+    class Looks:
+        def run(self, gate):
+            context = ray.get_runtime_context()
+            assert not context.is_canceled()
+            ray.get(gate.arrive.remote("here"))
+            return context.is_canceled()
+
+    actor = Looks.remote()
+    ref = actor.run.remote(gate)
+    ray.get(gate.arrived.remote(1))
+    ray.cancel(ref, recursive=False)
+    ray.get(gate.open.remote())
+    assert ray.get(ref, timeout=GUARD_S) is True
+    ray.kill(actor)
+
+
+def test_where_nothing_goes_on_nothing_looks():
+    @ray.remote
+    class Async:
+        async def look(self):
+            ray.get_runtime_context().is_canceled()
+
+    with pytest.raises(RuntimeError, match="async"):
+        ray.get(Async.remote().look.remote(), timeout=GUARD_S)
+    with pytest.warns(UserWarning, match="driver"), pytest.raises(RuntimeError, match="remote functions"):
+        ray.get_runtime_context().is_canceled()
+
+
 def test_force_is_not_for_methods(gate, recorder):
     ref = recorder.wait_at.remote(gate)
     with pytest.raises(ValueError, match="force is for remote functions"):

@@ -9,6 +9,7 @@ from crew import Log
 
 import shoal
 from shoal.exceptions import RuntimeEnvSetupError
+from shoal.runtime_env import RuntimeEnv
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -127,6 +128,20 @@ def test_a_folder_that_is_too_large_is_refused(tmp_path):
         file.truncate(501 << 20)
     with pytest.raises(RuntimeEnvSetupError, match="excludes"):
         Looker.options(runtime_env={"working_dir": tmp_path}).remote()
+
+
+def test_an_environment_may_be_an_object_and_is_told_to_what_runs_in_it():
+    @shoal.remote(runtime_env=RuntimeEnv(env_vars={"COLOUR": "red"}))
+    def seen():
+        context = shoal.get_runtime_context()
+        return os.environ["COLOUR"], context.runtime_env, json.loads(context.get_runtime_env_string())
+
+    colour, env, text = shoal.get(seen.remote())
+    assert (colour, env["env_vars"]["COLOUR"], text["env_vars"]["COLOUR"]) == ("red", "red", "red")
+    assert isinstance(env, RuntimeEnv)
+    with pytest.raises(ValueError, match="colour"):
+        RuntimeEnv(colour="red")
+    assert RuntimeEnv(env_vars={"A": "b"}).to_dict() == {"env_vars": {"A": "b"}}
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,17 @@ def test_actors_take_from_its_bundles(group):
     assert shoal.get(answer) == 2
 
 
+def test_who_runs_in_it_knows_it(group):
+    @shoal.remote
+    def where():
+        context = shoal.get_runtime_context()
+        return context.get_placement_group_id(), context.should_capture_child_tasks_in_placement_group
+
+    assert shoal.get(where.options(scheduling_strategy=inside(group)).remote()) == (group.id, False)
+    assert shoal.get(where.remote()) == (None, False)
+    assert shoal.get_runtime_context().get_placement_group_id() is None
+
+
 def test_removal_kills_its_actors(group):
     actor = Log.options(num_cpus=1, scheduling_strategy=inside(group)).remote()
     assert shoal.get(actor.echo.remote(1)) == 1

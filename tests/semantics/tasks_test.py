@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from cast import GUARD_S
 from leftovers import alive, wait_until
 
 import shoal as ray
-from shoal.exceptions import ActorDiedError, RayTaskError, Unimplemented, WorkerCrashedError
+from shoal.exceptions import ActorDiedError, RayTaskError, WorkerCrashedError
 
 
 @ray.remote
@@ -255,14 +256,58 @@ def test_processes_are_used_again_without_a_limit():
     assert len({ray.get(pid.remote()) for _ in range(10)}) == 1
 
 
+# ---- a number of results that is known in the end
+
+
+def test_a_dynamic_number_of_results_is_one_reference_to_their_references():
+    @ray.remote(num_returns="dynamic")
+    def split(values):
+        yield os.getpid()
+        yield from values
+
+    refs = ray.get(split.remote([1, np.arange(100_000)]), timeout=GUARD_S)
+    assert isinstance(refs, ray.DynamicObjectRefGenerator)
+    assert len(refs) == len(list(refs)) == 3
+    pid_of, one, array = refs
+    assert ray.get(one) == 1
+    assert ray.get(array)[-1] == 99_999
+    assert ray.get(ray.remote(lambda x: x[1]).remote(array)) == 1
+    assert ray.get(pid_of) > 0
+
+
+def test_a_dynamic_number_of_results_of_a_failure():
+    @ray.remote(num_returns="dynamic", max_retries=0)
+    def split():
+        yield 1
+        raise KeyError("on the way")
+
+    with pytest.raises(KeyError, match="on the way"):
+        ray.get(split.remote(), timeout=GUARD_S)
+
+
 # ---- options
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "why"),
+    [((), {}, "is missing 'a'"), ((1, 2, 3), {}, "but 3 were given"), ((1,), {"c": 1}, "unexpected"), ((1,), {"a": 1}, "multiple values")],
+)
+def test_arguments_that_a_function_cannot_take_are_a_type_error_where_it_is_called(args, kwargs, why):
+    @ray.remote
+    def function(a, b=2):
+        return a, b
+
+    for remote in (function, function.options(num_cpus=2)):
+        with pytest.raises(TypeError, match=why):
+            remote.remote(*args, **kwargs)
+    assert ray.get([function.remote(1), function.remote(b=1, a=0), function.remote(ray.put(1))]) == [(1, 2), (0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize(
     ("options", "error"),
     [
         ({"num_returns": -1}, ValueError),
-        ({"num_returns": "dynamic"}, Unimplemented),
+        ({"num_returns": "many"}, ValueError),
         ({"max_retries": -2}, ValueError),
         ({"max_retries": "3"}, TypeError),
         ({"max_calls": -1}, ValueError),
