@@ -128,6 +128,7 @@ Session::Session(SessionOptions options)
     network_ = std::move(network);
     calls_ = std::make_unique<ActorCalls>(*clock_, *network_, ActorCalls::Options());
     actor_host_ = std::make_unique<ActorHost>(*clock_, *network_);
+    host_requests_ = std::make_unique<HostRequests>(*clock_);
     actor_host_->on_cancel_children([this](CallKey parent, CancelHow how) {
       for (const auto& pool : task_pools_) pool->cancel_children(parent, how);
       if (calls_) calls_->cancel_children(parent);
@@ -152,6 +153,7 @@ Session::~Session() {
   own([this, &drained] {
     for (const auto& pool : task_pools_) pool->close();
     for (const GroupId group : groups_.expected()) groups_.unknown(group, cancelled("this process left the cluster"));
+    host_requests_->close(cancelled("this process left the cluster"));
     calls_.reset();
     actor_host_.reset();
     head_.reset();
@@ -590,12 +592,7 @@ Result<runtime::Future<HostedActor>> Session::host_actor(HostActor actor, std::s
     Peer* const head = head_->peer();
     if (!head) return fail(head_gone());
     actor_host_->add(actor.actor, actor.class_name, std::move(hosted));
-    const runtime::Promise<HostedActor> promise;
-    head->call(number(Method::kHostActor), body(to_bytes(actor)), timeout, [this, promise, id = actor.actor](Result<Message> reply) {
-      if (!reply && actor_host_) actor_host_->remove(id);
-      promise.set(reply ? from_bytes<HostedActor>(reply->body) : Result<HostedActor>(fail(reply.error())));
-    });
-    return promise.future();
+    return host_requests_->add(*head, actor, timeout, [this, id = actor.actor] { actor_host_->remove(id); });
   });
 }
 
@@ -646,6 +643,7 @@ void Session::on_head_opened() {
   for (const GroupId group : groups_.expected()) {
     if (!creating_groups_.contains(group)) watch(group);
   }
+  host_requests_->ask_again(*head_->peer());
   // It may have ended before it had kept these.
   for (const GroupId group : removed_groups_) head_->peer()->notify(number(Method::kRemoveGroup), body(to_bytes(GroupRef{group})));
   if (blocked_) head_->peer()->notify(number(Method::kWorkerBlocked), body(to_bytes(WorkerBlocked{worker_, true})));

@@ -16,6 +16,7 @@
 #include "actors/session/actor_calls.h"
 #include "actors/session/actor_host.h"
 #include "actors/session/group_watch.h"
+#include "actors/session/host_requests.h"
 #include "actors/session/line_printer.h"
 #include "actors/session/object_store.h"
 #include "actors/session/task_pool.h"
@@ -202,6 +203,7 @@ class Session {
   bool blocked_ = false;
   std::vector<std::shared_ptr<TaskPool>> task_pools_;
   std::unique_ptr<ActorHost> actor_host_;
+  std::unique_ptr<HostRequests> host_requests_;
   std::unique_ptr<Link> head_, node_;
   std::unique_ptr<LinePrinter> printer_;
   JobId job_;

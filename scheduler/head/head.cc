@@ -351,7 +351,7 @@ void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(R
       if (!r) log_->warn("node={} method={} failed: {}", to_string(node), number(method), r.error().message());
     };
   }
-  it->second->call(number(method), body(std::move(bytes)), options_.call_timeout,
+  it->second->call(number(method), body(std::move(bytes)), method == Method::kStartWorker ? options_.start_timeout : options_.call_timeout,
                    [alive = alive_, callback = std::move(callback)](Result<Message> r) {
                      if (*alive) callback(std::move(r));
                    });

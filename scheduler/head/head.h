@@ -32,8 +32,9 @@ class Head final : public runtime::PeerHandler {
     pid_t pid = 0;
     std::uint32_t heartbeat_ms = 500;
     runtime::Duration tick = std::chrono::milliseconds(200);
-    runtime::Duration call_timeout = std::chrono::seconds(30);  // for a node's answer
-    runtime::Duration refuse_after = std::chrono::seconds(2);   // without being able to keep what changes
+    runtime::Duration call_timeout = std::chrono::seconds(30);   // for a node's answer
+    runtime::Duration start_timeout = std::chrono::minutes(10);  // of a process, which may have to import much first
+    runtime::Duration refuse_after = std::chrono::seconds(2);    // without being able to keep what changes
     ClusterState::Options state;
     // Calls back when a process of this host is gone: a node's death is then known at once, not only by its silence.
     // May be empty.

@@ -182,7 +182,11 @@ Result<void> ClusterState::actor_hosted(const actors::HostActor& m) {
   if (w == workers_.end() || w->second.row.state == WorkerState::kExited) {
     return fail(not_found("no running process " + to_string(m.worker)));
   }
-  if (!m.actor || actors_.contains(m.actor)) return fail(invalid_argument("actor " + to_string(m.actor) + " exists already"));
+  if (const auto known = actors_.find(m.actor); known != actors_.end()) return hosted_again(m, known->second);
+  if (!m.actor) return fail(invalid_argument("an actor without an id"));
+  if (m.world_size < 1 || m.rank < 0 || m.rank >= m.world_size) {
+    return fail(invalid_argument(fmt::format("rank {} of a gang of {}", m.rank, m.world_size)));
+  }
   auto& gang = hosted_[{m.job, m.gang_key}];
   if (!gang.id) {
     gang.id = random_.id<GangId>();
@@ -220,6 +224,19 @@ Result<void> ClusterState::actor_hosted(const actors::HostActor& m) {
     act(TellActor{a});
     act(TellHosted{id, answer});
   }
+  return {};
+}
+
+// A head that ended had accepted it, and could not answer.
+Result<void> ClusterState::hosted_again(const actors::HostActor& m, const ActorRow& row) {
+  const bool same = row.worker == m.worker && row.class_name == m.class_name && row.rank == m.rank && row.world_size == m.world_size;
+  if (!same || row.state == ActorState::kDead) return fail(invalid_argument("actor " + to_string(m.actor) + " exists already"));
+  if (row.state != ActorState::kAlive) return {};  // when its gang is complete
+  actors::HostedActor answer{row.gang, row.generation, std::vector<ActorId>(static_cast<std::size_t>(row.world_size))};
+  for (const auto& [id, a] : actors_) {
+    if (a.gang == row.gang) answer.members.at(static_cast<std::size_t>(a.rank)) = id;
+  }
+  act(TellHosted{m.actor, std::move(answer)});
   return {};
 }
 

@@ -273,6 +273,7 @@ class ClusterState {
   void end_actor(actors::ActorRow& row, const Error& cause);
   void kill_actor_row(actors::ActorRow& row, const Error& cause);
   void end_job(Job& job, actors::JobState state);
+  Result<void> hosted_again(const actors::HostActor& m, const actors::ActorRow& row);
   void fail_hosted(ActorId actor, const Error& cause);
   void forget_old();
   std::optional<Error> brief(const std::optional<Error>& cause) const;

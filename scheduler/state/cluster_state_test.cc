@@ -282,7 +282,33 @@ TEST_F(HostedTest, ShardActorsArePlacedAsAGangInTheirRanksProcesses) {
   EXPECT_EQ(told[0].result->generation, 1u);
   state_.attributes_set({ActorId{500}, {{"bytes", "4096"}}});
   EXPECT_EQ(state_.actor(ActorId{500})->attributes.at("bytes"), "4096");
-  EXPECT_FALSE(state_.actor_hosted(shard(0)));  // twice
+}
+
+TEST_F(HostedTest, WhoAsksAgainBecauseNobodyAnsweredHearsTheSame) {
+  ASSERT_TRUE(state_.actor_hosted(shard(1)));
+  ASSERT_TRUE(state_.actor_hosted(shard(1)));
+  EXPECT_TRUE(taken<TellHosted>().empty());
+  ASSERT_TRUE(state_.actor_hosted(shard(0)));
+  const auto first = taken<TellHosted>();
+  ASSERT_EQ(first.size(), 2u);
+  ASSERT_TRUE(state_.actor_hosted(shard(0)));
+  const auto again = taken<TellHosted>();
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_EQ(again[0].actor, ActorId{500});
+  EXPECT_EQ(again[0].result->gang, first[0].result->gang);
+  EXPECT_EQ(again[0].result->members, first[0].result->members);
+  auto other = shard(0);
+  other.worker = WorkerId{12};
+  EXPECT_FALSE(state_.actor_hosted(other));  // another process has it
+}
+
+TEST_F(HostedTest, ARankOutsideItsGangIsRefused) {
+  for (const auto& [rank, world] : std::vector<std::pair<int, int>>{{-1, 2}, {2, 2}, {0, 0}}) {
+    auto bad = shard(0);
+    bad.rank = rank;
+    bad.world_size = world;
+    EXPECT_FALSE(state_.actor_hosted(bad));
+  }
 }
 
 TEST_F(HostedTest, KillingOneReachesItsProcessNotThroughASignal) {
