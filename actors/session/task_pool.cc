@@ -134,6 +134,7 @@ void TaskPool::start(ActorId id, Worker& worker, const ItemPtr& item) {
   call.method = "run";
   call.args = item->task.args;
   item->attempt = call_(std::move(call), item->task.deps);
+  item->refused = item->attempt.ready();
   // Not the item itself, which has the attempt.
   item->attempt.then([this, alive = alive_, id, sent = std::weak_ptr<Item>(item)](const Result<Value>& result) {
     if (!*alive) return;
@@ -183,9 +184,10 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
   dispatch();
 }
 
-// The first that a dead worker loses is the one that it ran; the others never began.
+// The first that a dead worker loses is the one that it ran; the others never began. Nor did one that came after it had died with nothing
+// to do.
 void TaskPool::lost(Worker& w, const ItemPtr& item, const Error& how) {
-  if (!std::exchange(w.dead, true)) {
+  if (!std::exchange(w.dead, true) && !item->refused) {
     if (item->task.retries == 0) return crashed(item, how);
     if (item->task.retries > 0) --item->task.retries;
   }

@@ -80,6 +80,7 @@ class TaskPool {
     runtime::TimePoint sent;
     ValueFuture attempt;  // once it is sent
     bool cancelled = false;
+    bool refused = false;  // the worker was dead before it was sent there
   };
   using ItemPtr = std::shared_ptr<Item>;
   struct Worker {

@@ -1,6 +1,7 @@
 #include "actors/session/task_pool.h"
 
 #include <algorithm>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -34,6 +35,11 @@ class TaskPoolTest : public testing::Test {
   };
 
   ValueFuture run(Call call) {
+    if (gone_.contains(call.actor)) {
+      const runtime::Promise<Value> refused;
+      refused.set(fail(unavailable("actor functions died: was killed").with_reason("ActorDied")));
+      return refused.future();
+    }
     const auto head = call.args.pieces().at(0);
     running_.push_back({call.actor, std::string(reinterpret_cast<const char*>(head.data()), head.size()), {}});
     return running_.back().promise.future();
@@ -89,6 +95,7 @@ class TaskPoolTest : public testing::Test {
     }
   }
   std::vector<std::string> cancelled_;
+  std::set<ActorId> gone_;  // of which the pool has not heard yet
   TaskPool pool_{world_.clock(),
                  [this](Call call, std::vector<ValueFuture>) { return run(std::move(call)); },
                  [this](const ValueFuture& attempt, CancelHow how) { cancel(attempt, how); },
@@ -108,6 +115,18 @@ TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {
   EXPECT_EQ(running(), "1:a 2:c");
   EXPECT_EQ(outcome(b), "<b>");
   EXPECT_EQ(outcome(a), "pending");
+}
+
+TEST_F(TaskPoolTest, WhatComesToAWorkerThatDiedIdleBeganNowhere) {
+  worker(kA);
+  gone_.insert(kA);
+  const auto a = submit("a");  // which may be begun once
+  EXPECT_EQ(outcome(a), "pending");
+  EXPECT_EQ(pool_.take_wants(1h).workers, 1u);
+  worker(kB);
+  EXPECT_EQ(running(), "2:a");
+  dies(kB);
+  EXPECT_EQ(outcome(a), "WorkerCrashed");
 }
 
 TEST_F(TaskPoolTest, OfQuickFunctionsAWorkerGetsSeveral) {
