@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import _environment, _native, _serialize
-from shoal._refs import ObjectRef, load
+from shoal._refs import ObjectRef, ResultRef, load
 from shoal._runtime import attach_worker, close, read_token, start_local, started_by_node, state
 from shoal._runtime import session as _session
 from shoal.exceptions import GetTimeoutError, InvalidArgument, NotFound, Unimplemented
@@ -206,7 +206,11 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
     torch has no tensors that are read-only: what is written to one is seen through this value alone (its pages are copied then).
     """
     single = isinstance(refs, ObjectRef)
+    if not single and isinstance(refs, ResultRef):
+        return refs.get(timeout)
     wanted = [refs] if single else list(refs) if isinstance(refs, (list, tuple)) else None
+    if wanted and all(isinstance(r, ResultRef) for r in wanted):
+        return [r.get(timeout) for r in wanted]
     if wanted is None or not all(isinstance(r, ObjectRef) for r in wanted):
         raise TypeError(f"get() takes an ObjectRef or a list of them, not {type(refs).__name__}")
     if timeout is not None and timeout < 0:

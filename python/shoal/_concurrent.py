@@ -144,13 +144,13 @@ class _OnLoop(_Runner):
         super().__init__(session, groups)
         self._groups = {name: asyncio.Semaphore(size) for name, size in groups.items()}
         self._tasks: dict[asyncio.Task, Any] = {}  # with their calls; asyncio itself keeps tasks only weakly
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         threading.Thread(target=self._serve, daemon=True, name="shoal-asyncio").start()
 
     def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         try:
-            self._loop.run_forever()
+            self.loop.run_forever()
         except SystemExit as error:  # of a task that the user began
             self.end(exit_code(error))
         except BaseException:
@@ -165,19 +165,19 @@ class _OnLoop(_Runner):
             except BaseException as error:
                 return None, error
 
-        instance, error = asyncio.run_coroutine_threadsafe(made(), self._loop).result()
+        instance, error = asyncio.run_coroutine_threadsafe(made(), self.loop).result()
         if error is not None:
             raise ActorExit(0) if isinstance(error, AsyncioActorExit) else error
         return instance
 
     def begin(self, incoming) -> None:
-        self._loop.call_soon_threadsafe(self._begin, incoming)
+        self.loop.call_soon_threadsafe(self._begin, incoming)
 
     def _begin(self, incoming) -> None:
         if self.ends(incoming):
             return
         if incoming.method == RELEASE:
-            self._releasing = self._loop.create_task(self._release(incoming))
+            self._releasing = self.loop.create_task(self._release(incoming))
             return
         try:
             args, kwargs, extra = arguments(incoming)
@@ -185,7 +185,7 @@ class _OnLoop(_Runner):
         except Exception as error:
             self.failed(incoming, error)
             return
-        task = self._loop.create_task(self._run(incoming, extra, group, args, kwargs))
+        task = self.loop.create_task(self._run(incoming, extra, group, args, kwargs))
         self._tasks[task] = incoming
         task.add_done_callback(self._done)
 
@@ -201,7 +201,7 @@ class _OnLoop(_Runner):
             self.session.refuse_cancelled(incoming, self.where(incoming.method))
 
     def cancel(self, key: tuple[int, int]) -> None:
-        self._loop.call_soon_threadsafe(self._cancel, key)
+        self.loop.call_soon_threadsafe(self._cancel, key)
 
     def _cancel(self, key: tuple[int, int]) -> None:
         for task, incoming in self._tasks.items():

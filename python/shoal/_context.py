@@ -41,6 +41,7 @@ class Running:
     shared: bool = False  # handles of this actor have left it
     unanswered: Any = None
     runner: Any = None  # of a concurrent actor
+    turn: Any = None  # of an ordinary actor that is in compiled graphs: whose call may run (shoal.dag._loop)
 
 
 running = Running()

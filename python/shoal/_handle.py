@@ -17,12 +17,13 @@ from shoal._runtime import session as _session
 from shoal._runtime import state
 from shoal._signature import Signature
 from shoal._stream import ObjectRefGenerator
-from shoal.exceptions import ActorUnavailableError, PendingCallsLimitExceeded
+from shoal.exceptions import ActorUnavailableError, PendingCallsLimitExceeded, Unimplemented
 
-__all__ = ["RELEASE", "ActorHandle", "ActorMethod", "extra_of", "results"]
+__all__ = ["GRAPH", "RELEASE", "ActorHandle", "ActorMethod", "extra_of", "results"]
 
 _END_S = 5.0  # for what the thread of releases does, when the session ends
 RELEASE = "__shoal_release__"  # the method by which an actor is told that nobody refers to it
+GRAPH = "__shoal_graph__"  # and the one by which it is told of its part in a compiled graph (shoal.dag)
 
 
 class _Dep:
@@ -128,6 +129,15 @@ class ActorMethod:
             self._check(args, kwargs)
         return ObjectRef(_session().call(actor.id, name, *_pack(args, kwargs), parent_call()), f"{actor.class_name}.{name}")
 
+    def bind(self, *args, **kwargs):
+        """A call that is not made yet: a node of a graph (``shoal.dag``)."""
+        from shoal.dag._nodes import ClassMethodNode
+
+        if getattr(self, "_options", {}).get("num_returns", 1) != 1:
+            raise Unimplemented(f"{self._actor.class_name}.{self._name} has several results: in a graph a call has one")
+        self._check(args, kwargs)
+        return ClassMethodNode(self, args, kwargs)
+
     def options(self, **options) -> _MethodWithOptions:
         """``num_returns``, ``concurrency_group``, ``name``, ``max_task_retries`` with ``retry_exceptions`` of the calls made through it."""
         check_call_options(options, "methods of actors")
@@ -174,6 +184,13 @@ class ActorHandle:
         max_pending: int = -1,
     ):
         self._actor = _Actor(actor_id, class_name, methods, created, max_pending)
+
+    @classmethod
+    def _sharing(cls, actor: _Actor) -> ActorHandle:
+        """One more of the same actor, in the same process."""
+        out = cls.__new__(cls)
+        out._actor = actor
+        return out
 
     @property
     def _actor_id(self) -> str:

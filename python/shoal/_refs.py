@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
 
-__all__ = ["ObjectRef", "awaits", "callbacks", "load", "new_object_id", "when_gone", "when_ready"]
+__all__ = ["ObjectRef", "ResultRef", "awaits", "callbacks", "load", "new_object_id", "when_gone", "when_ready"]
 
 
 def new_object_id() -> str:
@@ -99,6 +99,15 @@ class ObjectRef:
     def __repr__(self) -> str:
         state = "pending" if not self._ref.ready else "failed" if self._ref.failed else "ready"
         return f"ObjectRef({self._where or 'put'}, {state})"
+
+
+class ResultRef:
+    """A result that ``get`` takes and that is fetched in another way: of a compiled graph."""
+
+    __slots__ = ("__weakref__",)
+
+    def get(self, timeout: float | None = None) -> Any:
+        raise NotImplementedError
 
 
 def _fetch(object_id: str, where: str, owner: str) -> ObjectRef:

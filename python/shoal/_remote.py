@@ -296,6 +296,9 @@ class ActorClass:
             handle._in_any_order()
         return handle if options.get("name") or detached else handle._own(restarts=True)
 
+    def bind(self, *args, **kwargs):
+        raise Unimplemented("graphs are of actors that are there", hint=f"make one with {self.__name__}.remote() and bind its methods")
+
     def __call__(self, *args, **kwargs):
         raise TypeError(f"make an actor with {self.__name__}.remote(...)")
 
@@ -331,6 +334,12 @@ class RemoteFunction:
         if function is None or function.session is not session:
             function = self._known = self._know()
         return state.functions.submit(function, args, kwargs)
+
+    def bind(self, *args, **kwargs):
+        """A call that is not made yet: a node of a graph (``shoal.dag``) that is executed as it is."""
+        from shoal.dag._nodes import FunctionNode
+
+        return FunctionNode(self, args, kwargs)
 
     def _know(self):
         from shoal._tasks import Function, FunctionPool  # after this module: its workers are actors

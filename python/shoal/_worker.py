@@ -14,7 +14,7 @@ from typing import Any
 from shoal import _serialize, _stream
 from shoal._client import put
 from shoal._context import running
-from shoal._handle import RELEASE, _Dep
+from shoal._handle import GRAPH, RELEASE, _Dep
 from shoal._refs import when_gone
 from shoal._remote import from_birth
 from shoal._runtime import attach_worker, state
@@ -22,6 +22,8 @@ from shoal._tasks import FunctionWorker
 from shoal.actor import ActorExit, exit_actor
 
 _DRAIN_S = 5.0  # for answers that callers have not taken when a worker ends
+
+LATER = object()  # what a built-in method returns whose call is answered by somebody else
 
 UNBORN = 99  # the exit code of a worker whose actor could not be made
 
@@ -83,7 +85,7 @@ def _serve(session, instance, early: deque) -> int:
     """An ordinary actor."""
     functions = {} if isinstance(instance, FunctionWorker) else None  # by their pickles
     while True:
-        incoming = early.popleft() if early else session.next_call()
+        incoming = early.popleft() if early else session.next_call() if running.turn is None else _next_in_turn(session)
         running.incoming, running.info, method = incoming, None, incoming.method
         try:
             try:
@@ -98,7 +100,7 @@ def _serve(session, instance, early: deque) -> int:
                         raise KeyboardInterrupt
                 built_in = BUILT_INS.get(method)
                 result = built_in(instance, *args, **kwargs) if built_in else getattr(instance, method)(*args, **kwargs)
-                if extra is not None:
+                if extra is not None or result is LATER:
                     reply(session, incoming, result, extra)
                 else:
                     answer = _serialize.dumps(result)
@@ -109,10 +111,19 @@ def _serve(session, instance, early: deque) -> int:
         except (Exception, KeyboardInterrupt) as error:
             refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
         else:
-            if extra is None:
+            if extra is None and result is not LATER:
                 session.reply(incoming, *answer)
         # What came with a call is given back now, not when the next one comes.
         args = kwargs = extra = result = answer = incoming = running.incoming = running.info = running.extra = None
+
+
+def _next_in_turn(session):
+    """Between its calls an actor makes those of graphs."""
+    running.turn.__exit__()
+    try:
+        return session.next_call()
+    finally:
+        running.turn.__enter__()
 
 
 def arguments(incoming, functions: dict | None = None) -> tuple[tuple, dict, dict[str, Any] | None]:
@@ -155,6 +166,8 @@ def _creation(incoming) -> tuple[type, dict[str, Any], tuple, dict]:
 def reply(session, incoming, result, extra: dict[str, Any] | None) -> None:
     """Answers with what the caller expects: one value, several, or none. Raises when the result is not of that kind."""
     count = extra.get("num_returns", 1) if extra is not None else 1
+    if result is LATER:
+        return
     if count == 1:
         session.reply(incoming, *_serialize.dumps(result))
     elif count == "streaming":
@@ -229,6 +242,12 @@ def _call(instance, function, *args, **kwargs):
     return function(instance, *args, **kwargs)
 
 
+def _graph(instance, *args):
+    from shoal.dag._loop import graph_call  # which most actors do not need
+
+    return graph_call(instance, *args)
+
+
 class _Released(ActorExit):
     why = "nothing referred to it any more"
 
@@ -246,6 +265,7 @@ BUILT_INS = {
     "__ray_ready__": lambda _: True,
     "__ray_call__": _call,
     RELEASE: _release,
+    GRAPH: _graph,
 }
 
 
@@ -265,4 +285,4 @@ def run_exit(code: int) -> None:
     os._exit(code)
 
 
-__all__ = ["main", "run_exit"]
+__all__ = ["LATER", "main", "run_exit"]

@@ -24,6 +24,9 @@ __all__ = [
     "OwnerDiedError",
     "PendingCallsLimitExceeded",
     "RayActorError",
+    "RayCgraphCapacityExceeded",
+    "RayChannelError",
+    "RayChannelTimeoutError",
     "RayError",
     "RaySystemError",
     "RayTaskError",
@@ -186,6 +189,20 @@ class ObjectStoreFullError(ResourceExhausted):
     """There is no room for a value."""
 
 
+class RayChannelError(Unavailable):
+    """A compiled graph was ended: its values go nowhere any more."""
+
+
+class RayChannelTimeoutError(RayChannelError, DeadlineExceeded):
+    """A compiled graph's result was not there in time. It may be asked for again."""
+
+    code = "DeadlineExceeded"
+
+
+class RayCgraphCapacityExceeded(ResourceExhausted):
+    """More executions of a compiled graph are under way than its ``_max_inflight_executions``."""
+
+
 class RuntimeEnvSetupError(InvalidArgument):
     """The environment that a function or an actor asked for could not be made."""
 
@@ -214,6 +231,8 @@ _CODES = [
 _REASONS = {
     "ActorDied": ActorDiedError,
     "ActorUnavailable": ActorUnavailableError,
+    "ChannelClosed": RayChannelError,
+    "ChannelTimeout": RayChannelTimeoutError,
     "OwnerDied": OwnerDiedError,
     "TaskCancelled": TaskCancelledError,
     "TaskUnschedulable": TaskUnschedulableError,

@@ -2,6 +2,7 @@
 one that cannot be had is printed as failed, and the rest still runs."""
 
 import argparse
+import collections
 import contextlib
 import functools
 import importlib
@@ -239,6 +240,30 @@ def calls_n_n():
     return rate(lambda: ray.get([a.call_peer.remote(b, 2 * N), c.call_peer.remote(d, 2 * N)]), 4 * N)
 
 
+def graph(length, under_way):
+    """Executions of a chain of actors as a compiled graph, so many at a time."""
+    dag = importlib.import_module(options.module + ".dag")
+    with dag.InputNode() as node:
+        for x in "abc"[:length]:
+            node = actor(x).ping.bind(node)
+    compiled = node.experimental_compile()
+
+    def go(count):
+        refs = collections.deque()
+        for _ in range(count):
+            if len(refs) == under_way:
+                ray.get(refs.popleft())
+            refs.append(compiled.execute(b"x"))
+        while refs:
+            ray.get(refs.popleft())
+
+    try:
+        go(N)
+        return rate(lambda: go(5 * N), 5 * N)
+    finally:
+        compiled.teardown()
+
+
 def mesh(count, together):
     """Calls of all of four actors, so many at a time."""
     four = [actor(x) for x in "abcd"]
@@ -278,6 +303,10 @@ measure("actors20", create_many, "s")
 measure("calls_sync", calls_sync)
 measure("calls_batched", calls_batched)
 measure("calls_n_n", calls_n_n)
+measure("graph_sync", lambda: graph(1, 1))
+measure("graph_pipelined", lambda: graph(1, 8))
+measure("graph_chain_sync", lambda: graph(3, 1))
+measure("graph_chain_pipelined", lambda: graph(3, 8))
 measure("mesh_sync", lambda: mesh(N // 2, 1))
 measure("mesh_batched", lambda: mesh(N, N))
 drop("b", "c", "d")

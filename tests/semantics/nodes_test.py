@@ -13,6 +13,9 @@ class Here:
     def node(self):
         return shoal.get_runtime_context().get_node_id()
 
+    def name(self, value):
+        return value + " Here"
+
     def die(self):
         os._exit(1)
 
@@ -82,6 +85,25 @@ print("done")
 """
     )
     assert out == "done\n"
+
+
+def test_a_compiled_graph_is_of_one_node_and_one_that_is_not_compiled_of_any(run):
+    out = run(
+        """
+from shoal.dag import InputNode
+
+here, there = (Here.options(scheduling_strategy=NodeAffinitySchedulingStrategy(n["id"], soft=False)).remote() for n in shoal.nodes())
+with InputNode() as inp:
+    graph = there.name.bind(here.name.bind(inp))
+assert shoal.get(graph.execute("x")) == "x Here Here"
+try:
+    graph.experimental_compile()
+except shoal.exceptions.Unimplemented as refused:
+    assert "is on another node" in str(refused), refused
+    print("refused")
+"""
+    )
+    assert out == "refused\n"
 
 
 LOST = """

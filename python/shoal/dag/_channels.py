@@ -1,0 +1,140 @@
+"""Values on their way through a graph: small ones lie in a channel (``native/channel.cc``), large ones in a shared memory of the node's,
+which the reader maps and gives back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from shoal import _native, _serialize
+from shoal._refs import new_object_id
+from shoal._runtime import state
+from shoal.exceptions import InvalidArgument, TaskError
+
+__all__ = ["Layout", "Outgoing", "Packed", "Raised"]
+
+_MAX_CAPACITY = 1 << 30  # of runtime/shm/ring.h
+_OVERHEAD = 96  # of a record
+_PER_BUFFER = 72
+_SMALLEST = 256  # a limit below which not even the words that say where a value lies have room
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The memory of a graph's channels, as its processes open it."""
+
+    name: str
+    count: int
+    capacity: int  # bytes of each channel
+    limit: int  # bytes of the largest record
+
+    @staticmethod
+    def of(name: str, count: int, limit: int, in_flight: int) -> Layout:
+        """Channels that have room for one more value at the limit than can be under way, wherever they begin, beside an eighth that may
+        still be taken by what was read: so nobody ever waits to write. Pages are touched as they are used."""
+        limit = max(limit, _SMALLEST)
+        capacity = 1 << 16
+        while capacity - capacity // 8 < (limit + _OVERHEAD) * (in_flight + 1):
+            capacity *= 2
+        if capacity > _MAX_CAPACITY:
+            raise InvalidArgument(
+                f"{in_flight} executions at once with {limit} bytes each need channels of {capacity} bytes; there are {_MAX_CAPACITY}",
+                hint="choose a smaller _buffer_size_bytes: larger values pass, too, in memories of their own",
+            )
+        return Layout(name, count, capacity, limit)
+
+    def open(self) -> _native.Channels:
+        return _native.Channels(state.session, self.name, self.count, self.capacity)
+
+
+class Raised:
+    """What a method raised, packed: it takes the place of its result, and of all that would follow from it."""
+
+    __slots__ = ("buffers", "head")
+
+    def __init__(self, head: bytes, buffers: list):
+        self.head, self.buffers = head, buffers
+
+    @classmethod
+    def of(cls, error: BaseException, where: str) -> Raised:
+        return cls(*_serialize.dump_exception(error, where))
+
+    def error(self) -> BaseException:
+        error = _serialize.loads(self.head, self.buffers)
+        return error.as_instance_of_cause() if isinstance(error, TaskError) else error
+
+
+class Packed:
+    """What a channel gives for a value that is not plain. One that lies elsewhere is given back when it was loaded, or when nobody wants
+    it any more."""
+
+    __slots__ = ("_buffers", "_elsewhere", "_head", "_raised")
+
+    def __init__(self, head: bytes, buffers: list, raised: bool, elsewhere: bool):
+        self._head, self._buffers, self._raised, self._elsewhere = head, buffers, raised, elsewhere
+
+    def load(self) -> Any:
+        """The value; a Raised for what cannot be loaded here, too."""
+        try:
+            if self._elsewhere:
+                self._fetch()
+            return Raised(self._head, self._buffers) if self._raised else _serialize.loads(self._head, self._buffers)
+        except Exception as error:
+            return Raised.of(error, "loading a value")
+
+    def _fetch(self) -> None:
+        object_id, owner = self._head.decode().split()
+        ref = state.session.fetch(object_id, owner)
+        state.session.wait_all([ref])
+        _, head, buffers = ref.value()
+        self._head, self._buffers, self._elsewhere = head, buffers, False
+        state.session.drop(object_id)
+
+    def __del__(self):
+        if self._elsewhere:
+            with contextlib.suppress(Exception):  # the session is closed, and gave all back
+                state.session.drop(self._head.decode().split()[0])
+
+
+class Outgoing:
+    """Writes values to channels, in the order in which it is asked to."""
+
+    def __init__(self, limit: int, in_flight: int):
+        self._limit = limit
+        self._elsewhere: deque[str] = deque(maxlen=in_flight)  # ids of what may not have been read yet
+
+    def send(self, senders: list[_native.Sender], value: Any) -> None:
+        for write in self.writes(senders, value):
+            write()
+
+    def writes(self, senders: list[_native.Sender], value: Any) -> list[Callable[[], Any]]:
+        """What writes it to each of them. What cannot travel raises here, and nothing is written."""
+        if type(value) is Raised:
+            return self._packed(senders, value.head, value.buffers, True)
+        if senders and senders[0].takes(value):
+            return [partial(s.write, value) for s in senders]
+        return self._packed(senders, *_serialize.dumps(value), False)
+
+    def _packed(self, senders: list[_native.Sender], head: bytes, buffers: list, raised: bool) -> list[Callable[[], Any]]:
+        bytes_ = len(head) + sum(memoryview(b).nbytes + _PER_BUFFER for b in buffers) + _OVERHEAD
+        if bytes_ <= self._limit:
+            return [partial(s.write_pickle, head, buffers, raised) for s in senders]
+        session = state.session
+        ref, out = session.put(head, buffers), []
+        for sender in senders:  # one memory: each reader has an id of its own to give back
+            object_id = new_object_id()
+            session.publish(ref, object_id)
+            self._elsewhere.append(object_id)
+            out.append(partial(sender.write_elsewhere, f"{object_id} {session.worker}".encode(), raised))
+        return out
+
+    def end(self) -> None:
+        """Nobody reads any more."""
+        with contextlib.suppress(Exception):
+            for object_id in self._elsewhere:
+                state.session.drop(object_id)
+        self._elsewhere.clear()

@@ -1,0 +1,390 @@
+"""``CompiledDAG``: a graph whose actors wait for its executions. One process executes it, from any of its threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from queue import SimpleQueue
+from typing import Any
+
+from shoal import _client, _native
+from shoal._context import running
+from shoal._handle import GRAPH, ActorHandle, _pack
+from shoal._refs import ObjectRef, ResultRef, load, new_object_id, when_ready
+from shoal._runtime import session as _session
+from shoal._runtime import state
+from shoal.dag import _schedule
+from shoal.dag._channels import Layout, Outgoing, Packed, Raised
+from shoal.dag._graph import WHOLE, Graph
+from shoal.dag._nodes import DAGNode, MultiOutputNode
+from shoal.exceptions import InvalidArgument, RayCgraphCapacityExceeded, RayChannelError, RayChannelTimeoutError, Unimplemented
+
+__all__ = ["CompiledDAG", "CompiledDAGFuture", "CompiledDAGRef"]
+
+_BUFFER_BYTES = 1_000_000  # Ray's
+_IN_FLIGHT = 10  # likewise
+_TEARDOWN_S = 30.0  # for methods that run when a graph ends
+_CAUSE_S = 5.0  # until it is known why an actor has left
+
+
+class _Running:
+    """The channels of a graph and who runs it: what is there until the last actor has left, whoever refers to the graph. What of the
+    memory is mapped here goes with it, or before."""
+
+    def __init__(self, layout: Layout, channels: _native.Channels | None):
+        self.layout, self.channels = layout, channels  # None once they are given back
+        self.error: Exception | None = None  # why it has ended, the first cause
+        self.ended, self.left = threading.Event(), threading.Event()
+        self._pid, self._num_left, self._lock = os.getpid(), 0, threading.Lock()
+        self._parts: list[ObjectRef] = []
+        _living.add(self)
+
+    def begin(self, parts: list[ObjectRef]) -> None:
+        """``parts``: the calls by which actors run theirs."""
+        self._parts = parts
+        for part in parts:
+            when_ready(part, lambda part=part: self._on_left(part))
+
+    def end(self, why: Exception) -> None:
+        """From any thread, and again: all that wait for this graph hear of it."""
+        if os.getpid() != self._pid:  # a forked child has only copies
+            return
+        with self._lock:
+            self.error = self.error or why
+        self.ended.set()
+        if (channels := self.channels) is not None:
+            channels.close()
+
+    def cause(self, heard: Exception) -> Exception:
+        """Why it ended, for who heard of it from a channel. Each time another exception: whoever raises it adds a traceback."""
+        self.ended.wait(_CAUSE_S)
+        return copy.copy(self.error or heard)
+
+    def _on_left(self, part: ObjectRef) -> None:
+        why = RayChannelError("an actor has left the graph")
+        try:
+            load(part)
+        except Exception as error:
+            why = error
+        self.end(why)
+        with self._lock:
+            self._num_left += 1
+            if self._num_left == len(self._parts):
+                self.left.set()
+
+
+class _Execution:
+    """One, for those who refer to its results."""
+
+    __slots__ = ("__weakref__", "dag", "values")
+
+    def __init__(self, dag: CompiledDAG):
+        self.dag = dag
+        self.values: list[Any] = []  # one by one as they come
+
+
+class _Result:
+    """Of one execution, for ``get`` and ``await``: once."""
+
+    __slots__ = ()
+
+    def __copy__(self):
+        raise ValueError(f"{type(self).__name__} cannot be copied.")
+
+    def __deepcopy__(self, memo):
+        raise ValueError(f"{type(self).__name__} cannot be deep copied.")
+
+    def __reduce__(self):
+        raise ValueError(f"{type(self).__name__} cannot be pickled.")
+
+
+def _loaded(value: Any) -> Any:
+    if type(value) is Packed:
+        value = value.load()
+        if type(value) is Raised:
+            raise value.error()
+    return value
+
+
+class CompiledDAGRef(_Result, ResultRef):
+    """A result of an execution: ``shoal.get(ref)`` or ``ref.get(timeout)``, once. It may be dropped unread. It cannot be copied or sent to
+    another process; ``wait`` does not take it."""
+
+    __slots__ = ("_execution", "_index")
+
+    def __init__(self, execution: _Execution, index: int):
+        self._execution, self._index = execution, index
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The value. Raises what the method raised, RayChannelTimeoutError after ``timeout`` seconds (None or -1: never), or why the graph
+        ended before."""
+        execution = self._execution
+        if execution is None:
+            raise ValueError("get() can only be called once on a CompiledDAGRef, and it was already called.")
+        values = execution.values
+        if len(values) < execution.dag._num_outputs:
+            execution.dag._read_until(values, timeout)
+        try:
+            value = _loaded(values[self._index])
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            self._execution = None
+            raise
+        self._execution = None
+        return value
+
+    def __repr__(self) -> str:
+        return f"CompiledDAGRef({self._index})"
+
+
+class CompiledDAGFuture(_Result):
+    """A result of ``execute_async``, to be awaited once."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: asyncio.Future):
+        self._future = future
+
+    def __await__(self):
+        future = self._future
+        if future is None:
+            raise ValueError("CompiledDAGFuture can only be awaited upon once, and it has already been awaited upon.")
+        self._future = None
+        return _loaded((yield from future.__await__()))
+
+
+class CompiledDAG:
+    """What ``experimental_compile`` returns. ``teardown`` ends it; so does its last reference's end, and the death of one of its actors."""
+
+    def __init__(self, output: DAGNode, buffer_bytes: int | None, enable_asyncio: bool, max_in_flight: int | None):
+        for name, value in (("_buffer_size_bytes", buffer_bytes), ("_max_inflight_executions", max_in_flight)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} is a positive int, not {value!r}")
+        self._in_flight = max_in_flight or _IN_FLIGHT
+        graph = Graph(output)
+        orders = {actor: [s.call for s in steps] for actor, steps in graph.plan.steps.items()}
+        if circle := _schedule.find_deadlock(graph.calls, orders):
+            raise InvalidArgument(f"this graph would wait for itself: {circle}", reason="Deadlock")
+        if running.actor_id in graph.actors and running.runner is None:
+            raise InvalidArgument(
+                f"{graph.actors[running.actor_id]!r} executes this graph and is a part of it: its call would wait for its own end",
+                reason="Deadlock",
+                hint="compile it in another process, or give the actor max_concurrency",
+            )
+        self._actors = graph.actors  # which would end with their last handles
+        self._picks, self._returns_list = graph.picks, isinstance(output, MultiOutputNode)
+        self._num_outputs = len(graph.plan.outputs)
+        self._positions, self._keywords = graph.positions, graph.keywords
+        self._asyncio = enable_asyncio
+        self._text = graph.text()
+        self._open(graph, buffer_bytes or _BUFFER_BYTES)
+        self._submitting, self._reading = threading.Lock(), threading.Lock()
+        self._submitted: deque[tuple[list, weakref.ref[_Execution]]] = deque()  # whose values are not all read, in order
+        self._awaited: SimpleQueue | None = None
+        weakref.finalize(self, self._running.end, RayChannelError("nothing refers to this graph any more"))
+        if enable_asyncio:
+            self._awaited = SimpleQueue()
+            threading.Thread(target=_settle_all, args=(self._awaited,), daemon=True, name="shoal-graph-results").start()
+            weakref.finalize(self, self._awaited.put, None)
+
+    def _open(self, graph: Graph, buffer_bytes: int) -> None:
+        """The channels, here and on all actors, which wait for executions when this returns."""
+        session, plan = _session(), graph.plan
+        if _end_all not in state.ending:
+            state.ending.append(_end_all)
+        layout = Layout.of(f"channels-{new_object_id()}", len(plan.channels), buffer_bytes, self._in_flight)
+        channels = layout.open()
+        self._running = _Running(layout, channels)
+        try:
+            place = (session.job, session.node)
+            opened = {}
+            for actor in graph.actors:
+                part = graph.part(actor, layout, self._in_flight, place, session.worker)
+                opened[actor] = _call(session, graph.actors[actor], "open", part)
+            for actor, ref in opened.items():
+                if (elsewhere := _client.get(ref)) is not None:
+                    what = "of another job" if elsewhere[0] != place[0] else "on another node"
+                    raise Unimplemented(
+                        f"the actors of a compiled graph share memory with the process that executes it: {graph.actors[actor]!r} is {what}",
+                        hint="execute the graph without compiling it",
+                    )
+        except BaseException:
+            channels.close()
+            for actor in opened:  # those that did open their part give it back: it ends at once
+                with contextlib.suppress(Exception):
+                    _call(session, graph.actors[actor], "run", layout.name)
+            raise
+        self._senders = [(key, [_native.Sender(channels, c, layout.limit) for c in numbers]) for key, numbers in plan.inputs.items()]
+        self._receivers = [_native.Receiver(channels, c, Packed) for c in plan.outputs.values()]
+        self._outgoing = Outgoing(layout.limit, self._in_flight * max(1, sum(len(s) for _, s in self._senders)))
+        whole = len(self._senders) == 1 and self._senders[0][0] == WHOLE and len(self._senders[0][1]) == 1
+        self._only = self._senders[0][1][0] if whole else None  # of a graph whose whole input goes to one actor
+        self._running.begin([_call(session, handle, "run", layout.name) for handle in graph.actors.values()])
+
+    # ---- executions
+
+    def execute(self, *args, **kwargs) -> CompiledDAGRef | list[CompiledDAGRef]:
+        """Submits an execution. RayCgraphCapacityExceeded when so many are under way or not fetched; those that nobody refers to are
+        waited for instead."""
+        if self._asyncio:
+            raise ValueError("Use execute_async if enable_asyncio=True")
+        execution = self._submit(args, kwargs)
+        return [CompiledDAGRef(execution, k) for k in self._picks] if self._returns_list else CompiledDAGRef(execution, 0)
+
+    async def execute_async(self, *args, **kwargs) -> CompiledDAGFuture | list[CompiledDAGFuture]:
+        """The same for asyncio, of a graph compiled with ``enable_asyncio``. What has come is not under way any more, awaited or not."""
+        if not self._asyncio:
+            raise ValueError("Use execute if enable_asyncio=False")
+        loop = asyncio.get_running_loop()
+        execution = self._submit(args, kwargs)
+        futures = [loop.create_future() for _ in self._picks]
+        self._awaited.put((execution, list(zip(futures, self._picks, strict=True)), loop))
+        results = [CompiledDAGFuture(f) for f in futures]
+        return results if self._returns_list else results[0]
+
+    def _submit(self, args: tuple, kwargs: dict[str, Any]) -> _Execution:
+        execution = _Execution(self)
+        with self._submitting:
+            if self._running.error is not None:
+                raise self._running.cause(self._running.error)
+            if len(self._submitted) >= self._in_flight:
+                self._make_room()
+            only = self._only
+            plain = only is not None and len(args) == 1 and not kwargs and only.takes(args[0])
+            writes = [] if plain else self._writes(args, kwargs)
+            try:
+                self._submitted.append((execution.values, weakref.ref(execution)))
+                if plain:
+                    only.write(args[0])
+                for write in writes:
+                    write()
+            except RayChannelError as error:
+                raise self._running.cause(error) from None
+            except BaseException:  # a part of it may be on its way: nobody could tell whose results come next
+                self._running.end(RayChannelError("the submission of an execution was interrupted"))
+                raise
+        return execution
+
+    def _writes(self, args: tuple, kwargs: dict[str, Any]) -> list:
+        if len(args) != self._positions:
+            raise ValueError(f"execute() must be called with {self._positions} positional args, got {len(args)}")
+        for name in self._keywords:
+            if name not in kwargs:
+                raise ValueError(f"execute() must be called with kwarg `{name}`")
+        out = []
+        for (_, key), senders in self._senders:
+            value = args[0] if key is None else args[key] if isinstance(key, int) else kwargs[key]
+            out += self._outgoing.writes(senders, value)
+        return out
+
+    def _make_room(self) -> None:
+        if self._reading.acquire(blocking=False):  # else somebody waits for a result
+            try:
+                while len(self._submitted) >= self._in_flight and self._submitted[0][1]() is None:
+                    self._read(self._submitted[0][0], None)
+            finally:
+                self._reading.release()
+        if len(self._submitted) >= self._in_flight:
+            raise RayCgraphCapacityExceeded(
+                f"{len(self._submitted)} executions of this graph are under way or their results not fetched: "
+                f"its _max_inflight_executions is {self._in_flight}",
+                hint="get() results, or compile it with more",
+            )
+
+    def _read_until(self, values: list, timeout: float | None) -> None:
+        """Until an execution's values are there; those of the ones before come first."""
+        if timeout is not None and timeout < 0:
+            timeout = None
+        end = None if timeout is None else time.monotonic() + timeout
+        if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
+            raise RayChannelTimeoutError(f"no result within {timeout:g} s: another thread waits for an earlier one")
+        try:
+            while len(values) < self._num_outputs:
+                self._read(self._submitted[0][0], end)
+        finally:
+            self._reading.release()
+
+    def _read(self, values: list, end: float | None) -> None:
+        """All values of the first execution that was submitted. It may be interrupted anywhere, and goes on there when called again."""
+        try:
+            while len(values) < self._num_outputs:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                if not self._receivers:
+                    raise RayChannelError("the graph was torn down")
+                self._receivers[len(values)].read_into(values, left)
+        except RayChannelTimeoutError:
+            raise
+        except RayChannelError as error:
+            raise self._running.cause(error) from None
+        while self._submitted and len(self._submitted[0][0]) == self._num_outputs:
+            self._submitted.popleft()
+
+    # ---- the end
+
+    def teardown(self, kill_actors: bool = False) -> None:
+        """Ends the graph: results that were not fetched are lost, its memory is given back, and its actors are ordinary ones again, at the
+        latest when the methods that run have returned (this waits for that for 30 s). ``kill_actors``: they are ended, too."""
+        self._running.end(RayChannelError("this graph was torn down", hint="compile it anew: bind its methods again"))
+        if kill_actors:
+            for handle in self._actors.values():
+                with contextlib.suppress(Exception):  # it is dead already
+                    _client.kill(handle)
+        self._running.left.wait(_TEARDOWN_S)
+        if self._awaited is not None:
+            self._awaited.put(None)
+        with self._submitting, self._reading:
+            self._senders, self._receivers, self._only, self._running.channels = [], [], None, None
+            self._outgoing.end()
+
+    def visualize(self, *_, **__) -> str:
+        """The graph as text: who makes which calls in which order, and where values come from."""
+        return self._text
+
+
+def _call(session: _native.Session, handle: ActorHandle, *args) -> ObjectRef:
+    """Never made again: an actor that was started again is in no graph."""
+    return ObjectRef(session.call(handle._actor_id, GRAPH, *_pack(args, {}), None, 0), repr(handle))
+
+
+def _settle_all(awaited: SimpleQueue) -> None:
+    """A thread of a graph that was compiled for asyncio: brings results to the loops that await them."""
+    while (item := awaited.get()) is not None:
+        execution, futures, loop = item
+        try:
+            execution.dag._read_until(execution.values, None)
+            error = None
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            loop.call_soon_threadsafe(_settle, futures, execution.values, error)
+        item = execution = futures = loop = None  # lest a graph outlive its last reference
+
+
+def _settle(futures: list[tuple[asyncio.Future, int]], values: list, error: Exception | None) -> None:
+    for future, pick in futures:
+        if future.done():  # cancelled
+            continue
+        if error is None:
+            future.set_result(values[pick])
+        else:
+            future.set_exception(copy.copy(error))
+            future.exception()  # whoever dropped it does not want to hear of it
+
+
+_living: weakref.WeakSet[_Running] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    """The session closes: whoever waits for a graph hears of it, and nothing is given back to the node any more."""
+    for graph in tuple(_living):
+        channels = graph.channels
+        graph.end(RayChannelError("the session of this graph was closed"))
+        if channels is not None:
+            channels.leave()

@@ -1,0 +1,705 @@
+"""Static graphs over actors: ``shoal.dag``, executed as they are and compiled."""
+
+import _thread
+import asyncio
+import copy
+import gc
+import os
+import pickle
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cast import GUARD_S, Recorder
+from leftovers import wait_until
+
+import shoal as ray
+from shoal._runtime import state
+from shoal.dag import InputNode, MultiOutputNode
+from shoal.exceptions import (
+    ActorDiedError,
+    InvalidArgument,
+    RayCgraphCapacityExceeded,
+    RayChannelError,
+    RayChannelTimeoutError,
+    Unimplemented,
+)
+
+
+@ray.remote
+class Stage:
+    """Counts its calls."""
+
+    def __init__(self, name=""):
+        self.name, self.calls = name, 0
+
+    def through(self, value):
+        self.calls += 1
+        return value
+
+    def add(self, a, b=0):
+        self.calls += 1
+        return a + b
+
+    def tag(self, value):
+        return f"{value}{self.name}"
+
+    def numbered(self, value):
+        self.calls += 1
+        return value, self.calls
+
+    def pack(self, *values, **named):
+        return values, named
+
+    def fail_if_odd(self, value):
+        if value % 2:
+            raise KeyError(value)
+        return value
+
+    def lock_of(self, value):
+        return threading.Lock() if value else None
+
+    def ones(self, count):
+        return np.ones(count)
+
+    def add_in_place(self, tensor):
+        tensor += 1
+        return tensor
+
+    def wait_at(self, gate, name="", then=None):
+        return ray.get(gate.wait.remote(name, then))
+
+    def arrive(self, gate, who):
+        ray.get(gate.arrive.remote(who))
+        return who
+
+    def leave(self, value):
+        ray.exit_actor()
+
+    def count(self):
+        return self.calls
+
+    def pid(self):
+        return os.getpid()
+
+    def threads(self):
+        return [t.name for t in threading.enumerate()]
+
+    def run_graph(self, other, value):
+        """Executes a graph over another actor, and itself if there is none."""
+        with InputNode() as inp:
+            bound = (other or ray.get_runtime_context().current_actor).through.bind(inp)
+        self.compiled = bound.experimental_compile()
+        return ray.get(self.compiled.execute(value))
+
+
+@ray.remote(max_concurrency=2)
+class Threaded:
+    def double(self, value):
+        return 2 * value
+
+
+@ray.remote
+class Async:
+    async def double(self, value):
+        await asyncio.sleep(0)
+        return 2 * value
+
+    def loop_is_mine(self, value):
+        return value, asyncio.get_running_loop() is not None
+
+
+@pytest.fixture
+def stages():
+    """Makes stages, which end with the test."""
+    made = []
+
+    def make(*names):
+        made.extend(Stage.remote(n) for n in names)
+        return made[-len(names) :]
+
+    yield make
+    for actor in made:
+        ray.kill(actor)
+
+
+@pytest.fixture
+def compiled():
+    """Compiles what a function makes of the input; torn down with the test."""
+    made = []
+
+    def make(bound, **options):
+        with InputNode() as inp:
+            made.append(bound(inp).experimental_compile(**options))
+        return made[-1]
+
+    yield make
+    for graph in made:
+        graph.teardown()
+
+
+def memories_of_the_node():
+    folder, out = f"/proc/{state.cluster.pid}/fd", []
+    for fd in os.listdir(folder):
+        try:
+            out.append(os.readlink(f"{folder}/{fd}"))
+        except FileNotFoundError:
+            pass
+    return sorted(m for m in out if m.startswith("/memfd:shoal:"))
+
+
+def graph_threads(actor):
+    return ray.get(actor.threads.remote()).count("shoal-graph")
+
+
+# ---- executed as they are
+
+
+def test_a_graph_of_actors_and_functions_is_executed(recorder):
+    @ray.remote
+    def double(value):
+        return 2 * value
+
+    with InputNode() as inp:
+        node = double.bind(recorder.echo.bind(inp))
+    assert ray.get(node.execute(4)) == 8
+    assert ray.get(node.execute(5)) == 10
+
+
+def test_a_node_with_several_readers_is_executed_once(recorder):
+    with InputNode() as inp:
+        node = recorder.add.bind(inp)
+        outputs = MultiOutputNode([recorder.echo.bind(node), recorder.echo.bind(node), node])
+    refs = outputs.execute("x")
+    assert ray.get(refs) == [1, 1, 1]
+    assert ray.get(recorder.all.remote()) == ["x"]
+
+
+def test_an_input_has_parts(stages):
+    (a,) = stages("a")
+    with InputNode() as inp:
+        node = a.pack.bind(inp[0], inp[1], k=inp.x)
+    assert ray.get(node.execute(1, 2, x=3)) == ((1, 2), {"k": 3})
+    with InputNode() as inp:
+        node = a.pack.bind(inp["one"], inp["two"])
+    assert ray.get(node.execute({"one": 1, "two": 2})) == ((1, 2), {})
+
+
+def test_a_graph_that_needs_itself_is_not_executed(stages):
+    (a,) = stages("a")
+    with InputNode() as inp:
+        given = [inp]
+        node = a.pack.bind(given)
+    given.append(node)
+    with pytest.raises(ValueError, match="needs its own result"):
+        node.execute(1)
+
+
+# ---- compiled
+
+
+# fmt: off
+VALUES = [
+    None, True, False, 0, -1, 2**63 - 1, -(2**63), 2**63, 2**200, 1.5, float("inf"), b"", b"\0x" * 100, "", "snow \u2603", "\ud800",
+    (1, "two"), [1, [2]], {"k": None}, {1, 2}, range(3), 1j, b"x" * 2_000_000, "x" * 2_000_000,
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: repr(v)[:20])
+def test_values_come_back_as_they_went(stages, compiled, value):
+    (a,) = stages("a")
+    got = ray.get(compiled(lambda inp: a.through.bind(inp)).execute(value))
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_a_chain_is_executed_again_and_again(stages, compiled):
+    a, b, c = stages("a", "b", "c")
+    graph = compiled(lambda inp: c.tag.bind(b.tag.bind(a.tag.bind(inp))))
+    assert [ray.get(graph.execute(i)) for i in range(200)] == [f"{i}abc" for i in range(200)]
+
+
+def test_calls_on_one_actor_run_in_the_order_in_which_they_were_bound(stages, compiled):
+    a, b = stages("a", "b")
+
+    def bound(inp):
+        first = a.numbered.bind(inp)
+        return MultiOutputNode([b.through.bind(first), a.numbered.bind(inp), a.numbered.bind(b.through.bind(inp))])
+
+    graph = compiled(bound)
+    for n in range(3):
+        first, second, third = ray.get(graph.execute("v"))
+        assert (first[1], second[1], third[1]) == (3 * n + 1, 3 * n + 2, 3 * n + 3)
+
+
+def test_several_outputs_one_of_them_twice(stages, compiled):
+    a, b = stages("a", "b")
+
+    def bound(inp):
+        x, y = a.add.bind(inp, 1), b.add.bind(inp, b=2)
+        return MultiOutputNode([x, y, x])
+
+    refs = compiled(bound).execute(10)
+    assert ray.get(refs[1]) == 12
+    assert [refs[2].get(), refs[0].get()] == [11, 11]
+
+
+def test_parts_of_the_input_go_where_they_are_needed(stages, compiled):
+    a, b = stages("a", "b")
+    graph = compiled(lambda inp: MultiOutputNode([a.add.bind(inp[0], inp.x), b.pack.bind([inp[1], {"k": inp.x}], inp[0])]))
+    assert ray.get(graph.execute(1, 2, x=3)) == [4, (([2, {"k": 3}], 1), {})]
+    with pytest.raises(ValueError, match="2 positional args, got 1"):
+        graph.execute(1, x=3)
+    with pytest.raises(ValueError, match="kwarg `x`"):
+        graph.execute(1, 2)
+    assert ray.get(graph.execute(5, 6, x=7))[0] == 12
+
+
+def test_arguments_that_are_bound_travel_once(stages, compiled):
+    a, _ = stages("a", "b")
+    ref, table = ray.put(5), np.arange(100_000)
+    graph = compiled(lambda inp: a.pack.bind(inp, ref, table, k=[1]))
+    for n in range(3):
+        (x, five, same), named = ray.get(graph.execute(n))
+        assert (x, five, named) == (n, 5, {"k": [1]})
+        assert (same == table).all()
+
+
+def test_an_exception_is_the_result_and_the_graph_goes_on(stages, compiled):
+    a, b, c = stages("a", "b", "c")
+
+    def bound(inp):
+        odd = a.fail_if_odd.bind(inp)
+        return MultiOutputNode([c.through.bind(b.through.bind(odd)), b.through.bind(inp)])
+
+    graph = compiled(bound)
+    for n in range(4):
+        failed, good = graph.execute(n)
+        assert ray.get(good) == n
+        if n % 2:
+            with pytest.raises(KeyError, match="fail_if_odd raised"):
+                ray.get(failed)
+        else:
+            assert ray.get(failed) == n
+    assert ray.get(c.count.remote()) == 2  # it was not called for what failed
+
+
+def test_a_result_that_cannot_travel_is_an_error(stages, compiled):
+    (a,) = stages("a")
+    graph = compiled(lambda inp: a.lock_of.bind(inp))
+    with pytest.raises(TypeError, match="lock"):
+        ray.get(graph.execute(1))
+    assert ray.get(graph.execute(0)) is None
+
+
+def test_an_input_that_cannot_travel_is_refused_before_anything_is_sent(stages, compiled):
+    a, b = stages("a", "b")
+    graph = compiled(lambda inp: MultiOutputNode([a.through.bind(inp[0]), b.through.bind(inp[1])]))
+    with pytest.raises(TypeError, match="lock"):
+        graph.execute(1, threading.Lock())
+    assert ray.get(graph.execute(2, 3)) == [2, 3]
+
+
+def test_a_result_is_fetched_once_by_the_process_that_asked_for_it(stages, compiled):
+    (a,) = stages("a")
+    ref = compiled(lambda inp: a.through.bind(inp)).execute(1)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(ValueError, match="cannot be"):
+            copied(ref)
+    with pytest.raises(TypeError):
+        ray.wait([ref])
+    assert ray.get(ref) == 1
+    with pytest.raises(ValueError, match="once"):
+        ray.get(ref)
+
+
+def test_results_are_fetched_in_any_order_or_not_at_all(stages, compiled):
+    (a,) = stages("a")
+    graph = compiled(lambda inp: a.through.bind(inp))
+    refs = [graph.execute(n) for n in range(10)]
+    assert [refs[n].get() for n in (3, 0, 9)] == [3, 0, 9]
+    refs = None
+    assert ray.get(graph.execute("next")) == "next"
+
+
+def test_more_than_may_be_under_way_is_refused(stages, compiled, gate):
+    (a,) = stages("a")
+    graph = compiled(lambda inp: a.wait_at.bind(gate, inp[0], inp[1]), _max_inflight_executions=2)
+    first, second = graph.execute("one", 1), graph.execute("one", 2)
+    with pytest.raises(RayCgraphCapacityExceeded, match="_max_inflight_executions is 2"):
+        graph.execute("one", 3)
+    ray.get(gate.open.remote("one"))
+    assert ray.get(first) == 1
+    third = graph.execute("one", 3)
+    with pytest.raises(RayCgraphCapacityExceeded):
+        graph.execute("one", 4)
+    assert [ray.get(second), ray.get(third)] == [2, 3]
+
+
+def test_results_that_nobody_wants_make_room(stages, compiled):
+    (a,) = stages("a")
+    graph = compiled(lambda inp: a.numbered.bind(inp), _max_inflight_executions=3)
+    for _ in range(50):
+        graph.execute(None)
+    assert ray.get(graph.execute("x")) == ("x", 51)
+
+
+def test_a_timeout_loses_nothing(stages, compiled, gate):
+    a, b = stages("a", "b")
+    graph = compiled(lambda inp: MultiOutputNode([a.through.bind(inp), b.wait_at.bind(gate, inp, 7)]))
+    passed, held = graph.execute("door")
+    for _ in range(3):
+        with pytest.raises(RayChannelTimeoutError):
+            held.get(timeout=0)
+    with pytest.raises(TimeoutError):
+        ray.get(held, timeout=0.001)
+    ray.get(gate.open.remote("door"))
+    assert [held.get(timeout=GUARD_S), passed.get()] == [7, "door"]
+    assert ray.get(graph.execute("door")) == ["door", 7]
+
+
+def test_a_wait_can_be_interrupted_and_goes_on(stages, compiled, gate):
+    (a,) = stages("a")
+    graph = compiled(lambda inp: a.arrive.bind(gate, inp))
+    ref = graph.execute("x")
+
+    def interrupt():
+        ray.get(gate.arrived.remote(1))
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        ray.get(ref)
+    thread.join()
+    ray.get(gate.open.remote())
+    assert ray.get(ref) == "x"
+    assert ray.get(graph.execute("y")) == "y"
+
+
+def test_an_actor_is_in_several_graphs_and_takes_ordinary_calls(stages, compiled):
+    a, b = stages("a", "b")
+    one, two = compiled(lambda inp: a.numbered.bind(inp)), compiled(lambda inp: a.numbered.bind(b.through.bind(inp)))
+    for n in range(20):
+        refs = [one.execute(n), two.execute(n), a.numbered.remote(n)]
+        assert sorted(ray.get(r)[1] for r in refs) == [3 * n + 1, 3 * n + 2, 3 * n + 3]
+    one.teardown()
+    assert ray.get(two.execute("still")) == ("still", 61)
+
+
+def test_calls_on_an_ordinary_actor_run_one_at_a_time_whoever_makes_them(stages, compiled, gate):
+    (a,) = stages("a")
+    graph = compiled(lambda inp: a.through.bind(inp))
+    held = a.arrive.remote(gate, "call")
+    ray.get(gate.arrived.remote(1))
+    ref = graph.execute("graph")
+    with pytest.raises(RayChannelTimeoutError):
+        ref.get(timeout=0.05)
+    ray.get(gate.open.remote())
+    assert ray.get(ref) == "graph"
+    assert ray.get(held) == "call"
+
+
+def test_concurrent_actors_are_in_graphs(compiled):
+    threaded, asynchronous = Threaded.remote(), Async.remote()
+    graph = compiled(lambda inp: asynchronous.loop_is_mine.bind(asynchronous.double.bind(threaded.double.bind(inp))))
+    assert [ray.get(graph.execute(n)) for n in range(5)] == [(4 * n, True) for n in range(5)]
+
+
+@pytest.mark.parametrize("count", [1, 1000, 124_000, 125_000, 126_000, 5_000_000])
+def test_arrays_of_any_size_pass(stages, compiled, count):
+    a, b = stages("a", "b")
+    graph = compiled(lambda inp: MultiOutputNode([b.through.bind(a.through.bind(inp)), b.through.bind(inp)]))
+    array = np.arange(count, dtype=np.float64)
+    for got in (*ray.get(graph.execute(array)), *ray.get(graph.execute(array))):
+        assert got.dtype == array.dtype
+        assert np.array_equal(got, array)
+        assert count < 1000 or not got.flags.writeable
+
+
+def test_tensors_belong_to_who_gets_them(stages, compiled):
+    import torch
+
+    (a,) = stages("a")
+    graph = compiled(lambda inp: MultiOutputNode([a.add_in_place.bind(inp)]))
+    for count in (3, 10_000, 1_000_000):
+        tensor = torch.arange(count, dtype=torch.float32)
+        (got,) = ray.get(graph.execute(tensor))
+        assert torch.equal(got, tensor + 1)
+        assert float(tensor[0]) == 0
+        got += 1
+
+
+def test_large_values_are_given_back_read_or_not(stages, compiled):
+    (a,) = stages("a")
+    before = memories_of_the_node()
+    graph = compiled(lambda inp: a.ones.bind(inp), _buffer_size_bytes=1000)
+    for _ in range(5):
+        assert ray.get(graph.execute(200_000)).sum() == 200_000
+    wait_until(lambda: len(memories_of_the_node()) == len(before) + 1, GUARD_S, "only the channels are there")
+    refs = [graph.execute(200_000) for _ in range(5)]
+    refs[-1].get()
+    del refs
+    for _ in range(5):
+        graph.execute(200_000)
+    graph.teardown()
+    gc.collect()
+    wait_until(lambda: memories_of_the_node() == before, GUARD_S, "all memory is given back")
+
+
+# ---- the end
+
+
+def test_teardown_gives_back_the_actors_and_the_memory(stages, compiled, gate):
+    a, b = stages("a", "b")
+    before = memories_of_the_node()
+    graph = compiled(lambda inp: b.through.bind(a.arrive.bind(gate, inp)))
+    lost, unsaid = graph.execute("x"), graph.execute("y")
+    ray.get(gate.arrived.remote(1))
+    waiting = threading.Thread(target=graph.teardown)
+    waiting.start()
+    with pytest.raises(RayChannelError, match="torn down"):
+        ray.get(lost)
+    assert waiting.is_alive()  # for what runs
+    ray.get(gate.open.remote())
+    waiting.join()
+    graph.teardown()
+    for call in (lambda: ray.get(unsaid), lambda: graph.execute(1)):
+        with pytest.raises(RayChannelError, match="torn down"):
+            call()
+    assert graph_threads(a) == graph_threads(b) == 0
+    assert "channels-" not in Path("/proc/self/maps").read_text()
+    wait_until(lambda: memories_of_the_node() == before, GUARD_S, "the channels are given back")
+    again = compiled(lambda inp: b.tag.bind(a.tag.bind(inp)))
+    assert ray.get(again.execute(1)) == "1ab"
+
+
+def test_a_graph_ends_with_its_last_reference(stages):
+    (a,) = stages("a")
+    with InputNode() as inp:
+        graph = a.through.bind(inp).experimental_compile()
+    ref = graph.execute(1)
+    del graph
+    assert ray.get(ref) == 1
+    del ref
+    gc.collect()
+    wait_until(lambda: graph_threads(a) == 0, GUARD_S, "the graph's end")
+
+
+def test_the_death_of_an_actor_fails_what_is_under_way_and_names_it(stages, compiled, gate):
+    a, b, c = stages("a", "b", "c")
+    graph = compiled(lambda inp: c.through.bind(b.arrive.bind(gate, a.through.bind(inp))))
+    pid = ray.get(b.pid.remote())
+    refs = [graph.execute(n) for n in range(3)]
+    ray.get(gate.arrived.remote(1))
+    os.kill(pid, signal.SIGKILL)
+    for ref in refs:
+        with pytest.raises(ActorDiedError, match=r"SIGKILL") as raised:
+            ray.get(ref)
+        assert raised.value.actor_id == b._actor_id
+    with pytest.raises(ActorDiedError):
+        graph.execute(4)
+    for actor in (a, c):
+        wait_until(lambda actor=actor: graph_threads(actor) == 0, GUARD_S, "the others have left the graph")
+    graph.teardown()
+    again = compiled(lambda inp: c.tag.bind(a.tag.bind(inp)))
+    assert ray.get(again.execute(1)) == "1ac"
+
+
+def test_an_actor_that_leaves_from_a_graph_is_dead(stages, compiled):
+    (a,) = stages("a")
+    graph = compiled(lambda inp: a.leave.bind(inp))
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(graph.execute(1))
+
+
+def test_teardown_may_end_the_actors(stages, compiled):
+    (a,) = stages("a")
+    graph = compiled(lambda inp: a.through.bind(inp))
+    graph.teardown(kill_actors=True)
+    with pytest.raises(ActorDiedError):
+        ray.get(a.count.remote())
+
+
+def test_a_dead_actor_is_no_part_of_a_graph(stages, compiled):
+    a, b = stages("a", "b")
+    ray.kill(a)
+    with pytest.raises(ActorDiedError):
+        compiled(lambda inp: b.through.bind(a.through.bind(inp)))
+    assert ray.get(compiled(lambda inp: b.through.bind(inp)).execute(1)) == 1
+
+
+def test_a_graph_ends_with_the_process_that_executes_it(stages):
+    a, b = stages("a", "b")
+    assert ray.get(a.run_graph.remote(b, 5)) == 5
+    assert graph_threads(b) == 1
+    os.kill(ray.get(a.pid.remote()), signal.SIGKILL)
+    wait_until(lambda: graph_threads(b) == 0, GUARD_S, "the end of the graph on the other actor")
+
+
+DRIVER = """
+import shoal
+from cast import Recorder
+from shoal.dag import InputNode
+
+shoal.init()
+first, second = Recorder.remote(), Recorder.remote()
+with InputNode() as inp:
+    compiled = second.echo.bind(first.echo.bind(inp)).experimental_compile()
+refs = [compiled.execute(n) for n in range(4)]
+assert shoal.get(refs[1]) == 1
+print("pids", *shoal.get([first.pid.remote(), second.pid.remote()]))
+"""
+
+
+def test_a_driver_that_exits_without_teardown_leaves_nothing(tmp_path):
+    """The module's home looks for processes and memory that are left, too."""
+    import subprocess
+    import sys
+
+    from leftovers import alive
+
+    path = os.pathsep.join([os.path.dirname(__file__), *(p for p in sys.path if p)])
+    env = {**os.environ, "PYTHONPATH": path}
+    run = subprocess.run([sys.executable, "-c", DRIVER], env=env, capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stderr) == (0, "")
+    pids = [int(p) for p in run.stdout.split()[1:]]
+    assert len(pids) == 2
+    wait_until(lambda: not any(alive(p) for p in pids), GUARD_S, "the end of its actors")
+
+
+# ---- what is refused
+
+
+def test_a_circle_is_found_when_the_graph_is_compiled(stages, compiled):
+    a, b = stages("a", "b")
+
+    def bound(inp):
+        given = [inp]
+        first = a.pack.bind(given)
+        second = b.through.bind(first)
+        given.append(second)
+        return second
+
+    with pytest.raises(InvalidArgument, match=r"Stage\.pack .* waits for Stage\.through .*; Stage\.through .* waits for Stage\.pack") as e:
+        compiled(bound)
+    assert e.value.reason == "Deadlock"
+
+
+def test_an_actor_that_would_wait_for_itself_is_told(stages):
+    (a,) = stages("a")
+    with pytest.raises(InvalidArgument, match="is a part of it"):
+        ray.get(a.run_graph.remote(None, 1))
+    assert ray.get(a.count.remote()) == 0
+
+
+def test_what_is_no_graph_of_methods_is_refused(stages, compiled):
+    a, b = stages("a", "b")
+
+    @ray.remote
+    def function(value):
+        return value
+
+    def left_out(inp):
+        first = a.through.bind(inp)
+        left_out.kept = b.through.bind(first)
+        return first
+
+    for bound, error, text in (
+        (lambda inp: function.bind(inp), Unimplemented, "methods of actors"),
+        (lambda inp: a.through.bind(1), ValueError, "exactly one InputNode"),
+        (lambda inp: b.add.bind(a.through.bind(1), inp), ValueError, "nothing would tell it to run"),
+        (lambda inp: a.add.bind(inp, InputNode()), ValueError, "exactly one InputNode"),
+        (lambda inp: a.add.bind(inp, inp[0]), ValueError, "InputNode.. directly"),
+        (lambda inp: MultiOutputNode([a.through.bind(inp), inp]), ValueError, "results of methods"),
+        (lambda inp: MultiOutputNode([]), ValueError, "not empty"),
+        (left_out, ValueError, "MultiOutputNode"),
+        (lambda inp: a.through.bind(inp).with_tensor_transport("nccl"), Unimplemented, "shared memory"),
+        (lambda inp: a.add.bind(inp, 1, 2), TypeError, "Stage.add"),
+        (lambda inp: Stage.bind("a"), Unimplemented, "actors that are there"),
+        (lambda inp: a.through.options(num_returns=2).bind(inp), Unimplemented, "several results"),
+    ):
+        with pytest.raises(error, match=text):
+            compiled(bound)
+    for options in ({"_buffer_size_bytes": 0}, {"_max_inflight_executions": -1}, {"_max_inflight_executions": True}):
+        with pytest.raises(ValueError, match="positive int"):
+            compiled(lambda inp: a.through.bind(inp), **options)
+
+
+def test_a_graph_is_compiled_once(stages, compiled):
+    (a,) = stages("a")
+    with InputNode() as inp:
+        node = a.through.bind(inp)
+    graph = node.experimental_compile()
+    with pytest.raises(ValueError, match="compiled already"):
+        node.experimental_compile()
+    assert "0 = through(input)" in graph.visualize()
+    graph.teardown()
+
+
+def test_an_actor_of_another_job_is_refused_in_a_sentence(compiled):
+    other = Recorder.options(name="other", lifetime="detached").remote()
+    try:
+        with pytest.raises(Unimplemented, match="is of another job"):
+            compiled(lambda inp: other.echo.bind(inp))
+        with InputNode() as inp:
+            assert ray.get(other.echo.bind(inp).execute(3)) == 3
+    finally:
+        ray.kill(other)
+
+
+# ---- asyncio
+
+
+def test_results_are_awaited(stages, compiled):
+    a, b = stages("a", "b")
+    graph = compiled(lambda inp: b.fail_if_odd.bind(a.through.bind(inp)), enable_asyncio=True, _max_inflight_executions=20)
+
+    async def main():
+        futures = [await graph.execute_async(n) for n in range(20)]
+        out = []
+        for n in (7, *range(0, 20, 2)):
+            try:
+                out.append(await futures[n])
+            except KeyError:
+                out.append("odd")
+        with pytest.raises(ValueError, match="only be awaited upon once"):
+            await futures[7]
+        return out
+
+    assert asyncio.run(main()) == ["odd", *range(0, 20, 2)]
+    with pytest.raises(ValueError, match="execute_async"):
+        graph.execute(1)
+
+
+def test_awaited_graphs_have_several_outputs_bounds_and_deaths(stages, compiled, gate):
+    a, b = stages("a", "b")
+    options = {"enable_asyncio": True, "_max_inflight_executions": 1}
+    graph = compiled(lambda inp: MultiOutputNode([a.arrive.bind(gate, inp), b.through.bind(inp)]), **options)
+    pid = ray.get(a.pid.remote())
+
+    async def until_it_fails():
+        while True:
+            for future in await graph.execute_async("five"):
+                await future
+
+    async def main():
+        first = await graph.execute_async("one")
+        with pytest.raises(RayCgraphCapacityExceeded):
+            await graph.execute_async("two")
+        await gate.open.remote()
+        assert [await f for f in first] == ["one", "one"]
+        held, _ = await graph.execute_async("three")
+        assert await held == "three"
+        pending = (await graph.execute_async("four"))[0]
+        assert await pending == "four"
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ActorDiedError):
+            await until_it_fails()
+
+    asyncio.run(main())
+    with pytest.raises(ValueError, match="enable_asyncio"):
+        asyncio.run(compiled(lambda inp: b.through.bind(inp)).execute_async(1))
