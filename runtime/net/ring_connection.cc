@@ -114,9 +114,9 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
     if (frame.kind == FrameKind::kLink) return on_link(static_cast<LinkMethod>(frame.method), std::move(frame.fds));
     if (!reading_) return deliver(std::move(frame));
     look();
-    while (!closed_ && !stalled_) {
-      const auto read = read_one();
-      if (read == Read::kNothing) return close(out_of_order());
+    // Its place in the ring was taken before it was sent: no more than fit can lie before that.
+    for (std::size_t i = 0; !closed_ && !stalled_; ++i) {
+      if (i > capacity_ / 8 || read_one() == Read::kNothing) return close(out_of_order());
     }
     if (closed_) return;
     stalled_ = false;
