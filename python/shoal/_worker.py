@@ -11,7 +11,7 @@ import traceback
 from collections import deque
 from typing import Any
 
-from shoal import _serialize, _stream
+from shoal import _serialize, _stacks, _stream
 from shoal._client import put
 from shoal._context import running
 from shoal._handle import GRAPH, RELEASE, _Dep
@@ -31,6 +31,7 @@ UNBORN = 99  # the exit code of a worker whose actor could not be made
 def main() -> int:
     """Serves until the process is killed, by its node or with it, or ends itself."""
     state.is_worker = True
+    _stacks.offer(os.environ["SHOAL_WORKER_ID"])
     session = attach_worker()
     session.serve()
     early: deque = deque()  # calls of others that came before the creator's, which makes the actor

@@ -92,6 +92,9 @@ def _become_worker(request: dict, fds: list[int]) -> int:
     end_children_with_this()
     sys.path[:0] = [p for p in request["path"] if p not in sys.path]
     if request["script"]:
+        from shoal import _stacks
+
+        _stacks.offer(os.environ["SHOAL_WORKER_ID"])
         return _run_script(request["argv"])
     from shoal import _worker
 

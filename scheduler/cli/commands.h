@@ -78,6 +78,9 @@ struct LogsOptions {
 };
 int logs(const Common& common, const LogsOptions& options);
 
+// What Python threads of this host's workers run; of those of a worker, actor, job or process, "" of all.
+int stack(const Common& common, const std::string& id);
+
 struct SubmitOptions {
   std::vector<std::string> words;  // SCRIPT [ARGS], or CMD
   bool command = false;            // it was given after --

@@ -178,6 +178,11 @@ int run(int argc, char** argv) {
     code = health_check(common);
   });
 
+  std::string stack_of;
+  auto* stack_command = shared(app.add_subcommand("stack", "What Python threads of this host's workers run, also of those that hang"));
+  stack_command->add_option("id", stack_of, "Only of this actor, worker, job or process: its id or the beginning of it");
+  stack_command->callback([&] { code = stack(common, stack_of); });
+
   DutyOptions duty;
   const auto duty_command = [&](const char* name, const char* about, actors::NodeDuty wished) {
     auto* sub = shared(app.add_subcommand(name, about));

@@ -1,6 +1,10 @@
 """list, get, describe, summary, status -v and health-check."""
 
 import json
+import os
+import signal
+import threading
+from pathlib import Path
 
 import pytest
 from crew import Log
@@ -61,6 +65,40 @@ def test_one_is_got_and_described(shoal_command, actors):
     assert (done.returncode, done.stdout) == (3, "")
     node = shoal_command.json("list", "nodes")["rows"][0]["id"]
     assert f"shoal drain {node}" in shoal_command("describe", "node", node).stdout
+
+
+def test_the_stacks_of_a_worker_that_hangs(shoal_command, cluster, tmp_path):
+    @shoal.remote
+    class Hangs:
+        def pid(self):
+            return os.getpid()
+
+        def stuck_here(self, path):
+            threading.Thread(target=self.beside_it, args=(path,), daemon=True).start()
+            threading.Event().wait()
+
+        def beside_it(self, path):
+            Path(path).touch()
+            threading.Event().wait()
+
+    hangs, idle = Hangs.remote(), Hangs.remote()
+    pid, other = shoal.get([hangs.pid.remote(), idle.pid.remote()])
+    hangs.stuck_here.remote(str(tmp_path / "there"))
+    wait_until(lambda: (tmp_path / "there").exists(), 60, "the call")
+    for _ in range(2):  # what was said the time before is not said again
+        (row,) = shoal_command.json("stack", hangs._actor_id)["workers"]
+        assert (row["pid"], row["role"]) == (pid, "Hangs")
+        assert row["stacks"].count("in stuck_here\n") == row["stacks"].count("in beside_it\n") == 1
+    text = shoal_command("stack").stdout
+    assert f"pid {pid}, worker" in text
+    assert f"pid {other}, worker" in text
+    assert shoal_command.json("stack", str(other))["workers"][0]["stacks"].count("in stuck_here\n") == 0
+    os.kill(other, signal.SIGSTOP)
+    (row,) = shoal_command.json("stack", idle._actor_id)["workers"]
+    assert "it did not answer" in row["error"]
+    os.kill(other, signal.SIGCONT)
+    assert shoal.get(idle.pid.remote()) == other
+    assert shoal_command("stack", "ffff").returncode == 3
 
 
 def test_why_something_waits(shoal_command, cluster):

@@ -1,0 +1,123 @@
+// stack: what the Python threads of this host's workers run. A worker offers a memory file that bears its id (python/shoal/_stacks.py); on
+// a signal its fault handler writes there, whatever the interpreter does.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "runtime/core/fd.h"
+#include "scheduler/cli/commands.h"
+#include "scheduler/cli/output.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::WorkerRow;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int kFromFirst = 5;
+constexpr auto kLimit = std::chrono::seconds(5);  // for a process to answer: one that is stopped does not
+constexpr auto kLook = std::chrono::milliseconds(10);
+
+std::optional<fs::path> offered_by(const WorkerRow& worker) {
+  const std::string wanted = "/memfd:shoal:stacks:" + to_string(worker.id);
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(fmt::format("/proc/{}/fd", worker.pid), error)) {
+    if (fs::read_symlink(entry.path(), error).string().starts_with(wanted)) return entry.path();
+  }
+  return std::nullopt;
+}
+
+std::size_t size_of(const Fd& file) {
+  struct stat known {};
+  return fstat(file.get(), &known) == 0 ? static_cast<std::size_t>(known.st_size) : 0;
+}
+
+// Where our signal is: not taken yet, or blocked in these threads: in the one that runs the handler it is until that returns.
+struct Signalled {
+  bool pending = false;
+  std::set<std::string> blocked;
+};
+
+Signalled signalled(pid_t pid) {
+  const std::uint64_t bit = std::uint64_t{1} << (SIGRTMIN + kFromFirst - 1);
+  Signalled out;
+  std::error_code error;
+  for (const auto& task : fs::directory_iterator(fmt::format("/proc/{}/task", pid), error)) {
+    std::ifstream status(task.path() / "status");
+    for (std::string line; std::getline(status, line);) {
+      const auto has = [&](const char* key) {
+        return line.starts_with(key) && (std::strtoull(line.c_str() + std::strlen(key), nullptr, 16) & bit) != 0;
+      };
+      if (has("ShdPnd:")) out.pending = true;
+      if (has("SigBlk:")) out.blocked.insert(task.path().filename().string());
+    }
+  }
+  return out;
+}
+
+// What it says of its threads.
+Result<std::string> stacks_of(Context& context, const WorkerRow& worker) {
+  const auto path = offered_by(worker);
+  if (!path) return fail(not_found("it tells no stacks: it is no Python process, or on another host"));
+  const Fd file(open(path->c_str(), O_RDWR | O_CLOEXEC));
+  if (!file || ftruncate(file.get(), 0) != 0) return fail(from_errno(errno, "its stacks"));
+  const auto before = signalled(worker.pid).blocked;
+  const auto done = [&] {
+    const auto now = signalled(worker.pid);
+    return !now.pending && std::includes(before.begin(), before.end(), now.blocked.begin(), now.blocked.end());
+  };
+  if (kill(worker.pid, SIGRTMIN + kFromFirst) != 0) return fail(from_errno(errno, "kill"));
+  const auto end = context.clock->now() + kLimit;
+  while (!done() && context.clock->now() < end) context.run_until([] { return false; }, kLook);
+  const std::size_t size = size_of(file);
+  if (size == 0) return fail(deadline_exceeded("it did not answer: it is stopped, or the kernel keeps it"));
+  std::string text(size, '\0');
+  const auto got = pread(file.get(), text.data(), size, 0);
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  return text;
+}
+
+}  // namespace
+
+int stack(const Common& common, const std::string& id) {
+  auto looking = look(common);
+  if (!looking) return failed(common, looking.error());
+  const auto workers = looking->head->list(actors::ListRequest::What::kWorkers);
+  if (!workers) return failed(common, workers.error());
+  const auto actors = looking->head->list(actors::ListRequest::What::kActors);
+  if (!actors) return failed(common, actors.error());
+  const auto meant = [&](const WorkerRow& w) {
+    if (to_string(w.id).starts_with(id) || to_string(w.job).starts_with(id) || std::to_string(w.pid) == id) return true;
+    return std::any_of(actors->actors.begin(), actors->actors.end(),
+                       [&](const auto& a) { return a.worker == w.id && to_string(a.id).starts_with(id); });
+  };
+  json rows = json::array();
+  for (const auto& w : workers->workers) {
+    if (w.state == actors::WorkerState::kExited || w.role == "driver" || w.pid <= 0 || !meant(w)) continue;
+    const auto said = stacks_of(*looking->context, w);
+    rows.push_back({{"worker", to_string(w.id)}, {"pid", w.pid}, {"role", w.role}});
+    rows.back()[said ? "stacks" : "error"] = said ? *said : said.error().message();
+    if (common.json) continue;
+    const std::string text = said ? *said : "  " + said.error().message() + "\n";
+    std::printf("%s, pid %d, worker %s\n%s\n", w.role.c_str(), w.pid, to_string(w.id).c_str(), text.c_str());
+  }
+  if (rows.empty() && !id.empty()) return failed(common, not_found("no living worker, actor, job or process " + id));
+  if (common.json) std::printf("%s\n", json({{"schema", "shoal.stack/1"}, {"workers", rows}}).dump().c_str());
+  return kOk;
+}
+
+}  // namespace shoal::scheduler::cli
