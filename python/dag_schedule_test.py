@@ -109,6 +109,14 @@ def test_channels_have_room_for_all_that_is_under_way(limit, in_flight):
     assert (in_flight + 1) * (layout.limit + 96) + layout.capacity // 8 <= layout.capacity
 
 
+@pytest.mark.parametrize(("count", "in_flight"), [(1, 1), (2, 10), (128, 10), (2, 5000), (4000, 10)])
+def test_channels_that_nobody_chose_the_size_of_take_no_more_than_a_node_has(count, in_flight):
+    layout = Layout.of("x", count, Layout.default_limit(count, in_flight), in_flight)
+    assert layout.limit >= 256
+    assert layout.limit == 1_000_000 or count * in_flight > 20
+    assert count * layout.capacity <= 320 << 20
+
+
 def test_channels_beyond_the_largest_are_refused():
     with pytest.raises(InvalidArgument, match="_buffer_size_bytes"):
         Layout.of("x", 1, 1 << 29, 10)

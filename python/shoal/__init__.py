@@ -38,9 +38,9 @@ def __getattr__(name: str):
         from shoal._logging import LoggingConfig
 
         return LoggingConfig
-    if name != "util":
+    if name not in ("dag", "util"):
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
-    return importlib.import_module("shoal.util")
+    return importlib.import_module(f"shoal.{name}")
 
 
 __all__ = [

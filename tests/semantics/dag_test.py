@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import random
 import signal
 import threading
 from pathlib import Path
@@ -268,6 +269,29 @@ def test_arguments_that_are_bound_travel_once(stages, compiled):
         assert (same == table).all()
 
 
+def test_random_graphs_compute_what_their_calls_do(stages, compiled):
+    choose, actors = random.Random(3), stages("a", "b", "c")
+    for _ in range(6):
+        described = []  # (actor, two operands): -1 is the input
+        for n in range(choose.randrange(3, 15)):
+            described.append((choose.randrange(3), choose.randrange(-1, n), choose.randrange(-1, n)))
+
+        def bound(inp, described=described):
+            nodes = []
+            for actor, x, y in described:
+                nodes.append(actors[actor].add.bind(inp if x < 0 else nodes[x], inp if y < 0 else nodes[y]))
+            return MultiOutputNode(nodes)
+
+        def value(x, given, described=described):
+            return given if x < 0 else value(described[x][1], given) + value(described[x][2], given)
+
+        graph = compiled(bound)
+        refs = [graph.execute(n) for n in range(10)]
+        for n, several in enumerate(refs):
+            assert ray.get(several) == [value(x, n) for x in range(len(described))]
+        graph.teardown()
+
+
 def test_an_exception_is_the_result_and_the_graph_goes_on(stages, compiled):
     a, b, c = stages("a", "b", "c")
 
@@ -345,6 +369,14 @@ def test_results_that_nobody_wants_make_room(stages, compiled):
     for _ in range(50):
         graph.execute(None)
     assert ray.get(graph.execute("x")) == ("x", 51)
+
+
+def test_thousands_may_be_under_way(stages, compiled):
+    (a,) = stages("a")
+    graph = compiled(lambda inp: a.through.bind(inp), _max_inflight_executions=3000)
+    refs = [graph.execute(n) for n in range(3000)]
+    assert ray.get(refs) == list(range(3000))
+    assert ray.get(graph.execute("x" * 200_000)) == "x" * 200_000
 
 
 def test_a_timeout_loses_nothing(stages, compiled, gate):

@@ -18,6 +18,8 @@ from shoal.exceptions import InvalidArgument, TaskError
 __all__ = ["Layout", "Outgoing", "Packed", "Raised"]
 
 _MAX_CAPACITY = 1 << 30  # of runtime/shm/ring.h
+_DEFAULT_LIMIT = 1_000_000  # Ray's
+_DEFAULT_MEMORY = 256 << 20  # bytes of all channels, about: the node sets it aside, though few pages are ever touched
 _OVERHEAD = 96  # of a record
 _PER_BUFFER = 72
 _SMALLEST = 256  # a limit below which not even the words that say where a value lies have room
@@ -31,6 +33,10 @@ class Layout:
     count: int
     capacity: int  # bytes of each channel
     limit: int  # bytes of the largest record
+
+    @staticmethod
+    def default_limit(count: int, in_flight: int) -> int:
+        return max(_SMALLEST, min(_DEFAULT_LIMIT, _DEFAULT_MEMORY // (2 * count * (in_flight + 1)) - _OVERHEAD))
 
     @staticmethod
     def of(name: str, count: int, limit: int, in_flight: int) -> Layout:

@@ -27,8 +27,7 @@ from shoal.exceptions import InvalidArgument, RayCgraphCapacityExceeded, RayChan
 
 __all__ = ["CompiledDAG", "CompiledDAGFuture", "CompiledDAGRef"]
 
-_BUFFER_BYTES = 1_000_000  # Ray's
-_IN_FLIGHT = 10  # likewise
+_IN_FLIGHT = 10  # Ray's
 _TEARDOWN_S = 30.0  # for methods that run when a graph ends
 _CAUSE_S = 5.0  # until it is known why an actor has left
 
@@ -184,7 +183,7 @@ class CompiledDAG:
         self._positions, self._keywords = graph.positions, graph.keywords
         self._asyncio = enable_asyncio
         self._text = graph.text()
-        self._open(graph, buffer_bytes or _BUFFER_BYTES)
+        self._open(graph, buffer_bytes)
         self._submitting, self._reading = threading.Lock(), threading.Lock()
         self._submitted: deque[tuple[list, weakref.ref[_Execution]]] = deque()  # whose values are not all read, in order
         self._awaited: SimpleQueue | None = None
@@ -194,12 +193,13 @@ class CompiledDAG:
             threading.Thread(target=_settle_all, args=(self._awaited,), daemon=True, name="shoal-graph-results").start()
             weakref.finalize(self, self._awaited.put, None)
 
-    def _open(self, graph: Graph, buffer_bytes: int) -> None:
+    def _open(self, graph: Graph, buffer_bytes: int | None) -> None:
         """The channels, here and on all actors, which wait for executions when this returns."""
         session, plan = _session(), graph.plan
         if _end_all not in state.ending:
             state.ending.append(_end_all)
-        layout = Layout.of(f"channels-{new_object_id()}", len(plan.channels), buffer_bytes, self._in_flight)
+        limit = buffer_bytes or Layout.default_limit(len(plan.channels), self._in_flight)
+        layout = Layout.of(f"channels-{new_object_id()}", len(plan.channels), limit, self._in_flight)
         channels = layout.open()
         self._running = _Running(layout, channels)
         try:

@@ -88,9 +88,9 @@ class DAGNode:
     ):
         """A CompiledDAG: the actors of this graph wait for its executions, and values go from one to the next without a message.
 
-        ``_buffer_size_bytes`` (1,000,000): larger values lie in a shared memory of their own. ``_max_inflight_executions`` (10): whose
-        results are not fetched yet. ``_submit_timeout`` and ``_max_buffered_results`` bound nothing here: an execution is submitted at
-        once, and results belong to their references.
+        ``_buffer_size_bytes`` (1,000,000, or what 256 MiB of channels allow): larger values lie in a shared memory of their own.
+        ``_max_inflight_executions`` (10): whose results are not fetched yet. ``_submit_timeout`` and ``_max_buffered_results`` bound
+        nothing here: an execution is submitted at once, and results belong to their references.
         """
         from shoal.dag._compiled import CompiledDAG
 
