@@ -82,7 +82,8 @@ Result<std::string> stacks_of(Context& context, const WorkerRow& worker) {
   };
   if (kill(worker.pid, SIGRTMIN + kFromFirst) != 0) return fail(from_errno(errno, "kill"));
   const auto end = context.clock->now() + kLimit;
-  while (!done() && context.clock->now() < end) context.run_until([] { return false; }, kLook);
+  // Between "not pending" and "blocked" the kernel has a moment of neither: only what has written has begun.
+  while ((size_of(file) == 0 || !done()) && context.clock->now() < end) context.run_until([] { return false; }, kLook);
   const std::size_t size = size_of(file);
   if (size == 0) return fail(deadline_exceeded("it did not answer: it is stopped, or the kernel keeps it"));
   std::string text(size, '\0');
