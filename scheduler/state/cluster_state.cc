@@ -217,6 +217,7 @@ void ClusterState::tick() {
   for (const NodeId id : silent) node_lost(id, unavailable("its node stopped answering").with_reason("NodeLost"));
   while (!unattached_.empty() && unattached_.begin()->second <= now_) driver_gone(unattached_.extract(unattached_.begin()).key());
   drain_nodes();
+  look_at_windows();
   if (std::any_of(pending_.begin(), pending_.end(),
                   [&](const Pending& p) { return p.not_before != runtime::TimePoint() && p.not_before <= now_; })) {
     place_pending();
@@ -264,7 +265,10 @@ const Rooms& ClusterState::rooms() const {
   return rooms_;
 }
 
-std::string ClusterState::why(const Pending& p) const { return lacks(p) + off_duty(); }
+std::string ClusterState::why(const Pending& p) const {
+  if (held_up(p)) return fmt::format("waits its turn: what is free is kept for {}, which has waited for long", window_->name);
+  return lacks(p) + off_duty();
+}
 
 std::string ClusterState::lacks(const Pending& p) const {
   if (p.group) {
@@ -334,70 +338,6 @@ std::optional<std::vector<ClusterState::Site>> ClusterState::place_gang(const Ga
   return out;
 }
 
-ClusterState::Pending ClusterState::waiting(const Gang& gang) const {
-  Pending out{gang.spec.id, {}, {}, now_};
-  if (gang.spec.where.group) return out;  // whose room changes unseen
-  const Gang* const last = !pending_.empty() && pending_.back().like ? &gangs_.at(pending_.back().gang) : nullptr;
-  const bool alike = last != nullptr && gang.wants == last->wants && gang.spec.where == last->spec.where;
-  out.like = alike ? pending_.back().like : gang.spec.id;
-  return out;
-}
-
-void ClusterState::place_pending() {
-  while (place_pending_once()) {
-  }
-}
-
-// Whether a group was placed: those that wait for it may stand before it.
-bool ClusterState::place_pending_once() {
-  std::deque<Pending> rest;
-  bool placed_group = false;
-  GangId full{};  // for whom there was no room: there is none for its like, either
-  for (auto& p : std::exchange(pending_, {})) {
-    if (p.group) {
-      if (p.tried_at != rooms().growth() && place_group(p.group)) {
-        placed_group = true;
-      } else {
-        p.tried_at = rooms().growth();
-        rest.push_back(p);
-      }
-    } else if (p.like && p.like == full) {
-      p.tried_at = rooms().growth();
-      rest.push_back(p);
-    } else if (p.gang) {
-      Gang& gang = gangs_.scratch(p.gang);
-      const bool waits_for_group = static_cast<bool>(gang.spec.where.group);  // whose room is its own
-      if (now_ < p.not_before || (!waits_for_group && p.tried_at == rooms().growth())) {
-        rest.push_back(p);
-      } else if (const auto sites = place_gang(gang)) {
-        start_gang(gang, *sites);
-      } else {
-        p.tried_at = rooms().growth();
-        rest.push_back(p);
-        full = p.like;
-      }
-    } else {
-      Job& job = jobs_.scratch(p.job);
-      const auto nodes = p.tried_at == rooms().growth() ? std::nullopt : place(job.wants, rooms().free_for(job.wants));
-      if (!nodes) {
-        p.tried_at = rooms().growth();
-        rest.push_back(p);
-        continue;
-      }
-      job.placed = *nodes;
-      for (std::size_t i = 0; i < nodes->size(); ++i) nodes_.scratch((*nodes)[i]).row.available -= job.wants[i];
-      if (job.row.num_workers > 0) {
-        act(FindPortOn{nodes->front(), p.job});
-      } else {
-        start_job(jobs_.edit(p.job));
-      }
-    }
-  }
-  for (auto& p : pending_) rest.push_back(p);  // none today: starting makes nothing pending
-  pending_ = std::move(rest);
-  return placed_group;
-}
-
 WorkerId ClusterState::start_worker(const Site& site, GroupId group, actors::StartWorker message, const Resources& held) {
   message.worker = random_.id<WorkerId>();
   const WorkerId id = message.worker;
@@ -409,6 +349,7 @@ WorkerId ClusterState::start_worker(const Site& site, GroupId group, actors::Sta
   w.bundle = site.bundle;
   w.launched = true;
   ++nodes_.scratch(site.node).workers;
+  if (!group) shares_.takes(message.job, held);
   act(StartWorkerOn{site.node, std::move(message)});
   return id;
 }
@@ -640,6 +581,7 @@ Resources& ClusterState::source(const Worker& worker) {
 void ClusterState::release(Worker& worker) {
   if (worker.launched) --nodes_.scratch(worker.row.node).workers;
   source(worker) += worker.held;
+  if (!worker.group) shares_.gives(worker.row.job, worker.held);
   worker.held = {};
   worker.lent = 0;
 }
@@ -657,9 +599,11 @@ void ClusterState::worker_blocked(WorkerId id, bool blocked) {
   if (blocked) {
     w.held -= cpus;
     source(w) += cpus;
+    if (!w.group) shares_.gives(w.row.job, cpus);
   } else {
     source(w) -= cpus;
     w.held += cpus;
+    if (!w.group) shares_.takes(w.row.job, cpus);
   }
   w.lent = blocked ? cpus.units("CPU") : 0;
   if (blocked) place_pending();

@@ -19,6 +19,7 @@
 #include "scheduler/state/rooms.h"
 #include "scheduler/state/rows.h"
 #include "scheduler/state/table.h"
+#include "scheduler/state/turns.h"
 #include "scheduler/store/store.h"
 
 namespace shoal::scheduler {
@@ -87,6 +88,9 @@ class ClusterState {
     // An actor that ended within this time of its start waits before it is started again, each time twice as long.
     runtime::Duration early_death = std::chrono::seconds(10);
     runtime::Duration first_pause = std::chrono::milliseconds(100), longest_pause = std::chrono::seconds(5);
+    // Of what waits, before room is kept for it, and for how long it is.
+    runtime::Duration patience = std::chrono::seconds(30), first_window = std::chrono::seconds(10),
+                      longest_window = std::chrono::seconds(60);
     std::size_t max_listed_bytes = 200'000;  // likewise, without causes
     std::size_t max_listed_text = 500;       // bytes of a cause there; actor() and job() have all of it
   };
@@ -194,7 +198,14 @@ class ClusterState {
     NodeId node;
     std::int32_t bundle = -1;  // of the gang's placement group
   };
-  // Waits for room, first come first served; one that does not fit does not hold up those behind it.
+  // Waits for room. When there is some, jobs take turns: the next is the first of those that wait of the job that holds the smallest share
+  // of the nodes (turns.h). One that does not fit is passed over; a gang, a group or a submitted job is placed as a whole or not at all.
+  //
+  // So that what is large is not passed over for ever, room is kept for whoever has waited for `patience` (of several the first that came,
+  // and only if the nodes could hold it when nothing else ran): for `first_window` nothing else is placed that asks for the same kinds of
+  // resources. If what ran has not ended by then, others have their turn for twice as long (`patience` at least), and each further window
+  // is twice as long as the one before, up to `longest_window`. So it is placed if whatever runs ends within that time, and others never
+  // wait for it for longer.
   struct Pending {
     GangId gang;  // or
     JobId job;    // or
@@ -204,6 +215,15 @@ class ClusterState {
     runtime::TimePoint not_before{};
     GangId like{};               // of gangs: for whom there is room exactly when there is for this one; none: nobody
     std::uint64_t tried_at = 0;  // Rooms::growth(): without more room it need not be tried again
+    int windows = 0;             // in which room was kept for it
+    runtime::TimePoint rests_until{};
+  };
+  // Room is kept for one of them, that may have ended since.
+  struct Window {
+    Pending whose;
+    std::vector<actors::Resources> wants;
+    std::string name;
+    runtime::TimePoint until;
   };
   struct HostedGang {
     GangId id;
@@ -254,8 +274,18 @@ class ClusterState {
   // In the queue, or about to be.
   Pending waiting(const Gang& gang) const;
   void explain_pending();
+  JobId job_of(const Pending& pending) const;
+  std::string name_of(const Pending& pending) const;
+  std::vector<actors::Resources> wants_of(const Pending& pending) const;
+  bool waits_in_group(const Pending& pending) const;
   void place_pending();
   bool place_pending_once();
+  bool place_one(const Pending& pending);
+  // What is free is kept for another.
+  bool held_up(const Pending& pending) const;
+  bool could_ever_fit(const Pending& pending) const;
+  void look_at_windows();
+  runtime::Duration window_length(const Pending& pending) const;
   void start_gang(Gang& gang, const std::vector<Site>& sites);
   void start_job(Job& job);
   WorkerId start_worker(const Site& site, GroupId group, actors::StartWorker message, const actors::Resources& held);
@@ -300,6 +330,8 @@ class ClusterState {
   std::map<WorkerId, std::vector<ActorId>> hosted_in_;
   std::map<JobId, runtime::TimePoint> unattached_;  // of a head before this one: until when their drivers may take to join a node
   std::deque<Pending> pending_;
+  Shares shares_;
+  std::optional<Window> window_;
   std::deque<WorkerId> ended_workers_;
   std::deque<ActorId> ended_actors_;
   std::deque<JobId> ended_jobs_;

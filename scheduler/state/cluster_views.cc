@@ -116,10 +116,7 @@ actors::ClusterStatus ClusterState::status() const {
   for (const auto& [id, a] : actors_) out.num_actors += a.state != ActorState::kDead;
   for (const auto& [id, j] : jobs_) out.num_jobs += !ended(j.row.state);
   for (const auto& p : pending_) {
-    const std::string what = p.group  ? "placement group " + to_string(p.group)
-                             : p.gang ? "actor " + gangs_.at(p.gang).spec.actors[0].class_name
-                                      : "job " + jobs_.at(p.job).row.name;
-    out.pending.push_back(what + ": " + why(p));
+    out.pending.push_back(name_of(p) + ": " + why(p));
   }
   return out;
 }
@@ -168,7 +165,9 @@ std::vector<NodeId> ClusterState::alive_nodes() const {
 
 void ClusterState::check_invariants() const {
   Room taken;
+  Shares shares;
   for (const auto& [id, w] : workers_) {
+    if (!w.group && !w.held.empty()) shares.takes(w.row.job, w.held);
     if (w.row.state == WorkerState::kExited) SHOAL_CHECK(w.held.empty(), "an exited worker holds resources");
     taken[w.row.node] += w.held;
   }
@@ -180,9 +179,15 @@ void ClusterState::check_invariants() const {
     if (g.row.state == actors::GroupState::kRemoved) continue;
     for (std::size_t i = 0; i < g.free.size(); ++i) {
       if (g.row.nodes[i]) taken[g.row.nodes[i]] += g.free[i];
+      if (g.row.nodes[i]) shares.takes(g.row.job, g.row.bundles[i]);
       if (!g.row.nodes[i]) SHOAL_CHECK(g.free[i].empty(), "a bundle without a node has something free");
     }
   }
+  const auto held = [](std::map<JobId, Resources> by_job) {
+    std::erase_if(by_job, [](const auto& job) { return job.second.empty(); });
+    return by_job;
+  };
+  SHOAL_CHECK(held(shares_.held()) == held(shares.held()), "what jobs hold does not add up");
   for (const auto& [id, n] : nodes_) {
     Resources sum = n.row.available;
     sum += taken[id];

@@ -74,6 +74,7 @@ bool ClusterState::place_group(GroupId id) {
     group.row.nodes[i] = *next++;
     group.free[i] = group.row.bundles[i];
     nodes_.scratch(group.row.nodes[i]).row.available -= group.row.bundles[i];
+    shares_.takes(group.row.job, group.row.bundles[i]);
   }
   group.row.state = GroupState::kCreated;
   group.row.pending_reason.clear();
@@ -95,7 +96,9 @@ void ClusterState::remove_group(Group& group, const Error& cause) {
   group.row.state = GroupState::kRemoved;
   group.row.cause = cause;
   for (std::size_t i = 0; i < group.row.nodes.size(); ++i) {
-    if (group.row.nodes[i]) nodes_.scratch(group.row.nodes[i]).row.available += std::exchange(group.free[i], {});
+    if (!group.row.nodes[i]) continue;
+    nodes_.scratch(group.row.nodes[i]).row.available += std::exchange(group.free[i], {});
+    shares_.gives(group.row.job, group.row.bundles[i]);
   }
   if (const auto named = group_names_.find({group.row.name_space, group.row.name});
       named != group_names_.end() && named->second == group.row.id) {
@@ -126,6 +129,7 @@ void ClusterState::lose_bundles(NodeId node) {
     for (std::size_t i = 0; i < group.row.nodes.size(); ++i) {
       if (group.row.nodes[i] != node) continue;
       nodes_.scratch(node).row.available += std::exchange(group.free[i], {});
+      shares_.gives(group.row.job, group.row.bundles[i]);
       group.row.nodes[i] = {};
     }
     if (group.row.state == GroupState::kCreated) pending_.push_back({{}, {}, id, now_});

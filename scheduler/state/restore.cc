@@ -156,6 +156,7 @@ Result<void> ClusterState::restore_holdings() {
       SHOAL_OK(known(nodes_.contains(g.row.nodes[i]), "a bundle on an unknown node"));
       nodes_.scratch(g.row.nodes[i]).row.available -= g.row.bundles[i];
       g.free[i] = g.row.bundles[i];
+      shares_.takes(g.row.job, g.row.bundles[i]);
     }
   }
   for (const auto& [id, w] : workers_) {
@@ -166,6 +167,7 @@ Result<void> ClusterState::restore_holdings() {
                    "a worker in an unknown bundle"));
     nodes_.scratch(w.row.node).workers += w.launched;
     source(w) -= w.held;
+    if (!w.group) shares_.takes(w.row.job, w.held);
   }
   for (const auto& [id, gang] : gangs_) {
     Gang& g = gangs_.scratch(id);

@@ -19,7 +19,10 @@ void Rooms::refresh(const Nodes& nodes) {
 void Rooms::refresh(NodeId id, const rows::Node& node) {
   const bool stays = node.row.state == actors::NodeState::kAlive && node.row.duty() != actors::NodeDuty::kDrains;
   if (!stays) return forget(id);
-  if (capacity_.insert_or_assign(id, node.row.total).second) ++growth_;
+  if (capacity_.try_emplace(id, node.row.total).second) {  // a node has what it has
+    ++growth_;
+    all_ += node.row.total;
+  }
   if (!takes_work(node)) {
     free_.erase(id);
     free_cpus_.erase(id);
@@ -36,7 +39,11 @@ void Rooms::refresh(NodeId id, const rows::Node& node) {
 }
 
 void Rooms::forget(NodeId id) {
-  growth_ += capacity_.erase(id);  // who wished for it softly may be elsewhere now
+  if (const auto it = capacity_.find(id); it != capacity_.end()) {
+    all_ -= it->second;
+    capacity_.erase(it);
+    ++growth_;  // who wished for it softly may be elsewhere now
+  }
   free_.erase(id);
   free_cpus_.erase(id);
 }

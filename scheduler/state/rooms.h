@@ -26,6 +26,8 @@ class Rooms {
   const Room& free_for(const std::vector<actors::Resources>& wants) const;
   // Of nodes that live and stay.
   const Room& capacity() const { return capacity_; }
+  // The sum of that.
+  const actors::Resources& all() const { return all_; }
   // Grows when there may be room for what had none before.
   std::uint64_t growth() const { return growth_; }
 
@@ -34,6 +36,7 @@ class Rooms {
   void forget(NodeId id);
 
   Room free_, free_cpus_, capacity_;
+  actors::Resources all_;
   std::uint64_t growth_ = 1;
 };
 

@@ -1,0 +1,194 @@
+// Whose turn it is when there is room, and for whom room is kept.
+#include "scheduler/state/cluster_state_fixture.h"
+
+namespace shoal::scheduler {
+namespace {
+
+class PendingTest : public ClusterStateTest {
+ protected:
+  // Asks for `count` actors of one CPU each, one after the other.
+  std::vector<GangSpec> ask(JobId job, int count, double cpus = 1) {
+    std::vector<GangSpec> out;
+    for (int i = 0; i < count; ++i) {
+      out.push_back(gang(job, 1, {{"CPU", cpus}}));
+      EXPECT_TRUE(state_.gang_requested(out.back()));
+    }
+    return out;
+  }
+  // What was started since the last call.
+  std::vector<StartWorkerOn> started() {
+    auto out = taken<StartWorkerOn>();
+    for (const auto& s : out) ready(s);
+    running_.insert(running_.end(), out.begin(), out.end());
+    return out;
+  }
+  // The jobs of what was started, in order.
+  std::string who() {
+    std::string out;
+    for (const auto& s : started()) out += names_.at(s.message.job);
+    return out;
+  }
+  // The first of the job's that runs ends.
+  void ends(JobId job) {
+    const auto it = std::find_if(running_.begin(), running_.end(), [&](const auto& s) { return s.message.job == job; });
+    ASSERT_NE(it, running_.end());
+    const StartWorkerOn s = *it;
+    running_.erase(it);
+    dies(s, 1, "over");
+  }
+  JobId job(const std::string& name) {
+    const JobId out = driver();
+    names_[out] = name;
+    return out;
+  }
+  void ticks(runtime::Duration time) {
+    for (runtime::Duration t{}; t < time; t += 1s) {
+      pass(1s);
+      for (const NodeId n : state_.alive_nodes()) state_.node_beat(n);
+      state_.tick();
+    }
+  }
+
+  std::map<JobId, std::string> names_;
+  std::vector<StartWorkerOn> running_;
+};
+
+TEST_F(PendingTest, JobsThatWaitTakeTurnsWhoeverCameFirst) {
+  join(1, {{"CPU", 2}});
+  const JobId a = job("a"), b = job("b");
+  ask(a, 8);
+  EXPECT_EQ(who(), "aa");
+  ask(b, 3);
+  EXPECT_EQ(who(), "");
+  ends(a);
+  EXPECT_EQ(who(), "b");  // it holds less
+  ends(a);
+  EXPECT_EQ(who(), "a");  // nothing is held by a: it is first
+  ends(b);
+  EXPECT_EQ(who(), "b");
+  ends(a);
+  EXPECT_EQ(who(), "a");
+}
+
+TEST_F(PendingTest, WhatComesFreeAtOnceIsSharedByWhatJobsHold) {
+  join(1, {{"CPU", 8}});
+  const JobId a = job("a"), b = job("b"), c = job("c");
+  ask(c, 1, 3);
+  ask(a, 1, 5);
+  EXPECT_EQ(who(), "ca");
+  ask(a, 5);
+  ask(b, 5);
+  ends(a);
+  EXPECT_EQ(who(), "ababa");  // c has what it wants
+  const JobId d = job("d");
+  ask(c, 5);
+  ask(d, 5);
+  ends(a);
+  EXPECT_EQ(who(), "d");  // of a 2, b 2, c 3, d 0
+  ends(b);
+  EXPECT_EQ(who(), "b");  // of a 2, b 1, c 3, d 1: b came before d
+}
+
+TEST_F(PendingTest, AShareIsOfWhatIsScarcest) {
+  join(1, {{"CPU", 100}, {"GPU", 2}});
+  const JobId a = job("a"), b = job("b");
+  ASSERT_TRUE(state_.gang_requested(gang(a, 1, {{"GPU", 1}, {"CPU", 1}})));
+  ask(b, 1, 99);
+  EXPECT_EQ(who(), "ab");
+  const auto more = ask(a, 1);
+  ask(b, 1);
+  ends(b);
+  EXPECT_EQ(who(), "ba");  // there was room for both; b, with nothing, before a, with half of the GPUs
+  EXPECT_EQ(state_of(more[0].actors[0].id), ActorState::kAlive);
+}
+
+TEST_F(PendingTest, AGangIsPlacedAsAWholeAndOthersPassItMeanwhile) {
+  join(1, {{"CPU", 4}});
+  const JobId a = job("a"), b = job("b");
+  ask(a, 4);
+  EXPECT_EQ(who(), "aaaa");
+  const GangSpec large = gang(b, 3, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(large));
+  ask(a, 4);
+  ends(a);
+  EXPECT_EQ(who(), "a");  // one is not enough for the gang of b, whose turn it is
+  ends(a);
+  EXPECT_EQ(who(), "a");
+}
+
+TEST_F(PendingTest, RoomIsKeptForALargeGangThatWasPassedOverForLong) {
+  join(1, {{"CPU", 3}});
+  const JobId a = job("a"), b = job("b");
+  ask(a, 3);
+  EXPECT_EQ(who(), "aaa");
+  const GangSpec large = gang(b, 3, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(large));
+  ask(a, 100);
+  const auto free = gang(a, 1, {});
+  for (int i = 0; i < 29; ++i) {  // patience
+    ticks(1s);
+    ends(a);
+    EXPECT_EQ(who(), "a");
+  }
+  ticks(2s);
+  ends(a);
+  EXPECT_EQ(who(), "");  // kept
+  ASSERT_TRUE(state_.gang_requested(free));
+  EXPECT_EQ(who(), "a");  // which asks for nothing that the gang wants
+  running_.pop_back();
+  ends(a);
+  ends(a);
+  EXPECT_EQ(who(), "bbb");
+  for (int i = 0; i < 3; ++i) ends(b);
+  EXPECT_EQ(who(), "aaa");  // and it is over
+}
+
+TEST_F(PendingTest, AWindowEndsAndOthersHaveTheirTurn) {
+  join(1, {{"CPU", 3}});
+  const JobId a = job("a"), b = job("b");
+  ask(a, 1);  // for ever
+  ask(a, 1);
+  EXPECT_EQ(who(), "aa");
+  const GangSpec large = gang(b, 1, {{"CPU", 3}});
+  ASSERT_TRUE(state_.gang_requested(large));
+  ticks(31s);
+  const auto more = ask(a, 1);
+  EXPECT_EQ(who(), "");  // there is room, and it is kept
+  ticks(2s);             // and that is said
+  EXPECT_NE(state_.actor(more[0].actors[0].id)->pending_reason.find("waits its turn: what is free is kept for actor A"), std::string::npos)
+      << state_.actor(more[0].actors[0].id)->pending_reason;
+  ticks(8s);
+  EXPECT_EQ(who(), "a");  // 10 s were enough
+  running_.erase(running_.begin());
+  ticks(30s);  // of the others
+  EXPECT_EQ(who(), "");
+  ticks(1s);
+  ends(a);
+  ends(a);
+  ask(a, 3);
+  EXPECT_EQ(who(), "");  // the second window, of 20 s
+  ticks(15s);
+  EXPECT_EQ(who(), "");
+  ticks(6s);
+  EXPECT_EQ(who(), "aa");
+}
+
+TEST_F(PendingTest, NoRoomIsKeptForWhatNoNodeCouldHoldOrThatEnded) {
+  join(1, {{"CPU", 2}});
+  const JobId a = job("a"), b = job("b");
+  ask(b, 1, 5);  // never
+  ask(a, 2);
+  EXPECT_EQ(who(), "aa");
+  const GangSpec large = gang(b, 1, {{"CPU", 2}});
+  ASSERT_TRUE(state_.gang_requested(large));
+  ask(a, 2);
+  ticks(32s);
+  ends(a);
+  EXPECT_EQ(who(), "");  // kept, for the second of b
+  ASSERT_TRUE(state_.actor_killed(large.actors[0].id));
+  ticks(1s);
+  EXPECT_EQ(who(), "a");
+}
+
+}  // namespace
+}  // namespace shoal::scheduler
