@@ -1,10 +1,11 @@
 // Arguments and results, to Values and back.
 //
-// The head is a CBOR array with one item per parameter, through nlohmann::json: what has to_json and from_json (found by ADL, or made by
-// NLOHMANN_DEFINE_TYPE_*) travels. Bytes and std::span<const std::byte> stay outside: their item is null, and they are the buffers that
-// follow the head, in order. A result is a list of one, of void an empty one.
+// The head is a CBOR array with one item per parameter (items.h). Bytes and std::span<const std::byte> stay outside: their item is null,
+// and they are the buffers that follow the head, in order. An argument that is a future is a reference: its item says which of the
+// values that the call brings beside its arguments it is. A result is a list of one, of void an empty one.
 //
-// What arrives is checked against the parameters' types; bytes that do not fit, or nest deeper than kMaxDepth, are InvalidArgument.
+// What arrives is checked against the parameters' types; bytes that do not fit, or nest deeper than kMaxDepth, are InvalidArgument, with
+// the position of the argument and the name of the method.
 #pragma once
 
 #include <cstddef>
@@ -16,24 +17,14 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "actors/api/caught.h"
+#include "actors/api/items.h"
 #include "actors/api/methods.h"
 #include "actors/value/value.h"
 #include "runtime/core/bytes.h"
-#include "runtime/core/id.h"
-
-// Ids travel as numbers: a method may take an ActorId (Context::handle).
-template <class Tag>
-struct nlohmann::adl_serializer<shoal::Id<Tag>> {
-  static void to_json(json& j, shoal::Id<Tag> id) { j = id.value; }
-  static void from_json(const json& j, shoal::Id<Tag>& id) { j.get_to(id.value); }
-};
+#include "runtime/loop/future.h"
 
 namespace shoal::actors::api {
-
-inline constexpr int kMaxDepth = 64;
 
 template <class P>
 inline constexpr bool kIsBytes =
@@ -74,69 +65,156 @@ inline constexpr bool kIsResult = false;
 template <class T>
 inline constexpr bool kIsResult<Result<T>> = true;
 
-Result<Value> make_value(const nlohmann::json& head, Value::Pieces buffers);
-// The head, which has `num_items` items, of a value with `num_buffers` buffers besides. May throw what nlohmann::json throws.
-Result<nlohmann::json> head_of(const Value& value, std::size_t num_items, std::size_t num_buffers);
+// An argument that is not there yet, or lies with others: Future<T> (future.h).
+template <class A>
+struct ReferenceTo {
+  static constexpr bool kIs = false;
+};
+
+struct Encoded {
+  Value value;
+  std::vector<runtime::Future<Value>> deps;  // of the arguments that are references, by number
+};
+
+// Whose values are read, for errors and for what is more than bytes.
+struct Decoding {
+  std::string_view method = {};         // whose arguments they are; of a result: empty
+  const std::vector<Value>* deps = {};  // the values of its references
+  Hub* hub = {};                        // of this process; handles need it
+};
 
 inline std::span<const std::byte> bytes_of(const Bytes& b) { return b.span(); }
 inline std::span<const std::byte> bytes_of(std::span<const std::byte> b) { return b; }
 
-template <class P, class A>
-void put(nlohmann::json& head, Value::Pieces& buffers, const A& arg) {
-  if constexpr (kIsBytes<P>) {
-    head.push_back(nullptr);
-    buffers.push_back(bytes_of(arg));
-  } else if constexpr (std::is_same_v<A, Stored<P>>) {
-    head.push_back(nlohmann::json(arg));
-  } else {
-    const std::remove_cvref_t<P> converted = arg;  // as a call would convert it
-    head.push_back(nlohmann::json(converted));
-  }
-}
+struct Encoder {
+  CborWriter head;
+  Value::Pieces pieces{1};  // the first is the head's
+  std::vector<runtime::Future<Value>> deps;
 
-// The arguments `args` of a method with parameters P.
+  template <class P, class A>
+  void put(const A& arg) {
+    if constexpr (ReferenceTo<A>::kIs) {
+      head.head(Major::kTag, kReferenceTag);
+      head.head(Major::kUnsigned, deps.size());
+      deps.push_back(ReferenceTo<A>::future(arg));
+    } else if constexpr (kIsBytes<P>) {
+      head.simple(kNull);
+      pieces.push_back(bytes_of(arg));
+    } else if constexpr (std::is_same_v<A, Stored<P>>) {
+      write_item(head, arg);
+    } else if constexpr (std::is_same_v<Stored<P>, std::string> && std::is_convertible_v<const A&, std::string_view>) {
+      head.text(arg);
+    } else {
+      const std::remove_cvref_t<P> converted = arg;  // as a call would convert it
+      write_item<Stored<P>>(head, converted);
+    }
+  }
+};
+
+// The arguments `args` of a method with parameters P. `memory`: for what is large; null: one that is made for it.
 template <class... P, class... A>
-Result<Value> encode(List<P...>, const A&... args) {
-  return caught(invalid_argument, "the values cannot be encoded", [&]() -> Result<Value> {
-    auto head = nlohmann::json::array();
-    Value::Pieces buffers;
-    (put<P>(head, buffers, args), ...);
-    return make_value(head, std::move(buffers));
+Result<Encoded> encode_call(ValueMemory* memory, List<P...>, const A&... args) {
+  return caught(invalid_argument, "the values cannot be encoded", [&]() -> Result<Encoded> {
+    Encoder to;
+    to.head.head(Major::kArray, sizeof...(P));
+    (to.template put<P>(args), ...);
+    to.pieces[0] = to.head.written();
+    SHOAL_TRY(Value value, Value::make(to.pieces, Value::Kind::kResult, memory));
+    return Encoded{std::move(value), std::move(to.deps)};
   });
 }
-
-// How many of the first I types are bytes.
-template <class... P>
-constexpr std::size_t num_bytes_before(std::size_t index) {
-  constexpr bool is_bytes[] = {kIsBytes<P>..., false};
-  std::size_t n = 0;
-  for (std::size_t i = 0; i < index; ++i) n += is_bytes[i];
-  return n;
+// Of values that are all there.
+template <class... P, class... A>
+Result<Value> encode(ValueMemory* memory, List<P...> params, const A&... args) {
+  static_assert((!ReferenceTo<A>::kIs && ...), "a future is an argument of calls, and nothing else");
+  SHOAL_TRY(Encoded out, encode_call(memory, params, args...));
+  return std::move(out.value);
+}
+template <class... P, class... A>
+Result<Value> encode(List<P...> params, const A&... args) {
+  return encode(nullptr, params, args...);
 }
 
-// `item` of the head, or the buffer in its stead. A span points into the value.
-template <class P>
-Stored<P> take(const nlohmann::json& item, const Value::Pieces& pieces, std::size_t piece) {
-  if constexpr (std::is_same_v<Stored<P>, Bytes>) {
-    return Bytes::copy_of(pieces[piece].data(), pieces[piece].size());
-  } else if constexpr (kIsBytes<P>) {
-    return pieces[piece];
-  } else {
-    return item.get<Stored<P>>();
+// An error as a value that a call was answered with: what a remote function returned, which says nothing of the process that ran it.
+Result<Value> raised_value(const Error& error);
+// Unimplemented for what was raised in another language.
+Error raised_error(const Value& value);
+
+template <class T>
+Result<T> decode_result(const Value& value, Hub* hub = nullptr);
+
+class Decoder {
+ public:
+  Decoder(const Value& value, const Decoding& how) : pieces_(value.pieces()), reader_(pieces_.empty() ? Nothing() : pieces_[0]), how_(how) {
+    reader_.hub = how.hub;
   }
-}
+
+  bool begin(std::size_t count) {
+    std::uint64_t n = 0;
+    return reader_.begin(Major::kArray, n, "an array of values") && reader_.enter() &&
+           (n == count || reader_.fail(std::to_string(count) + " values were expected, there are " + std::to_string(n)));
+  }
+  // A span points into the value.
+  template <class P>
+  bool take(Stored<P>& out) {
+    ++index_;
+    if (reader_.take_tag(kReferenceTag)) return take_reference<P>(out);
+    if constexpr (kIsBytes<P>) {
+      if (!reader_.take_if(kNull)) return reader_.fail("bytes were expected");
+      if (next_piece_ >= pieces_.size()) return reader_.fail("its bytes are missing");
+      const auto piece = pieces_[next_piece_++];
+      if constexpr (std::is_same_v<Stored<P>, Bytes>) {
+        out = Bytes::copy_of(piece.data(), piece.size());
+      } else {
+        out = piece;
+      }
+      return true;
+    } else {
+      return read_item(reader_, out);
+    }
+  }
+  bool end() {
+    if (!reader_.at_end()) return reader_.fail("something stands behind the last value");
+    return next_piece_ >= pieces_.size() || reader_.fail("there are more bytes than were expected");
+  }
+  Error why() const;
+
+ private:
+  template <class P>
+  bool take_reference(Stored<P>& out) {
+    std::uint64_t n = 0;
+    if (!read_integer(reader_, n)) return false;
+    if (how_.deps == nullptr || n >= how_.deps->size()) return reader_.fail("a reference to a value that is not there");
+    const Value& dep = (*how_.deps)[n];
+    if constexpr (kIsBytes<P> && !std::is_same_v<Stored<P>, Bytes>) {
+      const auto pieces = dep.pieces();
+      if (pieces.size() != 2) return reader_.fail("bytes were expected");
+      out = pieces[1];
+    } else {
+      auto value = decode_result<Stored<P>>(dep, how_.hub);
+      if (!value) return reader_.fail(value.error().message());
+      out = *std::move(value);
+    }
+    return true;
+  }
+
+  using Nothing = std::span<const std::byte>;
+  const Value::Pieces pieces_;
+  CborReader reader_;
+  const Decoding& how_;
+  std::size_t next_piece_ = 1, index_ = 0;
+};
 
 // The inverse of encode.
 template <class... P>
-Result<std::tuple<Stored<P>...>> decode(List<P...>, const Value& value) {
+Result<std::tuple<Stored<P>...>> decode(List<P...>, const Value& value, const Decoding& how = {}) {
   using Out = Result<std::tuple<Stored<P>...>>;
   return caught(invalid_argument, "the values cannot be decoded", [&]() -> Out {
-    constexpr std::size_t kNumBytes = num_bytes_before<P...>(sizeof...(P));
-    SHOAL_TRY(const auto head, head_of(value, sizeof...(P), kNumBytes));
-    const auto pieces = value.pieces();
-    return [&]<std::size_t... I>(std::index_sequence<I...>) -> Out {
-      return std::tuple<Stored<P>...>{take<P>(head[I], pieces, 1 + num_bytes_before<P...>(I))...};
-    }(std::index_sequence_for<P...>());
+    Decoder from(value, how);
+    Out out;
+    const bool good = from.begin(sizeof...(P)) && std::apply([&](auto&... v) { return (from.take<P>(v) && ...); }, *out) && from.end();
+    if (!good) return fail(from.why());
+    return out;
   });
 }
 
@@ -152,12 +230,13 @@ decltype(auto) pass(Stored<P>& stored) {
 
 // A method's result as its caller gets it.
 template <class T>
-Result<T> decode_result(const Value& value) {
+Result<T> decode_result(const Value& value, Hub* hub) {
+  const Decoding how{.hub = hub};
   if constexpr (std::is_void_v<T>) {
-    SHOAL_OK(decode(List<>(), value));
+    SHOAL_OK(decode(List<>(), value, how));
     return {};
   } else {
-    SHOAL_TRY(auto result, decode(List<T>(), value));
+    SHOAL_TRY(auto result, decode(List<T>(), value, how));
     return std::get<0>(std::move(result));
   }
 }

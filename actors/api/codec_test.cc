@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,24 @@ struct Point {
   bool operator==(const Point&) const = default;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Point, x, y, tags)
+
+enum class Colour : std::uint8_t { kRed = 1, kBlue = 200 };
+
+struct Layer {
+  std::string name;
+  std::vector<float> weights;
+  std::optional<int> epoch;
+  Colour colour = Colour::kRed;
+  bool operator==(const Layer&) const = default;
+  static constexpr auto fields = shoal::fields(&Layer::name, &Layer::weights, &Layer::epoch, &Layer::colour);
+};
+
+// The first of them, as a program of another day would have it.
+struct Renamed {
+  std::string name;
+  int added = 7;
+  static constexpr auto fields = shoal::fields(&Renamed::name, &Renamed::added);
+};
 
 struct Fussy {
   int n = 0;
@@ -39,11 +59,15 @@ Stored<P> there_and_back(const A& value) {
   return std::get<0>(decode(List<P>(), encode(List<P>(), value).value()).value());
 }
 
-Value cbor(const nlohmann::json& head, const Value::Pieces& buffers = {}) { return make_value(head, buffers).value(); }
+Value cbor(const nlohmann::json& head, Value::Pieces buffers = {}) {
+  const auto bytes = nlohmann::json::to_cbor(head);
+  buffers.insert(buffers.begin(), std::as_bytes(std::span(bytes)));
+  return Value::make(buffers).value();
+}
 
 Value raw(const std::vector<std::uint8_t>& bytes) { return Value::make({std::as_bytes(std::span(bytes))}).value(); }
 
-TEST(CodecTest, WhatJsonKnowsTravels) {
+TEST(CodecTest, ValuesTravel) {
   EXPECT_EQ(there_and_back<int>(-5), -5);
   EXPECT_EQ(there_and_back<std::int64_t>(std::numeric_limits<std::int64_t>::min()), std::numeric_limits<std::int64_t>::min());
   EXPECT_EQ(there_and_back<std::uint64_t>(~0ull), ~0ull);
@@ -62,6 +86,79 @@ TEST(CodecTest, WhatJsonKnowsTravels) {
   EXPECT_EQ(there_and_back<std::vector<Point>>(std::vector{point, point}), (std::vector{point, point}));
   EXPECT_EQ((there_and_back<std::tuple<int, std::string>>(std::tuple(1, std::string("s")))), std::tuple(1, std::string("s")));
   EXPECT_EQ(there_and_back<ActorId>(ActorId{~0ull}), ActorId{~0ull});
+  EXPECT_EQ(there_and_back<Colour>(Colour::kBlue), Colour::kBlue);
+  EXPECT_EQ(there_and_back<std::optional<std::string>>(std::optional<std::string>("x")), "x");
+  EXPECT_EQ(there_and_back<std::optional<std::string>>(std::optional<std::string>()), std::nullopt);
+  EXPECT_EQ((there_and_back<std::array<int, 3>>(std::array{1, -2, 3})), (std::array{1, -2, 3}));
+  EXPECT_EQ((there_and_back<std::pair<char, bool>>(std::pair('c', true))), std::pair('c', true));
+  EXPECT_EQ(there_and_back<std::set<std::string>>(std::set<std::string>{"b", "a"}), (std::set<std::string>{"a", "b"}));
+  EXPECT_EQ(there_and_back<std::vector<bool>>(std::vector<bool>{true, false, true}), (std::vector<bool>{true, false, true}));
+  EXPECT_EQ((there_and_back<std::map<int, double>>(std::map<int, double>{{-1, 0.5}})), (std::map<int, double>{{-1, 0.5}}));
+  const nlohmann::json any = {{"a", {1, nullptr, 2.5}}, {"b", "text"}};
+  EXPECT_EQ(there_and_back<nlohmann::json>(any), any);
+  EXPECT_EQ(there_and_back<std::vector<nlohmann::json>>(std::vector{any, any})[1], any);
+  const auto inside = std::get<0>(decode(List<std::vector<Bytes>>(), encode(List<std::vector<Bytes>>(),
+                                                                            [] {
+                                                                              std::vector<Bytes> out;
+                                                                              out.push_back(Bytes::copy_of("inside"));
+                                                                              return out;
+                                                                            }())
+                                                                         .value())
+                                      .value());
+  EXPECT_EQ(inside.at(0).view(), "inside");
+}
+
+TEST(CodecTest, EveryIntegerOfATypeTravelsAndNoOther) {
+  for (const std::int64_t n :
+       {0l, 23l, 24l, 255l, 256l, 65535l, 65536l, 4294967295l, 4294967296l, std::numeric_limits<std::int64_t>::max()}) {
+    EXPECT_EQ(there_and_back<std::int64_t>(n), n);
+    EXPECT_EQ(there_and_back<std::int64_t>(-1 - n), -1 - n);
+  }
+  const auto fits = [](auto like, const nlohmann::json& n) {
+    return decode(List<decltype(like)>(), cbor(nlohmann::json::array({n}))).has_value();
+  };
+  EXPECT_TRUE(fits(std::int8_t{}, -128) && fits(std::int8_t{}, 127) && fits(std::uint8_t{}, 255) && fits(std::uint64_t{}, ~0ull));
+  EXPECT_FALSE(fits(std::int8_t{}, -129) || fits(std::int8_t{}, 128) || fits(std::uint8_t{}, 256) || fits(std::uint8_t{}, -1));
+  EXPECT_FALSE(fits(std::int64_t{}, ~0ull) || fits(int{}, 1.5) || fits(int{}, true));
+  EXPECT_FALSE(fits(Colour{}, 256));
+  EXPECT_TRUE(fits(double{}, 3) && fits(double{}, -3) && fits(float{}, 0.5));  // a number is a number
+}
+
+TEST(CodecTest, AClassThatListsItsFieldsTravelsByTheirNames) {
+  const Layer layer{"l1", {0.5f, -1}, 3, Colour::kBlue};
+  EXPECT_EQ(there_and_back<Layer>(layer), layer);
+  EXPECT_EQ((there_and_back<std::map<std::string, Layer>>(std::map<std::string, Layer>{{"a", layer}})).at("a"), layer);
+  const auto read =
+      nlohmann::json::from_cbor(encode(List<Layer>(), layer).value().pieces()[0], true, true, nlohmann::json::cbor_tag_handler_t::ignore);
+  EXPECT_EQ(read.at(0).at("name"), "l1");
+  EXPECT_EQ(read.at(0).at("epoch"), 3);
+  // Fields that it does not know are passed over; one that is missing is said.
+  using nlohmann::json;
+  const json known = {{"name", "n"}, {"later", {1, {2, 3}}}, {"added", 5}};
+  EXPECT_EQ(std::get<0>(decode(List<Renamed>(), cbor(json::array({known}))).value()).added, 5);
+  const Error e = decode(List<Renamed>(), cbor(json::array({{{"name", "n"}}})), {.method = "f"}).error();
+  EXPECT_EQ(e.message(), "argument 1 of f: field added of Renamed is missing (at byte 9 of 9)");
+}
+
+TEST(CodecTest, NumbersTravelAsTheyLieInMemoryAndOneByOneAreReadToo) {
+  std::vector<double> many(1000);
+  for (std::size_t i = 0; i < many.size(); ++i) many[i] = static_cast<double>(i) / 3;
+  EXPECT_EQ(there_and_back<std::vector<double>>(many), many);
+  EXPECT_LT(encode(List<std::vector<double>>(), many).value().total_bytes(), 8 * many.size() + 16);
+  EXPECT_EQ(there_and_back<std::vector<std::int16_t>>(std::vector<std::int16_t>{-1, 300}), (std::vector<std::int16_t>{-1, 300}));
+  EXPECT_EQ(std::get<0>(decode(List<std::vector<float>>(), cbor(nlohmann::json::array({{1, 0.5}}))).value()), (std::vector<float>{1, 0.5}));
+  EXPECT_FALSE(decode(List<std::vector<float>>(), raw({0x81, 0xd8, 85, 0x43, 1, 2, 3})));  // three bytes of floats
+  EXPECT_FALSE(decode(List<std::vector<double>>(), encode(List<std::vector<float>>(), std::vector<float>{1}).value()));
+}
+
+TEST(CodecTest, WhatIsWrongIsSaidWithItsMethodAndPosition) {
+  using nlohmann::json;
+  const auto why = [](const json& head) { return decode(List<int, std::string>(), cbor(head), {.method = "add"}).error().message(); };
+  EXPECT_EQ(why(json::array({1, 2})), "argument 2 of add: text was expected, there is an integer (at byte 2 of 3)");
+  EXPECT_EQ(why(json::array({1})), "the arguments of add: 2 values were expected, there are 1 (at byte 1 of 2)");
+  EXPECT_EQ(why(json::array({1e10, "x"})), "argument 1 of add: an integer was expected, there is a number (at byte 1 of 8)");
+  EXPECT_EQ(decode_result<bool>(cbor(json::array({json::array()}))).error().message(),
+            "the result is not of its type: a boolean was expected, there is an array (at byte 1 of 2)");
 }
 
 TEST(CodecTest, ArgumentsAreConvertedAsACallWould) {
@@ -132,19 +229,34 @@ TEST(CodecTest, WhatAConversionThrowsIsAnError) {
 
 TEST(CodecTest, BrokenBytesAreRefusedOrDecodedNeverWorse) {
   runtime::SeededRandom random(7);
-  using Params = List<Point, std::map<std::string, int>, Bytes, nlohmann::json>;
+  using Params = List<Point, std::map<std::string, int>, Bytes, nlohmann::json, Layer, std::vector<std::optional<std::tuple<int, double>>>>;
   const Point point{1.5, 2.5, {"a", "b"}};
-  const Value good = encode(Params(), point, std::map<std::string, int>{{"k", 1}}, Bytes::copy_of("bytes"),
-                            nlohmann::json{{"deep", {1, {2, {3}}}}, {"b", nlohmann::json::binary({1, 2})}})
-                         .value();
+  const Value good =
+      encode(Params(), point, std::map<std::string, int>{{"k", 1}}, Bytes::copy_of("bytes"),
+             nlohmann::json{{"deep", {1, {2, {3}}}}, {"b", nlohmann::json::binary({1, 2})}}, Layer{"l", {1, 2, 3}, 5, Colour::kBlue},
+             std::vector<std::optional<std::tuple<int, double>>>{std::nullopt, std::tuple(1, 2.5)})
+          .value();
   ASSERT_TRUE(decode(Params(), good));
   int refused = 0;
+  const auto attempt = [&](std::vector<std::byte> bytes) {
+    // In memory of just that size, so that a sanitizer sees a byte too far.
+    const auto exact = std::make_unique<std::byte[]>(bytes.size());
+    std::copy(bytes.begin(), bytes.end(), exact.get());
+    const auto out = decode(Params(), Value::make({std::span(exact.get(), bytes.size()), good.pieces()[1]}).value());
+    if (!out) {
+      EXPECT_EQ(out.error().code(), Code::kInvalidArgument);
+    }
+    refused += !out;
+  };
+  const auto whole = good.pieces()[0];
+  const std::vector<std::byte> head(whole.begin(), whole.end());
+  for (std::size_t cut = 0; cut < head.size(); ++cut) attempt({head.begin(), head.begin() + static_cast<std::ptrdiff_t>(cut)});
+  EXPECT_EQ(refused, static_cast<int>(head.size()));  // nothing is whole that was cut
   for (int i = 0; i < 20'000; ++i) {
-    const auto head = good.pieces()[0];
-    std::vector<std::byte> bytes(head.begin(), head.end());
+    auto bytes = head;
     for (std::uint64_t n = 1 + random.below(4); n > 0; --n) bytes[random.below(bytes.size())] = static_cast<std::byte>(random.next());
     if (random.below(4) == 0) bytes.resize(random.below(bytes.size()));
-    refused += !decode(Params(), Value::make({bytes, good.pieces()[1]}).value());
+    attempt(std::move(bytes));
   }
   EXPECT_GT(refused, 10'000);
 }

@@ -1,7 +1,5 @@
 #include "actors/api/context.h"
 
-#include <filesystem>
-
 #include <asio/executor_work_guard.hpp>
 
 #include <fmt/format.h>
@@ -12,22 +10,25 @@ namespace api = actors::api;
 
 namespace {
 
-Result<actors::Resources> resources_of(const ActorOptions& o) {
-  std::map<std::string, double> amounts = o.resources;
-  for (const auto& [name, amount] : {std::pair{"CPU", o.num_cpus}, {"GPU", o.num_gpus}, {"memory", o.memory}}) {
-    if (amount != 0) amounts[name] = amount;
-  }
-  return actors::Resources::of(amounts);
+Context::Options named(Context::Options options, const actors::Session& session) {
+  if (options.name_space.empty()) options.name_space = to_string(session.job());
+  return options;
 }
 
 }  // namespace
 
 Context::Context(std::unique_ptr<actors::Session> session, Options options)
-    : session_(std::move(session)), options_(std::move(options)), hub_{*session_, options_.caller} {}
+    : session_(std::move(session)),
+      options_(named(std::move(options), *session_)),
+      hub_{*session_, options_.caller, 0, {}},
+      launcher_(hub_, options_.program, options_.build_id, options_.name_space),
+      functions_(std::make_unique<api::FunctionPools>(hub_, launcher_, options_.functions, api::FunctionPools::Options())) {}
 
-Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> Context::create(std::size_t count, std::string_view class_name,
+Context::~Context() = default;
+
+Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> Context::create(std::size_t count, bool mesh, std::string_view class_name,
                                                                              std::string_view full_class_name, const ActorOptions& options,
-                                                                             const actors::Value& args) {
+                                                                             const api::Encoded& args) {
   if (!options_.class_names.contains(full_class_name)) {
     return fail(invalid_argument(fmt::format("the workers of this program do not know the actor {}", class_name))
                     .with_hint(fmt::format("tell shoal::main: shoal::main<{}, ..>(argc, argv, run)", class_name)));
@@ -35,45 +36,82 @@ Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> Context::create(std
   if (count < 1 || count > actors::GangSpec::kMaxActors) {
     return fail(invalid_argument(fmt::format("a mesh has 1 to {} actors, not {}", actors::GangSpec::kMaxActors, count)));
   }
-  if (options_.build_id.empty()) {
-    return fail(invalid_argument("this program has no build id, so its workers could not be told from those of another build")
-                    .with_hint("link it with -Wl,--build-id"));
+  if (options.max_concurrency < 1 || options.max_concurrency > kMaxThreads) {
+    return fail(invalid_argument(fmt::format("max_concurrency is 1 to {}, not {}", kMaxThreads, options.max_concurrency)));
   }
-  SHOAL_TRY(const auto resources, resources_of(options));
-  actors::Session& session = hub_.session;
-  actors::GangSpec spec;
-  spec.id = session.new_id<GangId>();
-  spec.job = session.job();
-  for (std::size_t i = 0; i < count; ++i) spec.actors.push_back({session.new_id<ActorId>(), std::string(class_name), resources});
+  const bool makes_itself = options.detached || options.max_restarts != 0;
+  if (mesh && (makes_itself || !options.name.empty())) {
+    return fail(invalid_argument("names, detached and max_restarts are of a single actor, not of a mesh").with_hint("spawn() each"));
+  }
+  if (options.get_if_exists && options.name.empty()) return fail(invalid_argument("get_if_exists without a name"));
+  if (makes_itself && !args.deps.empty()) {
+    return fail(invalid_argument("an actor that is started again, or detached, is made from values that its caller may not have any more")
+                    .with_hint("pass future.get() instead of the future"));
+  }
+  SHOAL_TRY(const auto resources, api::resources_of(options.num_cpus, options.num_gpus, options.memory, options.resources));
+  auto env = options.env;
+  if (options.detached) env["SHOAL_SELF_MADE"] = "1";
+  SHOAL_TRY(actors::GangSpec spec, launcher_.gang(count, class_name, resources, options.where, env));
+  api::Making making{std::string(full_class_name), 0, static_cast<std::int32_t>(count), options.max_concurrency, args.value};
   spec.refuse_infeasible = options.refuse_infeasible;
-  spec.launch.kind = actors::Launch::Kind::kNativeWorker;
-  spec.launch.program = options_.program;
-  spec.launch.build_id = options_.build_id;
-  std::error_code ignored;
-  spec.launch.cwd = std::filesystem::current_path(ignored);
-  spec.launch.env.assign(options.env.begin(), options.env.end());
-  SHOAL_OK(session.create_gang(spec));
+  spec.name = options.name;
+  if (!spec.name.empty()) spec.name_space = options.name_space.empty() ? options_.name_space : options.name_space;
+  spec.get_if_exists = options.get_if_exists;
+  spec.detached = options.detached;
+  spec.max_restarts = options.max_restarts;
+  spec.max_task_retries = options.max_task_retries;
+  spec.handle = api::to_found(full_class_name);
+  if (makes_itself) {
+    SHOAL_TRY(spec.birth, api::to_birth(making));
+  }
+  SHOAL_TRY(const auto exists, hub_.session.create_gang(spec));
 
   std::vector<std::pair<ActorId, actors::ValueFuture>> out;
+  if (exists) {
+    SHOAL_OK(check_class(*exists, full_class_name));
+    const api::Reply there = api::ready_reply(hub_, {}, api::kConstruct, api::encode(api::List<>()));
+    out.emplace_back(exists->row.id, there.future());
+    return out;
+  }
   for (std::size_t i = 0; i < count; ++i) {
-    actors::Call call;
-    call.actor = spec.actors[i].id;
-    call.method = api::kConstruct;
-    call.caller = hub_.caller;
-    SHOAL_TRY(call.args,
-              api::encode(api::ConstructHead(), full_class_name, static_cast<std::int32_t>(i), static_cast<std::int32_t>(count)));
-    call.deps = {args};
-    const ActorId id = call.actor;
-    out.emplace_back(id, session.call(std::move(call), {}));
+    making.rank = static_cast<std::int32_t>(i);
+    SHOAL_TRY(auto constructed, launcher_.construct(spec.actors[i].id, making, args.deps));
+    out.emplace_back(spec.actors[i].id, std::move(constructed));
   }
   return out;
 }
 
-api::Reply Context::there_already(const api::Callee& callee) {
-  auto nothing = api::encode(api::List<>());
-  const runtime::Promise<actors::Value> promise;
-  promise.set(std::move(nothing));
-  return api::Reply(hub_, callee, api::kConstruct, promise.future());
+Result<void> Context::check_class(const actors::FoundActor& found, std::string_view full_class_name) const {
+  const auto theirs = api::class_of_found(found.handle);
+  if (theirs && *theirs == full_class_name) return {};
+  return fail(
+      invalid_argument(fmt::format("the actor '{}' is {}, not a {}", found.row.name,
+                                   theirs ? "a " + std::string(*theirs) : found.row.class_name + " of another language", full_class_name)));
+}
+
+Result<ActorId> Context::find(const std::string& name, const std::string& name_space, std::string_view full_class_name) {
+  SHOAL_TRY(const auto found, hub_.session.find_actor({name, name_space.empty() ? options_.name_space : name_space}));
+  SHOAL_OK(check_class(found, full_class_name));
+  return found.row.id;
+}
+
+Result<PlacementGroup> Context::placement_group(const std::vector<std::map<std::string, double>>& bundles, const GroupOptions& options) {
+  actors::GroupSpec spec;
+  spec.id = hub_.session.new_id<GroupId>();
+  spec.job = hub_.session.job();
+  spec.name = options.name;
+  if (!spec.name.empty()) spec.name_space = options.name_space.empty() ? options_.name_space : options.name_space;
+  spec.strategy = options.strategy;
+  spec.labels = options.labels;
+  spec.detached = options.detached;
+  if (bundles.empty()) return fail(invalid_argument("a placement group has at least one bundle"));
+  for (const auto& b : bundles) {
+    SHOAL_TRY(auto resources, actors::Resources::of(b));
+    spec.bundles.push_back(std::move(resources));
+  }
+  SHOAL_OK(hub_.session.create_group(spec));
+  SHOAL_TRY(auto nothing, api::encode(api::List<>()));
+  return PlacementGroup{spec.id, Future<void>(api::Reply(hub_, {}, "placement group", hub_.session.group_ready(spec.id, nothing)))};
 }
 
 Result<void> Context::drive(asio::io_context& here, asio::cancellation_signal& cancel, const std::function<bool()>& done,
@@ -99,18 +137,14 @@ Result<void> Context::drive(asio::io_context& here, asio::cancellation_signal& c
 
 namespace shoal::actors::api {
 
-Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Value> args) {
-  if (!args) {
-    const runtime::Promise<Value> promise;
-    promise.set(fail(std::move(args).error()));
-    return Reply(hub, callee, method, promise.future());
-  }
+Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encoded> args) {
+  if (!args) return ready_reply(hub, callee, method, fail(std::move(args).error()));
   Call call;
   call.actor = callee.actor;
   call.method = method;
   call.caller = hub.caller;
-  call.args = *std::move(args);
-  return Reply(hub, callee, method, hub.session.call(std::move(call), {}));
+  call.args = std::move(args->value);
+  return Reply(hub, callee, method, hub.session.call(std::move(call), std::move(args->deps)));
 }
 
 }  // namespace shoal::actors::api

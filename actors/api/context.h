@@ -18,19 +18,16 @@
 #include <asio/co_spawn.hpp>
 #include <asio/io_context.hpp>
 
+#include "actors/api/functions.h"
 #include "actors/api/handle.h"
+#include "actors/api/options.h"
 
 namespace shoal {
 
-// What an actor asks of the node it is placed on. CPUs are logical: an actor asks for none unless told so.
-struct ActorOptions {
-  double num_cpus = 0;
-  double num_gpus = 0;
-  double memory = 0;  // bytes
-  std::map<std::string, double> resources = {};
-  std::map<std::string, std::string> env = {};  // added to its process's
-  // Fail with ResourceExhausted/Infeasible when no present node could ever hold it, instead of waiting for one that can.
-  bool refuse_infeasible = false;
+// Resources that are reserved together, bundle by bundle; Where places actors and functions in them. A value.
+struct PlacementGroup {
+  GroupId id;
+  Future<void> ready;  // once all bundles are reserved
 };
 
 class Context {
@@ -40,8 +37,12 @@ class Context {
     std::string build_id;                            // and must be of this build
     std::string caller = "driver";                   // this process, in its actors' eyes
     std::set<std::string, std::less<>> class_names;  // full ones, that the program's workers know
+    std::set<std::string, std::less<>> functions;    // likewise
+    std::string name_space;                          // of names; empty: the job's own
+    std::uint32_t num_restarts = 0;                  // of this process's actor
   };
   Context(std::unique_ptr<actors::Session> session, Options options);
+  ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
@@ -61,15 +62,47 @@ class Context {
   // An actor that another process has spawned.
   template <actors::api::Actor T>
   Result<Handle<T>> handle(ActorId id) {
-    const actors::api::Callee callee{id, actors::api::class_name<T>()};
-    SHOAL_OK(hub_.session.know(id, std::string(callee.class_name)));
-    return Handle<T>(hub_, callee, there_already(callee));
+    return Handle<T>::of(hub_, id);
   }
-  // Ends an actor and its process at once; pending and later calls on it fail with Unavailable/ActorDied.
+  // The living actor of this name, whoever spawned it. NotFound/NoSuchName; InvalidArgument when it is of another class.
+  template <actors::api::Actor T>
+  Result<Handle<T>> get_actor(const std::string& name, const std::string& name_space = "") {
+    SHOAL_TRY(const ActorId id, find(name, name_space, actors::api::full_class_name<T>()));
+    return Handle<T>::of(hub_, id);
+  }
+  // Ends an actor's process at once; pending and later calls on it fail with Unavailable/ActorDied. With no_restart = false one that has
+  // max_restarts left only loses its process.
   template <class T>
-  Result<void> kill(const Handle<T>& handle) {
-    return hub_.session.kill(handle.id());
+  Result<void> kill(const Handle<T>& handle, bool no_restart = true) {
+    return hub_.session.kill(handle.id(), !no_restart);
   }
+
+  // A remote function, which shoal::main was told of: context.remote<&square>()(5).get(). It runs in one of the processes that this one
+  // keeps for functions with such options.
+  template <auto function>
+  actors::api::RemoteFunction<function> remote(FunctionOptions options = {}) {
+    return {*functions_, std::move(options)};
+  }
+
+  // A value that is there already, as an argument of several calls: encoded once, and, if it is large, once in memory.
+  template <class T>
+  Result<Future<T>> put(const T& value) {
+    SHOAL_TRY(auto encoded, actors::api::encode(&session_->memory(), actors::api::List<T>(), value));
+    return Future<T>(actors::api::ready_reply(hub_, {}, "put", std::move(encoded)));
+  }
+
+  // Accepted by the head: `ready` tells when there is room. InvalidArgument/NameTaken.
+  Result<PlacementGroup> placement_group(const std::vector<std::map<std::string, double>>& bundles, const GroupOptions& options = {});
+  // What is in it ends.
+  Result<void> remove(const PlacementGroup& group) { return hub_.session.remove_group(group.id); }
+
+  // Who and where this process is.
+  JobId job() const { return session_->job(); }
+  NodeId node() const { return session_->node(); }
+  WorkerId worker() const { return session_->worker(); }
+  ActorId actor() const { return actor_; }  // of this process; none in a driver, and where functions run
+  const std::string& name_space() const { return options_.name_space; }
+  std::uint32_t num_restarts() const { return options_.num_restarts; }
 
   // Runs a coroutine in this thread until it ends; it awaits futures of this Context, and coroutines that do. When the time is over it is
   // cancelled and the result is DeadlineExceeded; what it throws is Internal. Several threads may run one each.
@@ -90,15 +123,18 @@ class Context {
 
   // What lies below: lists, status, and everything untyped.
   actors::Session& session() { return *session_; }
+  actors::api::Hub& hub() { return hub_; }
+  const Options& options() const { return options_; }
+  void is_of(ActorId actor) { actor_ = actor; }  // by its worker, before anything else
 
  private:
   template <class T, class... A>
   Result<std::vector<Handle<T>>> spawn_gang(std::size_t count, bool mesh, const ActorOptions& options, const A&... args) {
     using Params = typename actors::api::Table<T>::Construction::Params;
-    actors::api::check_arguments(Params(), actors::api::List<const A&...>());
-    SHOAL_TRY(const auto encoded, actors::api::encode(Params(), args...));
+    actors::api::check_arguments(Params(), actors::api::List<A...>());
+    SHOAL_TRY(const auto encoded, actors::api::encode_call(&session_->memory(), Params(), args...));
     const auto name = actors::api::class_name<T>();
-    SHOAL_TRY(auto constructed, create(count, name, actors::api::full_class_name<T>(), options, encoded));
+    SHOAL_TRY(auto constructed, create(count, mesh, name, actors::api::full_class_name<T>(), options, encoded));
     std::vector<Handle<T>> out;
     for (std::size_t i = 0; i < count; ++i) {
       const actors::api::Callee callee{constructed[i].first, name, mesh ? static_cast<std::int32_t>(i) : -1};
@@ -107,16 +143,21 @@ class Context {
     return out;
   }
   // The gang's actors and the answers of their constructors, by rank.
-  Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> create(std::size_t count, std::string_view class_name,
+  Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> create(std::size_t count, bool mesh, std::string_view class_name,
                                                                       std::string_view full_class_name, const ActorOptions& options,
-                                                                      const actors::Value& args);
-  actors::api::Reply there_already(const actors::api::Callee& callee);
+                                                                      const actors::api::Encoded& args);
+  static constexpr std::int32_t kMaxThreads = 1000;
+  Result<void> check_class(const actors::FoundActor& found, std::string_view full_class_name) const;
+  Result<ActorId> find(const std::string& name, const std::string& name_space, std::string_view full_class_name);
   // Runs handlers of `here` until done(); cancels once when the time is over, and reports that after done().
   Result<void> drive(asio::io_context& here, asio::cancellation_signal& cancel, const std::function<bool()>& done, Duration timeout);
 
   const std::unique_ptr<actors::Session> session_;
   const Options options_;
   actors::api::Hub hub_;
+  const actors::api::Launcher launcher_;
+  ActorId actor_;
+  const std::unique_ptr<actors::api::FunctionPools> functions_;
 };
 
 }  // namespace shoal

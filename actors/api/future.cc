@@ -1,5 +1,7 @@
 #include "actors/api/future.h"
 
+#include <algorithm>
+
 #include <asio/post.hpp>
 #include <asio/this_coro.hpp>
 
@@ -7,7 +9,46 @@
 
 namespace shoal::actors::api {
 
+namespace {
+
+constexpr std::chrono::milliseconds kShortWait{20};  // of which nobody is told
+constexpr std::size_t kMaxCompared = 500;            // each with each
+
+}  // namespace
+
+Result<void> Hub::wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline) {
+  if (function_in != std::this_thread::get_id()) return session.wait(done, deadline);
+  const auto soon = std::min(deadline, session.deadline_in(kShortWait));
+  auto waited = session.wait(done, soon);
+  if (waited || soon == deadline || waited.error().code() != Code::kDeadlineExceeded) return waited;
+  session.set_blocked(true);
+  waited = session.wait(done, deadline);
+  session.set_blocked(false);
+  return waited;
+}
+
+Reply ready_reply(Hub& hub, const Callee& callee, std::string_view method, Result<Value> value) {
+  const runtime::Promise<Value> promise;
+  promise.set(std::move(value));
+  return Reply(hub, callee, method, promise.future());
+}
+
+Result<const Value*> Reply::good() const {
+  const auto& value = future_.peek();
+  if (!value) return fail(located(value.error()));
+  if (value->raised()) return fail(located(raised_error(*value)));
+  return &*value;
+}
+
+Result<BytesView> Reply::view() const {
+  SHOAL_TRY(const Value* const value, good());
+  const auto pieces = value->pieces();
+  if (pieces.size() != 2) return fail(located(invalid_argument("the result is no Bytes")));
+  return BytesView(*value, pieces[1]);
+}
+
 Error Reply::located(Error error) const {
+  if (!callee_.actor) return std::move(error).in(fmt::format("function {}", method_));
   const std::string actor = fmt::format("actor {}({})", callee_.class_name, to_string(callee_.actor));
   // The news of an actor's death says whose it is.
   const bool named = !error.context().empty() && error.context().back() == actor;
@@ -19,8 +60,7 @@ Error Reply::located(Error error) const {
 
 Result<void> Reply::wait(Duration timeout) const {
   if (ready()) return {};
-  Session& session = hub_->session;
-  const auto waited = session.wait([this] { return future_.ready(); }, session.deadline_in(timeout));
+  const auto waited = hub_->wait([this] { return future_.ready(); }, hub_->session.deadline_in(timeout));
   if (!waited) return fail(located(waited.error()));
   return {};
 }
@@ -67,12 +107,37 @@ Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration 
     }
   });
   const auto over = [&] { return tally->ready == replies.size() || tally->failed < replies.size(); };
-  const auto waited = session.wait(over, session.deadline_in(timeout));
+  const auto waited = replies[0]->hub_->wait(over, session.deadline_in(timeout));
   if (waited) return tally->failed;
   for (const auto* r : replies) {
     if (!r->ready()) return fail(r->located(waited.error()));
   }
   return fail(waited.error());
+}
+
+Result<Waited> wait_some(const std::vector<const Reply*>& replies, std::size_t count, Duration timeout) {
+  Waited out;
+  if (replies.empty()) return out;
+  if (count < 1 || count > replies.size()) {
+    return fail(invalid_argument(fmt::format("wait() for 1 to {} of {} futures, not for {}", replies.size(), replies.size(), count)));
+  }
+  for (std::size_t i = 0; i < std::min(replies.size(), kMaxCompared); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (replies[i]->future() == replies[j]->future()) return fail(invalid_argument("wait() takes each future once"));
+    }
+  }
+  const auto enough = [&] {
+    std::size_t ready = 0;
+    for (const auto* r : replies) ready += r->ready();
+    return ready >= count;
+  };
+  Hub& hub = *replies[0]->hub_;
+  const auto waited = hub.wait(enough, hub.session.deadline_in(timeout));
+  if (!waited && waited.error().code() != Code::kDeadlineExceeded) return fail(waited.error());
+  for (std::size_t i = 0; i < replies.size(); ++i) {
+    (replies[i]->ready() && out.ready.size() < count ? out.ready : out.rest).push_back(i);
+  }
+  return out;
 }
 
 }  // namespace shoal::actors::api

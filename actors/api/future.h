@@ -5,8 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,6 +22,8 @@ namespace shoal {
 using runtime::Duration;
 using runtime::Task;
 inline constexpr Duration kForever = Duration::max();
+class BytesView;
+struct Waited;
 
 }  // namespace shoal
 
@@ -28,11 +32,15 @@ namespace shoal::actors::api {
 // What handles and futures share of their Context.
 struct Hub {
   Session& session;
-  std::string caller;         // of its calls, for errors
-  std::uint64_t wakeups = 0;  // of coroutines whose future became ready; belongs to the loop's owner
+  std::string caller;           // of its calls, for errors
+  std::uint64_t wakeups = 0;    // of coroutines whose future became ready; belongs to the loop's owner
+  std::thread::id function_in;  // the thread that runs remote functions, in their workers: it lends its CPUs while it waits for long
+
+  // Session::wait for user code.
+  Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline);
 };
 
-// Whose answer it is.
+// Whose answer it is. No actor: a remote function's, or a value that was put.
 struct Callee {
   ActorId actor;
   std::string_view class_name;
@@ -54,21 +62,25 @@ class Reply {
   Result<void> wait(Duration timeout) const;
   // The same as a coroutine, in the thread that runs it (Context::run).
   static Task<void> until_ready(Reply reply);
+  const ValueFuture& future() const { return future_; }
   // Of one that is ready: its value, decoded by `decode`, or why there is none.
   template <class T>
   Result<T> result() const {
-    const auto& value = future_.peek();
-    if (!value) return fail(located(value.error()));
-    if (value->raised()) return fail(located(unimplemented("the method raised an exception of another language")));
-    auto decoded = decode_result<T>(*value);
+    SHOAL_TRY(const Value* const value, good());
+    auto decoded = decode_result<T>(*value, hub_);
     if (!decoded) return fail(located(std::move(decoded).error()));
     return decoded;
   }
+  // Of Bytes.
+  Result<BytesView> view() const;
   // The error with where it passed.
   Error located(Error error) const;
 
  private:
+  Result<const Value*> good() const;
+
   friend Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);
+  friend Result<Waited> wait_some(const std::vector<const Reply*>& replies, std::size_t count, Duration timeout);
   Hub* hub_ = nullptr;
   Callee callee_;
   std::string_view method_;
@@ -77,6 +89,9 @@ class Reply {
 
 // Waits until all are ready or one has failed: the index of the one that failed first, else their number.
 Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);
+
+// Of something that is there already.
+Reply ready_reply(Hub& hub, const Callee& callee, std::string_view method, Result<Value> value);
 
 template <class T>
 struct Gathered {
@@ -98,12 +113,33 @@ Task<T> await(Reply reply) {
 
 namespace shoal {
 
+// Bytes in the memory in which they came, which other processes may read as well: large ones lie in a shared one. Valid as long as a copy
+// of this lives.
+class BytesView {
+ public:
+  BytesView(actors::Value value, std::span<const std::byte> bytes) : value_(std::move(value)), bytes_(bytes) {}
+  std::span<const std::byte> span() const { return bytes_; }
+  std::size_t size() const { return bytes_.size(); }
+
+ private:
+  actors::Value value_;
+  std::span<const std::byte> bytes_;
+};
+
+// Which of several futures are ready, and which are not, in the order in which they were given.
+struct Waited {
+  std::vector<std::size_t> ready, rest;
+};
+
 template <class T>
 class Futures;
 
+// As an argument of a call it stands for its value: the call runs once that is there, and fails with the future's error.
 template <class T>
 class [[nodiscard]] Future {
  public:
+  using Value = T;
+
   Future() = default;  // of nothing: only to be assigned to
   explicit Future(actors::api::Reply reply) : reply_(std::move(reply)) {}
 
@@ -114,8 +150,17 @@ class [[nodiscard]] Future {
     if (const auto waited = reply_.wait(timeout); !waited) return fail(waited.error());
     return reply_.template result<T>();
   }
+  // The same of Bytes, where they lie: nothing is copied.
+  Result<BytesView> view(Duration timeout = kForever) const
+    requires std::is_same_v<T, Bytes>
+  {
+    if (const auto waited = reply_.wait(timeout); !waited) return fail(waited.error());
+    return reply_.view();
+  }
   // In a coroutine that Context::run runs: co_await future.async().
   Task<T> async() const { return actors::api::await<T>(reply_); }
+
+  const actors::api::Reply& reply() const { return reply_; }
 
  private:
   friend class Futures<T>;
@@ -154,5 +199,32 @@ class [[nodiscard]] Futures {
  private:
   std::vector<Future<T>> futures_;
 };
+
+}  // namespace shoal
+
+namespace shoal::actors::api {
+
+template <class T>
+struct ReferenceTo<Future<T>> {
+  static constexpr bool kIs = true;
+  using Value = T;
+  static const ValueFuture& future(const Future<T>& f) { return f.reply().future(); }
+};
+
+// Until `count` are ready or the time is over, which is no error.
+Result<Waited> wait_some(const std::vector<const Reply*>& replies, std::size_t count, Duration timeout);
+
+}  // namespace shoal::actors::api
+
+namespace shoal {
+
+// Waits until `num_ready` of them are ready or the time is over: at most that many are in `ready`, those that failed among them.
+// InvalidArgument for a future that stands there twice, and for a number that is not between 1 and theirs.
+template <class T>
+Result<Waited> wait(const std::vector<Future<T>>& futures, std::size_t num_ready = 1, Duration timeout = kForever) {
+  std::vector<const actors::api::Reply*> replies;
+  for (const auto& f : futures) replies.push_back(&f.reply());
+  return actors::api::wait_some(replies, num_ready, timeout);
+}
 
 }  // namespace shoal

@@ -15,35 +15,45 @@
 
 namespace shoal::actors::api {
 
-// The call that constructs an actor: its arguments are the class's full name, rank and world_size; the constructor's own are its first
-// reference, which the members of a mesh share.
+// The call that constructs an actor: its arguments are the class's full name, rank, world_size and how many threads run its calls; the
+// constructor's own are its first reference, which the members of a mesh share.
 inline constexpr std::string_view kConstruct = "__init__";
-using ConstructHead = List<std::string_view, std::int32_t, std::int32_t>;
+using ConstructHead = List<std::string_view, std::int32_t, std::int32_t, std::int32_t>;
 
 // Queues the call. `args` are encoded by now, or the reason why they cannot be.
-Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Value> args);
+Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encoded> args);
+
+// A future stands for its value, which is of the parameter's type.
+template <class P, class A>
+constexpr bool is_argument_for() {
+  if constexpr (ReferenceTo<A>::kIs) {
+    return std::is_same_v<typename ReferenceTo<A>::Value, Stored<P>> ||
+           (kIsBytes<P> && std::is_same_v<typename ReferenceTo<A>::Value, Bytes>);
+  } else {
+    return kIsBytes<P> || std::is_convertible_v<const A&, std::remove_cvref_t<P>>;
+  }
+}
 
 template <class... P, class... A>
 void check_arguments(List<P...>, List<A...>) {
   static_assert(sizeof...(P) == sizeof...(A), "a call passes as many arguments as the method has parameters");
   if constexpr (sizeof...(P) == sizeof...(A)) {
-    static_assert(((kIsBytes<P> || std::is_convertible_v<A, std::remove_cvref_t<P>>) && ...),
-                  "an argument does not convert to its parameter");
+    static_assert((is_argument_for<P, A>() && ...), "an argument does not convert to its parameter, or is a future of another type");
   }
 }
 
 // The name and the encoded arguments of a call on a T. The name is "" when the method is not listed.
 template <class T, class Pointer, class... A>
-std::pair<std::string_view, Result<Value>> prepare(Pointer method, const A&... args) {
+std::pair<std::string_view, Result<Encoded>> prepare(Hub& hub, Pointer method, const A&... args) {
   static_assert(std::is_member_function_pointer_v<Pointer>, "call takes a method: handle.call(&Counter::add, ..)");
   static_assert(Table<T>::template lists<Pointer>(), "the actor's `methods` list no method of this signature");
   using Params = typename Signature<Pointer>::Params;
-  check_arguments(Params(), List<const A&...>());
+  check_arguments(Params(), List<A...>());
   const auto name = Table<T>::name_of(method);
   if (name.empty()) {
     return {name, fail(invalid_argument("this method of " + std::string(class_name<T>()) + " is not listed in its `methods`"))};
   }
-  return {name, encode(Params(), args...)};
+  return {name, encode_call(&hub.session.memory(), Params(), args...)};
 }
 
 template <class Pointer>
@@ -53,12 +63,19 @@ using ReturnedBy = Returned<typename Signature<Pointer>::Return>;
 
 namespace shoal {
 
-template <actors::api::Actor T>
+template <class T>
 class Handle {
  public:
   Handle() = default;  // of nothing: only to be assigned to
   Handle(actors::api::Hub& hub, actors::api::Callee callee, actors::api::Reply constructed)
       : hub_(&hub), callee_(callee), constructed_(std::move(constructed)) {}
+
+  // Of an actor that another process has spawned, or that was found by its name. NotFound when the head does not know it.
+  static Result<Handle> of(actors::api::Hub& hub, ActorId id) {
+    const actors::api::Callee callee{id, actors::api::class_name<T>()};
+    SHOAL_OK(hub.session.know(id, std::string(callee.class_name)));
+    return Handle(hub, callee, actors::api::ready_reply(hub, callee, actors::api::kConstruct, actors::api::encode(actors::api::List<>())));
+  }
 
   ActorId id() const { return callee_.actor; }
   // In its mesh; -1 for one that was spawned alone.
@@ -67,7 +84,8 @@ class Handle {
   // Never blocks and never fails at once: what is wrong, the future tells. It may be dropped; the call runs nevertheless.
   template <class Pointer, class... A>
   Future<actors::api::ReturnedBy<Pointer>> call(Pointer method, const A&... args) const {
-    auto [name, encoded] = actors::api::prepare<T>(method, args...);
+    static_assert(actors::api::Actor<T>, "an actor lists its methods: static constexpr auto methods = shoal::methods(..)");
+    auto [name, encoded] = actors::api::prepare<T>(*hub_, method, args...);
     return Future<actors::api::ReturnedBy<Pointer>>(actors::api::call(*hub_, callee_, name, std::move(encoded)));
   }
 
@@ -81,7 +99,27 @@ class Handle {
   actors::api::Reply constructed_;
 };
 
-template <actors::api::Actor T>
+// Handles are values that travel, as arguments, as results and inside of either.
+template <class T>
+struct Codec<Handle<T>> {
+  static void write(actors::api::CborWriter& to, const Handle<T>& handle) {
+    to.head(actors::api::Major::kArray, 2);
+    to.text(actors::api::full_class_name<T>());
+    to.head(actors::api::Major::kUnsigned, handle.id().value);
+  }
+  static bool read(actors::api::CborReader& from, Handle<T>& out) {
+    std::pair<std::string, ActorId> parts;
+    if (!actors::api::read_item(from, parts)) return false;
+    if (parts.first != actors::api::full_class_name<T>()) return from.fail("a handle of a " + parts.first);
+    if (from.hub == nullptr) return from.fail("a handle where there is no Context");
+    auto handle = Handle<T>::of(*from.hub, parts.second);
+    if (!handle) return from.fail(handle.error().message());
+    out = *std::move(handle);
+    return true;
+  }
+};
+
+template <class T>
 class Mesh {
  public:
   Mesh() = default;
@@ -104,7 +142,7 @@ class Mesh {
   // The same call on each, encoded once.
   template <class Pointer, class... A>
   Futures<actors::api::ReturnedBy<Pointer>> call_all(Pointer method, const A&... args) const {
-    const auto [name, encoded] = actors::api::prepare<T>(method, args...);
+    const auto [name, encoded] = actors::api::prepare<T>(*hub_, method, args...);
     std::vector<Future<actors::api::ReturnedBy<Pointer>>> out;
     for (const auto& h : handles_) out.emplace_back(actors::api::call(*hub_, h.callee(), name, encoded));
     return Futures<actors::api::ReturnedBy<Pointer>>(std::move(out));

@@ -29,6 +29,9 @@ constexpr std::chrono::seconds kEndOfCluster{3};  // after which it is killed
 struct Environment {
   std::string address, home, binary;       // SHOAL_ADDRESS, SHOAL_HOME, SHOAL_BINARY
   std::string session, node, worker, job;  // what a node gives to a process that it starts
+  std::string name_space;                  // SHOAL_NAMESPACE: of its names, for a worker
+  std::uint32_t restarts = 0;              // SHOAL_RESTARTS: of its actor
+  bool self_made = false;                  // SHOAL_SELF_MADE: the head keeps what it is made from
   std::optional<std::string> build_id;     // what it gives to one that shall serve as a worker of this binary
   bool from_node() const { return !node.empty() && !worker.empty(); }
   bool native_worker() const { return from_node() && build_id; }
@@ -49,7 +52,10 @@ Environment read_environment() {
   e.worker = env("SHOAL_WORKER_ID");
   e.job = env("SHOAL_JOB_ID");
   if (std::getenv("SHOAL_BUILD_ID") != nullptr) e.build_id = env("SHOAL_BUILD_ID");
-  unsetenv("SHOAL_BUILD_ID");  // a program that this process starts is no worker
+  e.name_space = env("SHOAL_NAMESPACE");
+  e.restarts = static_cast<std::uint32_t>(std::strtoul(env("SHOAL_RESTARTS").c_str(), nullptr, 10));
+  e.self_made = !env("SHOAL_SELF_MADE").empty();
+  for (const char* name : {"SHOAL_BUILD_ID", "SHOAL_RESTARTS", "SHOAL_SELF_MADE"}) unsetenv(name);  // what this process starts is no worker
   return e;
 }
 
@@ -135,29 +141,32 @@ class LocalCluster {
 
 // ---- the two lives of the program ----
 
-Context::Options context_options(const fs::path& program, const Classes& classes) {
+Context::Options context_options(const fs::path& path, const Program& program, const std::string& name_space) {
   Context::Options o;
-  o.program = program;
+  o.program = path;
   o.build_id = own_build_id();
-  for (const auto& [name, factory] : classes) o.class_names.insert(name);
+  for (const auto& [name, factory] : program.classes) o.class_names.insert(name);
+  o.functions = program.functions;
+  o.name_space = name_space;
   return o;
 }
 
-int run_worker(const Environment& e, const fs::path& program, const Classes& classes) {
+int run_worker(const Environment& e, const fs::path& path, const Program& program) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // the driver sees lines as they are printed, and what a killed worker said
-  if (const auto refused = check_build_id(own_build_id(), *e.build_id, program); !refused) return print_error(refused.error());
+  if (const auto refused = check_build_id(own_build_id(), *e.build_id, path); !refused) return print_error(refused.error());
   auto session = attach(e);
   if (!session) return print_error(session.error());
-  auto options = context_options(program, classes);
+  auto options = context_options(path, program, e.name_space);
   options.caller = fmt::format("worker {}", e.worker);
+  options.num_restarts = e.restarts;
   Context context(*std::move(session), std::move(options));
-  return serve(context, classes);
+  return serve(context, program.classes, e.restarts > 0 || e.self_made);
 }
 
-int run_driver(Result<std::unique_ptr<Session>> session, const fs::path& program, const Classes& classes,
-               const std::function<int(Context&)>& run, bool end_cluster) {
+int run_driver(Result<std::unique_ptr<Session>> session, Context::Options options, const std::function<int(Context&)>& run,
+               bool end_cluster) {
   if (!session) return print_error(session.error());
-  Context context(*std::move(session), context_options(program, classes));
+  Context context(*std::move(session), std::move(options));
   const int code = run(context);
   if (end_cluster) (void)context.session().shutdown_cluster();  // it may be gone already
   return code;
@@ -178,24 +187,25 @@ Result<void> check_build_id(const std::string& own, const std::string& wanted, c
                   .with_hint("start the driver again"));
 }
 
-int run_main(int argc, char** argv, const Classes& classes, const std::function<int(Context&)>& run, const MainOptions& options) {
+int run_main(int argc, char** argv, const Program& program, const std::function<int(Context&)>& run, const MainOptions& options) {
   std::signal(SIGPIPE, SIG_IGN);
   const Environment e = read_environment();
   std::error_code unreadable;
-  const fs::path program = fs::read_symlink("/proc/self/exe", unreadable);
+  const fs::path path = fs::read_symlink("/proc/self/exe", unreadable);
   if (unreadable) return print_error(from_errno(unreadable.value(), "/proc/self/exe"));
-  const std::string name = fs::path(argc > 0 ? argv[0] : program.c_str()).filename();
+  const std::string name = fs::path(argc > 0 ? argv[0] : path.c_str()).filename();
 
-  if (e.native_worker()) return run_worker(e, program, classes);
-  if (e.from_node()) return run_driver(attach(e), program, classes, run, false);  // it was submitted
-  if (!e.address.empty() && e.address != "local") return run_driver(connect(e, name, options.print_logs), program, classes, run, false);
+  if (e.native_worker()) return run_worker(e, path, program);
+  const auto driver = context_options(path, program, options.name_space);
+  if (e.from_node()) return run_driver(attach(e), driver, run, false);  // it was submitted
+  if (!e.address.empty() && e.address != "local") return run_driver(connect(e, name, options.print_logs), driver, run, false);
 
-  auto started = start_local(e, program, options);
+  auto started = start_local(e, path, options);
   if (!started) return print_error(started.error());
   const LocalCluster cluster(*std::move(started));
   const auto folder = SessionFolder::open(cluster.role().session);
   if (!folder) return print_error(folder.error());
-  return run_driver(open_driver(*folder, cluster.role().head_local, name, options.print_logs), program, classes, run, true);
+  return run_driver(open_driver(*folder, cluster.role().head_local, name, options.print_logs), driver, run, true);
 }
 
 }  // namespace shoal::actors::api

@@ -1,7 +1,7 @@
 // The main of a C++ driver, and of its workers: they are processes of the same binary.
 //
 //   int main(int argc, char** argv) {
-//     return shoal::main<Counter>(argc, argv, [](shoal::Context& context) -> shoal::Result<void> { ... });
+//     return shoal::main<Counter, shoal::Functions<&mean>>(argc, argv, [](shoal::Context& context) -> shoal::Result<void> { ... });
 //   }
 //
 // In a worker it serves the one actor of its process and never calls `run`. A driver connects to the cluster at $SHOAL_ADDRESS ("auto": the
@@ -25,14 +25,15 @@ struct MainOptions {
   double num_gpus = 0;
   double memory = -1;  // bytes; negative: what the machine has
   std::map<std::string, double> resources = {};
-  bool print_logs = true;  // what actors print appears on this process's stdout and stderr
+  std::string name_space = "";  // of the names of actors and placement groups; empty: one of this job's own
+  bool print_logs = true;       // what actors print appears on this process's stdout and stderr
 };
 
 }  // namespace shoal
 
 namespace shoal::actors::api {
 
-int run_main(int argc, char** argv, const Classes& classes, const std::function<int(Context&)>& run, const MainOptions& options);
+int run_main(int argc, char** argv, const Program& program, const std::function<int(Context&)>& run, const MainOptions& options);
 
 // InvalidArgument/BuildMismatch when a worker's own build id is not the one that its driver wants.
 Result<void> check_build_id(const std::string& own, const std::string& wanted, const std::string& program);
@@ -46,11 +47,11 @@ namespace shoal {
 
 // Returns the process's exit code: what `run` returns, which is an int, or a Result<void> whose error is printed. 1 when there is no
 // cluster to run on.
-template <actors::api::Actor... Actors, class Run>
+template <class... Actors, class Run>
 int main(int argc, char** argv, Run&& run, const MainOptions& options = {}) {
-  static_assert(sizeof...(Actors) > 0, "shoal::main is told the actors: shoal::main<Counter>(argc, argv, run)");
+  static_assert(sizeof...(Actors) > 0, "shoal::main is told actors and functions: shoal::main<Counter, Functions<&f>>(argc, argv, run)");
   return actors::api::run_main(
-      argc, argv, actors::api::classes<Actors...>(),
+      argc, argv, actors::api::program<Actors...>(),
       [&run](Context& context) -> int {
         if constexpr (std::is_same_v<std::invoke_result_t<Run&, Context&>, Result<void>>) {
           const Result<void> ended = run(context);

@@ -1,10 +1,11 @@
-// The worker's half: constructs the one actor of this process and runs the calls on it, one after the other, on the main thread, which
-// serves the loop between them.
+// The worker's half: constructs the one actor of this process and runs the calls on it: one after the other on the main thread, which
+// serves the loop between them, or (max_concurrency) on threads to which that one hands them.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,37 +14,80 @@
 
 namespace shoal::actors::api {
 
+// What came with a call, and whose process this is.
+struct Arguments {
+  const Value& value;
+  const std::vector<Value>* deps = nullptr;
+  Hub* hub = nullptr;
+};
+
 // An actor whose type is forgotten.
 class Instance {
  public:
   virtual ~Instance() = default;
   // NotFound for a method that is not listed; InvalidArgument for arguments that are not the method's; what the method returns; Internal
   // with the reason MethodThrew for what it throws.
-  virtual Result<Value> call(std::string_view method, const Value& args) = 0;
+  virtual Result<Value> call(std::string_view method, const Arguments& args) = 0;
 };
 
-using Factory = std::function<Result<std::unique_ptr<Instance>>(const Place& place, const Value& args)>;
+using Factory = std::function<Result<std::unique_ptr<Instance>>(const Place& place, const Arguments& args)>;
 using Classes = std::map<std::string, Factory, std::less<>>;  // by full name
 
-// Takes calls until the process is killed; ends it with code 1 when the actor cannot be constructed. Returns only when the node refuses it.
-int serve(Context& context, const Classes& classes);
+// Takes calls until the process is killed; ends it when the actor cannot be constructed. Returns only when the node refuses it.
+// `makes_itself`: the actor is started again, or detached, and made from what the head keeps of it.
+int serve(Context& context, const Classes& classes, bool makes_itself);
+
+// This process ends with the one that keeps it, and lends its CPUs while a function waits.
+void runs_functions_for(Context& context, WorkerId creator, NodeId node);
 
 // What a user's code threw.
 inline Error method_threw(std::string what) { return internal(std::move(what)).with_reason("MethodThrew"); }
 
+// What run() returns, encoded.
+template <class Run>
+Result<Value> answer(ValueMemory* memory, Run&& run) {
+  using R = std::invoke_result_t<Run>;
+  if constexpr (std::is_void_v<R>) {
+    run();
+    return encode(List<>());
+  } else if constexpr (kIsResult<std::remove_cvref_t<R>>) {
+    const std::remove_cvref_t<R> result = run();
+    if (!result) return fail(result.error());
+    if constexpr (std::is_void_v<typename std::remove_cvref_t<R>::value_type>) {
+      return encode(List<>());
+    } else {
+      return encode(memory, List<typename std::remove_cvref_t<R>::value_type>(), *result);
+    }
+  } else {
+    R&& result = run();
+    return encode(memory, List<std::remove_cvref_t<R>>(), result);
+  }
+}
+
+// f(arguments..), which are of the types P.
+template <class... P, class F>
+Result<Value> run_call(std::string_view name, List<P...> params, const Arguments& args, F&& f) {
+  SHOAL_TRY(auto stored, decode(params, args.value, {name, args.deps, args.hub}));
+  return caught(method_threw, "the method threw", [&]() -> Result<Value> {
+    ValueMemory* const memory = args.hub != nullptr ? &args.hub->session.memory() : nullptr;
+    return std::apply([&](auto&... a) { return answer(memory, [&]() -> decltype(auto) { return f(pass<P>(a)...); }); }, stored);
+  });
+}
+
 template <class T>
 class TypedInstance final : public Instance {
  public:
-  static Result<std::unique_ptr<Instance>> make(const Place& place, const Value& args) {
+  static Result<std::unique_ptr<Instance>> make(const Place& place, const Arguments& args) {
     return construct(typename Table<T>::Construction::Params(), place, args);
   }
 
-  Result<Value> call(std::string_view method, const Value& args) override {
+  Result<Value> call(std::string_view method, const Arguments& args) override {
     static constexpr auto kNames = Table<T>::names();
-    Result<Value> out = fail(not_found("there is no method " + std::string(method)));
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (void)((kNames[I] == method && (out = invoke(Table<T>::template pointer<I>(), args), true)) || ...);
+    Result<Value> out;
+    const bool found = [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return ((kNames[I] == method && (out = invoke<Table<T>::template pointer<I>()>(kNames[I], args), true)) || ...);
     }(std::make_index_sequence<Table<T>::kNumMethods>());
+    if (!found) return fail(not_found("there is no method " + std::string(method)));
     return out;
   }
 
@@ -52,8 +96,8 @@ class TypedInstance final : public Instance {
   explicit TypedInstance(A&&... args) : actor_(std::forward<A>(args)...) {}
 
   template <class... P>
-  static Result<std::unique_ptr<Instance>> construct(List<P...> params, const Place& place, const Value& args) {
-    SHOAL_TRY(auto stored, decode(params, args));
+  static Result<std::unique_ptr<Instance>> construct(List<P...> params, const Place& place, const Arguments& args) {
+    SHOAL_TRY(auto stored, decode(params, args.value, {"the constructor", args.deps, args.hub}));
     return caught(method_threw, "the constructor threw", [&]() -> Result<std::unique_ptr<Instance>> {
       return std::apply(
           [&](auto&... a) {
@@ -67,45 +111,65 @@ class TypedInstance final : public Instance {
     });
   }
 
-  template <class Pointer>
-  Result<Value> invoke(Pointer method, const Value& args) {
-    return invoke(method, args, typename Signature<Pointer>::Params());
-  }
-  template <class Pointer, class... P>
-  Result<Value> invoke(Pointer method, const Value& args, List<P...> params) {
-    SHOAL_TRY(auto stored, decode(params, args));
-    return caught(method_threw, "the method threw", [&]() -> Result<Value> {
-      return std::apply([&](auto&... a) { return answer([&]() -> decltype(auto) { return (actor_.*method)(pass<P>(a)...); }); }, stored);
-    });
-  }
-  // What run() returns, encoded.
-  template <class Run>
-  static Result<Value> answer(Run&& run) {
-    using R = std::invoke_result_t<Run>;
-    if constexpr (std::is_void_v<R>) {
-      run();
-      return encode(List<>());
-    } else if constexpr (kIsResult<std::remove_cvref_t<R>>) {
-      const std::remove_cvref_t<R> result = run();
-      if (!result) return fail(result.error());
-      if constexpr (std::is_void_v<typename std::remove_cvref_t<R>::value_type>) {
-        return encode(List<>());
-      } else {
-        return encode(List<typename std::remove_cvref_t<R>::value_type>(), *result);
-      }
-    } else {
-      R&& result = run();
-      return encode(List<std::remove_cvref_t<R>>(), result);
-    }
+  template <auto kPointer>
+  Result<Value> invoke(std::string_view method, const Arguments& args) {
+    return run_call(method, typename Signature<decltype(kPointer)>::Params(), args,
+                    [&](auto&&... a) -> decltype(auto) { return (actor_.*kPointer)(std::forward<decltype(a)>(a)...); });
   }
 
   T actor_;
 };
 
-template <Actor... Actors>
-Classes classes() {
-  Classes out;
-  (out.emplace(full_class_name<Actors>(), &TypedInstance<Actors>::make), ...);
+// What a pool calls with the name of a function, which comes before the values of the call's references. What one returns as an error is a
+// value: an error of the call says that its worker died.
+template <auto... functions>
+class FunctionTable final : public Instance {
+ public:
+  // `creator`: the process that keeps it, and its node.
+  static Result<std::unique_ptr<Instance>> make(const Place& place, const Arguments& args) {
+    SHOAL_TRY(const auto creator, decode(List<WorkerId, NodeId>(), args.value, {"the constructor"}));
+    if (place.context != nullptr) runs_functions_for(*place.context, std::get<0>(creator), std::get<1>(creator));
+    return std::unique_ptr<Instance>(new FunctionTable);
+  }
+
+  Result<Value> call(std::string_view, const Arguments& args) override {
+    if (args.deps == nullptr || args.deps->empty()) return fail(invalid_argument("a call of no function"));
+    SHOAL_TRY(const auto which, decode(List<std::string>(), args.deps->front(), {"run"}));
+    const std::string& name = std::get<0>(which);
+    const std::vector<Value> deps(args.deps->begin() + 1, args.deps->end());
+    const Arguments own{args.value, &deps, args.hub};
+    Result<Value> out;
+    const bool found = ((function_name<functions>() == name &&
+                         (out = run_call(name, typename FunctionSignature<decltype(functions)>::Params(), own, functions), true)) ||
+                        ...);
+    if (!found) out = fail(not_found("there is no function " + name));
+    return out ? std::move(out) : raised_value(out.error());
+  }
+};
+
+// What shoal::main is told.
+struct Program {
+  Classes classes;
+  std::set<std::string, std::less<>> functions;
+};
+
+template <class T>
+struct Listed {
+  static_assert(Actor<T>, "shoal::main is told actors, which list their methods, and shoal::Functions<&f, ..>");
+  static void add(Program& to) { to.classes.emplace(full_class_name<T>(), &TypedInstance<T>::make); }
+};
+template <auto... functions>
+struct Listed<Functions<functions...>> {
+  static void add(Program& to) {
+    to.classes.emplace(kFunctionClass, &FunctionTable<functions...>::make);
+    (to.functions.emplace(function_name<functions>()), ...);
+  }
+};
+
+template <class... All>
+Program program() {
+  Program out;
+  (Listed<All>::add(out), ...);
   return out;
 }
 

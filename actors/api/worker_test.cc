@@ -45,13 +45,19 @@ class Counter {
   Bytes kept_;
 };
 
+Result<int> half(int n) {
+  if (n % 2 != 0) return fail(unavailable("it is odd").with_reason("Odd"));
+  return n / 2;
+}
+std::string join(const std::string& a, int b) { return a + std::to_string(b); }
+
 class WorkerTest : public testing::Test {
  protected:
   template <class... A>
   Result<Value> ask(std::string_view method, const A&... args) {
-    return instance_->call(method, encode(List<A...>(), args...).value());
+    return instance_->call(method, {encode(List<A...>(), args...).value()});
   }
-  std::unique_ptr<Instance> instance_ = TypedInstance<Counter>::make(Place{Rank{3}, 4, nullptr}, encode(List<int>(), 5).value()).value();
+  std::unique_ptr<Instance> instance_ = TypedInstance<Counter>::make(Place{Rank{3}, 4, nullptr}, {encode(List<int>(), 5).value()}).value();
 };
 
 TEST_F(WorkerTest, MethodsRunByName) {
@@ -79,16 +85,17 @@ TEST_F(WorkerTest, AnErrorIsReturnedAsItIs) {
 TEST_F(WorkerTest, WhatAMethodThrowsIsAnError) {
   EXPECT_EQ(ask("throws", std::string("oh")).error().to_string(), "error[Internal/MethodThrew]: the method threw: oh");
   EXPECT_EQ(ask("throws_a_number").error().reason(), "MethodThrew");
-  EXPECT_EQ(TypedInstance<Counter>::make(Place{}, encode(List<int>(), -1).value()).error().message(),
+  EXPECT_EQ(TypedInstance<Counter>::make(Place{}, {encode(List<int>(), -1).value()}).error().message(),
             "the constructor threw: it starts below zero");
 }
 
 TEST_F(WorkerTest, CallsThatNoMethodTakesAreRefused) {
   EXPECT_EQ(ask("no_such_method").error().code(), Code::kNotFound);
   EXPECT_EQ(ask("add").error().code(), Code::kInvalidArgument);
-  EXPECT_EQ(ask("add", std::string("two")).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(ask("add", std::string("two")).error().to_string(),
+            "error[InvalidArgument]: argument 1 of add: an integer was expected, there is text (at byte 1 of 5)");
   EXPECT_EQ(ask("add", Bytes::copy_of("two")).error().code(), Code::kInvalidArgument);
-  EXPECT_EQ(TypedInstance<Counter>::make(Place{}, encode(List<>()).value()).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(TypedInstance<Counter>::make(Place{}, {encode(List<>()).value()}).error().code(), Code::kInvalidArgument);
 }
 
 TEST_F(WorkerTest, AProgramThatWasRebuiltRefusesToServe) {
@@ -97,6 +104,41 @@ TEST_F(WorkerTest, AProgramThatWasRebuiltRefusesToServe) {
   EXPECT_EQ(e.reason(), "BuildMismatch");
   EXPECT_EQ(e.message(), "/bin/driver was rebuilt while its driver runs: the driver is build cd34, the file is build ab12");
   EXPECT_FALSE(check_build_id("", "cd34", "/bin/driver"));
+}
+
+TEST_F(WorkerTest, FunctionsRunByNameAndTheirErrorsAreValues) {
+  using Table = FunctionTable<&half, &join>;
+  const auto table = Table::make(Place{}, {encode(List<WorkerId, NodeId>(), WorkerId{1}, NodeId{2}).value()}).value();
+  EXPECT_TRUE(function_name<&half>().ends_with("half")) << function_name<&half>();
+  const auto call = [&](std::string_view name, const Value& args) {
+    const std::vector<Value> deps = {encode(List<std::string_view>(), name).value()};
+    return table->call("run", {args, &deps}).value();
+  };
+  EXPECT_EQ(decode_result<int>(call(function_name<&half>(), encode(List<int>(), 8).value())).value(), 4);
+  EXPECT_EQ(decode_result<std::string>(call(function_name<&join>(), encode(List<std::string, int>(), "a", 2).value())).value(), "a2");
+  const Value odd = call(function_name<&half>(), encode(List<int>(), 7).value());
+  EXPECT_TRUE(odd.raised());
+  EXPECT_EQ(raised_error(odd).to_string(), "error[Unavailable/Odd]: it is odd");
+  EXPECT_EQ(raised_error(call("nobody", odd)).code(), Code::kNotFound);
+  EXPECT_EQ(raised_error(Value::make({std::as_bytes(std::span("pickle"))}, Value::Kind::kRaised).value()).code(), Code::kUnimplemented);
+}
+
+TEST_F(WorkerTest, ABirthSaysWhatAnActorIsMadeFrom) {
+  const Making making{"user::Counter", 0, 1, 3, encode(List<int, Bytes>(), 5, Bytes::copy_of("bytes")).value()};
+  const std::string birth = to_birth(making).value();
+  const Making again = from_birth(birth).value();
+  EXPECT_EQ(again.full_class_name, "user::Counter");
+  EXPECT_EQ(again.max_concurrency, 3);
+  EXPECT_EQ(std::get<1>(decode(List<int, Bytes>(), again.args).value()).view(), "bytes");
+  for (std::size_t n = 0; n < birth.size(); ++n) EXPECT_FALSE(from_birth(std::string_view(birth).substr(0, n)));
+  const Making large{"user::Counter", 0, 1, 1, encode(List<Bytes>(), Bytes(GangSpec::kMaxBirth)).value()};
+  EXPECT_EQ(to_birth(large).error().code(), Code::kInvalidArgument);
+}
+
+TEST_F(WorkerTest, WhatIsFoundByNameSaysItsClassToBothLanguages) {
+  EXPECT_EQ(to_found("user::Counter"), "cshoal._handle\n_foreign\n(Vuser::Counter\ntR.");  // as tests/semantics/names_test.py has it
+  EXPECT_EQ(class_of_found(to_found("user::Counter")), "user::Counter");
+  EXPECT_EQ(class_of_found("\x80\x05K\x01."), std::nullopt);
 }
 
 }  // namespace

@@ -239,6 +239,14 @@ class ActorHandle:
         return hash(self._actor_id)
 
 
+def _foreign(class_name: str):
+    """What a C++ program's actor is found as (actors/api/launch.cc writes this call as a pickle)."""
+    raise Unimplemented(
+        f"the actor is a {class_name} of a C++ program: its arguments are of C++ types, in CBOR, and not pickles",
+        hint="call it from C++ (Context::get_actor), or let the two meet in files or sockets",
+    )
+
+
 def _revive_handle(
     actor_id: str, class_name: str, methods: dict[str, dict[str, Any]], max_pending: int = -1, any_order: bool = False
 ) -> ActorHandle:

@@ -69,4 +69,4 @@ def test_actors_answer_in_python(run, tmp_path):
 
 def test_actors_answer_in_cpp(run):
     """Bazel compiled what stands in the README."""
-    assert run(os.path.abspath(os.environ["README_SNIPPET"])) == "[5, 5]\n"
+    assert run(os.path.abspath(os.environ["README_SNIPPET"])) == "[5, 5] 25\n"

@@ -1,5 +1,6 @@
 """Named and detached actors, and namespaces."""
 
+import pickle
 import time
 
 import pytest
@@ -155,3 +156,9 @@ def test_calls_by_name_on_one_that_could_not_be_made_say_so():
             return str(error)
 
     assert "no way" in shoal.get(call.remote())
+
+
+def test_an_actor_of_a_cpp_program_is_found_and_refused():
+    found = b"cshoal._handle\n_foreign\n(Vuser::Counter\ntR."  # as actors/api/worker_test.cc has it
+    with pytest.raises(shoal.exceptions.Unimplemented, match=r"a user::Counter of a C\+\+ program"):
+        pickle.loads(found)

@@ -1,0 +1,145 @@
+#include "actors/api/functions.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace shoal::actors::api {
+
+namespace {
+
+constexpr std::chrono::milliseconds kShort{1};  // between two looks at a pool that always wants something
+
+// What the workers of a pool are: two calls with the same may share one.
+std::string key_of(const Resources& resources, const FunctionOptions& o) {
+  const shoal::Where& w = o.where;
+  std::string out = fmt::format("{} {} {} {} {} {} {}", resources.all(), o.env, w.group.value, w.bundle, w.node.value, w.soft, w.spread);
+  for (const auto& l : w.labels) out += fmt::format(" {} {} {}", l.label, l.values, l.negated);
+  return out;
+}
+
+}  // namespace
+
+FunctionPools::~FunctionPools() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  hub_.session.own([&] {
+    for (const auto& [key, pool] : pools_) pool->tasks->close();
+  });
+}
+
+Reply FunctionPools::submit(std::string_view name, const FunctionOptions& options, Result<Encoded> args) {
+  const auto queued = [&]() -> Result<ValueFuture> {
+    if (!args) return fail(std::move(args).error());
+    if (!known_.contains(name)) {
+      return fail(invalid_argument(fmt::format("the workers of this program do not know the function {}", name))
+                      .with_hint(fmt::format("tell shoal::main: shoal::main<shoal::Functions<&{}>, ..>(argc, argv, run)", name)));
+    }
+    SHOAL_TRY(const auto pool, pool_for(options));
+    TaskPool::Task task;
+    task.name = name;
+    task.function = static_cast<std::uint64_t>(std::distance(known_.begin(), known_.find(name)));
+    task.args = std::move(args->value);
+    // As Python's workers get a function: with the call, before the values of its references.
+    SHOAL_TRY(auto which, encode(List<std::string_view>(), name));
+    task.deps = {hub_.session.put(std::move(which))};
+    std::move(args->deps.begin(), args->deps.end(), std::back_inserter(task.deps));
+    task.retries = options.max_retries;
+    task.max_calls = options.max_calls;
+    return hub_.session.own([&] { return pool->tasks->submit(std::move(task)); });
+  };
+  auto future = queued();
+  if (!future) return ready_reply(hub_, {}, name, fail(std::move(future).error()));
+  return Reply(hub_, {}, name, *std::move(future));
+}
+
+Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const FunctionOptions& options) {
+  SHOAL_TRY(const auto resources, resources_of(options.num_cpus, options.num_gpus, options.memory, options.resources));
+  const std::string key = key_of(resources, options);
+  const std::lock_guard lock(pools_mutex_);
+  if (const auto it = pools_.find(key); it != pools_.end()) return it->second;
+  auto pool = std::make_shared<Pool>(Pool{resources, options, {}});
+  // On the loop, which waits for nobody: so the lock is one that nobody holds while he waits for the loop.
+  pool->tasks = hub_.session.make_task_pool([this] {
+    {
+      const std::lock_guard telling(mutex_);
+      wanted_ = true;
+    }
+    changed_.notify_all();
+  });
+  pools_[key] = pool;
+  if (const auto grown = grow(*pool); !grown) {  // here, so that whoever calls first hears why there can be none
+    pools_.erase(key);
+    hub_.session.own([&] { pool->tasks->close(); });
+    return fail(grown.error());
+  }
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  return pool;
+}
+
+Result<void> FunctionPools::grow(Pool& pool) {
+  Session& session = hub_.session;
+  SHOAL_TRY(const GangSpec spec, launcher_.gang(1, "functions", pool.resources, pool.options.where, pool.options.env));
+  const ActorId id = spec.actors[0].id;
+  Making making{.full_class_name = std::string(kFunctionClass)};
+  SHOAL_TRY(making.args, encode(List<WorkerId, NodeId>(), session.worker(), session.node()));
+  SHOAL_OK(session.create_gang(spec));
+  SHOAL_TRY(const auto made, launcher_.construct(id, making, {}));
+  session.own([&] { pool.tasks->add(id, made); });
+  return {};
+}
+
+std::size_t FunctionPools::room_for(const Pool& pool, std::size_t workers, bool starting) {
+  if (pool.options.where.group) return starting ? 0 : 1;  // what is free in there only the head knows: one more may wait for it
+  const auto status = hub_.session.status();
+  if (!status) return 0;
+  std::size_t out = workers;
+  for (const auto& [name, units] : pool.resources.all()) {
+    const auto free = std::max<std::int64_t>(0, status->available.units(name));
+    out = std::min(out, static_cast<std::size_t>(free / units));
+  }
+  return out;
+}
+
+bool FunctionPools::attend(Pool& pool) {
+  Session& session = hub_.session;
+  const auto wants = session.own([&] { return pool.tasks->take_wants(options_.idle); });
+  for (const ActorId id : wants.ended) (void)session.kill(id);
+  if (wants.workers == 0) return false;
+  const std::size_t room = room_for(pool, wants.workers, wants.starting);
+  for (std::size_t i = 0; i < std::max<std::size_t>(room, wants.alone); ++i) {
+    if (const auto grown = grow(pool); !grown) {
+      session.own([&] { pool.tasks->fail_waiting(Error(grown.error()).in("starting a worker for remote functions")); });
+      break;
+    }
+  }
+  return room < wants.workers;
+}
+
+void FunctionPools::run() {
+  const auto rest = options_.idle / 4;
+  std::unique_lock lock(mutex_);
+  auto pause = rest;
+  while (!ending_) {
+    changed_.wait_for(lock, pause, [&] { return wanted_ || ending_; });
+    wanted_ = false;
+    lock.unlock();
+    std::vector<std::shared_ptr<Pool>> pools;
+    {
+      const std::lock_guard all(pools_mutex_);
+      for (const auto& [key, pool] : pools_) pools.push_back(pool);
+    }
+    bool wants_more = false;
+    for (const auto& pool : pools) wants_more |= attend(*pool);
+    lock.lock();
+    if (wants_more) changed_.wait_for(lock, kShort, [&] { return ending_; });
+    pause = wants_more ? options_.look : rest;
+  }
+}
+
+}  // namespace shoal::actors::api

@@ -1,0 +1,121 @@
+// Remote functions from the caller's side: ordinary functions that run in processes which this one keeps for them.
+//
+//   double mean(const std::vector<double>& xs);
+//   shoal::main<shoal::Functions<&mean>, Counter>(argc, argv, run);
+//   ...
+//   context.remote<&mean>({.num_cpus = 2})(numbers).get()
+//
+// Which worker runs what, and what is run again, is decided in actors/session/task_pool.h. Here are the workers, and a thread that starts
+// and ends them. Threads: any.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "actors/api/handle.h"
+#include "actors/api/launch.h"
+#include "actors/api/options.h"
+#include "actors/session/task_pool.h"
+
+namespace shoal::actors::api {
+
+template <class Pointer>
+struct FunctionSignature;
+template <class R, class... P>
+struct FunctionSignature<R (*)(P...)> {
+  using Return = R;
+  using Params = List<P...>;
+};
+template <class R, class... P>
+struct FunctionSignature<R (*)(P...) noexcept> : FunctionSignature<R (*)(P...)> {};
+
+// With its namespaces: what a worker looks for.
+template <auto function>
+constexpr std::string_view function_name() {
+  std::string_view name = argument_in(pretty_pointer<function>());
+  if (name.starts_with('&')) name.remove_prefix(1);
+  return name;
+}
+
+// The class of the actors that run functions, as a worker's first call names it.
+inline constexpr std::string_view kFunctionClass = "shoal::functions";
+
+class FunctionPools {
+ public:
+  struct Options {
+    std::chrono::milliseconds idle{2000};  // then a worker gives its CPU back
+    std::chrono::milliseconds look{100};   // how often the cluster is asked for room while there is none
+  };
+  using Names = std::set<std::string, std::less<>>;
+  // `known`: to this program's workers.
+  FunctionPools(Hub& hub, const Launcher& launcher, const Names& known, Options options)
+      : hub_(hub), launcher_(launcher), known_(known), options_(options) {}
+  ~FunctionPools();  // what is not done fails as Cancelled
+
+  ValueMemory* memory() { return &hub_.session.memory(); }
+  // Queues a call. `name` lives for ever.
+  Reply submit(std::string_view name, const FunctionOptions& options, Result<Encoded> args);
+
+ private:
+  struct Pool {
+    Resources resources;
+    FunctionOptions options;
+    std::shared_ptr<TaskPool> tasks;
+  };
+  Result<std::shared_ptr<Pool>> pool_for(const FunctionOptions& options);
+  Result<void> grow(Pool& pool);
+  // Does what the pool wants. Whether some of that has to wait for room.
+  bool attend(Pool& pool);
+  std::size_t room_for(const Pool& pool, std::size_t workers, bool starting);
+  void run();
+
+  Hub& hub_;
+  const Launcher& launcher_;
+  const Names& known_;
+  const Options options_;
+  std::mutex pools_mutex_;
+  std::map<std::string, std::shared_ptr<Pool>> pools_;  // by what their workers are
+  std::mutex mutex_;                                    // of what follows; taken by handlers of the loop
+  std::condition_variable changed_;
+  bool wanted_ = false, ending_ = false;
+  std::thread thread_;  // once there is a pool
+};
+
+template <auto function>
+class RemoteFunction {
+ public:
+  using Signature = FunctionSignature<decltype(function)>;
+  using Params = typename Signature::Params;
+
+  RemoteFunction(FunctionPools& pools, FunctionOptions options) : pools_(&pools), options_(std::move(options)) {}
+
+  // Never blocks for what it calls and never fails at once: what is wrong, the future tells. (The first call of its kind starts a process.)
+  template <class... A>
+  Future<Returned<typename Signature::Return>> operator()(const A&... args) const {
+    check_arguments(Params(), List<A...>());
+    return Future<Returned<typename Signature::Return>>(
+        pools_->submit(function_name<function>(), options_, encode_call(pools_->memory(), Params(), args...)));
+  }
+
+ private:
+  FunctionPools* pools_;
+  FunctionOptions options_;
+};
+
+}  // namespace shoal::actors::api
+
+namespace shoal {
+
+// The remote functions of a program, for shoal::main.
+template <auto... functions>
+struct Functions {};
+
+}  // namespace shoal

@@ -1,0 +1,103 @@
+#include "actors/api/launch.h"
+
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "actors/api/handle.h"
+
+namespace shoal::actors::api {
+
+namespace {
+
+// A pickle, for Python: shoal._handle._foreign(class name).
+constexpr std::string_view kFoundBegin = "cshoal._handle\n_foreign\n(V", kFoundEnd = "\ntR.";
+
+}  // namespace
+
+std::string to_found(std::string_view full_class_name) { return fmt::format("{}{}{}", kFoundBegin, full_class_name, kFoundEnd); }
+
+std::optional<std::string_view> class_of_found(std::string_view handle) {
+  if (!handle.starts_with(kFoundBegin) || !handle.ends_with(kFoundEnd)) return std::nullopt;
+  handle.remove_prefix(kFoundBegin.size());
+  handle.remove_suffix(kFoundEnd.size());
+  return handle;
+}
+
+// [class, rank, world_size, threads, pieces of the arguments]
+Result<std::string> to_birth(const Making& making) {
+  CborWriter to;
+  to.head(Major::kArray, 5);
+  to.text(making.full_class_name);
+  to.integer(making.rank);
+  to.integer(making.world_size);
+  to.integer(making.max_concurrency);
+  const auto pieces = making.args.pieces();
+  to.head(Major::kArray, pieces.size());
+  for (const auto& p : pieces) to.bytes(p);
+  if (to.written().size() > GangSpec::kMaxBirth) {
+    return fail(invalid_argument(fmt::format("the arguments of an actor that may be started again take at most {} bytes, not {}",
+                                             GangSpec::kMaxBirth, to.written().size()))
+                    .with_hint("let it fetch what is large itself"));
+  }
+  const auto written = std::string_view(reinterpret_cast<const char*>(to.written().data()), to.written().size());
+  return std::string(written);
+}
+
+Result<Making> from_birth(std::string_view birth) {
+  CborReader from(std::as_bytes(std::span(birth)));
+  Making out;
+  std::uint64_t n = 0;
+  Value::Pieces pieces;
+  bool good = from.begin(Major::kArray, n, "a birth") && n == 5 && read_item(from, out.full_class_name) && read_item(from, out.rank) &&
+              read_item(from, out.world_size) && read_item(from, out.max_concurrency) && from.begin(Major::kArray, n, "pieces");
+  for (std::uint64_t i = 0; good && i < n; ++i) {
+    std::string_view piece;
+    good = from.run(Major::kBytes, piece, "a piece");
+    pieces.push_back(std::as_bytes(std::span(piece)));
+  }
+  if (!good || !from.at_end()) return fail(internal("an actor's birth that is none: " + from.why()));
+  SHOAL_TRY(out.args, Value::make(pieces));
+  return out;
+}
+
+Result<Resources> resources_of(double num_cpus, double num_gpus, double memory, std::map<std::string, double> others) {
+  for (const auto& [name, amount] : {std::pair{"CPU", num_cpus}, {"GPU", num_gpus}, {"memory", memory}}) {
+    if (amount != 0) others[name] = amount;
+  }
+  return Resources::of(others);
+}
+
+Result<GangSpec> Launcher::gang(std::size_t count, std::string_view class_name, const Resources& each, const shoal::Where& where,
+                                const std::map<std::string, std::string>& env) const {
+  if (build_id_.empty()) {
+    return fail(invalid_argument("this program has no build id, so its workers could not be told from those of another build")
+                    .with_hint("link it with -Wl,--build-id"));
+  }
+  Session& session = hub_.session;
+  GangSpec spec;
+  spec.id = session.new_id<GangId>();
+  spec.job = session.job();
+  for (std::size_t i = 0; i < count; ++i) spec.actors.push_back({session.new_id<ActorId>(), std::string(class_name), each});
+  spec.where = {where.group, where.bundle, where.node, where.soft, where.spread, where.labels};
+  spec.launch.kind = Launch::Kind::kNativeWorker;
+  spec.launch.program = program_;
+  spec.launch.build_id = build_id_;
+  std::error_code ignored;
+  spec.launch.cwd = std::filesystem::current_path(ignored);
+  spec.launch.env.assign(env.begin(), env.end());
+  spec.launch.env.emplace_back("SHOAL_NAMESPACE", name_space_);
+  return spec;
+}
+
+Result<ValueFuture> Launcher::construct(ActorId actor, const Making& making, std::vector<ValueFuture> deps) const {
+  Call call;
+  call.actor = actor;
+  call.method = kConstruct;
+  call.caller = hub_.caller;
+  SHOAL_TRY(call.args, encode(ConstructHead(), making.full_class_name, making.rank, making.world_size, making.max_concurrency));
+  call.deps = {making.args};
+  return hub_.session.call(std::move(call), std::move(deps));
+}
+
+}  // namespace shoal::actors::api

@@ -1,0 +1,13 @@
+#!/bin/bash
+# Runs the example as a user would, on a cluster of its own.
+set -uo pipefail
+SHOAL_HOME=$(mktemp -d /tmp/shoal-server.XXXXXX)
+export SHOAL_HOME TMPDIR=$SHOAL_HOME
+unset SHOAL_ADDRESS
+trap 'rm -rf "$SHOAL_HOME"' EXIT
+
+out=$("$PARAMETER_SERVER") || { echo "it failed: $out"; exit 1; }
+for wanted in "step 0: gradient" "step 40: gradient" "the server's process is gone, and started again" "y = 3.00 a + -2.00 b + 0.50"; do
+  grep -qF -- "$wanted" <<<"$out" || { printf 'missing: %s\nin:\n%s\n' "$wanted" "$out"; exit 1; }
+done
+[ -z "$(ls "$SHOAL_HOME" | grep weights-)" ] || { echo "its checkpoint was left behind"; exit 1; }
