@@ -64,7 +64,7 @@ Environment read_environment() {
 Result<std::unique_ptr<Session>> attach(const Environment& e) {
   SHOAL_TRY(const auto folder, SessionFolder::open(e.session));
   SessionOptions o;
-  SHOAL_TRY(o.token, folder.token());
+  SHOAL_TRY(o.credentials, folder.credentials());
   o.node = e.node;
   o.worker = WorkerId{parse_hex(e.worker).value_or(0)};
   o.job = JobId{parse_hex(e.job).value_or(0)};
@@ -75,7 +75,8 @@ Result<std::unique_ptr<Session>> attach(const Environment& e) {
 Result<std::unique_ptr<Session>> open_driver(const SessionFolder& folder, const std::string& head, const std::string& name,
                                              bool print_logs) {
   SessionOptions o;
-  SHOAL_TRY(o.token, folder.token());
+  SHOAL_TRY(o.credentials, folder.credentials());
+  if (const auto info = folder.info()) o.own_node = info->node;
   o.head = head;
   o.name = name;
   o.print_logs = print_logs;

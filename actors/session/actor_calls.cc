@@ -312,9 +312,9 @@ void ActorCalls::send(ActorId id, Target& t, Queued q) {
     q.call.deps.push_back(*value);
   }
   q.deps.clear();
-  auto message = to_message(q.call);
-  if (!message) return q.promise.set(fail(message.error()));
   runtime::Peer& peer = *links_.at(t.endpoint).peer;
+  auto message = to_message(q.call, peer.identity().local);
+  if (!message) return q.promise.set(fail(message.error()));
   const auto number_sent = next_++;
   Sent sent{std::move(q.promise), {}, q.tries, peer.next_request(), q.call.parent};
   const std::int32_t retries = q.call.retries.value_or(t.retries);

@@ -43,9 +43,9 @@ void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtim
   const auto it = actors_.find(call->actor);
   if (it != actors_.end()) {
     if (it->second.dead) return responder.fail(*it->second.dead);
-    return it->second.actor->on_call({*std::move(call), std::move(responder), peer.number()});
+    return it->second.actor->on_call({*std::move(call), std::move(responder), peer.number(), peer.identity().local});
   }
-  if (default_) return default_->on_call({*std::move(call), std::move(responder), peer.number()});
+  if (default_) return default_->on_call({*std::move(call), std::move(responder), peer.number(), peer.identity().local});
   responder.fail(not_found("no actor " + to_string(call->actor) + " lives in this process").with_reason("ActorDied"));
 }
 

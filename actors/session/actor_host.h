@@ -22,11 +22,12 @@ struct Incoming {
   Call call;
   runtime::Responder responder;
   std::uint64_t peer = 0;  // over which it came
+  bool local = true;       // from a process of this host
 
   CallKey key() const { return {peer, responder.number()}; }
 
   void reply(const Value& value, runtime::Flush flush = runtime::Flush::kNow) {
-    auto message = to_message(value);
+    auto message = to_message(value, local);
     if (!message) return responder.fail(message.error());
     responder.reply(*std::move(message), flush);
   }

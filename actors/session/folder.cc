@@ -121,7 +121,9 @@ Result<SessionFolder> SessionFolder::at_address(const std::string& root, const s
   }
   return fail(unavailable(any ? "no cluster is running" : "no running cluster of this user has the address " + address)
                   .with_reason("NoCluster")
-                  .with_hint("`shoal start --head` starts one; SHOAL_HOME says where sessions are looked for"));
+                  .with_hint(any ? "`shoal start --head` starts one; SHOAL_HOME says where sessions are looked for"
+                                 : "a cluster on other hosts is joined with `shoal start --address " + address +
+                                       " --token-file FILE --ca-fingerprint sha256:..`; SHOAL_HOME says where sessions are looked for"));
 }
 
 Result<runtime::Token> SessionFolder::token() const {
@@ -133,8 +135,51 @@ Result<runtime::Token> SessionFolder::token() const {
                   .with_hint("only the one who started the cluster can read it; `shoal stop` ends a cluster without it"));
 }
 
+bool SessionFolder::has_tls() const {
+  std::error_code ignored;
+  return fs::exists(path_ + "/tls/host", ignored);
+}
+
+Result<void> SessionFolder::write_tls(const SessionTls& tls) const {
+  const std::string folder = path_ + "/tls/";
+  SHOAL_OK(make_private_folder(path_ + "/tls"));
+  SHOAL_OK(write_file(folder + "ca.pem", tls.authority.certificate));
+  if (!tls.authority.key.empty()) SHOAL_OK(write_file(folder + "ca.key", tls.authority.key));
+  SHOAL_OK(write_file(folder + "node.pem", tls.own.certificate));
+  SHOAL_OK(write_file(folder + "node.key", tls.own.key));
+  return write_file(folder + "host", tls.host);  // the last one: with it they are whole
+}
+
+Result<runtime::KeyedCertificate> SessionFolder::authority() const {
+  runtime::KeyedCertificate out;
+  SHOAL_TRY(out.certificate, read_file(path_ + "/tls/ca.pem"));
+  SHOAL_TRY(out.key, read_file(path_ + "/tls/ca.key"));
+  return out;
+}
+
+Result<Credentials> SessionFolder::credentials() const {
+  Credentials out;
+  SHOAL_TRY(out.token, token());
+  if (!has_tls()) return out;
+  const std::string folder = path_ + "/tls/";
+  runtime::KeyedCertificate own;
+  SHOAL_TRY(const std::string authority, read_file(folder + "ca.pem"));
+  SHOAL_TRY(own.certificate, read_file(folder + "node.pem"));
+  SHOAL_TRY(own.key, read_file(folder + "node.key"));
+  SHOAL_TRY(out.host, read_file(folder + "host"));
+  SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::of(authority));
+  auto tls = runtime::Tls::make(fingerprint, own);
+  if (!tls) return fail(Error(tls.error()).in("reading " + folder));
+  out.tls = *std::move(tls);
+  return out;
+}
+
 Result<void> SessionFolder::write_info(const SessionInfo& info) const {
-  const json j = {{"head", info.head}, {"head_local", info.head_local}, {"started_unix_ms", info.started_unix_ms}, {"http", info.http}};
+  const json j = {{"head", info.head},
+                  {"head_local", info.head_local},
+                  {"started_unix_ms", info.started_unix_ms},
+                  {"http", info.http},
+                  {"node", info.node}};
   return write_file(path_ + "/info.json", j.dump(2) + "\n");
 }
 
@@ -145,7 +190,8 @@ Result<SessionInfo> SessionFolder::info() const {
   if (!is("head", &json::is_string) || !is("head_local", &json::is_string) || !is("started_unix_ms", &json::is_number_integer)) {
     return fail(data_loss(path_ + "/info.json is damaged"));
   }
-  return SessionInfo{j["head"], j["head_local"], j["started_unix_ms"], is("http", &json::is_string) ? j["http"] : ""};
+  return SessionInfo{j["head"], j["head_local"], j["started_unix_ms"], is("http", &json::is_string) ? j["http"] : "",
+                     is("node", &json::is_string) ? j["node"] : ""};
 }
 
 Result<void> SessionFolder::enter(const std::string& role, pid_t pid) const {

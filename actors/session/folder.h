@@ -3,8 +3,12 @@
 //
 //   ROOT/NAME/token          0600, the only place where the secret lies
 //   ROOT/NAME/info.json      addresses, for those who look for a running cluster
-//   ROOT/NAME/pids/ROLE.PID  one file per head and node; its content is the process's start time, so that a reused pid
-//   is no member ROOT/NAME/logs/          of head, node and workers ROOT/NAME/state.sqlite   what must survive the head
+//   ROOT/NAME/pids/ROLE.PID  one file per head and node; its content is the process's start time: a reused pid is no member
+//   ROOT/NAME/logs/          of head, node and workers
+//   ROOT/NAME/state.sqlite   what must survive the head
+//   ROOT/NAME/tls/           of a cluster over several hosts: ca.pem, node.pem, node.key, host, and where its head is, ca.key; all 0600
+//
+// A host that joined a cluster from elsewhere has a folder of its own for it, without a head.
 #pragma once
 
 #include <sys/types.h>
@@ -13,7 +17,9 @@
 #include <string>
 #include <vector>
 
+#include "actors/session/credentials.h"
 #include "runtime/core/result.h"
+#include "runtime/net/certificates.h"
 #include "runtime/net/hello.h"
 
 namespace shoal::actors {
@@ -22,7 +28,15 @@ struct SessionInfo {
   std::string head;        // HOST:PORT, empty for a cluster without one
   std::string head_local;  // unix:@NAME
   std::int64_t started_unix_ms = 0;
-  std::string http;  // http://HOST:PORT, empty for a cluster that is not asked so
+  std::string http;       // http://HOST:PORT, empty for a cluster that is not asked so
+  std::string node = "";  // where this host's node listens, on a host that joined
+};
+
+// What a host has of the cluster's certificates.
+struct SessionTls {
+  runtime::KeyedCertificate authority;  // its key only where the head is
+  runtime::KeyedCertificate own;
+  std::string host;
 };
 
 struct SessionProcess {
@@ -48,6 +62,12 @@ class SessionFolder {
   std::string database() const { return path_ + "/state.sqlite"; }
 
   Result<runtime::Token> token() const;
+  // The token, and the certificates if it has any.
+  Result<Credentials> credentials() const;
+  Result<void> write_tls(const SessionTls& tls) const;
+  bool has_tls() const;
+  // NotFound where the cluster's head is not.
+  Result<runtime::KeyedCertificate> authority() const;
   Result<void> write_info(const SessionInfo& info) const;
   Result<SessionInfo> info() const;
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 
@@ -31,6 +32,30 @@ TEST_F(FolderTest, TheTokenIsForThisUserAlone) {
   struct stat info {};
   ASSERT_EQ(stat((folder.path() + "/token").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST_F(FolderTest, CertificatesAreForThisUserAlone) {
+  const auto folder = SessionFolder::create(root_, token_, 0, 1).value();
+  EXPECT_EQ(folder.credentials().value().tls, nullptr);
+  EXPECT_FALSE(folder.authority());
+  const runtime::Validity validity = runtime::valid_from(std::time(nullptr), 1000);
+  SessionTls tls;
+  tls.authority = runtime::make_authority("test", validity).value();
+  tls.own = runtime::make_certificate(tls.authority, "10.0.0.1", validity).value();
+  tls.host = "10.0.0.1";
+  ASSERT_TRUE(folder.write_tls(tls));
+  const Credentials credentials = folder.credentials().value();
+  EXPECT_EQ(credentials.token, token_);
+  EXPECT_EQ(credentials.host, "10.0.0.1");
+  EXPECT_TRUE(credentials.tls->listens());
+  EXPECT_EQ(credentials.tls->authority(), runtime::Fingerprint::of(tls.authority.certificate).value());
+  EXPECT_EQ(credentials.endpoint("x").to_string(), "10.0.0.1:0/@x");
+  EXPECT_EQ(folder.authority().value().key, tls.authority.key);
+  for (const auto& file : std::filesystem::directory_iterator(folder.path() + "/tls")) {
+    EXPECT_EQ(file.status().permissions(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write) << file.path();
+  }
+  std::filesystem::remove(folder.path() + "/tls/node.key");
+  EXPECT_FALSE(folder.credentials());
 }
 
 TEST_F(FolderTest, AFolderThatOthersMayEnterIsRefused) {

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "runtime/net/socket_network.h"
+#include "actors/session/open_network.h"
 #include "runtime/process/process.h"
 #include "runtime/wire/codec.h"
 
@@ -122,7 +122,8 @@ class Session::Link final : public runtime::PeerHandler {
 Session::Session(SessionOptions options)
     : options_(std::move(options)), clock_(runtime::make_real_clock(loop_)), random_(runtime::make_real_random()), loop_thread_(loop_) {
   own([this] {
-    auto network = std::make_unique<runtime::SocketNetwork>(loop_, *clock_, *random_, options_.token, runtime::SocketOptions());
+    auto network = std::make_unique<runtime::SocketNetwork>(loop_, *clock_, *random_, options_.credentials.token,
+                                                            socket_options(options_.credentials));
     stop_network_ = [raw = network.get()](std::function<void()> drained) { raw->stop(std::move(drained)); };
     traffic_ = [raw = network.get()] { return raw->traffic(); };
     network_ = std::move(network);
@@ -177,7 +178,7 @@ Result<void> Session::connect() {
     own([this] { job_ = options_.job; });
     SHOAL_OK(connect_node(options_.node));
   }
-  const auto at = runtime::Endpoint::unix_at("shoal-" + to_string(worker_) + "-" + to_string(new_id<ObjectId>()));
+  const auto at = options_.credentials.endpoint("shoal-" + to_string(worker_) + "-" + to_string(new_id<ObjectId>()));
   SHOAL_OK(own([&] { return actor_host_->listen(at); }));
   return {};
 }
@@ -191,7 +192,15 @@ Result<void> Session::connect_driver() {
   own([&] { job_ = registered.job; });
   folder_ = registered.session;
   is_driver_ = !options_.job && options_.ends_job;
-  SHOAL_OK(connect_node(registered.node));
+  const std::string node = options_.own_node.empty() ? registered.node : options_.own_node;
+  SHOAL_TRY(const auto at, runtime::parse_endpoint(node));
+  if (at.is_both() && at.host != options_.credentials.host) {
+    return fail(unavailable("no node of the cluster runs on this host")
+                    .with_reason("NoNode")
+                    .with_hint("shoal start --address " + head_endpoint_ +
+                               " --token-file FILE --ca-fingerprint sha256:.. makes this host one of the cluster's"));
+  }
+  SHOAL_OK(connect_node(node));
   return {};
 }
 

@@ -15,6 +15,7 @@
 #include "actors/cluster/cluster.h"
 #include "actors/session/actor_calls.h"
 #include "actors/session/actor_host.h"
+#include "actors/session/credentials.h"
 #include "actors/session/group_watch.h"
 #include "actors/session/host_requests.h"
 #include "actors/session/line_printer.h"
@@ -27,10 +28,11 @@
 namespace shoal::actors {
 
 struct SessionOptions {
-  runtime::Token token;
-  std::string head;  // endpoint; a driver needs it
-  std::string node;  // endpoint; a worker needs it, a driver is told by the head
-  std::string name;  // of the driver, for people
+  Credentials credentials;
+  std::string head;      // endpoint; a driver needs it
+  std::string node;      // endpoint; a worker needs it, a driver is told by the head
+  std::string own_node;  // of a driver on a host that joined the head's from elsewhere
+  std::string name;      // of the driver, for people
   std::string role = "driver";
   WorkerId worker;                    // of a process that a node started
   JobId job;                          // likewise

@@ -47,7 +47,7 @@ class FakeCluster final : public runtime::PeerHandler {
 
   std::unique_ptr<Session> open() {
     SessionOptions options;
-    options.token = token_;
+    options.credentials.token = token_;
     options.head = name("head").to_string();
     options.print_logs = false;
     return Session::open(std::move(options)).value();

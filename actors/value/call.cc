@@ -7,20 +7,21 @@ namespace shoal::actors {
 
 namespace {
 
-void describe(wire::Value::Builder m, const Value& value) {
-  m.setShared(value.shared());
+void describe(wire::Value::Builder m, const Value& value, bool local) {
+  m.setShared(value.shared() && local);
   m.setRaised(value.raised());
-  if (value.shared()) return;  // its memory describes it
+  if (value.shared() && local) return;  // its memory describes it
   auto sizes = m.initBuffers(static_cast<unsigned>(value.sizes().size()));
   for (unsigned i = 0; i < sizes.size(); ++i) sizes.set(i, value.sizes()[i]);
 }
 
-Result<void> attach(runtime::Message& message, const std::vector<const Value*>& values) {
+Result<void> attach(runtime::Message& message, const std::vector<const Value*>& values, bool local) {
   constexpr runtime::FrameLimits kLimits;
   std::size_t total = 0, num_shared = 0;
   for (const auto* v : values) {
-    total += v->shared() ? 0 : v->inline_data().size();
-    num_shared += v->shared();
+    const bool passed = v->shared() && local;
+    total += passed ? 0 : v->total_bytes();
+    num_shared += passed;
   }
   const auto refuse = [](const std::string& what) {
     return fail(invalid_argument("a call with " + what)
@@ -29,17 +30,21 @@ Result<void> attach(runtime::Message& message, const std::vector<const Value*>& 
   };
   if (values.size() > Call::kMaxDeps + 1) return refuse("more than " + std::to_string(Call::kMaxDeps) + " references");
   if (num_shared > kLimits.max_fds) return refuse("more than " + std::to_string(kLimits.max_fds) + " large arguments");
-  if (total > kLimits.max_payload_bytes)
+  if (local && total > kLimits.max_payload_bytes)
     return refuse("more than " + std::to_string(kLimits.max_payload_bytes) + " bytes of small arguments");
-  message.payload = Bytes(total);
+  auto payload = runtime::allocate(total);
+  if (!payload) return fail(resource_exhausted("no memory for a message of " + std::to_string(total) + " bytes"));
+  message.payload = *std::move(payload);
   std::size_t at = 0;
   for (const auto* v : values) {
-    if (v->shared()) {
+    if (v->shared() && local) {
       SHOAL_TRY(Fd fd, v->own_memory());
       message.fds.push_back(std::move(fd));
-    } else if (const auto& data = v->inline_data(); !data.empty()) {
-      std::memcpy(message.payload.data() + at, data.data(), data.size());
-      at += data.size();
+      continue;
+    }
+    for (const auto& piece : v->pieces()) {
+      if (!piece.empty()) std::memcpy(message.payload.data() + at, piece.data(), piece.size());
+      at += piece.size();
     }
   }
   return {};
@@ -76,10 +81,19 @@ class Detacher {
       total += s;
     }
     if (total > message_.payload.size() - at_) return fail(invalid_argument("a value larger than its frame"));
+    const auto kind = shape.raised ? Value::Kind::kRaised : Value::Kind::kResult;
+    if (total > Value::kMaxInlineBytes) {  // from another host: here it shall be passed on, and read, as any other large one
+      Value::Pieces pieces;
+      for (const auto size : shape.sizes) {
+        pieces.emplace_back(message_.payload.data() + at_, size);
+        at_ += size;
+      }
+      return Value::make_shared(pieces, kind);
+    }
     const bool all = at_ == 0 && total == message_.payload.size();
     Bytes data = all ? std::move(message_.payload) : Bytes::copy_of(message_.payload.data() + at_, total);
     at_ += total;
-    return Value::from_inline(std::move(shape.sizes), std::move(data), shape.raised ? Value::Kind::kRaised : Value::Kind::kResult);
+    return Value::from_inline(std::move(shape.sizes), std::move(data), kind);
   }
 
  private:
@@ -91,19 +105,19 @@ class Detacher {
 
 Error call_cancelled(const std::string& what) { return cancelled("the call of " + what + " was cancelled").with_reason("TaskCancelled"); }
 
-Result<runtime::Message> to_message(const Call& call) {
+Result<runtime::Message> to_message(const Call& call, bool local) {
   runtime::Message out;
   out.body = runtime::write<wire::Call>([&](wire::Call::Builder m) {
     m.setActor(call.actor.value);
     m.setMethod(call.method);
     m.setCaller(call.caller);
-    describe(m.initArgs(), call.args);
+    describe(m.initArgs(), call.args, local);
     auto deps = m.initDeps(static_cast<unsigned>(call.deps.size()));
-    for (unsigned i = 0; i < deps.size(); ++i) describe(deps[i], call.deps[i]);
+    for (unsigned i = 0; i < deps.size(); ++i) describe(deps[i], call.deps[i], local);
   });
   std::vector<const Value*> values = {&call.args};
   for (const auto& d : call.deps) values.push_back(&d);
-  SHOAL_OK(attach(out, values));
+  SHOAL_OK(attach(out, values, local));
   return out;
 }
 
@@ -144,10 +158,10 @@ Result<CancelCall> cancel_from(const Bytes& bytes) {
   });
 }
 
-Result<runtime::Message> to_message(const Value& value) {
+Result<runtime::Message> to_message(const Value& value, bool local) {
   runtime::Message out;
-  out.body = runtime::write<wire::Value>([&](wire::Value::Builder m) { describe(m, value); });
-  SHOAL_OK(attach(out, {&value}));
+  out.body = runtime::write<wire::Value>([&](wire::Value::Builder m) { describe(m, value, local); });
+  SHOAL_OK(attach(out, {&value}, local));
   return out;
 }
 

@@ -39,7 +39,8 @@ struct Call {
   static constexpr std::size_t kMaxDeps = 1000;
 };
 
-Result<runtime::Message> to_message(const Call& call);
+// Large values travel as descriptors of their memory where both ends are on one host (`local`), as bytes otherwise.
+Result<runtime::Message> to_message(const Call& call, bool local);
 Result<Call> call_from(runtime::Message message);
 
 struct CancelCall {
@@ -50,7 +51,7 @@ struct CancelCall {
 Bytes to_bytes(const CancelCall& cancel);
 Result<CancelCall> cancel_from(const Bytes& bytes);
 
-Result<runtime::Message> to_message(const Value& value);
+Result<runtime::Message> to_message(const Value& value, bool local);
 Result<Value> value_from(runtime::Message message);
 
 }  // namespace shoal::actors

@@ -44,7 +44,7 @@ TEST_F(ValueTest, WhatAUserWritesIntoAValueNobodyElseSees) {
 
 TEST_F(ValueTest, SeveralValuesTravelAsOneAndAreTakenApart) {
   const auto many = Value::make_many({{bytes(head_)}, {bytes(head_), bytes(large_), bytes(head_)}, {bytes(large_)}}).value();
-  const auto whole = value_from(to_message(many).value()).value();
+  const auto whole = value_from(to_message(many, true).value()).value();
   const auto parts = whole.split(3).value();
   EXPECT_FALSE(parts[0].shared());
   EXPECT_EQ(text(parts[0].pieces()[0]), head_);
@@ -54,7 +54,7 @@ TEST_F(ValueTest, SeveralValuesTravelAsOneAndAreTakenApart) {
   EXPECT_EQ(text(parts[1].pieces()[2]), head_);
   EXPECT_EQ(text(parts[2].for_user().value().pieces()[0]), large_);
   // One that is passed on takes a memory of its own.
-  const auto again = value_from(to_message(parts[1]).value()).value();
+  const auto again = value_from(to_message(parts[1], true).value()).value();
   EXPECT_TRUE(again.whole());
   EXPECT_EQ(text(again.pieces()[0]), head_);
   EXPECT_EQ(text(again.pieces()[1]), large_);
@@ -84,7 +84,7 @@ TEST_F(ValueTest, ACallTravelsWithItsArgumentsAndReferences) {
   call.args = Value::make({bytes(head_), bytes(small_)}).value();
   call.deps = {Value::make({bytes(large_)}).value(), Value::make({bytes(small_)}).value(),
                Value::make({bytes(large_)}, Value::Kind::kRaised).value()};
-  auto message = to_message(call).value();
+  auto message = to_message(call, true).value();
   EXPECT_EQ(message.fds.size(), 2u);
   const Call back = call_from(std::move(message)).value();
   EXPECT_EQ(back.method, "add");
@@ -93,12 +93,33 @@ TEST_F(ValueTest, ACallTravelsWithItsArgumentsAndReferences) {
   for (std::size_t i = 0; i < 3; ++i) expect_same(back.deps[i], call.deps[i]);
 }
 
+TEST_F(ValueTest, ToAnotherHostEverythingTravelsAsBytesAndIsSharedThere) {
+  Call call;
+  call.method = "add";
+  call.args = Value::make({bytes(head_), bytes(large_), bytes(small_)}).value();
+  call.deps = {Value::make({bytes(small_)}).value(), Value::make({bytes(large_)}, Value::Kind::kRaised).value()};
+  auto message = to_message(call, false).value();
+  EXPECT_TRUE(message.fds.empty());
+  const Call back = call_from(std::move(message)).value();
+  expect_same(back.args, call.args);
+  ASSERT_EQ(back.deps.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) expect_same(back.deps[i], call.deps[i]);
+  EXPECT_TRUE(back.args.shared());  // to be passed on, here, by a descriptor
+  EXPECT_FALSE(back.deps[0].shared());
+  const Value many = Value::make_many({{bytes(head_), bytes(large_)}, {bytes(small_)}}).value();
+  const auto parts = value_from(to_message(many, false).value()).value().split(2).value();
+  expect_same(value_from(to_message(parts[0], false).value()).value(), Value::make({bytes(head_), bytes(large_)}).value());
+  // More than a frame on one host; between hosts frames are many.
+  call.deps.assign(700, Value::make({bytes(std::string(100'000, 'x'))}).value());
+  EXPECT_TRUE(call_from(to_message(call, false).value()));
+}
+
 TEST_F(ValueTest, ACallWithMoreThanAFrameHoldsIsRefused) {
   const auto with = [&](std::size_t count, const std::string& each) {
     Call call;
     call.args = Value::make({bytes(head_)}).value();
     call.deps.assign(count, Value::make({bytes(each)}).value());
-    return to_message(call);
+    return to_message(call, true);
   };
   EXPECT_TRUE(with(250, large_));
   EXPECT_TRUE(with(1000, small_));
@@ -112,10 +133,10 @@ TEST_F(ValueTest, BytesThatDoNotAddUpAreRefused) {
   EXPECT_FALSE(Value::from_inline({}, Bytes(0), Value::Kind::kResult));
   EXPECT_FALSE(Value::from_inline({~0ull, 5}, Bytes(4), Value::Kind::kResult));
   EXPECT_FALSE(Value::from_memory(runtime::make_memory("x", 100).value()));
-  auto message = to_message(Value::make({bytes(head_)}).value()).value();
+  auto message = to_message(Value::make({bytes(head_)}).value(), true).value();
   message.payload = Bytes(2);
   EXPECT_FALSE(value_from(std::move(message)));
-  auto shared = to_message(Value::make({bytes(large_)}).value()).value();
+  auto shared = to_message(Value::make({bytes(large_)}).value(), true).value();
   shared.fds.clear();
   EXPECT_FALSE(value_from(std::move(shared)));
 }

@@ -244,11 +244,13 @@ nb::list rows_of(const actors::ListReply& reply) {
   return out;
 }
 
-std::unique_ptr<PySession> open_session(const std::string& token, const std::string& head, const std::string& node, const std::string& name,
-                                        const std::string& role, const std::string& worker, const std::string& job, bool print_logs,
-                                        bool fold_logs, bool ends_job) {
+std::unique_ptr<PySession> open_session(const std::string& folder, const std::string& head, const std::string& node,
+                                        const std::string& name, const std::string& role, const std::string& worker, const std::string& job,
+                                        bool print_logs, bool fold_logs, bool ends_job) {
   actors::SessionOptions o;
-  o.token = unwrap(runtime::Token::parse(token));
+  const auto session_folder = unwrap(actors::SessionFolder::open(folder));
+  o.credentials = unwrap(session_folder.credentials());
+  if (const auto info = session_folder.info()) o.own_node = info->node;
   o.head = head;
   o.node = node;
   o.name = name;
@@ -288,7 +290,7 @@ void bind_session(nb::module_& m) {
 
   nb::class_<PySession> session(m, "Session", "This process's place in a cluster.");
   session
-      .def_static("open", &open_session, nb::kw_only(), nb::arg("token"), nb::arg("head") = "", nb::arg("node") = "", nb::arg("name") = "",
+      .def_static("open", &open_session, nb::kw_only(), nb::arg("folder"), nb::arg("head") = "", nb::arg("node") = "", nb::arg("name") = "",
                   nb::arg("role") = "driver", nb::arg("worker") = "", nb::arg("job") = "", nb::arg("print_logs") = true,
                   nb::arg("fold_logs") = false, nb::arg("ends_job") = true)
       .def("close", &PySession::close)

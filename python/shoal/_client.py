@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal import _environment, _native, _serialize
 from shoal._refs import ObjectRef, ResultRef, load
-from shoal._runtime import attach_worker, close, read_token, start_local, started_by_node, state
+from shoal._runtime import attach_worker, close, start_local, started_by_node, state
 from shoal._runtime import session as _session
 from shoal.exceptions import GetTimeoutError, InvalidArgument, NotFound, Unimplemented
 
@@ -92,8 +92,9 @@ def init(
 ) -> ClusterContext:
     """Connects this process to a cluster.
 
-    ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head, ``"auto"`` for the latest of this user that was started to be shared
-    (``shoal start``), ``"local"`` or None for ``$SHOAL_ADDRESS`` or else a cluster of its own that ends with this process. ``num_cpus``,
+    ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head (of one on another host: where ``shoal start --address`` joined it),
+    ``"auto"`` for the latest of this user that was started to be shared (``shoal start``), ``"local"`` or None for ``$SHOAL_ADDRESS`` or
+    else a cluster of its own that ends with this process. ``num_cpus``,
     ``num_gpus``, ``memory`` (bytes) and ``resources`` are what that cluster offers (CPUs are logical). Raises Unavailable when nobody
     answers, InvalidArgument when the token is refused. ``namespace``: of the names of actors; default one of this job's own.
     ``runtime_env``: what processes of this job find around them unless an actor or a function has its own: ``env_vars``, ``working_dir``,
@@ -129,7 +130,7 @@ def init(
         if given:
             raise InvalidArgument(f"{', '.join(given)} cannot be set when connecting to a running cluster ({address})")
         folder, head = _native.find_session(address, os.environ.get("SHOAL_HOME", ""))
-        _open(read_token(folder), head, log_to_driver, namespace, environment)
+        _open(folder, head, log_to_driver, namespace, environment)
         _log(logging_config)
         return ClusterContext(state.session)
     offers = {"CPU": num_cpus if num_cpus is not None else len(os.sched_getaffinity(0)), "GPU": num_gpus or 0}
@@ -137,7 +138,7 @@ def init(
     offers.update(resources or {})
     process, said = start_local(offers, labels=labels, http=bool(include_dashboard))
     try:
-        _open(read_token(said["session"]), said["head_local"], log_to_driver, namespace, environment)
+        _open(said["session"], said["head_local"], log_to_driver, namespace, environment)
     except BaseException:
         process.kill()
         process.wait()
@@ -156,10 +157,10 @@ def _log(config) -> None:
     apply(config)
 
 
-def _open(token: str, head: str, log_to_driver: bool, namespace: str | None, environment: dict[str, Any]) -> None:
+def _open(folder: str, head: str, log_to_driver: bool, namespace: str | None, environment: dict[str, Any]) -> None:
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "interactive"
     fold = os.environ.get("SHOAL_DEDUP_LOGS", "1") != "0"  # on a terminal
-    state.session = _native.Session.open(token=token, head=head, name=name, print_logs=log_to_driver, fold_logs=fold)
+    state.session = _native.Session.open(folder=folder, head=head, name=name, print_logs=log_to_driver, fold_logs=fold)
     state.namespace = namespace or state.session.job
     state.runtime_env = _environment.merged(_environment.inherited(), environment)
 

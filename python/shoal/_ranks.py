@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal import _native
-from shoal._runtime import attach_worker, read_token, start_local, started_by_node, state
+from shoal._runtime import attach_worker, start_local, started_by_node, state
 from shoal.exceptions import InvalidArgument
 
 # How long a rank waits for its peers, and when it says so (seconds).
@@ -118,7 +118,7 @@ def process_group_communicator(name: str, ranks: tuple[int, ...]) -> _native.Com
 
 def _open(folder: str, head: str = "", node: str = "", job: str = "") -> None:
     state.session = _native.Session.open(
-        token=read_token(folder),
+        folder=folder,
         head=head,
         node=node,
         job=job,

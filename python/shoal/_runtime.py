@@ -140,7 +140,7 @@ def attach_worker() -> _native.Session:
     """Opens the session of a process that a node started, from what the node put into its environment."""
     env = os.environ
     state.session = _native.Session.open(
-        token=read_token(env["SHOAL_SESSION"]),
+        folder=env["SHOAL_SESSION"],
         node=env["SHOAL_NODE"],
         worker=env["SHOAL_WORKER_ID"],
         job=env["SHOAL_JOB_ID"],

@@ -1,11 +1,17 @@
 #include "scheduler/cli/client.h"
 
+#include "actors/session/open_network.h"
+
+#include <fstream>
+#include <iterator>
+
 namespace shoal::scheduler::cli {
 
 using actors::SessionFolder;
 using runtime::Message;
 
-Context::Context(const runtime::Token& token) : network(loop, *clock, *random, token, runtime::SocketOptions()) {}
+Context::Context(const actors::Credentials& credentials)
+    : network(loop, *clock, *random, credentials.token, actors::socket_options(credentials)) {}
 
 Context::~Context() {
   bool drained = false;
@@ -66,13 +72,50 @@ void Client::on_notice(runtime::Peer&, runtime::Request notice) {
   if (on_notice_) on_notice_(static_cast<actors::Method>(notice.method), std::move(notice.message));
 }
 
+Result<actors::Credentials> credentials_of(const Target& target) {
+  std::string text = target.token;
+  if (text.empty() && target.token_file.empty()) {
+    return fail(invalid_argument("a cluster on another host is reached with its token")
+                    .with_reason("TokenRefused")
+                    .with_hint("--token-file FILE, or SHOAL_TOKEN_FILE or SHOAL_TOKEN in the environment"));
+  }
+  if (text.empty()) {
+    std::ifstream file(target.token_file);
+    if (!file) return fail(not_found("no file " + target.token_file));
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  actors::Credentials out;
+  SHOAL_TRY(out.token, runtime::Token::parse(text));
+  if (target.fingerprint.empty()) return out;
+  SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::parse(target.fingerprint));
+  SHOAL_TRY(out.tls, runtime::Tls::make(fingerprint));
+  return out;
+}
+
+namespace {
+
+Result<Found> found_in(const SessionFolder& folder, std::string endpoint, std::string address) {
+  SHOAL_TRY(auto credentials, folder.credentials());
+  return Found{folder, std::move(credentials), std::move(endpoint), std::move(address)};
+}
+
+struct Candidate {
+  SessionFolder folder;
+  std::string endpoint, address;
+};
+
+}  // namespace
+
 Result<Found> find_cluster(const Target& target, bool exactly) {
   if (!target.address.empty()) {
     SHOAL_OK(runtime::parse_endpoint(target.address));
-    SHOAL_TRY(const auto folder, SessionFolder::at_address(target.root, target.address));
-    return Found{folder, target.address, target.address};
+    const auto folder = SessionFolder::at_address(target.root, target.address);
+    if (folder) return found_in(*folder, target.address, target.address);
+    if (target.token.empty() && target.token_file.empty() && target.fingerprint.empty()) return fail(folder.error());
+    SHOAL_TRY(auto credentials, credentials_of(target));
+    return Found{std::nullopt, std::move(credentials), target.address, target.address};
   }
-  std::vector<Found> found, others;
+  std::vector<Candidate> found, others;
   for (const auto& folder : SessionFolder::running(target.root)) {
     const auto info = folder.info();
     if (!info) continue;
@@ -87,7 +130,7 @@ Result<Found> find_cluster(const Target& target, bool exactly) {
     for (const auto& f : found) list += "\n    --address " + f.address;
     return fail(invalid_argument(std::to_string(found.size()) + " clusters are running; say which:" + list).with_reason("SeveralClusters"));
   }
-  return found.front();
+  return found_in(found.front().folder, found.front().endpoint, found.front().address);
 }
 
 }  // namespace shoal::scheduler::cli

@@ -17,7 +17,7 @@ namespace shoal::scheduler::cli {
 // What commands share: a loop, a clock, a network with the cluster's token.
 class Context {
  public:
-  explicit Context(const runtime::Token& token);
+  explicit Context(const actors::Credentials& credentials);
   ~Context();
 
   runtime::Loop loop;
@@ -68,12 +68,19 @@ class Client final : public runtime::PeerHandler {
 struct Target {
   std::string root;     // of session folders
   std::string address;  // "" when none was given
+  // Of a cluster that this host is no part of; "" when they were not given.
+  std::string token;        // the text of it: the environment's
+  std::string token_file;   // or where it lies
+  std::string fingerprint;  // of its authority
 };
 struct Found {
-  actors::SessionFolder folder;
+  std::optional<actors::SessionFolder> folder;  // none when this host is no part of it
+  actors::Credentials credentials;
   std::string endpoint;  // of the head: the way to it from this host
   std::string address;   // as people name it
 };
+// What token and fingerprint come to. InvalidArgument says which of them is missing or wrong.
+Result<actors::Credentials> credentials_of(const Target& target);
 // Unavailable/NoCluster when none runs. None named: `exactly` (to use or to end it) means the only one that is not some program's own,
 // and InvalidArgument lists them when there are several; otherwise (to look at it) the latest, a program's own if there is no other.
 Result<Found> find_cluster(const Target& target, bool exactly);

@@ -24,12 +24,12 @@ struct Common {
 
 struct StartOptions {
   bool head = false;
-  std::string host = "127.0.0.1";
+  std::string host;            // of a head: where it listens; of a node that joins: where others reach it; "": loopback, or found
+  std::string dashboard_host;  // "": loopback
   std::uint16_t port = 0;
   double num_cpus = -1, num_gpus = -1, memory = -1;  // -1: what the machine has
   std::vector<std::string> resources;                // NAME=AMOUNT
   std::vector<std::string> labels;                   // NAME=VALUE
-  std::string token_file;
   bool http = true;
   std::uint16_t http_port = 8265;
   bool http_or_any = true;
@@ -128,6 +128,7 @@ Result<actors::Resources> parse_amounts(const std::vector<std::string>& words, s
 
 // Starts a role of this executable in a session of its own and waits for its first word.
 Result<actors::StartedRole> start_role(const std::string& self, const actors::SessionFolder& folder, std::vector<std::string> words);
-Result<actors::SessionFolder> new_session(const std::string& root);
+// With a fresh token, or that one.
+Result<actors::SessionFolder> new_session(const std::string& root, std::optional<runtime::Token> token = {});
 
 }  // namespace shoal::scheduler::cli

@@ -15,12 +15,11 @@ using nlohmann::json;
 
 Result<Looking> look(const Common& common) {
   SHOAL_TRY(const Found found, find_cluster(common.target, false));
-  SHOAL_TRY(const runtime::Token token, found.folder.token());
   Looking out;
-  out.context = std::make_unique<Context>(token);
+  out.context = std::make_unique<Context>(found.credentials);
   SHOAL_TRY(out.head, Client::connect(*out.context, found.endpoint));
   out.address = found.address;
-  out.logs = found.folder.logs();
+  if (found.folder) out.logs = found.folder->logs();
   return out;
 }
 

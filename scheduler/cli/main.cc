@@ -69,7 +69,7 @@ std::vector<std::pair<std::string, std::string>> job_env() {
 // A role's own command line (start_role writes it).
 int run_role(int argc, char** argv) {
   CLI::App app("a process of a cluster");
-  std::string session, head, python;
+  std::string session, head, python, host = "127.0.0.1";
   std::vector<std::string> resources, labels;
   std::uint16_t port = 0;
   int ready_fd = -1;
@@ -78,6 +78,7 @@ int run_role(int argc, char** argv) {
   HttpRole http;
   app.add_option("--session", session);  // a local cluster without one makes it
   app.add_option("--ready-fd", ready_fd);
+  app.add_option("--host", host);
   app.add_option("--port", port);
   app.add_option("--head", head);
   app.add_option("--python", python);
@@ -99,7 +100,7 @@ int run_role(int argc, char** argv) {
   if (!label_map) return refuse_role(ready_fd, label_map.error());
   http.on = http_port->count() > 0;
   http.around = {python, env("PATH"), env("PYTHONPATH"), env("HOME").empty() ? "/" : env("HOME")};
-  if (role == "head") return run_head({session, "127.0.0.1", port, ready_fd, http});
+  if (role == "head") return run_head({session, host, port, ready_fd, http});
   if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd});
   if (role == "local") {
     if (session.empty()) {
@@ -134,18 +135,33 @@ int run(int argc, char** argv) {
   common.self = fs::read_symlink("/proc/self/exe");
   common.python = find_python(argv[0]);
   common.target.address = env("SHOAL_ADDRESS");
+  common.target.token = env("SHOAL_TOKEN");
+  common.target.token_file = env("SHOAL_TOKEN_FILE");
+  common.target.fingerprint = env("SHOAL_CA_FINGERPRINT");
+  unsetenv("SHOAL_TOKEN");  // what this command starts finds it in a file
   int code = kOk;
   const auto shared = [&](CLI::App* sub) {
     sub->add_flag("--json", common.json, "One JSON object on stdout");
     sub->add_option("--address", common.target.address,
                     "The cluster: HOST:PORT or unix:@NAME (default: $SHOAL_ADDRESS, else the one that runs)");
+    sub->add_option_function<std::string>(
+        "--token-file",
+        [&common](const std::string& file) {
+          common.target.token_file = file;
+          common.target.token.clear();
+        },
+        "Of a cluster on other hosts: a copy of its token (default: $SHOAL_TOKEN_FILE, or the token itself in $SHOAL_TOKEN)");
+    sub->add_option("--ca-fingerprint", common.target.fingerprint,
+                    "Likewise: the fingerprint that `shoal start --head` printed (default: $SHOAL_CA_FINGERPRINT)");
     return sub;
   };
 
   StartOptions starting;
   auto* start_command = shared(app.add_subcommand("start", "Start a cluster (--head), or add a node to one (--address HOST:PORT)"));
   start_command->add_flag("--head", starting.head, "Start a head and a node here");
-  start_command->add_option("--host", starting.host, "Address that the head listens on")->capture_default_str();
+  start_command->add_option("--host,--node-ip-address", starting.host,
+                            "Where other hosts reach this one: a head listens there, with TLS (default: loopback only); of a host that "
+                            "joins (default: its address on the way to the head)");
   starting.port = 7460;
   start_command->add_option("--port", starting.port, "Port of the head; 0 for any free one")->capture_default_str();
   start_command->add_option("--num-cpus", starting.num_cpus, "CPUs that the node offers (logical; default: what the machine has)");
@@ -156,6 +172,7 @@ int run(int argc, char** argv) {
   auto* dashboard_port = start_command->add_option(
       "--dashboard-port", starting.http_port,
       "Port of the head's HTTP interface; 0 for any free one (default: 8265, or any free one when that is taken)");
+  start_command->add_option("--dashboard-host", starting.dashboard_host, "Address of the HTTP interface: loopback is all there is");
   start_command->add_option("--include-dashboard", starting.http, "Whether the head has an HTTP interface")->capture_default_str();
   start_command->callback([&] {
     starting.http_or_any = dashboard_port->count() == 0;

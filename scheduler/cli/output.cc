@@ -7,8 +7,15 @@ namespace shoal::scheduler::cli {
 
 using nlohmann::json;
 
+namespace {
+
+// One of the two does not know, or trust, the other.
+bool refused(const Error& e) { return e.reason() == "TokenRefused" || e.reason() == "CertificateRefused" || e.reason() == "TlsRequired"; }
+
+}  // namespace
+
 int exit_code(const Error& e) {
-  if (e.reason() == "TokenRefused") return kAuth;
+  if (refused(e)) return kAuth;
   if (e.reason() == "Infeasible") return kDoesNotFit;
   switch (e.code()) {
     case Code::kNotFound:
@@ -23,7 +30,7 @@ int exit_code(const Error& e) {
 }
 
 int submit_exit_code(const Error& e) {
-  if (e.reason() == "TokenRefused") return kSubmitAuth;
+  if (refused(e)) return kSubmitAuth;
   if (e.reason() == "VersionMismatch") return kSubmitVersion;
   if (e.reason() == "Infeasible") return kSubmitDoesNotFit;
   if (e.code() == Code::kUnavailable || e.code() == Code::kDeadlineExceeded) return kSubmitUnreachable;

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "actors/wire/joining.h"
 #include "runtime/process/process.h"
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
@@ -22,9 +23,10 @@ using actors::Method;
 using actors::SessionFolder;
 using nlohmann::json;
 
-Result<SessionFolder> new_session(const std::string& root) {
+Result<SessionFolder> new_session(const std::string& root, std::optional<runtime::Token> token) {
   const auto random = runtime::make_real_random();
-  return SessionFolder::create(root, runtime::Token::random(*random), static_cast<std::int64_t>(std::time(nullptr)) * 1000, random->next());
+  return SessionFolder::create(root, token.value_or(runtime::Token::random(*random)), static_cast<std::int64_t>(std::time(nullptr)) * 1000,
+                               random->next());
 }
 
 Result<actors::StartedRole> start_role(const std::string& self, const SessionFolder& folder, std::vector<std::string> words) {
@@ -101,8 +103,8 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
 Result<int> stop_one(const SessionFolder& folder, double grace_s) {
   const auto members = folder.processes();
   (void)folder.set_ending();  // on a full disk, too, what runs can be ended
-  if (const auto token = folder.token()) {
-    Context context(*token);
+  if (const auto credentials = folder.credentials()) {
+    Context context(*credentials);
     if (const auto info = folder.info()) {
       if (const auto client = Client::connect(context, info->head_local, runtime::Duration::zero())) {
         (void)(*client)->ask(Method::kShutdown, {}, std::chrono::seconds(1));
@@ -126,22 +128,49 @@ Result<int> stop_one(const SessionFolder& folder, double grace_s) {
   return killed;
 }
 
+// What a head on an address that others reach needs.
+Result<std::string> make_certificates(const SessionFolder& folder, const std::string& host) {
+  const auto now = std::time(nullptr);
+  actors::SessionTls tls;
+  tls.host = host;
+  SHOAL_TRY(tls.authority, runtime::make_authority("shoal " + folder.name(), runtime::valid_from(now, runtime::kAuthoritySeconds)));
+  SHOAL_TRY(tls.own, runtime::make_certificate(tls.authority, host, runtime::valid_from(now, runtime::kCertificateSeconds)));
+  SHOAL_OK(folder.write_tls(tls));
+  SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::of(tls.authority.certificate));
+  return fingerprint.to_string();
+}
+
 int start_head(const Common& common, const StartOptions& options, const actors::Resources& resources) {
   const auto fail_with = [&](const Error& e) {
     print_error(e, common.json);
     return exit_code(e);
   };
-  if (options.host != "127.0.0.1" && options.host != "localhost") {
-    return fail_with(
-        unimplemented("a head listens on loopback only, until connections between hosts are encrypted").with_hint("leave --host out"));
+  const std::string host = options.host.empty() ? "127.0.0.1" : options.host;
+  const bool over_hosts = !runtime::is_loopback(host);
+  if (host == "0.0.0.0" || host == "::") {
+    return fail_with(invalid_argument("--host " + host + " is every address of this host, and none that others could be told")
+                         .with_hint("name the address at which other hosts reach this one"));
+  }
+  if (!options.dashboard_host.empty() && !runtime::is_loopback(options.dashboard_host)) {
+    return fail_with(unimplemented("the HTTP interface is on loopback only: it speaks no TLS")
+                         .with_hint("leave --dashboard-host out, and reach it from elsewhere with: ssh -L 8265:127.0.0.1:8265 " + host));
   }
   const auto folder = new_session(common.target.root);
   if (!folder) return fail_with(folder.error());
+  std::string fingerprint;
+  if (over_hosts) {
+    auto made = make_certificates(*folder, host);
+    if (!made) {
+      folder->remove();
+      return fail_with(made.error());
+    }
+    fingerprint = *std::move(made);
+  }
   const auto give_up = [&](const Error& e) {  // half a cluster is none
     (void)stop_one(*folder, 1);
     return fail_with(e);
   };
-  std::vector<std::string> words = {"head", "--port", std::to_string(options.port), "--python", common.python};
+  std::vector<std::string> words = {"head", "--host", host, "--port", std::to_string(options.port), "--python", common.python};
   if (options.http) words.insert(words.end(), {"--http-port", std::to_string(options.http_port)});
   if (options.http && options.http_or_any) words.push_back("--http-or-any");
   const auto head = start_role(common.self, *folder, std::move(words));
@@ -152,9 +181,9 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   const auto node = start_node(common, *folder, head->head_local, resources, options, true);
   if (!node) return give_up(node.error());
   // Ready means: it can place something.
-  const auto token = folder->token();
-  if (!token) return give_up(token.error());
-  Context context(*token);
+  const auto credentials = folder->credentials();
+  if (!credentials) return give_up(credentials.error());
+  Context context(*credentials);
   const auto client = Client::connect(context, head->head_local);
   if (!client) return give_up(client.error());
   const auto registered = [&] {
@@ -177,6 +206,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
                               {"local", head->head_local},
                               {"session", folder->path()},
                               {"http", http},
+                              {"ca_fingerprint", fingerprint},
                               {"resources", to_json(resources)}})
                             .dump()
                             .c_str());
@@ -186,8 +216,47 @@ int start_head(const Common& common, const StartOptions& options, const actors::
         "  |   shoal stop --address %s\n",
         address.c_str(), resources.to_string().c_str(), folder->path().c_str(), http.empty() ? "" : ("  http     " + http + "\n").c_str(),
         address.c_str());
+    if (over_hosts) {
+      std::printf(
+          "  join     shoal start --address %s --token-file FILE --ca-fingerprint %s\n           on another host, where FILE is a copy of "
+          "%s/token\n",
+          address.c_str(), fingerprint.c_str(), folder->path().c_str());
+    }
   }
   return kOk;
+}
+
+// A session of this host for a cluster whose head is elsewhere: with its token, and a certificate that the head signed. Nothing is left of
+// one that came to nothing.
+Result<SessionFolder> join(const Common& common, const StartOptions& options) {
+  SHOAL_TRY(const auto address, runtime::parse_endpoint(common.target.address));
+  SHOAL_TRY(const auto credentials, credentials_of(common.target));
+  if (!credentials.tls) {
+    return fail(invalid_argument("a cluster on another host is joined with the fingerprint of its certificates")
+                    .with_reason("TlsRequired")
+                    .with_hint("--ca-fingerprint sha256:.. as `shoal start --head` printed it"));
+  }
+  std::string host = options.host;
+  if (host.empty()) {
+    SHOAL_TRY(host, runtime::own_address_towards(address.host));
+  }
+  SHOAL_TRY(const auto asked, runtime::make_certificate_request("shoal " + host));
+  Context context(credentials);
+  SHOAL_TRY(const auto client, Client::connect(context, common.target.address));
+  SHOAL_TRY(const auto answer,
+            client->ask_for<actors::SignedCertificate>(actors::kSignCertificate, to_bytes(actors::SignCertificate{asked.request, host})));
+  // Its own, then the authority's.
+  const auto second = answer.certificate.rfind("-----BEGIN CERTIFICATE-----");
+  actors::SessionTls tls{{second == std::string::npos ? "" : answer.certificate.substr(second), ""}, {answer.certificate, asked.key}, host};
+  SHOAL_OK(runtime::Tls::make(credentials.tls->authority(), tls.own));
+  SHOAL_TRY(const auto folder, new_session(common.target.root, credentials.token));
+  const auto filled = [&]() -> Result<void> {
+    SHOAL_OK(folder.write_tls(tls));
+    return folder.write_info({common.target.address, "", std::int64_t{1000} * std::time(nullptr), "", ""});
+  }();
+  if (filled) return folder;
+  folder.remove();
+  return fail(filled.error());
 }
 
 int start_joining(const Common& common, const StartOptions& options, const actors::Resources& resources) {
@@ -197,20 +266,31 @@ int start_joining(const Common& common, const StartOptions& options, const actor
   };
   const auto found = find_cluster(common.target, true);
   if (!found) return fail_with(found.error());
-  const auto token = found->folder.token();
-  if (!token) return fail_with(token.error());
-  {  // the head's word first: a node would only keep trying
-    Context context(*token);
+  if (found->folder) {  // the head's word first: a node would only keep trying
+    Context context(found->credentials);
     const auto client = Client::connect(context, found->endpoint);
     if (!client) return fail_with(client.error());
   }
-  const auto node = start_node(common, found->folder, found->endpoint, resources, options);
-  if (!node) return fail_with(node.error());
+  const auto folder = found->folder ? Result<SessionFolder>(*found->folder) : join(common, options);
+  if (!folder) return fail_with(folder.error());
+  const auto node = start_node(common, *folder, found->endpoint, resources, options);
+  if (!node) {
+    if (!found->folder) folder->remove();
+    return fail_with(node.error());
+  }
+  if (!found->folder) {  // drivers of this host shall find it
+    auto info = folder->info();
+    if (info) info->node = node->node;
+    const auto written = info ? folder->write_info(*info) : Result<void>(fail(info.error()));
+    if (!written) {
+      (void)stop_one(*folder, 1);
+      return fail_with(written.error());
+    }
+  }
   if (common.json) {
-    std::printf("%s\n",
-                json({{"schema", "shoal.start/1"}, {"address", found->endpoint}, {"node", node->id}, {"session", found->folder.path()}})
-                    .dump()
-                    .c_str());
+    std::printf(
+        "%s\n",
+        json({{"schema", "shoal.start/1"}, {"address", found->endpoint}, {"node", node->id}, {"session", folder->path()}}).dump().c_str());
   } else {
     std::printf("Node %s joined %s with %s.\n", node->id.c_str(), found->endpoint.c_str(), resources.to_string().c_str());
   }
@@ -244,7 +324,13 @@ int stop(const Common& common, const StopOptions& options) {
              : found.error().reason() == "NoCluster"     ? kNotFoundExit
                                                          : exit_code(found.error());
     }
-    folders = {found->folder};
+    if (!found->folder) {
+      print_error(invalid_argument(found->address + " is not of this host")
+                      .with_hint("run `shoal stop` where it was started; on a host that joined it, that ends what it has there"),
+                  common.json);
+      return kUsage;
+    }
+    folders = {*found->folder};
   }
   int code = kOk;
   json stopped = json::array();

@@ -41,7 +41,8 @@ Result<Found> cluster_for(const Common& common, const actors::Resources& each, s
     words.push_back(fmt::format("{}={}", name, static_cast<double>(units) / actors::Resources::kUnit));
   }
   SHOAL_TRY(const auto said, start_role(common.self, folder, std::move(words)));
-  return Found{folder, said.head_local, said.head_local};
+  SHOAL_TRY(auto credentials, folder.credentials());
+  return Found{folder, std::move(credentials), said.head_local, said.head_local};
 }
 
 Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
@@ -263,9 +264,7 @@ int submit(const Common& common, const SubmitOptions& o) {
   }
   const auto cluster = cluster_for(common, *resources, o.num_workers);
   if (!cluster) return failed(cluster.error());
-  const auto token = cluster->folder.token();
-  if (!token) return failed(token.error());
-  Context context(*token);
+  Context context(cluster->credentials);
   const auto head = Client::connect(context, cluster->endpoint);
   if (!head) return failed(head.error());
   Watcher watcher(context, **head, common);

@@ -1,5 +1,6 @@
 #include "scheduler/head/head.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace shoal::scheduler {
@@ -103,6 +104,7 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
 Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, runtime::Responder& responder, bool& later) {
   const std::uint64_t watcher = client.peer->number();
   if (changes_state(method)) SHOAL_OK(writable());
+  if (method == actors::kSignCertificate) return sign_certificate(bytes);
   switch (method) {
     case Method::kRegisterNode:
       return register_node(client, bytes);
@@ -224,6 +226,17 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
   }
 }
 
+Result<Message> Head::sign_certificate(const Bytes& bytes) {
+  SHOAL_TRY(const auto asked, from_bytes<actors::SignCertificate>(bytes));
+  if (!options_.sign) {
+    return fail(invalid_argument("this cluster lives on one host and has no certificates")
+                    .with_hint("start it with: shoal start --head --host ADDRESS"));
+  }
+  SHOAL_TRY(const std::string certificate, options_.sign(asked));
+  log_->info("host={} got a certificate", asked.host);
+  return body(to_bytes(actors::SignedCertificate{certificate}));
+}
+
 Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
   if (client.peer->identity().role != runtime::Role::kNode) return fail(invalid_argument("only a node registers as one"));
   SHOAL_TRY(const auto node, from_bytes<actors::RegisterNode>(bytes));
@@ -248,7 +261,6 @@ Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
 
 Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
   SHOAL_TRY(const auto driver, from_bytes<actors::RegisterDriver>(bytes));
-  // The node of its host: today every node is on this one.
   const auto alive = state_.alive_nodes();
   if (alive.empty()) {
     return fail(unavailable("the cluster has no node").with_reason("NoNode").with_hint("start one with: shoal start --address HOST:PORT"));
@@ -265,7 +277,14 @@ Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
     });
   }
   log_->info("job={} driver pid={} name={}", to_string(job), driver.pid, driver.name);
-  return body(to_bytes(actors::RegisteredDriver{job, state_.node(alive.front())->endpoint, options_.session}));
+  // A node of its host, as far as this can be told here: one that joined from elsewhere is known to the driver itself.
+  const auto of_its_host = [&](NodeId id) {
+    const auto node = nodes_.find(id);
+    return node != nodes_.end() && node->second->identity().local == client.peer->identity().local;
+  };
+  const auto near = std::find_if(alive.begin(), alive.end(), of_its_host);
+  const NodeId node = near != alive.end() ? *near : alive.front();
+  return body(to_bytes(actors::RegisteredDriver{job, state_.node(node)->endpoint, options_.session}));
 }
 
 void Head::on_notice(Peer& peer, runtime::Request notice) {

@@ -17,6 +17,7 @@
 #include <variant>
 #include <vector>
 
+#include "actors/wire/joining.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "scheduler/state/cluster_state.h"
@@ -40,6 +41,8 @@ class Head final : public runtime::PeerHandler {
     // May be empty.
     std::function<std::shared_ptr<void>(pid_t, std::function<void()>)> watch_process;
     std::function<void()> on_shutdown;  // asked to end: the nodes were told
+    // The certificate for a host that joins, who has proved that it knows the token. Empty: the cluster lives on one host.
+    std::function<Result<std::string>(const actors::SignCertificate&)> sign;
   };
 
   // All references outlive the head.
@@ -63,6 +66,7 @@ class Head final : public runtime::PeerHandler {
   void on_closed(runtime::Peer& peer, const Error& why) override;
 
   Result<runtime::Message> answer(Client& client, actors::Method method, const Bytes& body, runtime::Responder& responder, bool& later);
+  Result<runtime::Message> sign_certificate(const Bytes& body);
   Result<runtime::Message> register_node(Client& client, const Bytes& body);
   Result<runtime::Message> register_driver(Client& client, const Bytes& body);
   void tick();

@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "actors/session/folder.h"
+#include "actors/session/open_network.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/socket_network.h"
 #include "scheduler/head/head.h"
@@ -48,14 +49,14 @@ class World {
  public:
   static Result<std::unique_ptr<World>> make(const std::string& session, const std::string& role) {
     SHOAL_TRY(const SessionFolder folder, SessionFolder::open(session));
-    SHOAL_TRY(const runtime::Token token, folder.token());
+    SHOAL_TRY(const actors::Credentials credentials, folder.credentials());
     SHOAL_TRY(runtime::Log log, runtime::make_file_log(role, folder.logs() + "/" + role + "-" + std::to_string(getpid()) + ".log"));
     SHOAL_OK(folder.enter(role, getpid()));
     if (folder.ending()) {
       folder.leave(role, getpid());
       return fail(unavailable("the cluster is being stopped").with_reason("Ending"));
     }
-    return std::unique_ptr<World>(new World(folder, token, std::move(log), role));
+    return std::unique_ptr<World>(new World(folder, credentials, std::move(log), role));
   }
   ~World() { folder.leave(role, getpid()); }
 
@@ -69,6 +70,7 @@ class World {
   }
 
   SessionFolder folder;
+  const actors::Credentials credentials;
   runtime::Log log;
   const std::string role;
   runtime::Loop loop;
@@ -78,11 +80,12 @@ class World {
   asio::signal_set signals;
 
  private:
-  World(SessionFolder f, const runtime::Token& token, runtime::Log l, std::string r)
+  World(SessionFolder f, const actors::Credentials& c, runtime::Log l, std::string r)
       : folder(std::move(f)),
+        credentials(c),
         log(std::move(l)),
         role(std::move(r)),
-        network(loop, *clock, *random, token, runtime::SocketOptions()),
+        network(loop, *clock, *random, c.token, actors::socket_options(c)),
         signals(loop.io(), SIGTERM, SIGINT) {
     std::signal(SIGPIPE, SIG_IGN);
     runtime::raise_descriptor_limit();
@@ -126,7 +129,8 @@ Node::Options node_options(World& world, const actors::Resources& resources, con
   }
   o.pid = getpid();
   o.head = head;
-  o.listen = Endpoint::unix_at("shoal-" + world.folder.name() + "-node-" + std::to_string(getpid()));
+  o.listen = world.credentials.endpoint("shoal-" + world.folder.name() + "-node-" + std::to_string(getpid()));
+  if (!world.credentials.host.empty()) o.host = world.credentials.host;
   o.session = world.folder.path();
   o.logs.folder = world.folder.logs();
   return o;
@@ -217,6 +221,13 @@ int run_head(const HeadRole& role) {
   bool over = false;
   auto options = head_options(w);
   options.listen = {Endpoint::tcp(role.host, role.port), local_head(w.folder)};
+  if (w.folder.has_tls()) {
+    options.sign = [&w](const actors::SignCertificate& asked) -> Result<std::string> {
+      SHOAL_TRY(const auto authority, w.folder.authority());
+      const auto now = w.clock->unix_millis() / 1000;
+      return runtime::sign_certificate(authority, asked.request, asked.host, runtime::valid_from(now, runtime::kCertificateSeconds));
+    };
+  }
   // A moment for the notices to the nodes to go out.
   runtime::Timer leaving;
   options.on_shutdown = [&] { leaving = w.clock->after(std::chrono::milliseconds(20), [&] { over = true; }); };

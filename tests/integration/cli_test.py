@@ -100,7 +100,7 @@ def test_bad_usage_is_2_and_starts_nothing(shoal_command, words, texts):
 
 
 def test_a_head_for_the_whole_network_is_refused(shoal_command):
-    fails(shoal_command("start", "--head", "--port", "0", "--host", "0.0.0.0"), 1, "loopback only")
+    fails(shoal_command("start", "--head", "--port", "0", "--host", "0.0.0.0"), 1, "every address")
 
 
 def test_joining_what_is_not_there_is_refused(shoal_command):

@@ -95,10 +95,11 @@ class Running:
 
 
 class Command:
-    """Runs ``shoal`` in a SHOAL_HOME of its own."""
+    """Runs ``shoal`` in a SHOAL_HOME of its own. ``before``: words that come before each command line."""
 
-    def __init__(self, home: Path):
+    def __init__(self, home: Path, before: tuple[str, ...] = ()):
         self.home = home
+        self.before = before
         self._running: list[Running] = []
 
     def env(self, **more: str) -> dict[str, str]:
@@ -106,7 +107,7 @@ class Command:
 
     def __call__(self, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [binary(), *map(str, words)],
+            [*self.before, binary(), *map(str, words)],
             env=env or self.env(),
             cwd=self.home,
             stdin=subprocess.DEVNULL,
@@ -126,11 +127,11 @@ class Command:
         return Cluster(said["address"], Path(said["session"]))
 
     def popen(self, *words: str) -> Running:
-        return self._keep(Running([binary(), *map(str, words)], self.env(), self.home))
+        return self._keep(Running([*self.before, binary(), *map(str, words)], self.env(), self.home))
 
     def program(self, argv: list[str], **env: str) -> Running:
         """Any program, in this SHOAL_HOME."""
-        return self._keep(Running(argv, self.env(**env), self.home))
+        return self._keep(Running([*self.before, *argv], self.env(**env), self.home))
 
     def script(self, text: str, name: str = "script.py") -> Path:
         path = self.home.parent / "scripts" / name

@@ -18,7 +18,7 @@ for name in [n for n in os.environ if n.startswith("SHOAL_") and n != "SHOAL_PYT
 sys.dont_write_bytecode = True
 
 
-def _home():
+def home_of_its_own():
     base = Path(tempfile.mkdtemp(prefix="shoal-test."))
     home = base / "home"
     home.mkdir(mode=0o700)
@@ -35,13 +35,13 @@ def _home():
 @pytest.fixture
 def home():
     """A SHOAL_HOME of the test's own. Afterwards nothing may be left of what was started in it."""
-    yield from _home()
+    yield from home_of_its_own()
 
 
 @pytest.fixture(scope="module")
 def module_home():
     """The same for a module whose tests share a cluster."""
-    yield from _home()
+    yield from home_of_its_own()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ shoal::Result<void> measure(const char* what, int calls, Round&& round) {
 }
 
 shoal::Result<void> run(shoal::Context& context) {
-  SHOAL_TRY(const auto echo, context.spawn<Echo>({}));
+  SHOAL_TRY(const auto echo, context.spawn<Echo>({.num_cpus = 1}));
   SHOAL_OK(echo.constructed().get());
   SHOAL_OK(measure("call", 5'000, [&]() -> shoal::Result<void> {
     for (int i = 0; i < 5'000; ++i) SHOAL_OK(echo.call(&Echo::plus_one, i).get());

@@ -1,13 +1,19 @@
 // What the machine allows: blocking ping-pong over a unix stream socket between two processes, nothing else. Where the two ends run decides
 // the rate, so it is measured as the scheduler places them, on one core, and on two. Output as calls.cc.
+//
+// `ping_pong echo ADDRESS` listens on TCP, prints its port and answers one caller; `ping_pong tcp ADDRESS PORT` is that caller.
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <vector>
 
 namespace {
@@ -38,6 +44,21 @@ bool pin(int index) {
   return false;
 }
 
+void trips_per_second(const char* name, int fd, std::size_t message_bytes, int trips) {
+  std::vector<char> bytes(message_bytes);
+  std::printf("{\"name\": \"%s\", \"per_second\": [", name);
+  for (int round = -1; round < 7; ++round) {  // the first warms up
+    const auto start = Steady::now();
+    for (int i = 0; i < trips; ++i) {
+      transfer(send_all, fd, bytes);
+      transfer(receive, fd, bytes);
+    }
+    const double seconds = std::chrono::duration<double>(Steady::now() - start).count();
+    if (round >= 0) std::printf("%s%.1f", round > 0 ? ", " : "", trips / seconds);
+  }
+  std::printf("]}\n");
+}
+
 // Runs in a child, so that pinning ends with it. ping, pong: core of each end, -1 for any.
 int measure(const char* name, std::size_t message_bytes, int trips, int ping, int pong) {
   int ends[2];
@@ -55,17 +76,7 @@ int measure(const char* name, std::size_t message_bytes, int trips, int ping, in
       transfer(send_all, fd, bytes);
     }
   }
-  std::printf("{\"name\": \"%s\", \"per_second\": [", name);
-  for (int round = -1; round < 7; ++round) {  // the first warms up
-    const auto start = Steady::now();
-    for (int i = 0; i < trips; ++i) {
-      transfer(send_all, fd, bytes);
-      transfer(receive, fd, bytes);
-    }
-    const double seconds = std::chrono::duration<double>(Steady::now() - start).count();
-    if (round >= 0) std::printf("%s%.1f", round > 0 ? ", " : "", trips / seconds);
-  }
-  std::printf("]}\n");
+  trips_per_second(name, fd, message_bytes, trips);
   close(fd);
   return waitpid(echo, nullptr, 0) == echo ? 0 : 1;
 }
@@ -81,10 +92,47 @@ int in_child(const char* name, std::size_t message_bytes, int trips, int ping, i
   return child > 0 && waitpid(child, &status, 0) == child && status == 0 ? 0 : 1;
 }
 
+constexpr std::size_t kSmall = 64;  // about what a small call takes
+
+sockaddr_in address_of(const char* host, int port) {
+  sockaddr_in out{};
+  out.sin_family = AF_INET;
+  out.sin_port = htons(static_cast<std::uint16_t>(port));
+  inet_pton(AF_INET, host, &out.sin_addr);
+  return out;
+}
+
+int echo(const char* host) {
+  const int listening = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+  sockaddr_in at = address_of(host, 0);
+  socklen_t length = sizeof at;
+  if (bind(listening, reinterpret_cast<sockaddr*>(&at), sizeof at) != 0 || listen(listening, 1) != 0) return 1;
+  getsockname(listening, reinterpret_cast<sockaddr*>(&at), &length);
+  std::printf("%d\n", ntohs(at.sin_port));
+  std::fflush(stdout);
+  const int fd = accept(listening, nullptr, nullptr);
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  std::vector<char> bytes(kSmall);
+  for (;;) {
+    transfer(receive, fd, bytes);
+    transfer(send_all, fd, bytes);
+  }
+}
+
+int call(const char* host, int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+  const sockaddr_in at = address_of(host, port);
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0) return 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  trips_per_second("TCP ping-pong", fd, kSmall, 5'000);
+  return 0;
+}
+
 }  // namespace
 
-int main() {
-  constexpr std::size_t kSmall = 64;  // about what a small call takes
+int main(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == "echo") return echo(argv[2]);
+  if (argc == 4 && std::string(argv[1]) == "tcp") return call(argv[2], std::atoi(argv[3]));
   int bad = in_child("ping-pong", kSmall, 5'000, -1, -1);
   bad |= in_child("ping-pong, two cores", kSmall, 5'000, 0, 1);
   bad |= in_child("ping-pong, one core", kSmall, 5'000, 0, 0);

@@ -366,11 +366,11 @@ TEST_F(CppActorsTest, SeveralThreadsCallAndAwait) {
 
 TEST_F(CppActorsTest, ARebuiltProgramIsRefused) {
   shoal::actors::SessionOptions session;
-  session.token = shoal::runtime::Token::parse([] {
-                    std::ifstream file(driver->session().folder() + "/token");
-                    return std::string(std::istreambuf_iterator<char>(file), {});
-                  }())
-                      .value();
+  session.credentials.token = shoal::runtime::Token::parse([] {
+                                std::ifstream file(driver->session().folder() + "/token");
+                                return std::string(std::istreambuf_iterator<char>(file), {});
+                              }())
+                                  .value();
   session.head = driver->session().head_endpoint();
   session.name = "of another build";
   session.print_logs = false;

@@ -1,0 +1,18 @@
+// The network of a process, as its credentials let it speak.
+#pragma once
+
+#include <memory>
+
+#include "actors/session/credentials.h"
+#include "runtime/net/socket_network.h"
+
+namespace shoal::actors {
+
+inline runtime::SocketOptions socket_options(const Credentials& credentials) {
+  runtime::SocketOptions out;
+  out.tls = credentials.tls;
+  out.host = credentials.host;
+  return out;
+}
+
+}  // namespace shoal::actors

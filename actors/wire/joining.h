@@ -1,0 +1,27 @@
+// What a host that joins a cluster asks its head for. As messages.h, of which its method is one.
+#pragma once
+
+#include <string>
+
+#include "actors/wire/messages.h"
+
+namespace shoal::actors {
+
+// To the head, answered with SignedCertificate.
+inline constexpr auto kSignCertificate = static_cast<Method>(40);
+
+struct SignCertificate {
+  std::string request, host;
+};
+struct SignedCertificate {
+  std::string certificate;
+};
+
+Bytes to_bytes(const SignCertificate& m);
+Bytes to_bytes(const SignedCertificate& m);
+template <>
+Result<SignCertificate> from_bytes(const Bytes& bytes);
+template <>
+Result<SignedCertificate> from_bytes(const Bytes& bytes);
+
+}  // namespace shoal::actors

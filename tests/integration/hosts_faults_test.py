@@ -1,0 +1,92 @@
+"""What is on the wire between two hosts, and a cable that is pulled: each with a cluster of its own."""
+
+import signal
+import sys
+
+import pytest
+from hosts import ACTORS, cluster_of, drive, join, two_hosts
+from leftovers import wait_until
+
+MARKER = "a text that nobody on the wire shall read"
+
+
+@pytest.fixture
+def own():
+    """(hosts, their cluster)."""
+    for hosts in two_hosts():
+        yield hosts, cluster_of(hosts)
+
+
+def test_nothing_is_read_on_the_wire(own, tmp_path):
+    hosts, cluster = own
+    capture = tmp_path / "capture"
+    wire = hosts.a.listen_to_wire(capture)
+    text = f"{MARKER!r} * 2000"
+    join(hosts.b, cluster)  # a second node: a join is on the wire, too
+    drive(
+        hosts.a,
+        f"shoal.init(address={cluster.address!r})\nthere = on('b')\nassert shoal.get(there.echo.remote({text})) == {text}\n",
+    )
+    # That it would be seen: the same text in the clear.
+    serve = "import socket; s = socket.create_server(('', 7777)); print('ready', flush=True); c, _ = s.accept(); print(len(c.recv(99)))"
+    server = hosts.b.program([sys.executable, "-c", serve])
+    server.said("ready")
+    say = f"import socket; socket.create_connection(('{hosts.b.address}', 7777)).sendall(b'in the clear: {MARKER}')"
+    assert hosts.a.program([sys.executable, "-c", say]).code() == 0
+    assert server.code() == 0
+    wait_until(lambda: b"in the clear: " in capture.read_bytes(), 10, "the text in the clear")
+    wire.signal(signal.SIGTERM)
+    wire.code()
+    seen = capture.read_bytes()
+    assert len(seen) > 2 * 2000 * len(MARKER)
+    assert seen.count(MARKER.encode()) == 1
+    assert b"SHL1" not in seen  # no hello
+    assert cluster.token.read_text().strip().encode() not in seen
+    assert bytes.fromhex(cluster.token.read_text().strip()) not in seen
+    key = next(line for line in (cluster.session / "tls" / "node.key").read_text().splitlines() if not line.startswith("-"))
+    assert key.encode() not in seen
+
+
+def test_a_pulled_cable_is_the_death_of_the_node_behind_it(own):
+    hosts, cluster = own
+    driver = hosts.a.driver(
+        ACTORS
+        + f"""
+from shoal.exceptions import ActorDiedError
+shoal.init(address={cluster.address!r})
+here, there = on("a"), on("b")
+node = shoal.get(there.node.remote())
+assert shoal.get(there.ask.remote(here, 1)) == 1
+print("calling", flush=True)
+try:
+    while True:
+        shoal.get(there.echo.remote(1))
+except ActorDiedError as error:
+    assert node in str(error), (node, str(error))
+    print("died with its node", flush=True)
+assert shoal.get(here.echo.remote(2)) == 2
+"""
+    )
+    driver.said("calling")
+    hosts.pull_cable()
+    assert driver.code(60) == 0, driver.err
+    assert "died with its node" in driver.out
+    states = {n["labels"]["host"]: n["state"] for n in hosts.a.json("list", "nodes")["rows"]}
+    assert states == {"a": "ALIVE", "b": "DEAD"}
+
+
+def test_heads_that_others_could_not_reach_are_refused(shoal_command):
+    done = shoal_command("start", "--head", "--host", "0.0.0.0")
+    assert done.returncode != 0
+    assert "every address" in done.stderr
+    done = shoal_command("start", "--head", "--dashboard-host", "0.0.0.0")
+    assert done.returncode != 0
+    assert "loopback" in done.stderr
+    done = shoal_command("status", "--address", "192.0.2.1:7460", "--token-file", _token(shoal_command))
+    assert "TlsRequired" in done.stderr
+
+
+def _token(command):
+    path = command.home.parent / "token"
+    path.write_text("ab" * 32)
+    return path
