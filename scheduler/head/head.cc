@@ -112,12 +112,17 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       return register_driver(client, bytes);
     case Method::kCreateGang: {
       SHOAL_TRY(const auto spec, from_bytes<actors::GangSpec>(bytes));
+      const bool again = !spec.actors.empty() && state_.actor(spec.actors.front().id) != nullptr;
       SHOAL_TRY(const auto exists, state_.gang_requested(spec));
       if (exists) {
         actor_watchers_[exists->row.id].insert(watcher);
         return body(to_bytes(*exists));
       }
-      for (const auto& a : spec.actors) actor_watchers_[a.id].insert(watcher);
+      for (const auto& a : spec.actors) {
+        actor_watchers_[a.id].insert(watcher);
+        // What became of it was told to the connection before.
+        if (const auto* row = again ? state_.actor(a.id) : nullptr) outbox_.emplace_back(Action(TellActor{*row}));
+      }
       log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(),
                  spec.actors[0].class_name);
       return Message();
@@ -152,8 +157,10 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     }
     case Method::kCreateGroup: {
       SHOAL_TRY(const auto spec, from_bytes<actors::GroupSpec>(bytes));
+      const bool again = state_.group(spec.id) != nullptr;
       SHOAL_OK(state_.group_requested(spec));
       group_watchers_[spec.id].insert(watcher);
+      if (again) outbox_.emplace_back(Action(TellGroup{*state_.group(spec.id)}));
       return Message();
     }
     case Method::kWatchGroup: {

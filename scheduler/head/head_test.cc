@@ -197,5 +197,24 @@ TEST_F(HeadTest, WhoKillsAnActorHearsOfItsDeathBeforeTheAnswer) {
   ASSERT_TRUE(world_.run_until([&] { return answered; }, 5s));
 }
 
+// Its first answer, and the news that followed, may have gone with a connection.
+TEST_F(HeadTest, WhoAsksForAnActorAgainHearsWhatBecameOfIt) {
+  actors::GangSpec gang;
+  gang.id = world_.random().id<GangId>();
+  gang.job = submit();
+  gang.actors.emplace_back().id = world_.random().id<ActorId>();
+  std::optional<Result<runtime::Message>> created, killed, again;
+  call(Method::kCreateGang, to_bytes(gang), created);
+  call(Method::kKillActor, to_bytes(actors::ActorRef{gang.actors[0].id}), killed);
+  world_.run_for(1s);
+  ASSERT_TRUE(created && *created && killed && *killed);
+  told_.clear();
+  call(Method::kCreateGang, to_bytes(gang), again);
+  world_.run_for(1s);
+  ASSERT_TRUE(again && *again);
+  ASSERT_EQ(told_.size(), 1u);
+  EXPECT_EQ(told_[0].state, actors::ActorState::kDead);
+}
+
 }  // namespace
 }  // namespace shoal::scheduler
