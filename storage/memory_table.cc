@@ -23,6 +23,12 @@ Error owner_died(const std::string& cause) {
   return unavailable("the process that was to make this object is gone: " + cause).with_reason("OwnerDied");
 }
 
+Error object_freed() {
+  return unavailable("nobody referred to this object any more, and it was freed")
+      .with_reason("ObjectFreed")
+      .with_hint("keep a reference to it; one that was pickled by hand counts only while the process that did so lives");
+}
+
 Error job_ended() { return not_found("the job has ended").with_reason("JobEnded"); }
 
 }  // namespace
@@ -119,6 +125,7 @@ std::vector<MemoryTable::Got> MemoryTable::take_waiting(const std::function<bool
 
 Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory) {
   if (ended_.contains(job)) return fail(job_ended());
+  if (freed(job, id)) return {};  // before it was there
   if (objects_.contains({job, id})) return fail(invalid_argument("object " + to_string(id) + " exists already"));
   std::size_t bytes = 0;
   const auto admitted = [&]() -> Result<void> {
@@ -145,6 +152,7 @@ Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory) {
 void MemoryTable::get(JobId job, ObjectId id, WorkerId owner, Got got) {
   if (const auto it = objects_.find({job, id}); it != objects_.end()) return got(it->second.handed_out());
   if (ended_.contains(job)) return got(fail(job_ended()));
+  if (freed(job, id)) return got(fail(object_freed()));
   if (waiting_.size() >= options_.max_entries) return got(fail(resource_exhausted("too many wait for objects")));
   waiting_.emplace(std::pair{job, id}, Waiting{owner, std::move(got)});
 }
@@ -154,6 +162,25 @@ void MemoryTable::drop(JobId job, ObjectId id) {
   if (it == objects_.end()) return;
   bytes_ -= it->second.bytes;
   objects_.erase(it);
+}
+
+void MemoryTable::move(JobId job, ObjectId id, Fd memory) {
+  const auto it = objects_.find({job, id});
+  if (it != objects_.end() && it->second.memory) it->second.memory = std::move(memory);
+}
+
+void MemoryTable::free(JobId job, ObjectId id) {
+  drop(job, id);
+  if (freed_.insert({job, id}).second) freed_order_.emplace_back(job, id);
+  if (freed_order_.size() > options_.max_freed) {
+    freed_.erase(freed_order_.front());
+    freed_order_.pop_front();
+  }
+  const auto waiting = waiting_.equal_range({job, id});
+  std::vector<Got> told;
+  for (auto it = waiting.first; it != waiting.second; ++it) told.push_back(std::move(it->second.got));
+  waiting_.erase(waiting.first, waiting.second);
+  for (auto& got : told) got(fail(object_freed()));
 }
 
 void MemoryTable::end_job(JobId job) {

@@ -29,6 +29,7 @@ class MemoryTable {
     std::uint64_t spare_bytes = 256u << 20;
     std::size_t max_entries = 1 << 20;
     std::size_t max_ended_jobs = 1000;  // remembered, lest something is put that nobody would ever drop; the oldest go first
+    std::size_t max_freed = 100'000;    // objects that are remembered, likewise
     // How much memory the machine has left (bytes); empty: /proc/meminfo.
     std::function<std::uint64_t()> available_bytes;
   };
@@ -60,6 +61,12 @@ class MemoryTable {
   void get(JobId job, ObjectId id, WorkerId owner, Got got);
   bool has(JobId job, ObjectId id) const { return objects_.contains({job, id}); }
   void drop(JobId job, ObjectId id);
+  // It lies elsewhere from now on: the same bytes. Nothing for one that is not there.
+  void move(JobId job, ObjectId id, Fd memory);
+  // Nobody refers to it any more: it is dropped, and whoever gets it after all fails as Unavailable/ObjectFreed (as long as that is
+  // remembered: Options::max_freed).
+  void free(JobId job, ObjectId id);
+  bool freed(JobId job, ObjectId id) const { return freed_.contains({job, id}); }
 
   // Forgets all of it. What comes later (a put may have been on its way) is refused: NotFound/JobEnded.
   void end_job(JobId job);
@@ -98,6 +105,8 @@ class MemoryTable {
   std::uint64_t bytes_ = 0;
   std::set<JobId> ended_;  // jobs
   std::deque<JobId> ended_order_;
+  std::set<std::pair<JobId, ObjectId>> freed_;
+  std::deque<std::pair<JobId, ObjectId>> freed_order_;
 };
 
 }  // namespace shoal::storage

@@ -151,7 +151,7 @@ void ActorCalls::connect(const std::string& endpoint) {
                      if (!connection) return link_broke(endpoint, connection.error());
                      Link& link = links_[endpoint];
                      link.peer = std::make_unique<runtime::Peer>(*std::move(connection), clock_, *this);
-                     link.full = false;
+                     link.full = link.introduced = false;
                      link.broken_since.reset();
                      for (auto& [id, t] : targets_) {
                        if (t.endpoint == endpoint) flush(id, t);
@@ -312,9 +312,16 @@ void ActorCalls::send(ActorId id, Target& t, Queued q) {
     q.call.deps.push_back(*value);
   }
   q.deps.clear();
-  runtime::Peer& peer = *links_.at(t.endpoint).peer;
-  auto message = to_message(q.call, peer.identity().local);
+  Link& link = links_.at(t.endpoint);
+  q.call.from = link.introduced ? WorkerId() : self_;
+  auto message = to_message(q.call, link.peer->identity().local);
   if (!message) return q.promise.set(fail(message.error()));
+  link.introduced = true;
+  if (references_ != nullptr) {
+    references_->sending(q.call.args, t.worker);
+    for (const auto& d : q.call.deps) references_->sending(d, t.worker);
+  }
+  runtime::Peer& peer = *link.peer;
   const auto number_sent = next_++;
   Sent sent{std::move(q.promise), {}, q.tries, peer.next_request(), q.call.parent};
   const std::int32_t retries = q.call.retries.value_or(t.retries);
@@ -334,7 +341,9 @@ void ActorCalls::send(ActorId id, Target& t, Queued q) {
         const auto node = target->second.sent.extract(number_sent);
         if (node.empty()) return;  // it died before
         if (!r) return node.mapped().promise.set(fail(r.error()));
-        node.mapped().promise.set(value_from(*std::move(r)));
+        auto value = value_from(*std::move(r));
+        if (value && references_ != nullptr) arrived(*value, *references_, *memory_);
+        node.mapped().promise.set(std::move(value));
       },
       flush);
 }

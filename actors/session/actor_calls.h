@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "actors/cluster/cluster.h"
+#include "actors/session/references.h"
 #include "actors/value/call.h"
 #include "runtime/loop/future.h"
 #include "runtime/net/peer.h"
@@ -36,6 +37,12 @@ class ActorCalls final : public runtime::PeerHandler {
   };
 
   ActorCalls(runtime::Clock& clock, runtime::Network& network, Options options) : clock_(clock), network_(network), options_(options) {}
+  // Counts what values contain that are sent or come back, for this process and those that it calls. Both outlive this.
+  void count_with(References& references, ValueMemory& memory, WorkerId self) {
+    references_ = &references;
+    memory_ = &memory;
+    self_ = self;
+  }
 
   // An actor of which the head will tell (updated). Calls may be made from now on.
   void expect(ActorId actor, const std::string& class_name);
@@ -110,6 +117,7 @@ class ActorCalls final : public runtime::PeerHandler {
   struct Link {
     std::unique_ptr<runtime::Peer> peer;  // null while connecting
     bool full = false;                    // until it is drained
+    bool introduced = false;              // the other end knows whose it is
     runtime::Timer redial;
     std::optional<runtime::TimePoint> broken_since;
   };
@@ -147,6 +155,9 @@ class ActorCalls final : public runtime::PeerHandler {
   std::optional<Error> no_news_;
   bool head_here_ = true;
   std::uint64_t next_ = 1;
+  References* references_ = nullptr;
+  ValueMemory* memory_ = nullptr;
+  WorkerId self_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 
  public:

@@ -40,13 +40,22 @@ void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtim
   }
   auto call = call_from(std::move(request.message));
   if (!call) return responder.fail(call.error());
-  const auto it = actors_.find(call->actor);
-  if (it != actors_.end()) {
-    if (it->second.dead) return responder.fail(*it->second.dead);
-    return it->second.actor->on_call({*std::move(call), std::move(responder), peer.number(), peer.identity().local});
+  if (call->from) callers_[peer.number()] = call->from;
+  if (references_ != nullptr) {
+    arrived(call->args, *references_, *memory_);
+    for (Value& d : call->deps) arrived(d, *references_, *memory_);
   }
-  if (default_) return default_->on_call({*std::move(call), std::move(responder), peer.number(), peer.identity().local});
-  responder.fail(not_found("no actor " + to_string(call->actor) + " lives in this process").with_reason("ActorDied"));
+  const auto from = callers_.find(peer.number());
+  Incoming incoming{
+      *std::move(call), std::move(responder), peer.number(), peer.identity().local, from == callers_.end() ? WorkerId() : from->second,
+      references_};
+  const auto it = actors_.find(incoming.call.actor);
+  if (it != actors_.end()) {
+    if (it->second.dead) return incoming.responder.fail(*it->second.dead);
+    return it->second.actor->on_call(std::move(incoming));
+  }
+  if (default_) return default_->on_call(std::move(incoming));
+  incoming.responder.fail(not_found("no actor " + to_string(incoming.call.actor) + " lives in this process").with_reason("ActorDied"));
 }
 
 void ActorHost::on_notice(runtime::Peer& peer, runtime::Request notice) {
@@ -61,6 +70,7 @@ void ActorHost::on_notice(runtime::Peer& peer, runtime::Request notice) {
 }
 
 void ActorHost::on_closed(runtime::Peer& peer, const Error&) {
+  callers_.erase(peer.number());
   const auto owned = peers_.extract(peer.number());  // destroyed when this returns
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "actors/cluster/cluster.h"
+#include "actors/session/references.h"
 #include "actors/value/call.h"
 #include "runtime/net/peer.h"
 
@@ -23,12 +24,15 @@ struct Incoming {
   runtime::Responder responder;
   std::uint64_t peer = 0;  // over which it came
   bool local = true;       // from a process of this host
+  WorkerId from;           // the process of the caller, if it is known
+  References* references = nullptr;
 
   CallKey key() const { return {peer, responder.number()}; }
 
   void reply(const Value& value, runtime::Flush flush = runtime::Flush::kNow) {
     auto message = to_message(value, local);
     if (!message) return responder.fail(message.error());
+    if (references != nullptr) references->sending(value, from);
     responder.reply(*std::move(message), flush);
   }
 };
@@ -48,6 +52,11 @@ class ActorHost final : public runtime::PeerHandler {
  public:
   ActorHost(runtime::Clock& clock, runtime::Network& network) : clock_(clock), network_(network) {}
 
+  // See ActorCalls.
+  void count_with(References& references, ValueMemory& memory) {
+    references_ = &references;
+    memory_ = &memory;
+  }
   Result<void> listen(const runtime::Endpoint& endpoint);
   std::string endpoint() const { return listener_ ? listener_->endpoint().to_string() : ""; }
 
@@ -78,6 +87,9 @@ class ActorHost final : public runtime::PeerHandler {
   std::unique_ptr<runtime::Listener> listener_;
   std::map<std::uint64_t, std::unique_ptr<runtime::Peer>> peers_;  // in the order in which they came
   std::uint64_t next_peer_ = 1;
+  std::map<std::uint64_t, WorkerId> callers_;  // whose they are
+  References* references_ = nullptr;
+  ValueMemory* memory_ = nullptr;
   std::map<ActorId, Entry> actors_;
   std::shared_ptr<Hosted> default_;
   std::function<void(CallKey, CancelHow)> cancel_children_;

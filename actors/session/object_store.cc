@@ -1,10 +1,17 @@
 #include "actors/session/object_store.h"
 
+#include <algorithm>
+#include <thread>
+
+#include <fmt/format.h>
+
 namespace shoal::actors {
 
 namespace {
 constexpr auto kTended = std::chrono::seconds(1);
-}
+constexpr auto kAskedAgain = std::chrono::milliseconds(100);  // what one let go of is another's to give back
+constexpr auto kLooked = std::chrono::milliseconds(2);        // for room that others make
+}  // namespace
 
 ObjectStore::~ObjectStore() {
   {
@@ -15,26 +22,152 @@ ObjectStore::~ObjectStore() {
   keeper_.reset();
 }
 
+void ObjectStore::join(Place place) {
+  const std::lock_guard lock(mutex_);
+  place_.emplace(std::move(place));
+  board_.emplace(place_->board.data());
+}
+
 Result<Fd> ObjectStore::fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) {
+  SHOAL_TRY(auto again, pool_.fill_again(bytes, parts));
+  if (again) return *std::move(again);
+  if (board_) SHOAL_OK(make_room(bytes));
   auto out = pool_.fill(bytes, parts);
+  tell();
   if (pool_.num_segments() > 0) {
     const std::lock_guard lock(mutex_);
-    if (!keeper_ && !ending_) keeper_ = std::make_unique<runtime::SideThread>([this] { keep(); });
-    changed_.notify_all();
+    start_keeper();
   }
+  changed_.notify_all();
   return out;
+}
+
+void ObjectStore::keeps(const std::shared_ptr<SharedMemory>& memory) {
+  const std::lock_guard lock(mutex_);
+  if (kept_.size() >= prune_at_) {
+    std::erase_if(kept_, [](const auto& m) { return m.expired(); });
+    prune_at_ = std::max<std::size_t>(64, 2 * kept_.size());
+  }
+  kept_.push_back(memory);
+}
+
+void ObjectStore::wanted(std::uint64_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    wanted_ = std::max(wanted_, bytes);
+    start_keeper();
+  }
+  changed_.notify_all();
+}
+
+void ObjectStore::start_keeper() {
+  if (!keeper_ && !ending_) keeper_ = std::make_unique<runtime::SideThread>([this] { keep(); });
+}
+
+void ObjectStore::tell() {
+  if (board_) board_->set_kept(place_->member, pool_.bytes());
 }
 
 void ObjectStore::keep() {
   std::unique_lock lock(mutex_);
   while (!ending_) {
-    changed_.wait(lock, [this] { return ending_ || pool_.num_segments() > 0; });
-    changed_.wait_for(lock, kTended, [this] { return ending_; });
+    changed_.wait(lock, [this] { return ending_ || wanted_ > 0 || pool_.num_segments() > 0; });
+    changed_.wait_for(lock, kTended, [this] { return ending_ || wanted_ > 0; });
     if (ending_) return;
+    const std::uint64_t bytes = std::exchange(wanted_, 0);
     lock.unlock();
-    pool_.tend(std::chrono::steady_clock::now());
+    if (bytes == 0) {
+      pool_.tend(std::chrono::steady_clock::now());
+      tell();
+    } else {
+      const std::uint64_t trimmed = pool_.trim();
+      tell();
+      if (trimmed < bytes) spill(bytes - trimmed, [] { return false; });
+      pool_.trim();  // what was filled here and is in a file now
+      tell();
+    }
     lock.lock();
   }
+}
+
+bool ObjectStore::over(std::uint64_t bytes) const {
+  const std::uint64_t limit = board_->limit();
+  return limit != 0 && board_->total().kept + bytes > limit;
+}
+
+Result<void> ObjectStore::make_room(std::uint64_t bytes) {
+  if (!over(bytes)) return {};
+  const std::uint64_t limit = board_->limit();
+  const auto full = [&](const std::string& why) {
+    const auto total = board_->total();
+    return fail(
+        resource_exhausted(fmt::format("no room for an object of {} bytes: {} of the node's {} bytes for objects are taken ({} here), "
+                                       "{} lie in files; {}",
+                                       bytes, total.kept, limit, pool_.bytes(), total.spilled, why))
+            .with_reason("ObjectStoreFull")
+            .with_hint("let go of references and arrays that are not needed, or start with a larger object_store_memory"));
+  };
+  if (bytes > limit) return full("it is larger than all of that");
+  const auto room = [&] {
+    if (!over(bytes)) return true;
+    pool_.trim();
+    tell();
+    return !over(bytes);
+  };
+  if (room()) return {};
+  spill(~std::uint64_t{0}, room);
+  if (room()) return {};
+  auto since = std::chrono::steady_clock::now(), asked = since - kAskedAgain;
+  for (auto before = board_->total(); !room();) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto total = board_->total();
+    if (total.kept < before.kept || total.spilled > before.spilled) since = now;
+    before = total;
+    if (now - since > place_->patience) {
+      const std::lock_guard lock(mutex_);
+      return full(no_file_ ? no_file_->message() : "what is left is looked at by somebody");
+    }
+    if (now - asked > kAskedAgain) {
+      place_->ask_others(bytes);
+      asked = now;
+    }
+    std::this_thread::sleep_for(kLooked);
+    spill(~std::uint64_t{0}, room);
+  }
+  return {};
+}
+
+// Moves values into files until there is enough, or `bytes` were moved. Those that were used longest ago first.
+std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()>& enough) {
+  const std::lock_guard one(spilling_);
+  std::vector<std::shared_ptr<SharedMemory>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!place_) return 0;
+    for (const auto& m : kept_) {
+      if (auto alive = m.lock(); alive && !alive->spilled()) all.push_back(std::move(alive));
+    }
+  }
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a->last_used() < b->last_used(); });
+  std::uint64_t out = 0;
+  for (auto& memory : all) {
+    if (out >= bytes || enough()) break;
+    const auto moved = memory->spill(place_->folder);
+    if (!moved) {
+      const std::lock_guard lock(mutex_);
+      no_file_ = moved.error();
+      break;
+    }
+    if (!*moved) continue;
+    out += memory->bytes();
+    board_->add_spilled(place_->member, static_cast<std::int64_t>(memory->bytes()));
+    memory->on_gone([this, bytes = memory->bytes(), alive = std::weak_ptr<bool>(alive_)] {
+      if (alive.lock()) board_->add_spilled(place_->member, -static_cast<std::int64_t>(bytes));
+    });
+    if (const ObjectId object{memory->published}) place_->moved(object, memory->descriptor());
+    memory.reset();
+  }
+  return out;
 }
 
 }  // namespace shoal::actors

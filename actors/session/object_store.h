@@ -1,30 +1,68 @@
-// The memory of the large values that this process makes. Any thread.
+// The memory of the large values of this process: what it fills, what it got from others, and what of that lies in files because memory was
+// short. Any thread, unless said otherwise.
+//
+// All processes of a node share one limit. Each writes on a board (runtime/shm/usage_board.h) what it has filled; who would go beyond the
+// limit makes room: gives back what nobody reads, moves its own values that nobody looks at into files, those used longest ago first, then
+// asks the others, through the node, to do the same. A thread does that for others; nothing of it happens on the loop.
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "actors/value/value_memory.h"
+#include "runtime/core/id.h"
 #include "runtime/loop/side_thread.h"
 #include "runtime/shm/segment_pool.h"
+#include "runtime/shm/usage_board.h"
 
 namespace shoal::actors {
 
 class ObjectStore final : public ValueMemory {
  public:
+  struct Place {
+    runtime::Mapping board;
+    std::size_t member = 0;
+    std::string folder;                                                      // for files
+    std::function<void(std::uint64_t bytes)> ask_others;                     // to make room
+    std::function<void(ObjectId object, Result<Fd> file)> moved;             // one that the node keeps, too
+    std::chrono::steady_clock::duration patience = std::chrono::seconds(2);  // with others that give nothing back
+  };
   ObjectStore() = default;
   ~ObjectStore() override;
 
+  // From now on there is a limit.
+  void join(Place place);
+  // ResourceExhausted/ObjectStoreFull. Not on the loop: it may wait for room.
   Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override;
+  void keeps(const std::shared_ptr<SharedMemory>& memory) override;
+  // Another process of the node wants so many bytes.
+  void wanted(std::uint64_t bytes);
 
  private:
   void keep();
+  void start_keeper();
+  bool over(std::uint64_t bytes) const;
+  Result<void> make_room(std::uint64_t bytes);
+  std::uint64_t spill(std::uint64_t bytes, const std::function<bool()>& enough);
+  void tell();
 
   runtime::SegmentPool pool_;
+  std::optional<Place> place_;
+  std::optional<runtime::UsageBoard> board_;
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::vector<std::weak_ptr<SharedMemory>> kept_;
+  std::size_t prune_at_ = 64;
+  std::optional<Error> no_file_;  // why one could not be moved, last
+  std::uint64_t wanted_ = 0;
   bool ending_ = false;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  std::mutex spilling_;                          // one thread at a time
   std::unique_ptr<runtime::SideThread> keeper_;  // from the first memory on that the pool keeps
 };
 

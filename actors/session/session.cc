@@ -33,7 +33,7 @@ Result<Fd> shared_memory(const Result<Value>& value) {
   if (value && value->shared()) return value->own_memory();
   SHOAL_TRY(const Value copy, value ? Value::make_shared(value->pieces(), value->kind())
                                     : Value::make_shared({runtime::encode_error(value.error()).span()}, Value::Kind::kError));
-  return runtime::duplicate(copy.memory());
+  return copy.memory()->descriptor();
 }
 
 }  // namespace
@@ -120,7 +120,11 @@ class Session::Link final : public runtime::PeerHandler {
 };
 
 Session::Session(SessionOptions options)
-    : options_(std::move(options)), clock_(runtime::make_real_clock(loop_)), random_(runtime::make_real_random()), loop_thread_(loop_) {
+    : options_(std::move(options)),
+      clock_(runtime::make_real_clock(loop_)),
+      random_(runtime::make_real_random()),
+      references_([this] { loop_.post([this] { references_.flush(); }); }, [this](const auto& changes) { count(changes); }),
+      loop_thread_(loop_) {
   own([this] {
     auto network = std::make_unique<runtime::SocketNetwork>(loop_, *clock_, *random_, options_.credentials.token,
                                                             socket_options(options_.credentials));
@@ -179,7 +183,11 @@ Result<void> Session::connect() {
     SHOAL_OK(connect_node(options_.node));
   }
   const auto at = options_.credentials.endpoint("shoal-" + to_string(worker_) + "-" + to_string(new_id<ObjectId>()));
-  SHOAL_OK(own([&] { return actor_host_->listen(at); }));
+  SHOAL_OK(own([&] {
+    calls_->count_with(references_, objects_, worker_);
+    actor_host_->count_with(references_, objects_);
+    return actor_host_->listen(at);
+  }));
   return {};
 }
 
@@ -216,9 +224,37 @@ Result<void> Session::connect_node(const std::string& endpoint) {
   folder_ = attached.session;
   host_name_ = attached.host;
   head_endpoint_ = attached.head;
+  if (attached.member >= 0 && reply.fds.size() == 1) SHOAL_OK(share_memory(reply.fds[0], attached.member));
   if (is_driver_ && options_.print_logs) {
     SHOAL_OK(ask(*node_, Method::kFollowLogs, to_bytes(JobRef{job_}), options_.control_timeout));
   }
+  return {};
+}
+
+// From now on this process keeps to the limit that all of the node share.
+Result<void> Session::share_memory(const Fd& board, std::int32_t member) {
+  using runtime::UsageBoard;
+  SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(board));
+  if (bytes != UsageBoard::kBytes || static_cast<std::size_t>(member) >= UsageBoard::kMaxMembers)
+    return fail(internal("a board that is none"));
+  ObjectStore::Place place;
+  SHOAL_TRY(place.board, runtime::map(board, bytes, runtime::Access::kReadWrite));
+  place.member = static_cast<std::size_t>(member);
+  place.folder = folder_;
+  const auto notify = [this](Method method, Message message) {
+    auto shared = std::make_shared<Message>(std::move(message));
+    loop_.post([this, method, shared] {
+      if (Peer* const node = node_ ? node_->peer() : nullptr) node->notify(number(method), std::move(*shared));
+    });
+  };
+  place.ask_others = [notify](std::uint64_t wanted) { notify(Method::kMakeRoom, body(to_bytes(MakeRoom{wanted}))); };
+  place.moved = [this, notify](ObjectId object, Result<Fd> file) {
+    if (!file) return;  // the node keeps what it has
+    Message m = body(to_bytes(ObjectRef{object, job_, 0, {}, {}}));
+    m.fds.push_back(*std::move(file));
+    notify(Method::kMoveObject, std::move(m));
+  };
+  objects_.join(std::move(place));
   return {};
 }
 
@@ -533,20 +569,41 @@ ValueFuture Session::put(Value value) {
   return promise.future();
 }
 
-void Session::publish(ObjectId id, const ValueFuture& future) {
-  own([&] {
-    future.then([this, id](const Result<Value>& value) {
-      Peer* const node = node_ ? node_->peer() : nullptr;
-      if (!node) return;
-      Message m = body(to_bytes(ObjectRef{id, job_, value ? value->total_bytes() : 0, worker_}));
-      if (auto fd = shared_memory(value)) {
-        m.fds.push_back(*std::move(fd));
-      } else {
-        m.payload = runtime::encode_error(fd.error());  // those who wait for it shall hear of that
-      }
-      node->notify(number(Method::kPutObject), std::move(m));
-    });
+std::shared_ptr<const void> Session::publish(ObjectId id, const ValueFuture& future) {
+  auto hold = references_.hold({{job_, id}});
+  own([&] { put_when_ready(id, future); });
+  return hold;
+}
+
+void Session::give(ObjectId id, const ValueFuture& future) {
+  own([&] { put_when_ready(id, future); });
+}
+
+// Loop only.
+void Session::put_when_ready(ObjectId id, const ValueFuture& future) {
+  future.then([this, id](const Result<Value>& value) {
+    Peer* const node = node_ ? node_->peer() : nullptr;
+    if (!node) return;
+    references_.flush();
+    const std::vector<ObjectKey> contains = value ? value->refs() : std::vector<ObjectKey>();
+    Message m = body(to_bytes(ObjectRef{id, job_, value ? value->total_bytes() : 0, worker_, contains}));
+    if (value && value->shared() && value->whole()) value->memory()->published = id.value;
+    if (auto fd = shared_memory(value)) {
+      m.fds.push_back(*std::move(fd));
+    } else {
+      m.payload = runtime::encode_error(fd.error());  // those who wait for it shall hear of that
+    }
+    node->notify(number(Method::kPutObject), std::move(m));
   });
+}
+
+// Loop only. Without a node there is nobody to count.
+void Session::count(const std::vector<References::Change>& changes) {
+  Peer* const node = node_ ? node_->peer() : nullptr;
+  if (!node) return;
+  CountObjects out;
+  for (const auto& c : changes) out.changes.push_back({c.object, c.holder, c.by});
+  node->notify(number(Method::kCountObjects), body(to_bytes(out)));
 }
 
 ValueFuture Session::fetch(JobId job, ObjectId id, WorkerId owner) {
@@ -557,16 +614,20 @@ ValueFuture Session::fetch(JobId job, ObjectId id, WorkerId owner) {
       promise.set(fail(unavailable("the node is gone").with_reason("NodeGone")));
       return promise.future();
     }
-    node->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job, 0, owner})), Peer::kNoTimeout, [promise](Result<Message> r) {
-      if (!r) return promise.set(fail(r.error()));
-      if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
-      auto value = Value::from_memory(std::move(r->fds[0]));
-      if (value && value->kind() == Value::Kind::kError) {
-        const auto head = value->pieces()[0];
-        return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));
-      }
-      promise.set(std::move(value));
-    });
+    node->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job, 0, owner, {}})), Peer::kNoTimeout,
+               [this, promise](Result<Message> r) {
+                 if (!r) return promise.set(fail(r.error()));
+                 if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
+                 auto value = Value::from_memory(std::move(r->fds[0]));
+                 if (value) objects_.keeps(value->memory());
+                 if (value && value->kind() == Value::Kind::kError) {
+                   const auto head = value->pieces()[0];
+                   return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));
+                 }
+                 const auto described = from_bytes<ObjectRef>(r->body);
+                 if (value && described) value->refer(described->contains, references_.received(described->contains));
+                 promise.set(std::move(value));
+               });
     return promise.future();
   });
 }
@@ -574,7 +635,7 @@ ValueFuture Session::fetch(JobId job, ObjectId id, WorkerId owner) {
 void Session::drop(ObjectId id) {
   own([&] {
     if (auto* node = node_->peer())
-      node->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0, {}})), runtime::Flush::kLater);
+      node->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0, {}, {}})), runtime::Flush::kLater);
   });
 }
 
@@ -691,6 +752,9 @@ void Session::on_node_notice(runtime::Request notice) {
       if (const auto m = from_bytes<KillHosted>(notice.message.body); m && actor_host_) {
         actor_host_->kill(m->actor, m->cause.value_or(unavailable("it was killed")));
       }
+      break;
+    case Method::kMakeRoom:
+      if (const auto m = from_bytes<MakeRoom>(notice.message.body)) objects_.wanted(m->bytes);
       break;
     case Method::kLogLines:
       if (const auto m = from_bytes<LogLines>(notice.message.body)) {

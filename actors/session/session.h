@@ -138,9 +138,14 @@ class Session {
   // The memory of large values that this process makes. Any thread.
   ValueMemory& memory() { return objects_; }
   // Gives a value to the node under this id, so that other processes can get it. It may not be ready yet. If it cannot be shared, they get
-  // that error.
-  void publish(ObjectId id, const ValueFuture& future);
-  // One that a process of that job published, or will. Unavailable/OwnerDied when that process ends before.
+  // that error. The node keeps it as long as somebody holds it: this process as long as it has what is returned.
+  std::shared_ptr<const void> publish(ObjectId id, const ValueFuture& future);
+  // The same, but the node keeps it until it is dropped, or the job ends.
+  void give(ObjectId id, const ValueFuture& future);
+  // What this process refers to, and gives away.
+  References& references() { return references_; }
+  // One that a process of that job published, or will. Unavailable/OwnerDied when that process ends before, Unavailable/ObjectFreed when
+  // nobody held it any more.
   ValueFuture fetch(JobId job, ObjectId id, WorkerId owner);
   void drop(ObjectId id);
 
@@ -186,6 +191,9 @@ class Session {
   void watch(ActorId actor, runtime::Duration timeout, std::function<void(Result<void>)> done);
   void on_head_opened();
   void on_closed();
+  void put_when_ready(ObjectId id, const ValueFuture& future);
+  void count(const std::vector<References::Change>& changes);
+  Result<void> share_memory(const Fd& board, std::int32_t member);
   void on_head_notice(runtime::Request notice);
   void on_node_notice(runtime::Request notice);
 
@@ -196,6 +204,7 @@ class Session {
   std::unique_ptr<runtime::Network> network_;
   std::function<void(std::function<void()>)> stop_network_;
   std::function<runtime::Traffic()> traffic_;
+  References references_;
   std::unique_ptr<ActorCalls> calls_;
   GroupWatch groups_;
   // What a head that is back is asked for, or told, anew.

@@ -1,6 +1,7 @@
 #include "actors/value/call.h"
 
 #include "actors/wire/control.capnp.h"
+#include "actors/wire/object_key.h"
 #include "runtime/wire/codec.h"
 
 namespace shoal::actors {
@@ -10,6 +11,7 @@ namespace {
 void describe(wire::Value::Builder m, const Value& value, bool local) {
   m.setShared(value.shared() && local);
   m.setRaised(value.raised());
+  if (!value.refs().empty()) fill_keys(m.initContains(static_cast<unsigned>(value.refs().size())), value.refs());
   if (value.shared() && local) return;  // its memory describes it
   auto sizes = m.initBuffers(static_cast<unsigned>(value.sizes().size()));
   for (unsigned i = 0; i < sizes.size(); ++i) sizes.set(i, value.sizes()[i]);
@@ -42,7 +44,8 @@ Result<void> attach(runtime::Message& message, const std::vector<const Value*>& 
       message.fds.push_back(std::move(fd));
       continue;
     }
-    for (const auto& piece : v->pieces()) {
+    SHOAL_TRY(const auto here, v->pin());
+    for (const auto& piece : here.pieces) {
       if (!piece.empty()) std::memcpy(message.payload.data() + at, piece.data(), piece.size());
       at += piece.size();
     }
@@ -54,12 +57,14 @@ struct Shape {
   std::vector<std::uint64_t> sizes;
   bool shared = false;
   bool raised = false;
+  std::vector<ObjectKey> contains;
 };
 
 Shape read_shape(wire::Value::Reader m) {
   Shape out;
   out.shared = m.getShared();
   out.raised = m.getRaised();
+  if (m.hasContains()) out.contains = read_keys(m.getContains());
   KJ_REQUIRE(m.getBuffers().size() <= Value::kMaxBuffers, "too many buffers");
   out.sizes.reserve(m.getBuffers().size());
   for (const auto s : m.getBuffers()) out.sizes.push_back(s);
@@ -71,6 +76,14 @@ class Detacher {
  public:
   explicit Detacher(runtime::Message& message) : message_(message) {}
   Result<Value> next(Shape shape) {
+    auto contains = std::move(shape.contains);
+    SHOAL_TRY(Value value, bytes_of(std::move(shape)));
+    value.refer(std::move(contains), nullptr);
+    return value;
+  }
+
+ private:
+  Result<Value> bytes_of(Shape shape) {
     if (shape.shared) {
       if (next_fd_ >= message_.fds.size()) return fail(invalid_argument("a shared value without its memory"));
       return Value::from_memory(std::move(message_.fds[next_fd_++]));
@@ -96,7 +109,6 @@ class Detacher {
     return Value::from_inline(std::move(shape.sizes), std::move(data), kind);
   }
 
- private:
   runtime::Message& message_;
   std::size_t at_ = 0, next_fd_ = 0;
 };
@@ -111,6 +123,7 @@ Result<runtime::Message> to_message(const Call& call, bool local) {
     m.setActor(call.actor.value);
     m.setMethod(call.method);
     m.setCaller(call.caller);
+    m.setFrom(call.from.value);
     describe(m.initArgs(), call.args, local);
     auto deps = m.initDeps(static_cast<unsigned>(call.deps.size()));
     for (unsigned i = 0; i < deps.size(); ++i) describe(deps[i], call.deps[i], local);
@@ -127,6 +140,7 @@ Result<Call> call_from(runtime::Message message) {
               call.actor = ActorId{m.getActor()};
               call.method = runtime::text(m.getMethod());
               call.caller = runtime::text(m.getCaller());
+              call.from = WorkerId{m.getFrom()};
               KJ_REQUIRE(m.getDeps().size() <= Call::kMaxDeps, "too many references");
               std::vector<Shape> out;
               out.reserve(1 + m.getDeps().size());

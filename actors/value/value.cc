@@ -38,6 +38,11 @@ class FreshMemory final : public ValueMemory {
 }  // namespace
 
 const Bytes Value::kNoBytes;
+const std::vector<ObjectKey> Value::kNoRefs;
+
+void Value::refer(std::vector<ObjectKey> objects, std::shared_ptr<const void> hold) {
+  refs_ = objects.empty() ? nullptr : std::make_shared<const Refs>(Refs{std::move(objects), std::move(hold)});
+}
 
 std::size_t Value::total_bytes() const { return std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}); }
 
@@ -77,13 +82,13 @@ Result<Value> Value::make_shared(const Pieces& pieces, Kind kind, ValueMemory* m
     at += aligned(piece.size());
   }
   FreshMemory fresh;
-  auto shared = std::make_shared<Shared>();
-  SHOAL_TRY(shared->fd, (memory != nullptr ? *memory : fresh).fill(total, parts));
-  SHOAL_TRY(shared->mapping, runtime::map(shared->fd, total, runtime::Access::kCopyOnWrite));
+  ValueMemory& from = memory != nullptr ? *memory : fresh;
+  SHOAL_TRY(Fd filled, from.fill(total, parts));
   Value out;
+  SHOAL_TRY(out.memory_, SharedMemory::of(std::move(filled), total));
+  from.keeps(out.memory_);
   out.sizes_ = sizes_of(pieces);
   out.kind_ = kind;
-  out.memory_ = std::move(shared);
   return out;
 }
 
@@ -100,7 +105,8 @@ Result<Value> Value::make_many(const std::vector<Pieces>& values, ValueMemory* m
 }
 
 Result<std::vector<Value>> Value::split(std::size_t count) const {
-  const Pieces all = pieces();
+  SHOAL_TRY(const auto here, pin());
+  const Pieces& all = here.pieces;
   const auto bad = [] { return fail(invalid_argument("an answer that does not consist of as many values as were asked for")); };
   if (all.empty() || all[0].size() != count * sizeof(std::uint32_t)) return bad();
   std::vector<Value> out;
@@ -116,10 +122,11 @@ Result<std::vector<Value>> Value::split(std::size_t count) const {
     part.sizes_ = sizes_of(own);
     if (shared() && part.total_bytes() > kMaxInlineBytes) {
       part.memory_ = memory_;
-      part.start_ = static_cast<std::size_t>(own[0].data() - memory_->mapping.data());
+      part.start_ = static_cast<std::size_t>(own[0].data() - here.base);
     } else {
       SHOAL_TRY(part, make(own));
     }
+    part.refs_ = refs_;  // of any of them
     out.push_back(std::move(part));
   }
   if (next != all.size()) return bad();
@@ -127,35 +134,34 @@ Result<std::vector<Value>> Value::split(std::size_t count) const {
 }
 
 Result<Fd> Value::own_memory() const {
-  if (whole()) return runtime::duplicate(memory());
-  SHOAL_TRY(const Value copy, make_shared(pieces(), kind_));
-  return runtime::duplicate(copy.memory());
+  if (whole()) return memory_->descriptor();
+  SHOAL_TRY(const auto here, pin());
+  SHOAL_TRY(const Value copy, make_shared(here.pieces, kind_));
+  return copy.memory()->descriptor();
 }
 
 Result<Value> Value::from_memory(Fd memory) {
   SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(memory));
-  auto shared = std::make_shared<Shared>();
-  SHOAL_TRY(shared->mapping, runtime::map(memory, bytes, runtime::Access::kCopyOnWrite));
-  shared->fd = std::move(memory);
+  Value out;
+  SHOAL_TRY(out.memory_, SharedMemory::of(std::move(memory), bytes));
+  SHOAL_TRY(const auto mapping, out.memory_->mapping());
   const auto bad = [] { return fail(invalid_argument("a memory that holds no value")); };
   MemoryHeader header{};
   if (bytes < sizeof header) return bad();
-  std::memcpy(&header, shared->mapping.data(), sizeof header);
+  std::memcpy(&header, mapping->data(), sizeof header);
   if (header.magic != kMagic || header.num_pieces == 0 || header.num_pieces > kMaxBuffers || header.kind > 2 ||
       first_piece(header.num_pieces) > bytes) {
     return bad();
   }
-  Value out;
   std::size_t at = first_piece(header.num_pieces);
   for (std::size_t i = 0; i < header.num_pieces; ++i) {
     std::uint64_t size = 0;
-    std::memcpy(&size, shared->mapping.data() + sizeof header + 8 * i, 8);
+    std::memcpy(&size, mapping->data() + sizeof header + 8 * i, 8);
     if (size > bytes || at + size > bytes) return bad();
     out.sizes_.push_back(size);
     at += aligned(size);
   }
   out.kind_ = static_cast<Kind>(header.kind);
-  out.memory_ = std::move(shared);
   return out;
 }
 
@@ -174,15 +180,32 @@ Result<Value> Value::from_inline(std::vector<std::uint64_t> sizes, Bytes data, K
   return out;
 }
 
-Value::Pieces Value::pieces() const {
-  Pieces out;
+Result<Value::Pinned> Value::pin() const {
+  Pinned out;
+  const std::byte* base = inline_data().data();
+  out.keep = inline_;
+  if (shared()) {
+    std::shared_ptr<const runtime::Mapping> mapping = copy_;
+    if (!mapping) {
+      SHOAL_TRY(mapping, memory_->mapping());
+    }
+    base = mapping->data();
+    out.keep = std::move(mapping);
+  }
+  out.base = base;
   std::size_t at = start_ != 0 ? start_ : shared() ? first_piece(sizes_.size()) : 0;
-  const std::byte* const base = shared() ? memory_->mapping.data() : inline_data().data();
   for (const auto size : sizes_) {
-    out.emplace_back(base + at, size);
+    out.pieces.emplace_back(base + at, size);
     at += shared() ? aligned(size) : size;
   }
   return out;
+}
+
+Value::Pieces Value::pieces() const {
+  if (shared()) memory_->stay();
+  auto here = pin();
+  // Only a mapping that was given up can fail to come back.
+  return here ? std::move(here->pieces) : Pieces(sizes_.size());
 }
 
 Result<Value> Value::for_user() const {
@@ -191,15 +214,9 @@ Result<Value> Value::for_user() const {
     out.inline_ = std::make_shared<Bytes>(inline_data().clone());
     return out;
   }
-  auto memory = std::make_shared<Shared>();
-  SHOAL_TRY(memory->mapping, runtime::map(memory_->fd, memory_->mapping.size(), runtime::Access::kCopyOnWrite));
-  out.memory_ = std::move(memory);
+  SHOAL_TRY(auto copy, memory_->copy());
+  out.copy_ = std::make_shared<const runtime::Mapping>(std::move(copy));
   return out;
-}
-
-std::shared_ptr<const void> Value::keep_alive() const {
-  if (shared()) return memory_;
-  return inline_;
 }
 
 }  // namespace shoal::actors

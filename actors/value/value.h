@@ -10,6 +10,8 @@
 #include <span>
 #include <vector>
 
+#include "actors/cluster/object_key.h"
+#include "actors/value/shared_memory.h"
 #include "actors/value/value_memory.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/fd.h"
@@ -50,8 +52,15 @@ class Value {
   std::size_t total_bytes() const;
   // Of those, what travels in a frame.
   std::size_t inline_bytes() const { return inline_ ? inline_->size() : 0; }
-  // The head, then the buffers; valid as long as a copy of this value lives.
+  // The head, then the buffers; valid as long as a copy of this value lives. A shared one stays in memory from now on.
   Pieces pieces() const;
+  // The same, for as long as `keep` lives: after that it may be moved to a file again.
+  struct Pinned {
+    Pieces pieces;
+    std::shared_ptr<const void> keep;
+    const std::byte* base = nullptr;  // of the memory that they lie in
+  };
+  Result<Pinned> pin() const;
 
   // The values that one of make_many consists of. Large ones lie in its memory, which lives as long as any of them. InvalidArgument when it
   // does not consist of `count` values.
@@ -66,22 +75,26 @@ class Value {
   // Of a shared value: a descriptor of a memory that holds it and nothing else.
   Result<Fd> own_memory() const;
   // Of a shared value.
-  const Fd& memory() const { return memory_->fd; }
+  const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
   // Of one that is not.
   const Bytes& inline_data() const { return inline_ ? *inline_ : kNoBytes; }
-  // Keeps the bytes behind pieces() alive.
-  std::shared_ptr<const void> keep_alive() const;
+  // What references among its bytes refer to; as long as a copy of this value lives here, so do these objects.
+  const std::vector<ObjectKey>& refs() const { return refs_ ? refs_->objects : kNoRefs; }
+  void refer(std::vector<ObjectKey> objects, std::shared_ptr<const void> hold);
 
  private:
-  struct Shared {
-    Fd fd;
-    runtime::Mapping mapping;
-  };
   std::vector<std::uint64_t> sizes_;
+  struct Refs {
+    std::vector<ObjectKey> objects;
+    std::shared_ptr<const void> hold;
+  };
   static const Bytes kNoBytes;
+  static const std::vector<ObjectKey> kNoRefs;
+  std::shared_ptr<const Refs> refs_;     // null: it contains none
   std::shared_ptr<const Bytes> inline_;  // null: shared, or empty
-  std::shared_ptr<const Shared> memory_;
-  std::size_t start_ = 0;  // of its first piece in the memory of a value of several; 0: the memory is its own
+  std::shared_ptr<SharedMemory> memory_;
+  std::shared_ptr<const runtime::Mapping> copy_;  // of for_user: instead of the memory
+  std::size_t start_ = 0;                         // of its first piece in the memory of a value of several; 0: the memory is its own
   Kind kind_ = Kind::kResult;
 };
 

@@ -360,6 +360,7 @@ struct Attached {
   session @3 :Text;
   host @4 :Text;
   worker @5 :UInt64;
+  member @6 :Int32 = -1;  # of the board of objects' memory, whose descriptor comes along; -1: there is no place on it
 }
 
 struct OpenArena {
@@ -383,6 +384,28 @@ struct ObjectRef {
   job @1 :UInt64;
   bytes @2 :UInt64;
   owner @3 :UInt64;
+  contains @4 :List(ObjectKey);  # what references among its bytes refer to
+}
+
+struct ObjectKey {
+  job @0 :UInt64;
+  id @1 :UInt64;
+}
+
+# Somebody has no room for an object of so many bytes.
+struct MakeRoom {
+  bytes @0 :UInt64;
+}
+
+# How many more references (or fewer) to an object a process has.
+struct CountObjects {
+  changes @0 :List(Change);
+
+  struct Change {
+    object @0 :ObjectKey;
+    holder @1 :UInt64;  # 0: whoever says so
+    by @2 :Int64;
+  }
 }
 
 struct LogLines {
@@ -413,6 +436,7 @@ struct Value {
   shared @2 :Bool;
   raised @3 :Bool;
   object @4 :UInt64;
+  contains @5 :List(ObjectKey);  # what references among its bytes refer to; counted for the receiver
 }
 
 struct Call {
@@ -421,6 +445,7 @@ struct Call {
   caller @2 :Text;
   args @3 :Value;
   deps @4 :List(Value);  # arguments that were references; args has placeholders for them
+  from @5 :UInt64;       # the process of the caller; in the first call over a connection, and good for all of it
 }
 
 # Nobody wants the answer any more.

@@ -1,6 +1,7 @@
 #include "actors/wire/messages.h"
 
 #include "actors/wire/control.capnp.h"
+#include "actors/wire/object_key.h"
 #include "actors/wire/pieces.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/error_message.h"
@@ -520,13 +521,14 @@ Bytes to_bytes(const Attached& v) {
     m.setSession(v.session);
     m.setHost(v.host);
     m.setWorker(v.worker.value);
+    m.setMember(v.member);
   });
 }
 template <>
 Result<Attached> from_bytes(const Bytes& bytes) {
   return read<wire::Attached>(bytes, [](wire::Attached::Reader m) {
-    return Attached{NodeId{m.getNode()},  JobId{m.getJob()}, text(m.getHead()),
-                    text(m.getSession()), text(m.getHost()), WorkerId{m.getWorker()}};
+    return Attached{NodeId{m.getNode()}, JobId{m.getJob()},       text(m.getHead()), text(m.getSession()),
+                    text(m.getHost()),   WorkerId{m.getWorker()}, m.getMember()};
   });
 }
 
@@ -569,13 +571,45 @@ Bytes to_bytes(const ObjectRef& v) {
     m.setJob(v.job.value);
     m.setBytes(v.bytes);
     m.setOwner(v.owner.value);
+    if (!v.contains.empty()) fill_keys(m.initContains(count(v.contains)), v.contains);
   });
 }
 template <>
 Result<ObjectRef> from_bytes(const Bytes& bytes) {
   return read<wire::ObjectRef>(bytes, [](wire::ObjectRef::Reader m) {
-    return ObjectRef{ObjectId{m.getId()}, JobId{m.getJob()}, m.getBytes(), WorkerId{m.getOwner()}};
+    return ObjectRef{ObjectId{m.getId()}, JobId{m.getJob()}, m.getBytes(), WorkerId{m.getOwner()}, read_keys(m.getContains())};
   });
+}
+
+Bytes to_bytes(const CountObjects& v) {
+  return write<wire::CountObjects>([&](wire::CountObjects::Builder m) {
+    auto changes = m.initChanges(count(v.changes));
+    for (unsigned i = 0; i < v.changes.size(); ++i) {
+      changes[i].initObject().setJob(v.changes[i].object.job.value);
+      changes[i].getObject().setId(v.changes[i].object.id.value);
+      changes[i].setHolder(v.changes[i].holder.value);
+      changes[i].setBy(v.changes[i].by);
+    }
+  });
+}
+template <>
+Result<CountObjects> from_bytes(const Bytes& bytes) {
+  return read<wire::CountObjects>(bytes, [](wire::CountObjects::Reader m) {
+    check_size(m.getChanges(), kMaxList, "changes");
+    CountObjects out;
+    for (const auto c : m.getChanges()) {
+      out.changes.push_back({{JobId{c.getObject().getJob()}, ObjectId{c.getObject().getId()}}, WorkerId{c.getHolder()}, c.getBy()});
+    }
+    return out;
+  });
+}
+
+Bytes to_bytes(const MakeRoom& v) {
+  return write<wire::MakeRoom>([&](wire::MakeRoom::Builder m) { m.setBytes(v.bytes); });
+}
+template <>
+Result<MakeRoom> from_bytes(const Bytes& bytes) {
+  return read<wire::MakeRoom>(bytes, [](wire::MakeRoom::Reader m) { return MakeRoom{m.getBytes()}; });
 }
 
 Bytes to_bytes(const LogLines& v) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "actors/cluster/cluster.h"
+#include "actors/cluster/object_key.h"
 #include "runtime/core/bytes.h"
 
 namespace shoal::actors {
@@ -59,14 +60,17 @@ enum class Method : std::uint16_t {
   kOpenArena = 55,
   kDropArena = 56,
   kPutObject = 57,   // notice with a descriptor, or with an error as payload: there will be none
-  kGetObject = 58,   // waits until it is there; answered with a descriptor
+  kGetObject = 58,   // waits until it is there; answered with a descriptor and, as ObjectRef, what it contains: counted for who asks
   kDropObject = 59,  // notice
   kFollowLogs = 60,
   kReadLog = 61,
   kWorkerReady = 62,  // WorkerUpdate, from the worker itself
   kEndNode = 63,
-  kSyncLogs = 65,  // answered after all that workers have printed by now
-  kFreePort = 64,  // a TCP port of the node's host that nobody listens on
+  kSyncLogs = 65,      // answered after all that workers have printed by now
+  kCountObjects = 66,  // notice
+  kMakeRoom = 67,      // notice: there is none for an object. Also from the node, to all others
+  kMoveObject = 68,    // notice, ObjectRef with a descriptor: it lies there from now on
+  kFreePort = 64,      // a TCP port of the node's host that nobody listens on
   // from a node to a client, notices
   kWorkerExited = 80,  // WorkerUpdate
   kLogLines = 81,
@@ -219,6 +223,7 @@ struct Attached {
   std::string session;
   std::string host;
   WorkerId worker;
+  std::int32_t member = -1;  // of the board of objects' memory (runtime/shm/usage_board.h)
 };
 struct OpenArena {
   std::string key;
@@ -237,7 +242,19 @@ struct ObjectRef {
   ObjectId id;
   JobId job;
   std::uint64_t bytes = 0;
-  WorkerId owner;  // the process that puts it, or will
+  WorkerId owner;                   // the process that puts it, or will
+  std::vector<ObjectKey> contains;  // what references among its bytes refer to
+};
+struct MakeRoom {
+  std::uint64_t bytes = 0;
+};
+struct CountObjects {
+  struct Change {
+    ObjectKey object;
+    WorkerId holder;  // 0: whoever says so
+    std::int64_t by = 0;
+  };
+  std::vector<Change> changes;
 };
 struct LogLines {
   WorkerId worker;
@@ -292,6 +309,8 @@ Bytes to_bytes(const OpenArena& m);
 Bytes to_bytes(const OpenedArena& m);
 Bytes to_bytes(const ArenaRef& m);
 Bytes to_bytes(const ObjectRef& m);
+Bytes to_bytes(const CountObjects& m);
+Bytes to_bytes(const MakeRoom& m);
 Bytes to_bytes(const LogLines& m);
 Bytes to_bytes(const FreePort& m);
 Bytes to_bytes(const ReadLog& m);

@@ -126,24 +126,31 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
           "is told).")
       .def(
           "reply",
-          [](PySession& s, PyIncoming& incoming, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, bool raised) {
-            const auto value = make_value(*s.use(), head, buffers, raised ? Value::Kind::kRaised : Value::Kind::kResult);
+          [](PySession& s, PyIncoming& incoming, const nb::bytes& head, const std::vector<ReadBuffer>& buffers,
+             const std::vector<Ref*>& refs, bool raised) {
+            const auto value = make_value(*s.use(), head, buffers, refs, raised ? Value::Kind::kRaised : Value::Kind::kResult);
             answer(s, incoming, value);
           },
-          nb::arg("incoming"), nb::arg("head"), nb::arg("buffers"), nb::arg("raised") = false)
+          nb::arg("incoming"), nb::arg("head"), nb::arg("buffers"), nb::arg("refs") = nb::list(), nb::arg("raised") = false)
       .def(
           "reply_many",
-          [](PySession& s, PyIncoming& incoming, const std::vector<std::pair<nb::bytes, std::vector<ReadBuffer>>>& parts) {
+          [](PySession& s, PyIncoming& incoming,
+             const std::vector<std::tuple<nb::bytes, std::vector<ReadBuffer>, std::vector<Ref*>>>& parts) {
             std::vector<Value::Pieces> pieces;
-            for (const auto& [head, buffers] : parts) pieces.push_back(pieces_of(head, buffers));
+            std::vector<Ref*> all;
+            for (const auto& [head, buffers, refs] : parts) {
+              pieces.push_back(pieces_of(head, buffers));
+              all.insert(all.end(), refs.begin(), refs.end());
+            }
             const auto use = s.use();
-            const auto value = [&] {
+            auto value = [&] {
               const nb::gil_scoped_release release;
               return Value::make_many(pieces, &use->memory());
             }();
+            if (value) refer(*value, all);
             answer(s, incoming, value);
           },
-          nb::arg("incoming"), nb::arg("parts"), "Replies with several values, (head, buffers) each, for a caller that splits them.")
+          nb::arg("incoming"), nb::arg("parts"), "Replies with several values, (head, buffers, refs) each, for a caller that splits them.")
       .def(
           "refuse",
           [](PySession& s, PyIncoming& incoming, const std::string& reason, const std::string& message) {

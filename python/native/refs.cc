@@ -23,11 +23,27 @@ Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& bu
   return out;
 }
 
-Result<Value> make_value(Session& session, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, Value::Kind kind) {
+Result<Value> make_value(Session& session, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& refs,
+                         Value::Kind kind) {
   const auto pieces = pieces_of(head, buffers);
-  if (buffers.empty() && head.size() <= Value::kMaxInlineBytes) return Value::make(pieces, kind);
-  const nb::gil_scoped_release release;
-  return Value::make(pieces, kind, &session.memory());
+  auto value = [&] {
+    if (buffers.empty() && head.size() <= Value::kMaxInlineBytes) return Value::make(pieces, kind);
+    const nb::gil_scoped_release release;
+    return Value::make(pieces, kind, &session.memory());
+  }();
+  if (value) refer(*value, refs);
+  return value;
+}
+
+void refer(Value& value, const std::vector<Ref*>& refs) {
+  if (refs.empty()) return;
+  std::vector<actors::ObjectKey> objects;
+  auto holds = std::make_shared<std::vector<std::shared_ptr<const void>>>();
+  for (const Ref* ref : refs) {
+    objects.push_back(ref->object());
+    holds->push_back(ref->hold());
+  }
+  value.refer(std::move(objects), std::move(holds));
 }
 
 namespace {
@@ -41,15 +57,14 @@ bool may_have_tensors(std::span<const std::byte> head) {
 }  // namespace
 
 nb::tuple to_python(const Value& given) {
-  const bool own = given.sizes().size() > 1 && may_have_tensors(given.pieces()[0]);
-  const Value value = own ? unwrap(given.for_user()) : given;
-  const auto pieces = value.pieces();
-  const auto owner = value.keep_alive();
-  nb::object head = value.shared() && pieces[0].size() > Value::kMaxInlineBytes
-                        ? memory_view(pieces[0], owner)
+  auto here = unwrap(given.pin());
+  if (here.pieces.size() > 1 && may_have_tensors(here.pieces[0])) here = unwrap(unwrap(given.for_user()).pin());
+  const auto& pieces = here.pieces;
+  nb::object head = given.shared() && pieces[0].size() > Value::kMaxInlineBytes
+                        ? memory_view(pieces[0], here.keep)
                         : nb::object(nb::bytes(reinterpret_cast<const char*>(pieces[0].data()), pieces[0].size()));
   nb::list buffers;
-  for (std::size_t i = 1; i < pieces.size(); ++i) buffers.append(memory_view(pieces[i], owner));
+  for (std::size_t i = 1; i < pieces.size(); ++i) buffers.append(memory_view(pieces[i], here.keep));
   return nb::make_tuple(head, buffers);
 }
 
@@ -249,13 +264,13 @@ void bind_refs(nb::module_& m) {
           "submit",
           [](const PyTaskPool& p, const std::string& name, std::uint64_t function, const nb::bytes& head,
              const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& deps, std::int32_t retries, bool judge_raised,
-             std::uint32_t max_calls, const PyIncoming* parent) {
+             std::uint32_t max_calls, const PyIncoming* parent, const std::vector<Ref*>& refs) {
             const auto use = p.session->use();
             Session& session = *use;
             actors::TaskPool::Task task;
             task.name = name;
             task.function = function;
-            task.args = unwrap(make_value(session, head, buffers));
+            task.args = unwrap(make_value(session, head, buffers, refs));
             task.deps = futures_of(deps);
             task.retries = retries;
             task.judge_raised = judge_raised;
@@ -265,7 +280,7 @@ void bind_refs(nb::module_& m) {
             return Ref(session.own([&] { return p.pool->submit(std::move(task)); }));
           },
           nb::arg("name"), nb::arg("function"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"), nb::arg("retries"),
-          nb::arg("judge_raised"), nb::arg("max_calls"), nb::arg("parent") = nb::none(),
+          nb::arg("judge_raised"), nb::arg("max_calls"), nb::arg("parent") = nb::none(), nb::arg("refs") = nb::list(),
           "The result of a call of the `function` of that number; its code is deps[0].")
       .def(
           "add",

@@ -14,9 +14,12 @@
 namespace shoal::python {
 
 actors::Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& buffers);
-// The value of these; a large one is copied without the GIL.
+class Ref;
+// The value of these; a large one is copied without the GIL. `refs`: those that were pickled with it.
 Result<actors::Value> make_value(actors::Session& session, const nb::bytes& head, const std::vector<ReadBuffer>& buffers,
-                                 actors::Value::Kind kind = actors::Value::Kind::kResult);
+                                 const std::vector<Ref*>& refs, actors::Value::Kind kind = actors::Value::Kind::kResult);
+// The value contains these, and keeps what they refer to.
+void refer(actors::Value& value, const std::vector<Ref*>& refs);
 // (head, [buffer, ...]): the head as bytes when small, everything else as views, for reading, of the memory it lies in. All that come of
 // one value share it, but with tensors: those have one that is theirs alone, as they cannot be kept from writing.
 nb::tuple to_python(const actors::Value& given);
@@ -37,6 +40,16 @@ class Ref {
     bool cancelled = false;
   };
   explicit Ref(actors::ValueFuture future, std::shared_ptr<Source> source = {}) : future_(std::move(future)), source_(std::move(source)) {}
+  // One that is an object of the node's; `hold` keeps it there.
+  Ref(actors::ValueFuture future, actors::ObjectKey object, std::shared_ptr<const void> hold) : future_(std::move(future)) {
+    name(object, std::move(hold));
+  }
+  void name(actors::ObjectKey object, std::shared_ptr<const void> hold) {
+    object_ = object;
+    hold_ = std::move(hold);
+  }
+  const actors::ObjectKey& object() const { return object_; }
+  const std::shared_ptr<const void>& hold() const { return hold_; }
   const actors::ValueFuture& future() const { return future_; }
   const std::shared_ptr<Source>& source() const { return source_; }
   // The answer that is to be cancelled for it. Loop only.
@@ -58,6 +71,8 @@ class Ref {
   actors::ValueFuture future_;
   std::shared_ptr<Source> source_;
   mutable std::shared_ptr<Followers> followers_;  // once there was one; the loop's
+  actors::ObjectKey object_;                      // once it was published
+  std::shared_ptr<const void> hold_;
 };
 
 // Tells Python which refs have become ready, by the numbers they were given: `fd` can be read from once there are some.

@@ -439,7 +439,7 @@ void bind_session(nb::module_& m) {
       .def(
           "call",
           [](PySession& s, const std::string& actor, const std::string& method, const nb::bytes& head,
-             const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& deps, const PyIncoming* parent,
+             const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& deps, const std::vector<Ref*>& refs, const PyIncoming* parent,
              std::optional<std::int32_t> retries) {
             actors::Call call;
             call.retries = retries;
@@ -450,13 +450,14 @@ void bind_session(nb::module_& m) {
             for (const auto* d : deps) futures.push_back(d->future());
             const auto use = s.use();
             Session& session = *use;
-            call.args = unwrap(make_value(session, head, buffers));
+            call.args = unwrap(make_value(session, head, buffers, refs));
             const nb::gil_scoped_release release;
             return Ref(session.call(std::move(call), std::move(futures)));
           },
-          nb::arg("actor"), nb::arg("method"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"), nb::arg("parent") = nb::none(),
-          nb::arg("retries") = nb::none(),
-          "`parent`: the call of this process in which it is made. `retries` after deaths of a process that is started again; None: as the "
+          nb::arg("actor"), nb::arg("method"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"), nb::arg("refs") = nb::list(),
+          nb::arg("parent") = nb::none(), nb::arg("retries") = nb::none(),
+          "`parent`: the call of this process in which it is made. `refs`: those that were pickled with its arguments. `retries` after "
+          "deaths of a process that is started again; None: as the "
           "actor's options say.")
       .def(
           "in_any_order",
@@ -575,21 +576,49 @@ void bind_session(nb::module_& m) {
 
       .def(
           "put",
-          [](PySession& s, const nb::bytes& head, const std::vector<ReadBuffer>& buffers) {
+          [](PySession& s, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& refs) {
             const auto use = s.use();
-            return Ref(use->put(unwrap(make_value(*use, head, buffers))));
+            return Ref(use->put(unwrap(make_value(*use, head, buffers, refs))));
           },
-          nb::arg("head"), nb::arg("buffers"))
+          nb::arg("head"), nb::arg("buffers"), nb::arg("refs") = nb::list(), "`refs`: those that were pickled with it.")
       .def(
           "publish",
+          [](PySession& s, Ref& ref, const std::string& id) {
+            const auto use = s.use();
+            Session& session = *use;
+            auto hold = [&] {
+              const nb::gil_scoped_release release;
+              return session.publish(object_id(id).second, ref.future());
+            }();
+            ref.name({session.job(), object_id(id).second}, std::move(hold));
+          },
+          nb::arg("ref"), nb::arg("id"),
+          "Gives a value to the node, so that other processes, of other jobs too, can fetch it by this id: the job's and 16 digits. The "
+          "node "
+          "keeps it as long as a reference to it is somewhere.")
+      .def(
+          "give",
           [](PySession& s, const Ref& ref, const std::string& id) {
             const auto use = s.use();
             Session& session = *use;
             const nb::gil_scoped_release release;
-            session.publish(object_id(id).second, ref.future());
+            session.give(object_id(id).second, ref.future());
           },
-          nb::arg("ref"), nb::arg("id"),
-          "Gives a value to the node, so that other processes, of other jobs too, can fetch it by this id: the job's and 16 digits.")
+          nb::arg("ref"), nb::arg("id"), "The same, but the node keeps it until somebody drops it.")
+      .def(
+          "borrow",
+          [](PySession& s, const std::string& id, const std::string& owner) {
+            const auto use = s.use();
+            Session& session = *use;
+            const nb::gil_scoped_release release;
+            const auto [job, object] = object_id(id);
+            auto hold = session.references().hold({{job, object}});
+            return Ref(session.fetch(job, object, WorkerId{parse_hex(owner).value_or(0)}), {job, object}, std::move(hold));
+          },
+          nb::arg("id"), nb::arg("owner"), "What somebody has published; it stays as long as this does.")
+      .def(
+          "pin", [](PySession& s, const Ref& ref) { s.pinned.push_back(ref.hold()); }, nb::arg("ref"),
+          "What it refers to stays as long as this process: its name has gone where nobody counts.")
       .def(
           "fetch",
           [](PySession& s, const std::string& id, const std::string& owner) {

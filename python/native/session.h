@@ -68,6 +68,7 @@ class PySession {
 
   std::shared_ptr<actors::CallQueue> queue;  // of a worker that serves
   std::shared_ptr<Cancels> cancels = std::make_shared<Cancels>();
+  std::vector<std::shared_ptr<const void>> pinned;                   // what references refer to that went where nobody counts
   bool stopped = false;                                              // its next_call ends; the loop's
   std::map<std::string, std::shared_ptr<actors::CallQueue>> queues;  // of actors that a driver hosts, by id
 

@@ -99,8 +99,10 @@ def init(
     answers, InvalidArgument when the token is refused. ``namespace``: of the names of actors; default one of this job's own.
     ``runtime_env``: what processes of this job find around them unless an actor or a function has its own: ``env_vars``, ``working_dir``,
     ``py_modules``, ``excludes``, ``pip``. ``include_dashboard``: a cluster of its own has the HTTP interface (jobs, state), on loopback.
-    ``labels``: of the one node of that cluster, for ``label_selector``. ``logging_config``: a ``LoggingConfig`` for the root logger of this
-    process and of all that the job starts. Returns what says where the cluster is, for ``with`` as well.
+    ``object_store_memory``: bytes that large values may take before those used longest ago are moved to files in the session's folder;
+    default 30 % of the machine's memory. ``labels``: of the one node of that cluster, for ``label_selector``. ``logging_config``: a
+    ``LoggingConfig`` for the root logger of this process and of all that the job starts. Returns what says where the
+    cluster is, for ``with`` as well.
     """
     environment = _environment.check(runtime_env)
     if namespace is not None and (not isinstance(namespace, str) or not namespace):
@@ -113,11 +115,9 @@ def init(
         if ignore_reinit_error:
             return ClusterContext(state.session)
         raise RuntimeError("shoal.init() was called twice; call shoal.shutdown() in between, or pass ignore_reinit_error=True")
-    del (
-        logging_level,
-        object_store_memory,
-    )  # Ray's: here a log level changes nothing a driver sees, and the node admits what fits in memory
+    del logging_level  # Ray's: here a log level changes nothing a driver sees
     wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory, "resources": resources, "labels": labels}
+    wanted["object_store_memory"] = object_store_memory
     if address is None and started_by_node():
         attach_worker()
         state.namespace = namespace or state.namespace
@@ -135,6 +135,10 @@ def init(
         return ClusterContext(state.session)
     offers = {"CPU": num_cpus if num_cpus is not None else len(os.sched_getaffinity(0)), "GPU": num_gpus or 0}
     offers["memory"] = memory if memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if object_store_memory is not None:
+        if isinstance(object_store_memory, bool) or not isinstance(object_store_memory, int) or object_store_memory <= 0:
+            raise ValueError(f"object_store_memory is a number of bytes, not {object_store_memory!r}")
+        offers["object_store_memory"] = object_store_memory
     offers.update(resources or {})
     process, said = start_local(offers, labels=labels, http=bool(include_dashboard))
     try:
@@ -175,10 +179,11 @@ def is_initialized() -> bool:
 
 
 def put(value: Any) -> ObjectRef:
-    """Keeps a value: up to 100 KiB in this process, larger ones in shared memory, from where other processes read them without a copy."""
+    """Keeps a value: up to 100 KiB in this process, larger ones in shared memory, from where other processes read them without a copy.
+    Raises ObjectStoreFullError when there is no room for one, neither in memory nor, for others, in files."""
     if isinstance(value, ObjectRef):
         raise TypeError("put() of an ObjectRef: it is a reference already")
-    return ObjectRef(_session().put(*_serialize.dumps(value)))
+    return ObjectRef(_session().put(*_serialize.pack(value)))
 
 
 _SHORT_S = 0.02  # a wait for which nobody is told

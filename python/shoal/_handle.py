@@ -38,12 +38,12 @@ class _Dep:
         return _Dep, (self.k,)
 
 
-_Packed = tuple[bytes, list[memoryview], list[_native.Ref]]
+_Packed = tuple[bytes, list[memoryview], list[_native.Ref], list[_native.Ref]]
 
 
 def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first: int = 0) -> _Packed:
-    """``extra``: what the worker has to know of a call that is not like most (num_returns, group, name). ``first``: the
-    place of the first reference among those that are sent along."""
+    """(head, buffers, values of arguments that are references, references inside the others). ``extra``: what the worker has to know of a
+    call that is not like most (num_returns, group, name). ``first``: the place of the first reference among those that are sent along."""
     deps: list[_native.Ref] = []
     if any(type(a) is ObjectRef for a in args) or any(type(a) is ObjectRef for a in kwargs.values()):
 
@@ -59,7 +59,8 @@ def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first:
         args = tuple(map(_serialize.beside, args))
     if kwargs:
         kwargs = {k: _serialize.beside(a) for k, a in kwargs.items()}
-    return (*_serialize.dumps((args, kwargs, extra) if extra else (args, kwargs)), deps)
+    head, buffers, refs = _serialize.pack((args, kwargs, extra) if extra else (args, kwargs))
+    return head, buffers, deps, refs
 
 
 def extra_of(options: dict[str, Any]) -> dict[str, Any]:
@@ -161,12 +162,12 @@ class _MethodWithOptions(ActorMethod):
         actor, options, session = self._actor, self._options, _session()
         self._check(args, kwargs)
         extra, pending = extra_of(options), actor.admit(session)
-        head, buffers, deps = _pack(args, kwargs, extra)
+        head, buffers, deps, refs = _pack(args, kwargs, extra)
         if options.get("max_task_retries") and options.get("retry_exceptions"):
             retries = Retries.of(options["max_task_retries"], options["retry_exceptions"])
-            ref = MethodAttempts(session, actor, self._name, session.put(head, buffers), deps, retries).start()
+            ref = MethodAttempts(session, actor, self._name, session.put(head, buffers, refs), deps, retries).start()
         else:
-            ref = session.call(actor.id, self._name, head, buffers, deps, parent_call(), options.get("max_task_retries"))
+            ref = session.call(actor.id, self._name, head, buffers, deps, refs, parent_call(), options.get("max_task_retries"))
         if pending is not None:
             session.count(pending, [ref])
         return results(ref, extra, options.get("name") or f"{actor.class_name}.{self._name}")

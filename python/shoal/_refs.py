@@ -36,7 +36,9 @@ class ObjectRef:
     """A value that is there or under way: what ``put`` and remote calls return.
 
     As a top-level argument of a call it is replaced by its value; inside another object it stays a reference. Copies in other processes
-    are served by the node, which keeps a value that was sent away until the job ends. Copies of one reference are equal. It can be awaited.
+    are served by the node, which keeps a value that was sent away as long as a reference to it is somewhere: in a process, on its way, or
+    in an object. One that was pickled by hand keeps it as long as the process lives that did so. Copies of one reference are equal. It can
+    be awaited.
     """
 
     __slots__ = ("__weakref__", "_id", "_owner", "_ref", "_where")
@@ -94,7 +96,10 @@ class ObjectRef:
         return hash(self._named())
 
     def __reduce__(self):
-        return _fetch, (self._publish(), self._where, self._owner)
+        object_id = self._publish()
+        if not _serialize.note_ref(self._ref):
+            _session().pin(self._ref)
+        return _fetch, (object_id, self._where, self._owner)
 
     def __repr__(self) -> str:
         state = "pending" if not self._ref.ready else "failed" if self._ref.failed else "ready"
@@ -111,7 +116,7 @@ class ResultRef:
 
 
 def _fetch(object_id: str, where: str, owner: str) -> ObjectRef:
-    return ObjectRef(_session().fetch(object_id, owner), where, object_id, owner)
+    return ObjectRef(_session().borrow(object_id, owner), where, object_id, owner)
 
 
 def load(ref: ObjectRef, where: str = "") -> Any:

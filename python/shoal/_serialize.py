@@ -6,6 +6,7 @@ import contextlib
 import io
 import pickle
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -156,6 +157,27 @@ def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
     with io.BytesIO() as file:
         _Pickler(file, protocol=5, buffer_callback=out_of_band).dump(value)
         return file.getvalue(), buffers
+
+
+_pickled = threading.local()  # .refs: the references that pack() has come upon in this thread
+
+
+def pack(value: Any) -> tuple[bytes, list[memoryview], list]:
+    """(head, buffers, refs): the same, and the references in it, so that what they refer to stays as long as this value."""
+    outer = getattr(_pickled, "refs", None)
+    refs = _pickled.refs = []
+    try:
+        return (*dumps(value), refs)
+    finally:
+        _pickled.refs = outer
+
+
+def note_ref(ref) -> bool:
+    """False when somebody else than pack() pickles it: then nobody knows where it goes."""
+    refs = getattr(_pickled, "refs", None)
+    if refs is not None:
+        refs.append(ref)
+    return refs is not None
 
 
 def loads(head, buffers=()) -> Any:

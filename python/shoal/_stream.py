@@ -161,16 +161,16 @@ class _Publisher:
         self._session, self._stream, self.count = session, stream, 0
 
     def item(self, value: Any) -> None:
-        self._give(*_serialize.dumps(value))
+        self._give(*_serialize.pack(value))
         self.count += 1
 
     def end(self) -> None:
         """Returns when the node has all of it."""
-        self._give(_END, [])
+        self._give(_END, [], [])
         self._session.wait_all([self._session.fetch(_id_of(self._stream, self.count), _NOBODY)])
 
-    def _give(self, head: bytes, buffers: list[memoryview]) -> None:
-        self._session.publish(self._session.put(head, buffers), _id_of(self._stream, self.count))
+    def _give(self, head: bytes, buffers: list[memoryview], refs: list[_native.Ref]) -> None:
+        self._session.give(self._session.put(head, buffers, refs), _id_of(self._stream, self.count))
 
 
 def publish(session: _native.Session, values: Any, stream: str) -> int:

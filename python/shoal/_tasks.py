@@ -46,7 +46,7 @@ class Function:
 
     def __init__(self, function, name: str, resources: dict[str, float], options: dict[str, Any]):
         self.session, self.number, self.name, self.resources, self.options = session(), next(self._numbers), name, resources, options
-        self.code = self.session.put(*_serialize.dumps(function))
+        self.code = self.session.put(*_serialize.pack(function))
         self.placed = (*where(options), options.get("runtime_env"))
         self.retries = Retries.of(options.get("max_retries", MAX_RETRIES), options.get("retry_exceptions", False))
         # Memory of a device is given back by the end of the process only.
@@ -109,12 +109,12 @@ class FunctionPool:
         extra = function.extra
         if "stream" in extra:
             extra = extra_of(function.options)  # one of its own
-        head, buffers, deps = _pack(args, kwargs, extra, first=1)
+        head, buffers, deps, refs = _pack(args, kwargs, extra, first=1)
         pool = function.pool or self._pool_of(function)
         retries = function.retries
         deps.insert(0, function.code)
         how = (retries.left, retries.judges_exceptions, function.max_calls, parent_call())
-        ref = pool.native.submit(function.name, function.number, head, buffers, deps, *how)
+        ref = pool.native.submit(function.name, function.number, head, buffers, deps, *how, refs)
         return results(ref, extra, function.name)
 
     def _pool_of(self, function: Function) -> _Pool:

@@ -104,7 +104,7 @@ def _serve(session, instance, early: deque) -> int:
                 if extra is not None or result is LATER:
                     reply(session, incoming, result, extra)
                 else:
-                    answer = _serialize.dumps(result)
+                    answer = _serialize.pack(result)
             finally:
                 running.interruptible = False
         except SystemExit as error:
@@ -170,11 +170,11 @@ def reply(session, incoming, result, extra: dict[str, Any] | None) -> None:
     if result is LATER:
         return
     if count == 1:
-        session.reply(incoming, *_serialize.dumps(result))
+        session.reply(incoming, *_serialize.pack(result))
     elif count == "streaming":
         session.reply(incoming, *_serialize.dumps(_stream.publish(session, result, extra["stream"])))
     elif count == "dynamic":
-        session.reply(incoming, *_serialize.dumps(_stream.DynamicObjectRefGenerator([put(v) for v in result])))
+        session.reply(incoming, *_serialize.pack(_stream.DynamicObjectRefGenerator([put(v) for v in result])))
     elif count == 0:
         session.reply(incoming, *_serialize.dumps(None))
     else:
@@ -184,7 +184,7 @@ def reply(session, incoming, result, extra: dict[str, Any] | None) -> None:
             raise TypeError(f"with num_returns={count} a tuple or list is returned, not {type(result).__name__}") from error
         if len(values) != count:
             raise ValueError(f"Task returned {len(values)} objects, but num_returns={count}.")
-        session.reply_many(incoming, [_serialize.dumps(v) for v in values])
+        session.reply_many(incoming, [_serialize.pack(v) for v in values])
 
 
 def refuse(session, incoming, error: BaseException, where: str) -> None:
@@ -194,7 +194,7 @@ def refuse(session, incoming, error: BaseException, where: str) -> None:
         return
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next or error.__traceback__
-    session.reply(incoming, *_serialize.dump_exception(error, where), True)
+    session.reply(incoming, *_serialize.dump_exception(error, where), raised=True)
 
 
 def end(session, incoming, error: SystemExit) -> int:

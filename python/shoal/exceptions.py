@@ -18,6 +18,7 @@ __all__ = [
     "Internal",
     "InvalidArgument",
     "NotFound",
+    "ObjectFreedError",
     "ObjectLostError",
     "ObjectStoreFullError",
     "OutOfMemoryError",
@@ -153,6 +154,10 @@ class ObjectLostError(Unavailable):
     """A value is gone."""
 
 
+class ObjectFreedError(ObjectLostError):
+    """Nobody referred to it any more when somebody wanted it after all."""
+
+
 class OwnerDiedError(ObjectLostError):
     """The process that was to make a value, or had it, is gone."""
 
@@ -233,6 +238,8 @@ _REASONS = {
     "ActorUnavailable": ActorUnavailableError,
     "ChannelClosed": RayChannelError,
     "ChannelTimeout": RayChannelTimeoutError,
+    "ObjectFreed": ObjectFreedError,
+    "ObjectStoreFull": ObjectStoreFullError,
     "OwnerDied": OwnerDiedError,
     "TaskCancelled": TaskCancelledError,
     "TaskUnschedulable": TaskUnschedulableError,

@@ -44,7 +44,8 @@ class Mapping {
 
 // Zeroed, of a fixed size: nobody who gets the descriptor can shrink or grow it (so no reader can be made to fault).
 Result<Fd> make_memory(const std::string& name, std::size_t bytes);
-// The size of a memory that came from elsewhere. InvalidArgument unless it is sealed as make_memory seals it.
+// The size of a memory that came from elsewhere. InvalidArgument unless it is sealed as make_memory seals it, or a
+// file of this user that has no name and was opened for reading.
 Result<std::size_t> memory_bytes(const Fd& memory);
 Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access);
 Result<Fd> duplicate(const Fd& fd);

@@ -38,29 +38,32 @@ bool has_readers(const Fd& memory) {
 }  // namespace
 
 Result<Fd> SegmentPool::fill(std::size_t bytes, std::span<const Part> parts) {
-  if (bytes < options_.min_bytes) {
-    SHOAL_TRY(Fd memory, make_memory("shoal:value", bytes));
-    for (const Part& p : parts) SHOAL_OK(write_at(memory, p.offset, p.bytes));
-    return memory;
+  SHOAL_TRY(auto again, fill_again(bytes, parts));
+  if (again) return *std::move(again);
+  const bool kept = bytes >= options_.min_bytes;
+  Segment segment;
+  segment.bytes = kept ? capacity_of(bytes) : bytes;
+  SHOAL_TRY(segment.memory, make_memory("shoal:value", segment.bytes));
+  for (const Part& p : parts) SHOAL_OK(write_at(segment.memory, p.offset, p.bytes));
+  if (!kept) return std::move(segment.memory);
+  SHOAL_TRY(Fd reader, reader_of(segment.memory));
+  put_back(std::move(segment));
+  return reader;
+}
+
+Result<std::optional<Fd>> SegmentPool::fill_again(std::size_t bytes, std::span<const Part> parts) {
+  auto segment = bytes < options_.min_bytes ? std::nullopt : take_idle(bytes);
+  if (!segment) return std::nullopt;
+  if (segment->mapping.data() == nullptr) {
+    SHOAL_TRY(segment->mapping, map(segment->memory, segment->bytes, Access::kReadWrite));
+    segment->mapping.populate();
   }
-  auto segment = take_idle(bytes);
-  if (!segment) {
-    segment.emplace();
-    segment->bytes = capacity_of(bytes);
-    SHOAL_TRY(segment->memory, make_memory("shoal:value", segment->bytes));
-    for (const Part& p : parts) SHOAL_OK(write_at(segment->memory, p.offset, p.bytes));
-  } else {
-    if (segment->mapping.data() == nullptr) {
-      SHOAL_TRY(segment->mapping, map(segment->memory, segment->bytes, Access::kReadWrite));
-      segment->mapping.populate();
-    }
-    for (const Part& p : parts) {
-      if (!p.bytes.empty()) std::memcpy(segment->mapping.data() + p.offset, p.bytes.data(), p.bytes.size());
-    }
+  for (const Part& p : parts) {
+    if (!p.bytes.empty()) std::memcpy(segment->mapping.data() + p.offset, p.bytes.data(), p.bytes.size());
   }
   SHOAL_TRY(Fd reader, reader_of(segment->memory));
   put_back(*std::move(segment));
-  return reader;
+  return std::optional<Fd>(std::move(reader));
 }
 
 std::optional<SegmentPool::Segment> SegmentPool::take_idle(std::size_t bytes) {

@@ -25,7 +25,7 @@ class SegmentPool {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
   struct Options {
-    std::size_t min_bytes = 1 << 20;                                     // smaller ones are not kept
+    std::size_t min_bytes = 128 << 10;                                   // smaller ones are not kept
     std::size_t max_idle_bytes = std::size_t{4} << 30;                   // that nobody reads
     std::chrono::steady_clock::duration idle = std::chrono::seconds(5);  // then they are given back
     std::size_t max_segments = 4096;                                     // what exceeds that is not kept
@@ -42,6 +42,8 @@ class SegmentPool {
   // A descriptor, for reading, of a memory of at least `bytes` with these parts in it; what lies between them is anything of this process.
   // ResourceExhausted when the machine has no room.
   Result<Fd> fill(std::size_t bytes, std::span<const Part> parts);
+  // The same, in one that it has already and nobody reads, if there is such a one.
+  Result<std::optional<Fd>> fill_again(std::size_t bytes, std::span<const Part> parts);
   // Gives back what was idle for long, and what is too much; makes the rest ready. Takes its time: not on a loop.
   void tend(TimePoint now);
   // Gives back all that is idle. Returns how many bytes that was.

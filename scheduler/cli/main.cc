@@ -167,6 +167,9 @@ int run(int argc, char** argv) {
   start_command->add_option("--num-cpus", starting.num_cpus, "CPUs that the node offers (logical; default: what the machine has)");
   start_command->add_option("--num-gpus", starting.num_gpus, "GPUs that the node offers");
   start_command->add_option("--memory", starting.memory, "Bytes of memory that the node offers");
+  start_command->add_option_function<std::uint64_t>(
+      "--object-store-memory", [&](std::uint64_t bytes) { starting.resources.push_back("object_store_memory=" + std::to_string(bytes)); },
+      "Bytes of memory that objects may take before they are moved to files (default: 30 % of the machine's)");
   start_command->add_option("--resource", starting.resources, "NAME=AMOUNT, as often as needed");
   start_command->add_option("--label", starting.labels, "NAME=VALUE of the node, as often as needed; actors may ask for them");
   auto* dashboard_port = start_command->add_option(

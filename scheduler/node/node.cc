@@ -25,6 +25,13 @@ constexpr const char* kVisibleDevices = "CUDA_VISIBLE_DEVICES";
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
+// What an object is, for who gets it.
+actors::ObjectRef contents(const storage::ReferenceTable::Object& object, const std::vector<storage::ReferenceTable::Object>& inner) {
+  actors::ObjectRef out{object.second, object.first, 0, {}, {}};
+  for (const auto& [job, id] : inner) out.contains.push_back({job, id});
+  return out;
+}
+
 // How a process ended, with what it said last: the first cause that everybody downstream reports.
 Error death(const std::string& who, pid_t pid, const runtime::ExitStatus& status, const std::string& tail) {
   std::string text = fmt::format("{} (pid {}) {}", who, pid, status.to_string());
@@ -216,12 +223,16 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
       }
       later = true;
       auto shared = std::make_shared<runtime::Responder>(std::move(responder));
-      memory_.get(job, m.id, m.owner, [shared](Result<Fd> r) {
-        if (!r) return shared->fail(r.error());
-        Message out;
-        out.fds.push_back(*std::move(r));
-        shared->reply(std::move(out));
-      });
+      memory_.get(job, m.id, m.owner,
+                  [this, object = std::pair(job, m.id), asker = clients_.at(peer.number()).worker, shared](Result<Fd> r) {
+                    if (!r) return shared->fail(r.error());
+                    Message out = body(to_bytes(contents(object, references_.contained(object))));
+                    if (workers_.contains(asker)) {
+                      for (const auto& inner : references_.contained(object)) free(references_.count(inner, asker, 1));
+                    }
+                    out.fds.push_back(*std::move(r));
+                    shared->reply(std::move(out));
+                  });
       return Message();
     }
     case Method::kFollowLogs: {
@@ -262,6 +273,11 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       } else if (!m.payload.empty()) {
         memory = fail(runtime::decode_error(m.payload));
       }
+      if (!memory_.freed(it->second.job, object->id)) {
+        std::vector<storage::ReferenceTable::Object> inner;
+        for (const auto& key : object->contains) inner.emplace_back(key.job, key.id);
+        references_.contain({it->second.job, object->id}, inner);
+      }
       if (const auto put = memory_.put(it->second.job, object->id, std::move(memory)); !put)
         log_->warn("object={} {}", to_string(object->id), put.error().message());
       return;
@@ -269,12 +285,45 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
     case Method::kDropObject: {
       const auto m = from_bytes<actors::ObjectRef>(notice.message.body);
       const auto it = clients_.find(peer.number());
-      if (m && it != clients_.end()) memory_.drop(it->second.job, m->id);
+      if (!m || it == clients_.end()) return;
+      memory_.drop(it->second.job, m->id);
+      free(references_.drop({it->second.job, m->id}));
+      return;
+    }
+    case Method::kMakeRoom:
+      for (auto& [key, client] : clients_) {
+        if (client.peer.get() != &peer && client.worker) client.peer->notify(number(Method::kMakeRoom), body(notice.message.body.clone()));
+      }
+      return;
+    case Method::kMoveObject: {
+      auto& m = notice.message;
+      const auto object = from_bytes<actors::ObjectRef>(m.body);
+      const auto it = clients_.find(peer.number());
+      if (object && it != clients_.end() && m.fds.size() == 1) memory_.move(it->second.job, object->id, std::move(m.fds[0]));
+      return;
+    }
+    case Method::kCountObjects: {
+      const auto m = from_bytes<actors::CountObjects>(notice.message.body);
+      const auto it = clients_.find(peer.number());
+      if (m && it != clients_.end()) count_objects(it->second, *m);
       return;
     }
     default:
       log_->warn("unknown notice {}", notice.method);
   }
+}
+
+void Node::count_objects(const Client& client, const actors::CountObjects& count) {
+  for (const auto& change : count.changes) {
+    const WorkerId holder = change.holder ? change.holder : client.worker;
+    // Who is gone holds nothing. (Nor does somebody on another node, who cannot get it here.)
+    if (change.by > 0 && !workers_.contains(holder)) continue;
+    free(references_.count({change.object.job, change.object.id}, holder, change.by));
+  }
+}
+
+void Node::free(const storage::ReferenceTable::Freed& freed) {
+  for (const auto& [job, id] : freed) memory_.free(job, id);
 }
 
 void Node::on_closed(Peer& peer, const Error& why) {
@@ -305,7 +354,7 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
     if (m.worker && it == workers_.end()) return fail(not_found("no worker " + to_string(m.worker) + " on this node"));
     if (!m.worker && !m.job) {  // a tool: it looks, and hosts nothing
       client.job = {};
-      return body(to_bytes(actors::Attached{id_, {}, options_.head.to_string(), options_.session, options_.host, {}}));
+      return body(to_bytes(actors::Attached{id_, {}, options_.head.to_string(), options_.session, options_.host, {}, -1}));
     }
     const JobId job = m.worker ? it->second.spec.job : m.job;
     id = random_.id<WorkerId>();
@@ -329,7 +378,33 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
   it->second.peer = &peer;
   client.worker = id;
   client.job = it->second.spec.job;
-  return body(to_bytes(actors::Attached{id_, client.job, options_.head.to_string(), options_.session, options_.host, id}));
+  Message out;
+  if (const auto shared = share_board(it->second, out); !shared) log_->warn("no board for objects: {}", shared.error().message());
+  const std::int32_t member = out.fds.empty() ? -1 : it->second.member;
+  out.body = to_bytes(actors::Attached{id_, client.job, options_.head.to_string(), options_.session, options_.host, id, member});
+  return out;
+}
+
+Result<void> Node::share_board(Worker& worker, Message& reply) {
+  using runtime::UsageBoard;
+  if (options_.object_store_bytes == 0) return {};
+  if (!board_) {
+    SHOAL_TRY(board_memory_, runtime::make_memory("shoal:board", UsageBoard::kBytes));
+    SHOAL_TRY(board_, runtime::map(board_memory_, UsageBoard::kBytes, runtime::Access::kReadWrite));
+    UsageBoard(board_->data()).set_limit(options_.object_store_bytes);
+  }
+  if (worker.member < 0) {
+    std::int32_t member = 0;
+    while (board_members_.contains(member)) ++member;
+    if (static_cast<std::size_t>(member) >= UsageBoard::kMaxMembers) return {};
+    board_members_.insert(member);
+    worker.member = member;
+    UsageBoard(board_->data()).clear(static_cast<std::size_t>(member));
+    UsageBoard(board_->data()).set_members(static_cast<std::size_t>(*board_members_.rbegin()) + 1);
+  }
+  SHOAL_TRY(Fd copy, runtime::duplicate(board_memory_));
+  reply.fds.push_back(std::move(copy));
+  return {};
 }
 
 Result<Message> Node::open_arena(Peer& peer, const actors::OpenArena& m) {
@@ -416,6 +491,7 @@ void Node::end_job(JobId job) {
     launcher_.signal(id, SIGKILL);
   }
   memory_.end_job(job);
+  free(references_.end_job(job));
   if (torch_jobs_.erase(job) > 0 && torch_jobs_.empty()) launcher_.retire_torch();
 }
 
@@ -463,9 +539,14 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
   const auto node = workers_.extract(worker);
   Worker& w = node.mapped();
   devices_.give_back(worker);
+  if (w.member >= 0) {
+    runtime::UsageBoard(board_->data()).clear(static_cast<std::size_t>(w.member));
+    board_members_.erase(w.member);
+  }
   w.state = WorkerState::kExited;
   log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
   memory_.mark_gone(worker, cause.message());
+  free(references_.worker_gone(worker));
   const Bytes update =
       to_bytes(actors::WorkerUpdate{worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role});
   for (auto& [key, client] : clients_) {

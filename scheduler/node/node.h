@@ -13,10 +13,12 @@
 
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
+#include "runtime/shm/usage_board.h"
 #include "scheduler/node/devices.h"
 #include "scheduler/node/launcher.h"
 #include "scheduler/node/log_book.h"
 #include "storage/memory_table.h"
+#include "storage/reference_table.h"
 
 namespace shoal::scheduler {
 
@@ -33,6 +35,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     std::string session;  // folder
     LogBook::Options logs;
     storage::MemoryTable::Options memory;
+    std::uint64_t object_store_bytes = 0;  // that objects of all its processes may take; 0: any number
     runtime::Duration connect_timeout = std::chrono::seconds(5);
     runtime::Duration reconnect = std::chrono::milliseconds(500);
     std::size_t max_ended = 400;                             // workers whose logs a follower, and whose exit a head, still gets
@@ -68,6 +71,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     std::string endpoint;
     std::string role;
     runtime::Peer* peer = nullptr;
+    std::int32_t member = -1;     // of the board of objects' memory
     std::shared_ptr<void> watch;  // of one that was not launched here
     runtime::Timer kill;          // after its grace
   };
@@ -107,6 +111,10 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, pid_t pid, Launcher::Stream stream, std::string_view lines);
   void stop_worker(const actors::StopWorker& stop);
   void end_job(JobId job);
+  // A place on the board of objects' memory, and that board. None when it is full.
+  Result<void> share_board(Worker& worker, runtime::Message& reply);
+  void count_objects(const Client& client, const actors::CountObjects& count);
+  void free(const storage::ReferenceTable::Freed& freed);
   void worker_gone(WorkerId worker, std::int32_t shell_code, const Error& cause);
   void check_owner();
   void check_ended();
@@ -119,6 +127,10 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   const Options options_;
   NodeId id_;
   storage::MemoryTable memory_;
+  storage::ReferenceTable references_;
+  Fd board_memory_;
+  std::optional<runtime::Mapping> board_;
+  std::set<std::int32_t> board_members_;
   LogBook logs_;
   Devices devices_;
 

@@ -117,9 +117,19 @@ std::string detect_accelerator() {
 }
 
 using Labels = std::map<std::string, std::string>;
+constexpr const char* kObjectStoreMemory = "object_store_memory";  // as Ray calls it, also among the resources
+
+// Of the machine's memory, as Ray takes by default.
+std::uint64_t default_object_store() {
+  const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  return pages > 0 && page > 0 ? static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page) / 10 * 3 : 0;
+}
+
 Node::Options node_options(World& world, const actors::Resources& resources, const Labels& labels, const Endpoint& head) {
   Node::Options o;
   o.resources = resources;
+  const std::int64_t objects = resources.units(kObjectStoreMemory) / actors::Resources::kUnit;
+  o.object_store_bytes = objects > 0 ? static_cast<std::uint64_t>(objects) : default_object_store();
   const std::int64_t gpus = resources.units("GPU") / actors::Resources::kUnit;
   o.gpus = device_ids(gpus, std::getenv("CUDA_VISIBLE_DEVICES"));
   o.labels = labels;

@@ -32,6 +32,7 @@ def test_rays_names_are_exceptions_of_one_family(name):
     [
         ("ActorDiedError", "RayActorError"),
         ("ActorUnavailableError", "RayActorError"),
+        ("ObjectFreedError", "ObjectLostError"),
         ("OwnerDiedError", "ObjectLostError"),
         ("RayActorError", "Unavailable"),
         ("WorkerCrashedError", "Unavailable"),

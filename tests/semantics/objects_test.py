@@ -1,10 +1,19 @@
-"""Row A3: the memory of objects: what is read stays what it was, is used again, and is read-only."""
+"""Row A3: the memory of objects: what is read stays what it was, is used again, is read-only, and is freed with the last reference."""
+
+import contextlib
+import os
+import pickle
+import signal
+import time
 
 import numpy as np
 import pytest
 import torch
+from cast import GUARD_S
 
 import shoal as ray
+from shoal import ObjectRef
+from shoal.exceptions import ObjectFreedError
 
 LARGE = 1 << 18  # numbers of 8 bytes: beyond what travels in a frame, and what memory is kept for
 
@@ -96,3 +105,219 @@ def test_what_is_written_to_a_tensor_is_seen_by_nobody_else(numel):
     assert not other["tensor"].any()
     assert not other["array"].any()
     assert mine["tensor"].all()
+
+
+# ---- references that are counted
+
+
+@ray.remote
+class Holder:
+    """Has references, and gives them away."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def keep(self, name, refs):
+        self.kept[name] = refs
+
+    def give(self, name):
+        return self.kept[name]
+
+    def value(self, name):
+        return ray.get(self.kept[name])
+
+    def drop(self, name):
+        del self.kept[name]
+
+    def put(self, value):
+        return [ray.put(value)]
+
+    def pass_on(self, name, other):
+        ray.get(other.keep.remote(name, self.kept[name]))
+
+    def pid(self):
+        return os.getpid()
+
+
+@pytest.fixture
+def holder():
+    actor = Holder.remote()
+    yield actor
+    ray.kill(actor)
+
+
+@pytest.fixture
+def other():
+    actor = Holder.remote()
+    yield actor
+    ray.kill(actor)
+
+
+def name_of(ref):
+    """What is left of a reference that is gone. Asking for it gives it to the node."""
+    return ref._publish(), ref._owner
+
+
+def there(name):
+    from shoal._runtime import session
+
+    try:
+        ray.get(ObjectRef(session().fetch(*name)), timeout=GUARD_S)
+    except ObjectFreedError:
+        return False
+    return True
+
+
+def is_freed(name):
+    """Whether the node lets go of it, in the time that it takes to tell."""
+    end = time.monotonic() + GUARD_S
+    while there(name) and time.monotonic() < end:
+        time.sleep(0.001)
+    return not there(name)
+
+
+def given(value, actor, name="it"):
+    """The name of a value to which only the actor has a reference."""
+    ref = ray.put(value)
+    ray.get(actor.keep.remote(name, [ref]))
+    return name_of(ref)
+
+
+def test_a_value_that_was_sent_away_is_freed_with_the_last_reference(holder):
+    name = given("kept", holder)
+    assert there(name)
+    assert ray.get(holder.value.remote("it")) == ["kept"]
+    ray.get(holder.drop.remote("it"))
+    assert is_freed(name)
+
+
+def test_one_that_its_maker_keeps_is_not_freed(holder):
+    ref = ray.put("kept")
+    ray.get(holder.keep.remote("it", [ref]))
+    ray.get(holder.drop.remote("it"))
+    name = given("other", holder)  # what is told in order has been told when this is freed
+    ray.get(holder.drop.remote("it"))
+    assert is_freed(name)
+    assert there(name_of(ref))
+
+
+def test_a_reference_among_arguments_that_are_not_kept_is_given_back(holder):
+    ref = ray.put("kept")
+    ray.get([holder.keep.remote("it", [ref]) for _ in range(3)])
+    name = name_of(ref)
+    ray.get(holder.drop.remote("it"))
+    del ref
+    assert is_freed(name)
+
+
+def test_a_result_gives_its_references_to_the_caller(holder):
+    [ref] = ray.get(holder.put.remote("made"))
+    name = name_of(ref)
+    assert ray.get(ref) == "made"
+    assert there(name)
+    del ref
+    assert is_freed(name)
+
+
+def test_a_result_that_nobody_has_read_keeps_its_references(holder):
+    result = holder.put.remote("made")
+    ray.wait([result])
+    other = given("other", holder)
+    ray.get(holder.drop.remote("it"))
+    assert is_freed(other)
+    assert ray.get(ray.get(result)[0]) == "made"
+
+
+def test_a_borrower_passes_it_on_and_lets_go(holder, other):
+    name = given("kept", holder)
+    ray.get(holder.pass_on.remote("it", other))
+    ray.get(holder.drop.remote("it"))
+    assert ray.get(other.value.remote("it")) == ["kept"]
+    assert there(name)
+    ray.get(other.drop.remote("it"))
+    assert is_freed(name)
+
+
+def test_what_an_object_contains_stays_with_it(holder):
+    inner = ray.put("inner")
+    outer = ray.put([inner])
+    names = name_of(inner), name_of(outer)
+    ray.get(holder.keep.remote("it", [outer]))
+    del inner, outer
+    [[again]] = ray.get(holder.value.remote("it"))
+    assert ray.get(again) == "inner"
+    del again
+    assert all(map(there, names))
+    ray.get(holder.drop.remote("it"))
+    assert all(map(is_freed, names))
+
+
+def test_a_borrower_that_dies_holds_nothing(holder):
+    name = given("kept", holder)
+    os.kill(ray.get(holder.pid.remote()), signal.SIGKILL)
+    assert is_freed(name)
+
+
+def test_a_value_that_is_not_there_yet_is_freed_likewise(holder, gate):
+    ref = gate.wait.remote(then="late")
+    ray.get(holder.keep.remote("it", [ref]))
+    name = name_of(ref)
+    del ref
+    ray.get(holder.drop.remote("it"))
+    assert is_freed(name)
+    gate.open.remote()
+
+
+def test_one_of_several_results_keeps_what_it_refers_to(holder):
+    @ray.remote(num_returns=2)
+    def make():
+        return [ray.put("first")], [ray.put("second")]
+
+    first, second = make.remote()
+    [ref] = ray.get(first)
+    name = name_of(ref)
+    assert ray.get(ref) == "first"
+    del first, second, ref
+    assert is_freed(name)
+
+
+def test_a_reference_that_is_pickled_by_hand_stays():
+    ref = ray.put("kept")
+    pickled, name = pickle.dumps(ref), name_of(ref)
+    del ref
+    assert ray.get(pickle.loads(pickled)) == "kept"
+    assert there(name)
+
+
+def test_getting_what_was_freed_raises_and_does_not_wait(holder):
+    name = given("kept", holder)
+    ray.get(holder.drop.remote("it"))
+    assert is_freed(name)
+    from shoal import _refs
+
+    with pytest.raises(ObjectFreedError, match="it was freed"):
+        ray.get(_refs._fetch(name[0], "", name[1]), timeout=GUARD_S)
+
+
+def test_memory_that_goes_round_stays_flat(holder):
+    value = np.zeros(LARGE)  # 2 MiB
+    for _ in range(3):
+        ray.get(holder.keep.remote("it", [ray.put(value)]))
+    before = shared_memory()
+    for _ in range(100):
+        ray.get(holder.keep.remote("it", [ray.put(value)]))
+    last = given(value, holder)
+    ray.get(holder.drop.remote("it"))
+    assert is_freed(last)
+    assert shared_memory() - before < 50 * value.nbytes
+
+
+def shared_memory():
+    """Bytes of memory that this process has put values into."""
+    files = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if "shoal:value" in os.readlink(f"/proc/self/fd/{fd}"):
+                info = os.stat(f"/proc/self/fd/{fd}")
+                files[info.st_ino] = info.st_blocks * 512
+    return sum(files.values())

@@ -133,7 +133,7 @@ class Outgoing:
         ref, out = session.put(head, buffers), []
         for sender in senders:  # one memory: each reader has an id of its own to give back
             object_id = new_object_id()
-            session.publish(ref, object_id)
+            session.give(ref, object_id)
             self._elsewhere.append(object_id)
             out.append(partial(sender.write_elsewhere, f"{object_id} {session.worker}".encode(), raised))
         return out

@@ -152,7 +152,7 @@ class Trainer:
                     f"rank {missing[0]} ended its loop without report number {number}", hint="report equally often on every rank"
                 )
                 for _, call in waiting.pop(number):
-                    s.reply(call, *_serialize.dump_exception(error, "report"), True)
+                    s.reply(call, *_serialize.dump_exception(error, "report"), raised=True)
 
 
 def _refuse_ranks() -> None:

@@ -1,0 +1,14 @@
+// What an object is called in the whole cluster.
+#pragma once
+
+#include "runtime/core/id.h"
+
+namespace shoal::actors {
+
+struct ObjectKey {
+  JobId job;
+  ObjectId id;
+  auto operator<=>(const ObjectKey&) const = default;
+};
+
+}  // namespace shoal::actors

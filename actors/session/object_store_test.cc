@@ -1,0 +1,141 @@
+#include "actors/session/object_store.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "actors/value/value.h"
+
+namespace shoal::actors {
+namespace {
+
+constexpr std::size_t kMiB = 1 << 20;
+
+class ObjectStoreTest : public testing::Test {
+ protected:
+  ObjectStoreTest() {
+    runtime::UsageBoard board(node_.data());
+    board.set_limit(10 * kMiB);
+    board.set_members(2);
+    join(here_, 0);
+    join(there_, 1);
+  }
+
+  void join(ObjectStore& store, std::size_t member) {
+    ObjectStore::Place place;
+    place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
+    place.member = member;
+    place.folder = folder_;
+    ObjectStore& other = member == 0 ? there_ : here_;
+    place.ask_others = [&other](std::uint64_t bytes) { other.wanted(bytes); };
+    place.moved = [this](ObjectId object, Result<Fd> file) { moved_.emplace_back(object, std::move(file)); };
+    place.patience = std::chrono::milliseconds(200);
+    store.join(std::move(place));
+  }
+
+  Result<Value> make(char with, ObjectStore& store, std::size_t bytes = 3 * kMiB) {
+    const std::string text(bytes, with);
+    return Value::make({std::as_bytes(std::span(text))}, Value::Kind::kResult, &store);
+  }
+  static char look(const Value& value) {
+    const auto here = value.pin().value();
+    const auto last = here.pieces[0].back();
+    EXPECT_EQ(here.pieces[0].front(), last);
+    return static_cast<char>(last);
+  }
+  runtime::UsageBoard::Usage total() { return runtime::UsageBoard(node_.data()).total(); }
+
+  const std::string folder_ = [] {
+    std::string name = testing::TempDir() + "/object-store-XXXXXX";
+    return std::string(mkdtemp(name.data()));
+  }();
+  const Fd memory_ = runtime::make_memory("board", runtime::UsageBoard::kBytes).value();
+  const runtime::Mapping node_ = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
+  std::vector<std::pair<ObjectId, Result<Fd>>> moved_;
+  ObjectStore here_, there_;
+};
+
+TEST_F(ObjectStoreTest, MovesWhatWasUsedLongestAgoIntoFilesAndReadsItThere) {
+  std::vector<Value> values;
+  for (char c = 'a'; c < 'g'; ++c) {
+    values.push_back(make(c, here_).value());
+    EXPECT_LE(total().kept, 10 * kMiB);
+  }
+  EXPECT_TRUE(values[0].memory()->spilled());
+  EXPECT_FALSE(values[5].memory()->spilled());
+  for (char c = 'a'; c < 'g'; ++c) EXPECT_EQ(look(values[static_cast<std::size_t>(c - 'a')]), c);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));  // they have no names
+  EXPECT_GE(total().spilled, 9 * kMiB);
+  values.clear();
+  EXPECT_EQ(total().spilled, 0u);
+}
+
+TEST_F(ObjectStoreTest, LeavesWhatSomebodyLooksAt) {
+  const Value looked_at = make('a', here_).value();
+  const auto here = looked_at.pin().value();
+  std::vector<Value> values;
+  for (int k = 0; k < 5; ++k) values.push_back(make('b', here_).value());
+  EXPECT_FALSE(looked_at.memory()->spilled());
+  EXPECT_EQ(here.pieces[0].back(), std::byte{'a'});
+}
+
+TEST_F(ObjectStoreTest, OneThatIsInAFileIsPassedOnLikeAnyOther) {
+  const Value value = make('a', here_).value();
+  std::vector<Value> values;
+  for (int k = 0; k < 5; ++k) values.push_back(make('b', here_).value());
+  ASSERT_TRUE(value.memory()->spilled());
+  const Value there = Value::from_memory(value.own_memory().value()).value();
+  EXPECT_EQ(look(there), 'a');
+}
+
+TEST_F(ObjectStoreTest, TheNodeHearsOfThoseThatItKeeps) {
+  const Value value = make('a', here_).value();
+  value.memory()->published = 7;
+  std::vector<Value> values;
+  for (int k = 0; k < 5; ++k) values.push_back(make('b', here_).value());
+  ASSERT_EQ(moved_.size(), 1u);
+  EXPECT_EQ(moved_[0].first, ObjectId{7});
+  EXPECT_EQ(look(Value::from_memory(*std::move(moved_[0].second)).value()), 'a');
+}
+
+TEST_F(ObjectStoreTest, AsksOthersForRoom) {
+  std::vector<Value> theirs, ours;
+  for (int k = 0; k < 3; ++k) theirs.push_back(make('t', there_).value());
+  for (int k = 0; k < 3; ++k) ours.push_back(make('o', here_).value());
+  EXPECT_LE(total().kept, 10 * kMiB);
+  for (const Value& v : theirs) EXPECT_EQ(look(v), 't');
+  for (const Value& v : ours) EXPECT_EQ(look(v), 'o');
+}
+
+TEST_F(ObjectStoreTest, RefusesWithTheNumbersWhatThereIsNoRoomFor) {
+  EXPECT_EQ(make('a', here_, 11 * kMiB).error().reason(), "ObjectStoreFull");
+  std::vector<Value> values;
+  std::vector<Value::Pinned> looked_at;
+  for (int k = 0; k < 3; ++k) {
+    values.push_back(make('a', k == 0 ? there_ : here_).value());
+    looked_at.push_back(values.back().pin().value());
+  }
+  const auto refused = make('b', here_);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().reason(), "ObjectStoreFull");
+  EXPECT_NE(refused.error().message().find(std::to_string(10 * kMiB)), std::string::npos);
+  looked_at.clear();
+  EXPECT_TRUE(make('b', here_));
+}
+
+TEST_F(ObjectStoreTest, SaysWhyThereCanBeNoFile) {
+  std::filesystem::remove(folder_);
+  std::vector<Value> values;
+  for (int k = 0; k < 3; ++k) values.push_back(make('a', here_).value());
+  const auto refused = make('b', here_);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find(folder_), std::string::npos);
+}
+
+}  // namespace
+}  // namespace shoal::actors

@@ -1,0 +1,97 @@
+#include "actors/session/references.h"
+
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+
+namespace shoal::actors {
+
+struct References::State {
+  struct Here {
+    std::int64_t holds = 0;
+    std::int64_t counted = 0;  // at the node, for this process
+  };
+  const pid_t pid = getpid();
+  std::mutex mutex;
+  std::map<ObjectKey, Here> here;
+  std::vector<Change> untold;
+  std::function<void()> wake;  // empty: the session is over
+
+  void tell(const ObjectKey& object, WorkerId holder, std::int64_t by) {
+    if (!wake) return;
+    if (untold.empty()) wake();
+    untold.push_back({object, holder, by});
+  }
+};
+
+struct References::Hold {
+  std::shared_ptr<State> state;
+  std::vector<ObjectKey> objects;
+  ~Hold() {
+    if (getpid() != state->pid) return;
+    const std::lock_guard lock(state->mutex);
+    for (const ObjectKey& o : objects) {
+      const auto it = state->here.find(o);
+      if (--it->second.holds > 0) continue;
+      state->tell(o, {}, -it->second.counted);
+      state->here.erase(it);
+    }
+  }
+};
+
+void arrived(Value& value, References& references, ValueMemory& memory) {
+  value.refer(value.refs(), references.received(value.refs()));
+  if (value.shared()) memory.keeps(value.memory());
+}
+
+References::References(std::function<void()> wake, std::function<void(std::vector<Change>)> tell)
+    : state_(std::make_shared<State>()), tell_(std::move(tell)) {
+  state_->wake = std::move(wake);
+}
+
+References::~References() {
+  const std::lock_guard lock(state_->mutex);
+  state_->wake = {};
+}
+
+std::shared_ptr<const void> References::hold(const std::vector<ObjectKey>& objects) { return taken(objects, false); }
+
+std::shared_ptr<const void> References::received(const std::vector<ObjectKey>& objects) { return taken(objects, true); }
+
+std::shared_ptr<const void> References::taken(const std::vector<ObjectKey>& objects, bool counted) {
+  if (objects.empty()) return nullptr;
+  auto out = std::make_shared<Hold>();
+  const std::lock_guard lock(state_->mutex);
+  for (const ObjectKey& o : objects) {
+    auto& here = state_->here[o];
+    ++here.holds;
+    here.counted += counted;
+    if (here.counted > 0) continue;
+    here.counted = 1;  // nobody has counted it for this process: it made it, or got it in a way of its own
+    state_->tell(o, {}, 1);
+  }
+  out->state = state_;
+  out->objects = objects;
+  return out;
+}
+
+void References::sending(const Value& value, WorkerId to) {
+  if (value.refs().empty() || !to) return;
+  {
+    const std::lock_guard lock(state_->mutex);
+    for (const ObjectKey& o : value.refs()) state_->tell(o, to, 1);
+  }
+  flush();
+}
+
+void References::flush() {
+  std::vector<Change> changes;
+  {
+    const std::lock_guard lock(state_->mutex);
+    changes.swap(state_->untold);
+  }
+  if (!changes.empty()) tell_(std::move(changes));
+}
+
+}  // namespace shoal::actors

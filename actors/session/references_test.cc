@@ -1,0 +1,82 @@
+#include "actors/session/references.h"
+
+#include <map>
+#include <optional>
+
+#include <gtest/gtest.h>
+
+namespace shoal::actors {
+namespace {
+
+const ObjectKey kOne{JobId{1}, ObjectId{1}}, kTwo{JobId{1}, ObjectId{2}};
+constexpr WorkerId kOther{7};
+
+class ReferencesTest : public testing::Test {
+ protected:
+  // What the node was told since, by object and holder.
+  std::map<std::pair<ObjectKey, WorkerId>, std::int64_t> told() {
+    references_->flush();
+    return std::exchange(told_, {});
+  }
+  std::map<std::pair<ObjectKey, WorkerId>, std::int64_t> told_;
+  int wakes_ = 0;
+  std::optional<References> references_{std::in_place, [this] { ++wakes_; },
+                                        [this](std::vector<References::Change> changes) {
+                                          for (const auto& c : changes) told_[{c.object, c.holder}] += c.by;
+                                        }};
+};
+
+using Told = std::map<std::pair<ObjectKey, WorkerId>, std::int64_t>;
+
+TEST_F(ReferencesTest, TellsOfTheFirstHoldAndOfTheLast) {
+  auto first = references_->hold({kOne}), second = references_->hold({kOne});
+  EXPECT_EQ(told(), (Told{{{kOne, {}}, 1}}));
+  first.reset();
+  EXPECT_EQ(told(), Told());
+  second.reset();
+  EXPECT_EQ(told(), (Told{{{kOne, {}}, -1}}));
+}
+
+TEST_F(ReferencesTest, TakesOffAtOnceAllThatWasCountedForIt) {
+  auto first = references_->received({kOne, kTwo}), second = references_->received({kOne});
+  auto own = references_->hold({kOne});
+  first.reset();
+  EXPECT_EQ(told(), (Told{{{kTwo, {}}, -1}}));
+  second.reset();
+  own.reset();
+  EXPECT_EQ(told(), (Told{{{kOne, {}}, -2}}));
+}
+
+TEST_F(ReferencesTest, CountsForTheReceiverBeforeItTakesItsOwnOff) {
+  std::vector<std::pair<WorkerId, std::int64_t>> order;
+  References references([] {},
+                        [&](std::vector<References::Change> changes) {
+                          for (const auto& c : changes) order.emplace_back(c.holder, c.by);
+                        });
+  auto hold = references.hold({kOne});
+  {
+    Value value;
+    value.refer({kOne}, std::exchange(hold, nullptr));
+    references.sending(value, kOther);
+  }
+  references.flush();
+  EXPECT_EQ(order, (std::vector<std::pair<WorkerId, std::int64_t>>{{{}, 1}, {kOther, 1}, {{}, -1}}));
+}
+
+TEST_F(ReferencesTest, WakesOncePerBatch) {
+  const auto hold = references_->hold({kOne, kTwo});
+  EXPECT_EQ(wakes_, 1);
+  told();
+  references_->received({kOne});
+  EXPECT_EQ(wakes_, 1);  // it is held besides
+}
+
+TEST_F(ReferencesTest, AHoldMayOutliveTheSession) {
+  auto hold = references_->hold({kOne});
+  references_.reset();
+  hold.reset();
+  EXPECT_EQ(wakes_, 1);
+}
+
+}  // namespace
+}  // namespace shoal::actors

@@ -1,0 +1,56 @@
+// The memory of one large value in this process: mapped while somebody looks at it, and, when memory is short, in a file instead.
+//
+// The file has no name: it is gone with the last process that has it open or mapped, whatever becomes of them. Reading it is the kernel's
+// business, as its pages come and go like those of any file. Any thread.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "runtime/core/fd.h"
+#include "runtime/core/result.h"
+#include "runtime/shm/memory.h"
+
+namespace shoal::actors {
+
+class SharedMemory {
+ public:
+  static Result<std::shared_ptr<SharedMemory>> of(Fd memory, std::size_t bytes);
+  SharedMemory(Fd memory, std::size_t bytes) : bytes_(bytes), memory_(std::move(memory)) {}
+  ~SharedMemory();
+
+  std::size_t bytes() const { return bytes_; }
+  // It stays where it is as long as somebody has this.
+  Result<std::shared_ptr<const runtime::Mapping>> mapping();
+  // It is never moved from now on.
+  void stay() { stays_ = true; }
+  // Another mapping, in which what is written is seen by nobody else.
+  Result<runtime::Mapping> copy() const;
+  // To be passed on.
+  Result<Fd> descriptor() const;
+
+  // Moves it into a file in that folder, unless somebody looks at it, or it is in one. Whether it did. Takes its time: not on a loop.
+  Result<bool> spill(const std::string& folder);
+  bool spilled() const;
+  // Counts up with every look at one of a process: the lower, the longer ago.
+  std::uint64_t last_used() const { return last_used_; }
+  // Called, in any thread, when one that was spilled is gone.
+  void on_gone(std::function<void()> told);
+  // The object that the node keeps of it, if it does: to be given the file, too.
+  std::atomic<std::uint64_t> published = 0;
+
+ private:
+  const std::size_t bytes_;
+  mutable std::mutex mutex_;
+  Fd memory_;
+  std::shared_ptr<const runtime::Mapping> mapping_;
+  bool spilled_ = false;
+  std::function<void()> gone_;
+  std::atomic<std::uint64_t> last_used_ = 0;
+  std::atomic<bool> stays_ = false;
+};
+
+}  // namespace shoal::actors

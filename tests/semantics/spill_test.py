@@ -1,0 +1,149 @@
+"""Row A3: objects beyond the limit of the store lie in files until somebody looks at them."""
+
+import gc
+import os
+
+import numpy as np
+import pytest
+from cast import GUARD_S
+
+import shoal as ray
+from shoal.exceptions import ObjectStoreFullError
+
+MIB = 1 << 20
+LIMIT = 64 * MIB
+SIZE = 8 * MIB
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(module_home):
+    """One for the module, with little room."""
+    ray.init(num_cpus=4, object_store_memory=LIMIT)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    gc.collect()  # tracebacks that refer to each other
+    assert files() == 0
+
+
+def made(k):
+    return np.full(SIZE // 8, float(k))
+
+
+def right(array, k):
+    return array.shape == (SIZE // 8,) and array[0] == k and array[-1] == k
+
+
+def descriptors(of):
+    out = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            info = os.stat(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if of in name:
+            out.append((info.st_ino, info.st_blocks * 512))
+    return dict(out)
+
+
+def files():
+    """How many values lie in files, as this process sees it."""
+    return len(descriptors("spilled-"))
+
+
+def in_memory():
+    """Bytes of shared memory that this process holds."""
+    return sum(descriptors("shoal:value").values())
+
+
+@ray.remote
+class Maker:
+    def make(self, k):
+        return made(k)
+
+    def look(self, array, k):
+        return right(array, k)
+
+    def look_within(self, refs):
+        return [right(ray.get(r), k) for k, r in enumerate(refs)]
+
+
+@pytest.fixture
+def maker():
+    actor = Maker.remote()
+    yield actor
+    ray.kill(actor)
+
+
+def test_what_is_put_beyond_the_limit_comes_back_as_it_was():
+    refs = [ray.put(made(k)) for k in range(24)]  # three times as much as there is
+    assert files() >= 15
+    assert in_memory() <= LIMIT
+    for _ in range(2):
+        for k, ref in enumerate(refs):
+            assert right(ray.get(ref), k)
+
+
+def test_those_used_longest_ago_go_first():
+    refs = [ray.put(made(k)) for k in range(6)]
+    ray.get(refs[0])
+    more = [ray.put(made(k)) for k in range(4)]
+    assert 1 <= files() < 6
+    first = ray.get(refs[0])
+    assert right(first, 0)
+    del more
+
+
+def test_what_somebody_looks_at_stays():
+    arrays = [ray.get(ray.put(made(k))) for k in range(5)]
+    refs = [ray.put(made(k)) for k in range(10)]
+    assert all(right(a, k) for k, a in enumerate(arrays))
+    assert all(right(ray.get(r), k) for k, r in enumerate(refs))
+
+
+def test_results_are_moved_by_who_holds_them(maker):
+    refs = [maker.make.remote(k) for k in range(16)]
+    assert all(right(ray.get(r), k) for k, r in enumerate(refs))
+    assert files() >= 8
+
+
+def test_a_value_in_a_file_is_an_argument_like_any_other(maker):
+    refs = [ray.put(made(k)) for k in range(16)]
+    assert ray.get([maker.look.remote(r, k) for k, r in enumerate(refs)], timeout=GUARD_S) == [True] * 16
+    assert ray.get(maker.look_within.remote(refs), timeout=GUARD_S) == [True] * 16
+
+
+def test_a_tensor_in_a_file_may_be_written_and_nobody_sees_it():
+    torch = pytest.importorskip("torch")
+    first = ray.put(torch.zeros(SIZE // 8, dtype=torch.float64))
+    rest = [ray.put(made(k)) for k in range(10)]
+    ray.get(first).add_(1)
+    assert not ray.get(first).any()
+    del rest
+
+
+def test_one_that_is_larger_than_the_store_is_refused_with_the_numbers():
+    with pytest.raises(ObjectStoreFullError, match=str(LIMIT)):
+        ray.put(np.zeros(LIMIT // 8 + 1))
+
+
+def test_a_store_full_of_what_is_looked_at_refuses_and_recovers():
+    arrays = [ray.get(ray.put(made(k))) for k in range(7)]
+    with pytest.raises(ObjectStoreFullError, match="looked at"):
+        ray.put(np.zeros(2 * SIZE // 8))
+    assert all(right(a, k) for k, a in enumerate(arrays))
+    del arrays
+    assert right(ray.get(ray.put(made(3))), 3)
+
+
+def test_a_result_there_is_no_room_for_is_the_failure_of_its_call(maker):
+    arrays = [ray.get(ray.put(made(k))) for k in range(7)]
+    with pytest.raises(ObjectStoreFullError):
+        ray.get(maker.make.remote(1), timeout=GUARD_S)
+    del arrays
+    assert right(ray.get(maker.make.remote(1), timeout=GUARD_S), 1)
