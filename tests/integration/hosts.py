@@ -50,17 +50,23 @@ with open(sys.argv[2], "wb", buffering=0) as file:
 """
 
 
-def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=LIMIT_S)
+def _within(namespace: str) -> tuple[str, ...]:
+    """What a command begins with. Not ``ip netns exec`` nor ``ip -n``: those mount a /sys of their own, which they cannot in a chroot."""
+    return ("nsenter", f"--net=/run/netns/{namespace}")
+
+
+def _ip(*words: str, namespace: str = "") -> None:
+    command = [*(_within(namespace) if namespace else ()), "ip", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
-        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 class Host(Command):
     """The ``shoal`` command on one of them, in a SHOAL_HOME of its own."""
 
     def __init__(self, home: Path, namespace: str, address: str, device: str):
-        super().__init__(home, before=("ip", "netns", "exec", namespace))
+        super().__init__(home, before=_within(namespace))
         self.namespace, self.address, self.device = namespace, address, device
 
     def listen_to_wire(self, to: Path):
@@ -81,9 +87,9 @@ class Hosts:
             (name, other), (device, far) = self._names, self._devices
             _ip("link", "add", device, "netns", name, "type", "veth", "peer", "name", far, "netns", other)
             for name, device, address in zip(self._names, self._devices, (A, B), strict=True):
-                _ip("-n", name, "addr", "add", f"{address}/24", "dev", device)
-                _ip("-n", name, "link", "set", "lo", "up")
-                _ip("-n", name, "link", "set", device, "up")
+                _ip("addr", "add", f"{address}/24", "dev", device, namespace=name)
+                _ip("link", "set", "lo", "up", namespace=name)
+                _ip("link", "set", device, "up", namespace=name)
         except OSError:
             self.end()
             raise
@@ -96,16 +102,18 @@ class Hosts:
             return "network namespaces are made by root"
         if shutil.which("ip") is None:
             return "the command `ip` (iproute2) is not installed"
+        name = f"shoal-{os.getpid()}-t"
         try:
-            name = f"shoal-{os.getpid()}-t"
             _ip("netns", "add", name)
-            _ip("netns", "del", name)
+            _ip("link", "set", "lo", "up", namespace=name)
         except OSError as error:
             return f"no network namespaces here: {error}"
+        finally:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=LIMIT_S)
         return ""
 
     def pull_cable(self) -> None:
-        _ip("-n", self._names[0], "link", "set", self._devices[0], "down")
+        _ip("link", "set", self._devices[0], "down", namespace=self._names[0])
 
     def end(self) -> None:
         for name in self._names:
