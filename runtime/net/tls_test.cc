@@ -10,6 +10,8 @@
 #include <ctime>
 #include <thread>
 
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "runtime/loop/loop.h"
@@ -410,7 +412,7 @@ TEST(Certificates, AFingerprintIsReadAndWritten) {
   EXPECT_EQ(text.size(), 7u + 64);
   EXPECT_EQ(Fingerprint::parse(text).value(), c.fingerprint);
   EXPECT_EQ(Fingerprint::of(c.node.certificate).value() == c.fingerprint, false);
-  for (const std::string bad : {"", "sha256:", "sha256:00", text.substr(7).c_str(), (text + "0").c_str()}) {
+  for (const std::string& bad : std::vector<std::string>{"", "sha256:", "sha256:00", text.substr(7), text + "0"}) {
     EXPECT_FALSE(Fingerprint::parse(bad)) << bad;
   }
 }
