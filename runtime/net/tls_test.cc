@@ -9,7 +9,6 @@
 
 #include <ctime>
 #include <thread>
-
 #include <vector>
 
 #include <gtest/gtest.h>
