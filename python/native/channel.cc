@@ -211,9 +211,12 @@ class Sender {
     while (true) {
       if (ring_.closed()) raise(python::closed());
       if (const auto room = unwrap(ring_.reserve(bytes))) return room->data();
-      const nb::gil_scoped_release release;  // more is under way than there may be: the other end goes on
-      patience_.wait(
-          ring_, milliseconds(100), [] { return false; }, [&](milliseconds limit, Spin& spin) { return ring_.wait(bytes, limit, spin); });
+      {
+        const nb::gil_scoped_release release;  // more is under way than there may be: the other end goes on
+        patience_.wait(
+            ring_, milliseconds(50), [] { return false; }, [&](milliseconds limit, Spin& spin) { return ring_.wait(bytes, limit, spin); });
+      }
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
   }
 

@@ -73,26 +73,28 @@ bool RingWriter::has_room(std::size_t bytes) {
   const auto need = room_for(bytes);
   const auto to_end = capacity_ - offset(written_);
   const auto total = need > to_end ? to_end + need : need;
-  if (capacity_ - (written_ - read_) >= total) return true;
+  if (capacity_ - taken() >= total) return true;
   read_ = page_->read.load();
-  return written_ - read_ > capacity_ || capacity_ - (written_ - read_) >= total;  // the former: broken
+  return broken() || capacity_ - taken() >= total;
 }
 
 Result<std::optional<std::span<std::byte>>> RingWriter::reserve(std::size_t bytes) {
   SHOAL_CHECK(bytes <= max_record(capacity_), "a record beyond the ring's limit");
   const auto need = room_for(bytes);
   if (!has_room(bytes)) return std::optional<std::span<std::byte>>();
-  if (written_ - read_ > capacity_ || read_ % 8 != 0) return fail(broken("reader's position"));
+  if (broken()) return fail(runtime::broken("reader's position"));
   const auto at = offset(written_), to_end = capacity_ - at;
   reserved_ = written_;
-  bool restart = need > to_end;
-  if (!restart && at / kRestartBytes != (at + need) / kRestartBytes && at > 0) {
+  reserved_restart_ = restarted_;
+  const bool beyond = need > to_end;
+  if (beyond || (at / kRestartBytes != (at + need) / kRestartBytes && at > 0)) {
     read_ = page_->read.load();
-    restart = read_ == written_ && need + to_end <= capacity_;
-  }
-  if (restart) {
-    word_at(data_ + at).store(kPad, std::memory_order_relaxed);
-    reserved_ += to_end;
+    if (read_ == written_) {
+      reserved_ = reserved_restart_ = written_ + to_end;
+    } else if (beyond) {
+      word_at(data_ + at).store(kPad, std::memory_order_relaxed);
+      reserved_ += to_end;
+    }
   }
   auto* const record = data_ + offset(reserved_);
   word_at(record).store(bytes, std::memory_order_relaxed);
@@ -102,6 +104,10 @@ Result<std::optional<std::span<std::byte>>> RingWriter::reserve(std::size_t byte
 
 Wake RingWriter::commit() {
   SHOAL_CHECK(reserved_ != written_, "a record is committed that was not reserved");
+  if (restarted_ != reserved_restart_) {
+    restarted_ = reserved_restart_;
+    page_->restarted.store(restarted_, std::memory_order_relaxed);
+  }
   written_ = reserved_;
   page_->written.store(written_);
   return wake(page_->reader_sleeps);
@@ -122,9 +128,14 @@ bool RingWriter::arm(std::size_t bytes) {
 
 Result<std::optional<std::span<const std::byte>>> RingReader::peek() {
   if (written_ == read_) {
-    written_ = page_->written.load();
-    if (written_ == read_) return std::optional<std::span<const std::byte>>();
-    if (written_ - read_ > capacity_ || written_ % 8 != 0) return fail(broken("writer's position"));
+    const std::uint64_t written = page_->written.load();
+    if (written == read_) return std::optional<std::span<const std::byte>>();
+    const std::uint64_t restarted = page_->restarted.load(std::memory_order_relaxed);
+    const std::uint64_t from = std::max(read_, restarted);
+    if (from != read_ && from != read_ + capacity_ - offset(read_)) return fail(broken("restart"));
+    if (written - from > capacity_ || written == from || written % 8 != 0) return fail(broken("writer's position"));
+    read_ = from;
+    written_ = written;
   }
   while (true) {
     const auto at = offset(read_), here = std::min(written_ - read_, capacity_ - at);

@@ -1,7 +1,8 @@
 // A ring: records of bytes from one process to one other, in order, through memory that both map. No system call while neither sleeps.
 //
 // One thread at a time writes and one reads. A record lies in one piece, so that it can be written and read in place. Two rings, one for
-// each way, may lie in one memory. Pages are touched as they are used, and from the start again whenever little is under way.
+// each way, may lie in one memory. Pages are touched as they are used, and from the start again whenever little is under way: who begins
+// anew has the whole ring before it, whatever it leaves behind.
 //
 // Waiting. Each end that finds nothing to do leaves a word in the ring how it sleeps, looks once more, and sleeps; the other end looks at
 // that word after each of its steps (commit, pop).
@@ -20,6 +21,7 @@
 // eyes if the writer has gone wild: copy first what has to be parsed.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <chrono>
@@ -61,6 +63,7 @@ class Ring {
   enum Sleep : std::uint32_t { kAwake = 0, kFutex = 1, kBell = 2 };
   struct Page {
     alignas(64) std::atomic<std::uint64_t> written;        // position after the last record; the writer's
+    std::atomic<std::uint64_t> restarted;                  // where it last began anew: a reader that stands before goes on there
     alignas(64) std::atomic<std::uint64_t> read;           // position of the first record that is not read; the reader's
     alignas(64) std::atomic<std::uint32_t> reader_sleeps;  // Sleep; set by the one who sleeps, taken back by whoever ends it
     alignas(64) std::atomic<std::uint32_t> writer_sleeps;
@@ -87,7 +90,8 @@ class RingWriter final : public Ring {
   RingWriter(std::byte* memory, std::size_t capacity) : Ring(memory, capacity) {}
 
   // Where to write a record of so many bytes (at most max_record; a record may be empty), aligned to 8; nothing while there is no
-  // room. Up to an eighth of the ring may still be taken by records that were popped.
+  // room. Beside the records that are not popped there may be taken: an eighth of the ring, by popped ones, and less than one record, at
+  // its end, where the next had no room.
   // BrokenRing: the reader's position cannot be.
   Result<std::optional<std::span<std::byte>>> reserve(std::size_t bytes);
   // The reserved record can be read. It is gone if this is not called before the next reserve().
@@ -101,9 +105,12 @@ class RingWriter final : public Ring {
 
  private:
   bool has_room(std::size_t bytes);
+  std::uint64_t taken() const { return written_ - std::max(read_, restarted_); }
+  bool broken() const { return read_ > written_ || taken() > capacity_ || read_ % 8 != 0; }
 
-  std::uint64_t written_ = 0, reserved_ = 0;
-  std::uint64_t read_ = 0;  // as it was last seen
+  std::uint64_t written_ = 0, restarted_ = 0;
+  std::uint64_t reserved_ = 0, reserved_restart_ = 0;  // what they become by commit()
+  std::uint64_t read_ = 0;                             // as it was last seen
 };
 
 class RingReader final : public Ring {

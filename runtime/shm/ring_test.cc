@@ -54,6 +54,7 @@ class RingTest : public testing::Test {
   }
   // As the two positions lie in the memory.
   std::atomic<std::uint64_t>& written() { return *reinterpret_cast<std::atomic<std::uint64_t>*>(mapping_.data()); }
+  std::atomic<std::uint64_t>& restarted() { return *reinterpret_cast<std::atomic<std::uint64_t>*>(mapping_.data() + 8); }
   std::atomic<std::uint64_t>& has_read() { return *reinterpret_cast<std::atomic<std::uint64_t>*>(mapping_.data() + 64); }
 
   Fd fd_ = make_memory("ring", Ring::bytes(kCapacity)).value();
@@ -143,6 +144,51 @@ TEST_F(RingTest, LittleTrafficStaysOnFewPages) {
   struct stat info {};
   ASSERT_EQ(fstat(fd.get(), &info), 0);
   EXPECT_LE(info.st_blocks * 512, 24 << 10);
+}
+
+// In every ring that holds so many records and one more in seven eighths of itself, however it was used before.
+TEST_F(RingTest, ThereIsRoomForSoManyRecordsWhereverTheyBegin) {
+  constexpr std::size_t kLarge = 1 << 18, kMany = 10;
+  const Fd fd = make_memory("ring", Ring::bytes(kLarge)).value();
+  const Mapping mapping = map(fd, Ring::bytes(kLarge), Access::kReadWrite).value();
+  RingWriter writer(mapping.data(), kLarge);
+  RingReader reader(mapping.data(), kLarge);
+  const auto write = [&](std::size_t bytes, std::uint64_t i) {
+    const auto record = writer.reserve(bytes).value();
+    if (!record) return false;
+    fill(*record, i);
+    writer.commit();
+    return true;
+  };
+  const auto is_next = [&](std::size_t bytes, std::uint64_t i) {
+    const auto record = reader.peek().value();
+    const bool is = record && record->size() == bytes && (bytes == 0 || record->back() == static_cast<std::byte>(i + bytes - 1));
+    if (record) reader.pop();
+    return is;
+  };
+  constexpr std::size_t kLimit = kLarge / 8 * 7 / (kMany + 1) / 8 * 8 - 8;
+  for (const std::size_t before : {std::size_t{8}, std::size_t{4096}, std::size_t{16'384}, kLimit}) {
+    for (std::uint64_t rounds = 0; rounds < 40; ++rounds) {
+      for (std::uint64_t i = 0; i < rounds; ++i) ASSERT_TRUE(write(before, i) && is_next(before, i));
+      for (std::uint64_t i = 0; i < kMany; ++i) ASSERT_TRUE(write(kLimit, i)) << rounds << " records of " << before << " before " << i;
+      for (std::uint64_t i = 0; i < 3 * kMany; ++i) ASSERT_TRUE(is_next(kLimit, i) && write(kLimit, kMany + i));
+      for (std::uint64_t i = 0; i < kMany; ++i) ASSERT_TRUE(is_next(kLimit, 3 * kMany + i));
+    }
+  }
+}
+
+TEST_F(RingTest, ARestartThatIsNotCommittedDoesNotExist) {
+  ASSERT_TRUE(write(kCapacity / 2 - 8));
+  ASSERT_EQ(read(), kCapacity / 2 - 8);
+  ASSERT_TRUE(write(8));
+  ASSERT_EQ(read(), 8);
+  writer_.reserve(kCapacity / 2 - 8).value().value();  // from the start
+  ASSERT_TRUE(write(16));
+  EXPECT_EQ(read(), 16);
+  EXPECT_EQ(restarted(), 0u);
+  ASSERT_TRUE(write(kCapacity / 2 - 8));
+  EXPECT_EQ(restarted(), kCapacity);
+  EXPECT_EQ(read(), kCapacity / 2 - 8);
 }
 
 TEST_F(RingTest, OneStepRingsTheBellOfASleeperOnce) {
@@ -259,6 +305,11 @@ TEST_F(RingTest, PositionsAndLengthsThatCannotBeAreRefused) {
     written() = bad;
     EXPECT_TRUE(refused(RingReader(mapping_.data(), kCapacity).peek())) << bad;
   }
+  written() = kCapacity + 112;
+  for (const std::uint64_t bad : {std::uint64_t{8}, std::uint64_t{2 * kCapacity}, ~std::uint64_t{7}}) {
+    restarted() = bad;
+    EXPECT_TRUE(refused(RingReader(mapping_.data(), kCapacity).peek())) << bad;
+  }
   while (write(100)) {
   }
   has_read() = 1 << 20;
@@ -278,6 +329,7 @@ TEST(RingGarbage, StaysWithinTheRing) {
       if (i >= Ring::kHeaderBytes && word % 2 == 0) word = random() % 64;  // lengths that can be
       if (i >= Ring::kHeaderBytes && word % 9 == 0) word = 0xffffffff;
       if (i < 128) word = random() % (kCapacity / 8 + 2) * 8;
+      if (i == 8 && word % 16 == 0) word = kCapacity;
       std::memcpy(memory->bytes + i, &word, 8);
     }
     RingReader reader(memory->bytes, kCapacity);

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cast import GUARD_S, Recorder
+from graphs import *  # noqa: F403
+from graphs import Stage, graph_threads, memories_of_the_node
 from leftovers import wait_until
 
 import shoal as ray
-from shoal._runtime import state
 from shoal.dag import InputNode, MultiOutputNode
 from shoal.exceptions import (
     ActorDiedError,
@@ -27,73 +28,6 @@ from shoal.exceptions import (
     RayChannelTimeoutError,
     Unimplemented,
 )
-
-
-@ray.remote
-class Stage:
-    """Counts its calls."""
-
-    def __init__(self, name=""):
-        self.name, self.calls = name, 0
-
-    def through(self, value):
-        self.calls += 1
-        return value
-
-    def add(self, a, b=0):
-        self.calls += 1
-        return a + b
-
-    def tag(self, value):
-        return f"{value}{self.name}"
-
-    def numbered(self, value):
-        self.calls += 1
-        return value, self.calls
-
-    def pack(self, *values, **named):
-        return values, named
-
-    def fail_if_odd(self, value):
-        if value % 2:
-            raise KeyError(value)
-        return value
-
-    def lock_of(self, value):
-        return threading.Lock() if value else None
-
-    def ones(self, count):
-        return np.ones(count)
-
-    def add_in_place(self, tensor):
-        tensor += 1
-        return tensor
-
-    def wait_at(self, gate, name="", then=None):
-        return ray.get(gate.wait.remote(name, then))
-
-    def arrive(self, gate, who):
-        ray.get(gate.arrive.remote(who))
-        return who
-
-    def leave(self, value):
-        ray.exit_actor()
-
-    def count(self):
-        return self.calls
-
-    def pid(self):
-        return os.getpid()
-
-    def threads(self):
-        return [t.name for t in threading.enumerate()]
-
-    def run_graph(self, other, value):
-        """Executes a graph over another actor, and itself if there is none."""
-        with InputNode() as inp:
-            bound = (other or ray.get_runtime_context().current_actor).through.bind(inp)
-        self.compiled = bound.experimental_compile()
-        return ray.get(self.compiled.execute(value))
 
 
 @ray.remote(max_concurrency=2)
@@ -110,49 +44,6 @@ class Async:
 
     def loop_is_mine(self, value):
         return value, asyncio.get_running_loop() is not None
-
-
-@pytest.fixture
-def stages():
-    """Makes stages, which end with the test."""
-    made = []
-
-    def make(*names):
-        made.extend(Stage.remote(n) for n in names)
-        return made[-len(names) :]
-
-    yield make
-    for actor in made:
-        ray.kill(actor)
-
-
-@pytest.fixture
-def compiled():
-    """Compiles what a function makes of the input; torn down with the test."""
-    made = []
-
-    def make(bound, **options):
-        with InputNode() as inp:
-            made.append(bound(inp).experimental_compile(**options))
-        return made[-1]
-
-    yield make
-    for graph in made:
-        graph.teardown()
-
-
-def memories_of_the_node():
-    folder, out = f"/proc/{state.cluster.pid}/fd", []
-    for fd in os.listdir(folder):
-        try:
-            out.append(os.readlink(f"{folder}/{fd}"))
-        except FileNotFoundError:
-            pass
-    return sorted(m for m in out if m.startswith("/memfd:shoal:"))
-
-
-def graph_threads(actor):
-    return ray.get(actor.threads.remote()).count("shoal-graph")
 
 
 # ---- executed as they are
