@@ -88,7 +88,7 @@ Result<std::unique_ptr<Session>> connect(const Environment& e, const std::string
   SHOAL_TRY(const std::string root, SessionFolder::root(e.home.c_str()));
   SHOAL_TRY(const auto folder, SessionFolder::at_address(root, e.address));
   SHOAL_TRY(const auto info, folder.info());
-  return open_driver(folder, info.head_local.empty() ? info.head : info.head_local, name, print_logs);
+  return open_driver(folder, info.way(), name, print_logs);
 }
 
 // ---- a cluster of its own ----

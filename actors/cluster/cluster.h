@@ -222,6 +222,8 @@ struct ClusterStatus {
   Resources total, available;
   std::uint32_t num_nodes = 0, num_workers = 0, num_actors = 0, num_jobs = 0;
   std::vector<std::string> pending;  // what waits, and for what
+  std::string store;                 // where the head keeps its decisions
+  std::vector<std::string> heads;    // endpoints, the one that leads first; none where there is one head
 };
 
 }  // namespace shoal::actors

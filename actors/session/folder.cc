@@ -117,7 +117,16 @@ Result<SessionFolder> SessionFolder::at_address(const std::string& root, const s
   const bool any = address == "auto";
   for (const auto& folder : running(root)) {
     const auto info = folder.info();
-    if (info && (any ? !folder.is_private() : info->head == address || info->head_local == address)) return folder;
+    if (!info) continue;
+    if (any && !folder.is_private()) return folder;
+    // One of ours leads to the heads of others.
+    for (std::size_t from = 0; !any && from <= address.size();) {
+      const auto end = std::min(address.find(',', from), address.size());
+      const std::string one = address.substr(from, end - from);
+      const bool among = std::find(info->heads.begin(), info->heads.end(), one) != info->heads.end();
+      if (info->head == one || info->head_local == one || among) return folder;
+      from = end + 1;
+    }
   }
   return fail(unavailable(any ? "no cluster is running" : "no running cluster of this user has the address " + address)
                   .with_reason("NoCluster")
@@ -175,11 +184,15 @@ Result<Credentials> SessionFolder::credentials() const {
 }
 
 Result<void> SessionFolder::write_info(const SessionInfo& info) const {
-  const json j = {{"head", info.head},
-                  {"head_local", info.head_local},
-                  {"started_unix_ms", info.started_unix_ms},
-                  {"http", info.http},
-                  {"node", info.node}};
+  json j = {{"head", info.head},
+            {"head_local", info.head_local},
+            {"started_unix_ms", info.started_unix_ms},
+            {"http", info.http},
+            {"node", info.node}};
+  if (!info.store.empty()) {
+    j["store"] = info.store;
+    j["heads"] = info.heads;
+  }
   return write_file(path_ + "/info.json", j.dump(2) + "\n");
 }
 
@@ -190,8 +203,25 @@ Result<SessionInfo> SessionFolder::info() const {
   if (!is("head", &json::is_string) || !is("head_local", &json::is_string) || !is("started_unix_ms", &json::is_number_integer)) {
     return fail(data_loss(path_ + "/info.json is damaged"));
   }
-  return SessionInfo{j["head"], j["head_local"], j["started_unix_ms"], is("http", &json::is_string) ? j["http"] : "",
-                     is("node", &json::is_string) ? j["node"] : ""};
+  SessionInfo out{j["head"],
+                  j["head_local"],
+                  j["started_unix_ms"],
+                  is("http", &json::is_string) ? j["http"] : "",
+                  is("node", &json::is_string) ? j["node"] : "",
+                  "",
+                  {}};
+  if (is("store", &json::is_string)) out.store = j["store"];
+  if (!is("heads", &json::is_array)) return out;
+  for (const auto& head : j["heads"]) {
+    if (head.is_string()) out.heads.push_back(head);
+  }
+  return out;
+}
+
+std::string SessionInfo::way() const {
+  std::string out = head_local.empty() ? head : head_local;
+  for (const auto& h : heads) out += "," + h;
+  return out;
 }
 
 Result<void> SessionFolder::enter(const std::string& role, pid_t pid) const {

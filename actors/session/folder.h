@@ -28,8 +28,13 @@ struct SessionInfo {
   std::string head;        // HOST:PORT, empty for a cluster without one
   std::string head_local;  // unix:@NAME
   std::int64_t started_unix_ms = 0;
-  std::string http;       // http://HOST:PORT, empty for a cluster that is not asked so
+  std::string http = "";  // http://HOST:PORT, empty for a cluster that is not asked so
   std::string node = "";  // where this host's node listens, on a host that joined
+  // Of a cluster with several heads:
+  std::string store = "";               // which all of them share
+  std::vector<std::string> heads = {};  // HOST:PORT of each, the one that leads first
+  // From this host to the head: endpoints, as runtime::parse_endpoints reads them.
+  std::string way() const;
 };
 
 // What a host has of the cluster's certificates.
@@ -53,7 +58,8 @@ class SessionFolder {
   static Result<SessionFolder> open(const std::string& path);
   // Those with a living process, the latest first.
   static std::vector<SessionFolder> running(const std::string& root);
-  // The running one that has this address, of its head or local; "auto" is the latest that is not private. Unavailable/NoCluster.
+  // The running one that has this address (or one of several, comma-separated), of a head or local; "auto" is the latest that is not
+  // private. Unavailable/NoCluster.
   static Result<SessionFolder> at_address(const std::string& root, const std::string& address);
 
   const std::string& path() const { return path_; }

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "actors/session/open_network.h"
 #include "runtime/process/process.h"
@@ -23,6 +24,8 @@ constexpr runtime::Duration kHeadPause = std::chrono::milliseconds(50), kLeaveWi
 constexpr std::size_t kMaxRemoved = 1000;  // placement groups; a head keeps what it hears within milliseconds
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
+
+bool may_be_elsewhere(const Error& e) { return e.code() == Code::kUnavailable || e.code() == Code::kDeadlineExceeded; }
 
 Error head_gone() {
   return unavailable("the head is gone").with_reason("HeadGone").with_hint("running actors go on; `shoal status` tells when it is back");
@@ -58,24 +61,41 @@ class Session::Link final : public runtime::PeerHandler {
   // Why there is none.
   const Error& failure() const { return failure_; }
 
-  // At most one attempt at a time; nothing while there is a connection.
-  void dial(const std::string& endpoint) {
+  // One after the other of these endpoints. At most one attempt at a time; nothing while there is a connection.
+  void dial(const std::string& endpoints) {
     if (dialling_ || peer()) return;
-    endpoint_ = endpoint;
+    endpoint_ = endpoints;
     redial_ = {};
-    const auto to = runtime::parse_endpoint(endpoint);
+    auto to = runtime::parse_endpoints(endpoints);
     if (!to) {
       failure_ = to.error();
       return;
     }
     dialling_ = true;
-    session_.network_->connect(*to, runtime::Role::kClient, session_.options_.connect_timeout,
-                               [this, alive = alive_](Result<std::unique_ptr<runtime::Connection>> r) {
-                                 if (*alive) dialled(std::move(r));
-                               });
+    dial(*std::move(to), 0);
+  }
+
+  // When another one leads, what is under way with the one before fails as if that were gone.
+  void heads_are(const std::string& endpoints, bool moved) {
+    const bool there = endpoints.substr(0, endpoints.find(',')) == connected_to_;
+    endpoint_ = endpoints;
+    if (!moved || there || !peer()) return;
+    peer_->close(unavailable("another head leads").with_reason("Disconnected"));
+    dial(std::string(endpoint_));
   }
 
  private:
+  void dial(std::vector<runtime::Endpoint> to, std::size_t at) {
+    const auto& endpoint = to[at];
+    session_.network_->connect(endpoint, runtime::Role::kClient, session_.options_.connect_timeout,
+                               [this, alive = alive_, to, at](Result<std::unique_ptr<runtime::Connection>> r) {
+                                 if (!*alive) return;
+                                 if (!r && at + 1 < to.size() && may_be_elsewhere(r.error())) return dial(to, at + 1);
+                                 connected_to_ = to[at].to_string();
+                                 dialled(std::move(r));
+                               });
+  }
+
   void dialled(Result<std::unique_ptr<runtime::Connection>> connection) {
     dialling_ = false;
     if (!connection) {
@@ -110,7 +130,8 @@ class Session::Link final : public runtime::PeerHandler {
   Session& session_;
   const bool lasting_;
   const Events events_;
-  std::string endpoint_;
+  std::string endpoint_;      // one or several
+  std::string connected_to_;  // the one of these
   std::unique_ptr<Peer> peer_;
   bool dialling_ = false, was_open_ = false;
   Error failure_ = unavailable("it was never connected");
@@ -192,8 +213,8 @@ Result<void> Session::connect() {
 }
 
 Result<void> Session::connect_driver() {
-  head_endpoint_ = options_.head;
-  SHOAL_OK(reach(*head_, head_endpoint_));
+  own([&] { head_endpoint_ = options_.head; });
+  SHOAL_OK(reach(*head_, options_.head));
   SHOAL_TRY(const Message reply, ask(*head_, Method::kRegisterDriver, to_bytes(RegisterDriver{options_.name, getpid(), options_.job}),
                                      options_.control_timeout));
   SHOAL_TRY(const auto registered, from_bytes<RegisteredDriver>(reply.body));
@@ -223,7 +244,7 @@ Result<void> Session::connect_node(const std::string& endpoint) {
   own([&] { job_ = attached.job; });
   folder_ = attached.session;
   host_name_ = attached.host;
-  head_endpoint_ = attached.head;
+  own([&] { head_endpoint_ = attached.head; });
   if (attached.member >= 0 && reply.fds.size() == 1) SHOAL_OK(share_memory(reply.fds[0], attached.member));
   if (is_driver_ && options_.print_logs) {
     SHOAL_OK(ask(*node_, Method::kFollowLogs, to_bytes(JobRef{job_}), options_.control_timeout));
@@ -329,6 +350,10 @@ Result<Message> Session::ask_head(Method method, const Bytes& bytes, const std::
     return reply || reply.error().reason() != "Disconnected" ? Result<void>() : fail(head_gone());
   }));
   return reply;
+}
+
+std::string Session::head_endpoint() {
+  return own([this] { return head_endpoint_; });
 }
 
 std::string Session::endpoint() {
@@ -746,6 +771,12 @@ void Session::on_node_notice(runtime::Request notice) {
     case Method::kWorkerExited:
       if (const auto m = from_bytes<WorkerUpdate>(notice.message.body); m && calls_) {
         calls_->process_gone(m->worker, m->cause.value_or(unavailable("its process ended")));
+      }
+      break;
+    case Method::kHeads:
+      if (const auto m = from_bytes<Heads>(notice.message.body); m && head_) {
+        head_endpoint_ = fmt::format("{}", fmt::join(m->endpoints, ","));
+        head_->heads_are(head_endpoint_, m->moved);
       }
       break;
     case Method::kKillHere:

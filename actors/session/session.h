@@ -29,7 +29,7 @@ namespace shoal::actors {
 
 struct SessionOptions {
   Credentials credentials;
-  std::string head;      // endpoint; a driver needs it
+  std::string head;      // endpoints, tried in turn; a driver needs it
   std::string node;      // endpoint; a worker needs it, a driver is told by the head
   std::string own_node;  // of a driver on a host that joined the head's from elsewhere
   std::string name;      // of the driver, for people
@@ -60,7 +60,8 @@ class Session {
   NodeId node() const { return node_id_; }
   const std::string& folder() const { return folder_; }   // of the cluster's session
   const std::string& host() const { return host_name_; }  // where others reach this host
-  const std::string& head_endpoint() const { return head_endpoint_; }
+  // As its node has it: endpoints, tried in turn.
+  std::string head_endpoint();
   const std::string& node_endpoint() const { return node_endpoint_; }
   std::string endpoint();  // where this process takes calls
 

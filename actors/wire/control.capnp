@@ -153,6 +153,12 @@ struct RegisterNode {
 struct RegisteredNode {
   session @0 :Text;
   heartbeatMs @1 :UInt32;
+  heads @2 :List(Text);  # endpoints of all heads, where there are several
+}
+
+struct Heads {
+  endpoints @0 :List(Text);
+  moved @1 :Bool;
 }
 
 struct WorkerUpdate {
@@ -317,6 +323,8 @@ struct StatusReply {
   numActors @6 :UInt32;
   numJobs @7 :UInt32;
   pending @8 :List(Text);
+  store @9 :Text;
+  heads @10 :List(Text);
 }
 
 struct Warning {

@@ -36,12 +36,25 @@ Bytes to_bytes(const RegisteredNode& v) {
   return write<wire::RegisteredNode>([&](wire::RegisteredNode::Builder m) {
     m.setSession(v.session);
     m.setHeartbeatMs(v.heartbeat_ms);
+    fill_texts(m.initHeads(count(v.heads)), v.heads);
   });
 }
 template <>
 Result<RegisteredNode> from_bytes(const Bytes& bytes) {
-  return read<wire::RegisteredNode>(
-      bytes, [](wire::RegisteredNode::Reader m) { return RegisteredNode{text(m.getSession()), m.getHeartbeatMs()}; });
+  return read<wire::RegisteredNode>(bytes, [](wire::RegisteredNode::Reader m) {
+    return RegisteredNode{text(m.getSession()), m.getHeartbeatMs(), read_texts(m.getHeads())};
+  });
+}
+
+Bytes to_bytes(const Heads& v) {
+  return write<wire::Heads>([&](wire::Heads::Builder m) {
+    fill_texts(m.initEndpoints(count(v.endpoints)), v.endpoints);
+    m.setMoved(v.moved);
+  });
+}
+template <>
+Result<Heads> from_bytes(const Bytes& bytes) {
+  return read<wire::Heads>(bytes, [](wire::Heads::Reader m) { return Heads{read_texts(m.getEndpoints()), m.getMoved()}; });
 }
 
 Bytes to_bytes(const WorkerUpdate& v) {
@@ -411,6 +424,8 @@ Bytes to_bytes(const ClusterStatus& v) {
     m.setNumActors(v.num_actors);
     m.setNumJobs(v.num_jobs);
     fill_texts(m.initPending(count(v.pending)), v.pending);
+    m.setStore(v.store);
+    fill_texts(m.initHeads(count(v.heads)), v.heads);
   });
 }
 template <>
@@ -424,7 +439,9 @@ Result<ClusterStatus> from_bytes(const Bytes& bytes) {
                          m.getNumWorkers(),
                          m.getNumActors(),
                          m.getNumJobs(),
-                         read_texts(m.getPending())};
+                         read_texts(m.getPending()),
+                         text(m.getStore()),
+                         read_texts(m.getHeads())};
   });
 }
 

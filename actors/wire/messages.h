@@ -51,6 +51,8 @@ enum class Method : std::uint16_t {
   kJobUpdate = 31,    // JobRow
   kWarning = 32,
   kGroupUpdate = 33,  // GroupRow
+  // from the head to a node, and from a node to its clients, a notice
+  kHeads = 34,
   // to a node
   kStartWorker = 50,
   kStopWorker = 51,
@@ -96,6 +98,12 @@ struct RegisterNode {
 struct RegisteredNode {
   std::string session;
   std::uint32_t heartbeat_ms = 0;
+  std::vector<std::string> heads;  // endpoints of all heads, where there are several
+};
+// The way to the head: endpoints to be tried in turn.
+struct Heads {
+  std::vector<std::string> endpoints;
+  bool moved = false;  // another one leads: the first of these
 };
 struct WorkerUpdate {
   WorkerId worker;
@@ -275,6 +283,7 @@ struct ReadLog {
 Bytes to_bytes(const RegisterNode& m);
 Bytes to_bytes(const RegisteredNode& m);
 Bytes to_bytes(const WorkerUpdate& m);
+Bytes to_bytes(const Heads& m);
 Bytes to_bytes(const RegisterDriver& m);
 Bytes to_bytes(const RegisteredDriver& m);
 Bytes to_bytes(const GangSpec& m);

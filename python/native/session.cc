@@ -280,7 +280,7 @@ void bind_session(nb::module_& m) {
         const auto root = unwrap(actors::SessionFolder::root(home.c_str()));
         const auto folder = unwrap(actors::SessionFolder::at_address(root, address));
         const auto info = unwrap(folder.info());
-        return std::pair(folder.path(), info.head_local.empty() ? info.head : info.head_local);
+        return std::pair(folder.path(), info.way());
       },
       nb::arg("address"), nb::arg("home"),
       "(folder, head's endpoint) of the running cluster at this address (\"auto\": the latest that is no program's own). `home`: of "

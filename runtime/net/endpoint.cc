@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 
@@ -76,6 +77,17 @@ Result<std::string> own_address_towards(const std::string& host) {
     return fail(unavailable("this host's own address on the way to '" + host + "' cannot be told"));
   }
   return std::string(text);
+}
+
+Result<std::vector<Endpoint>> parse_endpoints(std::string_view text) {
+  std::vector<Endpoint> out;
+  for (std::size_t from = 0; from <= text.size();) {
+    const auto end = std::min(text.find(',', from), text.size());
+    SHOAL_TRY(auto endpoint, parse_endpoint(text.substr(from, end - from)));
+    out.push_back(std::move(endpoint));
+    from = end + 1;
+  }
+  return out;
 }
 
 }  // namespace shoal::runtime

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/core/result.h"
 
@@ -28,6 +29,8 @@ struct Endpoint {
 
 // InvalidArgument names what is wrong. Abstract names have 1 to 100 characters.
 Result<Endpoint> parse_endpoint(std::string_view text);
+// Several ways to the same one, tried in turn: ENDPOINT[,ENDPOINT]
+Result<std::vector<Endpoint>> parse_endpoints(std::string_view text);
 
 bool is_loopback(std::string_view host);  // as an address or by its name, without asking anybody
 // The address that this host has on its way to `host`, where others on that way reach it. NotFound, Unavailable when there is no way.

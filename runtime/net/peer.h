@@ -80,6 +80,11 @@ class Peer final : private ConnectionHandler {
   void call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush = Flush::kNow);
   Result<void> notify(std::uint16_t method, Message message, Flush flush = Flush::kNow);
 
+  // From this side: pending calls fail with `why`, then the handler hears of it, as if the connection had broken.
+  void close(Error why) {
+    if (connected()) on_closed(std::move(why));
+  }
+
   // Of the next call(), as the other side's Responder has it.
   std::uint64_t next_request() const { return next_id_; }
 

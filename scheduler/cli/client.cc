@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <set>
 
 namespace shoal::scheduler::cli {
 
@@ -29,29 +30,40 @@ bool Context::run_until(const std::function<bool()>& done, runtime::Duration lim
   return true;
 }
 
-Result<std::unique_ptr<Client>> Client::connect(Context& context, const std::string& endpoint, runtime::Duration patience) {
-  SHOAL_TRY(const auto to, runtime::parse_endpoint(endpoint));
-  std::unique_ptr<Client> out(new Client(context, to));
+Result<std::unique_ptr<Client>> Client::connect(Context& context, const std::string& endpoints, runtime::Duration patience) {
+  SHOAL_TRY(auto to, runtime::parse_endpoints(endpoints));
+  std::unique_ptr<Client> out(new Client(context, std::move(to)));
   SHOAL_OK(out->reconnect(patience));
   return out;
+}
+
+Result<std::unique_ptr<runtime::Connection>> Client::dial(const runtime::Endpoint& endpoint) {
+  std::optional<Result<std::unique_ptr<runtime::Connection>>> answer;
+  context_.network.connect(endpoint, runtime::Role::kClient, std::chrono::seconds(5),
+                           [&](Result<std::unique_ptr<runtime::Connection>> r) { answer.emplace(std::move(r)); });
+  context_.run_until([&] { return answer.has_value(); }, std::chrono::seconds(10));
+  if (!answer) return fail(deadline_exceeded("no answer from " + endpoint.to_string()));
+  return std::move(*answer);
 }
 
 Result<void> Client::reconnect(runtime::Duration patience) {
   const auto end = context_.clock->now() + patience;
   for (;;) {
-    std::optional<Result<std::unique_ptr<runtime::Connection>>> answer;
-    context_.network.connect(endpoint_, runtime::Role::kClient, std::chrono::seconds(5),
-                             [&](Result<std::unique_ptr<runtime::Connection>> r) { answer.emplace(std::move(r)); });
-    context_.run_until([&] { return answer.has_value(); }, std::chrono::seconds(10));
-    if (!answer) return fail(deadline_exceeded("no answer from " + endpoint_.to_string()));
-    if (*answer) {
-      closed_.reset();
-      peer_ = std::make_unique<runtime::Peer>(std::move(**answer), *context_.clock, *this);
-      return {};
+    bool nobody = true;  // listens at any of them: whoever hangs up has said what there is to say
+    std::optional<Error> first;
+    for (const auto& endpoint : endpoints_) {
+      auto connection = dial(endpoint);
+      if (connection) {
+        closed_.reset();
+        peer_ = std::make_unique<runtime::Peer>(*std::move(connection), *context_.clock, *this);
+        return {};
+      }
+      const Error& e = connection.error();
+      const bool absent = e.code() == Code::kUnavailable && e.reason() != "HungUp";
+      if (!first || (nobody && !absent)) first = e;
+      nobody = nobody && absent;
     }
-    // Only where nobody listens: whoever hangs up has said what there is to say.
-    const bool nobody = answer->error().code() == Code::kUnavailable && answer->error().reason() != "HungUp";
-    if (!nobody || context_.clock->now() >= end) return fail(answer->error());
+    if (!nobody || context_.clock->now() >= end) return fail(*first);
     context_.run_until([] { return false; }, std::chrono::milliseconds(50));
   }
 }
@@ -108,9 +120,12 @@ struct Candidate {
 
 Result<Found> find_cluster(const Target& target, bool exactly) {
   if (!target.address.empty()) {
-    SHOAL_OK(runtime::parse_endpoint(target.address));
+    SHOAL_OK(runtime::parse_endpoints(target.address));
     const auto folder = SessionFolder::at_address(target.root, target.address);
-    if (folder) return found_in(*folder, target.address, target.address);
+    if (folder) {
+      const auto info = folder->info();
+      return found_in(*folder, info && !info->store.empty() ? info->way() : target.address, target.address);
+    }
     if (target.token.empty() && target.token_file.empty() && target.fingerprint.empty()) return fail(folder.error());
     SHOAL_TRY(auto credentials, credentials_of(target));
     return Found{std::nullopt, std::move(credentials), target.address, target.address};
@@ -119,10 +134,15 @@ Result<Found> find_cluster(const Target& target, bool exactly) {
   for (const auto& folder : SessionFolder::running(target.root)) {
     const auto info = folder.info();
     if (!info) continue;
-    (folder.is_private() ? others : found)
-        .push_back({folder, info->head_local.empty() ? info->head : info->head_local, info->head.empty() ? info->head_local : info->head});
+    (folder.is_private() ? others : found).push_back({folder, info->way(), info->head.empty() ? info->head_local : info->head});
   }
   if (found.empty() && !exactly) found = others;
+  // Heads of one cluster are one.
+  std::set<std::string> stores;
+  std::erase_if(found, [&](const Candidate& f) {
+    const auto info = f.folder.info();
+    return info && !info->store.empty() && !stores.insert(info->store).second;
+  });
   if (found.empty())
     return fail(unavailable("no cluster is running").with_reason("NoCluster").with_hint("`shoal start --head` starts one"));
   if (exactly && found.size() > 1) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "actors/session/folder.h"
 #include "actors/wire/messages.h"
@@ -34,7 +35,7 @@ class Client final : public runtime::PeerHandler {
   using OnNotice = std::function<void(actors::Method, runtime::Message)>;
   // A head that died is started again within moments: whoever needs one tries for a while.
   static constexpr runtime::Duration kPatience = std::chrono::milliseconds(1500);
-  static Result<std::unique_ptr<Client>> connect(Context& context, const std::string& endpoint, runtime::Duration patience = kPatience);
+  static Result<std::unique_ptr<Client>> connect(Context& context, const std::string& endpoints, runtime::Duration patience = kPatience);
   // After the connection broke. What was watched has to be asked for again.
   Result<void> reconnect(runtime::Duration patience);
 
@@ -52,13 +53,14 @@ class Client final : public runtime::PeerHandler {
   bool closed() const { return closed_.has_value(); }
 
  private:
-  Client(Context& context, runtime::Endpoint endpoint) : context_(context), endpoint_(std::move(endpoint)) {}
+  Client(Context& context, std::vector<runtime::Endpoint> endpoints) : context_(context), endpoints_(std::move(endpoints)) {}
+  Result<std::unique_ptr<runtime::Connection>> dial(const runtime::Endpoint& endpoint);
   void on_request(runtime::Peer&, runtime::Request, runtime::Responder responder) override;
   void on_notice(runtime::Peer&, runtime::Request notice) override;
   void on_closed(runtime::Peer&, const Error& why) override { closed_ = why; }
 
   Context& context_;
-  const runtime::Endpoint endpoint_;
+  const std::vector<runtime::Endpoint> endpoints_;  // tried in turn
   OnNotice on_notice_;
   std::optional<Error> closed_;
   std::unique_ptr<runtime::Peer> peer_;
@@ -76,7 +78,7 @@ struct Target {
 struct Found {
   std::optional<actors::SessionFolder> folder;  // none when this host is no part of it
   actors::Credentials credentials;
-  std::string endpoint;  // of the head: the way to it from this host
+  std::string endpoint;  // of the head, or of several, comma-separated: the way to it from this host
   std::string address;   // as people name it
 };
 // What token and fingerprint come to. InvalidArgument says which of them is missing or wrong.

@@ -30,6 +30,8 @@ struct StartOptions {
   double num_cpus = -1, num_gpus = -1, memory = -1;  // -1: what the machine has
   std::vector<std::string> resources;                // NAME=AMOUNT
   std::vector<std::string> labels;                   // NAME=VALUE
+  std::string store;                                 // etcd://..; "": a database in the session's folder
+  bool fsync = false;
   bool http = true;
   std::uint16_t http_port = 8265;
   bool http_or_any = true;

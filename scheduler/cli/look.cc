@@ -67,12 +67,16 @@ int status(const Common& common, bool verbose) {
                      {"workers", s->num_workers},
                      {"actors", s->num_actors},
                      {"jobs", s->num_jobs},
+                     {"store", s->store},
+                     {"heads", s->heads},
                      {"pending", s->pending}});
     if (verbose) out["node_rows"] = rows_json(nodes);
     std::printf("%s\n", out.dump().c_str());
     return kOk;
   }
   std::printf("address  %s\nsession  %s (head pid %d)\n", looking->address.c_str(), s->session.c_str(), s->head_pid);
+  if (!s->store.empty()) std::printf("store    %s\n", s->store.c_str());
+  for (std::size_t i = 1; i < s->heads.size(); ++i) std::printf("standby  %s\n", s->heads[i].c_str());
   std::printf("nodes    %u\njobs     %u running\nworkers  %u\nactors   %u\n", s->num_nodes, s->num_jobs, s->num_workers, s->num_actors);
   std::printf("total    %s\nfree     %s\n", s->total.to_string().c_str(), s->available.to_string().c_str());
   if (verbose) {

@@ -74,7 +74,8 @@ int run_role(int argc, char** argv) {
   std::uint16_t port = 0;
   int ready_fd = -1;
   pid_t owner = 0;
-  bool remove_folder = false, keeps_head = false;
+  bool remove_folder = false, keeps_head = false, fsync = false;
+  std::string store;
   HttpRole http;
   app.add_option("--session", session);  // a local cluster without one makes it
   app.add_option("--ready-fd", ready_fd);
@@ -89,6 +90,8 @@ int run_role(int argc, char** argv) {
   auto* http_port = app.add_option("--http-port", http.port);
   app.add_flag("--http-or-any", http.or_any);
   app.add_flag("--keeps-head", keeps_head);
+  app.add_option("--store", store);
+  app.add_flag("--fsync", fsync);
   const std::string role = argc > 2 ? argv[2] : "";
   CLI11_PARSE(app, argc - 2, argv + 2);
   const auto amounts = parse_amounts(resources, {});
@@ -100,7 +103,7 @@ int run_role(int argc, char** argv) {
   if (!label_map) return refuse_role(ready_fd, label_map.error());
   http.on = http_port->count() > 0;
   http.around = {python, env("PATH"), env("PYTHONPATH"), env("HOME").empty() ? "/" : env("HOME")};
-  if (role == "head") return run_head({session, host, port, ready_fd, http});
+  if (role == "head") return run_head({session, host, port, ready_fd, http, store, fsync});
   if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd});
   if (role == "local") {
     if (session.empty()) {
@@ -142,15 +145,17 @@ int run(int argc, char** argv) {
   int code = kOk;
   const auto shared = [&](CLI::App* sub) {
     sub->add_flag("--json", common.json, "One JSON object on stdout");
-    sub->add_option("--address", common.target.address,
-                    "The cluster: HOST:PORT or unix:@NAME (default: $SHOAL_ADDRESS, else the one that runs)");
+    sub->add_option(
+        "--address", common.target.address,
+        "The cluster: HOST:PORT or unix:@NAME; of several heads HOST:PORT,HOST:PORT (default: $SHOAL_ADDRESS, else the one that runs)");
     sub->add_option_function<std::string>(
         "--token-file",
         [&common](const std::string& file) {
           common.target.token_file = file;
           common.target.token.clear();
         },
-        "Of a cluster on other hosts: a copy of its token (default: $SHOAL_TOKEN_FILE, or the token itself in $SHOAL_TOKEN)");
+        "Of a cluster on other hosts, or with several heads: a copy of its token (default: $SHOAL_TOKEN_FILE, or the token itself in "
+        "$SHOAL_TOKEN)");
     sub->add_option("--ca-fingerprint", common.target.fingerprint,
                     "Likewise: the fingerprint that `shoal start --head` printed (default: $SHOAL_CA_FINGERPRINT)");
     return sub;
@@ -177,7 +182,25 @@ int run(int argc, char** argv) {
       "Port of the head's HTTP interface; 0 for any free one (default: 8265, or any free one when that is taken)");
   start_command->add_option("--dashboard-host", starting.dashboard_host, "Address of the HTTP interface: loopback is all there is");
   start_command->add_option("--include-dashboard", starting.http, "Whether the head has an HTTP interface")->capture_default_str();
+  start_command->add_option("--store", starting.store,
+                            "Where the head keeps its decisions: etcd://HOST:PORT[,HOST:PORT]/NAME for a cluster with several heads "
+                            "(default: a database in its session's folder)");
+  std::string durability = "process";
+  auto* durability_option =
+      start_command
+          ->add_option(
+              "--durability", durability,
+              "process: a decision survives the death of any process, a power cut costs 100 ms of them; fsync: each waits for the disk")
+          ->check(CLI::IsMember({"process", "fsync"}))
+          ->capture_default_str();
   start_command->callback([&] {
+    if (!starting.store.empty() && durability_option->count() > 0) {
+      throw CLI::ValidationError("--durability is of the database in the session's folder; etcd waits for its disks by itself");
+    }
+    if (!starting.head && start_command->count("--store") + start_command->count("--durability") > 0) {
+      throw CLI::ValidationError("--store and --durability are of a head: say --head");
+    }
+    starting.fsync = durability == "fsync";
     starting.http_or_any = dashboard_port->count() == 0;
     if (!starting.head && start_command->count("--address") == 0) throw CLI::ValidationError("say --head, or --address HOST:PORT");
     if (starting.head && start_command->count("--address") > 0) throw CLI::ValidationError("--head and --address exclude each other");

@@ -1,10 +1,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <ctime>
+#include <fstream>
+#include <iterator>
 #include <map>
 
 #include <fmt/format.h>
@@ -106,7 +109,7 @@ Result<int> stop_one(const SessionFolder& folder, double grace_s) {
   if (const auto credentials = folder.credentials()) {
     Context context(*credentials);
     if (const auto info = folder.info()) {
-      if (const auto client = Client::connect(context, info->head_local, runtime::Duration::zero())) {
+      if (const auto client = Client::connect(context, info->way(), runtime::Duration::zero())) {
         (void)(*client)->ask(Method::kShutdown, {}, std::chrono::seconds(1));
       }
     }
@@ -155,7 +158,19 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     return fail_with(unimplemented("the HTTP interface is on loopback only: it speaks no TLS")
                          .with_hint("leave --dashboard-host out, and reach it from elsewhere with: ssh -L 8265:127.0.0.1:8265 " + host));
   }
-  const auto folder = new_session(common.target.root);
+  std::optional<runtime::Token> shared;
+  if (!options.store.empty()) {
+    if (over_hosts) {
+      return fail_with(unimplemented("several heads listen on loopback only: each would need certificates of the same authority")
+                           .with_hint("leave --host out, or --store"));
+    }
+    if (!common.target.token.empty() || !common.target.token_file.empty()) {
+      const auto credentials = credentials_of(common.target);
+      if (!credentials) return fail_with(credentials.error());
+      shared = credentials->token;
+    }
+  }
+  const auto folder = new_session(common.target.root, shared);
   if (!folder) return fail_with(folder.error());
   std::string fingerprint;
   if (over_hosts) {
@@ -171,6 +186,8 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     return fail_with(e);
   };
   std::vector<std::string> words = {"head", "--host", host, "--port", std::to_string(options.port), "--python", common.python};
+  if (!options.store.empty()) words.insert(words.end(), {"--store", options.store});
+  if (options.fsync) words.push_back("--fsync");
   if (options.http) words.insert(words.end(), {"--http-port", std::to_string(options.http_port)});
   if (options.http && options.http_or_any) words.push_back("--http-or-any");
   const auto head = start_role(common.self, *folder, std::move(words));
@@ -178,15 +195,22 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     folder->remove();
     return fail_with(head.error());
   }
-  const auto node = start_node(common, *folder, head->head_local, resources, options, true);
+  auto info = folder->info();
+  if (!info) return give_up(info.error());
+  const auto node = start_node(common, *folder, info->way(), resources, options, true);
   if (!node) return give_up(node.error());
   // Ready means: it can place something.
   const auto credentials = folder->credentials();
   if (!credentials) return give_up(credentials.error());
   Context context(*credentials);
-  const auto client = Client::connect(context, head->head_local);
+  auto client = Client::connect(context, info->way());
   if (!client) return give_up(client.error());
   const auto registered = [&] {
+    if ((*client)->closed()) (void)(*client)->reconnect(runtime::Duration::zero());
+    if (!info->store.empty()) {  // there may be others
+      const auto nodes = (*client)->list(actors::ListRequest::What::kNodes);
+      return nodes && std::any_of(nodes->nodes.begin(), nodes->nodes.end(), [&](const auto& n) { return to_string(n.id) == node->id; });
+    }
     const auto status = (*client)->ask_for<actors::ClusterStatus>(Method::kStatus, {});
     return status && status->num_nodes > 0;
   };
@@ -198,8 +222,9 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     context.run_until([] { return false; }, std::chrono::milliseconds(2));
   }
   const std::string address = head->head;
-  const auto info = folder->info();
+  info = folder->info();
   const std::string http = info ? info->http : "";
+  const std::string leader = info && !info->heads.empty() ? info->heads.front() : address;
   if (common.json) {
     std::printf("%s\n", json({{"schema", "shoal.start/1"},
                               {"address", address},
@@ -207,9 +232,13 @@ int start_head(const Common& common, const StartOptions& options, const actors::
                               {"session", folder->path()},
                               {"http", http},
                               {"ca_fingerprint", fingerprint},
+                              {"leader", leader},
                               {"resources", to_json(resources)}})
                             .dump()
                             .c_str());
+  } else if (leader != address) {
+    std::printf("A head at %s waits behind the one at %s, with a node with %s.\n  session  %s\n", address.c_str(), leader.c_str(),
+                resources.to_string().c_str(), folder->path().c_str());
   } else {
     std::printf(
         "Shoal runs at %s with %s.\n  session  %s\n%s  next     shoal submit train.py   |   shoal status "

@@ -77,7 +77,22 @@ std::vector<runtime::Endpoint> Head::endpoints() const {
   return out;
 }
 
+void Head::set_heads(std::vector<std::string> endpoints) {
+  heads_ = std::move(endpoints);
+  for (const auto& [node, peer] : nodes_) peer->notify(number(Method::kHeads), body(to_bytes(actors::Heads{heads_, false})));
+}
+
+bool Head::fenced() {
+  if (!fenced_ && options_.leads && !options_.leads()) {
+    fenced_ = true;
+    log_->warn("this head leads no more");
+    options_.on_fenced();
+  }
+  return fenced_;
+}
+
 void Head::tick() {
+  if (fenced()) return;
   now();
   state_.tick();
   settle();
@@ -86,13 +101,14 @@ void Head::tick() {
 }
 
 void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder responder) {
+  if (fenced()) return responder.fail(unavailable("this head leads no more").with_reason("Disconnected"));
   now();
   const auto method = static_cast<Method>(request.method);
   bool later = false;
   auto result = answer(client(peer), method, request.message.body, responder, later);
   settle();  // who watches something hears of it before this answer
   // What only looks is answered at once, unless it may have seen what is being kept just now.
-  const bool waits = unsaved_ ? changes_state(method) && result : busy_ || flush_soon_;
+  const bool waits = method != Method::kHeartbeat && (unsaved_ ? changes_state(method) && result : busy_ || flush_soon_);
   if (!later && waits) {
     outbox_.push_back(Answer{std::move(responder), std::move(result)});
   } else if (!later) {
@@ -108,6 +124,9 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
   switch (method) {
     case Method::kRegisterNode:
       return register_node(client, bytes);
+    case Method::kHeartbeat:  // of a node that wants to know whether this head lives
+      state_.node_beat(client.node);
+      return Message();
     case Method::kRegisterDriver:
       return register_driver(client, bytes);
     case Method::kCreateGang: {
@@ -221,6 +240,8 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       auto status = state_.status();
       status.session = options_.session;
       status.head_pid = options_.pid;
+      status.store = options_.store;
+      status.heads = heads_;
       return body(to_bytes(status));
     }
     case Method::kShutdown: {
@@ -263,7 +284,7 @@ Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
     });
   }
   log_->info("node={} joined host={} resources='{}'", to_string(node.id), node.host, node.resources.to_string());
-  return body(to_bytes(actors::RegisteredNode{options_.session, options_.heartbeat_ms}));
+  return body(to_bytes(actors::RegisteredNode{options_.session, options_.heartbeat_ms, heads_}));
 }
 
 Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
@@ -295,6 +316,7 @@ Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
 }
 
 void Head::on_notice(Peer& peer, runtime::Request notice) {
+  if (fenced()) return;
   now();
   const NodeId node = client(peer).node;
   const auto ignore = [&](const Error& e) { log_->warn("notice={} refused: {}", notice.method, e.message()); };
@@ -396,7 +418,7 @@ void Head::settle() {
 
 void Head::flush() {
   flush_soon_ = false;
-  if (busy_) return;
+  if (busy_ || fenced()) return;
   auto records = state_.take_changes();
   if (records.empty() && outbox_.empty()) return;
   busy_ = true;
@@ -409,6 +431,11 @@ void Head::flush() {
 }
 
 void Head::committed(std::vector<Record> records, Result<void> result) {
+  if (!result && result.error().reason() == "Fenced" && !std::exchange(fenced_, true)) {
+    log_->warn("{}", result.error().message());
+    if (options_.on_fenced) options_.on_fenced();
+  }
+  if (fenced()) return;  // what waits for this commit is never told
   if (!result) {
     state_.change_again(records);
     busy_ = false;  // each tick tries again

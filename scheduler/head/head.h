@@ -43,6 +43,10 @@ class Head final : public runtime::PeerHandler {
     std::function<void()> on_shutdown;  // asked to end: the nodes were told
     // The certificate for a host that joins, who has proved that it knows the token. Empty: the cluster lives on one host.
     std::function<Result<std::string>(const actors::SignCertificate&)> sign;
+    std::string store;  // for people: where it keeps its decisions
+    // Of one head among several. Whether it still leads: once it does not it answers, decides and tells nothing any more.
+    std::function<bool()> leads;
+    std::function<void()> on_fenced;  // once; it is to be destroyed, but not from within this call
   };
 
   // All references outlive the head.
@@ -52,6 +56,8 @@ class Head final : public runtime::PeerHandler {
   // Goes on where the head before it ended; then listens on every endpoint, or says which one is taken.
   Result<void> start();
   std::vector<runtime::Endpoint> endpoints() const;
+  // Of a cluster with several: where each is, the one that leads first. Nodes hear of it.
+  void set_heads(std::vector<std::string> endpoints);
 
   const ClusterState& state() const { return state_; }
 
@@ -77,6 +83,8 @@ class Head final : public runtime::PeerHandler {
   void flush();
   void committed(std::vector<Record> records, Result<void> result);
   Result<void> writable() const;
+  // It leads no more.
+  bool fenced();
   void perform(Action action);
   void forget(std::uint64_t client);
   void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
@@ -111,6 +119,8 @@ class Head final : public runtime::PeerHandler {
   bool busy_ = false;               // a commit is under way, or its effects are being performed
   std::optional<Error> unsaved_;    // why the last commit failed
   runtime::TimePoint unsaved_since_{};
+  std::vector<std::string> heads_;
+  bool fenced_ = false;
   runtime::Timer ticking_, flushing_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

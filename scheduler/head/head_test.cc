@@ -22,11 +22,11 @@ class LockedStore final : public Store {
     }
     if (!locked) return inner_->commit(records, std::move(done));
     ++num_refused;
-    done(fail(unavailable("database is locked")));
+    done(fail(fenced ? unavailable("another head leads").with_reason("Fenced") : unavailable("database is locked")));
   }
   Result<std::vector<Record>> load() override { return inner_->load(); }
   void finish() { std::exchange(done_, {})({}); }
-  bool locked = false, slow = false;
+  bool locked = false, slow = false, fenced = false;  // locked for ever: another one has it
   int num_refused = 0, num_commits = 0;
 
  private:
@@ -63,9 +63,11 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   void call(Method method, Bytes body, std::optional<Result<runtime::Message>>& answer) {
     client_->call(actors::number(method), {std::move(body), {}, {}}, 60s, [&](Result<runtime::Message> r) { answer = std::move(r); });
   }
-  static Head::Options options() {
+  Head::Options options() {
     Head::Options o;
     o.listen = {runtime::Endpoint::tcp("head", 6400)};
+    o.leads = [this] { return leads_; };
+    o.on_fenced = [this] { ++num_fenced_; };
     return o;
   }
   std::map<JobId, std::string> jobs_kept() {
@@ -79,6 +81,8 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
 
   runtime::SimWorld world_{{}};
   LockedStore store_;
+  bool leads_ = true;
+  int num_fenced_ = 0;
   std::unique_ptr<runtime::SimNetwork> head_network_ = world_.fabric().attach("head", 1);
   std::unique_ptr<runtime::SimNetwork> client_network_ = world_.fabric().attach("client", 2);
   Head head_{world_.clock(), world_.random(), *head_network_, store_, runtime::make_null_log(), options()};
@@ -146,6 +150,50 @@ TEST_F(HeadTest, WhatComesTogetherIsCommittedTogether) {
   world_.run_for(100ms);
   for (const auto& a : answers) EXPECT_TRUE(a && *a);
   EXPECT_EQ(jobs_kept().size(), 20u);
+}
+
+TEST_F(HeadTest, AHeadWhoseStoreHasAnotherLeaderTellsNothingOfWhatItDecided) {
+  store_.locked = store_.fenced = true;
+  std::optional<Result<runtime::Message>> decided, looked;
+  call(Method::kSubmitJob, to_bytes(waiting()), decided);
+  world_.run_for(10s);
+  call(Method::kStatus, {}, looked);
+  world_.run_for(1s);
+  EXPECT_FALSE(decided && *decided);
+  ASSERT_TRUE(looked && !*looked);
+  EXPECT_EQ(looked->error().reason(), "Disconnected");  // asked of the next one
+  EXPECT_EQ(num_fenced_, 1);
+  EXPECT_EQ(store_.num_commits, 1);
+  client_.reset();  // what is pending fails while its answer's place is there
+}
+
+TEST_F(HeadTest, AHeadThatCannotProveThatItLeadsDecidesAndTellsNothing) {
+  const JobId before = submit();
+  const int commits = store_.num_commits;
+  leads_ = false;
+  std::optional<Result<runtime::Message>> decided, looked;
+  call(Method::kStopJob, to_bytes(actors::StopJob{before, false}), decided);
+  call(Method::kStatus, {}, looked);
+  world_.run_for(1s);
+  ASSERT_TRUE(decided && looked);
+  EXPECT_FALSE(*decided || *looked);
+  EXPECT_EQ(num_fenced_, 1);
+  leads_ = true;  // once is for ever
+  world_.run_for(1s);
+  EXPECT_EQ(store_.num_commits, commits);
+}
+
+TEST_F(HeadTest, WhatWasKeptWhileTheLeaseEndedIsNotTold) {
+  store_.slow = true;
+  std::optional<Result<runtime::Message>> decided;
+  call(Method::kSubmitJob, to_bytes(waiting()), decided);
+  world_.run_for(100ms);
+  ASSERT_EQ(store_.num_commits, 1);
+  leads_ = false;
+  store_.finish();
+  world_.run_for(1s);
+  EXPECT_FALSE(decided);  // the next one finds it, and answers who asks again
+  client_.reset();
 }
 
 // A second name for one connection would outlive it.

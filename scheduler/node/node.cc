@@ -56,7 +56,8 @@ Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       id_(random.id<NodeId>()),
       memory_(options_.memory),
       logs_(options_.logs),
-      devices_(options_.gpus) {
+      devices_(options_.gpus),
+      heads_(options_.heads) {
   launcher_.set_events(this);
 }
 
@@ -85,17 +86,50 @@ Result<void> Node::start() {
 // ----------------------------------------------------------------------------------------------------------------------
 
 void Node::connect_head() {
-  network_.connect(options_.head, runtime::Role::kNode, options_.connect_timeout,
+  // One that stands still is dialled, and says nothing.
+  const auto timeout = heads_.size() > 1 ? std::min(options_.connect_timeout, options_.head_silence) : options_.connect_timeout;
+  network_.connect(heads_[at_head_], runtime::Role::kNode, timeout,
                    [this, alive = alive_](Result<std::unique_ptr<runtime::Connection>> connection) {
                      if (!*alive || ending_) return;
-                     if (!connection) {
-                       log_->debug("no head: {}", connection.error().message());
-                       reconnecting_ = clock_.after(options_.reconnect, [this] { connect_head(); });
-                       return;
-                     }
+                     if (!connection) return head_is_gone(connection.error().message());
                      head_ = std::make_unique<Peer>(*std::move(connection), clock_, *this);
                      register_with_head();
                    });
+}
+
+// The next one, after a pause when all were tried.
+void Node::head_is_gone(const std::string& why) {
+  log_->debug("no head at {}: {}", heads_[at_head_].to_string(), why);
+  at_head_ = (at_head_ + 1) % heads_.size();
+  if (++heads_tried_ % heads_.size() != 0) return connect_head();
+  const auto pause = heads_.size() > 1 ? options_.reconnect_several : options_.reconnect;
+  reconnecting_ = clock_.after(pause, [this] { connect_head(); });
+}
+
+std::vector<std::string> Node::ways() const {
+  std::vector<std::string> out = {heads_[at_head_].to_string()};
+  for (std::size_t i = 0; i < heads_.size(); ++i) {
+    if (i != at_head_) out.push_back(heads_[i].to_string());
+  }
+  return out;
+}
+
+void Node::heads_are(const std::vector<std::string>& told) {
+  const auto in_use = heads_[at_head_];
+  auto heads = options_.heads;
+  for (const auto& text : told) {
+    const auto endpoint = runtime::parse_endpoint(text);
+    if (endpoint && std::find(heads.begin(), heads.end(), *endpoint) == heads.end()) heads.push_back(*endpoint);
+  }
+  auto at = std::find(heads.begin(), heads.end(), in_use);
+  if (at == heads.end()) at = heads.insert(heads.end(), in_use);
+  at_head_ = static_cast<std::size_t>(at - heads.begin());
+  heads_ = std::move(heads);
+  const auto now = ways();
+  if (now == told_) return;
+  const bool moved = !told_.empty() && told_.front() != now.front();
+  told_ = now;
+  for (auto& [key, client] : clients_) client.peer->notify(number(Method::kHeads), body(to_bytes(actors::Heads{now, moved})));
 }
 
 void Node::register_with_head() {
@@ -119,8 +153,12 @@ void Node::register_with_head() {
       reconnecting_ = clock_.after(options_.reconnect, [this] { connect_head(); });
       return;
     }
-    if (const auto m = from_bytes<actors::RegisteredNode>(r->body); m && m->heartbeat_ms > 0) heartbeat_ms_ = m->heartbeat_ms;
+    heads_tried_ = 0;
     registered_ = true;
+    if (const auto m = from_bytes<actors::RegisteredNode>(r->body)) {
+      if (m->heartbeat_ms > 0) heartbeat_ms_ = m->heartbeat_ms;
+      heads_are(m->heads);
+    }
     // A head that was away hears what it missed.
     for (const Bytes& exit : exits_) head_->notify(number(Method::kWorkerUpdate), body(exit.clone()));
     for (const auto& [id, w] : workers_) report(w);
@@ -131,7 +169,14 @@ void Node::register_with_head() {
 
 void Node::beat() {
   if (!head_ || !registered_) return;
-  head_->notify(number(Method::kHeartbeat), {});
+  if (heads_.size() == 1) {
+    head_->notify(number(Method::kHeartbeat), {});
+  } else {  // one that stands still, or is cut off, keeps its connections, and another leads
+    head_->call(number(Method::kHeartbeat), {}, options_.head_silence, [this, alive = alive_](Result<Message> r) {
+      if (!*alive || r || r.error().code() != Code::kDeadlineExceeded) return;
+      if (head_) head_->close(unavailable("the head is silent"));
+    });
+  }
   beating_ = clock_.after(std::chrono::milliseconds(heartbeat_ms_), [this] { beat(); });
 }
 
@@ -262,6 +307,9 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
     case Method::kEndNode:
       if (&peer == head_.get()) end("the head shuts the cluster down");
       return;
+    case Method::kHeads:
+      if (const auto m = from_bytes<actors::Heads>(notice.message.body); m && &peer == head_.get() && registered_) heads_are(m->endpoints);
+      return;
     case Method::kPutObject: {
       auto& m = notice.message;
       const auto object = from_bytes<actors::ObjectRef>(m.body);
@@ -331,7 +379,10 @@ void Node::on_closed(Peer& peer, const Error& why) {
     const auto owned = std::move(head_);
     registered_ = false;
     log_->warn("the head is gone: {}", why.message());
-    if (!ending_) reconnecting_ = clock_.after(options_.reconnect, [this] { connect_head(); });
+    if (ending_) return;
+    const bool several = heads_.size() > 1;
+    if (several) at_head_ = (at_head_ + 1) % heads_.size();
+    reconnecting_ = clock_.after(several ? options_.reconnect_several : options_.reconnect, [this] { connect_head(); });
     return;
   }
   const auto it = clients_.find(peer.number());
@@ -354,7 +405,7 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
     if (m.worker && it == workers_.end()) return fail(not_found("no worker " + to_string(m.worker) + " on this node"));
     if (!m.worker && !m.job) {  // a tool: it looks, and hosts nothing
       client.job = {};
-      return body(to_bytes(actors::Attached{id_, {}, options_.head.to_string(), options_.session, options_.host, {}, -1}));
+      return body(to_bytes(actors::Attached{id_, {}, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, {}, -1}));
     }
     const JobId job = m.worker ? it->second.spec.job : m.job;
     id = random_.id<WorkerId>();
@@ -381,7 +432,8 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
   Message out;
   if (const auto shared = share_board(it->second, out); !shared) log_->warn("no board for objects: {}", shared.error().message());
   const std::int32_t member = out.fds.empty() ? -1 : it->second.member;
-  out.body = to_bytes(actors::Attached{id_, client.job, options_.head.to_string(), options_.session, options_.host, id, member});
+  out.body =
+      to_bytes(actors::Attached{id_, client.job, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, id, member});
   return out;
 }
 
@@ -431,7 +483,7 @@ void Node::start_worker(const actors::StartWorker& spec, runtime::Responder resp
   // The token is not here: it lies in the session's folder, readable by this user alone.
   Launcher::Env env = {{"SHOAL_SESSION", options_.session},
                        {"SHOAL_NODE", listener_->endpoint().to_string()},
-                       {"SHOAL_ADDRESS", options_.head.to_string()},
+                       {"SHOAL_ADDRESS", fmt::format("{}", fmt::join(ways(), ","))},
                        {"SHOAL_WORKER_ID", to_string(spec.worker)},
                        {"SHOAL_JOB_ID", to_string(spec.job)}};
   const bool chosen_by_user =

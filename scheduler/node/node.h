@@ -30,7 +30,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     std::vector<std::string> gpus;   // what CUDA_VISIBLE_DEVICES calls them; none: workers see what the node sees
     std::string host = "127.0.0.1";  // where others reach this host
     pid_t pid = 0;
-    runtime::Endpoint head;
+    std::vector<runtime::Endpoint> heads;  // the ways to the head, tried in turn
     runtime::Endpoint listen;
     std::string session;  // folder
     LogBook::Options logs;
@@ -38,6 +38,9 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     std::uint64_t object_store_bytes = 0;  // that objects of all its processes may take; 0: any number
     runtime::Duration connect_timeout = std::chrono::seconds(5);
     runtime::Duration reconnect = std::chrono::milliseconds(500);
+    runtime::Duration reconnect_several = std::chrono::milliseconds(100);  // where there are several heads
+    // Where there are several heads: one that does not answer a heartbeat for so long is given up.
+    runtime::Duration head_silence = std::chrono::seconds(3);
     std::size_t max_ended = 400;                             // workers whose logs a follower, and whose exit a head, still gets
     runtime::Duration stop_grace = std::chrono::seconds(2);  // between SIGTERM and SIGKILL when the node ends
     // Ends when the last process that attached by itself (a driver, ranks under torchrun) is gone, after `owner` is.
@@ -96,6 +99,11 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   void exited(WorkerId worker, runtime::ExitStatus status) override;
 
   void connect_head();
+  void head_is_gone(const std::string& why);
+  // The ways to the head, the one in use first; other heads that it told of last.
+  std::vector<std::string> ways() const;
+  // All that there are; clients hear of a change.
+  void heads_are(const std::vector<std::string>& told);
   void register_with_head();
   void beat();
   void tell_exit(const Worker& w, std::int32_t shell_code, const Error& cause);
@@ -137,6 +145,10 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   std::unique_ptr<runtime::Listener> listener_;
   std::unique_ptr<runtime::Peer> head_;
   bool registered_ = false;
+  std::vector<runtime::Endpoint> heads_;  // as configured, then those it was told of
+  std::size_t at_head_ = 0;               // of these: the one in use, or tried next
+  std::size_t heads_tried_ = 0;           // since there was one
+  std::vector<std::string> told_;         // the ways that clients know
   runtime::Timer reconnecting_, beating_, killing_;
   std::uint32_t heartbeat_ms_ = 500;
   std::map<std::uint64_t, Client> clients_;  // in the order in which they came

@@ -24,18 +24,22 @@ struct HttpRole {
   web::Surroundings around;
 };
 
+// One whose store is in etcd is one of several: it listens once it leads, and until then it is ready when it knows who does. Its process
+// fails when it cannot lead any more; whoever starts it again has one that waits (head_keeper.h).
 struct HeadRole {
   std::string session;  // folder
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;
   int ready_fd = -1;
   HttpRole http;
+  std::string store;   // etcd://..; "": in the session's folder
+  bool fsync = false;  // of that one: each commit waits for the disk
 };
 int run_head(const HeadRole& role);
 
 struct NodeRole {
   std::string session;  // folder; its token is the cluster's
-  std::string head;     // endpoint
+  std::string head;     // endpoints, tried in turn
   actors::Resources resources;
   std::map<std::string, std::string> labels;
   std::string python;       // of the warm zygote; "" keeps none

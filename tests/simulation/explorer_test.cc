@@ -28,7 +28,8 @@ struct Outcome {
 
 class Exploration {
  public:
-  explicit Exploration(std::uint64_t seed) : cluster_({.seed = seed}), random_(cluster_.world().random()) {
+  explicit Exploration(std::uint64_t seed, std::size_t num_heads = 1)
+      : cluster_({.seed = seed, .num_heads = num_heads}), random_(cluster_.world().random()) {
     draw_faults();
     cluster_.new_driver();
   }
@@ -38,6 +39,7 @@ class Exploration {
       act();
       cluster_.run_for(between(random_, 0s, pause_));
       if (cluster_.head_runs()) cluster_.state().check_invariants();
+      ASSERT_EQ(several() ? cluster_.not_kept() : "", "");
     }
   }
 
@@ -45,13 +47,19 @@ class Exploration {
   void settle() {
     cluster_.heal();
     cluster_.store().set_slow(0, {});
-    if (!cluster_.head_runs()) cluster_.boot_head();
+    for (std::size_t i = 0; i < cluster_.num_heads(); ++i) {
+      if (several() || !cluster_.head_runs()) cluster_.boot_head();
+    }
+    cluster_.etcd().heal();
+    cluster_.etcd().set_faults(0, 0);
+    stand_still({});
     cluster_.world().fabric().set_delays({});
     cluster_.set_launch_faults({});
     for (std::size_t i = 0; i < cluster_.num_nodes(); ++i) {
       if (!cluster_.node_runs(i)) cluster_.boot_node(i);
     }
     cluster_.run_for(5s);  // what is broken already is heard of
+    ASSERT_TRUE(soon([&] { return cluster_.head_runs(); })) << "nobody leads";
     ASSERT_TRUE(soon([&] { return cluster_.disagreement().empty(); })) << cluster_.disagreement();
     if (!cluster_.has_driver()) cluster_.new_driver();
     ASSERT_TRUE(soon([&] { return cluster_.driver().joined(); }));
@@ -66,6 +74,7 @@ class Exploration {
     cluster_.state().check_invariants();
     cluster_.driver_leaves();
     ASSERT_TRUE(soon([&] { return all_free(); })) << "available: " << cluster_.state().status().available.to_string();
+    ASSERT_TRUE(!several() || soon([&] { return cluster_.store_agrees(); })) << "the store has other rows than the head";
     ASSERT_TRUE(soon([&] { return cluster_.world().fabric().num_links() == cluster_.num_nodes(); }))
         << cluster_.world().fabric().num_links() << " connections";  // each node's to the head
   }
@@ -93,6 +102,8 @@ class Exploration {
     kCut,
     kHeal,
     kDisconnect,
+    kCutStore,
+    kStandStill,
     kKinds
   };
 
@@ -108,6 +119,12 @@ class Exploration {
     pause_ = between(random_, 1ms, happens(random_, 500) ? 50ms : 2s);
     if (weights_[kCrashHead] > 0) weights_[kBootHead] += 4;
     cluster_.store().set_slow(happens(random_, 500) ? static_cast<std::uint32_t>(random_.below(1001)) : 0, between(random_, 1ms, 500ms));
+    if (several()) {
+      cluster_.etcd().set_faults(happens(random_, 500) ? static_cast<std::uint32_t>(random_.below(200)) : 0,
+                                 static_cast<std::uint32_t>(random_.below(300)));
+    } else {
+      weights_[kCutStore] = weights_[kStandStill] = 0;
+    }
     auto& fabric = cluster_.world().fabric();
     fabric.set_delays({.slow_per_mille = static_cast<std::uint32_t>(random_.below(100))});
     fabric.set_partitions(static_cast<std::uint32_t>(random_.below(1001)), happens(random_, 500) ? between(random_, 1s, 60s) : 15min);
@@ -132,9 +149,18 @@ class Exploration {
   const T& one_of(const std::vector<T>& of) {
     return of[random_.below(of.size())];
   }
+  bool several() const { return cluster_.num_heads() > 1; }
+  std::size_t some_head() { return several() ? random_.below(cluster_.num_heads()) : 0; }
+  // This head's clock, and no other's.
+  void stand_still(std::optional<std::size_t> head) {
+    for (std::size_t i = 0; several() && i < cluster_.num_heads(); ++i) {
+      if (auto* h = cluster_.one_of_heads(i)) h->set_clock_stands(head == i);
+    }
+  }
   std::size_t some_node() { return random_.below(cluster_.num_nodes()); }
   std::pair<std::string, std::string> two_hosts() {
-    const std::vector<std::string> hosts = {"head", "n0", "n1", "n2", "driver"};
+    std::vector<std::string> hosts = {"head", "n0", "n1", "n2", "driver"};
+    if (several()) hosts.push_back("head1");
     const std::size_t a = random_.below(hosts.size()), b = (a + 1 + random_.below(hosts.size() - 1)) % hosts.size();
     return {hosts[a], hosts[b]};
   }
@@ -205,11 +231,16 @@ class Exploration {
         if (const std::size_t i = some_node(); !cluster_.node_runs(i)) cluster_.boot_node(i);
         return;
       case kCrashHead:
-        if (cluster_.head_runs()) cluster_.crash_head();
+        if (several() || cluster_.head_runs()) cluster_.crash_head(some_head());
         return;
       case kBootHead:
-        if (!cluster_.head_runs()) cluster_.boot_head();
+        if (several() || !cluster_.head_runs()) cluster_.boot_head();
         return;
+      case kCutStore:
+        if (several()) cluster_.etcd().cut(some_head() == 0 ? "head" : "head1");
+        return;
+      case kStandStill:
+        return stand_still(some_head());
       case kPartition: {
         const auto [a, b] = two_hosts();
         return fabric.partition(a, b);
@@ -219,6 +250,8 @@ class Exploration {
         return fabric.cut(a, b);
       }
       case kHeal:
+        cluster_.etcd().heal();
+        stand_still({});
         return fabric.heal();
       case kDisconnect:
         fabric.disconnect_any();
@@ -238,10 +271,10 @@ class Exploration {
 
 class Explorer : public testing::TestWithParam<std::uint64_t> {
  protected:
-  Outcome explore() {
-    Exploration run(GetParam());
+  Outcome explore(std::size_t num_heads = 1) {
+    Exploration run(GetParam(), num_heads);
     run.explore();
-    run.settle();
+    if (!HasFatalFailure()) run.settle();
     EXPECT_EQ(run.cluster().num_logged_errors(), 0u);
     if (HasFailure()) {
       std::fprintf(stderr,
@@ -257,6 +290,14 @@ TEST_P(Explorer, TheClusterStaysSoundAndComesToRest) {
   EXPECT_GT(first.events, 500u);
   if (HasFailure() || GetParam() % 5 != 0) return;
   EXPECT_EQ(first, explore()) << "the seed did not give the same run again";
+}
+
+// Two heads: the one that leads is cut off from the store, from nodes, or takes no notice that its lease is over.
+TEST_P(Explorer, TwoHeadsDecideAsOne) {
+  const Outcome first = explore(2);
+  EXPECT_GT(first.events, 500u);
+  if (HasFailure() || GetParam() % 10 != 0) return;
+  EXPECT_EQ(first, explore(2)) << "the seed did not give the same run again";
 }
 
 INSTANTIATE_TEST_SUITE_P(Seed, Explorer, testing::ValuesIn(runtime::seeds(kSeeds)),

@@ -18,7 +18,7 @@ using What = actors::ListRequest::What;
 
 namespace {
 
-const Endpoint kHead = Endpoint::tcp("head", 6400);
+Endpoint head_at(std::size_t i) { return Endpoint::tcp(i == 0 ? "head" : "head" + std::to_string(i), 6400); }
 
 }  // namespace
 
@@ -46,8 +46,10 @@ SimCluster::SimCluster(const Options& options)
     : options_(options),
       world_({options.seed, options.network}),
       sink_(std::make_shared<LogSink>(world_.clock(), options.kept_log_lines)),
+      several_(options.num_heads > 1 ? options.num_heads : 0),
       hosts_(options.num_nodes) {
-  boot_head();
+  for (std::size_t i = 0; i < options.num_heads; ++i) boot_head();
+  SHOAL_CHECK(run_until([this] { return head_runs(); }), "no head leads");
   for (std::size_t i = 0; i < hosts_.size(); ++i) boot_node(i);
   const auto joined = [this] { return state().alive_nodes().size() == hosts_.size(); };
   for (int i = 0; i < 30'000 && !joined(); ++i) run_for(1ms);  // and not asked after every event, of which there may be very many
@@ -59,13 +61,39 @@ SimCluster::~SimCluster() {
   for (std::size_t i = 0; i < hosts_.size(); ++i) {
     if (node_runs(i)) crash_node(i);
   }
-  if (head_runs()) crash_head();
+  several_.clear();
+  if (head_) crash_head();
+}
+
+const scheduler::Head* SimCluster::leading() const {
+  if (several_.empty()) return head_.get();
+  for (const auto& h : several_) {
+    if (h && h->head() && h->epoch() == etcd_.epoch()) return h->head();
+  }
+  return nullptr;
+}
+
+std::vector<Endpoint> SimCluster::heads() const {
+  std::vector<Endpoint> out;
+  for (std::size_t i = 0; i < options_.num_heads; ++i) out.push_back(head_at(i));
+  return out;
 }
 
 void SimCluster::boot_head() {
+  for (std::size_t i = 0; i < several_.size(); ++i) {
+    if (several_[i]) continue;
+    std::vector<std::string> heads = {head_at(i).to_string()};
+    for (std::size_t k = 0; k < several_.size(); ++k) {
+      if (k != i) heads.push_back(head_at(k).to_string());
+    }
+    const std::string name = head_at(i).host;
+    several_[i] = std::make_unique<SimHead>(world_, processes_, etcd_, head_at(i), std::move(heads), make_log(name));
+    return;
+  }
+  if (!several_.empty()) return;
   head_network_ = world_.fabric().attach("head", processes_.start());
   scheduler::Head::Options o;
-  o.listen = {kHead};
+  o.listen = {head_at(0)};
   o.session = "simulated";
   o.pid = head_network_->pid();
   o.heartbeat_ms = options_.heartbeat_ms;
@@ -81,7 +109,8 @@ void SimCluster::boot_head() {
   SHOAL_CHECK(head_->start(), "the head does not start");
 }
 
-void SimCluster::crash_head() {
+void SimCluster::crash_head(std::size_t i) {
+  if (!several_.empty()) return several_.at(i).reset();
   head_network_->crash();
   processes_.ended(head_network_->pid());
   store_.crash();
@@ -106,7 +135,7 @@ void SimCluster::boot_node(std::size_t i) {
   o.resources = actors::Resources::of({{"CPU", options_.cpus}}).value();
   o.host = name;
   o.pid = pid;
-  o.head = kHead;
+  o.heads = heads();
   o.listen = Endpoint::unix_at("node-" + std::to_string(pid));
   o.memory.spare_bytes = 0;
   h.node = std::make_unique<scheduler::Node>(world_.clock(), world_.random(), *h.network, *h.launcher, make_log(name), o);
@@ -133,7 +162,7 @@ void SimCluster::set_launch_faults(const SimLauncher::Faults& faults) {
 
 SimDriver& SimCluster::put_driver(const std::string& host, std::optional<Endpoint> node) {
   driver_.reset();
-  driver_ = std::make_unique<SimDriver>(world_, processes_, host, kHead, std::move(node));
+  driver_ = std::make_unique<SimDriver>(world_, processes_, host, heads(), std::move(node));
   return *driver_;
 }
 
@@ -224,6 +253,25 @@ std::string SimCluster::disagreement() const {
     }
   }
   return {};
+}
+
+std::string SimCluster::not_kept() const {
+  for (const auto& host : hosts_) {
+    if (!host.launcher) continue;
+    for (const WorkerId w : host.launcher->running()) {
+      if (!etcd_.kept(scheduler::TableName::kWorkers, w.value)) return fmt::format("worker {} runs, and was never kept", to_string(w));
+    }
+  }
+  return {};
+}
+
+bool SimCluster::store_agrees() const {
+  const auto text = [](const std::vector<scheduler::Record>& records) {
+    std::set<std::string> out;
+    for (const auto& r : records) out.insert(fmt::format("{} {} {}", to_string(r.table), r.id, r.bytes.view()));
+    return out;
+  };
+  return head_runs() && text(state().all_records()) == text(etcd_.load().value());
 }
 
 std::size_t SimCluster::num_logged_errors() const { return sink_->num_errors; }

@@ -1,7 +1,7 @@
 // A cluster of the real code in one simulated world: the head, nodes on hosts of their own, workers, drivers.
 //
-// Hosts are "head", "n0", "n1", ..., "driver". Everything is built here and destroyed here; a test speaks of what
-// happens to the cluster. Loop thread only.
+// Hosts are "head" (with several heads "head1", ... besides), "n0", "n1", ..., "driver". Everything is built here and destroyed here; a
+// test speaks of what happens to the cluster. Loop thread only.
 #pragma once
 
 #include <memory>
@@ -13,6 +13,7 @@
 #include "tests/simulation/meter.h"
 #include "tests/simulation/process_table.h"
 #include "tests/simulation/sim_driver.h"
+#include "tests/simulation/sim_head.h"
 #include "tests/simulation/sim_launcher.h"
 #include "tests/simulation/sim_store.h"
 
@@ -23,7 +24,8 @@ class SimCluster {
   struct Options {
     std::uint64_t seed = 1;
     std::size_t num_nodes = 3;
-    double cpus = 4;  // of each node
+    std::size_t num_heads = 1;  // several share a store, and one of them leads
+    double cpus = 4;            // of each node
     runtime::SimNetworkOptions network{};
     std::size_t kept_log_lines = 200;
     std::uint32_t heartbeat_ms = 500;
@@ -35,9 +37,12 @@ class SimCluster {
   ~SimCluster();
 
   // ---- what happens to it ----
-  void boot_head();  // where the one before ended
-  void crash_head();
-  bool head_runs() const { return head_ != nullptr; }
+  void boot_head();  // where the one before ended; of several one that does not run, if there is any
+  void crash_head(std::size_t i = 0);
+  // One does, and leads.
+  bool head_runs() const { return leading() != nullptr; }
+  std::size_t num_heads() const { return options_.num_heads; }
+  SimHead* one_of_heads(std::size_t i) { return several_.at(i).get(); }  // null: it does not run
   void boot_node(std::size_t i);
   void crash_node(std::size_t i);  // its host, with every process on it
   bool node_runs(std::size_t i) const { return hosts_.at(i).node != nullptr; }
@@ -52,6 +57,7 @@ class SimCluster {
   void partition(const std::string& a, const std::string& b) { world_.fabric().partition(a, b); }
   void heal() { world_.fabric().heal(); }
   SimStore& store() { return store_; }
+  SimEtcd& etcd() { return etcd_; }
   // Of every node, also of those that boot later.
   void set_launch_faults(const SimLauncher::Faults& faults);
 
@@ -62,7 +68,7 @@ class SimCluster {
 
   // ---- what one sees ----
   runtime::SimWorld& world() { return world_; }
-  const scheduler::ClusterState& state() const { return head_->state(); }  // while the head runs
+  const scheduler::ClusterState& state() const { return leading()->state(); }  // while the head runs
   SimDriver& driver() { return *driver_; }
   bool has_driver() const { return driver_ != nullptr; }
   SimLauncher& launcher(std::size_t i) { return *hosts_.at(i).launcher; }
@@ -75,6 +81,9 @@ class SimCluster {
   // What the head believes against what runs: "" when the two agree, or the first thing that does not. For a cluster
   // that has come to rest.
   std::string disagreement() const;
+  // Of several heads: "" when all that was started is kept, and the rows in the store are those of the one that leads.
+  std::string not_kept() const;
+  bool store_agrees() const;
 
   std::size_t num_logged_errors() const;
   std::string log() const;  // the last lines
@@ -87,6 +96,8 @@ class SimCluster {
     std::unique_ptr<scheduler::Node> node;
     runtime::Endpoint endpoint;  // of the node
   };
+  const scheduler::Head* leading() const;
+  std::vector<runtime::Endpoint> heads() const;
   runtime::Log make_log(const std::string& name) const;
   SimDriver& put_driver(const std::string& host, std::optional<runtime::Endpoint> node);
 
@@ -95,10 +106,12 @@ class SimCluster {
   ProcessTable processes_{world_};
   std::shared_ptr<LogSink> sink_;
   SimStore store_{world_};
+  SimEtcd etcd_{world_};
   std::unique_ptr<runtime::SimNetwork> head_network_;
   std::unique_ptr<runtime::Clock> metered_clock_;  // when the head is metered
   std::unique_ptr<runtime::Network> metered_network_;
   std::unique_ptr<scheduler::Head> head_;
+  std::vector<std::unique_ptr<SimHead>> several_;
   std::vector<Host> hosts_;
   std::unique_ptr<SimDriver> driver_;
   SimLauncher::Faults launch_faults_;

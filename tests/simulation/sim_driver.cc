@@ -22,12 +22,12 @@ actors::Resources of_cpus(double cpus) { return actors::Resources::of({{"CPU", c
 
 }  // namespace
 
-SimDriver::SimDriver(runtime::SimWorld& world, ProcessTable& processes, const std::string& host, const runtime::Endpoint& head,
+SimDriver::SimDriver(runtime::SimWorld& world, ProcessTable& processes, const std::string& host, std::vector<runtime::Endpoint> heads,
                      std::optional<runtime::Endpoint> node)
     : world_(world),
       processes_(processes),
       pid_(processes.start()),
-      head_at_(head),
+      heads_(std::move(heads)),
       node_(std::move(node)),
       network_(world.fabric().attach(host, pid_)),
       calls_(world.clock(), *network_, {}) {
@@ -50,7 +50,7 @@ void SimDriver::leave() {
 // -----------------------------------------------------------------------------------------------------------------
 
 void SimDriver::connect_head() {
-  network_->connect(head_at_, runtime::Role::kClient, kConnectTimeout, [this](Result<std::unique_ptr<runtime::Connection>> r) {
+  network_->connect(heads_[at_head_], runtime::Role::kClient, kConnectTimeout, [this](Result<std::unique_ptr<runtime::Connection>> r) {
     if (!r) return retry_later();
     head_ = std::make_unique<runtime::Peer>(*std::move(r), world_.clock(), *this);
     const actors::RegisterDriver me{"simulated", pid_, job_};
@@ -68,6 +68,7 @@ void SimDriver::connect_head() {
 }
 
 void SimDriver::retry_later() {
+  at_head_ = (at_head_ + 1) % heads_.size();
   retry_ = world_.clock().after(kReconnect, [this] { connect_head(); });
 }
 
@@ -120,6 +121,11 @@ void SimDriver::on_notice(runtime::Peer&, runtime::Request notice) {
     case Method::kWorkerExited: {
       const auto m = actors::from_bytes<actors::WorkerUpdate>(notice.message.body).value();
       return calls_.process_gone(m.worker, m.cause.value_or(unavailable("its process ended")));
+    }
+    case Method::kHeads: {
+      const auto m = actors::from_bytes<actors::Heads>(notice.message.body).value();
+      if (m.moved && head_) head_->close(unavailable("another head leads").with_reason("Disconnected"));
+      return;
     }
     default:
       return;

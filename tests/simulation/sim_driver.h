@@ -19,7 +19,7 @@ namespace shoal::simulation {
 
 class SimDriver final : public runtime::PeerHandler {
  public:
-  SimDriver(runtime::SimWorld& world, ProcessTable& processes, const std::string& host, const runtime::Endpoint& head,
+  SimDriver(runtime::SimWorld& world, ProcessTable& processes, const std::string& host, std::vector<runtime::Endpoint> heads,
             std::optional<runtime::Endpoint> node);
   ~SimDriver();
 
@@ -68,7 +68,8 @@ class SimDriver final : public runtime::PeerHandler {
   runtime::SimWorld& world_;
   ProcessTable& processes_;
   const pid_t pid_;
-  const runtime::Endpoint head_at_;
+  const std::vector<runtime::Endpoint> heads_;
+  std::size_t at_head_ = 0;
   const std::optional<runtime::Endpoint> node_;
   std::unique_ptr<runtime::SimNetwork> network_;
   JobId job_;

@@ -1,0 +1,227 @@
+// The head's main: the only one of its cluster, or one of several.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <openssl/evp.h>
+#include <sys/socket.h>
+
+#include <fmt/format.h>
+
+#include "scheduler/etcd/candidacy.h"
+#include "scheduler/roles/world.h"
+
+namespace shoal::scheduler {
+
+using actors::SessionInfo;
+using nlohmann::json;
+using runtime::Endpoint;
+
+namespace {
+
+Error with_port_hint(Error e) {
+  return e.reason() == "AddressInUse" ? std::move(e).with_hint("choose another with --port, or 0 for any free one") : std::move(e);
+}
+
+// What a head does once it decides: it is found, and serves until it is over.
+struct Serving {
+  std::unique_ptr<Head> head;
+  std::unique_ptr<Http> http;  // ends first
+};
+
+Result<Serving> serve(World& w, const HeadRole& role, Store& store, Head::Options options, SessionInfo& info) {
+  Serving out;
+  out.head = std::make_unique<Head>(*w.clock, *w.random, w.network, store, w.log, std::move(options));
+  if (const auto started = out.head->start(); !started) return fail(with_port_hint(started.error()));
+  info.head = out.head->endpoints()[0].to_string();
+  info.head_local = out.head->endpoints()[1].to_string();
+  if (role.http.on) {
+    SHOAL_TRY(out.http, Http::start(w, role.http, out.head->endpoints()[1]));
+    info.http = out.http->address();
+  }
+  SHOAL_OK(w.folder.write_info(info));
+  return out;
+}
+
+int run_alone(World& w, const HeadRole& role) {
+  auto store = open_sqlite_store(w.folder.database(), {.fsync = role.fsync});
+  if (!store) return refuse_role(role.ready_fd, store.error());
+  bool over = false;
+  auto options = head_options(w);
+  options.listen = {Endpoint::tcp(role.host, role.port), local_head(w.folder)};
+  if (w.folder.has_tls()) {
+    options.sign = [&w](const actors::SignCertificate& asked) -> Result<std::string> {
+      SHOAL_TRY(const auto authority, w.folder.authority());
+      const auto now = w.clock->unix_millis() / 1000;
+      return runtime::sign_certificate(authority, asked.request, asked.host, runtime::valid_from(now, runtime::kCertificateSeconds));
+    };
+  }
+  options.store = role.fsync ? "sqlite, durability fsync" : "sqlite, durability process";
+  // A moment for the notices to the nodes to go out.
+  runtime::Timer leaving;
+  options.on_shutdown = [&] { leaving = w.clock->after(std::chrono::milliseconds(20), [&] { over = true; }); };
+  {
+    SessionInfo info;
+    info.started_unix_ms = w.clock->unix_millis();
+    const auto serving = serve(w, role, **store, std::move(options), info);
+    if (!serving) {
+      drain(w);
+      return refuse_role(role.ready_fd, serving.error());
+    }
+    w.on_signal([&] { over = true; });
+    report(role.ready_fd, {{"head", info.head}, {"head_local", info.head_local}});
+    run_until(w, over);
+  }
+  w.log->info("head ended");
+  drain(w);
+  return 0;
+}
+
+// A port that stays ours until somebody listens on it: bound, and nothing else.
+class HeldPort {
+ public:
+  static Result<HeldPort> hold(const std::string& host, std::uint16_t port) {
+    HeldPort out;
+    out.fd_ = Fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int yes = 1;
+    setsockopt(out.fd_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_port = htons(port);
+    if (inet_pton(AF_INET, host == "localhost" ? "127.0.0.1" : host.c_str(), &at.sin_addr) != 1) {
+      return fail(invalid_argument("'" + host + "' is no address that other hosts reach this one at"));
+    }
+    socklen_t size = sizeof at;
+    if (bind(out.fd_.get(), reinterpret_cast<sockaddr*>(&at), size) != 0) {
+      auto e = from_errno(errno, "port " + std::to_string(port));
+      return fail(with_port_hint(errno == EADDRINUSE ? std::move(e).with_reason("AddressInUse") : std::move(e)));
+    }
+    getsockname(out.fd_.get(), reinterpret_cast<sockaddr*>(&at), &size);
+    out.port_ = ntohs(at.sin_port);
+    return out;
+  }
+  std::uint16_t port() const { return port_; }
+
+ private:
+  Fd fd_;
+  std::uint16_t port_ = 0;
+};
+
+// Tells nobody the token, and that two are the same.
+std::string fingerprint(const runtime::Token& token) {
+  const std::string text = "shoal cluster " + token.hex();
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int size = 0;
+  EVP_Digest(text.data(), text.size(), digest, &size, EVP_sha256(), nullptr);
+  std::string out;
+  for (unsigned int i = 0; i < 16 && i < size; ++i) out += fmt::format("{:02x}", digest[i]);
+  return out;
+}
+
+// Waits until it leads, leads until it is over. Fails (1) when it cannot lead any more.
+class OneOfSeveral {
+ public:
+  OneOfSeveral(World& world, const HeadRole& role) : w_(world), role_(role), ready_fd_(role.ready_fd) {}
+
+  int run() {
+    const auto code = stand();
+    if (!code) {
+      end();
+      return refuse_role(std::exchange(ready_fd_, -1), code.error());
+    }
+    run_until(w_, over_);
+    end();
+    w_.log->info(w_.failed ? "head ended: it does not lead" : "head ended");
+    return w_.failed ? 1 : 0;
+  }
+
+ private:
+  Result<void> stand() {
+    SHOAL_TRY(address_, etcd::Address::parse(role_.store));
+    SHOAL_TRY(held_, HeldPort::hold(role_.host, role_.port));
+    SHOAL_TRY(const auto token, w_.folder.token());
+    etcd::CandidacyOptions o;
+    o.endpoint = Endpoint::tcp(role_.host, held_.port()).to_string();
+    o.fingerprint = fingerprint(token);
+    o.elected = [this](const etcd::Leadership& leadership) { lead(leadership); };
+    o.heads = [this](std::string leader, std::vector<std::string> heads) { heads_are(std::move(leader), std::move(heads)); };
+    o.ended = [this] {
+      w_.log->info("the cluster ends");
+      over_ = true;
+    };
+    info_ = {o.endpoint, local_head(w_.folder).to_string(), w_.clock->unix_millis(), "", "", role_.store, {}};
+    SHOAL_TRY(candidacy_, etcd::Candidacy::make(w_.loop, *w_.clock, *w_.random, w_.log, address_, std::move(o)));
+    SHOAL_OK(w_.folder.write_info(info_));
+    w_.on_signal([this] { over_ = true; });
+    w_.log->info("waiting to lead store={} endpoint={}", role_.store, info_.head);
+    return {};
+  }
+
+  void lead(const etcd::Leadership& leadership) {
+    w_.log->info("elected revision={}", leadership.revision);
+    auto store = etcd::open_store(w_.loop, *w_.clock, address_, leadership);
+    if (!store) return give_up(store.error());
+    store_ = *std::move(store);
+    auto options = head_options(w_);
+    options.listen = {Endpoint::tcp(role_.host, held_.port()), local_head(w_.folder)};
+    options.store = role_.store;
+    options.leads = [this] { return candidacy_->leads(); };
+    options.on_fenced = [this] { give_up(unavailable("its lease is over, or another one has it")); };
+    options.on_shutdown = [this] {
+      candidacy_->end_cluster();
+      leaving_ = w_.clock->after(std::chrono::milliseconds(20), [this] { over_ = true; });
+    };
+    auto serving = serve(w_, role_, *store_, std::move(options), info_);
+    if (!serving) return give_up(serving.error());
+    serving_ = *std::move(serving);
+    w_.log->info("leading");
+    heads_are(info_.head, info_.heads);
+    ready();
+  }
+
+  void heads_are(const std::string& leader, std::vector<std::string> heads) {
+    std::erase(heads, leader);
+    if (!leader.empty()) heads.insert(heads.begin(), leader);
+    info_.heads = std::move(heads);
+    (void)w_.folder.write_info(info_);
+    if (serving_.head) serving_.head->set_heads(info_.heads);
+    if (!leader.empty() && leader != info_.head) ready();  // whom to wait behind is known
+  }
+
+  void ready() { report(std::exchange(ready_fd_, -1), {{"head", info_.head}, {"head_local", info_.head_local}}); }
+
+  void give_up(const Error& why) {
+    w_.log->warn("this head leads no more: {}", why.message());
+    report(std::exchange(ready_fd_, -1), error_json(why));
+    w_.failed = true;
+    over_ = true;
+  }
+
+  // The lease is given back when nothing of this head acts any more.
+  void end() {
+    serving_ = {};
+    store_.reset();
+    drain(w_);
+    candidacy_.reset();
+  }
+
+  World& w_;
+  const HeadRole& role_;
+  int ready_fd_;
+  etcd::Address address_;
+  HeldPort held_;
+  SessionInfo info_;
+  std::unique_ptr<etcd::Candidacy> candidacy_;
+  std::unique_ptr<Store> store_;
+  Serving serving_;
+  runtime::Timer leaving_;
+  bool over_ = false;
+};
+
+}  // namespace
+
+int run_head(const HeadRole& role) {
+  auto world = World::make(role.session, "head");
+  if (!world) return refuse_role(role.ready_fd, world.error());
+  return role.store.empty() ? run_alone(**world, role) : OneOfSeveral(**world, role).run();
+}
+
+}  // namespace shoal::scheduler

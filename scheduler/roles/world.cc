@@ -1,0 +1,72 @@
+#include "scheduler/roles/world.h"
+
+namespace shoal::scheduler {
+
+using nlohmann::json;
+
+void report(int fd, const json& what) {
+  if (fd < 0) return;
+  const std::string line = what.dump() + "\n";
+  if (write(fd, line.data(), line.size()) < 0) return;  // whoever asked is gone
+  close(fd);
+}
+
+json error_json(const Error& e) {
+  return {{"error", {{"code", code_name(e.code())}, {"reason", e.reason()}, {"message", e.message()}, {"hint", e.hint()}}}};
+}
+
+int refuse_role(int ready_fd, const Error& error) {
+  report(ready_fd, error_json(error));
+  return 1;
+}
+
+runtime::Endpoint local_head(const actors::SessionFolder& folder) { return runtime::Endpoint::unix_at("shoal-" + folder.name() + "-head"); }
+
+Head::Options head_options(World& world) {
+  Head::Options o;
+  o.session = world.folder.path();
+  o.pid = getpid();
+  o.watch_process = [&world](pid_t pid, std::function<void()> gone) -> std::shared_ptr<void> {
+    return std::make_shared<runtime::ProcessWatch>(world.loop, pid, [gone = std::move(gone)](runtime::ExitStatus) { gone(); });
+  };
+  return o;
+}
+
+Result<std::unique_ptr<Http>> Http::start(World& world, const HttpRole& role, const runtime::Endpoint& head) {
+  std::unique_ptr<Http> out(new Http(world, role, head));
+  web::HttpServer::Options o;
+  o.port = role.port;
+  const auto listen = [&] {
+    return web::HttpServer::listen(world.loop, *world.clock, world.log, out->token_, o,
+                                   [api = &out->api_](const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply) {
+                                     api->handle(request, std::move(reply));
+                                   });
+  };
+  SHOAL_TRY(out->token_, world.folder.token());
+  auto server = listen();
+  if (!server && server.error().reason() == "AddressInUse" && role.or_any) {
+    o.port = 0;
+    server = listen();
+  }
+  if (!server && server.error().reason() == "AddressInUse") {
+    return fail(Error(server.error()).with_hint("choose another with --dashboard-port, or 0 for any free one"));
+  }
+  if (!server) return fail(server.error());
+  out->server_ = *std::move(server);
+  world.log->info("http={}", out->address());
+  return out;
+}
+
+// Lets what was sent go out, then drains the network. The loop runs until then.
+void drain(World& world) {
+  bool drained = false;
+  world.network.stop([&] { drained = true; });
+  const auto end = world.clock->now() + std::chrono::seconds(1);
+  while (!drained && world.clock->now() < end) world.loop.run_one(std::chrono::milliseconds(20));
+}
+
+void run_until(World& world, const bool& over) {
+  while (!over) world.loop.run_one(std::chrono::hours(1));
+}
+
+}  // namespace shoal::scheduler

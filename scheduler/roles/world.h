@@ -1,0 +1,107 @@
+// What the mains of roles share: a process's loop, clock, network and log, made once and passed down; its first word; its end.
+#pragma once
+
+#include <unistd.h>
+
+#include <asio/io_context.hpp>
+#include <asio/signal_set.hpp>
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "actors/session/folder.h"
+#include "actors/session/open_network.h"
+#include "runtime/log/log.h"
+#include "runtime/loop/loop.h"
+#include "runtime/net/socket_network.h"
+#include "runtime/process/process.h"
+#include "scheduler/head/head.h"
+#include "scheduler/roles/roles.h"
+#include "scheduler/web/jobs_api.h"
+
+namespace shoal::scheduler {
+
+// A line to whoever started this process; at most once.
+void report(int fd, const nlohmann::json& what);
+nlohmann::json error_json(const Error& e);
+
+// What every role needs: built by its main, passed down.
+class World {
+ public:
+  static Result<std::unique_ptr<World>> make(const std::string& session, const std::string& role) {
+    SHOAL_TRY(const auto folder, actors::SessionFolder::open(session));
+    SHOAL_TRY(const actors::Credentials credentials, folder.credentials());
+    SHOAL_TRY(runtime::Log log, runtime::make_file_log(role, folder.logs() + "/" + role + "-" + std::to_string(getpid()) + ".log"));
+    SHOAL_OK(folder.enter(role, getpid()));
+    if (folder.ending()) {
+      folder.leave(role, getpid());
+      return fail(unavailable("the cluster is being stopped").with_reason("Ending"));
+    }
+    return std::unique_ptr<World>(new World(folder, credentials, std::move(log), role));
+  }
+  ~World() {
+    if (!failed) folder.leave(role, getpid());
+  }
+
+  // SIGTERM and SIGINT end it in order.
+  void on_signal(std::function<void()> fn) {
+    signals.async_wait([fn = std::move(fn), this](std::error_code error, int number) {
+      if (error) return;
+      log->info("signal={}", number);
+      fn();
+    });
+  }
+
+  bool failed = false;  // it ends, and not in order: whoever keeps it starts it again
+
+  actors::SessionFolder folder;
+  const actors::Credentials credentials;
+  runtime::Log log;
+  const std::string role;
+  runtime::Loop loop;
+  std::unique_ptr<runtime::Clock> clock = runtime::make_real_clock(loop);
+  std::unique_ptr<runtime::Random> random = runtime::make_real_random();
+  runtime::SocketNetwork network;
+  asio::signal_set signals;
+
+ private:
+  World(actors::SessionFolder f, const actors::Credentials& c, runtime::Log l, std::string r)
+      : folder(std::move(f)),
+        credentials(c),
+        log(std::move(l)),
+        role(std::move(r)),
+        network(loop, *clock, *random, c.token, actors::socket_options(c)),
+        signals(loop.io(), SIGTERM, SIGINT) {
+    std::signal(SIGPIPE, SIG_IGN);
+    runtime::raise_descriptor_limit();
+  }
+};
+
+runtime::Endpoint local_head(const actors::SessionFolder& folder);
+Head::Options head_options(World& world);
+
+// The HTTP interface: asks the head as any client does, on the same loop.
+class Http {
+ public:
+  static Result<std::unique_ptr<Http>> start(World& world, const HttpRole& role, const runtime::Endpoint& head);
+  std::string address() const { return "http://127.0.0.1:" + std::to_string(server_->port()); }
+
+ private:
+  Http(World& world, const HttpRole& role, const runtime::Endpoint& head)
+      : gateway_(*world.clock, world.network, {.head = head, .logs = world.folder.logs()}),
+        api_(gateway_, role.around, world.folder.name()) {}
+
+  runtime::Token token_;
+  web::Gateway gateway_;
+  web::JobsApi api_;
+  std::unique_ptr<web::HttpServer> server_;  // ends first
+};
+
+// Lets what was sent go out, then drains the network. The loop runs until then.
+void drain(World& world);
+void run_until(World& world, const bool& over);
+
+}  // namespace shoal::scheduler

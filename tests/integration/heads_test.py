@@ -1,0 +1,203 @@
+"""Several heads over a real etcd: one leads, another follows it, and what runs goes on."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from etcd import Etcd
+from leftovers import wait_until
+
+LIMIT_S = 90  # hang guard, no measure
+
+
+@pytest.fixture
+def etcd(home):  # gone before anybody looks for what is left of a test
+    server = Etcd()
+    yield server
+    server.remove()
+
+
+class Heads:
+    """Two of one cluster, each beside a node. The first leads."""
+
+    def __init__(self, shoal, etcd, name):
+        self.shoal, self.etcd, self.store = shoal, etcd, etcd.store(name)
+        token = shoal.home.parent / "token"
+        token.write_text(f"{17:064x}\n")
+        token.chmod(0o600)
+        self.token = token
+        self.members = [self.start(), self.start()]
+
+    def start(self):
+        return self.shoal.start("--store", self.store, "--token-file", str(self.token), "--include-dashboard", "false", cpus=2)
+
+    @property
+    def address(self) -> str:
+        return ",".join(m.address for m in self.members)
+
+    def status(self) -> dict:
+        """Of whoever leads, as soon as somebody does and both are there."""
+        found = {}
+
+        def asked() -> bool:
+            done = self.shoal("status", "--json", "--address", self.address)
+            if done.returncode == 0:
+                found.update(json.loads(done.stdout))
+            return done.returncode == 0 and len(found["heads"]) == 2 and found["nodes"] == 2
+
+        wait_until(asked, LIMIT_S, "two heads and two nodes")
+        return found
+
+    def leader(self):
+        leads = self.status()["heads"][0]
+        return next(m for m in self.members if m.address == leads)
+
+    def rows(self, what: str) -> dict:
+        return {row["id"]: row for row in self.shoal.json("list", what, "--address", self.address)["rows"]}
+
+    def kept(self) -> tuple:
+        """The driver's first actor: which process it has."""
+        [row] = [row for row in self.rows("actors").values() if row["name"] == "kept"]
+        return row["id"], row["pid"], row["state"]
+
+
+@pytest.fixture
+def heads(shoal_command, etcd, request):
+    out = Heads(shoal_command, etcd, request.node.name)
+    yield out
+    shoal_command.json("stop", "--all")
+
+
+DRIVER = """
+import os, sys, time
+import shoal
+from shoal.util import placement_group
+
+@shoal.remote(num_cpus=0)
+class Counter:
+    def __init__(self): self.n = 0
+    def add(self):
+        self.n += 1
+        return self.n
+
+def wait_for(step):
+    print("at", step, flush=True)
+    while not os.path.exists(f"{sys.argv[0]}.{step}"):
+        time.sleep(0.01)
+
+shoal.init(address=ADDRESS)
+mine = Counter.options(name="kept", lifetime="detached").remote()
+assert shoal.get(mine.add.remote()) == 1
+for step in range(STEPS):
+    wait_for(step)
+    assert shoal.get(mine.add.remote()) == step + 2               # what it had in memory is there
+    other = Counter.remote()                                      # who asks the head does not notice
+    assert shoal.get(other.add.remote()) == 1
+    assert shoal.get(placement_group([{"CPU": 0.1}]).ready()) is not None
+    assert shoal.get_actor("kept") is not None
+    print("did", step, flush=True)
+print("done", flush=True)
+"""
+
+
+class Driver:
+    def __init__(self, heads, steps):
+        self.heads, text = heads, DRIVER.replace("ADDRESS", repr(heads.address)).replace("STEPS", str(steps))
+        self.running = heads.shoal.driver(text)
+        self.running.said("at 0", LIMIT_S)
+
+    def go_on(self, step: int) -> None:
+        scripts = self.heads.shoal.home.parent / "scripts"
+        (scripts / f"driver0.py.{step}").touch()
+        self.running.said(f"did {step}", LIMIT_S)
+
+
+def test_the_head_that_leads_is_killed_and_another_goes_on(heads):
+    driver = Driver(heads, 3)
+    for step in range(3):
+        before = heads.kept()
+        killed = heads.leader().pid("head")
+        os.kill(killed, signal.SIGKILL)
+        driver.go_on(step)
+        assert heads.kept() == before
+        assert heads.status()["head_pid"] != killed
+    assert driver.running.code(LIMIT_S) == 0, driver.running.err
+
+
+def test_a_head_that_ends_in_order_is_followed_at_once_and_stays_away(heads):
+    driver = Driver(heads, 1)
+    first = heads.leader()
+    os.kill(first.pid("head"), signal.SIGTERM)
+    driver.go_on(0)
+    assert driver.running.code(LIMIT_S) == 0, driver.running.err
+    status = heads.shoal.json("status", "--address", heads.address)
+    assert status["heads"] == [m.address for m in heads.members if m is not first]
+    assert not first.pids("head")
+
+
+def test_a_head_that_stood_still_for_longer_than_its_lease_decides_nothing_any_more(heads):
+    driver = Driver(heads, 1)
+    first = heads.leader()
+    pid = first.pid("head")
+    os.kill(pid, signal.SIGSTOP)
+    driver.go_on(0)  # with the other one
+    before = heads.rows("actors")
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: first.pids("head") not in ([pid], []), LIMIT_S, "it ends by itself, and its node starts another")
+    assert heads.status()["heads"][1] == first.address  # behind the one that leads now
+    assert heads.rows("actors").keys() == before.keys()
+    [log] = (first.session / "logs").glob(f"head-{pid}.log")
+    assert "leads no more" in log.read_text()
+    assert driver.running.code(LIMIT_S) == 0, driver.running.err
+
+
+def test_etcd_may_die_and_nothing_is_lost(heads, etcd):
+    driver = Driver(heads, 1)
+    before = heads.kept()
+    etcd.crash()
+    time.sleep(4)  # longer than the lease: nobody leads, and what runs goes on
+    etcd.start()
+    driver.go_on(0)
+    heads.status()
+    assert heads.kept() == before
+    assert driver.running.code(LIMIT_S) == 0, driver.running.err
+
+
+def test_status_tells_store_and_standby_and_another_token_is_refused(heads, shoal_command):
+    status = heads.status()
+    assert status["store"] == heads.store
+    assert sorted(status["heads"]) == sorted(m.address for m in heads.members)
+    text = shoal_command("status", "--address", heads.address).stdout
+    assert f"store    {heads.store}\n" in text
+    assert f"standby  {status['heads'][1]}\n" in text
+    refused = shoal_command("start", "--head", "--port", "0", "--store", heads.store)
+    assert refused.returncode != 0
+    assert "have another token" in refused.stderr
+    assert "--token-file" in refused.stderr
+
+
+def test_stop_ends_every_head_and_node(heads, shoal_command):
+    assert shoal_command.json("stop", "--address", heads.members[1].address)["stopped"]
+    wait_until(lambda: not any(m.pids(role) for m in heads.members for role in ("head", "node")), LIMIT_S, "nothing runs")
+
+
+def test_mistakes_are_named(shoal_command):
+    for store, text in (("etcd://127.0.0.1:1", "names no cluster"), ("redis://x", "none that Shoal knows")):
+        refused = shoal_command("start", "--head", "--port", "0", "--store", store)
+        assert refused.returncode != 0
+        assert text in refused.stderr
+    refused = shoal_command("start", "--head", "--port", "0", "--store", "etcd://127.0.0.1:1/x")
+    assert refused.returncode != 0
+    assert "127.0.0.1:1" in refused.stderr
+
+
+def test_durability_is_a_choice(shoal_command):
+    shoal_command.start("--durability", "fsync", "--include-dashboard", "false")
+    assert shoal_command.json("status")["store"] == "sqlite, durability fsync"
+    shoal_command.json("stop")
+    shoal_command.start("--include-dashboard", "false")
+    assert shoal_command.json("status")["store"] == "sqlite, durability process"
+    shoal_command.json("stop")
+    assert shoal_command("start", "--head", "--durability", "none").returncode != 0

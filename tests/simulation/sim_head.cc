@@ -1,0 +1,96 @@
+#include "tests/simulation/sim_head.h"
+
+#include "runtime/core/check.h"
+
+namespace shoal::simulation {
+
+using namespace std::chrono_literals;
+
+class SimHead::Client final : public scheduler::Store {
+ public:
+  Client(SimEtcd& etcd, std::string host, std::uint64_t epoch) : etcd_(etcd), host_(std::move(host)), epoch_(epoch) {}
+  ~Client() override { *alive_ = false; }
+  void commit(const std::vector<scheduler::Record>& records, std::function<void(Result<void>)> done) override {
+    SHOAL_CHECK(!std::exchange(busy_, true), "a commit before the one under way is over");
+    std::vector<scheduler::Record> copy;
+    for (const auto& r : records) copy.push_back({r.table, r.id, r.name, r.state, r.bytes.clone()});
+    etcd_.commit(host_, epoch_, std::move(copy), [this, alive = alive_, done = std::move(done)](std::optional<bool> kept) {
+      if (!*alive) return;
+      busy_ = false;
+      if (!kept) return done(fail(unavailable("nobody knows")));
+      done(*kept ? Result<void>() : fail(unavailable("another one leads").with_reason("Fenced")));
+    });
+  }
+  Result<std::vector<scheduler::Record>> load() override { return etcd_.load(); }
+
+ private:
+  SimEtcd& etcd_;
+  const std::string host_;
+  const std::uint64_t epoch_;
+  bool busy_ = false;
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+SimHead::SimHead(runtime::SimWorld& world, ProcessTable& processes, SimEtcd& etcd, runtime::Endpoint at, std::vector<std::string> heads,
+                 runtime::Log log)
+    : world_(world), processes_(processes), etcd_(etcd), at_(std::move(at)), heads_(std::move(heads)), log_(std::move(log)) {
+  begin();
+}
+
+SimHead::~SimHead() { end(); }
+
+void SimHead::begin() {
+  alive_ = std::make_shared<bool>(true);
+  network_ = world_.fabric().attach(at_.host, processes_.start());
+  campaign();
+}
+
+void SimHead::end() {
+  *alive_ = false;
+  again_ = {};
+  restarting_ = {};
+  network_->crash();
+  processes_.ended(network_->pid());
+  head_.reset();
+  store_.reset();
+  network_.reset();
+  epoch_ = 0;
+}
+
+void SimHead::campaign() {
+  if (clock_stands_) {  // its lease ends, and it goes on
+    again_ = world_.clock().after(200ms, [this] { campaign(); });
+    return;
+  }
+  const auto sent = world_.clock().now();
+  etcd_.lead(at_.host, network_->pid(), epoch_, [this, alive = alive_, sent](std::optional<std::uint64_t> epoch) {
+    if (!*alive) return;
+    if (epoch && *epoch != epoch_ && epoch_ != 0) return start_again();
+    if (epoch && *epoch != 0) leads_until_ = sent + SimEtcd::kProof;
+    if (epoch && *epoch != 0 && epoch_ == 0) elected(*epoch);
+    again_ = world_.clock().after(head_ ? 1s : 200ms, [this] { campaign(); });
+  });
+}
+
+void SimHead::elected(std::uint64_t epoch) {
+  epoch_ = epoch;
+  store_ = std::make_unique<Client>(etcd_, at_.host, epoch);
+  scheduler::Head::Options o;
+  o.listen = {at_};
+  o.session = "simulated";
+  o.pid = network_->pid();
+  o.leads = [this] { return clock_stands_ || world_.clock().now() < leads_until_; };
+  o.on_fenced = [this] { start_again(); };
+  head_ = std::make_unique<scheduler::Head>(world_.clock(), world_.random(), *network_, *store_, log_, o);
+  head_->set_heads(heads_);
+  SHOAL_CHECK(head_->start(), "the head does not start");
+}
+
+void SimHead::start_again() {
+  restarting_ = world_.clock().after(1ms, [this] {
+    end();
+    begin();
+  });
+}
+
+}  // namespace shoal::simulation
