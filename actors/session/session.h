@@ -40,7 +40,7 @@ struct SessionOptions {
   bool print_logs = true;             // what the job's workers print appears on this process's stdout and stderr
   bool fold_logs = false;             // lines that several of them print are shown once, where a terminal shows them
   std::function<bool()> interrupted;  // asked while waiting; true ends the wait with Cancelled/Interrupted
-  runtime::Duration head_timeout = std::chrono::seconds(10);  // for a head that died to be back
+  runtime::Duration head_timeout = std::chrono::seconds(60);  // for a head that died to be back, or another to lead
   runtime::Duration control_timeout = std::chrono::seconds(30);
   runtime::Duration connect_timeout = std::chrono::seconds(5);
 };

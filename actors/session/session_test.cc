@@ -50,6 +50,7 @@ class FakeCluster final : public runtime::PeerHandler {
     options.credentials.token = token_;
     options.head = name("head").to_string();
     options.print_logs = false;
+    options.head_timeout = 10s;
     return Session::open(std::move(options)).value();
   }
 

@@ -93,6 +93,7 @@ void Node::connect_head() {
                      if (!*alive || ending_) return;
                      if (!connection) return head_is_gone(connection.error().message());
                      head_ = std::make_unique<Peer>(*std::move(connection), clock_, *this);
+                     heads_news_.reset();
                      register_with_head();
                    });
 }
@@ -129,6 +130,7 @@ void Node::heads_are(const std::vector<std::string>& told) {
   if (now == told_) return;
   const bool moved = !told_.empty() && told_.front() != now.front();
   told_ = now;
+  log_->info("heads={}", fmt::join(now, ","));
   for (auto& [key, client] : clients_) client.peer->notify(number(Method::kHeads), body(to_bytes(actors::Heads{now, moved})));
 }
 
@@ -157,7 +159,7 @@ void Node::register_with_head() {
     registered_ = true;
     if (const auto m = from_bytes<actors::RegisteredNode>(r->body)) {
       if (m->heartbeat_ms > 0) heartbeat_ms_ = m->heartbeat_ms;
-      heads_are(m->heads);
+      heads_are(heads_news_.value_or(m->heads));
     }
     // A head that was away hears what it missed.
     for (const Bytes& exit : exits_) head_->notify(number(Method::kWorkerUpdate), body(exit.clone()));
@@ -308,7 +310,13 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       if (&peer == head_.get()) end("the head shuts the cluster down");
       return;
     case Method::kHeads:
-      if (const auto m = from_bytes<actors::Heads>(notice.message.body); m && &peer == head_.get() && registered_) heads_are(m->endpoints);
+      if (const auto m = from_bytes<actors::Heads>(notice.message.body); m && &peer == head_.get()) {
+        if (registered_) {
+          heads_are(m->endpoints);
+        } else {
+          heads_news_ = m->endpoints;
+        }
+      }
       return;
     case Method::kPutObject: {
       auto& m = notice.message;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -149,6 +150,8 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   std::size_t at_head_ = 0;               // of these: the one in use, or tried next
   std::size_t heads_tried_ = 0;           // since there was one
   std::vector<std::string> told_;         // the ways that clients know
+  // Came while the head was still keeping that this node is there: newer than what its answer, written before, will say.
+  std::optional<std::vector<std::string>> heads_news_;
   runtime::Timer reconnecting_, beating_, killing_;
   std::uint32_t heartbeat_ms_ = 500;
   std::map<std::uint64_t, Client> clients_;  // in the order in which they came

@@ -155,6 +155,7 @@ def test_a_head_that_stood_still_for_longer_than_its_lease_decides_nothing_any_m
 
 def test_etcd_may_die_and_nothing_is_lost(heads, etcd):
     driver = Driver(heads, 1)
+    heads.status()  # each node knows of both heads
     before = heads.kept()
     etcd.crash()
     time.sleep(4)  # longer than the lease: nobody leads, and what runs goes on
