@@ -8,6 +8,7 @@
 // the position of the argument and the name of the method.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -86,9 +87,11 @@ struct Decoding {
 inline std::span<const std::byte> bytes_of(const Bytes& b) { return b.span(); }
 inline std::span<const std::byte> bytes_of(std::span<const std::byte> b) { return b; }
 
+template <std::size_t N>
 struct Encoder {
   CborWriter head;
-  Value::Pieces pieces{1};  // the first is the head's
+  std::array<std::span<const std::byte>, N> pieces;  // the first is the head's
+  std::size_t num_pieces = 1;
   std::vector<runtime::Future<Value>> deps;
 
   template <class P, class A>
@@ -99,7 +102,7 @@ struct Encoder {
       deps.push_back(ReferenceTo<A>::future(arg));
     } else if constexpr (kIsBytes<P>) {
       head.simple(kNull);
-      pieces.push_back(bytes_of(arg));
+      pieces[num_pieces++] = bytes_of(arg);
     } else if constexpr (std::is_same_v<A, Stored<P>>) {
       write_item(head, arg);
     } else if constexpr (std::is_same_v<Stored<P>, std::string> && std::is_convertible_v<const A&, std::string_view>) {
@@ -115,11 +118,11 @@ struct Encoder {
 template <class... P, class... A>
 Result<Encoded> encode_call(ValueMemory* memory, List<P...>, const A&... args) {
   return caught(invalid_argument, "the values cannot be encoded", [&]() -> Result<Encoded> {
-    Encoder to;
+    Encoder<1 + (std::size_t{kIsBytes<P>} + ... + 0)> to;
     to.head.head(Major::kArray, sizeof...(P));
     (to.template put<P>(args), ...);
     to.pieces[0] = to.head.written();
-    SHOAL_TRY(Value value, Value::make(to.pieces, Value::Kind::kResult, memory));
+    SHOAL_TRY(Value value, Value::of(std::span(to.pieces.data(), to.num_pieces), Value::Kind::kResult, memory));
     return Encoded{std::move(value), std::move(to.deps)};
   });
 }
@@ -145,8 +148,9 @@ Result<T> decode_result(const Value& value, Hub* hub = nullptr);
 
 class Decoder {
  public:
-  Decoder(const Value& value, const Decoding& how) : pieces_(value.pieces()), reader_(pieces_.empty() ? Nothing() : pieces_[0]), how_(how) {
+  Decoder(const Value& value, const Decoding& how, bool any_buffers) : reader_(value.head()), how_(how) {
     reader_.hub = how.hub;
+    if (any_buffers || value.num_pieces() > 1) pieces_ = value.pieces();
   }
 
   bool begin(std::size_t count) {
@@ -175,7 +179,7 @@ class Decoder {
   }
   bool end() {
     if (!reader_.at_end()) return reader_.fail("something stands behind the last value");
-    return next_piece_ >= pieces_.size() || reader_.fail("there are more bytes than were expected");
+    return next_piece_ >= pieces_.size() || pieces_.empty() || reader_.fail("there are more bytes than were expected");
   }
   Error why() const;
 
@@ -187,9 +191,8 @@ class Decoder {
     if (how_.deps == nullptr || n >= how_.deps->size()) return reader_.fail("a reference to a value that is not there");
     const Value& dep = (*how_.deps)[n];
     if constexpr (kIsBytes<P> && !std::is_same_v<Stored<P>, Bytes>) {
-      const auto pieces = dep.pieces();
-      if (pieces.size() != 2) return reader_.fail("bytes were expected");
-      out = pieces[1];
+      if (dep.num_pieces() != 2) return reader_.fail("bytes were expected");
+      out = dep.pieces()[1];
     } else {
       auto value = decode_result<Stored<P>>(dep, how_.hub);
       if (!value) return reader_.fail(value.error().message());
@@ -198,10 +201,9 @@ class Decoder {
     return true;
   }
 
-  using Nothing = std::span<const std::byte>;
-  const Value::Pieces pieces_;
   CborReader reader_;
   const Decoding& how_;
+  Value::Pieces pieces_;
   std::size_t next_piece_ = 1, index_ = 0;
 };
 
@@ -210,7 +212,7 @@ template <class... P>
 Result<std::tuple<Stored<P>...>> decode(List<P...>, const Value& value, const Decoding& how = {}) {
   using Out = Result<std::tuple<Stored<P>...>>;
   return caught(invalid_argument, "the values cannot be decoded", [&]() -> Out {
-    Decoder from(value, how);
+    Decoder from(value, how, (kIsBytes<P> || ...));
     Out out;
     const bool good = from.begin(sizeof...(P)) && std::apply([&](auto&... v) { return (from.take<P>(v) && ...); }, *out) && from.end();
     if (!good) return fail(from.why());

@@ -129,7 +129,7 @@ TEST(CodecTest, AClassThatListsItsFieldsTravelsByTheirNames) {
   EXPECT_EQ(there_and_back<Layer>(layer), layer);
   EXPECT_EQ((there_and_back<std::map<std::string, Layer>>(std::map<std::string, Layer>{{"a", layer}})).at("a"), layer);
   const auto read =
-      nlohmann::json::from_cbor(encode(List<Layer>(), layer).value().pieces()[0], true, true, nlohmann::json::cbor_tag_handler_t::ignore);
+      nlohmann::json::from_cbor(encode(List<Layer>(), layer).value().head(), true, true, nlohmann::json::cbor_tag_handler_t::ignore);
   EXPECT_EQ(read.at(0).at("name"), "l1");
   EXPECT_EQ(read.at(0).at("epoch"), 3);
   // Fields that it does not know are passed over; one that is missing is said.
@@ -248,8 +248,7 @@ TEST(CodecTest, BrokenBytesAreRefusedOrDecodedNeverWorse) {
     }
     refused += !out;
   };
-  const auto whole = good.pieces()[0];
-  const std::vector<std::byte> head(whole.begin(), whole.end());
+  const std::vector<std::byte> head(good.head().begin(), good.head().end());
   for (std::size_t cut = 0; cut < head.size(); ++cut) attempt({head.begin(), head.begin() + static_cast<std::ptrdiff_t>(cut)});
   EXPECT_EQ(refused, static_cast<int>(head.size()));  // nothing is whole that was cut
   for (int i = 0; i < 20'000; ++i) {

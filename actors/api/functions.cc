@@ -42,13 +42,10 @@ Reply FunctionPools::submit(std::string_view name, const FunctionOptions& option
     }
     SHOAL_TRY(const auto pool, pool_for(options));
     TaskPool::Task task;
-    task.name = name;
+    task.name = task.method = name;
     task.function = static_cast<std::uint64_t>(std::distance(known_.begin(), known_.find(name)));
     task.args = std::move(args->value);
-    // As Python's workers get a function: with the call, before the values of its references.
-    SHOAL_TRY(auto which, encode(List<std::string_view>(), name));
-    task.deps = {hub_.session.put(std::move(which))};
-    std::move(args->deps.begin(), args->deps.end(), std::back_inserter(task.deps));
+    task.deps = std::move(args->deps);
     task.retries = options.max_retries;
     task.max_calls = options.max_calls;
     return hub_.session.own([&] { return pool->tasks->submit(std::move(task)); });

@@ -12,7 +12,6 @@ namespace shoal::actors::api {
 namespace {
 
 constexpr std::chrono::milliseconds kShortWait{20};  // of which nobody is told
-constexpr std::size_t kMaxCompared = 500;            // each with each
 
 }  // namespace
 
@@ -121,11 +120,10 @@ Result<Waited> wait_some(const std::vector<const Reply*>& replies, std::size_t c
   if (count < 1 || count > replies.size()) {
     return fail(invalid_argument(fmt::format("wait() for 1 to {} of {} futures, not for {}", replies.size(), replies.size(), count)));
   }
-  for (std::size_t i = 0; i < std::min(replies.size(), kMaxCompared); ++i) {
-    for (std::size_t j = 0; j < i; ++j) {
-      if (replies[i]->future() == replies[j]->future()) return fail(invalid_argument("wait() takes each future once"));
-    }
-  }
+  std::vector<const void*> seen;
+  for (const auto* r : replies) seen.push_back(r->future().identity());
+  std::sort(seen.begin(), seen.end());
+  if (std::adjacent_find(seen.begin(), seen.end()) != seen.end()) return fail(invalid_argument("wait() takes each future once"));
   const auto enough = [&] {
     std::size_t ready = 0;
     for (const auto* r : replies) ready += r->ready();

@@ -120,8 +120,7 @@ class TypedInstance final : public Instance {
   T actor_;
 };
 
-// What a pool calls with the name of a function, which comes before the values of the call's references. What one returns as an error is a
-// value: an error of the call says that its worker died.
+// What a pool calls with the names of functions. What one returns as an error is a value: an error of the call says that its worker died.
 template <auto... functions>
 class FunctionTable final : public Instance {
  public:
@@ -132,17 +131,12 @@ class FunctionTable final : public Instance {
     return std::unique_ptr<Instance>(new FunctionTable);
   }
 
-  Result<Value> call(std::string_view, const Arguments& args) override {
-    if (args.deps == nullptr || args.deps->empty()) return fail(invalid_argument("a call of no function"));
-    SHOAL_TRY(const auto which, decode(List<std::string>(), args.deps->front(), {"run"}));
-    const std::string& name = std::get<0>(which);
-    const std::vector<Value> deps(args.deps->begin() + 1, args.deps->end());
-    const Arguments own{args.value, &deps, args.hub};
+  Result<Value> call(std::string_view name, const Arguments& args) override {
     Result<Value> out;
     const bool found = ((function_name<functions>() == name &&
-                         (out = run_call(name, typename FunctionSignature<decltype(functions)>::Params(), own, functions), true)) ||
+                         (out = run_call(name, typename FunctionSignature<decltype(functions)>::Params(), args, functions), true)) ||
                         ...);
-    if (!found) out = fail(not_found("there is no function " + name));
+    if (!found) out = fail(not_found("there is no function " + std::string(name)));
     return out ? std::move(out) : raised_value(out.error());
   }
 };

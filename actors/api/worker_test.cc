@@ -110,10 +110,7 @@ TEST_F(WorkerTest, FunctionsRunByNameAndTheirErrorsAreValues) {
   using Table = FunctionTable<&half, &join>;
   const auto table = Table::make(Place{}, {encode(List<WorkerId, NodeId>(), WorkerId{1}, NodeId{2}).value()}).value();
   EXPECT_TRUE(function_name<&half>().ends_with("half")) << function_name<&half>();
-  const auto call = [&](std::string_view name, const Value& args) {
-    const std::vector<Value> deps = {encode(List<std::string_view>(), name).value()};
-    return table->call("run", {args, &deps}).value();
-  };
+  const auto call = [&](std::string_view name, const Value& args) { return table->call(name, {args}).value(); };
   EXPECT_EQ(decode_result<int>(call(function_name<&half>(), encode(List<int>(), 8).value())).value(), 4);
   EXPECT_EQ(decode_result<std::string>(call(function_name<&join>(), encode(List<std::string, int>(), "a", 2).value())).value(), "a2");
   const Value odd = call(function_name<&half>(), encode(List<int>(), 7).value());

@@ -16,6 +16,10 @@ Error lost(const std::string& class_name, ActorId id, const std::string& why) {
       .in(fmt::format("actor {}({})", class_name, to_string(id)));
 }
 
+bool all_ready(const std::vector<ValueFuture>& deps) {
+  return std::all_of(deps.begin(), deps.end(), [](const ValueFuture& d) { return d.ready(); });
+}
+
 }  // namespace
 
 ActorCalls::~ActorCalls() {
@@ -110,7 +114,7 @@ void ActorCalls::lose_sent(ActorId id, Target& t, const Error& cause) {
     Sent& s = it->second;
     if (s.again) {
       t.queued_bytes += s.again->args.inline_bytes();
-      t.queue.push_front({*std::move(s.again), {}, std::move(s.promise), s.tries + 1});
+      t.queue.push_front({std::move(*s.again), {}, std::move(s.promise), s.tries + 1});
     } else {
       lost.push_back(std::move(s.promise));
     }
@@ -252,6 +256,14 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
         fmt::format("{} calls with {} bytes of arguments wait for actor {}", t.queue.size(), t.queued_bytes, t.class_name))));
     return future;
   }
+  if (!flushing_ && t.queue.empty() && all_ready(queued.deps)) {
+    if (runtime::Peer* const peer = open_peer(t)) {
+      flushing_ = true;
+      send(id, t, *peer, std::move(queued));
+      flush_others();
+      return future;
+    }
+  }
   for (const auto& d : queued.deps) {
     if (d.ready()) continue;
     d.then([this, alive = alive_, id](const Result<Value>&) {
@@ -272,6 +284,10 @@ void ActorCalls::flush(ActorId id, Target& t) {
   }
   flushing_ = true;
   flush_now(id, t);
+  flush_others();
+}
+
+void ActorCalls::flush_others() {
   while (!to_flush_.empty()) {
     const ActorId next = to_flush_.front();
     to_flush_.pop_front();
@@ -283,17 +299,20 @@ void ActorCalls::flush(ActorId id, Target& t) {
   flushing_ = false;
 }
 
-void ActorCalls::flush_now(ActorId id, Target& t) {
-  if (t.dead || t.endpoint.empty()) return;
+runtime::Peer* ActorCalls::open_peer(const Target& t) {
+  if (t.dead || t.endpoint.empty()) return nullptr;
   const auto link = links_.find(t.endpoint);
-  if (link == links_.end() || link->second.peer == nullptr) return;
+  if (link == links_.end() || link->second.peer == nullptr) return nullptr;
+  if (link->second.peer->queued_bytes() <= options_.high_water_bytes) return link->second.peer.get();
+  link->second.full = any_full_ = true;
+  return nullptr;
+}
+
+void ActorCalls::flush_now(ActorId id, Target& t) {
   for (std::size_t at = 0; at < t.queue.size();) {
-    if (link->second.peer->queued_bytes() > options_.high_water_bytes) {
-      link->second.full = any_full_ = true;
-      return;
-    }
-    const auto& deps = t.queue[at].deps;
-    if (!std::all_of(deps.begin(), deps.end(), [](const ValueFuture& d) { return d.ready(); })) {
+    runtime::Peer* const peer = open_peer(t);
+    if (peer == nullptr) return;
+    if (!all_ready(t.queue[at].deps)) {
       if (!t.any_order) return;
       ++at;
       continue;
@@ -301,11 +320,11 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
     Queued q = std::move(t.queue[at]);
     t.queue.erase(t.queue.begin() + static_cast<std::ptrdiff_t>(at));
     t.queued_bytes -= q.call.args.inline_bytes();
-    send(id, t, std::move(q));
+    send(id, t, *peer, std::move(q));
   }
 }
 
-void ActorCalls::send(ActorId id, Target& t, Queued q) {
+void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued q) {
   for (const auto& d : q.deps) {
     const auto& value = d.peek();
     if (!value || value->raised()) return q.promise.set(value);  // what the argument came to is what the call comes to
@@ -321,31 +340,46 @@ void ActorCalls::send(ActorId id, Target& t, Queued q) {
     references_->sending(q.call.args, t.worker);
     for (const auto& d : q.call.deps) references_->sending(d, t.worker);
   }
-  runtime::Peer& peer = *link.peer;
   const auto number_sent = next_++;
   Sent sent{std::move(q.promise), {}, q.tries, peer.next_request(), q.call.parent};
   const std::int32_t retries = q.call.retries.value_or(t.retries);
-  if ((retries < 0 || q.tries < retries) && q.call.method != "__init__") sent.again = std::move(q.call);
-  t.sent.emplace(number_sent, std::move(sent));
+  if ((retries < 0 || q.tries < retries) && q.call.method != "__init__") sent.again = std::make_unique<Call>(std::move(q.call));
+  remember(t, number_sent, std::move(sent));
   // The first of a batch goes at once, the others with what follows.
   const auto flush = peer.num_pending() == 0 ? runtime::Flush::kNow : runtime::Flush::kLater;
-  peer.call(
-      number(Method::kCall), *std::move(message), runtime::Peer::kNoTimeout,
-      [this, alive = alive_, id, number_sent](Result<runtime::Message> r) {
-        if (!*alive) return;
-        const auto target = targets_.find(id);
-        if (target == targets_.end()) return;
-        const auto link = links_.find(target->second.endpoint);
-        if (!r && target->second.undecided) return;                                                      // the head's word sees to it
-        if (!r && link != links_.end() && link->second.peer && !link->second.peer->connected()) return;  // on_closed sees to it
-        const auto node = target->second.sent.extract(number_sent);
-        if (node.empty()) return;  // it died before
-        if (!r) return node.mapped().promise.set(fail(r.error()));
-        auto value = value_from(*std::move(r));
-        if (value && references_ != nullptr) arrived(*value, *references_, *memory_);
-        node.mapped().promise.set(std::move(value));
-      },
-      flush);
+  peer.call(number(Method::kCall), *std::move(message), {id.value, number_sent}, flush);
+}
+
+void ActorCalls::remember(Target& t, std::uint64_t number, Sent sent) {
+  if (spare_.empty()) {
+    t.sent.emplace_hint(t.sent.end(), number, std::move(sent));
+    return;
+  }
+  auto node = std::move(spare_.back());
+  spare_.pop_back();
+  node.key() = number;
+  node.mapped() = std::move(sent);
+  t.sent.insert(t.sent.end(), std::move(node));
+}
+
+void ActorCalls::on_answer(runtime::Peer&, runtime::CallTag tag, Result<runtime::Message> r) {
+  if (!*alive_) return;
+  const auto target = targets_.find(ActorId{tag.first});
+  if (target == targets_.end()) return;
+  if (!r) {
+    if (target->second.undecided) return;  // the head's word sees to it
+    const auto link = links_.find(target->second.endpoint);
+    if (link != links_.end() && link->second.peer && !link->second.peer->connected()) return;  // on_closed sees to it
+  }
+  auto node = target->second.sent.extract(tag.second);
+  if (node.empty()) return;  // it died before
+  const auto promise = std::move(node.mapped().promise);
+  node.mapped().again.reset();
+  if (spare_.size() < kMaxSpare) spare_.push_back(std::move(node));
+  if (!r) return promise.set(fail(std::move(r).error()));
+  auto value = value_from(*std::move(r));
+  if (value && references_ != nullptr) arrived(*value, *references_, *memory_);
+  promise.set(std::move(value));
 }
 
 void ActorCalls::in_any_order(ActorId actor, bool any) {

@@ -93,18 +93,19 @@ class ActorCalls final : public runtime::PeerHandler {
   };
   struct Sent {
     runtime::Promise<Value> promise;
-    std::optional<Call> again;  // if it may be sent again
+    std::unique_ptr<Call> again;  // if it may be sent again
     std::int32_t tries = 0;
     std::uint64_t request = 0;  // its number on the connection
     CallKey parent;
   };
+  using SentCalls = std::map<std::uint64_t, Sent>;
   struct Target {
     std::string class_name;
     WorkerId worker;
     std::string endpoint;  // empty until it lives
     std::deque<Queued> queue;
     std::size_t queued_bytes = 0;
-    std::map<std::uint64_t, Sent> sent;
+    SentCalls sent;
     std::optional<Error> dead;
     bool restarts = false;   // the head may start it again
     bool undecided = false;  // whether it is
@@ -126,8 +127,11 @@ class ActorCalls final : public runtime::PeerHandler {
   void on_notice(runtime::Peer&, runtime::Request) override {}
   void on_closed(runtime::Peer& peer, const Error& why) override;
   void on_drained(runtime::Peer& peer) override;
+  void on_answer(runtime::Peer& peer, runtime::CallTag tag, Result<runtime::Message> answer) override;
 
   void connect(const std::string& endpoint);
+  // Over which its calls go now; null when they have to wait.
+  runtime::Peer* open_peer(const Target& target);
   bool connected(const Target& target) const;
   void link_broke(const std::string& endpoint, const Error& why);
   void redial(const std::string& endpoint, const Error& why);
@@ -135,7 +139,9 @@ class ActorCalls final : public runtime::PeerHandler {
   // them one after the other, so that a chain of calls, however long, needs no stack.
   void flush(ActorId id, Target& target);
   void flush_now(ActorId id, Target& target);
-  void send(ActorId id, Target& target, Queued queued);
+  void flush_others();
+  void send(ActorId id, Target& target, runtime::Peer& peer, Queued queued);
+  void remember(Target& target, std::uint64_t number, Sent sent);
   void fail_calls(Target& target, const Error& cause, bool queued);
   // Its process is gone, and the head will tell what becomes of it and thereby of what was sent to it. Should it keep silent, that is lost.
   void suspend(ActorId id, Target& target, const Error& cause);
@@ -155,6 +161,8 @@ class ActorCalls final : public runtime::PeerHandler {
   std::optional<Error> no_news_;
   bool head_here_ = true;
   std::uint64_t next_ = 1;
+  static constexpr std::size_t kMaxSpare = 4096;
+  std::vector<SentCalls::node_type> spare_;  // of calls that were answered, for those that come
   References* references_ = nullptr;
   ValueMemory* memory_ = nullptr;
   WorkerId self_;

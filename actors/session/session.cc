@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 
 #include <fmt/format.h>
@@ -35,7 +36,7 @@ Error head_gone() {
 Result<Fd> shared_memory(const Result<Value>& value) {
   if (value && value->shared()) return value->own_memory();
   SHOAL_TRY(const Value copy, value ? Value::make_shared(value->pieces(), value->kind())
-                                    : Value::make_shared({runtime::encode_error(value.error()).span()}, Value::Kind::kError));
+                                    : Value::make_shared(std::array{runtime::encode_error(value.error()).span()}, Value::Kind::kError));
   return copy.memory()->descriptor();
 }
 

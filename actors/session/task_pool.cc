@@ -131,7 +131,7 @@ void TaskPool::start(ActorId id, Worker& worker, const ItemPtr& item) {
   if (item->task.max_calls > 0 && ++worker.calls[item->task.function] >= item->task.max_calls) worker.retired = true;
   Call call;
   call.actor = id;
-  call.method = "run";
+  call.method = item->task.method;
   call.args = item->task.args;
   item->attempt = call_(std::move(call), item->task.deps);
   item->refused = item->attempt.ready();

@@ -23,6 +23,7 @@ class TaskPool {
  public:
   struct Task {
     std::string name;            // of the function, for errors
+    std::string method = "run";  // of its worker
     std::uint64_t function = 0;  // which one it is
     Value args;
     std::vector<ValueFuture> deps;

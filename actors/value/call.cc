@@ -13,24 +13,30 @@ void describe(wire::Value::Builder m, const Value& value, bool local) {
   m.setRaised(value.raised());
   if (!value.refs().empty()) fill_keys(m.initContains(static_cast<unsigned>(value.refs().size())), value.refs());
   if (value.shared() && local) return;  // its memory describes it
-  auto sizes = m.initBuffers(static_cast<unsigned>(value.sizes().size()));
-  for (unsigned i = 0; i < sizes.size(); ++i) sizes.set(i, value.sizes()[i]);
+  const auto all = value.sizes();
+  auto sizes = m.initBuffers(static_cast<unsigned>(all.size()));
+  for (unsigned i = 0; i < sizes.size(); ++i) sizes.set(i, all[i]);
 }
 
-Result<void> attach(runtime::Message& message, const std::vector<const Value*>& values, bool local) {
+// The bytes and descriptors of `first`, then of the others.
+Result<void> attach(runtime::Message& message, bool local, const Value& first, const std::vector<Value>& others = {}) {
   constexpr runtime::FrameLimits kLimits;
   std::size_t total = 0, num_shared = 0;
-  for (const auto* v : values) {
-    const bool passed = v->shared() && local;
-    total += passed ? 0 : v->total_bytes();
+  const auto count = [&](const Value& v) {
+    const bool passed = v.shared() && local;
+    total += passed ? 0 : v.total_bytes();
     num_shared += passed;
+  };
+  count(first);
+  for (const auto& v : others) {
+    count(v);
   }
   const auto refuse = [](const std::string& what) {
     return fail(invalid_argument("a call with " + what)
                     .with_reason("TooManyArguments")
                     .with_hint("pass them as one list of references, and get() it where they are needed"));
   };
-  if (values.size() > Call::kMaxDeps + 1) return refuse("more than " + std::to_string(Call::kMaxDeps) + " references");
+  if (others.size() > Call::kMaxDeps) return refuse("more than " + std::to_string(Call::kMaxDeps) + " references");
   if (num_shared > kLimits.max_fds) return refuse("more than " + std::to_string(kLimits.max_fds) + " large arguments");
   if (local && total > kLimits.max_payload_bytes)
     return refuse("more than " + std::to_string(kLimits.max_payload_bytes) + " bytes of small arguments");
@@ -38,23 +44,29 @@ Result<void> attach(runtime::Message& message, const std::vector<const Value*>& 
   if (!payload) return fail(resource_exhausted("no memory for a message of " + std::to_string(total) + " bytes"));
   message.payload = *std::move(payload);
   std::size_t at = 0;
-  for (const auto* v : values) {
-    if (v->shared() && local) {
-      SHOAL_TRY(Fd fd, v->own_memory());
+  const auto add = [&](const Value& v) -> Result<void> {
+    if (v.shared() && local) {
+      SHOAL_TRY(Fd fd, v.own_memory());
       message.fds.push_back(std::move(fd));
-      continue;
+    } else if (v.shared()) {
+      SHOAL_TRY(const auto here, v.pin());
+      for (const auto& piece : here.pieces) {
+        if (!piece.empty()) std::memcpy(message.payload.data() + at, piece.data(), piece.size());
+        at += piece.size();
+      }
+    } else if (const auto data = v.inline_data(); !data.empty()) {
+      std::memcpy(message.payload.data() + at, data.data(), data.size());
+      at += data.size();
     }
-    SHOAL_TRY(const auto here, v->pin());
-    for (const auto& piece : here.pieces) {
-      if (!piece.empty()) std::memcpy(message.payload.data() + at, piece.data(), piece.size());
-      at += piece.size();
-    }
-  }
+    return {};
+  };
+  SHOAL_OK(add(first));
+  for (const auto& v : others) SHOAL_OK(add(v));
   return {};
 }
 
 struct Shape {
-  std::vector<std::uint64_t> sizes;
+  PieceSizes sizes;
   bool shared = false;
   bool raised = false;
   std::vector<ObjectKey> contains;
@@ -65,9 +77,10 @@ Shape read_shape(wire::Value::Reader m) {
   out.shared = m.getShared();
   out.raised = m.getRaised();
   if (m.hasContains()) out.contains = read_keys(m.getContains());
-  KJ_REQUIRE(m.getBuffers().size() <= Value::kMaxBuffers, "too many buffers");
-  out.sizes.reserve(m.getBuffers().size());
-  for (const auto s : m.getBuffers()) out.sizes.push_back(s);
+  const auto sizes = m.getBuffers();
+  KJ_REQUIRE(sizes.size() <= Value::kMaxBuffers, "too many buffers");
+  out.sizes = PieceSizes(sizes.size());
+  for (const auto s : sizes) out.sizes.push_back(s);
   return out;
 }
 
@@ -89,7 +102,7 @@ class Detacher {
       return Value::from_memory(std::move(message_.fds[next_fd_++]));
     }
     std::size_t total = 0;
-    for (const auto s : shape.sizes) {
+    for (const auto s : shape.sizes.all()) {
       if (s > message_.payload.size()) return fail(invalid_argument("a value larger than its frame"));
       total += s;
     }
@@ -97,7 +110,7 @@ class Detacher {
     const auto kind = shape.raised ? Value::Kind::kRaised : Value::Kind::kResult;
     if (total > Value::kMaxInlineBytes) {  // from another host: here it shall be passed on, and read, as any other large one
       Value::Pieces pieces;
-      for (const auto size : shape.sizes) {
+      for (const auto size : shape.sizes.all()) {
         pieces.emplace_back(message_.payload.data() + at_, size);
         at_ += size;
       }
@@ -128,30 +141,31 @@ Result<runtime::Message> to_message(const Call& call, bool local) {
     auto deps = m.initDeps(static_cast<unsigned>(call.deps.size()));
     for (unsigned i = 0; i < deps.size(); ++i) describe(deps[i], call.deps[i], local);
   });
-  std::vector<const Value*> values = {&call.args};
-  for (const auto& d : call.deps) values.push_back(&d);
-  SHOAL_OK(attach(out, values, local));
+  SHOAL_OK(attach(out, local, call.args, call.deps));
   return out;
 }
 
 Result<Call> call_from(runtime::Message message) {
   Call call;
-  SHOAL_TRY(auto shapes, runtime::read<wire::Call>(message.body, [&](wire::Call::Reader m) {
+  Shape args;
+  SHOAL_TRY(auto deps, runtime::read<wire::Call>(message.body, [&](wire::Call::Reader m) {
               call.actor = ActorId{m.getActor()};
               call.method = runtime::text(m.getMethod());
               call.caller = runtime::text(m.getCaller());
               call.from = WorkerId{m.getFrom()};
-              KJ_REQUIRE(m.getDeps().size() <= Call::kMaxDeps, "too many references");
+              const auto theirs = m.getDeps();
+              KJ_REQUIRE(theirs.size() <= Call::kMaxDeps, "too many references");
+              args = read_shape(m.getArgs());
               std::vector<Shape> out;
-              out.reserve(1 + m.getDeps().size());
-              out.push_back(read_shape(m.getArgs()));
-              for (const auto d : m.getDeps()) out.push_back(read_shape(d));
+              out.reserve(theirs.size());
+              for (const auto d : theirs) out.push_back(read_shape(d));
               return out;
             }));
   Detacher detach(message);
-  SHOAL_TRY(call.args, detach.next(std::move(shapes[0])));
-  for (std::size_t i = 1; i < shapes.size(); ++i) {
-    SHOAL_TRY(Value dep, detach.next(std::move(shapes[i])));
+  SHOAL_TRY(call.args, detach.next(std::move(args)));
+  call.deps.reserve(deps.size());
+  for (auto& shape : deps) {
+    SHOAL_TRY(Value dep, detach.next(std::move(shape)));
     call.deps.push_back(std::move(dep));
   }
   return call;
@@ -175,7 +189,7 @@ Result<CancelCall> cancel_from(const Bytes& bytes) {
 Result<runtime::Message> to_message(const Value& value, bool local) {
   runtime::Message out;
   out.body = runtime::write<wire::Value>([&](wire::Value::Builder m) { describe(m, value, local); });
-  SHOAL_OK(attach(out, {&value}, local));
+  SHOAL_OK(attach(out, local, value));
   return out;
 }
 

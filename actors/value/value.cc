@@ -19,9 +19,8 @@ std::size_t aligned(std::size_t n) { return (n + Value::kAlignment - 1) / Value:
 
 std::size_t first_piece(std::size_t num_pieces) { return aligned(sizeof(MemoryHeader) + 8 * num_pieces); }
 
-std::vector<std::uint64_t> sizes_of(const Value::Pieces& pieces) {
-  std::vector<std::uint64_t> out;
-  out.reserve(pieces.size());
+PieceSizes sizes_of(std::span<const std::span<const std::byte>> pieces) {
+  PieceSizes out(pieces.size());
   for (const auto& p : pieces) out.push_back(p.size());
   return out;
 }
@@ -37,33 +36,36 @@ class FreshMemory final : public ValueMemory {
 
 }  // namespace
 
-const Bytes Value::kNoBytes;
 const std::vector<ObjectKey> Value::kNoRefs;
 
 void Value::refer(std::vector<ObjectKey> objects, std::shared_ptr<const void> hold) {
   refs_ = objects.empty() ? nullptr : std::make_shared<const Refs>(Refs{std::move(objects), std::move(hold)});
 }
 
-std::size_t Value::total_bytes() const { return std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}); }
+std::size_t Value::total_bytes() const {
+  const auto all = sizes();
+  return std::accumulate(all.begin(), all.end(), std::size_t{0});
+}
 
-Result<Value> Value::make(const Pieces& pieces, Kind kind, ValueMemory* memory) {
+Result<Value> Value::of(std::span<const std::span<const std::byte>> pieces, Kind kind, ValueMemory* memory) {
   std::size_t total = 0;
   for (const auto& p : pieces) total += p.size();
   if (total > kMaxInlineBytes) return make_shared(pieces, kind, memory);
   Value out;
   out.sizes_ = sizes_of(pieces);
   out.kind_ = kind;
-  Bytes data(total);
+  const auto data = std::make_shared_for_overwrite<std::byte[]>(total);
   std::size_t at = 0;
   for (const auto& p : pieces) {
-    if (!p.empty()) std::memcpy(data.data() + at, p.data(), p.size());
+    if (!p.empty()) std::memcpy(data.get() + at, p.data(), p.size());
     at += p.size();
   }
-  out.inline_ = std::make_shared<Bytes>(std::move(data));
+  out.inline_ = data;
+  out.inline_bytes_ = total;
   return out;
 }
 
-Result<Value> Value::make_shared(const Pieces& pieces, Kind kind, ValueMemory* memory) {
+Result<Value> Value::make_shared(std::span<const std::span<const std::byte>> pieces, Kind kind, ValueMemory* memory) {
   if (pieces.empty() || pieces.size() > kMaxBuffers) return fail(invalid_argument("a value has 1 to 16384 pieces"));
   std::size_t total = first_piece(pieces.size());
   for (const auto& p : pieces) total += aligned(p.size());
@@ -153,6 +155,7 @@ Result<Value> Value::from_memory(Fd memory) {
       first_piece(header.num_pieces) > bytes) {
     return bad();
   }
+  out.sizes_ = PieceSizes(header.num_pieces);
   std::size_t at = first_piece(header.num_pieces);
   for (std::size_t i = 0; i < header.num_pieces; ++i) {
     std::uint64_t size = 0;
@@ -165,24 +168,27 @@ Result<Value> Value::from_memory(Fd memory) {
   return out;
 }
 
-Result<Value> Value::from_inline(std::vector<std::uint64_t> sizes, Bytes data, Kind kind) {
+Result<Value> Value::from_inline(PieceSizes sizes, Bytes data, Kind kind) {
+  const auto all = sizes.all();
   std::size_t total = 0;
-  for (const auto s : sizes) {
+  for (const auto s : all) {
     if (s > data.size()) return fail(invalid_argument("a value larger than its bytes"));
     total += s;
   }
-  if (sizes.empty() || sizes.size() > kMaxBuffers || total != data.size())
+  if (all.empty() || all.size() > kMaxBuffers || total != data.size())
     return fail(invalid_argument("a value that does not fill its bytes"));
   Value out;
   out.sizes_ = std::move(sizes);
-  out.inline_ = std::make_shared<Bytes>(std::move(data));
+  out.inline_bytes_ = data.size();
+  const auto kept = std::make_shared<Bytes>(std::move(data));
+  out.inline_ = std::shared_ptr<const std::byte[]>(kept, kept->data());
   out.kind_ = kind;
   return out;
 }
 
 Result<Value::Pinned> Value::pin() const {
   Pinned out;
-  const std::byte* base = inline_data().data();
+  const std::byte* base = inline_.get();
   out.keep = inline_;
   if (shared()) {
     std::shared_ptr<const runtime::Mapping> mapping = copy_;
@@ -193,8 +199,9 @@ Result<Value::Pinned> Value::pin() const {
     out.keep = std::move(mapping);
   }
   out.base = base;
-  std::size_t at = start_ != 0 ? start_ : shared() ? first_piece(sizes_.size()) : 0;
-  for (const auto size : sizes_) {
+  out.pieces.reserve(num_pieces());
+  std::size_t at = start_ != 0 ? start_ : shared() ? first_piece(num_pieces()) : 0;
+  for (const auto size : sizes()) {
     out.pieces.emplace_back(base + at, size);
     at += shared() ? aligned(size) : size;
   }
@@ -205,13 +212,19 @@ Value::Pieces Value::pieces() const {
   if (shared()) memory_->stay();
   auto here = pin();
   // Only a mapping that was given up can fail to come back.
-  return here ? std::move(here->pieces) : Pieces(sizes_.size());
+  return here ? std::move(here->pieces) : Pieces(num_pieces());
+}
+
+std::span<const std::byte> Value::head() const {
+  if (num_pieces() == 0) return {};
+  return shared() ? pieces()[0] : std::span(inline_.get(), sizes()[0]);
 }
 
 Result<Value> Value::for_user() const {
   Value out = *this;
   if (!shared()) {
-    out.inline_ = std::make_shared<Bytes>(inline_data().clone());
+    const auto copy = std::make_shared<Bytes>(Bytes::copy_of(inline_data().data(), inline_data().size()));
+    out.inline_ = std::shared_ptr<const std::byte[]>(copy, copy->data());
     return out;
   }
   SHOAL_TRY(auto copy, memory_->copy());

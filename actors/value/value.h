@@ -21,6 +21,29 @@
 
 namespace shoal::actors {
 
+// How long each piece is. Most values are of one.
+class PieceSizes {
+ public:
+  PieceSizes() = default;
+  // Of so many, which are pushed one after the other.
+  explicit PieceSizes(std::size_t count) : count_(count) {
+    if (count > 1) many_.reserve(count);
+  }
+  void push_back(std::uint64_t size) {
+    if (count_ > 1) {
+      many_.push_back(size);
+    } else {
+      one_ = size;
+    }
+  }
+  std::span<const std::uint64_t> all() const { return count_ > 1 ? std::span<const std::uint64_t>(many_) : std::span(&one_, count_); }
+
+ private:
+  std::size_t count_ = 0;
+  std::uint64_t one_ = 0;
+  std::vector<std::uint64_t> many_;
+};
+
 class Value {
  public:
   using Pieces = std::vector<std::span<const std::byte>>;
@@ -35,26 +58,33 @@ class Value {
 
   Value() = default;
   // Copies the pieces: the head first, then the buffers. Beyond kMaxInlineBytes into a shared memory.
-  static Result<Value> make(const Pieces& pieces, Kind kind = Kind::kResult, ValueMemory* memory = nullptr);
+  static Result<Value> make(const Pieces& pieces, Kind kind = Kind::kResult, ValueMemory* memory = nullptr) {
+    return of(pieces, kind, memory);
+  }
+  static Result<Value> of(std::span<const std::span<const std::byte>> pieces, Kind kind = Kind::kResult, ValueMemory* memory = nullptr);
   // The same, always shared: for objects that the node shall keep. Without `memory` in one that is made for it.
-  static Result<Value> make_shared(const Pieces& pieces, Kind kind = Kind::kResult, ValueMemory* memory = nullptr);
+  static Result<Value> make_shared(std::span<const std::span<const std::byte>> pieces, Kind kind = Kind::kResult,
+                                   ValueMemory* memory = nullptr);
   // Several values as one: what a call with several results is answered with.
   static Result<Value> make_many(const std::vector<Pieces>& values, ValueMemory* memory = nullptr);
   // From a memory that somebody else made. InvalidArgument when it does not describe a value.
   static Result<Value> from_memory(Fd memory);
   // From the wire: `sizes` are the head's and the buffers'.
-  static Result<Value> from_inline(std::vector<std::uint64_t> sizes, Bytes data, Kind kind);
+  static Result<Value> from_inline(PieceSizes sizes, Bytes data, Kind kind);
 
   Kind kind() const { return kind_; }
   bool raised() const { return kind_ == Kind::kRaised; }
   bool shared() const { return memory_ != nullptr; }
-  const std::vector<std::uint64_t>& sizes() const { return sizes_; }
+  std::span<const std::uint64_t> sizes() const { return sizes_.all(); }
+  std::size_t num_pieces() const { return sizes().size(); }
   std::size_t total_bytes() const;
   // Of those, what travels in a frame.
-  std::size_t inline_bytes() const { return inline_ ? inline_->size() : 0; }
+  std::size_t inline_bytes() const { return inline_ ? inline_bytes_ : 0; }
   // The head, then the buffers; valid as long as a copy of this value lives. A shared one stays in memory from now on.
   Pieces pieces() const;
-  // The same, for as long as `keep` lives: after that it may be moved to a file again.
+  // The first of them; empty when there is none.
+  std::span<const std::byte> head() const;
+  // The same as pieces(), for as long as `keep` lives: after that it may be moved to a file again.
   struct Pinned {
     Pieces pieces;
     std::shared_ptr<const void> keep;
@@ -77,21 +107,21 @@ class Value {
   // Of a shared value.
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
   // Of one that is not.
-  const Bytes& inline_data() const { return inline_ ? *inline_ : kNoBytes; }
+  std::span<const std::byte> inline_data() const { return {inline_.get(), inline_bytes()}; }
   // What references among its bytes refer to; as long as a copy of this value lives here, so do these objects.
   const std::vector<ObjectKey>& refs() const { return refs_ ? refs_->objects : kNoRefs; }
   void refer(std::vector<ObjectKey> objects, std::shared_ptr<const void> hold);
 
  private:
-  std::vector<std::uint64_t> sizes_;
   struct Refs {
     std::vector<ObjectKey> objects;
     std::shared_ptr<const void> hold;
   };
-  static const Bytes kNoBytes;
   static const std::vector<ObjectKey> kNoRefs;
-  std::shared_ptr<const Refs> refs_;     // null: it contains none
-  std::shared_ptr<const Bytes> inline_;  // null: shared, or empty
+  PieceSizes sizes_;
+  std::shared_ptr<const Refs> refs_;           // null: it contains none
+  std::shared_ptr<const std::byte[]> inline_;  // null: shared, or empty
+  std::size_t inline_bytes_ = 0;
   std::shared_ptr<SharedMemory> memory_;
   std::shared_ptr<const runtime::Mapping> copy_;  // of for_user: instead of the memory
   std::size_t start_ = 0;                         // of its first piece in the memory of a value of several; 0: the memory is its own

@@ -24,6 +24,7 @@ class Future {
   Future() = default;  // of nothing; valid() is false
   bool valid() const { return state_ != nullptr; }
   bool operator==(const Future&) const = default;  // of the same promise
+  const void* identity() const { return state_.get(); }
   // Any thread. Once true, peek() may be called from any thread.
   bool ready() const { return state_->ready.load(std::memory_order_acquire); }
   const Result<T>& peek() const {

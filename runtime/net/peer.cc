@@ -2,6 +2,7 @@
 
 #include <iterator>
 #include <map>
+#include <utility>
 
 #include "runtime/wire/codec.h"
 
@@ -64,7 +65,16 @@ Peer::~Peer() {
 void Peer::fail_pending(const Error& why) {
   std::map<std::uint64_t, Pending> pending(std::make_move_iterator(pending_.begin()), std::make_move_iterator(pending_.end()));
   pending_.clear();
-  for (auto& [id, p] : pending) p.callback(shoal::fail(why));
+  for (auto& [id, p] : pending) tell(p, shoal::fail(why));
+}
+
+// Nothing of this peer is touched afterwards.
+void Peer::tell(Pending& pending, Result<Message> result) {
+  if (pending.callback) {
+    pending.callback(std::move(result));
+  } else {
+    handler_.on_answer(*this, pending.tag, std::move(result));
+  }
 }
 
 bool Peer::connected() const { return link_->connection != nullptr; }
@@ -72,18 +82,38 @@ bool Peer::connected() const { return link_->connection != nullptr; }
 std::size_t Peer::queued_bytes() const { return link_->connection ? link_->connection->queued_bytes() : 0; }
 
 void Peer::call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush) {
-  if (!link_->connection) return callback(shoal::fail(unavailable("the connection is closed").with_reason("Disconnected")));
-  if (pending_.size() >= kMaxPending) return callback(shoal::fail(resource_exhausted("too many calls are pending on one connection")));
-  const std::uint64_t id = next_id_++;
-  Frame frame{FrameKind::kRequest, method, id, std::move(message.body), std::move(message.payload), std::move(message.fds)};
-  if (auto sized = check_size(frame, link_->connection->limits()); !sized) return callback(shoal::fail(sized.error()));
-  auto& pending = pending_[id];
-  pending.callback = std::move(callback);
+  Pending pending{std::move(callback), {}, {}};
   if (timeout != kNoTimeout) {
-    pending.limit = clock_.after(timeout, [this, id, timeout] {
+    pending.limit = clock_.after(timeout, [this, id = next_id_, timeout] {
       const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
       finish(id, shoal::fail(deadline_exceeded("no answer within " + std::to_string(ms) + " ms")));
     });
+  }
+  send_request(method, std::move(message), std::move(pending), flush);
+}
+
+void Peer::call(std::uint16_t method, Message message, CallTag tag, Flush flush) {
+  send_request(method, std::move(message), {{}, tag, {}}, flush);
+}
+
+void Peer::send_request(std::uint16_t method, Message message, Pending pending, Flush flush) {
+  const auto refuse = [&](Error why) {
+    pending.limit = {};
+    tell(pending, shoal::fail(std::move(why)));
+  };
+  if (!link_->connection) return refuse(unavailable("the connection is closed").with_reason("Disconnected"));
+  if (pending_.size() >= kMaxPending) return refuse(resource_exhausted("too many calls are pending on one connection"));
+  const std::uint64_t id = next_id_++;
+  Frame frame{FrameKind::kRequest, method, id, std::move(message.body), std::move(message.payload), std::move(message.fds)};
+  if (auto sized = check_size(frame, link_->connection->limits()); !sized) return refuse(sized.error());
+  if (spare_.empty()) {
+    pending_.emplace(id, std::move(pending));
+  } else {
+    auto node = std::move(spare_.back());
+    spare_.pop_back();
+    node.key() = id;
+    node.mapped() = std::move(pending);
+    pending_.insert(std::move(node));
   }
   link_->connection->send(std::move(frame), flush);
 }
@@ -97,11 +127,12 @@ Result<void> Peer::notify(std::uint16_t method, Message message, Flush flush) {
 }
 
 void Peer::finish(std::uint64_t id, Result<Message> result) {
-  const auto it = pending_.find(id);
-  if (it == pending_.end()) return;  // it timed out before
-  const auto callback = std::move(it->second.callback);
-  pending_.erase(it);
-  callback(std::move(result));
+  auto node = pending_.extract(id);
+  if (node.empty()) return;  // it timed out before
+  Pending pending = std::exchange(node.mapped(), {});
+  if (spare_.size() < kMaxSpare) spare_.push_back(std::move(node));
+  pending.limit = {};
+  tell(pending, std::move(result));
 }
 
 void Peer::on_frame(Frame frame) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include "runtime/loop/clock.h"
 #include "runtime/net/connection.h"
@@ -26,6 +27,11 @@ struct Request {
 };
 
 class Peer;
+
+// What its caller knows a call by.
+struct CallTag {
+  std::uint64_t first = 0, second = 0;
+};
 
 // The duty to answer one request. Destroyed unanswered, it answers Internal, so that nobody waits for ever.
 class Responder {
@@ -59,6 +65,8 @@ class PeerHandler {
   virtual void on_closed(Peer& peer, const Error& why) = 0;
   // Connection's: what had to wait is on its way.
   virtual void on_drained(Peer&) {}
+  // The answer to a call that was made with a tag instead of a callback. Also from ~Peer.
+  virtual void on_answer(Peer&, CallTag, Result<Message>) {}
 
  protected:
   ~PeerHandler() = default;
@@ -78,6 +86,8 @@ class Peer final : private ConnectionHandler {
   // A message beyond the connection's limits is not sent: InvalidArgument/FrameTooLarge, for this call alone. Failures that are known
   // at once come before this returns.
   void call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush = Flush::kNow);
+  // The same without a limit of time, and without an allocation for its callback: the handler's on_answer gets the answer.
+  void call(std::uint16_t method, Message message, CallTag tag, Flush flush);
   Result<void> notify(std::uint16_t method, Message message, Flush flush = Flush::kNow);
 
   // From this side: pending calls fail with `why`, then the handler hears of it, as if the connection had broken.
@@ -104,16 +114,22 @@ class Peer final : private ConnectionHandler {
   void fail_pending(const Error& why);
 
   struct Pending {
-    Callback callback;
+    Callback callback;  // empty: a tag
+    CallTag tag;
     Timer limit;
   };
+  using PendingCalls = std::unordered_map<std::uint64_t, Pending>;
+  static constexpr std::size_t kMaxSpare = 4096;
+  void send_request(std::uint16_t method, Message message, Pending pending, Flush flush);
+  void tell(Pending& pending, Result<Message> result);
 
   Clock& clock_;
   PeerHandler& handler_;
   const PeerIdentity identity_;
   const std::uint64_t number_;
   std::shared_ptr<Responder::Link> link_;  // owns the connection; responders that outlive this hold it empty
-  std::unordered_map<std::uint64_t, Pending> pending_;
+  PendingCalls pending_;
+  std::vector<PendingCalls::node_type> spare_;  // of calls that were answered, for those that come
   std::uint64_t next_id_ = 1;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
