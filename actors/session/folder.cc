@@ -159,12 +159,14 @@ Result<void> SessionFolder::write_tls(const SessionTls& tls) const {
   return write_file(folder + "host", tls.host);  // the last one: with it they are whole
 }
 
-Result<runtime::KeyedCertificate> SessionFolder::authority() const {
+Result<runtime::KeyedCertificate> read_authority(const std::string& folder) {
   runtime::KeyedCertificate out;
-  SHOAL_TRY(out.certificate, read_file(path_ + "/tls/ca.pem"));
-  SHOAL_TRY(out.key, read_file(path_ + "/tls/ca.key"));
+  SHOAL_TRY(out.certificate, read_file(folder + "/ca.pem"));
+  SHOAL_TRY(out.key, read_file(folder + "/ca.key"));
   return out;
 }
+
+Result<runtime::KeyedCertificate> SessionFolder::authority() const { return read_authority(path_ + "/tls"); }
 
 Result<Credentials> SessionFolder::credentials() const {
   Credentials out;

@@ -49,6 +49,9 @@ struct SessionProcess {
   pid_t pid = 0;
 };
 
+// The authority that a head made, or a copy of it: `ca.pem` and `ca.key` of a session's tls/.
+Result<runtime::KeyedCertificate> read_authority(const std::string& folder);
+
 class SessionFolder {
  public:
   // $SHOAL_HOME if set, else /tmp/shoal-UID. Made with mode 0700; InvalidArgument when it belongs to somebody else.

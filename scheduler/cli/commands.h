@@ -31,6 +31,7 @@ struct StartOptions {
   std::vector<std::string> resources;                // NAME=AMOUNT
   std::vector<std::string> labels;                   // NAME=VALUE
   std::string store;                                 // etcd://..; "": a database in the session's folder
+  std::string authority;                             // another head's tls folder; "": one of its own
   bool fsync = false;
   bool http = true;
   std::uint16_t http_port = 8265;

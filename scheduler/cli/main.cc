@@ -185,6 +185,9 @@ int run(int argc, char** argv) {
   start_command->add_option("--store", starting.store,
                             "Where the head keeps its decisions: etcd://HOST:PORT[,HOST:PORT]/NAME for a cluster with several heads "
                             "(default: a database in its session's folder)");
+  start_command->add_option("--authority", starting.authority,
+                            "Of each but the first of several heads with --host: a copy of the folder tls/ of the first one's session (a "
+                            "secret, as the token is)");
   std::string durability = "process";
   auto* durability_option =
       start_command
@@ -196,6 +199,9 @@ int run(int argc, char** argv) {
   start_command->callback([&] {
     if (!starting.store.empty() && durability_option->count() > 0) {
       throw CLI::ValidationError("--durability is of the database in the session's folder; etcd waits for its disks by itself");
+    }
+    if (!starting.authority.empty() && (starting.store.empty() || starting.host.empty())) {
+      throw CLI::ValidationError("--authority is of a head of several, over hosts: say --head --store etcd://.. --host ADDRESS");
     }
     if (!starting.head && start_command->count("--store") + start_command->count("--durability") > 0) {
       throw CLI::ValidationError("--store and --durability are of a head: say --head");

@@ -132,11 +132,22 @@ Result<int> stop_one(const SessionFolder& folder, double grace_s) {
 }
 
 // What a head on an address that others reach needs.
-Result<std::string> make_certificates(const SessionFolder& folder, const std::string& host) {
+Result<std::string> make_certificates(const SessionFolder& folder, const std::string& host, const std::string& authority) {
   const auto now = std::time(nullptr);
   actors::SessionTls tls;
   tls.host = host;
-  SHOAL_TRY(tls.authority, runtime::make_authority("shoal " + folder.name(), runtime::valid_from(now, runtime::kAuthoritySeconds)));
+  if (authority.empty()) {
+    SHOAL_TRY(tls.authority, runtime::make_authority("shoal " + folder.name(), runtime::valid_from(now, runtime::kAuthoritySeconds)));
+  } else {
+    auto read = actors::read_authority(authority);
+    if (!read) {
+      return fail(
+          Error(read.error())
+              .with_hint("--authority names a copy of the folder tls/ in the session's folder of the cluster's first head, with ca.pem "
+                         "and ca.key"));
+    }
+    tls.authority = *std::move(read);
+  }
   SHOAL_TRY(tls.own, runtime::make_certificate(tls.authority, host, runtime::valid_from(now, runtime::kCertificateSeconds)));
   SHOAL_OK(folder.write_tls(tls));
   SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::of(tls.authority.certificate));
@@ -160,10 +171,6 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   }
   std::optional<runtime::Token> shared;
   if (!options.store.empty()) {
-    if (over_hosts) {
-      return fail_with(unimplemented("several heads listen on loopback only: each would need certificates of the same authority")
-                           .with_hint("leave --host out, or --store"));
-    }
     if (!common.target.token.empty() || !common.target.token_file.empty()) {
       const auto credentials = credentials_of(common.target);
       if (!credentials) return fail_with(credentials.error());
@@ -174,7 +181,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   if (!folder) return fail_with(folder.error());
   std::string fingerprint;
   if (over_hosts) {
-    auto made = make_certificates(*folder, host);
+    auto made = make_certificates(*folder, host, options.authority);
     if (!made) {
       folder->remove();
       return fail_with(made.error());
@@ -258,7 +265,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
 // A session of this host for a cluster whose head is elsewhere: with its token, and a certificate that the head signed. Nothing is left of
 // one that came to nothing.
 Result<SessionFolder> join(const Common& common, const StartOptions& options) {
-  SHOAL_TRY(const auto address, runtime::parse_endpoint(common.target.address));
+  SHOAL_TRY(const auto addresses, runtime::parse_endpoints(common.target.address));
   SHOAL_TRY(const auto credentials, credentials_of(common.target));
   if (!credentials.tls) {
     return fail(invalid_argument("a cluster on another host is joined with the fingerprint of its certificates")
@@ -267,7 +274,7 @@ Result<SessionFolder> join(const Common& common, const StartOptions& options) {
   }
   std::string host = options.host;
   if (host.empty()) {
-    SHOAL_TRY(host, runtime::own_address_towards(address.host));
+    SHOAL_TRY(host, runtime::own_address_towards(addresses[0].host));
   }
   SHOAL_TRY(const auto asked, runtime::make_certificate_request("shoal " + host));
   Context context(credentials);

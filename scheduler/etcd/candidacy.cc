@@ -94,9 +94,9 @@ class EtcdCandidacy final : public Candidacy {
     if (!there.is_object() || there.value("schema", "") != kSchema) {
       return fail(invalid_argument("the cluster in " + address_.text() + " was written by another version of Shoal"));
     }
-    return fail(invalid_argument("the heads of " + address_.text() + " have another token")
+    return fail(invalid_argument("the heads of " + address_.text() + " have another token, or certificates of another authority")
                     .with_reason("TokenRefused")
-                    .with_hint("give this one theirs with --token-file, or name another cluster"));
+                    .with_hint("give this one theirs with --token-file and, over hosts, --authority; or name another cluster"));
   }
 
   Result<void> join() {

@@ -21,7 +21,7 @@ namespace shoal::scheduler::etcd {
 
 struct CandidacyOptions {
   std::string endpoint;     // where this head listens once it leads
-  std::string fingerprint;  // of the token: all heads of a cluster have the same
+  std::string fingerprint;  // of the token and the authority: all heads of a cluster have the same
   std::int64_t ttl_s = 3;   // of the lease; etcd's least is about 2
   runtime::Duration keep_every = std::chrono::seconds(1);
   runtime::Duration look_every = std::chrono::milliseconds(200);  // of one who waits

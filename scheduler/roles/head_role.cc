@@ -41,19 +41,23 @@ Result<Serving> serve(World& w, const HeadRole& role, Store& store, Head::Option
   return out;
 }
 
+// Signs what hosts that join bring, where there are several.
+void sign_with_authority(World& w, Head::Options& options) {
+  if (!w.folder.has_tls()) return;
+  options.sign = [&w](const actors::SignCertificate& asked) -> Result<std::string> {
+    SHOAL_TRY(const auto authority, w.folder.authority());
+    const auto now = w.clock->unix_millis() / 1000;
+    return runtime::sign_certificate(authority, asked.request, asked.host, runtime::valid_from(now, runtime::kCertificateSeconds));
+  };
+}
+
 int run_alone(World& w, const HeadRole& role) {
   auto store = open_sqlite_store(w.folder.database(), {.fsync = role.fsync});
   if (!store) return refuse_role(role.ready_fd, store.error());
   bool over = false;
   auto options = head_options(w);
   options.listen = {Endpoint::tcp(role.host, role.port), local_head(w.folder)};
-  if (w.folder.has_tls()) {
-    options.sign = [&w](const actors::SignCertificate& asked) -> Result<std::string> {
-      SHOAL_TRY(const auto authority, w.folder.authority());
-      const auto now = w.clock->unix_millis() / 1000;
-      return runtime::sign_certificate(authority, asked.request, asked.host, runtime::valid_from(now, runtime::kCertificateSeconds));
-    };
-  }
+  sign_with_authority(w, options);
   options.store = role.fsync ? "sqlite, durability fsync" : "sqlite, durability process";
   // A moment for the notices to the nodes to go out.
   runtime::Timer leaving;
@@ -105,9 +109,9 @@ class HeldPort {
   std::uint16_t port_ = 0;
 };
 
-// Tells nobody the token, and that two are the same.
-std::string fingerprint(const runtime::Token& token) {
-  const std::string text = "shoal cluster " + token.hex();
+// Tells nobody the token, and that two heads have the same, and certificates of one authority.
+std::string fingerprint(const runtime::Token& token, const std::string& authority) {
+  const std::string text = "shoal cluster " + token.hex() + authority;
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned int size = 0;
   EVP_Digest(text.data(), text.size(), digest, &size, EVP_sha256(), nullptr);
@@ -138,9 +142,15 @@ class OneOfSeveral {
     SHOAL_TRY(address_, etcd::Address::parse(role_.store));
     SHOAL_TRY(held_, HeldPort::hold(role_.host, role_.port));
     SHOAL_TRY(const auto token, w_.folder.token());
+    std::string authority;
+    if (w_.folder.has_tls()) {
+      SHOAL_TRY(const auto signs, w_.folder.authority());
+      SHOAL_TRY(const auto print, runtime::Fingerprint::of(signs.certificate));
+      authority = " " + print.to_string();
+    }
     etcd::CandidacyOptions o;
     o.endpoint = Endpoint::tcp(role_.host, held_.port()).to_string();
-    o.fingerprint = fingerprint(token);
+    o.fingerprint = fingerprint(token, authority);
     o.elected = [this](const etcd::Leadership& leadership) { lead(leadership); };
     o.heads = [this](std::string leader, std::vector<std::string> heads) { heads_are(std::move(leader), std::move(heads)); };
     o.ended = [this] {
@@ -163,6 +173,7 @@ class OneOfSeveral {
     auto options = head_options(w_);
     options.listen = {Endpoint::tcp(role_.host, held_.port()), local_head(w_.folder)};
     options.store = role_.store;
+    sign_with_authority(w_, options);
     options.leads = [this] { return candidacy_->leads(); };
     options.on_fenced = [this] { give_up(unavailable("its lease is over, or another one has it")); };
     options.on_shutdown = [this] {

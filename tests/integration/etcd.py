@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -20,8 +21,16 @@ def _free_port() -> int:
         return s.getsockname()[1]
 
 
+def ask(address: str, port: int, path: str, **body) -> dict:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://{address}:{port}/v3/{path}", json.dumps(body).encode(), 30) as reply:
+        return json.load(reply)
+
+
 class Etcd:
-    def __init__(self):
+    def __init__(self, address: str = "127.0.0.1", before: tuple[str, ...] = ()):
+        """``before``: what its command begins with, to run it elsewhere."""
+        self.address, self.before = address, before
         self.folder = Path(tempfile.mkdtemp(prefix="shoal-etcd."))
         for _ in range(5):  # somebody may take a port in between
             self.port, self._peer_port = _free_port(), _free_port()
@@ -30,27 +39,35 @@ class Etcd:
         raise AssertionError((self.folder / "log").read_text())
 
     def start(self) -> bool:
-        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
-        words = ["etcd", "--data-dir", str(self.folder / "data"), "--listen-client-urls", client, "--advertise-client-urls", client]
+        client, peer = f"http://{self.address}:{self.port}", f"http://127.0.0.1:{self._peer_port}"
+        words = [*self.before, "etcd", "--data-dir", str(self.folder / "data")]
+        words += ["--listen-client-urls", client, "--advertise-client-urls", client]
         words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
         words += ["--heartbeat-interval", "20", "--election-timeout", "200"]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         while self.process.poll() is None:
-            try:
-                self.ask("kv/range", key="YQ==")
+            if self._answers():
                 return True
-            except (OSError, urllib.error.URLError):
-                time.sleep(0.02)
+            time.sleep(0.02)
         return False
 
+    def _answers(self) -> bool:
+        if self.before:  # it is to be reached from there only
+            here = str(Path(__file__).parent)
+            ask = f"import sys; sys.path.insert(0, {here!r}); from etcd import ask; ask({self.address!r}, {self.port}, 'kv/range', key='YQ==')"
+            return subprocess.run([*self.before, sys.executable, "-c", ask], capture_output=True).returncode == 0
+        try:
+            self.ask("kv/range", key="YQ==")
+            return True
+        except (OSError, urllib.error.URLError):
+            return False
+
     def ask(self, path: str, **body) -> dict:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://127.0.0.1:{self.port}/v3/{path}", json.dumps(body).encode(), 30) as reply:
-            return json.load(reply)
+        return ask(self.address, self.port, path, **body)
 
     def store(self, name: str) -> str:
-        return f"etcd://127.0.0.1:{self.port}/{name}"
+        return f"etcd://{self.address}:{self.port}/{name}"
 
     def crash(self) -> None:
         self.process.send_signal(signal.SIGKILL)
