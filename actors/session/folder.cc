@@ -144,6 +144,8 @@ Result<runtime::Token> SessionFolder::token() const {
                   .with_hint("only the one who started the cluster can read it; `shoal stop` ends a cluster without it"));
 }
 
+Result<void> SessionFolder::write_http_token(const std::string& token) const { return write_file(path_ + "/http-token", token + "\n"); }
+
 bool SessionFolder::has_tls() const {
   std::error_code ignored;
   return fs::exists(path_ + "/tls/host", ignored);

@@ -2,6 +2,7 @@
 // side by side.
 //
 //   ROOT/NAME/token          0600, the only place where the secret lies
+//   ROOT/NAME/http-token     0600, what HTTP requests carry, where the head answers them; of no use for anything else
 //   ROOT/NAME/info.json      addresses, for those who look for a running cluster
 //   ROOT/NAME/pids/ROLE.PID  one file per head and node; its content is the process's start time: a reused pid is no member
 //   ROOT/NAME/logs/          of head, node and workers
@@ -71,6 +72,7 @@ class SessionFolder {
   std::string database() const { return path_ + "/state.sqlite"; }
 
   Result<runtime::Token> token() const;
+  Result<void> write_http_token(const std::string& token) const;
   // The token, and the certificates if it has any.
   Result<Credentials> credentials() const;
   Result<void> write_tls(const SessionTls& tls) const;

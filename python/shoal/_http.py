@@ -1,9 +1,15 @@
-"""The HTTP interface of a cluster: where it is, and requests with the cluster's token."""
+"""The HTTP interface of a cluster: where it is, and requests with a token that is made of the cluster's, for them alone.
+
+They go through the network as they are written. So that token goes nowhere but to this host, and there only to who may know it: a port
+that nobody listens at is anybody's.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import http.client
+import ipaddress
 import json
 import os
 import socket
@@ -12,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import _native
-from shoal._runtime import read_token, state
+from shoal._runtime import state
 from shoal.exceptions import InvalidArgument, Unavailable
 
 __all__ = ["Http"]
@@ -36,8 +42,10 @@ class _Response(http.client.HTTPResponse):
 
 class Http:
     """``address``: ``"http://HOST:PORT"``, what ``shoal.init`` takes (``"auto"``, ``"HOST:PORT"`` of a head), or None for this process's
-    cluster, else ``$SHOAL_ADDRESS``, else the one that runs. The token lies in the cluster's session folder; elsewhere it comes in
-    ``headers`` or as the file that ``$SHOAL_TOKEN_FILE`` names. Raises Unavailable when there is none at that address."""
+    cluster, else ``$SHOAL_ADDRESS``, else the one that runs. The cluster's token lies in its session folder, or is the file that
+    ``$SHOAL_TOKEN_FILE`` names; what is made of it is not sent to other hosts, nor to another user who listens here
+    (InvalidArgument). ``headers`` with an ``Authorization`` of their own go wherever they are told to. Raises Unavailable when there is
+    none at that address."""
 
     def __init__(self, address: str | None = None, headers: dict[str, str] | None = None):
         url, folder = _place(address)
@@ -46,8 +54,11 @@ class Http:
             raise InvalidArgument(f"{url!r} is not http://HOST:PORT")
         self.address, self.netloc = f"http://{parts.netloc}", parts.netloc
         self._headers = dict(headers or {})
+        self._trusted: set[int] | None = None  # users who may hear what is sent; None: anybody
         if not any(name.lower() == "authorization" for name in self._headers):
-            self._headers["Authorization"] = f"Bearer {_token(self.address, folder)}"
+            token, owner = _token(self.address, folder)
+            self._headers["Authorization"] = f"Bearer {token}"
+            self._trusted = {0, os.getuid(), owner}
 
     def open(self, method: str, path: str, body: Any = None, *, patient: bool = False) -> http.client.HTTPResponse:
         """The response, whatever its status; to be read and closed by the caller. ``patient``: its end may be far away."""
@@ -57,11 +68,16 @@ class Http:
         try:
             connection.connect()
             opened = connection.sock
+            if self._trusted is not None:
+                _refuse_strangers(opened, self._trusted)
             connection.request(method, path, data, {**self._headers, "Content-Type": "application/json"})
             response = connection.getresponse()
             if patient:
                 opened.settimeout(None)
             return response
+        except InvalidArgument:
+            connection.close()
+            raise
         except OSError as error:
             connection.close()
             raise Unavailable(f"no answer from {self.address}: {error}", hint="is the cluster running? see shoal status") from error
@@ -109,17 +125,61 @@ def _info(folder: str | os.PathLike) -> dict[str, Any]:
         return {}
 
 
-def _token(address: str, folder: str) -> str:
+def _token(address: str, folder: str) -> tuple[str, int]:
+    """(what HTTP requests carry, whose it is)."""
+    to = urllib.parse.urlsplit(address)
+    if to.hostname not in _HERE:
+        raise InvalidArgument(
+            f"{address} is another host's, and HTTP is no secret: the cluster's token is not sent there",
+            reason="TokenRefused",
+            hint=f"`ssh -L {to.port or 80}:127.0.0.1:{to.port or 80} {to.hostname}` brings its port here; or give headers="
+            '{"Authorization": "Bearer TOKEN"}, of its session\'s http-token, where nobody else hears it',
+        )
     if named := os.environ.get("SHOAL_TOKEN_FILE"):
-        return Path(named).read_text().strip()
-    if not folder:
-        root = Path(os.environ.get("SHOAL_HOME") or f"/tmp/shoal-{os.getuid()}")
-        to = urllib.parse.urlsplit(address)
-        here = [i.parent for i in root.glob("*/info.json") if urllib.parse.urlsplit(_info(i.parent).get("http", "")).port == to.port]
-        if not here or to.hostname not in _HERE:  # clusters of this host listen nowhere else: another host is not told their token
-            raise InvalidArgument(
-                f"the token of the cluster at {address} is not known here",
-                hint='name its file in $SHOAL_TOKEN_FILE, or give headers={"Authorization": "Bearer TOKEN"}',
-            )
-        folder = str(max(here, key=lambda f: f.stat().st_mtime))
-    return read_token(folder).strip()
+        file = Path(named)
+    else:
+        if not folder:
+            root = Path(os.environ.get("SHOAL_HOME") or f"/tmp/shoal-{os.getuid()}")
+            here = [i.parent for i in root.glob("*/info.json") if urllib.parse.urlsplit(_info(i.parent).get("http", "")).port == to.port]
+            if not here:
+                raise InvalidArgument(
+                    f"the token of the cluster at {address} is not known here",
+                    hint='name its file in $SHOAL_TOKEN_FILE, or give headers={"Authorization": "Bearer TOKEN"}',
+                )
+            folder = str(max(here, key=lambda f: f.stat().st_mtime))
+        file = Path(folder, "token")
+    try:
+        token, owner = bytes.fromhex(file.read_text().strip()), file.stat().st_uid
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"the cluster's token cannot be read: {error}", reason="TokenRefused") from error
+    return hmac.digest(token, b"shoal http", "sha256").hex(), owner  # as scheduler/web/guard.cc makes it
+
+
+def _refuse_strangers(connected: socket.socket, trusted: set[int]) -> None:
+    """InvalidArgument if anybody else may be at the other end."""
+    address, port = connected.getpeername()[:2]
+    users = _listeners(address, port) if ipaddress.ip_address(address).is_loopback else set()
+    if users and users <= trusted:
+        return
+    who = f"user {min(users - trusted)}" if users else "nobody whom this host knows"
+    raise InvalidArgument(
+        f"who listens at {address}:{port} is {who}: the cluster's token is not sent there",
+        reason="TokenRefused",
+        hint="is the cluster running? see shoal status",
+    )
+
+
+def _listeners(address: str, port: int) -> set[int]:
+    """The users who have sockets that listen there."""
+    packed = ipaddress.ip_address(address).packed
+    mapped = packed if len(packed) == 16 else bytes(10) + b"\xff\xff" + packed
+    names = ["".join(f"{w:08X}" for w in memoryview(at).cast("I")) for at in (packed, mapped, bytes(4), bytes(16))]
+    places = {f"{name}:{port:04X}" for name in names}
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(FileNotFoundError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[1] in places and fields[3] == "0A":  # it listens
+                    found.add(int(fields[7]))
+    return found

@@ -68,13 +68,6 @@ def session() -> _native.Session:
     return state.session
 
 
-def read_token(folder: str) -> str:
-    try:
-        return Path(folder, "token").read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"the cluster's token cannot be read: {error}", reason="TokenRefused") from error
-
-
 def start_local(
     resources: dict[str, float],
     *,

@@ -250,8 +250,8 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     std::printf(
         "Shoal runs at %s with %s.\n  session  %s\n%s  next     shoal submit train.py   |   shoal status "
         "  |   shoal stop --address %s\n",
-        address.c_str(), resources.to_string().c_str(), folder->path().c_str(), http.empty() ? "" : ("  http     " + http + "\n").c_str(),
-        address.c_str());
+        address.c_str(), resources.to_string().c_str(), folder->path().c_str(),
+        http.empty() ? "" : ("  http     " + http + "   (token: " + folder->path() + "/http-token)\n").c_str(), address.c_str());
     if (over_hosts) {
       std::printf(
           "  join     shoal start --address %s --token-file FILE --ca-fingerprint %s\n           on another host, where FILE is a copy of "

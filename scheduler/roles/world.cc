@@ -43,6 +43,7 @@ Result<std::unique_ptr<Http>> Http::start(World& world, const HttpRole& role, co
                                    });
   };
   SHOAL_TRY(out->token_, world.folder.token());
+  SHOAL_OK(world.folder.write_http_token(web::http_token(out->token_)));
   auto server = listen();
   if (!server && server.error().reason() == "AddressInUse" && role.or_any) {
     o.port = 0;

@@ -1,10 +1,27 @@
 #include "scheduler/web/guard.h"
 
 #include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+
+#include <array>
+
+#include <fmt/format.h>
+
+#include "runtime/core/check.h"
 
 namespace shoal::scheduler::web {
 
-Guard::Guard(const runtime::Token& token, const std::string& host, std::uint16_t port) : token_(token.hex()) {
+std::string http_token(const runtime::Token& token) {
+  constexpr std::string_view kPurpose = "shoal http";  // also in python/shoal/_http.py
+  std::array<std::uint8_t, 32> made{};
+  const auto* const ok = HMAC(EVP_sha256(), token.bytes().data(), static_cast<int>(token.bytes().size()),
+                              reinterpret_cast<const unsigned char*>(kPurpose.data()), kPurpose.size(), made.data(), nullptr);
+  SHOAL_CHECK(ok != nullptr, "OpenSSL has no HMAC-SHA256");
+  return fmt::format("{:02x}", fmt::join(made, ""));
+}
+
+Guard::Guard(const runtime::Token& token, const std::string& host, std::uint16_t port) : token_(http_token(token)) {
   for (const std::string& name : {std::string("127.0.0.1"), std::string("localhost"), std::string("[::1]"), host}) {
     hosts_.insert(name + ":" + std::to_string(port));
   }
@@ -19,7 +36,8 @@ std::optional<Refusal> Guard::check(const HttpRequest& request) const {
   }
   constexpr std::string_view kBearer = "Bearer ";
   const std::string& said = request.header("authorization");
-  const Refusal refused{401, "the cluster's token is needed: Authorization: Bearer TOKEN (it lies in the session's folder)"};
+  const Refusal refused{
+      401, "the cluster's token for HTTP is needed: Authorization: Bearer TOKEN (the file http-token in the session's folder)"};
   if (said.size() != kBearer.size() + token_.size() || !said.starts_with(kBearer)) return refused;
   if (CRYPTO_memcmp(said.data() + kBearer.size(), token_.data(), token_.size()) != 0) return refused;
   return std::nullopt;

@@ -1,4 +1,4 @@
-// Who may ask: every request needs the cluster's token, on loopback too, and a name that belongs here.
+// Who may ask: every request needs the cluster's token for HTTP, on loopback too, and a name that belongs here.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,16 @@
 
 namespace shoal::scheduler::web {
 
+// What requests carry as they are, in clear text: made of the cluster's token, for nothing else, and no way back to it.
+std::string http_token(const runtime::Token& token);
+
 class Guard {
  public:
   // `host` is what the server is bound to.
   Guard(const runtime::Token& token, const std::string& host, std::uint16_t port);
 
   // 403 for a Host that is not one of ours (a page that had its name point here) and for a foreign Origin (a page that posts here),
-  // then 401 without the token. Compares in a time that does not depend on what was sent.
+  // then 401 without http_token(token). Compares in a time that does not depend on what was sent.
   std::optional<Refusal> check(const HttpRequest& request) const;
 
  private:

@@ -92,8 +92,9 @@ class GuardTest : public testing::Test {
     const auto refusal = guard_.check(r);
     return refusal ? refusal->status : 200;
   }
-  const std::string hex_ = std::string(63, 'a') + "b";
-  const Guard guard_{runtime::Token::parse(hex_).value(), "127.0.0.1", 8265};
+  const runtime::Token token_ = runtime::Token::parse(std::string(63, 'a') + "b").value();
+  const std::string hex_ = http_token(token_);
+  const Guard guard_{token_, "127.0.0.1", 8265};
   const std::string bearer_ = "Bearer " + hex_;
 };
 
@@ -105,6 +106,12 @@ TEST_F(GuardTest, EveryRequestNeedsTheToken) {
                                                          "Bearer " + std::string(64, 'a'), bearer_ + " ", bearer_.substr(0, 70)}) {
     EXPECT_EQ(status({{"host", host}, {"authorization", bad}}), 401) << bad;
   }
+}
+
+// RFC 2104, as `printf 'shoal http' | openssl dgst -sha256 -mac HMAC -macopt hexkey:aa..ab` makes it.
+TEST_F(GuardTest, TheTokenOfTheClusterItselfIsNothingForHttp) {
+  EXPECT_EQ(hex_, "bbbb09f5a3b6936e84ff55457e080757445db72ecd21b76f26387d9507697492");
+  EXPECT_EQ(status({{"host", "127.0.0.1:8265"}, {"authorization", "Bearer " + token_.hex()}}), 401);
 }
 
 TEST_F(GuardTest, ANameThatIsNotOursIsRefusedEvenWithTheToken) {

@@ -138,11 +138,60 @@ def test_following_a_job_that_says_nothing_can_be_given_up(client):
     assert ended(client, job) == JobStatus.STOPPED
 
 
-def test_no_other_host_is_told_the_token(cluster):
+def test_no_other_host_is_told_the_token(cluster, monkeypatch):
     port = url_of(cluster).port
-    with pytest.raises(InvalidArgument, match=r"token.*not known"):
-        JobSubmissionClient(f"http://192.0.2.1:{port}")
-    assert JobSubmissionClient(f"http://localhost:{port}").list_jobs() == []
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match=r"another host's.*not sent there"):
+            JobSubmissionClient(f"http://192.0.2.1:{port}")
+        assert JobSubmissionClient(f"http://localhost:{port}").list_jobs() == []
+        monkeypatch.setenv("SHOAL_TOKEN_FILE", str(cluster.session / "token"))
+
+
+class Squatter:
+    """Listens on loopback, as ``user`` if that is not None, and answers one request; keeps what it was told."""
+
+    def __init__(self, user: int | None):
+        here, there = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            if user is not None:
+                os.setuid(user)
+            server = socket.create_server(("127.0.0.1", 0))
+            os.write(there, b"%d\n" % server.getsockname()[1])
+            connection, _ = server.accept()
+            while heard := connection.recv(4096):
+                os.write(there, heard)
+                if heard.endswith(b"\r\n\r\n"):
+                    connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"version": ""}')
+            os._exit(0)
+        os.close(there)
+        self._file = os.fdopen(here, "rb")
+        self.address = f"http://127.0.0.1:{int(self._file.readline())}"
+
+    def heard(self) -> bytes:
+        with self._file:
+            out = self._file.read()
+        os.waitpid(self._pid, 0)
+        return out
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_another_user_who_has_taken_the_port_is_told_nothing(cluster, monkeypatch):
+    monkeypatch.setenv("SHOAL_TOKEN_FILE", str(cluster.session / "token"))
+    squatter = Squatter(65534)
+    with pytest.raises(InvalidArgument, match=r"is user 65534: the cluster's token is not sent"):
+        JobSubmissionClient(squatter.address)
+    assert squatter.heard() == b""
+
+
+def test_requests_carry_no_token_that_opens_anything_else(cluster, monkeypatch):
+    monkeypatch.setenv("SHOAL_TOKEN_FILE", str(cluster.session / "token"))
+    squatter = Squatter(None)
+    JobSubmissionClient(squatter.address)
+    heard = squatter.heard()
+    assert (cluster.session / "http-token").read_bytes().strip() in heard
+    assert (cluster.session / "token").read_bytes().strip() not in heard
+    assert (cluster.session / "http-token").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_cannot_be_is_refused(client, tmp_path):
@@ -213,7 +262,8 @@ PATHS = [
 
 def test_every_path_needs_the_token_a_host_of_ours_and_no_foreign_origin(cluster):
     url = url_of(cluster)
-    token = (cluster.session / "token").read_text().strip()
+    token = (cluster.session / "http-token").read_text().strip()
+    secret = (cluster.session / "token").read_text().strip()
 
     def status(method, path, **headers):
         connection = http.client.HTTPConnection(url.netloc, timeout=60)
@@ -228,6 +278,7 @@ def test_every_path_needs_the_token_a_host_of_ours_and_no_foreign_origin(cluster
     for method, path in PATHS:
         assert status(method, path) == 401, (method, path)
         assert status(method, path, Authorization="Bearer " + "0" * 64) == 401, (method, path)
+        assert status(method, path, Authorization="Bearer " + secret) == 401, (method, path)
         assert status(method, path, Authorization=right, Host="evil.example:" + str(url.port)) == 403, (method, path)
         assert status(method, path, Authorization=right, Origin="http://evil.example") == 403, (method, path)
         assert status(method, path, Authorization=right) not in (401, 403), (method, path)

@@ -18,9 +18,10 @@ __all__ = ["JobSubmissionClient"]
 
 class JobSubmissionClient:
     """``address``: ``"http://HOST:PORT"`` of a cluster's HTTP interface (``shoal start --head`` prints it), or None for this process's
-    cluster, else the one that runs. ``headers`` go with every request; the cluster's token is found on its own host, elsewhere it is
-    ``headers={"Authorization": "Bearer TOKEN"}``. Methods raise RuntimeError for what the cluster refuses, Unavailable when it does not
-    answer."""
+    cluster, else the one that runs. ``headers`` go with every request; the cluster's token for HTTP is found on its own host. Of another
+    host bring the port here (``ssh -L``), with that cluster's token in the file that ``$SHOAL_TOKEN_FILE`` names, or give
+    ``headers={"Authorization": "Bearer TOKEN"}``, its session's ``http-token``. Methods raise RuntimeError for what the cluster refuses,
+    Unavailable when it does not answer."""
 
     def __init__(
         self,
