@@ -55,8 +55,9 @@ class Etcd:
     def _answers(self) -> bool:
         if self.before:  # it is to be reached from there only
             here = str(Path(__file__).parent)
-            ask = f"import sys; sys.path.insert(0, {here!r}); from etcd import ask; ask({self.address!r}, {self.port}, 'kv/range', key='YQ==')"
-            return subprocess.run([*self.before, sys.executable, "-c", ask], capture_output=True).returncode == 0
+            asks = f"from etcd import ask; ask({self.address!r}, {self.port}, 'kv/range', key='YQ==')"
+            argv = [*self.before, sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r}); {asks}"]
+            return subprocess.run(argv, capture_output=True).returncode == 0
         try:
             self.ask("kv/range", key="YQ==")
             return True
