@@ -1,15 +1,22 @@
 """Executions of compiled graphs that are under way together, and what becomes of them when something ends."""
 
 import _thread
+import asyncio
+import os
 import signal
 import threading
 
 import pytest
+from cast import GUARD_S
 from graphs import *  # noqa: F403
+from graphs import graph_threads, memories_of_the_node
+from leftovers import wait_until
 
 import shoal as ray
 from shoal import _native
 from shoal._runtime import state
+from shoal.dag import InputNode, _compiled
+from shoal.exceptions import ActorDiedError, RayChannelError, Unavailable
 
 # ---- room
 
@@ -65,3 +72,123 @@ def test_a_wait_for_room_can_be_interrupted(interrupts):
 
     with pytest.raises(InterruptedError):
         write()
+
+
+# ---- values that were not loaded when their graph ended
+
+
+def large_results(stages, compiled):
+    """A graph, its actor, and two results of 1.6 MB that have come and were not looked at."""
+    (a,) = stages("a")
+    graph = compiled(lambda inp: a.ones.bind(inp), _buffer_size_bytes=1000)
+    refs = [graph.execute(200_000) for _ in range(3)]
+    assert refs.pop().get().sum() == 200_000
+    return graph, a, refs
+
+
+def test_a_large_result_that_was_not_loaded_is_lost_with_its_graph(stages, compiled):
+    graph, _, (first, second) = large_results(stages, compiled)
+    assert first.get(timeout=GUARD_S).sum() == 200_000
+    graph.teardown()
+    with pytest.raises(RayChannelError, match="torn down"):
+        second.get(timeout=GUARD_S)
+
+
+def test_a_large_result_that_was_not_loaded_is_lost_with_an_actor(stages, compiled):
+    graph, a, (first, second) = large_results(stages, compiled)
+    os.kill(ray.get(a.pid.remote()), signal.SIGKILL)
+    with pytest.raises(ActorDiedError):
+        ray.get(graph.execute(1))
+    for ref in (first, second):
+        with pytest.raises(ActorDiedError, match="SIGKILL") as raised:
+            ref.get()
+        assert raised.value.actor_id == a._actor_id
+
+
+def test_an_actor_does_not_wait_for_a_value_that_was_given_back(stages, gate):
+    a, b = stages("a", "b")
+    with InputNode() as inp:
+        graph = b.add.bind(b.arrive.bind(gate, inp), a.ones.bind(200_000, inp)).experimental_compile(_buffer_size_bytes=1000)
+    graph.execute("x")
+    ray.get(gate.arrived.remote(1))
+    wait_until(lambda: ray.get(a.count.remote()) == 1, GUARD_S, "the value lies before the actor")
+    ending = threading.Thread(target=graph.teardown)
+    ending.start()
+    wait_until(lambda: graph_threads(a) == 0, GUARD_S, "who wrote it has given it back")
+    ray.get(gate.open.remote())
+    wait_until(lambda: graph_threads(b) == 0, GUARD_S, "the graph's end")
+    ending.join()
+
+
+# ---- ends that come at a bad time
+
+
+def test_an_execution_that_is_torn_down_while_it_is_submitted_ends(stages, compiled):
+    (a,) = stages("a")
+    graph = compiled(lambda inp: a.through.bind(inp), enable_asyncio=True)
+
+    class TornDownBetween:
+        def put(self, item, queue=graph._awaited):
+            if item is not None:
+                teardown = threading.Thread(target=graph.teardown)
+                teardown.start()
+                teardown.join()
+            queue.put(item)
+
+    async def main():
+        graph._awaited = TornDownBetween()
+        future = await graph.execute_async(1)
+        with pytest.raises(RayChannelError, match="torn down"):
+            await asyncio.wait_for(future, GUARD_S)
+
+    asyncio.run(main())
+
+
+def test_a_forked_child_leaves_its_parents_graph_alone(stages, compiled):
+    (a,) = stages("a")
+    graph = compiled(lambda inp: a.through.bind(inp))
+    ref = graph.execute("parent's")
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            for call in (lambda: graph.execute("child's"), ref.get):
+                try:
+                    os.write(there, f"{call()}\n".encode())
+                except Unavailable as error:
+                    os.write(there, f"{error.reason}\n".encode())
+            graph.teardown()
+            os.write(there, b"over\n")
+        finally:
+            os._exit(0)
+    os.close(there)
+    with os.fdopen(here) as said:
+        assert said.read() == "Forked\nForked\nover\n"
+    os.waitpid(child, 0)
+    assert ref.get() == "parent's"
+    assert ray.get(graph.execute("again")) == "again"
+
+
+@ray.remote
+class DiesBetween:
+    """Executes a graph: almost."""
+
+    def compile(self, other):
+        call = _compiled._call
+
+        def called(session, handle, what, *args):
+            if what == "run":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(session, handle, what, *args)
+
+        _compiled._call = called
+        with InputNode() as inp:
+            other.through.bind(inp).experimental_compile()
+
+
+def test_a_driver_that_dies_before_its_graph_runs_leaves_nothing_on_the_actors(stages):
+    (a,) = stages("a")
+    before = memories_of_the_node()
+    with pytest.raises(ActorDiedError):
+        ray.get(DiesBetween.remote().compile.remote(a))
+    wait_until(lambda: memories_of_the_node() == before, GUARD_S, "the channels are given back")

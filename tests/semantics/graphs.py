@@ -48,7 +48,8 @@ class Stage:
     def lock_of(self, value):
         return threading.Lock() if value else None
 
-    def ones(self, count):
+    def ones(self, count, _=None):
+        self.calls += 1
         return np.ones(count)
 
     def add_in_place(self, tensor):

@@ -4,6 +4,7 @@ which the reader maps and gives back."""
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 from shoal import _native, _serialize
 from shoal._refs import new_object_id
 from shoal._runtime import state
-from shoal.exceptions import InvalidArgument, TaskError
+from shoal.exceptions import InvalidArgument, RayChannelTimeoutError, TaskError
 
 __all__ = ["Layout", "Outgoing", "Packed", "Raised"]
 
@@ -22,6 +23,7 @@ _DEFAULT_LIMIT = 1_000_000  # Ray's
 _DEFAULT_MEMORY = 256 << 20  # bytes of all channels, about: the node sets it aside, though few pages are ever touched
 _OVERHEAD = 96  # of a record
 _PER_BUFFER = 72
+_LOOK_S = 0.05  # between looks whether the graph whose value is waited for has ended
 _SMALLEST = 256  # a limit below which not even the words that say where a value lies have room
 
 
@@ -83,22 +85,34 @@ class Packed:
     def __init__(self, head: bytes, buffers: list, raised: bool, elsewhere: bool):
         self._head, self._buffers, self._raised, self._elsewhere = head, buffers, raised, elsewhere
 
-    def load(self) -> Any:
-        """The value; a Raised for what cannot be loaded here, too."""
+    def load(self, ended: Callable[[], None], end: float | None = None) -> Any:
+        """The value; a Raised for what cannot be loaded here, too. ``ended`` raises once the graph has ended: whoever wrote a value that
+        lies elsewhere may have given it back by then. RayChannelTimeoutError at ``end`` (of time.monotonic)."""
+        failure = self._fetch(ended, end) if self._elsewhere else None
+        if failure is not None:
+            return Raised.of(failure, "loading a value")
         try:
-            if self._elsewhere:
-                self._fetch()
             return Raised(self._head, self._buffers) if self._raised else _serialize.loads(self._head, self._buffers)
         except Exception as error:
             return Raised.of(error, "loading a value")
 
-    def _fetch(self) -> None:
+    def _fetch(self, ended: Callable[[], None], end: float | None) -> Exception | None:
+        ended()
         object_id, owner = self._head.decode().split()
         ref = state.session.fetch(object_id, owner)
-        state.session.wait_all([ref])
-        _, head, buffers = ref.value()
+        while not state.session.wait_all([ref], _LOOK_S if end is None else min(_LOOK_S, max(0.0, end - time.monotonic()))):
+            ended()
+            if end is not None and time.monotonic() >= end:
+                raise RayChannelTimeoutError("the value did not come within the timeout")
+        if ref.failed:
+            ended()
+        try:
+            _, head, buffers = ref.value()
+        except Exception as error:
+            return error
         self._head, self._buffers, self._elsewhere = head, buffers, False
         state.session.drop(object_id)
+        return None
 
     def __del__(self):
         if self._elsewhere:

@@ -23,7 +23,7 @@ from shoal.dag import _schedule
 from shoal.dag._channels import Layout, Outgoing, Packed, Raised
 from shoal.dag._graph import WHOLE, Graph
 from shoal.dag._nodes import DAGNode, MultiOutputNode
-from shoal.exceptions import InvalidArgument, RayCgraphCapacityExceeded, RayChannelError, RayChannelTimeoutError, Unimplemented
+from shoal.exceptions import InvalidArgument, RayCgraphCapacityExceeded, RayChannelError, RayChannelTimeoutError, Unavailable, Unimplemented
 
 __all__ = ["CompiledDAG", "CompiledDAGFuture", "CompiledDAGRef"]
 
@@ -40,7 +40,8 @@ class _Running:
         self.layout, self.channels = layout, channels  # None once they are given back
         self.error: Exception | None = None  # why it has ended, the first cause
         self.ended, self.left = threading.Event(), threading.Event()
-        self._pid, self._num_left, self._lock = os.getpid(), 0, threading.Lock()
+        self.forked = False  # this is the copy of a child: the channels and the locks are its parent's
+        self._num_left, self._lock = 0, threading.Lock()
         self._parts: list[ObjectRef] = []
         _living.add(self)
 
@@ -52,13 +53,17 @@ class _Running:
 
     def end(self, why: Exception) -> None:
         """From any thread, and again: all that wait for this graph hear of it."""
-        if os.getpid() != self._pid:  # a forked child has only copies
+        if self.forked:
             return
         with self._lock:
             self.error = self.error or why
         self.ended.set()
         if (channels := self.channels) is not None:
             channels.close()
+
+    def refuse_ended(self) -> None:
+        if self.error is not None or (channels := self.channels) is None or channels.closed:
+            raise self.cause(RayChannelError("this graph has ended"))
 
     def cause(self, heard: Exception) -> Exception:
         """Why it ended, for who heard of it from a channel. Each time another exception: whoever raises it adds a traceback."""
@@ -103,11 +108,10 @@ class _Result:
         raise ValueError(f"{type(self).__name__} cannot be pickled.")
 
 
-def _loaded(value: Any) -> Any:
-    if type(value) is Packed:
-        value = value.load()
-        if type(value) is Raised:
-            raise value.error()
+def _loaded(packed: Packed, running: _Running, end: float | None = None) -> Any:
+    value = packed.load(running.refuse_ended, end)
+    if type(value) is Raised:
+        raise value.error()
     return value
 
 
@@ -126,12 +130,15 @@ class CompiledDAGRef(_Result, ResultRef):
         execution = self._execution
         if execution is None:
             raise ValueError("get() can only be called once on a CompiledDAGRef, and it was already called.")
-        values = execution.values
-        if len(values) < execution.dag._num_outputs:
-            execution.dag._read_until(values, timeout)
+        values, dag = execution.values, execution.dag
+        end = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        if len(values) < dag._num_outputs:
+            dag._read_until(values, end)
+        value = values[self._index]
         try:
-            value = _loaded(values[self._index])
-        except KeyboardInterrupt:
+            if type(value) is Packed:
+                value = _loaded(value, dag._running, end)
+        except (KeyboardInterrupt, RayChannelTimeoutError):
             raise
         except BaseException:
             self._execution = None
@@ -146,17 +153,18 @@ class CompiledDAGRef(_Result, ResultRef):
 class CompiledDAGFuture(_Result):
     """A result of ``execute_async``, to be awaited once."""
 
-    __slots__ = ("_future",)
+    __slots__ = ("_future", "_running")
 
-    def __init__(self, future: asyncio.Future):
-        self._future = future
+    def __init__(self, future: asyncio.Future, running: _Running):
+        self._future, self._running = future, running
 
     def __await__(self):
         future = self._future
         if future is None:
             raise ValueError("CompiledDAGFuture can only be awaited upon once, and it has already been awaited upon.")
         self._future = None
-        return _loaded((yield from future.__await__()))
+        value = yield from future.__await__()
+        return _loaded(value, self._running) if type(value) is Packed else value
 
 
 class CompiledDAG:
@@ -187,6 +195,7 @@ class CompiledDAG:
         self._submitting, self._reading = threading.Lock(), threading.Lock()
         self._submitted: deque[tuple[list, weakref.ref[_Execution]]] = deque()  # whose values are not all read, in order
         self._awaited: SimpleQueue | None = None
+        _compiled.add(self)
         weakref.finalize(self, self._running.end, RayChannelError("nothing refers to this graph any more"))
         if enable_asyncio:
             self._awaited = SimpleQueue()
@@ -246,7 +255,7 @@ class CompiledDAG:
         execution = self._submit(args, kwargs)
         futures = [loop.create_future() for _ in self._picks]
         self._awaited.put((execution, list(zip(futures, self._picks, strict=True)), loop))
-        results = [CompiledDAGFuture(f) for f in futures]
+        results = [CompiledDAGFuture(f, self._running) for f in futures]
         return results if self._returns_list else results[0]
 
     def _submit(self, args: tuple, kwargs: dict[str, Any]) -> _Execution:
@@ -298,13 +307,10 @@ class CompiledDAG:
                 hint="get() results, or compile it with more",
             )
 
-    def _read_until(self, values: list, timeout: float | None) -> None:
+    def _read_until(self, values: list, end: float | None) -> None:
         """Until an execution's values are there; those of the ones before come first."""
-        if timeout is not None and timeout < 0:
-            timeout = None
-        end = None if timeout is None else time.monotonic() + timeout
-        if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
-            raise RayChannelTimeoutError(f"no result within {timeout:g} s: another thread waits for an earlier one")
+        if not self._reading.acquire(timeout=-1 if end is None else max(0.0, end - time.monotonic())):
+            raise RayChannelTimeoutError("no result within the timeout: another thread waits for an earlier one")
         try:
             while len(values) < self._num_outputs:
                 self._read(self._submitted[0][0], end)
@@ -337,8 +343,6 @@ class CompiledDAG:
                 with contextlib.suppress(Exception):  # it is dead already
                     _client.kill(handle)
         self._running.left.wait(_TEARDOWN_S)
-        if self._awaited is not None:
-            self._awaited.put(None)
         with self._submitting, self._reading:
             self._senders, self._receivers, self._only, self._running.channels = [], [], None, None
             self._outgoing.end()
@@ -379,6 +383,25 @@ def _settle(futures: list[tuple[asyncio.Future, int]], values: list, error: Exce
 
 
 _living: weakref.WeakSet[_Running] = weakref.WeakSet()
+_compiled: weakref.WeakSet[CompiledDAG] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    why = Unavailable(
+        "this graph belongs to the process that compiled it, of which this is a forked child",
+        reason="Forked",
+        hint="execute it in the parent, or shoal.init() here and compile one",
+    )
+    for graph in tuple(_living):
+        graph.forked, graph.error, graph.ended, graph.left = True, why, threading.Event(), threading.Event()
+        graph.ended.set()
+        graph.left.set()
+    for dag in tuple(_compiled):
+        dag._submitting, dag._reading = threading.Lock(), threading.Lock()
+        dag._senders, dag._receivers, dag._only = [], [], None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _end_all() -> None:

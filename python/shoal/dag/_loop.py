@@ -99,7 +99,11 @@ def _open(part: Part) -> tuple[str, str] | None:
         return here
     if running.turn is None and running.runner is None:
         running.turn = Turn(taken=True)  # by the call that is being served
-    _opened[part.layout.name] = _Loop(part)
+    _opened[part.layout.name] = loop = _Loop(part)
+    known = part.driver in _by_driver
+    _by_driver.setdefault(part.driver, set()).add(loop)
+    if not known:
+        when_gone(part.driver, lambda driver=part.driver: _driver_gone(driver))
     return None
 
 
@@ -143,14 +147,21 @@ class _Loop:
 
     def begin(self, incoming) -> None:
         self._incoming = incoming
-        if self._part.driver not in _by_driver:
-            _by_driver[self._part.driver] = set()
-            when_gone(self._part.driver, lambda driver=self._part.driver: _driver_gone(driver))
-        _by_driver[self._part.driver].add(self)
         threading.Thread(target=self._serve, daemon=True, name="shoal-graph").start()
 
     def close(self) -> None:
-        self._channels.close()
+        """From any thread: the driver is gone."""
+        if (channels := self._channels) is not None:
+            channels.close()
+        if _opened.pop(self._part.layout.name, None) is not None:  # and never told it to run
+            self._forget()
+
+    def _ended(self) -> None:
+        if self._channels.closed:
+            raise RayChannelError("this graph has ended")
+
+    def _forget(self) -> None:
+        self._calls = self._channels = self._outgoing = None
 
     def _serve(self) -> None:
         error = None
@@ -163,7 +174,7 @@ class _Loop:
         self._channels.close()  # nobody goes on without this one
         self._outgoing.end()
         _by_driver.get(self._part.driver, set()).discard(self)
-        self._calls = self._channels = None
+        self._forget()
         if isinstance(error, SystemExit):
             run_exit(end(state.session, self._incoming, error))
         elif error is not None:
@@ -179,7 +190,7 @@ class _Loop:
             for call in calls:
                 for slot, receiver in call.reads:
                     value = receiver.read()
-                    slots[slot] = value.load() if type(value) is Packed else value
+                    slots[slot] = value.load(self._ended) if type(value) is Packed else value
                 result = _made(call, slots, turn)
                 slots[call.slot] = result
                 writes = call.writes
