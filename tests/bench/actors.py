@@ -57,6 +57,7 @@ ROWS = [
     _best("calls of four actors at once, one after the other", "1/s", "mesh_sync", 5),
     _best("calls of four actors at once, in batches of 1,000", "1/s", "mesh_batched", 5),
     _best("argument of 100 MB, an array; theirs what is faster", "GB/s", "argument", 10),
+    _best("  the first one, which touches its memory for the first time", "GB/s", "argument_first"),
     _best("  bytes, which have to be copied twice", "GB/s", "argument_bytes"),
     _best("SIGKILL to the failure of the pending call", "s", "death", 3, "<="),
     Row("  batches beside 1,000 calls in one message", "1/s", "shoal calls_batched", "xoscar calls_in_one_message"),

@@ -43,17 +43,17 @@ class Figures:
     def __init__(self, options):
         self._options, self._only = options, set(filter(None, options.only.split(",")))
 
-    def measure(self, name, function, unit="1/s"):
+    def measure(self, name, function, unit="1/s", reps=None):
         if self._wants(name):
             try:
-                emit(name, [function() for _ in range(self._options.reps)], unit)
+                emit(name, [function() for _ in range(reps or self._options.reps)], unit)
             except Exception as error:
                 fail(name, error)
 
-    async def measure_async(self, name, function, unit="1/s"):
+    async def measure_async(self, name, function, unit="1/s", reps=None):
         if self._wants(name):
             try:
-                emit(name, [await asyncio.wait_for(function(), self._options.limit) for _ in range(self._options.reps)], unit)
+                emit(name, [await asyncio.wait_for(function(), self._options.limit) for _ in range(reps or self._options.reps)], unit)
             except Exception as error:
                 fail(name, error)
 
@@ -61,6 +61,7 @@ class Figures:
         return not self._only or name in self._only
 
 
+WARM = 7  # repetitions of what fills memory: the first ones touch it for the first time, and are not the median
 _MARK = "SHOAL_BENCH_ID"
 
 
