@@ -353,8 +353,10 @@ def main() -> None:
         on_report=Progress(f"{a.num_workers} workers", a.steps),
     )
     try:
-        if "SHOAL_ADDRESS" not in os.environ:  # CPUs are logical: more workers than cores are slow, not wrong
-            shoal.init(num_cpus=max(a.num_workers, len(os.sched_getaffinity(0))))
+        try:
+            shoal.init(address="auto")
+        except shoal.exceptions.Unavailable:  # none runs. CPUs are logical: more workers than cores are slow, not wrong
+            shoal.init(address="local", num_cpus=max(a.num_workers, len(os.sched_getaffinity(0))))
         ours = workers.fit().returns[0]
     except shoal.exceptions.ResourceExhausted as error:
         sys.exit(f"train_gpt: {error}")

@@ -89,7 +89,7 @@ Result<SessionFolder> SessionFolder::create(const std::string& root, const runti
   const std::time_t seconds = unix_ms / 1000;
   char when[32];
   std::strftime(when, sizeof when, "%Y%m%d-%H%M%S", std::gmtime(&seconds));
-  SessionFolder out(fmt::format("{}/{}-{}", root, when, hex(unique).substr(8)));
+  SessionFolder out(fmt::format("{}/{}-{:03x}{}", root, when, unix_ms % 1000, hex(unique).substr(11)));  // of two, the later is the last
   SHOAL_OK(make_private_folder(out.path_));
   SHOAL_OK(make_private_folder(out.path_ + "/pids"));
   SHOAL_OK(make_private_folder(out.path_ + "/logs"));
@@ -113,12 +113,18 @@ std::vector<SessionFolder> SessionFolder::running(const std::string& root) {
   return out;
 }
 
+std::vector<SessionFolder> SessionFolder::shared(const std::string& root) {
+  auto out = running(root);
+  std::erase_if(out, [](const SessionFolder& folder) { return folder.is_private() || folder.ending() || !folder.info(); });
+  return out;
+}
+
 Result<SessionFolder> SessionFolder::at_address(const std::string& root, const std::string& address) {
   const bool any = address == "auto";
-  for (const auto& folder : running(root)) {
+  for (const auto& folder : any ? shared(root) : running(root)) {
     const auto info = folder.info();
     if (!info) continue;
-    if (any && !folder.is_private()) return folder;
+    if (any) return folder;
     // One of ours leads to the heads of others.
     for (std::size_t from = 0; !any && from <= address.size();) {
       const auto end = std::min(address.find(',', from), address.size());

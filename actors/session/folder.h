@@ -62,8 +62,10 @@ class SessionFolder {
   static Result<SessionFolder> open(const std::string& path);
   // Those with a living process, the latest first.
   static std::vector<SessionFolder> running(const std::string& root);
-  // The running one that has this address (or one of several, comma-separated), of a head or local; "auto" is the latest that is not
-  // private. Unavailable/NoCluster.
+  // Those of them that are no program's own, have an address and are not being stopped.
+  static std::vector<SessionFolder> shared(const std::string& root);
+  // The running one that has this address (or one of several, comma-separated), of a head or local; "auto" is the latest shared one.
+  // Unavailable/NoCluster.
   static Result<SessionFolder> at_address(const std::string& root, const std::string& address);
 
   const std::string& path() const { return path_; }

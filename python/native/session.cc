@@ -286,6 +286,16 @@ void bind_session(nb::module_& m) {
       "(folder, head's endpoint) of the running cluster at this address (\"auto\": the latest that is no program's own). `home`: of "
       "session "
       "folders, \"\" for this user's. Refuses a home that another user could have written.");
+  m.def(
+      "shared_clusters",
+      [](const std::string& home) {
+        std::vector<std::string> out;
+        for (const auto& folder : actors::SessionFolder::shared(unwrap(actors::SessionFolder::root(home.c_str())))) {
+          if (const auto info = folder.info()) out.push_back(info->head.empty() ? info->head_local : info->head);
+        }
+        return out;
+      },
+      nb::arg("home"), "Addresses of the running clusters that are no program's own, the latest first.");
   nb::class_<Tally>(m, "Tally", "How many of some refs are ready.").def_ro("of", &Tally::of).def_ro("ready", &Tally::ready);
 
   nb::class_<PySession> session(m, "Session", "This process's place in a cluster.");

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,13 @@ def init(
 ) -> ClusterContext:
     """Connects this process to a cluster.
 
-    ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head (of one on another host: where ``shoal start --address`` joined it),
-    ``"auto"`` for the latest of this user that was started to be shared (``shoal start``), ``"local"`` or None for ``$SHOAL_ADDRESS`` or
-    else a cluster of its own that ends with this process. ``num_cpus``,
+    ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head (of one on another host: where ``shoal start --address`` joined it).
+    None: ``$SHOAL_ADDRESS``, else the cluster that this user started last on this host to be shared (``shoal start``), else one of its
+    own that ends with this process. ``"auto"``: likewise, but never one of its own. ``"local"``: always one of its own. What a node
+    started is in its cluster already. ``num_cpus``,
     ``num_gpus``, ``memory`` (bytes) and ``resources`` are what that cluster offers (CPUs are logical). Raises Unavailable when nobody
-    answers, InvalidArgument when the token is refused. ``namespace``: of the names of actors; default one of this job's own.
+    answers, InvalidArgument when the token is refused or a cluster that runs is to offer something.
+    ``namespace``: of the names of actors; default one of this job's own.
     ``runtime_env``: what processes of this job find around them unless an actor or a function has its own: ``env_vars``, ``working_dir``,
     ``py_modules``, ``excludes``, ``pip``. ``include_dashboard``: a cluster of its own has the HTTP interface (jobs, state), on loopback.
     ``object_store_memory``: bytes that large values may take before those used longest ago are moved to files in the session's folder;
@@ -118,18 +121,18 @@ def init(
     del logging_level  # Ray's: here a log level changes nothing a driver sees
     wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory, "resources": resources, "labels": labels}
     wanted["object_store_memory"] = object_store_memory
-    if address is None and started_by_node():
+    given = [k for k, v in wanted.items() if v is not None]
+    if address in (None, "auto") and started_by_node():
+        _refuse_offers(given, "of this job")
         attach_worker()
         state.namespace = namespace or state.namespace
         state.runtime_env = _environment.merged(_environment.inherited(), environment)
         _log(logging_config)
         return ClusterContext(state.session)
-    address = address or os.environ.get("SHOAL_ADDRESS") or "local"
-    if address != "local":
-        given = [k for k, v in wanted.items() if v is not None]
-        if given:
-            raise InvalidArgument(f"{', '.join(given)} cannot be set when connecting to a running cluster ({address})")
-        folder, head = _native.find_session(address, os.environ.get("SHOAL_HOME", ""))
+    joined = _joined(address)
+    if joined:
+        _refuse_offers(given, joined)
+        folder, head = _native.find_session(joined, os.environ.get("SHOAL_HOME", ""))
         _open(folder, head, log_to_driver, namespace, environment)
         _log(logging_config)
         return ClusterContext(state.session)
@@ -150,6 +153,30 @@ def init(
     state.cluster = process
     _log(logging_config)
     return ClusterContext(state.session)
+
+
+def _joined(address: str | None) -> str:
+    """The address of the cluster that ``init`` joins, "" where it starts one."""
+    if address in (None, "auto"):
+        address = os.environ.get("SHOAL_ADDRESS") or address
+    if address not in (None, "auto"):
+        return "" if address == "local" else address
+    shared = _native.shared_clusters(os.environ.get("SHOAL_HOME", ""))
+    if len(shared) > 1:
+        warnings.warn(
+            f"{len(shared)} clusters run here: {', '.join(shared)}. Connecting to the latest, {shared[0]}; init(address=...) or "
+            "$SHOAL_ADDRESS names another.",
+            stacklevel=3,
+        )
+    return shared[0] if shared else address or ""
+
+
+def _refuse_offers(given: list[str], cluster: str) -> None:
+    if given:
+        raise InvalidArgument(
+            f"{', '.join(given)} cannot be set when connecting to a running cluster ({cluster})",
+            hint='init(address="local", ...) starts one of its own',
+        )
 
 
 def _log(config) -> None:

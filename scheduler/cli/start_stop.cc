@@ -28,8 +28,10 @@ using nlohmann::json;
 
 Result<SessionFolder> new_session(const std::string& root, std::optional<runtime::Token> token) {
   const auto random = runtime::make_real_random();
-  return SessionFolder::create(root, token.value_or(runtime::Token::random(*random)), static_cast<std::int64_t>(std::time(nullptr)) * 1000,
-                               random->next());
+  timespec now{};
+  std::timespec_get(&now, TIME_UTC);
+  return SessionFolder::create(root, token.value_or(runtime::Token::random(*random)),
+                               static_cast<std::int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000, random->next());
 }
 
 Result<actors::StartedRole> start_role(const std::string& self, const SessionFolder& folder, std::vector<std::string> words) {

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 
 import pytest
 from crew import Log
@@ -378,6 +379,57 @@ def test_shoal_address_says_where_to_connect(shoal_command, monkeypatch):
     assert job["driver_pid"] == os.getpid()
     assert shoal_command.json("list", "jobs", "--address", two.address)["rows"] == []
     shoal.shutdown()
+    monkeypatch.delenv("SHOAL_ADDRESS")
+    assert shoal_command("stop", "--all").returncode == 0
+
+
+def jobs_of(shoal_command, address: str) -> list[str]:
+    return [job["name"] for job in shoal_command.json("list", "jobs", "--address", address)["rows"]]
+
+
+def test_init_joins_the_cluster_that_was_started_to_be_shared(shoal_command):
+    cluster = shoal_command.start()
+    driver = shoal_command.driver("import shoal\n@shoal.remote\ndef f():\n    return 1\nprint(shoal.get(f.remote()))\n")  # the first use
+    assert driver.code() == 0, driver.err
+    for address in ("", "'auto'"):
+        driver = shoal_command.driver(f"import shoal\nprint('at', shoal.init({address}).address_info['session_dir'])\n")
+        assert driver.code() == 0, driver.err
+        assert f"at {cluster.session}" in driver.out
+    assert jobs_of(shoal_command, cluster.address) == ["driver0.py", "driver1.py", "driver2.py"]
+    assert shoal_command("stop").returncode == 0
+    driver = shoal_command.driver("import shoal\nprint('at', shoal.init(num_cpus=1).address_info['session_dir'])\n")
+    assert driver.code() == 0, driver.err  # nothing runs any more: one of its own
+    assert str(cluster.session) not in driver.out
+
+
+def test_a_cluster_that_runs_offers_what_it_has(shoal_command, monkeypatch):
+    cluster = shoal_command.start()
+    for option in ({"num_cpus": 1}, {"num_gpus": 1}, {"resources": {"x": 1}}, {"labels": {"a": "b"}}, {"object_store_memory": 1 << 28}):
+        for address in (None, "auto", cluster.address):
+            with pytest.raises(ValueError, match=next(iter(option))):
+                shoal.init(address, **option)
+    assert jobs_of(shoal_command, cluster.address) == []
+    monkeypatch.setenv("SHOAL_ADDRESS", "local")
+    shoal.init(num_cpus=1)
+    shoal.shutdown()
+    monkeypatch.delenv("SHOAL_ADDRESS")
+    with shoal.init("local", num_cpus=1) as context:
+        assert context["session_dir"] != str(cluster.session)
+    assert jobs_of(shoal_command, cluster.address) == []
+    assert shoal_command("stop").returncode == 0
+
+
+def test_of_two_clusters_of_this_host_the_latest_is_joined_and_a_warning_names_both(shoal_command, monkeypatch):
+    one, two = shoal_command.start(), shoal_command.start()
+    with pytest.warns(UserWarning, match=f"2 clusters run here: {two.address}, {one.address}"), shoal.init() as context:
+        assert context["session_dir"] == str(two.session)
+    monkeypatch.setenv("SHOAL_ADDRESS", one.address)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with shoal.init("auto") as context:
+            assert context["session_dir"] == str(one.session)
+        with shoal.init(two.address) as context:
+            assert context["session_dir"] == str(two.session)
     monkeypatch.delenv("SHOAL_ADDRESS")
     assert shoal_command("stop", "--all").returncode == 0
 
