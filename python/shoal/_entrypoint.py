@@ -13,13 +13,15 @@ import sys
 def main() -> None:
     command = sys.argv[1]
     from shoal import _environment
+    from shoal._zygote import expanded
     from shoal.exceptions import ShoalError
 
     try:
         around = _environment.prepare(_environment.check(json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}"))))
     except (ShoalError, TypeError, ValueError, OSError) as error:
         sys.exit(f"the job's runtime_env could not be prepared: {error}")
-    env = {**os.environ, **around.get("env", {})}
+    os.environ.update({k: expanded(v) for k, v in around.get("env", {}).items()})
+    env = dict(os.environ)
     path = [*around.get("python_path", []), *filter(None, [env.get("PYTHONPATH")])]
     if path:
         env["PYTHONPATH"] = os.pathsep.join(path)

@@ -6,27 +6,26 @@ nothing there, and what is the same is copied once.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
+import types
 import zipfile
 from pathlib import Path
 from typing import Any
 
+from shoal import _ignore, _packages
 from shoal._runtime import session, state
 from shoal.exceptions import RuntimeEnvSetupError, Unimplemented
 
 __all__ = ["check", "inherited", "merged", "prepare"]
 
-_KEYS = {"env_vars", "excludes", "pip", "py_modules", "working_dir"}
-_RAYS_OTHERS = {"conda", "config", "container", "image_uri", "java_jars", "mpi", "nsight", "uv", "worker_process_setup_hook"}
+_KEYS = {"env_vars", "excludes", "pip", "py_modules", "uv", "working_dir"}
+_RAYS_OTHERS = {"conda", "config", "container", "image_uri", "java_jars", "mpi", "nsight", "worker_process_setup_hook"}
 _MAX_BYTES = 500 << 20  # of one folder, as Ray has it
-_ALWAYS_LEFT_OUT = (".git", "__pycache__")
+_ALWAYS_LEFT_OUT = (".git", ".venv", "venv", "__pycache__")  # as Ray has them
 
 
 def check(env: Any) -> dict[str, Any]:
@@ -48,8 +47,26 @@ def check(env: Any) -> dict[str, Any]:
             raise TypeError(f"{key} of runtime_env is a list, not {type(env[key]).__name__}")
     if not isinstance(env.get("working_dir") or "", (str, os.PathLike)):
         raise TypeError(f"working_dir of runtime_env is a path, not {type(env['working_dir']).__name__}")
-    _packages(env.get("pip"))
-    return {k: v for k, v in env.items() if v}
+    out = {k: v for k, v in env.items() if v}
+    for tool in out.keys() & {"pip", "uv"}:
+        out[tool] = _packages.check(tool, out[tool])
+    if "pip" in out and "uv" in out:
+        raise ValueError("runtime_env has pip or uv, not both")
+    if "py_modules" in out:
+        out["py_modules"] = [_path_of(m) for m in out["py_modules"]]
+    return out
+
+
+def _path_of(module: Any) -> str:
+    """Of a module that was imported, too."""
+    if isinstance(module, (str, os.PathLike)):
+        return os.fspath(module)
+    if not isinstance(module, types.ModuleType) or not (getattr(module, "__file__", None) or getattr(module, "__path__", None)):
+        raise TypeError(f"py_modules of runtime_env lists modules and paths of them, not {module!r}")
+    places = list(getattr(module, "__path__", [module.__file__]))
+    if len(places) != 1:
+        raise ValueError(f"py_modules of runtime_env: {module.__name__} lies in {len(places)} folders")
+    return places[0]
 
 
 def inherited() -> dict[str, Any]:
@@ -61,7 +78,8 @@ def inherited() -> dict[str, Any]:
 
 def merged(outer: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
     """``inner`` decides; of ``env_vars`` each by itself."""
-    out = {**outer, **inner}
+    tools = ("pip", "uv") if inner.keys() & {"pip", "uv"} else ()
+    out = {**{k: v for k, v in outer.items() if k not in tools}, **inner}
     if variables := {**outer.get("env_vars", {}), **inner.get("env_vars", {})}:
         out["env_vars"] = variables
     return out
@@ -69,6 +87,7 @@ def merged(outer: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
 
 def prepare(env: dict[str, Any]) -> dict[str, Any]:
     """For ``launch``: ``env``, ``cwd`` and ``python_path`` of a process. Raises RuntimeEnvSetupError."""
+    env = check(env)
     if not env:
         return {}
     done: dict[str, Any] = {k: env[k] for k in ("env_vars",) if k in env}
@@ -78,11 +97,12 @@ def prepare(env: dict[str, Any]) -> dict[str, Any]:
         done["working_dir"] = out["cwd"] = _kept(env["working_dir"], env.get("excludes", ()), "working_dir")
         path.append(out["cwd"])
     if "py_modules" in env:
-        done["py_modules"] = [_kept(m, env.get("excludes", ()), "py_modules", as_module=True) for m in env["py_modules"]]
-        path += [os.path.dirname(m) for m in done["py_modules"]]
-    if "pip" in env:
-        done["pip"] = _packages(env["pip"])
-        path.append(_installed(done["pip"]))
+        done["py_modules"] = [_module(m, env.get("excludes", ())) for m in env["py_modules"]]
+        path += [m if Path(m).parent == _store() else os.path.dirname(m) for m in done["py_modules"]]
+    for tool in ("pip", "uv"):
+        if tool in env:
+            done[tool] = _packages.check(tool, env[tool])
+            path.append(_packages.installed(tool, done[tool], _store()))
     out["env"]["SHOAL_RUNTIME_ENV"] = json.dumps(done)
     return {**out, "python_path": path}
 
@@ -93,6 +113,18 @@ def _store() -> Path:
     return folder
 
 
+def _module(given: str, excludes: Any) -> str:
+    """A folder or file that is imported from the one around it, or (a .whl, a .zip) a folder of the store that is imported from."""
+    if not given.endswith(".whl"):
+        return _kept(given, excludes, "py_modules", as_module=True)
+    wheel = Path(given).expanduser().resolve()
+    if not wheel.is_file():
+        raise ValueError(f"py_modules of runtime_env: there is no wheel at {wheel}")
+    stat = wheel.stat()
+    config = {"packages": [str(wheel), "--no-deps", "--no-index"], "of": [stat.st_size, stat.st_mtime_ns]}
+    return _packages.installed("pip", config, _store())
+
+
 def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool = False) -> str:
     """The session's copy of a folder or of a .zip; of a module it keeps the name."""
     text = os.fspath(given)
@@ -101,10 +133,13 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
     source = Path(text).expanduser().resolve()
     if source.is_relative_to(_store()):
         return str(source)  # of the process that started this one
-    zipped = source.suffix == ".zip" and source.is_file()
-    if not zipped and not source.is_dir():
-        raise ValueError(f"{what} of runtime_env is a folder or a .zip: there is none at {source}")
-    files = [(source, source.name)] if zipped else list(_files(source, excludes))
+    zipped, lone = source.suffix == ".zip" and source.is_file(), as_module and source.suffix == ".py" and source.is_file()
+    if not zipped and not lone and not source.is_dir():
+        kinds = "a module, a folder, a .py, a .zip or a .whl" if as_module else "a folder or a .zip"
+        raise ValueError(f"{what} of runtime_env is {kinds}: there is none at {source}")
+    patterns = [*_ALWAYS_LEFT_OUT, *excludes]
+    read = os.environ.get("SHOAL_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
+    files = [(source, source.name)] if zipped or lone else list(_ignore.files(source, patterns, from_folders=read))
     size = sum(f.stat().st_size for f, _ in files)
     if size > _MAX_BYTES:
         raise RuntimeEnvSetupError(
@@ -117,7 +152,7 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
         digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_mode}\0".encode())
     digest.update(str(source).encode())
     target = _store() / digest.hexdigest()[:24]
-    inner = target / source.name if as_module and not zipped else target
+    inner = target / source.name if as_module and not zipped and not lone else target
     if not target.exists():
         making = Path(tempfile.mkdtemp(dir=_store()))
         into = making / inner.relative_to(target)
@@ -130,25 +165,7 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
                 shutil.copy2(file, into / name)
             into.mkdir(parents=True, exist_ok=True)
         _publish(making, target)
-    return str(inner)
-
-
-def _files(folder: Path, excludes: Any):
-    """(path, name in the folder) of what is not left out: patterns match a name or a path within the folder."""
-    patterns = [str(p).strip("/") for p in (*_ALWAYS_LEFT_OUT, *excludes)]
-
-    def left_out(relative: str) -> bool:
-        name = relative.rpartition("/")[2]
-        return any(fnmatch.fnmatch(name, p) or fnmatch.fnmatch(relative, p) for p in patterns)
-
-    for at, folders, names in os.walk(folder):
-        base = os.path.relpath(at, folder)
-        prefix = "" if base == "." else base + "/"
-        folders[:] = sorted(f for f in folders if not left_out(prefix + f))
-        for name in sorted(names):
-            path = Path(at, name)
-            if path.is_file() and not left_out(prefix + name):  # no pipe, no link to nothing: an editor's lock
-                yield path, prefix + name
+    return str(inner / source.name if lone else inner)
 
 
 def _publish(making: Path, target: Path) -> None:
@@ -156,29 +173,3 @@ def _publish(making: Path, target: Path) -> None:
         making.rename(target)
     except OSError:  # another process was faster
         shutil.rmtree(making, ignore_errors=True)
-
-
-def _packages(given: Any) -> list[str]:
-    if given is None:
-        return []
-    packages = given.get("packages") if isinstance(given, dict) else given
-    if isinstance(packages, (str, os.PathLike)):
-        packages = [line.strip() for line in Path(packages).read_text().splitlines() if line.strip() and not line.strip().startswith("#")]
-    if not isinstance(packages, (list, tuple)) or not all(isinstance(p, str) for p in packages):
-        raise TypeError(f"pip of runtime_env is a list of requirements, or the path of a file of them, not {given!r}")
-    return list(packages)
-
-
-def _installed(packages: list[str]) -> str:
-    """A folder with these packages, from the index that pip is configured for."""
-    target = _store() / ("pip-" + hashlib.sha256("\n".join([sys.version, *packages]).encode()).hexdigest()[:24])
-    if not target.exists():
-        making = Path(tempfile.mkdtemp(dir=_store()))
-        words = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(making), *packages]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            shutil.rmtree(making, ignore_errors=True)
-            last = "\n".join(done.stderr.strip().splitlines()[-5:])
-            raise RuntimeEnvSetupError(f"pip of runtime_env failed to install {', '.join(packages)}:\n{last}")
-        _publish(making, target)
-    return str(target)

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import random
+import re
 import socket
 import sys
 import traceback
@@ -82,10 +83,10 @@ def _become_worker(request: dict, fds: list[int]) -> int:
     # One thread, unless the job says otherwise: several workers share the machine.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.pop(name, None)
-    os.environ.update(dict(request["env"]))
+    _set_environment(dict(request["env"]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if request["cwd"]:
-        os.chdir(request["cwd"])
+        _enter(request["cwd"])
     if not _can_be_forked():
         _spawn_instead(request)
     _reseed()
@@ -105,6 +106,33 @@ def _become_worker(request: dict, fds: list[int]) -> int:
         code = 1
     _worker.run_exit(code)
     return code
+
+
+def _runtime_env() -> dict:
+    return json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}"))
+
+
+def _set_environment(given: dict[str, str]) -> None:
+    """Variables of a runtime_env may refer to those that are there: ``${PATH}`` is "" where there is none, as in Ray."""
+    own = json.loads(given.get("SHOAL_RUNTIME_ENV", "{}")).get("env_vars", {})
+    os.environ.update({k: v for k, v in given.items() if k not in own})
+    for name in own.keys() & given.keys():
+        os.environ[name] = expanded(given[name])
+
+
+def expanded(value: str) -> str:
+    return re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
+
+
+def _enter(folder: str) -> None:
+    """The driver's folder, where this host has it; otherwise the session's. What a runtime_env names has to be there."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        if folder == _runtime_env().get("working_dir"):
+            raise
+        os.chdir(os.environ["SHOAL_SESSION"])
+        print(f"shoal: the driver's folder is not to be had on this host ({error}); working in {os.getcwd()}", file=sys.stderr)
 
 
 def _spawn_instead(request: dict) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import zipfile
 
 import pytest
@@ -174,3 +175,149 @@ def test_what_is_no_file_is_left_out_of_a_working_dir(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     there = read.options(runtime_env={"working_dir": str(tmp_path)})
     assert shoal.get(there.remote("text")) == "here"
+
+
+# ---- as Ray documents it
+
+
+def test_variables_may_refer_to_those_that_are_there():
+    env = {"env_vars": {"PATH": "/mine:${PATH}", "NEW": "<${NO_SUCH_VARIABLE}>", "HOME_TOO": "$HOME"}}
+    looker = Looker.options(runtime_env=env).remote()
+    path, new, home = shoal.get([looker.variable.remote(name) for name in env["env_vars"]])
+    assert path == "/mine:" + shoal.get(variable.remote("PATH"))
+    assert (new, home) == ("<>", os.environ["HOME"])
+    assert shoal.get(looker.childs.remote("PATH")) == path  # once
+
+
+def test_gitignore_says_what_is_left_out(tmp_path, monkeypatch):
+    for name in ("kept.txt", "left.log", "kept.log", "cache/x.txt", "inner/own.txt", "inner/deep/own.txt", "inner/kept.log", "left.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".gitignore").write_text("# of git\n*.log\n!/kept.log\ncache/\n")
+    (tmp_path / "inner" / ".gitignore").write_text("/own.txt\n")
+    (tmp_path / ".rayignore").write_text("left.txt\n")
+
+    @shoal.remote
+    def there():
+        return sorted(os.path.join(at, name)[2:] for at, _, names in os.walk(".") for name in names if not name.startswith("."))
+
+    env = {"working_dir": str(tmp_path)}
+    assert shoal.get(there.options(runtime_env=env).remote()) == ["inner/deep/own.txt", "kept.log", "kept.txt"]
+    monkeypatch.setenv("SHOAL_RUNTIME_ENV_IGNORE_GITIGNORE", "1")
+    all_but = shoal.get(there.options(runtime_env={**env, "excludes": ["/inner", "!x"]}).remote())
+    assert all_but == ["cache/x.txt", "kept.log", "kept.txt", "left.log"]
+
+
+def test_py_modules_may_be_modules(tmp_path, monkeypatch):
+    (tmp_path / "given_package").mkdir()
+    (tmp_path / "given_package" / "__init__.py").write_text("VALUE = 'package'\n")
+    (tmp_path / "given_file.py").write_text("VALUE = 'file'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import given_file
+    import given_package
+
+    monkeypatch.undo()  # workers do not find them by our path
+    env = {"py_modules": [given_package, given_file]}
+    of = imported.options(runtime_env=env)
+    assert shoal.get([of.remote("given_package"), of.remote("given_file")]) == ["package", "file"]
+    with pytest.raises(TypeError, match="py_modules"):
+        Log.options(runtime_env={"py_modules": [5]})
+
+
+def wheel_of(folder, name: str, value: str, needs: str = ""):
+    path = folder / f"{name}-1-py3-none-any.whl"
+    info = f"{name}-1.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", f"VALUE = {value!r}\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n{needs}")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+    return path
+
+
+def test_py_modules_may_be_wheels_and_children_have_them(tmp_path):
+    env = {"py_modules": [str(wheel_of(tmp_path, "given_wheel", "wheel"))]}
+    assert shoal.get(imported.options(runtime_env=env).remote("given_wheel")) == "wheel"
+
+    @shoal.remote(runtime_env=env)
+    def childs():
+        return shoal.get(imported.remote("given_wheel"))
+
+    assert shoal.get(childs.remote()) == "wheel"
+
+
+def test_a_file_of_requirements_may_name_options_and_other_files(tmp_path):
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel_of(wheels, "first_of_two", "first")
+    wheel_of(wheels, "second_of_two", "second")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "requirements.txt").write_text(
+        f"# all\n--no-index\n--find-links {wheels}\n-r inner/more.txt\nfirst_of_two == 1  # exactly\n"
+    )
+    (tmp_path / "inner" / "more.txt").write_text("-c bounds.txt\nsecond_of_two\n")
+    (tmp_path / "inner" / "bounds.txt").write_text("second_of_two==1\n")
+    of = imported.options(runtime_env={"pip": str(tmp_path / "requirements.txt")})
+    assert shoal.get([of.remote("first_of_two"), of.remote("second_of_two")]) == ["first", "second"]
+
+
+def test_pips_options_count(tmp_path):
+    wheel_of(tmp_path, "with_options", "options")
+    pip = {"packages": ["with_options"], "pip_install_options": ["--no-index", "--find-links", str(tmp_path)]}
+    assert shoal.get(imported.options(runtime_env={"pip": pip}).remote("with_options")) == "options"
+    with pytest.raises(RuntimeEnvSetupError, match=r"pip==0\.0\.1"):
+        variable.options(runtime_env={"pip": {"packages": ["--no-index", "x"], "pip_version": "==0.0.1"}}).remote("A")
+    for wrong, error in (
+        ({"packages": ["x"], "options": []}, ValueError),
+        ({"pip_check": True}, ValueError),
+        ({"packages": ["x"], "pip_check": "yes"}, TypeError),
+        ({"packages": ["x"], "pip_version": 23}, TypeError),
+        ({"packages": ["x"], "pip_install_options": "--no-index"}, TypeError),
+        ({"packages": ["x"], "pip_install_options": [1]}, TypeError),
+    ):
+        with pytest.raises(error):
+            RuntimeEnv(pip=wrong)
+
+
+def test_a_conflict_is_an_error_when_pip_is_to_check(tmp_path):
+    path = wheel_of(tmp_path, "wants_another", "x", "Requires-Dist: nobody-has-it\n")
+    pip = {"packages": ["--no-index", "--no-deps", str(path)], "pip_check": True}
+    with pytest.raises(RuntimeEnvSetupError, match="nobody-has-it"):
+        variable.options(runtime_env={"pip": pip}).remote("A")
+
+
+FAKE_UV = """#!{python}
+import json, pathlib, sys
+if "--version" in sys.argv:
+    sys.exit(print("uv 0.7.1 (of nobody)"))
+target, file = (sys.argv[sys.argv.index(w) + 1] for w in ("--target", "-r"))
+asked = [open(file).read().split(), sys.argv[1:3], "--offline" in sys.argv]
+pathlib.Path(target, "by_uv.py").write_text("VALUE = " + repr(asked))
+"""
+
+
+def test_uv_installs_where_it_is_there_and_says_so_where_it_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(RuntimeEnvSetupError, match="there is no uv here"):
+        variable.options(runtime_env={"uv": ["x"]}).remote("A")
+    (tmp_path / "uv").write_text(FAKE_UV.format(python=sys.executable))
+    (tmp_path / "uv").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    uv = {"packages": ["one", "two"], "uv_pip_install_options": ["--offline"], "uv_version": "==0.7.1"}
+    of = imported.options(runtime_env={"uv": uv})
+    assert shoal.get(of.remote("by_uv")) == [["one", "two"], ["pip", "install"], True]
+    with pytest.raises(RuntimeEnvSetupError, match=r"to be ==0\.8"):
+        variable.options(runtime_env={"uv": {**uv, "uv_version": "==0.8"}}).remote("A")
+    with pytest.raises(ValueError, match="not both"):
+        RuntimeEnv(uv=["x"], pip=["x"])
+
+
+def test_a_folder_that_this_host_does_not_have_is_replaced_by_the_sessions(monkeypatch):
+    @shoal.remote(num_cpus=0.5)  # of workers of its own
+    def where():
+        return os.getcwd()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getcwd", lambda: "/no/such/folder")  # as it is on another host
+        ref = where.remote()
+    assert shoal.get(ref) == shoal.get_runtime_context().get_temp_dir()

@@ -1,0 +1,91 @@
+"""Patterns as .gitignore has them: which files of a folder are left out.
+
+The last pattern that fits decides, ``!`` takes it back, a slash inside ties it to the folder of its file, one at the end means folders. As
+in Ray, patterns of a folder further in take nothing back that one further out leaves out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+__all__ = ["Patterns", "files"]
+
+_IN_FOLDERS = (".gitignore", ".rayignore")
+
+
+class Patterns:
+    """Of one list, in its order."""
+
+    def __init__(self, lines: Iterable[str]):
+        self._rules = [rule for line in lines if (rule := _rule(str(line)))]
+
+    def leave_out(self, path: str, is_folder: bool) -> bool:
+        """``path``: within the folder that the patterns are of."""
+        out = False
+        for regex, folders_only, left_out in self._rules:
+            if (is_folder or not folders_only) and regex.fullmatch(path):
+                out = left_out
+        return out
+
+
+def _rule(line: str) -> tuple[re.Pattern[str], bool, bool] | None:
+    line = re.sub(r"(?<!\\) +$", "", line.rstrip("\r\n"))
+    if not line or line.startswith("#"):
+        return None
+    left_out = not line.startswith("!")
+    pattern = line if left_out else line[1:]
+    folders_only, pattern = pattern.endswith("/"), pattern.rstrip("/")
+    anchored = "/" in pattern
+    text = _regex(pattern.removeprefix("/"))
+    return re.compile(text if anchored else f"(?:.*/)?{text}", re.DOTALL), folders_only, left_out
+
+
+_PARTS = re.compile(
+    r"(?P<any_folders>(?<![^/])\*\*/)|(?P<all_in>/\*\*$)|(?P<stars>\*+)|(?P<one>\?)|(?P<set>\[[!^]?\]?[^\]]*\])|\\(?P<as_is>.)"
+)
+
+
+def _regex(pattern: str) -> str:
+    out, at = "", 0
+    for part in _PARTS.finditer(pattern):
+        out += re.escape(pattern[at : part.start()])
+        at = part.end()
+        if part["any_folders"]:
+            out += "(?:.*/)?"
+        elif part["all_in"]:
+            out += "/.+"
+        elif part["stars"]:
+            out += "[^/]*"
+        elif part["one"]:
+            out += "[^/]"
+        elif part["set"]:
+            inner = part["set"][1:-1].replace("\\", "\\\\")
+            out += f"[^/{inner[1:]}]" if inner[:1] in "!^" and inner[1:] else f"[{inner}]"
+        else:
+            out += re.escape(part["as_is"])
+    return out + re.escape(pattern[at:])
+
+
+def files(folder: Path, patterns: Iterable[str], *, from_folders: bool) -> Iterator[tuple[Path, str]]:
+    """(path, name within the folder) of its files that no pattern leaves out, sorted. ``from_folders``: nor those of the .gitignore files
+    in it; those of .rayignore files count in any case. What is no file (a pipe, a link to nothing) is not among them."""
+    yield from _walk(folder, "", [(Patterns(patterns), 0)], from_folders)
+
+
+def _walk(folder: Path, name: str, outer: list[tuple[Patterns, int]], from_folders: bool) -> Iterator[tuple[Path, str]]:
+    here = list(outer)
+    for file in _IN_FOLDERS if from_folders else _IN_FOLDERS[1:]:
+        if (folder / file).is_file():
+            here.append((Patterns((folder / file).read_text(errors="replace").splitlines()), len(name)))
+    for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+        inner = name + entry.name
+        is_folder = entry.is_dir()
+        if any(patterns.leave_out(inner[start:], is_folder) for patterns, start in here):
+            continue
+        if is_folder and not entry.is_symlink():
+            yield from _walk(Path(entry.path), inner + "/", here, from_folders)
+        elif entry.is_file():
+            yield Path(entry.path), inner
