@@ -25,6 +25,7 @@ from shoal._client import (
     shutdown,
     wait,
 )
+from shoal._ids import ActorID, JobID, NodeID, ObjectID, PlacementGroupID, TaskID, UniqueID, WorkerID
 from shoal._native import __version__
 from shoal._options import method
 from shoal._remote import get_actor, remote
@@ -32,22 +33,34 @@ from shoal._stream import DynamicObjectRefGenerator, ObjectRefGenerator
 from shoal.actor import exit_actor
 from shoal.runtime_context import get_gpu_ids, get_runtime_context
 
+SCRIPT_MODE, WORKER_MODE = 0, 1  # Ray's numbers for a driver and a worker
+
 
 def __getattr__(name: str):
     if name == "LoggingConfig":  # with logging, which most programs do not need
         from shoal._logging import LoggingConfig
 
         return LoggingConfig
-    if name not in ("dag", "util"):
+    if name not in ("cloudpickle", "dag", "remote_function", "runtime_env", "types", "util"):
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     return importlib.import_module(f"shoal.{name}")
 
 
 __all__ = [
+    "SCRIPT_MODE",
+    "WORKER_MODE",
+    "ActorID",
     "DynamicObjectRefGenerator",
+    "JobID",
     "LoggingConfig",
+    "NodeID",
+    "ObjectID",
     "ObjectRef",
     "ObjectRefGenerator",
+    "PlacementGroupID",
+    "TaskID",
+    "UniqueID",
+    "WorkerID",
     "__version__",
     "actor",
     "available_resources",

@@ -16,7 +16,7 @@ from shoal import _environment, _native, _serialize
 from shoal._refs import ObjectRef, ResultRef, load
 from shoal._runtime import attach_worker, close, start_local, started_by_node, state
 from shoal._runtime import session as _session
-from shoal.exceptions import GetTimeoutError, InvalidArgument, NotFound, Unimplemented
+from shoal.exceptions import ActorHandleNotFoundError, GetTimeoutError, InvalidArgument, NotFound, Unimplemented
 
 __all__ = [
     "ClusterContext",
@@ -81,7 +81,7 @@ def init(
     num_gpus: float | None = None,
     memory: float | None = None,
     resources: dict[str, float] | None = None,
-    log_to_driver: bool = True,
+    log_to_driver: bool | None = None,
     ignore_reinit_error: bool = False,
     include_dashboard: bool | None = None,
     logging_level: Any = None,
@@ -90,6 +90,14 @@ def init(
     runtime_env: dict[str, Any] | None = None,
     labels: dict[str, str] | None = None,
     logging_config: Any = None,
+    dashboard_host: str = "127.0.0.1",
+    dashboard_port: int | None = None,
+    local_mode: bool = False,
+    configure_logging: bool = True,
+    logging_format: str | None = None,
+    _temp_dir: str | None = None,
+    _memory: float | None = None,
+    _system_config: dict[str, Any] | None = None,
 ) -> ClusterContext:
     """Connects this process to a cluster.
 
@@ -97,16 +105,28 @@ def init(
     None: ``$SHOAL_ADDRESS``, else the cluster that this user started last on this host to be shared (``shoal start``), else one of its
     own that ends with this process. ``"auto"``: likewise, but never one of its own. ``"local"``: always one of its own. What a node
     started is in its cluster already. ``num_cpus``,
-    ``num_gpus``, ``memory`` (bytes) and ``resources`` are what that cluster offers (CPUs are logical). Raises Unavailable when nobody
+    ``num_gpus``, ``memory`` (bytes) and ``resources`` are what that cluster offers (CPUs are logical; default: the machine's, of GPUs those
+    that ``CUDA_VISIBLE_DEVICES`` names; ValueError for more than that). Raises Unavailable when nobody
     answers, InvalidArgument when the token is refused or a cluster that runs is to offer something.
     ``namespace``: of the names of actors; default one of this job's own.
     ``runtime_env``: what processes of this job find around them unless an actor or a function has its own: ``env_vars``, ``working_dir``,
     ``py_modules``, ``excludes``, ``pip``. ``include_dashboard``: a cluster of its own has the HTTP interface (jobs, state), on loopback.
     ``object_store_memory``: bytes that large values may take before those used longest ago are moved to files in the session's folder;
     default 30 % of the machine's memory. ``labels``: of the one node of that cluster, for ``label_selector``. ``logging_config``: a
-    ``LoggingConfig`` for the root logger of this process and of all that the job starts. Returns what says where the
-    cluster is, for ``with`` as well.
+    ``LoggingConfig`` for the root logger of this process and of all that the job starts. ``dashboard_port``: of that interface (default:
+    8265, or any free one). ``_temp_dir``: in place of ``$SHOAL_HOME``. Ray's ``logging_level``, ``logging_format``, ``configure_logging``
+    and ``_system_config`` change nothing. Returns what says where the cluster is, for ``with`` as well.
     """
+    if local_mode:
+        raise RuntimeError("local_mode is no longer supported, by Ray as well: init(num_cpus=...) starts a cluster of this process's own")
+    if dashboard_host not in ("127.0.0.1", "localhost", "::1"):
+        raise Unimplemented("the HTTP interface is on loopback only: it speaks no TLS", hint="reach it through ssh -L")
+    if _system_config is not None and not isinstance(_system_config, dict):
+        raise TypeError(f"_system_config is a dict, not {type(_system_config).__name__}")
+    home = _temp_dir or os.environ.get("SHOAL_HOME", "")
+    if _temp_dir is not None and not os.path.isabs(_temp_dir):
+        raise ValueError(f"_temp_dir is an absolute path, not {_temp_dir!r}")
+    memory = _memory if memory is None else memory
     environment = _environment.check(runtime_env)
     if namespace is not None and (not isinstance(namespace, str) or not namespace):
         raise TypeError(f"a namespace is a str that is not empty, not {namespace!r}")
@@ -118,9 +138,10 @@ def init(
         if ignore_reinit_error:
             return ClusterContext(state.session)
         raise RuntimeError("shoal.init() was called twice; call shoal.shutdown() in between, or pass ignore_reinit_error=True")
-    del logging_level  # Ray's: here a log level changes nothing a driver sees
+    del logging_level, logging_format, configure_logging  # Ray's, of its own messages: there are none here
+    log_to_driver = True if log_to_driver is None else log_to_driver
     wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory, "resources": resources, "labels": labels}
-    wanted["object_store_memory"] = object_store_memory
+    wanted |= {"object_store_memory": object_store_memory, "_system_config": _system_config or None}
     given = [k for k, v in wanted.items() if v is not None]
     if address in (None, "auto") and started_by_node():
         _refuse_offers(given, "of this job")
@@ -129,21 +150,23 @@ def init(
         state.runtime_env = _environment.merged(_environment.inherited(), environment)
         _log(logging_config)
         return ClusterContext(state.session)
-    joined = _joined(address)
+    joined = _joined(address, home)
     if joined:
         _refuse_offers(given, joined)
-        folder, head = _native.find_session(joined, os.environ.get("SHOAL_HOME", ""))
+        folder, head = _native.find_session(joined, home)
         _open(folder, head, log_to_driver, namespace, environment)
         _log(logging_config)
         return ClusterContext(state.session)
-    offers = {"CPU": num_cpus if num_cpus is not None else len(os.sched_getaffinity(0)), "GPU": num_gpus or 0}
+    offers = {"CPU": num_cpus if num_cpus is not None else len(os.sched_getaffinity(0))}
+    if num_gpus is not None:  # otherwise it counts them
+        offers["GPU"] = num_gpus
     offers["memory"] = memory if memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if object_store_memory is not None:
         if isinstance(object_store_memory, bool) or not isinstance(object_store_memory, int) or object_store_memory <= 0:
             raise ValueError(f"object_store_memory is a number of bytes, not {object_store_memory!r}")
         offers["object_store_memory"] = object_store_memory
     offers.update(resources or {})
-    process, said = start_local(offers, labels=labels, http=bool(include_dashboard))
+    process, said = start_local(offers, labels=labels, home=home, http_port=(dashboard_port or 0) if include_dashboard else None)
     try:
         _open(said["session"], said["head_local"], log_to_driver, namespace, environment)
     except BaseException:
@@ -155,13 +178,13 @@ def init(
     return ClusterContext(state.session)
 
 
-def _joined(address: str | None) -> str:
+def _joined(address: str | None, home: str) -> str:
     """The address of the cluster that ``init`` joins, "" where it starts one."""
     if address in (None, "auto"):
         address = os.environ.get("SHOAL_ADDRESS") or address
     if address not in (None, "auto"):
         return "" if address == "local" else address
-    shared = _native.shared_clusters(os.environ.get("SHOAL_HOME", ""))
+    shared = _native.shared_clusters(home)
     if len(shared) > 1:
         warnings.warn(
             f"{len(shared)} clusters run here: {', '.join(shared)}. Connecting to the latest, {shared[0]}; init(address=...) or "
@@ -235,8 +258,9 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
     """The value of a reference, or the list of values of a list of them, in order.
 
     Raises what the remote code raised (as its own class and as TaskError), ActorDiedError, or GetTimeoutError after ``timeout`` seconds;
-    for a list, on the first failure, without waiting for the others. Arrays are read-only: they lie in shared memory. So do tensors, but
-    torch has no tensors that are read-only: what is written to one is seen through this value alone (its pages are copied then).
+    for a list, on the first failure, without waiting for the others. Arrays of 4096 bytes and more are read-only: they lie in memory that
+    others share (smaller ones are copies). So do tensors, but torch has no tensors that are read-only: what is written to one is seen
+    through this value alone (its pages are copied then). ValueError for what is no reference, TypeError for a list with something else.
     """
     single = isinstance(refs, ObjectRef)
     if not single and isinstance(refs, ResultRef):
@@ -244,8 +268,11 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
     wanted = [refs] if single else list(refs) if isinstance(refs, (list, tuple)) else None
     if wanted and all(isinstance(r, ResultRef) for r in wanted):
         return [r.get(timeout) for r in wanted]
-    if wanted is None or not all(isinstance(r, ObjectRef) for r in wanted):
-        raise TypeError(f"get() takes an ObjectRef or a list of them, not {type(refs).__name__}")
+    if wanted is None:
+        raise ValueError(f"get() takes an ObjectRef or a list of them, not {type(refs).__name__}")
+    others = [r for r in wanted if not isinstance(r, ObjectRef)]
+    if others:
+        raise TypeError(f"get() takes a list of ObjectRefs: there is something else in it, of {type(others[0]).__name__}")
     if timeout is not None and timeout < 0:
         raise ValueError("a timeout is not negative")
     natives = [r._ref for r in wanted]
@@ -288,13 +315,13 @@ def kill(actor, *, no_restart: bool = True) -> None:
     its process."""
     actor_id = getattr(actor, "_actor_id", None)
     if actor_id is None:
-        raise TypeError(f"kill() takes an actor handle, not {type(actor).__name__}")
+        raise ValueError(f"kill() takes an actor handle, not {type(actor).__name__}; a call is ended by cancel()")
     session = _session()
     try:
         session.kill(actor_id, not no_restart)
     except NotFound:  # the head never had it, or has forgotten it
         if not session.dead(actor_id):
-            raise
+            raise ActorHandleNotFoundError(f"the cluster does not know actor {actor_id}") from None
 
 
 def cancel(ref, *, force: bool = False, recursive: bool = True) -> None:

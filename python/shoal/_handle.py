@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import types
 from queue import SimpleQueue
 from typing import Any
 
 from shoal import _native, _serialize
 from shoal._context import parent_call, running
+from shoal._ids import ActorID
 from shoal._options import BUILT_IN, METHOD_OPTIONS, check_call_options
 from shoal._refs import ObjectRef, load, new_object_id, when_ready
 from shoal._retry import MethodAttempts, Retries
@@ -17,7 +19,7 @@ from shoal._runtime import session as _session
 from shoal._runtime import state
 from shoal._signature import Signature
 from shoal._stream import ObjectRefGenerator
-from shoal.exceptions import ActorUnavailableError, PendingCallsLimitExceeded, Unimplemented
+from shoal.exceptions import ActorUnavailableError, CrossLanguageError, PendingCallsLimitExceeded, Unimplemented
 
 __all__ = ["GRAPH", "RELEASE", "ActorHandle", "ActorMethod", "extra_of", "results"]
 
@@ -163,8 +165,9 @@ class _MethodWithOptions(ActorMethod):
         self._check(args, kwargs)
         extra, pending = extra_of(options), actor.admit(session)
         head, buffers, deps, refs = _pack(args, kwargs, extra)
-        if options.get("max_task_retries") and options.get("retry_exceptions"):
-            retries = Retries.of(options["max_task_retries"], options["retry_exceptions"])
+        left = options.get("max_task_retries", options.get("of_actor"))
+        if left and options.get("retry_exceptions"):
+            retries = Retries.of(left, options["retry_exceptions"])
             ref = MethodAttempts(session, actor, self._name, session.put(head, buffers, refs), deps, retries).start()
         else:
             ref = session.call(actor.id, self._name, head, buffers, deps, refs, parent_call(), options.get("max_task_retries"))
@@ -193,9 +196,11 @@ class ActorHandle:
         out._actor = actor
         return out
 
+    __class_getitem__ = classmethod(types.GenericAlias)
+
     @property
-    def _actor_id(self) -> str:
-        return self._actor.id
+    def _actor_id(self) -> ActorID:
+        return ActorID(self._actor.id)
 
     @property
     def _created(self) -> ObjectRef | None:
@@ -242,7 +247,7 @@ class ActorHandle:
 
 def _foreign(class_name: str):
     """What a C++ program's actor is found as (actors/api/launch.cc writes this call as a pickle)."""
-    raise Unimplemented(
+    raise CrossLanguageError(
         f"the actor is a {class_name} of a C++ program: its arguments are of C++ types, in CBOR, and not pickles",
         hint="call it from C++ (Context::get_actor), or let the two meet in files or sockets",
     )

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal import _environment
-from shoal._placement import PLACEMENT_OPTIONS
+from shoal._placement import PLACEMENT_OPTIONS, check_fallback
 from shoal._signature import of_method
+from shoal.exceptions import Unimplemented
 
 __all__ = [
     "ACTOR_OPTIONS",
@@ -19,14 +20,19 @@ __all__ = [
     "concurrency_of",
     "method",
     "methods_of",
+    "with_retries",
 ]
 
-ACTOR_OPTIONS = PLACEMENT_OPTIONS | {
+_ANYWHERE = {"enable_task_events", "_labels"}  # Ray's: nothing depends on them
+ACTOR_OPTIONS = PLACEMENT_OPTIONS | _ANYWHERE | {
     "max_concurrency", "concurrency_groups", "max_pending_calls", "allow_out_of_order_execution",
     "runtime_env", "name", "namespace", "lifetime", "get_if_exists", "max_restarts", "max_task_retries",
 }  # fmt: skip
-FUNCTION_OPTIONS = PLACEMENT_OPTIONS | {"runtime_env", "num_returns", "max_retries", "retry_exceptions", "max_calls", "name"}
-METHOD_OPTIONS = frozenset({"num_returns", "concurrency_group", "max_task_retries", "retry_exceptions", "name"})
+_STREAMS = {"_generator_backpressure_num_objects"}
+FUNCTION_OPTIONS = PLACEMENT_OPTIONS | _ANYWHERE | _STREAMS | {
+    "runtime_env", "num_returns", "max_retries", "retry_exceptions", "max_calls", "name",
+}  # fmt: skip
+METHOD_OPTIONS = frozenset({"num_returns", "concurrency_group", "max_task_retries", "retry_exceptions", "name"} | _STREAMS | _ANYWHERE)
 _OF = {"actors": ACTOR_OPTIONS, "remote functions": FUNCTION_OPTIONS, "methods of actors": METHOD_OPTIONS}
 
 # Calls of an async actor that run at once, unless told otherwise.
@@ -95,11 +101,22 @@ def check_actor_options(options: dict[str, Any]) -> None:
     """Options that are right each for itself, but not together."""
     if options.get("get_if_exists") and not options.get("name"):
         raise ValueError("get_if_exists needs the name of the actor to get")
-    if options.get("max_task_retries") and not options.get("max_restarts"):
-        raise ValueError("max_task_retries needs max_restarts: a call can be made again only on an actor that is started again")
+
+
+def _backpressure(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"_generator_backpressure_num_objects is an int, not {type(value).__name__}")
+    if value == 0:
+        raise ValueError("_generator_backpressure_num_objects is above 0, or -1 for none")
+    if value > 0:
+        raise Unimplemented("generators that wait until their results are taken", hint="leave _generator_backpressure_num_objects out")
 
 
 _CHECKS = {
+    "_generator_backpressure_num_objects": _backpressure,
+    "enable_task_events": _flag("enable_task_events"),
+    "fallback_strategy": check_fallback,
+    "placement_group_capture_child_tasks": _flag("placement_group_capture_child_tasks"),
     "allow_out_of_order_execution": _flag("allow_out_of_order_execution"),
     "concurrency_group": _text("concurrency_group"),
     "concurrency_groups": _concurrency_groups,
@@ -132,6 +149,8 @@ def check_call_options(options: dict[str, Any], kind: str, others: frozenset[str
 
 def method(*args, **options):
     """Decorator of an actor's method: ``@method(num_returns=2, concurrency_group="io")`` are its calls' defaults."""
+    if len(args) == 1 and callable(args[0]) and not options:
+        return args[0]
     if args or not options:
         raise TypeError("method() takes keyword options only, and at least one")
     unknown = options.keys() - METHOD_OPTIONS
@@ -160,6 +179,11 @@ def methods_of(cls: type) -> dict[str, dict[str, Any]]:
         takes = {} if (signature := of_method(cls, name)) is None else {"takes": tuple(signature)}
         out[name] = {**takes, **({"num_returns": "streaming"} if streams else {}), **getattr(function, "__shoal_options__", {})}
     return out
+
+
+def with_retries(methods: dict[str, dict[str, Any]], of_actor: int | None) -> dict[str, dict[str, Any]]:
+    """``of_actor``: its max_task_retries, for methods with retry_exceptions that have none of their own."""
+    return {name: {**of, "of_actor": of_actor} for name, of in methods.items()} if of_actor else methods
 
 
 def is_async(cls: type) -> bool:

@@ -8,7 +8,10 @@ from typing import Any
 
 from shoal.exceptions import Unimplemented
 
-PLACEMENT_OPTIONS = frozenset({"scheduling_strategy", "placement_group", "placement_group_bundle_index", "label_selector"})
+PLACEMENT_OPTIONS = frozenset({
+    "scheduling_strategy", "placement_group", "placement_group_bundle_index", "placement_group_capture_child_tasks",
+    "label_selector", "fallback_strategy",
+})  # fmt: skip
 
 Match = tuple[str, list[str], bool]  # label, values (none: any), negated
 
@@ -29,20 +32,47 @@ def label_matches(selector: dict[str, str]) -> list[Match]:
     return out
 
 
+def check_fallback(strategy: Any) -> None:
+    """``[{"label_selector": {...}}, ...]``"""
+    if not isinstance(strategy, list) or not all(isinstance(s, dict) for s in strategy):
+        raise TypeError(f"fallback_strategy is a list of dicts with a label_selector each, not {strategy!r}")
+    for one in strategy:
+        if one.keys() != {"label_selector"}:
+            raise ValueError(f"what fallback_strategy lists has a label_selector and nothing else, not {one!r}")
+        label_matches(one["label_selector"])
+
+
+def _fits(labels: dict[str, str], wanted: list[Match]) -> bool:
+    return all((label in labels and (not values or labels[label] in values)) != negated for label, values, negated in wanted)
+
+
+def _labels(options: dict[str, Any]) -> list[Match]:
+    """The selector, or the first of ``fallback_strategy`` that some node has the labels for now; where none has, the selector."""
+    wanted = label_matches(options.get("label_selector") or {})
+    if not options.get("fallback_strategy"):
+        return wanted
+    from shoal._client import nodes
+
+    there = [n["labels"] for n in nodes() if n["state"] == "ALIVE"]
+    choices = [wanted, *(label_matches(one["label_selector"]) for one in options["fallback_strategy"])]
+    return next((c for c in choices if any(_fits(labels, c) for labels in there)), wanted)
+
+
 def where(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """(what the head is told, environment of the process) for options of ``remote``."""
     strategy = options.get("scheduling_strategy")
     out: dict[str, Any] = {}
     env: dict[str, str] = {}
-    if options.get("label_selector"):
-        out["labels"] = label_matches(options["label_selector"])
+    if labels := _labels(options):
+        out["labels"] = labels
     group = options.get("placement_group")
     if group not in (None, "default"):
         if strategy is not None:
             raise ValueError("scheduling_strategy and placement_group exclude each other")
         from shoal.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        strategy = PlacementGroupSchedulingStrategy(group, options.get("placement_group_bundle_index", -1))
+        captures = options.get("placement_group_capture_child_tasks")
+        strategy = PlacementGroupSchedulingStrategy(group, options.get("placement_group_bundle_index", -1), captures)
     if strategy is None and os.environ.get("SHOAL_GROUP_CAPTURES") == "1":
         return {**out, "group": os.environ["SHOAL_GROUP"]}, _group_env(os.environ["SHOAL_GROUP"], True)
     if strategy in (None, "DEFAULT"):

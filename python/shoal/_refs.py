@@ -11,11 +11,13 @@ import os
 import select
 import threading
 import traceback
+import types
 import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from shoal import _native, _serialize
+from shoal._ids import JobID
 from shoal._runtime import session as _session
 from shoal._runtime import state
 from shoal.exceptions import ShoalError, TaskError
@@ -58,8 +60,17 @@ class ObjectRef:
             self._owner = _session().worker
         return self._id
 
+    __class_getitem__ = classmethod(types.GenericAlias)
+
     def hex(self) -> str:
         return self._named()
+
+    def job_id(self) -> JobID:
+        """Of the job that made it."""
+        return JobID(self._named()[:16])
+
+    def is_nil(self) -> bool:
+        return False
 
     def binary(self) -> bytes:
         return bytes.fromhex(self._named())

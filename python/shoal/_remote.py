@@ -9,6 +9,7 @@ import pickle
 import site
 import sys
 import sysconfig
+import types
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ from shoal._options import (
     check_call_options,
     concurrency_of,
     methods_of,
+    with_retries,
 )
 from shoal._placement import where
 from shoal._refs import ObjectRef, when_ready
@@ -119,7 +121,7 @@ def create_gang(
     may go (of ``_placement.where``)."""
     name, options = name or cls.__name__, options or {}
     session = _session()
-    methods = methods_of(cls)
+    methods = with_retries(methods_of(cls), options.get("max_task_retries"))
     # What cannot travel shall not leave actors behind.
     packed = _pack_creation(cls, name, methods, args, kwargs or {}, resources, options)
     how = launch(torch=torch, env=env, runtime_env=runtime_env)
@@ -149,6 +151,7 @@ def _settings(cls: type, class_name: str, methods: dict, resources: dict[str, fl
         "creator": (session.worker, session.node),
         "name": options.get("name", ""),
         "max_pending_calls": options.get("max_pending_calls", -1),
+        "max_task_retries": options.get("max_task_retries"),
         "resources": {k: v for k, v in resources.items() if v},
         "restarts": bool(options.get("max_restarts")),
         "concurrency": concurrency_of(cls, options, methods),
@@ -219,6 +222,19 @@ class ActorClass:
         self._cls, self._options = cls, self._checked(options)
         self.__name__, self.__doc__ = cls.__name__, cls.__doc__
 
+    __class_getitem__ = classmethod(types.GenericAlias)
+
+    @property
+    def __ray_actor_class__(self) -> type:
+        """The class that was decorated."""
+        return self._cls
+
+    def __getattr__(self, name: str):
+        """What the class itself has."""
+        if name.startswith("__") or "_cls" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._cls, name)
+
     # Not before they are used: while a class that refers to itself is unpickled it is still empty.
     @cached_property
     def _methods(self) -> dict[str, dict[str, Any]]:
@@ -263,7 +279,7 @@ class ActorClass:
         # A detached one makes itself, from its birth: who asked for it may be gone before it has a process. The call only tells when.
         packed = _pack((), {}) if detached else _pack((self._cls, settings, *args), kwargs)
         limit = options.get("max_pending_calls", -1)
-        handle = ActorHandle(session.new_actor_id(), name, self._methods, max_pending=limit)
+        handle = ActorHandle(session.new_actor_id(), name, with_retries(self._methods, options.get("max_task_retries")), max_pending=limit)
         handle._actor.any_order = bool(options.get("allow_out_of_order_execution"))
         env = {**env, "SHOAL_SELF_MADE": "1"} if detached else env
         exists = session.create_actor(

@@ -74,16 +74,19 @@ def start_local(
     labels: dict[str, str] | None = None,
     python: str = sys.executable,
     remove_folder: bool = False,
-    http: bool = False,
+    home: str = "",
+    http_port: int | None = None,
     timeout: float = 20,
 ):
-    """Starts head and node in one process that ends with this one. Returns (process, what it said when it was ready)."""
+    """Starts head and node in one process that ends with this one. ``home``: of its session, "" for the user's. ``http_port``: None for no
+    HTTP interface, 0 for 8265 or any free one. Returns (process, what it said when it was ready)."""
     reading, writing = os.pipe()
     command = [binary(), "role", "local", "--owner", str(os.getpid()), "--python", python, "--ready-fd", str(writing)]
     command += [f"--resource={name}={amount}" for name, amount in resources.items()]
     command += [f"--label={name}={value}" for name, value in (labels or {}).items()]
     command += ["--remove-folder"] if remove_folder else []
-    command += ["--http-port", "8265", "--http-or-any"] if http else []
+    if http_port is not None:
+        command += ["--http-port", str(http_port or 8265), *([] if http_port else ["--http-or-any"])]
     # Away from the terminal's signals: Ctrl-C is for the driver, which then ends the cluster in order.
     process = subprocess.Popen(
         command,
@@ -94,6 +97,7 @@ def start_local(
         start_new_session=True,
         env={
             **os.environ,
+            **({"SHOAL_HOME": home} if home else {}),
             "PYTHONPATH": os.pathsep.join(filter(None, [_package_path(), os.environ.get("PYTHONPATH")])),
         },
     )

@@ -6,24 +6,35 @@ import contextlib
 import types
 
 __all__ = [
+    "ActorAlreadyExistsError",
     "ActorDiedError",
+    "ActorHandleNotFoundError",
     "ActorNotFound",
+    "ActorPlacementGroupRemoved",
     "ActorUnavailableError",
     "ActorUnschedulableError",
     "AsyncioActorExit",
+    "AuthenticationError",
     "Cancelled",
+    "CrossLanguageError",
     "DataLoss",
     "DeadlineExceeded",
     "GetTimeoutError",
     "Internal",
     "InvalidArgument",
+    "LocalRayletDiedError",
+    "NodeDiedError",
     "NotFound",
+    "ObjectFetchTimedOutError",
     "ObjectFreedError",
     "ObjectLostError",
+    "ObjectReconstructionFailedError",
     "ObjectStoreFullError",
+    "OutOfDiskError",
     "OutOfMemoryError",
     "OwnerDiedError",
     "PendingCallsLimitExceeded",
+    "PlasmaObjectNotAvailable",
     "RayActorError",
     "RayCgraphCapacityExceeded",
     "RayChannelError",
@@ -31,14 +42,19 @@ __all__ = [
     "RayError",
     "RaySystemError",
     "RayTaskError",
+    "ReferenceCountingAssertionError",
     "ResourceExhausted",
+    "RpcError",
     "RuntimeEnvSetupError",
     "ShoalError",
     "TaskCancelledError",
     "TaskError",
+    "TaskPlacementGroupRemoved",
     "TaskUnschedulableError",
     "Unavailable",
     "Unimplemented",
+    "UnserializableException",
+    "UserCodeException",
     "WorkerCrashedError",
 ]
 
@@ -48,7 +64,8 @@ class ShoalError(Exception):
 
     code = "Internal"
 
-    def __init__(self, message: str, *, reason: str = "", hint: str = "", context: tuple[str, ...] = ()):
+    def __init__(self, message: str = "", *, reason: str = "", hint: str = "", context: tuple[str, ...] = ()):
+        message = message or (type(self).__doc__ or "").partition("\n")[0]
         self.message, self.reason, self.hint, self.context = message, reason, hint, tuple(context)
         super().__init__(message)
 
@@ -74,7 +91,7 @@ class Cancelled(ShoalError):
     code = "Cancelled"
 
 
-class Unavailable(ShoalError, ConnectionError):
+class Unavailable(ShoalError):
     """Somebody is gone: reconnect or give up."""
 
     code = "Unavailable"
@@ -122,7 +139,20 @@ class Internal(ShoalError):
     code = "Internal"
 
 
-# ---- Ray's names. Where a class is empty its code says what to do and its name what happened.
+# ---- Ray's names. Where a class is empty its code says what to do and its name what happened. Those that are said to be for ``except``
+# alone nothing here raises.
+
+
+class RpcError(Unavailable, ConnectionError):
+    """The head, a node or the way to it does not answer."""
+
+
+class LocalRayletDiedError(RpcError):
+    """The node of this process is gone."""
+
+
+class NodeDiedError(Unavailable):
+    """A node is gone, or cannot be reached."""
 
 
 class RayActorError(Unavailable):
@@ -162,8 +192,56 @@ class OwnerDiedError(ObjectLostError):
     """The process that was to make a value, or had it, is gone."""
 
 
+class ObjectReconstructionFailedError(ObjectLostError):
+    """A value could not be made again. For ``except`` alone: none is."""
+
+
+class ObjectFetchTimedOutError(ObjectLostError):
+    """A value did not come from another node. For ``except`` alone."""
+
+
+class ReferenceCountingAssertionError(ObjectLostError, AssertionError):
+    """A value was deleted that somebody referred to. For ``except`` alone."""
+
+
+class PlasmaObjectNotAvailable(Unavailable):
+    """A value is not in the store. For ``except`` alone."""
+
+
 class ActorNotFound(NotFound, ValueError):
     """No living actor has this name in this namespace."""
+
+
+class ActorHandleNotFoundError(NotFound, ValueError):
+    """The cluster does not know the actor of this handle."""
+
+
+class ActorAlreadyExistsError(InvalidArgument):
+    """A living actor or a placement group has this name already."""
+
+
+class AuthenticationError(InvalidArgument):
+    """The cluster's token is missing or wrong."""
+
+
+class CrossLanguageError(Unimplemented):
+    """The actor is of another language."""
+
+
+class UserCodeException(ShoalError):
+    """User code raised while something was done for it. For ``except`` alone: TaskError is what ``get`` raises."""
+
+
+class UnserializableException(ShoalError):
+    """What was raised could not travel. For ``except`` alone: a TaskError without a cause is what ``get`` raises."""
+
+
+class TaskPlacementGroupRemoved(Cancelled):
+    """The placement group of a remote function was removed."""
+
+
+class ActorPlacementGroupRemoved(Cancelled):
+    """The placement group of an actor was removed before it was made."""
 
 
 class GetTimeoutError(DeadlineExceeded):
@@ -194,7 +272,11 @@ class ObjectStoreFullError(ResourceExhausted):
     """There is no room for a value."""
 
 
-class RayChannelError(Unavailable):
+class OutOfDiskError(ResourceExhausted):
+    """The disk is full. For ``except`` alone: a value for which there is room nowhere raises ObjectStoreFullError."""
+
+
+class RayChannelError(Unavailable, Internal):
     """A compiled graph was ended: its values go nowhere any more."""
 
 
@@ -204,7 +286,7 @@ class RayChannelTimeoutError(RayChannelError, DeadlineExceeded):
     code = "DeadlineExceeded"
 
 
-class RayCgraphCapacityExceeded(ResourceExhausted):
+class RayCgraphCapacityExceeded(ResourceExhausted, Internal):
     """More executions of a compiled graph are under way than its ``_max_inflight_executions``."""
 
 
@@ -244,14 +326,18 @@ _REASONS = {
     "TaskCancelled": TaskCancelledError,
     "TaskUnschedulable": TaskUnschedulableError,
     "WorkerCrashed": WorkerCrashedError,
+    "NameTaken": ActorAlreadyExistsError,
+    "NodeGone": LocalRayletDiedError,
     "NoSuchName": ActorNotFound,
+    "NodeLost": NodeDiedError,
+    "TokenRefused": AuthenticationError,
     "Unschedulable": ActorUnschedulableError,
 }
 
 
 def from_error(code: int, reason: str, message: str, hint: str, context: list[str]) -> ShoalError:
     """The exception for an Error of the engine."""
-    cls = _REASONS.get(reason, _CODES[code])
+    cls = _REASONS.get(reason, RpcError if _CODES[code] is Unavailable else _CODES[code])
     return cls(message, reason=reason, hint=hint, context=tuple(context))
 
 

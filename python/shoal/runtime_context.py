@@ -11,7 +11,8 @@ from shoal import _environment
 from shoal._client import nodes
 from shoal._context import CallInfo, current_call, running
 from shoal._handle import ActorHandle
-from shoal._options import methods_of
+from shoal._ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
+from shoal._options import methods_of, with_retries
 from shoal._runtime import session as _session
 from shoal._runtime import state
 from shoal.runtime_env import RuntimeEnv
@@ -60,6 +61,34 @@ class RuntimeContext:
         return os.environ.get("SHOAL_GROUP") or None
 
     @property
+    def job_id(self) -> JobID:
+        return JobID(self.get_job_id())
+
+    @property
+    def node_id(self) -> NodeID:
+        return NodeID(self.get_node_id())
+
+    @property
+    def worker_id(self) -> WorkerID:
+        return WorkerID(self.get_worker_id())
+
+    @property
+    def task_id(self) -> TaskID | None:
+        """As get_task_id."""
+        call = _call("task_id")
+        return TaskID(call.task_id) if call else None
+
+    @property
+    def actor_id(self) -> ActorID | None:
+        """As get_actor_id."""
+        return ActorID(running.actor_id) if _in_worker("actor_id") and running.actor_id else None
+
+    @property
+    def current_placement_group_id(self) -> PlacementGroupID:
+        """As get_placement_group_id; nil where there is none."""
+        return PlacementGroupID(self.get_placement_group_id() or PlacementGroupID.nil())
+
+    @property
     def should_capture_child_tasks_in_placement_group(self) -> bool:
         return os.environ.get("SHOAL_GROUP_CAPTURES") == "1"
 
@@ -106,7 +135,8 @@ class RuntimeContext:
             raise RuntimeError("current_actor is there in methods of actors only")
         name = running.settings["class_name"]
         _session().know(running.actor_id, name)
-        return ActorHandle(running.actor_id, name, methods_of(running.cls), max_pending=running.settings["max_pending_calls"])
+        methods = with_retries(methods_of(running.cls), running.settings.get("max_task_retries"))
+        return ActorHandle(running.actor_id, name, methods, max_pending=running.settings["max_pending_calls"])
 
     @property
     def namespace(self) -> str:

@@ -220,8 +220,7 @@ def test_options_of_a_call_that_make_no_sense(recorder, options, error):
 
 
 def test_the_method_decorator_takes_known_keywords_only():
-    with pytest.raises(TypeError):
-        ray.method(lambda self: 1)
+    assert ray.method(len) is len  # as it is, without parentheses
     with pytest.raises(TypeError):
         ray.method()
     with pytest.raises(ValueError, match="colour"):
@@ -361,6 +360,43 @@ def test_a_method_is_not_called_again_after_other_exceptions_or_without_retries(
     assert ray.get(fails.count.remote()) == 2
     again = fails.until.options(max_task_retries=-1, retry_exceptions=True)
     assert ray.get(again.remote(10, ValueError("mine")), timeout=GUARD_S) == 10
+
+
+@ray.remote(max_task_retries=2)
+class FailsByDefault:
+    def __init__(self):
+        self.calls = 0
+
+    @ray.method(retry_exceptions=True)
+    def until(self, good):
+        self.calls += 1
+        if self.calls < good:
+            raise KeyError("mine")
+        return self.calls
+
+    def plain(self):
+        self.calls += 1
+        raise KeyError("mine")
+
+    def again(self):
+        return ray.get_runtime_context().current_actor
+
+    def leave(self):
+        os._exit(7)
+
+
+def test_the_actors_own_retries_are_those_of_methods_that_name_exceptions_only():
+    actor = FailsByDefault.remote()
+    assert ray.get(actor.until.remote(3), timeout=GUARD_S) == 3
+    for call in (actor.plain.remote(), actor.until.options(max_task_retries=0).remote(100)):
+        with pytest.raises(KeyError, match="mine"):
+            ray.get(call, timeout=GUARD_S)
+    assert ray.get(actor.until.remote(6), timeout=GUARD_S) == 6
+    copy = ray.get(ray.put(actor))  # handles take it along
+    assert ray.get(copy.until.remote(8), timeout=GUARD_S) == 8
+    assert ray.get(ray.get(actor.again.remote()).until.remote(10), timeout=GUARD_S) == 10
+    with pytest.raises(ActorDiedError):  # it is not started again
+        ray.get(actor.leave.remote(), timeout=GUARD_S)
 
 
 def test_a_method_whose_actor_died_is_not_called_again(fails):

@@ -50,7 +50,7 @@ def test_what_is_caught_with_what(child, parent):
         ("ActorUnavailable", "ActorUnavailableError"),
         ("OwnerDied", "OwnerDiedError"),
         ("WorkerCrashed", "WorkerCrashedError"),
-        ("HeadGone", "Unavailable"),
+        ("HeadGone", "RpcError"),
     ],
 )
 def test_errors_of_the_engine_become_them(reason, cls):

@@ -39,6 +39,20 @@ def echo(actor, value):
 # ---- ActorPool
 
 
+def test_an_actor_that_died_gets_no_more_calls():
+    mortal, other = Recorder.remote(), Recorder.remote()
+    pool = ActorPool([other, mortal])  # the last is taken first
+    pool.submit(lambda actor, _: actor.__ray_terminate__.remote(), 0)
+    for value in range(3):
+        pool.submit(lambda actor, value: actor.echo.remote(value), value)
+    with pytest.raises(ActorDiedError):
+        pool.get_next()
+    assert [pool.get_next() for _ in range(3)] == [0, 1, 2]
+    assert pool.pop_idle() == other
+    assert pool.pop_idle() is None
+    ray.kill(other)
+
+
 def test_the_modules_are_where_rays_are():
     from shoal.util.actor_pool import ActorPool as Same
 

@@ -214,7 +214,7 @@ def test_other_holders_of_its_handle_hear_of_it():
     assert shoal.get(holder.call.remote(actor)) == 1
 
 
-@pytest.mark.parametrize("options", [{"max_restarts": -2}, {"max_task_retries": 1}, {"max_restarts": 0, "max_task_retries": 1}], ids=repr)
+@pytest.mark.parametrize("options", [{"max_restarts": -2}, {"max_task_retries": -2}], ids=repr)
 def test_what_makes_no_sense_is_a_value_error(options):
     with pytest.raises(ValueError, match="max_"):
         Mortal.options(**options).remote()

@@ -30,8 +30,10 @@ class JobSubmissionClient:
         cookies: dict[str, Any] | None = None,
         metadata: dict[str, Any] | None = None,
         headers: dict[str, Any] | None = None,
+        verify: str | bool | None = True,
+        **kwargs: Any,
     ):
-        del create_cluster_if_needed, cookies  # Ray's; there are no cookies here
+        del create_cluster_if_needed, cookies, verify, kwargs  # Ray's; there are no cookies and no certificates here
         self._metadata = dict(metadata or {})
         self._http = Http(address, headers)
         self._http.ask("GET", "/api/version")  # refused now rather than later

@@ -1,8 +1,18 @@
-"""Placement groups, actors by name, a pool of actors (``ActorPool``), a queue that processes share (``shoal.util.queue``).
+"""Placement groups, actors by name, a pool of actors (``ActorPool``), a queue that processes share (``shoal.util.queue``), results as they
+come (``as_completed``, ``map_unordered``), and what cannot be sent (``inspect_serializability``).
 
 Names are Ray's."""
 
 from shoal._remote import list_named_actors
+from shoal.util import accelerators, scheduling_strategies
+from shoal.util._helpers import (
+    as_completed,
+    disable_log_once_globally,
+    get_node_ip_address,
+    inspect_serializability,
+    log_once,
+    map_unordered,
+)
 from shoal.util.actor_pool import ActorPool
 from shoal.util.placement_group import (
     get_current_placement_group,
@@ -11,13 +21,24 @@ from shoal.util.placement_group import (
     placement_group_table,
     remove_placement_group,
 )
+from shoal.util.serialization import deregister_serializer, register_serializer
 
 __all__ = [
     "ActorPool",
+    "accelerators",
+    "as_completed",
+    "deregister_serializer",
+    "disable_log_once_globally",
     "get_current_placement_group",
+    "get_node_ip_address",
     "get_placement_group",
+    "inspect_serializability",
     "list_named_actors",
+    "log_once",
+    "map_unordered",
     "placement_group",
     "placement_group_table",
+    "register_serializer",
     "remove_placement_group",
+    "scheduling_strategies",
 ]

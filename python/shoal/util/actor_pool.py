@@ -8,12 +8,14 @@ from typing import Any
 
 from shoal._client import get, wait
 from shoal._refs import ObjectRef
+from shoal.exceptions import ActorDiedError
 
 __all__ = ["ActorPool"]
 
 
 class ActorPool:
-    """Gives each actor one call at a time. Calls beyond that wait until a result is taken. ``fn(actor, value)`` returns a reference."""
+    """Gives each actor one call at a time. Calls beyond that wait until a result is taken. ``fn(actor, value)`` returns a reference. An
+    actor whose result says that it died gets no more calls; when none is left, what waits is not run."""
 
     def __init__(self, actors: Iterable[Any]):
         self._idle = list(actors)
@@ -89,14 +91,22 @@ class ActorPool:
         number, actor = self._busy.pop(ref)
         del self._refs[number]
         self._taken = max(self._taken, number + 1)
-        self._return(actor)
         if late:
+            self._return(actor)
             raise TimeoutError(f"Timed out waiting for result. The task {ref} has been ignored.")
-        return get(ref)
+        alive = True
+        try:
+            return get(ref)
+        except ActorDiedError:
+            alive = False
+            raise
+        finally:
+            self._return(actor, alive)
 
-    def _return(self, actor: Any) -> None:
-        self._idle.append(actor)
-        if self._waiting:
+    def _return(self, actor: Any, alive: bool = True) -> None:
+        if alive:
+            self._idle.append(actor)
+        if self._waiting and self._idle:
             self.submit(*self._waiting.popleft())
 
     def has_free(self) -> bool:

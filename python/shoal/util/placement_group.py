@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal import _serialize
 from shoal._client import ObjectRef, get
+from shoal._ids import PlacementGroupID
 from shoal._placement import label_matches
 from shoal._runtime import session, state
 from shoal.exceptions import GetTimeoutError, Unimplemented
@@ -27,7 +28,7 @@ class PlacementGroup:
     """Names a placement group; a value that may be passed on."""
 
     def __init__(self, id: str, bundles: list[dict[str, float]] | None = None):
-        self.id, self._bundles = id, bundles
+        self.id, self._bundles = PlacementGroupID(id), bundles
 
     @staticmethod
     def empty() -> PlacementGroup:
@@ -61,7 +62,7 @@ class PlacementGroup:
         return True
 
     def __reduce__(self):
-        return PlacementGroup, (self.id, self._bundles)
+        return PlacementGroup, (str(self.id), self._bundles)
 
     def __eq__(self, other) -> bool:
         return isinstance(other, PlacementGroup) and other.id == self.id

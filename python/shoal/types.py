@@ -1,0 +1,5 @@
+"""``ObjectRef`` for annotations: ``ObjectRef[int]``."""
+
+from shoal._refs import ObjectRef
+
+__all__ = ["ObjectRef"]

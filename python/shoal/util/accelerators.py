@@ -1,0 +1,20 @@
+"""Types of GPUs for ``accelerator_type``, under Ray's names: the word of the name that the driver tells."""
+
+NVIDIA_TESLA_V100 = "V100"
+NVIDIA_TESLA_P100 = "P100"
+NVIDIA_TESLA_T4 = "T4"
+NVIDIA_TESLA_P4 = "P4"
+NVIDIA_TESLA_K80 = "K80"
+NVIDIA_TESLA_A10G = "A10G"
+NVIDIA_L4 = "L4"
+NVIDIA_L40S = "L40S"
+NVIDIA_A100 = "A100"
+NVIDIA_H100 = "H100"
+NVIDIA_H200 = "H200"
+NVIDIA_H20 = "H20"
+NVIDIA_B200 = "B200"
+NVIDIA_B300 = "B300"
+NVIDIA_GB200 = "GB200"
+NVIDIA_GB300 = "GB300"
+
+__all__ = [name for name in dir() if name.startswith("NVIDIA_")]

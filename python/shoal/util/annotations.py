@@ -1,0 +1,51 @@
+"""``PublicAPI``, ``DeveloperAPI``, ``Deprecated``: decorators that mark what a library offers. Names are Ray's; they change nothing."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from typing import Any
+
+__all__ = ["Deprecated", "DeveloperAPI", "PublicAPI", "RayDeprecationWarning"]
+
+
+class RayDeprecationWarning(DeprecationWarning):
+    """Of what ``Deprecated(warning=True)`` marks."""
+
+
+def _plain(*args: Any, **_: Any):
+    return args[0] if len(args) == 1 and callable(args[0]) else lambda target: target
+
+
+PublicAPI = DeveloperAPI = _plain
+
+
+def Deprecated(*args: Any, message: str = "", warning: bool = False):
+    """With ``warning`` a use of it warns."""
+    if len(args) == 1 and callable(args[0]):
+        return args[0]
+
+    def mark(target):
+        if not warning:
+            return target
+        text = f"{target.__qualname__} is deprecated. {message}".rstrip()
+        if inspect.isclass(target):
+            made = target.__init__
+
+            @functools.wraps(made)
+            def init(self, *args, **kwargs):
+                warnings.warn(text, RayDeprecationWarning, stacklevel=2)
+                made(self, *args, **kwargs)
+
+            target.__init__ = init
+            return target
+
+        @functools.wraps(target)
+        def called(*args, **kwargs):
+            warnings.warn(text, RayDeprecationWarning, stacklevel=2)
+            return target(*args, **kwargs)
+
+        return called
+
+    return mark

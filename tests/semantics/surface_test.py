@@ -1,0 +1,267 @@
+"""Names, options and values as programs for Ray use them, which no other test is about."""
+
+import importlib
+import pickle
+import threading
+
+import pytest
+from cast import GUARD_S, Recorder
+
+import shoal as ray
+from shoal.exceptions import ActorDiedError, RayActorError, RayError
+
+
+@pytest.fixture
+def labelled(module_home):
+    """A cluster whose node has labels."""
+    ray.shutdown()
+    ray.init(num_cpus=4, labels={"zone": "a"})
+    yield
+    ray.shutdown()
+    ray.init(num_cpus=8)
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cloudpickle", "remote_function", "runtime_env", "types", "util.accelerators", "util.annotations", "util.serialization"],
+)
+def test_modules_have_what_they_say(name):
+    module = importlib.import_module(f"shoal.{name}")
+    assert all(hasattr(module, n) for n in module.__all__)
+
+
+def test_a_bare_import_has_scheduling_strategies_and_helpers():
+    assert ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    assert ray.util.accelerators.NVIDIA_A100 == "A100"
+    assert ray.util.get_node_ip_address() == ray.nodes()[0]["NodeManagerAddress"]
+    assert [ray.util.log_once(k) for k in ("surface", "surface", "other")] == [True, False, True]
+    assert (ray.SCRIPT_MODE, ray.WORKER_MODE) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("ActorAlreadyExistsError", ValueError),
+        ("ActorHandleNotFoundError", ValueError),
+        ("ActorPlacementGroupRemoved", RayError),
+        ("AuthenticationError", RayError),
+        ("CrossLanguageError", RayError),
+        ("LocalRayletDiedError", RayError),
+        ("NodeDiedError", RayError),
+        ("ObjectFetchTimedOutError", ray.exceptions.ObjectLostError),
+        ("ObjectReconstructionFailedError", ray.exceptions.ObjectLostError),
+        ("OutOfDiskError", RayError),
+        ("PlasmaObjectNotAvailable", RayError),
+        ("RayChannelError", ray.exceptions.RaySystemError),
+        ("ReferenceCountingAssertionError", AssertionError),
+        ("RpcError", RayError),
+        ("TaskPlacementGroupRemoved", RayError),
+        ("UnserializableException", RayError),
+        ("UserCodeException", RayError),
+    ],
+)
+def test_exceptions_are_where_ray_has_them(name, base):
+    cls = getattr(ray.exceptions, name)
+    assert issubclass(cls, base)
+    assert issubclass(cls, RayError)
+    assert str(cls())
+    assert type(pickle.loads(pickle.dumps(cls("why")))) is cls
+
+
+def test_an_actors_death_is_no_error_of_the_operating_system():
+    assert not issubclass(RayActorError, OSError)
+    assert not issubclass(ray.exceptions.ObjectLostError, OSError)
+    assert str(RayActorError())
+    actor = Recorder.remote()
+    ray.kill(actor)
+    try:
+        ray.get(actor.all.remote(), timeout=GUARD_S)
+    except OSError:
+        pytest.fail("who waits for files and sockets does not mean actors")
+    except ActorDiedError:
+        pass
+
+
+def test_a_name_that_is_taken_is_an_actor_already_exists_error():
+    first = Recorder.options(name="taken").remote()
+    ray.get(first.all.remote())
+    with pytest.raises(ray.exceptions.ActorAlreadyExistsError):
+        Recorder.options(name="taken").remote()
+    ray.kill(first)
+
+
+def test_what_is_no_reference_or_handle_is_a_value_error_as_in_ray():
+    for wrong in (5, "ref", None, {ray.put(1)}):
+        with pytest.raises(ValueError, match=r"get\(\) takes"):
+            ray.get(wrong)
+    with pytest.raises(TypeError, match="there is something else in it"):
+        ray.get([ray.put(1), 5])
+    with pytest.raises(ValueError, match=r"kill\(\) takes"):
+        ray.kill(ray.put(1))
+
+
+# ---- types and ids
+
+
+def test_types_can_be_subscripted():
+    assert ray.ObjectRef[int].__args__ == (int,)
+    assert ray.types.ObjectRef[int].__origin__ is ray.ObjectRef
+    assert ray.actor.ActorHandle[Recorder].__origin__ is ray.actor.ActorHandle
+    assert ray.actor.ActorClass[int].__origin__ is ray.actor.ActorClass
+
+
+def test_ids_are_objects_that_are_their_text():
+    actor = Recorder.remote()
+    assert actor._actor_id.hex() == actor._actor_id == ray.ActorID.from_hex(actor._actor_id.hex())
+    assert ray.ActorID.from_binary(actor._actor_id.binary()) == actor._actor_id
+    assert not actor._actor_id.is_nil()
+    assert ray.NodeID.nil().is_nil()
+    ref = ray.put(1)
+    assert ref.job_id() == ray.get_runtime_context().job_id == ray.get_runtime_context().get_job_id()
+    assert not ref.is_nil()
+    group = ray.util.placement_group([{"CPU": 1}])
+    assert group.id.hex() == group.id
+    assert ray.get(group.ready()) == group
+    ray.util.remove_placement_group(group)
+    ray.kill(actor)
+
+
+@ray.remote
+class Knows:
+    """What a class has."""
+
+    SIZE = 3
+
+    @staticmethod
+    def twice(value):
+        return 2 * value
+
+    @ray.method
+    def context(self):
+        c = ray.get_runtime_context()
+        same_worker, no_group = c.worker_id == c.get_worker_id(), c.current_placement_group_id.is_nil()
+        return c.actor_id, c.get_actor_id(), c.task_id.is_nil(), c.node_id, same_worker, no_group
+
+
+def test_a_class_is_seen_through_its_decorator():
+    assert (Knows.SIZE, Knows.twice(4), Knows.__ray_actor_class__.SIZE) == (3, 8, 3)
+    assert not hasattr(Knows, "nothing")
+    with pytest.raises(TypeError):
+        Knows()
+
+
+def test_the_context_has_properties_too():
+    actor = Knows.remote()
+    mine, text, no_task, node, same_worker, no_group = ray.get(actor.context.remote())
+    assert mine == text == actor._actor_id
+    assert (no_task, node, same_worker, no_group) == (False, ray.nodes()[0]["NodeID"], True, True)
+
+
+# ---- options
+
+
+@ray.remote
+def one():
+    return 1
+
+
+def test_options_that_change_nothing_are_taken():
+    assert ray.get(one.options(enable_task_events=False, _labels={"a": "b"}).remote()) == 1
+    actor = Recorder.options(enable_task_events=False).remote()
+    assert ray.get(actor.echo.options(enable_task_events=True).remote(2)) == 2
+    with pytest.raises(TypeError):
+        one.options(enable_task_events="no")
+    with pytest.raises(NotImplementedError):
+        one.options(_generator_backpressure_num_objects=2)
+    with pytest.raises(ValueError, match="above 0"):
+        one.options(_generator_backpressure_num_objects=0)
+
+
+@ray.remote
+def in_group():
+    return ray.get_runtime_context().get_placement_group_id()
+
+
+@ray.remote(num_cpus=0)
+def child():
+    return ray.get(in_group.options(num_cpus=0).remote())
+
+
+def test_children_are_captured_by_the_option_too():
+    group = ray.util.placement_group([{"CPU": 1}])
+    placed = child.options(placement_group=group, placement_group_capture_child_tasks=True)
+    assert ray.get(placed.remote(), timeout=GUARD_S) == group.id
+    assert ray.get(child.options(placement_group=group).remote(), timeout=GUARD_S) is None
+    ray.util.remove_placement_group(group)
+
+
+def test_a_fallback_is_taken_when_no_node_has_the_labels(labelled):
+    nowhere, here = {"label_selector": {"zone": "b"}}, {"label_selector": {"zone": "a"}}
+    assert ray.get(one.options(**nowhere, fallback_strategy=[nowhere, here]).remote(), timeout=GUARD_S) == 1
+    actor = Recorder.options(**nowhere, fallback_strategy=[here]).remote()
+    assert ray.get(actor.echo.remote(1), timeout=GUARD_S) == 1
+    for wrong, error in (({}, TypeError), ([5], TypeError), ([{}], ValueError), ([{"zone": "a"}], ValueError)):
+        with pytest.raises(error):
+            one.options(fallback_strategy=wrong)
+
+
+# ---- helpers
+
+
+@ray.remote
+def same(value):
+    return value
+
+
+def test_results_come_as_they_are_ready():
+    refs = [same.remote(i) for i in range(7)]
+    assert sorted(ray.util.as_completed(refs, chunk_size=3)) == list(range(7))
+    assert set(ray.util.as_completed(refs, yield_obj_refs=True)) == set(refs)
+    assert sorted(ray.util.map_unordered(same, range(25), backpressure_size=4, chunk_size=2)) == list(range(25))
+    actor = Recorder.remote()
+    assert sorted(ray.util.map_unordered(actor.echo, range(5), backpressure_size=None)) == list(range(5))
+    assert list(ray.util.map_unordered(same, [])) == []
+    with pytest.raises(ValueError, match="chunk_size"):
+        next(ray.util.as_completed(refs, chunk_size=0))
+    with pytest.raises(ValueError, match="backpressure_size"):
+        next(ray.util.map_unordered(same, [1], backpressure_size=1, chunk_size=2))
+
+
+def test_what_cannot_be_sent_is_found(capsys):
+    lock = threading.Lock()
+
+    def holds():
+        return lock
+
+    good, failures = ray.util.inspect_serializability(holds, name="holds")
+    assert not good
+    assert [(f.obj, f.name, f.parent) for f in failures] == [(lock, "lock", holds)]
+    assert "lock" in capsys.readouterr().out
+    assert ray.util.inspect_serializability(5) == (True, set())
+
+
+class Handle:
+    def __init__(self, name):
+        self.name, self.lock = name, threading.Lock()
+
+
+@ray.remote
+def name_in(value):
+    return value["in"][0].name
+
+
+def test_a_serializer_may_be_registered_and_taken_back():
+    with pytest.raises(TypeError):
+        ray.put(Handle("first"))
+    ray.util.register_serializer(Handle, serializer=lambda h: h.name, deserializer=Handle)
+    try:
+        assert ray.get(name_in.remote({"in": [Handle("sent")]})) == "sent"
+        assert ray.get(ray.put(Handle("kept"))).name == "kept"
+    finally:
+        ray.util.deregister_serializer(Handle)
+    ray.util.deregister_serializer(Handle)
+    with pytest.raises(TypeError):
+        ray.put(Handle("third"))
