@@ -1,5 +1,6 @@
 #include "python/native/session.h"
 
+#include <set>
 #include <utility>
 
 #include "actors/session/folder.h"
@@ -290,8 +291,11 @@ void bind_session(nb::module_& m) {
       "shared_clusters",
       [](const std::string& home) {
         std::vector<std::string> out;
+        std::set<std::string> stores;  // of several heads of one cluster, on this host
         for (const auto& folder : actors::SessionFolder::shared(unwrap(actors::SessionFolder::root(home.c_str())))) {
-          if (const auto info = folder.info()) out.push_back(info->head.empty() ? info->head_local : info->head);
+          const auto info = folder.info();
+          if (!info || (!info->store.empty() && !stores.insert(info->store).second)) continue;
+          out.push_back(info->head.empty() ? info->head_local : info->head);
         }
         return out;
       },
