@@ -60,6 +60,10 @@ class MemoryTable {
   // to put it, is gone.
   void get(JobId job, ObjectId id, WorkerId owner, Got got);
   bool has(JobId job, ObjectId id) const { return objects_.contains({job, id}); }
+  // Every object that is there, or will never be.
+  void each_object(const std::function<void(JobId job, ObjectId id, const Result<Fd>& memory, std::uint64_t bytes)>& see) const {
+    for (const auto& [key, object] : objects_) see(key.first, key.second, object.memory, object.bytes);
+  }
   void drop(JobId job, ObjectId id);
   // It lies elsewhere from now on: the same bytes. Nothing for one that is not there.
   void move(JobId job, ObjectId id, Fd memory);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
@@ -34,6 +35,10 @@ class ReferenceTable {
   Freed end_job(JobId job);
 
   std::vector<WorkerId> holders(Object object) const;
+  // Every object that is counted: for which processes, and in how many objects it is contained.
+  void each(const std::function<void(Object object, const std::map<WorkerId, std::int64_t>& processes, std::int64_t objects)>& see) const {
+    for (const auto& [object, entry] : entries_) see(object, entry.processes, entry.objects);
+  }
   std::size_t num_entries() const { return entries_.size(); }
 
  private:

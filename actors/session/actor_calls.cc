@@ -379,6 +379,7 @@ void ActorCalls::on_answer(runtime::Peer&, runtime::CallTag tag, Result<runtime:
   if (!r) return promise.set(fail(std::move(r).error()));
   auto value = value_from(*std::move(r));
   if (value && references_ != nullptr) arrived(*value, *references_, *memory_);
+  if (value && value->shared()) value->memory()->referred = true;
   promise.set(std::move(value));
 }
 

@@ -51,6 +51,15 @@ void ObjectStore::keeps(const std::shared_ptr<SharedMemory>& memory) {
   kept_.push_back(memory);
 }
 
+std::vector<std::shared_ptr<SharedMemory>> ObjectStore::all() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<SharedMemory>> out;
+  for (const auto& m : kept_) {
+    if (auto alive = m.lock()) out.push_back(std::move(alive));
+  }
+  return out;
+}
+
 void ObjectStore::wanted(std::uint64_t bytes) {
   {
     const std::lock_guard lock(mutex_);
@@ -140,14 +149,12 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
 // Moves values into files until there is enough, or `bytes` were moved. Those that were used longest ago first.
 std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()>& enough) {
   const std::lock_guard one(spilling_);
-  std::vector<std::shared_ptr<SharedMemory>> all;
   {
     const std::lock_guard lock(mutex_);
     if (!place_) return 0;
-    for (const auto& m : kept_) {
-      if (auto alive = m.lock(); alive && !alive->spilled()) all.push_back(std::move(alive));
-    }
   }
+  auto all = this->all();
+  std::erase_if(all, [](const auto& m) { return m->spilled(); });
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a->last_used() < b->last_used(); });
   std::uint64_t out = 0;
   for (auto& memory : all) {

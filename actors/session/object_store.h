@@ -40,6 +40,8 @@ class ObjectStore final : public ValueMemory {
   // ResourceExhausted/ObjectStoreFull. Not on the loop: it may wait for room.
   Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override;
   void keeps(const std::shared_ptr<SharedMemory>& memory) override;
+  // What this process has of large values.
+  std::vector<std::shared_ptr<SharedMemory>> all();
   // Another process of the node wants so many bytes.
   void wanted(std::uint64_t bytes);
 

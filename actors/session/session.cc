@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "actors/session/open_network.h"
+#include "actors/session/telling.h"
 #include "runtime/process/process.h"
 #include "runtime/wire/codec.h"
 
@@ -47,6 +48,7 @@ class Session::Link final : public runtime::PeerHandler {
  public:
   struct Events {
     std::function<void(runtime::Request)> notice;
+    std::function<void(runtime::Request, runtime::Responder)> request;
     std::function<void()> opened;
     std::function<void()> closed;
   };
@@ -115,8 +117,8 @@ class Session::Link final : public runtime::PeerHandler {
     pause_ = std::min(2 * pause_, kLongestPause);
   }
 
-  void on_request(Peer&, runtime::Request, runtime::Responder responder) override {
-    responder.fail(unimplemented("a client takes no requests"));
+  void on_request(Peer&, runtime::Request request, runtime::Responder responder) override {
+    events_.request(std::move(request), std::move(responder));
   }
   void on_notice(Peer&, runtime::Request notice) override { events_.notice(std::move(notice)); }
   void on_closed(Peer&, const Error& why) override {
@@ -160,11 +162,14 @@ Session::Session(SessionOptions options)
       for (const auto& pool : task_pools_) pool->cancel_children(parent, how);
       if (calls_) calls_->cancel_children(parent);
     });
-    head_ = std::make_unique<Link>(
-        *this, true,
-        Link::Events{[this](runtime::Request n) { on_head_notice(std::move(n)); }, [this] { on_head_opened(); }, [this] { on_closed(); }});
-    node_ = std::make_unique<Link>(
-        *this, false, Link::Events{[this](runtime::Request n) { on_node_notice(std::move(n)); }, [] {}, [this] { on_closed(); }});
+    const auto refuse = [](runtime::Request, runtime::Responder responder) { responder.fail(unimplemented("a client takes no requests")); };
+    head_ = std::make_unique<Link>(*this, true,
+                                   Link::Events{[this](runtime::Request n) { on_head_notice(std::move(n)); }, refuse,
+                                                [this] { on_head_opened(); }, [this] { on_closed(); }});
+    node_ = std::make_unique<Link>(*this, false,
+                                   Link::Events{[this](runtime::Request n) { on_node_notice(std::move(n)); },
+                                                [this](runtime::Request r, runtime::Responder responder) { responder.answer(told(r)); },
+                                                [] {}, [this] { on_closed(); }});
   });
 }
 
@@ -765,6 +770,18 @@ void Session::on_head_notice(runtime::Request notice) {
     default:
       break;  // of a newer head
   }
+}
+
+// What the node asks for, for somebody who looks at the cluster.
+Result<Message> Session::told(const runtime::Request& request) {
+  if (static_cast<Method>(request.method) != kInspect) return fail(unimplemented("a client takes no requests"));
+  SHOAL_TRY(const auto asked, from_bytes<Inspect>(request.message.body));
+  ToldProcess out;
+  if (asked.what == Inspect::What::kObjects) {
+    out.objects = tell_memories(objects_.all(), job_, *random_);
+    out.left_out = cut(out.objects, Inspect::kMaxRows);
+  }
+  return Message{{}, to_bytes(out), {}};
 }
 
 void Session::on_node_notice(runtime::Request notice) {

@@ -197,6 +197,7 @@ class Session {
   Result<void> share_memory(const Fd& board, std::int32_t member);
   void on_head_notice(runtime::Request notice);
   void on_node_notice(runtime::Request notice);
+  Result<runtime::Message> told(const runtime::Request& request);
 
   SessionOptions options_;
   runtime::Loop loop_;

@@ -41,6 +41,9 @@ class SharedMemory {
   void on_gone(std::function<void()> told);
   // The object that the node keeps of it, if it does: to be given the file, too.
   std::atomic<std::uint64_t> published = 0;
+  // What it is called by those who look at this process, once somebody did; unless it is published.
+  std::atomic<std::uint64_t> name = 0;
+  std::atomic<bool> referred = false;  // made here, or the answer of a call: not only looked at
 
  private:
   const std::size_t bytes_;

@@ -88,6 +88,7 @@ Result<Value> Value::make_shared(std::span<const std::span<const std::byte>> pie
   SHOAL_TRY(Fd filled, from.fill(total, parts));
   Value out;
   SHOAL_TRY(out.memory_, SharedMemory::of(std::move(filled), total));
+  out.memory_->referred = true;
   from.keeps(out.memory_);
   out.sizes_ = sizes_of(pieces);
   out.kind_ = kind;

@@ -68,6 +68,15 @@ nb::tuple to_python(const Value& given) {
   return nb::make_tuple(head, buffers);
 }
 
+std::string Ref::known_as(const std::string& fresh) const {
+  if (!future_.ready()) return fresh;
+  const auto& result = future_.peek();
+  if (!result || !result->shared() || !result->whole()) return fresh;
+  std::uint64_t name = 0;
+  const std::uint64_t wished = parse_hex(fresh).value_or(0);
+  return hex(result->memory()->name.compare_exchange_strong(name, wished) ? wished : name);
+}
+
 nb::tuple Ref::value() const {
   const auto& result = future_.peek();
   if (!result) raise(result.error());
@@ -193,6 +202,7 @@ void bind_refs(nb::module_& m) {
   nb::class_<Ref>(m, "Ref", "A value that is there or under way.")
       .def_prop_ro("ready", &Ref::ready)
       .def_prop_ro("failed", &Ref::failed, "Of one that is ready: whether the method raised or could not be called.")
+      .def("known_as", &Ref::known_as, nb::arg("fresh"), "The second half of its id: this one, unless it has been looked at before.")
       .def("value", &Ref::value, "(raised, head, buffers) of one that is ready.")
       .def(
           "split",

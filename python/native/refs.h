@@ -63,6 +63,8 @@ class Ref {
   void follow(const std::shared_ptr<Tally>& tally) const;
   void leave(const std::shared_ptr<Tally>& tally) const;
   bool failed() const { return !future_.peek() || future_.peek()->raised(); }
+  // What those who look at this process call its value; `fresh` from now on, if it has no name yet. Any thread.
+  std::string known_as(const std::string& fresh) const;
   // (raised, head, buffers); raises when it is an Error.
   nb::tuple value() const;
 

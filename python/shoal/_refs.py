@@ -51,7 +51,8 @@ class ObjectRef:
     def _named(self) -> str:
         """Its id: most references never need one."""
         if not self._id:
-            self._id = new_object_id()
+            fresh = new_object_id()
+            self._id = fresh[:16] + self._ref.known_as(fresh[16:])
         return self._id
 
     def _publish(self) -> str:

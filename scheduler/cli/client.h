@@ -40,6 +40,10 @@ class Client final : public runtime::PeerHandler {
   Result<void> reconnect(runtime::Duration patience);
 
   Result<runtime::Message> ask(actors::Method method, Bytes body, runtime::Duration timeout = std::chrono::seconds(10));
+  // Does not wait: `answered` comes while the context's loop runs.
+  void ask_later(actors::Method method, Bytes body, runtime::Duration timeout, std::function<void(Result<runtime::Message>)> answered) {
+    peer_->call(actors::number(method), {std::move(body), {}, {}}, timeout, std::move(answered));
+  }
   template <class Reply>
   Result<Reply> ask_for(actors::Method method, Bytes body) {
     SHOAL_TRY(const runtime::Message reply, ask(method, std::move(body)));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,7 +61,7 @@ int health_check(const Common& common);
 struct ListOptions {
   std::string what;
   std::vector<std::string> filters;  // KEY=VALUE, KEY!=VALUE
-  std::size_t limit = 0;             // 0: all
+  std::optional<std::size_t> limit;  // 0: all. Of what the nodes are asked for 100 unless said
   bool detail = false;               // all that is known of each
   std::string format;                // table, json, yaml
 };
@@ -71,6 +72,21 @@ struct GetOptions {
 int get(const Common& common, const GetOptions& options);
 int describe(const Common& common, const GetOptions& options);
 int summary(const Common& common, const std::string& what);
+
+struct MemoryOptions {
+  std::string group_by = "NODE_ADDRESS", sort_by = "OBJECT_SIZE";
+  std::size_t limit = 100;  // rows of each group; 0: all
+  bool stats_only = false;
+};
+// Who holds which objects, and how much of each node's memory they take.
+int memory(const Common& common, MemoryOptions options);
+
+struct MicrobenchmarkOptions {
+  std::string filter;  // in the names of figures
+  double seconds = 1;  // for each
+};
+// Becomes Python's; returns only when that cannot be.
+int microbenchmark(const Common& common, const MicrobenchmarkOptions& options);
 
 struct LogsOptions {
   std::string id;  // of a job, worker or actor; "" is the latest job

@@ -5,12 +5,14 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include "scheduler/cli/ask_nodes.h"
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/filter.h"
 #include "scheduler/cli/output.h"
 
 namespace shoal::scheduler::cli {
 
+using actors::Inspect;
 using actors::ListReply;
 using actors::ListRequest;
 using actors::Method;
@@ -20,6 +22,9 @@ namespace {
 
 using What = ListRequest::What;
 
+constexpr const char* kWhats = "actors, nodes, workers, jobs, groups, objects, runtime-envs";
+constexpr std::size_t kToldLimit = 100;  // rows of what nodes tell, unless said otherwise
+
 // "actor" and "actors" are one; so are Ray's names and ours.
 Result<std::pair<What, std::string>> kind_of(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');
@@ -28,16 +33,24 @@ Result<std::pair<What, std::string>> kind_of(std::string name) {
       {"actors", {What::kActors, "actors"}}, {"nodes", {What::kNodes, "nodes"}},    {"workers", {What::kWorkers, "workers"}},
       {"jobs", {What::kJobs, "jobs"}},       {"groups", {What::kGroups, "groups"}}, {"placement-groups", {What::kGroups, "groups"}}};
   if (const auto it = kinds.find(name); it != kinds.end()) return it->second;
-  if (name == "tasks" || name == "objects" || name == "runtime-envs") {
-    return fail(unimplemented("the head knows nothing of " + name + ": their owners have them").with_hint("see shoal list workers"));
-  }
-  return fail(invalid_argument("there is no list of " + name).with_hint("actors, nodes, workers, jobs, groups").with_reason("Usage"));
+  return fail(invalid_argument("there is no list of " + name).with_hint(kWhats).with_reason("Usage"));
+}
+
+// What the head knows nothing of: the nodes are asked.
+std::optional<Inspect::What> told_kind(std::string& name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  if (!name.ends_with('s')) name += 's';
+  const std::map<std::string, Inspect::What> kinds = {{"objects", Inspect::What::kObjects}, {"runtime-envs", Inspect::What::kEnvironments}};
+  const auto it = kinds.find(name);
+  return it == kinds.end() ? std::nullopt : std::optional(it->second);
 }
 
 int refused(const Common& common, const Error& e) {
   print_error(e, common.json);
   return e.reason() == "Usage" ? static_cast<int>(kUsage) : exit_code(e);
 }
+
+void print_json(const json& out) { std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str()); }
 
 std::string brief(std::uint64_t id) { return id ? hex(id).substr(0, 8) : "-"; }
 
@@ -126,14 +139,74 @@ struct Listed {
   Looking looking;
   std::string what;  // in the plural
   ListReply reply;
+  std::optional<Told> told;  // instead of the reply
+  json rows;                 // all there are
 };
 
-Result<Listed> rows_of(const Common& common, const std::string& name) {
+Result<Listed> rows_of(const Common& common, std::string name) {
+  if (const auto what = told_kind(name)) {
+    SHOAL_TRY(auto looking, look(common));
+    SHOAL_TRY(auto told, ask_nodes(looking, *what));
+    json rows = *what == Inspect::What::kObjects ? object_rows(told) : environment_rows(told);
+    for (const auto& line : silent_lines(told)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
+    return Listed{std::move(looking), name, {}, std::move(told), std::move(rows)};
+  }
   SHOAL_TRY(const auto kind, kind_of(name));
   SHOAL_TRY(auto looking, look(common));
   SHOAL_TRY(auto reply, looking.head->list(kind.first));
   sort_rows(reply);
-  return Listed{std::move(looking), kind.second, std::move(reply)};
+  json rows = rows_json(reply);
+  return Listed{std::move(looking), kind.second, std::move(reply), {}, std::move(rows)};
+}
+
+std::string text_of(const json& row, const char* key) {
+  const json& v = row[key];
+  return v.is_null() ? "-" : v.is_string() ? v.get<std::string>() : v.dump();
+}
+
+void print_told(const json& all, const std::string& what) {
+  std::vector<std::vector<std::string>> rows;
+  if (what == "objects") {
+    for (const auto& r : all) {
+      rows.push_back({text_of(r, "id"), bytes_text(r["bytes"].get<std::uint64_t>()), text_of(r, "status"), text_of(r, "reference"),
+                      r["spilled"].get<bool>() ? "file" : "memory", text_of(r, "pid"), text_of(r, "role"),
+                      text_of(r, "node").substr(0, 8)});
+    }
+    print_table({"OBJECT", "SIZE", "STATUS", "REFERENCE", "IN", "PID", "ROLE", "NODE"}, rows);
+  } else {
+    for (const auto& r : all) rows.push_back({text_of(r, "node").substr(0, 8), text_of(r, "processes"), text_of(r, "runtime_env")});
+    print_table({"NODE", "PROCESSES", "RUNTIME ENV"}, rows);
+  }
+}
+
+int list_told(const Common& common, const ListOptions& o, const std::vector<Filter>& filters, const Listed& listed) {
+  json rows = json::array();
+  std::size_t more = 0;
+  const std::size_t limit = o.limit.value_or(kToldLimit);
+  for (const auto& row : listed.rows) {
+    if (!std::all_of(filters.begin(), filters.end(), [&](const Filter& f) { return matches(row, f); })) continue;
+    if (limit > 0 && rows.size() == limit) {
+      ++more;
+    } else {
+      rows.push_back(row);
+    }
+  }
+  if (common.json || o.format == "json") {
+    print_json({{"schema", "shoal.list/1"},
+                {"what", listed.what},
+                {"rows", rows},
+                {"more", more},
+                {"left_out", listed.told->left_out},
+                {"silent", silent_rows(*listed.told)}});
+    return kOk;
+  }
+  if (o.format == "yaml" || (o.detail && o.format.empty())) {
+    std::printf("%s", to_yaml(rows).c_str());
+  } else {
+    print_told(rows, listed.what);
+  }
+  if (more > 0) std::fprintf(stderr, "shoal: %zu rows more; --limit N shows N, --limit 0 all\n", more);
+  return kOk;
 }
 
 // The one whose id (or name, of an actor; or submission id, of a job) this is, or begins so.
@@ -142,7 +215,8 @@ Result<json> find_row(const json& rows, const std::string& what, const std::stri
   for (const auto& row : rows) {
     const auto is = [&](const char* key) { return row.contains(key) && row[key] == id; };
     if (is("id") || is("submission_id")) return row;
-    if (!id.empty() && (row["id"].get<std::string>().starts_with(id) || (is("name") && what != "jobs"))) found.push_back(row);
+    const std::string its = row.value("id", json()).is_string() ? row["id"].get<std::string>() : "";
+    if (!id.empty() && (its.starts_with(id) || (is("name") && what != "jobs" && what != "tasks"))) found.push_back(row);
   }
   if (found.empty()) return fail(not_found("none of the " + what + " is " + id).with_hint("see shoal list " + what));
   if (found.size() > 1) return fail(invalid_argument(fmt::format("{} of the {} have an id that begins with {}", found.size(), what, id)));
@@ -151,17 +225,31 @@ Result<json> find_row(const json& rows, const std::string& what, const std::stri
 
 // The whole cause, of what can be asked for alone.
 void whole_cause(Looking& looking, const std::string& what, json& row) {
+  if (what != "actors" && what != "jobs") return;
   const std::uint64_t id = parse_hex(row["id"].get<std::string>()).value_or(0);
   if (what == "actors") {
     const auto whole = looking.head->ask_for<actors::ActorRow>(Method::kWatchActor, to_bytes(actors::ActorRef{ActorId{id}}));
     if (whole) row = to_json(*whole);
-  } else if (what == "jobs") {
+  } else {
     const auto whole = looking.head->ask_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{JobId{id}}));
     if (whole) row = to_json(*whole);
   }
 }
 
-void print_json(const json& out) { std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str()); }
+// An object has a row per process that holds it.
+int get_holders(const Common& common, const GetOptions& o, const Listed& listed) {
+  json rows = json::array();
+  for (const auto& row : listed.rows) {
+    if (!o.id.empty() && text_of(row, "id").starts_with(o.id)) rows.push_back(row);
+  }
+  if (rows.empty()) return refused(common, not_found("none of the objects is " + o.id).with_hint("see shoal list objects"));
+  if (common.json || o.format == "json") {
+    print_json({{"schema", "shoal.get/1"}, {"rows", rows}});
+  } else {
+    std::printf("%s", to_yaml(rows).c_str());
+  }
+  return kOk;
+}
 
 }  // namespace
 
@@ -174,7 +262,8 @@ int list(const Common& common, const ListOptions& o) {
   }
   auto listed = rows_of(common, o.what);
   if (!listed) return refused(common, listed.error());
-  keep(listed->reply, filters, o.limit);
+  if (listed->told) return list_told(common, o, filters, *listed);
+  keep(listed->reply, filters, o.limit.value_or(0));
   const json rows = rows_json(listed->reply);
   if (common.json || o.format == "json") {
     print_json({{"schema", "shoal.list/1"}, {"what", listed->what}, {"rows", rows}});
@@ -189,7 +278,8 @@ int list(const Common& common, const ListOptions& o) {
 int get(const Common& common, const GetOptions& o) {
   auto listed = rows_of(common, o.what);
   if (!listed) return refused(common, listed.error());
-  auto row = find_row(rows_json(listed->reply), listed->what, o.id);
+  if (listed->what == "objects") return get_holders(common, o, *listed);
+  auto row = find_row(listed->rows, listed->what, o.id);
   if (!row) return refused(common, row.error());
   whole_cause(listed->looking, listed->what, *row);
   if (common.json || o.format == "json") {
@@ -205,9 +295,16 @@ int summary(const Common& common, const std::string& name) {
   const auto listed = rows_of(common, name);
   if (!listed) return refused(common, listed.error());
   std::map<std::pair<std::string, std::string>, std::size_t> counts;  // by what they are and their state
-  const char* key = listed->what == "actors" ? "class" : listed->what == "workers" ? "role" : nullptr;
-  const json rows = rows_json(listed->reply);
-  for (const auto& row : rows) ++counts[{key ? row[key].get<std::string>() : listed->what, row["state"].get<std::string>()}];
+  // Of these also what else tells them apart, or what is told instead of a state.
+  const std::map<std::string, std::string> names = {
+      {"actors", "class"}, {"workers", "role"}, {"tasks", "name"}, {"runtime-envs", "runtime_env"}};
+  const std::map<std::string, std::string> states = {{"objects", "reference"}, {"runtime-envs", "node"}};
+  const json& rows = listed->rows;
+  for (const auto& row : rows) {
+    const auto name = names.find(listed->what), state = states.find(listed->what);
+    ++counts[{name == names.end() ? listed->what : text_of(row, name->second.c_str()),
+              text_of(row, state == states.end() ? "state" : state->second.c_str())}];
+  }
   if (common.json) {
     json out = json::object();
     for (const auto& [of, count] : counts) out[of.first][of.second] = count;
@@ -223,7 +320,7 @@ int summary(const Common& common, const std::string& name) {
 int describe(const Common& common, const GetOptions& o) {
   auto listed = rows_of(common, o.what);
   if (!listed) return refused(common, listed.error());
-  auto row = find_row(rows_json(listed->reply), listed->what, o.id);
+  auto row = find_row(listed->rows, listed->what, o.id);
   if (!row) return refused(common, row.error());
   whole_cause(listed->looking, listed->what, *row);
   if (common.json) {

@@ -232,6 +232,28 @@ int run(int argc, char** argv) {
   stack_command->add_option("id", stack_of, "Only of this actor, worker, job or process: its id or the beginning of it");
   stack_command->callback([&] { code = stack(common, stack_of); });
 
+  MemoryOptions memory_options;
+  auto* memory_command =
+      shared(app.add_subcommand("memory", "Which processes hold which objects, and what they take of each node's memory"));
+  memory_command->add_option("--group-by", memory_options.group_by, "What the rows are grouped by")
+      ->check(CLI::IsMember({"NODE_ADDRESS", "JOB", "PROCESS"}, CLI::ignore_case))
+      ->capture_default_str();
+  memory_command->add_option("--sort-by", memory_options.sort_by, "What the rows of a group are sorted by")
+      ->check(CLI::IsMember({"OBJECT_SIZE", "PID", "REFERENCE_TYPE"}, CLI::ignore_case))
+      ->capture_default_str();
+  memory_command->add_option("-n,--num-entries", memory_options.limit, "So many rows of each group; 0: all")->capture_default_str();
+  memory_command->add_flag("--stats-only", memory_options.stats_only, "Only the sums");
+  memory_command->callback([&] { code = memory(common, memory_options); });
+
+  MicrobenchmarkOptions figures;
+  auto* microbenchmark_command = app.add_subcommand("microbenchmark", "What this machine does per second, in a cluster of its own");
+  microbenchmark_command->add_flag("--json", common.json, "One JSON object on stdout");
+  microbenchmark_command->add_option("--filter", figures.filter, "Only figures with this in their names");
+  microbenchmark_command->add_option("--seconds", figures.seconds, "For each figure")
+      ->capture_default_str()
+      ->check(CLI::Range(0.01, 600.0));
+  microbenchmark_command->callback([&] { code = microbenchmark(common, figures); });
+
   DutyOptions duty;
   const auto duty_command = [&](const char* name, const char* about, actors::NodeDuty wished) {
     auto* sub = shared(app.add_subcommand(name, about));
@@ -249,7 +271,7 @@ int run(int argc, char** argv) {
   drain_command->add_option("--deadline", duty.deadline_s, "Seconds")->capture_default_str()->check(CLI::Range(0.0, 7 * 24 * 3600.0));
   drain_command->add_flag("!--no-wait", duty.wait, "Do not wait until it has left");
 
-  const std::string whats = "actors, nodes, workers, jobs or groups";
+  const std::string whats = "actors, nodes, workers, jobs, groups, objects or runtime-envs";
   const auto formatted = [&](CLI::App* sub, std::string& format, std::set<std::string> formats) {
     sub->add_option("--format", format, "How it is shown")->check(CLI::IsMember(std::move(formats)));
   };
@@ -257,7 +279,7 @@ int run(int argc, char** argv) {
   auto* list_command = shared(app.add_subcommand("list", "Actors, nodes, workers, jobs or placement groups, a row each"));
   list_command->add_option("what", listing.what, whats)->required();
   list_command->add_option("--filter", listing.filters, "KEY=VALUE or KEY!=VALUE, as often as needed")->allow_extra_args(false);
-  list_command->add_option("--limit", listing.limit, "So many rows at most");
+  list_command->add_option("--limit", listing.limit, "So many rows at most (default: of objects 100, else all; 0: all)");
   list_command->add_flag("--detail", listing.detail, "All that is known of each");
   formatted(list_command, listing.format, {"table", "json", "yaml"});
   list_command->callback([&] { code = list(common, listing); });

@@ -22,6 +22,7 @@ using runtime::Peer;
 namespace {
 
 constexpr const char* kVisibleDevices = "CUDA_VISIBLE_DEVICES";
+constexpr const char* kRuntimeEnv = "SHOAL_RUNTIME_ENV";  // python/shoal/_environment.py
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -239,6 +240,12 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
         return fail(unimplemented("a node does not know method " + std::to_string(number(method)) + " of a head"));
     }
   }
+  if (method == actors::kInspect) {
+    SHOAL_TRY(const auto m, from_bytes<actors::Inspect>(message.body));
+    later = true;
+    inspect(m, std::move(responder));
+    return Message();
+  }
   switch (method) {
     case Method::kAttach: {
       SHOAL_TRY(const auto m, from_bytes<actors::Attach>(message.body));
@@ -302,6 +309,34 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     default:
       return fail(unimplemented("a node does not know method " + std::to_string(number(method))));
   }
+}
+
+void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {
+  actors::ToldNode begun;
+  begun.node = id_;
+  begun.pid = options_.pid;
+  if (board_) {
+    const runtime::UsageBoard board(board_->data());
+    begun.kept_bytes = board.total().kept;
+    begun.spilled_bytes = board.total().spilled;
+    begun.limit_bytes = board.limit();
+  }
+  if (asked.what == actors::Inspect::What::kObjects) begun.objects = tell_objects(memory_, references_);
+  if (asked.what == actors::Inspect::What::kEnvironments) {
+    std::map<std::string, std::uint32_t> counts;
+    for (const auto& [id, w] : workers_) {
+      for (const auto& [name, value] : w.spec.launch.env) {
+        if (name == kRuntimeEnv && value != "{}") ++counts[value];
+      }
+    }
+    for (const auto& [text, processes] : counts) begun.environments.push_back({text, processes});
+  }
+  const auto inspection = std::make_shared<Inspection>(std::move(begun), asked, std::move(responder));
+  for (const auto& [id, w] : workers_) {
+    if (w.peer == nullptr || asked.what == actors::Inspect::What::kEnvironments) continue;
+    inspection->ask(*w.peer, {id, w.spec.job, w.pid, w.role, {}, {}, 0, {}});
+  }
+  inspection->asked_all();
 }
 
 void Node::on_notice(Peer& peer, runtime::Request notice) {

@@ -16,6 +16,7 @@
 #include "runtime/net/peer.h"
 #include "runtime/shm/usage_board.h"
 #include "scheduler/node/devices.h"
+#include "scheduler/node/inspection.h"
 #include "scheduler/node/launcher.h"
 #include "scheduler/node/log_book.h"
 #include "storage/memory_table.h"
@@ -112,6 +113,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
 
   Result<runtime::Message> answer(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
                                   bool& later);
+  void inspect(const actors::Inspect& asked, runtime::Responder responder);
   void start_worker(const actors::StartWorker& spec, runtime::Responder responder);
   Result<runtime::Message> attach(runtime::Peer& peer, const actors::Attach& attach);
   Result<runtime::Message> open_arena(runtime::Peer& peer, const actors::OpenArena& open);

@@ -121,8 +121,8 @@ def test_a_summary_counts(shoal_command, actors):
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (["list", "tasks"], 1, "knows nothing of tasks"),
-        (["summary", "objects"], 1, "knows nothing of objects"),
+        (["get", "objects", "0123"], 3, "none of the objects is 0123"),
+        (["memory", "--group-by", "COLOUR"], 2, "COLOUR"),
         (["list", "ghosts"], 2, "no list of ghosts"),
         (["list", "actors", "--filter", "state"], 2, "KEY=VALUE"),
         (["list", "actors", "--format", "xml"], 2, "xml"),
@@ -134,6 +134,59 @@ def test_what_is_not_there_says_so(shoal_command, cluster, words, code, text):
     done = shoal_command(*words)
     assert (done.returncode, done.stdout) == (code, ""), done
     assert text in done.stderr
+
+
+def test_objects_and_who_holds_them(shoal_command, cluster):
+    big, small = shoal.put(bytes(3 << 20)), shoal.put(bytes(1 << 20))
+    rows = shoal_command.json("list", "objects", "--filter", f"pid={os.getpid()}")["rows"]
+    assert [r["reference"] for r in rows] == ["LOCAL_REFERENCE"] * 2
+    assert {r["id"] for r in rows} == {big.hex(), small.hex()}
+    listed = shoal_command.json("list", "objects", "--limit", "1")
+    assert (len(listed["rows"]), listed["more"], listed["silent"]) == (1, 1, [])
+    cut = shoal_command("list", "objects", "--limit", "1")
+    assert "1 rows more" in cut.stderr
+    assert cut.stdout.startswith("OBJECT")
+    assert shoal_command("list", "objects", "--detail").stdout.startswith("- ")
+    (got,) = shoal_command.json("get", "object", big.hex())["rows"]
+    assert (got["pid"], got["role"], got["spilled"]) == (os.getpid(), "driver", False)
+    assert shoal_command.json("summary", "objects")["summary"] == {"objects": {"LOCAL_REFERENCE": 2}}
+
+
+def test_memory_by_node_and_process(shoal_command, cluster):
+    big, small = shoal.put(bytes(3 << 20)), shoal.put(bytes(1 << 20))
+    said = shoal_command.json("memory")
+    (group,) = said["groups"]
+    assert [r["id"] for r in group["rows"]] == [big.hex(), small.hex()]  # the largest first
+    assert (group["objects"], group["references"]) == (2, {"LOCAL_REFERENCE": 2})
+    assert 4 << 20 <= group["bytes"] < (4 << 20) + 20_000
+    (node,) = said["nodes"]
+    assert node["limit_bytes"] > 0
+    assert 4 << 20 <= node["kept_bytes"] <= node["limit_bytes"]
+    (mine,) = shoal_command.json("memory", "--group-by", "process", "-n", "1")["groups"]
+    assert f"pid {os.getpid()}" in mine["group"]
+    assert len(mine["rows"]) == 1
+    assert "rows" not in shoal_command.json("memory", "--stats-only")["groups"][0]
+    text = shoal_command("memory", "--sort-by", "pid").stdout
+    assert big.hex() in text
+    assert "3.0 MiB" in text
+    assert "of memory kept for large values" in text
+
+
+def test_runtime_envs(shoal_command, cluster):
+    actor = Log.options(runtime_env={"env_vars": {"COLOUR": "blue"}}).remote()
+    shoal.get(actor.all.remote())
+    (row,) = shoal_command.json("list", "runtime-envs")["rows"]
+    assert (row["runtime_env"], row["processes"]) == ({"env_vars": {"COLOUR": "blue"}}, 1)
+    assert "COLOUR" in shoal_command("list", "runtime-envs").stdout
+
+
+def test_figures_of_this_machine(shoal_command):
+    said = shoal_command.json("microbenchmark", "--filter", "1:1 actor calls sync", "--seconds", "0.01")
+    (row,) = said["results"]
+    assert (row["name"], row["per_second"] > 0) == ("1:1 actor calls sync", True)
+    text = shoal_command("microbenchmark", "--filter", "single client get calls", "--seconds", "0.01").stdout
+    assert text.startswith("single client get calls (Plasma Store) per second ")
+    assert shoal_command("microbenchmark", "--filter", "no such", "--seconds", "0.01").returncode == 2
 
 
 def test_health(shoal_command):

@@ -1,10 +1,13 @@
 """shoal.util.state: rows of actors, nodes, workers, jobs and groups; what they print."""
 
+import os
+import signal
+
 import pytest
 from cast import Gate, Recorder
 
 import shoal as ray
-from shoal.exceptions import Unimplemented
+from shoal.exceptions import Unavailable, Unimplemented
 from shoal.util import placement_group, remove_placement_group, state
 
 
@@ -88,7 +91,66 @@ def test_logs_are_found_by_actor_process_and_file(recorder):
             state.get_log(filename=bad)
 
 
+def test_an_object_has_a_row_for_each_process_that_holds_it(recorder):
+    ref = ray.put(bytes(1 << 20))
+    (row,) = state.get_objects(ref.hex())
+    assert (row.object_id, row.task_status, row.attempt_number) == (ref.hex(), "FINISHED", 0)
+    assert (row.reference_type, row.type, row.pid) == ("LOCAL_REFERENCE", "DRIVER", os.getpid())
+    assert 1 << 20 <= row.object_size < (1 << 20) + 10_000
+    assert row.ip == state.get_node(row.node_id).node_ip
+    ray.get(recorder.add.remote([ref]))  # which keeps the reference
+    pid = ray.get(recorder.pid.remote())
+    assert {(r.pid, r.type) for r in state.get_objects(ref.hex())} == {(os.getpid(), "DRIVER"), (pid, "WORKER")}
+    assert [r.pid for r in state.list_objects(filters=[("object_id", "=", ref.hex()), ("type", "=", "WORKER")])] == [pid]
+    assert len(state.list_objects(limit=1)) == 1
+    assert "spilled" not in state.list_objects(limit=1)[0]
+    of_all = state.summarize_objects()["cluster"]
+    assert of_all["total_objects"] >= 1
+    assert of_all["total_size_mb"] >= 1
+    assert of_all["summary"]["disabled"]["ref_type_counts"]["LOCAL_REFERENCE"] >= 2
+    assert state.get_objects("0" * 32) == []
+
+
+def test_an_object_in_which_another_is_kept(recorder):
+    inner = ray.put(bytes(1 << 20))
+    name, outer = inner.hex(), ray.put([inner])
+    ray.get(recorder.add.remote([outer]))
+    del inner
+    kinds = [r.reference_type for r in state.get_objects(name)]
+    assert "CAPTURED_IN_OBJECT" in kinds
+
+
+def test_a_result_is_known_by_its_reference(recorder):
+    ref = recorder.echo.remote(bytes(1 << 20))
+    ray.wait([ref])
+    (row,) = state.get_objects(ref.hex())
+    assert (row.pid, row.reference_type) == (os.getpid(), "LOCAL_REFERENCE")
+
+
+def test_who_tells_nothing_is_named(recorder):
+    ref, pid = ray.put(bytes(1 << 20)), ray.get(recorder.pid.remote())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(Unavailable, match=f"process {pid}"):
+            state.list_objects()
+        with pytest.warns(UserWarning, match=f"process {pid}"):
+            rows = state.list_objects(limit=1000, raise_on_missing_output=False)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert ref.hex() in [r.object_id for r in rows]
+    assert state.list_objects(limit=1000)
+
+
+def test_runtime_envs_of_processes_that_live():
+    actor = Recorder.options(runtime_env={"env_vars": {"COLOUR": "blue"}}).remote()
+    ray.get(actor.pid.remote())
+    rows = [r for r in state.list_runtime_envs(detail=True) if r.runtime_env["env_vars"] == {"COLOUR": "blue"}]
+    assert [(r.success, r.ref_cnt, r.error, r.node_id) for r in rows] == [(True, 1, None, state.list_nodes()[0].node_id)]
+    assert "ref_cnt" not in state.list_runtime_envs()[0]
+    ray.kill(actor)
+
+
 def test_what_the_cluster_does_not_know_says_so():
-    for call in (state.list_tasks, state.list_objects, state.list_runtime_envs, state.summarize_tasks, state.get_task):
+    for call in (state.list_tasks, state.summarize_tasks, state.get_task):
         with pytest.raises(Unimplemented):
             call()

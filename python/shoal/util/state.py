@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -152,6 +153,30 @@ def _group(r: dict[str, Any], detail: bool) -> StateRow:
     return row
 
 
+def _object(r: dict[str, Any], detail: bool) -> StateRow:
+    row = StateRow(
+        object_id=r["id"],
+        object_size=r["bytes"],
+        task_status=r["status"],
+        attempt_number=0,
+        reference_type=r["reference"],
+        call_site="disabled",  # as Ray has it where it records none
+        type="DRIVER" if r["role"] == "driver" else "WORKER",
+        pid=r["pid"],
+        ip=r["host"],
+    )
+    if detail:
+        row.update(node_id=r["node"], worker_id=r["worker"], job_id=r["job"], spilled=r["spilled"])
+    return row
+
+
+def _runtime_env(r: dict[str, Any], detail: bool) -> StateRow:
+    row = StateRow(runtime_env=r["runtime_env"], success=True, node_id=r["node"])
+    if detail:
+        row.update(creation_time_ms=None, ref_cnt=r["processes"], error=None)
+    return row
+
+
 # ---- asking
 
 
@@ -179,6 +204,20 @@ def _raw(what: str, address: str | None, timeout: float) -> list[dict[str, Any]]
     return _command("list", what, *_address(address), timeout=timeout)["rows"]
 
 
+def _told(what: str, address: str | None, timeout: float, raise_on_missing_output: bool) -> list[dict[str, Any]]:
+    """What nodes and their processes tell of themselves. Of those that told nothing Unavailable, or a warning."""
+    if address is not None and "://" in address:
+        raise Unimplemented(f"{what} over HTTP", hint="give the address of the cluster itself: HOST:PORT")
+    said = _command("list", what, "--limit", "0", *_address(address), timeout=timeout)
+    missing = [f"{'process ' + str(s['pid']) if s['worker'] else 'node ' + s['node']}: {s['why']}" for s in said["silent"]]
+    missing += [f"{said['left_out']} rows are too many to be told"] if said["left_out"] else []
+    if missing and raise_on_missing_output:
+        raise Unavailable(f"not all {what} are known: {'; '.join(missing)}", hint="raise_on_missing_output=False returns what is")
+    if missing:
+        warnings.warn(f"not all {what} are known: {'; '.join(missing)}", stacklevel=4)
+    return said["rows"]
+
+
 def _kept(rows: list[StateRow], filters: Any) -> list[StateRow]:
     for given in filters or []:
         if len(given) != 3 or given[1] not in ("=", "!="):
@@ -200,9 +239,10 @@ def _lister(what: str, shape: Callable[[dict[str, Any], bool], StateRow], doc: s
         raise_on_missing_output: bool = True,
         _explain: bool = False,
     ) -> list[StateRow]:
-        del raise_on_missing_output, _explain  # Ray's: here nothing is ever left out but by the limit
-        rows = _kept([shape(r, detail) for r in _raw(what, address, timeout)], filters)
-        return rows[:limit]
+        del _explain  # Ray's
+        asked = what in ("objects", "runtime-envs", "tasks")
+        raw = _told(what, address, timeout, raise_on_missing_output) if asked else _raw(what, address, timeout)
+        return _kept([shape(r, detail) for r in raw], filters)[:limit]
 
     lister.__name__ = lister.__qualname__ = f"list_{what}"
     lister.__doc__ = doc
@@ -215,6 +255,14 @@ list_workers = _lister("workers", _worker, "The cluster's processes: drivers, ac
 list_jobs = _lister("jobs", _job, "The cluster's jobs, submitted or opened by a driver.")
 list_placement_groups = _lister("groups", _group, "The cluster's placement groups.")
 list_placement_groups.__name__ = list_placement_groups.__qualname__ = "list_placement_groups"
+list_objects = _lister(
+    "objects",
+    _object,
+    """Objects, a row per process that holds one: LOCAL_REFERENCE (it refers to it), PINNED_IN_MEMORY (it has the bytes), or
+    CAPTURED_IN_OBJECT (another object contains a reference). Values of more than 100 KiB, and those that have left their process.""",
+)
+list_runtime_envs = _lister("runtime-envs", _runtime_env, "The runtime_envs of processes that live, a row per node.")
+list_runtime_envs.__name__ = list_runtime_envs.__qualname__ = "list_runtime_envs"
 
 
 def _one(what: str, shape: Callable, id: str, address: str | None, timeout: float) -> StateRow | None:
@@ -243,6 +291,32 @@ def get_placement_group(id: str, address: str | None = None, timeout: float = _T
     return _one("groups", _group, id, address, timeout)
 
 
+def get_objects(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> list[StateRow]:
+    """A row per process that holds it; none when nobody does."""
+    return list_objects(address, [("object_id", "=", id)], limit=1 << 30, timeout=timeout, detail=True)
+
+
+def summarize_objects(
+    address: str | None = None, timeout: float = _TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
+) -> dict[str, Any]:
+    """How many objects there are, how large, and how they are referred to. By call site, of which there is one: none are recorded."""
+    del _explain
+    rows = list_objects(address, None, 1 << 30, timeout, True, raise_on_missing_output)
+    sizes = {(r.node_id, r.object_id or n): r.object_size for n, r in enumerate(rows)}
+    total, size_mb = len(sizes), sum(sizes.values()) / 2**20
+    site = {
+        "total_objects": total,
+        "total_size_mb": size_mb,
+        "total_num_workers": len({r.pid for r in rows}),
+        "total_num_nodes": len({r.node_id for r in rows}),
+        "task_state_counts": dict(Counter(r.task_status for r in rows)),
+        "ref_type_counts": dict(Counter(r.reference_type for r in rows)),
+    }
+    summary = {"disabled": site} if rows else {}
+    cluster = {"summary": summary, "total_objects": total, "total_size_mb": size_mb, "callsite_enabled": False, "summary_by": "callsite"}
+    return {"cluster": cluster}
+
+
 def summarize_actors(address: str | None = None, timeout: float = _TIMEOUT_S, **_: Any) -> dict[str, Any]:
     """How many actors of each class are in which state."""
     rows = list_actors(address, limit=1 << 30, timeout=timeout)
@@ -264,10 +338,7 @@ def _absent(what: str, why: str):
 
 
 _TASKS = "the cluster keeps no list of tasks: each driver dispatches its own"
-_OBJECTS = "the cluster keeps no list of objects: their owners and nodes have them"
 list_tasks, get_task, summarize_tasks = (_absent(n, _TASKS) for n in ("list_tasks", "get_task", "summarize_tasks"))
-list_objects, get_objects, summarize_objects = (_absent(n, _OBJECTS) for n in ("list_objects", "get_objects", "summarize_objects"))
-list_runtime_envs = _absent("list_runtime_envs", "runtime_envs are folders of the session, of which the cluster keeps no list")
 
 
 # ---- logs

@@ -1,0 +1,67 @@
+@0xe5b07c1d92f84a36;
+
+# What nodes and their processes tell of themselves when somebody asks (inspection.h has the same as plain values).
+
+using Cxx = import "/capnp/c++.capnp";
+using import "/runtime/wire/error.capnp".ErrorMessage;
+$Cxx.namespace("shoal::actors::wire");
+
+struct Inspect {
+  what @0 :UInt16;  # 0 objects, 1 tasks, 2 runtime environments
+}
+
+struct ToldTask {
+  number @0 :UInt64;
+  caller @1 :UInt64;
+  actor @2 :UInt64;
+  method @3 :Text;
+  function @4 :Text;  # of a remote function
+  state @5 :UInt16;
+  startUnixUs @6 :Int64;
+  endUnixUs @7 :Int64;
+  error @8 :Text;     # the kind of failure
+}
+
+struct ToldObject {
+  job @0 :UInt64;
+  id @1 :UInt64;
+  bytes @2 :UInt64;
+  state @3 :UInt16;
+  spilled @4 :Bool;
+  contained @5 :UInt32;  # in so many objects
+  holders @6 :List(Holder);
+  memory @7 :UInt64;
+
+  struct Holder {
+    worker @0 :UInt64;
+    count @1 :Int64;
+  }
+}
+
+struct ToldProcess {
+  worker @0 :UInt64;
+  job @1 :UInt64;
+  pid @2 :Int32;
+  role @3 :Text;
+  tasks @4 :List(ToldTask);
+  objects @5 :List(ToldObject);
+  leftOut @6 :UInt64;
+  cause @7 :ErrorMessage;  # why it told nothing
+}
+
+struct ToldEnvironment {
+  text @0 :Text;      # JSON
+  processes @1 :UInt32;
+}
+
+struct ToldNode {
+  node @0 :UInt64;
+  pid @1 :Int32;
+  objects @2 :List(ToldObject);
+  environments @3 :List(ToldEnvironment);
+  processes @4 :List(ToldProcess);
+  leftOut @5 :UInt64;
+  keptBytes @6 :UInt64;
+  spilledBytes @7 :UInt64;
+  limitBytes @8 :UInt64;
+}

@@ -1,0 +1,164 @@
+#include "actors/wire/inspection.h"
+
+#include <sys/stat.h>
+
+#include "actors/wire/inspection.capnp.h"
+#include "actors/wire/pieces.h"
+
+namespace shoal::actors {
+
+using runtime::read;
+using runtime::text;
+using runtime::write;
+
+const char* to_string(TaskState state) {
+  switch (state) {
+    case TaskState::kPendingArguments:
+      return "PENDING_ARGS_AVAIL";
+    case TaskState::kPendingPlace:
+      return "PENDING_NODE_ASSIGNMENT";
+    case TaskState::kSubmitted:
+      return "SUBMITTED_TO_WORKER";
+    case TaskState::kPendingTurn:
+      return "PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY";
+    case TaskState::kRunning:
+      return "RUNNING";
+    case TaskState::kFinished:
+      return "FINISHED";
+    case TaskState::kFailed:
+      return "FAILED";
+  }
+  return "?";
+}
+
+std::uint64_t which_memory(const Fd& memory) {
+  struct stat known {};
+  if (fstat(memory.get(), &known) != 0) return 0;
+  return static_cast<std::uint64_t>(known.st_ino) ^ (static_cast<std::uint64_t>(known.st_dev) << 40);
+}
+
+namespace {
+
+void fill(wire::ToldTask::Builder m, const ToldTask& v) {
+  m.setNumber(v.number);
+  m.setCaller(v.caller.value);
+  m.setActor(v.actor.value);
+  m.setMethod(v.method);
+  m.setFunction(v.function);
+  m.setState(number(v.state));
+  m.setStartUnixUs(v.start_unix_us);
+  m.setEndUnixUs(v.end_unix_us);
+  m.setError(v.error);
+}
+
+ToldTask read_task(wire::ToldTask::Reader m) {
+  return {m.getNumber(),       WorkerId{m.getCaller()}, ActorId{m.getActor()},
+          text(m.getMethod()), text(m.getFunction()),   checked<TaskState>(m.getState(), 7, "state of a task"),
+          m.getStartUnixUs(),  m.getEndUnixUs(),        text(m.getError())};
+}
+
+void fill(wire::ToldObject::Builder m, const ToldObject& v) {
+  m.setJob(v.job.value);
+  m.setId(v.id.value);
+  m.setBytes(v.bytes);
+  m.setState(number(v.state));
+  m.setSpilled(v.spilled);
+  m.setContained(v.contained);
+  m.setMemory(v.memory);
+  auto holders = m.initHolders(count(v.holders));
+  for (unsigned i = 0; i < v.holders.size(); ++i) {
+    holders[i].setWorker(v.holders[i].worker.value);
+    holders[i].setCount(v.holders[i].count);
+  }
+}
+
+ToldObject read_object(wire::ToldObject::Reader m) {
+  ToldObject out{JobId{m.getJob()}, ObjectId{m.getId()}, m.getBytes(),  checked<ObjectState>(m.getState(), 3, "state of an object"),
+                 m.getSpilled(),    m.getContained(),    m.getMemory(), {}};
+  check_size(m.getHolders(), kMaxList, "holders");
+  for (const auto h : m.getHolders()) out.holders.push_back({WorkerId{h.getWorker()}, h.getCount()});
+  return out;
+}
+
+void fill(wire::ToldEnvironment::Builder m, const ToldEnvironment& v) {
+  m.setText(v.text);
+  m.setProcesses(v.processes);
+}
+
+ToldEnvironment read_environment(wire::ToldEnvironment::Reader m) { return {text(m.getText()), m.getProcesses()}; }
+
+void fill(wire::ToldProcess::Builder m, const ToldProcess& v) {
+  m.setWorker(v.worker.value);
+  m.setJob(v.job.value);
+  m.setPid(v.pid);
+  m.setRole(v.role);
+  auto tasks = m.initTasks(count(v.tasks));
+  for (unsigned i = 0; i < v.tasks.size(); ++i) fill(tasks[i], v.tasks[i]);
+  auto objects = m.initObjects(count(v.objects));
+  for (unsigned i = 0; i < v.objects.size(); ++i) fill(objects[i], v.objects[i]);
+  m.setLeftOut(v.left_out);
+  fill_cause(m, v.silent);
+}
+
+ToldProcess read_process(wire::ToldProcess::Reader m) {
+  return {WorkerId{m.getWorker()},
+          JobId{m.getJob()},
+          m.getPid(),
+          text(m.getRole()),
+          read_rows<ToldTask>(m.getTasks(), read_task),
+          read_rows<ToldObject>(m.getObjects(), read_object),
+          m.getLeftOut(),
+          read_cause(m)};
+}
+
+}  // namespace
+
+Bytes to_bytes(const Inspect& v) {
+  return write<wire::Inspect>([&](wire::Inspect::Builder m) { m.setWhat(number(v.what)); });
+}
+template <>
+Result<Inspect> from_bytes(const Bytes& bytes) {
+  return read<wire::Inspect>(bytes,
+                             [](wire::Inspect::Reader m) { return Inspect{checked<Inspect::What>(m.getWhat(), 3, "kind of inspection")}; });
+}
+
+Bytes to_bytes(const ToldProcess& v) {
+  return write<wire::ToldProcess>([&](wire::ToldProcess::Builder m) { fill(m, v); });
+}
+template <>
+Result<ToldProcess> from_bytes(const Bytes& bytes) {
+  return read<wire::ToldProcess>(bytes, read_process);
+}
+
+Bytes to_bytes(const ToldNode& v) {
+  return write<wire::ToldNode>([&](wire::ToldNode::Builder m) {
+    m.setNode(v.node.value);
+    m.setPid(v.pid);
+    auto objects = m.initObjects(count(v.objects));
+    for (unsigned i = 0; i < v.objects.size(); ++i) fill(objects[i], v.objects[i]);
+    auto environments = m.initEnvironments(count(v.environments));
+    for (unsigned i = 0; i < v.environments.size(); ++i) fill(environments[i], v.environments[i]);
+    auto processes = m.initProcesses(count(v.processes));
+    for (unsigned i = 0; i < v.processes.size(); ++i) fill(processes[i], v.processes[i]);
+    m.setLeftOut(v.left_out);
+    m.setKeptBytes(v.kept_bytes);
+    m.setSpilledBytes(v.spilled_bytes);
+    m.setLimitBytes(v.limit_bytes);
+  });
+}
+template <>
+Result<ToldNode> from_bytes(const Bytes& bytes) {
+  return read<wire::ToldNode>(bytes, [](wire::ToldNode::Reader m) {
+    return ToldNode{NodeId{m.getNode()},
+                    m.getPid(),
+                    read_rows<ToldObject>(m.getObjects(), read_object),
+                    read_rows<ToldEnvironment>(m.getEnvironments(), read_environment),
+                    read_rows<ToldProcess>(m.getProcesses(), read_process),
+                    m.getLeftOut(),
+                    m.getKeptBytes(),
+                    m.getSpilledBytes(),
+                    m.getLimitBytes()};
+  });
+}
+
+}  // namespace shoal::actors

@@ -1,0 +1,66 @@
+#include "scheduler/cli/ask_nodes.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::Inspect;
+using actors::ListRequest;
+using actors::ToldNode;
+
+namespace {
+
+constexpr runtime::Duration kPatience = std::chrono::seconds(6);  // with a node, which has some with its processes
+
+struct Asked {
+  NodeId node;
+  std::unique_ptr<Client> client;
+  std::optional<Result<runtime::Message>> answer;
+};
+
+}  // namespace
+
+Result<Told> ask_nodes(Looking& looking, Inspect::What what) {
+  Told out;
+  SHOAL_TRY(const auto rows, looking.head->list(ListRequest::What::kNodes));
+  std::vector<Asked> asked;
+  for (const auto& row : rows.nodes) {
+    if (row.state != actors::NodeState::kAlive) continue;
+    out.hosts[row.id] = row.host;
+    auto client = Client::connect(*looking.context, row.endpoint, runtime::Duration(0));
+    if (!client) {
+      out.silent.push_back({row.id, {}, row.pid, client.error().message()});
+      continue;
+    }
+    asked.push_back({row.id, *std::move(client), {}});
+  }
+  std::size_t waiting = asked.size();
+  for (auto& a : asked) {
+    a.client->ask_later(actors::kInspect, to_bytes(Inspect{what}), kPatience, [&a, &waiting](Result<runtime::Message> answer) {
+      a.answer.emplace(std::move(answer));
+      --waiting;
+    });
+  }
+  looking.context->run_until([&] { return waiting == 0; }, kPatience + std::chrono::seconds(1));
+  for (auto& a : asked) {
+    a.client.reset();  // what still waits is told so
+    auto told = !a.answer    ? Result<ToldNode>(fail(deadline_exceeded("it did not answer in time")))
+                : !*a.answer ? Result<ToldNode>(fail(a.answer->error()))
+                             : actors::from_bytes<ToldNode>((*a.answer)->payload);
+    if (!told) {
+      out.silent.push_back({a.node, {}, 0, told.error().message()});
+      continue;
+    }
+    out.left_out += told->left_out;
+    for (const auto& p : told->processes) {
+      out.left_out += p.left_out;
+      if (p.silent) out.silent.push_back({a.node, p.worker, p.pid, p.silent->message()});
+    }
+    out.nodes.push_back(*std::move(told));
+  }
+  if (what == Inspect::What::kTasks) {
+    SHOAL_TRY(auto actors, looking.head->list(ListRequest::What::kActors));
+    for (auto& row : actors.actors) out.actors.emplace(row.id, std::move(row));
+  }
+  return out;
+}
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,11 @@
+// Asks every living node, all at once, what it and its processes know of objects, tasks or runtime environments.
+#pragma once
+
+#include "scheduler/cli/commands.h"
+#include "scheduler/cli/told_rows.h"
+
+namespace shoal::scheduler::cli {
+
+Result<Told> ask_nodes(Looking& looking, actors::Inspect::What what);
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,136 @@
+// memory: who holds which objects, and what they take of each node's memory.
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "scheduler/cli/ask_nodes.h"
+#include "scheduler/cli/output.h"
+
+namespace shoal::scheduler::cli {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr const char* kReferences[] = {"LOCAL_REFERENCE", "PINNED_IN_MEMORY", "CAPTURED_IN_OBJECT"};
+
+std::string text_of(const json& row, const char* key) { return row[key].is_string() ? row[key].get<std::string>() : row[key].dump(); }
+
+std::string group_of(const json& row, const std::string& by) {
+  if (by == "JOB") return "job " + text_of(row, "job");
+  if (by == "PROCESS") return fmt::format("{} pid {} on {}", text_of(row, "role"), text_of(row, "pid"), text_of(row, "host"));
+  return fmt::format("node {} ({})", text_of(row, "node"), text_of(row, "host"));
+}
+
+struct Sums {
+  std::uint64_t bytes = 0, spilled = 0;  // each object once
+  std::size_t objects = 0;
+  std::map<std::string, std::size_t> references;
+};
+
+Sums sums_of(const std::vector<json>& rows) {
+  Sums out;
+  std::set<std::pair<std::string, std::string>> seen;
+  for (const auto& row : rows) {
+    ++out.references[text_of(row, "reference")];
+    if (row["id"].is_string() && !seen.emplace(text_of(row, "node"), text_of(row, "id")).second) continue;
+    ++out.objects;
+    (row["spilled"].get<bool>() ? out.spilled : out.bytes) += row["bytes"].get<std::uint64_t>();
+  }
+  return out;
+}
+
+void sort_rows(std::vector<json>& rows, const std::string& by) {
+  const auto key = [&](const json& row) {
+    const auto bytes = row["bytes"].get<std::uint64_t>();
+    if (by == "PID") return std::tuple(row["pid"].get<int>(), std::string(), ~bytes);
+    if (by == "REFERENCE_TYPE") return std::tuple(0, text_of(row, "reference"), ~bytes);
+    return std::tuple(0, std::string(), ~bytes);
+  };
+  std::stable_sort(rows.begin(), rows.end(), [&](const json& a, const json& b) { return key(a) < key(b); });
+}
+
+json nodes_json(const Told& told) {
+  json out = json::array();
+  for (const auto& n : told.nodes) {
+    const auto host = told.hosts.find(n.node);
+    out.push_back({{"node", to_string(n.node)},
+                   {"host", host == told.hosts.end() ? "" : host->second},
+                   {"kept_bytes", n.kept_bytes},
+                   {"spilled_bytes", n.spilled_bytes},
+                   {"limit_bytes", n.limit_bytes}});
+  }
+  return out;
+}
+
+void print_group(const std::string& name, const std::vector<json>& rows, const MemoryOptions& o) {
+  const Sums sums = sums_of(rows);
+  std::printf("--- %s ---\n", name.c_str());
+  std::vector<std::string> line = {std::to_string(sums.objects), bytes_text(sums.bytes), bytes_text(sums.spilled)};
+  for (const char* kind : kReferences) line.push_back(std::to_string(sums.references.contains(kind) ? sums.references.at(kind) : 0));
+  print_table({"OBJECTS", "IN MEMORY", "IN FILES", "LOCAL REFERENCES", "PINNED", "CAPTURED IN OBJECTS"}, {line});
+  if (!o.stats_only && !rows.empty()) {
+    std::printf("\n");
+    std::vector<std::vector<std::string>> table;
+    for (const auto& r : rows) {
+      if (o.limit > 0 && table.size() == o.limit) break;
+      table.push_back({text_of(r, "host"), text_of(r, "pid"), text_of(r, "role"), text_of(r, "status"),
+                       bytes_text(r["bytes"].get<std::uint64_t>()), r["spilled"].get<bool>() ? "file" : "memory", text_of(r, "reference"),
+                       r["id"].is_string() ? text_of(r, "id") : "-"});
+    }
+    print_table({"IP", "PID", "ROLE", "STATUS", "SIZE", "IN", "REFERENCE", "OBJECT"}, table);
+    if (rows.size() > table.size()) std::printf("... and %zu more (--num-entries)\n", rows.size() - table.size());
+  }
+  std::printf("\n");
+}
+
+}  // namespace
+
+int memory(const Common& common, MemoryOptions o) {
+  for (std::string* word : {&o.group_by, &o.sort_by}) {
+    std::transform(word->begin(), word->end(), word->begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  }
+  auto looking = look(common);
+  if (!looking) return failed(common, looking.error());
+  const auto told = ask_nodes(*looking, actors::Inspect::What::kObjects);
+  if (!told) return failed(common, told.error());
+  std::map<std::string, std::vector<json>> groups;
+  if (o.group_by == "NODE_ADDRESS") {
+    for (const auto& n : nodes_json(*told)) groups.try_emplace(group_of(n, o.group_by));
+  }
+  for (const auto& row : object_rows(*told)) groups[group_of(row, o.group_by)].push_back(row);
+  for (auto& [name, rows] : groups) sort_rows(rows, o.sort_by);
+  if (common.json) {
+    json out = json::array();
+    for (const auto& [name, rows] : groups) {
+      const Sums sums = sums_of(rows);
+      json shown = rows;
+      if (o.limit > 0 && shown.size() > o.limit) shown.erase(shown.begin() + static_cast<std::ptrdiff_t>(o.limit), shown.end());
+      json group = {{"group", name}, {"objects", sums.objects}, {"bytes", sums.bytes}, {"spilled_bytes", sums.spilled}};
+      group["references"] = sums.references;
+      if (!o.stats_only) group["rows"] = shown;
+      out.push_back(std::move(group));
+    }
+    const json all = {{"schema", "shoal.memory/1"},
+                      {"groups", out},
+                      {"nodes", nodes_json(*told)},
+                      {"left_out", told->left_out},
+                      {"silent", silent_rows(*told)}};
+    std::printf("%s\n", all.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    return kOk;
+  }
+  std::printf("Objects by %s, sorted by %s\n\n", o.group_by.c_str(), o.sort_by.c_str());
+  for (const auto& [name, rows] : groups) print_group(name, rows, o);
+  for (const auto& n : told->nodes) {
+    std::printf("node %s: %s of memory kept for large values, %s in files, limit %s\n", to_string(n.node).c_str(),
+                bytes_text(n.kept_bytes).c_str(), bytes_text(n.spilled_bytes).c_str(),
+                n.limit_bytes ? bytes_text(n.limit_bytes).c_str() : "none");
+  }
+  for (const auto& line : silent_lines(*told)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
+  return kOk;
+}
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,78 @@
+#include "scheduler/node/inspection.h"
+
+#include <gtest/gtest.h>
+
+namespace shoal::scheduler {
+namespace {
+
+using actors::ToldNode;
+using actors::ToldObject;
+using actors::ToldProcess;
+
+constexpr JobId kJob{1};
+constexpr WorkerId kMaker{10}, kReader{11};
+
+ToldObject object(ObjectId id, std::uint64_t memory, std::vector<ToldObject::Holder> holders) {
+  return {kJob, id, 100, actors::ObjectState::kThere, false, 0, memory, std::move(holders)};
+}
+
+ToldProcess process(WorkerId worker, std::vector<ToldObject> objects) { return {worker, kJob, 1, "", {}, std::move(objects), 0, {}}; }
+
+std::vector<std::pair<std::uint64_t, std::int64_t>> holders(const ToldObject& o) {
+  std::vector<std::pair<std::uint64_t, std::int64_t>> out;
+  for (const auto& h : o.holders) out.emplace_back(h.worker.value, h.count);
+  return out;
+}
+
+TEST(InspectionTest, AMemoryThatTwoProcessesHaveIsOneObjectWithItsMakersName) {
+  ToldNode node;
+  node.processes = {process(kReader, {object({}, 7, {{{}, 0}})}), process(kMaker, {object(ObjectId{5}, 7, {{{}, 1}})})};
+  join_objects(node);
+  ASSERT_EQ(node.objects.size(), 1u);
+  EXPECT_EQ(node.objects[0].id, ObjectId{5});
+  EXPECT_EQ(holders(node.objects[0]), (std::vector<std::pair<std::uint64_t, std::int64_t>>{{10, 1}, {11, 0}}));
+  EXPECT_TRUE(node.processes[0].objects.empty());
+}
+
+TEST(InspectionTest, WhatTheNodeHasIsNotCountedTwice) {
+  ToldNode node;
+  node.objects = {object(ObjectId{5}, 7, {{kMaker, 2}})};
+  node.processes = {process(kMaker, {object(ObjectId{5}, 8, {{{}, 1}})}),  // in a file by now, elsewhere
+                    process(kReader, {object({}, 7, {{{}, 0}})})};
+  join_objects(node);
+  ASSERT_EQ(node.objects.size(), 1u);
+  EXPECT_EQ(holders(node.objects[0]), (std::vector<std::pair<std::uint64_t, std::int64_t>>{{10, 2}, {11, 0}}));
+}
+
+TEST(InspectionTest, MemoriesOfWhichNothingIsKnownAreNotOne) {
+  ToldNode node;
+  node.processes = {process(kMaker, {object({}, 0, {{{}, 0}}), object({}, 0, {{{}, 0}})})};
+  join_objects(node);
+  EXPECT_EQ(node.objects.size(), 2u);
+}
+
+TEST(InspectionTest, ReferencesWithoutAnObjectAreToldToo) {
+  storage::MemoryTable::Options options;
+  options.spare_bytes = 0;
+  storage::MemoryTable memory(options);
+  storage::ReferenceTable references;
+  auto made = runtime::make_memory("test", 4096);
+  ASSERT_TRUE(made);
+  ASSERT_TRUE(memory.put(kJob, ObjectId{1}, *std::move(made)));
+  (void)memory.put(kJob, ObjectId{2}, fail(internal("it was never made")));
+  (void)references.count({kJob, ObjectId{1}}, kMaker, 2);
+  (void)references.count({kJob, ObjectId{3}}, kReader, 1);
+  references.contain({kJob, ObjectId{3}}, {{kJob, ObjectId{1}}});
+  const auto told = tell_objects(memory, references);
+  ASSERT_EQ(told.size(), 3u);
+  EXPECT_EQ(told[0].state, actors::ObjectState::kThere);
+  EXPECT_EQ(told[0].bytes, 4096u);
+  EXPECT_EQ(told[0].contained, 1u);
+  EXPECT_FALSE(told[0].spilled);
+  EXPECT_EQ(holders(told[0]), (std::vector<std::pair<std::uint64_t, std::int64_t>>{{10, 2}}));
+  EXPECT_EQ(told[1].state, actors::ObjectState::kFailed);
+  EXPECT_EQ(told[2].state, actors::ObjectState::kAbsent);
+}
+
+}  // namespace
+}  // namespace shoal::scheduler
