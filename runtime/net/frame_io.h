@@ -74,12 +74,10 @@ class FrameReader {
 
  private:
   struct Partial {
-    Partial(const FrameHeader& header, std::byte* place) : header(header), body(header.body_bytes), to(place) {
-      if (to != nullptr) return;
-      payload = Bytes(header.payload_bytes);
-      to = payload.data();
-    }
-    bool is_part() const { return header.kind == FrameKind::kLink && header.method == static_cast<std::uint16_t>(LinkMethod::kPart); }
+    // Its payload goes to `place`, or into one of its own.
+    Partial(const FrameHeader& header, Bytes body, Bytes payload, std::byte* place)
+        : header(header), body(std::move(body)), payload(std::move(payload)), to(place != nullptr ? place : this->payload.data()) {}
+    bool is_part() const { return FrameReader::is_part(header); }
     std::size_t total() const { return body.size() + header.payload_bytes; }
     void put(const std::byte* data, std::size_t n) {
       const std::size_t to_body = filled < body.size() ? std::min(n, body.size() - filled) : 0;
@@ -97,9 +95,13 @@ class FrameReader {
     std::size_t filled = 0;
   };
 
+  static bool is_part(const FrameHeader& header) {
+    return header.kind == FrameKind::kLink && header.method == static_cast<std::uint16_t>(LinkMethod::kPart);
+  }
+
   Result<void> begin(const FrameHeader& header) {
-    const Partial probe(FrameHeader{0, 0, header.id, header.method, header.kind, 0}, nullptr);
-    if (probe.is_part() && message_.empty()) {
+    const bool part = is_part(header);
+    if (part && message_.empty()) {
       if (header.id <= header.payload_bytes || header.id > max_message_bytes_)
         return fail(invalid_argument("a part of a message that is too large"));
       auto place = allocate(header.id);
@@ -107,18 +109,24 @@ class FrameReader {
       message_ = *std::move(place);
       message_filled_ = 0;
     }
-    if (message_.empty()) {
-      current_.emplace(header, nullptr);
-      return {};
-    }
+    if (message_.empty()) return begin(header, nullptr);
     // Its parts come one behind the other; what does not come as one is the frame itself, with the rest.
     const std::size_t left = message_.size() - message_filled_;
-    if (probe.is_part() ? header.id != message_.size() || header.payload_bytes >= left || header.body_bytes != 0
-                        : header.payload_bytes != left) {
+    if (part ? header.id != message_.size() || header.payload_bytes >= left || header.body_bytes != 0 : header.payload_bytes != left) {
       return fail(invalid_argument("a message whose parts are not what they were announced to be"));
     }
-    current_.emplace(header, message_.data() + message_filled_);
+    SHOAL_OK(begin(header, message_.data() + message_filled_));
     message_filled_ += header.payload_bytes;
+    return {};
+  }
+
+  Result<void> begin(const FrameHeader& header, std::byte* place) {
+    auto body = allocate(header.body_bytes), payload = allocate(place == nullptr ? header.payload_bytes : 0);
+    if (!body || !payload) {
+      const std::size_t bytes = std::size_t{header.body_bytes} + header.payload_bytes;
+      return fail(resource_exhausted("no memory for a frame of " + std::to_string(bytes) + " bytes"));
+    }
+    current_.emplace(header, *std::move(body), *std::move(payload), place);
     return {};
   }
 

@@ -131,7 +131,7 @@ class Stream : public std::enable_shared_from_this<Stream<Transport>> {
   void start(ConnectionHandler& handler) {
     SHOAL_CHECK(handler_ == nullptr, "a connection is started twice");
     handler_ = &handler;
-    wait(Step::kReadable, &Stream::read);
+    read_on();
   }
 
   void send(Frame frame, Flush flush) {
@@ -196,7 +196,10 @@ class Stream : public std::enable_shared_from_this<Stream<Transport>> {
       if (!parsed) return close(parsed.error());
       if (arrived->bytes < room.size() && i > 0 && !transport_.has_buffered()) break;  // the kernel has no more
     }
-    if (closed_) return;
+    if (!closed_) read_on();
+  }
+
+  void read_on() {
     if (!transport_.has_buffered()) return wait(Step::kReadable, &Stream::read);
     loop_.post([self = this->shared_from_this()] {
       if (!self->closed_) self->read();

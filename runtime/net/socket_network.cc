@@ -10,6 +10,7 @@
 #include <asio/experimental/as_tuple.hpp>
 #include <asio/generic/stream_protocol.hpp>
 #include <asio/io_context.hpp>
+#include <asio/ip/tcp.hpp>
 #include <asio/posix/stream_descriptor.hpp>
 #include <asio/read.hpp>
 #include <asio/write.hpp>
@@ -18,6 +19,7 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "runtime/loop/loop.h"
 #include "runtime/loop/task_group.h"
@@ -44,7 +46,10 @@ struct Address {
   }
 };
 
-Result<Address> resolve(const Endpoint& endpoint) {
+using Ways = std::vector<Address>;
+
+// Whatever is in the file of hosts or the answer of a name server: whoever has a loop asks it off that (looked_up), or with AI_NUMERICHOST.
+Result<Ways> resolve(const Endpoint& endpoint, int flags = 0) {
   Address out;
   if (endpoint.is_unix()) {
     auto* un = reinterpret_cast<sockaddr_un*>(&out.storage);
@@ -52,18 +57,22 @@ Result<Address> resolve(const Endpoint& endpoint) {
     if (endpoint.unix_name.size() + 1 > sizeof un->sun_path) return fail(invalid_argument(endpoint.to_string() + ": the name is too long"));
     std::memcpy(un->sun_path + 1, endpoint.unix_name.data(), endpoint.unix_name.size());  // leading 0: abstract
     out.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + endpoint.unix_name.size());
-    return out;
+    return Ways{out};
   }
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
+  hints.ai_flags = AI_NUMERICSERV | flags;
   if (const int e = getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found); e != 0) {
     return fail(not_found("host '" + endpoint.host + "': " + gai_strerror(e)));
   }
-  std::memcpy(&out.storage, found->ai_addr, found->ai_addrlen);
-  out.length = found->ai_addrlen;
+  Ways ways;
+  for (const auto* a = found; a != nullptr; a = a->ai_next) {
+    std::memcpy(&out.storage, a->ai_addr, a->ai_addrlen);
+    out.length = a->ai_addrlen;
+    ways.push_back(out);
+  }
   freeaddrinfo(found);
-  return out;
+  return ways;
 }
 
 // The kernel's word for who is at the other end of a unix socket.
@@ -278,16 +287,17 @@ struct SocketNetwork::Impl {
     co_return greeted;
   }
 
-  Task<void> called(std::shared_ptr<Line> line, Address address, Role role, Duration timeout, Connected on_connected) {
+  Task<void> called(Endpoint to, Ways ways, Role role, Duration timeout, Connected on_connected) {
     bool late = false;
+    const auto line = std::make_shared<Line>(Socket(loop.io()));
     const Timer limit = clock.after(timeout, [line, &late] {
       late = true;
       line->close();
     });
-    auto identity = co_await call(*line, address, role);
+    auto identity = co_await call(*line, to, std::move(ways), role, late);
     if (!identity && late) {
       Error error = deadline_exceeded("nobody answered the hello in time");
-      if (address.family() != AF_UNIX && !options.tls) {
+      if (!to.is_unix() && !options.tls) {
         error = std::move(error).with_hint("a cluster over several hosts answers in TLS only: say --ca-fingerprint");
       }
       on_connected(fail(std::move(error)));
@@ -299,7 +309,28 @@ struct SocketNetwork::Impl {
     co_return Result<void>();
   }
 
-  Task<PeerIdentity> call(Line& line, const Address& address, Role role) {
+  // Whoever is there at the first address that takes the connection.
+  Task<PeerIdentity> call(Line& line, const Endpoint& to, Ways ways, Role role, const bool& late) {
+    if (ways.empty()) {
+      SHOAL_CO_TRY(auto found, co_await looked_up(to));
+      SHOAL_CO_TRY(ways, allowed(to, std::move(found)));
+    }
+    Result<void> connected;
+    for (const Address& way : ways) {
+      if (late) co_return fail(cancelled("connect: it took too long"));
+      Fd fd(socket(way.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      if (!fd) co_return fail(from_errno(errno, "socket"));
+      line.socket = Socket(loop.io(), asio::generic::stream_protocol(way.family(), 0), fd.release());
+      connected = co_await connect(line, way);
+      if (connected) break;
+    }
+    SHOAL_CO_OK(connected);
+    if (!to.is_unix() && options.tls) SHOAL_CO_OK(co_await begin_tls(line, options.tls, TlsSession::Side::kCalls));
+    auto greeted = co_await greet_listener(line, token, options.versions, role, random);
+    co_return greeted;
+  }
+
+  Task<void> connect(Line& line, const Address& address) {
     const asio::generic::stream_protocol::endpoint endpoint(address.get(), address.length);
     // A listener whose backlog is full refuses at once where TCP waits; until the caller's timeout closes the socket.
     for (Duration pause = kFirstConnectPause; true; pause = std::min(2 * pause, kLongestConnectPause)) {
@@ -309,17 +340,36 @@ struct SocketNetwork::Impl {
       SHOAL_CO_OK(co_await sleep(clock, pause));
       if (!line.socket.is_open()) co_return fail(unavailable("connect: the listener's backlog is full"));
     }
-    if (address.family() != AF_UNIX && options.tls) SHOAL_CO_OK(co_await begin_tls(line, options.tls, TlsSession::Side::kCalls));
-    auto greeted = co_await greet_listener(line, token, options.versions, role, random);
-    co_return greeted;
+    co_return Result<void>();
   }
 
-  // Where a caller of this host turns to. Never a TCP connection in clear text to another host.
-  Result<Address> way_to(const Endpoint& to) const {
-    if (to.is_unix() || (to.is_both() && to.host == options.host)) return resolve(to.is_both() ? to.on_its_host() : to);
-    SHOAL_TRY(const Address address, resolve(to.from_elsewhere()));
-    if (options.tls || address.is_loopback()) return address;
-    return fail(invalid_argument(to.from_elsewhere().to_string() + " is on another host, and nothing is said in clear text between hosts")
+  // The addresses of a name, in the order in which they are to be tried. A thread of Asio's waits for the name server, not this loop.
+  Task<Ways> looked_up(const Endpoint& to) {
+    asio::ip::tcp::resolver resolver(loop.io());
+    const auto [error, found] = co_await resolver.async_resolve(to.host, std::to_string(to.port), kTuple);
+    if (error) co_return fail(not_found("host '" + to.host + "': " + error.message()));
+    Ways ways;
+    for (const auto& entry : found) {
+      const asio::ip::tcp::endpoint at = entry.endpoint();
+      Address& way = ways.emplace_back();
+      std::memcpy(&way.storage, at.data(), at.size());
+      way.length = static_cast<socklen_t>(at.size());
+    }
+    co_return ways;
+  }
+
+  // Where a caller of this host turns to.
+  Endpoint way_to(const Endpoint& to) const {
+    if (to.is_unix()) return to;
+    return to.is_both() && to.host == options.host ? to.on_its_host() : to.from_elsewhere();
+  }
+
+  // Never a TCP connection in clear text to another host.
+  Result<Ways> allowed(const Endpoint& to, Ways ways) const {
+    if (to.is_unix() || options.tls) return ways;
+    std::erase_if(ways, [](const Address& a) { return !a.is_loopback(); });
+    if (!ways.empty()) return ways;
+    return fail(invalid_argument(to.to_string() + " is on another host, and nothing is said in clear text between hosts")
                     .with_reason("TlsRequired")
                     .with_hint("say --ca-fingerprint (or SHOAL_CA_FINGERPRINT) as `shoal start --head` printed it"));
   }
@@ -437,7 +487,14 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
     SHOAL_TRY(auto elsewhere, listen(endpoint.from_elsewhere(), std::move(accepted)));
     return std::make_unique<TwoListeners>(std::move(here), std::move(elsewhere));
   }
-  SHOAL_TRY(const Address address, resolve(endpoint));
+  SHOAL_TRY(const Ways ways, resolve(endpoint));
+  const auto reached = std::find_if(ways.begin(), ways.end(), [](const Address& a) { return !a.is_loopback(); });
+  const Address address = impl_->options.tls && reached != ways.end() ? *reached : ways.front();
+  if (!endpoint.is_unix() && impl_->options.tls && address.is_loopback() && !is_loopback(endpoint.host)) {
+    return fail(invalid_argument("this host takes " + endpoint.host + " for an address of its own that no other host reaches (127.x.x.x)")
+                    .with_reason("Unreachable")
+                    .with_hint("name an address at which other hosts reach this one, or mend " + endpoint.host + " in /etc/hosts"));
+  }
   if (!endpoint.is_unix() && !address.is_loopback() && !(impl_->options.tls && impl_->options.tls->listens())) {
     return fail(invalid_argument("nobody listens on " + endpoint.to_string() + " in clear text: it is no loopback address")
                     .with_reason("TlsRequired")
@@ -468,16 +525,20 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
 }
 
 void SocketNetwork::connect(const Endpoint& endpoint, Role role, Duration timeout, Connected connected) {
-  auto address = impl_->way_to(endpoint);
-  if (!address) return connected(fail(address.error()));
-  Fd fd(socket(address->family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) return connected(fail(from_errno(errno, "socket")));
+  const Endpoint to = impl_->way_to(endpoint);
+  Ways ways;
+  if (auto known = resolve(to, AI_NUMERICHOST); known) {  // else a name
+    auto allowed = impl_->allowed(to, *std::move(known));
+    if (!allowed) return connected(fail(std::move(allowed).error()));
+    ways = *std::move(allowed);
+  } else if (to.is_unix()) {
+    return connected(fail(std::move(known).error()));
+  }
   auto named = [connected = std::move(connected), to = endpoint.to_string()](Result<std::unique_ptr<Connection>> result) {
     if (!result) return connected(fail(Error(result.error()).in("connecting to " + to)));
     connected(std::move(result));
   };
-  auto line = std::make_shared<Line>(Socket(impl_->loop.io(), asio::generic::stream_protocol(address->family(), 0), fd.release()));
-  impl_->tasks.spawn("connect", impl_->called(std::move(line), *address, role, timeout, std::move(named)));
+  impl_->tasks.spawn("connect", impl_->called(to, std::move(ways), role, timeout, std::move(named)));
 }
 
 }  // namespace shoal::runtime

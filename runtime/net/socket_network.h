@@ -32,7 +32,9 @@ struct SocketOptions {
   std::shared_ptr<const Tls> tls;
   std::string host;  // where other hosts reach this one: addresses there that have a unix name, too, are reached through that
   std::uint64_t max_message_bytes = 16ull << 30;
-  Duration unanswered = std::chrono::seconds(10);  // bytes that the other host's kernel does not acknowledge: the connection has broken
+  // Bytes that the other host's kernel does not acknowledge for so long: the connection has broken. So has one to a process that was
+  // stopped (SIGSTOP, a debugger) for so long with more under way than its kernel takes for it: TCP_USER_TIMEOUT knows no difference.
+  Duration unanswered = std::chrono::seconds(10);
 };
 
 // `clock` and `random` outlive the network; the network outlives its listeners, not its connections.

@@ -16,6 +16,7 @@
 #include "runtime/loop/loop.h"
 #include "runtime/net/certificates.h"
 #include "runtime/net/peer.h"
+#include "runtime/net/socket_connection.h"
 #include "runtime/net/socket_network.h"
 
 namespace shoal::runtime {
@@ -368,6 +369,11 @@ TEST_F(TlsTest, AddressesThatAreNotLoopbackAreRefusedWithoutTls) {
   EXPECT_EQ(only_calls->network.listen(Endpoint::tcp("0.0.0.0", 0), {}).error().reason(), "TlsRequired");
 }
 
+// As Debian has a host's own name in /etc/hosts.
+TEST_F(TlsTest, ANameThatLeadsBackToTheHostItselfIsRefused) {
+  EXPECT_EQ(listener()->network.listen(Endpoint::tcp("0x7f.0.1.1", 0), {}).error().reason(), "Unreachable");
+}
+
 TEST_F(TlsTest, OlderTlsIsRefused) {
   const auto there = listener();
   const Endpoint at = there->listen();
@@ -381,6 +387,39 @@ TEST_F(TlsTest, OlderTlsIsRefused) {
   client.join();
   EXPECT_EQ(outcome, "refused");
   EXPECT_TRUE(there->peers.empty());
+}
+
+// A frame that came in one record with the end of the hello lies in OpenSSL, and the socket says nothing of it.
+TEST_F(TlsTest, WhatLiesThereWhenAConnectionStartsIsRead) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+  Fd here(ends[0]);
+  const Fd there(ends[1]);
+  TlsSession listens(certificates_.tls(), here.get(), TlsSession::Side::kListens);
+  TlsSession calls(Tls::make(certificates_.fingerprint).value(), there.get(), TlsSession::Side::kCalls);
+  using Step = TlsSession::Step;
+  for (Step a = Step::kReadable, b = a; a != Step::kDone || b != Step::kDone;) {
+    if (a != Step::kDone) a = calls.handshake().value();
+    if (b != Step::kDone) b = listens.handshake().value();
+  }
+  Frame frame{FrameKind::kNotice, 7, 0, Bytes(8), {}, {}, false};
+  std::vector<std::byte> record(64);
+  const auto head = FrameHeader::of(frame).encode();
+  record.insert(record.end(), head.begin(), head.end());
+  record.resize(record.size() + 8);
+  ASSERT_EQ(calls.write(record).value().bytes, record.size());
+  std::array<std::byte, 64> hello;
+  ASSERT_EQ(listens.read(hello).value().bytes, hello.size());
+
+  struct Handler : ConnectionHandler {
+    void on_frame(Frame f) override { methods.push_back(f.method); }
+    void on_closed(Error why) override { ADD_FAILURE() << why.to_string(); }
+    std::vector<std::uint16_t> methods;
+  } handler;
+  const auto connection = make_tls_connection(loop_, std::move(here), std::move(listens), {}, options_, std::make_shared<Traffic>());
+  connection->start(handler);
+  run_until([&] { return !handler.methods.empty(); });
+  EXPECT_EQ(handler.methods, std::vector<std::uint16_t>{7});
 }
 
 TEST_F(TlsTest, WhoeverListensForBothIsReachedOnHisHostWithoutTls) {
