@@ -69,12 +69,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
     }
     changed_.notify_all();
   });
-  pools_[key] = pool;
-  if (const auto grown = grow(*pool); !grown) {  // here, so that whoever calls first hears why there can be none
-    pools_.erase(key);
-    hub_.session.own([&] { pool->tasks->close(); });
-    return fail(grown.error());
-  }
+  pools_[key] = pool;  // its first worker, too, is started by the thread: the head may be away
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   return pool;
 }

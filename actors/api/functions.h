@@ -97,7 +97,8 @@ class RemoteFunction {
 
   RemoteFunction(FunctionPools& pools, FunctionOptions options) : pools_(&pools), options_(std::move(options)) {}
 
-  // Never blocks for what it calls and never fails at once: what is wrong, the future tells. (The first call of its kind starts a process.)
+  // Never blocks for what it calls and never fails at once: what is wrong, the future tells. (The first call of its kind has a process
+  // started.)
   template <class... A>
   Future<Returned<typename Signature::Return>> operator()(const A&... args) const {
     check_arguments(Params(), List<A...>());

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cctype>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -273,6 +275,32 @@ TEST_F(CppGuaranteesTest, FunctionsRunInOtherProcesses) {
   EXPECT_EQ(driver->remote<&never_listed>()(1).get().error().code(), Code::kInvalidArgument);
   const Error never = driver->remote<&square>({.num_cpus = 1000})(1).get(200ms).error();
   EXPECT_EQ(never.code(), Code::kDeadlineExceeded);
+}
+
+// The cluster of this test: its only child.
+pid_t cluster_process() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    if (std::isdigit(entry.path().filename().c_str()[0]) == 0) continue;
+    std::ifstream file(entry.path() / "stat");
+    std::string text((std::istreambuf_iterator<char>(file)), {});
+    const auto end = text.rfind(") ");
+    char state = 0;
+    pid_t parent = 0;
+    if (end != std::string::npos && std::sscanf(text.c_str() + end + 2, "%c %d", &state, &parent) == 2 && parent == getpid()) {
+      return static_cast<pid_t>(std::stoi(entry.path().filename()));
+    }
+  }
+  return 0;
+}
+
+TEST_F(CppGuaranteesTest, NobodyWaitsForTheHeadToCallAFunction) {
+  const pid_t cluster = cluster_process();
+  ASSERT_GT(cluster, 0);
+  ASSERT_EQ(kill(cluster, SIGSTOP), 0);
+  const auto squared = driver->remote<&square>({.num_cpus = 0.25})(3);  // the first of its kind
+  EXPECT_EQ(squared.get(1ms).error().code(), Code::kDeadlineExceeded);
+  ASSERT_EQ(kill(cluster, SIGCONT), 0);
+  EXPECT_EQ(squared.get().value(), 9);
 }
 
 TEST_F(CppGuaranteesTest, AFunctionWhoseWorkerDiesRunsAgain) {
