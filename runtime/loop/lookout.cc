@@ -9,7 +9,12 @@ void Lookout::look_at(std::shared_ptr<Polled> polled) { awake_.push_back({std::m
 
 void Lookout::look_away(const Polled& polled) {
   const auto it = std::find_if(awake_.begin(), awake_.end(), [&](const Awake& a) { return a.polled.get() == &polled; });
-  if (it != awake_.end()) remove(static_cast<std::size_t>(it - awake_.begin()));
+  if (it != awake_.end()) return remove(static_cast<std::size_t>(it - awake_.begin()));
+  const auto socket = std::find_if(sockets_.begin(), sockets_.end(), [&](const auto& s) { return s.get() == &polled; });
+  if (socket == sockets_.end()) return;
+  const auto gone = std::move(*socket);  // likewise
+  *socket = std::move(sockets_.back());
+  sockets_.pop_back();
 }
 
 void Lookout::remove(std::size_t index) {
@@ -36,10 +41,21 @@ bool Lookout::look() {
   return false;
 }
 
+bool Lookout::look_at_next_socket() {
+  if (sockets_.empty()) return false;
+  next_socket_ = (next_socket_ + 1) % sockets_.size();
+  const auto polled = sockets_[next_socket_];
+  return polled->poll();
+}
+
 bool Lookout::doze() {
   while (!awake_.empty()) {
     if (!awake_.back().polled->doze()) return false;
     awake_.pop_back();
+  }
+  while (!sockets_.empty()) {
+    if (!sockets_.back()->doze()) return false;
+    sockets_.pop_back();
   }
   return true;
 }

@@ -80,6 +80,35 @@ TEST_F(LookoutTest, WhatIsFoundWhileSpinningEndsTheSpin) {
   EXPECT_EQ(a->done, 1);
 }
 
+TEST_F(LookoutTest, ASocketIsLookedAtOnlyWhileThereIsNothingElseToDo) {
+  const auto socket = std::make_shared<Box>();
+  loop_.lookout().look_at_socket(socket);
+  int handled = 0;
+  for (int i = 0; i < 20; ++i) loop_.post([&] { ++handled; });
+  while (handled < 20) loop_.run_one(1h, Loop::Idle::kSpin);
+  EXPECT_EQ(socket->polls, 0);
+  EXPECT_FALSE(loop_.lookout().look());
+  EXPECT_FALSE(loop_.poll_one());
+  EXPECT_EQ(socket->polls, 0);
+  socket->waiting = 1;
+  loop_.lookout().look_long([] { return false; });
+  EXPECT_EQ(socket->done, 1);
+  loop_.run_one(1ms);
+  EXPECT_EQ(socket->dozed, 1);
+  EXPECT_TRUE(loop_.lookout().empty());
+  loop_.lookout().look_at_socket(socket);
+  loop_.lookout().look_away(*socket);
+  EXPECT_TRUE(loop_.lookout().empty());
+}
+
+TEST_F(LookoutTest, BesideARingASocketIsLookedAtNowAndThen) {
+  const auto ring = add(), socket = std::make_shared<Box>();
+  loop_.lookout().look_at_socket(socket);
+  for (int i = 0; i < 1000; ++i) loop_.lookout().look_long([] { return false; });
+  EXPECT_GT(ring->polls, 0);
+  EXPECT_LE(socket->polls, ring->polls / 32);
+}
+
 TEST_F(LookoutTest, OneOfManyThatHasBeenQuietForLongDozesByItself) {
   std::vector<std::shared_ptr<Box>> boxes;
   for (int i = 0; i < 100; ++i) boxes.push_back(add());

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runtime/core/check.h"
+#include "runtime/loop/lookout.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/frame_io.h"
 #include "runtime/net/stream_connection.h"
@@ -71,6 +72,7 @@ class PlainSocket {
   }
 
   bool has_buffered() const { return false; }
+  bool drained() const { return false; }  // descriptors end a read: nobody knows
 
  private:
   const int fd_;
@@ -98,6 +100,7 @@ class TlsSocket {
   }
 
   bool has_buffered() const { return session_.has_buffered(); }
+  bool drained() const { return session_.drained(); }
 
  private:
   TlsSession session_;
@@ -112,8 +115,11 @@ FrameLimits limits_of(const PeerIdentity& identity, const SocketOptions& options
 }
 
 // Shared with the handlers that wait for the socket, so that they survive the Connection for one turn of the loop.
+//
+// The socket is always waited for; between hosts it is looked at, too (Lookout), while it is in use and there is nothing else to do: what
+// arrives then costs neither a sleep nor epoll.
 template <class Transport>
-class Stream : public std::enable_shared_from_this<Stream<Transport>> {
+class Stream final : public Polled, public std::enable_shared_from_this<Stream<Transport>> {
  public:
   Stream(Loop& loop, Fd socket, Transport transport, PeerIdentity identity, const SocketOptions& options, std::shared_ptr<Traffic> traffic)
       : loop_(loop),
@@ -131,7 +137,8 @@ class Stream : public std::enable_shared_from_this<Stream<Transport>> {
   void start(ConnectionHandler& handler) {
     SHOAL_CHECK(handler_ == nullptr, "a connection is started twice");
     handler_ = &handler;
-    read_on();
+    wait_to_read();
+    read_buffered();
   }
 
   void send(Frame frame, Flush flush) {
@@ -144,6 +151,7 @@ class Stream : public std::enable_shared_from_this<Stream<Transport>> {
     if (waiting > max_queued_bytes_) {
       return close_later(resource_exhausted("a peer does not read: more than " + std::to_string(max_queued_bytes_) + " bytes wait for it"));
     }
+    look();
     if (waiting_write_) return;
     if (flush == Flush::kNow || queue_.bytes() > kReadBytes) return write();
     if (flush_posted_) return;
@@ -170,40 +178,81 @@ class Stream : public std::enable_shared_from_this<Stream<Transport>> {
   using Wait = asio::posix::stream_descriptor;
   using Step = TlsSession::Step;
 
-  void wait(Step what, void (Stream::*then)()) {
-    const auto socket = what == Step::kWritable ? Wait::wait_write : Wait::wait_read;
-    descriptor_.async_wait(socket, [self = this->shared_from_this(), then](std::error_code error) {
-      if (!error) (self.get()->*then)();
+  // ---- what the loop calls
+
+  bool poll() override { return !closed_ && handler_ != nullptr && read_some(); }
+
+  bool doze() override {
+    looked_at_ = false;
+    return true;
+  }
+
+  // The loop looks at the socket from now on, until it sleeps.
+  void look() {
+    if (identity_.local || closed_ || std::exchange(looked_at_, true)) return;
+    loop_.lookout().look_at_socket(this->shared_from_this());
+  }
+
+  // ---- reading
+
+  void wait_to_read() {
+    if (closed_ || std::exchange(waiting_read_, true)) return;
+    descriptor_.async_wait(Wait::wait_read, [self = this->shared_from_this()](std::error_code error) {
+      self->waiting_read_ = false;
+      if (!error) self->read();
+    });
+  }
+
+  void wait_to_write_before_reading() {
+    if (std::exchange(read_waits_to_write_, true)) return;
+    descriptor_.async_wait(Wait::wait_write, [self = this->shared_from_this()](std::error_code error) {
+      self->read_waits_to_write_ = false;
+      if (!error) self->read();
     });
   }
 
   void read() {
+    if (closed_) return;
+    if (read_some()) look();
+    wait_to_read();
+  }
+
+  // False if nothing came. The handler may destroy the connection meanwhile.
+  bool read_some() {
+    bool any = false;
     for (int i = 0; i < kReadsPerWake && !closed_; ++i) {
       const auto room = reader_.room();
       auto arrived = transport_.read(room);
-      if (!arrived) return close(arrived.error());
-      if (arrived->step != Step::kDone) return wait(arrived->step, &Stream::read);
-      if (arrived->ended) return close(unavailable("the other side closed the connection").with_reason("Disconnected"));
+      if (!arrived) return end(arrived.error());
+      if (arrived->step == Step::kWritable) wait_to_write_before_reading();
+      if (arrived->step != Step::kDone) return any;
+      any = true;
+      if (arrived->ended) return end(unavailable("the other side closed the connection").with_reason("Disconnected"));
       if (arrived->descriptors.lost || !arrived->descriptors.fds.empty()) reader_.add(std::move(arrived->descriptors));
-      if (reader_.num_loose() > kMaxLoose) return close(invalid_argument("descriptors that belong to no frame"));
+      if (reader_.num_loose() > kMaxLoose) return end(invalid_argument("descriptors that belong to no frame"));
       std::vector<Frame> frames;
       const auto parsed = reader_.arrived(arrived->bytes, frames);
       for (auto& frame : frames) {
-        if (handler_ == nullptr || closed_) return;
+        if (handler_ == nullptr || closed_) return true;
         ++traffic_->received;
         handler_->on_frame(std::move(frame));
       }
-      if (!parsed) return close(parsed.error());
-      if (arrived->bytes < room.size() && i > 0 && !transport_.has_buffered()) break;  // the kernel has no more
+      if (!parsed) return end(parsed.error());
+      if (!transport_.has_buffered() && (transport_.drained() || (arrived->bytes < room.size() && i > 0))) return true;
     }
-    if (!closed_) read_on();
+    read_buffered();
+    return true;
   }
 
-  void read_on() {
-    if (!transport_.has_buffered()) return wait(Step::kReadable, &Stream::read);
-    loop_.post([self = this->shared_from_this()] {
-      if (!self->closed_) self->read();
-    });
+  // What OpenSSL holds, of which no socket tells.
+  void read_buffered() {
+    if (closed_ || !transport_.has_buffered()) return;
+    loop_.post([self = this->shared_from_this()] { self->read(); });
+  }
+
+  bool end(Error why) {
+    close(std::move(why));
+    return true;
   }
 
   void write() {
@@ -211,7 +260,10 @@ class Stream : public std::enable_shared_from_this<Stream<Transport>> {
     if (!step) return close_later(step.error());
     if (*step == Step::kDone) return;
     waiting_write_ = true;
-    wait(*step, &Stream::write_on);
+    const auto socket = *step == Step::kWritable ? Wait::wait_write : Wait::wait_read;
+    descriptor_.async_wait(socket, [self = this->shared_from_this()](std::error_code error) {
+      if (!error) self->write_on();
+    });
   }
 
   // What had to wait.
@@ -240,6 +292,7 @@ class Stream : public std::enable_shared_from_this<Stream<Transport>> {
 
   void shut() {
     if (std::exchange(closed_, true)) return;
+    if (std::exchange(looked_at_, false)) loop_.lookout().look_away(*this);
     loop_.untrack(descriptor_.native_handle());
     std::error_code ignored;
     descriptor_.close(ignored);
@@ -255,6 +308,9 @@ class Stream : public std::enable_shared_from_this<Stream<Transport>> {
   FrameReader reader_;
   SendQueue queue_;
   ConnectionHandler* handler_ = nullptr;
+  bool waiting_read_ = false;
+  bool read_waits_to_write_ = false;
+  bool looked_at_ = false;  // by the loop
   bool waiting_write_ = false;
   bool flush_posted_ = false;
   bool closed_ = false;

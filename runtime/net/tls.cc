@@ -33,10 +33,11 @@ std::string first_reason() {
 
 // ---- a socket as OpenSSL sees it. Its own would raise SIGPIPE in programs that did not ask for that.
 
+TlsWire& wire_of(BIO* bio) { return *static_cast<TlsWire*>(BIO_get_data(bio)); }
+
 int bio_write(BIO* bio, const char* data, std::size_t n, std::size_t* written) {
   BIO_clear_retry_flags(bio);
-  const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio)));
-  const ssize_t sent = ::send(fd, data, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t sent = ::send(wire_of(bio).socket, data, n, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) BIO_set_retry_write(bio);
     return 0;
@@ -47,8 +48,9 @@ int bio_write(BIO* bio, const char* data, std::size_t n, std::size_t* written) {
 
 int bio_read(BIO* bio, char* data, std::size_t n, std::size_t* got) {
   BIO_clear_retry_flags(bio);
-  const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio)));
-  const ssize_t received = ::recv(fd, data, n, MSG_DONTWAIT);
+  TlsWire& wire = wire_of(bio);
+  const ssize_t received = ::recv(wire.socket, data, n, MSG_DONTWAIT);
+  wire.drained = received < static_cast<ssize_t>(n);
   if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_read(bio);
   if (received == 0) BIO_set_flags(bio, BIO_FLAGS_IN_EOF);
   if (received <= 0) return 0;
@@ -169,11 +171,12 @@ Tls::~Tls() {
   SSL_CTX_free(context(server_));
 }
 
-TlsSession::TlsSession(std::shared_ptr<const Tls> tls, int socket, Side side) : tls_(std::move(tls)), calls_(side == Side::kCalls) {
+TlsSession::TlsSession(std::shared_ptr<const Tls> tls, int socket, Side side)
+    : tls_(std::move(tls)), wire_(std::make_unique<TlsWire>(TlsWire{socket})), calls_(side == Side::kCalls) {
   ssl_ = SSL_new(context(calls_ ? tls_->client_ : tls_->server_));
   BIO* const bio = BIO_new(bio_method());
   SHOAL_CHECK(ssl_ != nullptr && bio != nullptr, "no memory for a TLS session");
-  BIO_set_data(bio, reinterpret_cast<void*>(static_cast<std::intptr_t>(socket)));
+  BIO_set_data(bio, wire_.get());
   BIO_set_init(bio, 1);
   SSL_set_bio(ssl(ssl_), bio, bio);
   if (calls_) {
@@ -184,7 +187,7 @@ TlsSession::TlsSession(std::shared_ptr<const Tls> tls, int socket, Side side) : 
 }
 
 TlsSession::TlsSession(TlsSession&& other) noexcept
-    : tls_(std::move(other.tls_)), ssl_(std::exchange(other.ssl_, nullptr)), calls_(other.calls_) {}
+    : tls_(std::move(other.tls_)), wire_(std::move(other.wire_)), ssl_(std::exchange(other.ssl_, nullptr)), calls_(other.calls_) {}
 
 TlsSession::~TlsSession() {
   SSL_free(ssl(ssl_));

@@ -37,6 +37,12 @@ class Tls {
 // 32 bytes that both ends of one TLS session know, and nobody else, nor any other session (RFC 8446, 7.5).
 using TlsBinding = std::array<std::uint8_t, 32>;
 
+// The socket as OpenSSL reads it.
+struct TlsWire {
+  int socket;
+  bool drained = false;  // the last read took all that it had at that time
+};
+
 class TlsSession {
  public:
   enum class Side { kCalls, kListens };
@@ -60,6 +66,7 @@ class TlsSession {
   Result<Moved> read(std::span<std::byte> room);
   Result<Moved> write(std::span<const std::byte> bytes);  // one that waits is made again with the same bytes, or more
   bool has_buffered() const;                              // the next read may bring something, whatever the socket says
+  bool drained() const { return wire_->drained; }
 
   TlsBinding binding() const;
 
@@ -67,7 +74,8 @@ class TlsSession {
   Error failure(const char* what);
 
   std::shared_ptr<const Tls> tls_;
-  void* ssl_ = nullptr;  // SSL
+  std::unique_ptr<TlsWire> wire_;  // outlives ssl_
+  void* ssl_ = nullptr;            // SSL
   const bool calls_;
 };
 

@@ -8,11 +8,13 @@
 #include <unistd.h>
 
 #include <ctime>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "runtime/loop/lookout.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/certificates.h"
 #include "runtime/net/peer.h"
@@ -220,6 +222,35 @@ TEST_F(TlsTest, WhatIsSentArrivesAndNobodyBetweenReadsIt) {
   EXPECT_EQ(between.seen.find(marker), std::string::npos);
   EXPECT_EQ(between.seen.find("SHL1"), std::string::npos);  // nor a hello
   EXPECT_EQ(between.seen.find(reinterpret_cast<const char*>(token_.bytes().data()), 0, Token::kBytes), std::string::npos);
+}
+
+TEST_F(TlsTest, AnAnswerIsFoundByALookAtTheSocketAndWhatComesLaterByEpoll) {
+  Loop far_loop;
+  const auto far_clock = make_real_clock(far_loop);
+  Side there(far_loop, *far_clock, *random_, token_, with(certificates_.tls()));
+  const auto here = caller();
+  std::optional<Result<std::unique_ptr<Connection>>> connected;
+  here->network.connect(there.listen(), Role::kWorker, 20s,
+                        [&](Result<std::unique_ptr<Connection>> r) { connected.emplace(std::move(r)); });
+  while (!connected) {
+    loop_.run_one(1ms);
+    far_loop.run_one(1ms);
+  }
+  Peer& peer = *here->adopt(std::move(**connected));
+  bool answered = false;
+  const auto note = [&](const Result<Message>& r) { answered = r.has_value(); };
+  peer.call(kEcho, {}, Peer::kNoTimeout, note);
+  while (!answered) {
+    far_loop.run_one(1ms);
+    loop_.lookout().look_long([] { return false; });  // epoll is not asked
+  }
+  while (!loop_.lookout().empty()) loop_.run_one(1ms);
+  answered = false;
+  there.peers.front()->call(kEcho, {}, Peer::kNoTimeout, note);
+  while (!answered) {
+    loop_.run_one(1ms);  // which looks at no socket
+    far_loop.run_one(1ms);
+  }
 }
 
 TEST_F(TlsTest, RecordsMayComeInAnyPieces) {

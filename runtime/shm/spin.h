@@ -27,6 +27,7 @@ class Spin {
     int max_credit = 8;                                                  // a run that finds something earns one
     int miss_costs = 4;                                                  // a run that finds nothing
     int probe_every = 32;                                                // without credit one run in so many tries again whether it pays
+    int looks = 16;                                                      // between two looks at the clock
   };
   Spin() : Spin(Options()) {}
   explicit Spin(Options options) : options_(options), credit_(options.max_credit) {}
@@ -40,7 +41,7 @@ class Spin {
     auto before = std::chrono::steady_clock::now();
     const auto end = before + options_.limit;
     while (true) {
-      for (int i = 0; i < kLooks; ++i) {
+      for (int i = 0; i < options_.looks; ++i) {
         if (look()) {
           credit_ = credit_ < options_.max_credit ? credit_ + 1 : credit_;
           return true;
@@ -60,8 +61,6 @@ class Spin {
   }
 
  private:
-  static constexpr int kLooks = 16;  // between two looks at the clock
-
   Options options_;
   int credit_;
   std::uint32_t passed_ = 0;

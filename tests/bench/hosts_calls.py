@@ -13,7 +13,9 @@ from report import Report, Row
 NEEDS_PEERS = False
 BUILT = ROOT / "bazel-bin" / "tests" / "bench" / "cpp"
 ROWS = [
-    Row("one C++ call after the other", "1/s", "call", "TCP ping-pong", goal=(">=", 0.7)),
+    Row("one C++ call after the other", "1/s", "call", "TCP ping-pong"),
+    Row("one C++ call after the other", "1/s", "call", "TCP ping-pong, two cores", goal=(">=", 0.7)),
+    Row("one C++ call after the other", "1/s", "call", "TCP ping-pong, one core"),
     Row("10,000 C++ calls pipelined", "1/s", "pipelined", "TCP ping-pong"),
     Row("1 MiB there and back, C++", "1/s", "1 MiB", "TCP ping-pong"),
     Row("one Python call after the other", "1/s", "Python call", "TCP ping-pong"),
@@ -75,10 +77,12 @@ def _run(host, *argv, **env) -> str:
     return done.stdout
 
 
-def _tcp(hosts) -> str:
-    with subprocess.Popen([*hosts.b.before, BUILT / "ping_pong", "echo", hosts.b.address], stdout=subprocess.PIPE, text=True) as echo:
+def _tcp(hosts, name: str, ping: int, pong: int) -> str:
+    """ping, pong: core of each end, -1 for any."""
+    answers = [*hosts.b.before, BUILT / "ping_pong", "echo", hosts.b.address, str(pong)]
+    with subprocess.Popen(answers, stdout=subprocess.PIPE, text=True) as echo:
         try:
-            return _run(hosts.a, BUILT / "ping_pong", "tcp", hosts.b.address, echo.stdout.readline().strip())
+            return _run(hosts.a, BUILT / "ping_pong", "tcp", hosts.b.address, echo.stdout.readline().strip(), ping, name)
         finally:
             echo.kill()
 
@@ -88,7 +92,9 @@ def measure(options) -> Report:
     try:
         with _cluster() as (hosts, address):
             programs = {
-                "ping-pong": lambda: _tcp(hosts),
+                "ping-pong": lambda: _tcp(hosts, "TCP ping-pong", -1, -1),
+                "ping-pong, two cores": lambda: _tcp(hosts, "TCP ping-pong, two cores", 0, 1),
+                "ping-pong, one core": lambda: _tcp(hosts, "TCP ping-pong, one core", 0, 0),
                 "calls": lambda: _run(hosts.a, BUILT / "calls", SHOAL_ADDRESS=address),
                 "python": lambda: _run(hosts.a, sys.executable, "-c", PYTHON, address),
             }

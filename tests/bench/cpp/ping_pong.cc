@@ -1,7 +1,8 @@
 // What the machine allows: blocking ping-pong over a unix stream socket between two processes, nothing else. Where the two ends run decides
 // the rate, so it is measured as the scheduler places them, on one core, and on two. Output as calls.cc.
 //
-// `ping_pong echo ADDRESS` listens on TCP, prints its port and answers one caller; `ping_pong tcp ADDRESS PORT` is that caller.
+// `ping_pong echo ADDRESS CORE` listens on TCP, prints its port and answers one caller; `ping_pong tcp ADDRESS PORT CORE NAME` is that
+// caller, whose figure is called NAME. CORE: -1 for any.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <sched.h>
@@ -102,7 +103,8 @@ sockaddr_in address_of(const char* host, int port) {
   return out;
 }
 
-int echo(const char* host) {
+int echo(const char* host, int core) {
+  if (core >= 0 && !pin(core)) return 1;
   const int listening = socket(AF_INET, SOCK_STREAM, 0), on = 1;
   sockaddr_in at = address_of(host, 0);
   socklen_t length = sizeof at;
@@ -119,20 +121,21 @@ int echo(const char* host) {
   }
 }
 
-int call(const char* host, int port) {
+int call(const char* host, int port, int core, const char* name) {
+  if (core >= 0 && !pin(core)) return 1;
   const int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
   const sockaddr_in at = address_of(host, port);
   if (connect(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0) return 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  trips_per_second("TCP ping-pong", fd, kSmall, 5'000);
+  trips_per_second(name, fd, kSmall, 5'000);
   return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 3 && std::string(argv[1]) == "echo") return echo(argv[2]);
-  if (argc == 4 && std::string(argv[1]) == "tcp") return call(argv[2], std::atoi(argv[3]));
+  if (argc == 4 && std::string(argv[1]) == "echo") return echo(argv[2], std::atoi(argv[3]));
+  if (argc == 6 && std::string(argv[1]) == "tcp") return call(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), argv[5]);
   int bad = in_child("ping-pong", kSmall, 5'000, -1, -1);
   bad |= in_child("ping-pong, two cores", kSmall, 5'000, 0, 1);
   bad |= in_child("ping-pong, one core", kSmall, 5'000, 0, 0);
