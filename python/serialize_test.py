@@ -26,6 +26,17 @@ PLAIN = [None, True, -(2**70), 1.5, complex(1, 2), "", "grüß", b"", b"\0" * 50
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
 def test_plain_values_come_back_as_they_were(value):
     assert there_and_back(value) == value
+    head, buffers, refs = _serialize.pack(value)
+    assert (loads(head, buffers), refs) == (value, [])
+
+
+@pytest.mark.parametrize("size", [0, (1 << 16) - 1, 1 << 16])
+def test_large_bytes_lie_beside_the_pickle_however_they_are_packed(size):
+    value = b"x" * size
+    head, buffers, _ = _serialize.pack(value)
+    assert loads(head, buffers) == value
+    assert len(buffers) == (size >= 1 << 16)
+    assert _serialize.small(value) == (not buffers)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,13 @@ void answer(PySession& s, PyIncoming& incoming, const Result<Value>& value) {
   });
 }
 
+// None unless they are a pickle alone, as most are.
+nb::object plain_head(const actors::Call& call) {
+  if (!call.deps.empty() || call.args.num_pieces() != 1 || call.args.shared()) return nb::none();
+  const auto head = call.args.head();
+  return nb::bytes(reinterpret_cast<const char*>(head.data()), head.size());
+}
+
 }  // namespace
 
 void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
@@ -56,11 +63,15 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
           "key", [](const PyIncoming& i) { return std::pair(i.key().peer, i.key().request); }, "For take_cancelled.")
       .def_prop_ro("method", [](const PyIncoming& i) { return i.call().method; })
       .def_prop_ro("args", [](const PyIncoming& i) { return to_python(i.call().args); })
-      .def_prop_ro("deps", [](const PyIncoming& i) {
-        nb::list out;
-        for (const auto& d : i.call().deps) out.append(to_python(d));
-        return out;
-      });
+      .def_prop_ro("deps",
+                   [](const PyIncoming& i) {
+                     nb::list out;
+                     for (const auto& d : i.call().deps) out.append(to_python(d));
+                     return out;
+                   })
+      .def_prop_ro(
+          "plain", [](const PyIncoming& i) { return plain_head(i.call()); },
+          "The head of the arguments, if they have no buffers and no references come with the call; None otherwise.");
 
   session
       .def(
@@ -107,10 +118,13 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
             Session& session = *use;
             const auto deadline = deadline_in(timeout);
             std::unique_ptr<PyIncoming> out;
+            auto due = std::exchange(s.due, std::nullopt);
             const auto waited = [&] {
               const nb::gil_scoped_release release;
               return session.wait(
                   [&] {
+                    // Answers to calls that arrived together go together.
+                    if (due) std::exchange(due, std::nullopt)->send(s.queue->empty() ? runtime::Flush::kNow : runtime::Flush::kLater);
                     if (s.stopped || !s.cancels->untold.empty()) return true;
                     if (s.queue->empty()) return false;
                     out = std::make_unique<PyIncoming>(s.queue->pop());
@@ -132,6 +146,15 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
             answer(s, incoming, value);
           },
           nb::arg("incoming"), nb::arg("head"), nb::arg("buffers"), nb::arg("refs") = nb::list(), nb::arg("raised") = false)
+      .def(
+          "reply_with_next",
+          [](PySession& s, PyIncoming& incoming, const nb::bytes& head, const std::vector<ReadBuffer>& buffers,
+             const std::vector<Ref*>& refs) {
+            auto value = make_value(*s.use(), head, buffers, refs);
+            s.due.emplace(incoming.release(), std::move(value));
+          },
+          nb::arg("incoming"), nb::arg("head"), nb::arg("buffers"), nb::arg("refs"),
+          "Of the thread that takes calls, before its next_call, which sends it. Nothing of `incoming` but its arguments is used after it.")
       .def(
           "reply_many",
           [](PySession& s, PyIncoming& incoming,
@@ -176,6 +199,7 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
             Session& session = *use;
             const auto deadline = deadline_in(timeout);
             const nb::gil_scoped_release release;
+            if (s.due) session.own([&] { std::exchange(s.due, std::nullopt)->send(runtime::Flush::kNow); });
             (void)session.wait([&] { return session.actor_host().queued_bytes() == 0; }, deadline);
           },
           nb::arg("timeout"), "Returns when the sockets have taken every reply, or the time is over.")

@@ -20,6 +20,10 @@ class PyIncoming {
   actors::CallKey key() const { return incoming_.key(); }
   void reply(const actors::Value& value) { incoming_.reply(value); }
   void fail(const Error& error) { incoming_.responder.fail(error); }
+  // The duty to answer it, without what came with it.
+  actors::Incoming release() {
+    return {{}, std::move(incoming_.responder), incoming_.peer, incoming_.local, incoming_.from, incoming_.references};
+  }
 
  private:
   actors::Incoming incoming_;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -25,9 +26,9 @@ Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& bu
 
 Result<Value> make_value(Session& session, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& refs,
                          Value::Kind kind) {
-  const auto pieces = pieces_of(head, buffers);
   auto value = [&] {
-    if (buffers.empty() && head.size() <= Value::kMaxInlineBytes) return Value::make(pieces, kind);
+    if (buffers.empty() && head.size() <= Value::kMaxInlineBytes) return Value::of(std::array{span_of(head)}, kind);
+    const auto pieces = pieces_of(head, buffers);
     const nb::gil_scoped_release release;
     return Value::make(pieces, kind, &session.memory());
   }();
@@ -80,6 +81,10 @@ std::string Ref::known_as(const std::string& fresh) const {
 nb::tuple Ref::value() const {
   const auto& result = future_.peek();
   if (!result) raise(result.error());
+  if (result->num_pieces() == 1 && !result->shared()) {
+    const auto head = result->head();
+    return nb::make_tuple(result->raised(), nb::bytes(reinterpret_cast<const char*>(head.data()), head.size()), nb::tuple());
+  }
   const nb::tuple parts = to_python(*result);
   return nb::make_tuple(result->raised(), parts[0], parts[1]);
 }
@@ -199,6 +204,20 @@ std::vector<Ref> split(Session& session, const Ref& whole, std::size_t count) {
 }  // namespace
 
 void bind_refs(nb::module_& m) {
+  m.def(
+      "settled",
+      [](const std::vector<Ref*>& refs) {
+        bool all = true;
+        std::ptrdiff_t failed = -1, at = 0;
+        for (const Ref* ref : refs) {
+          const bool ready = ref->ready();
+          all &= ready;
+          if (ready && failed < 0 && ref->failed()) failed = at;
+          ++at;
+        }
+        return std::pair(all, failed);
+      },
+      nb::arg("refs"), "(whether all are ready, the first that has failed or -1).");
   nb::class_<Ref>(m, "Ref", "A value that is there or under way.")
       .def_prop_ro("ready", &Ref::ready)
       .def_prop_ro("failed", &Ref::failed, "Of one that is ready: whether the method raised or could not be called.")

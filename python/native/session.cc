@@ -270,7 +270,7 @@ std::pair<JobId, ObjectId> object_id(const std::string& hex) {
   return {JobId{parse_hex(job).value_or(0)}, ObjectId{parse_hex(object).value_or(0)}};
 }
 
-ActorId actor_id(const std::string& hex) { return ActorId{parse_hex(hex).value_or(0)}; }
+ActorId actor_id(std::string_view hex) { return ActorId{parse_hex(hex).value_or(0)}; }
 
 }  // namespace
 
@@ -452,9 +452,8 @@ void bind_session(nb::module_& m) {
           nb::arg("actor"), nb::arg("class_name"))
       .def(
           "call",
-          [](PySession& s, const std::string& actor, const std::string& method, const nb::bytes& head,
-             const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& deps, const std::vector<Ref*>& refs, const PyIncoming* parent,
-             std::optional<std::int32_t> retries) {
+          [](PySession& s, std::string_view actor, std::string_view method, const nb::bytes& head, const std::vector<ReadBuffer>& buffers,
+             const std::vector<Ref*>& deps, const std::vector<Ref*>& refs, const PyIncoming* parent, std::optional<std::int32_t> retries) {
             actors::Call call;
             call.retries = retries;
             call.actor = actor_id(actor);

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "actors/session/actor_host.h"
 #include "actors/session/session.h"
 #include "python/native/bindings.h"
 
@@ -67,6 +68,16 @@ class PySession {
   void abandon_after_fork();
 
   std::shared_ptr<actors::CallQueue> queue;  // of a worker that serves
+  // An answer that goes when the next call is taken, so that the loop is taken once for both. Of the thread that serves.
+  struct Due {
+    actors::Incoming incoming;
+    Result<actors::Value> value;
+    void send(runtime::Flush flush) {
+      if (value) return incoming.reply(*value, flush);
+      incoming.responder.fail(value.error());
+    }
+  };
+  std::optional<Due> due;
   std::shared_ptr<Cancels> cancels = std::make_shared<Cancels>();
   std::vector<std::shared_ptr<const void>> pinned;                   // what references refer to that went where nobody counts
   bool stopped = false;                                              // its next_call ends; the loop's

@@ -276,12 +276,14 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
     if timeout is not None and timeout < 0:
         raise ValueError("a timeout is not negative")
     natives = [r._ref for r in wanted]
-    if not all(r.ready for r in natives) and not _wait(_session().wait_all, bool, timeout, natives):
-        late = [repr(r) for r in wanted if not r._ref.ready]
-        raise GetTimeoutError(f"not ready within {timeout:g} s: {', '.join(late[:5])}{' ...' if len(late) > 5 else ''}")
-    for r in wanted:  # a failure comes before values that are not there yet
-        if r._ref.ready and r._ref.failed:
-            load(r)
+    ready, failed = _native.settled(natives)
+    if not ready:
+        if not _wait(_session().wait_all, bool, timeout, natives):
+            late = [repr(r) for r in wanted if not r._ref.ready]
+            raise GetTimeoutError(f"not ready within {timeout:g} s: {', '.join(late[:5])}{' ...' if len(late) > 5 else ''}")
+        failed = _native.settled(natives)[1]
+    if failed >= 0:  # a failure comes before values that are not there yet
+        load(wanted[failed])
     values = [load(r) for r in wanted]
     return values[0] if single else values
 

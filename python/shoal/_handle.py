@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import threading
 import types
 from queue import SimpleQueue
@@ -21,7 +22,7 @@ from shoal._signature import Signature
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import ActorUnavailableError, CrossLanguageError, PendingCallsLimitExceeded, Unimplemented
 
-__all__ = ["GRAPH", "RELEASE", "ActorHandle", "ActorMethod", "extra_of", "results"]
+__all__ = ["GRAPH", "NO_ARGUMENTS", "RELEASE", "ActorHandle", "ActorMethod", "extra_of", "results"]
 
 _END_S = 5.0  # for what the thread of releases does, when the session ends
 RELEASE = "__shoal_release__"  # the method by which an actor is told that nobody refers to it
@@ -40,6 +41,9 @@ class _Dep:
         return _Dep, (self.k,)
 
 
+# What most calls are made with, packed.
+NO_ARGUMENTS = _serialize.dumps(((), {}))[0]
+
 _Packed = tuple[bytes, list[memoryview], list[_native.Ref], list[_native.Ref]]
 
 
@@ -47,7 +51,12 @@ def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first:
     """(head, buffers, values of arguments that are references, references inside the others). ``extra``: what the worker has to know of a
     call that is not like most (num_returns, group, name). ``first``: the place of the first reference among those that are sent along."""
     deps: list[_native.Ref] = []
-    if any(type(a) is ObjectRef for a in args) or any(type(a) is ObjectRef for a in kwargs.values()):
+    if not kwargs and not extra:  # as most calls are
+        if not args:
+            return NO_ARGUMENTS, [], deps, []
+        if all(map(_serialize.small, args)):
+            return pickle.dumps((args, kwargs), protocol=5), [], deps, []
+    if ObjectRef in map(type, args) or ObjectRef in map(type, kwargs.values()):
 
         def replaced(a):
             if type(a) is not ObjectRef:
@@ -116,28 +125,28 @@ class _Actor:
 class ActorMethod:
     """``handle.method``; call it with ``.remote(...)``."""
 
-    __slots__ = ("_actor", "_least", "_most", "_name")
+    __slots__ = ("_actor", "_least", "_most", "_name", "_where")
 
     def __init__(self, actor: _Actor, name: str):
-        self._actor, self._name = actor, name
+        self._actor, self._name, self._where = actor, name, f"{actor.class_name}.{name}"
         self._least, self._most = actor.options_of(name).get("takes", (0, 1 << 30))[:2]
 
     def _check(self, args: tuple, kwargs: dict[str, Any]) -> None:
         if takes := self._actor.options_of(self._name).get("takes"):
-            Signature(*takes).check(f"{self._actor.class_name}.{self._name}", args, kwargs)
+            Signature(*takes).check(self._where, args, kwargs)
 
     def remote(self, *args, **kwargs) -> ObjectRef:
         actor, name = self._actor, self._name
         if kwargs or not self._least <= len(args) <= self._most:
             self._check(args, kwargs)
-        return ObjectRef(_session().call(actor.id, name, *_pack(args, kwargs), parent_call()), f"{actor.class_name}.{name}")
+        return ObjectRef(_session().call(actor.id, name, *_pack(args, kwargs), parent_call()), self._where)
 
     def bind(self, *args, **kwargs):
         """A call that is not made yet: a node of a graph (``shoal.dag``)."""
         from shoal.dag._nodes import ClassMethodNode
 
         if getattr(self, "_options", {}).get("num_returns", 1) != 1:
-            raise Unimplemented(f"{self._actor.class_name}.{self._name} has several results: in a graph a call has one")
+            raise Unimplemented(f"{self._where} has several results: in a graph a call has one")
         self._check(args, kwargs)
         return ClassMethodNode(self, args, kwargs)
 
@@ -173,7 +182,7 @@ class _MethodWithOptions(ActorMethod):
             ref = session.call(actor.id, self._name, head, buffers, deps, refs, parent_call(), options.get("max_task_retries"))
         if pending is not None:
             session.count(pending, [ref])
-        return results(ref, extra, options.get("name") or f"{actor.class_name}.{self._name}")
+        return results(ref, extra, options.get("name") or self._where)
 
 
 class ActorHandle:

@@ -18,6 +18,8 @@ from shoal.exceptions import TaskError, bare, parts
 _OUT_OF_BAND_BYTES = 4096
 # And so does what comes after this many: a value has a bound (kMaxBuffers in actors/value/value.h).
 _MAX_BUFFERS = 10_000
+# Bytes from here on get a buffer of their own: below it one frame for all is cheaper.
+_LARGE_BYTES = 1 << 16
 # Types that pickle itself knows, by value: no need for cloudpickle, which costs 20 us a call.
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
@@ -31,6 +33,12 @@ def _plain(value: Any, depth: int = 4) -> bool:
     if kind is tuple or kind is list:
         return len(value) <= 16 and all(_plain(v, depth - 1) for v in value)
     return kind is dict and len(value) <= 16 and all(_plain(k, depth - 1) and _plain(v, depth - 1) for k, v in value.items())
+
+
+def small(value: Any) -> bool:
+    """Whether it is a plain value of its own, of few bytes: nothing in it needs a look, a buffer or cloudpickle."""
+    kind = type(value)
+    return kind in _PLAIN and (kind is not bytes or len(value) < _LARGE_BYTES)
 
 
 def _array(memory, dtype, shape: tuple[int, ...]):
@@ -75,9 +83,6 @@ class _Memory:
 
     def __reduce__(self):
         return type(self.value), (pickle.PickleBuffer(self.value),)
-
-
-_LARGE_BYTES = 1 << 16  # below it a frame of small values is cheaper than a buffer of its own
 
 
 def beside(value: Any) -> Any:
@@ -164,6 +169,8 @@ _pickled = threading.local()  # .refs: the references that pack() has come upon 
 
 def pack(value: Any) -> tuple[bytes, list[memoryview], list]:
     """(head, buffers, refs): the same, and the references in it, so that what they refer to stays as long as this value."""
+    if small(value):
+        return pickle.dumps(value, protocol=5), [], []
     outer = getattr(_pickled, "refs", None)
     refs = _pickled.refs = []
     try:

@@ -14,7 +14,7 @@ from typing import Any
 from shoal import _serialize, _stacks, _stream
 from shoal._client import put
 from shoal._context import running
-from shoal._handle import GRAPH, RELEASE, _Dep
+from shoal._handle import GRAPH, NO_ARGUMENTS, RELEASE, _Dep
 from shoal._refs import when_gone
 from shoal._remote import from_birth
 from shoal._runtime import attach_worker, state
@@ -86,11 +86,12 @@ def _serve(session, instance, early: deque) -> int:
     """An ordinary actor."""
     functions = {} if isinstance(instance, FunctionWorker) else None  # by their pickles
     while True:
+        was_early = bool(early)
         incoming = early.popleft() if early else session.next_call() if running.turn is None else _next_in_turn(session)
         running.incoming, running.info, method = incoming, None, incoming.method
         try:
             try:
-                if session.cancelled(incoming):  # it came before the actor was made
+                if was_early and session.cancelled(incoming):  # meanwhile
                     raise KeyboardInterrupt
                 args, kwargs, extra = arguments(incoming, functions)
                 running.extra = extra
@@ -112,8 +113,12 @@ def _serve(session, instance, early: deque) -> int:
         except (Exception, KeyboardInterrupt) as error:
             refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
         else:
-            if extra is None and result is not LATER:
+            if extra is not None or result is LATER:
+                pass
+            elif early or running.turn is not None:
                 session.reply(incoming, *answer)
+            else:
+                session.reply_with_next(incoming, *answer)
         # What came with a call is given back now, not when the next one comes.
         args = kwargs = extra = result = answer = incoming = running.incoming = running.info = running.extra = None
 
@@ -129,9 +134,14 @@ def _next_in_turn(session):
 
 def arguments(incoming, functions: dict | None = None) -> tuple[tuple, dict, dict[str, Any] | None]:
     """(args, kwargs, extra) of a call; ``extra`` is None for most. ``functions``: those that a worker of functions has seen."""
-    loaded = _serialize.loads(*incoming.args)
+    head = incoming.plain
+    if head == NO_ARGUMENTS:
+        return (), {}, None
+    loaded = _serialize.loads(*incoming.args) if head is None else _serialize.loads(head)
     args, kwargs = loaded[0], loaded[1]
     extra = loaded[2] if len(loaded) == 3 else None
+    if head is not None:
+        return args, kwargs, extra
     deps = incoming.deps
     if not deps:
         return args, kwargs, extra

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import time
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,28 @@ def test_calls_of_one_caller_stay_in_order_behind_a_pending_argument(recorder, g
     recorder.add.remote("second")
     gate.open.remote()
     assert ray.get(recorder.all.remote(), timeout=GUARD_S) == ["first", "second"]
+
+
+@ray.remote
+class Patient:
+    def echo(self, value):
+        return value
+
+    def until(self, path):
+        """Makes no call of its own meanwhile."""
+        while not os.path.exists(path):
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("calls", [1, 40], ids=["through the socket", "through rings"])
+def test_an_answer_does_not_wait_for_the_call_behind_it(tmp_path, calls):
+    actor = Patient.remote()
+    answers, late = [actor.echo.remote(i) for i in range(calls)], actor.until.remote(str(tmp_path / "open"))
+    try:
+        assert ray.get(answers, timeout=GUARD_S) == list(range(calls))
+    finally:
+        (tmp_path / "open").touch()
+    ray.get(late, timeout=GUARD_S)
 
 
 def test_out_of_order_a_pending_argument_holds_up_nobody(gate):
