@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from cast import Gate, Recorder
+from leftovers import wait_until
 
 import shoal as ray
 from shoal.exceptions import Unavailable, Unimplemented
@@ -123,8 +124,12 @@ def test_an_object_in_which_another_is_kept(recorder):
 def test_a_result_is_known_by_its_reference(recorder):
     ref = recorder.echo.remote(bytes(1 << 20))
     ray.wait([ref])
-    (row,) = state.get_objects(ref.hex())
-    assert (row.pid, row.reference_type) == (os.getpid(), "LOCAL_REFERENCE")
+    name = ref.hex()
+
+    def mine():  # its maker lets go of it as soon as it has answered
+        return [(r.pid, r.reference_type) for r in state.get_objects(name)] == [(os.getpid(), "LOCAL_REFERENCE")]
+
+    wait_until(mine, 60, "that only the driver has it")
 
 
 def test_who_tells_nothing_is_named(recorder):
