@@ -99,7 +99,7 @@ std::vector<std::string> resource_words(const MainOptions& o) {
   CPU_ZERO(&set);
   const double cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
   amounts["CPU"] = o.num_cpus >= 0 ? o.num_cpus : cpus;
-  amounts["GPU"] = o.num_gpus;
+  if (o.num_gpus >= 0) amounts["GPU"] = o.num_gpus;  // otherwise the cluster counts them
   amounts["memory"] = o.memory >= 0 ? o.memory : static_cast<double>(sysconf(_SC_PAGE_SIZE)) * static_cast<double>(sysconf(_SC_PHYS_PAGES));
   std::vector<std::string> out;
   for (const auto& [name, amount] : amounts) out.push_back(fmt::format("--resource={}={}", name, amount));

@@ -22,8 +22,8 @@ namespace shoal {
 // The cluster that a driver without $SHOAL_ADDRESS starts.
 struct MainOptions {
   double num_cpus = -1;  // logical; negative: as many as this process may use
-  double num_gpus = 0;
-  double memory = -1;  // bytes; negative: what the machine has
+  double num_gpus = -1;  // below 0: as many as CUDA_VISIBLE_DEVICES leaves of this host's
+  double memory = -1;    // bytes; negative: what the machine has
   std::map<std::string, double> resources = {};
   std::string name_space = "";  // of the names of actors and placement groups; empty: one of this job's own
   bool print_logs = true;       // what actors print appears on this process's stdout and stderr

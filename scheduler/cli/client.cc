@@ -111,6 +111,23 @@ Result<Found> found_in(const SessionFolder& folder, std::string endpoint, std::s
   return Found{folder, std::move(credentials), std::move(endpoint), std::move(address)};
 }
 
+// The cluster of this host whose HTTP interface is there, as Ray's job commands name one.
+Result<SessionFolder> at_http(const std::string& root, const std::string& address) {
+  const auto port_of = [](std::string url) {
+    url.resize(url.find_last_not_of('/') + 1);
+    return url.substr(std::min(url.size(), url.rfind(':') + 1));
+  };
+  const std::string host = address.substr(address.find("://") + 3, address.rfind(':') - address.find("://") - 3);
+  for (const auto& folder : SessionFolder::running(root)) {
+    const auto info = folder.info();
+    if (info && !info->http.empty() && port_of(info->http) == port_of(address) && (host == "127.0.0.1" || host == "localhost"))
+      return folder;
+  }
+  return fail(unavailable("no running cluster of this user has its HTTP interface at " + address)
+                  .with_reason("NoCluster")
+                  .with_hint("it is on loopback only: run this on the head's host, or use shoal.job_submission over a tunnel"));
+}
+
 struct Candidate {
   SessionFolder folder;
   std::string endpoint, address;
@@ -119,6 +136,11 @@ struct Candidate {
 }  // namespace
 
 Result<Found> find_cluster(const Target& target, bool exactly) {
+  if (target.address.find("://") != std::string::npos) {
+    SHOAL_TRY(const auto folder, at_http(target.root, target.address));
+    SHOAL_TRY(const auto info, folder.info());
+    return found_in(folder, info.way(), info.head.empty() ? info.head_local : info.head);
+  }
   if (!target.address.empty()) {
     SHOAL_OK(runtime::parse_endpoints(target.address));
     const auto folder = SessionFolder::at_address(target.root, target.address);

@@ -2,6 +2,8 @@
 // these do not.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -37,21 +39,25 @@ struct StartOptions {
   bool http = true;
   std::uint16_t http_port = 8265;
   bool http_or_any = true;
+  bool block = false;  // stay until a signal, the cluster's end or that of its node; then nothing of it is left here
 };
 int start(const Common& common, const StartOptions& options);
 
 struct StopOptions {
   bool all = false;
   double grace_s = 5;
+  bool force = false;  // kill at once
 };
 int stop(const Common& common, const StopOptions& options);
 
 struct DutyOptions {
-  std::string node;  // the beginning of its id
+  std::string node;  // the beginning of its id; "" is the only one
   actors::NodeDuty duty = actors::NodeDuty::kCordoned;
-  double deadline_s = 60;  // of a drain
-  bool wait = true;        // until it is drained
+  double deadline_s = 60;       // of a drain
+  bool wait = true;             // until it is drained
+  std::string reason, message;  // of a drain, as Ray names them: for idleness only a node that is idle
 };
+constexpr const char* kIdleTermination = "DRAIN_NODE_REASON_IDLE_TERMINATION";
 int set_duty(const Common& common, const DutyOptions& options);
 
 // Verbose: with a row per node.
@@ -89,9 +95,12 @@ struct MicrobenchmarkOptions {
 int microbenchmark(const Common& common, const MicrobenchmarkOptions& options);
 
 struct LogsOptions {
-  std::string id;  // of a job, worker or actor; "" is the latest job
+  std::string id;    // of a job, worker or actor; "" is the latest job
+  std::string kind;  // what the id is of: "actor", "worker", "job" (also as it was submitted), "cluster" (a file); "": any of them
+  pid_t pid = 0;     // of a process instead of an id
+  std::string node_id, node_ip;  // where that runs
   bool follow = false;
-  std::uint64_t tail_lines = 0;  // 0: all that is kept
+  std::int64_t tail_lines = -1;  // below 0: all that is kept
   bool previous = false;         // of an actor's process before the one that it has
   bool only_err = false;
 };
@@ -142,6 +151,9 @@ Result<Looking> look(const Common& common);
 Result<std::optional<actors::JobRow>> follow_job(const Common& common, Context& context, Client& head, JobId job);
 int failed(const Common& common, const Error& error);
 Result<actors::Resources> parse_resources(const StartOptions& options);
+// From JSON, {"slot": 1}, to words NAME=AMOUNT; and from NAME=VALUE,NAME=VALUE to words.
+Result<std::vector<std::string>> amounts_of_json(const std::string& text);
+std::vector<std::string> words_of_list(const std::string& text);
 Result<std::map<std::string, std::string>> parse_labels(const std::vector<std::string>& words);
 Result<actors::Resources> parse_amounts(const std::vector<std::string>& words, std::map<std::string, double> amounts);
 

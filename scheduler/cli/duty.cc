@@ -28,6 +28,8 @@ Result<NodeRow> find_node(Client& head, const std::string& id) {
   for (const auto& n : nodes) {
     if (n.state == NodeState::kAlive && to_string(n.id).starts_with(id)) found.push_back(n);
   }
+  if (id.empty() && found.size() > 1)
+    return fail(invalid_argument(fmt::format("there are {} nodes: say which with --node-id", found.size())));
   if (found.empty()) return fail(not_found("no living node " + id).with_hint("see shoal list nodes"));
   if (found.size() > 1) return fail(invalid_argument(fmt::format("{} nodes have an id that begins with {}", found.size(), id)));
   return found.front();
@@ -53,6 +55,9 @@ int set_duty(const Common& common, const DutyOptions& options) {
   if (!looking) return failed(common, looking.error());
   const auto node = find_node(*looking->head, options.node);
   if (!node) return failed(common, node.error());
+  if (options.reason == kIdleTermination && !node->total.all().empty() && node->available.all() != node->total.all()) {
+    return failed(common, Error(Code::kUnavailable, "node " + to_string(node->id) + " is not idle").with_reason("NodeBusy"));
+  }
   const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.deadline_s * 1000));
   const actors::SetNodeDuty wish{node->id, options.duty, static_cast<std::uint64_t>(deadline.count())};
   if (const auto set = looking->head->ask(Method::kSetNodeDuty, to_bytes(wish)); !set) return failed(common, set.error());

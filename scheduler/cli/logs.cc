@@ -1,7 +1,13 @@
 // logs: what a job, worker or actor printed, also after it or its node ended.
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <set>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -29,7 +35,24 @@ struct Wanted {
   }
 };
 
-Result<Wanted> wanted_by(Client& head, const std::string& id, bool previous) {
+// Of all the processes that a job, its workers, its actors and, after a reused number, others had: the last with this one.
+Result<WorkerId> worker_with(const std::vector<actors::WorkerRow>& workers, const std::vector<actors::NodeRow>& nodes,
+                             const LogsOptions& o) {
+  const auto on_node = [&](NodeId id) {
+    if (!to_string(id).starts_with(o.node_id)) return false;
+    return o.node_ip.empty() || std::any_of(nodes.begin(), nodes.end(), [&](const auto& n) { return n.id == id && n.host == o.node_ip; });
+  };
+  std::optional<WorkerId> found;
+  for (const auto& w : workers) {
+    if (w.pid == o.pid && on_node(w.node) && (!found || w.state != actors::WorkerState::kExited)) found = w.id;
+  }
+  if (!found) return fail(not_found(fmt::format("no process {} is known", o.pid)).with_hint("see shoal list workers"));
+  return *found;
+}
+
+Result<Wanted> wanted_by(Client& head, const LogsOptions& o) {
+  const auto& [id, previous] = std::tie(o.id, o.previous);
+  const auto of = [&](const char* kind) { return o.kind.empty() || o.kind == kind; };
   SHOAL_TRY(const auto workers, head.list(ListRequest::What::kWorkers));
   SHOAL_TRY(const auto jobs, head.list(ListRequest::What::kJobs));
   SHOAL_TRY(const auto actors, head.list(ListRequest::What::kActors));
@@ -42,16 +65,24 @@ Result<Wanted> wanted_by(Client& head, const std::string& id, bool previous) {
     return yes;
   };
   for (const auto& j : jobs.jobs) {
-    if (matches(j.id)) found_jobs.insert(j.id);
+    if (of("job") && !id.empty() && j.submission.id == id)
+      names.insert(id), found_jobs.insert(j.id);
+    else if (of("job") && matches(j.id))
+      found_jobs.insert(j.id);
   }
   bool never_before = false;
   for (const auto& a : actors.actors) {
-    if (!matches(a.id)) continue;
+    if (!of("actor") || !matches(a.id)) continue;
     never_before |= previous && !a.previous;
     found_workers.insert(previous ? a.previous : a.worker);
   }
   for (const auto& w : workers.workers) {
-    if (matches(w.id)) found_workers.insert(w.id);
+    if (of("worker") && matches(w.id)) found_workers.insert(w.id);
+  }
+  if (o.pid != 0) {
+    SHOAL_TRY(const auto nodes, head.list(ListRequest::What::kNodes));
+    SHOAL_TRY(const auto worker, worker_with(workers.workers, nodes.nodes, o));
+    found_workers.insert(worker);
   }
   if (never_before) return fail(not_found("actor " + id + " had no process before the one that it has"));
   if (previous && found_workers.empty()) return fail(invalid_argument("--previous is of an actor that was started again"));
@@ -60,7 +91,7 @@ Result<Wanted> wanted_by(Client& head, const std::string& id, bool previous) {
     for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
     return fail(invalid_argument("more than one id begins with " + id + ": " + list));
   }
-  if (id.empty()) {
+  if (id.empty() && o.pid == 0) {
     std::int64_t latest = -1;
     JobId job;
     for (const auto& j : jobs.jobs) {
@@ -75,15 +106,19 @@ Result<Wanted> wanted_by(Client& head, const std::string& id, bool previous) {
   for (const auto& w : workers.workers) {
     if (out.whole_job ? w.job == out.job : found_workers.contains(w.id)) out.workers.push_back(w);
   }
-  if (!out.whole_job && out.workers.empty()) return fail(not_found("no job, worker or actor " + id).with_hint("see shoal list jobs"));
+  if (!out.whole_job && out.workers.empty()) {
+    const std::string what = o.kind.empty() ? "job, worker or actor" : o.kind;
+    return fail(not_found("no " + what + " " + id).with_hint("see shoal list " + (o.kind.empty() ? "job" : o.kind) + "s"));
+  }
   if (!out.whole_job) out.job = out.workers.front().job;
   return out;
 }
 
-std::string last_lines(const std::string& text, std::uint64_t lines) {
-  if (lines == 0) return text;
+std::string last_lines(const std::string& text, std::int64_t lines) {
+  if (lines < 0) return text;
+  if (lines == 0) return "";
   std::size_t at = text.size();
-  for (std::uint64_t n = 0; at > 0; --at) {
+  for (std::int64_t n = 0; at > 0; --at) {
     if (text[at - 1] == '\n' && at != text.size() && ++n == lines) break;
   }
   return text.substr(at);
@@ -179,12 +214,54 @@ Result<void> follow(Looking& looking, const Wanted& wanted, const Nodes& nodes, 
   return {};
 }
 
+// What is neither an id nor the beginning of one.
+bool is_pattern(const LogsOptions& o) {
+  return o.kind == "cluster" || (o.kind.empty() && o.id.find_first_not_of("0123456789abcdef") != std::string::npos &&
+                                 o.id.find_first_of(".*?[") != std::string::npos);
+}
+
+// Files of the session, as Ray shows them: their names, or the text of the only one that fits.
+int log_files(const Common& common, const Looking& looking, const LogsOptions& o) {
+  namespace fs = std::filesystem;
+  if (looking.logs.empty())
+    return failed(common, unimplemented("log files of another host").with_hint("ask there, or for an actor's, worker's or job's"));
+  if (o.follow) return failed(common, unimplemented("following a file").with_hint("tail -F " + looking.logs + "/" + o.id));
+  std::set<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(looking.logs, ignored)) {
+    const std::string name = entry.path().filename();
+    if (entry.is_regular_file(ignored) && fnmatch(o.id.empty() ? "*" : o.id.c_str(), name.c_str(), 0) == 0) names.insert(name);
+  }
+  if (names.size() != 1) {
+    if (common.json) {
+      std::printf("%s\n", json({{"schema", "shoal.logs/1"}, {"folder", looking.logs}, {"files", names}}).dump().c_str());
+    } else {
+      for (const auto& name : names) std::printf("%s\n", name.c_str());
+    }
+    return kOk;
+  }
+  std::ifstream file(looking.logs + "/" + *names.begin());
+  const std::string text = last_lines({std::istreambuf_iterator<char>(file), {}}, o.tail_lines);
+  if (common.json) {
+    const json all = {{"schema", "shoal.logs/1"}, {"folder", looking.logs}, {"files", names}, {"text", text}};
+    std::printf("%s\n", all.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+  } else {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+  }
+  return kOk;
+}
+
 }  // namespace
 
 int logs(const Common& common, const LogsOptions& options) {
+  if (options.kind == "task") {
+    return failed(common,
+                  unimplemented("the output of one remote function").with_hint("shoal logs worker --pid PID: of the process that ran it"));
+  }
   auto looking = look(common);
   if (!looking) return failed(common, looking.error());
-  const auto wanted = wanted_by(*looking->head, options.id, options.previous);
+  if (is_pattern(options)) return log_files(common, *looking, options);
+  const auto wanted = wanted_by(*looking->head, options);
   if (!wanted) return failed(common, wanted.error());
   const auto rows = looking->head->list(ListRequest::What::kNodes);
   if (!rows) return failed(common, rows.error());

@@ -94,7 +94,9 @@ int run_role(int argc, char** argv) {
   app.add_flag("--fsync", fsync);
   const std::string role = argc > 2 ? argv[2] : "";
   CLI11_PARSE(app, argc - 2, argv + 2);
-  const auto amounts = parse_amounts(resources, {});
+  std::map<std::string, double> defaults;
+  if (role == "local") defaults["GPU"] = static_cast<double>(detect_resources().units("GPU")) / actors::Resources::kUnit;
+  const auto amounts = parse_amounts(resources, std::move(defaults));
   if (!amounts) {
     print_error(amounts.error(), false);
     return refuse_role(ready_fd, amounts.error());
@@ -177,6 +179,28 @@ int run(int argc, char** argv) {
       "Bytes of memory that objects may take before they are moved to files (default: 30 % of the machine's)");
   start_command->add_option("--resource", starting.resources, "NAME=AMOUNT, as often as needed");
   start_command->add_option("--label", starting.labels, "NAME=VALUE of the node, as often as needed; actors may ask for them");
+  start_command->add_option_function<std::string>(
+      "--resources",
+      [&](const std::string& text) {
+        const auto words = amounts_of_json(text);
+        if (!words) throw CLI::ValidationError(words.error().to_string());
+        starting.resources.insert(starting.resources.end(), words->begin(), words->end());
+      },
+      "The same as JSON: {\"NAME\": AMOUNT}");
+  start_command->add_option_function<std::string>(
+      "--labels",
+      [&](const std::string& text) {
+        const auto words = words_of_list(text);
+        starting.labels.insert(starting.labels.end(), words.begin(), words.end());
+      },
+      "The same in one word: NAME=VALUE,NAME=VALUE");
+  start_command->add_flag("--block", starting.block, "Stay, and end with a signal what was started");
+  for (const char* name : {"--min-worker-port", "--max-worker-port", "--node-manager-port", "--object-manager-port"}) {
+    start_command->add_option_function<std::uint16_t>(
+        name,
+        [name](std::uint16_t) { std::fprintf(stderr, "shoal: warning: %s has no effect: only the head's port can be chosen\n", name); },
+        "Ray's; has no effect");
+  }
   auto* dashboard_port = start_command->add_option(
       "--dashboard-port", starting.http_port,
       "Port of the head's HTTP interface; 0 for any free one (default: 8265, or any free one when that is taken)");
@@ -216,7 +240,8 @@ int run(int argc, char** argv) {
   StopOptions stopping;
   auto* stop_command = shared(app.add_subcommand("stop", "End a cluster: its jobs, nodes and head"));
   stop_command->add_flag("--all", stopping.all, "Every cluster of this user");
-  stop_command->add_option("--grace", stopping.grace_s, "Seconds before processes are killed")->capture_default_str();
+  stop_command->add_option("-g,--grace,--grace-period", stopping.grace_s, "Seconds before processes are killed")->capture_default_str();
+  stop_command->add_flag("-f,--force", stopping.force, "Kill them at once");
   stop_command->callback([&] { code = stop(common, stopping); });
 
   bool verbose = false;
@@ -270,6 +295,20 @@ int run(int argc, char** argv) {
                                      actors::NodeDuty::kDrains);
   drain_command->add_option("--deadline", duty.deadline_s, "Seconds")->capture_default_str()->check(CLI::Range(0.0, 7 * 24 * 3600.0));
   drain_command->add_flag("!--no-wait", duty.wait, "Do not wait until it has left");
+  auto* drain_node_command = shared(app.add_subcommand("drain-node", "The same with Ray's options; does not wait"));
+  drain_node_command->add_option("--node-id", duty.node, "The node's id (default: the only one that there is)");
+  drain_node_command->add_option("--reason", duty.reason, "Why: a node that is idle is drained for the first only if it is")
+      ->required()
+      ->check(CLI::IsMember({kIdleTermination, "DRAIN_NODE_REASON_PREEMPTION"}));
+  drain_node_command->add_option("--reason-message", duty.message, "Why, in words")->required();
+  auto* remaining = drain_node_command->add_option("--deadline-remaining-seconds", duty.deadline_s, "Until it leaves (default: a week)")
+                        ->check(CLI::Range(0.0, 7 * 24 * 3600.0));
+  drain_node_command->callback([&, remaining] {
+    if (remaining->count() == 0) duty.deadline_s = 7 * 24 * 3600.0;
+    duty.duty = actors::NodeDuty::kDrains;
+    duty.wait = false;
+    code = set_duty(common, duty);
+  });
 
   const std::string whats = "actors, nodes, workers, jobs, groups, objects or runtime-envs";
   const auto formatted = [&](CLI::App* sub, std::string& format, std::set<std::string> formats) {
@@ -300,14 +339,35 @@ int run(int argc, char** argv) {
 
   LogsOptions logging;
   auto* logs_command = shared(app.add_subcommand("logs", "What a job, worker or actor printed; also after it ended"));
-  logs_command->add_option("id", logging.id, "Its id, or the beginning of it (default: the latest job)");
+  logs_command->add_option("id", logging.id, "Its id, or the beginning of it (default: the latest job); or a pattern of log files");
   logs_command->add_flag("-f,--follow", logging.follow, "Go on as it prints");
-  logs_command->add_option("-n,--tail", logging.tail_lines, "Only the last N lines of each stream");
+  logs_command->add_option("-n,--tail", logging.tail_lines, "Only the last N lines of each stream (-1: all that is kept)");
   logs_command->add_flag("--err", logging.only_err, "Only what went to stderr");
   logs_command->add_flag("--previous", logging.previous, "Of an actor that was started again: its process before");
+  logs_command->add_option("--node-id", logging.node_id, "With --pid: the node of the process");
+  logs_command->add_option("--node-ip", logging.node_ip, "Likewise");
+  for (const auto& [name, about] : {std::pair{"actor", "Of an actor (--id or --pid)"},
+                                    {"worker", "Of a process (--pid or --id)"},
+                                    {"job", "Of a job (--id: also the one that it was submitted with)"},
+                                    {"task", "Of a remote function: not in this release"},
+                                    {"cluster", "Files of the session: which there are, or the one that the pattern fits"}}) {
+    auto* sub = logs_command->add_subcommand(name, about);
+    sub->fallthrough();
+    const std::string kind = name;
+    if (kind == "cluster") {
+      sub->add_option("pattern", logging.id, "Of the names of files (default: *)");
+    } else {
+      sub->add_option("--id", logging.id, "Its id, or the beginning of it");
+      if (kind != "job") sub->add_option("--pid", logging.pid, "Of its process");
+    }
+    sub->callback([&logging, kind] { logging.kind = kind; });
+  }
   logs_command->callback([&] {
     if (logging.follow && logging.previous) throw CLI::ValidationError("--previous and --follow exclude each other");
     if (logging.follow && common.json) throw CLI::ValidationError("--json and --follow exclude each other");
+    if (!logging.kind.empty() && logging.kind != "cluster" && logging.id.empty() && logging.pid == 0) {
+      throw CLI::ValidationError("say which with --id" + std::string(logging.kind == "job" ? "" : " or --pid"));
+    }
     code = logs(common, logging);
   });
 

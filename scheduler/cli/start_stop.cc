@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <sstream>
 
 #include <fmt/format.h>
 
@@ -74,6 +76,26 @@ Result<std::map<std::string, std::string>> parse_labels(const std::vector<std::s
   return out;
 }
 
+Result<std::vector<std::string>> amounts_of_json(const std::string& text) {
+  const json given = json::parse(text, nullptr, false);
+  std::vector<std::string> out;
+  bool amounts = given.is_object();
+  for (auto it = given.begin(); amounts && it != given.end(); ++it) {
+    amounts = it->is_number() && it->get<double>() >= 0;
+    if (amounts) out.push_back(fmt::format("{}={}", it.key(), it->get<double>()));
+  }
+  if (!amounts)
+    return fail(invalid_argument("'" + text + "' is no JSON object of amounts by name").with_hint(R"(--resources '{"slot": 1}')"));
+  return out;
+}
+
+std::vector<std::string> words_of_list(const std::string& text) {
+  std::vector<std::string> out;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) out.push_back(word);
+  return out;
+}
+
 Result<actors::Resources> parse_resources(const StartOptions& o) {
   const actors::Resources has = detect_resources();
   std::map<std::string, double> amounts;
@@ -105,10 +127,9 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
 }
 
 // Ends one cluster: by its head's word, then by its pids. Returns how many processes had to be killed.
-Result<int> stop_one(const SessionFolder& folder, double grace_s) {
-  const auto members = folder.processes();
+Result<int> stop_one(const SessionFolder& folder, double grace_s, bool force = false) {
   (void)folder.set_ending();  // on a full disk, too, what runs can be ended
-  if (const auto credentials = folder.credentials()) {
+  if (const auto credentials = force ? Result<actors::Credentials>(fail(cancelled("not in order"))) : folder.credentials()) {
     Context context(*credentials);
     if (const auto info = folder.info()) {
       if (const auto client = Client::connect(context, info->way(), runtime::Duration::zero())) {
@@ -122,8 +143,10 @@ Result<int> stop_one(const SessionFolder& folder, double grace_s) {
     return folder.processes().empty();
   };
   // Without a head the others are told by a signal.
-  for (const auto& p : folder.processes()) kill(p.pid, SIGTERM);
-  if (wait_for_end(grace_s)) return 0;
+  for (const auto& p : folder.processes()) {
+    if (!force) kill(p.pid, SIGTERM);
+  }
+  if (wait_for_end(force ? 0 : grace_s)) return 0;
   int killed = 0;
   for (const auto& p : folder.processes()) {
     kill(p.pid, SIGKILL);
@@ -131,6 +154,33 @@ Result<int> stop_one(const SessionFolder& folder, double grace_s) {
   }
   if (!wait_for_end(2)) return fail(internal("a process of " + folder.name() + " cannot be killed"));
   return killed;
+}
+
+// Stays while the node of this host does. `whole`: what else there is of the session ends with it.
+int stay(const Common& common, const SessionFolder& folder, pid_t node, bool whole) {
+  static volatile std::sig_atomic_t asked = 0;
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) std::signal(number, [](int) { asked = 1; });
+  if (!common.json) std::printf("It ends with this command (--block): Ctrl-C or SIGTERM.\n");
+  std::fflush(stdout);
+  const auto there = [&] {
+    while (waitpid(-1, nullptr, WNOHANG) > 0) {  // as a container's first process
+    }
+    const auto members = folder.processes();
+    return std::any_of(members.begin(), members.end(), [&](const auto& p) { return p.pid == node; });
+  };
+  while (!asked && there()) usleep(50'000);
+  const bool in_order = asked || folder.ending();
+  Result<int> ended = 0;
+  if (whole) {
+    ended = stop_one(folder, 5);
+  } else if (asked) {
+    kill(node, SIGTERM);
+    for (int i = 0; i < 100 && there(); ++i) usleep(50'000);
+    if (there()) kill(node, SIGKILL);
+  }
+  if (!in_order) print_error(unavailable("the node of this host ended unexpectedly").with_hint("see " + folder.logs()), common.json);
+  if (!ended) print_error(ended.error(), common.json);
+  return in_order && ended ? kOk : kFailed;
 }
 
 // What a head on an address that others reach needs.
@@ -261,7 +311,8 @@ int start_head(const Common& common, const StartOptions& options, const actors::
           address.c_str(), fingerprint.c_str(), folder->path().c_str());
     }
   }
-  return kOk;
+  std::fflush(stdout);
+  return options.block ? stay(common, *folder, node->pid, true) : kOk;
 }
 
 // A session of this host for a cluster whose head is elsewhere: with its token, and a certificate that the head signed. Nothing is left of
@@ -332,7 +383,8 @@ int start_joining(const Common& common, const StartOptions& options, const actor
   } else {
     std::printf("Node %s joined %s with %s.\n", node->id.c_str(), found->endpoint.c_str(), resources.to_string().c_str());
   }
-  return kOk;
+  std::fflush(stdout);
+  return options.block ? stay(common, *folder, node->pid, !found->folder) : kOk;
 }
 
 }  // namespace
@@ -373,7 +425,7 @@ int stop(const Common& common, const StopOptions& options) {
   int code = kOk;
   json stopped = json::array();
   for (const auto& folder : folders) {
-    const auto killed = stop_one(folder, options.grace_s);
+    const auto killed = stop_one(folder, options.grace_s, options.force);
     if (!killed) {
       print_error(killed.error(), common.json);
       code = kFailed;

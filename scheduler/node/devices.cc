@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <sstream>
 
 #include "actors/cluster/resources.h"
@@ -41,20 +42,43 @@ void Devices::give_back(WorkerId worker) {
   for (const auto& [device, share] : held.mapped()) free_[device] += share;
 }
 
-std::vector<std::string> device_ids(std::int64_t count, const char* visible) {
+std::optional<std::vector<std::string>> visible_devices(const char* visible) {
+  if (visible == nullptr) return std::nullopt;
   std::vector<std::string> out;
-  std::istringstream names(visible ? visible : "");
+  std::istringstream names(std::string(visible) == "NoDevFiles" ? "" : visible);
   for (std::string name; std::getline(names, name, ',');) {
     name.erase(std::remove_if(name.begin(), name.end(), [](unsigned char c) { return std::isspace(c); }), name.end());
     if (!name.empty()) out.push_back(name);
   }
-  const auto wanted = static_cast<std::size_t>(std::max<std::int64_t>(count, 0));
-  if (out.size() < wanted) {  // it offers more than it sees: whoever says so knows best
-    out.clear();
-    for (std::size_t i = 0; i < wanted; ++i) out.push_back(std::to_string(i));
-  }
-  out.resize(wanted);
   return out;
+}
+
+std::size_t count_devices(const std::string& folder, const char* visible) {
+  std::size_t there = 0;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    const std::string device = entry.path().filename();
+    there += device.starts_with("nvidia") && device.size() > 6 && device.find_first_not_of("0123456789", 6) == std::string::npos;
+  }
+  const auto seen = visible_devices(visible);
+  return seen ? std::min(there, seen->size()) : there;
+}
+
+Result<std::vector<std::string>> device_ids(std::int64_t count, const char* visible) {
+  const auto wanted = static_cast<std::size_t>(std::max<std::int64_t>(count, 0));
+  auto out = visible_devices(visible);
+  if (!out) {
+    out.emplace();
+    for (std::size_t i = 0; i < wanted; ++i) out->push_back(std::to_string(i));
+  }
+  if (out->size() < wanted) {
+    return fail(invalid_argument(std::to_string(wanted) + " GPUs were asked for, and CUDA_VISIBLE_DEVICES lets this process see " +
+                                 std::to_string(out->size()) + " (\"" + visible + "\")")
+                    .with_reason("DevicesHidden")
+                    .with_hint("offer no more than it names, name more in it, or unset it"));
+  }
+  out->resize(wanted);
+  return *std::move(out);
 }
 
 std::string accelerator_type(const std::string& model) {

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "runtime/core/id.h"
+#include "runtime/core/result.h"
 
 namespace shoal::scheduler {
 
@@ -28,8 +30,12 @@ class Devices {
   std::map<WorkerId, std::vector<std::pair<std::size_t, std::int64_t>>> holdings_;  // (device, units)
 };
 
-// Names of so many devices, out of what CUDA_VISIBLE_DEVICES leaves of this host (null or empty: all of them).
-std::vector<std::string> device_ids(std::int64_t count, const char* visible);
+// What CUDA_VISIBLE_DEVICES names; none when it is not set (null): then all are visible.
+std::optional<std::vector<std::string>> visible_devices(const char* visible);
+// How many GPUs there are in /dev (`folder`), as far as CUDA_VISIBLE_DEVICES lets them be seen.
+std::size_t count_devices(const std::string& folder, const char* visible);
+// Names of so many of them. InvalidArgument/DevicesHidden when CUDA_VISIBLE_DEVICES names fewer: nobody takes what is another's.
+Result<std::vector<std::string>> device_ids(std::int64_t count, const char* visible);
 
 // "A100" of "NVIDIA A100-SXM4-80GB", as users ask for it; "" of a name that has no such word.
 std::string accelerator_type(const std::string& model);

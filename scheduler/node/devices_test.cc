@@ -1,5 +1,8 @@
 #include "scheduler/node/devices.h"
 
+#include <filesystem>
+#include <fstream>
+
 #include <gtest/gtest.h>
 
 #include "actors/cluster/resources.h"
@@ -44,12 +47,32 @@ TEST(DevicesTest, NobodyGetsMoreThanThereIsNorWhatItDidNotAskFor) {
   devices.give_back(kC);  // that has none
 }
 
-TEST(DevicesTest, NamesComeFromTheEnvironmentWhereItHasEnough) {
-  EXPECT_EQ(device_ids(2, nullptr), (Ids{"0", "1"}));
-  EXPECT_EQ(device_ids(2, "5, GPU-x,7"), (Ids{"5", "GPU-x"}));
-  EXPECT_EQ(device_ids(2, "3"), (Ids{"0", "1"}));
-  EXPECT_EQ(device_ids(1, ""), (Ids{"0"}));
-  EXPECT_EQ(device_ids(0, "3"), Ids());
+TEST(DevicesTest, NamesComeFromTheEnvironment) {
+  EXPECT_EQ(device_ids(2, nullptr).value(), (Ids{"0", "1"}));
+  EXPECT_EQ(device_ids(2, "5, GPU-x,7").value(), (Ids{"5", "GPU-x"}));
+  EXPECT_EQ(device_ids(0, "3").value(), Ids());
+  EXPECT_EQ(device_ids(0, "").value(), Ids());
+}
+
+TEST(DevicesTest, NobodyOffersDevicesThatTheEnvironmentHides) {
+  for (const char* visible : {"3", "", "NoDevFiles"}) {
+    const auto ids = device_ids(2, visible);
+    ASSERT_FALSE(ids) << visible;
+    EXPECT_EQ(ids.error().reason(), "DevicesHidden");
+  }
+  EXPECT_NE(device_ids(2, "3").error().message().find("2 GPUs were asked for"), std::string::npos);
+}
+
+TEST(DevicesTest, DevicesAreCountedAsFarAsTheyAreVisible) {
+  const std::string dev = testing::TempDir() + "dev";
+  std::filesystem::create_directories(dev);
+  for (const char* name : {"nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia", "null"}) std::ofstream(dev + "/" + name);
+  EXPECT_EQ(count_devices(dev, nullptr), 3u);
+  EXPECT_EQ(count_devices(dev, "1"), 1u);
+  EXPECT_EQ(count_devices(dev, "0,1,2,3"), 3u);
+  EXPECT_EQ(count_devices(dev, ""), 0u);
+  EXPECT_EQ(count_devices(dev, "NoDevFiles"), 0u);
+  EXPECT_EQ(count_devices(dev + "/none", nullptr), 0u);
 }
 
 TEST(DevicesTest, TypesAreTheWordThatUsersKnow) {

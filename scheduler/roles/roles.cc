@@ -42,13 +42,13 @@ std::uint64_t default_object_store() {
   return pages > 0 && page > 0 ? static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page) / 10 * 3 : 0;
 }
 
-Node::Options node_options(World& world, const actors::Resources& resources, const Labels& labels, std::vector<Endpoint> heads) {
+Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, std::vector<Endpoint> heads) {
   Node::Options o;
   o.resources = resources;
   const std::int64_t objects = resources.units(kObjectStoreMemory) / actors::Resources::kUnit;
   o.object_store_bytes = objects > 0 ? static_cast<std::uint64_t>(objects) : default_object_store();
   const std::int64_t gpus = resources.units("GPU") / actors::Resources::kUnit;
-  o.gpus = device_ids(gpus, std::getenv("CUDA_VISIBLE_DEVICES"));
+  SHOAL_TRY(o.gpus, device_ids(gpus, std::getenv("CUDA_VISIBLE_DEVICES")));
   o.labels = labels;
   if (const auto type = gpus > 0 ? detect_accelerator() : ""; !type.empty()) {
     o.labels.try_emplace("shoal.io/accelerator-type", type);
@@ -73,12 +73,7 @@ actors::Resources detect_resources() {
   std::ifstream file("/proc/meminfo");
   std::string name;
   if (double kib = 0; file >> name >> kib) memory = kib * 1024;
-  double gpus = 0;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev", ignored)) {
-    const std::string device = entry.path().filename();
-    gpus += device.starts_with("nvidia") && device.size() > 6 && device.find_first_not_of("0123456789", 6) == std::string::npos;
-  }
+  const auto gpus = static_cast<double>(count_devices("/dev", std::getenv("CUDA_VISIBLE_DEVICES")));
   return actors::Resources::of({{"CPU", cpus}, {"memory", memory}, {"GPU", gpus}}).value_or(actors::Resources());
 }
 
@@ -96,7 +91,9 @@ int run_node(const NodeRole& role) {
     if (!made) return refuse_role(role.ready_fd, made.error());
     keeper = *std::move(made);
   }
-  auto options = node_options(w, role.resources, role.labels, *std::move(heads));
+  auto made = node_options(w, role.resources, role.labels, *std::move(heads));
+  if (!made) return refuse_role(role.ready_fd, made.error());
+  Node::Options& options = *made;
   options.on_ending = [&] {
     if (keeper) keeper->stop();
   };
@@ -145,7 +142,9 @@ int run_local(const LocalRole& role) {
     }
     if (const auto written = w.folder.write_info(info); !written) return refuse_role(role.ready_fd, written.error());
 
-    auto node_opts = node_options(w, role.resources, role.labels, {head.endpoints()[0]});
+    auto made = node_options(w, role.resources, role.labels, {head.endpoints()[0]});
+    if (!made) return refuse_role(role.ready_fd, made.error());
+    Node::Options& node_opts = *made;
     node_opts.ends_with_owner = role.owner != 0;
     node_opts.owner = role.owner;
     node_opts.stop_grace = std::chrono::milliseconds(500);

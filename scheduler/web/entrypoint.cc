@@ -57,6 +57,7 @@ Result<Environment> read_environment(const std::string& text) {
             variable.find('\0') != std::string::npos) {
           return fail(invalid_argument("env_vars of runtime_env has a name or a value that no environment can hold"));
         }
+        out.by_python |= variable.find('$') != std::string::npos;  // it refers to those that are there
       }
     } else if (key == "working_dir") {
       if (!value.is_string()) return fail(invalid_argument("working_dir of runtime_env is a path"));
@@ -75,12 +76,12 @@ Result<Environment> read_environment(const std::string& text) {
       } else {
         return fail(invalid_argument("working_dir of runtime_env: there is no folder " + path));
       }
-    } else if (key == "pip" || key == "py_modules") {
+    } else if (key == "pip" || key == "py_modules" || key == "uv") {
       out.by_python = true;
     } else if (key == "excludes") {
       continue;
-    } else if (std::set<std::string_view>{"conda", "config", "container", "image_uri", "nsight", "uv", "worker_process_setup_hook"}
-                   .contains(key)) {
+    } else if (std::set<std::string_view>{"conda", "config", "container", "image_uri", "nsight", "worker_process_setup_hook"}.contains(
+                   key)) {
       return fail(unimplemented(key + " of runtime_env is not in this release"));
     } else {
       return fail(invalid_argument("runtime_env has no " + key));
@@ -159,7 +160,9 @@ Result<actors::JobSpec> job_spec(const JobRequest& request, const Surroundings& 
   if (const auto folder = std::filesystem::path(around.python).parent_path(); !folder.empty()) {
     launch.env.emplace_back("PATH", folder.string() + (around.path.empty() ? "" : ":" + around.path));
   }
-  launch.env.insert(launch.env.end(), env.variables.begin(), env.variables.end());
+  for (const auto& [name, value] : env.variables) {
+    if (value.find('$') == std::string::npos) launch.env.emplace_back(name, value);
+  }
   if (!env.folder.empty()) {
     const auto given = env.variables.find("PYTHONPATH");
     const std::string& rest = given != env.variables.end() ? given->second : around.python_path;

@@ -72,6 +72,64 @@ def test_clusters_live_side_by_side_and_stop_ends_the_one_that_was_named(shoal_c
     assert shoal_command.json("stop", "--all")["stopped"] == []
 
 
+def test_start_takes_resources_and_labels_as_ray_writes_them(shoal_command):
+    words = ["--resources", '{"slot": 2, "token": 0.5}', "--labels", "zone=a,disk=fast", "--label", "rack=1"]
+    shoal_command.start(*words)
+    total = shoal_command.json("status")["total"]
+    assert (total["slot"], total["token"]) == (2, 0.5)
+    (node,) = shoal_command.json("list", "nodes")["rows"]
+    assert {"zone": "a", "disk": "fast", "rack": "1"}.items() <= node["labels"].items()
+    done = shoal_command("start", "--address", "127.0.0.1:1", "--min-worker-port", "1000")
+    assert "--min-worker-port has no effect" in done.stderr
+    for wrong in ("slot=1", '{"slot": "1"}', '{"slot": -1}', "[]"):
+        fails(shoal_command("start", "--head", "--resources", wrong), 2, "--resources")
+    assert shoal_command("stop", "--force").returncode == 0
+    assert shoal_command("status").returncode == 5
+
+
+def test_start_with_block_stays_until_a_signal_or_the_end_of_the_cluster(shoal_command):
+    words = ("start", "--head", "--port", "0", "--num-cpus", "1", "--block")
+    for number in (signal.SIGTERM, signal.SIGINT, None):
+        one = shoal_command.popen(*words)
+        one.said("It ends with this command")
+        assert shoal_command.json("status")["nodes"] == 1
+        if number is None:
+            assert shoal_command("stop", "--grace-period", "20").returncode == 0
+        else:
+            one.signal(number)
+        assert one.code() == 0, one.err
+        assert shoal_command("status").returncode == 5
+    one = shoal_command.popen(*words)
+    one.said("It ends with this command")
+    (row,) = shoal_command.json("list", "nodes")["rows"]
+    os.kill(row["pid"], signal.SIGKILL)
+    assert one.code() == 1
+    assert "ended unexpectedly" in one.err
+    assert shoal_command("status").returncode == 5
+
+
+def test_a_node_that_joins_with_block_is_all_that_ends_with_it(shoal_command, cluster):
+    one = shoal_command.popen("start", "--address", cluster.address, "--num-cpus", "1", "--block")
+    one.said("It ends with this command")
+    assert shoal_command.json("status")["nodes"] == 2
+    one.signal(signal.SIGTERM)
+    assert one.code() == 0, one.err
+    wait_until(lambda: shoal_command.json("status")["nodes"] == 1, 10, "the node's end")
+
+
+def test_gpus_that_the_environment_hides_are_not_offered(shoal_command):
+    words = ("start", "--head", "--port", "0", "--num-cpus", "1")
+    done = shoal_command(*words, "--num-gpus", "2", env=shoal_command.env(CUDA_VISIBLE_DEVICES="3"))
+    fails(done, 1, "2 GPUs were asked for", "CUDA_VISIBLE_DEVICES")
+    assert shoal_command("status").returncode == 5
+    said = shoal_command.json(*words, "--num-gpus", "1", env=shoal_command.env(CUDA_VISIBLE_DEVICES="3,5"))
+    assert said["resources"]["GPU"] == 1
+    assert shoal_command("stop").returncode == 0
+    said = shoal_command.json(*words, env=shoal_command.env(CUDA_VISIBLE_DEVICES=""))
+    assert "GPU" not in said["resources"]
+    assert shoal_command("stop").returncode == 0
+
+
 def test_a_port_in_use_is_an_error_with_a_code_and_a_hint(shoal_command, cluster):
     port = cluster.address.rpartition(":")[2]
     fails(shoal_command("start", "--head", "--port", port), 1, r"error\[ResourceExhausted/AddressInUse\]", "hint: .*--port")

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -135,6 +137,39 @@ def test_offers_of_an_embedded_cluster_are_what_was_said():
 def test_impossible_offers_are_refused_and_nothing_is_started(offer):
     with pytest.raises((InvalidArgument, ValueError)):
         shoal.init(**offer)
+    assert not shoal.is_initialized()
+
+
+def test_init_offers_the_gpus_that_the_environment_shows(home, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(ValueError, match="2 GPUs were asked for"):
+        shoal.init(num_cpus=1, num_gpus=2)
+    with shoal.init(num_cpus=1, num_gpus=1):
+        assert shoal.cluster_resources()["GPU"] == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with shoal.init(num_cpus=1):
+        assert "GPU" not in shoal.cluster_resources()
+
+
+def test_init_takes_rays_other_options(home, tmp_path):
+    unused = {"configure_logging": False, "logging_format": "%(message)s", "_system_config": {}, "log_to_driver": None}
+    with shoal.init(num_cpus=1, _memory=1 << 30, **unused):
+        assert shoal.cluster_resources()["memory"] == 1 << 30
+    elsewhere = tmp_path / "temp"
+    with shoal.init(num_cpus=1, _temp_dir=str(elsewhere), include_dashboard=True, dashboard_host="127.0.0.1") as context:
+        assert context["session_dir"].startswith(str(elsewhere))
+        port = context.dashboard_url.rpartition(":")[2]
+        child = [sys.executable, "-c", f"import shoal; shoal.init(num_cpus=1, include_dashboard=True, dashboard_port={port})"]
+        done = subprocess.run(child, capture_output=True, text=True, check=False, timeout=120)
+        assert "already in use" in done.stderr
+    for options, error in (
+        ({"local_mode": True}, RuntimeError),
+        ({"dashboard_host": "0.0.0.0"}, NotImplementedError),
+        ({"_system_config": 5}, TypeError),
+        ({"_temp_dir": "relative"}, ValueError),
+    ):
+        with pytest.raises(error):
+            shoal.init(num_cpus=1, **options)
     assert not shoal.is_initialized()
 
 

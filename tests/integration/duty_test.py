@@ -92,3 +92,33 @@ def test_what_cannot_move_has_until_the_deadline(shoal_command, two_nodes):
     assert shoal_command.json("drain", second, "--deadline", "0")["now"] == "drained"
     assert job.code() not in (0, None)
     assert shoal_command.json("list", "jobs")["rows"][0]["state"] == "FAILED"
+
+
+def test_drain_node_takes_rays_options(shoal_command, two_nodes):
+    first, second = two_nodes
+    why = ("--reason-message", "why not")
+    idle, preempted = ("--reason", "DRAIN_NODE_REASON_IDLE_TERMINATION", *why), ("--reason", "DRAIN_NODE_REASON_PREEMPTION", *why)
+    for words in ((), ("--reason", "DRAIN_NODE_REASON_PREEMPTION"), ("--reason", "x", *why)):
+        assert shoal_command("drain-node", "--node-id", second, *words).returncode == 2
+    done = shoal_command("drain-node", *preempted)
+    assert done.returncode == 1, done
+    assert "there are 2 nodes" in done.stderr
+    driver = shoal_command.driver(
+        DRIVER
+        + """
+actors = [Here.remote(), Here.remote()]
+shoal.get([a.node.remote() for a in actors])
+print("there", flush=True)
+time.sleep(600)
+"""
+    )
+    driver.said("there")
+    done = shoal_command("drain-node", "--node-id", second, *idle)
+    assert (done.returncode, done.stdout) != (0, ""), done
+    assert "is not idle" in done.stderr
+    assert states(shoal_command)[second] == "ALIVE"
+    said = shoal_command.json("drain-node", "--node-id", second, *preempted, "--deadline-remaining-seconds", "600")
+    assert said["now"] == "draining"
+    driver.process.kill()
+    wait_until(lambda: states(shoal_command)[second] == "DEAD", 20, "the node's leaving")
+    assert shoal_command.json("drain-node", *idle)["node"] == first  # the only one

@@ -89,6 +89,32 @@ def test_a_job_is_a_driver_of_the_cluster(client, shoal_command):
     assert "(Speaker) from the actor" in text
 
 
+def test_a_jobs_variables_refer_to_those_that_are_there(client):
+    variables = {"PATH": "/mine:${PATH}", "NEW": "<${NO_SUCH_VARIABLE}>"}
+    job = client.submit_job(entrypoint='echo "$NEW" "$PATH"', runtime_env={"env_vars": variables})
+    assert ended(client, job) == JobStatus.SUCCEEDED
+    new, path = client.get_job_logs(job).split()
+    assert new == "<>"
+    assert path.startswith("/mine:")
+    assert "/bin" in path
+    assert "$" not in path
+
+
+def test_the_command_takes_the_http_address_as_well(shoal_command, cluster):
+    url = url_of(cluster)
+    other = shoal_command.start()
+    for address in (url.geturl(), f"http://localhost:{url.port}/"):
+        done = shoal_command("job", "submit", "--address", address, "--", "echo here")
+        assert (done.returncode, "here" in done.stdout) == (0, True), done
+    assert len(shoal_command.json("job", "list", "--address", url.geturl())["rows"]) == 2
+    assert shoal_command.json("job", "list", "--address", other.address)["rows"] == []
+    done = shoal_command("job", "list", "--address", "http://127.0.0.1:1")
+    assert done.returncode == 5, done
+    assert "no running cluster" in done.stderr
+    assert shoal_command("stop", "--address", other.address).returncode == 0
+    assert JobSubmissionClient(url.geturl(), verify=False).list_jobs()
+
+
 def test_a_failure_says_how_it_ended(client):
     job = client.submit_job(entrypoint="echo sorry; exit 3")
     assert ended(client, job) == JobStatus.FAILED

@@ -62,6 +62,51 @@ time.sleep(600)
     assert "--previous" in done.stderr
 
 
+def test_logs_takes_ids_and_processes_as_ray_writes_them(shoal_command, cluster):
+    driver = shoal_command.driver(
+        DRIVER
+        + """
+actor = Speaker.remote()
+print("id", actor._actor_id, shoal.get(actor.say.remote("from an actor")), flush=True)
+time.sleep(600)
+"""
+    )
+    driver.said("id ")
+    _, actor, pid = next(line for line in driver.out.splitlines() if line.startswith("id ")).split()
+    out, err = "(Speaker) from an actor\n", "(Speaker) err from an actor\n"
+    node = shoal_command.json("list", "nodes")["rows"][0]["id"]
+    for words in (("actor", "--id", actor), ("actor", "--pid", pid), ("worker", "--pid", pid), ("worker", "--pid", pid, "--node-id", node)):
+        said = shoal_command("logs", *words)
+        assert (said.stdout, said.stderr) == (out, err), said
+    assert shoal_command("logs", "actor", "--id", actor, "--err").stdout == ""
+    assert shoal_command("logs", "actor", "--id", actor, "--tail", "0").stdout == ""
+    for words, code, text in (
+        (("actor",), 2, "--id"),
+        (("job", "--pid", pid), 2, ""),
+        (("worker", "--pid", "1"), 3, "no process 1"),
+        (("worker", "--pid", pid, "--node-ip", "10.9.8.7"), 3, f"no process {pid}"),
+        (("job", "--id", actor), 3, "no job"),
+        (("task", "--id", "5f"), 1, "logs worker"),
+    ):
+        done = shoal_command("logs", *words)
+        assert (done.returncode, done.stdout) == (code, ""), (words, done)
+        assert text in done.stderr
+    done = shoal_command("job", "submit", "--submission-id", "mine", "--", "echo from a job")
+    assert done.returncode == 0, done
+    assert shoal_command("logs", "job", "--id", "mine").stdout == "(driver) from a job\n"
+    driver.signal(signal.SIGKILL)
+
+
+def test_logs_shows_files_of_the_session(shoal_command, cluster):
+    files = shoal_command("logs", "cluster").stdout.split()
+    assert {"head.log", "node.log"} <= {f.partition(".")[0].partition("-")[0] + ".log" for f in files}, files
+    (head,) = [f for f in files if f.startswith("head") and f.endswith(".log")]
+    text = (cluster.session / "logs" / head).read_text().splitlines(keepends=True)
+    assert text[0] in shoal_command("logs", "cluster", head).stdout
+    assert shoal_command("logs", head, "--tail", "1").stdout.count("\n") == 1
+    assert shoal_command.json("logs", "cluster", "no-such*")["files"] == []
+
+
 def test_what_was_printed_outlives_its_node(shoal_command, cluster):
     first = shoal_command.json("list", "nodes")["rows"][0]["id"]
     second = shoal_command.json("start", "--address", cluster.address, "--num-cpus", "1")["node"]
