@@ -66,6 +66,22 @@ def test_nodes_workers_jobs_and_groups(recorder):
     remove_placement_group(group)
 
 
+def test_logs_are_of_the_node_that_is_named(recorder):
+    ray.get(recorder.__ray_call__.remote(lambda _: print("said", flush=True)))
+    row = state.get_actor(recorder._actor_id)
+    (node,) = state.list_nodes()
+    wait_until(lambda: "".join(state.get_log(pid=row.pid, node_id=node.node_id)) == "said\n", 20, "the line")
+    assert "".join(state.get_log(pid=row.pid, node_ip=node.node_ip)) == "said\n"
+    of_node = state.list_logs(node_id=node.node_id)
+    assert f"worker-{row.worker_id}.out" in of_node["worker_out"]
+    assert state.list_logs(node_ip=node.node_ip) == of_node
+    for wrong in ({"node_id": "5f"}, {"node_ip": "10.9.8.7"}, {"node_id": node.node_id, "node_ip": "10.9.8.7"}):
+        with pytest.raises(ValueError, match="there is no node"):
+            state.list_logs(**wrong)
+        with pytest.raises(ValueError, match="there is no node"):
+            state.get_log(pid=row.pid, **wrong)
+
+
 def test_logs_are_found_by_actor_process_and_file(recorder):
     @ray.remote
     class Speaker:

@@ -359,17 +359,37 @@ def list_logs(
     timeout: float = _TIMEOUT_S,
 ) -> dict[str, list[str]]:
     """The session's log files by what wrote them: "head", "node", "local", "worker_out", "worker_err".
-    All nodes of a host share a folder."""
-    del node_id, node_ip, timeout
+    All nodes of a host share a folder: with ``node_id`` or ``node_ip`` those of workers are that node's. ValueError for a node that is not
+    there, Unimplemented for one of another host."""
+    folder = _logs_folder(address)
+    nodes = _nodes_named(folder, address, node_id, node_ip, timeout)
+    theirs = None if nodes is None else {r.worker_id for r in list_workers(address, limit=1 << 30, timeout=timeout) if r.node_id in nodes}
     out: dict[str, list[str]] = {}
-    for file in sorted(_logs_folder(address).iterdir()):
+    for file in sorted(folder.iterdir()):
         if not fnmatch.fnmatch(file.name, glob_filter):
             continue
         kind = file.name.partition("-")[0].partition(".")[0]
         if kind == "worker":
+            if theirs is not None and not any(worker in file.name for worker in theirs):
+                continue
             kind = "worker_err" if file.suffix == ".err" else "worker_out"
         out.setdefault(kind, []).append(file.name)
     return out
+
+
+def _nodes_named(folder: Path, address: str | None, node_id: str | None, node_ip: str | None, timeout: float) -> set[str] | None:
+    """Their ids; None when none is named."""
+    if node_id is None and node_ip is None:
+        return None
+    rows = list_nodes(address, limit=1 << 30, timeout=timeout)
+    rows = [r for r in rows if node_id in (None, r.node_id) and node_ip in (None, r.node_ip)]
+    if not rows:
+        raise ValueError(f"there is no node {node_id or node_ip}")
+    host = folder.parent / "tls" / "host"  # of a cluster over several
+    here = host.read_text().strip() if host.exists() else rows[0].node_ip
+    if not any(r.node_ip == here for r in rows):
+        raise Unimplemented(f"logs of another host ({rows[0].node_ip})", hint="ask there, or `shoal logs ID` for an actor's or a worker's")
+    return {r.node_id for r in rows}
 
 
 def get_log(
@@ -390,17 +410,18 @@ def get_log(
     attempt_number: int = 0,
 ) -> Iterator[str]:
     """A log, in pieces: of a file (``list_logs``), of an actor or a process (its stdout, or with ``suffix="err"`` its stderr), or of a
-    submitted job. The last ``tail`` lines, or all that is kept; ``follow``: and what is written from then on, until its process ends."""
-    del node_id, node_ip, attempt_number
+    submitted job. The last ``tail`` lines, or all that is kept; ``follow``: and what is written from then on, until its process ends. A
+    process is one of the node that ``node_id`` or ``node_ip`` names, where one is named."""
+    del attempt_number
     if task_id is not None:
         raise Unimplemented(_TASKS)
     if suffix not in ("out", "err"):
         raise ValueError(f'suffix is "out" or "err", not {suffix!r}')
-    worker = None
+    worker, folder = None, _logs_folder(address)
+    nodes = _nodes_named(folder, address, node_id, node_ip, timeout)
     if filename is None:
-        worker = _worker_of(address, actor_id, pid, submission_id, timeout)
+        worker = _worker_of(address, actor_id, pid, submission_id, timeout, nodes)
         filename = f"worker-{worker}.{suffix}"
-    folder = _logs_folder(address)
     path = folder / filename
     if path.parent != folder or path.name in ("", ".", "..") or path.is_symlink():
         raise ValueError(f"{filename!r} is no file of the session's logs")
@@ -412,7 +433,9 @@ def get_log(
     return _pieces(path, tail, follow, over, encoding or "utf-8", errors or "replace")
 
 
-def _worker_of(address: str | None, actor_id: str | None, pid: int | None, submission_id: str | None, timeout: float) -> str:
+def _worker_of(
+    address: str | None, actor_id: str | None, pid: int | None, submission_id: str | None, timeout: float, nodes: set[str] | None
+) -> str:
     if actor_id is not None:
         row = get_actor(actor_id, address, timeout)
         if row is not None and int(row.worker_id, 16):
@@ -423,7 +446,7 @@ def _worker_of(address: str | None, actor_id: str | None, pid: int | None, submi
         job = get_job(submission_id, address, timeout)
         rows = [r for r in rows if job is not None and r.job_id == job.job_id and r.worker_type == "DRIVER"]
     elif pid is not None:
-        rows = [r for r in rows if r.pid == pid]
+        rows = [r for r in rows if r.pid == pid and (nodes is None or r.node_id in nodes)]
     else:
         raise ValueError("say which log: filename, actor_id, pid or submission_id")
     if not rows:
