@@ -57,6 +57,15 @@ void ActorCalls::updated(const ActorRow& row) {
   const auto it = targets_.find(row.id);
   if (it == targets_.end() || it->second.dead) return;
   Target& t = it->second;
+  const bool stays = row.state == ActorState::kAlive && (t.endpoint.empty() || t.endpoint == row.endpoint);
+  if (stays && t.news.empty()) return heard(row);
+  hear(row.id, t, [this, row] { heard(row); });
+}
+
+void ActorCalls::heard(const ActorRow& row) {
+  const auto it = targets_.find(row.id);
+  if (it == targets_.end() || it->second.dead) return;
+  Target& t = it->second;
   t.worker = row.worker;
   t.restarts = row.max_restarts != 0;
   t.retries = row.max_task_retries;
@@ -77,13 +86,34 @@ void ActorCalls::updated(const ActorRow& row) {
 void ActorCalls::process_gone(WorkerId worker, const Error& cause) {
   if (!worker) return;
   for (auto& [id, t] : targets_) {
-    if (t.worker != worker || t.dead) continue;
-    if (t.restarts && !t.disowned && !no_news_) {
-      suspend(id, t, cause);
-    } else {
-      die(id, t, lost(t.class_name, id, cause.message()));
-    }
+    if (t.dead || (t.worker != worker && t.news.empty())) continue;
+    hear(id, t, [this, id = id, worker, cause] { heard_gone(id, worker, cause); });
   }
+}
+
+void ActorCalls::heard_gone(ActorId id, WorkerId worker, const Error& cause) {
+  const auto it = targets_.find(id);
+  if (it == targets_.end() || it->second.worker != worker || it->second.dead) return;
+  Target& t = it->second;
+  if (t.restarts && !t.disowned && !no_news_) {
+    suspend(id, t, cause);
+  } else {
+    die(id, t, lost(t.class_name, id, cause.message()));
+  }
+}
+
+void ActorCalls::hear(ActorId id, Target& t, std::function<void()> news) {
+  if (t.news.empty()) {
+    if (!connected(t)) return news();
+    t.last_words = clock_.after(options_.cause_grace, [this, id] { hear_waiting(id); });
+  }
+  t.news.push_back(std::move(news));
+}
+
+void ActorCalls::hear_waiting(ActorId id) {
+  Target& t = targets_.at(id);
+  t.last_words = {};
+  for (const auto& news : std::exchange(t.news, {})) news();
 }
 
 void ActorCalls::suspend(ActorId id, Target& t, const Error& cause) {
@@ -171,7 +201,15 @@ void ActorCalls::on_closed(runtime::Peer& peer, const Error& why) {
   for (auto& [endpoint, link] : links_) {
     if (link.peer.get() != &peer) continue;
     const auto owned = std::move(link.peer);  // destroyed when this returns
-    return link_broke(std::string(endpoint), why);
+    const std::string ended = endpoint;
+    std::vector<ActorId> told;
+    for (const auto& [id, t] : targets_) {
+      if (t.endpoint == ended && !t.news.empty()) told.push_back(id);
+    }
+    for (const ActorId id : told) {
+      if (targets_.contains(id)) hear_waiting(id);
+    }
+    return link_broke(ended, why);
   }
 }
 
@@ -300,7 +338,7 @@ void ActorCalls::flush_others() {
 }
 
 runtime::Peer* ActorCalls::open_peer(const Target& t) {
-  if (t.dead || t.endpoint.empty()) return nullptr;
+  if (t.dead || t.endpoint.empty() || !t.news.empty()) return nullptr;
   const auto link = links_.find(t.endpoint);
   if (link == links_.end() || link->second.peer == nullptr) return nullptr;
   if (link->second.peer->queued_bytes() <= options_.high_water_bytes) return link->second.peer.get();
@@ -448,6 +486,8 @@ void ActorCalls::fail_calls(Target& t, const Error& cause, bool queued) {
 void ActorCalls::die(ActorId, Target& t, const Error& cause) {
   t.undecided = false;
   t.deciding = {};
+  t.last_words = {};
+  t.news.clear();
   t.dead = cause;
   fail_calls(t, cause, true);
 }

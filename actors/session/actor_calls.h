@@ -6,10 +6,14 @@
 // made. When an actor dies every call on it fails with the cause that its node or the head tells. A broken connection
 // is no death (D20): after a short wait for such a cause, what was sent on it fails as Unavailable/ActorUnavailable, and the
 // connection is made again for the calls behind it. An actor that is started again when its process ends fails what was sent to it
-// likewise, or gets it again (max_task_retries), before what waited. Loop thread only.
+// likewise, or gets it again (max_task_retries), before what waited.
+//
+// News of a process's end may overtake what it sent before: as long as its connection is open they wait, for the connection ends by itself
+// once all is read that was sent, but no longer than cause_grace. Loop thread only.
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -114,6 +118,8 @@ class ActorCalls final : public runtime::PeerHandler {
     bool disowned = false;  // the head will not tell of its death
     bool to_flush = false;  // stands in to_flush_
     bool any_order = false;
+    std::vector<std::function<void()>> news;  // of its process's end, and what came after; while they wait nothing is sent
+    runtime::Timer last_words;
   };
   struct Link {
     std::unique_ptr<runtime::Peer> peer;  // null while connecting
@@ -143,6 +149,11 @@ class ActorCalls final : public runtime::PeerHandler {
   void send(ActorId id, Target& target, runtime::Peer& peer, Queued queued);
   void remember(Target& target, std::uint64_t number, Sent sent);
   void fail_calls(Target& target, const Error& cause, bool queued);
+  // Now, or when its process's last words were read, after the news that wait already.
+  void hear(ActorId id, Target& target, std::function<void()> news);
+  void hear_waiting(ActorId id);
+  void heard(const ActorRow& row);
+  void heard_gone(ActorId id, WorkerId worker, const Error& cause);
   // Its process is gone, and the head will tell what becomes of it and thereby of what was sent to it. Should it keep silent, that is lost.
   void suspend(ActorId id, Target& target, const Error& cause);
   // What was sent and may be sent again stands in the queue again, in order; the rest of it fails.

@@ -179,6 +179,32 @@ TEST_F(ActorCallsTest, TheCauseOfADeathComesInTimeForWhatWasSent) {
   EXPECT_EQ(outcome(call(kActor, "next")), "Unavailable/ActorDied");
 }
 
+TEST_F(ActorCallsTest, NewsOfADeathDoNotOvertakeTheLastAnswers) {
+  now_alive();
+  const auto answered = call(kActor, "hold"), held = call(kActor, "hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 2; }, 30s));
+  actor_->held[0].reply(text_value("last words"));
+  calls_.process_gone(kWorker, unavailable("killed"));
+  const auto next = call(kActor, "next");
+  ASSERT_TRUE(run_until_ready(answered));
+  EXPECT_EQ(outcome(answered), "last words");
+  EXPECT_EQ(outcome(held), "pending");
+  world_.fabric().disconnect("caller", "host");
+  ASSERT_TRUE(run_until_ready(next));
+  EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
+  EXPECT_EQ(outcome(next), "Unavailable/ActorDied");
+  EXPECT_EQ(actor_->heard.size(), 2u);  // the process that is gone was sent nothing
+}
+
+TEST_F(ActorCallsTest, NewsOfADeathWaitNoLongerThanAMomentForAConnectionThatDoesNotEnd) {
+  now_alive();
+  const auto held = call(kActor, "hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  calls_.process_gone(kWorker, unavailable("killed"));
+  ASSERT_TRUE(run_until_ready(held, 1s));
+  EXPECT_EQ(outcome(held), "Unavailable/ActorDied");
+}
+
 TEST_F(ActorCallsTest, AnActorThatCannotBeReachedFailsItsCallsUntilItCan) {
   host_.reset();
   now_alive();

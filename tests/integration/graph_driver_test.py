@@ -1,5 +1,6 @@
 """A step that a driver writes by hand: the example as it stands, its mathematics, its messages, and how it ends when a rank does."""
 
+import functools
 import itertools
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
@@ -305,7 +307,9 @@ class Trap(nn.Module):
         return self.linear(x)
 
 
-def die():
+def die_when(told):
+    while not told.exists():
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -344,10 +348,12 @@ def plain_step(units):
     return step
 
 
-def test_a_rank_that_is_killed_in_a_step_fails_its_loss_and_its_peers(cluster):
-    ranks = trapped(die)
+def test_a_rank_that_is_killed_in_a_step_fails_its_loss_and_its_peers(cluster, tmp_path):
+    told = tmp_path / "told"
+    ranks = trapped(functools.partial(die_when, told))
     losses = [ranks.step() for _ in range(4)]
     assert all(len(shoal.get(step)) == 2 for step in losses[:2])
+    told.touch()  # a process that ends by force may take its last answers along
     with pytest.raises(ActorDiedError, match="SIGKILL"):
         shoal.get(losses[2][1], timeout=60)
     with pytest.raises(ActorDiedError, match="SIGKILL") as died:
