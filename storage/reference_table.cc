@@ -83,13 +83,13 @@ ReferenceTable::Freed ReferenceTable::worker_gone(WorkerId worker) {
 }
 
 ReferenceTable::Freed ReferenceTable::end_job(JobId job) {
-  const Object first{job, ObjectId{}};
+  const Object first{job, {}, {}};
   std::vector<Object> outer;
-  for (auto it = contained_.lower_bound(first); it != contained_.end() && it->first.first == job; ++it) outer.push_back(it->first);
+  for (auto it = contained_.lower_bound(first); it != contained_.end() && it->first.job == job; ++it) outer.push_back(it->first);
   Freed freed;
   for (const Object& object : outer) let_go(object, freed);
   auto it = entries_.lower_bound(first);
-  while (it != entries_.end() && it->first.first == job) it = entries_.erase(it);
+  while (it != entries_.end() && it->first.job == job) it = entries_.erase(it);
   return freed;
 }
 

@@ -1,4 +1,4 @@
-// Who still refers to which object: processes, each with a count, and objects that contain references.
+// Who still refers to which object: processes, on any node, each with a count, and objects that contain references.
 //
 // Whoever gives a reference away counts for the one who gets it, before he sends it; the receiver only takes off, once, what was counted
 // for him. So nothing is freed that is on its way, and no answer is waited for. As the two speak over connections of their own, what is
@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include "runtime/core/id.h"
@@ -18,7 +17,12 @@ namespace shoal::storage {
 
 class ReferenceTable {
  public:
-  using Object = std::pair<JobId, ObjectId>;
+  struct Object {
+    JobId job;
+    ObjectId id;
+    NodeId home = {};  // of one that another node counts: only objects of this one that contain it are known here
+    auto operator<=>(const Object&) const = default;
+  };
   using Freed = std::vector<Object>;  // also those that only freed ones contained
 
   explicit ReferenceTable(std::size_t max_entries = 1 << 20) : max_entries_(max_entries) {}
@@ -39,6 +43,7 @@ class ReferenceTable {
   void each(const std::function<void(Object object, const std::map<WorkerId, std::int64_t>& processes, std::int64_t objects)>& see) const {
     for (const auto& [object, entry] : entries_) see(object, entry.processes, entry.objects);
   }
+  bool knows(Object object) const { return entries_.contains(object); }
   std::size_t num_entries() const { return entries_.size(); }
 
  private:

@@ -8,6 +8,7 @@ namespace shoal::actors {
 struct ObjectKey {
   JobId job;
   ObjectId id;
+  NodeId home = {};  // the node that has it, or will; what it is named by without
   auto operator<=>(const ObjectKey&) const = default;
 };
 

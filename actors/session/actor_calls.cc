@@ -67,6 +67,7 @@ void ActorCalls::heard(const ActorRow& row) {
   if (it == targets_.end() || it->second.dead) return;
   Target& t = it->second;
   t.worker = row.worker;
+  t.node = row.node;
   t.restarts = row.max_restarts != 0;
   t.retries = row.max_task_retries;
   const bool moved = row.state == ActorState::kAlive && !t.endpoint.empty() && t.endpoint != row.endpoint;
@@ -371,12 +372,13 @@ void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued q) {
   q.deps.clear();
   Link& link = links_.at(t.endpoint);
   q.call.from = link.introduced ? WorkerId() : self_;
+  q.call.from_node = node_;
   auto message = to_message(q.call, link.peer->identity().local);
   if (!message) return q.promise.set(fail(message.error()));
   link.introduced = true;
   if (references_ != nullptr) {
-    references_->sending(q.call.args, t.worker);
-    for (const auto& d : q.call.deps) references_->sending(d, t.worker);
+    references_->sending(q.call.args, t.worker, t.node);
+    for (const auto& d : q.call.deps) references_->sending(d, t.worker, t.node);
   }
   const auto number_sent = next_++;
   Sent sent{std::move(q.promise), {}, q.tries, peer.next_request(), q.call.parent};

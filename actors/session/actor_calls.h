@@ -42,10 +42,11 @@ class ActorCalls final : public runtime::PeerHandler {
 
   ActorCalls(runtime::Clock& clock, runtime::Network& network, Options options) : clock_(clock), network_(network), options_(options) {}
   // Counts what values contain that are sent or come back, for this process and those that it calls. Both outlive this.
-  void count_with(References& references, ValueMemory& memory, WorkerId self) {
+  void count_with(References& references, ValueMemory& memory, WorkerId self, NodeId node) {
     references_ = &references;
     memory_ = &memory;
     self_ = self;
+    node_ = node;
   }
 
   // An actor of which the head will tell (updated). Calls may be made from now on.
@@ -106,6 +107,7 @@ class ActorCalls final : public runtime::PeerHandler {
   struct Target {
     std::string class_name;
     WorkerId worker;
+    NodeId node;
     std::string endpoint;  // empty until it lives
     std::deque<Queued> queue;
     std::size_t queued_bytes = 0;
@@ -177,6 +179,7 @@ class ActorCalls final : public runtime::PeerHandler {
   References* references_ = nullptr;
   ValueMemory* memory_ = nullptr;
   WorkerId self_;
+  NodeId node_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 
  public:

@@ -40,15 +40,14 @@ void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtim
   }
   auto call = call_from(std::move(request.message));
   if (!call) return responder.fail(call.error());
-  if (call->from) callers_[peer.number()] = call->from;
+  if (call->from) callers_[peer.number()] = {call->from, call->from_node};
   if (references_ != nullptr) {
     arrived(call->args, *references_, *memory_);
     for (Value& d : call->deps) arrived(d, *references_, *memory_);
   }
-  const auto from = callers_.find(peer.number());
-  Incoming incoming{
-      *std::move(call), std::move(responder), peer.number(), peer.identity().local, from == callers_.end() ? WorkerId() : from->second,
-      references_};
+  const auto caller = callers_.find(peer.number());
+  const auto [from, from_node] = caller == callers_.end() ? std::pair<WorkerId, NodeId>() : caller->second;
+  Incoming incoming{*std::move(call), std::move(responder), peer.number(), peer.identity().local, from, from_node, references_};
   const auto it = actors_.find(incoming.call.actor);
   if (it != actors_.end()) {
     if (it->second.dead) return incoming.responder.fail(*it->second.dead);

@@ -25,6 +25,7 @@ struct Incoming {
   std::uint64_t peer = 0;  // over which it came
   bool local = true;       // from a process of this host
   WorkerId from;           // the process of the caller, if it is known
+  NodeId from_node;        // its node
   References* references = nullptr;
 
   CallKey key() const { return {peer, responder.number()}; }
@@ -32,7 +33,7 @@ struct Incoming {
   void reply(const Value& value, runtime::Flush flush = runtime::Flush::kNow) {
     auto message = to_message(value, local);
     if (!message) return responder.fail(message.error());
-    if (references != nullptr) references->sending(value, from);
+    if (references != nullptr) references->sending(value, from, from_node);
     responder.reply(*std::move(message), flush);
   }
 };
@@ -87,7 +88,7 @@ class ActorHost final : public runtime::PeerHandler {
   std::unique_ptr<runtime::Listener> listener_;
   std::map<std::uint64_t, std::unique_ptr<runtime::Peer>> peers_;  // in the order in which they came
   std::uint64_t next_peer_ = 1;
-  std::map<std::uint64_t, WorkerId> callers_;  // whose they are
+  std::map<std::uint64_t, std::pair<WorkerId, NodeId>> callers_;  // whose they are
   References* references_ = nullptr;
   ValueMemory* memory_ = nullptr;
   std::map<ActorId, Entry> actors_;

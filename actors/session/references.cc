@@ -18,10 +18,10 @@ struct References::State {
   std::vector<Change> untold;
   std::function<void()> wake;  // empty: the session is over
 
-  void tell(const ObjectKey& object, WorkerId holder, std::int64_t by) {
+  void tell(const ObjectKey& object, WorkerId holder, std::int64_t by, NodeId holder_node = {}) {
     if (!wake) return;
     if (untold.empty()) wake();
-    untold.push_back({object, holder, by});
+    untold.push_back({object, holder, by, holder_node});
   }
 };
 
@@ -76,11 +76,11 @@ std::shared_ptr<const void> References::taken(const std::vector<ObjectKey>& obje
   return out;
 }
 
-void References::sending(const Value& value, WorkerId to) {
+void References::sending(const Value& value, WorkerId to, NodeId node) {
   if (value.refs().empty() || !to) return;
   {
     const std::lock_guard lock(state_->mutex);
-    for (const ObjectKey& o : value.refs()) state_->tell(o, to, 1);
+    for (const ObjectKey& o : value.refs()) state_->tell(o, to, 1, node);
   }
   flush();
 }

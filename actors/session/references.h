@@ -23,6 +23,7 @@ class References {
     ObjectKey object;
     WorkerId holder;  // 0: this process
     std::int64_t by = 0;
+    NodeId holder_node = {};  // 0: this one
   };
   // `wake` is called, in any thread, when there is something to tell: flush() is to be called on the loop then. `tell` sends it.
   References(std::function<void()> wake, std::function<void(std::vector<Change>)> tell);
@@ -34,8 +35,8 @@ class References {
   std::shared_ptr<const void> hold(const std::vector<ObjectKey>& objects);
   // These came with something that was sent here: their sender has counted them for this process.
   std::shared_ptr<const void> received(const std::vector<ObjectKey>& objects);
-  // A value goes to another process. Loop only, before it is sent.
-  void sending(const Value& value, WorkerId to);
+  // A value goes to another process, of that node. Loop only, before it is sent.
+  void sending(const Value& value, WorkerId to, NodeId node);
   // Tells what is to be told. Loop only, before anything is sent of which the node is to know this.
   void flush();
 

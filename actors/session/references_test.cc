@@ -57,7 +57,7 @@ TEST_F(ReferencesTest, CountsForTheReceiverBeforeItTakesItsOwnOff) {
   {
     Value value;
     value.refer({kOne}, std::exchange(hold, nullptr));
-    references.sending(value, kOther);
+    references.sending(value, kOther, {});
   }
   references.flush();
   EXPECT_EQ(order, (std::vector<std::pair<WorkerId, std::int64_t>>{{{}, 1}, {kOther, 1}, {{}, -1}}));

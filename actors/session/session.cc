@@ -211,7 +211,7 @@ Result<void> Session::connect() {
   }
   const auto at = options_.credentials.endpoint("shoal-" + to_string(worker_) + "-" + to_string(new_id<ObjectId>()));
   SHOAL_OK(own([&] {
-    calls_->count_with(references_, objects_, worker_);
+    calls_->count_with(references_, objects_, worker_, node_id_);
     actor_host_->count_with(references_, objects_);
     return actor_host_->listen(at);
   }));
@@ -601,7 +601,7 @@ ValueFuture Session::put(Value value) {
 }
 
 std::shared_ptr<const void> Session::publish(ObjectId id, const ValueFuture& future) {
-  auto hold = references_.hold({{job_, id}});
+  auto hold = references_.hold({{job_, id, node_id_}});
   own([&] { put_when_ready(id, future); });
   return hold;
 }
@@ -633,11 +633,15 @@ void Session::count(const std::vector<References::Change>& changes) {
   Peer* const node = node_ ? node_->peer() : nullptr;
   if (!node) return;
   CountObjects out;
-  for (const auto& c : changes) out.changes.push_back({c.object, c.holder, c.by});
-  node->notify(number(Method::kCountObjects), body(to_bytes(out)));
+  for (const auto& c : changes) {
+    out.changes.push_back({c.object, c.holder, c.by, c.holder_node});
+    if (out.changes.size() < CountObjects::kMaxChanges && &c != &changes.back()) continue;
+    node->notify(number(Method::kCountObjects), body(to_bytes(out)));
+    out.changes.clear();
+  }
 }
 
-ValueFuture Session::fetch(JobId job, ObjectId id, WorkerId owner) {
+ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner) {
   return own([&] {
     const runtime::Promise<Value> promise;
     Peer* const node = node_->peer();
@@ -645,12 +649,13 @@ ValueFuture Session::fetch(JobId job, ObjectId id, WorkerId owner) {
       promise.set(fail(unavailable("the node is gone").with_reason("NodeGone")));
       return promise.future();
     }
-    node->call(number(Method::kGetObject), body(to_bytes(ObjectRef{id, job, 0, owner, {}})), Peer::kNoTimeout,
-               [this, promise](Result<Message> r) {
+    node->call(number(Method::kGetObject), body(to_bytes(ObjectRef{object.id, object.job, 0, owner, {}, object.home})), Peer::kNoTimeout,
+               [this, promise, object](Result<Message> r) {
                  if (!r) return promise.set(fail(r.error()));
                  if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
                  auto value = Value::from_memory(std::move(r->fds[0]));
                  if (value) objects_.keeps(value->memory());
+                 if (value && object.home && object.home != node_id_) value->memory()->published = object.id.value;
                  if (value && value->kind() == Value::Kind::kError) {
                    const auto head = value->pieces()[0];
                    return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));

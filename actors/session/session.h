@@ -145,9 +145,9 @@ class Session {
   void give(ObjectId id, const ValueFuture& future);
   // What this process refers to, and gives away.
   References& references() { return references_; }
-  // One that a process of that job published, or will. Unavailable/OwnerDied when that process ends before, Unavailable/ObjectFreed when
-  // nobody held it any more.
-  ValueFuture fetch(JobId job, ObjectId id, WorkerId owner);
+  // One that a process of that job published, or will, at its node (`home`; none: this one). Unavailable/OwnerDied when that process or
+  // node ends before, Unavailable/ObjectFreed when nobody held it any more, Unavailable/ObjectLost when its node cannot be reached.
+  ValueFuture fetch(const ObjectKey& object, WorkerId owner);
   void drop(ObjectId id);
 
   // ---- hosting ----

@@ -137,6 +137,7 @@ Result<runtime::Message> to_message(const Call& call, bool local) {
     m.setMethod(call.method);
     m.setCaller(call.caller);
     m.setFrom(call.from.value);
+    m.setFromNode(call.from_node.value);
     describe(m.initArgs(), call.args, local);
     auto deps = m.initDeps(static_cast<unsigned>(call.deps.size()));
     for (unsigned i = 0; i < deps.size(); ++i) describe(deps[i], call.deps[i], local);
@@ -153,6 +154,7 @@ Result<Call> call_from(runtime::Message message) {
               call.method = runtime::text(m.getMethod());
               call.caller = runtime::text(m.getCaller());
               call.from = WorkerId{m.getFrom()};
+              call.from_node = NodeId{m.getFromNode()};
               const auto theirs = m.getDeps();
               KJ_REQUIRE(theirs.size() <= Call::kMaxDeps, "too many references");
               args = read_shape(m.getArgs());

@@ -33,6 +33,7 @@ struct Call {
   Value args;
   std::vector<Value> deps;  // values of arguments that were references
   WorkerId from;            // the process of the caller; in the first call over a connection
+  NodeId from_node;         // its node, likewise
   CallKey parent;           // the call of this process in which it was made; does not travel
   // How often it is sent again when its actor's process ended and was started again (below 0: always); nothing: as its actor says. Does
   // not travel.

@@ -393,11 +393,20 @@ struct ObjectRef {
   bytes @2 :UInt64;
   owner @3 :UInt64;
   contains @4 :List(ObjectKey);  # what references among its bytes refer to
+  home @5 :UInt64;               # the node that has it, or will; 0: the one that is asked
 }
 
 struct ObjectKey {
   job @0 :UInt64;
   id @1 :UInt64;
+  home @2 :UInt64;  # the node that has it, or will
+}
+
+# A part of an object, asked for by another node.
+struct PullObject {
+  object @0 :ObjectRef;
+  offset @1 :UInt64;
+  bytes @2 :UInt64;  # at most; they are the answer's payload
 }
 
 # Somebody has no room for an object of so many bytes.
@@ -405,15 +414,33 @@ struct MakeRoom {
   bytes @0 :UInt64;
 }
 
-# How many more references (or fewer) to an object a process has.
+# How many more references (or fewer) to an object a process has; and what else nodes tell each other of that.
 struct CountObjects {
   changes @0 :List(Change);
+  number @1 :UInt64;  # from node to node: counts these messages
 
   struct Change {
     object @0 :ObjectKey;
-    holder @1 :UInt64;  # 0: whoever says so
+    holder @1 :UInt64;      # 0: whoever says so
     by @2 :Int64;
+    holderNode @3 :UInt64;  # 0: of the one that is told
+    kind @4 :UInt16;
   }
+}
+
+# Who calls another node, and whom it takes that for.
+struct MeetNode {
+  caller @0 :UInt64;
+  called @1 :UInt64;
+}
+
+struct NodeRef {
+  node @0 :UInt64;
+}
+
+struct NodeGone {
+  node @0 :UInt64;
+  cause @1 :ErrorMessage;
 }
 
 struct LogLines {
@@ -454,6 +481,7 @@ struct Call {
   args @3 :Value;
   deps @4 :List(Value);  # arguments that were references; args has placeholders for them
   from @5 :UInt64;       # the process of the caller; in the first call over a connection, and good for all of it
+  fromNode @6 :UInt64;   # its node, likewise
 }
 
 # Nobody wants the answer any more.

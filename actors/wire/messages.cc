@@ -582,43 +582,109 @@ Result<ArenaRef> from_bytes(const Bytes& bytes) {
   return read<wire::ArenaRef>(bytes, [](wire::ArenaRef::Reader m) { return ArenaRef{text(m.getKey()), JobId{m.getJob()}}; });
 }
 
+namespace {
+
+void fill(wire::ObjectRef::Builder m, const ObjectRef& v) {
+  m.setId(v.id.value);
+  m.setJob(v.job.value);
+  m.setBytes(v.bytes);
+  m.setOwner(v.owner.value);
+  m.setHome(v.home.value);
+  if (!v.contains.empty()) fill_keys(m.initContains(count(v.contains)), v.contains);
+}
+
+ObjectRef read_object(wire::ObjectRef::Reader m) {
+  return {ObjectId{m.getId()}, JobId{m.getJob()}, m.getBytes(), WorkerId{m.getOwner()}, read_keys(m.getContains()), NodeId{m.getHome()}};
+}
+
+}  // namespace
+
 Bytes to_bytes(const ObjectRef& v) {
-  return write<wire::ObjectRef>([&](wire::ObjectRef::Builder m) {
-    m.setId(v.id.value);
-    m.setJob(v.job.value);
-    m.setBytes(v.bytes);
-    m.setOwner(v.owner.value);
-    if (!v.contains.empty()) fill_keys(m.initContains(count(v.contains)), v.contains);
-  });
+  return write<wire::ObjectRef>([&](wire::ObjectRef::Builder m) { fill(m, v); });
 }
 template <>
 Result<ObjectRef> from_bytes(const Bytes& bytes) {
-  return read<wire::ObjectRef>(bytes, [](wire::ObjectRef::Reader m) {
-    return ObjectRef{ObjectId{m.getId()}, JobId{m.getJob()}, m.getBytes(), WorkerId{m.getOwner()}, read_keys(m.getContains())};
+  return read<wire::ObjectRef>(bytes, read_object);
+}
+
+Bytes to_bytes(const PullObject& v) {
+  return write<wire::PullObject>([&](wire::PullObject::Builder m) {
+    fill(m.initObject(), v.object);
+    m.setOffset(v.offset);
+    m.setBytes(v.bytes);
   });
+}
+template <>
+Result<PullObject> from_bytes(const Bytes& bytes) {
+  return read<wire::PullObject>(
+      bytes, [](wire::PullObject::Reader m) { return PullObject{read_object(m.getObject()), m.getOffset(), m.getBytes()}; });
 }
 
 Bytes to_bytes(const CountObjects& v) {
   return write<wire::CountObjects>([&](wire::CountObjects::Builder m) {
+    m.setNumber(v.number);
     auto changes = m.initChanges(count(v.changes));
     for (unsigned i = 0; i < v.changes.size(); ++i) {
-      changes[i].initObject().setJob(v.changes[i].object.job.value);
-      changes[i].getObject().setId(v.changes[i].object.id.value);
-      changes[i].setHolder(v.changes[i].holder.value);
-      changes[i].setBy(v.changes[i].by);
+      const auto& c = v.changes[i];
+      auto object = changes[i].initObject();
+      object.setJob(c.object.job.value);
+      object.setId(c.object.id.value);
+      object.setHome(c.object.home.value);
+      changes[i].setHolder(c.holder.value);
+      changes[i].setBy(c.by);
+      changes[i].setHolderNode(c.holder_node.value);
+      changes[i].setKind(static_cast<std::uint16_t>(c.kind));
     }
   });
 }
 template <>
 Result<CountObjects> from_bytes(const Bytes& bytes) {
   return read<wire::CountObjects>(bytes, [](wire::CountObjects::Reader m) {
+    using Change = CountObjects::Change;
     check_size(m.getChanges(), kMaxList, "changes");
     CountObjects out;
+    out.number = m.getNumber();
     for (const auto c : m.getChanges()) {
-      out.changes.push_back({{JobId{c.getObject().getJob()}, ObjectId{c.getObject().getId()}}, WorkerId{c.getHolder()}, c.getBy()});
+      const auto o = c.getObject();
+      out.changes.push_back({{JobId{o.getJob()}, ObjectId{o.getId()}, NodeId{o.getHome()}},
+                             WorkerId{c.getHolder()},
+                             c.getBy(),
+                             NodeId{c.getHolderNode()},
+                             checked<Change::Kind>(c.getKind(), 4, "kind of change")});
     }
     return out;
   });
+}
+
+Bytes to_bytes(const MeetNode& v) {
+  return write<wire::MeetNode>([&](wire::MeetNode::Builder m) {
+    m.setCaller(v.caller.value);
+    m.setCalled(v.called.value);
+  });
+}
+template <>
+Result<MeetNode> from_bytes(const Bytes& bytes) {
+  return read<wire::MeetNode>(bytes, [](wire::MeetNode::Reader m) { return MeetNode{NodeId{m.getCaller()}, NodeId{m.getCalled()}}; });
+}
+
+Bytes to_bytes(const NodeRef& v) {
+  return write<wire::NodeRef>([&](wire::NodeRef::Builder m) { m.setNode(v.node.value); });
+}
+template <>
+Result<NodeRef> from_bytes(const Bytes& bytes) {
+  return read<wire::NodeRef>(bytes, [](wire::NodeRef::Reader m) { return NodeRef{NodeId{m.getNode()}}; });
+}
+
+Bytes to_bytes(const NodeGone& v) {
+  return write<wire::NodeGone>([&](wire::NodeGone::Builder m) {
+    m.setNode(v.node.value);
+    runtime::fill_error(m.initCause(), v.cause);
+  });
+}
+template <>
+Result<NodeGone> from_bytes(const Bytes& bytes) {
+  return read<wire::NodeGone>(bytes,
+                              [](wire::NodeGone::Reader m) { return NodeGone{NodeId{m.getNode()}, runtime::read_error(m.getCause())}; });
 }
 
 Bytes to_bytes(const MakeRoom& v) {

@@ -44,6 +44,7 @@ enum class Method : std::uint16_t {
   kGetBirth = 22,       // GetBirth
   kWorkerBlocked = 23,  // notice
   kWorkerLeaves = 24,   // GetBirth's body; a request, so that it is known before the end is
+  kWatchNode = 25,      // NodeRef: its row now, as ListReply; a NodeGone notice when it is given up
   kDeleteJob = 28,      // JobRef: one that ended is forgotten
   kSetNodeDuty = 29,
   // from the head to a client, notices
@@ -51,6 +52,7 @@ enum class Method : std::uint16_t {
   kJobUpdate = 31,    // JobRow
   kWarning = 32,
   kGroupUpdate = 33,  // GroupRow
+  kNodeGone = 35,     // NodeGone
   // from the head to a node, and from a node to its clients, a notice
   kHeads = 34,
   // to a node
@@ -69,10 +71,15 @@ enum class Method : std::uint16_t {
   kWorkerReady = 62,  // WorkerUpdate, from the worker itself
   kEndNode = 63,
   kSyncLogs = 65,      // answered after all that workers have printed by now
-  kCountObjects = 66,  // notice
+  kCountObjects = 66,  // notice; from another node a request
   kMakeRoom = 67,      // notice: there is none for an object. Also from the node, to all others
   kMoveObject = 68,    // notice, ObjectRef with a descriptor: it lies there from now on
   kFreePort = 64,      // a TCP port of the node's host that nobody listens on
+  // from a node to another
+  kMeetNode = 70,  // first of all
+  kPullObject =
+      71,  // waits until it is there; answered with ObjectRef (all its bytes, what it contains) and that part of it as payload, or,
+           // on one host, with a descriptor
   // from a node to a client, notices
   kWorkerExited = 80,  // WorkerUpdate
   kLogLines = 81,
@@ -252,6 +259,12 @@ struct ObjectRef {
   std::uint64_t bytes = 0;
   WorkerId owner;                   // the process that puts it, or will
   std::vector<ObjectKey> contains;  // what references among its bytes refer to
+  NodeId home = {};                 // 0: the node that is asked
+};
+struct PullObject {
+  ObjectRef object;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
 };
 struct MakeRoom {
   std::uint64_t bytes = 0;
@@ -261,8 +274,28 @@ struct CountObjects {
     ObjectKey object;
     WorkerId holder;  // 0: whoever says so
     std::int64_t by = 0;
+    NodeId holder_node = {};  // 0: of the one that is told
+    enum class Kind : std::uint16_t {
+      kCount,
+      kCountContents,  // of the object: each is counted
+      kWatch,          // the holder: its node is to tell of its end
+      kGone,           // the holder is
+    };
+    Kind kind = Kind::kCount;
   };
+  static constexpr std::size_t kMaxChanges = 8000;  // fit a message
   std::vector<Change> changes;
+  std::uint64_t number = 0;
+};
+struct MeetNode {
+  NodeId caller, called;
+};
+struct NodeRef {
+  NodeId node;
+};
+struct NodeGone {
+  NodeId node;
+  Error cause;
 };
 struct LogLines {
   WorkerId worker;
@@ -318,7 +351,11 @@ Bytes to_bytes(const OpenArena& m);
 Bytes to_bytes(const OpenedArena& m);
 Bytes to_bytes(const ArenaRef& m);
 Bytes to_bytes(const ObjectRef& m);
+Bytes to_bytes(const PullObject& m);
 Bytes to_bytes(const CountObjects& m);
+Bytes to_bytes(const MeetNode& m);
+Bytes to_bytes(const NodeRef& m);
+Bytes to_bytes(const NodeGone& m);
 Bytes to_bytes(const MakeRoom& m);
 Bytes to_bytes(const LogLines& m);
 Bytes to_bytes(const FreePort& m);

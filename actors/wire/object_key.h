@@ -16,6 +16,7 @@ inline void fill_keys(capnp::List<wire::ObjectKey>::Builder list, const std::vec
   for (unsigned i = 0; i < keys.size(); ++i) {
     list[i].setJob(keys[i].job.value);
     list[i].setId(keys[i].id.value);
+    list[i].setHome(keys[i].home.value);
   }
 }
 
@@ -23,7 +24,7 @@ inline std::vector<ObjectKey> read_keys(capnp::List<wire::ObjectKey>::Reader lis
   KJ_REQUIRE(list.size() <= kMaxObjectKeys, "too many references");
   std::vector<ObjectKey> out;
   out.reserve(list.size());
-  for (const auto k : list) out.push_back({JobId{k.getJob()}, ObjectId{k.getId()}});
+  for (const auto k : list) out.push_back({JobId{k.getJob()}, ObjectId{k.getId()}, NodeId{k.getHome()}});
   return out;
 }
 

@@ -22,7 +22,7 @@ class PyIncoming {
   void fail(const Error& error) { incoming_.responder.fail(error); }
   // The duty to answer it, without what came with it.
   actors::Incoming release() {
-    return {{}, std::move(incoming_.responder), incoming_.peer, incoming_.local, incoming_.from, incoming_.references};
+    return {{}, std::move(incoming_.responder), incoming_.peer, incoming_.local, incoming_.from, incoming_.from_node, incoming_.references};
   }
 
  private:

@@ -264,10 +264,19 @@ std::unique_ptr<PySession> open_session(const std::string& folder, const std::st
   return PySession::open(std::move(o));
 }
 
-// What publish returned.
-std::pair<JobId, ObjectId> object_id(const std::string& hex) {
-  const std::string job = hex.substr(0, 16), object = hex.size() > 16 ? hex.substr(16) : "";
-  return {JobId{parse_hex(job).value_or(0)}, ObjectId{parse_hex(object).value_or(0)}};
+// Two ids as 32 digits; the second may be missing.
+std::pair<std::uint64_t, std::uint64_t> two_ids(const std::string& hex) {
+  const std::string second = hex.size() > 16 ? hex.substr(16) : "";
+  return {parse_hex(hex.substr(0, 16)).value_or(0), parse_hex(second).value_or(0)};
+}
+
+ObjectId object_id(const std::string& hex) { return ObjectId{two_ids(hex).second}; }
+
+// An object by its id and where it lives: its owner's process and node.
+std::pair<actors::ObjectKey, WorkerId> object_at(const std::string& id, const std::string& place) {
+  const auto [job, object] = two_ids(id);
+  const auto [worker, node] = two_ids(place);
+  return {{JobId{job}, ObjectId{object}, NodeId{node}}, WorkerId{worker}};
 }
 
 ActorId actor_id(std::string_view hex) { return ActorId{parse_hex(hex).value_or(0)}; }
@@ -312,6 +321,9 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("job", [](PySession& s) { return to_string(s.use()->job()); })
       .def_prop_ro("worker", [](PySession& s) { return to_string(s.use()->worker()); })
       .def_prop_ro("node", [](PySession& s) { return to_string(s.use()->node()); })
+      .def_prop_ro(
+          "place", [](PySession& s) { return to_string(s.use()->worker()) + to_string(s.use()->node()); },
+          "Where what this process publishes lives: its own id and its node's.")
       .def_prop_ro("folder", [](PySession& s) { return s.use()->folder(); })
       .def_prop_ro("host", [](PySession& s) { return s.use()->host(); })
       .def_prop_ro("head_endpoint", [](PySession& s) { return s.use()->head_endpoint(); })
@@ -601,9 +613,9 @@ void bind_session(nb::module_& m) {
             Session& session = *use;
             auto hold = [&] {
               const nb::gil_scoped_release release;
-              return session.publish(object_id(id).second, ref.future());
+              return session.publish(object_id(id), ref.future());
             }();
-            ref.name({session.job(), object_id(id).second}, std::move(hold));
+            ref.name({session.job(), object_id(id), session.node()}, std::move(hold));
           },
           nb::arg("ref"), nb::arg("id"),
           "Gives a value to the node, so that other processes, of other jobs too, can fetch it by this id: the job's and 16 digits. The "
@@ -615,7 +627,7 @@ void bind_session(nb::module_& m) {
             const auto use = s.use();
             Session& session = *use;
             const nb::gil_scoped_release release;
-            session.give(object_id(id).second, ref.future());
+            session.give(object_id(id), ref.future());
           },
           nb::arg("ref"), nb::arg("id"), "The same, but the node keeps it until somebody drops it.")
       .def(
@@ -624,11 +636,19 @@ void bind_session(nb::module_& m) {
             const auto use = s.use();
             Session& session = *use;
             const nb::gil_scoped_release release;
-            const auto [job, object] = object_id(id);
-            auto hold = session.references().hold({{job, object}});
-            return Ref(session.fetch(job, object, WorkerId{parse_hex(owner).value_or(0)}), {job, object}, std::move(hold));
+            const auto [object, worker] = object_at(id, owner);
+            auto hold = session.references().hold({object});
+            return Ref(session.fetch(object, worker), object, std::move(hold));
           },
-          nb::arg("id"), nb::arg("owner"), "What somebody has published; it stays as long as this does.")
+          nb::arg("id"), nb::arg("owner"), "What somebody has published; it stays as long as this does. `owner`: whose it is (place).")
+      .def(
+          "hold",
+          [](PySession& s, const std::string& id, const std::string& owner) {
+            const auto use = s.use();
+            const auto object = object_at(id, owner).first;
+            return Ref(runtime::Promise<Value>().future(), object, use->references().hold({object}));
+          },
+          nb::arg("id"), nb::arg("owner"), "The same, of which the value is not asked for: it is never ready.")
       .def(
           "pin", [](PySession& s, const Ref& ref) { s.pinned.push_back(ref.hold()); }, nb::arg("ref"),
           "What it refers to stays as long as this process: its name has gone where nobody counts.")
@@ -638,8 +658,8 @@ void bind_session(nb::module_& m) {
             const auto use = s.use();
             Session& session = *use;
             const nb::gil_scoped_release release;
-            const auto [job, object] = object_id(id);
-            return Ref(session.fetch(job, object, WorkerId{parse_hex(owner).value_or(0)}));
+            const auto [object, worker] = object_at(id, owner);
+            return Ref(session.fetch(object, worker));
           },
           nb::arg("id"), nb::arg("owner"))
       .def(
@@ -648,7 +668,7 @@ void bind_session(nb::module_& m) {
             const auto use = s.use();
             Session& session = *use;
             const nb::gil_scoped_release release;
-            session.drop(object_id(id).second);
+            session.drop(object_id(id));
           },
           nb::arg("id"))
 

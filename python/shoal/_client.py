@@ -338,7 +338,7 @@ def cancel(ref, *, force: bool = False, recursive: bool = True) -> None:
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"cancel() takes an ObjectRef, not {type(ref).__name__}; an actor is ended by kill()")
     session = _session()
-    if ref._owner and ref._owner != session.worker and not ref._ref.ready:
+    if ref._owner and ref._owner != session.place and not ref._ref.ready:
         raise Unimplemented("only the process that made a call can cancel it", hint="let that process call cancel()")
     session.cancel(ref._ref, recursive, force)
 

@@ -56,10 +56,10 @@ def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first:
             return NO_ARGUMENTS, [], deps, []
         if all(map(_serialize.small, args)):
             return pickle.dumps((args, kwargs), protocol=5), [], deps, []
-    if ObjectRef in map(type, args) or ObjectRef in map(type, kwargs.values()):
+    if any(isinstance(a, ObjectRef) for a in args) or any(isinstance(a, ObjectRef) for a in kwargs.values()):
 
         def replaced(a):
-            if type(a) is not ObjectRef:
+            if not isinstance(a, ObjectRef):
                 return a
             deps.append(a._ref)
             return _Dep(first + len(deps) - 1)

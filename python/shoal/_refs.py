@@ -58,7 +58,7 @@ class ObjectRef:
     def _publish(self) -> str:
         if not self._owner:
             _session().publish(self._ref, self._named())
-            self._owner = _session().worker
+            self._owner = _session().place
         return self._id
 
     __class_getitem__ = classmethod(types.GenericAlias)
@@ -102,7 +102,7 @@ class ObjectRef:
         return (yield from self.as_future().__await__())
 
     def __eq__(self, other) -> bool:
-        return self is other or (type(other) is ObjectRef and bool(self._id) and self._id == other._id)
+        return self is other or (isinstance(other, ObjectRef) and bool(self._id) and self._id == other._id)
 
     def __hash__(self) -> int:
         return hash(self._named())
@@ -127,8 +127,39 @@ class ResultRef:
         raise NotImplementedError
 
 
+class _Afar(ObjectRef):
+    """One to a value of another node, that nobody here has asked for yet: who only passes it on needs no copy. With the first use it is one
+    like any other."""
+
+    __slots__ = ()
+
+    @property
+    def _ref(self) -> _native.Ref:
+        ref = _session().borrow(self._id, self._owner)
+        _set_ref(self, ref)
+        self.__class__ = ObjectRef
+        return ref
+
+    def __reduce__(self):
+        held = _get_ref(self)
+        if not _serialize.note_ref(held):
+            _session().pin(held)
+        return _fetch, (self._id, self._where, self._owner)
+
+    def __repr__(self) -> str:
+        return f"ObjectRef({self._where or 'put'}, on another node)"
+
+
+_get_ref, _set_ref = ObjectRef._ref.__get__, ObjectRef._ref.__set__
+
+
 def _fetch(object_id: str, where: str, owner: str) -> ObjectRef:
-    return ObjectRef(_session().borrow(object_id, owner), where, object_id, owner)
+    session = _session()
+    if owner[16:] == session.node:
+        return ObjectRef(session.borrow(object_id, owner), where, object_id, owner)
+    out = ObjectRef(session.hold(object_id, owner), where, object_id, owner)
+    out.__class__ = _Afar
+    return out
 
 
 def load(ref: ObjectRef, where: str = "") -> Any:

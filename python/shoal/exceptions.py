@@ -321,6 +321,7 @@ _REASONS = {
     "ChannelClosed": RayChannelError,
     "ChannelTimeout": RayChannelTimeoutError,
     "ObjectFreed": ObjectFreedError,
+    "ObjectLost": ObjectLostError,
     "ObjectStoreFull": ObjectStoreFullError,
     "OwnerDied": OwnerDiedError,
     "TaskCancelled": TaskCancelledError,

@@ -189,6 +189,15 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       if (row->state != actors::GroupState::kRemoved) group_watchers_[ref.group].insert(watcher);
       return body(to_bytes(*row));
     }
+    case Method::kWatchNode: {
+      SHOAL_TRY(const auto ref, from_bytes<actors::NodeRef>(bytes));
+      const auto* row = state_.node(ref.node);
+      if (row == nullptr) return fail(not_found("no node " + to_string(ref.node)));
+      if (row->state != actors::NodeState::kDead) node_watchers_[ref.node].insert(watcher);
+      actors::ListReply reply;
+      reply.nodes.push_back(*row);
+      return body(to_bytes(reply));
+    }
     case Method::kFindGroup: {
       SHOAL_TRY(const auto request, from_bytes<actors::FindActor>(bytes));
       SHOAL_TRY(const auto row, state_.find_group(request));
@@ -385,6 +394,7 @@ void Head::forget(std::uint64_t client) {
   for (auto& [actor, watchers] : actor_watchers_) watchers.erase(client);
   for (auto& [job, watchers] : job_watchers_) watchers.erase(client);
   for (auto& [group, watchers] : group_watchers_) watchers.erase(client);
+  for (auto& [node, watchers] : node_watchers_) watchers.erase(client);
   const auto owned = clients_.extract(client);  // what it had pending fails, when nothing here refers to it any more
 }
 
@@ -487,6 +497,9 @@ void Head::perform(Action action) {
     void operator()(const KillHostedOn& a) { head.to_node(a.node, Method::kKillHosted, to_bytes(a.message)); }
     // A connection may outlive a partition, and with it a node that nobody would tell otherwise.
     void operator()(const Disconnect& a) {
+      if (const auto watchers = head.node_watchers_.extract(a.node); !watchers.empty()) {
+        head.to_watchers(watchers.mapped(), Method::kNodeGone, to_bytes(actors::NodeGone{a.node, a.cause}));
+      }
       const auto it = head.nodes_.find(a.node);
       if (it == head.nodes_.end()) return;
       const std::uint64_t client = it->second->number();

@@ -107,6 +107,7 @@ class Head final : public runtime::PeerHandler {
   std::map<ActorId, std::set<std::uint64_t>> actor_watchers_;
   std::map<JobId, std::set<std::uint64_t>> job_watchers_;
   std::map<GroupId, std::set<std::uint64_t>> group_watchers_;
+  std::map<NodeId, std::set<std::uint64_t>> node_watchers_;
   std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang
   struct Answer {
     runtime::Responder responder;

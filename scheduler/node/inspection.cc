@@ -29,7 +29,7 @@ std::vector<ToldObject> tell_objects(const storage::MemoryTable& memory, const s
     o.memory = fd ? actors::which_memory(*fd) : 0;
   });
   references.each([&](storage::ReferenceTable::Object object, const std::map<WorkerId, std::int64_t>& processes, std::int64_t contained) {
-    const auto [at, added] = objects.try_emplace(object);
+    const auto [at, added] = objects.try_emplace({object.job, object.id});
     if (added) at->second.state = ObjectState::kAbsent;
     at->second.contained = static_cast<std::uint32_t>(std::max<std::int64_t>(contained, 0));
     for (const auto& [worker, count] : processes) {

@@ -26,13 +26,6 @@ constexpr const char* kRuntimeEnv = "SHOAL_RUNTIME_ENV";  // python/shoal/_envir
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
-// What an object is, for who gets it.
-actors::ObjectRef contents(const storage::ReferenceTable::Object& object, const std::vector<storage::ReferenceTable::Object>& inner) {
-  actors::ObjectRef out{object.second, object.first, 0, {}, {}};
-  for (const auto& [job, id] : inner) out.contains.push_back({job, id});
-  return out;
-}
-
 // How a process ended, with what it said last: the first cause that everybody downstream reports.
 Error death(const std::string& who, pid_t pid, const runtime::ExitStatus& status, const std::string& tail) {
   std::string text = fmt::format("{} (pid {}) {}", who, pid, status.to_string());
@@ -56,10 +49,18 @@ Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       options_(std::move(options)),
       id_(random.id<NodeId>()),
       memory_(options_.memory),
+      objects_(clock_, network_, memory_, log_, options_.objects, options_.neighbours,
+               [this]() -> Peer* { return head_ && registered_ ? head_.get() : nullptr; },
+               {[this](WorkerId worker) { return workers_.contains(worker); },
+                [this]() -> std::optional<runtime::UsageBoard> {
+                  return board_ ? std::optional<runtime::UsageBoard>(board_->data()) : std::nullopt;
+                },
+                [this](std::uint64_t bytes) { want_room(bytes, nullptr); }}),
       logs_(options_.logs),
       devices_(options_.gpus),
       heads_(options_.heads) {
   launcher_.set_events(this);
+  objects_.start_as(id_);
 }
 
 Node::~Node() {
@@ -149,7 +150,7 @@ void Node::register_with_head() {
           w.doomed = true;  // as soon as it has a pid
           launcher_.signal(id, SIGKILL);
         }
-        id_ = random_.id<NodeId>();
+        become(random_.id<NodeId>());
         exits_.clear();
       }
       head_.reset();
@@ -166,8 +167,16 @@ void Node::register_with_head() {
     for (const Bytes& exit : exits_) head_->notify(number(Method::kWorkerUpdate), body(exit.clone()));
     for (const auto& [id, w] : workers_) report(w);
     beat();
+    objects_.neighbours().head_is_here();
     if (options_.on_registered) options_.on_registered();
   });
+}
+
+// What other nodes knew of the one it was is lost; those who were connected to that one find out.
+void Node::become(NodeId id) {
+  id_ = id;
+  objects_.start_as(id);
+  std::erase_if(clients_, [](const auto& client) { return static_cast<bool>(client.second.node); });
 }
 
 void Node::beat() {
@@ -247,6 +256,10 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     return Message();
   }
   switch (method) {
+    case Method::kMeetNode:
+    case Method::kCountObjects:
+    case Method::kPullObject:
+      return answer_node(peer, method, message, responder, later);
     case Method::kAttach: {
       SHOAL_TRY(const auto m, from_bytes<actors::Attach>(message.body));
       return attach(peer, m);
@@ -271,22 +284,9 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     }
     case Method::kGetObject: {
       SHOAL_TRY(const auto m, from_bytes<actors::ObjectRef>(message.body));
-      const JobId job = m.job ? m.job : clients_.at(peer.number()).job;
-      if (m.owner && !workers_.contains(m.owner) && !memory_.has(job, m.id)) {
-        return fail(unavailable("the process that was to make this object is gone, or on another node").with_reason("OwnerDied"));
-      }
+      const Client& client = clients_.at(peer.number());
       later = true;
-      auto shared = std::make_shared<runtime::Responder>(std::move(responder));
-      memory_.get(job, m.id, m.owner,
-                  [this, object = std::pair(job, m.id), asker = clients_.at(peer.number()).worker, shared](Result<Fd> r) {
-                    if (!r) return shared->fail(r.error());
-                    Message out = body(to_bytes(contents(object, references_.contained(object))));
-                    if (workers_.contains(asker)) {
-                      for (const auto& inner : references_.contained(object)) free(references_.count(inner, asker, 1));
-                    }
-                    out.fds.push_back(*std::move(r));
-                    shared->reply(std::move(out));
-                  });
+      objects_.get(m.job ? m.job : client.job, client.worker, m, std::move(responder));
       return Message();
     }
     case Method::kFollowLogs: {
@@ -321,7 +321,7 @@ void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {
     begun.spilled_bytes = board.total().spilled;
     begun.limit_bytes = board.limit();
   }
-  if (asked.what == actors::Inspect::What::kObjects) begun.objects = tell_objects(memory_, references_);
+  if (asked.what == actors::Inspect::What::kObjects) begun.objects = tell_objects(memory_, objects_.references());
   if (asked.what == actors::Inspect::What::kEnvironments) {
     std::map<std::string, std::uint32_t> counts;
     for (const auto& [id, w] : workers_) {
@@ -339,6 +339,37 @@ void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {
   inspection->asked_all();
 }
 
+Result<Message> Node::answer_node(Peer& peer, Method method, Message& message, runtime::Responder& responder, bool& later) {
+  if (peer.identity().role != runtime::Role::kNode) return fail(invalid_argument("only nodes ask that"));
+  Client& client = clients_.at(peer.number());
+  if (method == Method::kMeetNode) {
+    SHOAL_TRY(const auto meeting, from_bytes<actors::MeetNode>(message.body));
+    SHOAL_OK(objects_.met(meeting));
+    client.node = meeting.caller;
+    return Message();
+  }
+  if (!client.node) return fail(invalid_argument("say first which node you are"));
+  if (method == Method::kCountObjects) {
+    SHOAL_TRY(const auto news, from_bytes<actors::CountObjects>(message.body));
+    objects_.told(client.node, news);
+    return Message();
+  }
+  SHOAL_TRY(const auto asked, from_bytes<actors::PullObject>(message.body));
+  later = true;
+  const auto queued = [this, number = peer.number()]() -> std::size_t {
+    const auto it = clients_.find(number);
+    return it == clients_.end() ? 0 : it->second.peer->queued_bytes();
+  };
+  objects_.pull(asked, peer.identity().local, queued, std::move(responder));
+  return Message();
+}
+
+void Node::want_room(std::uint64_t bytes, const Peer* but) {
+  for (auto& [key, client] : clients_) {
+    if (client.peer.get() != but && client.worker) client.peer->notify(number(Method::kMakeRoom), body(to_bytes(actors::MakeRoom{bytes})));
+  }
+}
+
 void Node::on_notice(Peer& peer, runtime::Request notice) {
   switch (static_cast<Method>(notice.method)) {
     case Method::kEndNode:
@@ -353,6 +384,11 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
         }
       }
       return;
+    case Method::kNodeGone:
+      if (const auto news = from_bytes<actors::NodeGone>(notice.message.body); news && &peer == head_.get()) {
+        objects_.neighbours().head_said_gone(*news);
+      }
+      return;
     case Method::kPutObject: {
       auto& m = notice.message;
       const auto object = from_bytes<actors::ObjectRef>(m.body);
@@ -364,57 +400,37 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       } else if (!m.payload.empty()) {
         memory = fail(runtime::decode_error(m.payload));
       }
-      if (!memory_.freed(it->second.job, object->id)) {
-        std::vector<storage::ReferenceTable::Object> inner;
-        for (const auto& key : object->contains) inner.emplace_back(key.job, key.id);
-        references_.contain({it->second.job, object->id}, inner);
-      }
-      if (const auto put = memory_.put(it->second.job, object->id, std::move(memory)); !put)
-        log_->warn("object={} {}", to_string(object->id), put.error().message());
+      objects_.put(it->second.job, *object, std::move(memory));
       return;
     }
     case Method::kDropObject: {
       const auto m = from_bytes<actors::ObjectRef>(notice.message.body);
       const auto it = clients_.find(peer.number());
-      if (!m || it == clients_.end()) return;
-      memory_.drop(it->second.job, m->id);
-      free(references_.drop({it->second.job, m->id}));
+      if (m && it != clients_.end()) objects_.drop(m->home ? m->job : it->second.job, it->second.worker, *m);
       return;
     }
     case Method::kMakeRoom:
-      for (auto& [key, client] : clients_) {
-        if (client.peer.get() != &peer && client.worker) client.peer->notify(number(Method::kMakeRoom), body(notice.message.body.clone()));
+      if (const auto m = from_bytes<actors::MakeRoom>(notice.message.body)) {
+        objects_.make_room(m->bytes);
+        want_room(m->bytes, &peer);
       }
       return;
     case Method::kMoveObject: {
       auto& m = notice.message;
       const auto object = from_bytes<actors::ObjectRef>(m.body);
       const auto it = clients_.find(peer.number());
-      if (object && it != clients_.end() && m.fds.size() == 1) memory_.move(it->second.job, object->id, std::move(m.fds[0]));
+      if (object && it != clients_.end() && m.fds.size() == 1) objects_.move(it->second.job, object->id, std::move(m.fds[0]));
       return;
     }
     case Method::kCountObjects: {
       const auto m = from_bytes<actors::CountObjects>(notice.message.body);
       const auto it = clients_.find(peer.number());
-      if (m && it != clients_.end()) count_objects(it->second, *m);
+      if (m && it != clients_.end()) objects_.count(it->second.worker, *m);
       return;
     }
     default:
       log_->warn("unknown notice {}", notice.method);
   }
-}
-
-void Node::count_objects(const Client& client, const actors::CountObjects& count) {
-  for (const auto& change : count.changes) {
-    const WorkerId holder = change.holder ? change.holder : client.worker;
-    // Who is gone holds nothing. (Nor does somebody on another node, who cannot get it here.)
-    if (change.by > 0 && !workers_.contains(holder)) continue;
-    free(references_.count({change.object.job, change.object.id}, holder, change.by));
-  }
-}
-
-void Node::free(const storage::ReferenceTable::Freed& freed) {
-  for (const auto& [job, id] : freed) memory_.free(job, id);
 }
 
 void Node::on_closed(Peer& peer, const Error& why) {
@@ -487,6 +503,7 @@ Result<void> Node::share_board(Worker& worker, Message& reply) {
     SHOAL_TRY(board_memory_, runtime::make_memory("shoal:board", UsageBoard::kBytes));
     SHOAL_TRY(board_, runtime::map(board_memory_, UsageBoard::kBytes, runtime::Access::kReadWrite));
     UsageBoard(board_->data()).set_limit(options_.object_store_bytes);
+    board_members_.insert(static_cast<std::int32_t>(Objects::kMember));
   }
   if (worker.member < 0) {
     std::int32_t member = 0;
@@ -585,8 +602,7 @@ void Node::end_job(JobId job) {
     w.doomed = true;
     launcher_.signal(id, SIGKILL);
   }
-  memory_.end_job(job);
-  free(references_.end_job(job));
+  objects_.end_job(job);
   if (torch_jobs_.erase(job) > 0 && torch_jobs_.empty()) launcher_.retire_torch();
 }
 
@@ -640,8 +656,7 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
   }
   w.state = WorkerState::kExited;
   log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
-  memory_.mark_gone(worker, cause.message());
-  free(references_.worker_gone(worker));
+  objects_.worker_gone(worker, cause.message());
   const Bytes update =
       to_bytes(actors::WorkerUpdate{worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role});
   for (auto& [key, client] : clients_) {

@@ -19,8 +19,8 @@
 #include "scheduler/node/inspection.h"
 #include "scheduler/node/launcher.h"
 #include "scheduler/node/log_book.h"
+#include "scheduler/node/objects.h"
 #include "storage/memory_table.h"
-#include "storage/reference_table.h"
 
 namespace shoal::scheduler {
 
@@ -37,6 +37,8 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     std::string session;  // folder
     LogBook::Options logs;
     storage::MemoryTable::Options memory;
+    Objects::Options objects;
+    Neighbours::Options neighbours;
     std::uint64_t object_store_bytes = 0;  // that objects of all its processes may take; 0: any number
     runtime::Duration connect_timeout = std::chrono::seconds(5);
     runtime::Duration reconnect = std::chrono::milliseconds(500);
@@ -90,6 +92,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     std::unique_ptr<runtime::Peer> peer;
     WorkerId worker;
     JobId job;
+    NodeId node;  // of another node
   };
 
   // runtime::PeerHandler
@@ -124,8 +127,10 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   void end_job(JobId job);
   // A place on the board of objects' memory, and that board. None when it is full.
   Result<void> share_board(Worker& worker, runtime::Message& reply);
-  void count_objects(const Client& client, const actors::CountObjects& count);
-  void free(const storage::ReferenceTable::Freed& freed);
+  Result<runtime::Message> answer_node(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
+                                       bool& later);
+  void become(NodeId id);
+  void want_room(std::uint64_t bytes, const runtime::Peer* but);
   void worker_gone(WorkerId worker, std::int32_t shell_code, const Error& cause);
   void check_owner();
   void check_ended();
@@ -138,7 +143,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   const Options options_;
   NodeId id_;
   storage::MemoryTable memory_;
-  storage::ReferenceTable references_;
+  Objects objects_;
   Fd board_memory_;
   std::optional<runtime::Mapping> board_;
   std::set<std::int32_t> board_members_;

@@ -127,10 +127,10 @@ void ClusterState::node_away(NodeId node) {
 void ClusterState::node_lost(NodeId node, const Error& cause) {
   if (!nodes_.contains(node) || nodes_.at(node).row.state == NodeState::kDead) return;
   nodes_.edit(node).row.state = NodeState::kDead;
-  act(Disconnect{node});
   const bool drained = nodes_.at(node).told_to_leave;
   const Error lost =
       (drained ? unavailable("its node was drained").with_reason("NodeDrained") : Error(cause)).in("node " + to_string(node));
+  act(Disconnect{node, lost});
   for (const auto& [id, w] : workers_) {
     if (w.row.node == node && w.row.state != WorkerState::kExited) worker_exited(workers_.edit(id), 128 + SIGKILL, lost);
   }

@@ -41,8 +41,9 @@ struct KillHostedOn {
   NodeId node;
   actors::KillHosted message;
 };
-struct Disconnect {  // given up: when it comes back it hears that it is fenced
+struct Disconnect {  // given up: when it comes back it hears that it is fenced; others that have to do with it are told
   NodeId node;
+  Error cause;
 };
 struct EndNodeOn {  // it is drained
   NodeId node;

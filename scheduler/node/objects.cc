@@ -1,0 +1,479 @@
+#include "scheduler/node/objects.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include <fmt/format.h>
+
+#include "runtime/shm/memory.h"
+
+namespace shoal::scheduler {
+
+using actors::from_bytes;
+using actors::Method;
+using actors::ObjectKey;
+using actors::ObjectRef;
+using actors::to_bytes;
+using runtime::Message;
+using storage::ReplicaTable;
+
+namespace {
+
+Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
+
+Error no_more() { return unavailable("nobody on this node refers to this object any more").with_reason("ObjectFreed"); }
+
+Result<Bytes> read_part(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) {
+  auto out = runtime::allocate(bytes);
+  if (!out) return fail(resource_exhausted("no memory for a part of an object"));
+  for (std::size_t at = 0; at < bytes;) {
+    const ssize_t n = pread(memory.get(), out->data() + at, bytes - at, static_cast<off_t>(offset + at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return fail(data_loss("an object that cannot be read"));
+    at += static_cast<std::size_t>(n);
+  }
+  return *std::move(out);
+}
+
+}  // namespace
+
+Objects::Objects(runtime::Clock& clock, runtime::Network& network, storage::MemoryTable& memory, const runtime::Log& log, Options options,
+                 Neighbours::Options neighbours, std::function<runtime::Peer*()> head, Events events)
+    : clock_(clock),
+      memory_(memory),
+      log_(log),
+      options_(options),
+      events_(std::move(events)),
+      replicas_(options.replicas),
+      neighbours_(clock, network, log, neighbours, {std::move(head), [this](NodeId node, const Error& why) { node_gone(node, why); }}) {}
+
+void Objects::start_as(NodeId self) {
+  const NodeId before = std::exchange(self_, self);
+  if (before) {
+    const Error why = unavailable("this node was given up, and came back as another").with_reason("OwnerDied");
+    std::set<NodeId> nodes;
+    for (const auto& [holder, node] : elsewhere_) nodes.insert(node);
+    for (const NodeId node : nodes) node_gone(node, why);
+    for (;;) {
+      const auto left = replicas_.first();
+      if (!left) break;
+      for (const Object& object : replicas_.node_gone(left->home)) release(object, why);
+    }
+    watched_.clear();
+    inbox_.clear();
+  }
+  neighbours_.start_as(self);
+}
+
+Objects::Object Objects::own(const ObjectKey& key) const { return {key.job, key.id, key.home == self_ ? NodeId() : key.home}; }
+
+ObjectKey Objects::key(const Object& object) const { return {object.job, object.id, object.home ? object.home : self_}; }
+
+std::vector<ObjectKey> Objects::keys(const std::vector<Object>& objects) const {
+  std::vector<ObjectKey> out;
+  for (const Object& object : objects) out.push_back(key(object));
+  return out;
+}
+
+// ---- who refers to what
+// ------------------------------------------------------------------------------------------------------------
+
+void Objects::count(WorkerId worker, const actors::CountObjects& count) {
+  for (Change change : count.changes) {
+    if (change.kind != Change::Kind::kCount) continue;
+    if (!change.holder) change.holder = worker;
+    apply(change, self_);
+  }
+}
+
+void Objects::told(NodeId from, const actors::CountObjects& news) {
+  if (neighbours_.gone(from) != nullptr || !inbox_.take(from, news.number)) return;
+  for (const Change& change : news.changes) apply(change, from);
+}
+
+void Objects::apply(const Change& change, NodeId from) {
+  const NodeId node = change.holder_node ? change.holder_node : from;
+  switch (change.kind) {
+    case Change::Kind::kCount:
+      return count(change.object, change.holder, node, change.by);
+    case Change::Kind::kCountContents:
+      return count_contents(own(change.object), change.holder, node);
+    case Change::Kind::kWatch:
+      if (events_.has_worker(change.holder)) {
+        watched_[change.holder].insert(from);
+      } else {
+        neighbours_.tell(from, {{}, change.holder, 0, {}, Change::Kind::kGone});
+      }
+      return;
+    case Change::Kind::kGone:
+      elsewhere_.erase(change.holder);
+      return free(references_.worker_gone(change.holder));
+  }
+}
+
+void Objects::count(const ObjectKey& object, WorkerId holder, NodeId node, std::int64_t by) {
+  const Object o = own(object);
+  if (o.home) {
+    // The last reference of that process, as far as it knows.
+    if (by < 0 && node == self_ && replicas_.let_go(o, holder)) release(o, no_more());
+    return neighbours_.tell(o.home, {object, holder, by, node, Change::Kind::kCount});
+  }
+  // Who is gone holds nothing.
+  if (by > 0 && (node == self_ ? !events_.has_worker(holder) : neighbours_.gone(node) != nullptr)) return;
+  if (by > 0 && node != self_) watch(holder, node);
+  free(references_.count(o, holder, by));
+}
+
+void Objects::count_contents(const Object& object, WorkerId holder, NodeId node) {
+  for (const Object& inner : references_.contained(object)) count(key(inner), holder, node, 1);
+}
+
+void Objects::watch(WorkerId holder, NodeId node) {
+  if (!elsewhere_.emplace(holder, node).second) return;
+  neighbours_.watch(node);
+  if (holder.value != node.value) neighbours_.tell(node, {{}, holder, 0, {}, Change::Kind::kWatch});
+}
+
+void Objects::free(const storage::ReferenceTable::Freed& freed) {
+  for (const Object& object : freed) {
+    if (object.home) {  // no object here contains it any more
+      neighbours_.tell(object.home, {key(object), WorkerId{self_.value}, -1, self_, Change::Kind::kCount});
+    } else {
+      memory_.free(object.job, object.id);
+    }
+  }
+}
+
+void Objects::worker_gone(WorkerId worker, const std::string& cause) {
+  memory_.mark_gone(worker, cause);
+  free(references_.worker_gone(worker));
+  for (const Object& object : replicas_.worker_gone(worker)) release(object, no_more());
+  const auto nodes = watched_.extract(worker);
+  if (nodes.empty()) return;
+  for (const NodeId node : nodes.mapped()) neighbours_.tell(node, {{}, worker, 0, {}, Change::Kind::kGone});
+}
+
+void Objects::end_job(JobId job) {
+  memory_.end_job(job);
+  free(references_.end_job(job));
+  for (const Object& object : replicas_.end_job(job)) release(object, no_more());
+}
+
+void Objects::node_gone(NodeId node, const Error& why) {
+  for (auto it = elsewhere_.begin(); it != elsewhere_.end();) {
+    if (it->second == node) {
+      const WorkerId holder = it->first;
+      it = elsewhere_.erase(it);
+      free(references_.worker_gone(holder));
+    } else {
+      ++it;
+    }
+  }
+  for (auto& [worker, nodes] : watched_) nodes.erase(node);
+  inbox_.forget(node);
+  for (const Object& object : replicas_.node_gone(node)) release(object, why);
+}
+
+// ---- of processes here
+// -------------------------------------------------------------------------------------------------------------
+
+void Objects::put(JobId job, const ObjectRef& object, Result<Fd> memory) {
+  if (!memory_.freed(job, object.id)) {
+    std::vector<Object> inner;
+    std::set<Object> others;  // whose homes do not know yet that this node holds them
+    for (const ObjectKey& k : object.contains) {
+      inner.push_back(own(k));
+      if (inner.back().home && !references_.knows(inner.back())) others.insert(inner.back());
+    }
+    references_.contain({job, object.id}, inner);
+    for (const Object& other : others) {
+      if (references_.knows(other)) {
+        neighbours_.tell(other.home, {key(other), WorkerId{self_.value}, 1, self_, Change::Kind::kCount});
+      }
+    }
+  }
+  if (const auto put = memory_.put(job, object.id, std::move(memory)); !put)
+    log_->warn("object={} {}", to_string(object.id), put.error().message());
+}
+
+Result<void> Objects::may_come(JobId job, const ObjectRef& object) const {
+  if (!object.owner || events_.has_worker(object.owner) || memory_.has(job, object.id)) return {};
+  if (memory_.freed(job, object.id)) return {};  // which get() says
+  return fail(unavailable("the process that was to make this object is gone").with_reason("OwnerDied"));
+}
+
+void Objects::get(JobId job, WorkerId worker, const ObjectRef& m, runtime::Responder responder) {
+  const Object object = own({job, m.id, m.home});
+  const bool replica = static_cast<bool>(object.home);
+  if (replica) {
+    if (const Error* const why = neighbours_.gone(object.home)) return responder.fail(*why);
+    if (replicas_.wanted(object, worker)) begin(object, m.owner);
+  } else if (const auto may = may_come(job, m); !may) {
+    return responder.fail(may.error());
+  }
+  auto shared = std::make_shared<runtime::Responder>(std::move(responder));
+  memory_.get(job, m.id, replica ? WorkerId() : m.owner, [this, object, worker, shared](Result<Fd> r) {
+    if (!r) return shared->fail(r.error());
+    if (const auto copy = copies_.find(object); copy != copies_.end()) copy->second.last_used = next_use_++;
+    const auto inner = object.home ? replicas_.contained(object) : references_.contained(object);
+    if (!inner.empty() && events_.has_worker(worker)) {
+      if (object.home) {
+        neighbours_.tell(object.home, {key(object), worker, 0, self_, Change::Kind::kCountContents});
+      } else {
+        count_contents(object, worker, self_);
+      }
+    }
+    Message out = body(to_bytes(ObjectRef{object.id, object.job, 0, {}, keys(inner), key(object).home}));
+    out.fds.push_back(*std::move(r));
+    shared->reply(std::move(out));
+  });
+}
+
+void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
+  const Object object = own({job, m.id, m.home});
+  if (object.home) {
+    if (replicas_.let_go(object, worker)) release(object, no_more());
+    return;
+  }
+  memory_.drop(job, m.id);
+  free(references_.drop(object));
+}
+
+void Objects::move(JobId job, ObjectId id, Fd memory) {
+  if (memory_.has(job, id)) return memory_.move(job, id, std::move(memory));
+  const auto replica = replicas_.find(id);
+  if (!replica || !replicas_.complete(*replica)) return;
+  memory_.move(replica->job, id, std::move(memory));
+  if (const auto copy = copies_.extract(*replica); !copy.empty()) count_room(-static_cast<std::int64_t>(copy.mapped().counted));
+}
+
+// ---- to other nodes
+// ----------------------------------------------------------------------------------------------------------------
+
+Result<void> Objects::met(const actors::MeetNode& meeting) const {
+  if (meeting.called != self_) {
+    return fail(not_found(fmt::format("node {} is not there any more, but {}", to_string(meeting.called), to_string(self_)))
+                    .with_reason("AnotherNode"));
+  }
+  if (!meeting.caller || meeting.caller == self_) return fail(invalid_argument("a node that does not say which one it is"));
+  if (const Error* const why = neighbours_.gone(meeting.caller)) return fail(unavailable("you were given up: " + why->message()));
+  return {};
+}
+
+void Objects::pull(const actors::PullObject& asked, bool local, std::function<std::size_t()> queued, runtime::Responder responder) {
+  const Object object = own({asked.object.job, asked.object.id, asked.object.home});
+  if (object.home) return responder.fail(not_found("an object of another node"));
+  if (asked.offset > 0 && !memory_.has(object.job, object.id)) {
+    return responder.fail(unavailable("this object was freed while it was read").with_reason("ObjectFreed"));
+  }
+  if (const auto may = may_come(object.job, asked.object); !may) return responder.fail(may.error());
+  auto shared = std::make_shared<runtime::Responder>(std::move(responder));
+  memory_.get(object.job, object.id, asked.object.owner,
+              [this, object, local, offset = asked.offset, most = std::min(asked.bytes, options_.high_water_bytes),
+               queued = std::move(queued), shared](Result<Fd> memory) {
+                const auto part = [&]() -> Result<Message> {
+                  if (!memory) return fail(memory.error());
+                  SHOAL_TRY(const std::size_t total, runtime::memory_bytes(*memory));
+                  Message out = body(to_bytes(ObjectRef{object.id, object.job, total, {}, keys(references_.contained(object)), self_}));
+                  if (local) {
+                    out.fds.push_back(*std::move(memory));
+                    return out;
+                  }
+                  if (offset > total) return fail(invalid_argument("a part behind the end of an object"));
+                  if (offset == 0 && queued() > options_.high_water_bytes) return out;
+                  SHOAL_TRY(out.payload, read_part(*memory, offset, std::min<std::uint64_t>(most, total - offset)));
+                  return out;
+                };
+                shared->answer(part());
+              });
+}
+
+// ---- from other nodes
+// --------------------------------------------------------------------------------------------------------------
+
+void Objects::begin(const Object& object, WorkerId owner) {
+  const auto transfer = *replicas_.transfer(object);
+  const ObjectRef asked{object.id, object.job, 0, owner, {}, object.home};
+  neighbours_.call(object.home, Method::kPullObject, to_bytes(actors::PullObject{asked, 0, options_.replicas.first_bytes}),
+                   [this, object, transfer](Result<Message> r) {
+                     if (replicas_.transfer(object) == transfer) begun(object, std::move(r));
+                   });
+}
+
+void Objects::begun(const Object& object, Result<Message> answer) {
+  if (!answer) return fail_replica(object, answer.error());
+  const auto described = from_bytes<ObjectRef>(answer->body);
+  if (!described) return fail_replica(object, described.error());
+  std::vector<Object> contains;
+  for (const ObjectKey& k : described->contains) contains.push_back(own(k));
+  if (answer->fds.size() == 1) {  // on this host it need not move
+    const auto bytes = runtime::memory_bytes(answer->fds[0]);
+    if (!bytes) return fail_replica(object, bytes.error());
+    replicas_.begun(object, *bytes, *bytes, std::move(contains));
+    return finish(object, Result<Fd>(std::move(answer->fds[0])));
+  }
+  const std::uint64_t bytes = described->bytes;
+  if (answer->payload.size() > bytes) return fail_replica(object, internal("an object that is larger than it was said to be"));
+  auto first = std::make_shared<Bytes>(std::move(answer->payload));
+  with_room({object, *replicas_.transfer(object), bytes, [this, object, bytes, first, contains](Result<void> room) {
+               auto filled = room ? fill(object, bytes, *first, contains) : std::move(room);
+               if (!filled) return fail_replica(object, filled.error());
+               if (replicas_.complete(object)) return finish(object, for_readers(copies_.at(object).memory));
+               pull_more();
+             }});
+}
+
+Result<void> Objects::fill(const Object& object, std::uint64_t bytes, const Bytes& first, std::vector<Object> contains) {
+  SHOAL_TRY(Fd memory, runtime::make_memory("shoal:value", bytes));
+  if (first.size() > 0) SHOAL_OK(runtime::write_at(memory, 0, first.span()));
+  copies_[object].memory = std::move(memory);
+  replicas_.begun(object, bytes, first.size(), std::move(contains));
+  return {};
+}
+
+void Objects::pull_more() {
+  for (const auto& piece : replicas_.next()) {
+    const ObjectRef asked{piece.object.id, piece.object.job, 0, {}, {}, piece.object.home};
+    neighbours_.call(piece.object.home, Method::kPullObject, to_bytes(actors::PullObject{asked, piece.offset, piece.bytes}),
+                     [this, piece](Result<Message> r) { pulled(piece, std::move(r)); });
+  }
+}
+
+void Objects::pulled(const ReplicaTable::Piece& piece, Result<Message> answer) {
+  const auto written = [&]() -> Result<void> {
+    if (!answer) return fail(answer.error());
+    if (replicas_.transfer(piece.object) != piece.transfer) return {};
+    if (answer->payload.size() != piece.bytes) return fail(internal("a part of an object that has another size"));
+    return runtime::write_at(copies_.at(piece.object).memory, piece.offset, answer->payload.span());
+  }();
+  const bool wanted = replicas_.transfer(piece.object) == piece.transfer;
+  if (replicas_.arrived(piece) && written) {
+    finish(piece.object, for_readers(copies_.at(piece.object).memory));
+  } else if (wanted && !written) {
+    fail_replica(piece.object, written.error());
+  }
+  pull_more();
+}
+
+void Objects::finish(const Object& object, Result<Fd> memory) {
+  if (!memory) return fail_replica(object, memory.error());
+  const auto put = memory_.put(object.job, object.id, std::move(memory));
+  if (!put) fail_replica(object, put.error());
+}
+
+// Those who wait hear of it; who asks again later, begins anew.
+void Objects::fail_replica(const Object& object, const Error& why) {
+  replicas_.drop(object);
+  release(object, why);
+}
+
+void Objects::release(const Object& object, const Error& why) {
+  if (!memory_.has(object.job, object.id)) (void)memory_.put(object.job, object.id, fail(why));
+  memory_.drop(object.job, object.id);
+  if (auto copy = copies_.extract(object); !copy.empty()) left_.push_back(std::move(copy.mapped()));
+  look_after_left();
+}
+
+// ---- room for replicas
+// -------------------------------------------------------------------------------------------------------------
+
+void Objects::with_room(Room room) {
+  if (rooms_.empty()) {
+    if (const auto decided = room_for(room)) return room.then(*decided);
+  }
+  rooms_.push_back(std::move(room));
+  if (rooms_.size() == 1) look_for_room();
+}
+
+void Objects::look_for_room() {
+  while (!rooms_.empty()) {
+    const bool wanted = replicas_.transfer(rooms_.front().object) == rooms_.front().transfer;
+    auto decided = wanted ? room_for(rooms_.front()) : std::optional<Result<void>>(Result<void>());
+    if (!decided) break;
+    const Room over = std::move(rooms_.front());
+    rooms_.pop_front();
+    if (wanted) over.then(std::move(*decided));
+  }
+  if (!rooms_.empty()) looking_ = clock_.after(options_.look, [this] { look_for_room(); });
+}
+
+// Nothing while others are asked to make some.
+std::optional<Result<void>> Objects::room_for(Room& room) {
+  const auto board = events_.board();
+  if (room.bytes <= options_.uncounted_bytes || !board || board->limit() == 0) return Result<void>();
+  const std::uint64_t limit = board->limit();
+  const auto total = board->total();
+  if (total.kept + room.bytes <= limit || (room.bytes <= limit && evict(total.kept + room.bytes - limit))) {
+    copies_[room.object].counted = room.bytes;
+    count_room(static_cast<std::int64_t>(room.bytes));
+    return Result<void>();
+  }
+  const auto full = [&](const std::string& why) -> Result<void> {
+    return fail(resource_exhausted(fmt::format("no room for an object of {} bytes from another node: {} of the node's {} bytes for objects "
+                                               "are taken, {} lie in files; {}",
+                                               room.bytes, total.kept, limit, total.spilled, why))
+                    .with_reason("ObjectStoreFull")
+                    .with_hint("let go of references and arrays that are not needed, or start with a larger object_store_memory"));
+  };
+  if (room.bytes > limit) return full("it is larger than all of that");
+  const auto now = clock_.now();
+  if (!room.since || total.kept < room.before.kept || total.spilled > room.before.spilled) room.since = now;
+  room.before = total;
+  if (now - *room.since > options_.patience) return full("what is left is looked at by somebody");
+  if (!room.asked || now - *room.asked > options_.asked_again) {
+    events_.want_room(room.bytes);
+    room.asked = now;
+  }
+  return std::nullopt;
+}
+
+void Objects::count_room(std::int64_t by) {
+  kept_bytes_ += static_cast<std::uint64_t>(by);
+  if (auto board = events_.board()) board->set_kept(kMember, kept_bytes_);
+}
+
+Result<Fd> Objects::for_readers(const Fd& memory) {
+  Fd out(open(fmt::format("/proc/self/fd/{}", memory.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!out || flock(out.get(), LOCK_SH | LOCK_NB) != 0) return fail(resource_exhausted("no descriptor for an object"));
+  return out;
+}
+
+// Whether that was enough.
+bool Objects::evict(std::uint64_t bytes) {
+  look_after_left();
+  std::vector<std::pair<std::uint64_t, Object>> all;
+  for (const auto& [object, copy] : copies_) {
+    if (copy.counted > 0 && replicas_.complete(object)) all.emplace_back(copy.last_used, object);
+  }
+  std::sort(all.begin(), all.end());
+  std::uint64_t out = 0;
+  for (const auto& [used, object] : all) {
+    if (out >= bytes) break;
+    const auto copy = copies_.find(object);
+    memory_.drop(object.job, object.id);
+    if (flock(copy->second.memory.get(), LOCK_EX | LOCK_NB) != 0) {  // somebody reads
+      finish(object, for_readers(copy->second.memory));
+      continue;
+    }
+    out += copy->second.counted;
+    count_room(-static_cast<std::int64_t>(copy->second.counted));
+    copies_.erase(copy);
+    replicas_.drop(object);
+  }
+  return out >= bytes;
+}
+
+void Objects::look_after_left() {
+  std::erase_if(left_, [&](const Copy& copy) {
+    if (copy.memory && flock(copy.memory.get(), LOCK_EX | LOCK_NB) != 0) return false;
+    count_room(-static_cast<std::int64_t>(copy.counted));
+    return true;
+  });
+  if (!left_.empty()) looking_at_left_ = clock_.after(options_.left_again, [this] { look_after_left(); });
+}
+
+}  // namespace shoal::scheduler

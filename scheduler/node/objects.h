@@ -1,0 +1,138 @@
+// The objects of a node and its share of those of others: puts and gets, who refers to them, and what comes from the nodes that have them.
+//
+// An object lives at the node of the process that made it (its home), which counts who refers to it, on whatever node. Each node passes on
+// what its processes count to the homes, in order, and tells them when a process ends. What is got from another node comes over once, as
+// a replica that all processes here share, and is dropped with the last reference here. Loop thread only.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "actors/wire/messages.h"
+#include "runtime/log/log.h"
+#include "runtime/net/peer.h"
+#include "runtime/shm/usage_board.h"
+#include "scheduler/node/neighbours.h"
+#include "storage/memory_table.h"
+#include "storage/reference_table.h"
+#include "storage/replica_table.h"
+
+namespace shoal::scheduler {
+
+class Objects {
+ public:
+  using Change = actors::CountObjects::Change;
+  struct Options {
+    storage::ReplicaTable::Options replicas;
+    std::uint64_t uncounted_bytes = 128 << 10;             // smaller replicas are not counted
+    std::uint64_t high_water_bytes = 64u << 20;            // in a connection's queue: then others are told only how large an object is
+    runtime::Duration patience = std::chrono::seconds(5);  // with processes that make no room
+    runtime::Duration look = std::chrono::milliseconds(5);
+    runtime::Duration asked_again = std::chrono::milliseconds(100);
+    runtime::Duration left_again = std::chrono::milliseconds(500);
+  };
+  struct Events {
+    std::function<bool(WorkerId worker)> has_worker;  // of this node
+    std::function<std::optional<runtime::UsageBoard>()> board;
+    std::function<void(std::uint64_t bytes)> want_room;  // of all processes here
+  };
+  static constexpr std::size_t kMember = 0;  // this node's place on the board
+
+  Objects(runtime::Clock& clock, runtime::Network& network, storage::MemoryTable& memory, const runtime::Log& log, Options options,
+          Neighbours::Options neighbours, std::function<runtime::Peer*()> head, Events events);
+
+  // What other nodes knew under another name is lost.
+  void start_as(NodeId self);
+  Neighbours& neighbours() { return neighbours_; }
+  const storage::ReferenceTable& references() const { return references_; }
+
+  // ---- of processes here; `worker` is whose, `job` its job ----
+  void put(JobId job, const actors::ObjectRef& object, Result<Fd> memory);
+  void get(JobId job, WorkerId worker, const actors::ObjectRef& object, runtime::Responder responder);
+  void drop(JobId job, WorkerId worker, const actors::ObjectRef& object);
+  void move(JobId job, ObjectId id, Fd memory);
+  void count(WorkerId worker, const actors::CountObjects& count);
+  // Gives back memory of replicas that nobody reads, those used longest ago first. They come again when somebody asks.
+  void make_room(std::uint64_t bytes) { (void)evict(bytes); }
+  void worker_gone(WorkerId worker, const std::string& cause);
+  void end_job(JobId job);
+
+  // ---- of other nodes ----
+  // False when this node has another name, or that one was given up.
+  Result<void> met(const actors::MeetNode& meeting) const;
+  void told(NodeId from, const actors::CountObjects& news);
+  // `queued`: bytes that wait for that node.
+  void pull(const actors::PullObject& asked, bool local, std::function<std::size_t()> queued, runtime::Responder responder);
+
+ private:
+  using Object = storage::ReferenceTable::Object;
+  // The memory of a replica, writable. What is given away is another open file of it, with a shared lock: who gets an exclusive one knows
+  // that nobody reads.
+  struct Copy {
+    Fd memory;
+    std::uint64_t counted = 0;  // bytes
+    std::uint64_t last_used = 0;
+  };
+  // Waits for room.
+  struct Room {
+    Object object;
+    std::uint64_t transfer = 0;
+    std::uint64_t bytes = 0;
+    std::function<void(Result<void>)> then;
+    std::optional<runtime::TimePoint> since{}, asked{};
+    runtime::UsageBoard::Usage before{};
+  };
+
+  Object own(const actors::ObjectKey& key) const;
+  actors::ObjectKey key(const Object& object) const;
+  std::vector<actors::ObjectKey> keys(const std::vector<Object>& objects) const;
+  void apply(const Change& change, NodeId from);
+  void count(const actors::ObjectKey& object, WorkerId holder, NodeId node, std::int64_t by);
+  void count_contents(const Object& object, WorkerId holder, NodeId node);
+  void watch(WorkerId holder, NodeId node);
+  void free(const storage::ReferenceTable::Freed& freed);
+  void node_gone(NodeId node, const Error& why);
+  Result<void> may_come(JobId job, const actors::ObjectRef& object) const;
+
+  void begin(const Object& object, WorkerId owner);
+  void begun(const Object& object, Result<runtime::Message> answer);
+  Result<void> fill(const Object& object, std::uint64_t bytes, const Bytes& first, std::vector<Object> contains);
+  void pull_more();
+  void pulled(const storage::ReplicaTable::Piece& piece, Result<runtime::Message> answer);
+  void finish(const Object& object, Result<Fd> memory);
+  void fail_replica(const Object& object, const Error& why);
+  // It is in no table any more.
+  void release(const Object& object, const Error& why);
+  void with_room(Room room);
+  void look_for_room();
+  std::optional<Result<void>> room_for(Room& room);
+  void count_room(std::int64_t by);
+  static Result<Fd> for_readers(const Fd& memory);
+  bool evict(std::uint64_t bytes);
+  void look_after_left();
+
+  runtime::Clock& clock_;
+  storage::MemoryTable& memory_;
+  const runtime::Log log_;
+  const Options options_;
+  const Events events_;
+  NodeId self_;
+  storage::ReferenceTable references_;
+  storage::ReplicaTable replicas_;
+  Neighbours neighbours_;
+  storage::Inbox inbox_;
+  std::map<WorkerId, NodeId> elsewhere_;          // holders on other nodes that were counted here; a node holds under its own id
+  std::map<WorkerId, std::set<NodeId>> watched_;  // by nodes that are to hear of their end
+  std::map<Object, Copy> copies_;
+  std::vector<Copy> left_;  // of replicas that are no more, but that somebody may still read
+  std::uint64_t kept_bytes_ = 0, next_use_ = 1;
+  std::deque<Room> rooms_;
+  runtime::Timer looking_, looking_at_left_;
+};
+
+}  // namespace shoal::scheduler

@@ -1,0 +1,105 @@
+#include "storage/replica_table.h"
+
+#include <algorithm>
+
+namespace shoal::storage {
+
+bool ReplicaTable::wanted(Object object, WorkerId by) {
+  const auto [it, is_new] = replicas_.try_emplace(object);
+  it->second.wanted_by.insert(by);
+  if (is_new) it->second.transfer = next_transfer_++;
+  return is_new;
+}
+
+std::optional<std::uint64_t> ReplicaTable::transfer(Object object) const {
+  const auto it = replicas_.find(object);
+  return it == replicas_.end() ? std::nullopt : std::optional(it->second.transfer);
+}
+
+void ReplicaTable::begun(Object object, std::uint64_t bytes, std::uint64_t here, std::vector<Object> contains) {
+  const auto it = replicas_.find(object);
+  if (it == replicas_.end()) return;
+  Replica& r = it->second;
+  r.bytes = bytes;
+  r.asked = r.here = std::min(here, bytes);
+  r.contains = std::move(contains);
+  if (r.asked < bytes) begun_[r.transfer] = object;
+}
+
+std::vector<ReplicaTable::Piece> ReplicaTable::next() {
+  std::vector<Piece> out;
+  while (!begun_.empty() && under_way_ < options_.max_under_way) {
+    const auto [number, object] = *begun_.begin();
+    Replica& r = replicas_.at(object);
+    const Piece piece{object, number, r.asked, std::min(options_.piece_bytes, *r.bytes - r.asked)};
+    r.asked += piece.bytes;
+    if (r.asked == *r.bytes) begun_.erase(number);
+    under_way_ += piece.bytes;
+    out.push_back(piece);
+  }
+  return out;
+}
+
+// Of a transfer that was given up only the room under way is given back.
+bool ReplicaTable::arrived(const Piece& piece) {
+  under_way_ -= piece.bytes;
+  const auto it = replicas_.find(piece.object);
+  if (it == replicas_.end() || it->second.transfer != piece.transfer) return false;
+  it->second.here += piece.bytes;
+  return it->second.here == *it->second.bytes;
+}
+
+bool ReplicaTable::complete(Object object) const {
+  const auto it = replicas_.find(object);
+  return it != replicas_.end() && it->second.bytes && it->second.here == *it->second.bytes;
+}
+
+std::vector<ReplicaTable::Object> ReplicaTable::contained(Object object) const {
+  const auto it = replicas_.find(object);
+  return it == replicas_.end() ? std::vector<Object>() : it->second.contains;
+}
+
+bool ReplicaTable::let_go(Object object, WorkerId by) {
+  const auto it = replicas_.find(object);
+  if (it == replicas_.end() || it->second.wanted_by.erase(by) == 0 || !it->second.wanted_by.empty()) return false;
+  drop(object);
+  return true;
+}
+
+void ReplicaTable::drop(Object object) {
+  const auto it = replicas_.find(object);
+  if (it == replicas_.end()) return;
+  begun_.erase(it->second.transfer);
+  replicas_.erase(it);
+}
+
+template <class Which>
+std::vector<ReplicaTable::Object> ReplicaTable::take(const Which& which) {
+  std::vector<Object> out;
+  for (auto& [object, replica] : replicas_) {
+    if (which(object, replica)) out.push_back(object);
+  }
+  for (const Object& object : out) drop(object);
+  return out;
+}
+
+std::vector<ReplicaTable::Object> ReplicaTable::worker_gone(WorkerId worker) {
+  return take([&](const Object&, Replica& r) { return r.wanted_by.erase(worker) > 0 && r.wanted_by.empty(); });
+}
+
+std::vector<ReplicaTable::Object> ReplicaTable::node_gone(NodeId home) {
+  return take([&](const Object& o, const Replica&) { return o.home == home; });
+}
+
+std::vector<ReplicaTable::Object> ReplicaTable::end_job(JobId job) {
+  return take([&](const Object& o, const Replica&) { return o.job == job; });
+}
+
+std::optional<ReplicaTable::Object> ReplicaTable::find(ObjectId id) const {
+  for (const auto& [object, r] : replicas_) {
+    if (object.id == id) return object;
+  }
+  return std::nullopt;
+}
+
+}  // namespace shoal::storage

@@ -1,0 +1,166 @@
+"""Objects between nodes when processes and nodes die, a cable is pulled, or memory is short: each with a cluster of its own."""
+
+import os
+import signal
+
+import pytest
+from two_nodes import DRIVER, KINDS, pid_of, run, two_nodes
+
+
+@pytest.fixture(params=KINDS)
+def nodes(request):
+    yield from two_nodes(request.param)
+
+
+@pytest.fixture
+def hosts():
+    yield from two_nodes("two hosts")
+
+
+@pytest.fixture
+def narrow():
+    """The second host has room for 64 MiB of objects."""
+    yield from two_nodes("two hosts", "--object-store-memory", str(64 << 20))
+
+
+def test_processes_and_nodes_that_die_hold_nothing(nodes):
+    driver = nodes.a.driver(
+        DRIVER
+        + """
+import signal
+
+there, other = holder("b"), holder("b")
+first, second = shoal.put("first"), shoal.put("second")
+names = name_of(first), name_of(second)
+shoal.get([there.keep.remote("it", [first]), other.keep.remote("it", [second])])
+del first, second
+assert all(map(exists, names))
+os.kill(shoal.get(there.pid.remote()), signal.SIGKILL)
+assert soon(lambda: not exists(names[0]))
+assert exists(names[1])
+print("the node", flush=True)
+assert soon(lambda: not exists(names[1]))
+""",
+        HEAD=nodes.address,
+    )
+    driver.said("the node")
+    os.kill(pid_of(nodes, nodes.node), signal.SIGKILL)
+    assert driver.code() == 0, driver.err
+
+
+def test_what_a_node_had_is_lost_with_it(nodes):
+    driver = nodes.a.driver(
+        DRIVER
+        + """
+here, there = holder("a"), holder("b")
+refs = [shoal.get(there.put.remote(f"{i}"))["made"][0] for i in range(3)]
+assert shoal.get(refs[0]) == "0"
+shoal.get(here.keep.remote("it", refs[1:]))
+print("the node", flush=True)
+
+def lost(ref):
+    try:
+        shoal.get(ref, timeout=GUARD_S)
+    except OwnerDiedError as error:
+        return os.environ["NODE"] in str(error)
+
+def dead():
+    try:
+        shoal.get(there.pid.remote())
+    except shoal.exceptions.ActorUnavailableError:
+        return False
+    except shoal.exceptions.ActorDiedError:
+        return True
+
+assert soon(dead)
+assert shoal.get(refs[0]) == "0"  # it is in this process
+assert soon(lambda: lost(here.value.remote("it")))
+""",
+        HEAD=nodes.address,
+        NODE=nodes.node,
+    )
+    driver.said("the node")
+    os.kill(pid_of(nodes, nodes.node), signal.SIGKILL)
+    assert driver.code() == 0, driver.err
+
+
+def test_a_node_that_dies_in_the_middle_of_a_transfer(hosts):
+    driver = hosts.a.driver(
+        DRIVER
+        + """
+import signal, threading
+
+(pid,) = (n["pid"] for n in shoal.nodes() if n["labels"].get("host") == "b")
+there, here = holder("b"), holder("a")
+for attempt in range(20):
+    ref = shoal.get(there.put.remote(np.zeros(300 << 20, np.uint8)))["made"][0]
+    before = memories("a")
+    look = here.look.remote([ref])
+    while not memories("a") - before and not look._ref.ready:
+        pass
+    os.kill(pid, signal.SIGSTOP)
+    if not shoal.wait([look], timeout=0.5)[0]:
+        break
+    os.kill(pid, signal.SIGCONT)
+    shoal.get(look)
+else:
+    raise AssertionError("it was never seen in the middle")
+os.kill(pid, signal.SIGKILL)
+try:
+    shoal.get(look, timeout=GUARD_S)
+    raise AssertionError("a value that nobody could send")
+except OwnerDiedError as error:
+    assert os.environ["NODE"] in str(error) and "10.77.0.2" in str(error), str(error)
+assert soon(lambda: not memories("a") - before)
+""",
+        HEAD=hosts.address,
+        NODE=hosts.node,
+    )
+    assert driver.code() == 0, driver.err
+
+
+def test_a_cable_that_is_pulled(hosts, tmp_path):
+    pulled = tmp_path / "pulled"
+    body = """
+here, there = holder(os.environ["HERE"]), holder(os.environ["THERE"])
+array = shoal.get(there.put.remote(np.zeros(8 << 20, np.uint8)))["made"]
+shoal.get(here.keep.remote("it", array))
+print("pull", flush=True)
+while not os.path.exists(os.environ["PULLED"]):
+    time.sleep(0.01)
+try:
+    shoal.get(here.value.remote("it"))
+    raise AssertionError("a value that nobody could send")
+except ObjectLostError as error:
+    assert os.environ["ADDRESS"] in str(error), str(error)
+"""
+    drivers = [
+        hosts.a.driver(DRIVER + body, HEAD=hosts.address, HERE="a", THERE="b", ADDRESS=hosts.hosts.b.address, PULLED=str(pulled)),
+        hosts.b.driver(DRIVER + body, HEAD=hosts.address, HERE="b", THERE="a", ADDRESS=hosts.hosts.a.address, PULLED=str(pulled)),
+    ]
+    for driver in drivers:
+        driver.said("pull")
+    hosts.hosts.pull_cable()
+    pulled.touch()
+    for driver in drivers:
+        assert driver.code() == 0, driver.err
+
+
+def test_replicas_keep_to_the_limit_of_their_node(narrow):
+    run(
+        narrow,
+        """
+there = holder("b")
+refs = [shoal.put(np.full(24 << 20, i, np.uint8)) for i in range(6)]
+shoal.get(there.keep.remote("all", refs))
+assert shoal.get(there.look.remote(refs[:2])) == [(24 << 20, i, False, False) for i in range(2)]
+for i in range(6):  # what was read before lies in files
+    assert shoal.get(there.look.remote(refs[i : i + 1])) == [(24 << 20, i, False, False)]
+try:
+    shoal.get(there.look.remote([shoal.put(np.zeros(100 << 20, np.uint8))]))
+    raise AssertionError("no room for that")
+except ObjectStoreFullError as error:
+    assert "larger than all of that" in str(error)
+assert shoal.get(there.look.remote(refs[5:])) == [(24 << 20, 5, False, False)]
+""",
+    )
