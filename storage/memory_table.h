@@ -74,6 +74,7 @@ class MemoryTable {
 
   // Forgets all of it. What comes later (a put may have been on its way) is refused: NotFound/JobEnded.
   void end_job(JobId job);
+  bool ended(JobId job) const { return ended_.contains(job); }
 
   std::uint64_t bytes() const { return bytes_; }
   std::size_t num_entries() const { return arenas_.size() + objects_.size(); }

@@ -24,6 +24,8 @@ class Outbox {
 
   void add(Item item) { waiting_.push_back(std::move(item)); }
   std::size_t size() const { return waiting_.size() + parcel_.items.size(); }
+  // What no message has yet, to be said in fewer words.
+  std::deque<Item>& waiting() { return waiting_; }
   // What is to be sent now; nothing while one is under way, or there is nothing.
   const Parcel* next() {
     if (under_way_) return nullptr;

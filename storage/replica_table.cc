@@ -23,30 +23,44 @@ void ReplicaTable::begun(Object object, std::uint64_t bytes, std::uint64_t here,
   r.bytes = bytes;
   r.asked = r.here = std::min(here, bytes);
   r.contains = std::move(contains);
-  if (r.asked < bytes) begun_[r.transfer] = object;
+  if (r.asked < bytes) homes_[object.home].begun[r.transfer] = object;
 }
 
 std::vector<ReplicaTable::Piece> ReplicaTable::next() {
   std::vector<Piece> out;
-  while (!begun_.empty() && under_way_ < options_.max_under_way) {
-    const auto [number, object] = *begun_.begin();
-    Replica& r = replicas_.at(object);
-    const Piece piece{object, number, r.asked, std::min(options_.piece_bytes, *r.bytes - r.asked)};
-    r.asked += piece.bytes;
-    if (r.asked == *r.bytes) begun_.erase(number);
-    under_way_ += piece.bytes;
-    out.push_back(piece);
+  for (auto& [node, home] : homes_) {
+    while (!home.begun.empty() && home.under_way < options_.max_under_way) {
+      const auto [number, object] = *home.begun.begin();
+      Replica& r = replicas_.at(object);
+      const Piece piece{object, number, r.asked, std::min(options_.piece_bytes, *r.bytes - r.asked)};
+      r.asked += piece.bytes;
+      if (r.asked == *r.bytes) home.begun.erase(number);
+      home.under_way += piece.bytes;
+      out.push_back(piece);
+    }
   }
   return out;
 }
 
 // Of a transfer that was given up only the room under way is given back.
 bool ReplicaTable::arrived(const Piece& piece) {
-  under_way_ -= piece.bytes;
+  homes_[piece.object.home].under_way -= piece.bytes;
+  forget_if_idle(piece.object.home);
   const auto it = replicas_.find(piece.object);
   if (it == replicas_.end() || it->second.transfer != piece.transfer) return false;
   it->second.here += piece.bytes;
   return it->second.here == *it->second.bytes;
+}
+
+void ReplicaTable::forget_if_idle(NodeId home) {
+  const auto it = homes_.find(home);
+  if (it != homes_.end() && it->second.begun.empty() && it->second.under_way == 0) homes_.erase(it);
+}
+
+std::uint64_t ReplicaTable::under_way() const {
+  std::uint64_t out = 0;
+  for (const auto& [node, home] : homes_) out += home.under_way;
+  return out;
 }
 
 bool ReplicaTable::complete(Object object) const {
@@ -69,7 +83,10 @@ bool ReplicaTable::let_go(Object object, WorkerId by) {
 void ReplicaTable::drop(Object object) {
   const auto it = replicas_.find(object);
   if (it == replicas_.end()) return;
-  begun_.erase(it->second.transfer);
+  if (const auto home = homes_.find(object.home); home != homes_.end()) {
+    home->second.begun.erase(it->second.transfer);
+    forget_if_idle(object.home);
+  }
   replicas_.erase(it);
 }
 

@@ -18,8 +18,8 @@ class ReplicaTable {
   using Object = ReferenceTable::Object;
   struct Options {
     std::uint64_t first_bytes = 64 << 10;     // asked for with the question how large it is
-    std::uint64_t piece_bytes = 4 << 20;      // of what is asked for after that
-    std::uint64_t max_under_way = 32u << 20;  // of all such pieces
+    std::uint64_t piece_bytes = 1 << 20;      // of what is asked for after that
+    std::uint64_t max_under_way = 32u << 20;  // of such pieces, from one home
   };
   ReplicaTable() = default;
   explicit ReplicaTable(Options options) : options_(options) {}
@@ -35,7 +35,8 @@ class ReplicaTable {
     std::uint64_t transfer = 0;
     std::uint64_t offset = 0, bytes = 0;
   };
-  // Parts that are to be asked for now: of the transfer that began first. Each comes to arrived, also one of a transfer that was given up.
+  // Parts that are to be asked for now: from each home, of the transfer that began first. Each comes to arrived, also one of a transfer
+  // that was given up.
   std::vector<Piece> next();
   // Whether it is all there.
   bool arrived(const Piece& piece);
@@ -55,7 +56,7 @@ class ReplicaTable {
   std::optional<Object> first() const { return replicas_.empty() ? std::nullopt : std::optional(replicas_.begin()->first); }
 
   std::size_t size() const { return replicas_.size(); }
-  std::uint64_t under_way() const { return under_way_; }
+  std::uint64_t under_way() const;
 
  private:
   struct Replica {
@@ -65,14 +66,18 @@ class ReplicaTable {
     std::uint64_t asked = 0, here = 0;
     std::vector<Object> contains;
   };
+  void forget_if_idle(NodeId home);
   template <class Which>
   std::vector<Object> take(const Which& which);
 
   const Options options_;
   std::map<Object, Replica> replicas_;
-  std::map<std::uint64_t, Object> begun_;  // transfers of which something is to be asked for, in order
+  struct Home {
+    std::map<std::uint64_t, Object> begun;  // transfers of which something is to be asked for, in order
+    std::uint64_t under_way = 0;
+  };
+  std::map<NodeId, Home> homes_;
   std::uint64_t next_transfer_ = 1;
-  std::uint64_t under_way_ = 0;
 };
 
 }  // namespace shoal::storage

@@ -43,6 +43,17 @@ TEST_F(ReplicaTableTest, WhatFitsTheFirstPartIsCompleteAtOnce) {
   EXPECT_EQ(table_.contained(object(1)), All{object(2)});
 }
 
+TEST_F(ReplicaTableTest, AHomeThatDoesNotAnswerHoldsUpNoOther) {
+  for (const NodeId home : {kHome, kOtherHome}) {
+    table_.wanted(object(1, home), kOne);
+    table_.begun(object(1, home), 1000, 10, {});
+    EXPECT_EQ(table_.next().size(), 3u);
+  }
+  table_.node_gone(kHome);
+  EXPECT_EQ(table_.under_way(), 600u);  // until what was asked is answered
+  EXPECT_TRUE(table_.next().empty());
+}
+
 TEST_F(ReplicaTableTest, PartsAreAskedForInOrderAndWithinABound) {
   table_.wanted(object(1), kOne);
   table_.begun(object(1), 345, 10, {});

@@ -641,8 +641,9 @@ void Session::count(const std::vector<References::Change>& changes) {
   }
 }
 
-ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner) {
+ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner, std::shared_ptr<const void> hold) {
   return own([&] {
+    references_.flush();  // what was let go before is not this
     const runtime::Promise<Value> promise;
     Peer* const node = node_->peer();
     if (!node) {
@@ -650,12 +651,12 @@ ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner) {
       return promise.future();
     }
     node->call(number(Method::kGetObject), body(to_bytes(ObjectRef{object.id, object.job, 0, owner, {}, object.home})), Peer::kNoTimeout,
-               [this, promise, object](Result<Message> r) {
+               [this, promise, object, hold = std::move(hold)](Result<Message> r) {
                  if (!r) return promise.set(fail(r.error()));
                  if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
                  auto value = Value::from_memory(std::move(r->fds[0]));
-                 if (value) objects_.keeps(value->memory());
                  if (value && object.home && object.home != node_id_) value->memory()->published = object.id.value;
+                 if (value) objects_.keeps(value->memory());
                  if (value && value->kind() == Value::Kind::kError) {
                    const auto head = value->pieces()[0];
                    return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));

@@ -146,8 +146,9 @@ class Session {
   // What this process refers to, and gives away.
   References& references() { return references_; }
   // One that a process of that job published, or will, at its node (`home`; none: this one). Unavailable/OwnerDied when that process or
-  // node ends before, Unavailable/ObjectFreed when nobody held it any more, Unavailable/ObjectLost when its node cannot be reached.
-  ValueFuture fetch(const ObjectKey& object, WorkerId owner);
+  // node ends before, Unavailable/ObjectFreed when nobody held it any more, Unavailable/ObjectLost when its node cannot be reached. `hold`
+  // is kept until it is here.
+  ValueFuture fetch(const ObjectKey& object, WorkerId owner, std::shared_ptr<const void> hold = {});
   void drop(ObjectId id);
 
   // ---- hosting ----

@@ -170,13 +170,26 @@ Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, 
   return Ref(attempt);
 }
 
-namespace {
-
-std::vector<ValueFuture> futures_of(const std::vector<Ref*>& refs) {
+std::vector<ValueFuture> futures_of(Session& session, const std::vector<Ref*>& refs) {
   std::vector<ValueFuture> out;
-  for (const auto* r : refs) out.push_back(r->future());
+  std::vector<std::pair<std::size_t, std::shared_ptr<const void>>> to_hold;
+  for (const auto* r : refs) {
+    if (r->hold() && !r->ready()) to_hold.emplace_back(out.size(), r->hold());
+    out.push_back(r->future());
+  }
+  if (to_hold.empty()) return out;
+  const nb::gil_scoped_release release;
+  session.own([&] {
+    for (const auto& [at, hold] : to_hold) {
+      const runtime::Promise<Value> promise;
+      out[at].then([promise, hold = hold](const Result<Value>& value) { promise.set(value); });
+      out[at] = promise.future();
+    }
+  });
   return out;
 }
+
+namespace {
 
 // The `count` results of a call, each a ref of its own.
 std::vector<Ref> split(Session& session, const Ref& whole, std::size_t count) {
@@ -261,8 +274,9 @@ void bind_refs(nb::module_& m) {
             call.actor = ActorId{parse_hex(actor).value_or(0)};
             call.method = method;
             call.args = unwrap(Result<Value>(args.future().peek()));
+            auto futures = futures_of(session, deps);
             const nb::gil_scoped_release release;
-            return a.start(session, std::move(call), futures_of(deps), judge_raised, readiness, number);
+            return a.start(session, std::move(call), std::move(futures), judge_raised, readiness, number);
           },
           nb::arg("session"), nb::arg("actor"), nb::arg("method"), nb::arg("args"), nb::arg("deps"), nb::arg("judge_raised"),
           nb::arg("readiness"), nb::arg("number"), nb::arg("parent") = nb::none(),
@@ -300,7 +314,7 @@ void bind_refs(nb::module_& m) {
             task.name = name;
             task.function = function;
             task.args = unwrap(make_value(session, head, buffers, refs));
-            task.deps = futures_of(deps);
+            task.deps = futures_of(session, deps);
             task.retries = retries;
             task.judge_raised = judge_raised;
             task.max_calls = max_calls;

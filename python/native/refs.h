@@ -77,6 +77,9 @@ class Ref {
   std::shared_ptr<const void> hold_;
 };
 
+// Those of a call's arguments, each of which is held until it is there, whoever drops the reference. With the GIL.
+std::vector<actors::ValueFuture> futures_of(actors::Session& session, const std::vector<Ref*>& refs);
+
 // Tells Python which refs have become ready, by the numbers they were given: `fd` can be read from once there are some.
 //
 // A handler of the loop only notes the number. It never takes the GIL: a thread that holds the GIL may be waiting for the loop. Any thread

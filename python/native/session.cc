@@ -471,10 +471,9 @@ void bind_session(nb::module_& m) {
             call.actor = actor_id(actor);
             call.parent = key_of(parent);
             call.method = method;
-            std::vector<ValueFuture> futures;
-            for (const auto* d : deps) futures.push_back(d->future());
             const auto use = s.use();
             Session& session = *use;
+            auto futures = futures_of(session, deps);
             call.args = unwrap(make_value(session, head, buffers, refs));
             const nb::gil_scoped_release release;
             return Ref(session.call(std::move(call), std::move(futures)));

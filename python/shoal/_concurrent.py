@@ -41,6 +41,7 @@ def serve(session, creation, early: deque, cls: type, args: tuple, kwargs: dict)
             runner.begin(incoming)
         for key in session.take_cancelled() if incoming is None else ():
             runner.cancel(key)
+        incoming = None  # with what came with it; the next one may be long in coming
     return runner.code
 
 
@@ -135,6 +136,8 @@ class _OnThreads(_Runner):
             reply(self.session, incoming, self.function(incoming.method)(*args, **kwargs), extra)
         except BaseException as error:
             self.failed(incoming, error)
+        finally:
+            concurrent_call.set(None)  # what came with the call is given back now, not when this thread's next one comes
 
 
 class _OnLoop(_Runner):

@@ -127,6 +127,9 @@ class ResultRef:
         raise NotImplementedError
 
 
+_first = threading.Lock()
+
+
 class _Afar(ObjectRef):
     """One to a value of another node, that nobody here has asked for yet: who only passes it on needs no copy. With the first use it is one
     like any other."""
@@ -136,8 +139,11 @@ class _Afar(ObjectRef):
     @property
     def _ref(self) -> _native.Ref:
         ref = _session().borrow(self._id, self._owner)
-        _set_ref(self, ref)
-        self.__class__ = ObjectRef
+        with _first:
+            if type(self) is not _Afar:  # another thread was sooner, and waits for its own
+                return _get_ref(self)
+            _set_ref(self, ref)
+            self.__class__ = ObjectRef
         return ref
 
     def __reduce__(self):

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <atomic>
 #include <future>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "runtime/loop/future.h"
 #include "runtime/loop/loop_thread.h"
 #include "runtime/loop/random.h"
+#include "runtime/loop/side_work.h"
 
 namespace shoal::runtime {
 namespace {
@@ -182,6 +185,43 @@ TEST(LoopThread, HandlersAndOwnersNeverOverlap) {
   EXPECT_EQ(finished, 4);
   host.wait([&] { return shared == 1600; }, std::chrono::steady_clock::now() + 10s);
   EXPECT_EQ(shared, 1600);
+}
+
+TEST(SideWork, IsDoneInOrderOnAnotherThreadAndFollowedUpOnTheLoop) {
+  Loop loop;
+  SideWork side(loop);
+  const auto here = std::this_thread::get_id();
+  std::vector<int> done, followed;  // no lock: ThreadSanitizer is the judge
+  for (int i = 0; i < 100; ++i) {
+    side.run(
+        [&done, here, i] {
+          EXPECT_NE(std::this_thread::get_id(), here);
+          done.push_back(i);
+        },
+        [&followed, here, i] {
+          EXPECT_EQ(std::this_thread::get_id(), here);
+          followed.push_back(i);
+        });
+  }
+  EXPECT_TRUE(followed.empty());  // not from inside
+  while (followed.size() < 100) loop.run_one(60s);
+  EXPECT_EQ(done, followed);
+  EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
+}
+
+TEST(SideWork, ThatIsGoneFollowsNothingUp) {
+  Loop loop;
+  int followed = 0;
+  auto shared = std::make_shared<int>(0);
+  const std::weak_ptr<int> kept = shared;
+  {
+    SideWork side(loop);
+    for (int i = 0; i < 100; ++i) side.run([shared] { ++*shared; }, [shared, &followed] { ++followed; });
+    shared.reset();
+  }
+  loop.poll();
+  EXPECT_EQ(followed, 0);
+  EXPECT_TRUE(kept.expired());
 }
 
 TEST(Future, CallsBackOnceAndTheFirstValueCounts) {

@@ -17,8 +17,9 @@
 namespace shoal::runtime {
 namespace {
 
-constexpr int kReadsPerWake = 8;      // then others have their turn
-constexpr std::size_t kMaxLoose = 2;  // sets of descriptors: those of the frame that is arriving come with its first byte
+constexpr int kReadsPerWake = 8;                // then others have their turn
+constexpr std::size_t kWriteBytes = 512 << 10;  // through TLS, likewise
+constexpr std::size_t kMaxLoose = 2;            // sets of descriptors: those of the frame that is arriving come with its first byte
 
 // A process that ends with bytes unread resets its connections instead of closing them: the same to whoever waits.
 Error broken(int error) { return from_errno(error, "the connection broke").with_reason("Disconnected"); }
@@ -91,10 +92,12 @@ class TlsSocket {
   }
 
   Result<Step> write(SendQueue& queue) {
-    while (!queue.empty()) {
+    for (std::size_t written = 0; !queue.empty();) {
+      if (written >= kWriteBytes) return Step::kWritable;  // an other end that reads as fast would keep this one here
       SHOAL_TRY(const TlsSession::Moved moved, session_.write(queue.front()));
       if (moved.step != Step::kDone) return moved.step;
       queue.consume(moved.bytes);
+      written += moved.bytes;
     }
     return Step::kDone;
   }

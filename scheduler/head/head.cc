@@ -14,6 +14,8 @@ using runtime::Peer;
 
 namespace {
 
+constexpr std::chrono::seconds kLate(1);  // of a tick, to be worth a word
+
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
 bool changes_state(Method method) {
@@ -97,7 +99,11 @@ void Head::tick() {
   state_.tick();
   settle();
   if (unsaved_) flush();
-  ticking_ = clock_.after(options_.tick, [this] { tick(); });
+  ticking_ = clock_.after(options_.tick, [this, due = clock_.now() + options_.tick] {
+    const auto late = std::chrono::duration_cast<std::chrono::milliseconds>(clock_.now() - due);
+    if (late > kLate) log_->warn("this loop stood still for {} ms", late.count());
+    tick();
+  });
 }
 
 void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder responder) {

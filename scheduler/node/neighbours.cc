@@ -1,6 +1,10 @@
 #include "scheduler/node/neighbours.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
+
+#include "scheduler/node/changes.h"
 
 namespace shoal::scheduler {
 
@@ -24,7 +28,8 @@ void Neighbours::start_as(NodeId self) {
   *std::exchange(alive_, std::make_shared<bool>(true)) = false;
   self_ = self;
   to_flush_ = false;
-  const auto ended = std::exchange(links_, {});
+  const Error why = unavailable("this node was given up, and came back as another").with_reason("OwnerDied");
+  for (auto& [node, link] : std::exchange(links_, {})) fail_asked(std::move(link), why);
 }
 
 Neighbours::Link* Neighbours::find(NodeId node) {
@@ -46,7 +51,14 @@ void Neighbours::watch(NodeId node) {
 void Neighbours::tell(NodeId node, const Item& item) {
   if (gone(node) != nullptr) return;
   watch(node);
-  if (Link* const link = find(node)) link->outbox.add(item);
+  if (Link* const link = find(node)) {
+    link->outbox.add(item);
+    if (auto& waiting = link->outbox.waiting(); waiting.size() >= std::max(options_.merge_beyond, link->merge_at)) {
+      waiting = merged(waiting);
+      link->merge_at = 2 * waiting.size();
+      log_->warn("neighbour={} host={}: {} changes wait to be told", to_string(node), link->host, waiting.size());
+    }
+  }
   flush_soon();
 }
 
@@ -72,9 +84,11 @@ void Neighbours::ask_head(NodeId node) {
     Link* const link = *alive ? find(node) : nullptr;
     if (link == nullptr) return;
     if (!r && r.error().code() == Code::kNotFound) return is_gone(node, r.error().message());
-    if (!r) {
-      link->asked_head = false;  // another head will be asked
-      return reach(node);
+    if (!r) {  // not again at once: a connection that is closing, or a head that refuses, would say the same
+      link->asked_head = false;
+      link->asking = clock_.after(options_.reconnect, [this, node] { ask_head(node); });
+      if (!link->peer && !link->dialling && !link->resting) broke(node, r.error());
+      return;
     }
     const auto reply = from_bytes<actors::ListReply>(r->body);
     if (!reply || reply->nodes.size() != 1) return is_gone(node, "the head said something strange of it");
@@ -110,10 +124,12 @@ void Neighbours::is_gone(NodeId node, const std::string& why) {
     gone_.erase(gone_order_.front());
     gone_order_.pop_front();
   }
-  if (!link.empty()) {
-    for (auto& [n, asked] : std::exchange(link.mapped().asked, {})) asked.callback(fail(lost));
-  }
-  events_.gone(node, lost);
+  events_.gone(node, lost);  // first: who asked asks for no more of it then
+  if (!link.empty()) fail_asked(std::move(link.mapped()), lost);
+}
+
+void Neighbours::fail_asked(Link link, const Error& why) {
+  for (auto& [n, asked] : link.asked) asked.callback(fail(why));
 }
 
 // ---- the connection

@@ -27,6 +27,7 @@ class Neighbours final : public runtime::PeerHandler {
     runtime::Duration reconnect = std::chrono::milliseconds(500);
     runtime::Duration unreachable_after = std::chrono::seconds(30);  // of attempts: then what was asked fails, and the attempts go on
     std::size_t max_gone = 10'000;                                   // that are remembered
+    std::size_t merge_beyond = 20'000;                               // of changes that one is not told yet (changes.h)
   };
   struct Events {
     std::function<runtime::Peer*()> head;  // null while there is none
@@ -35,7 +36,7 @@ class Neighbours final : public runtime::PeerHandler {
   Neighbours(runtime::Clock& clock, runtime::Network& network, runtime::Log log, Options options, Events events);
   ~Neighbours();
 
-  // This node has that name now. What it had to do with others under another one is over: nobody hears of what was asked.
+  // This node has that name now. What it had to do with others under another one is over: what was asked fails.
   void start_as(NodeId self);
   // From now on its end is told (Events::gone).
   void watch(NodeId node);
@@ -58,6 +59,7 @@ class Neighbours final : public runtime::PeerHandler {
   struct Link {
     std::string host, endpoint;  // empty until the head has said so
     bool asked_head = false;
+    runtime::Timer asking;  // it again
     bool dialling = false;
     std::unique_ptr<runtime::Peer> peer;
     bool met = false;  // it is the one that was meant
@@ -65,6 +67,7 @@ class Neighbours final : public runtime::PeerHandler {
     runtime::Timer redial;
     bool resting = false;  // until then
     storage::Outbox<Item> outbox{actors::CountObjects::kMaxChanges};
+    std::size_t merge_at = 0;              // what waits there, at the least
     std::map<std::uint64_t, Asked> asked;  // in the order in which it was
   };
 
@@ -81,6 +84,7 @@ class Neighbours final : public runtime::PeerHandler {
   void flush(NodeId node, Link& link);
   void send(NodeId node, Link& link, std::uint64_t number);
   void is_gone(NodeId node, const std::string& why);
+  static void fail_asked(Link link, const Error& why);
 
   runtime::Clock& clock_;
   runtime::Network& network_;

@@ -21,6 +21,7 @@ using runtime::Peer;
 
 namespace {
 
+constexpr std::chrono::seconds kLate(1);  // of a heartbeat, to be worth a word
 constexpr const char* kVisibleDevices = "CUDA_VISIBLE_DEVICES";
 constexpr const char* kRuntimeEnv = "SHOAL_RUNTIME_ENV";  // python/shoal/_environment.py
 
@@ -50,12 +51,16 @@ Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       id_(random.id<NodeId>()),
       memory_(options_.memory),
       objects_(clock_, network_, memory_, log_, options_.objects, options_.neighbours,
-               [this]() -> Peer* { return head_ && registered_ ? head_.get() : nullptr; },
+               [this]() -> Peer* { return head_ && registered_ && head_->connected() ? head_.get() : nullptr; },
                {[this](WorkerId worker) { return workers_.contains(worker); },
                 [this]() -> std::optional<runtime::UsageBoard> {
                   return board_ ? std::optional<runtime::UsageBoard>(board_->data()) : std::nullopt;
                 },
-                [this](std::uint64_t bytes) { want_room(bytes, nullptr); }}),
+                [this](std::uint64_t bytes) { want_room(bytes, nullptr); },
+                [this](std::uint64_t connection) -> std::size_t {
+                  const auto it = clients_.find(connection);
+                  return it == clients_.end() ? 0 : it->second.peer->queued_bytes();
+                }}),
       logs_(options_.logs),
       devices_(options_.gpus),
       heads_(options_.heads) {
@@ -176,7 +181,11 @@ void Node::register_with_head() {
 void Node::become(NodeId id) {
   id_ = id;
   objects_.start_as(id);
-  std::erase_if(clients_, [](const auto& client) { return static_cast<bool>(client.second.node); });
+  std::erase_if(clients_, [this](const auto& client) {
+    if (!client.second.node) return false;
+    objects_.parts().closed(client.first);
+    return true;
+  });
 }
 
 void Node::beat() {
@@ -189,7 +198,12 @@ void Node::beat() {
       if (head_) head_->close(unavailable("the head is silent"));
     });
   }
-  beating_ = clock_.after(std::chrono::milliseconds(heartbeat_ms_), [this] { beat(); });
+  const auto pause = std::chrono::milliseconds(heartbeat_ms_);
+  beating_ = clock_.after(pause, [this, due = clock_.now() + pause] {
+    const auto late = std::chrono::duration_cast<std::chrono::milliseconds>(clock_.now() - due);
+    if (late > kLate) log_->warn("this loop stood still for {} ms", late.count());
+    beat();
+  });
 }
 
 // Now, and again to a head that was away.
@@ -356,11 +370,7 @@ Result<Message> Node::answer_node(Peer& peer, Method method, Message& message, r
   }
   SHOAL_TRY(const auto asked, from_bytes<actors::PullObject>(message.body));
   later = true;
-  const auto queued = [this, number = peer.number()]() -> std::size_t {
-    const auto it = clients_.find(number);
-    return it == clients_.end() ? 0 : it->second.peer->queued_bytes();
-  };
-  objects_.pull(asked, peer.identity().local, queued, std::move(responder));
+  objects_.pull(asked, peer, std::move(responder));
   return Message();
 }
 
@@ -406,7 +416,7 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
     case Method::kDropObject: {
       const auto m = from_bytes<actors::ObjectRef>(notice.message.body);
       const auto it = clients_.find(peer.number());
-      if (m && it != clients_.end()) objects_.drop(m->home ? m->job : it->second.job, it->second.worker, *m);
+      if (m && it != clients_.end()) objects_.drop(it->second.job, it->second.worker, *m);
       return;
     }
     case Method::kMakeRoom:
@@ -433,6 +443,8 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
   }
 }
 
+void Node::on_drained(Peer& peer) { objects_.parts().drained(peer.number()); }
+
 void Node::on_closed(Peer& peer, const Error& why) {
   if (&peer == head_.get()) {
     const auto owned = std::move(head_);
@@ -451,6 +463,7 @@ void Node::on_closed(Peer& peer, const Error& why) {
   if (const auto w = workers_.find(owned.worker); w != workers_.end() && w->second.peer == &peer) w->second.peer = nullptr;
   for (auto& [job, peers] : followers_) peers.erase(peer.number());
   clients_.erase(it);
+  objects_.parts().closed(peer.number());
 }
 
 Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {

@@ -99,6 +99,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
+  void on_drained(runtime::Peer& peer) override;
   // Launcher::Events
   void output(WorkerId worker, Launcher::Stream stream, std::string_view lines) override;
   void exited(WorkerId worker, runtime::ExitStatus status) override;

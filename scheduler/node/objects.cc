@@ -2,10 +2,8 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include <fmt/format.h>
 
@@ -25,19 +23,9 @@ namespace {
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
-Error no_more() { return unavailable("nobody on this node refers to this object any more").with_reason("ObjectFreed"); }
+Error freed_meanwhile() { return unavailable("this object was freed while it was read").with_reason("ObjectFreed"); }
 
-Result<Bytes> read_part(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) {
-  auto out = runtime::allocate(bytes);
-  if (!out) return fail(resource_exhausted("no memory for a part of an object"));
-  for (std::size_t at = 0; at < bytes;) {
-    const ssize_t n = pread(memory.get(), out->data() + at, bytes - at, static_cast<off_t>(offset + at));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return fail(data_loss("an object that cannot be read"));
-    at += static_cast<std::size_t>(n);
-  }
-  return *std::move(out);
-}
+Error no_more() { return unavailable("nobody on this node refers to this object any more").with_reason("ObjectFreed"); }
 
 }  // namespace
 
@@ -49,6 +37,7 @@ Objects::Objects(runtime::Clock& clock, runtime::Network& network, storage::Memo
       options_(options),
       events_(std::move(events)),
       replicas_(options.replicas),
+      parts_(clock, options.parts, events_.queued),
       neighbours_(clock, network, log, neighbours, {std::move(head), [this](NodeId node, const Error& why) { node_gone(node, why); }}) {}
 
 void Objects::start_as(NodeId self) {
@@ -122,6 +111,7 @@ void Objects::count(const ObjectKey& object, WorkerId holder, NodeId node, std::
     if (by < 0 && node == self_ && replicas_.let_go(o, holder)) release(o, no_more());
     return neighbours_.tell(o.home, {object, holder, by, node, Change::Kind::kCount});
   }
+  if (memory_.ended(object.job)) return;
   // Who is gone holds nothing.
   if (by > 0 && (node == self_ ? !events_.has_worker(holder) : neighbours_.gone(node) != nullptr)) return;
   if (by > 0 && node != self_) watch(holder, node);
@@ -209,9 +199,13 @@ Result<void> Objects::may_come(JobId job, const ObjectRef& object) const {
 void Objects::get(JobId job, WorkerId worker, const ObjectRef& m, runtime::Responder responder) {
   const Object object = own({job, m.id, m.home});
   const bool replica = static_cast<bool>(object.home);
+  bool first = false;
   if (replica) {
     if (const Error* const why = neighbours_.gone(object.home)) return responder.fail(*why);
-    if (replicas_.wanted(object, worker)) begin(object, m.owner);
+    if (!events_.has_worker(worker)) return responder.fail(unavailable("who is gone needs no object"));
+    if (!replicas_.transfer(object) && memory_.has(job, m.id))
+      return responder.fail(not_found("an object of this node under another's name"));
+    first = replicas_.wanted(object, worker);
   } else if (const auto may = may_come(job, m); !may) {
     return responder.fail(may.error());
   }
@@ -231,6 +225,7 @@ void Objects::get(JobId job, WorkerId worker, const ObjectRef& m, runtime::Respo
     out.fds.push_back(*std::move(r));
     shared->reply(std::move(out));
   });
+  if (first) begin(object, m.owner);
 }
 
 void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
@@ -264,32 +259,43 @@ Result<void> Objects::met(const actors::MeetNode& meeting) const {
   return {};
 }
 
-void Objects::pull(const actors::PullObject& asked, bool local, std::function<std::size_t()> queued, runtime::Responder responder) {
+void Objects::pull(const actors::PullObject& asked, const runtime::Peer& by, runtime::Responder responder) {
   const Object object = own({asked.object.job, asked.object.id, asked.object.home});
   if (object.home) return responder.fail(not_found("an object of another node"));
-  if (asked.offset > 0 && !memory_.has(object.job, object.id)) {
-    return responder.fail(unavailable("this object was freed while it was read").with_reason("ObjectFreed"));
-  }
+  if (asked.offset > 0 && !memory_.has(object.job, object.id)) return responder.fail(freed_meanwhile());
   if (const auto may = may_come(object.job, asked.object); !may) return responder.fail(may.error());
   auto shared = std::make_shared<runtime::Responder>(std::move(responder));
   memory_.get(object.job, object.id, asked.object.owner,
-              [this, object, local, offset = asked.offset, most = std::min(asked.bytes, options_.high_water_bytes),
-               queued = std::move(queued), shared](Result<Fd> memory) {
-                const auto part = [&]() -> Result<Message> {
-                  if (!memory) return fail(memory.error());
-                  SHOAL_TRY(const std::size_t total, runtime::memory_bytes(*memory));
-                  Message out = body(to_bytes(ObjectRef{object.id, object.job, total, {}, keys(references_.contained(object)), self_}));
-                  if (local) {
-                    out.fds.push_back(*std::move(memory));
-                    return out;
-                  }
-                  if (offset > total) return fail(invalid_argument("a part behind the end of an object"));
-                  if (offset == 0 && queued() > options_.high_water_bytes) return out;
-                  SHOAL_TRY(out.payload, read_part(*memory, offset, std::min<std::uint64_t>(most, total - offset)));
-                  return out;
-                };
-                shared->answer(part());
+              [this, object, offset = asked.offset, most = asked.bytes, connection = by.number(), local = by.identity().local,
+               shared](Result<Fd> memory) {
+                if (!memory) return shared->fail(memory.error());
+                if (!local) {
+                  const bool first = offset == 0;
+                  return parts_.ask(connection,
+                                    {[this, object, offset, most] { return part(object, offset, most); }, std::move(*shared), first});
+                }
+                auto out = about(object, *memory);
+                if (!out) return shared->fail(out.error());
+                Message message = body(*std::move(out));
+                message.fds.push_back(*std::move(memory));
+                shared->reply(std::move(message));
               });
+}
+
+Result<Parts::Part> Objects::part(const Object& object, std::uint64_t offset, std::uint64_t most) {
+  if (!memory_.has(object.job, object.id)) return fail(freed_meanwhile());
+  Result<Fd> memory = fail(freed_meanwhile());
+  memory_.get(object.job, object.id, {}, [&](Result<Fd> r) { memory = std::move(r); });  // at once: it is there
+  if (!memory) return fail(memory.error());
+  SHOAL_TRY(const std::size_t total, runtime::memory_bytes(*memory));
+  if (offset > total) return fail(invalid_argument("a part behind the end of an object"));
+  SHOAL_TRY(Bytes said, offset == 0 ? about(object, *memory) : Result<Bytes>(Bytes()));
+  return Parts::Part{*std::move(memory), offset, std::min<std::uint64_t>(most, total - offset), std::move(said)};
+}
+
+Result<Bytes> Objects::about(const Object& object, const Fd& memory) const {
+  SHOAL_TRY(const std::size_t total, runtime::memory_bytes(memory));
+  return to_bytes(ObjectRef{object.id, object.job, total, {}, keys(references_.contained(object)), self_});
 }
 
 // ---- from other nodes
@@ -374,15 +380,18 @@ void Objects::fail_replica(const Object& object, const Error& why) {
 void Objects::release(const Object& object, const Error& why) {
   if (!memory_.has(object.job, object.id)) (void)memory_.put(object.job, object.id, fail(why));
   memory_.drop(object.job, object.id);
-  if (auto copy = copies_.extract(object); !copy.empty()) left_.push_back(std::move(copy.mapped()));
-  look_after_left();
+  if (auto copy = copies_.extract(object); !copy.empty() && !given_back(copy.mapped())) {
+    left_.push_back(std::move(copy.mapped()));
+    if (left_.size() == 1) looking_at_left_ = clock_.after(options_.left_again, [this] { look_after_left(); });
+  }
 }
 
 // ---- room for replicas
 // -------------------------------------------------------------------------------------------------------------
 
 void Objects::with_room(Room room) {
-  if (rooms_.empty()) {
+  room.since = clock_.now();
+  if (rooms_.empty() || room.bytes <= options_.uncounted_bytes) {
     if (const auto decided = room_for(room)) return room.then(*decided);
   }
   rooms_.push_back(std::move(room));
@@ -407,7 +416,9 @@ std::optional<Result<void>> Objects::room_for(Room& room) {
   if (room.bytes <= options_.uncounted_bytes || !board || board->limit() == 0) return Result<void>();
   const std::uint64_t limit = board->limit();
   const auto total = board->total();
-  if (total.kept + room.bytes <= limit || (room.bytes <= limit && evict(total.kept + room.bytes - limit))) {
+  const auto now = clock_.now();
+  const bool asks = !room.asked || now - *room.asked > options_.asked_again;
+  if (total.kept + room.bytes <= limit || (asks && room.bytes <= limit && evict(total.kept + room.bytes - limit))) {
     copies_[room.object].counted = room.bytes;
     count_room(static_cast<std::int64_t>(room.bytes));
     return Result<void>();
@@ -420,11 +431,10 @@ std::optional<Result<void>> Objects::room_for(Room& room) {
                     .with_hint("let go of references and arrays that are not needed, or start with a larger object_store_memory"));
   };
   if (room.bytes > limit) return full("it is larger than all of that");
-  const auto now = clock_.now();
-  if (!room.since || total.kept < room.before.kept || total.spilled > room.before.spilled) room.since = now;
+  if (total.kept < room.before.kept || total.spilled > room.before.spilled) room.since = now;
   room.before = total;
-  if (now - *room.since > options_.patience) return full("what is left is looked at by somebody");
-  if (!room.asked || now - *room.asked > options_.asked_again) {
+  if (now - room.since > options_.patience) return full("what is left is looked at by somebody");
+  if (asks) {
     events_.want_room(room.bytes);
     room.asked = now;
   }
@@ -467,12 +477,19 @@ bool Objects::evict(std::uint64_t bytes) {
   return out >= bytes;
 }
 
+bool Objects::given_back(const Copy& copy) {
+  if (copy.memory && flock(copy.memory.get(), LOCK_EX | LOCK_NB) != 0) return false;  // somebody reads
+  count_room(-static_cast<std::int64_t>(copy.counted));
+  return true;
+}
+
+// Some of them, each in its turn: there may be very many.
 void Objects::look_after_left() {
-  std::erase_if(left_, [&](const Copy& copy) {
-    if (copy.memory && flock(copy.memory.get(), LOCK_EX | LOCK_NB) != 0) return false;
-    count_room(-static_cast<std::int64_t>(copy.counted));
-    return true;
-  });
+  for (std::size_t n = std::min(left_.size(), options_.left_at_once); n > 0; --n) {
+    Copy copy = std::move(left_.front());
+    left_.pop_front();
+    if (!given_back(copy)) left_.push_back(std::move(copy));
+  }
   if (!left_.empty()) looking_at_left_ = clock_.after(options_.left_again, [this] { look_after_left(); });
 }
 

@@ -18,6 +18,7 @@
 #include "runtime/net/peer.h"
 #include "runtime/shm/usage_board.h"
 #include "scheduler/node/neighbours.h"
+#include "scheduler/node/parts.h"
 #include "storage/memory_table.h"
 #include "storage/reference_table.h"
 #include "storage/replica_table.h"
@@ -29,17 +30,19 @@ class Objects {
   using Change = actors::CountObjects::Change;
   struct Options {
     storage::ReplicaTable::Options replicas;
+    Parts::Options parts;
     std::uint64_t uncounted_bytes = 128 << 10;             // smaller replicas are not counted
-    std::uint64_t high_water_bytes = 64u << 20;            // in a connection's queue: then others are told only how large an object is
     runtime::Duration patience = std::chrono::seconds(5);  // with processes that make no room
     runtime::Duration look = std::chrono::milliseconds(5);
     runtime::Duration asked_again = std::chrono::milliseconds(100);
     runtime::Duration left_again = std::chrono::milliseconds(500);
+    std::size_t left_at_once = 500;
   };
   struct Events {
     std::function<bool(WorkerId worker)> has_worker;  // of this node
     std::function<std::optional<runtime::UsageBoard>()> board;
-    std::function<void(std::uint64_t bytes)> want_room;  // of all processes here
+    std::function<void(std::uint64_t bytes)> want_room;           // of all processes here
+    std::function<std::size_t(std::uint64_t connection)> queued;  // bytes that wait in it
   };
   static constexpr std::size_t kMember = 0;  // this node's place on the board
 
@@ -66,8 +69,8 @@ class Objects {
   // False when this node has another name, or that one was given up.
   Result<void> met(const actors::MeetNode& meeting) const;
   void told(NodeId from, const actors::CountObjects& news);
-  // `queued`: bytes that wait for that node.
-  void pull(const actors::PullObject& asked, bool local, std::function<std::size_t()> queued, runtime::Responder responder);
+  void pull(const actors::PullObject& asked, const runtime::Peer& by, runtime::Responder responder);
+  Parts& parts() { return parts_; }
 
  private:
   using Object = storage::ReferenceTable::Object;
@@ -84,7 +87,8 @@ class Objects {
     std::uint64_t transfer = 0;
     std::uint64_t bytes = 0;
     std::function<void(Result<void>)> then;
-    std::optional<runtime::TimePoint> since{}, asked{};
+    runtime::TimePoint since{};
+    std::optional<runtime::TimePoint> asked{};
     runtime::UsageBoard::Usage before{};
   };
 
@@ -98,6 +102,8 @@ class Objects {
   void free(const storage::ReferenceTable::Freed& freed);
   void node_gone(NodeId node, const Error& why);
   Result<void> may_come(JobId job, const actors::ObjectRef& object) const;
+  Result<Parts::Part> part(const Object& object, std::uint64_t offset, std::uint64_t most);
+  Result<Bytes> about(const Object& object, const Fd& memory) const;
 
   void begin(const Object& object, WorkerId owner);
   void begun(const Object& object, Result<runtime::Message> answer);
@@ -114,6 +120,7 @@ class Objects {
   void count_room(std::int64_t by);
   static Result<Fd> for_readers(const Fd& memory);
   bool evict(std::uint64_t bytes);
+  bool given_back(const Copy& copy);
   void look_after_left();
 
   runtime::Clock& clock_;
@@ -124,12 +131,13 @@ class Objects {
   NodeId self_;
   storage::ReferenceTable references_;
   storage::ReplicaTable replicas_;
+  Parts parts_;
   Neighbours neighbours_;
   storage::Inbox inbox_;
   std::map<WorkerId, NodeId> elsewhere_;          // holders on other nodes that were counted here; a node holds under its own id
   std::map<WorkerId, std::set<NodeId>> watched_;  // by nodes that are to hear of their end
   std::map<Object, Copy> copies_;
-  std::vector<Copy> left_;  // of replicas that are no more, but that somebody may still read
+  std::deque<Copy> left_;  // of replicas that are no more, but that somebody may still read
   std::uint64_t kept_bytes_ = 0, next_use_ = 1;
   std::deque<Room> rooms_;
   runtime::Timer looking_, looking_at_left_;

@@ -60,6 +60,7 @@ Result<Node::Options> node_options(World& world, const actors::Resources& resour
   if (!world.credentials.host.empty()) o.host = world.credentials.host;
   o.session = world.folder.path();
   o.logs.folder = world.folder.logs();
+  o.objects.parts.aside = [&side = world.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
   return o;
 }
 

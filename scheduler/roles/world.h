@@ -16,6 +16,7 @@
 #include "actors/session/open_network.h"
 #include "runtime/log/log.h"
 #include "runtime/loop/loop.h"
+#include "runtime/loop/side_work.h"
 #include "runtime/net/socket_network.h"
 #include "runtime/process/process.h"
 #include "scheduler/head/head.h"
@@ -65,6 +66,7 @@ class World {
   std::unique_ptr<runtime::Clock> clock = runtime::make_real_clock(loop);
   std::unique_ptr<runtime::Random> random = runtime::make_real_random();
   runtime::SocketNetwork network;
+  runtime::SideWork side{loop};
   asio::signal_set signals;
 
  private:

@@ -199,6 +199,17 @@ void ClusterState::end_unwanted(const Worker& w) {
   if (job->second.stopping || job->second.row.exit_code != 0) act(StopWorkerOn{w.row.node, {id, SIGTERM, options_.stop_grace_ms}});
 }
 
+// A head that stood still (its disk, or the whole machine, was slow) finds what its nodes said meanwhile unread: that time says nothing
+// of them.
+void ClusterState::overlook_own_silence() {
+  const auto still = last_tick_ ? now_ - *last_tick_ - options_.longest_tick : runtime::Duration::zero();
+  last_tick_ = now_;
+  if (still <= runtime::Duration::zero()) return;
+  for (const auto& [id, node] : nodes_) {
+    if (node.row.state == NodeState::kAlive) nodes_.scratch(id).last_beat = std::min(now_, node.last_beat + still);
+  }
+}
+
 void ClusterState::worker_not_started(WorkerId id, int exit_code, const Error& cause) {
   const auto it = workers_.find(id);
   if (it == workers_.end() || it->second.row.state != WorkerState::kStarting) return;
@@ -210,6 +221,7 @@ void ClusterState::worker_not_started(WorkerId id, int exit_code, const Error& c
 
 void ClusterState::tick() {
   forget_old();
+  overlook_own_silence();
   std::vector<NodeId> silent;
   for (const auto& [id, node] : nodes_) {
     if (node.row.state == NodeState::kAlive && now_ - node.last_beat > options_.node_timeout) silent.push_back(id);

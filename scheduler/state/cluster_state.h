@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <variant>
@@ -82,6 +83,7 @@ class ClusterState {
  public:
   struct Options {
     runtime::Duration node_timeout = std::chrono::seconds(5);  // without a heartbeat
+    runtime::Duration longest_tick = std::chrono::seconds(1);  // from one to the next; time beyond it makes no node silent
     runtime::Duration warn_after = std::chrono::seconds(1);    // pending
     std::uint32_t stop_grace_ms = 3000;                        // between SIGTERM and SIGKILL
     std::size_t max_ended_rows = 1000;                         // of each table; the oldest go first
@@ -307,12 +309,14 @@ class ClusterState {
   Result<void> hosted_again(const actors::HostActor& m, const actors::ActorRow& row);
   void fail_hosted(ActorId actor, const Error& cause);
   void forget_old();
+  void overlook_own_silence();
   std::optional<Error> brief(const std::optional<Error>& cause) const;
   void act(Action action) { actions_.push_back(std::move(action)); }
 
   const Options options_;
   runtime::Random& random_;
   runtime::TimePoint now_{};
+  std::optional<runtime::TimePoint> last_tick_;
   std::int64_t unix_ms_ = 0;
 
   // What is kept. Everything below follows from it, or is asked for again.

@@ -86,6 +86,27 @@ TEST_F(ClusterStateTest, ASilentNodeTakesItsActorsAlongAndTheirPlacesAreGivenAga
   EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
 }
 
+TEST_F(ClusterStateTest, TimeInWhichTheHeadStoodStillMakesNoNodeSilent) {
+  join(1, {{"CPU", 1}});
+  join(2, {{"CPU", 1}});
+  state_.tick();
+  pass(1h);
+  state_.tick();  // what they said meanwhile is not read yet
+  EXPECT_EQ(state_.alive_nodes().size(), 2u);
+  for (int i = 0; i < 4; ++i) {
+    state_.node_beat(NodeId{2});
+    pass(1s);
+    state_.tick();
+  }
+  EXPECT_EQ(state_.alive_nodes().size(), 2u);
+  for (int i = 0; i < 2; ++i) {  // as one that said nothing for longer
+    state_.node_beat(NodeId{2});
+    pass(1s);
+    state_.tick();
+  }
+  EXPECT_EQ(state_.alive_nodes(), std::vector{NodeId{2}});
+}
+
 TEST_F(ClusterStateTest, ADriverThatVanishesTakesItsActorsAlong) {
   const JobId job = driver();
   join(1, {{"CPU", 1}});

@@ -54,6 +54,32 @@ assert shoal.get(awaits.value.remote([ref]))[0][0] == 7
     )
 
 
+def test_one_that_its_caller_lets_go_at_once_is_held_until_it_came(nodes):
+    run(
+        nodes,
+        """
+here, there = holder("a"), holder("b")
+for size in (1, 8 << 20):
+    shoal.get(here.keep.remote("it", shoal.get(there.put.remote(np.zeros(size, np.uint8)))["made"][0]))  # replaced by its value
+    assert shoal.get(here.give.remote("it")).nbytes == size
+    assert shoal.get(on("a").echo.remote(shoal.get(there.put.remote(np.zeros(size, np.uint8)))["made"][0])).nbytes == size
+    assert shoal.get(shoal.get(there.put.remote(np.zeros(size, np.uint8)))["made"][0]).nbytes == size
+""",
+    )
+
+
+def test_threads_that_use_one_first_at_the_same_time(nodes):
+    run(
+        nodes,
+        """
+there = holder("b")
+for i in range(30):
+    shoal.get(there.keep.remote("it", [shoal.put(i)]))
+    assert shoal.get([there.value.remote("it") for _ in range(4)]) == [[i]] * 4
+""",
+    )
+
+
 def test_one_that_is_not_ready_yet(nodes):
     run(
         nodes,
@@ -151,9 +177,9 @@ readers = [holder("b") for _ in range(3)]
 array = np.zeros(300 << 20, np.uint8)
 array[-1] = 9
 ref = shoal.put(array)
+shoal.get([r.keep.remote("it", [ref]) for r in readers])
 looks = shoal.get([r.look.remote([ref]) for r in readers])
 assert looks == [[(300 << 20, 9, False, False)]] * 3
-shoal.get([r.keep.remote("it", [ref]) for r in readers])
 assert len(memories("b") - before) == 1
 shoal.get(readers[0].drop.remote("it"))
 assert shoal.get(readers[1].value.remote("it"))[0][-1] == 9

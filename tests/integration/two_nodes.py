@@ -71,17 +71,21 @@ def soon(condition):
         time.sleep(0.01)
     return met
 
-# Memories of values that a node has; its pid is in the list of nodes.
-def memories(host):
+# Memories of values that a node has, and how many bytes of each were written; its pid is in the list of nodes.
+def written(host):
     (pid,) = (n["pid"] for n in shoal.nodes() if n["labels"].get("host") == host and n["state"] == "ALIVE")
-    out = set()
+    out = {}
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
             if "shoal:value" in os.readlink(f"/proc/{pid}/fd/{fd}"):
-                out.add(os.stat(f"/proc/{pid}/fd/{fd}").st_ino)
+                seen = os.stat(f"/proc/{pid}/fd/{fd}")
+                out[seen.st_ino] = seen.st_blocks * 512
         except OSError:
             pass
     return out
+
+def memories(host):
+    return set(written(host))
 
 shoal.init(address=os.environ["HEAD"])
 """

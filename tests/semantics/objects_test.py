@@ -289,6 +289,22 @@ def test_a_reference_that_is_pickled_by_hand_stays():
     assert there(name)
 
 
+class Reader:
+    def read(self, refs):
+        return ray.get(refs)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_what_came_with_a_call_is_given_back_before_the_next_one_comes(at_once):
+    reader = ray.remote(Reader).options(max_concurrency=at_once).remote()
+    ref = ray.put("it")
+    assert ray.get(reader.read.remote([ref])) == ["it"]
+    name = name_of(ref)
+    del ref
+    assert is_freed(name)  # nobody calls it again
+    ray.kill(reader)
+
+
 def test_getting_what_was_freed_raises_and_does_not_wait(holder):
     name = given("kept", holder)
     ray.get(holder.drop.remote("it"))

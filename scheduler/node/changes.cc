@@ -1,0 +1,41 @@
+#include "scheduler/node/changes.h"
+
+#include <map>
+#include <set>
+#include <tuple>
+
+namespace shoal::scheduler {
+
+using Change = actors::CountObjects::Change;
+
+// An object that something else here needs, as to count what it contains, is held meanwhile by whoever held it before, or holds it in the
+// end: both are counted in the middle.
+std::deque<Change> merged(const std::deque<Change>& waiting) {
+  std::map<std::tuple<actors::ObjectKey, WorkerId, NodeId>, std::int64_t> counts;
+  std::set<WorkerId> watched, gone;
+  std::deque<Change> added, asked, taken_off, deaths;
+  for (const Change& change : waiting) {
+    switch (change.kind) {
+      case Change::Kind::kCount:
+        counts[{change.object, change.holder, change.holder_node}] += change.by;
+        break;
+      case Change::Kind::kCountContents:
+        asked.push_back(change);
+        break;
+      case Change::Kind::kWatch:
+        if (watched.insert(change.holder).second) asked.push_back(change);
+        break;
+      case Change::Kind::kGone:
+        if (gone.insert(change.holder).second) deaths.push_back(change);
+        break;
+    }
+  }
+  for (const auto& [key, by] : counts) {
+    const auto& [object, holder, node] = key;
+    if (by != 0) (by > 0 ? added : taken_off).push_back({object, holder, by, node, Change::Kind::kCount});
+  }
+  for (auto* const part : {&asked, &taken_off, &deaths}) added.insert(added.end(), part->begin(), part->end());
+  return added;
+}
+
+}  // namespace shoal::scheduler

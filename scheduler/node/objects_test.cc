@@ -1,0 +1,351 @@
+#include "scheduler/node/objects.h"
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "runtime/shm/memory.h"
+#include "runtime/sim/sim_world.h"
+
+namespace shoal::scheduler {
+namespace {
+
+using namespace std::chrono_literals;
+using actors::CountObjects;
+using actors::from_bytes;
+using actors::Method;
+using actors::number;
+using actors::ObjectKey;
+using actors::ObjectRef;
+using actors::to_bytes;
+using runtime::Endpoint;
+using runtime::Message;
+using runtime::Peer;
+
+constexpr JobId kJob{1};
+
+Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
+
+// Says where nodes are, or says nothing.
+class Head final : public runtime::PeerHandler {
+ public:
+  explicit Head(runtime::SimWorld& world) : world_(world), network_(world.fabric().attach("head", 1)) {
+    listener_ = *network_->listen(Endpoint::tcp("head", 0), [this](std::unique_ptr<runtime::Connection> c) {
+      peers_.push_back(std::make_unique<Peer>(std::move(c), world_.clock(), *this));
+    });
+  }
+  void on_request(Peer&, runtime::Request request, runtime::Responder responder) override {
+    EXPECT_EQ(request.method, number(Method::kWatchNode));
+    if (silent) return unanswered_.push_back(std::move(responder));
+    if (refuses) return responder.fail(unavailable("this head leads no more"));
+    actors::ListReply reply;
+    reply.nodes.push_back(rows.at(from_bytes<actors::NodeRef>(request.message.body)->node));
+    responder.reply(body(to_bytes(reply)));
+  }
+  void on_notice(Peer&, runtime::Request) override {}
+  void on_closed(Peer&, const Error&) override {}
+  void hang_up() { peers_.clear(); }
+  const Endpoint& endpoint() const { return listener_->endpoint(); }
+
+  std::map<NodeId, actors::NodeRow> rows;
+  bool silent = false, refuses = false;
+
+ private:
+  runtime::SimWorld& world_;
+  std::unique_ptr<runtime::SimNetwork> network_;
+  std::vector<runtime::Responder> unanswered_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::unique_ptr<runtime::Listener> listener_;
+};
+
+// What a node does for its objects.
+class Side final : public runtime::PeerHandler {
+  runtime::SimWorld& world_;
+  Head& head_;
+  const std::string host_;
+  std::unique_ptr<runtime::SimNetwork> network_;
+
+ public:
+  Side(runtime::SimWorld& world, Head& head, const std::string& host, NodeId id)
+      : world_(world), head_(head), host_(host), network_(world.fabric().attach(host, 100 + static_cast<pid_t>(id.value))) {
+    const auto accept = [this](std::unique_ptr<runtime::Connection> c) {
+      clients_.emplace(clients_.size(), Client{std::make_unique<Peer>(std::move(c), world_.clock(), *this, clients_.size()), {}});
+    };
+    far_ = *network_->listen(Endpoint::tcp(host, 0), accept);
+    near_ = *network_->listen(Endpoint::unix_at(host), accept);
+    start_as(id);
+    network_->connect(near_->endpoint(), runtime::Role::kClient, 5s,
+                      [this](auto c) { process_ = std::make_unique<Peer>(*std::move(c), world_.clock(), *this); });
+    meet_head();
+  }
+  void meet_head() {
+    network_->connect(head_.endpoint(), runtime::Role::kNode, 5s, [this](auto c) {
+      to_head_ = std::make_unique<Peer>(*std::move(c), world_.clock(), *this);
+      objects.neighbours().head_is_here();
+    });
+  }
+  bool ready() const { return process_ && to_head_; }
+  void start_as(NodeId id) {
+    self = id;
+    objects.start_as(id);
+    head_.rows[id] = {id, host_, 1, actors::NodeState::kAlive, far_->endpoint().to_string(), {}, {}, {}};
+  }
+
+  // ---- what its processes do
+  ObjectKey put(ObjectId id, std::uint64_t bytes, const std::vector<ObjectKey>& contains = {}) {
+    auto memory = *runtime::make_memory("test", bytes);
+    EXPECT_TRUE(runtime::write_at(memory, bytes - 1, Bytes::copy_of("x").span()));
+    objects.put(kJob, ObjectRef{id, kJob, 0, {}, contains, self}, std::move(memory));
+    return {kJob, id, self};
+  }
+  void count(WorkerId by, const ObjectKey& object, WorkerId holder, NodeId node, std::int64_t change) {
+    objects.count(by, CountObjects{{{object, holder, change, node}}, 0});
+  }
+  void get(WorkerId by, const ObjectKey& object, std::function<void(Result<Message>)> got) {
+    Message m = body(to_bytes(ObjectRef{object.id, object.job, 0, {}, {}, object.home}));
+    m.payload = Bytes::copy_of(std::to_string(by.value));
+    process_->call(number(Method::kGetObject), std::move(m), Peer::kNoTimeout, std::move(got));
+  }
+  void dies(WorkerId worker) {
+    workers.erase(worker);
+    objects.worker_gone(worker, "a test");
+  }
+
+  std::set<WorkerId> workers;
+  NodeId self;
+  storage::MemoryTable memory{[] {
+    storage::MemoryTable::Options o;
+    o.spare_bytes = 0;
+    return o;
+  }()};
+  // As a node says it: until on_closed, also one that is closing.
+  Objects objects{world_.clock(),
+                  *network_,
+                  memory,
+                  runtime::make_null_log(),
+                  {},
+                  {.merge_beyond = 5},
+                  [this] { return to_head_.get(); },
+                  {[this](WorkerId worker) { return workers.contains(worker); }, [] { return std::nullopt; }, [](std::uint64_t) {},
+                   [this](std::uint64_t n) { return clients_.at(n).peer ? clients_.at(n).peer->queued_bytes() : 0; }}};
+
+ private:
+  struct Client {
+    std::unique_ptr<Peer> peer;
+    NodeId node;
+  };
+
+  void on_request(Peer& peer, runtime::Request request, runtime::Responder responder) override {
+    Client& client = clients_.at(peer.number());
+    const auto& m = request.message;
+    switch (static_cast<Method>(request.method)) {
+      case Method::kMeetNode: {
+        const auto meeting = *from_bytes<actors::MeetNode>(m.body);
+        const auto met = objects.met(meeting);
+        client.node = meeting.caller;
+        return met ? responder.reply({}) : responder.fail(met.error());
+      }
+      case Method::kCountObjects:
+        objects.told(client.node, *from_bytes<CountObjects>(m.body));
+        return responder.reply({});
+      case Method::kPullObject:
+        return objects.pull(*from_bytes<actors::PullObject>(m.body), peer, std::move(responder));
+      default:
+        return objects.get(kJob, WorkerId{std::stoull(std::string(m.payload.view()))}, *from_bytes<ObjectRef>(m.body),
+                           std::move(responder));
+    }
+  }
+  void on_notice(Peer&, runtime::Request) override {}
+  void on_closed(Peer& peer, const Error&) override {
+    if (&peer == to_head_.get()) return to_head_.reset();
+    if (&peer == process_.get()) return process_.reset();
+    objects.parts().closed(peer.number());
+    clients_.at(peer.number()).peer.reset();
+  }
+  void on_drained(Peer& peer) override {
+    if (&peer != to_head_.get() && &peer != process_.get()) objects.parts().drained(peer.number());
+  }
+
+  std::unique_ptr<Peer> to_head_, process_;
+  std::map<std::uint64_t, Client> clients_;
+  std::unique_ptr<runtime::Listener> far_, near_;
+};
+
+constexpr std::uint64_t kLarge = 40u << 20;
+
+class ObjectsTest : public testing::Test {
+ protected:
+  ObjectsTest() {
+    a_.workers = {kOne};
+    b_.workers = {kTwo};
+    EXPECT_TRUE(world_.run_until([this] { return a_.ready() && b_.ready(); }, 10s));
+  }
+  // What process kOne of a gets of an object.
+  void get(const ObjectKey& object) {
+    got_.reset();
+    a_.get(kOne, object, [this](Result<Message> r) {
+      got_ = r ? Result<std::uint64_t>(*runtime::memory_bytes(r->fds.at(0))) : Result<std::uint64_t>(fail(r.error()));
+    });
+  }
+  bool comes() {
+    return world_.run_until([this] { return got_.has_value(); }, 60s) && *got_;
+  }
+  // Of b, held by a process of a.
+  ObjectKey of_b(ObjectId id, std::uint64_t bytes) {
+    const auto key = b_.put(id, bytes);
+    b_.count(kTwo, key, kOne, a_.self, 1);
+    return key;
+  }
+
+  static constexpr WorkerId kOne{11}, kTwo{12};
+  runtime::SimWorld world_{{}};
+  Head head_{world_};
+  Side a_{world_, head_, "a", NodeId{1}}, b_{world_, head_, "b", NodeId{2}};
+  std::optional<Result<std::uint64_t>> got_;
+};
+
+TEST_F(ObjectsTest, AValueComesOverAndIsFreedWithTheLastReference) {
+  const auto key = of_b(ObjectId{5}, kLarge);
+  get(key);
+  ASSERT_TRUE(comes());
+  EXPECT_EQ(**got_, kLarge);
+  EXPECT_TRUE(a_.memory.has(kJob, key.id));
+  a_.count(kOne, key, kOne, {}, -1);
+  EXPECT_TRUE(world_.run_until([&] { return b_.memory.num_entries() == 0; }, 10s));
+  EXPECT_EQ(a_.memory.num_entries(), 0u);
+  EXPECT_EQ(b_.objects.references().num_entries(), 0u);
+}
+
+TEST_F(ObjectsTest, AHeadThatGoesAwayWhileItIsAskedIsAskedAgainWhenItIsBack) {
+  head_.silent = true;
+  get(of_b(ObjectId{5}, 100));
+  world_.run_for(100ms);
+  head_.hang_up();
+  world_.run_for(5s);
+  EXPECT_FALSE(got_);
+  head_.silent = false;
+  a_.meet_head();
+  b_.meet_head();
+  EXPECT_TRUE(comes());
+}
+
+TEST_F(ObjectsTest, AHeadThatRefusesIsNotAskedAtOnceAgain) {
+  head_.refuses = true;
+  get(of_b(ObjectId{5}, 100));
+  const auto before = world_.num_events();
+  world_.run_for(5s);
+  EXPECT_LT(world_.num_events() - before, 200u);
+  head_.refuses = false;
+  EXPECT_TRUE(comes());
+}
+
+TEST_F(ObjectsTest, ANodeThatCameBackAsAnotherInTheMiddleOfATransferGetsOthers) {
+  get(of_b(ObjectId{5}, kLarge));
+  world_.run_for(15ms);
+  ASSERT_FALSE(got_);
+  a_.dies(kOne);
+  a_.start_as(NodeId{3});
+  a_.workers = {kOne};
+  world_.run_for(1s);
+  ASSERT_TRUE(got_);
+  EXPECT_FALSE(*got_);
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    get(of_b(ObjectId{10 + i}, 2 * kLarge));
+    ASSERT_TRUE(comes()) << got_->error().message();
+  }
+}
+
+TEST_F(ObjectsTest, AConnectionThatBreaksInTheMiddleOfATransferIsMadeAgain) {
+  get(of_b(ObjectId{5}, kLarge));
+  for (int i = 0; i < 3; ++i) {
+    world_.run_for(10ms);
+    world_.fabric().disconnect("a", "b");
+  }
+  EXPECT_TRUE(comes());
+}
+
+// Processes of three nodes put objects, pass references on, read, drop and die, over connections that break: whoever has a reference gets
+// the value, and in the end nothing is left.
+TEST(ObjectsOfThreeNodes, AreThereForWhoHoldsThemAndAreFreedInTheEnd) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    runtime::SimWorld world{{.seed = seed}};
+    auto& random = world.random();
+    Head head(world);
+    std::vector<std::unique_ptr<Side>> sides;
+    std::map<WorkerId, Side*> all;
+    for (std::uint64_t i = 0; i < 3; ++i) {
+      sides.push_back(std::make_unique<Side>(world, head, "n" + std::to_string(i), NodeId{1 + i}));
+      for (std::uint64_t w = 10 * (i + 1); w < 10 * (i + 1) + 3; ++w) {
+        sides.back()->workers.insert(WorkerId{w});
+        all[WorkerId{w}] = sides.back().get();
+      }
+    }
+    ASSERT_TRUE(world.run_until([&] { return sides[0]->ready() && sides[1]->ready() && sides[2]->ready(); }, 10s));
+    std::map<std::pair<WorkerId, ObjectKey>, std::int64_t> has;
+    std::map<std::pair<WorkerId, ObjectKey>, int> times_dropped;
+    std::uint64_t next_object = 1, gets = 0, came = 0;
+    const auto drop = [&](WorkerId worker, const ObjectKey& object) {
+      ++times_dropped[{worker, object}];
+      if (const auto n = std::exchange(has[{worker, object}], 0)) all.at(worker)->count(worker, object, worker, {}, -n);
+    };
+    for (int step = 0; step < 400; ++step) {
+      const auto any = [&] { return std::next(all.begin(), static_cast<std::ptrdiff_t>(random.below(all.size()))); };
+      std::vector<std::pair<WorkerId, ObjectKey>> held;
+      for (const auto& [key, n] : has) {
+        if (n > 0) held.push_back(key);
+      }
+      const auto [worker, side] = *any();
+      const auto what = held.empty() ? 0 : random.below(12);
+      if (what == 0) {
+        const auto object = side->put(ObjectId{next_object++}, random.below(4) == 0 ? 3u << 20 : 100);
+        side->count(worker, object, worker, {}, 1);
+        has[{worker, object}] = 1;
+      } else if (what == 11) {
+        const auto hosts = random.below(3);
+        world.fabric().disconnect("n" + std::to_string(hosts), "n" + std::to_string((hosts + 1) % 3));
+      } else {
+        const auto& [holder, object] = held[random.below(held.size())];
+        if (what <= 4) {
+          all.at(holder)->count(holder, object, worker, side->self, 1);
+          ++has[{worker, object}];
+        } else if (what <= 7) {
+          ++gets;
+          all.at(holder)->get(holder, object, [&, key = std::pair(holder, object), n = times_dropped[{holder, object}]](Result<Message> r) {
+            ++came;
+            EXPECT_TRUE(r || times_dropped[key] != n) << "seed " << seed << ": " << r.error().message();
+          });
+        } else if (what <= 9) {
+          drop(holder, object);
+        } else if (random.below(8) == 0 && all.size() > 3) {
+          const WorkerId dead = holder;
+          all.at(dead)->dies(dead);
+          for (auto& [key, n] : has) {
+            if (key.first != dead) continue;
+            n = 0;
+            ++times_dropped[key];
+          }
+          all.erase(dead);
+        }
+      }
+      world.run_for(std::chrono::microseconds(random.below(5000)));
+    }
+    world.run_for(10s);
+    for (auto& [key, n] : has) {
+      if (n > 0) drop(key.first, key.second);
+    }
+    world.run_for(30s);
+    EXPECT_EQ(came, gets) << seed;
+    for (const auto& side : sides) {
+      EXPECT_EQ(side->memory.num_entries(), 0u) << seed;
+      EXPECT_EQ(side->objects.references().num_entries(), 0u) << seed;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shoal::scheduler
