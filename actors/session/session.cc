@@ -186,6 +186,7 @@ Session::~Session() {
     for (const auto& pool : task_pools_) pool->close();
     for (const GroupId group : groups_.expected()) groups_.unknown(group, cancelled("this process left the cluster"));
     host_requests_->close(cancelled("this process left the cluster"));
+    remote_logs_.reset();
     calls_.reset();
     actor_host_.reset();
     head_.reset();
@@ -253,6 +254,10 @@ Result<void> Session::connect_node(const std::string& endpoint) {
   own([&] { head_endpoint_ = attached.head; });
   if (attached.member >= 0 && reply.fds.size() == 1) SHOAL_OK(share_memory(reply.fds[0], attached.member));
   if (is_driver_ && options_.print_logs) {
+    own([&] {
+      remote_logs_ =
+          std::make_unique<RemoteLogs>(*clock_, *network_, job_, [this](const auto& host, auto notice) { on_logs(host, notice); });
+    });
     SHOAL_OK(ask(*node_, Method::kFollowLogs, to_bytes(JobRef{job_}), options_.control_timeout));
   }
   return {};
@@ -585,6 +590,8 @@ runtime::Traffic Session::traffic() { return own(traffic_); }
 Result<void> Session::sync_logs() {
   if (!is_driver_ || !options_.print_logs) return {};
   SHOAL_OK(ask(*node_, Method::kSyncLogs, {}, std::chrono::seconds(1)));
+  own([this] { remote_logs_->sync(); });
+  (void)wait([this] { return !remote_logs_->syncing(); }, deadline_in(kLeaveWithin));
   own([this] {
     if (printer_) printer_->flush();
   });
@@ -770,6 +777,13 @@ void Session::on_head_notice(runtime::Request notice) {
     case Method::kGroupUpdate:
       if (const auto row = from_bytes<GroupRow>(notice.message.body)) groups_.updated(*row);
       break;
+    case Method::kJobOnNode:
+      if (const auto m = from_bytes<ListReply>(notice.message.body); m && remote_logs_) {
+        for (const NodeRow& node : m->nodes) {
+          if (node.id != node_id_) remote_logs_->follow(node);
+        }
+      }
+      break;
     case Method::kWarning:
       if (const auto w = from_bytes<Warning>(notice.message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
       break;
@@ -793,9 +807,8 @@ Result<Message> Session::told(const runtime::Request& request) {
 void Session::on_node_notice(runtime::Request notice) {
   switch (static_cast<Method>(notice.method)) {
     case Method::kWorkerExited:
-      if (const auto m = from_bytes<WorkerUpdate>(notice.message.body); m && calls_) {
-        calls_->process_gone(m->worker, m->cause.value_or(unavailable("its process ended")));
-      }
+    case Method::kLogLines:
+      on_logs(host_name_, notice);
       break;
     case Method::kHeads:
       if (const auto m = from_bytes<Heads>(notice.message.body); m && head_) {
@@ -811,16 +824,23 @@ void Session::on_node_notice(runtime::Request notice) {
     case Method::kMakeRoom:
       if (const auto m = from_bytes<MakeRoom>(notice.message.body)) objects_.wanted(m->bytes);
       break;
-    case Method::kLogLines:
-      if (const auto m = from_bytes<LogLines>(notice.message.body)) {
-        const std::string rank = m->rank >= 0 && !m->label.starts_with("rank") ? fmt::format(" {}", m->rank) : "";
-        if (!printer_) printer_ = std::make_unique<LinePrinter>(*clock_, options_.fold_logs);
-        printer_->print(fmt::format("{}{} pid={}", m->label, rank, m->pid), m->stream == 2, notice.message.payload.view());
-      }
-      break;
     default:
       break;
   }
+}
+
+void Session::on_logs(const std::string& host, const runtime::Request& notice) {
+  if (static_cast<Method>(notice.method) == Method::kWorkerExited) {
+    const auto m = from_bytes<WorkerUpdate>(notice.message.body);
+    if (m && calls_) calls_->process_gone(m->worker, m->cause.value_or(unavailable("its process ended")));
+    return;
+  }
+  const auto m = from_bytes<LogLines>(notice.message.body);
+  if (!m) return;
+  const std::string rank = m->rank >= 0 && !m->label.starts_with("rank") ? fmt::format(" {}", m->rank) : "";
+  const std::string at = host == host_name_ ? "" : ", ip=" + host;
+  if (!printer_) printer_ = std::make_unique<LinePrinter>(*clock_, options_.fold_logs);
+  printer_->print(fmt::format("{}{} pid={}{}", m->label, rank, m->pid, at), m->stream == 2, notice.message.payload.view());
 }
 
 void Session::abandon_after_fork() { loop_.close_tracked(); }

@@ -20,6 +20,7 @@
 #include "actors/session/host_requests.h"
 #include "actors/session/line_printer.h"
 #include "actors/session/object_store.h"
+#include "actors/session/remote_logs.h"
 #include "actors/session/task_pool.h"
 #include "actors/wire/messages.h"
 #include "runtime/loop/loop_thread.h"
@@ -198,6 +199,7 @@ class Session {
   Result<void> share_memory(const Fd& board, std::int32_t member);
   void on_head_notice(runtime::Request notice);
   void on_node_notice(runtime::Request notice);
+  void on_logs(const std::string& host, const runtime::Request& notice);
   Result<runtime::Message> told(const runtime::Request& request);
 
   SessionOptions options_;
@@ -220,6 +222,7 @@ class Session {
   std::unique_ptr<HostRequests> host_requests_;
   std::unique_ptr<Link> head_, node_;
   std::unique_ptr<LinePrinter> printer_;
+  std::unique_ptr<RemoteLogs> remote_logs_;  // of a driver that shows them
   JobId job_;
   WorkerId worker_;
   NodeId node_id_;

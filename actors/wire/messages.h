@@ -53,6 +53,7 @@ enum class Method : std::uint16_t {
   kWarning = 32,
   kGroupUpdate = 33,  // GroupRow
   kNodeGone = 35,     // NodeGone
+  kJobOnNode = 36,    // ListReply with one node: the job that is watched has workers there
   // from the head to a node, and from a node to its clients, a notice
   kHeads = 34,
   // to a node

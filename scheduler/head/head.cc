@@ -229,6 +229,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       const auto* row = state_.job(ref.job);
       if (row == nullptr) return fail(not_found("no job " + to_string(ref.job)));
       job_watchers_[ref.job].insert(watcher);
+      for (const NodeId node : state_.nodes_of(ref.job)) job_is_on(node, {watcher});
       return body(to_bytes(*row));
     }
     case Method::kStopJob: {
@@ -475,6 +476,14 @@ void Head::committed(std::vector<Record> records, Result<void> result) {
   settle();  // an effect may have been an event
 }
 
+void Head::job_is_on(NodeId node, const std::set<std::uint64_t>& watchers) {
+  const auto* row = state_.node(node);
+  if (row == nullptr || watchers.empty()) return;
+  actors::ListReply reply;
+  reply.nodes.push_back(*row);
+  to_watchers(watchers, Method::kJobOnNode, to_bytes(reply));
+}
+
 Result<void> Head::writable() const {
   if (!unsaved_ || clock_.now() - unsaved_since_ < options_.refuse_after) return {};
   return fail(Error(unsaved_->code() == Code::kResourceExhausted ? Code::kResourceExhausted : Code::kUnavailable,
@@ -489,6 +498,10 @@ void Head::perform(Action action) {
     Head& head;
     void operator()(const StartWorkerOn& a) {
       const WorkerId worker = a.message.worker;
+      const auto watchers = head.job_watchers_.find(a.message.job);
+      if (watchers != head.job_watchers_.end() && head.job_nodes_[a.message.job].insert(a.node).second) {
+        head.job_is_on(a.node, watchers->second);
+      }
       head.to_node(a.node, Method::kStartWorker, to_bytes(a.message), [h = &head, worker](Result<Message> r) {
         if (r) return;
         h->now();
@@ -544,6 +557,7 @@ void Head::perform(Action action) {
       head.to_watchers(watchers, Method::kJobUpdate, to_bytes(a.row));
       if (a.row.ended_unix_ms == 0) return;
       head.job_watchers_.erase(a.row.id);
+      head.job_nodes_.erase(a.row.id);
       head.driver_watches_.erase(a.row.id);
     }
     void operator()(const TellGroup& a) {
@@ -564,7 +578,10 @@ void Head::perform(Action action) {
       head.log_->warn("job={} {}", to_string(a.job), a.text);
       head.to_watchers(head.job_watchers_[a.job], Method::kWarning, to_bytes(actors::Warning{a.text}));
     }
-    void operator()(const ForgetJob& a) { head.job_watchers_.erase(a.job); }
+    void operator()(const ForgetJob& a) {
+      head.job_watchers_.erase(a.job);
+      head.job_nodes_.erase(a.job);
+    }
   };
   std::visit(Visitor{*this}, action);
 }

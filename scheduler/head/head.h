@@ -88,6 +88,8 @@ class Head final : public runtime::PeerHandler {
   void perform(Action action);
   void forget(std::uint64_t client);
   void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
+  // Who watches a job hears on which nodes it has workers, or had.
+  void job_is_on(NodeId node, const std::set<std::uint64_t>& watchers);
   void to_watchers(const std::set<std::uint64_t>& watchers, actors::Method method, const Bytes& body);
   Client& client(const runtime::Peer& peer) { return clients_.at(peer.number()); }
 
@@ -106,6 +108,7 @@ class Head final : public runtime::PeerHandler {
   std::map<JobId, std::shared_ptr<void>> driver_watches_;  // until their job ends
   std::map<ActorId, std::set<std::uint64_t>> actor_watchers_;
   std::map<JobId, std::set<std::uint64_t>> job_watchers_;
+  std::map<JobId, std::set<NodeId>> job_nodes_;  // that they were told, until it ends
   std::map<GroupId, std::set<std::uint64_t>> group_watchers_;
   std::map<NodeId, std::set<std::uint64_t>> node_watchers_;
   std::map<ActorId, runtime::Responder> hosting_;  // waiting for their gang

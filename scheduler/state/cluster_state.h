@@ -185,6 +185,8 @@ class ClusterState {
   Result<actors::GroupRow> find_group(const actors::FindActor& request) const;
   const actors::NodeRow* node(NodeId id) const;
   std::vector<NodeId> alive_nodes() const;
+  // That have workers of the job, or had them lately.
+  std::set<NodeId> nodes_of(JobId job) const;
 
   // Aborts when the books do not add up: resources taken and given, rows that point at each other. For tests and the
   // simulation.

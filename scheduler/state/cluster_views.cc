@@ -163,6 +163,14 @@ std::vector<NodeId> ClusterState::alive_nodes() const {
   return out;
 }
 
+std::set<NodeId> ClusterState::nodes_of(JobId job) const {
+  std::set<NodeId> out;
+  for (const auto& [id, w] : workers_) {
+    if (w.row.job == job) out.insert(w.row.node);
+  }
+  return out;
+}
+
 void ClusterState::check_invariants() const {
   Room taken;
   Shares shares;

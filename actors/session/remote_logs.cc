@@ -1,0 +1,84 @@
+#include "actors/session/remote_logs.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "actors/wire/messages.h"
+
+namespace shoal::actors {
+
+using runtime::Message;
+using runtime::Peer;
+
+RemoteLogs::~RemoteLogs() {
+  *alive_ = false;
+  links_.clear();
+}
+
+void RemoteLogs::follow(const NodeRow& node) {
+  const auto [it, is_new] = links_.try_emplace(node.id);
+  if (!is_new) return;
+  it->second.host = node.host;
+  const auto to = runtime::parse_endpoint(node.endpoint);
+  if (!to) return connected(node.id, fail(to.error()));
+  network_.connect(*to, runtime::Role::kClient, kConnectTimeout, [this, alive = alive_, id = node.id](auto connection) {
+    if (*alive) connected(id, std::move(connection));
+  });
+}
+
+void RemoteLogs::connected(NodeId node, Result<std::unique_ptr<runtime::Connection>> connection) {
+  Link& link = links_.at(node);
+  --link.asked;
+  if (!connection) return lost(link, connection.error());
+  link.peer = std::make_unique<Peer>(*std::move(connection), clock_, *this);
+  ask(link, number(Method::kFollowLogs), to_bytes(JobRef{job_}));
+  if (sync_) ask(link, number(Method::kSyncLogs), {});
+}
+
+void RemoteLogs::sync() {
+  sync_ = true;
+  for (auto& [node, link] : links_) {
+    if (link.peer) ask(link, number(Method::kSyncLogs), {});
+  }
+}
+
+bool RemoteLogs::syncing() const {
+  return std::any_of(links_.begin(), links_.end(), [](const auto& l) { return l.second.asked > 0; });
+}
+
+// Links stay where they are.
+void RemoteLogs::ask(Link& link, std::uint16_t method, Bytes bytes) {
+  ++link.asked;
+  link.peer->call(method, {std::move(bytes), {}, {}}, kAnswerTimeout, [alive = alive_, &link](const Result<Message>&) {
+    if (*alive) --link.asked;
+  });
+}
+
+void RemoteLogs::on_request(Peer&, runtime::Request, runtime::Responder responder) {
+  responder.fail(unimplemented("a client takes no requests"));
+}
+
+void RemoteLogs::on_notice(Peer& peer, runtime::Request notice) {
+  const auto method = static_cast<Method>(notice.method);
+  if (method != Method::kLogLines && method != Method::kWorkerExited) return;
+  for (const auto& [node, link] : links_) {
+    if (link.peer.get() == &peer) return notice_(link.host, std::move(notice));
+  }
+}
+
+void RemoteLogs::on_closed(Peer& peer, const Error& why) {
+  for (auto& [node, link] : links_) {
+    if (link.peer.get() != &peer) continue;
+    const auto owned = std::move(link.peer);  // destroyed when this returns
+    return lost(link, why);
+  }
+}
+
+// Whose end it is, if it is one, the head tells.
+void RemoteLogs::lost(const Link& link, const Error& why) const {
+  if (sync_) return;  // this process leaves, and often the cluster with it
+  std::fprintf(stderr, "shoal: warning: what workers on %s print is shown here no more, `shoal logs` there has it: %s\n", link.host.c_str(),
+               why.message().c_str());
+}
+
+}  // namespace shoal::actors
