@@ -102,7 +102,7 @@ Result<PlacementGroup> Context::placement_group(const std::vector<std::map<std::
   spec.name = options.name;
   if (!spec.name.empty()) spec.name_space = options.name_space.empty() ? options_.name_space : options.name_space;
   spec.strategy = options.strategy;
-  spec.labels = options.labels;
+  if (!options.labels.empty()) spec.labels.assign(bundles.size(), options.labels);
   spec.detached = options.detached;
   if (bundles.empty()) return fail(invalid_argument("a placement group has at least one bundle"));
   for (const auto& b : bundles) {

@@ -100,7 +100,7 @@ struct GroupSpec {
   std::string name, name_space;  // unique while it lives; may be empty
   Strategy strategy = Strategy::kPack;
   std::vector<Resources> bundles;
-  std::vector<LabelMatch> labels;  // of the nodes, for each bundle
+  std::vector<std::vector<LabelMatch>> labels;  // of the node of each bundle; empty: of any
   bool detached = false;           // outlives its job
   static constexpr std::size_t kMaxBundles = 4096;
 };

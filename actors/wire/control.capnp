@@ -218,7 +218,7 @@ struct CreateGroup {
   nameSpace @3 :Text;
   strategy @4 :UInt16;
   bundles @5 :List(Bundle);
-  labels @6 :List(LabelMatch);
+  labels @6 :List(List(LabelMatch));  # of each bundle's node, or empty
   detached @7 :Bool;
 }
 

@@ -71,6 +71,13 @@ std::vector<LabelMatch> read_labels(capnp::List<wire::LabelMatch>::Reader list) 
   return out;
 }
 
+std::vector<std::vector<LabelMatch>> read_labels(capnp::List<capnp::List<wire::LabelMatch>>::Reader list) {
+  check_size(list, GroupSpec::kMaxBundles, "labels of bundles");
+  std::vector<std::vector<LabelMatch>> out;
+  for (const auto labels : list) out.push_back(read_labels(labels));
+  return out;
+}
+
 void fill(wire::Where::Builder m, const Where& where) {
   m.setGroup(where.group.value);
   m.setBundle(where.bundle);

@@ -83,6 +83,12 @@ void fill_labels(Builder builder, const std::vector<LabelMatch>& labels) {
   }
 }
 
+template <class Builder>
+void fill_labels(Builder builder, const std::vector<std::vector<LabelMatch>>& labels) {
+  for (unsigned i = 0; i < labels.size(); ++i) fill_labels(builder.init(i, count(labels[i])), labels[i]);
+}
+
+std::vector<std::vector<LabelMatch>> read_labels(capnp::List<capnp::List<wire::LabelMatch>>::Reader list);
 std::vector<LabelMatch> read_labels(capnp::List<wire::LabelMatch>::Reader list);
 void fill(wire::Where::Builder m, const Where& where);
 Where read_where(wire::Where::Reader m);

@@ -396,7 +396,7 @@ void bind_session(nb::module_& m) {
             spec.name = name;
             spec.name_space = name_space;
             spec.detached = detached;
-            spec.labels = labels_of(labels);
+            for (const auto& of_bundle : labels) spec.labels.push_back(labels_of(of_bundle));
             for (const auto& b : bundles) spec.bundles.push_back(unwrap(actors::Resources::of(b)));
             spec.strategy = strategy_of(strategy);
             const auto created = [&] {

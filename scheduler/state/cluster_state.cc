@@ -285,11 +285,12 @@ std::string ClusterState::why(const Pending& p) const {
 std::string ClusterState::lacks(const Pending& p) const {
   if (p.group) {
     const Group& group = groups_.at(p.group);
-    const auto wanted = missing_bundles(group);
-    const Allowed could = only(rooms().capacity(), group.labels);
-    if (could->empty() && !group.labels.empty()) return "no node has the labels " + to_string(group.labels);
-    const bool fits = place(wanted, *could, group.row.strategy).has_value();
-    return explain(wanted, fits ? *only(rooms().free(), group.labels) : *could, group.row.strategy);
+    for (const auto& labels : group.labels) {
+      if (!labels.empty() && only(rooms().capacity(), labels)->empty()) return "no node has the labels " + to_string(labels);
+    }
+    const Asked could = asked(group, rooms().capacity());
+    const bool fits = place(could.wants, *could.allowed, group.row.strategy).has_value();
+    return explain(could.wants, fits ? *asked(group, rooms().free()).allowed : *could.allowed, group.row.strategy);
   }
   if (p.job) {
     const auto& wanted = jobs_.at(p.job).wants;

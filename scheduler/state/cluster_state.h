@@ -267,6 +267,13 @@ class ClusterState {
   };
   Allowed only(const Room& room, const actors::Where& where, const std::vector<actors::Resources>& wants) const;
   Allowed only(const Room& room, const std::vector<actors::LabelMatch>& labels) const;
+  // Bundles that still have no node, as wants, and where they may go. One that needs a node with labels wants one of something that just
+  // these nodes have.
+  struct Asked {
+    std::vector<actors::Resources> wants;
+    Allowed allowed;
+  };
+  Asked asked(const Group& group, const Room& room) const;
   Load load() const;
   // Why no node or bundle, as they are, could ever hold it; for what waits for none.
   Result<void> check_where(const Gang& gang) const;

@@ -164,11 +164,8 @@ std::vector<NodeId> ClusterState::alive_nodes() const {
 }
 
 std::set<NodeId> ClusterState::nodes_of(JobId job) const {
-  std::set<NodeId> out;
-  for (const auto& [id, w] : workers_) {
-    if (w.row.job == job) out.insert(w.row.node);
-  }
-  return out;
+  const auto it = jobs_.find(job);
+  return it == jobs_.end() ? std::set<NodeId>() : it->second.nodes;
 }
 
 void ClusterState::check_invariants() const {

@@ -19,6 +19,9 @@ Result<void> ClusterState::group_requested(const actors::GroupSpec& spec) {
   }
   if (!spec.id || groups_.contains(spec.id)) return fail(invalid_argument("placement group " + to_string(spec.id) + " exists already"));
   if (spec.bundles.empty()) return fail(invalid_argument("a placement group without bundles"));
+  if (!spec.labels.empty() && spec.labels.size() != spec.bundles.size()) {
+    return fail(invalid_argument("labels of bundles that are not there"));
+  }
   for (const auto& bundle : spec.bundles) {
     if (bundle.empty()) return fail(invalid_argument("a bundle of a placement group asks for nothing"));
   }
@@ -53,10 +56,29 @@ std::vector<Resources> ClusterState::missing_bundles(const Group& group) const {
   return out;
 }
 
+ClusterState::Asked ClusterState::asked(const Group& group, const Room& room) const {
+  Asked out{missing_bundles(group), Allowed(&room)};
+  if (group.labels.empty()) return out;
+  Room labelled = room;
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < group.labels.size(); ++i) {
+    if (group.row.nodes[i]) continue;
+    Resources& want = out.wants[next++];
+    if (group.labels[i].empty()) continue;
+    const std::string name = "labels " + to_string(group.labels[i]);
+    want.set_units(name, Resources::kUnit);
+    for (auto& [node, has] : labelled) {
+      if (matches(nodes_.at(node).row.labels, group.labels[i])) has.set_units(name, Resources::kUnit * actors::GroupSpec::kMaxBundles);
+    }
+  }
+  out.allowed = Allowed(std::move(labelled));
+  return out;
+}
+
 // Whether it has all its bundles now.
 bool ClusterState::place_group(GroupId id) {
   const Group& waiting = groups_.at(id);
-  const Allowed allowed = only(rooms().free(), waiting.labels);
+  const auto [wants, allowed] = asked(waiting, rooms().free());
   Room apart;
   const bool some_are_placed = std::any_of(waiting.row.nodes.begin(), waiting.row.nodes.end(), [](NodeId n) { return bool(n); });
   const bool keep_apart = waiting.row.strategy == Strategy::kStrictSpread && some_are_placed;
@@ -65,7 +87,7 @@ bool ClusterState::place_group(GroupId id) {
     for (const NodeId n : waiting.row.nodes) apart.erase(n);
   }
   const bool by_load = waiting.row.strategy == Strategy::kSpread;
-  const auto nodes = place(missing_bundles(waiting), keep_apart ? apart : *allowed, waiting.row.strategy, by_load ? load() : Load());
+  const auto nodes = place(wants, keep_apart ? apart : *allowed, waiting.row.strategy, by_load ? load() : Load());
   if (!nodes) return false;
   Group& group = groups_.edit(id);
   auto next = nodes->begin();

@@ -272,5 +272,56 @@ TEST_F(GroupTest, LabelsAreMatched) {
   EXPECT_EQ(state_.status().pending.at(0), "actor A: no node has the labels disk=tape");
 }
 
+TEST_F(GroupTest, EachBundleGoesToANodeWithItsLabels) {
+  using actors::Strategy;
+  const auto join_labelled = [&](std::uint64_t id, const std::map<std::string, std::string>& labels) {
+    actors::RegisterNode n;
+    n.id = NodeId{id};
+    n.resources = of({{"CPU", 2}});
+    n.labels = labels;
+    ASSERT_TRUE(state_.node_joined(n));
+  };
+  const auto labelled = [&](Strategy strategy, const std::vector<std::string>& zones) {
+    auto g = group(std::vector<std::map<std::string, double>>(zones.size(), {{"CPU", 1}}), strategy);
+    for (const auto& zone : zones) {
+      g.labels.push_back(zone.empty() ? std::vector<actors::LabelMatch>() : std::vector{actors::LabelMatch{"zone", {zone}, false}});
+    }
+    return g;
+  };
+  join(1, {{"CPU", 2}});
+  join_labelled(2, {{"zone", "a"}});
+  join_labelled(3, {{"zone", "b"}});
+  for (const auto strategy : {Strategy::kPack, Strategy::kSpread, Strategy::kStrictSpread}) {
+    const auto g = labelled(strategy, {"b", "", "a"});
+    ASSERT_TRUE(state_.group_requested(g));
+    EXPECT_EQ(state_of_group(g), "CREATED");
+    EXPECT_EQ(state_.group(g.id)->nodes[0], NodeId{3});
+    EXPECT_EQ(state_.group(g.id)->nodes[2], NodeId{2});
+    state_.check_invariants();
+    state_.group_removed(g.id);
+  }
+  const auto together = labelled(Strategy::kStrictPack, {"a", ""});
+  ASSERT_TRUE(state_.group_requested(together));
+  EXPECT_EQ(nodes_of(together), std::set<NodeId>{NodeId{2}});
+  state_.group_removed(together.id);
+  const auto torn = labelled(Strategy::kStrictPack, {"a", "b"});
+  ASSERT_TRUE(state_.group_requested(torn));
+  EXPECT_EQ(state_of_group(torn), "PENDING");
+  EXPECT_NE(state_.status().pending.at(0).find("needs CPU 2, labels zone=a 1, labels zone=b 1 on one node"), std::string::npos)
+      << state_.status().pending.at(0);
+  const auto never = labelled(Strategy::kPack, {"a", "c"});
+  ASSERT_TRUE(state_.group_requested(never));
+  EXPECT_NE(state_.status().pending.at(1).find("no node has the labels zone=c"), std::string::npos) << state_.status().pending.at(1);
+  join_labelled(4, {{"zone", "c"}});
+  EXPECT_EQ(state_.group(never.id)->nodes, (std::vector{NodeId{2}, NodeId{4}}));
+  state_.node_lost(NodeId{4}, unavailable("gone").with_reason("NodeLost"));  // only a node of its label may take what was there
+  EXPECT_EQ(state_of_group(never), "RESCHEDULING");
+  join_labelled(5, {{"zone", "c"}});
+  EXPECT_EQ(state_.group(never.id)->nodes, (std::vector{NodeId{2}, NodeId{5}}));
+  auto wrong = labelled(Strategy::kPack, {"a"});
+  wrong.labels.push_back({});
+  EXPECT_EQ(state_.group_requested(wrong).error().code(), Code::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace shoal::scheduler

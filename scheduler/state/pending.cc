@@ -118,7 +118,11 @@ bool ClusterState::held_up(const Pending& p) const {
 
 bool ClusterState::could_ever_fit(const Pending& p) const {
   const auto wants = wants_of(p);
-  if (p.group) return place(wants, *only(rooms().capacity(), groups_.at(p.group).labels), groups_.at(p.group).row.strategy).has_value();
+  if (p.group) {
+    const Group& group = groups_.at(p.group);
+    const Asked could = asked(group, rooms().capacity());
+    return place(could.wants, *could.allowed, group.row.strategy).has_value();
+  }
   if (p.gang) return place(wants, *only(rooms().capacity(), gangs_.at(p.gang).spec.where, wants)).has_value();
   return place(wants, rooms().capacity()).has_value();
 }

@@ -32,7 +32,7 @@ struct Gang {
 
 struct Group {
   row @0 :Wire.GroupRow;
-  labels @1 :List(Wire.LabelMatch);
+  labels @1 :List(List(Wire.LabelMatch));
   order @2 :UInt64;
 }
 

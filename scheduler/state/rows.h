@@ -66,7 +66,7 @@ struct Gang {
 
 struct Group {
   actors::GroupRow row;
-  std::vector<actors::LabelMatch> labels;
+  std::vector<std::vector<actors::LabelMatch>> labels;  // of each bundle's node, or empty
   std::uint64_t order = 0;
 
   std::vector<actors::Resources> free;  // of each bundle: what no worker holds

@@ -87,6 +87,24 @@ print("done")
     assert out == "done\n"
 
 
+def test_each_bundle_goes_to_a_node_with_its_labels(run):
+    out = run(
+        """
+for strategy in ("PACK", "SPREAD", "STRICT_SPREAD"):
+    selectors = [{"zone": "b"}, {"zone": "!b"}]
+    group = placement_group([{"CPU": 1}] * 2, strategy=strategy, bundle_label_selector=selectors)
+    assert group.wait(60), strategy
+    assert placement_group_table(group)["bundles_to_node_id"] == {0: zones["b"], 1: zones["a"]}
+    there = node_of(scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0))
+    assert there == zones["b"]
+    remove_placement_group(group)
+assert not placement_group([{"CPU": 1}] * 2, "STRICT_PACK", bundle_label_selector=[{"zone": "a"}, {"zone": "b"}]).wait(0.1)
+print("done")
+"""
+    )
+    assert out == "done\n"
+
+
 def test_a_compiled_graph_is_of_one_node_and_one_that_is_not_compiled_of_any(run):
     out = run(
         """

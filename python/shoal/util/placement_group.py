@@ -10,7 +10,7 @@ from shoal._client import ObjectRef, get
 from shoal._ids import PlacementGroupID
 from shoal._placement import label_matches
 from shoal._runtime import session, state
-from shoal.exceptions import GetTimeoutError, Unimplemented
+from shoal.exceptions import GetTimeoutError
 
 __all__ = [
     "PlacementGroup",
@@ -85,7 +85,8 @@ def placement_group(
     """Reserves resources: all of ``bundles`` or none, each on one node. Returns at once; ``ready()`` and ``wait()`` tell when it is there.
 
     ``strategy``: PACK (on as few nodes as it fits on), SPREAD (on as many as there are), STRICT_PACK (on one), STRICT_SPREAD (each on
-    another). What no node can hold now waits for one that can. It ends with its job, or with ``lifetime="detached"`` by
+    another). ``bundle_label_selector``: of which nodes, for each bundle (``{}``: of all), as ``label_selector`` of an actor. What no node
+    can hold now waits for one that can. It ends with its job, or with ``lifetime="detached"`` by
     ``remove_placement_group`` alone. Raises ValueError for what is no bundle, strategy or lifetime, and for a name that is taken.
     """
     if not isinstance(bundles, list) or not bundles or not all(isinstance(b, dict) and b for b in bundles):
@@ -105,15 +106,13 @@ def placement_group(
     selectors = bundle_label_selector or []
     if selectors and len(selectors) != len(bundles):
         raise ValueError(f"bundle_label_selector has one entry for each of the {len(bundles)} bundles, not {len(selectors)}")
-    if any(s != selectors[0] for s in selectors):
-        raise Unimplemented("bundles of one placement group with different label selectors", hint="make a group for each selector")
     group = session().create_group(
         [{r: float(a) for r, a in b.items()} for b in bundles],
         strategy,
         name,
         state.namespace,
         lifetime == "detached",
-        label_matches(selectors[0]) if selectors else [],
+        [label_matches(s) for s in selectors],
     )
     return PlacementGroup(group, [dict(b) for b in bundles])
 
