@@ -23,7 +23,7 @@ void send(Answer answer, bool more) {
   if (answer.result) {
     answer.incoming.reply(*answer.result, more ? runtime::Flush::kLater : runtime::Flush::kNow);
   } else {
-    answer.incoming.responder.fail(answer.result.error());
+    answer.incoming.fail(answer.result.error());
   }
 }
 
@@ -79,7 +79,10 @@ class Server {
   Server(Context& context, const Classes& classes) : context_(context), session_(context.session()), classes_(classes) {}
 
   int run(bool makes_itself) {
-    session_.own([&] { session_.actor_host().set_default(queue_); });
+    session_.own([&] {
+      queue_->note_in(session_.call_book());
+      session_.actor_host().set_default(queue_);
+    });
     if (const auto ready = session_.ready(); !ready) {
       std::fprintf(stderr, "%s\n", ready.error().to_string().c_str());
       return 1;
@@ -156,7 +159,7 @@ class Server {
     const Making making{name, rank, world_size, threads, call.deps[0]};
     auto instance = make(context_, classes_, making, {call.deps.begin() + 1, call.deps.end()});
     if (!instance) {
-      session_.own([&] { incoming.responder.fail(instance.error()); });
+      session_.own([&] { incoming.fail(instance.error()); });
       end_unmade(session_, instance.error());
     }
     made(making, *std::move(instance));

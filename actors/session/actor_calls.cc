@@ -35,7 +35,7 @@ void ActorCalls::expect(ActorId actor, const std::string& class_name) { targets_
 
 void ActorCalls::forget(ActorId actor, const Error& cause) {
   const auto node = targets_.extract(actor);
-  if (!node.empty()) fail_calls(node.mapped(), cause, true);
+  if (!node.empty()) fail_calls(actor, node.mapped(), cause, true);
 }
 
 std::vector<ActorId> ActorCalls::expected() const {
@@ -147,6 +147,7 @@ void ActorCalls::lose_sent(ActorId id, Target& t, const Error& cause) {
       t.queued_bytes += s.again->args.inline_bytes();
       t.queue.push_front({std::move(*s.again), {}, std::move(s.promise), s.tries + 1});
     } else {
+      note(id, s.task, s.name, cause);
       lost.push_back(std::move(s.promise));
     }
   }
@@ -263,7 +264,7 @@ void ActorCalls::redial(const std::string& endpoint, const Error& why) {
                            .with_reason("ActorUnavailable")
                            .in(fmt::format("actor {}({})", t.class_name, to_string(id)));
     if (unreachable) {
-      fail_calls(t, error, true);
+      fail_calls(id, t, error, true);
     } else {
       lose_sent(id, t, error);
     }
@@ -280,12 +281,14 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
   const auto it = targets_.find(id);
   runtime::Promise<Value> promise;
   const auto future = promise.future();
+  if (call.task == 0) call.task = next_task_++;
   if (it == targets_.end()) {
     promise.set(fail(not_found("no actor " + to_string(id) + " is known here")));
     return future;
   }
   Target& t = it->second;
   if (t.dead) {
+    note(id, call.task, name_of(call), *t.dead);
     promise.set(fail(*t.dead));
     return future;
   }
@@ -363,16 +366,20 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
   }
 }
 
-void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued q) {
+void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued&& q) {
   for (const auto& d : q.deps) {
     const auto& value = d.peek();
-    if (!value || value->raised()) return q.promise.set(value);  // what the argument came to is what the call comes to
+    if (!value || value->raised()) {  // what the argument came to is what the call comes to
+      note(id, q.call.task, name_of(q.call), value ? internal("it raised").with_reason(std::string(kRaisedFailure)) : value.error());
+      return q.promise.set(value);
+    }
     q.call.deps.push_back(*value);
   }
   q.deps.clear();
   Link& link = links_.at(t.endpoint);
   q.call.from = link.introduced ? WorkerId() : self_;
   q.call.from_node = node_;
+  if (q.tries > 0) q.call.task = task_number(q.call.task, q.tries);
   auto message = to_message(q.call, link.peer->identity().local);
   if (!message) return q.promise.set(fail(message.error()));
   link.introduced = true;
@@ -381,7 +388,7 @@ void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued q) {
     for (const auto& d : q.call.deps) references_->sending(d, t.worker, t.node);
   }
   const auto number_sent = next_++;
-  Sent sent{std::move(q.promise), {}, q.tries, peer.next_request(), q.call.parent};
+  Sent sent{std::move(q.promise), {}, q.tries, peer.next_request(), q.call.parent, q.call.task, name_of(q.call)};
   const std::int32_t retries = q.call.retries.value_or(t.retries);
   if ((retries < 0 || q.tries < retries) && q.call.method != "__init__") sent.again = std::make_unique<Call>(std::move(q.call));
   remember(t, number_sent, std::move(sent));
@@ -414,9 +421,14 @@ void ActorCalls::on_answer(runtime::Peer&, runtime::CallTag tag, Result<runtime:
   auto node = target->second.sent.extract(tag.second);
   if (node.empty()) return;  // it died before
   const auto promise = std::move(node.mapped().promise);
+  const auto task = node.mapped().task;
+  const auto name = node.mapped().name;
   node.mapped().again.reset();
   if (spare_.size() < kMaxSpare) spare_.push_back(std::move(node));
-  if (!r) return promise.set(fail(std::move(r).error()));
+  if (!r) {
+    note(target->first, task, name, r.error());
+    return promise.set(fail(std::move(r).error()));
+  }
   auto value = value_from(*std::move(r));
   if (value && references_ != nullptr) arrived(*value, *references_, *memory_);
   if (value && value->shared()) value->memory()->referred = true;
@@ -446,7 +458,9 @@ void ActorCalls::cancel(const ValueFuture& result, CancelHow how) {
       const Queued q = std::move(*queued);
       t.queue.erase(queued);
       t.queued_bytes -= q.call.args.inline_bytes();
-      q.promise.set(fail(call_cancelled(t.class_name + "." + q.call.method)));
+      const Error cause = call_cancelled(t.class_name + "." + q.call.method);
+      note(id, q.call.task, name_of(q.call), cause);
+      q.promise.set(fail(cause));
       return flush(id, t);  // those behind it may have waited for its arguments
     }
     for (auto& [n, sent] : t.sent) {
@@ -474,24 +488,50 @@ void ActorCalls::cancel_children(CallKey parent) {
 }
 
 // What was sent, and what waits if that is wanted, too.
-void ActorCalls::fail_calls(Target& t, const Error& cause, bool queued) {
+void ActorCalls::fail_calls(ActorId id, Target& t, const Error& cause, bool queued) {
   const auto sent = std::exchange(t.sent, {});
   std::deque<Queued> queue;
   if (queued) {
     queue = std::exchange(t.queue, {});
     t.queued_bytes = 0;
   }
-  for (const auto& [n, s] : sent) s.promise.set(fail(cause));
-  for (auto& q : queue) q.promise.set(fail(cause));
+  for (const auto& [n, s] : sent) {
+    note(id, s.task, s.name, cause);
+    s.promise.set(fail(cause));
+  }
+  for (auto& q : queue) {
+    note(id, q.call.task, name_of(q.call), cause);
+    q.promise.set(fail(cause));
+  }
 }
 
-void ActorCalls::die(ActorId, Target& t, const Error& cause) {
+void ActorCalls::die(ActorId id, Target& t, const Error& cause) {
   t.undecided = false;
   t.deciding = {};
   t.last_words = {};
   t.news.clear();
   t.dead = cause;
-  fail_calls(t, cause, true);
+  fail_calls(id, t, cause, true);
+}
+
+void ActorCalls::note(ActorId id, std::uint64_t task, std::uint32_t name, const Error& cause) {
+  if (book_ == nullptr || task_of_pool(task)) return;
+  book_->over({task, self_, id, name, {}, clock_.now(), kind_of_failure(cause)});
+}
+
+void ActorCalls::tell(std::vector<ToldTask>& out) const {
+  for (const auto& [id, t] : targets_) {
+    for (const auto& q : t.queue) {
+      const TaskState state = !all_ready(q.deps)   ? TaskState::kPendingArguments
+                              : t.endpoint.empty() ? TaskState::kPendingPlace
+                                                   : TaskState::kPendingTurn;
+      out.push_back({q.call.task, self_, id, q.call.method, std::string(q.call.function_name()), state, 0, 0, {}});
+    }
+    for (const auto& [n, s] : t.sent) {
+      const auto& [method, function] = book_->named(s.name);
+      out.push_back({s.task, self_, id, method, function, TaskState::kSubmitted, 0, 0, {}});
+    }
+  }
 }
 
 }  // namespace shoal::actors

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "actors/cluster/cluster.h"
+#include "actors/session/call_book.h"
 #include "actors/session/references.h"
 #include "actors/value/call.h"
 #include "runtime/loop/future.h"
@@ -48,6 +49,11 @@ class ActorCalls final : public runtime::PeerHandler {
     self_ = self;
     node_ = node;
   }
+
+  // Failures are noted there of calls that no other process can tell of. It outlives this.
+  void note_in(CallBook& book) { book_ = &book; }
+  // The calls that wait here, or are sent and not answered.
+  void tell(std::vector<ToldTask>& out) const;
 
   // An actor of which the head will tell (updated). Calls may be made from now on.
   void expect(ActorId actor, const std::string& class_name);
@@ -102,6 +108,8 @@ class ActorCalls final : public runtime::PeerHandler {
     std::int32_t tries = 0;
     std::uint64_t request = 0;  // its number on the connection
     CallKey parent;
+    std::uint64_t task = 0;  // with the attempt
+    std::uint32_t name = 0;  // in the book
   };
   using SentCalls = std::map<std::uint64_t, Sent>;
   struct Target {
@@ -148,9 +156,12 @@ class ActorCalls final : public runtime::PeerHandler {
   void flush(ActorId id, Target& target);
   void flush_now(ActorId id, Target& target);
   void flush_others();
-  void send(ActorId id, Target& target, runtime::Peer& peer, Queued queued);
+  void send(ActorId id, Target& target, runtime::Peer& peer, Queued&& queued);
   void remember(Target& target, std::uint64_t number, Sent sent);
-  void fail_calls(Target& target, const Error& cause, bool queued);
+  // A failure that is noted; not those of a pool's calls, which notes them itself.
+  void note(ActorId id, std::uint64_t task, std::uint32_t name, const Error& cause);
+  std::uint32_t name_of(const Call& call) { return book_ != nullptr ? book_->name(call.method, call.function_name()) : 0; }
+  void fail_calls(ActorId id, Target& target, const Error& cause, bool queued);
   // Now, or when its process's last words were read, after the news that wait already.
   void hear(ActorId id, Target& target, std::function<void()> news);
   void hear_waiting(ActorId id);
@@ -176,6 +187,8 @@ class ActorCalls final : public runtime::PeerHandler {
   std::uint64_t next_ = 1;
   static constexpr std::size_t kMaxSpare = 4096;
   std::vector<SentCalls::node_type> spare_;  // of calls that were answered, for those that come
+  std::uint64_t next_task_ = 1;
+  CallBook* book_ = nullptr;
   References* references_ = nullptr;
   ValueMemory* memory_ = nullptr;
   WorkerId self_;

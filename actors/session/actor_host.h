@@ -10,8 +10,10 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "actors/cluster/cluster.h"
+#include "actors/session/call_book.h"
 #include "actors/session/references.h"
 #include "actors/value/call.h"
 #include "runtime/net/peer.h"
@@ -27,14 +29,21 @@ struct Incoming {
   WorkerId from;           // the process of the caller, if it is known
   NodeId from_node;        // its node
   References* references = nullptr;
+  CallBook* book = nullptr;  // in which it is noted, once it was taken from its queue
+  CallBook::Entry entry = nullptr;
 
   CallKey key() const { return {peer, responder.number()}; }
 
   void reply(const Value& value, runtime::Flush flush = runtime::Flush::kNow) {
     auto message = to_message(value, local);
-    if (!message) return responder.fail(message.error());
+    if (!message) return fail(message.error());
     if (references != nullptr) references->sending(value, from, from_node);
     responder.reply(*std::move(message), flush);
+    if (book != nullptr) book->ended(std::exchange(entry, nullptr), value.raised() ? kRaisedFailure : std::string_view());
+  }
+  void fail(const Error& error) {
+    responder.fail(error);
+    if (book != nullptr) book->ended(std::exchange(entry, nullptr), kind_of_failure(error));
   }
 };
 
@@ -113,6 +122,11 @@ class CallQueue final : public Hosted {
   // What is cancelled after it was taken from here.
   void on_cancel_taken(std::function<void(CallKey, CancelHow)> told) { cancel_taken_ = std::move(told); }
 
+  // Calls that are taken from here are noted there. It outlives what is taken.
+  void note_in(CallBook& book) { book_ = &book; }
+  // Whoever takes them hands them on: they run when that one says so (CallBook::began).
+  void hands_on() { hands_on_ = true; }
+
   bool empty() const { return calls_.empty(); }
   Incoming pop();
   const std::optional<Error>& killed() const { return killed_; }
@@ -123,6 +137,8 @@ class CallQueue final : public Hosted {
   std::size_t bytes_ = 0;
   std::optional<Error> killed_;
   std::function<void(CallKey, CancelHow)> cancel_taken_;
+  CallBook* book_ = nullptr;
+  bool hands_on_ = false;
 };
 
 }  // namespace shoal::actors

@@ -155,7 +155,9 @@ Session::Session(SessionOptions options)
     stop_network_ = [raw = network.get()](std::function<void()> drained) { raw->stop(std::move(drained)); };
     traffic_ = [raw = network.get()] { return raw->traffic(); };
     network_ = std::move(network);
+    book_ = std::make_unique<CallBook>(*clock_);
     calls_ = std::make_unique<ActorCalls>(*clock_, *network_, ActorCalls::Options());
+    calls_->note_in(*book_);
     actor_host_ = std::make_unique<ActorHost>(*clock_, *network_);
     host_requests_ = std::make_unique<HostRequests>(*clock_);
     actor_host_->on_cancel_children([this](CallKey parent, CancelHow how) {
@@ -506,6 +508,7 @@ std::shared_ptr<TaskPool> Session::make_task_pool(std::function<void()> wanted) 
     const auto call = [this](Call c, std::vector<ValueFuture> deps) { return calls_->call(std::move(c), std::move(deps)); };
     const auto cancel = [this](const ValueFuture& result, CancelHow how) { calls_->cancel(result, how); };
     auto pool = std::make_shared<TaskPool>(*clock_, call, cancel, std::move(wanted), TaskPool::Options());
+    pool->note_in(*book_, worker_, (task_pools_.size() + 1) << kPoolTaskBits);
     task_pools_.push_back(pool);
     return pool;
   });
@@ -800,6 +803,11 @@ Result<Message> Session::told(const runtime::Request& request) {
   if (asked.what == Inspect::What::kObjects) {
     out.objects = tell_memories(objects_.all(), job_, *random_);
     out.left_out = cut(out.objects, Inspect::kMaxRows);
+  } else if (asked.what == Inspect::What::kTasks) {
+    book_->tell(out.tasks);
+    if (calls_) calls_->tell(out.tasks);
+    for (const auto& pool : task_pools_) pool->tell(out.tasks);
+    out.left_out = cut(out.tasks, Inspect::kMaxRows);
   }
   return Message{{}, to_bytes(out), {}};
 }

@@ -155,6 +155,8 @@ class Session {
   // ---- hosting ----
   // Only while the loop is owned.
   ActorHost& actor_host() { return *actor_host_; }
+  // For queues of calls that this process runs. Likewise.
+  CallBook& call_book() { return *book_; }
   // Of a worker whose actor is to end with it, even if it is one that is started again.
   Result<void> leave();
   // Of a worker that waits for others: they may have its CPUs until it goes on.
@@ -210,6 +212,7 @@ class Session {
   std::function<void(std::function<void()>)> stop_network_;
   std::function<runtime::Traffic()> traffic_;
   References references_;
+  std::unique_ptr<CallBook> book_;
   std::unique_ptr<ActorCalls> calls_;
   GroupWatch groups_;
   // What a head that is back is asked for, or told, anew.

@@ -35,6 +35,7 @@ void TaskPool::close() {
 ValueFuture TaskPool::submit(Task task) {
   auto item = std::make_shared<Item>();
   item->task = std::move(task);
+  item->number = next_task_++;
   auto future = item->promise.future();
   if (closed_) {
     item->promise.set(fail(left()));
@@ -133,6 +134,9 @@ void TaskPool::start(ActorId id, Worker& worker, const ItemPtr& item) {
   call.actor = id;
   call.method = item->task.method;
   call.args = item->task.args;
+  call.task = task_number(item->number, item->attempts++);
+  if (item->task.name != item->task.method) call.function = {item, &item->task.name};
+  item->worker = id;
   item->attempt = call_(std::move(call), item->task.deps);
   item->refused = item->attempt.ready();
   // Not the item itself, which has the attempt.
@@ -153,7 +157,7 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
   const bool argument_failed = std::any_of(item->task.deps.begin(), item->task.deps.end(), failed);
   if (!result && result.error().code() == Code::kUnavailable && !argument_failed && item->cancelled) {
     w.dead = true;
-    item->promise.set(fail(call_cancelled(item->task.name)));
+    finish(item, fail(call_cancelled(item->task.name)));
   } else if (!result && result.error().code() == Code::kUnavailable && !argument_failed) {
     lost(w, item, result.error());
   } else {
@@ -170,7 +174,7 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
       unjudged_.push_back(number);
       want();
     } else {
-      item->promise.set(result);
+      finish(item, result, now);
     }
   }
   if (w.in_flight.empty()) {
@@ -199,7 +203,8 @@ void TaskPool::crashed(const ItemPtr& item, const Error& cause) {
   const auto& message = cause.message();
   const auto colon = message.find("died: ");
   const auto how = colon == std::string::npos ? message : message.substr(colon + 6);
-  item->promise.set(
+  finish(
+      item,
       fail(unavailable("the worker that ran " + item->task.name + " died: " + how).with_reason("WorkerCrashed").with_hint(cause.hint())));
 }
 
@@ -235,7 +240,7 @@ void TaskPool::judged(std::uint64_t id, bool again) {
   if (it == judging_.end()) return;
   const auto [item, raised] = std::move(it->second);
   judging_.erase(it);
-  if (!again) return item->promise.set(raised.peek());
+  if (!again) return finish(item, raised.peek());
   if (item->task.retries > 0) --item->task.retries;
   waiting_.push_front(item);
   dispatch();
@@ -269,7 +274,7 @@ bool TaskPool::cancel_unsent(const ValueFuture& result) {
     judging_.erase(it);
     break;
   }
-  if (found) found->promise.set(fail(call_cancelled(found->task.name)));
+  if (found) finish(found, fail(call_cancelled(found->task.name)));
   return found != nullptr;
 }
 
@@ -287,7 +292,7 @@ void TaskPool::cancel_sent(ActorId id, Worker& w, const ItemPtr& item, CancelHow
   }
   cancel_(attempt, how);
   if (how.force) {
-    item->promise.set(fail(call_cancelled(item->task.name)));
+    finish(item, fail(call_cancelled(item->task.name)));
     dispatch();
   }
 }
@@ -305,7 +310,26 @@ void TaskPool::cancel_children(CallKey parent, CancelHow how) {
 }
 
 void TaskPool::fail_waiting(const Error& cause) {
-  for (const auto& item : std::exchange(waiting_, {})) item->promise.set(fail(cause));
+  for (const auto& item : std::exchange(waiting_, {})) finish(item, fail(cause));
+}
+
+void TaskPool::finish(const ItemPtr& item, const Result<Value>& result, std::optional<runtime::TimePoint> now) {
+  if (book_ != nullptr) {
+    const auto number = task_number(item->number, std::max(item->attempts - 1, 0));
+    const auto name = book_->name(item->task.method, item->task.name);
+    const std::string_view failure = !result ? kind_of_failure(result.error()) : result->raised() ? kRaisedFailure : std::string_view();
+    book_->over({number, self_, item->worker, name, item->sent, now ? *now : clock_.now(), failure});
+  }
+  item->promise.set(result);
+}
+
+void TaskPool::tell(std::vector<ToldTask>& out) const {
+  const auto add = [&](const ItemPtr& item, TaskState state) {
+    out.push_back({task_number(item->number, item->attempts), self_, {}, item->task.method, item->task.name, state, 0, 0, {}});
+  };
+  for (const auto& item : waiting_) add(item, TaskState::kPendingPlace);
+  for (const auto& [n, item] : blocked_) add(item, TaskState::kPendingArguments);
+  for (const auto& [n, judged] : judging_) add(judged.first, TaskState::kPendingPlace);
 }
 
 }  // namespace shoal::actors

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,6 +59,15 @@ class TaskPool {
   // What is not done fails as Cancelled, and so does what comes after.
   void close();
 
+  // What was done is noted there, as tasks of that process, counted from that number on. It outlives this.
+  void note_in(CallBook& book, WorkerId self, std::uint64_t first) {
+    book_ = &book;
+    self_ = self;
+    next_task_ = first;
+  }
+  // Those that no worker has.
+  void tell(std::vector<ToldTask>& out) const;
+
   // What the function returned or raised; Unavailable/WorkerCrashed when its worker died each time.
   ValueFuture submit(Task task);
   // An actor whose method `run` runs a task. `made` fails when it will never be one: then what waits first is charged with that.
@@ -82,6 +92,9 @@ class TaskPool {
     ValueFuture attempt;  // once it is sent
     bool cancelled = false;
     bool refused = false;  // the worker was dead before it was sent there
+    std::uint64_t number = 0;
+    std::int32_t attempts = 0;
+    ActorId worker;  // of the last
   };
   using ItemPtr = std::shared_ptr<Item>;
   struct Worker {
@@ -102,6 +115,8 @@ class TaskPool {
   void done(ActorId id, const ItemPtr& item, const Result<Value>& result);
   void lost(Worker& worker, const ItemPtr& item, const Error& how);
   void crashed(const ItemPtr& item, const Error& how);
+  // What it came to is noted and told.
+  void finish(const ItemPtr& item, const Result<Value>& result, std::optional<runtime::TimePoint> now = {});
   bool cancel_unsent(const ValueFuture& result);
   void cancel_sent(ActorId id, Worker& worker, const ItemPtr& item, CancelHow how);
   void want();
@@ -119,6 +134,9 @@ class TaskPool {
   std::vector<std::uint64_t> unjudged_;      // of them, not told of yet
   std::map<std::uint64_t, double> seconds_;  // that a call of a function takes
   std::uint64_t next_ = 1;
+  CallBook* book_ = nullptr;
+  WorkerId self_;
+  std::uint64_t next_task_ = 0;
   bool closed_ = false, dispatching_ = false, again_ = false, told_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -138,6 +138,8 @@ Result<runtime::Message> to_message(const Call& call, bool local) {
     m.setCaller(call.caller);
     m.setFrom(call.from.value);
     m.setFromNode(call.from_node.value);
+    m.setTask(call.task);
+    if (call.function) m.setFunction(*call.function);
     describe(m.initArgs(), call.args, local);
     auto deps = m.initDeps(static_cast<unsigned>(call.deps.size()));
     for (unsigned i = 0; i < deps.size(); ++i) describe(deps[i], call.deps[i], local);
@@ -155,6 +157,8 @@ Result<Call> call_from(runtime::Message message) {
               call.caller = runtime::text(m.getCaller());
               call.from = WorkerId{m.getFrom()};
               call.from_node = NodeId{m.getFromNode()};
+              call.task = m.getTask();
+              if (m.hasFunction()) call.function = std::make_shared<const std::string>(runtime::text(m.getFunction()));
               const auto theirs = m.getDeps();
               KJ_REQUIRE(theirs.size() <= Call::kMaxDeps, "too many references");
               args = read_shape(m.getArgs());

@@ -482,6 +482,8 @@ struct Call {
   deps @4 :List(Value);  # arguments that were references; args has placeholders for them
   from @5 :UInt64;       # the process of the caller; in the first call over a connection, and good for all of it
   fromNode @6 :UInt64;   # its node, likewise
+  task @7 :UInt64;       # which of its caller's it is
+  function @8 :Text;     # the name of the remote function that it runs
 }
 
 # Nobody wants the answer any more.

@@ -61,6 +61,7 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def_prop_ro("actor", [](const PyIncoming& i) { return to_string(i.call().actor); })
       .def_prop_ro(
           "key", [](const PyIncoming& i) { return std::pair(i.key().peer, i.key().request); }, "For take_cancelled.")
+      .def_prop_ro("task_id", &PyIncoming::task_id)
       .def_prop_ro("method", [](const PyIncoming& i) { return i.call().method; })
       .def_prop_ro("args", [](const PyIncoming& i) { return to_python(i.call().args); })
       .def_prop_ro("deps",
@@ -103,6 +104,7 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
             const auto ready = [&] {
               const nb::gil_scoped_release release;
               session.own([&] {
+                s.queue->note_in(session.call_book());
                 s.queue->on_cancel_taken([cancels = s.cancels](CallKey call, CancelHow how) { cancels->note(call, how); });
                 session.actor_host().set_default(s.queue);
               });
@@ -118,13 +120,13 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
             Session& session = *use;
             const auto deadline = deadline_in(timeout);
             std::unique_ptr<PyIncoming> out;
-            auto due = std::exchange(s.due, std::nullopt);
             const auto waited = [&] {
               const nb::gil_scoped_release release;
               return session.wait(
                   [&] {
                     // Answers to calls that arrived together go together.
-                    if (due) std::exchange(due, std::nullopt)->send(s.queue->empty() ? runtime::Flush::kNow : runtime::Flush::kLater);
+                    if (s.due) s.due->send(s.queue->empty() ? runtime::Flush::kNow : runtime::Flush::kLater);
+                    s.due.reset();
                     if (s.stopped || !s.cancels->untold.empty()) return true;
                     if (s.queue->empty()) return false;
                     out = std::make_unique<PyIncoming>(s.queue->pop());
@@ -211,6 +213,16 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def(
           "tell_cancelled", [](PySession& s) { s.use()->own([&] { s.cancels->tells = true; }); },
           "Of a worker that wants to know at once: next_call returns then.")
+      .def(
+          "hand_on", [](PySession& s) { s.use()->own([&] { s.queue->hands_on(); }); },
+          "Of a worker whose calls wait for their turn after next_call: it says of each when that is (began).")
+      .def(
+          "began",
+          [](PySession& s, PyIncoming& incoming) {
+            const auto use = s.use();
+            incoming.began();
+          },
+          nb::arg("incoming"), "It runs from now on.")
       .def(
           "take_cancelled",
           [](PySession& s) {

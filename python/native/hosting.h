@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <optional>
+#include <utility>
 
 #include "actors/session/actor_host.h"
 #include "python/native/bindings.h"
@@ -19,10 +20,23 @@ class PyIncoming {
   const actors::Call& call() const { return incoming_.call; }
   actors::CallKey key() const { return incoming_.key(); }
   void reply(const actors::Value& value) { incoming_.reply(value); }
-  void fail(const Error& error) { incoming_.responder.fail(error); }
+  void fail(const Error& error) { incoming_.fail(error); }
+  void began() {
+    if (incoming_.book != nullptr) incoming_.book->began(incoming_.entry);
+  }
+  // Of the caller's: its process and the number there, 16 digits each; the attempt is not part of it.
+  std::string task_id() const { return to_string(incoming_.from) + hex(actors::task_number(incoming_.call.task, 0)); }
   // The duty to answer it, without what came with it.
   actors::Incoming release() {
-    return {{}, std::move(incoming_.responder), incoming_.peer, incoming_.local, incoming_.from, incoming_.from_node, incoming_.references};
+    return {{},
+            std::move(incoming_.responder),
+            incoming_.peer,
+            incoming_.local,
+            incoming_.from,
+            incoming_.from_node,
+            incoming_.references,
+            incoming_.book,
+            std::exchange(incoming_.entry, nullptr)};
   }
 
  private:

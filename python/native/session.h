@@ -74,7 +74,7 @@ class PySession {
     Result<actors::Value> value;
     void send(runtime::Flush flush) {
       if (value) return incoming.reply(*value, flush);
-      incoming.responder.fail(value.error());
+      incoming.fail(value.error());
     }
   };
   std::optional<Due> due;

@@ -36,6 +36,13 @@ from shoal.runtime_context import get_gpu_ids, get_runtime_context
 SCRIPT_MODE, WORKER_MODE = 0, 1  # Ray's numbers for a driver and a worker
 
 
+def timeline(filename: str | None = None):
+    """What ran where and when, as events of a Chrome trace (Perfetto shows them): returned, or written to a file."""
+    from shoal.util.state import _timeline
+
+    return _timeline(filename)
+
+
 def __getattr__(name: str):
     if name == "LoggingConfig":  # with logging, which most programs do not need
         from shoal._logging import LoggingConfig
@@ -80,6 +87,7 @@ __all__ = [
     "put",
     "remote",
     "shutdown",
+    "timeline",
     "util",
     "wait",
 ]

@@ -33,6 +33,7 @@ def serve(session, creation, early: deque, cls: type, args: tuple, kwargs: dict)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     session.tell_cancelled()
+    session.hand_on()
     while runner.code is None:
         incoming = early.popleft() if early else session.next_call()
         if incoming is not None and session.cancelled(incoming):  # before the actor was made
@@ -132,6 +133,7 @@ class _OnThreads(_Runner):
         if self.ends(incoming):
             return
         concurrent_call.set(CallInfo(self.where(incoming.method), extra, incoming))
+        self.session.began(incoming)
         try:
             reply(self.session, incoming, self.function(incoming.method)(*args, **kwargs), extra)
         except BaseException as error:
@@ -214,6 +216,7 @@ class _OnLoop(_Runner):
     async def _run(self, incoming, extra: dict[str, Any] | None, group, args: tuple, kwargs: dict) -> None:
         concurrent_call.set(CallInfo(self.where(incoming.method), extra, incoming))
         async with group:
+            self.session.began(incoming)
             try:
                 result = self.function(incoming.method)(*args, **kwargs)
                 if inspect.isasyncgen(result) and "stream" in (extra or {}):

@@ -21,7 +21,7 @@ class CallInfo:
     @property
     def task_id(self) -> str:
         if not self._task_id:
-            self._task_id = os.urandom(8).hex()
+            self._task_id = self.incoming.task_id if self.incoming is not None else os.urandom(16).hex()
         return self._task_id
 
 

@@ -65,6 +65,7 @@ class PlacementGroupID(UniqueID):
 
 class TaskID(UniqueID):
     __slots__ = ()
+    _digits = 32
 
 
 class WorkerID(UniqueID):

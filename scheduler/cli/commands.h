@@ -87,6 +87,9 @@ struct MemoryOptions {
 // Who holds which objects, and how much of each node's memory they take.
 int memory(const Common& common, MemoryOptions options);
 
+// What ran where and when, as a Chrome trace. "-": to stdout.
+int timeline(const Common& common, const std::string& file);
+
 struct MicrobenchmarkOptions {
   std::string filter;  // in the names of figures
   double seconds = 1;  // for each

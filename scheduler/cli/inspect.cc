@@ -22,7 +22,7 @@ namespace {
 
 using What = ListRequest::What;
 
-constexpr const char* kWhats = "actors, nodes, workers, jobs, groups, objects, runtime-envs";
+constexpr const char* kWhats = "actors, nodes, workers, jobs, groups, tasks, objects, runtime-envs";
 constexpr std::size_t kToldLimit = 100;  // rows of what nodes tell, unless said otherwise
 
 // "actor" and "actors" are one; so are Ray's names and ours.
@@ -40,7 +40,8 @@ Result<std::pair<What, std::string>> kind_of(std::string name) {
 std::optional<Inspect::What> told_kind(std::string& name) {
   std::replace(name.begin(), name.end(), '_', '-');
   if (!name.ends_with('s')) name += 's';
-  const std::map<std::string, Inspect::What> kinds = {{"objects", Inspect::What::kObjects}, {"runtime-envs", Inspect::What::kEnvironments}};
+  const std::map<std::string, Inspect::What> kinds = {
+      {"objects", Inspect::What::kObjects}, {"tasks", Inspect::What::kTasks}, {"runtime-envs", Inspect::What::kEnvironments}};
   const auto it = kinds.find(name);
   return it == kinds.end() ? std::nullopt : std::optional(it->second);
 }
@@ -147,7 +148,9 @@ Result<Listed> rows_of(const Common& common, std::string name) {
   if (const auto what = told_kind(name)) {
     SHOAL_TRY(auto looking, look(common));
     SHOAL_TRY(auto told, ask_nodes(looking, *what));
-    json rows = *what == Inspect::What::kObjects ? object_rows(told) : environment_rows(told);
+    json rows = *what == Inspect::What::kObjects ? object_rows(told)
+                : *what == Inspect::What::kTasks ? task_rows(told)
+                                                 : environment_rows(told);
     for (const auto& line : silent_lines(told)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
     return Listed{std::move(looking), name, {}, std::move(told), std::move(rows)};
   }
@@ -173,6 +176,14 @@ void print_told(const json& all, const std::string& what) {
                       text_of(r, "node").substr(0, 8)});
     }
     print_table({"OBJECT", "SIZE", "STATUS", "REFERENCE", "IN", "PID", "ROLE", "NODE"}, rows);
+  } else if (what == "tasks") {
+    for (const auto& r : all) {
+      const bool ended = !r["end_unix_ms"].is_null() && !r["start_unix_ms"].is_null();
+      const double took = ended ? (r["end_unix_ms"].get<double>() - r["start_unix_ms"].get<double>()) / 1000 : 0;
+      rows.push_back({text_of(r, "id"), text_of(r, "name"), text_of(r, "state"), text_of(r, "type"), text_of(r, "pid"),
+                      text_of(r, "node").substr(0, 8), ended ? fmt::format("{:.6f}", took) : "-", text_of(r, "error_type")});
+    }
+    print_table({"TASK", "NAME", "STATE", "TYPE", "PID", "NODE", "SECONDS", "ERROR"}, rows);
   } else {
     for (const auto& r : all) rows.push_back({text_of(r, "node").substr(0, 8), text_of(r, "processes"), text_of(r, "runtime_env")});
     print_table({"NODE", "PROCESSES", "RUNTIME ENV"}, rows);

@@ -270,6 +270,11 @@ int run(int argc, char** argv) {
   memory_command->add_flag("--stats-only", memory_options.stats_only, "Only the sums");
   memory_command->callback([&] { code = memory(common, memory_options); });
 
+  std::string timeline_file = "timeline.json";
+  auto* timeline_command = shared(app.add_subcommand("timeline", "What ran where and when, as a Chrome trace for Perfetto"));
+  timeline_command->add_option("-o,--output", timeline_file, "The file that is written; - for stdout")->capture_default_str();
+  timeline_command->callback([&] { code = timeline(common, timeline_file); });
+
   MicrobenchmarkOptions figures;
   auto* microbenchmark_command = app.add_subcommand("microbenchmark", "What this machine does per second, in a cluster of its own");
   microbenchmark_command->add_flag("--json", common.json, "One JSON object on stdout");
@@ -310,7 +315,7 @@ int run(int argc, char** argv) {
     code = set_duty(common, duty);
   });
 
-  const std::string whats = "actors, nodes, workers, jobs, groups, objects or runtime-envs";
+  const std::string whats = "actors, nodes, workers, jobs, groups, tasks, objects or runtime-envs";
   const auto formatted = [&](CLI::App* sub, std::string& format, std::set<std::string> formats) {
     sub->add_option("--format", format, "How it is shown")->check(CLI::IsMember(std::move(formats)));
   };
@@ -318,7 +323,7 @@ int run(int argc, char** argv) {
   auto* list_command = shared(app.add_subcommand("list", "Actors, nodes, workers, jobs or placement groups, a row each"));
   list_command->add_option("what", listing.what, whats)->required();
   list_command->add_option("--filter", listing.filters, "KEY=VALUE or KEY!=VALUE, as often as needed")->allow_extra_args(false);
-  list_command->add_option("--limit", listing.limit, "So many rows at most (default: of objects 100, else all; 0: all)");
+  list_command->add_option("--limit", listing.limit, "So many rows at most (default: of tasks and objects 100, else all; 0: all)");
   list_command->add_flag("--detail", listing.detail, "All that is known of each");
   formatted(list_command, listing.format, {"table", "json", "yaml"});
   list_command->callback([&] { code = list(common, listing); });

@@ -1,5 +1,9 @@
 #include "scheduler/cli/told_rows.h"
 
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
 #include <fmt/format.h>
 
 #include "scheduler/web/nesting.h"
@@ -7,12 +11,18 @@
 namespace shoal::scheduler::cli {
 
 using actors::ObjectState;
+using actors::TaskState;
 using actors::ToldNode;
 using actors::ToldObject;
 using actors::ToldProcess;
+using actors::ToldTask;
 using nlohmann::json;
 
 namespace {
+
+constexpr const char* kConstruct = "__init__";
+constexpr const char* kFunctions = "functions";                      // the class of workers of remote functions
+constexpr std::uint64_t kNumberBits = (std::uint64_t{1} << 56) - 1;  // the rest is the attempt: actors/value/call.h, task_number
 
 const char* status_of(ObjectState state) {
   switch (state) {
@@ -62,6 +72,145 @@ json object_rows(const Told& told) {
       if (o.contained > 0) held("CAPTURED_IN_OBJECT", json(), node.pid, "node");
       if (o.holders.empty() && o.contained == 0) held("PINNED_IN_MEMORY", json(), node.pid, "node");
     }
+  }
+  return out;
+}
+
+namespace {
+
+struct Teller {
+  const ToldNode* node = nullptr;
+  const ToldProcess* process = nullptr;
+};
+
+bool over(TaskState state) { return state == TaskState::kFinished || state == TaskState::kFailed; }
+
+// Which of two that tell of the same attempt knows better: the end is later than everything else, and who ran it knows when.
+bool better(const ToldTask& a, bool a_ran_it, const ToldTask& b, bool b_ran_it) {
+  if (over(a.state) != over(b.state)) return over(a.state);
+  if (over(a.state)) return a_ran_it && !b_ran_it;
+  return a.state > b.state;
+}
+
+bool of_ours(const ToldTask& t, const std::string& class_name) {
+  return t.method.starts_with("__shoal") || (t.method == kConstruct && class_name == kFunctions);
+}
+
+json time_of(std::int64_t unix_us) { return unix_us == 0 ? json() : json(static_cast<double>(unix_us) / 1000); }
+
+}  // namespace
+
+json task_rows(const Told& told) {
+  struct Best {
+    const ToldTask* task = nullptr;
+    Teller teller;
+    bool ran_it = false;
+  };
+  std::map<std::pair<WorkerId, std::uint64_t>, Best> tasks;
+  std::map<WorkerId, JobId> jobs;
+  for (const ToldNode& node : told.nodes) {
+    for (const auto& p : node.processes) {
+      jobs[p.worker] = p.job;
+      for (const auto& t : p.tasks) {
+        const bool ran_it = p.worker != t.caller && t.state >= TaskState::kPendingTurn;
+        Best& best = tasks[{t.caller, t.number}];
+        if (best.task == nullptr || better(t, ran_it, *best.task, best.ran_it)) best = {&t, {&node, &p}, ran_it};
+      }
+    }
+  }
+  std::vector<std::pair<std::tuple<bool, std::int64_t>, json>> rows;
+  for (const auto& [key, best] : tasks) {
+    const ToldTask& t = *best.task;
+    const auto actor = told.actors.find(t.actor);
+    const bool known = actor != told.actors.end();
+    const std::string class_name = known ? actor->second.class_name : "";
+    if (of_ours(t, class_name)) continue;
+    const bool function = !t.function.empty() || class_name == kFunctions || !t.actor;
+    const bool creation = !function && t.method == kConstruct;
+    const std::string method = known ? class_name + "." + t.method : t.method;
+    // Where: its process told of it, or the one of its actor that the head knows of.
+    const bool placed = !best.ran_it && known && t.state >= TaskState::kSubmitted && t.state != TaskState::kPendingTurn;
+    json node, host, worker, pid;
+    if (best.ran_it) {
+      node = to_string(best.teller.node->node), host = host_of(told, best.teller.node->node);
+      worker = to_string(best.teller.process->worker), pid = best.teller.process->pid;
+    } else if (placed && actor->second.worker) {
+      const actors::ActorRow& r = actor->second;
+      node = to_string(r.node), host = host_of(told, r.node), worker = to_string(r.worker), pid = r.pid;
+    }
+    const auto job = jobs.find(t.caller);
+    json row = {{"id", to_string(t.caller) + hex(t.number & kNumberBits)},
+                {"attempt", t.number >> 56},
+                {"name", function ? (t.function.empty() ? t.method : t.function) : method},
+                {"state", to_string(t.state)},
+                {"type", function   ? "NORMAL_TASK"
+                         : creation ? "ACTOR_CREATION_TASK"
+                                    : "ACTOR_TASK"},
+                {"job", to_string(job == jobs.end() ? best.teller.process->job : job->second)},
+                {"actor", function || !t.actor ? json() : json(to_string(t.actor))},
+                {"caller", to_string(t.caller)},
+                {"node", node},
+                {"host", host},
+                {"worker", worker},
+                {"pid", pid},
+                {"start_unix_ms", time_of(t.start_unix_us)},
+                {"end_unix_ms", time_of(t.end_unix_us)},
+                {"error_type", t.error.empty() ? json() : json(t.error)}};
+    rows.push_back({{over(t.state), -std::max(t.end_unix_us, t.start_unix_us)}, std::move(row)});
+  }
+  std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  json out = json::array();
+  for (auto& [key, row] : rows) out.push_back(std::move(row));
+  return out;
+}
+
+json trace_of(const json& tasks, std::int64_t now_unix_us) {
+  struct Lane {
+    int number = 0;
+    double free_from = 0;
+  };
+  std::map<std::string, int> nodes;
+  std::map<std::string, std::vector<Lane>> lanes;  // by process
+  std::vector<const json*> shown;
+  for (const auto& t : tasks) {
+    if (!t["start_unix_ms"].is_null() && !t["worker"].is_null()) shown.push_back(&t);
+  }
+  std::stable_sort(shown.begin(), shown.end(),
+                   [](const json* a, const json* b) { return (*a)["start_unix_ms"].get<double>() < (*b)["start_unix_ms"].get<double>(); });
+  int next_lane = 1;
+  json out = json::array();
+  const auto named = [&](const char* what, int process, int lane, const std::string& name) {
+    out.push_back({{"name", what}, {"ph", "M"}, {"pid", process}, {"tid", lane}, {"args", {{"name", name}}}});
+  };
+  for (const json* task : shown) {
+    const json& t = *task;
+    const std::string worker = t["worker"], node = t["node"];
+    const auto us = [&](const char* key) { return std::round(t[key].get<double>() * 1000); };
+    const double start = us("start_unix_ms");
+    const double end = std::max(start, t["end_unix_ms"].is_null() ? static_cast<double>(now_unix_us) : us("end_unix_ms"));
+    const auto [process, is_new] = nodes.try_emplace(node, static_cast<int>(nodes.size()) + 1);
+    if (is_new) named("process_name", process->second, 0, "node " + node + " " + t["host"].get<std::string>());
+    auto& mine = lanes[worker];
+    auto lane = std::find_if(mine.begin(), mine.end(), [&](const Lane& l) { return l.free_from <= start; });
+    if (lane == mine.end()) {
+      mine.push_back({next_lane++, 0});
+      lane = mine.end() - 1;
+      const std::string which = mine.size() == 1 ? "" : fmt::format(" ({})", mine.size());
+      named("thread_name", process->second, lane->number, fmt::format("pid {} worker {}{}", t["pid"].dump(), worker, which));
+    }
+    lane->free_from = end;
+    json args = json::object();
+    for (const char* key : {"id", "attempt", "state", "type", "job", "actor", "error_type"}) {
+      if (!t[key].is_null()) args[key] = t[key];
+    }
+    out.push_back({{"name", t["name"]},
+                   {"cat", t["type"]},
+                   {"ph", "X"},
+                   {"pid", process->second},
+                   {"tid", lane->number},
+                   {"ts", start},
+                   {"dur", end - start},
+                   {"args", std::move(args)}});
   }
   return out;
 }

@@ -30,7 +30,13 @@ struct Told {
 };
 
 nlohmann::json object_rows(const Told& told);
+// A row per attempt, whoever told of it: callers tell of what waits, processes of what they run. Those that run first, then what ended
+// last.
+nlohmann::json task_rows(const Told& told);
 nlohmann::json environment_rows(const Told& told);
+// Of task rows: a Chrome trace (JSON array format), which Perfetto and chrome://tracing show. A process per node, a lane per process and
+// as many more as it ran calls at once. `now_unix_us`: where what runs ends for now.
+nlohmann::json trace_of(const nlohmann::json& tasks, std::int64_t now_unix_us);
 nlohmann::json silent_rows(const Told& told);
 // "pid 4711 on node 1f..: it was not ready in time", a line each.
 std::vector<std::string> silent_lines(const Told& told);

@@ -49,6 +49,105 @@ TEST(ToldRowsTest, WhatOnlyTheNodeKeepsIsPinnedByIt) {
   EXPECT_EQ(rows[0]["role"], "node");
 }
 
+class TaskRowsTest : public testing::Test {
+ protected:
+  static constexpr WorkerId kCaller{5};
+  static constexpr ActorId kActor{6};
+  using State = actors::TaskState;
+
+  TaskRowsTest() {
+    told_.hosts[kNode] = "10.0.0.1";
+    actors::ActorRow row;
+    row.id = kActor;
+    row.class_name = "Adder";
+    row.worker = kWorker;
+    row.node = kNode;
+    row.pid = 60;
+    told_.actors[kActor] = row;
+  }
+  static actors::ToldTask task(std::uint64_t number, State state, std::int64_t start = 0, std::int64_t end = 0) {
+    return {number, kCaller, kActor, "add", "", state, start, end, ""};
+  }
+  nlohmann::json rows(std::vector<actors::ToldTask> of_caller, std::vector<actors::ToldTask> of_worker) {
+    ToldNode node;
+    node.node = kNode;
+    node.processes = {ToldProcess{kCaller, kJob, 50, "driver", std::move(of_caller), {}, 0, {}},
+                      ToldProcess{kWorker, kJob, 60, "actor Adder", std::move(of_worker), {}, 0, {}}};
+    told_.nodes = {node};
+    return task_rows(told_);
+  }
+
+  Told told_;
+};
+
+TEST_F(TaskRowsTest, WhatWasSentIsOneWithWhatRuns) {
+  const auto out = rows({task(1, State::kSubmitted), task(2, State::kSubmitted), task(3, State::kPendingArguments)},
+                        {task(1, State::kRunning, 1000), task(9, State::kFinished, 500, 700)});
+  ASSERT_EQ(out.size(), 4u);
+  EXPECT_EQ(out[0]["state"], "RUNNING");
+  EXPECT_EQ(out[0]["pid"], 60);
+  EXPECT_EQ(out[0]["name"], "Adder.add");
+  EXPECT_EQ(out[0]["type"], "ACTOR_TASK");
+  EXPECT_EQ(out[0]["id"], to_string(kCaller) + hex(1));
+  EXPECT_EQ(out[1]["state"], "SUBMITTED_TO_WORKER");
+  EXPECT_EQ(out[1]["pid"], 60);  // of its actor
+  EXPECT_EQ(out[2]["state"], "PENDING_ARGS_AVAIL");
+  EXPECT_TRUE(out[2]["pid"].is_null());
+  EXPECT_EQ(out[3]["state"], "FINISHED");
+  EXPECT_EQ(out[3]["end_unix_ms"], 0.7);
+}
+
+TEST_F(TaskRowsTest, AnEndIsLaterThanAnythingElse) {
+  auto lost = task(1, State::kFailed, 0, 900);
+  lost.error = "ACTOR_DIED";
+  const auto out = rows({lost, task(2, State::kFinished, 100, 950)}, {task(1, State::kRunning, 1000), task(2, State::kFinished, 200, 800)});
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[0]["state"], "FAILED");
+  EXPECT_EQ(out[0]["error_type"], "ACTOR_DIED");
+  EXPECT_EQ(out[1]["start_unix_ms"], 0.2);  // as told by whoever ran it
+}
+
+TEST_F(TaskRowsTest, AttemptsHaveRowsOfTheirOwnAndFunctionsTheirNames) {
+  auto first = task(1, State::kFailed, 100, 200), second = task(1 | (std::uint64_t{1} << 56), State::kFinished, 300, 400);
+  first.function = second.function = "half";
+  const auto out = rows({}, {first, second});
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[0]["id"], out[1]["id"]);
+  EXPECT_EQ(out[0]["attempt"], 1);
+  EXPECT_EQ(out[0]["name"], "half");
+  EXPECT_EQ(out[0]["type"], "NORMAL_TASK");
+  EXPECT_TRUE(out[0]["actor"].is_null());
+}
+
+TEST_F(TaskRowsTest, CallsOfOursAreNotShown) {
+  auto released = task(1, State::kFinished, 100, 200), made = task(2, State::kFinished, 100, 200);
+  released.method = "__shoal_release__";
+  made.method = "__init__";
+  EXPECT_EQ(rows({}, {released, made}).size(), 1u);
+  told_.actors[kActor].class_name = "functions";
+  EXPECT_TRUE(rows({}, {released, made}).empty());
+}
+
+TEST_F(TaskRowsTest, ATraceHasALaneForEachCallAtOnce) {
+  const auto trace = trace_of(rows({task(4, State::kPendingArguments)}, {task(1, State::kFinished, 100, 300), task(2, State::kRunning, 200),
+                                                                         task(3, State::kFinished, 300, 400)}),
+                              1000);
+  std::map<std::string, std::pair<double, int>> spans;  // by id: duration and lane
+  std::size_t names = 0;
+  for (const auto& e : trace) {
+    if (e["ph"] == "M") {
+      ++names;
+      continue;
+    }
+    EXPECT_EQ(e["ph"], "X");
+    EXPECT_EQ(e["pid"], 1);
+    spans[e["args"]["id"].get<std::string>().substr(31)] = {e["dur"], e["tid"]};
+  }
+  using Span = std::pair<double, int>;
+  EXPECT_EQ(spans, (std::map<std::string, Span>{{"1", Span{200, 1}}, {"2", Span{800, 2}}, {"3", Span{100, 1}}}));
+  EXPECT_EQ(names, 3u);  // of the node, and of two lanes
+}
+
 TEST(ToldRowsTest, AnEnvironmentThatIsNoJsonIsShownEmpty) {
   ToldNode node;
   node.environments = {{R"({"env_vars":{"A":"1"}})", 2}, {"[[", 1}, {std::string(1000, '['), 1}};

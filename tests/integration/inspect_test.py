@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,7 @@ def test_a_summary_counts(shoal_command, actors):
     ("words", "code", "text"),
     [
         (["get", "objects", "0123"], 3, "none of the objects is 0123"),
+        (["get", "task", "0123"], 3, "none of the tasks is 0123"),
         (["memory", "--group-by", "COLOUR"], 2, "COLOUR"),
         (["list", "ghosts"], 2, "no list of ghosts"),
         (["list", "actors", "--filter", "state"], 2, "KEY=VALUE"),
@@ -170,6 +172,37 @@ def test_memory_by_node_and_process(shoal_command, cluster):
     assert big.hex() in text
     assert "3.0 MiB" in text
     assert "of memory kept for large values" in text
+
+
+def test_tasks_and_their_timeline(shoal_command, cluster, tmp_path):
+    def told(*words):  # once all processes told what they know: a loaded machine may have let one of them wait
+        def said():
+            out = shoal_command.json(*words)
+            return out if not out["silent"] else None
+
+        return wait_until(said, 60, "an answer of all processes")
+
+    log = Log.remote()
+    shoal.get([log.all.remote() for _ in range(3)])
+    mine = ("--filter", f"actor={log._actor_id}")
+    rows = told("list", "tasks", *mine, "--filter", "type=ACTOR_TASK")["rows"]
+    assert [(r["name"], r["state"], r["attempt"]) for r in rows] == [("Log.all", "FINISHED", 0)] * 3
+    wait_until(lambda: shoal_command("get", "task", rows[0]["id"]).returncode == 0, 60, "the task")
+    wait_until(lambda: shoal_command.json("summary", "tasks")["summary"].get("Log.all") == {"FINISHED": 3}, 60, "the summary")
+    assert len(told("list", "tasks", *mine, "--limit", "2")["rows"]) == 2
+    assert shoal_command("list", "tasks").stdout.startswith("TASK")
+    file = tmp_path / "out.json"
+
+    def spans():
+        said = shoal_command.json("timeline", "-o", str(file))
+        events = json.loads(file.read_text())
+        assert (said["file"], said["events"]) == (str(file), len(events))
+        return sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["name"] == "Log.all")
+
+    found = wait_until(spans, 60, "the calls")
+    assert len(found) == 3
+    assert all(end <= start for (_, end), (start, _) in pairwise(found))  # one after the other
+    assert shoal_command("timeline", "-o", str(tmp_path / "no" / "such")).returncode == 3
 
 
 def test_runtime_envs(shoal_command, cluster):

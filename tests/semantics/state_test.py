@@ -1,5 +1,6 @@
 """shoal.util.state: rows of actors, nodes, workers, jobs and groups; what they print."""
 
+import json
 import os
 import signal
 
@@ -8,7 +9,7 @@ from cast import Gate, Recorder
 from leftovers import wait_until
 
 import shoal as ray
-from shoal.exceptions import Unavailable, Unimplemented
+from shoal.exceptions import ActorDiedError, TaskCancelledError, Unavailable, Unimplemented
 from shoal.util import placement_group, remove_placement_group, state
 
 
@@ -171,7 +172,149 @@ def test_runtime_envs_of_processes_that_live():
     ray.kill(actor)
 
 
-def test_what_the_cluster_does_not_know_says_so():
-    for call in (state.list_tasks, state.summarize_tasks, state.get_task):
-        with pytest.raises(Unimplemented):
-            call()
+@ray.remote
+def _whose_task():
+    return ray.get_runtime_context().get_task_id()
+
+
+@ray.remote
+def _comes_after(value):
+    return value
+
+
+@ray.remote(max_retries=0)
+def _raises():
+    raise ValueError("no")
+
+
+def _known(ask):
+    """What ``ask()`` returns once all processes told what they know: a loaded machine may have let one of them wait."""
+
+    def asked():
+        try:
+            return (ask(),)
+        except Unavailable:
+            return None
+
+    return wait_until(asked, 60, "an answer of all processes")[0]
+
+
+def _tasks(*filters, **options):
+    return _known(lambda: state.list_tasks(filters=list(filters), **{"limit": 1000, **options}))
+
+
+def _states(*filters) -> list[str]:
+    return sorted(r.state for r in _tasks(*filters))
+
+
+def test_a_function_that_ran_is_listed_also_when_its_worker_is_gone():
+    first, second = ray.get([_whose_task.remote() for _ in range(2)])
+    row = _known(lambda: state.get_task(first))
+    assert (row.task_id, row.name, row.func_or_class_name) == (first, "_whose_task", "_whose_task")
+    assert (row.state, row.type, row.error_type, row.actor_id) == ("FINISHED", "NORMAL_TASK", None, None)
+    assert (row.attempt_number, row.job_id) == (0, ray.get_runtime_context().get_job_id())
+    assert 0 < row.start_time_ms <= row.end_time_ms
+    assert {r.task_id for r in _tasks(("name", "=", "_whose_task"))} == {first, second}
+    assert "start_time_ms" not in _tasks(limit=1)[0]
+    wait_until(lambda: not state.get_worker(row.worker_id).is_alive, 60, "the end of an idle worker")
+    assert _known(lambda: state.get_task(first)).state == "FINISHED"
+    assert _known(lambda: state.get_task("0" * 32)) is None
+
+
+def test_one_that_fails_says_of_what_kind():
+    with pytest.raises(ValueError, match="no"):
+        ray.get(_raises.remote())
+    (row,) = _tasks(("name", "=", "_raises"))
+    assert (row.state, row.error_type) == ("FAILED", "TASK_EXECUTION_EXCEPTION")
+    assert _tasks(("name", "=", "_raises"), ("state", "=", "FINISHED")) == []
+
+
+def test_what_waits_says_for_what(gate):
+    mine = ("name", "=", "_comes_after")
+    held = gate.wait.remote("held")
+    after = _comes_after.remote(held)
+    assert _states(mine) == ["PENDING_ARGS_AVAIL"]
+    nowhere = _comes_after.options(resources={"nothing has this": 1}).remote(1)
+    assert _states(mine) == ["PENDING_ARGS_AVAIL", "PENDING_NODE_ASSIGNMENT"]
+    ray.cancel(nowhere)
+    with pytest.raises(TaskCancelledError):
+        ray.get(nowhere)
+    ray.get(gate.open.remote("held"))
+    ray.get(after)
+    assert {(r.state, r.error_type) for r in _tasks(mine)} == {("FAILED", "TASK_CANCELLED"), ("FINISHED", None)}
+
+
+def test_calls_of_an_actor_run_and_wait_for_it(gate, recorder):
+    mine = ("actor_id", "=", recorder._actor_id)
+    at_door = ("name", "=", "Recorder.wait_at")
+    waiting = recorder.wait_at.remote(gate, "door")
+    behind = recorder.all.remote()
+    wait_until(lambda: _states(mine, at_door) == ["RUNNING"], 60, "the call")
+    (row,) = _tasks(mine, at_door, detail=True)
+    assert (row.type, row.worker_pid) == ("ACTOR_TASK", state.get_actor(recorder._actor_id).pid)
+    assert row.start_time_ms > 0
+    assert row.end_time_ms is None
+    assert _states(mine, ("name", "=", "Recorder.all")) == ["SUBMITTED_TO_WORKER"]
+    ray.get(gate.open.remote("door"))
+    ray.get([waiting, behind])
+    assert {r.state for r in _tasks(mine)} == {"FINISHED"}
+    assert "ACTOR_CREATION_TASK" in {r.type for r in _tasks(mine)}
+
+
+def test_a_summary_counts_by_name(recorder):
+    ray.get([recorder.kind.remote(1) for _ in range(3)])
+    counts = _known(state.summarize_tasks)["cluster"]
+    assert counts["summary"]["Recorder.kind"] == {
+        "func_or_class_name": "Recorder.kind",
+        "type": "ACTOR_TASK",
+        "state_counts": {"FINISHED": 3},
+    }
+    assert counts["total_actor_tasks"] >= 3
+
+
+def test_calls_beyond_an_actors_concurrency_wait_for_their_turn(gate):
+    narrow = Recorder.options(max_concurrency=1, concurrency_groups={"one": 1}).remote()
+    calls = [narrow.wait_at.options(concurrency_group="one").remote(gate, "narrow") for _ in range(2)]
+    mine = [("actor_id", "=", narrow._actor_id), ("name", "=", "Recorder.wait_at")]
+    expected = ["PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY", "RUNNING"]
+    wait_until(lambda: _states(*mine) == expected, 60, "both calls")
+    ray.get(gate.open.remote("narrow"))
+    ray.get(calls)
+    assert _states(*mine) == ["FINISHED"] * 2
+    ray.kill(narrow)
+
+
+def test_a_call_that_its_actor_did_not_live_to_answer(gate):
+    victim = Recorder.remote()
+    lost = victim.wait_at.remote(gate, "never")
+    ray.kill(victim)
+    with pytest.raises(ActorDiedError):
+        ray.get(lost)
+    (row,) = _tasks(("actor_id", "=", victim._actor_id), ("name", "=", "Recorder.wait_at"))
+    assert (row.state, row.error_type) == ("FAILED", "ACTOR_DIED")
+
+
+def test_a_timeline_has_what_ran(recorder, tmp_path):
+    ray.get(recorder.echo.remote(1))
+    pid, file = ray.get(recorder.pid.remote()), tmp_path / "trace.json"
+
+    def echo_of(events):
+        return next((e for e in events if e["name"] == "Recorder.echo" and e["args"]["actor"] == recorder._actor_id), None)
+
+    def written():  # a process that is late is missing
+        assert ray.timeline(str(file)) is None
+        events = json.loads(file.read_text())
+        return echo_of(events) and events
+
+    events = wait_until(written, 60, "the call")
+    echo = echo_of(events)
+    assert (echo["ph"], echo["cat"], echo["dur"] >= 0) == ("X", "ACTOR_TASK", True)
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert f"pid {pid} " in lanes[echo["pid"], echo["tid"]]
+    wait_until(lambda: echo_of(ray.timeline()), 60, "the call")
+
+
+def test_what_is_not_known_over_http_says_so():
+    for call in (state.list_tasks, state.list_objects, state.list_runtime_envs):
+        with pytest.raises(Unimplemented, match="over HTTP"):
+            call(address="http://127.0.0.1:1")

@@ -153,6 +153,27 @@ def _group(r: dict[str, Any], detail: bool) -> StateRow:
     return row
 
 
+def _task(r: dict[str, Any], detail: bool) -> StateRow:
+    row = StateRow(
+        task_id=r["id"],
+        attempt_number=r["attempt"],
+        name=r["name"],
+        state=r["state"],
+        job_id=r["job"],
+        actor_id=r["actor"],
+        type=r["type"],
+        func_or_class_name=r["name"],
+        parent_task_id=None,
+        node_id=r["node"],
+        worker_id=r["worker"],
+        worker_pid=r["pid"],
+        error_type=r["error_type"],
+    )
+    if detail:
+        row.update(start_time_ms=r["start_unix_ms"], end_time_ms=r["end_unix_ms"], caller_worker_id=r["caller"])
+    return row
+
+
 def _object(r: dict[str, Any], detail: bool) -> StateRow:
     row = StateRow(
         object_id=r["id"],
@@ -186,16 +207,21 @@ def _address(address: str | None) -> list[str]:
     return [] if address in (None, "auto") else ["--address", address]
 
 
-def _command(*words: str, timeout: float) -> dict[str, Any]:
+def _run(*words: str, timeout: float) -> str:
+    """What the command says."""
     try:
         done = subprocess.run([binary(), *words, "--json"], capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"the cluster did not answer within {timeout:g} s") from error
-    said = json.loads(done.stdout) if done.stdout else {"message": done.stderr.strip()}
     if done.returncode:
+        said = json.loads(done.stdout) if done.stdout else {"message": done.stderr.strip()}
         hint = said.get("hint", "")
         raise (Unavailable if done.returncode in (4, 5, 6) else InvalidArgument)(said.get("message", ""), hint=hint)
-    return said
+    return done.stdout
+
+
+def _command(*words: str, timeout: float) -> dict[str, Any]:
+    return json.loads(_run(*words, timeout=timeout))
 
 
 def _raw(what: str, address: str | None, timeout: float) -> list[dict[str, Any]]:
@@ -261,6 +287,12 @@ list_objects = _lister(
     """Objects, a row per process that holds one: LOCAL_REFERENCE (it refers to it), PINNED_IN_MEMORY (it has the bytes), or
     CAPTURED_IN_OBJECT (another object contains a reference). Values of more than 100 KiB, and those that have left their process.""",
 )
+list_tasks = _lister(
+    "tasks",
+    _task,
+    """Calls of remote functions and of actors' methods, a row per attempt: those that wait, run, and the last of those that are over, as
+    long as the process lives that ran them (of remote functions: or that called them).""",
+)
 list_runtime_envs = _lister("runtime-envs", _runtime_env, "The runtime_envs of processes that live, a row per node.")
 list_runtime_envs.__name__ = list_runtime_envs.__qualname__ = "list_runtime_envs"
 
@@ -289,6 +321,32 @@ def get_job(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) ->
 
 def get_placement_group(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | None:
     return _one("groups", _group, id, address, timeout)
+
+
+def get_task(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | list[StateRow] | None:
+    """One task with all its fields, a row per attempt when there were several; None when nobody knows it."""
+    rows = list_tasks(address, [("task_id", "=", id)], limit=1 << 30, timeout=timeout, detail=True)
+    return (rows[0] if len(rows) == 1 else rows) if rows else None
+
+
+def summarize_tasks(
+    address: str | None = None, timeout: float = _TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
+) -> dict[str, Any]:
+    """How many tasks of each function or method are in which state."""
+    del _explain
+    rows = list_tasks(address, None, 1 << 30, timeout, False, raise_on_missing_output)
+    summary = {
+        name: {
+            "func_or_class_name": name,
+            "type": next(r.type for r in rows if r.name == name),
+            "state_counts": dict(Counter(r.state for r in rows if r.name == name)),
+        }
+        for name in sorted({r.name for r in rows})
+    }
+    kinds = Counter(r.type for r in rows)
+    totals = {"total_tasks": kinds["NORMAL_TASK"], "total_actor_tasks": kinds["ACTOR_TASK"]}
+    totals["total_actor_scheduled"] = kinds["ACTOR_CREATION_TASK"]
+    return {"cluster": {"summary": summary, **totals, "summary_by": "func_name"}}
 
 
 def get_objects(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> list[StateRow]:
@@ -327,18 +385,9 @@ def summarize_actors(address: str | None = None, timeout: float = _TIMEOUT_S, **
     return {"cluster": {"summary": summary, "total_actors": len(rows), "summary_by": "class"}}
 
 
-def _absent(what: str, why: str):
-    def absent(*args: Any, **kwargs: Any):
-        del args, kwargs
-        raise Unimplemented(why)
-
-    absent.__name__ = absent.__qualname__ = what
-    absent.__doc__ = f"Raises Unimplemented: {why}."
-    return absent
-
-
-_TASKS = "the cluster keeps no list of tasks: each driver dispatches its own"
-list_tasks, get_task, summarize_tasks = (_absent(n, _TASKS) for n in ("list_tasks", "get_task", "summarize_tasks"))
+def _timeline(filename: str | None) -> list[dict[str, Any]] | None:
+    said = _run("timeline", "-o", filename or "-", *_address(None), timeout=_TIMEOUT_S)
+    return None if filename else json.loads(said)
 
 
 # ---- logs
@@ -414,7 +463,7 @@ def get_log(
     process is one of the node that ``node_id`` or ``node_ip`` names, where one is named."""
     del attempt_number
     if task_id is not None:
-        raise Unimplemented(_TASKS)
+        raise Unimplemented("the log of one task", hint="that of its process: pid=get_task(id).worker_pid")
     if suffix not in ("out", "err"):
         raise ValueError(f'suffix is "out" or "err", not {suffix!r}')
     worker, folder = None, _logs_folder(address)

@@ -1,0 +1,102 @@
+#include "actors/session/call_book.h"
+
+#include <algorithm>
+
+namespace shoal::actors {
+
+namespace {
+constexpr std::uint32_t kFailed = 1;  // among the names
+}
+
+CallBook::Entry CallBook::taken(const Call& call, WorkerId caller, bool waits) {
+  if (free_ == nullptr) free_ = &running_.emplace_back();
+  const Entry entry = free_;
+  free_ = std::exchange(entry->next_free, nullptr);
+  entry->taken = true;
+  entry->record = {call.task, caller, call.actor, 0, 0, name(call.method, call.function_name()), 0};
+  entry->start.store(waits ? 0 : now(), std::memory_order_relaxed);
+  return entry;
+}
+
+void CallBook::began(Entry entry) {
+  if (entry != nullptr) entry->start.store(now(), std::memory_order_relaxed);
+}
+
+void CallBook::ended(Entry entry, std::string_view failure) {
+  if (entry == nullptr || !entry->taken) return;
+  Record& r = entry->record;
+  r.end = now();
+  r.start = entry->start.load(std::memory_order_relaxed);
+  if (r.start == 0) r.start = r.end;
+  if (!failure.empty()) r.failure = name_of_failure(failure);
+  keep(r);
+  entry->taken = false;
+  entry->next_free = std::exchange(free_, entry);
+}
+
+void CallBook::over(const Over& o) {
+  keep({o.number, o.caller, o.actor, o.start.time_since_epoch().count(), o.end.time_since_epoch().count(), o.name,
+        o.failure.empty() ? 0 : name_of_failure(o.failure)});
+}
+
+std::uint32_t CallBook::name(std::string_view method, std::string_view function) {
+  const auto& last = names_[last_name_];
+  if (last.first == method && last.second == function) return last_name_;
+  if (const auto known = by_name_.find({method, function}); known != by_name_.end()) return last_name_ = known->second;
+  if (names_.size() >= kMaxNames || method.size() + function.size() > kMaxNameBytes) return 0;
+  const auto& [m, f] = names_.emplace_back(method, function);
+  last_name_ = static_cast<std::uint32_t>(names_.size() - 1);
+  by_name_.emplace(std::pair<std::string_view, std::string_view>(m, f), last_name_);
+  return last_name_;
+}
+
+std::uint32_t CallBook::name_of_failure(std::string_view failure) {
+  const auto last = last_name_;
+  const auto out = name(failure, "");
+  last_name_ = last;
+  return std::max(out, kFailed);
+}
+
+void CallBook::keep(const Record& record) {
+  if (done_.size() < kMaxDone) {
+    done_.push_back(record);
+    return;
+  }
+  done_[next_] = record;
+  next_ = (next_ + 1) % kMaxDone;
+}
+
+ToldTask CallBook::told(const Record& r, std::int64_t unix_offset_us) const {
+  const auto unix_us = [&](std::int64_t ns) { return ns == 0 ? 0 : ns / 1000 + unix_offset_us; };
+  const TaskState state = r.end != 0     ? r.failure != 0 ? TaskState::kFailed : TaskState::kFinished
+                          : r.start != 0 ? TaskState::kRunning
+                                         : TaskState::kPendingTurn;
+  const auto& [method, function] = names_[r.name];
+  return {r.number, r.caller, r.actor, method, function, state, unix_us(r.start), unix_us(r.end), names_[r.failure].first};
+}
+
+void CallBook::tell(std::vector<ToldTask>& out) const {
+  const std::int64_t offset = clock_.unix_millis() * 1000 - now() / 1000;
+  for (const Running& r : running_) {
+    if (!r.taken) continue;
+    Record record = r.record;
+    record.start = r.start.load(std::memory_order_relaxed);
+    out.push_back(told(record, offset));
+  }
+  for (std::size_t i = 0; i < done_.size(); ++i) {
+    out.push_back(told(done_[(next_ + done_.size() - 1 - i) % done_.size()], offset));
+  }
+}
+
+std::string_view kind_of_failure(const Error& error) {
+  if (error.reason() == "TaskCancelled") return "TASK_CANCELLED";
+  if (error.reason() == "WorkerCrashed") return "WORKER_DIED";
+  if (error.reason() == "ActorDied") return "ACTOR_DIED";
+  if (error.reason() == "ActorUnavailable") return "ACTOR_UNAVAILABLE";
+  if (error.reason() == "OwnerDied") return "OWNER_DIED";
+  if (error.reason() == "Unschedulable") return "ACTOR_UNSCHEDULABLE_ERROR";
+  if (error.reason() == "TaskUnschedulable") return "TASK_UNSCHEDULABLE_ERROR";
+  return error.reason().empty() ? std::string_view(code_name(error.code())) : std::string_view(error.reason());
+}
+
+}  // namespace shoal::actors

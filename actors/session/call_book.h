@@ -1,0 +1,94 @@
+// The calls that this process runs, and the last that it has run: for who looks at the cluster (telling.h), never for anything that has to
+// be right. What a process ran goes with it.
+//
+// Written in the path of every call: an entry is a few words in a ring that is there already, a name is looked up by comparing it with the
+// last one. Loop thread only, but for began().
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "actors/value/call.h"
+#include "actors/wire/inspection.h"
+#include "runtime/loop/clock.h"
+
+namespace shoal::actors {
+
+class CallBook {
+ public:
+  static constexpr std::size_t kMaxDone = 2048;   // calls that are over; the oldest go first
+  static constexpr std::size_t kMaxNames = 1000;  // of methods and functions, of so many bytes; the others have none
+  static constexpr std::size_t kMaxNameBytes = 1000;
+
+  struct Running;
+  using Entry = Running*;  // of a call that was taken; null: none
+
+  explicit CallBook(runtime::Clock& clock) : clock_(clock) {}
+  CallBook(const CallBook&) = delete;
+  CallBook& operator=(const CallBook&) = delete;
+
+  // It was taken from its queue. It runs from now on, or (`waits`) from began() on.
+  Entry taken(const Call& call, WorkerId caller, bool waits = false);
+  // Any thread, before it ended.
+  void began(Entry entry);
+  // With that failure, if any: its kind is kept.
+  void ended(Entry entry, std::string_view failure = {});
+  // One of this process that is over, whoever ran it.
+  struct Over {
+    std::uint64_t number = 0;
+    WorkerId caller;
+    ActorId actor;
+    std::uint32_t name = 0;
+    runtime::TimePoint start, end;  // of the epoch: not known
+    std::string_view failure;
+  };
+  void over(const Over& over);
+  // Of a method and a function; 0 when there are too many.
+  std::uint32_t name(std::string_view method, std::string_view function);
+  const std::pair<std::string, std::string>& named(std::uint32_t name) const { return names_[name]; }
+
+  // All of it, those that run first, then what ended last.
+  void tell(std::vector<ToldTask>& out) const;
+
+ private:
+  struct Record {
+    std::uint64_t number = 0;
+    WorkerId caller;
+    ActorId actor;
+    std::int64_t start = 0, end = 0;  // of the clock, ns; 0: not yet
+    std::uint32_t name = 0, failure = 0;
+  };
+  static_assert(sizeof(Record) <= 64);
+  std::uint32_t name_of_failure(std::string_view failure);
+  void keep(const Record& record);
+  ToldTask told(const Record& record, std::int64_t unix_offset_us) const;
+  std::int64_t now() const { return clock_.now().time_since_epoch().count(); }
+
+  runtime::Clock& clock_;
+  std::deque<std::pair<std::string, std::string>> names_{{"", ""}, {"FAILED", ""}};  // method and function, or a failure and ""
+  std::map<std::pair<std::string_view, std::string_view>, std::uint32_t> by_name_;   // texts are those of names_
+  std::uint32_t last_name_ = 0;
+  std::deque<Running> running_;  // they stay where they are, and are used again
+  Entry free_ = nullptr;
+  std::vector<Record> done_;
+  std::size_t next_ = 0;  // in done_, once it is full
+};
+
+struct CallBook::Running {
+  Record record;                       // but for its start
+  std::atomic<std::int64_t> start{0};  // ns; 0: it waits for its turn
+  bool taken = false;
+  Running* next_free = nullptr;
+};
+
+// What Ray calls the failure of a call.
+inline constexpr std::string_view kRaisedFailure = "TASK_EXECUTION_EXCEPTION";
+std::string_view kind_of_failure(const Error& error);
+
+}  // namespace shoal::actors

@@ -1,0 +1,120 @@
+#include "actors/session/call_book.h"
+
+#include <gtest/gtest.h>
+
+#include "actors/session/actor_host.h"
+#include "runtime/sim/sim_world.h"
+
+namespace shoal::actors {
+namespace {
+
+using namespace std::chrono_literals;
+
+Call call_of(const std::string& method, std::uint64_t task, const std::string& function = "") {
+  Call out;
+  out.actor = ActorId{7};
+  out.method = method;
+  if (!function.empty()) out.function = std::make_shared<const std::string>(function);
+  out.task = task;
+  return out;
+}
+
+class CallBookTest : public testing::Test {
+ protected:
+  static constexpr WorkerId kCaller{3};
+
+  std::vector<ToldTask> told() {
+    std::vector<ToldTask> out;
+    book_.tell(out);
+    return out;
+  }
+  void pass(runtime::Duration time) { world_.run_for(time); }
+
+  runtime::SimWorld world_{runtime::SimWorld::Options()};
+  CallBook book_{world_.clock()};
+};
+
+TEST_F(CallBookTest, WhatRunsAndWhatRanIsToldWithItsTimes) {
+  pass(1s);
+  const auto first = book_.taken(call_of("add", 1), kCaller);
+  const auto second = book_.taken(call_of("run", 2, "half"), kCaller);
+  pass(2s);
+  book_.ended(second, kRaisedFailure);
+  const auto tasks = told();
+  ASSERT_EQ(tasks.size(), 2u);
+  EXPECT_EQ(tasks[0].method, "add");
+  EXPECT_EQ(tasks[0].state, TaskState::kRunning);
+  EXPECT_EQ(tasks[0].number, 1u);
+  EXPECT_EQ(tasks[0].caller, kCaller);
+  EXPECT_EQ(tasks[0].end_unix_us, 0);
+  EXPECT_EQ(tasks[1].function, "half");
+  EXPECT_EQ(tasks[1].state, TaskState::kFailed);
+  EXPECT_EQ(tasks[1].error, "TASK_EXECUTION_EXCEPTION");
+  EXPECT_EQ(tasks[1].end_unix_us - tasks[1].start_unix_us, 2'000'000);
+  book_.ended(first);
+  EXPECT_EQ(told()[0].state, TaskState::kFinished);
+}
+
+TEST_F(CallBookTest, OneThatIsHandedOnWaitsUntilItBegins) {
+  const auto entry = book_.taken(call_of("slow", 1), kCaller, true);
+  EXPECT_EQ(told()[0].state, TaskState::kPendingTurn);
+  pass(1s);
+  book_.began(entry);
+  EXPECT_EQ(told()[0].state, TaskState::kRunning);
+  book_.ended(entry);
+  EXPECT_EQ(told()[0].start_unix_us, told()[0].end_unix_us);
+}
+
+TEST_F(CallBookTest, OnlyTheLastAreKeptNewestFirst) {
+  for (std::uint64_t i = 1; i <= CallBook::kMaxDone + 10; ++i) book_.ended(book_.taken(call_of("add", i), kCaller));
+  const auto tasks = told();
+  ASSERT_EQ(tasks.size(), CallBook::kMaxDone);
+  EXPECT_EQ(tasks.front().number, CallBook::kMaxDone + 10);
+  EXPECT_EQ(tasks.back().number, 11u);
+}
+
+TEST_F(CallBookTest, NamesAreBounded) {
+  pass(1s);
+  for (std::size_t i = 0; i < CallBook::kMaxNames + 10; ++i) book_.ended(book_.taken(call_of("m" + std::to_string(i), 1), kCaller));
+  EXPECT_EQ(told().front().method, "");
+  book_.ended(book_.taken(call_of("m1", 1), kCaller), "a failure without a name");
+  EXPECT_EQ(told().front().method, "m1");
+  EXPECT_EQ(told().front().state, TaskState::kFailed);
+}
+
+TEST_F(CallBookTest, ANameThatIsLongIsNoneAndOthersAreFoundAgain) {
+  const std::string longest(CallBook::kMaxNameBytes, 'x');
+  for (const auto& method : {std::string("a"), longest, longest + "y", std::string("b"), std::string("a"), longest}) {
+    book_.ended(book_.taken(call_of(method, 1), kCaller));
+  }
+  std::vector<std::string> names;
+  for (const auto& t : told()) names.push_back(t.method);
+  EXPECT_EQ(names, (std::vector<std::string>{longest, "a", "b", "", longest, "a"}));
+  EXPECT_EQ(book_.name("a", ""), book_.name("a", ""));
+  EXPECT_NE(book_.name("a", ""), book_.name("a", "f"));
+}
+
+TEST_F(CallBookTest, WhatEndedMakesRoomForTheNext) {
+  const auto first = book_.taken(call_of("add", 1), kCaller);
+  book_.ended(first);
+  EXPECT_EQ(book_.taken(call_of("add", 2), kCaller), first);
+}
+
+TEST_F(CallBookTest, AnEndIsNotedOnce) {
+  const auto entry = book_.taken(call_of("add", 1), kCaller);
+  book_.ended(entry);
+  book_.ended(entry);
+  book_.ended(nullptr);
+  EXPECT_EQ(told().size(), 1u);
+}
+
+TEST(TaskNumberTest, TheAttemptIsPartOfIt) {
+  EXPECT_EQ(task_number(5, 0), 5u);
+  EXPECT_EQ(task_number(task_number(5, 3), 0), 5u);
+  EXPECT_EQ(task_number(5, 1000) >> 56, 255u);
+  EXPECT_FALSE(task_of_pool(task_number(5, 2)));
+  EXPECT_TRUE(task_of_pool(task_number(std::uint64_t{1} << kPoolTaskBits, 2)));
+}
+
+}  // namespace
+}  // namespace shoal::actors

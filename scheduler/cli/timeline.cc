@@ -1,0 +1,37 @@
+// timeline: what ran where and when, as a Chrome trace.
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+
+#include "scheduler/cli/ask_nodes.h"
+#include "scheduler/cli/output.h"
+
+namespace shoal::scheduler::cli {
+
+using nlohmann::json;
+
+int timeline(const Common& common, const std::string& file) {
+  auto looking = look(common);
+  if (!looking) return failed(common, looking.error());
+  const auto told = ask_nodes(*looking, actors::Inspect::What::kTasks);
+  if (!told) return failed(common, told.error());
+  const json trace = trace_of(task_rows(*told), looking->context->clock->unix_millis() * 1000);
+  const std::string text = trace.dump(-1, ' ', false, json::error_handler_t::replace);
+  for (const auto& line : silent_lines(*told)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
+  if (file == "-") {
+    std::printf("%s\n", text.c_str());
+    return kOk;
+  }
+  std::ofstream out(file);
+  out << text << "\n";
+  out.close();
+  if (!out) return failed(common, from_errno(errno, "the timeline cannot be written to " + file));
+  if (common.json) {
+    std::printf("%s\n", json({{"schema", "shoal.timeline/1"}, {"file", file}, {"events", trace.size()}}).dump().c_str());
+  } else {
+    std::printf("%s: open it in https://ui.perfetto.dev or chrome://tracing\n", file.c_str());
+  }
+  return kOk;
+}
+
+}  // namespace shoal::scheduler::cli
