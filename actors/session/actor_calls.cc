@@ -143,11 +143,12 @@ void ActorCalls::lose_sent(ActorId id, Target& t, const Error& cause) {
   auto sent = std::exchange(t.sent, {});
   for (auto it = sent.rbegin(); it != sent.rend(); ++it) {
     Sent& s = it->second;
+    note(id, s.task, s.name, cause);
     if (s.again) {
+      s.again->task = task_number(s.task, s.tries + 1);
       t.queued_bytes += s.again->args.inline_bytes();
       t.queue.push_front({std::move(*s.again), {}, std::move(s.promise), s.tries + 1});
     } else {
-      note(id, s.task, s.name, cause);
       lost.push_back(std::move(s.promise));
     }
   }
@@ -287,8 +288,7 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
     return future;
   }
   Target& t = it->second;
-  if (t.dead) {
-    note(id, call.task, name_of(call), *t.dead);
+  if (t.dead) {  // not noted: a loop that goes on calling would drive out all else
     promise.set(fail(*t.dead));
     return future;
   }
@@ -379,7 +379,6 @@ void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued&& q) {
   Link& link = links_.at(t.endpoint);
   q.call.from = link.introduced ? WorkerId() : self_;
   q.call.from_node = node_;
-  if (q.tries > 0) q.call.task = task_number(q.call.task, q.tries);
   auto message = to_message(q.call, link.peer->identity().local);
   if (!message) return q.promise.set(fail(message.error()));
   link.introduced = true;
@@ -519,19 +518,25 @@ void ActorCalls::note(ActorId id, std::uint64_t task, std::uint32_t name, const 
   book_->over({task, self_, id, name, {}, clock_.now(), kind_of_failure(cause)});
 }
 
-void ActorCalls::tell(std::vector<ToldTask>& out) const {
+std::uint64_t ActorCalls::tell(std::vector<ToldTask>& out, std::size_t limit) const {
+  std::uint64_t all = 0;
+  const std::size_t before = out.size();
   for (const auto& [id, t] : targets_) {
+    all += t.queue.size() + t.sent.size();
     for (const auto& q : t.queue) {
+      if (out.size() >= limit) break;
       const TaskState state = !all_ready(q.deps)   ? TaskState::kPendingArguments
                               : t.endpoint.empty() ? TaskState::kPendingPlace
                                                    : TaskState::kPendingTurn;
       out.push_back({q.call.task, self_, id, q.call.method, std::string(q.call.function_name()), state, 0, 0, {}});
     }
     for (const auto& [n, s] : t.sent) {
+      if (out.size() >= limit) break;
       const auto& [method, function] = book_->named(s.name);
       out.push_back({s.task, self_, id, method, function, TaskState::kSubmitted, 0, 0, {}});
     }
   }
+  return all - (out.size() - before);
 }
 
 }  // namespace shoal::actors

@@ -75,22 +75,34 @@ ToldTask CallBook::told(const Record& r, std::int64_t unix_offset_us) const {
   return {r.number, r.caller, r.actor, method, function, state, unix_us(r.start), unix_us(r.end), names_[r.failure].first};
 }
 
-void CallBook::tell(std::vector<ToldTask>& out) const {
-  const std::int64_t offset = clock_.unix_millis() * 1000 - now() / 1000;
+std::int64_t CallBook::unix_offset_us() const { return clock_.unix_millis() * 1000 - now() / 1000; }
+
+std::uint64_t CallBook::tell_running(std::vector<ToldTask>& out, std::size_t limit) const {
+  const std::int64_t offset = unix_offset_us();
+  std::uint64_t more = 0;
   for (const Running& r : running_) {
     if (!r.taken) continue;
+    if (out.size() >= limit) {
+      ++more;
+      continue;
+    }
     Record record = r.record;
     record.start = r.start.load(std::memory_order_relaxed);
     out.push_back(told(record, offset));
   }
-  for (std::size_t i = 0; i < done_.size(); ++i) {
+  return more;
+}
+
+void CallBook::tell_over(std::vector<ToldTask>& out, std::size_t limit) const {
+  const std::int64_t offset = unix_offset_us();
+  for (std::size_t i = 0; i < done_.size() && out.size() < limit; ++i) {
     out.push_back(told(done_[(next_ + done_.size() - 1 - i) % done_.size()], offset));
   }
 }
 
 std::string_view kind_of_failure(const Error& error) {
   if (error.reason() == "TaskCancelled") return "TASK_CANCELLED";
-  if (error.reason() == "WorkerCrashed") return "WORKER_DIED";
+  if (error.reason() == "WorkerCrashed") return kWorkerDied;
   if (error.reason() == "ActorDied") return "ACTOR_DIED";
   if (error.reason() == "ActorUnavailable") return "ACTOR_UNAVAILABLE";
   if (error.reason() == "OwnerDied") return "OWNER_DIED";

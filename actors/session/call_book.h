@@ -53,8 +53,10 @@ class CallBook {
   std::uint32_t name(std::string_view method, std::string_view function);
   const std::pair<std::string, std::string>& named(std::uint32_t name) const { return names_[name]; }
 
-  // All of it, those that run first, then what ended last.
-  void tell(std::vector<ToldTask>& out) const;
+  // Those that run, until there are so many rows; returns how many were more.
+  std::uint64_t tell_running(std::vector<ToldTask>& out, std::size_t limit) const;
+  // As many of those that are over as there is room for, what ended last first. More than are kept are never told: nobody misses them.
+  void tell_over(std::vector<ToldTask>& out, std::size_t limit) const;
 
  private:
   struct Record {
@@ -68,6 +70,7 @@ class CallBook {
   std::uint32_t name_of_failure(std::string_view failure);
   void keep(const Record& record);
   ToldTask told(const Record& record, std::int64_t unix_offset_us) const;
+  std::int64_t unix_offset_us() const;
   std::int64_t now() const { return clock_.now().time_since_epoch().count(); }
 
   runtime::Clock& clock_;
@@ -88,7 +91,7 @@ struct CallBook::Running {
 };
 
 // What Ray calls the failure of a call.
-inline constexpr std::string_view kRaisedFailure = "TASK_EXECUTION_EXCEPTION";
+inline constexpr std::string_view kRaisedFailure = "TASK_EXECUTION_EXCEPTION", kWorkerDied = "WORKER_DIED";
 std::string_view kind_of_failure(const Error& error);
 
 }  // namespace shoal::actors

@@ -25,7 +25,8 @@ class CallBookTest : public testing::Test {
 
   std::vector<ToldTask> told() {
     std::vector<ToldTask> out;
-    book_.tell(out);
+    EXPECT_EQ(book_.tell_running(out, 10'000), 0u);
+    book_.tell_over(out, 10'000);
     return out;
   }
   void pass(runtime::Duration time) { world_.run_for(time); }
@@ -71,6 +72,19 @@ TEST_F(CallBookTest, OnlyTheLastAreKeptNewestFirst) {
   ASSERT_EQ(tasks.size(), CallBook::kMaxDone);
   EXPECT_EQ(tasks.front().number, CallBook::kMaxDone + 10);
   EXPECT_EQ(tasks.back().number, 11u);
+}
+
+TEST_F(CallBookTest, OfThoseThatRunIsToldHowManyMoreThereAreAndOfOthersWhatThereIsRoomFor) {
+  pass(1s);
+  for (std::uint64_t i = 1; i <= 3; ++i) book_.taken(call_of("add", i), kCaller);
+  for (std::uint64_t i = 4; i <= 6; ++i) book_.ended(book_.taken(call_of("add", i), kCaller));
+  std::vector<ToldTask> out;
+  EXPECT_EQ(book_.tell_running(out, 2), 1u);
+  book_.tell_over(out, 4);
+  ASSERT_EQ(out.size(), 4u);
+  EXPECT_EQ(out[1].state, TaskState::kRunning);
+  EXPECT_EQ(out[2].number, 6u);
+  EXPECT_EQ(out[3].number, 5u);
 }
 
 TEST_F(CallBookTest, NamesAreBounded) {

@@ -508,7 +508,7 @@ std::shared_ptr<TaskPool> Session::make_task_pool(std::function<void()> wanted) 
     const auto call = [this](Call c, std::vector<ValueFuture> deps) { return calls_->call(std::move(c), std::move(deps)); };
     const auto cancel = [this](const ValueFuture& result, CancelHow how) { calls_->cancel(result, how); };
     auto pool = std::make_shared<TaskPool>(*clock_, call, cancel, std::move(wanted), TaskPool::Options());
-    pool->note_in(*book_, worker_, (task_pools_.size() + 1) << kPoolTaskBits);
+    pool->note_in(*book_, worker_, next_pool_task_);
     task_pools_.push_back(pool);
     return pool;
   });
@@ -804,10 +804,11 @@ Result<Message> Session::told(const runtime::Request& request) {
     out.objects = tell_memories(objects_.all(), job_, *random_);
     out.left_out = cut(out.objects, Inspect::kMaxRows);
   } else if (asked.what == Inspect::What::kTasks) {
-    book_->tell(out.tasks);
-    if (calls_) calls_->tell(out.tasks);
-    for (const auto& pool : task_pools_) pool->tell(out.tasks);
-    out.left_out = cut(out.tasks, Inspect::kMaxRows);
+    constexpr std::size_t limit = Inspect::kMaxRows;
+    out.left_out = book_->tell_running(out.tasks, limit);
+    if (calls_) out.left_out += calls_->tell(out.tasks, limit);
+    for (const auto& pool : task_pools_) out.left_out += pool->tell(out.tasks, limit);
+    book_->tell_over(out.tasks, limit);
   }
   return Message{{}, to_bytes(out), {}};
 }

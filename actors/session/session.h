@@ -213,6 +213,7 @@ class Session {
   std::function<runtime::Traffic()> traffic_;
   References references_;
   std::unique_ptr<CallBook> book_;
+  std::uint64_t next_pool_task_ = std::uint64_t{1} << kPoolTaskBits;
   std::unique_ptr<ActorCalls> calls_;
   GroupWatch groups_;
   // What a head that is back is asked for, or told, anew.

@@ -35,12 +35,12 @@ void TaskPool::close() {
 ValueFuture TaskPool::submit(Task task) {
   auto item = std::make_shared<Item>();
   item->task = std::move(task);
-  item->number = next_task_++;
   auto future = item->promise.future();
   if (closed_) {
     item->promise.set(fail(left()));
     return future;
   }
+  if (next_task_ != nullptr) item->number = (*next_task_)++;
   for (const auto& d : item->task.deps) item->missing += !d.ready();
   if (item->missing == 0) {
     waiting_.push_back(std::move(item));
@@ -152,6 +152,7 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
   Worker& w = it->second;
   const auto now = clock_.now();
   if (std::erase(w.in_flight, item) == 0) return;  // it was cancelled by force
+  item->sent = std::max(item->sent, w.last_done);  // it began when the one before it was done
   w.expected = w.in_flight.empty() ? 0 : w.expected - item->expected;
   // What an argument came to is no failure of the function.
   const bool argument_failed = std::any_of(item->task.deps.begin(), item->task.deps.end(), failed);
@@ -161,7 +162,7 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
   } else if (!result && result.error().code() == Code::kUnavailable && !argument_failed) {
     lost(w, item, result.error());
   } else {
-    const double took = seconds(now - std::max(item->sent, w.last_done));
+    const double took = seconds(now - item->sent);
     if (seconds_.size() > kMaxFunctions) seconds_.clear();  // learned again soon
     const auto [known, first] = seconds_.try_emplace(item->task.function, took);
     if (!first) known->second += 0.2 * (took - known->second);
@@ -174,7 +175,7 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
       unjudged_.push_back(number);
       want();
     } else {
-      finish(item, result, now);
+      finish(item, result);
     }
   }
   if (w.in_flight.empty()) {
@@ -194,6 +195,10 @@ void TaskPool::lost(Worker& w, const ItemPtr& item, const Error& how) {
   if (!std::exchange(w.dead, true) && !item->refused) {
     if (item->task.retries == 0) return crashed(item, how);
     if (item->task.retries > 0) --item->task.retries;
+    note(*item, kWorkerDied, clock_.now());
+    take_back(*item, true);
+  } else {
+    take_back(*item, false);
   }
   const auto at = std::min(w.again++, waiting_.size());
   waiting_.insert(waiting_.begin() + static_cast<std::ptrdiff_t>(at), item);
@@ -242,6 +247,8 @@ void TaskPool::judged(std::uint64_t id, bool again) {
   judging_.erase(it);
   if (!again) return finish(item, raised.peek());
   if (item->task.retries > 0) --item->task.retries;
+  note(*item, kRaisedFailure, clock_.now());
+  take_back(*item, true);
   waiting_.push_front(item);
   dispatch();
 }
@@ -313,23 +320,36 @@ void TaskPool::fail_waiting(const Error& cause) {
   for (const auto& item : std::exchange(waiting_, {})) finish(item, fail(cause));
 }
 
-void TaskPool::finish(const ItemPtr& item, const Result<Value>& result, std::optional<runtime::TimePoint> now) {
-  if (book_ != nullptr) {
-    const auto number = task_number(item->number, std::max(item->attempts - 1, 0));
-    const auto name = book_->name(item->task.method, item->task.name);
-    const std::string_view failure = !result ? kind_of_failure(result.error()) : result->raised() ? kRaisedFailure : std::string_view();
-    book_->over({number, self_, item->worker, name, item->sent, now ? *now : clock_.now(), failure});
-  }
+void TaskPool::note(const Item& item, std::string_view failure, runtime::TimePoint now) {
+  if (book_ == nullptr) return;
+  const auto number = task_number(item.number, item.worker ? item.attempts - 1 : item.attempts);
+  book_->over({number, self_, item.worker, book_->name(item.task.method, item.task.name), item.sent, now, failure});
+}
+
+void TaskPool::take_back(Item& item, bool began) {
+  if (!began) --item.attempts;
+  item.worker = {};
+  item.sent = {};
+}
+
+void TaskPool::finish(const ItemPtr& item, const Result<Value>& result) {
+  note(*item, !result ? kind_of_failure(result.error()) : result->raised() ? kRaisedFailure : std::string_view(), clock_.now());
   item->promise.set(result);
 }
 
-void TaskPool::tell(std::vector<ToldTask>& out) const {
+std::uint64_t TaskPool::tell(std::vector<ToldTask>& out, std::size_t limit) const {
+  const std::size_t before = out.size();
   const auto add = [&](const ItemPtr& item, TaskState state) {
+    if (out.size() >= limit) return;
     out.push_back({task_number(item->number, item->attempts), self_, {}, item->task.method, item->task.name, state, 0, 0, {}});
   };
-  for (const auto& item : waiting_) add(item, TaskState::kPendingPlace);
+  for (const auto& item : waiting_) {
+    if (out.size() >= limit) break;
+    add(item, TaskState::kPendingPlace);
+  }
   for (const auto& [n, item] : blocked_) add(item, TaskState::kPendingArguments);
   for (const auto& [n, judged] : judging_) add(judged.first, TaskState::kPendingPlace);
+  return waiting_.size() + blocked_.size() + judging_.size() - (out.size() - before);
 }
 
 }  // namespace shoal::actors

@@ -11,7 +11,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,14 +58,14 @@ class TaskPool {
   // What is not done fails as Cancelled, and so does what comes after.
   void close();
 
-  // What was done is noted there, as tasks of that process, counted from that number on. It outlives this.
-  void note_in(CallBook& book, WorkerId self, std::uint64_t first) {
+  // What was done is noted there, as tasks of that process, all of whose pools count with `next`. Both outlive its last use.
+  void note_in(CallBook& book, WorkerId self, std::uint64_t& next) {
     book_ = &book;
     self_ = self;
-    next_task_ = first;
+    next_task_ = &next;
   }
-  // Those that no worker has.
-  void tell(std::vector<ToldTask>& out) const;
+  // Those that no worker has, until there are so many rows; returns how many were more.
+  std::uint64_t tell(std::vector<ToldTask>& out, std::size_t limit) const;
 
   // What the function returned or raised; Unavailable/WorkerCrashed when its worker died each time.
   ValueFuture submit(Task task);
@@ -93,8 +92,8 @@ class TaskPool {
     bool cancelled = false;
     bool refused = false;  // the worker was dead before it was sent there
     std::uint64_t number = 0;
-    std::int32_t attempts = 0;
-    ActorId worker;  // of the last
+    std::int32_t attempts = 0;  // that began, or are with a worker
+    ActorId worker;             // that has it
   };
   using ItemPtr = std::shared_ptr<Item>;
   struct Worker {
@@ -115,8 +114,12 @@ class TaskPool {
   void done(ActorId id, const ItemPtr& item, const Result<Value>& result);
   void lost(Worker& worker, const ItemPtr& item, const Error& how);
   void crashed(const ItemPtr& item, const Error& how);
+  // The end of an attempt, or of one that was not sent.
+  void note(const Item& item, std::string_view failure, runtime::TimePoint now);
+  // It waits for another attempt; what was with a worker that had not begun it, for the same one.
+  static void take_back(Item& item, bool began);
   // What it came to is noted and told.
-  void finish(const ItemPtr& item, const Result<Value>& result, std::optional<runtime::TimePoint> now = {});
+  void finish(const ItemPtr& item, const Result<Value>& result);
   bool cancel_unsent(const ValueFuture& result);
   void cancel_sent(ActorId id, Worker& worker, const ItemPtr& item, CancelHow how);
   void want();
@@ -136,7 +139,7 @@ class TaskPool {
   std::uint64_t next_ = 1;
   CallBook* book_ = nullptr;
   WorkerId self_;
-  std::uint64_t next_task_ = 0;
+  std::uint64_t* next_task_ = nullptr;
   bool closed_ = false, dispatching_ = false, again_ = false, told_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -52,7 +52,7 @@ constexpr std::uint64_t task_number(std::uint64_t number, std::int32_t attempt) 
   return (number & ~(std::uint64_t{0xff} << 56)) | static_cast<std::uint64_t>(attempt < 255 ? attempt : 255) << 56;
 }
 
-// Tasks of pools are counted from here on, for each pool so many: the others are a process's calls of methods.
+// Tasks of pools are counted from here on: the others are a process's calls of methods.
 inline constexpr int kPoolTaskBits = 42;
 constexpr bool task_of_pool(std::uint64_t task) { return task_number(task, 0) >> kPoolTaskBits != 0; }
 

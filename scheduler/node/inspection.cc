@@ -79,6 +79,7 @@ void join_objects(actors::ToldNode& node) {
 
 void Inspection::ask(runtime::Peer& peer, actors::ToldProcess who) {
   ++waiting_;
+  ++asked_processes_;
   peer.call(actors::number(actors::kInspect), {to_bytes(asked_), {}, {}}, kPatience,
             [self = shared_from_this(), who = std::move(who)](Result<runtime::Message> answer) mutable {
               self->heard(std::move(who), std::move(answer));
@@ -91,12 +92,7 @@ void Inspection::heard(actors::ToldProcess who, Result<runtime::Message> answer)
     who.tasks = std::move(said->tasks);
     who.objects = std::move(said->objects);
     who.left_out = said->left_out;
-    const std::size_t more = who.tasks.size() + who.objects.size();
-    if (rows_ + more > kMaxRows) {
-      who.left_out += more;
-      who.tasks.clear();
-      who.objects.clear();
-    }
+    if (rows_ + who.tasks.size() + who.objects.size() > kMaxRows) leave(who, kMaxRows / asked_processes_);
     rows_ += who.tasks.size() + who.objects.size();
   } else {
     who.silent = said.error();
@@ -108,6 +104,18 @@ void Inspection::heard(actors::ToldProcess who, Result<runtime::Message> answer)
 }
 
 void Inspection::asked_all() { finish(); }
+
+void Inspection::leave(actors::ToldProcess& process, std::size_t rows) {
+  const auto over = [](const actors::ToldTask& t) { return t.state >= actors::TaskState::kFinished; };
+  while (process.tasks.size() > rows) {  // they come last
+    process.left_out += !over(process.tasks.back());
+    process.tasks.pop_back();
+  }
+  while (process.objects.size() > rows) {
+    ++process.left_out;
+    process.objects.pop_back();
+  }
+}
 
 void Inspection::finish() {
   if (--waiting_ > 0) return;

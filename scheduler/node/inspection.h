@@ -24,13 +24,16 @@ void join_objects(actors::ToldNode& node);
 class Inspection : public std::enable_shared_from_this<Inspection> {
  public:
   static constexpr runtime::Duration kPatience = std::chrono::seconds(3);  // with a process
-  static constexpr std::size_t kMaxRows = 100'000;                         // of all processes together
+  // Of all processes together; when they are more, who comes then has its share of so many, no more.
+  static constexpr std::size_t kMaxRows = 100'000;
 
   Inspection(actors::ToldNode begun, actors::Inspect asked, runtime::Responder responder)
       : told_(std::move(begun)), asked_(asked), responder_(std::move(responder)) {}
 
   // `who`: all but what it tells.
   void ask(runtime::Peer& peer, actors::ToldProcess who);
+  // Leaves as many rows. Of calls those that are over go first, and are not counted: of these a process tells what it has room for.
+  static void leave(actors::ToldProcess& process, std::size_t rows);
   // Everybody has been asked: it answers as soon as they have.
   void asked_all();
 
@@ -42,6 +45,7 @@ class Inspection : public std::enable_shared_from_this<Inspection> {
   const actors::Inspect asked_;
   std::optional<runtime::Responder> responder_;
   std::size_t waiting_ = 1;  // for answers, and for asked_all
+  std::size_t asked_processes_ = 0;
   std::size_t rows_ = 0;
 };
 

@@ -51,6 +51,25 @@ TEST(InspectionTest, MemoriesOfWhichNothingIsKnownAreNotOne) {
   EXPECT_EQ(node.objects.size(), 2u);
 }
 
+TEST(InspectionTest, OfTooManyRowsThoseOfCallsThatAreOverGoFirstAndAreNotMissed) {
+  using actors::TaskState;
+  actors::ToldProcess process;
+  for (const auto state : {TaskState::kRunning, TaskState::kPendingArguments, TaskState::kFinished, TaskState::kFailed}) {
+    process.tasks.emplace_back().state = state;
+  }
+  Inspection::leave(process, 3);
+  EXPECT_EQ(process.tasks.size(), 3u);
+  EXPECT_EQ(process.left_out, 0u);
+  Inspection::leave(process, 1);
+  ASSERT_EQ(process.tasks.size(), 1u);
+  EXPECT_EQ(process.tasks[0].state, TaskState::kRunning);
+  EXPECT_EQ(process.left_out, 1u);
+  process.objects.resize(3);
+  Inspection::leave(process, 2);
+  EXPECT_EQ(process.objects.size(), 2u);
+  EXPECT_EQ(process.left_out, 2u);
+}
+
 TEST(InspectionTest, ReferencesWithoutAnObjectAreToldToo) {
   storage::MemoryTable::Options options;
   options.spare_bytes = 0;

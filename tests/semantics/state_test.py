@@ -221,6 +221,28 @@ def test_a_function_that_ran_is_listed_also_when_its_worker_is_gone():
     assert _known(lambda: state.get_task("0" * 32)) is None
 
 
+@ray.remote(max_retries=1)
+def _dies_once(file):
+    if not os.path.exists(file):
+        with open(file, "w"):
+            pass
+        os._exit(1)
+    return ray.get_runtime_context().get_task_id()
+
+
+def test_each_attempt_has_a_row(tmp_path):
+    task = ray.get(_dies_once.remote(str(tmp_path / "been here")))
+
+    def attempts():
+        rows = _known(lambda: state.get_task(task))
+        return rows if isinstance(rows, list) else None
+
+    first, second = sorted(wait_until(attempts, 60, "both attempts"), key=lambda r: r.attempt_number)
+    assert (first.attempt_number, first.state, first.error_type) == (0, "FAILED", "WORKER_DIED")
+    assert (second.attempt_number, second.state, second.error_type) == (1, "FINISHED", None)
+    assert first.worker_id != second.worker_id
+
+
 def test_one_that_fails_says_of_what_kind():
     with pytest.raises(ValueError, match="no"):
         ray.get(_raises.remote())

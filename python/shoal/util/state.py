@@ -234,14 +234,24 @@ def _told(what: str, address: str | None, timeout: float, raise_on_missing_outpu
     """What nodes and their processes tell of themselves. Of those that told nothing Unavailable, or a warning."""
     if address is not None and "://" in address:
         raise Unimplemented(f"{what} over HTTP", hint="give the address of the cluster itself: HOST:PORT")
+    rows, missing = _asked(what, address, timeout)
+    if missing and raise_on_missing_output:
+        raise _incomplete(what, missing)
+    if missing:
+        warnings.warn(f"not all {what} are known: {'; '.join(missing)}", stacklevel=4)
+    return rows
+
+
+def _asked(what: str, address: str | None, timeout: float) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows, and what is missing."""
     said = _command("list", what, "--limit", "0", *_address(address), timeout=timeout)
     missing = [f"{'process ' + str(s['pid']) if s['worker'] else 'node ' + s['node']}: {s['why']}" for s in said["silent"]]
     missing += [f"{said['left_out']} rows are too many to be told"] if said["left_out"] else []
-    if missing and raise_on_missing_output:
-        raise Unavailable(f"not all {what} are known: {'; '.join(missing)}", hint="raise_on_missing_output=False returns what is")
-    if missing:
-        warnings.warn(f"not all {what} are known: {'; '.join(missing)}", stacklevel=4)
-    return said["rows"]
+    return said["rows"], missing
+
+
+def _incomplete(what: str, missing: list[str]) -> Unavailable:
+    return Unavailable(f"not all {what} are known: {'; '.join(missing)}", hint="raise_on_missing_output=False returns what is")
 
 
 def _kept(rows: list[StateRow], filters: Any) -> list[StateRow]:
@@ -324,8 +334,14 @@ def get_placement_group(id: str, address: str | None = None, timeout: float = _T
 
 
 def get_task(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | list[StateRow] | None:
-    """One task with all its fields, a row per attempt when there were several; None when nobody knows it."""
-    rows = list_tasks(address, [("task_id", "=", id)], limit=1 << 30, timeout=timeout, detail=True)
+    """One task with all its fields, a row per attempt when there were several; None when nobody knows it. Unavailable when somebody who
+    might know it told nothing, and nobody else does."""
+    if address is not None and "://" in address:
+        raise Unimplemented("tasks over HTTP", hint="give the address of the cluster itself: HOST:PORT")
+    raw, missing = _asked("tasks", address, timeout)
+    rows = [_task(r, True) for r in raw if r["id"] == id]
+    if not rows and missing:
+        raise _incomplete("tasks", missing)
     return (rows[0] if len(rows) == 1 else rows) if rows else None
 
 
@@ -335,15 +351,15 @@ def summarize_tasks(
     """How many tasks of each function or method are in which state."""
     del _explain
     rows = list_tasks(address, None, 1 << 30, timeout, False, raise_on_missing_output)
-    summary = {
-        name: {
-            "func_or_class_name": name,
-            "type": next(r.type for r in rows if r.name == name),
-            "state_counts": dict(Counter(r.state for r in rows if r.name == name)),
-        }
-        for name in sorted({r.name for r in rows})
-    }
-    kinds = Counter(r.type for r in rows)
+    summary: dict[str, dict[str, Any]] = {}
+    kinds: Counter[str] = Counter()
+    for row in rows:
+        name, kind = row["name"], row["type"]
+        kinds[kind] += 1
+        of_name = summary.setdefault(name, {"func_or_class_name": name, "type": kind, "state_counts": Counter()})
+        of_name["state_counts"][row["state"]] += 1
+    for of_name in summary.values():
+        of_name["state_counts"] = dict(of_name["state_counts"])
     totals = {"total_tasks": kinds["NORMAL_TASK"], "total_actor_tasks": kinds["ACTOR_TASK"]}
     totals["total_actor_scheduled"] = kinds["ACTOR_CREATION_TASK"]
     return {"cluster": {"summary": summary, **totals, "summary_by": "func_name"}}
