@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -16,6 +17,7 @@ from shoal._client import cluster_resources, get, init, is_initialized, kill, wa
 from shoal._handle import ActorHandle
 from shoal._refs import ObjectRef, when_ready
 from shoal._remote import ActorClass
+from shoal.exceptions import ActorHandleNotFoundError
 
 __all__ = ["AsyncResult", "Pool", "TimeoutError"]
 
@@ -218,7 +220,8 @@ class Pool:
         """Ends its processes at once."""
         self.close()
         for actor in (*self._actors, *(actor for actor, _ in self._retired)):
-            kill(actor)
+            with contextlib.suppress(ActorHandleNotFoundError):  # after shutdown() it is gone already
+                kill(actor)
 
     def join(self) -> None:
         """After ``close``: waits until what was begun is done, and ends the processes."""
