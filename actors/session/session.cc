@@ -626,15 +626,19 @@ void Session::put_when_ready(ObjectId id, const ValueFuture& future) {
     Peer* const node = node_ ? node_->peer() : nullptr;
     if (!node) return;
     references_.flush();
-    const std::vector<ObjectKey> contains = value ? value->refs() : std::vector<ObjectKey>();
-    Message m = body(to_bytes(ObjectRef{id, job_, value ? value->total_bytes() : 0, worker_, contains}));
-    if (value && value->shared() && value->whole()) value->memory()->published = id.value;
-    if (auto fd = shared_memory(value)) {
-      m.fds.push_back(*std::move(fd));
-    } else {
-      m.payload = runtime::encode_error(fd.error());  // those who wait for it shall hear of that
-    }
-    node->notify(number(Method::kPutObject), std::move(m));
+    const auto put = [&]() -> Result<void> {
+      const std::vector<ObjectKey> contains = value ? value->refs() : std::vector<ObjectKey>();
+      Message m = body(to_bytes(ObjectRef{id, job_, value ? value->total_bytes() : 0, worker_, contains}));
+      if (value && value->shared() && value->whole()) value->memory()->published = id.value;
+      SHOAL_TRY(Fd fd, shared_memory(value));
+      m.fds.push_back(std::move(fd));
+      return node->notify(number(Method::kPutObject), std::move(m));
+    };
+    const auto done = put();
+    if (done) return;
+    Message m = body(to_bytes(ObjectRef{id, job_, 0, worker_, {}}));
+    m.payload = runtime::encode_error(Error(done.error()).in("an object that was to be shared"));
+    (void)node->notify(number(Method::kPutObject), std::move(m));  // those who wait for it shall hear of that
   });
 }
 

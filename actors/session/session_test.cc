@@ -75,8 +75,13 @@ class FakeCluster final : public runtime::PeerHandler {
   }
   // The next object that is put.
   Message object() {
-    loop_thread_.wait([this] { return object_.has_value(); }, std::chrono::steady_clock::now() + 10s);
+    loop_thread_.wait([this] { return object_.has_value(); }, std::chrono::steady_clock::now() + 60s);
     return loop_thread_.own([this] { return std::exchange(object_, {}).value_or(Message()); });
+  }
+  // Whether the node has heard of so many references, all in all.
+  bool has_counted(std::int64_t references) {
+    return loop_thread_.wait([&] { return counted_ == references; }, std::chrono::steady_clock::now() + 60s) ==
+           runtime::LoopThread::Woken::kDone;
   }
   // What the head knows of an actor. It tells those who ask.
   void set(ActorId id, ActorState state) {
@@ -131,6 +136,10 @@ class FakeCluster final : public runtime::PeerHandler {
   }
   void on_notice(Peer&, runtime::Request notice) override {
     if (static_cast<Method>(notice.method) == Method::kPutObject) object_ = std::move(notice.message);
+    if (static_cast<Method>(notice.method) == Method::kCountObjects) {
+      const auto counts = from_bytes<CountObjects>(notice.message.body).value();
+      for (const auto& change : counts.changes) counted_ += change.by;
+    }
   }
   void on_closed(Peer& peer, const Error&) override {
     for (Door* door : {&head_, &node_}) {
@@ -152,6 +161,7 @@ class FakeCluster final : public runtime::PeerHandler {
   std::uint64_t next_peer_ = 1;
   std::map<ActorId, ActorRow> rows_;
   std::optional<Message> object_;
+  std::int64_t counted_ = 0;
   runtime::LoopThread loop_thread_{loop_};
 };
 
@@ -287,6 +297,29 @@ TEST_F(SessionTest, ThreadsThatFindNoHeadMakeOneConnection) {
     for (const auto& out : outcomes) EXPECT_TRUE(out == "ok" || out == "HeadGone") << out;
   }
   EXPECT_TRUE(session_->list(ListRequest::What::kActors));
+}
+
+TEST_F(SessionTest, HoweverManyReferencesThereAreAllAreCounted) {
+  std::vector<ObjectKey> objects;
+  for (std::uint64_t k = 1; k <= 60'000; ++k) objects.push_back({kJob, ObjectId{k}});
+  auto hold = session_->references().hold(objects);
+  EXPECT_TRUE(cluster_.has_counted(60'000));
+  hold.reset();
+  EXPECT_TRUE(cluster_.has_counted(0));
+}
+
+TEST_F(SessionTest, WhoWaitsForAnObjectThatIsTooMuchToShareHearsOfIt) {
+  std::vector<ObjectKey> objects;
+  for (std::uint64_t k = 1; k <= 200'000; ++k) objects.push_back({kJob, ObjectId{k}});
+  const std::string text = "references";
+  Value value = Value::make({std::as_bytes(std::span(text))}).value();
+  value.refer(std::move(objects), nullptr);
+  session_->give(ObjectId{7}, session_->put(std::move(value)));
+  const Message put = cluster_.object();
+  ASSERT_EQ(from_bytes<ObjectRef>(put.body).value().id, ObjectId{7});
+  EXPECT_TRUE(put.fds.empty());
+  ASSERT_GT(put.payload.size(), 0u);
+  EXPECT_FALSE(runtime::decode_error(put.payload).message().empty());
 }
 
 }  // namespace
