@@ -137,5 +137,24 @@ TEST_F(ObjectStoreTest, SaysWhyThereCanBeNoFile) {
   EXPECT_NE(refused.error().message().find(folder_), std::string::npos);
 }
 
+TEST_F(ObjectStoreTest, ACopyToWriteToIsALookToo) {
+  const Value value = make('a', here_).value();
+  const Value mine = value.for_user().value();
+  std::vector<Value> values;
+  for (int k = 0; k < 5; ++k) values.push_back(make('b', here_).value());
+  EXPECT_FALSE(value.memory()->spilled());
+  const_cast<std::byte&>(mine.pieces()[0][0]) = std::byte{'!'};
+  EXPECT_EQ(look(value), 'a');
+}
+
+TEST_F(ObjectStoreTest, WhatIsMovedIsTheObjectAndNotWhatSomebodyWroteIntoItsView) {
+  const Value value = make('a', here_).value();
+  const_cast<std::byte&>(value.pin().value().pieces[0][0]) = std::byte{'!'};
+  std::vector<Value> values;
+  for (int k = 0; k < 5; ++k) values.push_back(make('b', here_).value());
+  ASSERT_TRUE(value.memory()->spilled());
+  EXPECT_EQ(look(value), 'a');
+}
+
 }  // namespace
 }  // namespace shoal::actors

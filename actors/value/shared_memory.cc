@@ -54,9 +54,16 @@ Result<std::shared_ptr<const runtime::Mapping>> SharedMemory::mapping() {
   return mapping_;
 }
 
-Result<runtime::Mapping> SharedMemory::copy() const {
+Result<std::shared_ptr<const runtime::Mapping>> SharedMemory::copy() {
+  struct Copy {
+    std::shared_ptr<const runtime::Mapping> of;  // who has it looks at the memory, too
+    runtime::Mapping own;
+  };
+  SHOAL_TRY(auto of, mapping());
   const std::lock_guard lock(mutex_);
-  return runtime::map(memory_, bytes_, runtime::Access::kCopyOnWrite);
+  SHOAL_TRY(auto own, runtime::map(memory_, bytes_, runtime::Access::kCopyOnWrite));
+  auto out = std::make_shared<const Copy>(std::move(of), std::move(own));
+  return std::shared_ptr<const runtime::Mapping>(out, &out->own);
 }
 
 Result<Fd> SharedMemory::descriptor() const {
@@ -64,19 +71,24 @@ Result<Fd> SharedMemory::descriptor() const {
   return runtime::duplicate(memory_);
 }
 
-// Written without the lock: who looks at it meanwhile keeps it in memory.
+// Written without the lock: who looks at it meanwhile keeps it in memory. From a mapping of its own: in mapping_ somebody may have written,
+// where only this process sees it.
 Result<bool> SharedMemory::spill(const std::string& folder) {
-  if (spilled() || stays_) return false;
-  const auto last_used = last_used_.load();
-  SHOAL_TRY(const auto looked_at, mapping());
-  last_used_ = last_used;
-  constexpr long kOurs = 2;  // this one and mapping_
-  if (looked_at.use_count() > kOurs) return false;
+  const auto stays = [this] { return spilled_ || stays_ || mapping_.use_count() > 1; };
+  Fd memory;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stays()) return false;
+    SHOAL_TRY(memory, runtime::duplicate(memory_));
+  }
   SHOAL_TRY(const Fd file, nameless_file(folder, bytes_));
-  SHOAL_OK(runtime::write_at(file, 0, looked_at->span()));
+  {
+    SHOAL_TRY(const auto object, runtime::map(memory, bytes_, runtime::Access::kRead));
+    SHOAL_OK(runtime::write_at(file, 0, object.span()));
+  }
   SHOAL_TRY(Fd reader, for_reading(file));
   const std::lock_guard lock(mutex_);
-  if (looked_at.use_count() > kOurs || stays_) return false;
+  if (stays()) return false;
   memory_ = std::move(reader);
   mapping_.reset();
   spilled_ = true;

@@ -23,12 +23,12 @@ class SharedMemory {
   ~SharedMemory();
 
   std::size_t bytes() const { return bytes_; }
-  // It stays where it is as long as somebody has this.
+  // It stays where it is as long as somebody has this. What is written there nevertheless is seen in this process only.
   Result<std::shared_ptr<const runtime::Mapping>> mapping();
   // It is never moved from now on.
   void stay() { stays_ = true; }
-  // Another mapping, in which what is written is seen by nobody else.
-  Result<runtime::Mapping> copy() const;
+  // Another mapping, in which what is written is seen by nobody else. It stays where it is, likewise.
+  Result<std::shared_ptr<const runtime::Mapping>> copy();
   // To be passed on.
   Result<Fd> descriptor() const;
 

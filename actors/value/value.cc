@@ -228,8 +228,7 @@ Result<Value> Value::for_user() const {
     out.inline_ = std::shared_ptr<const std::byte[]>(copy, copy->data());
     return out;
   }
-  SHOAL_TRY(auto copy, memory_->copy());
-  out.copy_ = std::make_shared<const runtime::Mapping>(std::move(copy));
+  SHOAL_TRY(out.copy_, memory_->copy());
   return out;
 }
 
