@@ -91,7 +91,7 @@ void ObjectStore::keep() {
     } else {
       const std::uint64_t trimmed = pool_.trim();
       tell();
-      if (trimmed < bytes) spill(bytes - trimmed, [] { return false; });
+      if (trimmed < bytes) spill(bytes - trimmed);
       pool_.trim();  // what was filled here and is in a file now
       tell();
     }
@@ -101,7 +101,7 @@ void ObjectStore::keep() {
 
 bool ObjectStore::over(std::uint64_t bytes) const {
   const std::uint64_t limit = board_->limit();
-  return limit != 0 && board_->total().kept + bytes > limit;
+  return limit != 0 && (board_->total().kept + bytes > limit || pool_.full());
 }
 
 Result<void> ObjectStore::make_room(std::uint64_t bytes) {
@@ -117,37 +117,42 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
             .with_hint("let go of references and arrays that are not needed, or start with a larger object_store_memory"));
   };
   if (bytes > limit) return full("it is larger than all of that");
+  const auto why = [&]() -> std::string {
+    const std::lock_guard lock(mutex_);
+    if (no_file_) return no_file_->message();
+    if (pool_.full()) return fmt::format("this process has as many as its descriptors allow: {}", pool_.num_segments());
+    return "what is left is looked at by somebody";
+  };
   const auto room = [&] {
     if (!over(bytes)) return true;
     pool_.trim();
     tell();
     return !over(bytes);
   };
-  if (room()) return {};
-  spill(~std::uint64_t{0}, room);
-  if (room()) return {};
+  // What nobody reads any more is looked for each time, among all that the pool has: not after every single one that was moved.
+  const std::uint64_t step = std::max(bytes, limit / 64);
+  while (!room()) {
+    if (spill(step) == 0) break;
+  }
   auto since = std::chrono::steady_clock::now(), asked = since - kAskedAgain;
   for (auto before = board_->total(); !room();) {
     const auto now = std::chrono::steady_clock::now();
     const auto total = board_->total();
     if (total.kept < before.kept || total.spilled > before.spilled) since = now;
     before = total;
-    if (now - since > place_->patience) {
-      const std::lock_guard lock(mutex_);
-      return full(no_file_ ? no_file_->message() : "what is left is looked at by somebody");
-    }
+    if (now - since > place_->patience) return full(why());
     if (now - asked > kAskedAgain) {
       place_->ask_others(bytes);
       asked = now;
     }
     std::this_thread::sleep_for(kLooked);
-    spill(~std::uint64_t{0}, room);
+    spill(step);
   }
   return {};
 }
 
-// Moves values into files until there is enough, or `bytes` were moved. Those that were used longest ago first.
-std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()>& enough) {
+// Moves values into files, those that were used longest ago first, until `bytes` were moved, or there are no more.
+std::uint64_t ObjectStore::spill(std::uint64_t bytes) {
   const std::lock_guard one(spilling_);
   {
     const std::lock_guard lock(mutex_);
@@ -158,7 +163,7 @@ std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a->last_used() < b->last_used(); });
   std::uint64_t out = 0;
   for (auto& memory : all) {
-    if (out >= bytes || enough()) break;
+    if (out >= bytes) break;
     const auto moved = memory->spill(place_->folder);
     if (!moved) {
       const std::lock_guard lock(mutex_);

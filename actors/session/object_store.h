@@ -33,6 +33,7 @@ class ObjectStore final : public ValueMemory {
     std::chrono::steady_clock::duration patience = std::chrono::seconds(2);  // with others that give nothing back
   };
   ObjectStore() = default;
+  explicit ObjectStore(runtime::SegmentPool::Options pool) : pool_(pool) {}
   ~ObjectStore() override;
 
   // From now on there is a limit.
@@ -50,7 +51,7 @@ class ObjectStore final : public ValueMemory {
   void start_keeper();
   bool over(std::uint64_t bytes) const;
   Result<void> make_room(std::uint64_t bytes);
-  std::uint64_t spill(std::uint64_t bytes, const std::function<bool()>& enough);
+  std::uint64_t spill(std::uint64_t bytes);
   void tell();
 
   runtime::SegmentPool pool_;

@@ -156,5 +156,25 @@ TEST_F(ObjectStoreTest, WhatIsMovedIsTheObjectAndNotWhatSomebodyWroteIntoItsView
   EXPECT_EQ(look(value), 'a');
 }
 
+TEST_F(ObjectStoreTest, WhoHasAsManyAsItMayHaveMovesSomeThoughThereIsRoom) {
+  ObjectStore few({.max_segments = 4});
+  ObjectStore::Place place;
+  place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
+  place.folder = folder_;
+  place.ask_others = [](std::uint64_t) {};
+  place.moved = [](ObjectId, Result<Fd>) {};
+  few.join(std::move(place));
+  std::vector<Value> values;
+  for (char c = 'a'; c < 'k'; ++c) values.push_back(make(c, few, kMiB / 4).value());
+  std::size_t in_files = 0;
+  for (char c = 'a'; c < 'k'; ++c) {
+    const Value& value = values[static_cast<std::size_t>(c - 'a')];
+    EXPECT_EQ(look(value), c);
+    in_files += value.memory()->spilled();
+  }
+  EXPECT_EQ(in_files, 6u);
+  EXPECT_GE(total().kept, kMiB);  // the four others are counted
+}
+
 }  // namespace
 }  // namespace shoal::actors

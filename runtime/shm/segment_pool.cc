@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,6 +14,7 @@ namespace shoal::runtime {
 namespace {
 
 constexpr std::size_t kPage = 4096;
+constexpr std::size_t kMaxTurned = 4096;  // memories of another size, for one that is wanted
 
 // Of a size that others are likely to fit, too. What is not written takes no memory.
 std::size_t capacity_of(std::size_t bytes) {
@@ -35,7 +37,18 @@ bool has_readers(const Fd& memory) {
   return false;
 }
 
+// Each costs this process a descriptor, and whoever reads it another, and a mapping, of which a process has 65,530.
+std::size_t limit_of(std::size_t max_segments) {
+  if (max_segments != 0) return max_segments;
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? std::clamp<std::size_t>(limit.rlim_cur / 4, 64, 1 << 15) : 64;
+}
+
 }  // namespace
+
+SegmentPool::SegmentPool() : SegmentPool(Options{}) {}
+
+SegmentPool::SegmentPool(Options options) : options_(options), max_segments_(limit_of(options.max_segments)) {}
 
 Result<Fd> SegmentPool::fill(std::size_t bytes, std::span<const Part> parts) {
   SHOAL_TRY(auto again, fill_again(bytes, parts));
@@ -69,7 +82,7 @@ Result<std::optional<Fd>> SegmentPool::fill_again(std::size_t bytes, std::span<c
 std::optional<SegmentPool::Segment> SegmentPool::take_idle(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   std::size_t looks = 0;
-  for (std::size_t k = segments_.size(); k > 0 && looks < options_.max_looks; --k) {
+  for (std::size_t k = std::min(segments_.size(), kMaxTurned); k > 0 && looks < options_.max_looks; --k) {
     Segment segment = std::move(segments_.front());
     segments_.pop_front();
     const bool fits = segment.bytes >= bytes && segment.bytes / 2 <= bytes;
@@ -86,7 +99,7 @@ std::optional<SegmentPool::Segment> SegmentPool::take_idle(std::size_t bytes) {
 void SegmentPool::put_back(Segment segment) {
   segment.idle_since.reset();
   const std::lock_guard lock(mutex_);
-  if (segments_.size() >= options_.max_segments) return;  // its readers keep it
+  if (segments_.size() >= max_segments_) return;  // its readers keep it
   bytes_ += segment.bytes;
   segments_.push_back(std::move(segment));
 }
@@ -154,6 +167,8 @@ std::size_t SegmentPool::bytes() const {
   const std::lock_guard lock(mutex_);
   return bytes_;
 }
+
+bool SegmentPool::full() const { return num_segments() >= max_segments_; }
 
 std::size_t SegmentPool::num_segments() const {
   const std::lock_guard lock(mutex_);

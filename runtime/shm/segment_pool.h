@@ -28,7 +28,7 @@ class SegmentPool {
     std::size_t min_bytes = 128 << 10;                                   // smaller ones are not kept
     std::size_t max_idle_bytes = std::size_t{4} << 30;                   // that nobody reads
     std::chrono::steady_clock::duration idle = std::chrono::seconds(5);  // then they are given back
-    std::size_t max_segments = 4096;                                     // what exceeds that is not kept
+    std::size_t max_segments = 0;                                        // kept at a time; 0: as the descriptors of this process allow
     std::size_t max_looks = 8;                                           // for one that nobody reads, per memory that is wanted
   };
   struct Part {
@@ -36,11 +36,11 @@ class SegmentPool {
     std::span<const std::byte> bytes;
   };
 
-  SegmentPool() = default;
-  explicit SegmentPool(Options options) : options_(options) {}
+  SegmentPool();
+  explicit SegmentPool(Options options);
 
   // A descriptor, for reading, of a memory of at least `bytes` with these parts in it; what lies between them is anything of this process.
-  // ResourceExhausted when the machine has no room.
+  // ResourceExhausted when the machine has no room. One that is filled while the pool is full is not kept, nor counted.
   Result<Fd> fill(std::size_t bytes, std::span<const Part> parts);
   // The same, in one that it has already and nobody reads, if there is such a one.
   Result<std::optional<Fd>> fill_again(std::size_t bytes, std::span<const Part> parts);
@@ -52,6 +52,8 @@ class SegmentPool {
   // Of all that is kept, read or not.
   std::size_t bytes() const;
   std::size_t num_segments() const;
+  // As many as there may be.
+  bool full() const;
 
  private:
   struct Segment {
@@ -63,7 +65,8 @@ class SegmentPool {
   std::optional<Segment> take_idle(std::size_t bytes);
   void put_back(Segment segment);
 
-  Options options_;
+  const Options options_;
+  const std::size_t max_segments_;
   mutable std::mutex mutex_;
   std::deque<Segment> segments_;  // those that were looked at longest ago first
   std::size_t bytes_ = 0;

@@ -1,6 +1,7 @@
 #include "runtime/shm/segment_pool.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -179,6 +180,41 @@ TEST_F(SegmentPoolTest, ReadersSeeTheirOwnBytesAlways) {
       ASSERT_EQ(reader.first.data()[reader.first.size() - 1], std::byte(reader.second)) << number << " at " << k;
     }
   }
+}
+
+TEST_F(SegmentPoolTest, SaysWhenItIsFullAndCountsAllThatItKeeps) {
+  std::vector<Fd> read;
+  std::size_t before = 0;
+  for (int k = 0; k < 10; ++k) {
+    EXPECT_FALSE(pool_.full());
+    read.push_back(filled('a'));
+    EXPECT_GT(pool_.bytes(), before);
+    before = pool_.bytes();
+  }
+  EXPECT_TRUE(pool_.full());
+  read.push_back(filled('b'));  // somebody who does not ask
+  EXPECT_EQ(pool_.num_segments(), 10u);
+  read.clear();
+  pool_.trim();
+  EXPECT_FALSE(pool_.full());
+}
+
+TEST(SegmentPoolLimitTest, IsAPartOfTheDescriptorsThatThereAre) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = 400;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  SegmentPool small{{.min_bytes = 1000}};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  std::vector<Fd> read;
+  const std::string text(kBytes, 'a');
+  const SegmentPool::Part part{0, std::as_bytes(std::span(text))};
+  for (int k = 0; k < 100; ++k) {
+    EXPECT_FALSE(small.full());
+    read.push_back(small.fill(kBytes, std::span(&part, 1)).value());
+  }
+  EXPECT_TRUE(small.full());
 }
 
 }  // namespace
