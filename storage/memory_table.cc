@@ -2,22 +2,31 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
+#include <chrono>
+
+#include "runtime/process/memory_limit.h"
 
 namespace shoal::storage {
 
 namespace {
 
-std::uint64_t machine_available() {
-  std::ifstream file("/proc/meminfo");
-  std::string name;
-  std::uint64_t kib = 0;
-  while (file >> name >> kib) {
-    if (name == "MemAvailable:") return kib << 10;
-    file.ignore(100, '\n');
+// What this process may still take, which is several files to read: not for each of many objects anew.
+class Available {
+ public:
+  std::uint64_t operator()() {
+    const auto now = std::chrono::steady_clock::now();
+    if (!read_ || now - *read_ > kGoodFor) {
+      bytes_ = runtime::machine_memory().available;
+      read_ = now;
+    }
+    return bytes_;
   }
-  return ~std::uint64_t{0};
-}
+
+ private:
+  static constexpr auto kGoodFor = std::chrono::milliseconds(20);
+  std::optional<std::chrono::steady_clock::time_point> read_;
+  std::uint64_t bytes_ = 0;
+};
 
 Error owner_died(const std::string& cause) {
   return unavailable("the process that was to make this object is gone: " + cause).with_reason("OwnerDied");
@@ -34,7 +43,7 @@ Error job_ended() { return not_found("the job has ended").with_reason("JobEnded"
 }  // namespace
 
 MemoryTable::MemoryTable(Options options) : options_(std::move(options)) {
-  if (!options_.available_bytes) options_.available_bytes = machine_available;
+  if (!options_.available_bytes) options_.available_bytes = Available();
 }
 
 Result<void> MemoryTable::admit(JobId job, std::uint64_t bytes) const {

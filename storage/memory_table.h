@@ -30,7 +30,7 @@ class MemoryTable {
     std::size_t max_entries = 1 << 20;
     std::size_t max_ended_jobs = 1000;  // remembered, lest something is put that nobody would ever drop; the oldest go first
     std::size_t max_freed = 100'000;    // objects that are remembered, likewise
-    // How much memory the machine has left (bytes); empty: /proc/meminfo.
+    // How much memory the machine, or this process's control groups, have left (bytes); empty: they are asked.
     std::function<std::uint64_t()> available_bytes;
   };
 

@@ -13,6 +13,7 @@
 #include "actors/api/build_id.h"
 #include "actors/session/folder.h"
 #include "actors/session/role.h"
+#include "runtime/process/memory_limit.h"
 #include "runtime/process/process.h"
 
 extern char** environ;
@@ -100,7 +101,7 @@ std::vector<std::string> resource_words(const MainOptions& o) {
   const double cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
   amounts["CPU"] = o.num_cpus >= 0 ? o.num_cpus : cpus;
   if (o.num_gpus >= 0) amounts["GPU"] = o.num_gpus;  // otherwise the cluster counts them
-  amounts["memory"] = o.memory >= 0 ? o.memory : static_cast<double>(sysconf(_SC_PAGE_SIZE)) * static_cast<double>(sysconf(_SC_PHYS_PAGES));
+  amounts["memory"] = o.memory >= 0 ? o.memory : static_cast<double>(runtime::machine_memory().total);
   std::vector<std::string> out;
   for (const auto& [name, amount] : amounts) out.push_back(fmt::format("--resource={}={}", name, amount));
   return out;

@@ -6,6 +6,7 @@
 #include "actors/session/folder.h"
 #include "python/native/hosting.h"
 #include "python/native/refs.h"
+#include "runtime/process/memory_limit.h"
 
 namespace shoal::python {
 
@@ -309,6 +310,9 @@ void bind_session(nb::module_& m) {
         return out;
       },
       nb::arg("home"), "Addresses of the running clusters that are no program's own, the latest first.");
+  m.def(
+      "machine_memory", [] { return runtime::machine_memory().total; },
+      "Bytes that this process may use: what the machine has, or its control groups leave of that.");
   nb::class_<Tally>(m, "Tally", "How many of some refs are ready.").def_ro("of", &Tally::of).def_ro("ready", &Tally::ready);
 
   nb::class_<PySession> session(m, "Session", "This process's place in a cluster.");

@@ -112,7 +112,8 @@ def init(
     ``runtime_env``: what processes of this job find around them unless an actor or a function has its own: ``env_vars``, ``working_dir``,
     ``py_modules``, ``excludes``, ``pip``. ``include_dashboard``: a cluster of its own has the HTTP interface (jobs, state), on loopback.
     ``object_store_memory``: bytes that large values may take before those used longest ago are moved to files in the session's folder;
-    default 30 % of the machine's memory. ``labels``: of the one node of that cluster, for ``label_selector``. ``logging_config``: a
+    default 30 % of the machine's memory, or of what its control groups leave of it. ``labels``: of the one node of that cluster, for
+    ``label_selector``. ``logging_config``: a
     ``LoggingConfig`` for the root logger of this process and of all that the job starts. ``dashboard_port``: of that interface (default:
     8265, or any free one). ``_temp_dir``: in place of ``$SHOAL_HOME``. Ray's ``logging_level``, ``logging_format``, ``configure_logging``
     and ``_system_config`` change nothing. Returns what says where the cluster is, for ``with`` as well.
@@ -160,7 +161,7 @@ def init(
     offers = {"CPU": num_cpus if num_cpus is not None else len(os.sched_getaffinity(0))}
     if num_gpus is not None:  # otherwise it counts them
         offers["GPU"] = num_gpus
-    offers["memory"] = memory if memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    offers["memory"] = memory if memory is not None else _native.machine_memory()
     if object_store_memory is not None:
         if isinstance(object_store_memory, bool) or not isinstance(object_store_memory, int) or object_store_memory <= 0:
             raise ValueError(f"object_store_memory is a number of bytes, not {object_store_memory!r}")

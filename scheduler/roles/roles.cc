@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/process/memory_limit.h"
 #include "scheduler/node/node.h"
 #include "scheduler/node/posix_launcher.h"
 #include "scheduler/roles/head_keeper.h"
@@ -36,11 +37,8 @@ std::string detect_accelerator() {
 using Labels = std::map<std::string, std::string>;
 constexpr const char* kObjectStoreMemory = "object_store_memory";  // as Ray calls it, also among the resources
 
-// Of the machine's memory, as Ray takes by default.
-std::uint64_t default_object_store() {
-  const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-  return pages > 0 && page > 0 ? static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page) / 10 * 3 : 0;
-}
+// Of the memory that there is, as Ray takes by default.
+std::uint64_t default_object_store() { return runtime::machine_memory().total / 10 * 3; }
 
 Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, std::vector<Endpoint> heads) {
   Node::Options o;
@@ -70,10 +68,7 @@ actors::Resources detect_resources() {
   cpu_set_t set;
   CPU_ZERO(&set);
   const double cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  double memory = 0;
-  std::ifstream file("/proc/meminfo");
-  std::string name;
-  if (double kib = 0; file >> name >> kib) memory = kib * 1024;
+  const auto memory = static_cast<double>(runtime::machine_memory().total);
   const auto gpus = static_cast<double>(count_devices("/dev", std::getenv("CUDA_VISIBLE_DEVICES")));
   return actors::Resources::of({{"CPU", cpus}, {"memory", memory}, {"GPU", gpus}}).value_or(actors::Resources());
 }

@@ -1,0 +1,86 @@
+#include "runtime/process/memory_limit.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+namespace shoal::runtime {
+
+namespace {
+
+constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
+
+// "max", and what is not there, are no limit.
+std::uint64_t number_in(const std::string& file) {
+  std::ifstream in(file);
+  std::uint64_t out = 0;
+  return in >> out ? out : kNone;
+}
+
+// Of lines "name number".
+std::uint64_t field_of(const std::string& file, const std::string& wanted) {
+  std::ifstream in(file);
+  std::string name;
+  for (std::uint64_t number = 0; in >> name >> number; in.ignore(100, '\n')) {
+    if (name == wanted) return number;
+  }
+  return kNone;
+}
+
+struct Controller {
+  const char *limit, *usage, *inactive, *active;  // files; fields of memory.stat
+};
+constexpr Controller kVersion2 = {"/memory.max", "/memory.current", "inactive_file", "active_file"};
+constexpr Controller kVersion1 = {"/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file", "total_active_file"};
+
+void limit_by(MachineMemory& memory, const std::string& folder, const Controller& names) {
+  const std::uint64_t limit = number_in(folder + names.limit);
+  if (limit == kNone) return;
+  memory.total = std::min(memory.total, limit);
+  const std::uint64_t usage = number_in(folder + names.usage);
+  if (usage == kNone) return;
+  std::uint64_t files = 0;
+  for (const char* field : {names.inactive, names.active}) {
+    if (const std::uint64_t bytes = field_of(folder + "/memory.stat", field); bytes != kNone) files += bytes;
+  }
+  const std::uint64_t held = usage - std::min(usage, files);
+  memory.available = std::min(memory.available, limit - std::min(limit, held));
+}
+
+// The group and those around it. In a container the path may be the host's, of which only the end, or nothing, is to be seen.
+void limit_along(MachineMemory& memory, const std::string& mount, std::string path, const Controller& names) {
+  for (;;) {
+    limit_by(memory, mount + path, names);
+    if (path.empty()) return;
+    path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
+  }
+}
+
+}  // namespace
+
+MachineMemory machine_memory(const std::string& root) {
+  MachineMemory out{kNone, kNone};
+  const std::string meminfo = root + "/proc/meminfo";
+  if (const std::uint64_t kib = field_of(meminfo, "MemTotal:"); kib != kNone) out.total = kib << 10;
+  if (const std::uint64_t kib = field_of(meminfo, "MemAvailable:"); kib != kNone) out.available = kib << 10;
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // NUMBER:CONTROLLERS:PATH
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    std::string path = line.substr(second + 1);
+    if (path == "/") path.clear();
+    const std::string mounts = root + "/sys/fs/cgroup";
+    if (controllers == ",,") {
+      limit_along(out, mounts, path, kVersion2);
+      limit_along(out, mounts + "/unified", path, kVersion2);
+    } else if (controllers.find(",memory,") != std::string::npos) {
+      limit_along(out, mounts + "/memory", path, kVersion1);
+    }
+  }
+  out.available = std::min(out.available, out.total);
+  return out;
+}
+
+}  // namespace shoal::runtime
