@@ -8,6 +8,7 @@
 namespace shoal::actors {
 
 namespace {
+constexpr std::uint64_t kMovedAtOnce = 64u << 20;
 constexpr auto kTended = std::chrono::seconds(1);
 constexpr auto kAskedAgain = std::chrono::milliseconds(100);  // what one let go of is another's to give back
 constexpr auto kLooked = std::chrono::milliseconds(2);        // for room that others make
@@ -101,12 +102,18 @@ void ObjectStore::keep() {
 
 bool ObjectStore::over(std::uint64_t bytes) const {
   const std::uint64_t limit = board_->limit();
-  return limit != 0 && (board_->total().kept + bytes > limit || pool_.full());
+  return limit != 0 && board_->total().kept + bytes > limit;
 }
 
 Result<void> ObjectStore::make_room(std::uint64_t bytes) {
-  if (!over(bytes)) return {};
   const std::uint64_t limit = board_->limit();
+  if (limit != 0 && pool_.full()) {  // though there may be room: it moves some
+    pool_.trim();
+    if (pool_.full() && spill(kMovedAtOnce) > 0) pool_.trim();
+    tell();
+    // If all of them are looked at, what is filled now is not kept, and not counted.
+  }
+  if (!over(bytes)) return {};
   const auto full = [&](const std::string& why) {
     const auto total = board_->total();
     return fail(
@@ -120,7 +127,6 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
   const auto why = [&]() -> std::string {
     const std::lock_guard lock(mutex_);
     if (no_file_) return no_file_->message();
-    if (pool_.full()) return fmt::format("this process has as many as its descriptors allow: {}", pool_.num_segments());
     return "what is left is looked at by somebody";
   };
   const auto room = [&] {
@@ -130,7 +136,7 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
     return !over(bytes);
   };
   // What nobody reads any more is looked for each time, among all that the pool has: not after every single one that was moved.
-  const std::uint64_t step = std::max(bytes, limit / 64);
+  const std::uint64_t step = std::max(bytes, std::min(limit / 64, kMovedAtOnce));
   while (!room()) {
     if (spill(step) == 0) break;
   }
