@@ -101,7 +101,7 @@ struct GroupSpec {
   Strategy strategy = Strategy::kPack;
   std::vector<Resources> bundles;
   std::vector<std::vector<LabelMatch>> labels;  // of the node of each bundle; empty: of any
-  bool detached = false;           // outlives its job
+  bool detached = false;                        // outlives its job
   static constexpr std::size_t kMaxBundles = 4096;
 };
 
