@@ -319,9 +319,9 @@ def kill(actor, *, no_restart: bool = True) -> None:
     actor_id = getattr(actor, "_actor_id", None)
     if actor_id is None:
         raise ValueError(f"kill() takes an actor handle, not {type(actor).__name__}; a call is ended by cancel()")
-    session = state.session
-    if session is None:  # whatever killed it: no cluster is started for this
+    if state.session is None and not state.forked:  # no cluster is begun to end an actor
         raise ActorHandleNotFoundError(f"this process has left the cluster of actor {actor_id}")
+    session = _session()
     try:
         session.kill(actor_id, not no_restart)
     except NotFound:  # the head never had it, or has forgotten it

@@ -86,6 +86,15 @@ def test_handles_and_references_of_a_cluster_that_is_gone_say_so():
         shoal.get(pending, timeout=60)
 
 
+def test_to_kill_an_actor_of_a_cluster_that_was_left_starts_none():
+    shoal.init(num_cpus=1)
+    actor = Log.remote()
+    shoal.shutdown()
+    with pytest.raises(shoal.exceptions.ActorHandleNotFoundError, match="left the cluster"):
+        shoal.kill(actor)
+    assert not shoal.is_initialized()
+
+
 def test_a_session_that_is_closed_says_so():
     shoal.init(num_cpus=2)
     closed = state.session
