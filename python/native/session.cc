@@ -1,5 +1,6 @@
 #include "python/native/session.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -395,7 +396,7 @@ void bind_session(nb::module_& m) {
             const auto use = s.use();
             Session& session = *use;
             actors::GroupSpec spec;
-            spec.id = session.new_id<GroupId>();
+            spec.id = session.new_group_id();
             spec.job = session.job();
             spec.name = name;
             spec.name_space = name_space;
@@ -696,16 +697,20 @@ void bind_session(nb::module_& m) {
       .def(
           "wait_some",
           [](PySession& s, const std::vector<Ref*>& refs, std::size_t count, std::optional<double> timeout) {
+            std::vector<bool> out(refs.size());
+            const auto look = [&] {
+              std::transform(refs.begin(), refs.end(), out.begin(), [](const Ref* r) { return r->ready(); });
+              return static_cast<std::size_t>(std::count(out.begin(), out.end(), true)) >= count;
+            };
             const auto use = s.use();
-            Session& session = *use;
+            if (look()) return out;
             const auto deadline = deadline_in(timeout);
             const auto waited = [&] {
               const nb::gil_scoped_release release;
-              return wait_until(session, refs, [&](const Tally& t) { return t.ready >= count; }, deadline);
+              return wait_until(*use, refs, [&](const Tally& t) { return t.ready >= count; }, deadline);
             }();
             if (!waited && waited.error().code() != Code::kDeadlineExceeded) unwrap(waited);
-            std::vector<bool> out;
-            for (const auto* r : refs) out.push_back(r->ready());
+            (void)look();
             return out;
           },
           nb::arg("refs"), nb::arg("count"), nb::arg("timeout") = nb::none(), "Which are ready once `count` are, or the time is over.")

@@ -308,6 +308,8 @@ def wait(
     if not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns is between 1 and the number of references ({len(refs)})")
     flags = _wait(_session().wait_some, lambda flags: sum(flags) >= num_returns, timeout, [r._ref for r in refs], num_returns)
+    if False not in flags:
+        return refs[:num_returns], refs[num_returns:]
     ready = [r for r, f in zip(refs, flags, strict=True) if f][:num_returns]
     chosen = {id(r) for r in ready}
     return ready, [r for r in refs if id(r) not in chosen]
