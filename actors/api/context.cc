@@ -97,7 +97,7 @@ Result<ActorId> Context::find(const std::string& name, const std::string& name_s
 
 Result<PlacementGroup> Context::placement_group(const std::vector<std::map<std::string, double>>& bundles, const GroupOptions& options) {
   actors::GroupSpec spec;
-  spec.id = hub_.session.new_id<GroupId>();
+  spec.id = hub_.session.new_group_id();
   spec.job = hub_.session.job();
   spec.name = options.name;
   if (!spec.name.empty()) spec.name_space = options.name_space.empty() ? options_.name_space : options.name_space;

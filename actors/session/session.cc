@@ -514,6 +514,11 @@ std::shared_ptr<TaskPool> Session::make_task_pool(std::function<void()> wanted) 
   });
 }
 
+GroupId Session::new_group_id() {
+  return own(
+      [this] { return GroupId{static_cast<std::uint64_t>(clock_->unix_millis()) << 32 | (random_->id<GroupId>().value & 0xffffffff)}; });
+}
+
 Result<void> Session::create_group(const GroupSpec& spec) {
   const auto created = ask_head(Method::kCreateGroup, to_bytes(spec), [&] {
     creating_groups_.insert(spec.id);

@@ -71,6 +71,8 @@ class Session {
   IdType new_id() {
     return loop_thread_.own([this] { return random_->id<IdType>(); });
   }
+  // Begins with the time: rows of groups that come and go together lie together in the head's store. The rest is random.
+  GroupId new_group_id();
   // Accepted by the head; calls may be made at once. If not, calls made meanwhile fail likewise; of one that could never be placed
   // (Unschedulable) also those that come, and this is no failure. Ids, job and gang id are filled in by the
   // caller (new_id).

@@ -14,7 +14,8 @@ using runtime::Peer;
 
 namespace {
 
-constexpr std::chrono::seconds kLate(1);  // of a tick, to be worth a word
+constexpr std::chrono::seconds kLate(1);         // of a tick, to be worth a word
+constexpr std::chrono::milliseconds kMoment(1);  // for what nobody awaits
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -363,7 +364,7 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
       } else {
         state_.group_removed(m->group);
       }
-      break;
+      return settle(Awaited::kNo);
     case Method::kWorkerBlocked:
       if (const auto m = from_bytes<actors::WorkerBlocked>(notice.message.body); !m) {
         ignore(m.error());
@@ -423,18 +424,22 @@ void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(R
 }
 
 void Head::to_watchers(const std::set<std::uint64_t>& watchers, Method method, const Bytes& bytes) {
-  for (const std::uint64_t w : watchers) clients_.at(w).peer->notify(number(method), body(bytes.clone()));
+  // An answer to the same client may follow at once, and goes with it.
+  for (const std::uint64_t w : watchers) clients_.at(w).peer->notify(number(method), body(bytes.clone()), runtime::Flush::kLater);
 }
 
-void Head::settle() {
+void Head::settle(Awaited awaited) {
   for (auto& action : state_.take_actions()) outbox_.emplace_back(std::move(action));
-  if (busy_ || unsaved_ || flush_soon_ || (outbox_.empty() && !state_.changed())) return;
+  const bool in_a_moment = awaited == Awaited::kNo;
+  if (busy_ || unsaved_ || (outbox_.empty() && !state_.changed())) return;
+  if (flush_soon_ && (in_a_moment || !flush_in_a_moment_)) return;
   flush_soon_ = true;  // not at once: what else arrived meanwhile goes with the same commit
-  flushing_ = clock_.after(runtime::Duration::zero(), [this] { flush(); });
+  flush_in_a_moment_ = in_a_moment;
+  flushing_ = clock_.after(in_a_moment ? kMoment : runtime::Duration::zero(), [this] { flush(); });
 }
 
 void Head::flush() {
-  flush_soon_ = false;
+  flush_soon_ = flush_in_a_moment_ = false;
   if (busy_ || fenced()) return;
   auto records = state_.take_changes();
   if (records.empty() && outbox_.empty()) return;

@@ -78,8 +78,9 @@ class Head final : public runtime::PeerHandler {
   void tick();
   void now() { state_.advance(clock_.now(), clock_.unix_millis()); }
   Result<void> restore();
-  // After an event: what follows from it is on its way out.
-  void settle();
+  // After an event: what follows from it is on its way out. What nobody awaits may wait a moment for a commit that it can share.
+  enum class Awaited { kYes, kNo };
+  void settle(Awaited awaited = Awaited::kYes);
   void flush();
   void committed(std::vector<Record> records, Result<void> result);
   Result<void> writable() const;
@@ -119,6 +120,7 @@ class Head final : public runtime::PeerHandler {
   using Effect = std::variant<Action, Answer>;
   std::vector<Effect> outbox_;
   bool flush_soon_ = false;
+  bool flush_in_a_moment_ = false;  // soon, but not at once
   std::vector<Effect> committing_;  // what waits for the commit that is under way
   bool busy_ = false;               // a commit is under way, or its effects are being performed
   std::optional<Error> unsaved_;    // why the last commit failed

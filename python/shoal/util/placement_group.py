@@ -21,6 +21,7 @@ __all__ = [
     "remove_placement_group",
 ]
 
+_READY = _serialize.dumps(True)[0]
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -56,7 +57,7 @@ class PlacementGroup:
     def wait(self, timeout_seconds: float = 30) -> bool:
         """Whether it is reserved within that time."""
         try:
-            get(self.ready(), timeout=timeout_seconds)
+            get(ObjectRef(session().group_ready(self.id, _READY), "placement group"), timeout=timeout_seconds)
         except GetTimeoutError:
             return False
         return True
