@@ -5,6 +5,7 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include "actors/cluster/function_worker.h"
 #include "scheduler/cli/ask_nodes.h"
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/filter.h"
@@ -106,8 +107,8 @@ void print_rows(const ListReply& r, const std::string& what) {
     print_table({"ACTOR", "CLASS", "NAME", "STATE", "RANK", "PID", "NODE", "GENERATION", "ATTRIBUTES", "WHY"}, rows);
   } else if (what == "nodes") {
     for (const auto& n : r.nodes) {
-      rows.push_back({to_string(n.id), n.host, state_text(n), std::to_string(n.pid), n.available.to_string(), n.total.to_string(),
-                      attribute_text(n.labels)});
+      rows.push_back({to_string(n.id), n.host, state_text(n), std::to_string(n.pid), for_people(n.available).to_string(),
+                      for_people(n.total).to_string(), attribute_text(n.labels)});
     }
     print_table({"NODE", "HOST", "STATE", "PID", "FREE", "TOTAL", "LABELS"}, rows);
   } else if (what == "workers") {
@@ -157,6 +158,7 @@ Result<Listed> rows_of(const Common& common, std::string name) {
   SHOAL_TRY(const auto kind, kind_of(name));
   SHOAL_TRY(auto looking, look(common));
   SHOAL_TRY(auto reply, looking.head->list(kind.first));
+  std::erase_if(reply.actors, actors::is_function_worker);
   sort_rows(reply);
   json rows = rows_json(reply);
   return Listed{std::move(looking), kind.second, std::move(reply), {}, std::move(rows)};

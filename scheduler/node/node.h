@@ -123,7 +123,9 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   Result<runtime::Message> open_arena(runtime::Peer& peer, const actors::OpenArena& open);
   // Sends what the job printed so far, and from now on.
   void follow(runtime::Peer& peer, JobId job);
-  void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, pid_t pid, Launcher::Stream stream, std::string_view lines);
+  // `function`: that printed them, if it is a worker of such.
+  void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, std::string_view function, pid_t pid, Launcher::Stream stream,
+                  std::string_view lines);
   void stop_worker(const actors::StopWorker& stop);
   void end_job(JobId job);
   // A place on the board of objects' memory, and that board. None when it is full.

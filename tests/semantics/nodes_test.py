@@ -65,6 +65,25 @@ print("done")
     assert "zone=b" in shoal_command("list", "nodes").stdout
 
 
+def test_nodes_are_resources_too(run, shoal_command):
+    out = run(
+        """
+total = shoal.cluster_resources()
+assert total["node:127.0.0.1"] == 2, total  # both are on this host
+assert total["node:__internal_head__"] == 1, total
+assert node_of(resources={"node:__internal_head__": 0.01}) == zones["a"]
+assert node_of(resources={"node:127.0.0.1": 1, "node:__internal_head__": 1}) == zones["a"]
+elsewhere = Here.options(resources={"node:10.9.8.7": 0.01}).remote()
+try:
+    shoal.get(elsewhere.node.remote(), timeout=0.1)
+except shoal.exceptions.GetTimeoutError:
+    print("done")
+"""
+    )
+    assert out == "done\n"
+    assert "node:" not in shoal_command("list", "nodes").stdout + shoal_command("status", "-v").stdout
+
+
 def test_groups_over_nodes(run):
     out = run(
         """

@@ -243,6 +243,14 @@ def test_each_attempt_has_a_row(tmp_path):
     assert first.worker_id != second.worker_id
 
 
+def test_workers_of_functions_are_no_actors():
+    task = ray.get(_whose_task.remote())
+    worker = _known(lambda: state.get_task(task)).worker_id
+    assert state.get_worker(worker).worker_type == "WORKER"
+    assert worker not in [r.worker_id for r in state.list_actors(limit=1000, detail=True)]
+    assert "remote functions" not in state.summarize_actors()["cluster"]["summary"]
+
+
 def test_one_that_fails_says_of_what_kind():
     with pytest.raises(ValueError, match="no"):
         ray.get(_raises.remote())

@@ -474,14 +474,17 @@ def get_log(
     submission_id: str | None = None,
     attempt_number: int = 0,
 ) -> Iterator[str]:
-    """A log, in pieces: of a file (``list_logs``), of an actor or a process (its stdout, or with ``suffix="err"`` its stderr), or of a
-    submitted job. The last ``tail`` lines, or all that is kept; ``follow``: and what is written from then on, until its process ends. A
-    process is one of the node that ``node_id`` or ``node_ip`` names, where one is named."""
+    """A log, in pieces: of a file (``list_logs``), of an actor or a process (its stdout, or with ``suffix="err"`` its stderr), of a
+    submitted job, or what the last attempt of a task printed (Unimplemented where a process runs several at once). The last ``tail``
+    lines, or all that is kept; ``follow``: and what is written from then on, until its process ends. A process is one of the node that
+    ``node_id`` or ``node_ip`` names, where one is named."""
     del attempt_number
-    if task_id is not None:
-        raise Unimplemented("the log of one task", hint="that of its process: pid=get_task(id).worker_pid")
     if suffix not in ("out", "err"):
         raise ValueError(f'suffix is "out" or "err", not {suffix!r}')
+    if task_id is not None:
+        if follow:
+            raise Unimplemented("following one task", hint="pid=get_task(id).worker_pid: its process")
+        return _printed_by(task_id, address, tail, timeout, suffix)
     worker, folder = None, _logs_folder(address)
     nodes = _nodes_named(folder, address, node_id, node_ip, timeout)
     if filename is None:
@@ -496,6 +499,11 @@ def get_log(
         return row is None or not row.is_alive
 
     return _pieces(path, tail, follow, over, encoding or "utf-8", errors or "replace")
+
+
+def _printed_by(task: str, address: str | None, tail: int, timeout: float, suffix: str) -> Iterator[str]:
+    said = _command("logs", "task", "--id", task, "--tail", str(tail), *_address(address), timeout=timeout)
+    return iter([log["text"] for log in said["logs"] if log["stream"] == f"std{suffix}"])
 
 
 def _worker_of(
