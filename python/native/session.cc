@@ -509,6 +509,19 @@ void bind_session(nb::module_& m) {
           },
           nb::arg("ref"), nb::arg("recursive"), nb::arg("force"), "Nobody wants it any more.")
       .def(
+          "cancel_elsewhere",
+          [](PySession& s, const std::string& id, const std::string& owner, bool recursive, bool force) {
+            const auto use = s.use();
+            const auto done = [&] {
+              const nb::gil_scoped_release release;
+              const auto [object, worker] = object_at(id, owner);
+              return use->cancel_elsewhere(object, worker, {recursive, force});
+            }();
+            unwrap(done);
+          },
+          nb::arg("id"), nb::arg("owner"), nb::arg("recursive"), nb::arg("force"),
+          "The same of a call of another process (place), which has published the result.")
+      .def(
           "kill",
           [](PySession& s, const std::string& actor, bool restart) {
             const auto use = s.use();
@@ -616,7 +629,9 @@ void bind_session(nb::module_& m) {
             Session& session = *use;
             auto hold = [&] {
               const nb::gil_scoped_release release;
-              return session.publish(object_id(id), ref.future());
+              Session::ToCancel to_cancel;
+              if (ref.source()) to_cancel = [follows = Ref(ref.future(), ref.source())] { return follows.to_cancel(); };
+              return session.publish(object_id(id), ref.future(), std::move(to_cancel));
             }();
             ref.name({session.job(), object_id(id), session.node()}, std::move(hold));
           },

@@ -272,6 +272,13 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     inspect(m, std::move(responder));
     return Message();
   }
+  if (method == actors::kCancelResult) {
+    if (peer.identity().role == runtime::Role::kNode) return answer_node(peer, method, message, responder, later);
+    SHOAL_TRY(const auto m, from_bytes<actors::CancelResult>(message.body));
+    later = true;
+    cancel_result(m, std::move(responder));
+    return Message();
+  }
   if (method == actors::kReadTaskLog) {
     SHOAL_TRY(const auto m, from_bytes<actors::ReadTaskLog>(message.body));
     const std::size_t bytes = std::min<std::uint64_t>(m.log.tail_bytes, kMaxReadBytes);
@@ -362,6 +369,27 @@ void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {
   inspection->asked_all();
 }
 
+// A process or node that is gone has no calls: there is nothing to cancel then.
+void Node::cancel_result(const actors::CancelResult& cancel, runtime::Responder responder) {
+  const NodeId home = cancel.object.home;
+  if (!home || home == id_) return cancel_here(cancel, std::move(responder));
+  auto shared = std::make_shared<runtime::Responder>(std::move(responder));
+  objects_.neighbours().call(home, actors::kCancelResult, to_bytes(cancel), [shared](Result<Message> r) {
+    if (!r && r.error().reason() == "OwnerDied") return shared->reply(Message());
+    shared->answer(std::move(r));
+  });
+}
+
+void Node::cancel_here(const actors::CancelResult& cancel, runtime::Responder responder) {
+  const auto it = workers_.find(cancel.owner);
+  if (it == workers_.end() || it->second.peer == nullptr) return responder.reply(Message());
+  auto shared = std::make_shared<runtime::Responder>(std::move(responder));
+  it->second.peer->call(number(actors::kCancelResult), body(to_bytes(cancel)), Peer::kNoTimeout, [shared](Result<Message> r) {
+    if (!r && r.error().reason() == "Disconnected") return shared->reply(Message());
+    shared->answer(std::move(r));
+  });
+}
+
 Result<Message> Node::answer_node(Peer& peer, Method method, Message& message, runtime::Responder& responder, bool& later) {
   if (peer.identity().role != runtime::Role::kNode) return fail(invalid_argument("only nodes ask that"));
   Client& client = clients_.at(peer.number());
@@ -375,6 +403,12 @@ Result<Message> Node::answer_node(Peer& peer, Method method, Message& message, r
   if (method == Method::kCountObjects) {
     SHOAL_TRY(const auto news, from_bytes<actors::CountObjects>(message.body));
     objects_.told(client.node, news);
+    return Message();
+  }
+  if (method == actors::kCancelResult) {
+    SHOAL_TRY(const auto cancel, from_bytes<actors::CancelResult>(message.body));
+    later = true;
+    cancel_here(cancel, std::move(responder));
     return Message();
   }
   SHOAL_TRY(const auto asked, from_bytes<actors::PullObject>(message.body));

@@ -65,6 +65,53 @@ print("done")
     assert "zone=b" in shoal_command("list", "nodes").stdout
 
 
+def test_calls_are_cancelled_from_other_nodes(run):
+    out = run(
+        """
+import signal
+from shoal.exceptions import TaskCancelledError
+
+@shoal.remote(num_cpus=0)
+def sleeps(resources=None):
+    time.sleep(1000)
+
+@shoal.remote(num_cpus=0)
+class There:
+    def cancel(self, refs, force):
+        assert "another node" in repr(refs[0]), refs
+        shoal.cancel(refs[0], force=force)
+
+    def call(self):
+        return [sleeps.remote()]
+
+def is_cancelled(ref):
+    try:
+        shoal.get(ref, timeout=60)
+    except TaskCancelledError:
+        return
+    assert False, ref
+
+there = There.options(label_selector={"zone": "b"}).remote()
+waits, runs = sleeps.options(resources={"unobtainium": 1}).remote(), sleeps.remote()
+for ref, force in (waits, False), (runs, True):
+    shoal.get(there.cancel.remote([ref], force), timeout=60)
+    is_cancelled(ref)
+(ref,), (other,) = shoal.get([there.call.remote(), there.call.remote()], timeout=60)
+assert "another node" in repr(ref), ref
+shoal.cancel(ref)
+is_cancelled(ref)
+(lost,) = (n for n in shoal.nodes() if n["id"] == zones["b"])
+os.kill(lost["pid"], signal.SIGKILL)
+end = time.monotonic() + 60
+while any(n["state"] == "ALIVE" and n["id"] == zones["b"] for n in shoal.nodes()) and time.monotonic() < end:
+    time.sleep(0.01)
+shoal.cancel(other)
+print("done")
+"""
+    )
+    assert out == "done\n"
+
+
 def test_nodes_are_resources_too(run, shoal_command):
     out = run(
         """
