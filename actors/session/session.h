@@ -83,6 +83,8 @@ class Session {
   // Makes an actor of another process known here: handles are values. NotFound when the head does not know it.
   Result<void> know(ActorId actor, const std::string& class_name);
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
+  // See ActorCalls. Only while the loop is owned.
+  std::uint64_t new_task() { return calls_->new_task(); }
   // Calls made after this fail, whatever the actor's process still does. `restart`: it only loses its process, if it is one that is started
   // again.
   Result<void> kill(ActorId actor, bool restart = false);

@@ -232,8 +232,6 @@ def _raw(what: str, address: str | None, timeout: float) -> list[dict[str, Any]]
 
 def _told(what: str, address: str | None, timeout: float, raise_on_missing_output: bool) -> list[dict[str, Any]]:
     """What nodes and their processes tell of themselves. Of those that told nothing Unavailable, or a warning."""
-    if address is not None and "://" in address:
-        raise Unimplemented(f"{what} over HTTP", hint="give the address of the cluster itself: HOST:PORT")
     rows, missing = _asked(what, address, timeout)
     if missing and raise_on_missing_output:
         raise _incomplete(what, missing)
@@ -244,6 +242,8 @@ def _told(what: str, address: str | None, timeout: float, raise_on_missing_outpu
 
 def _asked(what: str, address: str | None, timeout: float) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows, and what is missing."""
+    if address is not None and "://" in address:
+        raise Unimplemented(f"{what} over HTTP", hint="give the address of the cluster itself: HOST:PORT")
     said = _command("list", what, "--limit", "0", *_address(address), timeout=timeout)
     missing = [f"{'process ' + str(s['pid']) if s['worker'] else 'node ' + s['node']}: {s['why']}" for s in said["silent"]]
     missing += [f"{said['left_out']} rows are too many to be told"] if said["left_out"] else []
@@ -336,8 +336,6 @@ def get_placement_group(id: str, address: str | None = None, timeout: float = _T
 def get_task(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | list[StateRow] | None:
     """One task with all its fields, a row per attempt when there were several; None when nobody knows it. Unavailable when somebody who
     might know it told nothing, and nobody else does."""
-    if address is not None and "://" in address:
-        raise Unimplemented("tasks over HTTP", hint="give the address of the cluster itself: HOST:PORT")
     raw, missing = _asked("tasks", address, timeout)
     rows = [_task(r, True) for r in raw if r["id"] == id]
     if not rows and missing:
