@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "actors/cluster/function_worker.h"
+
 namespace shoal::actors::api {
 
 namespace {
@@ -76,7 +78,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
 
 Result<void> FunctionPools::grow(Pool& pool) {
   Session& session = hub_.session;
-  SHOAL_TRY(const GangSpec spec, launcher_.gang(1, "functions", pool.resources, pool.options.where, pool.options.env));
+  SHOAL_TRY(const GangSpec spec, launcher_.gang(1, actors::kFunctionWorker, pool.resources, pool.options.where, pool.options.env));
   const ActorId id = spec.actors[0].id;
   Making making{.full_class_name = std::string(kFunctionClass)};
   SHOAL_TRY(making.args, encode(List<WorkerId, NodeId>(), session.worker(), session.node()));

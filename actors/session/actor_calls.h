@@ -82,6 +82,9 @@ class ActorCalls final : public runtime::PeerHandler {
   // The future's value may be an exception that the method raised. NotFound for an actor that was never expected.
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
 
+  // For a call that is made more than once: Call::task of its attempts has this number.
+  std::uint64_t new_task() { return next_task_++; }
+
   // Whether calls on it that wait for a reference hold up those behind them: not in any order. Of an actor that is known here.
   void in_any_order(ActorId actor, bool any);
   // Whether it is a call whose answer is not there yet.

@@ -109,10 +109,7 @@ Incoming CallQueue::pop() {
   Incoming out = std::move(calls_.front());
   calls_.pop_front();
   bytes_ -= inline_bytes(out.call);
-  if (book_ != nullptr) {
-    out.book = book_;
-    out.entry = book_->taken(out.call, out.from, hands_on_);
-  }
+  if (book_ != nullptr) out.taken = CallBook::Taken(*book_, book_->taken(out.call, out.from, hands_on_));
   return out;
 }
 

@@ -29,8 +29,7 @@ struct Incoming {
   WorkerId from;           // the process of the caller, if it is known
   NodeId from_node;        // its node
   References* references = nullptr;
-  CallBook* book = nullptr;  // in which it is noted, once it was taken from its queue
-  CallBook::Entry entry = nullptr;
+  CallBook::Taken taken{};  // once it was, from its queue
 
   CallKey key() const { return {peer, responder.number()}; }
 
@@ -39,11 +38,11 @@ struct Incoming {
     if (!message) return fail(message.error());
     if (references != nullptr) references->sending(value, from, from_node);
     responder.reply(*std::move(message), flush);
-    if (book != nullptr) book->ended(std::exchange(entry, nullptr), value.raised() ? kRaisedFailure : std::string_view());
+    taken.ended(value.raised() ? kRaisedFailure : std::string_view());
   }
   void fail(const Error& error) {
     responder.fail(error);
-    if (book != nullptr) book->ended(std::exchange(entry, nullptr), kind_of_failure(error));
+    taken.ended(kind_of_failure(error));
   }
 };
 

@@ -1,6 +1,7 @@
 #include "actors/session/call_book.h"
 
 #include <algorithm>
+#include <array>
 
 namespace shoal::actors {
 
@@ -29,14 +30,15 @@ void CallBook::ended(Entry entry, std::string_view failure) {
   r.start = entry->start.load(std::memory_order_relaxed);
   if (r.start == 0) r.start = r.end;
   if (!failure.empty()) r.failure = name_of_failure(failure);
-  keep(r);
+  ran_.keep(r);
   entry->taken = false;
   entry->next_free = std::exchange(free_, entry);
 }
 
 void CallBook::over(const Over& o) {
-  keep({o.number, o.caller, o.actor, o.start.time_since_epoch().count(), o.end.time_since_epoch().count(), o.name,
-        o.failure.empty() ? 0 : name_of_failure(o.failure)});
+  Ring& ring = task_of_pool(o.number) ? functions_ : failures_;
+  ring.keep({o.number, o.caller, o.actor, o.start.time_since_epoch().count(), o.end.time_since_epoch().count(), o.name,
+             o.failure.empty() ? 0 : name_of_failure(o.failure)});
 }
 
 std::uint32_t CallBook::name(std::string_view method, std::string_view function) {
@@ -57,13 +59,17 @@ std::uint32_t CallBook::name_of_failure(std::string_view failure) {
   return std::max(out, kFailed);
 }
 
-void CallBook::keep(const Record& record) {
-  if (done_.size() < kMaxDone) {
-    done_.push_back(record);
+void CallBook::Ring::keep(const Record& record) {
+  if (records_.size() < kMaxDone) {
+    records_.push_back(record);
     return;
   }
-  done_[next_] = record;
+  records_[next_] = record;
   next_ = (next_ + 1) % kMaxDone;
+}
+
+const CallBook::Record* CallBook::Ring::newest(std::size_t i) const {
+  return i < records_.size() ? &records_[(next_ + records_.size() - 1 - i) % records_.size()] : nullptr;
 }
 
 ToldTask CallBook::told(const Record& r, std::int64_t unix_offset_us) const {
@@ -95,8 +101,19 @@ std::uint64_t CallBook::tell_running(std::vector<ToldTask>& out, std::size_t lim
 
 void CallBook::tell_over(std::vector<ToldTask>& out, std::size_t limit) const {
   const std::int64_t offset = unix_offset_us();
-  for (std::size_t i = 0; i < done_.size() && out.size() < limit; ++i) {
-    out.push_back(told(done_[(next_ + done_.size() - 1 - i) % done_.size()], offset));
+  std::array<std::pair<const Ring*, std::size_t>, 3> rings = {{{&ran_, 0}, {&functions_, 0}, {&failures_, 0}}};
+  while (out.size() < limit) {
+    const Record* last = nullptr;
+    std::size_t* told_of = nullptr;
+    for (auto& [ring, at] : rings) {
+      const Record* const record = ring->newest(at);
+      if (record == nullptr || (last != nullptr && last->end >= record->end)) continue;
+      last = record;
+      told_of = &at;
+    }
+    if (last == nullptr) return;
+    ++*told_of;
+    out.push_back(told(*last, offset));
   }
 }
 

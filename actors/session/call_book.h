@@ -22,7 +22,7 @@ namespace shoal::actors {
 
 class CallBook {
  public:
-  static constexpr std::size_t kMaxDone = 2048;   // calls that are over; the oldest go first
+  static constexpr std::size_t kMaxDone = 2048;   // calls that are over, of each kind (Ring); the oldest go first
   static constexpr std::size_t kMaxNames = 1000;  // of methods and functions, of so many bytes; the others have none
   static constexpr std::size_t kMaxNameBytes = 1000;
 
@@ -49,6 +49,32 @@ class CallBook {
     std::string_view failure;
   };
   void over(const Over& over);
+  // A call that was taken, whose place here is free again once this ends: with a bug of ours, if nobody said how it ended.
+  class Taken {
+   public:
+    Taken() = default;
+    Taken(CallBook& book, Entry entry) : book_(&book), entry_(entry) {}
+    Taken(Taken&& other) noexcept : book_(other.book_), entry_(std::exchange(other.entry_, nullptr)) {}
+    Taken& operator=(Taken&& other) noexcept {
+      std::swap(book_, other.book_);
+      std::swap(entry_, other.entry_);
+      return *this;
+    }
+    ~Taken() { ended("INTERNAL"); }
+    void began() const {
+      if (book_ != nullptr) book_->began(entry_);
+    }
+    void ended(std::string_view failure = {}) {
+      if (book_ != nullptr) book_->ended(std::exchange(entry_, nullptr), failure);
+    }
+    // The book is gone.
+    void forget() { entry_ = nullptr; }
+
+   private:
+    CallBook* book_ = nullptr;
+    Entry entry_ = nullptr;
+  };
+
   // Of a method and a function; 0 when there are too many.
   std::uint32_t name(std::string_view method, std::string_view function);
   const std::pair<std::string, std::string>& named(std::uint32_t name) const { return names_[name]; }
@@ -67,8 +93,18 @@ class CallBook {
     std::uint32_t name = 0, failure = 0;
   };
   static_assert(sizeof(Record) <= 64);
+  // The last of one kind: what comes often does not drive out the others.
+  class Ring {
+   public:
+    void keep(const Record& record);
+    // The one that ended last, the one before it, ..; null: there are no more.
+    const Record* newest(std::size_t i) const;
+
+   private:
+    std::vector<Record> records_;
+    std::size_t next_ = 0;  // once it is full
+  };
   std::uint32_t name_of_failure(std::string_view failure);
-  void keep(const Record& record);
   ToldTask told(const Record& record, std::int64_t unix_offset_us) const;
   std::int64_t unix_offset_us() const;
   std::int64_t now() const { return clock_.now().time_since_epoch().count(); }
@@ -79,8 +115,7 @@ class CallBook {
   std::uint32_t last_name_ = 0;
   std::deque<Running> running_;  // they stay where they are, and are used again
   Entry free_ = nullptr;
-  std::vector<Record> done_;
-  std::size_t next_ = 0;  // in done_, once it is full
+  Ring ran_, functions_, failures_;  // here; by workers of this process's pools; of what else it called
 };
 
 struct CallBook::Running {

@@ -87,6 +87,49 @@ TEST_F(CallBookTest, OfThoseThatRunIsToldHowManyMoreThereAreAndOfOthersWhatThere
   EXPECT_EQ(out[3].number, 5u);
 }
 
+TEST_F(CallBookTest, WhatComesOftenDrivesOutOnlyItsOwnKind) {
+  const std::uint64_t of_pool = std::uint64_t{1} << kPoolTaskBits;
+  const auto note = [&](std::uint64_t number, std::string_view failure) {
+    pass(1us);
+    book_.over({number, kCaller, ActorId{7}, book_.name("run", "half"), {}, world_.clock().now(), failure});
+  };
+  pass(1s);
+  book_.ended(book_.taken(call_of("add", 1), kCaller));
+  note(of_pool, {});
+  for (std::uint64_t i = 2; i <= CallBook::kMaxDone + 10; ++i) note(i, "ACTOR_DIED");
+  note(of_pool + 1, "WORKER_DIED");
+  const auto tasks = told();
+  ASSERT_EQ(tasks.size(), CallBook::kMaxDone + 3);
+  EXPECT_EQ(tasks[0].number, of_pool + 1);
+  EXPECT_EQ(tasks[1].number, CallBook::kMaxDone + 10);
+  EXPECT_EQ(tasks[CallBook::kMaxDone + 1].number, of_pool);
+  EXPECT_EQ(tasks[CallBook::kMaxDone + 2].number, 1u);
+}
+
+TEST_F(CallBookTest, OneThatIsLetGoOfHasFailedAndItsPlaceIsFree) {
+  pass(1s);
+  const auto entry = book_.taken(call_of("add", 1), kCaller);
+  {
+    CallBook::Taken first(book_, entry);
+    const CallBook::Taken taken = std::move(first);
+    EXPECT_EQ(told()[0].state, TaskState::kRunning);
+  }
+  ASSERT_EQ(told().size(), 1u);
+  EXPECT_EQ(told()[0].error, "INTERNAL");
+  EXPECT_EQ(book_.taken(call_of("add", 2), kCaller), entry);
+}
+
+TEST_F(CallBookTest, HowItEndedIsSaidOnce) {
+  pass(1s);
+  CallBook::Taken taken(book_, book_.taken(call_of("add", 1), kCaller));
+  taken.ended();
+  taken = CallBook::Taken(book_, book_.taken(call_of("add", 2), kCaller));
+  taken.ended("FAILED");
+  const auto tasks = told();
+  ASSERT_EQ(tasks.size(), 2u);
+  EXPECT_EQ(tasks[1].state, TaskState::kFinished);
+}
+
 TEST_F(CallBookTest, NamesAreBounded) {
   pass(1s);
   for (std::size_t i = 0; i < CallBook::kMaxNames + 10; ++i) book_.ended(book_.taken(call_of("m" + std::to_string(i), 1), kCaller));

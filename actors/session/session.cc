@@ -11,6 +11,7 @@
 
 #include "actors/session/open_network.h"
 #include "actors/session/telling.h"
+#include "actors/wire/cancelling.h"
 #include "runtime/process/process.h"
 #include "runtime/wire/codec.h"
 
@@ -170,7 +171,7 @@ Session::Session(SessionOptions options)
                                                 [this] { on_head_opened(); }, [this] { on_closed(); }});
     node_ = std::make_unique<Link>(*this, false,
                                    Link::Events{[this](runtime::Request n) { on_node_notice(std::move(n)); },
-                                                [this](runtime::Request r, runtime::Responder responder) { responder.answer(told(r)); },
+                                                [this](runtime::Request r, runtime::Responder responder) { responder.answer(asked(r)); },
                                                 [] {}, [this] { on_closed(); }});
   });
 }
@@ -487,16 +488,23 @@ void Session::in_any_order(ActorId actor, bool any) {
 }
 
 Result<void> Session::cancel(const ValueFuture& result, CancelHow how) {
-  return own([&]() -> Result<void> {
-    for (const auto& pool : task_pools_) pool->cancel(result, how);
-    if (result.ready()) return {};
-    if (how.force && calls_->pending(result)) {
-      return fail(invalid_argument("force is for remote functions: a process that is an actor is not ended by a call that is cancelled")
-                      .with_hint("cancel it without force, or kill() the actor"));
-    }
-    calls_->cancel(result, how);
-    return {};
-  });
+  return own([&] { return cancel_now(result, how); });
+}
+
+Result<void> Session::cancel_now(const ValueFuture& result, CancelHow how) {
+  for (const auto& pool : task_pools_) pool->cancel(result, how);
+  if (result.ready()) return {};
+  if (how.force && calls_->pending(result)) {
+    return fail(invalid_argument("force is for remote functions: a process that is an actor is not ended by a call that is cancelled")
+                    .with_hint("cancel it without force, or kill() the actor"));
+  }
+  calls_->cancel(result, how);
+  return {};
+}
+
+Result<void> Session::cancel_elsewhere(const ObjectKey& object, WorkerId owner, CancelHow how) {
+  SHOAL_OK(ask(*node_, kCancelResult, to_bytes(CancelResult{object, owner, how.recursive, how.force}), options_.control_timeout));
+  return {};
 }
 
 bool Session::dead(ActorId actor) {
@@ -615,9 +623,9 @@ ValueFuture Session::put(Value value) {
   return promise.future();
 }
 
-std::shared_ptr<const void> Session::publish(ObjectId id, const ValueFuture& future) {
+std::shared_ptr<const void> Session::publish(ObjectId id, const ValueFuture& future, ToCancel to_cancel) {
   auto hold = references_.hold({{job_, id, node_id_}});
-  own([&] { put_when_ready(id, future); });
+  own([&] { put_when_ready(id, future, std::move(to_cancel)); });
   return hold;
 }
 
@@ -626,8 +634,10 @@ void Session::give(ObjectId id, const ValueFuture& future) {
 }
 
 // Loop only.
-void Session::put_when_ready(ObjectId id, const ValueFuture& future) {
+void Session::put_when_ready(ObjectId id, const ValueFuture& future, ToCancel to_cancel) {
+  if (!future.ready()) promised_[id] = to_cancel ? std::move(to_cancel) : [future] { return future; };
   future.then([this, id](const Result<Value>& value) {
+    promised_.erase(id);
     Peer* const node = node_ ? node_->peer() : nullptr;
     if (!node) return;
     references_.flush();
@@ -660,7 +670,7 @@ void Session::count(const std::vector<References::Change>& changes) {
   }
 }
 
-ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner, std::shared_ptr<const void> hold) {
+ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner) {
   return own([&] {
     references_.flush();  // what was let go before is not this
     const runtime::Promise<Value> promise;
@@ -670,7 +680,7 @@ ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner, std::shared_
       return promise.future();
     }
     node->call(number(Method::kGetObject), body(to_bytes(ObjectRef{object.id, object.job, 0, owner, {}, object.home})), Peer::kNoTimeout,
-               [this, promise, object, hold = std::move(hold)](Result<Message> r) {
+               [this, promise, object](Result<Message> r) {
                  if (!r) return promise.set(fail(r.error()));
                  if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
                  auto value = Value::from_memory(std::move(r->fds[0]));
@@ -804,10 +814,23 @@ void Session::on_head_notice(runtime::Request notice) {
   }
 }
 
-// What the node asks for, for somebody who looks at the cluster.
-Result<Message> Session::told(const runtime::Request& request) {
-  if (static_cast<Method>(request.method) != kInspect) return fail(unimplemented("a client takes no requests"));
-  SHOAL_TRY(const auto asked, from_bytes<Inspect>(request.message.body));
+// By the node, for others: who looks at the cluster, or cancels what this process called.
+Result<Message> Session::asked(const runtime::Request& request) {
+  const auto method = static_cast<Method>(request.method);
+  if (method == kInspect) {
+    SHOAL_TRY(const auto inspect, from_bytes<Inspect>(request.message.body));
+    return Message{{}, to_bytes(told(inspect)), {}};
+  }
+  if (method != kCancelResult) return fail(unimplemented("a client takes no such requests"));
+  SHOAL_TRY(const auto cancel, from_bytes<CancelResult>(request.message.body));
+  const auto promised = promised_.find(cancel.object.id);
+  if (promised == promised_.end() || cancel.object.job != job_) return Message();  // it is there
+  const ToCancel to_cancel = promised->second;                                     // what it leads to may take it from there
+  SHOAL_OK(cancel_now(to_cancel(), {cancel.recursive, cancel.force}));
+  return Message();
+}
+
+ToldProcess Session::told(const Inspect& asked) {
   ToldProcess out;
   if (asked.what == Inspect::What::kObjects) {
     out.objects = tell_memories(objects_.all(), job_, *random_);
@@ -819,7 +842,7 @@ Result<Message> Session::told(const runtime::Request& request) {
     for (const auto& pool : task_pools_) out.left_out += pool->tell(out.tasks, limit);
     book_->tell_over(out.tasks, limit);
   }
-  return Message{{}, to_bytes(out), {}};
+  return out;
 }
 
 void Session::on_node_notice(runtime::Request notice) {

@@ -7,6 +7,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -22,6 +23,7 @@
 #include "actors/session/object_store.h"
 #include "actors/session/remote_logs.h"
 #include "actors/session/task_pool.h"
+#include "actors/wire/inspection.h"
 #include "actors/wire/messages.h"
 #include "runtime/loop/loop_thread.h"
 #include "runtime/net/hello.h"
@@ -83,6 +85,8 @@ class Session {
   // Makes an actor of another process known here: handles are values. NotFound when the head does not know it.
   Result<void> know(ActorId actor, const std::string& class_name);
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
+  // See ActorCalls. Only while the loop is owned.
+  std::uint64_t new_task() { return calls_->new_task(); }
   // Calls made after this fail, whatever the actor's process still does. `restart`: it only loses its process, if it is one that is started
   // again.
   Result<void> kill(ActorId actor, bool restart = false);
@@ -93,6 +97,9 @@ class Session {
   // Nobody wants this answer any more: one that is not there yet will be Cancelled/TaskCancelled, unless it comes first. Nothing for one
   // that is there, or that no call of this process makes. InvalidArgument for force with a method of an actor.
   Result<void> cancel(const ValueFuture& result, CancelHow how);
+  // The same of a call of another process, which has published its result under this name. Returns once that one has cancelled it; nothing
+  // for one that is gone.
+  Result<void> cancel_elsewhere(const ObjectKey& object, WorkerId owner, CancelHow how);
   // As far as this process has heard.
   bool dead(ActorId actor);
   Result<ListReply> list(ListRequest::What what, JobId job = {});
@@ -142,16 +149,17 @@ class Session {
   // The memory of large values that this process makes. Any thread.
   ValueMemory& memory() { return objects_; }
   // Gives a value to the node under this id, so that other processes can get it. It may not be ready yet. If it cannot be shared, they get
-  // that error. The node keeps it as long as somebody holds it: this process as long as it has what is returned.
-  std::shared_ptr<const void> publish(ObjectId id, const ValueFuture& future);
+  // that error. The node keeps it as long as somebody holds it: this process as long as it has what is returned. `to_cancel` says, on the
+  // loop, what is to be cancelled when nobody wants it any more; without it that is the future itself.
+  using ToCancel = std::function<ValueFuture()>;
+  std::shared_ptr<const void> publish(ObjectId id, const ValueFuture& future, ToCancel to_cancel = {});
   // The same, but the node keeps it until it is dropped, or the job ends.
   void give(ObjectId id, const ValueFuture& future);
   // What this process refers to, and gives away.
   References& references() { return references_; }
   // One that a process of that job published, or will, at its node (`home`; none: this one). Unavailable/OwnerDied when that process or
-  // node ends before, Unavailable/ObjectFreed when nobody held it any more, Unavailable/ObjectLost when its node cannot be reached. `hold`
-  // is kept until it is here.
-  ValueFuture fetch(const ObjectKey& object, WorkerId owner, std::shared_ptr<const void> hold = {});
+  // node ends before, Unavailable/ObjectFreed when nobody held it any more, Unavailable/ObjectLost when its node cannot be reached.
+  ValueFuture fetch(const ObjectKey& object, WorkerId owner);
   void drop(ObjectId id);
 
   // ---- hosting ----
@@ -198,13 +206,16 @@ class Session {
   void watch(ActorId actor, runtime::Duration timeout, std::function<void(Result<void>)> done);
   void on_head_opened();
   void on_closed();
-  void put_when_ready(ObjectId id, const ValueFuture& future);
+  void put_when_ready(ObjectId id, const ValueFuture& future, ToCancel to_cancel = {});
+  // Loop only.
+  Result<void> cancel_now(const ValueFuture& result, CancelHow how);
   void count(const std::vector<References::Change>& changes);
   Result<void> share_memory(const Fd& board, std::int32_t member);
   void on_head_notice(runtime::Request notice);
   void on_node_notice(runtime::Request notice);
   void on_logs(const std::string& host, const runtime::Request& notice);
-  Result<runtime::Message> told(const runtime::Request& request);
+  Result<runtime::Message> asked(const runtime::Request& request);
+  ToldProcess told(const Inspect& inspect);
 
   SessionOptions options_;
   runtime::Loop loop_;
@@ -224,6 +235,7 @@ class Session {
   std::deque<GroupId> removed_groups_;
   bool blocked_ = false;
   std::vector<std::shared_ptr<TaskPool>> task_pools_;
+  std::map<ObjectId, ToCancel> promised_;  // what was published before it was there
   std::unique_ptr<ActorHost> actor_host_;
   std::unique_ptr<HostRequests> host_requests_;
   std::unique_ptr<Link> head_, node_;

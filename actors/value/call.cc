@@ -148,6 +148,17 @@ Result<runtime::Message> to_message(const Call& call, bool local) {
   return out;
 }
 
+namespace {
+
+// Most calls run the function that the one before them ran.
+std::shared_ptr<const std::string> shared_name(std::string_view name) {
+  thread_local std::shared_ptr<const std::string> last;
+  if (last == nullptr || *last != name) last = std::make_shared<const std::string>(name);
+  return last;
+}
+
+}  // namespace
+
 Result<Call> call_from(runtime::Message message) {
   Call call;
   Shape args;
@@ -158,7 +169,7 @@ Result<Call> call_from(runtime::Message message) {
               call.from = WorkerId{m.getFrom()};
               call.from_node = NodeId{m.getFromNode()};
               call.task = m.getTask();
-              if (m.hasFunction()) call.function = std::make_shared<const std::string>(runtime::text(m.getFunction()));
+              if (m.hasFunction()) call.function = shared_name({m.getFunction().cStr(), m.getFunction().size()});
               const auto theirs = m.getDeps();
               KJ_REQUIRE(theirs.size() <= Call::kMaxDeps, "too many references");
               args = read_shape(m.getArgs());

@@ -65,3 +65,12 @@ struct ToldNode {
   spilledBytes @7 :UInt64;
   limitBytes @8 :UInt64;
 }
+
+# What one call printed (task_log.h).
+struct ReadTaskLog {
+  worker @0 :UInt64;
+  stream @1 :UInt16;
+  tailBytes @2 :UInt64;
+  caller @3 :UInt64;
+  number @4 :UInt64;
+}

@@ -30,6 +30,16 @@ void Cancels::note(CallKey call, CancelHow how) {
   if (interrupted && !signalled.exchange(true)) pthread_kill(*interrupted, SIGINT);
 }
 
+// A caller waits for the answer, and the book has a place for it: both are the loop's.
+PyIncoming::~PyIncoming() {
+  if (answered_) return;
+  if (const auto session = PySession::use_of(users_)) {
+    (*session)->own([&] { incoming_.fail(internal("a call was let go of without an answer").in(incoming_.call.method)); });
+  } else {
+    incoming_.taken.forget();
+  }
+}
+
 bool Cancels::has(CallKey call) const { return std::find(calls.begin(), calls.end(), call) != calls.end(); }
 
 namespace {
@@ -129,7 +139,7 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
                     s.due.reset();
                     if (s.stopped || !s.cancels->untold.empty()) return true;
                     if (s.queue->empty()) return false;
-                    out = std::make_unique<PyIncoming>(s.queue->pop());
+                    out = std::make_unique<PyIncoming>(s.queue->pop(), s.users());
                     return true;
                   },
                   deadline);

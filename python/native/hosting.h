@@ -16,18 +16,28 @@ namespace shoal::python {
 // A call that waits for this process's answer.
 class PyIncoming {
  public:
-  explicit PyIncoming(actors::Incoming incoming) : incoming_(std::move(incoming)) {}
+  PyIncoming(actors::Incoming incoming, std::shared_ptr<PySession::Users> users)
+      : incoming_(std::move(incoming)), users_(std::move(users)) {}
+  PyIncoming(const PyIncoming&) = delete;
+  PyIncoming& operator=(const PyIncoming&) = delete;
+  // One that nobody has answered fails.
+  ~PyIncoming();
   const actors::Call& call() const { return incoming_.call; }
   actors::CallKey key() const { return incoming_.key(); }
-  void reply(const actors::Value& value) { incoming_.reply(value); }
-  void fail(const Error& error) { incoming_.fail(error); }
-  void began() {
-    if (incoming_.book != nullptr) incoming_.book->began(incoming_.entry);
+  void reply(const actors::Value& value) {
+    answered_ = true;
+    incoming_.reply(value);
   }
+  void fail(const Error& error) {
+    answered_ = true;
+    incoming_.fail(error);
+  }
+  void began() { incoming_.taken.began(); }
   // Of the caller's: its process and the number there, 16 digits each; the attempt is not part of it.
   std::string task_id() const { return to_string(incoming_.from) + hex(actors::task_number(incoming_.call.task, 0)); }
   // The duty to answer it, without what came with it.
   actors::Incoming release() {
+    answered_ = true;
     return {{},
             std::move(incoming_.responder),
             incoming_.peer,
@@ -35,12 +45,13 @@ class PyIncoming {
             incoming_.from,
             incoming_.from_node,
             incoming_.references,
-            incoming_.book,
-            std::exchange(incoming_.entry, nullptr)};
+            std::move(incoming_.taken)};
   }
 
  private:
   actors::Incoming incoming_;
+  const std::shared_ptr<PySession::Users> users_;
+  bool answered_ = false;
 };
 
 inline actors::CallKey key_of(const PyIncoming* incoming) { return incoming ? incoming->key() : actors::CallKey(); }

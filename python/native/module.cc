@@ -4,6 +4,7 @@
 
 #include <csignal>
 
+#include "actors/cluster/function_worker.h"
 #include "python/native/bindings.h"
 #include "runtime/core/version.h"
 
@@ -23,6 +24,7 @@ void die_with(pid_t parent) {
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // a session or model may live until the interpreter ends
   m.attr("__version__") = kVersion;
+  m.attr("FUNCTION_WORKER") = actors::kFunctionWorker;  // the class of workers of remote functions
   m.def(
       "code_name",
       [](std::uint16_t code) {

@@ -148,7 +148,12 @@ std::vector<std::uint64_t> Readiness::take() const {
 
 Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, bool judge_raised, Readiness readiness,
                     std::uint64_t number) const {
-  if (session.own([&] { return source_->cancelled; })) {
+  const bool cancelled = session.own([&] {
+    if (source_->task == 0) source_->task = session.new_task();
+    call.task = actors::task_number(source_->task, source_->attempts++);
+    return source_->cancelled;
+  });
+  if (cancelled) {
     const auto error = actors::call_cancelled(call.method);
     session.own([&] { promise_.set(fail(error)); });
     return Ref(promise_.future());

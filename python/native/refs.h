@@ -38,6 +38,8 @@ class Ref {
   struct Source {
     actors::ValueFuture call;
     bool cancelled = false;
+    std::uint64_t task = 0;     // of a call that is made again: its number, once it was made
+    std::int32_t attempts = 0;  // that were
   };
   explicit Ref(actors::ValueFuture future, std::shared_ptr<Source> source = {}) : future_(std::move(future)), source_(std::move(source)) {}
   // One that is an object of the node's; `hold` keeps it there.

@@ -32,39 +32,54 @@ std::unique_ptr<PySession> PySession::open(actors::SessionOptions options) {
   const auto users = std::make_shared<Users>();
   options.interrupted = [users] { return users->ending || signals_pending(); };
   std::unique_ptr<PySession> out(new PySession(users));
-  out->session_ = without_gil([&] { return actors::Session::open(std::move(options)); });
+  users->session = without_gil([&] { return actors::Session::open(std::move(options)); });
   return out;
 }
 
+// The session knows its users, and they it.
+PySession::~PySession() {
+  users_->session.reset();
+  if (due) due->incoming.taken.forget();
+}
+
+std::shared_ptr<actors::Session> PySession::Users::enter() {
+  if (forked) return nullptr;
+  const std::lock_guard lock(mutex);
+  if (session) ++count;
+  return session;
+}
+
+std::optional<PySession::Use> PySession::use_of(const std::shared_ptr<Users>& users) {
+  auto session = users->enter();
+  if (!session) return {};
+  return std::optional<Use>(std::in_place, std::move(session), users);
+}
+
 PySession::Use PySession::use() const {
-  if (!forked_) {  // there whoever held the mutex is gone
-    const std::lock_guard lock(users_->mutex);
-    if (session_) {
-      ++users_->count;
-      return Use(session_, users_);
-    }
-  }
-  raise(unavailable(forked_ ? "this process was forked from one that uses Shoal; start Shoal in it anew (shoal.init)"
-                            : "this session is closed")
-            .with_reason(forked_ ? "Forked" : "Closed"));
+  if (auto session = users_->enter()) return Use(std::move(session), users_);
+  const bool forked = users_->forked;
+  raise(unavailable(forked ? "this process was forked from one that uses Shoal; start Shoal in it anew (shoal.init)"
+                           : "this session is closed")
+            .with_reason(forked ? "Forked" : "Closed"));
 }
 
 void PySession::close() {
   const nb::gil_scoped_release release;
   std::unique_lock lock(users_->mutex);
-  const auto ended = std::exchange(session_, nullptr);
+  const auto ended = std::exchange(users_->session, nullptr);
   if (!ended) return;
   users_->ending = true;
   users_->left.wait(lock, [this] { return users_->count == uses_here; });
   users_->ending = uses_here > 0;  // nobody is to hurry the end itself
+  if (due) due->incoming.taken.forget();
   lock.unlock();
 }
 
 void PySession::abandon_after_fork() {
-  if (!session_) return;
-  session_->abandon_after_fork();
-  new std::shared_ptr<actors::Session>(std::move(session_));  // its thread is not here: it can only be left alone
-  forked_ = true;
+  if (!users_->session) return;
+  users_->session->abandon_after_fork();
+  new std::shared_ptr<actors::Session>(std::move(users_->session));  // its thread is not here: it can only be left alone
+  users_->forked = true;
 }
 
 using actors::Session;
@@ -510,6 +525,19 @@ void bind_session(nb::module_& m) {
           },
           nb::arg("ref"), nb::arg("recursive"), nb::arg("force"), "Nobody wants it any more.")
       .def(
+          "cancel_elsewhere",
+          [](PySession& s, const std::string& id, const std::string& owner, bool recursive, bool force) {
+            const auto use = s.use();
+            const auto done = [&] {
+              const nb::gil_scoped_release release;
+              const auto [object, worker] = object_at(id, owner);
+              return use->cancel_elsewhere(object, worker, {recursive, force});
+            }();
+            unwrap(done);
+          },
+          nb::arg("id"), nb::arg("owner"), nb::arg("recursive"), nb::arg("force"),
+          "The same of a call of another process (place), which has published the result.")
+      .def(
           "kill",
           [](PySession& s, const std::string& actor, bool restart) {
             const auto use = s.use();
@@ -617,7 +645,9 @@ void bind_session(nb::module_& m) {
             Session& session = *use;
             auto hold = [&] {
               const nb::gil_scoped_release release;
-              return session.publish(object_id(id), ref.future());
+              Session::ToCancel to_cancel;
+              if (ref.source()) to_cancel = [follows = Ref(ref.future(), ref.source())] { return follows.to_cancel(); };
+              return session.publish(object_id(id), ref.future(), std::move(to_cancel));
             }();
             ref.name({session.job(), object_id(id), session.node()}, std::move(hold));
           },
@@ -750,7 +780,7 @@ void bind_session(nb::module_& m) {
               return session.wait([&] {
                 if (t->failed || t->ready > seen) return true;
                 if (calls->empty()) return t->ready == t->of;
-                out = std::make_unique<PyIncoming>(calls->pop());
+                out = std::make_unique<PyIncoming>(calls->pop(), s.users());
                 return true;
               });
             }();

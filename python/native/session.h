@@ -35,14 +35,18 @@ struct Cancels {
 
 // Any thread may call any member.
 class PySession {
+ public:
+  // Of all who use the session.
   struct Users {
+    // One more uses it; null when it is closed, or elsewhere.
+    std::shared_ptr<actors::Session> enter();
     std::mutex mutex;
     std::condition_variable left;
-    int count = 0;                    // guarded by mutex
-    std::atomic<bool> ending{false};  // waits end
+    int count = 0;                             // guarded by mutex
+    std::shared_ptr<actors::Session> session;  // likewise; null once it is closed
+    std::atomic<bool> ending{false};           // waits end
+    bool forked = false;                       // this process is a child of the session's: nobody is there who might hold the mutex
   };
-
- public:
   // The session, which does not end while this lives.
   class Use {
    public:
@@ -59,9 +63,15 @@ class PySession {
   };
 
   static std::unique_ptr<PySession> open(actors::SessionOptions options);
+  PySession(const PySession&) = delete;
+  PySession& operator=(const PySession&) = delete;
+  ~PySession();
 
   // Raises Unavailable when it is closed, or this process was forked from the one that opened it. With the GIL.
   Use use() const;
+  // For who may outlive this object. Nothing where use() raises.
+  static std::optional<Use> use_of(const std::shared_ptr<Users>& users);
+  const std::shared_ptr<Users>& users() const { return users_; }
   // Ends the waits of other threads, which come to Cancelled, and returns when they have left and the session is closed. From inside a wait
   // of this thread (a signal handler): it is closed when that one has ended likewise.
   void close();
@@ -87,8 +97,6 @@ class PySession {
   explicit PySession(std::shared_ptr<Users> users) : users_(std::move(users)) {}
 
   const std::shared_ptr<Users> users_;
-  std::shared_ptr<actors::Session> session_;  // guarded by its users' mutex
-  bool forked_ = false;
 };
 
 }  // namespace shoal::python

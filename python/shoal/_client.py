@@ -337,15 +337,17 @@ def cancel(ref, *, force: bool = False, recursive: bool = True) -> None:
     What has not begun never will. A remote function that runs gets a KeyboardInterrupt, or with ``force`` its process ends; an
     ``async def`` method is cancelled as asyncio tasks are; another method that runs goes on to its end, and its result is what the call
     comes to. ``recursive``: so are the calls that it made and that are not done. Of a generator (``ObjectRefGenerator``) the rest. Nothing
-    happens to a call that is done, or to a value that was ``put``. ValueError for ``force`` with a method of an actor.
+    happens to a call that is done, or to a value that was ``put``. ValueError for ``force`` with a method of an actor. A call of another
+    process is cancelled by that one; nothing happens when it is gone.
     """
     ref = getattr(ref, "_done", ref)  # of an ObjectRefGenerator
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"cancel() takes an ObjectRef, not {type(ref).__name__}; an actor is ended by kill()")
     session = _session()
-    if ref._owner and ref._owner != session.place and not ref._ref.ready:
-        raise Unimplemented("only the process that made a call can cancel it", hint="let that process call cancel()")
-    session.cancel(ref._ref, recursive, force)
+    if ref._owner in ("", session.place):
+        session.cancel(ref._ref, recursive, force)
+    else:
+        session.cancel_elsewhere(ref._id, ref._owner, recursive, force)
 
 
 def nodes() -> list[dict[str, Any]]:

@@ -67,7 +67,7 @@ class _Pool:
         """One worker more. Raises when there is none to be had."""
         where_to, env, runtime_env = self.placed
         around = {"placed": where_to, "env": env, "runtime_env": runtime_env}
-        worker = create_gang(FunctionWorker, 1, resources=self.resources, name="functions", **around)[0]
+        worker = create_gang(FunctionWorker, 1, resources=self.resources, name=_native.FUNCTION_WORKER, **around)[0]
         self.native.add(worker._actor_id, worker._created._ref)
 
     def attend(self, owner: FunctionPool) -> bool:

@@ -15,6 +15,7 @@ from shoal import _serialize, _stacks, _stream
 from shoal._client import put
 from shoal._context import running
 from shoal._handle import GRAPH, NO_ARGUMENTS, RELEASE, _Dep
+from shoal._marks import mark_output
 from shoal._refs import when_gone
 from shoal._remote import from_birth
 from shoal._runtime import attach_worker, state
@@ -59,6 +60,7 @@ def main() -> int:
 
         return serve(session, creation, early, cls, args, kwargs)
     running.incoming = creation
+    mark_output()
     try:
         running.instance = cls(*args, **kwargs)
     except (Exception, SystemExit, KeyboardInterrupt) as error:

@@ -98,9 +98,10 @@ struct MicrobenchmarkOptions {
 int microbenchmark(const Common& common, const MicrobenchmarkOptions& options);
 
 struct LogsOptions {
-  std::string id;    // of a job, worker or actor; "" is the latest job
-  std::string kind;  // what the id is of: "actor", "worker", "job" (also as it was submitted), "cluster" (a file); "": any of them
-  pid_t pid = 0;     // of a process instead of an id
+  std::string id;  // of a job, worker or actor; "" is the latest job
+  // What the id is of: "actor", "worker", "job" (also as it was submitted), "task", "cluster" (a file); "": any of them but a task.
+  std::string kind;
+  pid_t pid = 0;                 // of a process instead of an id
   std::string node_id, node_ip;  // where that runs
   bool follow = false;
   std::int64_t tail_lines = -1;  // below 0: all that is kept

@@ -5,6 +5,7 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include "actors/cluster/function_worker.h"
 #include "scheduler/cli/ask_nodes.h"
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/filter.h"
@@ -106,8 +107,8 @@ void print_rows(const ListReply& r, const std::string& what) {
     print_table({"ACTOR", "CLASS", "NAME", "STATE", "RANK", "PID", "NODE", "GENERATION", "ATTRIBUTES", "WHY"}, rows);
   } else if (what == "nodes") {
     for (const auto& n : r.nodes) {
-      rows.push_back({to_string(n.id), n.host, state_text(n), std::to_string(n.pid), n.available.to_string(), n.total.to_string(),
-                      attribute_text(n.labels)});
+      rows.push_back({to_string(n.id), n.host, state_text(n), std::to_string(n.pid), for_people(n.available).to_string(),
+                      for_people(n.total).to_string(), attribute_text(n.labels)});
     }
     print_table({"NODE", "HOST", "STATE", "PID", "FREE", "TOTAL", "LABELS"}, rows);
   } else if (what == "workers") {
@@ -157,6 +158,7 @@ Result<Listed> rows_of(const Common& common, std::string name) {
   SHOAL_TRY(const auto kind, kind_of(name));
   SHOAL_TRY(auto looking, look(common));
   SHOAL_TRY(auto reply, looking.head->list(kind.first));
+  std::erase_if(reply.actors, actors::is_function_worker);
   sort_rows(reply);
   json rows = rows_json(reply);
   return Listed{std::move(looking), kind.second, std::move(reply), {}, std::move(rows)};
@@ -247,13 +249,21 @@ void whole_cause(Looking& looking, const std::string& what, json& row) {
   }
 }
 
-// An object has a row per process that holds it.
-int get_holders(const Common& common, const GetOptions& o, const Listed& listed) {
-  json rows = json::array();
+// An object has a row per process that holds it, a task one per attempt.
+int get_rows(const Common& common, const GetOptions& o, const Listed& listed) {
+  std::map<std::string, json> found;  // by id
   for (const auto& row : listed.rows) {
-    if (!o.id.empty() && text_of(row, "id").starts_with(o.id)) rows.push_back(row);
+    const std::string id = text_of(row, "id");
+    if (!o.id.empty() && id.starts_with(o.id)) found[id].push_back(row);
   }
-  if (rows.empty()) return refused(common, not_found("none of the objects is " + o.id).with_hint("see shoal list objects"));
+  if (found.empty()) {
+    return refused(common, not_found("none of the " + listed.what + " is " + o.id).with_hint("see shoal list " + listed.what));
+  }
+  if (found.size() > 1 && listed.what == "tasks") {
+    return refused(common, invalid_argument(fmt::format("{} of the tasks have an id that begins with {}", found.size(), o.id)));
+  }
+  json rows = json::array();
+  for (const auto& [id, its] : found) rows.insert(rows.end(), its.begin(), its.end());
   if (common.json || o.format == "json") {
     print_json({{"schema", "shoal.get/1"}, {"rows", rows}});
   } else {
@@ -289,7 +299,7 @@ int list(const Common& common, const ListOptions& o) {
 int get(const Common& common, const GetOptions& o) {
   auto listed = rows_of(common, o.what);
   if (!listed) return refused(common, listed.error());
-  if (listed->what == "objects") return get_holders(common, o, *listed);
+  if (listed->what == "objects" || listed->what == "tasks") return get_rows(common, o, *listed);
   auto row = find_row(listed->rows, listed->what, o.id);
   if (!row) return refused(common, row.error());
   whole_cause(listed->looking, listed->what, *row);

@@ -11,6 +11,8 @@
 
 #include <fmt/format.h>
 
+#include "actors/wire/task_log.h"
+#include "scheduler/cli/ask_nodes.h"
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/node/log_book.h"
@@ -29,6 +31,8 @@ struct Wanted {
   JobId job;
   bool whole_job = false;  // also those that are still to come
   std::vector<actors::WorkerRow> workers;
+  TaskRef task;      // of its worker only what that call printed
+  std::string name;  // of the function or method
 
   bool has(WorkerId id) const {
     return whole_job || std::any_of(workers.begin(), workers.end(), [&](const auto& w) { return w.id == id; });
@@ -114,6 +118,30 @@ Result<Wanted> wanted_by(Client& head, const LogsOptions& o) {
   return out;
 }
 
+// The process that ran the last attempt of a call.
+Result<Wanted> ran_by(Looking& looking, const std::string& id) {
+  const auto task = parse_task(id);
+  if (!task) return fail(invalid_argument("a task has an id of 32 hexadecimal digits, not " + id).with_hint("see shoal list tasks"));
+  SHOAL_TRY(const Told told, ask_nodes(looking, actors::Inspect::What::kTasks));
+  for (const auto& line : silent_lines(told)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
+  json last;
+  for (const auto& row : task_rows(told)) {
+    if (row["id"] == id && (last.is_null() || row["attempt"] > last["attempt"])) last = row;
+  }
+  if (last.is_null()) return fail(not_found("no task " + id).with_hint("see shoal list tasks"));
+  if (last["worker"].is_null()) return fail(not_found("task " + id + " has not run: it is " + last["state"].get<std::string>()));
+  Wanted out;
+  out.task = *task;
+  out.name = last["name"];
+  SHOAL_TRY(const auto workers, looking.head->list(ListRequest::What::kWorkers));
+  for (const auto& w : workers.workers) {
+    if (to_string(w.id) == last["worker"]) out.workers.push_back(w);
+  }
+  if (out.workers.empty()) return fail(not_found("the process that ran task " + id + " is not known any more"));
+  out.job = out.workers.front().job;
+  return out;
+}
+
 std::string last_lines(const std::string& text, std::int64_t lines) {
   if (lines < 0) return text;
   if (lines == 0) return "";
@@ -139,12 +167,15 @@ using Nodes = std::vector<std::unique_ptr<Client>>;
 constexpr std::size_t kMaxBytes = 16u << 20;  // of each stream of each process
 
 // From the nodes, and of those that are gone from the session's folder, which all nodes of a host share.
-Result<std::string> kept_text(const Looking& looking, const Nodes& nodes, WorkerId worker, std::uint16_t stream) {
+Result<std::string> kept_text(const Looking& looking, const Nodes& nodes, WorkerId worker, std::uint16_t stream, const TaskRef& task) {
   for (const auto& node : nodes) {
-    const auto text = node->ask(Method::kReadLog, to_bytes(actors::ReadLog{worker, stream, kMaxBytes}));
+    const actors::ReadLog read{worker, stream, kMaxBytes};
+    const auto text = task.caller ? node->ask(actors::kReadTaskLog, to_bytes(actors::ReadTaskLog{read, task.caller, task.number}))
+                                  : node->ask(Method::kReadLog, to_bytes(read));
     if (text) return std::string(text->payload.view());
     if (text.error().code() != Code::kNotFound) return fail(text.error());
   }
+  if (task.caller) return fail(not_found("no living node knows what call printed what in worker " + to_string(worker)));
   LogBook::Options folder;
   folder.folder = looking.logs;
   return LogBook(folder).read(worker, static_cast<Launcher::Stream>(stream), kMaxBytes);
@@ -156,16 +187,19 @@ Result<void> print_kept(const Common& common, const Looking& looking, const Want
   for (const auto& w : wanted.workers) {
     for (const std::uint16_t stream : {1, 2}) {
       if (stream == 1 && options.only_err) continue;
-      const auto text = kept_text(looking, nodes, w.id, stream);
+      const auto text = kept_text(looking, nodes, w.id, stream, wanted.task);
       if (!text) {  // it printed nothing
         if (text.error().code() == Code::kNotFound) continue;
+        if (text.error().reason() == "NoMarks") {
+          return fail(Error(text.error()).with_hint(fmt::format("shoal logs worker --pid {}: of all its calls", w.pid)));
+        }
         return fail(text.error());
       }
       const std::string lines = last_lines(*text, options.tail_lines);
       if (common.json) {
         out.push_back({{"worker", to_string(w.id)}, {"role", w.role}, {"stream", stream == 1 ? "stdout" : "stderr"}, {"text", lines}});
       } else {
-        print_lines(w.role, stream, lines);
+        print_lines(wanted.name.empty() ? w.role : wanted.name, stream, lines);
       }
     }
   }
@@ -254,14 +288,14 @@ int log_files(const Common& common, const Looking& looking, const LogsOptions& o
 }  // namespace
 
 int logs(const Common& common, const LogsOptions& options) {
-  if (options.kind == "task") {
-    return failed(common,
-                  unimplemented("the output of one remote function").with_hint("shoal logs worker --pid PID: of the process that ran it"));
+  const bool of_task = options.kind == "task";
+  if (of_task && options.follow) {
+    return failed(common, unimplemented("following one task").with_hint("shoal logs worker --pid PID -f: the process that runs it"));
   }
   auto looking = look(common);
   if (!looking) return failed(common, looking.error());
   if (is_pattern(options)) return log_files(common, *looking, options);
-  const auto wanted = wanted_by(*looking->head, options);
+  const auto wanted = of_task ? ran_by(*looking, options.id) : wanted_by(*looking->head, options);
   if (!wanted) return failed(common, wanted.error());
   const auto rows = looking->head->list(ListRequest::What::kNodes);
   if (!rows) return failed(common, rows.error());

@@ -34,7 +34,8 @@ namespace {
 void print_nodes(const std::vector<actors::NodeRow>& nodes) {
   for (const auto& n : nodes) {
     std::string use;
-    for (const auto& [name, units] : n.total.all()) {
+    const auto total = for_people(n.total);
+    for (const auto& [name, units] : total.all()) {
       const auto amount = [](std::int64_t u) { return static_cast<double>(u) / actors::Resources::kUnit; };
       use += fmt::format("{}{}/{} {}", use.empty() ? "" : ", ", amount(units - n.available.units(name)), amount(units), name);
     }
@@ -78,7 +79,7 @@ int status(const Common& common, bool verbose) {
   if (!s->store.empty()) std::printf("store    %s\n", s->store.c_str());
   for (std::size_t i = 1; i < s->heads.size(); ++i) std::printf("standby  %s\n", s->heads[i].c_str());
   std::printf("nodes    %u\njobs     %u running\nworkers  %u\nactors   %u\n", s->num_nodes, s->num_jobs, s->num_workers, s->num_actors);
-  std::printf("total    %s\nfree     %s\n", s->total.to_string().c_str(), s->available.to_string().c_str());
+  std::printf("total    %s\nfree     %s\n", for_people(s->total).to_string().c_str(), for_people(s->available).to_string().c_str());
   if (verbose) {
     std::printf("nodes, with what is used of what they have\n");
     print_nodes(nodes.nodes);

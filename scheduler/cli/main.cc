@@ -354,7 +354,7 @@ int run(int argc, char** argv) {
   for (const auto& [name, about] : {std::pair{"actor", "Of an actor (--id or --pid)"},
                                     {"worker", "Of a process (--pid or --id)"},
                                     {"job", "Of a job (--id: also the one that it was submitted with)"},
-                                    {"task", "Of a remote function: not in this release"},
+                                    {"task", "Of one call of a remote function or a method (--id)"},
                                     {"cluster", "Files of the session: which there are, or the one that the pattern fits"}}) {
     auto* sub = logs_command->add_subcommand(name, about);
     sub->fallthrough();
@@ -363,7 +363,7 @@ int run(int argc, char** argv) {
       sub->add_option("pattern", logging.id, "Of the names of files (default: *)");
     } else {
       sub->add_option("--id", logging.id, "Its id, or the beginning of it");
-      if (kind != "job") sub->add_option("--pid", logging.pid, "Of its process");
+      if (kind != "job" && kind != "task") sub->add_option("--pid", logging.pid, "Of its process");
     }
     sub->callback([&logging, kind] { logging.kind = kind; });
   }
@@ -371,7 +371,7 @@ int run(int argc, char** argv) {
     if (logging.follow && logging.previous) throw CLI::ValidationError("--previous and --follow exclude each other");
     if (logging.follow && common.json) throw CLI::ValidationError("--json and --follow exclude each other");
     if (!logging.kind.empty() && logging.kind != "cluster" && logging.id.empty() && logging.pid == 0) {
-      throw CLI::ValidationError("say which with --id" + std::string(logging.kind == "job" ? "" : " or --pid"));
+      throw CLI::ValidationError("say which with --id" + std::string(logging.kind == "job" || logging.kind == "task" ? "" : " or --pid"));
     }
     code = logs(common, logging);
   });

@@ -47,6 +47,14 @@ void print_error(const Error& error, bool as_json) {
   }
 }
 
+actors::Resources for_people(actors::Resources resources) {
+  const auto all = resources.all();
+  for (const auto& [name, units] : all) {
+    if (name.starts_with("node:")) resources.set_units(name, 0);
+  }
+  return resources;
+}
+
 void print_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::size_t> widths;
   for (const auto& h : header) widths.push_back(h.size());

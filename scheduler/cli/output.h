@@ -40,6 +40,9 @@ int submit_exit_code(const Error& error);
 // Prints the error to stderr, or as {"schema": "shoal.error/1", ...} to stdout.
 void print_error(const Error& error, bool json);
 
+// Without those that only say which node it is.
+actors::Resources for_people(actors::Resources resources);
+
 // Columns as wide as their widest cell.
 void print_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
 

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "actors/cluster/function_worker.h"
 #include "scheduler/web/nesting.h"
 
 namespace shoal::scheduler::cli {
@@ -21,7 +22,6 @@ using nlohmann::json;
 namespace {
 
 constexpr const char* kConstruct = "__init__";
-constexpr const char* kFunctions = "functions";                      // the class of workers of remote functions
 constexpr std::uint64_t kNumberBits = (std::uint64_t{1} << 56) - 1;  // the rest is the attempt: actors/value/call.h, task_number
 
 const char* status_of(ObjectState state) {
@@ -92,9 +92,7 @@ bool better(const ToldTask& a, bool a_ran_it, const ToldTask& b, bool b_ran_it) 
   return a.state > b.state;
 }
 
-bool of_ours(const ToldTask& t, const std::string& class_name) {
-  return t.method.starts_with("__shoal") || (t.method == kConstruct && class_name == kFunctions);
-}
+bool of_ours(const ToldTask& t, bool of_functions) { return t.method.starts_with("__shoal") || (t.method == kConstruct && of_functions); }
 
 json time_of(std::int64_t unix_us) { return unix_us == 0 ? json() : json(static_cast<double>(unix_us) / 1000); }
 
@@ -124,8 +122,9 @@ json task_rows(const Told& told) {
     const auto actor = told.actors.find(t.actor);
     const bool known = actor != told.actors.end();
     const std::string class_name = known ? actor->second.class_name : "";
-    if (of_ours(t, class_name)) continue;
-    const bool function = !t.function.empty() || class_name == kFunctions || !t.actor;
+    const bool of_functions = known && actors::is_function_worker(actor->second);
+    if (of_ours(t, of_functions)) continue;
+    const bool function = !t.function.empty() || of_functions || !t.actor;
     const bool creation = !function && t.method == kConstruct;
     const std::string method = known ? class_name + "." + t.method : t.method;
     // Where: its process told of it, or the one of its actor that the head knows of.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "actors/cluster/function_worker.h"
+
 namespace shoal::scheduler::cli {
 namespace {
 
@@ -124,7 +126,7 @@ TEST_F(TaskRowsTest, CallsOfOursAreNotShown) {
   released.method = "__shoal_release__";
   made.method = "__init__";
   EXPECT_EQ(rows({}, {released, made}).size(), 1u);
-  told_.actors[kActor].class_name = "functions";
+  told_.actors[kActor].class_name = actors::kFunctionWorker;
   EXPECT_TRUE(rows({}, {released, made}).empty());
 }
 

@@ -3,10 +3,12 @@
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/rotating_file_sink.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <utility>
 
 namespace shoal::scheduler {
 
@@ -51,6 +53,19 @@ void LogBook::write(WorkerId worker, Launcher::Stream stream, std::string_view l
     log->set_formatter(std::make_unique<spdlog::pattern_formatter>("%v", spdlog::pattern_time_type::local, ""));
   }
   log->info(lines);
+  Spans& s = entry.spans[index(stream)];
+  const std::uint64_t from = std::exchange(s.written, s.written + lines.size());
+  if (!s.now.task.caller) return;
+  if (s.spans.empty() || s.spans.back().mark.task != s.now.task || s.spans.back().to != from) s.spans.push_back({s.now, from, from});
+  s.spans.back().to = s.written;
+  if (s.spans.size() > kMaxSpans) s.spans.pop_front();
+}
+
+void LogBook::mark(WorkerId worker, Launcher::Stream stream, TaskMark mark) { open_[worker].spans[index(stream)].now = std::move(mark); }
+
+std::string_view LogBook::function(WorkerId worker, Launcher::Stream stream) const {
+  const Spans* spans = spans_of(worker, stream);
+  return spans == nullptr ? "" : std::string_view(spans->now.name);
 }
 
 std::string LogBook::tail(WorkerId worker) const {
@@ -63,8 +78,8 @@ std::string LogBook::tail(WorkerId worker) const {
 }
 
 void LogBook::close(WorkerId worker) {
-  open_.erase(worker);
-  ended_.push_back({worker, bytes_of(worker)});
+  auto entry = open_.extract(worker);
+  ended_.push_back({worker, bytes_of(worker), entry.empty() ? std::array<Spans, 2>() : std::move(entry.mapped().spans)});
   ended_bytes_ += ended_.back().bytes;
   while (ended_.size() > options_.max_files || (ended_bytes_ > options_.max_ended_bytes && ended_.size() > 1)) forget_oldest();
 }
@@ -114,6 +129,50 @@ Result<std::string> LogBook::read(WorkerId worker, Launcher::Stream stream, std:
   if (!out) return fail(not_found("no log of worker " + to_string(worker)));
   if (out->size() < bytes) out->insert(0, last_bytes(rotated(file), bytes - out->size()).value_or(""));
   return *std::move(out);
+}
+
+const LogBook::Spans* LogBook::spans_of(WorkerId worker, Launcher::Stream stream) const {
+  if (const auto it = open_.find(worker); it != open_.end()) return &it->second.spans[index(stream)];
+  const auto ended = std::find_if(ended_.begin(), ended_.end(), [&](const Ended& e) { return e.worker == worker; });
+  return ended == ended_.end() ? nullptr : &ended->spans[index(stream)];
+}
+
+Result<std::string> LogBook::read(WorkerId worker, Launcher::Stream stream, std::size_t bytes, TaskRef task) const {
+  SHOAL_TRY(const std::string text, read(worker, stream, bytes));
+  const Spans* s = spans_of(worker, stream);
+  if (s == nullptr) return fail(not_found("who knew what the calls of worker " + to_string(worker) + " printed is gone"));
+  if (!s->now.task.caller) {
+    return fail(unimplemented("worker " + to_string(worker) + " does not say which of its calls printed what").with_reason("NoMarks"));
+  }
+  const std::uint64_t kept_from = s->written - std::min<std::uint64_t>(s->written, text.size());
+  std::string out;
+  for (const Span& span : s->spans) {
+    if (span.mark.task != task || span.to <= kept_from) continue;
+    const std::uint64_t from = std::max(span.from, kept_from);
+    out += text.substr(from - kept_from, span.to - from);
+  }
+  return out;
+}
+
+void LogBook::pieces(WorkerId worker, Launcher::Stream stream, std::size_t bytes,
+                     const std::function<void(std::string_view, std::string_view)>& piece) const {
+  const auto kept = read(worker, stream, bytes);
+  if (!kept) return;
+  const std::string_view text = *kept;
+  std::size_t done = 0;
+  const auto up_to = [&](std::string_view function, std::size_t end) {
+    if (end > done) piece(function, text.substr(done, end - done));
+    done = std::max(done, end);
+  };
+  if (const Spans* s = spans_of(worker, stream)) {
+    const std::uint64_t kept_from = s->written - std::min<std::uint64_t>(s->written, text.size());
+    for (const Span& span : s->spans) {
+      if (span.to <= kept_from) continue;
+      up_to("", std::max(span.from, kept_from) - kept_from);
+      up_to(span.mark.name, span.to - kept_from);
+    }
+  }
+  up_to("", text.size());
 }
 
 }  // namespace shoal::scheduler

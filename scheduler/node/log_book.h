@@ -2,6 +2,7 @@
 // of a death.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
@@ -10,6 +11,7 @@
 
 #include "runtime/log/log.h"
 #include "scheduler/node/launcher.h"
+#include "scheduler/node/task_marks.h"
 
 namespace shoal::scheduler {
 
@@ -29,22 +31,45 @@ class LogBook {
   explicit LogBook(Options options) : options_(std::move(options)) {}
 
   void write(WorkerId worker, Launcher::Stream stream, std::string_view lines);
+  // What comes next on this stream is printed by that call. The last kMaxSpans pieces of a stream are known by it.
+  void mark(WorkerId worker, Launcher::Stream stream, TaskMark mark);
+  static constexpr std::size_t kMaxSpans = 256;
+  // Of the function that prints on this stream now; "" of none.
+  std::string_view function(WorkerId worker, Launcher::Stream stream) const;
   // The last lines of its stderr, oldest first; "" when it said nothing.
   std::string tail(WorkerId worker) const;
   // Its files are closed and stay readable.
   void close(WorkerId worker);
   // The last `bytes` of a stream, of both halves. NotFound when there is no such file.
   Result<std::string> read(WorkerId worker, Launcher::Stream stream, std::size_t bytes) const;
+  // What is left of what that call printed. Unimplemented/NoMarks when the worker did not say what its calls print.
+  Result<std::string> read(WorkerId worker, Launcher::Stream stream, std::size_t bytes, TaskRef task) const;
+  // What is kept of a stream, at most the last `bytes`: calls piece(function, text) with all of it, in order.
+  void pieces(WorkerId worker, Launcher::Stream stream, std::size_t bytes,
+              const std::function<void(std::string_view, std::string_view)>& piece) const;
 
  private:
+  struct Span {
+    TaskMark mark;
+    std::uint64_t from = 0, to = 0;  // of all that was written
+  };
+  struct Spans {
+    TaskMark now;
+    std::uint64_t written = 0;
+    std::deque<Span> spans;  // the oldest first
+  };
   struct Ended {
     WorkerId worker;
     std::size_t bytes = 0;  // of its files
+    std::array<Spans, 2> spans;
   };
   struct Entry {
     runtime::Log out, err;
     std::deque<std::string> tail;
+    std::array<Spans, 2> spans;  // of stdout and stderr
   };
+  static std::size_t index(Launcher::Stream stream) { return stream == Launcher::Stream::kOut ? 0 : 1; }
+  const Spans* spans_of(WorkerId worker, Launcher::Stream stream) const;
   std::string path(WorkerId worker, Launcher::Stream stream) const;
   const Options options_;
   std::map<WorkerId, Entry> open_;

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace shoal::scheduler {
@@ -74,6 +75,53 @@ TEST_F(LogBookTest, TheFilesOfEndedWorkersHaveABoundTogether) {
   book.close(WorkerId{5});
   EXPECT_TRUE(book.read(WorkerId{5}, Stream::kOut, 2000));
   EXPECT_EQ(num_files(), 1u);
+}
+
+TEST_F(LogBookTest, WhatACallPrintedIsFoundByIt) {
+  const TaskRef a{WorkerId{5}, 1}, b{WorkerId{5}, 2};
+  const TaskMark of_a{a, "f"}, of_b{b, ""};
+  LogBook book(options());
+  book.write(kFirst, Stream::kOut, "before\n");
+  EXPECT_EQ(book.read(kFirst, Stream::kOut, 1000, a).error().reason(), "NoMarks");
+  book.mark(kFirst, Stream::kOut, of_a);
+  book.write(kFirst, Stream::kOut, "one\n");
+  book.write(kFirst, Stream::kOut, "two\n");
+  book.mark(kFirst, Stream::kErr, of_b);
+  book.write(kFirst, Stream::kErr, "err\n");
+  book.mark(kFirst, Stream::kOut, of_b);
+  book.write(kFirst, Stream::kOut, "three\n");
+  book.mark(kFirst, Stream::kOut, of_a);
+  book.write(kFirst, Stream::kOut, "four\n");
+  for (int ended = 0; ended < 2; ++ended) {
+    EXPECT_EQ(book.read(kFirst, Stream::kOut, 1000, a).value(), "one\ntwo\nfour\n");
+    EXPECT_EQ(book.read(kFirst, Stream::kOut, 1000, b).value(), "three\n");
+    EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000, b).value(), "err\n");
+    EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000, a).value(), "");
+    EXPECT_EQ(book.read(kFirst, Stream::kOut, 13, a).value(), "o\nfour\n");  // what is kept
+    std::string pieces;
+    book.pieces(kFirst, Stream::kOut, 1000, [&](auto function, auto text) { pieces += fmt::format("[{}:{}]", function, text); });
+    EXPECT_EQ(pieces, "[:before\n][f:one\ntwo\n][:three\n][f:four\n]");
+    pieces.clear();
+    book.pieces(kFirst, Stream::kOut, 13, [&](auto function, auto text) { pieces += fmt::format("[{}:{}]", function, text); });
+    EXPECT_EQ(pieces, "[f:o\n][:three\n][f:four\n]");
+    EXPECT_EQ(book.function(kFirst, Stream::kOut), "f");
+    book.close(kFirst);
+  }
+  book.pieces(kSecond, Stream::kOut, 1000, [](auto, auto) { FAIL() << "of a worker that printed nothing"; });
+  EXPECT_EQ(book.read(kSecond, Stream::kOut, 1000, a).error().code(), Code::kNotFound);
+}
+
+TEST_F(LogBookTest, OfManyCallsTheLastAreFound) {
+  LogBook book(options());
+  const auto call = [](std::uint64_t n) { return TaskRef{WorkerId{5}, n}; };
+  const std::uint64_t count = LogBook::kMaxSpans + 1;
+  for (std::uint64_t n = 1; n <= count; ++n) {
+    book.mark(kFirst, Stream::kOut, {call(n), ""});
+    book.write(kFirst, Stream::kOut, std::to_string(n) + "\n");
+  }
+  EXPECT_EQ(book.read(kFirst, Stream::kOut, 10'000, call(1)).value(), "");
+  EXPECT_EQ(book.read(kFirst, Stream::kOut, 10'000, call(2)).value(), "2\n");
+  EXPECT_EQ(book.read(kFirst, Stream::kOut, 10'000, call(count)).value(), std::to_string(count) + "\n");
 }
 
 TEST_F(LogBookTest, AFullDiskGetsNothingMoreAndCausesOfDeathsStay) {

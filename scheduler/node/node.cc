@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "actors/cluster/function_worker.h"
+#include "actors/wire/task_log.h"
 #include "runtime/wire/codec.h"
 
 namespace shoal::scheduler {
@@ -24,6 +26,7 @@ namespace {
 constexpr std::chrono::seconds kLate(1);  // of a heartbeat, to be worth a word
 constexpr const char* kVisibleDevices = "CUDA_VISIBLE_DEVICES";
 constexpr const char* kRuntimeEnv = "SHOAL_RUNTIME_ENV";  // python/shoal/_environment.py
+constexpr std::size_t kMaxReadBytes = 32u << 20;          // of a log, at once
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -269,6 +272,19 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     inspect(m, std::move(responder));
     return Message();
   }
+  if (method == actors::kCancelResult) {
+    if (peer.identity().role == runtime::Role::kNode) return answer_node(peer, method, message, responder, later);
+    SHOAL_TRY(const auto m, from_bytes<actors::CancelResult>(message.body));
+    later = true;
+    cancel_result(m, std::move(responder));
+    return Message();
+  }
+  if (method == actors::kReadTaskLog) {
+    SHOAL_TRY(const auto m, from_bytes<actors::ReadTaskLog>(message.body));
+    const std::size_t bytes = std::min<std::uint64_t>(m.log.tail_bytes, kMaxReadBytes);
+    SHOAL_TRY(const std::string text, logs_.read(m.log.worker, static_cast<Launcher::Stream>(m.log.stream), bytes, {m.caller, m.number}));
+    return Message{{}, Bytes::copy_of(text), {}};
+  }
   switch (method) {
     case Method::kMeetNode:
     case Method::kCountObjects:
@@ -313,7 +329,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
       return Message();
     case Method::kReadLog: {
       SHOAL_TRY(const auto m, from_bytes<actors::ReadLog>(message.body));
-      const std::size_t bytes = std::min<std::uint64_t>(m.tail_bytes, 32u << 20);
+      const std::size_t bytes = std::min<std::uint64_t>(m.tail_bytes, kMaxReadBytes);
       SHOAL_TRY(const std::string text, logs_.read(m.worker, static_cast<Launcher::Stream>(m.stream), bytes));
       return Message{{}, Bytes::copy_of(text), {}};
     }
@@ -353,6 +369,27 @@ void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {
   inspection->asked_all();
 }
 
+// A process or node that is gone has no calls: there is nothing to cancel then.
+void Node::cancel_result(const actors::CancelResult& cancel, runtime::Responder responder) {
+  const NodeId home = cancel.object.home;
+  if (!home || home == id_) return cancel_here(cancel, std::move(responder));
+  auto shared = std::make_shared<runtime::Responder>(std::move(responder));
+  objects_.neighbours().call(home, actors::kCancelResult, to_bytes(cancel), [shared](Result<Message> r) {
+    if (!r && r.error().reason() == "OwnerDied") return shared->reply(Message());
+    shared->answer(std::move(r));
+  });
+}
+
+void Node::cancel_here(const actors::CancelResult& cancel, runtime::Responder responder) {
+  const auto it = workers_.find(cancel.owner);
+  if (it == workers_.end() || it->second.peer == nullptr) return responder.reply(Message());
+  auto shared = std::make_shared<runtime::Responder>(std::move(responder));
+  it->second.peer->call(number(actors::kCancelResult), body(to_bytes(cancel)), Peer::kNoTimeout, [shared](Result<Message> r) {
+    if (!r && r.error().reason() == "Disconnected") return shared->reply(Message());
+    shared->answer(std::move(r));
+  });
+}
+
 Result<Message> Node::answer_node(Peer& peer, Method method, Message& message, runtime::Responder& responder, bool& later) {
   if (peer.identity().role != runtime::Role::kNode) return fail(invalid_argument("only nodes ask that"));
   Client& client = clients_.at(peer.number());
@@ -366,6 +403,12 @@ Result<Message> Node::answer_node(Peer& peer, Method method, Message& message, r
   if (method == Method::kCountObjects) {
     SHOAL_TRY(const auto news, from_bytes<actors::CountObjects>(message.body));
     objects_.told(client.node, news);
+    return Message();
+  }
+  if (method == actors::kCancelResult) {
+    SHOAL_TRY(const auto cancel, from_bytes<actors::CancelResult>(message.body));
+    later = true;
+    cancel_here(cancel, std::move(responder));
     return Message();
   }
   SHOAL_TRY(const auto asked, from_bytes<actors::PullObject>(message.body));
@@ -551,7 +594,8 @@ void Node::start_worker(const actors::StartWorker& spec, runtime::Responder resp
   Worker& w = workers_[spec.worker];
   w.spec = spec;
   w.launched = true;
-  w.role = spec.rank >= 0 && spec.label.starts_with("rank") ? spec.label : spec.label == "driver" ? "driver" : "actor " + spec.label;
+  const bool is_rank = spec.rank >= 0 && spec.label.starts_with("rank");
+  w.role = is_rank || spec.label == "driver" || spec.label == actors::kFunctionWorker ? spec.label : "actor " + spec.label;
   if (spec.launch.torch) torch_jobs_.insert(spec.job);
   // The token is not here: it lies in the session's folder, readable by this user alone.
   Launcher::Env env = {{"SHOAL_SESSION", options_.session},
@@ -620,26 +664,32 @@ void Node::end_job(JobId job) {
 }
 
 void Node::output(WorkerId worker, Launcher::Stream stream, std::string_view lines) {
-  logs_.write(worker, stream, lines);
   const auto it = workers_.find(worker);
-  if (it == workers_.end()) return;
-  const auto followers = followers_.find(it->second.spec.job);
-  if (followers == followers_.end()) return;
-  for (const std::uint64_t f : followers->second) send_lines(*clients_.at(f).peer, it->second.spec, it->second.pid, stream, lines);
+  if (it == workers_.end()) return logs_.write(worker, stream, lines);
+  const Worker& w = it->second;
+  const auto followers = followers_.find(w.spec.job);
+  divide(
+      lines, [&](const TaskMark& mark) { logs_.mark(worker, stream, mark); },
+      [&](std::string_view text) {
+        logs_.write(worker, stream, text);
+        if (followers == followers_.end()) return;
+        const std::string_view function = logs_.function(worker, stream);
+        for (const std::uint64_t f : followers->second) send_lines(*clients_.at(f).peer, w.spec, function, w.pid, stream, text);
+      });
 }
 
-void Node::send_lines(Peer& peer, const actors::StartWorker& spec, pid_t pid, Launcher::Stream stream, std::string_view lines) {
-  peer.notify(
-      number(Method::kLogLines),
-      {to_bytes(actors::LogLines{spec.worker, spec.rank, spec.label, static_cast<std::uint16_t>(stream), pid}), Bytes::copy_of(lines), {}},
-      runtime::Flush::kLater);
+void Node::send_lines(Peer& peer, const actors::StartWorker& spec, std::string_view function, pid_t pid, Launcher::Stream stream,
+                      std::string_view lines) {
+  const std::string label(function.empty() ? spec.label : function);
+  const actors::LogLines who{spec.worker, spec.rank, label, static_cast<std::uint16_t>(stream), pid};
+  peer.notify(number(Method::kLogLines), {to_bytes(who), Bytes::copy_of(lines), {}}, runtime::Flush::kLater);
 }
 
 void Node::follow(Peer& peer, JobId job) {
   const auto backlog = [&](const actors::StartWorker& spec, pid_t pid) {
     for (const auto stream : {Launcher::Stream::kOut, Launcher::Stream::kErr}) {
-      const auto text = logs_.read(spec.worker, stream, 16u << 20);
-      if (text && !text->empty()) send_lines(peer, spec, pid, stream, *text);
+      logs_.pieces(spec.worker, stream, 16u << 20,
+                   [&](std::string_view function, std::string_view text) { send_lines(peer, spec, function, pid, stream, text); });
     }
   };
   for (const auto& e : ended_) {

@@ -12,6 +12,7 @@
 #include <set>
 #include <string>
 
+#include "actors/wire/cancelling.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "runtime/shm/usage_board.h"
@@ -118,12 +119,17 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   Result<runtime::Message> answer(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
                                   bool& later);
   void inspect(const actors::Inspect& asked, runtime::Responder responder);
+  // Passes it on to the process that made the call, or to that one's node.
+  void cancel_result(const actors::CancelResult& cancel, runtime::Responder responder);
+  void cancel_here(const actors::CancelResult& cancel, runtime::Responder responder);
   void start_worker(const actors::StartWorker& spec, runtime::Responder responder);
   Result<runtime::Message> attach(runtime::Peer& peer, const actors::Attach& attach);
   Result<runtime::Message> open_arena(runtime::Peer& peer, const actors::OpenArena& open);
   // Sends what the job printed so far, and from now on.
   void follow(runtime::Peer& peer, JobId job);
-  void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, pid_t pid, Launcher::Stream stream, std::string_view lines);
+  // `function`: that printed them, if it is a worker of such.
+  void send_lines(runtime::Peer& peer, const actors::StartWorker& spec, std::string_view function, pid_t pid, Launcher::Stream stream,
+                  std::string_view lines);
   void stop_worker(const actors::StopWorker& stop);
   void end_job(JobId job);
   // A place on the board of objects' memory, and that board. None when it is full.

@@ -40,7 +40,8 @@ constexpr const char* kObjectStoreMemory = "object_store_memory";  // as Ray cal
 // Of the memory that there is, as Ray takes by default.
 std::uint64_t default_object_store() { return runtime::machine_memory().total / 10 * 3; }
 
-Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, std::vector<Endpoint> heads) {
+Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, std::vector<Endpoint> heads,
+                                   bool beside_head) {
   Node::Options o;
   o.resources = resources;
   const std::int64_t objects = resources.units(kObjectStoreMemory) / actors::Resources::kUnit;
@@ -56,6 +57,10 @@ Result<Node::Options> node_options(World& world, const actors::Resources& resour
   o.heads = std::move(heads);
   o.listen = world.credentials.endpoint("shoal-" + world.folder.name() + "-node-" + std::to_string(getpid()));
   if (!world.credentials.host.empty()) o.host = world.credentials.host;
+  // As Ray has them, so that work can be placed by address.
+  for (const std::string& name : {"node:" + o.host, std::string(beside_head ? "node:__internal_head__" : "")}) {
+    if (!name.empty() && o.resources.units(name) == 0) o.resources.set_units(name, actors::Resources::kUnit);
+  }
   o.session = world.folder.path();
   o.logs.folder = world.folder.logs();
   o.objects.parts.aside = [&side = world.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
@@ -87,7 +92,7 @@ int run_node(const NodeRole& role) {
     if (!made) return refuse_role(role.ready_fd, made.error());
     keeper = *std::move(made);
   }
-  auto made = node_options(w, role.resources, role.labels, *std::move(heads));
+  auto made = node_options(w, role.resources, role.labels, *std::move(heads), role.keeps_head);
   if (!made) return refuse_role(role.ready_fd, made.error());
   Node::Options& options = *made;
   options.on_ending = [&] {
@@ -138,7 +143,7 @@ int run_local(const LocalRole& role) {
     }
     if (const auto written = w.folder.write_info(info); !written) return refuse_role(role.ready_fd, written.error());
 
-    auto made = node_options(w, role.resources, role.labels, {head.endpoints()[0]});
+    auto made = node_options(w, role.resources, role.labels, {head.endpoints()[0]}, true);
     if (!made) return refuse_role(role.ready_fd, made.error());
     Node::Options& node_opts = *made;
     node_opts.ends_with_owner = role.owner != 0;

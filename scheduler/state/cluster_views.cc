@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "actors/cluster/function_worker.h"
 #include "runtime/core/check.h"
 #include "scheduler/state/cluster_state.h"
 
@@ -113,7 +114,7 @@ actors::ClusterStatus ClusterState::status() const {
     out.available += n.row.available;
   }
   for (const auto& [id, w] : workers_) out.num_workers += w.row.state != WorkerState::kExited;
-  for (const auto& [id, a] : actors_) out.num_actors += a.state != ActorState::kDead;
+  for (const auto& [id, a] : actors_) out.num_actors += a.state != ActorState::kDead && !actors::is_function_worker(a);
   for (const auto& [id, j] : jobs_) out.num_jobs += !ended(j.row.state);
   for (const auto& p : pending_) {
     out.pending.push_back(name_of(p) + ": " + why(p));

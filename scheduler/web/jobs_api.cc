@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "actors/cluster/function_worker.h"
 #include "runtime/core/version.h"
 #include "scheduler/web/rows.h"
 
@@ -129,6 +130,7 @@ void JobsApi::list(const std::string& what, Reply reply) {
   if (kind == kinds.end()) return no_such_path(reply, std::string(kRows) + what);
   gateway_.list(kind->second, {}, [reply](Result<ListReply> r) {
     if (!r) return reply->fail(r.error());
+    std::erase_if(r->actors, actors::is_function_worker);
     reply->send(200, {{"rows", rows_json(*r)}});
   });
 }

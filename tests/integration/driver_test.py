@@ -137,8 +137,9 @@ def test_the_first_use_starts_a_cluster():
 
 def test_offers_of_an_embedded_cluster_are_what_was_said():
     shoal.init(num_cpus=3, num_gpus=2, resources={"slot": 1.5}, memory=1000)
-    assert shoal.cluster_resources() == {"CPU": 3, "GPU": 2, "memory": 1000, "slot": 1.5}
     (node,) = shoal.nodes()
+    itself = {"node:127.0.0.1": 1, "node:__internal_head__": 1}
+    assert shoal.cluster_resources() == {"CPU": 3, "GPU": 2, "memory": 1000, "slot": 1.5, **itself}
     assert node["state"] == "ALIVE"
 
 

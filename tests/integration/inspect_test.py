@@ -187,7 +187,15 @@ def test_tasks_and_their_timeline(shoal_command, cluster, tmp_path):
     mine = ("--filter", f"actor={log._actor_id}")
     rows = told("list", "tasks", *mine, "--filter", "type=ACTOR_TASK")["rows"]
     assert [(r["name"], r["state"], r["attempt"]) for r in rows] == [("Log.all", "FINISHED", 0)] * 3
-    wait_until(lambda: shoal_command("get", "task", rows[0]["id"]).returncode == 0, 60, "the task")
+
+    def got():
+        done = shoal_command("get", "task", rows[0]["id"], "--json")
+        return json.loads(done.stdout)["rows"] if done.returncode == 0 else None
+
+    (row,) = wait_until(got, 60, "the task")  # one for its only attempt
+    assert (row["id"], row["name"], row["attempt"]) == (rows[0]["id"], "Log.all", 0)
+    refused = shoal_command("get", "task", rows[0]["id"][:16])
+    assert (refused.returncode, "have an id that begins with" in refused.stderr) == (1, True), refused
     wait_until(lambda: shoal_command.json("summary", "tasks")["summary"].get("Log.all") == {"FINISHED": 3}, 60, "the summary")
     assert len(told("list", "tasks", *mine, "--limit", "2")["rows"]) == 2
     assert shoal_command("list", "tasks").stdout.startswith("TASK")

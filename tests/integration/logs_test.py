@@ -86,7 +86,8 @@ time.sleep(600)
         (("worker", "--pid", "1"), 3, "no process 1"),
         (("worker", "--pid", pid, "--node-ip", "10.9.8.7"), 3, f"no process {pid}"),
         (("job", "--id", actor), 3, "no job"),
-        (("task", "--id", "5f"), 1, "logs worker"),
+        (("task", "--id", "5f"), 1, "32 hexadecimal digits"),
+        (("task", "--id", "5f" * 16), 3, "no task 5f5f"),
     ):
         done = shoal_command("logs", *words)
         assert (done.returncode, done.stdout) == (code, ""), (words, done)
@@ -94,6 +95,74 @@ time.sleep(600)
     done = shoal_command("job", "submit", "--submission-id", "mine", "--", "echo from a job")
     assert done.returncode == 0, done
     assert shoal_command("logs", "job", "--id", "mine").stdout == "(driver) from a job\n"
+    driver.signal(signal.SIGKILL)
+
+
+def test_what_one_call_printed(shoal_command, cluster):
+    driver = shoal_command.driver(
+        """
+import os, signal, sys, tempfile, time
+import shoal
+from shoal import get_runtime_context
+shoal.init(address="auto")
+
+@shoal.remote(num_cpus=1)
+def speak(text, lines=1):
+    for i in range(lines):
+        print(text, i)
+    print("err " + text, file=sys.stderr)
+    return get_runtime_context().get_task_id()
+
+@shoal.remote(num_cpus=1)
+def whisper(text):
+    print(text, end=" ")
+    print("softly")
+    return get_runtime_context().get_task_id()
+
+@shoal.remote(num_cpus=1)
+def redirects(text):
+    kept = os.dup(1)
+    with tempfile.TemporaryFile("w+") as file:
+        os.dup2(file.fileno(), 1)
+        print(text, flush=True)
+        os.dup2(kept, 1)
+        file.seek(0)
+        return file.read().strip()
+
+@shoal.remote
+class Speaker:
+    def say(self, text):
+        print(text)
+        return get_runtime_context().get_task_id()
+
+assert shoal.get(redirects.remote("for nobody else")) == "for nobody else"
+actor, several = Speaker.remote(), Speaker.options(max_concurrency=2).remote()
+tasks = [shoal.get(f.remote(text)) for f, text in ((speak, "one"), (speak, "two"), (whisper, "three"))]
+tasks += [shoal.get(actor.say.remote("four")), shoal.get(actor.say.remote("five")), shoal.get(several.say.remote("six"))]
+print("ids", *tasks, flush=True)
+time.sleep(600)
+"""
+    )
+    driver.said("ids ")
+    tasks = next(line.split()[1:] for line in driver.out.splitlines() if line.startswith("ids "))
+    texts = [("(speak) one 0\n", "(speak) err one\n"), ("(speak) two 0\n", "(speak) err two\n"), ("(whisper) three softly\n", "")]
+    texts += [("(Speaker.say) four\n", ""), ("(Speaker.say) five\n", "")]
+    for task, (out, err) in zip(tasks, texts, strict=False):
+
+        def printed(task=task):
+            done = shoal_command("logs", "task", task)
+            return done.stdout, done.stderr
+
+        wait_until(lambda printed=printed, expected=(out, err): printed() == expected, 60, f"what {task} printed")
+    assert shoal_command("logs", "task", "--id", tasks[0], "--err").stdout == ""
+    wait_until(lambda: "shoal logs worker --pid" in shoal_command("logs", "task", tasks[5]).stderr, 60, "that nobody knows what it printed")
+    assert shoal_command("logs", "task", tasks[0], "-f").returncode == 1
+
+    def shown():
+        return {(line.partition(" pid=")[0], line.partition(") ")[2]) for line in driver.out.splitlines()}
+
+    wait_until(lambda: {("(speak", "one 0"), ("(whisper", "three softly"), ("(Speaker", "five")} <= shown(), 60, "lines with names")
+    assert "\x01" not in driver.out + driver.err
     driver.signal(signal.SIGKILL)
 
 

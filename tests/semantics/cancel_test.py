@@ -9,7 +9,7 @@ from cast import GUARD_S, Gate, Recorder
 from leftovers import alive, wait_until
 
 import shoal as ray
-from shoal.exceptions import RayTaskError, TaskCancelledError, Unimplemented
+from shoal.exceptions import OwnerDiedError, RayTaskError, TaskCancelledError
 
 
 def is_cancelled(ref):
@@ -406,13 +406,130 @@ def test_what_is_no_call(recorder):
     assert ray.get(put) == 1
 
 
-def test_a_call_of_another_process(gate):
-    @ray.remote(num_cpus=0)
-    def cancels(refs):
-        ray.cancel(refs[0])
+# ---- calls of others
 
-    ref = gate.wait.remote("", 5)
-    with pytest.raises(Unimplemented, match="only the process that made a call"):
-        ray.get(cancels.remote([ref]), timeout=GUARD_S)
+
+@ray.remote(num_cpus=0)
+def cancels(refs, **how):
+    """They come in a list: as references, not as their values."""
+    for ref in refs:
+        ray.cancel(ref, **how)
+
+
+class Calls:
+    """Makes calls whose references others get."""
+
+    def wait(self, gate):
+        return [waits.remote(gate)]
+
+    def wait_in_vain(self):
+        return [plus_one.options(resources={"unobtainium": 1}).remote(1)]
+
+    def pid(self):
+        return os.getpid()
+
+
+def test_others_cancel_what_waits():
+    actor = Recorder.options(resources={"unobtainium": 1}).remote()
+    refs = [plus_one.options(resources={"unobtainium": 1}).remote(1), actor.all.remote()]
+    ray.get(cancels.remote(refs), timeout=GUARD_S)
+    for ref in refs:
+        is_cancelled(ref)
+    ray.kill(actor)
+
+
+def test_others_cancel_what_runs(gate):
+    ref = waits.remote(gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.get(cancels.remote([ref]), timeout=GUARD_S)
+    is_cancelled(ref)
+
+
+def test_others_cancel_by_force(gate):
+    ref = stubborn.options(max_retries=-1).remote(gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.get(cancels.remote([ref], force=True), timeout=GUARD_S)
+    is_cancelled(ref)
+    assert ray.get(gate.seen.remote()) == ["stubborn"]
+
+
+def test_to_others_too_force_is_not_for_methods(gate, recorder):
+    ref = recorder.wait_at.remote(gate)
+    with pytest.raises(ValueError, match="force is for remote functions"):
+        ray.get(cancels.remote([ref], force=True), timeout=GUARD_S)
     gate.open.remote()
-    assert ray.get(ref, timeout=GUARD_S) == 5
+    assert ray.get(ref, timeout=GUARD_S) is None
+
+
+@pytest.mark.parametrize("recursive", [True, False])
+def test_others_say_whether_what_it_called_is_cancelled_with_it(gate, recursive):
+    @ray.remote(num_cpus=0)
+    def parent(gate):
+        ray.get(tells.remote(gate, "child"))
+
+    ref = parent.remote(gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.get(cancels.remote([ref], recursive=recursive), timeout=GUARD_S)
+    is_cancelled(ref)
+    gate.open.remote("child") if not recursive else None
+    assert ray.get(gate.arrived.remote(2), timeout=GUARD_S) == ["begins", "cancelled" if recursive else "done"]
+
+
+def test_to_others_too_one_of_several_results_stands_for_all(gate):
+    first, second = waits.options(num_returns=2).remote(gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.get(cancels.remote([second]), timeout=GUARD_S)
+    is_cancelled(first)
+    is_cancelled(second)
+
+
+def test_a_method_that_is_made_again_is_not_once_others_cancel_it(gate):
+    @ray.remote
+    class Tries:
+        @ray.method(max_task_retries=-1, retry_exceptions=True)
+        async def run(self, gate):
+            gate.note.remote("one")
+            raise ValueError("again")
+
+    actor = Tries.remote()
+    ref = actor.run.remote(gate)
+    ray.get(gate.arrived.remote(2), timeout=GUARD_S)
+    ray.get(cancels.remote([ref]), timeout=GUARD_S)
+    is_cancelled(ref)
+    ray.kill(actor)
+
+
+def test_what_others_called_is_cancelled(gate):
+    actor = ray.remote(Calls).remote()
+    (running,), (waiting,) = ray.get([actor.wait.remote(gate), actor.wait_in_vain.remote()], timeout=GUARD_S)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    for ref in running, waiting:
+        ray.cancel(ref)
+        is_cancelled(ref)
+    (stays,) = ray.get(actor.wait.remote(gate), timeout=GUARD_S)
+    ray.get(gate.arrived.remote(2), timeout=GUARD_S)
+    ray.cancel(stays, force=True)
+    is_cancelled(stays)
+    ray.kill(actor)
+
+
+def test_of_what_is_done_others_make_nothing():
+    done, put = plus_one.remote(1), ray.put(3)
+    assert ray.get(done, timeout=GUARD_S) == 2
+    ray.get(cancels.remote([done, put]), timeout=GUARD_S)
+    ray.get(cancels.remote([done, put], force=True), timeout=GUARD_S)
+    assert ray.get([done, put], timeout=GUARD_S) == [2, 3]
+
+
+def test_who_is_gone_has_no_calls(gate):
+    actor = ray.remote(Calls).remote()
+    pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
+    (ref,) = ray.get(actor.wait.remote(gate), timeout=GUARD_S)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.kill(actor)
+    ray.cancel(ref)  # while it dies: it may still hear of it
+    with pytest.raises((OwnerDiedError, TaskCancelledError)):
+        ray.get(ref, timeout=GUARD_S)
+    wait_until(lambda: not alive(pid), GUARD_S, "the end of who made the call")
+    ray.cancel(ref)
+    ray.cancel(ref, force=True)

@@ -65,6 +65,72 @@ print("done")
     assert "zone=b" in shoal_command("list", "nodes").stdout
 
 
+def test_calls_are_cancelled_from_other_nodes(run):
+    out = run(
+        """
+import signal
+from shoal.exceptions import TaskCancelledError
+
+@shoal.remote(num_cpus=0)
+def sleeps(resources=None):
+    time.sleep(1000)
+
+@shoal.remote(num_cpus=0)
+class There:
+    def cancel(self, refs, force):
+        assert "another node" in repr(refs[0]), refs
+        shoal.cancel(refs[0], force=force)
+
+    def call(self):
+        return [sleeps.remote()]
+
+def is_cancelled(ref):
+    try:
+        shoal.get(ref, timeout=60)
+    except TaskCancelledError:
+        return
+    assert False, ref
+
+there = There.options(label_selector={"zone": "b"}).remote()
+waits, runs = sleeps.options(resources={"unobtainium": 1}).remote(), sleeps.remote()
+for ref, force in (waits, False), (runs, True):
+    shoal.get(there.cancel.remote([ref], force), timeout=60)
+    is_cancelled(ref)
+(ref,), (other,) = shoal.get([there.call.remote(), there.call.remote()], timeout=60)
+assert "another node" in repr(ref), ref
+shoal.cancel(ref)
+is_cancelled(ref)
+(lost,) = (n for n in shoal.nodes() if n["id"] == zones["b"])
+os.kill(lost["pid"], signal.SIGKILL)
+end = time.monotonic() + 60
+while any(n["state"] == "ALIVE" and n["id"] == zones["b"] for n in shoal.nodes()) and time.monotonic() < end:
+    time.sleep(0.01)
+shoal.cancel(other)
+print("done")
+"""
+    )
+    assert out == "done\n"
+
+
+def test_nodes_are_resources_too(run, shoal_command):
+    out = run(
+        """
+total = shoal.cluster_resources()
+assert total["node:127.0.0.1"] == 2, total  # both are on this host
+assert total["node:__internal_head__"] == 1, total
+assert node_of(resources={"node:__internal_head__": 0.01}) == zones["a"]
+assert node_of(resources={"node:127.0.0.1": 1, "node:__internal_head__": 1}) == zones["a"]
+elsewhere = Here.options(resources={"node:10.9.8.7": 0.01}).remote()
+try:
+    shoal.get(elsewhere.node.remote(), timeout=0.1)
+except shoal.exceptions.GetTimeoutError:
+    print("done")
+"""
+    )
+    assert out == "done\n"
+    assert "node:" not in shoal_command("list", "nodes").stdout + shoal_command("status", "-v").stdout
+
+
 def test_groups_over_nodes(run):
     out = run(
         """

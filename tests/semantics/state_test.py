@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from cast import Gate, Recorder
+from cast import GUARD_S, Gate, Recorder
 from leftovers import wait_until
 
 import shoal as ray
@@ -241,6 +241,66 @@ def test_each_attempt_has_a_row(tmp_path):
     assert (first.attempt_number, first.state, first.error_type) == (0, "FAILED", "WORKER_DIED")
     assert (second.attempt_number, second.state, second.error_type) == (1, "FINISHED", None)
     assert first.worker_id != second.worker_id
+
+
+def test_each_attempt_of_a_method_has_a_row():
+    @ray.remote
+    class Tries:
+        def __init__(self):
+            self.tasks = []
+
+        @ray.method(max_task_retries=1, retry_exceptions=True)
+        def run(self):
+            self.tasks.append(ray.get_runtime_context().get_task_id())
+            if len(self.tasks) == 1:
+                raise ValueError("again")
+            return self.tasks
+
+    actor = Tries.remote()
+    task, again = ray.get(actor.run.remote())
+    assert task == again
+
+    def attempts():
+        rows = _known(lambda: state.get_task(task))
+        return rows if isinstance(rows, list) else None
+
+    first, second = sorted(wait_until(attempts, 60, "both attempts"), key=lambda r: r.attempt_number)
+    assert (first.attempt_number, first.state, first.error_type) == (0, "FAILED", "TASK_EXECUTION_EXCEPTION")
+    assert (second.attempt_number, second.state, second.error_type) == (1, "FINISHED", None)
+    ray.kill(actor)
+
+
+def test_a_call_that_nobody_answers_has_failed_where_it_ran():
+    @ray.remote(max_concurrency=2)
+    class Loses:
+        def lose(self):
+            def refuse(*_):
+                raise RuntimeError("a bug of ours")
+
+            from shoal import _concurrent
+
+            _concurrent.refuse = refuse
+            raise ValueError("never heard of")
+
+        def goes_on(self):
+            return True
+
+    actor = Loses.remote()
+    with pytest.raises(ray.exceptions.ShoalError, match="without an answer"):
+        ray.get(actor.lose.remote(), timeout=GUARD_S)
+    assert ray.get(actor.goes_on.remote(), timeout=GUARD_S)
+    (row,) = _tasks(("name", "=", "Loses.lose"), detail=True)
+    assert (row.state, row.error_type) == ("FAILED", "Internal")
+    assert row.start_time_ms is not None  # its own process says so
+    ray.kill(actor)
+
+
+def test_workers_of_functions_are_no_actors():
+    task = ray.get(_whose_task.remote())
+    worker = _known(lambda: state.get_task(task)).worker_id
+    assert state.get_worker(worker).worker_type == "WORKER"
+    assert worker not in [r.worker_id for r in state.list_actors(limit=1000, detail=True)]
+    assert "remote functions" not in state.summarize_actors()["cluster"]["summary"]
 
 
 def test_one_that_fails_says_of_what_kind():

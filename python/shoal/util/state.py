@@ -232,8 +232,6 @@ def _raw(what: str, address: str | None, timeout: float) -> list[dict[str, Any]]
 
 def _told(what: str, address: str | None, timeout: float, raise_on_missing_output: bool) -> list[dict[str, Any]]:
     """What nodes and their processes tell of themselves. Of those that told nothing Unavailable, or a warning."""
-    if address is not None and "://" in address:
-        raise Unimplemented(f"{what} over HTTP", hint="give the address of the cluster itself: HOST:PORT")
     rows, missing = _asked(what, address, timeout)
     if missing and raise_on_missing_output:
         raise _incomplete(what, missing)
@@ -244,6 +242,8 @@ def _told(what: str, address: str | None, timeout: float, raise_on_missing_outpu
 
 def _asked(what: str, address: str | None, timeout: float) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows, and what is missing."""
+    if address is not None and "://" in address:
+        raise Unimplemented(f"{what} over HTTP", hint="give the address of the cluster itself: HOST:PORT")
     said = _command("list", what, "--limit", "0", *_address(address), timeout=timeout)
     missing = [f"{'process ' + str(s['pid']) if s['worker'] else 'node ' + s['node']}: {s['why']}" for s in said["silent"]]
     missing += [f"{said['left_out']} rows are too many to be told"] if said["left_out"] else []
@@ -336,8 +336,6 @@ def get_placement_group(id: str, address: str | None = None, timeout: float = _T
 def get_task(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | list[StateRow] | None:
     """One task with all its fields, a row per attempt when there were several; None when nobody knows it. Unavailable when somebody who
     might know it told nothing, and nobody else does."""
-    if address is not None and "://" in address:
-        raise Unimplemented("tasks over HTTP", hint="give the address of the cluster itself: HOST:PORT")
     raw, missing = _asked("tasks", address, timeout)
     rows = [_task(r, True) for r in raw if r["id"] == id]
     if not rows and missing:
@@ -474,14 +472,17 @@ def get_log(
     submission_id: str | None = None,
     attempt_number: int = 0,
 ) -> Iterator[str]:
-    """A log, in pieces: of a file (``list_logs``), of an actor or a process (its stdout, or with ``suffix="err"`` its stderr), or of a
-    submitted job. The last ``tail`` lines, or all that is kept; ``follow``: and what is written from then on, until its process ends. A
-    process is one of the node that ``node_id`` or ``node_ip`` names, where one is named."""
+    """A log, in pieces: of a file (``list_logs``), of an actor or a process (its stdout, or with ``suffix="err"`` its stderr), of a
+    submitted job, or what the last attempt of a task printed (Unimplemented where a process runs several at once). The last ``tail``
+    lines, or all that is kept; ``follow``: and what is written from then on, until its process ends. A process is one of the node that
+    ``node_id`` or ``node_ip`` names, where one is named."""
     del attempt_number
-    if task_id is not None:
-        raise Unimplemented("the log of one task", hint="that of its process: pid=get_task(id).worker_pid")
     if suffix not in ("out", "err"):
         raise ValueError(f'suffix is "out" or "err", not {suffix!r}')
+    if task_id is not None:
+        if follow:
+            raise Unimplemented("following one task", hint="pid=get_task(id).worker_pid: its process")
+        return _printed_by(task_id, address, tail, timeout, suffix)
     worker, folder = None, _logs_folder(address)
     nodes = _nodes_named(folder, address, node_id, node_ip, timeout)
     if filename is None:
@@ -496,6 +497,11 @@ def get_log(
         return row is None or not row.is_alive
 
     return _pieces(path, tail, follow, over, encoding or "utf-8", errors or "replace")
+
+
+def _printed_by(task: str, address: str | None, tail: int, timeout: float, suffix: str) -> Iterator[str]:
+    said = _command("logs", "task", "--id", task, "--tail", str(tail), *_address(address), timeout=timeout)
+    return iter([log["text"] for log in said["logs"] if log["stream"] == f"std{suffix}"])
 
 
 def _worker_of(
