@@ -254,7 +254,7 @@ Result<void> Session::connect_node(const std::string& endpoint) {
   folder_ = attached.session;
   host_name_ = attached.host;
   own([&] { head_endpoint_ = attached.head; });
-  if (attached.member >= 0 && reply.fds.size() == 1) SHOAL_OK(share_memory(reply.fds[0], attached.member));
+  if (attached.member >= 0 && reply.fds.size() == 1) SHOAL_OK(share_memory(reply.fds[0], attached.member, attached.spill));
   if (is_driver_ && options_.print_logs) {
     own([&] {
       remote_logs_ =
@@ -266,7 +266,7 @@ Result<void> Session::connect_node(const std::string& endpoint) {
 }
 
 // From now on this process keeps to the limit that all of the node share.
-Result<void> Session::share_memory(const Fd& board, std::int32_t member) {
+Result<void> Session::share_memory(const Fd& board, std::int32_t member, const std::string& spill_folder) {
   using runtime::UsageBoard;
   SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(board));
   if (bytes != UsageBoard::kBytes || static_cast<std::size_t>(member) >= UsageBoard::kMaxMembers)
@@ -274,7 +274,7 @@ Result<void> Session::share_memory(const Fd& board, std::int32_t member) {
   ObjectStore::Place place;
   SHOAL_TRY(place.board, runtime::map(board, bytes, runtime::Access::kReadWrite));
   place.member = static_cast<std::size_t>(member);
-  place.folder = folder_;
+  place.folder = spill_folder;
   const auto notify = [this](Method method, Message message) {
     auto shared = std::make_shared<Message>(std::move(message));
     loop_.post([this, method, shared] {

@@ -198,7 +198,7 @@ class Session {
   void on_closed();
   void put_when_ready(ObjectId id, const ValueFuture& future);
   void count(const std::vector<References::Change>& changes);
-  Result<void> share_memory(const Fd& board, std::int32_t member);
+  Result<void> share_memory(const Fd& board, std::int32_t member, const std::string& spill_folder);
   void on_head_notice(runtime::Request notice);
   void on_node_notice(runtime::Request notice);
   void on_logs(const std::string& host, const runtime::Request& notice);

@@ -1,10 +1,6 @@
 #include "actors/value/shared_memory.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdlib>
+#include "runtime/shm/spill_file.h"
 
 namespace shoal::actors {
 
@@ -13,23 +9,6 @@ namespace {
 std::uint64_t next_use() {
   static std::atomic<std::uint64_t> uses = 0;  // of this process: only an order
   return ++uses;
-}
-
-Result<Fd> nameless_file(const std::string& folder, std::size_t bytes) {
-  std::string name = folder + "/spilled-XXXXXX";
-  Fd out(mkostemp(name.data(), O_CLOEXEC));
-  if (!out) return fail(from_errno(errno, "no file for an object in " + folder));
-  unlink(name.c_str());
-  if (const int error = posix_fallocate(out.get(), 0, static_cast<off_t>(bytes)); error != 0) {
-    return fail(from_errno(error, "no room for " + std::to_string(bytes) + " bytes of an object in " + folder));
-  }
-  return out;
-}
-
-Result<Fd> for_reading(const Fd& file) {
-  Fd out(open(("/proc/self/fd/" + std::to_string(file.get())).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!out) return fail(from_errno(errno, "a file cannot be opened for reading"));
-  return out;
 }
 
 }  // namespace
@@ -81,15 +60,10 @@ Result<bool> SharedMemory::spill(const std::string& folder) {
     if (stays()) return false;
     SHOAL_TRY(memory, runtime::duplicate(memory_));
   }
-  SHOAL_TRY(const Fd file, nameless_file(folder, bytes_));
-  {
-    SHOAL_TRY(const auto object, runtime::map(memory, bytes_, runtime::Access::kRead));
-    SHOAL_OK(runtime::write_at(file, 0, object.span()));
-  }
-  SHOAL_TRY(Fd reader, for_reading(file));
+  SHOAL_TRY(Fd file, runtime::spill_to_file(memory, bytes_, folder));
   const std::lock_guard lock(mutex_);
   if (stays()) return false;
-  memory_ = std::move(reader);
+  memory_ = std::move(file);
   mapping_.reset();
   spilled_ = true;
   return true;

@@ -1,7 +1,6 @@
 // The memory of one large value in this process: mapped while somebody looks at it, and, when memory is short, in a file instead.
 //
-// The file has no name: it is gone with the last process that has it open or mapped, whatever becomes of them. Reading it is the kernel's
-// business, as its pages come and go like those of any file. Any thread.
+// Such a file has no name (runtime/shm/spill_file.h). Any thread.
 #pragma once
 
 #include <atomic>

@@ -240,6 +240,7 @@ struct Attached {
   std::string host;
   WorkerId worker;
   std::int32_t member = -1;  // of the board of objects' memory (runtime/shm/usage_board.h)
+  std::string spill = {};    // folder for objects that memory is short of
 };
 struct OpenArena {
   std::string key;

@@ -477,7 +477,7 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
     if (m.worker && it == workers_.end()) return fail(not_found("no worker " + to_string(m.worker) + " on this node"));
     if (!m.worker && !m.job) {  // a tool: it looks, and hosts nothing
       client.job = {};
-      return body(to_bytes(actors::Attached{id_, {}, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, {}, -1}));
+      return body(to_bytes(actors::Attached{id_, {}, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, {}}));
     }
     const JobId job = m.worker ? it->second.spec.job : m.job;
     id = random_.id<WorkerId>();
@@ -504,8 +504,8 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
   Message out;
   if (const auto shared = share_board(it->second, out); !shared) log_->warn("no board for objects: {}", shared.error().message());
   const std::int32_t member = out.fds.empty() ? -1 : it->second.member;
-  out.body =
-      to_bytes(actors::Attached{id_, client.job, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, id, member});
+  out.body = to_bytes(actors::Attached{id_, client.job, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, id,
+                                       member, options_.objects.spill_folder});
   return out;
 }
 

@@ -31,6 +31,7 @@ class Objects {
   struct Options {
     storage::ReplicaTable::Options replicas;
     Parts::Options parts;
+    std::string spill_folder = {};                         // for those that memory is short of
     std::uint64_t uncounted_bytes = 128 << 10;             // smaller replicas are not counted
     runtime::Duration patience = std::chrono::seconds(5);  // with processes that make no room
     runtime::Duration look = std::chrono::milliseconds(5);

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 
 import numpy as np
 import pytest
@@ -17,10 +18,12 @@ SIZE = 8 * MIB
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster(module_home):
-    """One for the module, with little room."""
-    ray.init(num_cpus=4, object_store_memory=LIMIT)
-    yield
-    ray.shutdown()
+    """One for the module, with little room in memory."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder:
+        ray.init(num_cpus=4, object_store_memory=LIMIT, object_spilling_directory=folder)
+        yield os.path.realpath(folder)
+        ray.shutdown()
+        assert os.listdir(folder) == []
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +83,9 @@ def maker():
     ray.kill(actor)
 
 
-def test_what_is_put_beyond_the_limit_comes_back_as_it_was():
+def test_what_is_put_beyond_the_limit_comes_back_as_it_was(cluster):
     refs = [ray.put(made(k)) for k in range(24)]  # three times as much as there is
+    assert len(descriptors(f"{cluster}/spilled-")) == files()
     assert files() >= 15
     assert in_memory() <= LIMIT
     for _ in range(2):

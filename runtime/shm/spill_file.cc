@@ -1,0 +1,84 @@
+#include "runtime/shm/spill_file.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+
+#include "runtime/shm/memory.h"
+
+namespace shoal::runtime {
+
+namespace {
+
+constexpr const char* kHint = "start with an --object-spilling-directory on a disk with room";
+
+bool in_memory(const struct statfs& info) {
+  const auto type = static_cast<unsigned long>(info.f_type);
+  return type == TMPFS_MAGIC || type == RAMFS_MAGIC;
+}
+
+Result<void> check_room(std::size_t bytes, const std::string& folder) {
+  struct statfs info {};
+  if (statfs(folder.c_str(), &info) != 0) return fail(from_errno(errno, "no file for an object in " + folder));
+  if (in_memory(info)) {
+    return fail(
+        invalid_argument(folder + " lies in memory: nothing is gained by moving objects there").with_reason("NoDisk").with_hint(kHint));
+  }
+  const auto block = static_cast<std::uint64_t>(info.f_bsize);
+  const std::uint64_t available = info.f_bavail * block, stays = kept_free(info.f_blocks * block);
+  if (available < stays || available - stays < bytes) {
+    return fail(resource_exhausted("no room for " + std::to_string(bytes) + " bytes of an object in " + folder + ": its disk has " +
+                                   std::to_string(available) + " bytes left, of which " + std::to_string(stays) + " stay free")
+                    .with_reason("DiskFull")
+                    .with_hint(kHint));
+  }
+  return {};
+}
+
+Result<Fd> nameless_file(const std::string& folder, std::size_t bytes) {
+  std::string name = folder + "/spilled-XXXXXX";
+  Fd out(mkostemp(name.data(), O_CLOEXEC));
+  if (!out) return fail(from_errno(errno, "no file for an object in " + folder));
+  unlink(name.c_str());
+  struct stat info {};
+  if (fstat(out.get(), &info) != 0) return fail(from_errno(errno, "fstat"));
+  if (info.st_nlink != 0) {
+    return fail(invalid_argument("the file system of " + folder + " keeps the names of files that are open (is it NFS?)")
+                    .with_reason("NoDisk")
+                    .with_hint(kHint));
+  }
+  if (const int error = posix_fallocate(out.get(), 0, static_cast<off_t>(bytes)); error != 0) {
+    return fail(from_errno(error, "no room for " + std::to_string(bytes) + " bytes of an object in " + folder));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string folder_on_disk(std::span<const std::string> folders) {
+  const auto on_disk = std::find_if(folders.begin(), folders.end(), [](const std::string& folder) {
+    struct statfs info {};
+    return statfs(folder.c_str(), &info) == 0 && !in_memory(info) && access(folder.c_str(), W_OK | X_OK) == 0;
+  });
+  return on_disk != folders.end() ? *on_disk : folders.empty() ? std::string() : folders.front();
+}
+
+std::uint64_t kept_free(std::uint64_t disk_bytes) { return std::min(disk_bytes / 20, std::uint64_t{5} << 30); }
+
+Result<Fd> spill_to_file(const Fd& memory, std::size_t bytes, const std::string& folder) {
+  SHOAL_OK(check_room(bytes, folder));
+  SHOAL_TRY(const Mapping mapping, map(memory, bytes, Access::kRead));
+  SHOAL_TRY(const Fd file, nameless_file(folder, bytes));
+  SHOAL_OK(write_at(file, 0, mapping.span()));
+  Fd out(open(("/proc/self/fd/" + std::to_string(file.get())).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!out) return fail(from_errno(errno, "a file cannot be opened for reading"));
+  return out;
+}
+
+}  // namespace shoal::runtime
