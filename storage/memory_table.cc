@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "runtime/process/memory_limit.h"
+#include "runtime/shm/readers.h"
 
 namespace shoal::storage {
 
@@ -116,6 +117,12 @@ void MemoryTable::mark_gone(WorkerId worker, const std::string& cause) {
       ++it;
     }
   }
+  for (const auto& [order, key] : movable_) {
+    Object& object = objects_.at(key);
+    if (object.maker != worker || object.orphan) continue;
+    object.orphan = true;
+    orphaned_bytes_ += object.bytes;
+  }
   for (auto& got : take_waiting([&](JobId, const Waiting& w) { return w.owner == worker; })) got(fail(owner_died(cause)));
 }
 
@@ -132,7 +139,13 @@ std::vector<MemoryTable::Got> MemoryTable::take_waiting(const std::function<bool
   return out;
 }
 
-Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory) {
+Result<Fd> MemoryTable::Object::handed_out() const {
+  if (!memory) return fail(memory.error());
+  return order != 0 ? runtime::reader_of(*memory) : runtime::duplicate(*memory);
+}
+
+// The table keeps what may be moved, and reads nothing: what somebody reads beside it can be told from what nobody does.
+Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory, std::optional<WorkerId> maker) {
   if (ended_.contains(job)) return fail(job_ended());
   if (freed(job, id)) return {};  // before it was there
   if (objects_.contains({job, id})) return fail(invalid_argument("object " + to_string(id) + " exists already"));
@@ -144,17 +157,29 @@ Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory) {
   if (memory) {
     if (const auto checked = admitted(); !checked) memory = fail(checked.error());
   }
-  Object object{std::move(memory), 0};
+  Object object{std::move(memory)};
+  if (object.memory) object.bytes = bytes;
+  if (object.memory && maker && bytes >= options_.movable_bytes && runtime::is_memory(*object.memory)) {
+    if (auto keeper = runtime::keeper_of(*object.memory)) {
+      object.memory = std::move(keeper);
+      object.maker = *maker;
+      object.order = next_order_++;
+    }
+  }
   const auto [first, last] = waiting_.equal_range({job, id});
   std::vector<Got> waiting;
   for (auto it = first; it != last; ++it) waiting.push_back(std::move(it->second.got));
   waiting_.erase(first, last);
   for (auto& got : waiting) got(object.handed_out());
   const Result<void> out = object.memory ? Result<void>() : fail(object.memory.error());
-  if (object.memory) object.bytes = bytes;
+  if (num_entries() >= options_.max_entries) return out;  // those who wait have it, and there are no more
   bytes_ += object.bytes;
-  // Also a failure, for those who come later.
-  if (num_entries() < options_.max_entries) objects_.emplace(std::pair{job, id}, std::move(object));
+  if (object.order != 0) {
+    movable_.emplace(object.order, std::pair{job, id});
+    object.orphan = !*maker;
+    if (object.orphan) orphaned_bytes_ += object.bytes;
+  }
+  objects_.emplace(std::pair{job, id}, std::move(object));  // also a failure, for those who come later
   return out;
 }
 
@@ -168,14 +193,49 @@ void MemoryTable::get(JobId job, ObjectId id, WorkerId owner, Got got) {
 
 void MemoryTable::drop(JobId job, ObjectId id) {
   const auto it = objects_.find({job, id});
-  if (it == objects_.end()) return;
-  bytes_ -= it->second.bytes;
-  objects_.erase(it);
+  if (it != objects_.end()) erase(it);
 }
 
-void MemoryTable::move(JobId job, ObjectId id, Fd memory) {
+MemoryTable::Objects::iterator MemoryTable::erase(Objects::iterator it) {
+  bytes_ -= it->second.bytes;
+  settled(it->second);
+  return objects_.erase(it);
+}
+
+void MemoryTable::settled(Object& object) {
+  if (object.order != 0) movable_.erase(object.order);
+  if (object.orphan) orphaned_bytes_ -= object.bytes;
+  object.order = 0;
+  object.orphan = false;
+}
+
+void MemoryTable::move(JobId job, ObjectId id, Fd file) {
   const auto it = objects_.find({job, id});
-  if (it != objects_.end() && it->second.memory) it->second.memory = std::move(memory);
+  if (it == objects_.end() || !it->second.memory || !runtime::is_memory(*it->second.memory)) return;
+  settled(it->second);
+  it->second.memory = std::move(file);
+}
+
+std::vector<MemoryTable::Idle> MemoryTable::idle(std::uint64_t bytes) {
+  std::vector<Idle> out;
+  std::uint64_t found = 0;
+  std::vector<std::pair<JobId, ObjectId>> read;
+  for (auto it = movable_.begin(); it != movable_.end() && found < bytes && read.size() + out.size() < options_.max_looks;) {
+    const auto key = it->second;
+    const Object& object = objects_.at(key);
+    if (!runtime::has_readers(*object.memory)) {
+      if (auto copy = runtime::duplicate(*object.memory)) {
+        found += object.bytes;
+        out.push_back({key.first, key.second, *std::move(copy), object.bytes});
+      }
+      ++it;
+    } else {
+      read.push_back(key);
+      it = movable_.erase(it);
+    }
+  }
+  for (const auto& key : read) movable_.emplace(objects_.at(key).order = next_order_++, key);  // others come first the next time
+  return out;
 }
 
 void MemoryTable::free(JobId job, ObjectId id) {
@@ -207,12 +267,7 @@ void MemoryTable::end_job(JobId job) {
     }
   }
   for (auto it = objects_.begin(); it != objects_.end();) {
-    if (it->first.first == job) {
-      bytes_ -= it->second.bytes;
-      it = objects_.erase(it);
-    } else {
-      ++it;
-    }
+    it = it->first.first == job ? erase(it) : std::next(it);
   }
   for (auto& got : take_waiting([&](JobId of, const Waiting&) { return of == job; })) got(fail(job_ended()));
 }

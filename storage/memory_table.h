@@ -28,8 +28,10 @@ class MemoryTable {
     // Refuse what would not leave this much of the machine's memory available; 0 asks nobody.
     std::uint64_t spare_bytes = 256u << 20;
     std::size_t max_entries = 1 << 20;
-    std::size_t max_ended_jobs = 1000;  // remembered, lest something is put that nobody would ever drop; the oldest go first
-    std::size_t max_freed = 100'000;    // objects that are remembered, likewise
+    std::size_t max_ended_jobs = 1000;        // remembered, lest something is put that nobody would ever drop; the oldest go first
+    std::size_t max_freed = 100'000;          // objects that are remembered, likewise
+    std::uint64_t movable_bytes = 128 << 10;  // from these on it is worth moving one into a file
+    std::size_t max_looks = 4096;             // for such, at a time
     // How much memory the machine, or this process's control groups, have left (bytes); empty: they are asked.
     std::function<std::uint64_t()> available_bytes;
   };
@@ -53,8 +55,9 @@ class MemoryTable {
   // is forgotten.
   void mark_gone(WorkerId worker, const std::string& cause);
 
-  // A memory, or why there will be none: those who get it hear of that.
-  Result<void> put(JobId job, ObjectId id, Result<Fd> memory);
+  // A memory, or why there will be none: those who get it hear of that. `maker`: the process that filled it, which counts it as long as it
+  // lives (none: it is gone). Without that it is somebody else's to keep count of, and is not moved.
+  Result<void> put(JobId job, ObjectId id, Result<Fd> memory, std::optional<WorkerId> maker = std::nullopt);
   using Got = std::function<void(Result<Fd>)>;
   // Calls back with a duplicate, at once or when it is put; NotFound when the job ends first, Unavailable/OwnerDied when `owner`, who was
   // to put it, is gone.
@@ -65,8 +68,19 @@ class MemoryTable {
     for (const auto& [key, object] : objects_) see(key.first, key.second, object.memory, object.bytes);
   }
   void drop(JobId job, ObjectId id);
-  // It lies elsewhere from now on: the same bytes. Nothing for one that is not there.
-  void move(JobId job, ObjectId id, Fd memory);
+  // It lies in a file from now on: the same bytes. Nothing for one that is not there, or in a file already.
+  void move(JobId job, ObjectId id, Fd file);
+  // Large objects in memory that no process reads, those that were put first first: until they make so many bytes, and no more than a
+  // bounded number are looked at. Their memories are duplicates.
+  struct Idle {
+    JobId job;
+    ObjectId id;
+    Fd memory;
+    std::uint64_t bytes = 0;
+  };
+  std::vector<Idle> idle(std::uint64_t bytes);
+  // Of large objects in memory whose makers are gone: nobody else counts them.
+  std::uint64_t orphaned_bytes() const { return orphaned_bytes_; }
   // Nobody refers to it any more: it is dropped, and whoever gets it after all fails as Unavailable/ObjectFreed (as long as that is
   // remembered: Options::max_freed).
   void free(JobId job, ObjectId id);
@@ -94,7 +108,10 @@ class MemoryTable {
   struct Object {
     Result<Fd> memory;
     std::uint64_t bytes = 0;
-    Result<Fd> handed_out() const { return memory ? runtime::duplicate(*memory) : Result<Fd>(fail(memory.error())); }
+    WorkerId maker = {};
+    std::uint64_t order = 0;  // of movable_; 0: it is small, or in a file, or not ours to move
+    bool orphan = false;
+    Result<Fd> handed_out() const;
   };
   struct Waiting {
     WorkerId owner;
@@ -102,12 +119,17 @@ class MemoryTable {
   };
   std::vector<Got> take_waiting(const std::function<bool(JobId job, const Waiting&)>& which);
   Result<void> admit(JobId job, std::uint64_t bytes) const;
+  using Objects = std::map<std::pair<JobId, ObjectId>, Object>;
+  Objects::iterator erase(Objects::iterator it);
+  void settled(Object& object);  // it is not in memory any more
 
   Options options_;
   std::map<std::pair<JobId, std::string>, Arena> arenas_;
-  std::map<std::pair<JobId, ObjectId>, Object> objects_;
+  Objects objects_;
   std::multimap<std::pair<JobId, ObjectId>, Waiting> waiting_;
-  std::uint64_t bytes_ = 0;
+  std::uint64_t bytes_ = 0, orphaned_bytes_ = 0;
+  std::map<std::uint64_t, std::pair<JobId, ObjectId>> movable_;  // those that were put, or looked at, longest ago first
+  std::uint64_t next_order_ = 1;
   std::set<JobId> ended_;  // jobs
   std::deque<JobId> ended_order_;
   std::set<std::pair<JobId, ObjectId>> freed_;

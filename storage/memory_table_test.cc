@@ -1,6 +1,13 @@
 #include "storage/memory_table.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
 #include <gtest/gtest.h>
+
+#include "runtime/shm/readers.h"
 
 namespace shoal::storage {
 namespace {
@@ -125,6 +132,96 @@ TEST_F(MemoryTableTest, WhatComesAfterAJobsEndIsRefused) {
   EXPECT_EQ(error, "JobEnded");
   EXPECT_EQ(table_.num_entries(), 0u);
   EXPECT_TRUE(table_.put(kOther, ObjectId{3}, runtime::make_memory("o", 100).value()));
+}
+
+class MovableTest : public testing::Test {
+ protected:
+  static constexpr std::size_t kLarge = 1 << 20;
+  static std::vector<ObjectId> ids(const std::vector<MemoryTable::Idle>& objects) {
+    std::vector<ObjectId> out;
+    for (const auto& o : objects) out.push_back(o.id);
+    return out;
+  }
+  // As a process puts one: with a file of it that is a reader's.
+  Fd put(std::uint64_t id, WorkerId maker = kWorker, std::size_t bytes = kLarge) {
+    const Fd memory = runtime::make_memory("o", bytes).value();
+    Fd reader = runtime::reader_of(memory).value();
+    EXPECT_TRUE(table_.put(kJob, ObjectId{id}, runtime::duplicate(reader), maker));
+    return reader;
+  }
+  Fd get(std::uint64_t id) {
+    Fd out;
+    table_.get(kJob, ObjectId{id}, kWorker, [&](Result<Fd> r) { out = std::move(r).value(); });
+    return out;
+  }
+  static Fd file() {
+    std::string name = testing::TempDir() + "/moved-XXXXXX";
+    Fd out(mkostemp(name.data(), O_CLOEXEC));
+    unlink(name.c_str());
+    EXPECT_EQ(ftruncate(out.get(), kLarge), 0);
+    return out;
+  }
+  MemoryTable table_{{.spare_bytes = 0, .max_looks = 3, .available_bytes = {}}};
+};
+
+TEST_F(MovableTest, WhatNobodyReadsIsToldFromWhatSomebodyDoes) {
+  Fd first = put(1), second = put(2);
+  EXPECT_TRUE(table_.idle(kLarge).empty());
+  first.reset();
+  EXPECT_EQ(ids(table_.idle(2 * kLarge)), std::vector{ObjectId{1}});
+  {
+    const auto reader = get(1);
+    EXPECT_TRUE(table_.idle(2 * kLarge).empty());
+    const auto mapping = runtime::map(reader, kLarge, Access::kRead).value();
+    EXPECT_EQ(mapping.size(), kLarge);
+  }
+  second.reset();
+  EXPECT_EQ(table_.idle(2 * kLarge).size(), 2u);
+  EXPECT_EQ(table_.idle(kLarge).size(), 1u);  // as many as are asked for
+}
+
+TEST_F(MovableTest, SmallOnesAndThoseInFilesAreNotMoved) {
+  put(1, kWorker, 4096);
+  EXPECT_TRUE(table_.idle(kLarge).empty());
+  put(2);
+  table_.move(kJob, ObjectId{2}, file());
+  EXPECT_TRUE(table_.idle(kLarge).empty());
+  EXPECT_FALSE(runtime::is_memory(get(2)));
+  table_.move(kJob, ObjectId{3}, file());  // one that is not there
+  EXPECT_FALSE(table_.has(kJob, ObjectId{3}));
+}
+
+TEST_F(MovableTest, NotAllAreLookedAtEachTimeButAllInTurn) {
+  std::vector<Fd> read;
+  for (std::uint64_t id = 1; id <= 5; ++id) read.push_back(put(id));
+  put(6);
+  EXPECT_TRUE(table_.idle(kLarge).empty());  // 1 to 3
+  EXPECT_EQ(ids(table_.idle(kLarge)), std::vector{ObjectId{6}});
+}
+
+TEST_F(MovableTest, WhatADeadProcessMadeIsCountedUntilItIsInAFileOrGone) {
+  for (std::uint64_t id = 1; id <= 4; ++id) put(id);
+  put(5, WorkerId{101});
+  put(6, kWorker, 4096);
+  EXPECT_EQ(table_.orphaned_bytes(), 0u);
+  table_.mark_gone(kWorker, "killed");
+  EXPECT_EQ(table_.orphaned_bytes(), 4 * kLarge);
+  table_.move(kJob, ObjectId{1}, file());
+  table_.drop(kJob, ObjectId{2});
+  table_.free(kJob, ObjectId{3});
+  EXPECT_EQ(table_.orphaned_bytes(), kLarge);
+  put(7, WorkerId());  // of one that was gone before
+  EXPECT_EQ(table_.orphaned_bytes(), 2 * kLarge);
+  table_.end_job(kJob);
+  EXPECT_EQ(table_.orphaned_bytes(), 0u);
+}
+
+TEST_F(MovableTest, WhatSomebodyElseKeepsCountOfIsNotMoved) {
+  const Fd memory = runtime::make_memory("o", kLarge).value();
+  ASSERT_TRUE(table_.put(kJob, ObjectId{1}, runtime::reader_of(memory)));
+  table_.mark_gone(kWorker, "killed");
+  EXPECT_TRUE(table_.idle(kLarge).empty());
+  EXPECT_EQ(table_.orphaned_bytes(), 0u);
 }
 
 }  // namespace

@@ -182,7 +182,7 @@ std::uint64_t ObjectStore::spill(std::uint64_t bytes) {
     memory->on_gone([this, bytes = memory->bytes(), alive = std::weak_ptr<bool>(alive_)] {
       if (alive.lock()) board_->add_spilled(place_->member, -static_cast<std::int64_t>(bytes));
     });
-    if (const ObjectId object{memory->published}) place_->moved(object, memory->descriptor());
+    if (const auto object = memory->published()) place_->moved(*object, memory->descriptor());
     memory.reset();
   }
   return out;

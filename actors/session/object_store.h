@@ -27,10 +27,10 @@ class ObjectStore final : public ValueMemory {
   struct Place {
     runtime::Mapping board;
     std::size_t member = 0;
-    std::string folder;                                                      // for files
-    std::function<void(std::uint64_t bytes)> ask_others;                     // to make room
-    std::function<void(ObjectId object, Result<Fd> file)> moved;             // one that the node keeps, too
-    std::chrono::steady_clock::duration patience = std::chrono::seconds(2);  // with others that give nothing back
+    std::string folder;                                                       // for files
+    std::function<void(std::uint64_t bytes)> ask_others;                      // to make room
+    std::function<void(const ObjectKey& object, Result<Fd> file)> moved;      // one that the node keeps, too
+    std::chrono::steady_clock::duration patience = std::chrono::seconds(10);  // with others that give nothing back
   };
   ObjectStore() = default;
   explicit ObjectStore(runtime::SegmentPool::Options pool) : pool_(pool) {}

@@ -34,7 +34,7 @@ class ObjectStoreTest : public testing::Test {
     place.folder = folder_;
     ObjectStore& other = member == 0 ? there_ : here_;
     place.ask_others = [&other](std::uint64_t bytes) { other.wanted(bytes); };
-    place.moved = [this](ObjectId object, Result<Fd> file) { moved_.emplace_back(object, std::move(file)); };
+    place.moved = [this](const ObjectKey& object, Result<Fd> file) { moved_.emplace_back(object, std::move(file)); };
     place.patience = patience_;
     store.join(std::move(place));
   }
@@ -58,7 +58,7 @@ class ObjectStoreTest : public testing::Test {
   }();
   const Fd memory_ = runtime::make_memory("board", runtime::UsageBoard::kBytes).value();
   const runtime::Mapping node_ = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
-  std::vector<std::pair<ObjectId, Result<Fd>>> moved_;
+  std::vector<std::pair<ObjectKey, Result<Fd>>> moved_;
   ObjectStore here_, there_;
 };
 
@@ -102,11 +102,11 @@ TEST_F(ObjectStoreTest, OneThatIsInAFileIsPassedOnLikeAnyOther) {
 
 TEST_F(ObjectStoreTest, TheNodeHearsOfThoseThatItKeeps) {
   const Value value = make('a', here_).value();
-  value.memory()->published = 7;
+  value.memory()->published_as({JobId{3}, ObjectId{7}, NodeId{1}});
   std::vector<Value> values;
   for (int k = 0; k < 5; ++k) values.push_back(make('b', here_).value());
   ASSERT_EQ(moved_.size(), 1u);
-  EXPECT_EQ(moved_[0].first, ObjectId{7});
+  EXPECT_EQ(moved_[0].first, (ObjectKey{JobId{3}, ObjectId{7}, NodeId{1}}));
   EXPECT_EQ(look(Value::from_memory(*std::move(moved_[0].second)).value()), 'a');
 }
 
@@ -169,7 +169,7 @@ TEST_F(ObjectStoreTest, WhoHasAsManyAsItMayHaveMovesSomeThoughThereIsRoom) {
   place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
   place.folder = folder_;
   place.ask_others = [](std::uint64_t) {};
-  place.moved = [](ObjectId, Result<Fd>) {};
+  place.moved = [](const ObjectKey&, Result<Fd>) {};
   few.join(std::move(place));
   std::vector<Value> values;
   for (char c = 'a'; c < 'k'; ++c) values.push_back(make(c, few, kMiB / 4).value());

@@ -282,9 +282,9 @@ Result<void> Session::share_memory(const Fd& board, std::int32_t member, const s
     });
   };
   place.ask_others = [notify](std::uint64_t wanted) { notify(Method::kMakeRoom, body(to_bytes(MakeRoom{wanted}))); };
-  place.moved = [this, notify](ObjectId object, Result<Fd> file) {
+  place.moved = [notify](const ObjectKey& object, Result<Fd> file) {
     if (!file) return;  // the node keeps what it has
-    Message m = body(to_bytes(ObjectRef{object, job_, 0, {}, {}}));
+    Message m = body(to_bytes(ObjectRef{object.id, object.job, 0, {}, {}, object.home}));
     m.fds.push_back(*std::move(file));
     notify(Method::kMoveObject, std::move(m));
   };
@@ -629,7 +629,7 @@ void Session::put_when_ready(ObjectId id, const ValueFuture& future) {
     const auto put = [&]() -> Result<void> {
       const std::vector<ObjectKey> contains = value ? value->refs() : std::vector<ObjectKey>();
       Message m = body(to_bytes(ObjectRef{id, job_, value ? value->total_bytes() : 0, worker_, contains}));
-      if (value && value->shared() && value->whole()) value->memory()->published = id.value;
+      if (value && value->shared() && value->whole()) value->memory()->published_as({job_, id});
       SHOAL_TRY(Fd fd, shared_memory(value));
       m.fds.push_back(std::move(fd));
       return node->notify(number(Method::kPutObject), std::move(m));
@@ -669,8 +669,10 @@ ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner, std::shared_
                  if (!r) return promise.set(fail(r.error()));
                  if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
                  auto value = Value::from_memory(std::move(r->fds[0]));
-                 if (value && object.home && object.home != node_id_) value->memory()->published = object.id.value;
-                 if (value) objects_.keeps(value->memory());
+                 if (value) {
+                   value->memory()->published_as({object.job, object.id, object.home == node_id_ ? NodeId() : object.home});
+                   objects_.keeps(value->memory());
+                 }
                  if (value && value->kind() == Value::Kind::kError) {
                    const auto head = value->pieces()[0];
                    return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));

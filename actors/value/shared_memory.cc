@@ -74,6 +74,16 @@ bool SharedMemory::spilled() const {
   return spilled_;
 }
 
+void SharedMemory::published_as(const ObjectKey& object) {
+  const std::lock_guard lock(mutex_);
+  published_ = object;
+}
+
+std::optional<ObjectKey> SharedMemory::published() const {
+  const std::lock_guard lock(mutex_);
+  return published_;
+}
+
 void SharedMemory::on_gone(std::function<void()> told) {
   const std::lock_guard lock(mutex_);
   gone_ = std::move(told);

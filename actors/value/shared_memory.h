@@ -7,8 +7,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
+#include "actors/cluster/object_key.h"
 #include "runtime/core/fd.h"
 #include "runtime/core/result.h"
 #include "runtime/shm/memory.h"
@@ -38,8 +40,9 @@ class SharedMemory {
   std::uint64_t last_used() const { return last_used_; }
   // Called, in any thread, when one that was spilled is gone.
   void on_gone(std::function<void()> told);
-  // The object that the node keeps of it, if it does: to be given the file, too.
-  std::atomic<std::uint64_t> published = 0;
+  // The object that the node keeps of it, if it does: it is to be given the file, too. Without a home where that is this node.
+  void published_as(const ObjectKey& object);
+  std::optional<ObjectKey> published() const;
   // What it is called by those who look at this process, once somebody did; unless it is published.
   std::atomic<std::uint64_t> name = 0;
   std::atomic<bool> referred = false;  // made here, or the answer of a call: not only looked at
@@ -50,6 +53,7 @@ class SharedMemory {
   Fd memory_;
   std::shared_ptr<const runtime::Mapping> mapping_;
   bool spilled_ = false;
+  std::optional<ObjectKey> published_;
   std::function<void()> gone_;
   std::atomic<std::uint64_t> last_used_ = 0;
   std::atomic<bool> stays_ = false;

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "runtime/shm/readers.h"
+
 namespace shoal::actors {
 
 namespace {
@@ -30,6 +32,7 @@ class FreshMemory final : public ValueMemory {
   Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override {
     SHOAL_TRY(Fd out, runtime::make_memory("shoal:value", bytes));
     for (const auto& part : parts) SHOAL_OK(runtime::write_at(out, part.offset, part.bytes));
+    if (bytes > Value::kMaxInlineBytes) return runtime::reader_of(out);  // as those of a pool are
     return out;
   }
 };

@@ -410,7 +410,7 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       } else if (!m.payload.empty()) {
         memory = fail(runtime::decode_error(m.payload));
       }
-      objects_.put(it->second.job, *object, std::move(memory));
+      objects_.put(it->second.job, it->second.worker, *object, std::move(memory));
       return;
     }
     case Method::kDropObject: {
@@ -429,7 +429,7 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       auto& m = notice.message;
       const auto object = from_bytes<actors::ObjectRef>(m.body);
       const auto it = clients_.find(peer.number());
-      if (object && it != clients_.end() && m.fds.size() == 1) objects_.move(it->second.job, object->id, std::move(m.fds[0]));
+      if (object && it != clients_.end() && m.fds.size() == 1) objects_.move({object->job, object->id, object->home}, std::move(m.fds[0]));
       return;
     }
     case Method::kCountObjects: {
@@ -663,13 +663,13 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
   const auto node = workers_.extract(worker);
   Worker& w = node.mapped();
   devices_.give_back(worker);
+  w.state = WorkerState::kExited;
+  log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
+  objects_.worker_gone(worker, cause.message());  // which counts what it leaves
   if (w.member >= 0) {
     runtime::UsageBoard(board_->data()).clear(static_cast<std::size_t>(w.member));
     board_members_.erase(w.member);
   }
-  w.state = WorkerState::kExited;
-  log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
-  objects_.worker_gone(worker, cause.message());
   const Bytes update =
       to_bytes(actors::WorkerUpdate{worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role});
   for (auto& [key, client] : clients_) {

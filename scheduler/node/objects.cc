@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "runtime/shm/memory.h"
+#include "runtime/shm/spill_file.h"
 
 namespace shoal::scheduler {
 
@@ -20,6 +21,8 @@ using runtime::Message;
 using storage::ReplicaTable;
 
 namespace {
+
+constexpr std::uint64_t kSpilledAhead = 256u << 20;
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -136,11 +139,13 @@ void Objects::free(const storage::ReferenceTable::Freed& freed) {
       memory_.free(object.job, object.id);
     }
   }
+  if (!freed.empty()) tell_kept();
 }
 
 void Objects::worker_gone(WorkerId worker, const std::string& cause) {
   memory_.mark_gone(worker, cause);
   free(references_.worker_gone(worker));
+  tell_kept();
   for (const Object& object : replicas_.worker_gone(worker)) release(object, no_more());
   const auto nodes = watched_.extract(worker);
   if (nodes.empty()) return;
@@ -150,6 +155,7 @@ void Objects::worker_gone(WorkerId worker, const std::string& cause) {
 void Objects::end_job(JobId job) {
   memory_.end_job(job);
   free(references_.end_job(job));
+  tell_kept();
   for (const Object& object : replicas_.end_job(job)) release(object, no_more());
 }
 
@@ -171,7 +177,7 @@ void Objects::node_gone(NodeId node, const Error& why) {
 // ---- of processes here
 // -------------------------------------------------------------------------------------------------------------
 
-void Objects::put(JobId job, const ObjectRef& object, Result<Fd> memory) {
+void Objects::put(JobId job, WorkerId worker, const ObjectRef& object, Result<Fd> memory) {
   if (!memory_.freed(job, object.id)) {
     std::vector<Object> inner;
     std::set<Object> others;  // whose homes do not know yet that this node holds them
@@ -186,8 +192,10 @@ void Objects::put(JobId job, const ObjectRef& object, Result<Fd> memory) {
       }
     }
   }
-  if (const auto put = memory_.put(job, object.id, std::move(memory)); !put)
+  const WorkerId maker = events_.has_worker(worker) ? worker : WorkerId();
+  if (const auto put = memory_.put(job, object.id, std::move(memory), maker); !put)
     log_->warn("object={} {}", to_string(object.id), put.error().message());
+  if (!maker) tell_kept();
 }
 
 Result<void> Objects::may_come(JobId job, const ObjectRef& object) const {
@@ -236,14 +244,15 @@ void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
   }
   memory_.drop(job, m.id);
   free(references_.drop(object));
+  tell_kept();
 }
 
-void Objects::move(JobId job, ObjectId id, Fd memory) {
-  if (memory_.has(job, id)) return memory_.move(job, id, std::move(memory));
-  const auto replica = replicas_.find(id);
-  if (!replica || !replicas_.complete(*replica)) return;
-  memory_.move(replica->job, id, std::move(memory));
-  if (const auto copy = copies_.extract(*replica); !copy.empty()) count_room(-static_cast<std::int64_t>(copy.mapped().counted));
+void Objects::move(const ObjectKey& key, Fd file) {
+  const Object object = own(key);
+  if (object.home && !replicas_.complete(object)) return;
+  memory_.move(object.job, object.id, std::move(file));
+  if (const auto copy = copies_.extract(object); !copy.empty()) count_room(-static_cast<std::int64_t>(copy.mapped().counted));
+  tell_kept();
 }
 
 // ---- to other nodes
@@ -386,7 +395,7 @@ void Objects::release(const Object& object, const Error& why) {
   }
 }
 
-// ---- room for replicas
+// ---- room
 // -------------------------------------------------------------------------------------------------------------
 
 void Objects::with_room(Room room) {
@@ -435,6 +444,7 @@ std::optional<Result<void>> Objects::room_for(Room& room) {
   room.before = total;
   if (now - room.since > options_.patience) return full("what is left is looked at by somebody");
   if (asks) {
+    spill(room.bytes);
     events_.want_room(room.bytes);
     room.asked = now;
   }
@@ -443,7 +453,51 @@ std::optional<Result<void>> Objects::room_for(Room& room) {
 
 void Objects::count_room(std::int64_t by) {
   kept_bytes_ += static_cast<std::uint64_t>(by);
-  if (auto board = events_.board()) board->set_kept(kMember, kept_bytes_);
+  tell_kept();
+}
+
+// What nobody else counts.
+void Objects::tell_kept() {
+  if (auto board = events_.board()) board->set_kept(kMember, kept_bytes_ + memory_.orphaned_bytes());
+}
+
+void Objects::make_room(std::uint64_t bytes) {
+  (void)evict(bytes);
+  spill(bytes);
+}
+
+void Objects::spill(std::uint64_t bytes) {
+  const auto board = events_.board();
+  if (spilling_ || !options_.run_aside || !board) return;
+  struct Moved {
+    std::vector<storage::MemoryTable::Idle> from;
+    std::vector<Result<Fd>> to;
+  };
+  auto moved = std::make_shared<Moved>();
+  // More than is asked for: who makes one object wants to make others, and each time somebody waits for this.
+  moved->from = memory_.idle(std::max(bytes, std::min(board->limit() / 8, kSpilledAhead)));
+  if (moved->from.empty()) return;
+  spilling_ = true;
+  options_.run_aside(
+      [moved, folder = options_.spill_folder] {
+        for (const auto& object : moved->from) {
+          moved->to.push_back(runtime::spill_to_file(object.memory, object.bytes, folder));
+          if (!moved->to.back()) break;  // nor will there be one for the next
+        }
+      },
+      [this, alive = std::weak_ptr(alive_), moved] {
+        if (alive.expired()) return;
+        spilling_ = false;
+        for (std::size_t k = 0; k < moved->to.size(); ++k) {
+          const auto& object = moved->from[k];
+          if (!moved->to[k]) {
+            log_->warn("object={} not moved to a file: {}", to_string(object.id), moved->to[k].error().message());
+          } else {
+            memory_.move(object.job, object.id, *std::move(moved->to[k]));
+          }
+        }
+        tell_kept();
+      });
 }
 
 Result<Fd> Objects::for_readers(const Fd& memory) {

@@ -31,7 +31,9 @@ class Objects {
   struct Options {
     storage::ReplicaTable::Options replicas;
     Parts::Options parts;
-    std::string spill_folder = {};                         // for those that memory is short of
+    std::string spill_folder = {};  // for those that memory is short of
+    // Runs `work` in another thread, then `done` on the loop; one at a time. Empty: what only the node has is never moved into files.
+    std::function<void(std::function<void()> work, std::function<void()> done)> run_aside = {};
     std::uint64_t uncounted_bytes = 128 << 10;             // smaller replicas are not counted
     runtime::Duration patience = std::chrono::seconds(5);  // with processes that make no room
     runtime::Duration look = std::chrono::milliseconds(5);
@@ -56,13 +58,14 @@ class Objects {
   const storage::ReferenceTable& references() const { return references_; }
 
   // ---- of processes here; `worker` is whose, `job` its job ----
-  void put(JobId job, const actors::ObjectRef& object, Result<Fd> memory);
+  void put(JobId job, WorkerId worker, const actors::ObjectRef& object, Result<Fd> memory);
   void get(JobId job, WorkerId worker, const actors::ObjectRef& object, runtime::Responder responder);
   void drop(JobId job, WorkerId worker, const actors::ObjectRef& object);
-  void move(JobId job, ObjectId id, Fd memory);
+  void move(const actors::ObjectKey& key, Fd file);
   void count(WorkerId worker, const actors::CountObjects& count);
-  // Gives back memory of replicas that nobody reads, those used longest ago first. They come again when somebody asks.
-  void make_room(std::uint64_t bytes) { (void)evict(bytes); }
+  // Gives back memory of replicas that nobody reads, those used longest ago first: they come again when somebody asks. Begins to move what
+  // only the node has into files.
+  void make_room(std::uint64_t bytes);
   void worker_gone(WorkerId worker, const std::string& cause);
   void end_job(JobId job);
 
@@ -118,7 +121,9 @@ class Objects {
   void with_room(Room room);
   void look_for_room();
   std::optional<Result<void>> room_for(Room& room);
+  void spill(std::uint64_t bytes);
   void count_room(std::int64_t by);
+  void tell_kept();
   static Result<Fd> for_readers(const Fd& memory);
   bool evict(std::uint64_t bytes);
   bool given_back(const Copy& copy);
@@ -142,6 +147,8 @@ class Objects {
   std::uint64_t kept_bytes_ = 0, next_use_ = 1;
   std::deque<Room> rooms_;
   runtime::Timer looking_, looking_at_left_;
+  bool spilling_ = false;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace shoal::scheduler

@@ -100,7 +100,7 @@ class Side final : public runtime::PeerHandler {
   ObjectKey put(ObjectId id, std::uint64_t bytes, const std::vector<ObjectKey>& contains = {}) {
     auto memory = *runtime::make_memory("test", bytes);
     EXPECT_TRUE(runtime::write_at(memory, bytes - 1, Bytes::copy_of("x").span()));
-    objects.put(kJob, ObjectRef{id, kJob, 0, {}, contains, self}, std::move(memory));
+    objects.put(kJob, {}, ObjectRef{id, kJob, 0, {}, contains, self}, std::move(memory));
     return {kJob, id, self};
   }
   void count(WorkerId by, const ObjectKey& object, WorkerId holder, NodeId node, std::int64_t change) {

@@ -75,6 +75,13 @@ class Maker:
     def look_within(self, refs):
         return [right(ray.get(r), k) for k, r in enumerate(refs)]
 
+    def put_all(self, count):
+        return [ray.put(made(k)) for k in range(count)]
+
+    def stream(self, count):
+        for k in range(count):
+            yield made(k)
+
 
 @pytest.fixture
 def maker():
@@ -151,3 +158,36 @@ def test_a_result_there_is_no_room_for_is_the_failure_of_its_call(maker):
         ray.get(maker.make.remote(1), timeout=GUARD_S)
     del arrays
     assert right(ray.get(maker.make.remote(1), timeout=GUARD_S), 1)
+
+
+# ---- what only the node has
+
+
+def test_what_its_maker_let_go_of_makes_room_too(maker):
+    refs = ray.get(maker.put_all.remote(7))  # the node has them, and nobody else
+    more = [ray.put(made(k)) for k in range(7)]
+    assert all(right(ray.get(r), k) for k, r in enumerate(refs))
+    assert all(right(ray.get(r), k) for k, r in enumerate(more))
+
+
+def test_what_a_process_that_is_gone_has_made_is_counted_and_moved():
+    maker = Maker.remote()
+    refs = ray.get(maker.put_all.remote(7))
+    ray.kill(maker)
+    more = [ray.put(made(k)) for k in range(12)]
+    assert in_memory() <= LIMIT
+    assert all(right(ray.get(r), k) for k, r in enumerate(refs))
+    assert all(right(ray.get(r), k) for k, r in enumerate(more))
+
+
+def test_items_that_nobody_takes_do_not_stop_a_stream(maker):
+    items = maker.stream.options(num_returns="streaming").remote(20)  # more than there is room for
+    ray.wait([items.completed()], timeout=GUARD_S)
+    assert all(right(ray.get(item), k) for k, item in enumerate(items))
+
+
+def test_what_only_an_object_refers_to_makes_room_too():
+    outer = ray.put([ray.put(made(k)) for k in range(7)])
+    more = [ray.put(made(k)) for k in range(7)]
+    assert all(right(ray.get(r), k) for k, r in enumerate(ray.get(outer)))
+    assert all(right(ray.get(r), k) for k, r in enumerate(more))
