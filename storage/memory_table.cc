@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "runtime/process/memory_limit.h"
@@ -43,7 +44,7 @@ Error job_ended() { return not_found("the job has ended").with_reason("JobEnded"
 
 }  // namespace
 
-MemoryTable::MemoryTable(Options options) : options_(std::move(options)) {
+MemoryTable::MemoryTable(Options options) : options_(std::move(options)), freed_(options_.max_freed), dropped_(options_.max_freed) {
   if (!options_.available_bytes) options_.available_bytes = Available();
 }
 
@@ -240,16 +241,52 @@ std::vector<MemoryTable::Idle> MemoryTable::idle(std::uint64_t bytes) {
 
 void MemoryTable::free(JobId job, ObjectId id) {
   drop(job, id);
-  if (freed_.insert({job, id}).second) freed_order_.emplace_back(job, id);
-  if (freed_order_.size() > options_.max_freed) {
-    freed_.erase(freed_order_.front());
-    freed_order_.pop_front();
+  freed_.add({job, id}, 1);
+  tell_freed({job, id}, 1);
+}
+
+std::vector<ObjectId> MemoryTable::drop_for_good(JobId job, ObjectId first, std::uint64_t count) {
+  dropped_.add({job, first}, count);
+  std::vector<ObjectId> out;
+  for (auto it = objects_.lower_bound({job, first}); it != objects_.end() && it->first.first == job;) {
+    if (it->first.second.value - first.value >= count) break;
+    out.push_back(it->first.second);
+    it = erase(it);
   }
-  const auto waiting = waiting_.equal_range({job, id});
+  tell_freed({job, first}, count);
+  return out;
+}
+
+void MemoryTable::tell_freed(Key first, std::uint64_t count) {
   std::vector<Got> told;
-  for (auto it = waiting.first; it != waiting.second; ++it) told.push_back(std::move(it->second.got));
-  waiting_.erase(waiting.first, waiting.second);
+  for (auto it = waiting_.lower_bound(first); it != waiting_.end() && it->first.first == first.first;) {
+    if (it->first.second.value - first.second.value >= count) break;
+    told.push_back(std::move(it->second.got));
+    it = waiting_.erase(it);
+  }
   for (auto& got : told) got(fail(object_freed()));
+}
+
+void MemoryTable::Ranges::add(Key first, std::uint64_t count) {
+  if (auto after = ranges_.upper_bound(first); after != ranges_.begin()) {
+    auto& [begin, length] = *std::prev(after);
+    const std::uint64_t distance = first.second.value - begin.second.value;
+    if (begin.first == first.first && distance <= length) {
+      length = std::max(length, distance + std::min(count, ~std::uint64_t{0} - distance));
+      return;
+    }
+  }
+  if (ranges_.emplace(first, count).second) order_.push_back(first);
+  if (order_.size() <= max_) return;
+  ranges_.erase(order_.front());
+  order_.pop_front();
+}
+
+bool MemoryTable::Ranges::contain(const Key& key) const {
+  const auto after = ranges_.upper_bound(key);
+  if (after == ranges_.begin()) return false;
+  const auto& [begin, length] = *std::prev(after);
+  return begin.first == key.first && key.second.value - begin.second.value < length;
 }
 
 void MemoryTable::end_job(JobId job) {

@@ -29,7 +29,7 @@ class MemoryTable {
     std::uint64_t spare_bytes = 256u << 20;
     std::size_t max_entries = 1 << 20;
     std::size_t max_ended_jobs = 1000;        // remembered, lest something is put that nobody would ever drop; the oldest go first
-    std::size_t max_freed = 100'000;          // objects that are remembered, likewise
+    std::size_t max_freed = 100'000;          // objects that are remembered, likewise; of those dropped for good, stretches
     std::uint64_t movable_bytes = 128 << 10;  // from these on it is worth moving one into a file
     std::size_t max_looks = 4096;             // for such, at a time
     // How much memory the machine, or this process's control groups, have left (bytes); empty: they are asked.
@@ -68,6 +68,9 @@ class MemoryTable {
     for (const auto& [key, object] : objects_) see(key.first, key.second, object.memory, object.bytes);
   }
   void drop(JobId job, ObjectId id);
+  // So many, from this id on (the items of a stream follow each other), are neither kept nor taken any more: whoever waits for one hears
+  // that it was freed. Returns those that were there.
+  std::vector<ObjectId> drop_for_good(JobId job, ObjectId first, std::uint64_t count = 1);
   // It lies in a file from now on: the same bytes. Nothing for one that is not there, or in a file already.
   void move(JobId job, ObjectId id, Fd file);
   // Large objects in memory that no process reads, those that were put first first: until they make so many bytes, and no more than a
@@ -84,7 +87,7 @@ class MemoryTable {
   // Nobody refers to it any more: it is dropped, and whoever gets it after all fails as Unavailable/ObjectFreed (as long as that is
   // remembered: Options::max_freed).
   void free(JobId job, ObjectId id);
-  bool freed(JobId job, ObjectId id) const { return freed_.contains({job, id}); }
+  bool freed(JobId job, ObjectId id) const { return freed_.contain({job, id}) || dropped_.contain({job, id}); }
 
   // Forgets all of it. What comes later (a put may have been on its way) is refused: NotFound/JobEnded.
   void end_job(JobId job);
@@ -113,11 +116,26 @@ class MemoryTable {
     bool orphan = false;
     Result<Fd> handed_out() const;
   };
+  using Key = std::pair<JobId, ObjectId>;
+  // Ids that are remembered, so many stretches of them: one that begins where another ends goes on with it.
+  class Ranges {
+   public:
+    explicit Ranges(std::size_t max) : max_(max) {}
+    void add(Key first, std::uint64_t count);
+    bool contain(const Key& key) const;
+
+   private:
+    const std::size_t max_;
+    std::map<Key, std::uint64_t> ranges_;
+    std::deque<Key> order_;
+  };
   struct Waiting {
     WorkerId owner;
     Got got;
   };
   std::vector<Got> take_waiting(const std::function<bool(JobId job, const Waiting&)>& which);
+  // Ends the waits for so many ids.
+  void tell_freed(Key first, std::uint64_t count);
   Result<void> admit(JobId job, std::uint64_t bytes) const;
   using Objects = std::map<std::pair<JobId, ObjectId>, Object>;
   Objects::iterator erase(Objects::iterator it);
@@ -132,8 +150,7 @@ class MemoryTable {
   std::uint64_t next_order_ = 1;
   std::set<JobId> ended_;  // jobs
   std::deque<JobId> ended_order_;
-  std::set<std::pair<JobId, ObjectId>> freed_;
-  std::deque<std::pair<JobId, ObjectId>> freed_order_;
+  Ranges freed_, dropped_;
 };
 
 }  // namespace shoal::storage

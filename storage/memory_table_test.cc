@@ -224,5 +224,35 @@ TEST_F(MovableTest, WhatSomebodyElseKeepsCountOfIsNotMoved) {
   EXPECT_EQ(table_.orphaned_bytes(), 0u);
 }
 
+TEST_F(MemoryTableTest, WhatWasDroppedIsNotTakenAgain) {
+  const auto put = [&](std::uint64_t id) { return table_.put(kJob, ObjectId{id}, runtime::make_memory("o", 100)).has_value(); };
+  for (std::uint64_t id = 10; id < 13; ++id) {
+    ASSERT_TRUE(put(id));
+    EXPECT_EQ(table_.drop_for_good(kJob, ObjectId{id}), std::vector{ObjectId{id}});
+  }
+  for (std::uint64_t id = 9; id < 14; ++id) ASSERT_TRUE(put(id));  // a stream that is made again
+  EXPECT_EQ(table_.num_entries(), 2u);
+  EXPECT_TRUE(table_.has(kJob, ObjectId{9}));
+  EXPECT_TRUE(table_.has(kJob, ObjectId{13}));
+}
+
+TEST_F(MemoryTableTest, ManyAreDroppedAtOnceAlsoThoseThatAreStillToCome) {
+  const auto put = [&](std::uint64_t id) { return table_.put(kJob, ObjectId{id}, runtime::make_memory("o", 100)).has_value(); };
+  ASSERT_TRUE(put(10));
+  ASSERT_TRUE(put(20));
+  ASSERT_TRUE(put(21));
+  ASSERT_TRUE(table_.put(kOther, ObjectId{21}, runtime::make_memory("o", 100)));
+  std::string reason;
+  table_.get(kJob, ObjectId{30}, kWorker, [&](Result<Fd> r) { reason = r ? "" : r.error().reason(); });
+  EXPECT_EQ(table_.drop_for_good(kJob, ObjectId{20}, std::uint64_t{1} << 32).size(), 2u);
+  EXPECT_EQ(reason, "ObjectFreed");
+  ASSERT_TRUE(put(1000));
+  EXPECT_EQ(table_.num_entries(), 2u);
+  EXPECT_TRUE(table_.has(kJob, ObjectId{10}));
+  EXPECT_TRUE(table_.has(kOther, ObjectId{21}));
+  ASSERT_TRUE(put(19));
+  EXPECT_TRUE(table_.has(kJob, ObjectId{19}));
+}
+
 }  // namespace
 }  // namespace shoal::storage

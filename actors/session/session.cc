@@ -685,10 +685,10 @@ ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner, std::shared_
   });
 }
 
-void Session::drop(ObjectId id) {
+void Session::drop(ObjectId id, std::uint64_t count) {
   own([&] {
     if (auto* node = node_->peer())
-      node->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0, {}, {}})), runtime::Flush::kLater);
+      node->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, count, {}, {}})), runtime::Flush::kLater);
   });
 }
 

@@ -150,7 +150,8 @@ class Session {
   // node ends before, Unavailable/ObjectFreed when nobody held it any more, Unavailable/ObjectLost when its node cannot be reached. `hold`
   // is kept until it is here.
   ValueFuture fetch(const ObjectKey& object, WorkerId owner, std::shared_ptr<const void> hold = {});
-  void drop(ObjectId id);
+  // So many objects, from this id on, are kept for nobody: those that come later, too.
+  void drop(ObjectId id, std::uint64_t count = 1);
 
   // ---- hosting ----
   // Only while the loop is owned.

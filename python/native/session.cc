@@ -667,13 +667,13 @@ void bind_session(nb::module_& m) {
           nb::arg("id"), nb::arg("owner"))
       .def(
           "drop",
-          [](PySession& s, const std::string& id) {
+          [](PySession& s, const std::string& id, std::uint64_t count) {
             const auto use = s.use();
             Session& session = *use;
             const nb::gil_scoped_release release;
-            session.drop(object_id(id));
+            session.drop(object_id(id), count);
           },
-          nb::arg("id"))
+          nb::arg("id"), nb::arg("count") = 1, "So many objects, from this id on, are kept for nobody: those that come later, too.")
 
       .def(
           "hand_over", [](PySession& s) { s.use()->hand_over(); },

@@ -242,8 +242,7 @@ void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
     if (replicas_.let_go(object, worker)) release(object, no_more());
     return;
   }
-  memory_.drop(job, m.id);
-  free(references_.drop(object));
+  for (const ObjectId id : memory_.drop_for_good(job, m.id, std::max<std::uint64_t>(1, m.bytes))) free(references_.drop({job, id}));
   tell_kept();
 }
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -209,19 +210,48 @@ def test_a_stream_stays_where_it_is(streams):
 
 def test_what_nobody_takes_is_dropped(streams):
     """And what was taken, too: the node holds nothing of it."""
-    folder = f"/proc/{state.cluster.pid}/fd"
-
-    def held():
-        return sum("shoal:value" in _target(f"{folder}/{e}") for e in os.listdir(folder))
-
     before = held()
     generator = streams.arrays.remote(5)
     taken = ray.get(next(generator))
     assert taken[0] == 0
     ray.get(generator.completed())
-    assert held() >= before + 4
     del generator
     wait_until(lambda: held() <= before, GUARD_S, "every item's end")
+
+
+def test_what_nobody_takes_of_a_stream_that_failed_is_dropped(streams):
+    before = held()
+    generator = streams.numbers.remote(9, fails_at=5)
+    assert ray.get(next(generator)) == 0
+    ray.wait([generator.completed()])
+    del generator
+    wait_until(lambda: held() <= before, GUARD_S, "every item's end")
+
+
+def test_a_stream_that_is_run_again_leaves_nothing_of_what_was_taken(tmp_path):
+    @ray.remote
+    def dies_once(folder):
+        yield 1
+        if not os.path.exists(f"{folder}/died"):
+            while not os.path.exists(f"{folder}/taken"):
+                time.sleep(0.005)
+            open(f"{folder}/died", "w").close()
+            os._exit(7)
+        yield 2
+
+    before = held()
+    generator = dies_once.remote(str(tmp_path))
+    assert ray.get(next(generator)) == 1
+    open(tmp_path / "taken", "w").close()
+    assert items(generator) == [2]
+    del generator
+    wait_until(lambda: held() <= before, GUARD_S, "every item's end")
+
+
+def held():
+    """How many values the node has."""
+    folder = f"/proc/{state.cluster.pid}/fd"
+    return sum("shoal:value" in _target(f"{folder}/{e}") for e in os.listdir(folder))
 
 
 def _target(path):
