@@ -379,9 +379,14 @@ void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued&& q) {
   Link& link = links_.at(t.endpoint);
   q.call.from = link.introduced ? WorkerId() : self_;
   q.call.from_node = node_;
-  auto message = to_message(q.call, link.peer->identity().local);
+  const bool local = link.peer->identity().local;
+  auto message = to_message(q.call, local);
   if (!message) return q.promise.set(fail(message.error()));
   link.introduced = true;
+  for (const auto& d : q.call.deps) {
+    if (!local || memory_ == nullptr || !d.shared() || d.whole()) continue;
+    if (const auto copy = d.own_memory(); copy && (*copy)->loose) memory_->keeps(*copy);
+  }
   if (references_ != nullptr) {
     references_->sending(q.call.args, t.worker, t.node);
     for (const auto& d : q.call.deps) references_->sending(d, t.worker, t.node);

@@ -44,6 +44,16 @@ Result<Fd> ObjectStore::fill(std::size_t bytes, std::span<const runtime::Segment
 }
 
 void ObjectStore::keeps(const std::shared_ptr<SharedMemory>& memory) {
+  if (memory->loose) {
+    if (memory->counted.exchange(true)) return;
+    loose_ += memory->bytes();
+    memory->on_gone([this, bytes = memory->bytes(), alive = std::weak_ptr<bool>(alive_)] {
+      if (!alive.lock()) return;
+      loose_ -= bytes;
+      tell();
+    });
+    tell();
+  }
   const std::lock_guard lock(mutex_);
   if (kept_.size() >= prune_at_) {
     std::erase_if(kept_, [](const auto& m) { return m.expired(); });
@@ -75,7 +85,7 @@ void ObjectStore::start_keeper() {
 }
 
 void ObjectStore::tell() {
-  if (board_) board_->set_kept(place_->member, pool_.bytes());
+  if (board_) board_->set_kept(place_->member, pool_.bytes() + loose_);
 }
 
 void ObjectStore::keep() {
@@ -119,7 +129,7 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
     return fail(
         resource_exhausted(fmt::format("no room for an object of {} bytes: {} of the node's {} bytes for objects are taken ({} here), "
                                        "{} lie in files; {}",
-                                       bytes, total.kept, limit, pool_.bytes(), total.spilled, why))
+                                       bytes, total.kept, limit, board_->of(place_->member).kept, total.spilled, why))
             .with_reason("ObjectStoreFull")
             .with_hint("let go of references and arrays that are not needed, or start with a larger object_store_memory"));
   };
@@ -178,6 +188,7 @@ std::uint64_t ObjectStore::spill(std::uint64_t bytes) {
     }
     if (!*moved) continue;
     out += memory->bytes();
+    if (memory->loose) loose_ -= memory->bytes();
     board_->add_spilled(place_->member, static_cast<std::int64_t>(memory->bytes()));
     memory->on_gone([this, bytes = memory->bytes(), alive = std::weak_ptr<bool>(alive_)] {
       if (alive.lock()) board_->add_spilled(place_->member, -static_cast<std::int64_t>(bytes));

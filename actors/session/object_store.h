@@ -6,6 +6,7 @@
 // asks the others, through the node, to do the same. A thread does that for others; nothing of it happens on the loop.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -55,6 +56,7 @@ class ObjectStore final : public ValueMemory {
   void tell();
 
   runtime::SegmentPool pool_;
+  std::atomic<std::uint64_t> loose_ = 0;  // bytes that others than the pool have filled
   std::optional<Place> place_;
   std::optional<runtime::UsageBoard> board_;
   std::mutex mutex_;

@@ -96,7 +96,7 @@ TEST_F(ObjectStoreTest, OneThatIsInAFileIsPassedOnLikeAnyOther) {
   std::vector<Value> values;
   for (int k = 0; k < 5; ++k) values.push_back(make('b', here_).value());
   ASSERT_TRUE(value.memory()->spilled());
-  const Value there = Value::from_memory(value.own_memory().value()).value();
+  const Value there = Value::from_memory(value.own_memory().value()->descriptor().value()).value();
   EXPECT_EQ(look(there), 'a');
 }
 
@@ -187,6 +187,26 @@ TEST_F(ObjectStoreTest, WhoHasAsManyAsItMayHaveMovesSomeThoughThereIsRoom) {
     values.push_back(make('z', few, kMiB / 4).value());  // when there is nothing to be moved, too
     looked_at.push_back(values.back().pin().value());
   }
+}
+
+TEST_F(ObjectStoreTest, CountsWhatNoPoolHasFilledUntilItIsInAFileOrGone) {
+  const std::string text(3 * kMiB, 'l');
+  const auto loose = [&] {
+    Value out = Value::make({std::as_bytes(std::span(text))}).value();
+    here_.keeps(out.memory());
+    here_.keeps(out.memory());  // as one that is passed on again
+    return out;
+  };
+  std::vector<Value> values = {loose(), loose()};
+  EXPECT_GE(total().kept, 6 * kMiB);
+  EXPECT_LE(total().kept, 7 * kMiB);
+  values.pop_back();
+  EXPECT_LE(total().kept, 4 * kMiB);
+  for (int k = 0; k < 4; ++k) values.push_back(make('b', here_).value());
+  EXPECT_TRUE(values[0].memory()->spilled());
+  EXPECT_EQ(look(values[0]), 'l');
+  values.clear();
+  EXPECT_EQ(total().spilled, 0u);
 }
 
 }  // namespace

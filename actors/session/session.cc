@@ -34,11 +34,11 @@ Error head_gone() {
 }
 
 // What the node keeps of a result. An error is an object, too: whoever gets it shall hear of it.
-Result<Fd> shared_memory(const Result<Value>& value) {
+Result<std::shared_ptr<SharedMemory>> shared_memory(const Result<Value>& value) {
   if (value && value->shared()) return value->own_memory();
   SHOAL_TRY(const Value copy, value ? Value::make_shared(value->pieces(), value->kind())
                                     : Value::make_shared(std::array{runtime::encode_error(value.error()).span()}, Value::Kind::kError));
-  return copy.memory()->descriptor();
+  return copy.memory();
 }
 
 }  // namespace
@@ -629,8 +629,12 @@ void Session::put_when_ready(ObjectId id, const ValueFuture& future) {
     const auto put = [&]() -> Result<void> {
       const std::vector<ObjectKey> contains = value ? value->refs() : std::vector<ObjectKey>();
       Message m = body(to_bytes(ObjectRef{id, job_, value ? value->total_bytes() : 0, worker_, contains}));
-      if (value && value->shared() && value->whole()) value->memory()->published_as({job_, id});
-      SHOAL_TRY(Fd fd, shared_memory(value));
+      SHOAL_TRY(const auto memory, shared_memory(value));
+      if (value && value->shared()) {
+        memory->published_as({job_, id});
+        if (memory->loose) objects_.keeps(memory);  // the copy of a part
+      }
+      SHOAL_TRY(Fd fd, memory->descriptor());
       m.fds.push_back(std::move(fd));
       return node->notify(number(Method::kPutObject), std::move(m));
     };

@@ -46,7 +46,8 @@ Result<void> attach(runtime::Message& message, bool local, const Value& first, c
   std::size_t at = 0;
   const auto add = [&](const Value& v) -> Result<void> {
     if (v.shared() && local) {
-      SHOAL_TRY(Fd fd, v.own_memory());
+      SHOAL_TRY(const auto memory, v.own_memory());
+      SHOAL_TRY(Fd fd, memory->descriptor());
       message.fds.push_back(std::move(fd));
     } else if (v.shared()) {
       SHOAL_TRY(const auto here, v.pin());

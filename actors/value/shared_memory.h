@@ -43,6 +43,9 @@ class SharedMemory {
   // The object that the node keeps of it, if it does: it is to be given the file, too. Without a home where that is this node.
   void published_as(const ObjectKey& object);
   std::optional<ObjectKey> published() const;
+  // Filled in this process, by no pool that counts it. Of the ObjectStore: whether it counts it.
+  bool loose = false;
+  std::atomic<bool> counted = false;
   // What it is called by those who look at this process, once somebody did; unless it is published.
   std::atomic<std::uint64_t> name = 0;
   std::atomic<bool> referred = false;  // made here, or the answer of a call: not only looked at

@@ -92,6 +92,7 @@ Result<Value> Value::make_shared(std::span<const std::span<const std::byte>> pie
   Value out;
   SHOAL_TRY(out.memory_, SharedMemory::of(std::move(filled), total));
   out.memory_->referred = true;
+  out.memory_->loose = memory == nullptr;
   from.keeps(out.memory_);
   out.sizes_ = sizes_of(pieces);
   out.kind_ = kind;
@@ -129,6 +130,7 @@ Result<std::vector<Value>> Value::split(std::size_t count) const {
     if (shared() && part.total_bytes() > kMaxInlineBytes) {
       part.memory_ = memory_;
       part.start_ = static_cast<std::size_t>(own[0].data() - here.base);
+      part.own_ = std::make_shared<Own>();
     } else {
       SHOAL_TRY(part, make(own));
     }
@@ -139,11 +141,17 @@ Result<std::vector<Value>> Value::split(std::size_t count) const {
   return out;
 }
 
-Result<Fd> Value::own_memory() const {
-  if (whole()) return memory_->descriptor();
+Result<std::shared_ptr<SharedMemory>> Value::own_memory(ValueMemory* memory) const {
+  if (whole()) return memory_;
+  {
+    const std::lock_guard lock(own_->mutex);
+    if (own_->memory) return own_->memory;
+  }
   SHOAL_TRY(const auto here, pin());
-  SHOAL_TRY(const Value copy, make_shared(here.pieces, kind_));
-  return copy.memory()->descriptor();
+  SHOAL_TRY(const Value copy, make_shared(here.pieces, kind_, memory));  // without the lock: who waits for room must not stop the loop
+  const std::lock_guard lock(own_->mutex);
+  if (!own_->memory) own_->memory = copy.memory();
+  return own_->memory;
 }
 
 Result<Value> Value::from_memory(Fd memory) {

@@ -147,5 +147,32 @@ TEST_F(ValueTest, BytesThatDoNotAddUpAreRefused) {
   EXPECT_FALSE(value_from(std::move(shared)));
 }
 
+TEST_F(ValueTest, APartIsCopiedOnceHoweverOftenItIsPassedOn) {
+  const auto many = Value::make_many({{bytes(head_)}, {bytes(head_), bytes(large_)}}).value();
+  const Value part = many.split(2).value()[1], copy = part;
+  const auto own = part.own_memory().value();
+  EXPECT_NE(own, part.memory());
+  EXPECT_TRUE(own->loose);  // nobody has counted it
+  EXPECT_EQ(copy.own_memory().value(), own);
+  EXPECT_EQ(many.own_memory().value(), many.memory());
+}
+
+TEST_F(ValueTest, ThePartsMemoryIsOneThatIsCountedWhereItCanBe) {
+  struct Counting final : ValueMemory {
+    Result<Fd> fill(std::size_t n, std::span<const runtime::SegmentPool::Part> parts) override {
+      total += n;
+      return pool.fill(n, parts);
+    }
+    runtime::SegmentPool pool;
+    std::size_t total = 0;
+  } counting;
+  const auto parts = Value::make_many({{bytes(head_)}, {bytes(head_), bytes(large_)}}).value().split(2).value();
+  const auto own = parts[1].own_memory(&counting).value();
+  EXPECT_GE(counting.total, large_.size());
+  EXPECT_FALSE(own->loose);
+  expect_same(value_from(to_message(parts[1], true).value()).value(), parts[1]);
+  EXPECT_EQ(parts[1].own_memory().value(), own);
+}
+
 }  // namespace
 }  // namespace shoal::actors

@@ -479,6 +479,7 @@ void bind_session(nb::module_& m) {
             Session& session = *use;
             auto futures = futures_of(session, deps);
             call.args = unwrap(make_value(session, head, buffers, refs));
+            stand_alone(session, deps);
             const nb::gil_scoped_release release;
             return Ref(session.call(std::move(call), std::move(futures)));
           },
@@ -614,6 +615,7 @@ void bind_session(nb::module_& m) {
           [](PySession& s, Ref& ref, const std::string& id) {
             const auto use = s.use();
             Session& session = *use;
+            stand_alone(session, {&ref});
             auto hold = [&] {
               const nb::gil_scoped_release release;
               return session.publish(object_id(id), ref.future());

@@ -191,3 +191,16 @@ def test_what_only_an_object_refers_to_makes_room_too():
     more = [ray.put(made(k)) for k in range(7)]
     assert all(right(ray.get(r), k) for k, r in enumerate(ray.get(outer)))
     assert all(right(ray.get(r), k) for k, r in enumerate(more))
+
+
+def test_a_part_of_a_result_is_passed_on_though_memory_is_short(maker):
+    @ray.remote(num_returns=3)
+    def parts():
+        return made(0), made(1), made(2)
+
+    refs = parts.remote()
+    ray.wait(refs, num_returns=3)
+    more = [ray.put(made(k)) for k in range(7)]
+    assert ray.get([maker.look.remote(r, k) for k, r in enumerate(refs)], timeout=GUARD_S) == [True] * 3
+    assert ray.get(maker.look_within.remote(list(refs)), timeout=GUARD_S) == [True] * 3
+    assert all(right(ray.get(r), k) for k, r in enumerate(more))
