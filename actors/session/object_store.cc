@@ -150,13 +150,16 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
   while (!room()) {
     if (spill(step) == 0) break;
   }
-  auto since = std::chrono::steady_clock::now(), asked = since - kAskedAgain;
+  const auto start = std::chrono::steady_clock::now();
+  auto since = start, asked = start - kAskedAgain;
   for (auto before = board_->total(); !room();) {
     const auto now = std::chrono::steady_clock::now();
     const auto total = board_->total();
     if (total.kept < before.kept || total.spilled > before.spilled) since = now;
     before = total;
+    if (place_->interrupted && place_->interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
     if (now - since > place_->patience) return full(why());
+    if (now - start > place_->longest) return full("what others give back is taken by others again");
     if (now - asked > kAskedAgain) {
       place_->ask_others(bytes);
       asked = now;

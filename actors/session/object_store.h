@@ -31,7 +31,9 @@ class ObjectStore final : public ValueMemory {
     std::string folder;                                                       // for files
     std::function<void(std::uint64_t bytes)> ask_others;                      // to make room
     std::function<void(const ObjectKey& object, Result<Fd> file)> moved;      // one that the node keeps, too
+    std::function<bool()> interrupted = {};                                   // whoever waits for room is to give up
     std::chrono::steady_clock::duration patience = std::chrono::seconds(10);  // with others that give nothing back
+    std::chrono::steady_clock::duration longest = std::chrono::minutes(2);    // with others that do, and take it themselves
   };
   ObjectStore() = default;
   explicit ObjectStore(runtime::SegmentPool::Options pool) : pool_(pool) {}
@@ -39,7 +41,7 @@ class ObjectStore final : public ValueMemory {
 
   // From now on there is a limit.
   void join(Place place);
-  // ResourceExhausted/ObjectStoreFull. Not on the loop: it may wait for room.
+  // ResourceExhausted/ObjectStoreFull, Cancelled/Interrupted. Not on the loop: it may wait for room.
   Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override;
   void keeps(const std::shared_ptr<SharedMemory>& memory) override;
   // What this process has of large values.

@@ -209,5 +209,43 @@ TEST_F(ObjectStoreTest, CountsWhatNoPoolHasFilledUntilItIsInAFileOrGone) {
   EXPECT_EQ(total().spilled, 0u);
 }
 
+class ObjectStoreWaitTest : public ObjectStoreTest {
+ protected:
+  // Of a third process, in a node that is full of what somebody looks at.
+  Result<Value> waits(std::function<void(ObjectStore::Place&)> change) {
+    std::vector<Value> values;
+    std::vector<Value::Pinned> looked_at;
+    for (int k = 0; k < 3; ++k) {
+      values.push_back(make('a', here_).value());
+      looked_at.push_back(values.back().pin().value());
+    }
+    runtime::UsageBoard(node_.data()).set_members(3);
+    ObjectStore third;
+    ObjectStore::Place place;
+    place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
+    place.member = 2;
+    place.folder = folder_;
+    place.ask_others = [](std::uint64_t) {};
+    place.moved = [](const ObjectKey&, Result<Fd>) {};
+    place.patience = std::chrono::hours(1);
+    change(place);
+    third.join(std::move(place));
+    return make('b', third);
+  }
+};
+
+TEST_F(ObjectStoreWaitTest, EndsWhenItIsInterrupted) {
+  int asked = 0;
+  const auto out = waits([&](ObjectStore::Place& place) { place.interrupted = [&asked] { return ++asked == 3; }; });
+  ASSERT_FALSE(out);
+  EXPECT_EQ(out.error().reason(), "Interrupted");
+}
+
+TEST_F(ObjectStoreWaitTest, DoesNotLastForEver) {
+  const auto out = waits([](ObjectStore::Place& place) { place.longest = std::chrono::milliseconds(20); });
+  ASSERT_FALSE(out);
+  EXPECT_EQ(out.error().reason(), "ObjectStoreFull");
+}
+
 }  // namespace
 }  // namespace shoal::actors

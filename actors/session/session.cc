@@ -275,6 +275,7 @@ Result<void> Session::share_memory(const Fd& board, std::int32_t member, const s
   SHOAL_TRY(place.board, runtime::map(board, bytes, runtime::Access::kReadWrite));
   place.member = static_cast<std::size_t>(member);
   place.folder = spill_folder;
+  place.interrupted = options_.interrupted;
   const auto notify = [this](Method method, Message message) {
     auto shared = std::make_shared<Message>(std::move(message));
     loop_.post([this, method, shared] {

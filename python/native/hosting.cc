@@ -35,6 +35,7 @@ bool Cancels::has(CallKey call) const { return std::find(calls.begin(), calls.en
 namespace {
 
 void answer(PySession& s, PyIncoming& incoming, const Result<Value>& value) {
+  if (!value && value.error().reason() == "Interrupted") raise(value.error());  // while it waited for room: a user's signal
   const auto use = s.use();
   Session& session = *use;
   const nb::gil_scoped_release release;

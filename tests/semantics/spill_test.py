@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import tempfile
 
 import numpy as np
@@ -150,6 +151,26 @@ def test_a_store_full_of_what_is_looked_at_refuses_and_recovers():
     assert all(right(a, k) for k, a in enumerate(arrays))
     del arrays
     assert right(ray.get(ray.put(made(3))), 3)
+
+
+def test_who_waits_for_room_can_be_interrupted():
+    arrays = [ray.get(ray.put(made(k))) for k in range(7)]
+
+    def ring(*_):
+        raise TimeoutError("rung")
+
+    def put_until_it_rings():
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        ray.put(np.zeros(2 * SIZE // 8))
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with pytest.raises(TimeoutError, match="rung"):
+            put_until_it_rings()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert all(right(a, k) for k, a in enumerate(arrays))
 
 
 def test_a_result_there_is_no_room_for_is_the_failure_of_its_call(maker):
