@@ -46,6 +46,8 @@ class ObjectStore final : public ValueMemory {
   void keeps(const std::shared_ptr<SharedMemory>& memory) override;
   // What this process has of large values.
   std::vector<std::shared_ptr<SharedMemory>> all();
+  // In a process that was forked: it keeps nothing of its parent's, and tells nobody anything.
+  void abandon_after_fork();
   // Another process of the node wants so many bytes.
   void wanted(std::uint64_t bytes);
 

@@ -863,6 +863,9 @@ void Session::on_logs(const std::string& host, const runtime::Request& notice) {
   printer_->print(fmt::format("{}{} pid={}{}", m->label, rank, m->pid, at), m->stream == 2, notice.message.payload.view());
 }
 
-void Session::abandon_after_fork() { loop_.close_tracked(); }
+void Session::abandon_after_fork() {
+  loop_.close_tracked();
+  objects_.abandon_after_fork();
+}
 
 }  // namespace shoal::actors

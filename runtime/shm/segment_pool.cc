@@ -147,6 +147,11 @@ std::size_t SegmentPool::trim() {
   return out;
 }
 
+void SegmentPool::abandon_after_fork() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);  // whoever has it is not here
+  if (lock) segments_.clear();
+}
+
 std::size_t SegmentPool::bytes() const {
   const std::lock_guard lock(mutex_);
   return bytes_;

@@ -47,6 +47,9 @@ class SegmentPool {
   // Gives back all that is idle. Returns how many bytes that was.
   std::size_t trim();
 
+  // In a process that was forked: what its parent keeps is not kept by this one, too.
+  void abandon_after_fork();
+
   // Of all that is kept, read or not.
   std::size_t bytes() const;
   std::size_t num_segments() const;
