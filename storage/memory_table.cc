@@ -12,21 +12,21 @@ namespace shoal::storage {
 
 namespace {
 
-// What this process may still take, which is several files to read: not for each of many objects anew.
+// What this process may still take, which is several files to read: not for each of many objects anew, and not all the time where that
+// takes its time.
 class Available {
  public:
   std::uint64_t operator()() {
+    const auto begun = std::chrono::steady_clock::now();
+    if (begun < again_) return bytes_;
+    bytes_ = runtime::machine_memory().available;
     const auto now = std::chrono::steady_clock::now();
-    if (!read_ || now - *read_ > kGoodFor) {
-      bytes_ = runtime::machine_memory().available;
-      read_ = now;
-    }
+    again_ = now + std::max<std::chrono::steady_clock::duration>(std::chrono::milliseconds(20), 50 * (now - begun));
     return bytes_;
   }
 
  private:
-  static constexpr auto kGoodFor = std::chrono::milliseconds(20);
-  std::optional<std::chrono::steady_clock::time_point> read_;
+  std::chrono::steady_clock::time_point again_{};
   std::uint64_t bytes_ = 0;
 };
 
@@ -118,9 +118,8 @@ void MemoryTable::mark_gone(WorkerId worker, const std::string& cause) {
       ++it;
     }
   }
-  for (const auto& [order, key] : movable_) {
-    Object& object = objects_.at(key);
-    if (object.maker != worker || object.orphan) continue;
+  for (auto it = made_by_.lower_bound({worker, {}}); it != made_by_.end() && it->first == worker; it = made_by_.erase(it)) {
+    Object& object = objects_.at(it->second);
     object.orphan = true;
     orphaned_bytes_ += object.bytes;
   }
@@ -178,7 +177,11 @@ Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory, std::op
   if (object.order != 0) {
     movable_.emplace(object.order, std::pair{job, id});
     object.orphan = !*maker;
-    if (object.orphan) orphaned_bytes_ += object.bytes;
+    if (object.orphan) {
+      orphaned_bytes_ += object.bytes;
+    } else {
+      made_by_.emplace(object.maker, Key{job, id});
+    }
   }
   objects_.emplace(std::pair{job, id}, std::move(object));  // also a failure, for those who come later
   return out;
@@ -199,44 +202,59 @@ void MemoryTable::drop(JobId job, ObjectId id) {
 
 MemoryTable::Objects::iterator MemoryTable::erase(Objects::iterator it) {
   bytes_ -= it->second.bytes;
-  settled(it->second);
+  if (it->second.filed) filed_bytes_ -= it->second.bytes;
+  settled(it);
   return objects_.erase(it);
 }
 
-void MemoryTable::settled(Object& object) {
-  if (object.order != 0) movable_.erase(object.order);
+void MemoryTable::settled(Objects::iterator it) {
+  Object& object = it->second;
+  if (object.order != 0) {
+    movable_.erase(object.order);
+    made_by_.erase({object.maker, it->first});
+  }
   if (object.orphan) orphaned_bytes_ -= object.bytes;
   object.order = 0;
   object.orphan = false;
 }
 
-void MemoryTable::move(JobId job, ObjectId id, Fd file) {
+Result<void> MemoryTable::move(JobId job, ObjectId id, Fd file) {
   const auto it = objects_.find({job, id});
-  if (it == objects_.end() || !it->second.memory || !runtime::is_memory(*it->second.memory)) return;
-  settled(it->second);
+  if (it == objects_.end() || !it->second.memory || !runtime::is_memory(*it->second.memory)) return {};
+  SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(file));
+  if (runtime::is_memory(file)) return fail(invalid_argument("an object that is to lie in a file, and does not"));
+  if (bytes != it->second.bytes) {
+    return fail(invalid_argument(fmt::format("a file of {} bytes for an object of {}", bytes, it->second.bytes)));
+  }
+  settled(it);
   it->second.memory = std::move(file);
+  return {};
 }
 
-std::vector<MemoryTable::Idle> MemoryTable::idle(std::uint64_t bytes) {
-  std::vector<Idle> out;
-  std::uint64_t found = 0;
-  std::vector<std::pair<JobId, ObjectId>> read;
-  for (auto it = movable_.begin(); it != movable_.end() && found < bytes && read.size() + out.size() < options_.max_looks;) {
-    const auto key = it->second;
-    const Object& object = objects_.at(key);
+std::optional<MemoryTable::Idle> MemoryTable::next_idle(std::size_t& looks) {
+  while (looks > 0 && !movable_.empty()) {
+    --looks;
+    const auto [order, key] = *movable_.begin();
+    Object& object = objects_.at(key);
     if (!runtime::has_readers(*object.memory)) {
-      if (auto copy = runtime::duplicate(*object.memory)) {
-        found += object.bytes;
-        out.push_back({key.first, key.second, *std::move(copy), object.bytes});
-      }
-      ++it;
-    } else {
-      read.push_back(key);
-      it = movable_.erase(it);
+      auto copy = runtime::duplicate(*object.memory);
+      if (!copy) return std::nullopt;
+      return Idle{key.first, key.second, *std::move(copy), object.bytes};
     }
+    movable_.erase(movable_.begin());
+    movable_.emplace(object.order = next_order_++, key);  // others come first the next time
   }
-  for (const auto& key : read) movable_.emplace(objects_.at(key).order = next_order_++, key);  // others come first the next time
-  return out;
+  return std::nullopt;
+}
+
+bool MemoryTable::move_idle(JobId job, ObjectId id, Fd file) {
+  const auto it = objects_.find({job, id});
+  if (it == objects_.end() || it->second.order == 0 || runtime::has_readers(*it->second.memory)) return false;
+  settled(it);
+  it->second.memory = std::move(file);
+  it->second.filed = true;
+  filed_bytes_ += it->second.bytes;
+  return true;
 }
 
 void MemoryTable::free(JobId job, ObjectId id) {
@@ -246,6 +264,7 @@ void MemoryTable::free(JobId job, ObjectId id) {
 }
 
 std::vector<ObjectId> MemoryTable::drop_for_good(JobId job, ObjectId first, std::uint64_t count) {
+  count = of_stream(first) ? std::min(count, ~first.value + 1) : 1;
   dropped_.add({job, first}, count);
   std::vector<ObjectId> out;
   for (auto it = objects_.lower_bound({job, first}); it != objects_.end() && it->first.first == job;) {
@@ -268,25 +287,32 @@ void MemoryTable::tell_freed(Key first, std::uint64_t count) {
 }
 
 void MemoryTable::Ranges::add(Key first, std::uint64_t count) {
-  if (auto after = ranges_.upper_bound(first); after != ranges_.begin()) {
-    auto& [begin, length] = *std::prev(after);
-    const std::uint64_t distance = first.second.value - begin.second.value;
-    if (begin.first == first.first && distance <= length) {
-      length = std::max(length, distance + std::min(count, ~std::uint64_t{0} - distance));
-      return;
-    }
+  std::uint64_t begin = first.second.value, last = begin + count - 1;
+  const auto one_job = [&](const auto& it) { return it != ranges_.end() && it->first.first == first.first; };
+  auto it = ranges_.upper_bound(first);
+  if (it != ranges_.begin()) {
+    const auto before = std::prev(it);
+    if (one_job(before) && (begin == 0 || before->second.last >= begin - 1)) it = before;
   }
-  if (ranges_.emplace(first, count).second) order_.push_back(first);
+  while (one_job(it) && (it->first.second.value <= last || it->first.second.value == last + 1)) {
+    begin = std::min(begin, it->first.second.value);
+    last = std::max(last, it->second.last);
+    order_.erase(it->second.order);
+    it = ranges_.erase(it);
+  }
+  const Key key{first.first, ObjectId{begin}};
+  ranges_.emplace(key, Range{last, next_order_});
+  order_.emplace(next_order_++, key);
   if (order_.size() <= max_) return;
-  ranges_.erase(order_.front());
-  order_.pop_front();
+  ranges_.erase(order_.begin()->second);
+  order_.erase(order_.begin());
 }
 
 bool MemoryTable::Ranges::contain(const Key& key) const {
   const auto after = ranges_.upper_bound(key);
   if (after == ranges_.begin()) return false;
-  const auto& [begin, length] = *std::prev(after);
-  return begin.first == key.first && key.second.value - begin.second.value < length;
+  const auto& [begin, range] = *std::prev(after);
+  return begin.first == key.first && key.second.value <= range.last;
 }
 
 void MemoryTable::end_job(JobId job) {

@@ -429,7 +429,8 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       auto& m = notice.message;
       const auto object = from_bytes<actors::ObjectRef>(m.body);
       const auto it = clients_.find(peer.number());
-      if (object && it != clients_.end() && m.fds.size() == 1) objects_.move({object->job, object->id, object->home}, std::move(m.fds[0]));
+      if (object && it != clients_.end() && m.fds.size() == 1)
+        objects_.move(it->second.job, it->second.worker, {object->job, object->id, object->home}, std::move(m.fds[0]));
       return;
     }
     case Method::kCountObjects: {

@@ -22,7 +22,7 @@ using storage::ReplicaTable;
 
 namespace {
 
-constexpr std::uint64_t kSpilledAhead = 256u << 20;
+constexpr std::uint64_t kSpilledAhead = 256u << 20, kSpilledAtMost = std::uint64_t{8} << 30;
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -246,10 +246,18 @@ void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
   tell_kept();
 }
 
-void Objects::move(const ObjectKey& key, Fd file) {
+void Objects::move(JobId job, WorkerId worker, const ObjectKey& key, Fd file) {
   const Object object = own(key);
-  if (object.home && !replicas_.complete(object)) return;
-  memory_.move(object.job, object.id, std::move(file));
+  const auto moved = [&]() -> Result<void> {
+    if (object.home && !replicas_.complete(object)) return {};
+    const auto holders = object.home || object.job == job ? std::vector<WorkerId>() : references_.holders(object);
+    const bool may =
+        object.job == job || replicas_.is_wanted(object, worker) || std::find(holders.begin(), holders.end(), worker) != holders.end();
+    if (!may) return fail(invalid_argument("it is not held by who has moved it"));
+    return memory_.move(object.job, object.id, std::move(file));
+  }();
+  if (!moved)
+    return log_->warn("object={} of worker={} stays where it is: {}", to_string(object.id), to_string(worker), moved.error().message());
   if (const auto copy = copies_.extract(object); !copy.empty()) count_room(-static_cast<std::int64_t>(copy.mapped().counted));
   tell_kept();
 }
@@ -441,7 +449,7 @@ std::optional<Result<void>> Objects::room_for(Room& room) {
   if (room.bytes > limit) return full("it is larger than all of that");
   if (total.kept < room.before.kept || total.spilled > room.before.spilled) room.since = now;
   room.before = total;
-  if (now - room.since > options_.patience) return full("what is left is looked at by somebody");
+  if (now - room.since > options_.patience) return full(no_file_.empty() ? "what is left is looked at by somebody" : no_file_);
   if (asks) {
     spill(room.bytes);
     events_.want_room(room.bytes);
@@ -457,7 +465,11 @@ void Objects::count_room(std::int64_t by) {
 
 // What nobody else counts.
 void Objects::tell_kept() {
-  if (auto board = events_.board()) board->set_kept(kMember, kept_bytes_ + memory_.orphaned_bytes());
+  auto board = events_.board();
+  if (!board) return;
+  board->set_kept(kMember, kept_bytes_ + memory_.orphaned_bytes());
+  board->add_spilled(kMember, static_cast<std::int64_t>(memory_.filed_bytes() - told_filed_));
+  told_filed_ = memory_.filed_bytes();
 }
 
 void Objects::make_room(std::uint64_t bytes) {
@@ -465,37 +477,52 @@ void Objects::make_room(std::uint64_t bytes) {
   spill(bytes);
 }
 
+// More than is asked for: who makes one object wants to make others, and each time somebody waits for this.
 void Objects::spill(std::uint64_t bytes) {
   const auto board = events_.board();
-  if (spilling_ || !options_.run_aside || !board) return;
+  if (!options_.write_aside || !board) return;
+  const std::uint64_t ahead = std::min(board->limit() / 8, kSpilledAhead);
+  to_spill_ = std::max(to_spill_, std::clamp(bytes, ahead, std::max(ahead, kSpilledAtMost)));
+  if (spilling_ || (in_vain_ && clock_.now() - *in_vain_ < options_.asked_again)) return;
+  looks_ = options_.looks;
+  spill_next();
+}
+
+// One after the other: each is looked at when it is its turn, and again when its file is there.
+void Objects::spill_next() {
+  auto object = to_spill_ > 0 ? memory_.next_idle(looks_) : std::nullopt;
+  if (!object) {
+    if (to_spill_ > 0) in_vain_ = clock_.now();
+    to_spill_ = 0;
+    return;
+  }
   struct Moved {
-    std::vector<storage::MemoryTable::Idle> from;
-    std::vector<Result<Fd>> to;
+    storage::MemoryTable::Idle from;
+    Result<Fd> to;
   };
-  auto moved = std::make_shared<Moved>();
-  // More than is asked for: who makes one object wants to make others, and each time somebody waits for this.
-  moved->from = memory_.idle(std::max(bytes, std::min(board->limit() / 8, kSpilledAhead)));
-  if (moved->from.empty()) return;
+  auto moved = std::make_shared<Moved>(Moved{*std::move(object), fail(cancelled("not yet"))});
   spilling_ = true;
-  options_.run_aside(
-      [moved, folder = options_.spill_folder] {
-        for (const auto& object : moved->from) {
-          moved->to.push_back(runtime::spill_to_file(object.memory, object.bytes, folder));
-          if (!moved->to.back()) break;  // nor will there be one for the next
-        }
+  options_.write_aside(
+      [moved, folder = options_.spill_folder, over = over_] {
+        moved->to = runtime::spill_to_file(moved->from.memory, moved->from.bytes, folder, [&] { return over->load(); });
+        moved->from.memory.reset();
       },
-      [this, alive = std::weak_ptr(alive_), moved] {
-        if (alive.expired()) return;
+      [this, over = over_, moved] {
+        if (*over) return;
         spilling_ = false;
-        for (std::size_t k = 0; k < moved->to.size(); ++k) {
-          const auto& object = moved->from[k];
-          if (!moved->to[k]) {
-            log_->warn("object={} not moved to a file: {}", to_string(object.id), moved->to[k].error().message());
-          } else {
-            memory_.move(object.job, object.id, *std::move(moved->to[k]));
-          }
+        const auto& from = moved->from;
+        to_spill_ -= std::min(to_spill_, from.bytes);
+        if (!moved->to) {  // nor will there be one for the next
+          to_spill_ = 0;
+          const std::string& why = moved->to.error().message();
+          if (why != no_file_) log_->warn("object={} is not moved to a file: {}", to_string(from.id), why);
+          no_file_ = why;
+        } else {
+          no_file_.clear();
+          (void)memory_.move_idle(from.job, from.id, *std::move(moved->to));
         }
         tell_kept();
+        spill_next();
       });
 }
 

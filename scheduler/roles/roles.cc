@@ -10,7 +10,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/loop/side_thread.h"
 #include "runtime/process/memory_limit.h"
 #include "runtime/shm/spill_file.h"
 #include "scheduler/node/node.h"
@@ -43,31 +42,12 @@ constexpr const char* kObjectStoreMemory = "object_store_memory";  // as Ray cal
 // Of the memory that there is, as Ray takes by default.
 std::uint64_t default_object_store() { return runtime::machine_memory().total / 10 * 3; }
 
-// Work that takes its time, in a thread of its own.
-class Aside {
- public:
-  explicit Aside(runtime::Loop& loop) : loop_(loop) {}
-  // One at a time.
-  void run(std::function<void()> work, std::function<void()> done) {
-    thread_.reset();  // has nothing left to do
-    thread_ = std::make_unique<runtime::SideThread>([this, work = std::move(work), done = std::move(done)] {
-      work();
-      loop_.post(done);
-    });
-  }
-
- private:
-  runtime::Loop& loop_;
-  std::unique_ptr<runtime::SideThread> thread_;
-};
-
 std::string spill_folder(const std::string& told, const std::string& session) {
   const std::array<std::string, 2> folders = {session, "/var/tmp"};
   return told.empty() ? runtime::folder_on_disk(folders) : told;
 }
 
-Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, std::vector<Endpoint> heads,
-                                   Aside& aside) {
+Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, std::vector<Endpoint> heads) {
   Node::Options o;
   o.resources = resources;
   const std::int64_t objects = resources.units(kObjectStoreMemory) / actors::Resources::kUnit;
@@ -84,7 +64,7 @@ Result<Node::Options> node_options(World& world, const actors::Resources& resour
   o.listen = world.credentials.endpoint("shoal-" + world.folder.name() + "-node-" + std::to_string(getpid()));
   if (!world.credentials.host.empty()) o.host = world.credentials.host;
   o.session = world.folder.path();
-  o.objects.run_aside = [&aside](std::function<void()> work, std::function<void()> done) { aside.run(std::move(work), std::move(done)); };
+  o.objects.write_aside = [&writes = world.writes](auto work, auto then) { writes.run(std::move(work), std::move(then)); };
   o.logs.folder = world.folder.logs();
   o.objects.parts.aside = [&side = world.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
   return o;
@@ -115,8 +95,7 @@ int run_node(const NodeRole& role) {
     if (!made) return refuse_role(role.ready_fd, made.error());
     keeper = *std::move(made);
   }
-  Aside aside(w.loop);
-  auto made = node_options(w, role.resources, role.labels, *std::move(heads), aside);
+  auto made = node_options(w, role.resources, role.labels, *std::move(heads));
   if (!made) return refuse_role(role.ready_fd, made.error());
   Node::Options& options = *made;
   options.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());
@@ -168,8 +147,7 @@ int run_local(const LocalRole& role) {
     }
     if (const auto written = w.folder.write_info(info); !written) return refuse_role(role.ready_fd, written.error());
 
-    Aside aside(w.loop);
-    auto made = node_options(w, role.resources, role.labels, {head.endpoints()[0]}, aside);
+    auto made = node_options(w, role.resources, role.labels, {head.endpoints()[0]});
     if (!made) return refuse_role(role.ready_fd, made.error());
     Node::Options& node_opts = *made;
     node_opts.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());

@@ -11,6 +11,7 @@ from cast import GUARD_S
 from leftovers import wait_until
 
 import shoal as ray
+from shoal._refs import new_object_id, new_stream_id
 from shoal._runtime import state
 from shoal._stream import _id_of
 from shoal.exceptions import ActorDiedError, RayTaskError, ShoalError, WorkerCrashedError
@@ -246,6 +247,23 @@ def test_a_stream_that_is_run_again_leaves_nothing_of_what_was_taken(tmp_path):
     assert items(generator) == [2]
     del generator
     wait_until(lambda: held() <= before, GUARD_S, "every item's end")
+
+
+def test_ids_that_are_none_of_its_own_are_not_lost_with_a_stream(streams):
+    generator = streams.numbers.remote(3)
+    assert items(generator) == [0, 1, 2]
+    session = state.session
+    after = _id_of(generator._stream, 4)  # behind the mark of its end
+    session.give(session.put(b"mine", [], []), after)
+    other = session.fetch(after, "")
+    session.wait_all([other])
+    assert other.value()[1] == b"mine"
+    session.drop(after)
+
+
+def test_items_have_ids_that_nothing_else_has():
+    assert all(int(new_stream_id()[16:], 16) >> 62 == 2 for _ in range(64))
+    assert all(int(new_object_id()[16:], 16) >> 63 == 0 for _ in range(64))
 
 
 def held():
