@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "actors/value/value_memory.h"
@@ -44,6 +45,8 @@ class ObjectStore final : public ValueMemory {
   // ResourceExhausted/ObjectStoreFull, Cancelled/Interrupted. Not on the loop: it may wait for room.
   Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override;
   void keeps(const std::shared_ptr<SharedMemory>& memory) override;
+  // The same for the loop: beyond the limit, rather than to wait for room.
+  ValueMemory& at_once() { return at_once_; }
   // What this process has of large values.
   std::vector<std::shared_ptr<SharedMemory>> all();
   // In a process that was forked: it keeps nothing of its parent's, and tells nobody anything.
@@ -52,16 +55,24 @@ class ObjectStore final : public ValueMemory {
   void wanted(std::uint64_t bytes);
 
  private:
+  struct AtOnce final : ValueMemory {
+    explicit AtOnce(ObjectStore& s) : store(s) {}
+    Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override { return store.filled(bytes, parts); }
+    void keeps(const std::shared_ptr<SharedMemory>& memory) override { store.keeps(memory); }
+    ObjectStore& store;
+  };
+  Result<Fd> filled(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts);
   void keep();
   void start_keeper();
   bool over(std::uint64_t bytes) const;
   Result<void> make_room(std::uint64_t bytes);
-  std::uint64_t spill(std::uint64_t bytes);
+  std::uint64_t spill(std::uint64_t bytes, const std::function<bool()>& stop);
   void tell();
 
   runtime::SegmentPool pool_;
-  std::atomic<std::uint64_t> loose_ = 0;  // bytes that others than the pool have filled
+  AtOnce at_once_{*this};
   std::optional<Place> place_;
+  std::shared_ptr<const runtime::Mapping> words_;  // of the board
   std::optional<runtime::UsageBoard> board_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -72,6 +83,7 @@ class ObjectStore final : public ValueMemory {
   bool ending_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::mutex spilling_;                          // one thread at a time
+  std::atomic<std::thread::id> spills_ = {};     // this one
   std::unique_ptr<runtime::SideThread> keeper_;  // from the first memory on that the pool keeps
 };
 

@@ -3,8 +3,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -189,24 +192,85 @@ TEST_F(ObjectStoreTest, WhoHasAsManyAsItMayHaveMovesSomeThoughThereIsRoom) {
   }
 }
 
-TEST_F(ObjectStoreTest, CountsWhatNoPoolHasFilledUntilItIsInAFileOrGone) {
+TEST_F(ObjectStoreTest, WhatTheLoopFillsWaitsForNothingAndCountsAsLongAsSomebodyHasIt) {
   const std::string text(3 * kMiB, 'l');
-  const auto loose = [&] {
-    Value out = Value::make({std::as_bytes(std::span(text))}).value();
-    here_.keeps(out.memory());
-    here_.keeps(out.memory());  // as one that is passed on again
-    return out;
-  };
-  std::vector<Value> values = {loose(), loose()};
-  EXPECT_GE(total().kept, 6 * kMiB);
-  EXPECT_LE(total().kept, 7 * kMiB);
+  const auto fill = [&] { return Value::make({std::as_bytes(std::span(text))}, Value::Kind::kResult, &here_.at_once()).value(); };
+  std::vector<Value> values;
+  for (int k = 0; k < 5; ++k) values.push_back(fill());
+  EXPECT_GE(total().kept, 15 * kMiB);  // beyond the limit
+  std::optional<Fd> elsewhere = values[4].memory()->descriptor().value();
   values.pop_back();
-  EXPECT_LE(total().kept, 4 * kMiB);
-  for (int k = 0; k < 4; ++k) values.push_back(make('b', here_).value());
-  EXPECT_TRUE(values[0].memory()->spilled());
-  EXPECT_EQ(look(values[0]), 'l');
+  values.push_back(make('b', here_).value());  // which makes room
+  for (std::size_t k = 0; k < 4; ++k) EXPECT_EQ(look(values[k]), 'l');
   values.clear();
   EXPECT_EQ(total().spilled, 0u);
+  here_.wanted(1);
+  while (total().kept >= 4 * kMiB) std::this_thread::yield();
+  EXPECT_GE(total().kept, 3 * kMiB);  // which another process has
+  elsewhere.reset();
+  here_.wanted(1);
+  while (total().kept != 0) std::this_thread::yield();
+}
+
+class ObjectStoreSharedTest : public ObjectStoreTest {
+ protected:
+  // One more than there is room for, in a process whose values others have, too.
+  Result<Value> one_more(std::function<void(ObjectStore::Place&)> change) {
+    ObjectStore::Place place;
+    place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
+    place.folder = folder_;
+    place.ask_others = [](std::uint64_t) {};
+    place.moved = [](const ObjectKey&, Result<Fd>) {};
+    place.patience = std::chrono::minutes(2);
+    change(place);
+    store_.join(std::move(place));
+    for (int k = 0; k < 8; ++k) values_.push_back(make('a', store_, kMiB).value());
+    for (const Value& v : values_) elsewhere_.push_back(v.memory()->descriptor().value());
+    return make('b', store_, kMiB * 3 / 2);
+  }
+  auto in_files() const {
+    return std::count_if(values_.begin(), values_.end(), [](const Value& v) { return v.memory()->spilled(); });
+  }
+  ObjectStore store_;
+  std::vector<Value> values_;
+  std::vector<Fd> elsewhere_;  // descriptors that other processes have of them
+};
+
+TEST_F(ObjectStoreSharedTest, WhatMakesNoRoomIsNotAllMovedBeforeOthersAreAsked) {
+  std::ptrdiff_t before = -1;
+  const auto out = one_more([&](ObjectStore::Place& place) {
+    place.ask_others = [&](std::uint64_t) {
+      if (before < 0) before = in_files();
+      elsewhere_.clear();
+    };
+  });
+  EXPECT_TRUE(out);
+  EXPECT_GE(before, 1);
+  EXPECT_LE(before, 4);
+}
+
+TEST_F(ObjectStoreSharedTest, WhoMovesValuesCanBeInterruptedToo) {
+  int asked = 0;
+  const auto out = one_more([&](ObjectStore::Place& place) { place.interrupted = [&asked] { return ++asked == 2; }; });
+  ASSERT_FALSE(out);
+  EXPECT_EQ(out.error().reason(), "Interrupted");
+  EXPECT_EQ(asked, 2);  // who was is not asked again
+  EXPECT_EQ(in_files(), 0);
+}
+
+TEST_F(ObjectStoreSharedTest, WhatAHandlerOfASignalPutsMeanwhileIsNoDeadlock) {
+  int asked = 0;
+  std::string reason;
+  const auto out = one_more([&](ObjectStore::Place& place) {
+    place.patience = std::chrono::milliseconds(1);
+    place.interrupted = [&] {
+      if (++asked != 2) return false;  // while the first is moved
+      reason = make('c', store_, 2 * kMiB).error().reason();
+      return true;
+    };
+  });
+  EXPECT_EQ(reason, "ObjectStoreFull");
+  EXPECT_EQ(out.error().reason(), "Interrupted");
 }
 
 class ObjectStoreWaitTest : public ObjectStoreTest {

@@ -34,10 +34,11 @@ Error head_gone() {
 }
 
 // What the node keeps of a result. An error is an object, too: whoever gets it shall hear of it.
-Result<std::shared_ptr<SharedMemory>> shared_memory(const Result<Value>& value) {
-  if (value && value->shared()) return value->own_memory();
-  SHOAL_TRY(const Value copy, value ? Value::make_shared(value->pieces(), value->kind())
-                                    : Value::make_shared(std::array{runtime::encode_error(value.error()).span()}, Value::Kind::kError));
+Result<std::shared_ptr<SharedMemory>> shared_memory(const Result<Value>& value, ValueMemory& memory) {
+  if (value && value->shared()) return value->own_memory(&memory);
+  SHOAL_TRY(const Value copy,
+            value ? Value::make_shared(value->pieces(), value->kind(), &memory)
+                  : Value::make_shared(std::array{runtime::encode_error(value.error()).span()}, Value::Kind::kError, &memory));
   return copy.memory();
 }
 
@@ -214,8 +215,8 @@ Result<void> Session::connect() {
   }
   const auto at = options_.credentials.endpoint("shoal-" + to_string(worker_) + "-" + to_string(new_id<ObjectId>()));
   SHOAL_OK(own([&] {
-    calls_->count_with(references_, objects_, worker_, node_id_);
-    actor_host_->count_with(references_, objects_);
+    calls_->count_with(references_, objects_.at_once(), worker_, node_id_);
+    actor_host_->count_with(references_, objects_.at_once());
     return actor_host_->listen(at);
   }));
   return {};
@@ -630,11 +631,8 @@ void Session::put_when_ready(ObjectId id, const ValueFuture& future) {
     const auto put = [&]() -> Result<void> {
       const std::vector<ObjectKey> contains = value ? value->refs() : std::vector<ObjectKey>();
       Message m = body(to_bytes(ObjectRef{id, job_, value ? value->total_bytes() : 0, worker_, contains}));
-      SHOAL_TRY(const auto memory, shared_memory(value));
-      if (value && value->shared()) {
-        memory->published_as({job_, id});
-        if (memory->loose) objects_.keeps(memory);  // the copy of a part
-      }
+      SHOAL_TRY(const auto memory, shared_memory(value, objects_.at_once()));
+      if (value && value->shared()) memory->published_as({job_, id});
       SHOAL_TRY(Fd fd, memory->descriptor());
       m.fds.push_back(std::move(fd));
       return node->notify(number(Method::kPutObject), std::move(m));

@@ -52,7 +52,7 @@ Result<Fd> SharedMemory::descriptor() const {
 
 // Written without the lock: who looks at it meanwhile keeps it in memory. From a mapping of its own: in mapping_ somebody may have written,
 // where only this process sees it.
-Result<bool> SharedMemory::spill(const std::string& folder) {
+Result<bool> SharedMemory::spill(const std::string& folder, const std::function<bool()>& stop) {
   const auto stays = [this] { return spilled_ || stays_ || mapping_.use_count() > 1; };
   Fd memory;
   {
@@ -60,7 +60,7 @@ Result<bool> SharedMemory::spill(const std::string& folder) {
     if (stays()) return false;
     SHOAL_TRY(memory, runtime::duplicate(memory_));
   }
-  SHOAL_TRY(Fd file, runtime::spill_to_file(memory, bytes_, folder));
+  SHOAL_TRY(Fd file, runtime::spill_to_file(memory, bytes_, folder, stop));
   const std::lock_guard lock(mutex_);
   if (stays()) return false;
   memory_ = std::move(file);

@@ -33,8 +33,9 @@ class SharedMemory {
   // To be passed on.
   Result<Fd> descriptor() const;
 
-  // Moves it into a file in that folder, unless somebody looks at it, or it is in one. Whether it did. Takes its time: not on a loop.
-  Result<bool> spill(const std::string& folder);
+  // Moves it into a file in that folder, unless somebody looks at it, or it is in one. Whether it did. Takes its time: not on a loop; and
+  // ends as Cancelled when `stop` says so.
+  Result<bool> spill(const std::string& folder, const std::function<bool()>& stop = {});
   bool spilled() const;
   // Counts up with every look at one of a process: the lower, the longer ago.
   std::uint64_t last_used() const { return last_used_; }
@@ -45,9 +46,6 @@ class SharedMemory {
   // The object that the node keeps of it, if it does: it is to be given the file, too. Without a home where that is this node.
   void published_as(const ObjectKey& object);
   std::optional<ObjectKey> published() const;
-  // Filled in this process, by no pool that counts it. Of the ObjectStore: whether it counts it.
-  bool loose = false;
-  std::atomic<bool> counted = false;
   // What it is called by those who look at this process, once somebody did; unless it is published.
   std::atomic<std::uint64_t> name = 0;
   std::atomic<bool> referred = false;  // made here, or the answer of a call: not only looked at

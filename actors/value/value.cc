@@ -92,7 +92,6 @@ Result<Value> Value::make_shared(std::span<const std::span<const std::byte>> pie
   Value out;
   SHOAL_TRY(out.memory_, SharedMemory::of(std::move(filled), total));
   out.memory_->referred = true;
-  out.memory_->loose = memory == nullptr;
   from.keeps(out.memory_);
   out.sizes_ = sizes_of(pieces);
   out.kind_ = kind;

@@ -104,7 +104,7 @@ class Value {
   // Of a shared value: whether its memory holds nothing else. If not it cannot be passed on by a descriptor (own_memory).
   bool whole() const { return start_ == 0; }
   // Of a shared value: a memory that holds it and nothing else. Of a part it is made at the first call: by `memory`, which may wait for
-  // room, or loose (SharedMemory::loose). Any thread.
+  // room, or, without, as one that nobody counts. Any thread.
   Result<std::shared_ptr<SharedMemory>> own_memory(ValueMemory* memory = nullptr) const;
   // Of a shared value.
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }

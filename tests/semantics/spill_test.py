@@ -155,15 +155,13 @@ def test_a_store_full_of_what_is_looked_at_refuses_and_recovers():
 
 def test_who_waits_for_room_can_be_interrupted():
     arrays = [ray.get(ray.put(made(k))) for k in range(7)]
-
-    def ring(*_):
-        raise TimeoutError("rung")
+    more = np.zeros(2 * SIZE // 8)
 
     def put_until_it_rings():
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        ray.put(np.zeros(2 * SIZE // 8))
+        ring_in("shoal")
+        ray.put(more)
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.getsignal(signal.SIGALRM)
     try:
         with pytest.raises(TimeoutError, match="rung"):
             put_until_it_rings()
@@ -171,6 +169,38 @@ def test_who_waits_for_room_can_be_interrupted():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert all(right(a, k) for k, a in enumerate(arrays))
+
+
+def ring_in(package):
+    """Once this thread is in that package's code, a signal's handler raises there."""
+
+    def ring(_, frame):
+        if frame.f_globals.get("__name__", "").startswith(package):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise TimeoutError("rung")
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+
+
+def test_a_result_that_waits_for_room_can_be_interrupted():
+    @ray.remote
+    class Rung:
+        def result(self):
+            out = np.zeros(2 * SIZE // 8)
+            ring_in("shoal")
+            return out
+
+        def plain(self):
+            return 1
+
+    arrays = [ray.get(ray.put(made(k))) for k in range(7)]
+    actor = Rung.remote()
+    with pytest.raises(TimeoutError, match="rung"):
+        ray.get(actor.result.remote(), timeout=GUARD_S)
+    assert ray.get(actor.plain.remote(), timeout=GUARD_S) == 1  # it lives
+    assert all(right(a, k) for k, a in enumerate(arrays))
+    ray.kill(actor)
 
 
 def test_a_result_there_is_no_room_for_is_the_failure_of_its_call(maker):
@@ -185,7 +215,7 @@ def test_a_result_there_is_no_room_for_is_the_failure_of_its_call(maker):
 
 
 def test_what_its_maker_let_go_of_makes_room_too(maker):
-    refs = ray.get(maker.put_all.remote(7))  # the node has them, and nobody else
+    refs = ray.get(maker.put_all.remote(7))  # who made them has them no more
     more = [ray.put(made(k)) for k in range(7)]
     assert all(right(ray.get(r), k) for k, r in enumerate(refs))
     assert all(right(ray.get(r), k) for k, r in enumerate(more))
