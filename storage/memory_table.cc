@@ -2,29 +2,31 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "runtime/process/memory_limit.h"
+#include "runtime/shm/readers.h"
 
 namespace shoal::storage {
 
 namespace {
 
-// What this process may still take, which is several files to read: not for each of many objects anew.
+// What this process may still take, which is several files to read: not for each of many objects anew, and not all the time where that
+// takes its time.
 class Available {
  public:
   std::uint64_t operator()() {
+    const auto begun = std::chrono::steady_clock::now();
+    if (begun < again_) return bytes_;
+    bytes_ = runtime::machine_memory().available;
     const auto now = std::chrono::steady_clock::now();
-    if (!read_ || now - *read_ > kGoodFor) {
-      bytes_ = runtime::machine_memory().available;
-      read_ = now;
-    }
+    again_ = now + std::max<std::chrono::steady_clock::duration>(std::chrono::milliseconds(20), 50 * (now - begun));
     return bytes_;
   }
 
  private:
-  static constexpr auto kGoodFor = std::chrono::milliseconds(20);
-  std::optional<std::chrono::steady_clock::time_point> read_;
+  std::chrono::steady_clock::time_point again_{};
   std::uint64_t bytes_ = 0;
 };
 
@@ -42,7 +44,7 @@ Error job_ended() { return not_found("the job has ended").with_reason("JobEnded"
 
 }  // namespace
 
-MemoryTable::MemoryTable(Options options) : options_(std::move(options)) {
+MemoryTable::MemoryTable(Options options) : options_(std::move(options)), freed_(options_.max_freed), dropped_(options_.max_freed) {
   if (!options_.available_bytes) options_.available_bytes = Available();
 }
 
@@ -116,6 +118,11 @@ void MemoryTable::mark_gone(WorkerId worker, const std::string& cause) {
       ++it;
     }
   }
+  for (auto it = made_by_.lower_bound({worker, {}}); it != made_by_.end() && it->first == worker; it = made_by_.erase(it)) {
+    Object& object = objects_.at(it->second);
+    object.orphan = true;
+    orphaned_bytes_ += object.bytes;
+  }
   for (auto& got : take_waiting([&](JobId, const Waiting& w) { return w.owner == worker; })) got(fail(owner_died(cause)));
 }
 
@@ -132,7 +139,13 @@ std::vector<MemoryTable::Got> MemoryTable::take_waiting(const std::function<bool
   return out;
 }
 
-Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory) {
+Result<Fd> MemoryTable::Object::handed_out() const {
+  if (!memory) return fail(memory.error());
+  return order != 0 ? runtime::reader_of(*memory) : runtime::duplicate(*memory);
+}
+
+// The table keeps what may be moved, and reads nothing: what somebody reads beside it can be told from what nobody does.
+Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory, std::optional<WorkerId> maker) {
   if (ended_.contains(job)) return fail(job_ended());
   if (freed(job, id)) return {};  // before it was there
   if (objects_.contains({job, id})) return fail(invalid_argument("object " + to_string(id) + " exists already"));
@@ -144,17 +157,33 @@ Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory) {
   if (memory) {
     if (const auto checked = admitted(); !checked) memory = fail(checked.error());
   }
-  Object object{std::move(memory), 0};
+  Object object{std::move(memory)};
+  if (object.memory) object.bytes = bytes;
+  if (object.memory && maker && bytes >= options_.movable_bytes && runtime::is_memory(*object.memory)) {
+    if (auto keeper = runtime::keeper_of(*object.memory)) {
+      object.memory = std::move(keeper);
+      object.maker = *maker;
+      object.order = next_order_++;
+    }
+  }
   const auto [first, last] = waiting_.equal_range({job, id});
   std::vector<Got> waiting;
   for (auto it = first; it != last; ++it) waiting.push_back(std::move(it->second.got));
   waiting_.erase(first, last);
   for (auto& got : waiting) got(object.handed_out());
   const Result<void> out = object.memory ? Result<void>() : fail(object.memory.error());
-  if (object.memory) object.bytes = bytes;
+  if (num_entries() >= options_.max_entries) return out;  // those who wait have it, and there are no more
   bytes_ += object.bytes;
-  // Also a failure, for those who come later.
-  if (num_entries() < options_.max_entries) objects_.emplace(std::pair{job, id}, std::move(object));
+  if (object.order != 0) {
+    movable_.emplace(object.order, std::pair{job, id});
+    object.orphan = !*maker;
+    if (object.orphan) {
+      orphaned_bytes_ += object.bytes;
+    } else {
+      made_by_.emplace(object.maker, Key{job, id});
+    }
+  }
+  objects_.emplace(std::pair{job, id}, std::move(object));  // also a failure, for those who come later
   return out;
 }
 
@@ -168,28 +197,122 @@ void MemoryTable::get(JobId job, ObjectId id, WorkerId owner, Got got) {
 
 void MemoryTable::drop(JobId job, ObjectId id) {
   const auto it = objects_.find({job, id});
-  if (it == objects_.end()) return;
-  bytes_ -= it->second.bytes;
-  objects_.erase(it);
+  if (it != objects_.end()) erase(it);
 }
 
-void MemoryTable::move(JobId job, ObjectId id, Fd memory) {
+MemoryTable::Objects::iterator MemoryTable::erase(Objects::iterator it) {
+  bytes_ -= it->second.bytes;
+  if (it->second.filed) filed_bytes_ -= it->second.bytes;
+  settled(it);
+  return objects_.erase(it);
+}
+
+void MemoryTable::settled(Objects::iterator it) {
+  Object& object = it->second;
+  if (object.order != 0) {
+    movable_.erase(object.order);
+    made_by_.erase({object.maker, it->first});
+  }
+  if (object.orphan) orphaned_bytes_ -= object.bytes;
+  object.order = 0;
+  object.orphan = false;
+}
+
+Result<void> MemoryTable::move(JobId job, ObjectId id, Fd file) {
   const auto it = objects_.find({job, id});
-  if (it != objects_.end() && it->second.memory) it->second.memory = std::move(memory);
+  if (it == objects_.end() || !it->second.memory || !runtime::is_memory(*it->second.memory)) return {};
+  SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(file));
+  if (runtime::is_memory(file)) return fail(invalid_argument("an object that is to lie in a file, and does not"));
+  if (bytes != it->second.bytes) {
+    return fail(invalid_argument(fmt::format("a file of {} bytes for an object of {}", bytes, it->second.bytes)));
+  }
+  settled(it);
+  it->second.memory = std::move(file);
+  return {};
+}
+
+std::optional<MemoryTable::Idle> MemoryTable::next_idle(std::size_t& looks) {
+  while (looks > 0 && !movable_.empty()) {
+    --looks;
+    const auto [order, key] = *movable_.begin();
+    Object& object = objects_.at(key);
+    if (!runtime::has_readers(*object.memory)) {
+      auto copy = runtime::duplicate(*object.memory);
+      if (!copy) return std::nullopt;
+      return Idle{key.first, key.second, *std::move(copy), object.bytes};
+    }
+    movable_.erase(movable_.begin());
+    movable_.emplace(object.order = next_order_++, key);  // others come first the next time
+  }
+  return std::nullopt;
+}
+
+bool MemoryTable::move_idle(JobId job, ObjectId id, Fd file) {
+  const auto it = objects_.find({job, id});
+  if (it == objects_.end() || it->second.order == 0 || runtime::has_readers(*it->second.memory)) return false;
+  settled(it);
+  it->second.memory = std::move(file);
+  it->second.filed = true;
+  filed_bytes_ += it->second.bytes;
+  return true;
 }
 
 void MemoryTable::free(JobId job, ObjectId id) {
   drop(job, id);
-  if (freed_.insert({job, id}).second) freed_order_.emplace_back(job, id);
-  if (freed_order_.size() > options_.max_freed) {
-    freed_.erase(freed_order_.front());
-    freed_order_.pop_front();
+  freed_.add({job, id}, 1);
+  tell_freed({job, id}, 1);
+}
+
+std::vector<ObjectId> MemoryTable::drop_for_good(JobId job, ObjectId first, std::uint64_t count) {
+  count = of_stream(first) ? std::min(count, ~first.value + 1) : 1;
+  dropped_.add({job, first}, count);
+  std::vector<ObjectId> out;
+  for (auto it = objects_.lower_bound({job, first}); it != objects_.end() && it->first.first == job;) {
+    if (it->first.second.value - first.value >= count) break;
+    out.push_back(it->first.second);
+    it = erase(it);
   }
-  const auto waiting = waiting_.equal_range({job, id});
+  tell_freed({job, first}, count);
+  return out;
+}
+
+void MemoryTable::tell_freed(Key first, std::uint64_t count) {
   std::vector<Got> told;
-  for (auto it = waiting.first; it != waiting.second; ++it) told.push_back(std::move(it->second.got));
-  waiting_.erase(waiting.first, waiting.second);
+  for (auto it = waiting_.lower_bound(first); it != waiting_.end() && it->first.first == first.first;) {
+    if (it->first.second.value - first.second.value >= count) break;
+    told.push_back(std::move(it->second.got));
+    it = waiting_.erase(it);
+  }
   for (auto& got : told) got(fail(object_freed()));
+}
+
+void MemoryTable::Ranges::add(Key first, std::uint64_t count) {
+  std::uint64_t begin = first.second.value, last = begin + count - 1;
+  const auto one_job = [&](const auto& it) { return it != ranges_.end() && it->first.first == first.first; };
+  auto it = ranges_.upper_bound(first);
+  if (it != ranges_.begin()) {
+    const auto before = std::prev(it);
+    if (one_job(before) && (begin == 0 || before->second.last >= begin - 1)) it = before;
+  }
+  while (one_job(it) && (it->first.second.value <= last || it->first.second.value == last + 1)) {
+    begin = std::min(begin, it->first.second.value);
+    last = std::max(last, it->second.last);
+    order_.erase(it->second.order);
+    it = ranges_.erase(it);
+  }
+  const Key key{first.first, ObjectId{begin}};
+  ranges_.emplace(key, Range{last, next_order_});
+  order_.emplace(next_order_++, key);
+  if (order_.size() <= max_) return;
+  ranges_.erase(order_.begin()->second);
+  order_.erase(order_.begin());
+}
+
+bool MemoryTable::Ranges::contain(const Key& key) const {
+  const auto after = ranges_.upper_bound(key);
+  if (after == ranges_.begin()) return false;
+  const auto& [begin, range] = *std::prev(after);
+  return begin.first == key.first && key.second.value <= range.last;
 }
 
 void MemoryTable::end_job(JobId job) {
@@ -207,12 +330,7 @@ void MemoryTable::end_job(JobId job) {
     }
   }
   for (auto it = objects_.begin(); it != objects_.end();) {
-    if (it->first.first == job) {
-      bytes_ -= it->second.bytes;
-      it = objects_.erase(it);
-    } else {
-      ++it;
-    }
+    it = it->first.first == job ? erase(it) : std::next(it);
   }
   for (auto& got : take_waiting([&](JobId of, const Waiting&) { return of == job; })) got(fail(job_ended()));
 }

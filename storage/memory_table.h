@@ -28,8 +28,9 @@ class MemoryTable {
     // Refuse what would not leave this much of the machine's memory available; 0 asks nobody.
     std::uint64_t spare_bytes = 256u << 20;
     std::size_t max_entries = 1 << 20;
-    std::size_t max_ended_jobs = 1000;  // remembered, lest something is put that nobody would ever drop; the oldest go first
-    std::size_t max_freed = 100'000;    // objects that are remembered, likewise
+    std::size_t max_ended_jobs = 1000;        // remembered, lest something is put that nobody would ever drop; the oldest go first
+    std::size_t max_freed = 100'000;          // objects that are remembered, likewise; of those dropped for good, stretches
+    std::uint64_t movable_bytes = 128 << 10;  // from these on it is worth moving one into a file
     // How much memory the machine, or this process's control groups, have left (bytes); empty: they are asked.
     std::function<std::uint64_t()> available_bytes;
   };
@@ -53,8 +54,9 @@ class MemoryTable {
   // is forgotten.
   void mark_gone(WorkerId worker, const std::string& cause);
 
-  // A memory, or why there will be none: those who get it hear of that.
-  Result<void> put(JobId job, ObjectId id, Result<Fd> memory);
+  // A memory, or why there will be none: those who get it hear of that. `maker`: the process that filled it, which counts it as long as it
+  // lives (none: it is gone). Without that it is somebody else's to keep count of, and is not moved.
+  Result<void> put(JobId job, ObjectId id, Result<Fd> memory, std::optional<WorkerId> maker = std::nullopt);
   using Got = std::function<void(Result<Fd>)>;
   // Calls back with a duplicate, at once or when it is put; NotFound when the job ends first, Unavailable/OwnerDied when `owner`, who was
   // to put it, is gone.
@@ -65,12 +67,35 @@ class MemoryTable {
     for (const auto& [key, object] : objects_) see(key.first, key.second, object.memory, object.bytes);
   }
   void drop(JobId job, ObjectId id);
-  // It lies elsewhere from now on: the same bytes. Nothing for one that is not there.
-  void move(JobId job, ObjectId id, Fd memory);
+  // Items of streams have ids of their own, those with the highest bit: they follow each other, and what is said of a stretch of them is
+  // said of nothing else.
+  static bool of_stream(ObjectId id) { return id.value >> 63 != 0; }
+  // So many, from this id on (of items of a stream; of others this one only), are neither kept nor taken any more: whoever waits for one
+  // hears that it was freed. Returns those that were there.
+  std::vector<ObjectId> drop_for_good(JobId job, ObjectId first, std::uint64_t count = 1);
+  // It lies in a file from now on: the same bytes. Nothing for one that is not there, or in a file already. InvalidArgument for what is no
+  // such file, or one of another size; what was there stays.
+  Result<void> move(JobId job, ObjectId id, Fd file);
+  // A large object in memory that no process reads, of those that were put, or looked at, longest ago; `looks` is how many may be looked
+  // at, and what is left of that. Its memory is a duplicate.
+  struct Idle {
+    JobId job;
+    ObjectId id;
+    Fd memory;
+    std::uint64_t bytes = 0;
+  };
+  std::optional<Idle> next_idle(std::size_t& looks);
+  // The node has written it into a file. Whether that is where it is now: not if it is not there any more, or somebody has begun to read
+  // it.
+  bool move_idle(JobId job, ObjectId id, Fd file);
+  // Of what move_idle has moved, as long as it is there.
+  std::uint64_t filed_bytes() const { return filed_bytes_; }
+  // Of large objects in memory whose makers are gone: nobody else counts them.
+  std::uint64_t orphaned_bytes() const { return orphaned_bytes_; }
   // Nobody refers to it any more: it is dropped, and whoever gets it after all fails as Unavailable/ObjectFreed (as long as that is
   // remembered: Options::max_freed).
   void free(JobId job, ObjectId id);
-  bool freed(JobId job, ObjectId id) const { return freed_.contains({job, id}); }
+  bool freed(JobId job, ObjectId id) const { return freed_.contain({job, id}) || dropped_.contain({job, id}); }
 
   // Forgets all of it. What comes later (a put may have been on its way) is refused: NotFound/JobEnded.
   void end_job(JobId job);
@@ -94,24 +119,53 @@ class MemoryTable {
   struct Object {
     Result<Fd> memory;
     std::uint64_t bytes = 0;
-    Result<Fd> handed_out() const { return memory ? runtime::duplicate(*memory) : Result<Fd>(fail(memory.error())); }
+    WorkerId maker = {};
+    std::uint64_t order = 0;  // of movable_; 0: it is small, or in a file, or not ours to move
+    bool orphan = false;
+    bool filed = false;
+    Result<Fd> handed_out() const;
+  };
+  using Key = std::pair<JobId, ObjectId>;
+  // Ids that are remembered, so many stretches of them: those that touch become one. What was added longest ago is forgotten first.
+  class Ranges {
+   public:
+    explicit Ranges(std::size_t max) : max_(max) {}
+    void add(Key first, std::uint64_t count);
+    bool contain(const Key& key) const;
+
+   private:
+    struct Range {
+      std::uint64_t last = 0;
+      std::uint64_t order = 0;
+    };
+    const std::size_t max_;
+    std::map<Key, Range> ranges_;
+    std::map<std::uint64_t, Key> order_;
+    std::uint64_t next_order_ = 1;
   };
   struct Waiting {
     WorkerId owner;
     Got got;
   };
   std::vector<Got> take_waiting(const std::function<bool(JobId job, const Waiting&)>& which);
+  // Ends the waits for so many ids.
+  void tell_freed(Key first, std::uint64_t count);
   Result<void> admit(JobId job, std::uint64_t bytes) const;
+  using Objects = std::map<std::pair<JobId, ObjectId>, Object>;
+  Objects::iterator erase(Objects::iterator it);
+  void settled(Objects::iterator it);  // it is not in memory any more
 
   Options options_;
   std::map<std::pair<JobId, std::string>, Arena> arenas_;
-  std::map<std::pair<JobId, ObjectId>, Object> objects_;
+  Objects objects_;
   std::multimap<std::pair<JobId, ObjectId>, Waiting> waiting_;
-  std::uint64_t bytes_ = 0;
-  std::set<JobId> ended_;  // jobs
+  std::uint64_t bytes_ = 0, orphaned_bytes_ = 0, filed_bytes_ = 0;
+  std::map<std::uint64_t, std::pair<JobId, ObjectId>> movable_;  // those that were put, or looked at, longest ago first
+  std::uint64_t next_order_ = 1;
+  std::set<std::pair<WorkerId, Key>> made_by_;  // of these, by those that are there
+  std::set<JobId> ended_;                       // jobs
   std::deque<JobId> ended_order_;
-  std::set<std::pair<JobId, ObjectId>> freed_;
-  std::deque<std::pair<JobId, ObjectId>> freed_order_;
+  Ranges freed_, dropped_;
 };
 
 }  // namespace shoal::storage

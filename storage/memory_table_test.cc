@@ -1,6 +1,13 @@
 #include "storage/memory_table.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
 #include <gtest/gtest.h>
+
+#include "runtime/shm/readers.h"
 
 namespace shoal::storage {
 namespace {
@@ -125,6 +132,219 @@ TEST_F(MemoryTableTest, WhatComesAfterAJobsEndIsRefused) {
   EXPECT_EQ(error, "JobEnded");
   EXPECT_EQ(table_.num_entries(), 0u);
   EXPECT_TRUE(table_.put(kOther, ObjectId{3}, runtime::make_memory("o", 100).value()));
+}
+
+class MovableTest : public testing::Test {
+ protected:
+  static constexpr std::size_t kLarge = 1 << 20;
+  // One after the other, as they come; none stays where it is.
+  std::vector<std::uint64_t> idle(std::size_t looks = 100) {
+    std::vector<std::uint64_t> out;
+    while (const auto object = table_.next_idle(looks)) {
+      out.push_back(object->id.value);
+      EXPECT_EQ(object->bytes, kLarge);
+      EXPECT_TRUE(table_.move_idle(kJob, object->id, file()));
+    }
+    return out;
+  }
+  // As a process puts one: with a file of it that is a reader's.
+  Fd put(std::uint64_t id, WorkerId maker = kWorker, std::size_t bytes = kLarge) {
+    const Fd memory = runtime::make_memory("o", bytes).value();
+    Fd reader = runtime::reader_of(memory).value();
+    EXPECT_TRUE(table_.put(kJob, ObjectId{id}, runtime::duplicate(reader), maker));
+    return reader;
+  }
+  Fd get(std::uint64_t id) {
+    Fd out;
+    table_.get(kJob, ObjectId{id}, kWorker, [&](Result<Fd> r) { out = std::move(r).value(); });
+    return out;
+  }
+  static Fd file(std::size_t bytes = kLarge, int flags = O_RDONLY) {
+    std::string name = testing::TempDir() + "/moved-XXXXXX";
+    const Fd out(mkostemp(name.data(), O_CLOEXEC));
+    EXPECT_EQ(ftruncate(out.get(), static_cast<off_t>(bytes)), 0);
+    Fd again(open(name.c_str(), flags | O_CLOEXEC));
+    unlink(name.c_str());
+    return again;
+  }
+  bool move(std::uint64_t id, Fd to) { return table_.move(kJob, ObjectId{id}, std::move(to)).has_value(); }
+  bool in_memory(std::uint64_t id) { return runtime::is_memory(get(id)); }
+  MemoryTable table_{{.spare_bytes = 0, .available_bytes = {}}};
+};
+
+TEST_F(MovableTest, WhatNobodyReadsIsToldFromWhatSomebodyDoes) {
+  Fd first = put(1), second = put(2);
+  std::size_t looks = 100;
+  EXPECT_FALSE(table_.next_idle(looks));
+  EXPECT_EQ(looks, 0u);
+  first.reset();
+  {
+    const auto reader = get(1);
+    EXPECT_FALSE(table_.next_idle(looks = 100));
+    const auto mapping = runtime::map(reader, kLarge, Access::kRead).value();
+    EXPECT_EQ(mapping.size(), kLarge);
+  }
+  EXPECT_EQ(idle(), std::vector<std::uint64_t>{1});
+  second.reset();
+  EXPECT_EQ(idle(), std::vector<std::uint64_t>{2});
+  EXPECT_FALSE(in_memory(1));
+}
+
+TEST_F(MovableTest, WhatWasIdleIsNotMovedOnceItIsReadOrGone) {
+  put(1);
+  put(2);
+  const auto reader = get(1);
+  EXPECT_FALSE(table_.move_idle(kJob, ObjectId{1}, file()));
+  EXPECT_TRUE(in_memory(1));
+  table_.free(kJob, ObjectId{2});
+  EXPECT_FALSE(table_.move_idle(kJob, ObjectId{2}, file()));
+  EXPECT_EQ(table_.filed_bytes(), 0u);
+}
+
+TEST_F(MovableTest, SmallOnesAndThoseInFilesAreNotMoved) {
+  put(1, kWorker, 4096);
+  put(2);
+  EXPECT_TRUE(move(2, file()));
+  EXPECT_FALSE(in_memory(2));
+  EXPECT_TRUE(move(3, file()));  // one that is not there
+  EXPECT_FALSE(table_.has(kJob, ObjectId{3}));
+  EXPECT_TRUE(idle().empty());
+}
+
+TEST_F(MovableTest, OnlyAFileLikeItTakesAnObjectsPlace) {
+  put(1);
+  EXPECT_FALSE(move(1, file(kLarge - 1)));
+  EXPECT_FALSE(move(1, file(kLarge + 1)));
+  EXPECT_FALSE(move(1, file(kLarge, O_RDWR)));                       // who sent it could make it shorter
+  EXPECT_FALSE(move(1, runtime::make_memory("o", kLarge).value()));  // nothing would be gained
+  EXPECT_FALSE(move(1, Fd(open("/tmp", O_RDONLY | O_CLOEXEC))));
+  EXPECT_FALSE(move(1, Fd(open("/dev/zero", O_RDONLY | O_CLOEXEC))));
+  EXPECT_TRUE(in_memory(1));
+  EXPECT_TRUE(move(1, file()));
+  EXPECT_FALSE(in_memory(1));
+}
+
+TEST_F(MovableTest, NotAllAreLookedAtEachTimeButAllInTurn) {
+  std::vector<Fd> read;
+  for (std::uint64_t id = 1; id <= 5; ++id) read.push_back(put(id));
+  put(6);
+  EXPECT_TRUE(idle(3).empty());  // 1 to 3
+  EXPECT_EQ(idle(3), std::vector<std::uint64_t>{6});
+}
+
+TEST_F(MovableTest, WhatTheNodeHasMovedIsCountedAsLongAsItIsThere) {
+  for (std::uint64_t id = 1; id <= 3; ++id) put(id);
+  EXPECT_EQ(idle().size(), 3u);
+  EXPECT_EQ(table_.filed_bytes(), 3 * kLarge);
+  table_.free(kJob, ObjectId{1});
+  table_.drop(kJob, ObjectId{2});
+  EXPECT_EQ(table_.filed_bytes(), kLarge);
+  table_.end_job(kJob);
+  EXPECT_EQ(table_.filed_bytes(), 0u);
+}
+
+TEST_F(MovableTest, WhatADeadProcessMadeIsCountedUntilItIsInAFileOrGone) {
+  for (std::uint64_t id = 1; id <= 4; ++id) put(id);
+  put(5, WorkerId{101});
+  put(6, kWorker, 4096);
+  EXPECT_EQ(table_.orphaned_bytes(), 0u);
+  table_.mark_gone(kWorker, "killed");
+  EXPECT_EQ(table_.orphaned_bytes(), 4 * kLarge);
+  EXPECT_TRUE(move(1, file()));
+  table_.drop(kJob, ObjectId{2});
+  table_.free(kJob, ObjectId{3});
+  EXPECT_EQ(table_.orphaned_bytes(), kLarge);
+  put(7, WorkerId());  // of one that was gone before
+  EXPECT_EQ(table_.orphaned_bytes(), 2 * kLarge);
+  table_.end_job(kJob);
+  EXPECT_EQ(table_.orphaned_bytes(), 0u);
+}
+
+TEST_F(MovableTest, WhatSomebodyElseKeepsCountOfIsNotMoved) {
+  const Fd memory = runtime::make_memory("o", kLarge).value();
+  ASSERT_TRUE(table_.put(kJob, ObjectId{1}, runtime::reader_of(memory)));
+  table_.mark_gone(kWorker, "killed");
+  EXPECT_TRUE(idle().empty());
+  EXPECT_EQ(table_.orphaned_bytes(), 0u);
+}
+
+TEST_F(MemoryTableTest, WhatWasDroppedIsNotTakenAgain) {
+  const auto put = [&](std::uint64_t id) { return table_.put(kJob, ObjectId{id}, runtime::make_memory("o", 100)).has_value(); };
+  for (std::uint64_t id = 10; id < 13; ++id) {
+    ASSERT_TRUE(put(id));
+    EXPECT_EQ(table_.drop_for_good(kJob, ObjectId{id}), std::vector{ObjectId{id}});
+  }
+  for (std::uint64_t id = 9; id < 14; ++id) ASSERT_TRUE(put(id));  // a stream that is made again
+  EXPECT_EQ(table_.num_entries(), 2u);
+  EXPECT_TRUE(table_.has(kJob, ObjectId{9}));
+  EXPECT_TRUE(table_.has(kJob, ObjectId{13}));
+}
+
+constexpr std::uint64_t kItems = std::uint64_t{1} << 63;  // the ids of streams' items
+
+TEST_F(MemoryTableTest, ManyAreDroppedAtOnceAlsoThoseThatAreStillToCome) {
+  const auto put = [&](std::uint64_t id) { return table_.put(kJob, ObjectId{kItems + id}, runtime::make_memory("o", 100)).has_value(); };
+  const auto has = [&](JobId job, std::uint64_t id) { return table_.has(job, ObjectId{kItems + id}); };
+  ASSERT_TRUE(put(10));
+  ASSERT_TRUE(put(20));
+  ASSERT_TRUE(put(21));
+  ASSERT_TRUE(table_.put(kOther, ObjectId{kItems + 21}, runtime::make_memory("o", 100)));
+  std::string reason;
+  table_.get(kJob, ObjectId{kItems + 30}, kWorker, [&](Result<Fd> r) { reason = r ? "" : r.error().reason(); });
+  EXPECT_EQ(table_.drop_for_good(kJob, ObjectId{kItems + 20}, 1000).size(), 2u);
+  EXPECT_EQ(reason, "ObjectFreed");
+  ASSERT_TRUE(put(1019));
+  EXPECT_EQ(table_.num_entries(), 2u);
+  EXPECT_TRUE(has(kJob, 10));
+  EXPECT_TRUE(has(kOther, 21));
+  ASSERT_TRUE(put(19));
+  EXPECT_TRUE(has(kJob, 19));
+  ASSERT_TRUE(put(1020));
+  EXPECT_TRUE(has(kJob, 1020));
+}
+
+TEST_F(MemoryTableTest, WhatIsNoItemOfAStreamIsDroppedByItsOwnNameOnly) {
+  const auto put = [&](std::uint64_t id) {
+    EXPECT_TRUE(table_.put(kJob, ObjectId{id}, runtime::make_memory("o", 100)));
+    return table_.has(kJob, ObjectId{id});
+  };
+  constexpr std::uint64_t kMany = std::uint64_t{1} << 32, kLast = ~std::uint64_t{0};
+  for (const std::uint64_t id : {20u, 21u, 22u}) EXPECT_TRUE(put(id));
+  EXPECT_EQ(table_.drop_for_good(kJob, ObjectId{20}, kMany), std::vector{ObjectId{20}});
+  EXPECT_TRUE(table_.has(kJob, ObjectId{21}));
+  EXPECT_FALSE(put(20));
+  EXPECT_TRUE(put(1000));
+  EXPECT_TRUE(put(1));  // nor those after the last of all ids
+  EXPECT_TRUE(table_.drop_for_good(kJob, ObjectId{kLast - 1}, kMany).empty());
+  EXPECT_TRUE(table_.has(kJob, ObjectId{1}));
+  EXPECT_TRUE(put(2));
+  EXPECT_FALSE(put(kLast));
+}
+
+TEST_F(MemoryTableTest, StretchesThatTouchBecomeOneHoweverTheyCome) {
+  const auto drop = [&](std::uint64_t first, std::uint64_t count) { table_.drop_for_good(kJob, ObjectId{kItems + first}, count); };
+  const auto dropped = [&](std::uint64_t id) { return table_.freed(kJob, ObjectId{kItems + id}); };
+  drop(50, 1);
+  drop(200, 10);
+  drop(0, 100);
+  drop(100, 100);
+  for (const std::uint64_t id : {0u, 50u, 60u, 99u, 100u, 199u, 200u, 209u}) EXPECT_TRUE(dropped(id)) << id;
+  EXPECT_FALSE(dropped(210));
+  EXPECT_FALSE(table_.freed(kJob, ObjectId{kItems - 1}));
+  EXPECT_FALSE(table_.freed(kOther, ObjectId{kItems + 1}));
+}
+
+TEST(MemoryTableBoundsTest, OfStretchesTheOneThatWasAddedToLongestAgoIsForgotten) {
+  MemoryTable table{{.spare_bytes = 0, .max_freed = 3, .available_bytes = {}}};
+  const auto drop = [&](std::uint64_t id) { table.drop_for_good(kJob, ObjectId{kItems + id}); };
+  drop(10);  // of a stream that goes on
+  for (const std::uint64_t id : {100u, 200u}) drop(id);
+  drop(11);
+  drop(300);
+  EXPECT_TRUE(table.freed(kJob, ObjectId{kItems + 10}));
+  EXPECT_TRUE(table.freed(kJob, ObjectId{kItems + 11}));
+  EXPECT_FALSE(table.freed(kJob, ObjectId{kItems + 100}));
+  EXPECT_TRUE(table.freed(kJob, ObjectId{kItems + 200}));
 }
 
 }  // namespace

@@ -68,6 +68,11 @@ bool ReplicaTable::complete(Object object) const {
   return it != replicas_.end() && it->second.bytes && it->second.here == *it->second.bytes;
 }
 
+bool ReplicaTable::is_wanted(Object object, WorkerId by) const {
+  const auto it = replicas_.find(object);
+  return it != replicas_.end() && it->second.wanted_by.contains(by);
+}
+
 std::vector<ReplicaTable::Object> ReplicaTable::contained(Object object) const {
   const auto it = replicas_.find(object);
   return it == replicas_.end() ? std::vector<Object>() : it->second.contains;

@@ -41,6 +41,7 @@ class ReplicaTable {
   // Whether it is all there.
   bool arrived(const Piece& piece);
   bool complete(Object object) const;
+  bool is_wanted(Object object, WorkerId by) const;
   std::vector<Object> contained(Object object) const;
 
   // What is to be dropped, as nobody wants it any more.

@@ -379,7 +379,11 @@ void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued&& q) {
   Link& link = links_.at(t.endpoint);
   q.call.from = link.introduced ? WorkerId() : self_;
   q.call.from_node = node_;
-  auto message = to_message(q.call, link.peer->identity().local);
+  const bool local = link.peer->identity().local;
+  for (const auto& d : q.call.deps) {
+    if (local && memory_ != nullptr && d.shared() && !d.whole()) (void)d.own_memory(memory_);  // a part of a result: which counts it
+  }
+  auto message = to_message(q.call, local);
   if (!message) return q.promise.set(fail(message.error()));
   link.introduced = true;
   if (references_ != nullptr) {
@@ -428,7 +432,7 @@ void ActorCalls::on_answer(runtime::Peer&, runtime::CallTag tag, Result<runtime:
     note(target->first, task, name, r.error());
     return promise.set(fail(std::move(r).error()));
   }
-  auto value = value_from(*std::move(r));
+  auto value = value_from(*std::move(r), memory_);
   if (value && references_ != nullptr) arrived(*value, *references_, *memory_);
   if (value && value->shared()) value->memory()->referred = true;
   promise.set(std::move(value));

@@ -38,7 +38,7 @@ void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtim
   if (request.method != number(Method::kCall)) {
     return responder.fail(unimplemented(fmt::format("an actor does not know method {}", request.method)));
   }
-  auto call = call_from(std::move(request.message));
+  auto call = call_from(std::move(request.message), memory_);
   if (!call) return responder.fail(call.error());
   if (call->from) callers_[peer.number()] = {call->from, call->from_node};
   if (references_ != nullptr) {

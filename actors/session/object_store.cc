@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/shm/spill_file.h"
+
 namespace shoal::actors {
 
 namespace {
@@ -25,14 +27,19 @@ ObjectStore::~ObjectStore() {
 
 void ObjectStore::join(Place place) {
   const std::lock_guard lock(mutex_);
+  words_ = std::make_shared<const runtime::Mapping>(std::move(place.board));
   place_.emplace(std::move(place));
-  board_.emplace(place_->board.data());
+  board_.emplace(words_->data());
 }
 
 Result<Fd> ObjectStore::fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) {
   SHOAL_TRY(auto again, pool_.fill_again(bytes, parts));
   if (again) return *std::move(again);
   if (board_) SHOAL_OK(make_room(bytes));
+  return filled(bytes, parts);
+}
+
+Result<Fd> ObjectStore::filled(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) {
   auto out = pool_.fill(bytes, parts);
   tell();
   if (pool_.num_segments() > 0) {
@@ -59,6 +66,16 @@ std::vector<std::shared_ptr<SharedMemory>> ObjectStore::all() {
     if (auto alive = m.lock()) out.push_back(std::move(alive));
   }
   return out;
+}
+
+void ObjectStore::abandon_after_fork() {
+  alive_.reset();
+  pool_.abandon_after_fork();
+  const std::unique_lock lock(mutex_, std::try_to_lock);  // whoever has it is not here
+  if (!lock) return;
+  for (const auto& m : kept_) {
+    if (const auto memory = m.lock()) memory->abandon_after_fork();
+  }
 }
 
 void ObjectStore::wanted(std::uint64_t bytes) {
@@ -92,7 +109,11 @@ void ObjectStore::keep() {
     } else {
       const std::uint64_t trimmed = pool_.trim();
       tell();
-      if (trimmed < bytes) spill(bytes - trimmed);
+      const auto ends = [this] {
+        const std::lock_guard ending(mutex_);
+        return ending_;
+      };
+      if (trimmed < bytes) spill(bytes - trimmed, ends);
       pool_.trim();  // what was filled here and is in a file now
       tell();
     }
@@ -106,60 +127,94 @@ bool ObjectStore::over(std::uint64_t bytes) const {
 }
 
 Result<void> ObjectStore::make_room(std::uint64_t bytes) {
+  using std::chrono::steady_clock;
   const std::uint64_t limit = board_->limit();
+  const auto start = steady_clock::now();
+  const auto full = [&](const std::string& why) {
+    const auto total = board_->total();
+    return resource_exhausted(fmt::format("no room for an object of {} bytes: {} of the node's {} bytes for objects are taken ({} here), "
+                                          "{} lie in files; {}",
+                                          bytes, total.kept, limit, board_->of(place_->member).kept, total.spilled, why))
+        .with_reason("ObjectStoreFull")
+        .with_hint("let go of references and arrays that are not needed, or start with a larger object_store_memory");
+  };
+  std::optional<Error> ended;  // why there is to be no more waiting
+  const auto ends = [&] {
+    if (ended) return true;
+    if (place_->interrupted && place_->interrupted()) {
+      ended = cancelled("interrupted by a signal").with_reason("Interrupted");
+    } else if (steady_clock::now() - start > place_->longest) {
+      ended = full("what others give back is taken by others again");
+    }
+    return ended.has_value();
+  };
   if (limit != 0 && pool_.full()) {  // though there may be room: it moves some
     pool_.trim();
-    if (pool_.full() && spill(kMovedAtOnce) > 0) pool_.trim();
+    if (pool_.full() && spill(kMovedAtOnce, ends) > 0) pool_.trim();
     tell();
+    if (ended) return fail(*ended);
     // If all of them are looked at, what is filled now is not kept, and not counted.
   }
   if (!over(bytes)) return {};
-  const auto full = [&](const std::string& why) {
-    const auto total = board_->total();
-    return fail(
-        resource_exhausted(fmt::format("no room for an object of {} bytes: {} of the node's {} bytes for objects are taken ({} here), "
-                                       "{} lie in files; {}",
-                                       bytes, total.kept, limit, pool_.bytes(), total.spilled, why))
-            .with_reason("ObjectStoreFull")
-            .with_hint("let go of references and arrays that are not needed, or start with a larger object_store_memory"));
-  };
-  if (bytes > limit) return full("it is larger than all of that");
+  if (bytes > limit) return fail(full("it is larger than all of that"));
   const auto why = [&]() -> std::string {
     const std::lock_guard lock(mutex_);
     if (no_file_) return no_file_->message();
+    if (const auto disk = runtime::room_on_disk(bytes, place_->folder); !disk) return disk.error().message();
     return "what is left is looked at by somebody";
   };
+  // What nobody reads any more is looked for each time, among all that the pool has: not after every single one that was moved, nor all
+  // the time.
+  const std::uint64_t step = std::max(bytes, std::min(limit / 64, kMovedAtOnce));
+  steady_clock::duration pause = kLooked;
   const auto room = [&] {
     if (!over(bytes)) return true;
+    const auto begun = steady_clock::now();
     pool_.trim();
     tell();
+    pause = std::max<steady_clock::duration>(kLooked, 4 * (steady_clock::now() - begun));
     return !over(bytes);
   };
-  // What nobody reads any more is looked for each time, among all that the pool has: not after every single one that was moved.
-  const std::uint64_t step = std::max(bytes, std::min(limit / 64, kMovedAtOnce));
-  while (!room()) {
-    if (spill(step) == 0) break;
+  // What others have, too, makes room once they let go of it, and not at once.
+  for (int in_vain = 0; in_vain < 2 && !room();) {
+    const std::uint64_t before = board_->total().kept;
+    if (ends() || spill(step, ends) == 0) break;
+    in_vain = room() || board_->total().kept < before ? 0 : in_vain + 1;
   }
-  auto since = std::chrono::steady_clock::now(), asked = since - kAskedAgain;
-  for (auto before = board_->total(); !room();) {
-    const auto now = std::chrono::steady_clock::now();
+  auto since = steady_clock::now(), asked = since - kAskedAgain;
+  for (auto before = board_->total(); !ended && !room();) {
+    const auto now = steady_clock::now();
     const auto total = board_->total();
-    if (total.kept < before.kept || total.spilled > before.spilled) since = now;
+    const bool gave = total.kept<before.kept, asks = now - asked> kAskedAgain;
+    if (gave || total.spilled > before.spilled) since = now;
     before = total;
-    if (now - since > place_->patience) return full(why());
-    if (now - asked > kAskedAgain) {
+    if (ends()) break;
+    if (now - since > place_->patience) return fail(full(why()));
+    if (asks) {
       place_->ask_others(bytes);
       asked = now;
     }
-    std::this_thread::sleep_for(kLooked);
-    spill(step);
+    std::this_thread::sleep_for(pause);
+    if (asks || gave) spill(step, ends);
   }
+  if (ended) return fail(*ended);
   return {};
 }
 
-// Moves values into files, those that were used longest ago first, until `bytes` were moved, or there are no more.
-std::uint64_t ObjectStore::spill(std::uint64_t bytes) {
-  const std::lock_guard one(spilling_);
+// Moves values into files, those that were used longest ago first, until `bytes` were moved, there are no more, or `stop` says so.
+std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()>& stop) {
+  const auto self = std::this_thread::get_id();
+  if (spills_ == self) return 0;  // a handler of a signal that `stop` has run
+  std::unique_lock one(spilling_, std::defer_lock);
+  while (!one.try_lock()) {
+    if (stop()) return 0;
+    std::this_thread::sleep_for(kLooked);
+  }
+  struct Spills {
+    explicit Spills(std::atomic<std::thread::id>& t, std::thread::id self) : thread(t) { thread = self; }
+    ~Spills() { thread = std::thread::id(); }
+    std::atomic<std::thread::id>& thread;
+  } const spills(spills_, self);
   {
     const std::lock_guard lock(mutex_);
     if (!place_) return 0;
@@ -169,20 +224,22 @@ std::uint64_t ObjectStore::spill(std::uint64_t bytes) {
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a->last_used() < b->last_used(); });
   std::uint64_t out = 0;
   for (auto& memory : all) {
-    if (out >= bytes) break;
-    const auto moved = memory->spill(place_->folder);
-    if (!moved) {
+    if (out >= bytes || stop()) break;
+    const auto moved = memory->spill(place_->folder, stop);
+    if (!moved && moved.error().code() == Code::kCancelled) break;
+    {
       const std::lock_guard lock(mutex_);
-      no_file_ = moved.error();
-      break;
+      no_file_ = moved ? std::nullopt : std::optional(moved.error());
     }
+    if (!moved) break;
     if (!*moved) continue;
     out += memory->bytes();
     board_->add_spilled(place_->member, static_cast<std::int64_t>(memory->bytes()));
-    memory->on_gone([this, bytes = memory->bytes(), alive = std::weak_ptr<bool>(alive_)] {
-      if (alive.lock()) board_->add_spilled(place_->member, -static_cast<std::int64_t>(bytes));
+    // Whoever lets go of it last may do so while this ends.
+    memory->on_gone([words = words_, member = place_->member, bytes = memory->bytes(), alive = std::weak_ptr<bool>(alive_)] {
+      if (alive.lock()) runtime::UsageBoard(words->data()).add_spilled(member, -static_cast<std::int64_t>(bytes));
     });
-    if (const ObjectId object{memory->published}) place_->moved(object, memory->descriptor());
+    if (const auto object = memory->published()) place_->moved(*object, memory->descriptor());
     memory.reset();
   }
   return out;

@@ -6,12 +6,14 @@
 // asks the others, through the node, to do the same. A thread does that for others; nothing of it happens on the loop.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "actors/value/value_memory.h"
@@ -27,10 +29,12 @@ class ObjectStore final : public ValueMemory {
   struct Place {
     runtime::Mapping board;
     std::size_t member = 0;
-    std::string folder;                                                      // for files
-    std::function<void(std::uint64_t bytes)> ask_others;                     // to make room
-    std::function<void(ObjectId object, Result<Fd> file)> moved;             // one that the node keeps, too
-    std::chrono::steady_clock::duration patience = std::chrono::seconds(2);  // with others that give nothing back
+    std::string folder;                                                       // for files
+    std::function<void(std::uint64_t bytes)> ask_others;                      // to make room
+    std::function<void(const ObjectKey& object, Result<Fd> file)> moved;      // one that the node keeps, too
+    std::function<bool()> interrupted = {};                                   // whoever waits for room is to give up
+    std::chrono::steady_clock::duration patience = std::chrono::seconds(10);  // with others that give nothing back
+    std::chrono::steady_clock::duration longest = std::chrono::minutes(2);    // with others that do, and take it themselves
   };
   ObjectStore() = default;
   explicit ObjectStore(runtime::SegmentPool::Options pool) : pool_(pool) {}
@@ -38,24 +42,37 @@ class ObjectStore final : public ValueMemory {
 
   // From now on there is a limit.
   void join(Place place);
-  // ResourceExhausted/ObjectStoreFull. Not on the loop: it may wait for room.
+  // ResourceExhausted/ObjectStoreFull, Cancelled/Interrupted. Not on the loop: it may wait for room.
   Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override;
   void keeps(const std::shared_ptr<SharedMemory>& memory) override;
+  // The same for the loop: beyond the limit, rather than to wait for room.
+  ValueMemory& at_once() { return at_once_; }
   // What this process has of large values.
   std::vector<std::shared_ptr<SharedMemory>> all();
+  // In a process that was forked: it keeps nothing of its parent's, and tells nobody anything.
+  void abandon_after_fork();
   // Another process of the node wants so many bytes.
   void wanted(std::uint64_t bytes);
 
  private:
+  struct AtOnce final : ValueMemory {
+    explicit AtOnce(ObjectStore& s) : store(s) {}
+    Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override { return store.filled(bytes, parts); }
+    void keeps(const std::shared_ptr<SharedMemory>& memory) override { store.keeps(memory); }
+    ObjectStore& store;
+  };
+  Result<Fd> filled(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts);
   void keep();
   void start_keeper();
   bool over(std::uint64_t bytes) const;
   Result<void> make_room(std::uint64_t bytes);
-  std::uint64_t spill(std::uint64_t bytes);
+  std::uint64_t spill(std::uint64_t bytes, const std::function<bool()>& stop);
   void tell();
 
   runtime::SegmentPool pool_;
+  AtOnce at_once_{*this};
   std::optional<Place> place_;
+  std::shared_ptr<const runtime::Mapping> words_;  // of the board
   std::optional<runtime::UsageBoard> board_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -66,6 +83,7 @@ class ObjectStore final : public ValueMemory {
   bool ending_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::mutex spilling_;                          // one thread at a time
+  std::atomic<std::thread::id> spills_ = {};     // this one
   std::unique_ptr<runtime::SideThread> keeper_;  // from the first memory on that the pool keeps
 };
 

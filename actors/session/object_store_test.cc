@@ -3,8 +3,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -34,7 +37,7 @@ class ObjectStoreTest : public testing::Test {
     place.folder = folder_;
     ObjectStore& other = member == 0 ? there_ : here_;
     place.ask_others = [&other](std::uint64_t bytes) { other.wanted(bytes); };
-    place.moved = [this](ObjectId object, Result<Fd> file) { moved_.emplace_back(object, std::move(file)); };
+    place.moved = [this](const ObjectKey& object, Result<Fd> file) { moved_.emplace_back(object, std::move(file)); };
     place.patience = patience_;
     store.join(std::move(place));
   }
@@ -58,7 +61,7 @@ class ObjectStoreTest : public testing::Test {
   }();
   const Fd memory_ = runtime::make_memory("board", runtime::UsageBoard::kBytes).value();
   const runtime::Mapping node_ = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
-  std::vector<std::pair<ObjectId, Result<Fd>>> moved_;
+  std::vector<std::pair<ObjectKey, Result<Fd>>> moved_;
   ObjectStore here_, there_;
 };
 
@@ -96,17 +99,17 @@ TEST_F(ObjectStoreTest, OneThatIsInAFileIsPassedOnLikeAnyOther) {
   std::vector<Value> values;
   for (int k = 0; k < 5; ++k) values.push_back(make('b', here_).value());
   ASSERT_TRUE(value.memory()->spilled());
-  const Value there = Value::from_memory(value.own_memory().value()).value();
+  const Value there = Value::from_memory(value.own_memory().value()->descriptor().value()).value();
   EXPECT_EQ(look(there), 'a');
 }
 
 TEST_F(ObjectStoreTest, TheNodeHearsOfThoseThatItKeeps) {
   const Value value = make('a', here_).value();
-  value.memory()->published = 7;
+  value.memory()->published_as({JobId{3}, ObjectId{7}, NodeId{1}});
   std::vector<Value> values;
   for (int k = 0; k < 5; ++k) values.push_back(make('b', here_).value());
   ASSERT_EQ(moved_.size(), 1u);
-  EXPECT_EQ(moved_[0].first, ObjectId{7});
+  EXPECT_EQ(moved_[0].first, (ObjectKey{JobId{3}, ObjectId{7}, NodeId{1}}));
   EXPECT_EQ(look(Value::from_memory(*std::move(moved_[0].second)).value()), 'a');
 }
 
@@ -169,7 +172,7 @@ TEST_F(ObjectStoreTest, WhoHasAsManyAsItMayHaveMovesSomeThoughThereIsRoom) {
   place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
   place.folder = folder_;
   place.ask_others = [](std::uint64_t) {};
-  place.moved = [](ObjectId, Result<Fd>) {};
+  place.moved = [](const ObjectKey&, Result<Fd>) {};
   few.join(std::move(place));
   std::vector<Value> values;
   for (char c = 'a'; c < 'k'; ++c) values.push_back(make(c, few, kMiB / 4).value());
@@ -187,6 +190,125 @@ TEST_F(ObjectStoreTest, WhoHasAsManyAsItMayHaveMovesSomeThoughThereIsRoom) {
     values.push_back(make('z', few, kMiB / 4).value());  // when there is nothing to be moved, too
     looked_at.push_back(values.back().pin().value());
   }
+}
+
+TEST_F(ObjectStoreTest, WhatTheLoopFillsWaitsForNothingAndCountsAsLongAsSomebodyHasIt) {
+  const std::string text(3 * kMiB, 'l');
+  const auto fill = [&] { return Value::make({std::as_bytes(std::span(text))}, Value::Kind::kResult, &here_.at_once()).value(); };
+  std::vector<Value> values;
+  for (int k = 0; k < 5; ++k) values.push_back(fill());
+  EXPECT_GE(total().kept, 15 * kMiB);  // beyond the limit
+  std::optional<Fd> elsewhere = values[4].memory()->descriptor().value();
+  values.pop_back();
+  values.push_back(make('b', here_).value());  // which makes room
+  for (std::size_t k = 0; k < 4; ++k) EXPECT_EQ(look(values[k]), 'l');
+  values.clear();
+  EXPECT_EQ(total().spilled, 0u);
+  here_.wanted(1);
+  while (total().kept >= 4 * kMiB) std::this_thread::yield();
+  EXPECT_GE(total().kept, 3 * kMiB);  // which another process has
+  elsewhere.reset();
+  here_.wanted(1);
+  while (total().kept != 0) std::this_thread::yield();
+}
+
+class ObjectStoreSharedTest : public ObjectStoreTest {
+ protected:
+  // One more than there is room for, in a process whose values others have, too.
+  Result<Value> one_more(std::function<void(ObjectStore::Place&)> change) {
+    ObjectStore::Place place;
+    place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
+    place.folder = folder_;
+    place.ask_others = [](std::uint64_t) {};
+    place.moved = [](const ObjectKey&, Result<Fd>) {};
+    place.patience = std::chrono::minutes(2);
+    change(place);
+    store_.join(std::move(place));
+    for (int k = 0; k < 8; ++k) values_.push_back(make('a', store_, kMiB).value());
+    for (const Value& v : values_) elsewhere_.push_back(v.memory()->descriptor().value());
+    return make('b', store_, kMiB * 3 / 2);
+  }
+  auto in_files() const {
+    return std::count_if(values_.begin(), values_.end(), [](const Value& v) { return v.memory()->spilled(); });
+  }
+  ObjectStore store_;
+  std::vector<Value> values_;
+  std::vector<Fd> elsewhere_;  // descriptors that other processes have of them
+};
+
+TEST_F(ObjectStoreSharedTest, WhatMakesNoRoomIsNotAllMovedBeforeOthersAreAsked) {
+  std::ptrdiff_t before = -1;
+  const auto out = one_more([&](ObjectStore::Place& place) {
+    place.ask_others = [&](std::uint64_t) {
+      if (before < 0) before = in_files();
+      elsewhere_.clear();
+    };
+  });
+  EXPECT_TRUE(out);
+  EXPECT_GE(before, 1);
+  EXPECT_LE(before, 4);
+}
+
+TEST_F(ObjectStoreSharedTest, WhoMovesValuesCanBeInterruptedToo) {
+  int asked = 0;
+  const auto out = one_more([&](ObjectStore::Place& place) { place.interrupted = [&asked] { return ++asked == 2; }; });
+  ASSERT_FALSE(out);
+  EXPECT_EQ(out.error().reason(), "Interrupted");
+  EXPECT_EQ(asked, 2);  // who was is not asked again
+  EXPECT_EQ(in_files(), 0);
+}
+
+TEST_F(ObjectStoreSharedTest, WhatAHandlerOfASignalPutsMeanwhileIsNoDeadlock) {
+  int asked = 0;
+  std::string reason;
+  const auto out = one_more([&](ObjectStore::Place& place) {
+    place.patience = std::chrono::milliseconds(1);
+    place.interrupted = [&] {
+      if (++asked != 2) return false;  // while the first is moved
+      reason = make('c', store_, 2 * kMiB).error().reason();
+      return true;
+    };
+  });
+  EXPECT_EQ(reason, "ObjectStoreFull");
+  EXPECT_EQ(out.error().reason(), "Interrupted");
+}
+
+class ObjectStoreWaitTest : public ObjectStoreTest {
+ protected:
+  // Of a third process, in a node that is full of what somebody looks at.
+  Result<Value> waits(std::function<void(ObjectStore::Place&)> change) {
+    std::vector<Value> values;
+    std::vector<Value::Pinned> looked_at;
+    for (int k = 0; k < 3; ++k) {
+      values.push_back(make('a', here_).value());
+      looked_at.push_back(values.back().pin().value());
+    }
+    runtime::UsageBoard(node_.data()).set_members(3);
+    ObjectStore third;
+    ObjectStore::Place place;
+    place.board = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
+    place.member = 2;
+    place.folder = folder_;
+    place.ask_others = [](std::uint64_t) {};
+    place.moved = [](const ObjectKey&, Result<Fd>) {};
+    place.patience = std::chrono::hours(1);
+    change(place);
+    third.join(std::move(place));
+    return make('b', third);
+  }
+};
+
+TEST_F(ObjectStoreWaitTest, EndsWhenItIsInterrupted) {
+  int asked = 0;
+  const auto out = waits([&](ObjectStore::Place& place) { place.interrupted = [&asked] { return ++asked == 3; }; });
+  ASSERT_FALSE(out);
+  EXPECT_EQ(out.error().reason(), "Interrupted");
+}
+
+TEST_F(ObjectStoreWaitTest, DoesNotLastForEver) {
+  const auto out = waits([](ObjectStore::Place& place) { place.longest = std::chrono::milliseconds(20); });
+  ASSERT_FALSE(out);
+  EXPECT_EQ(out.error().reason(), "ObjectStoreFull");
 }
 
 }  // namespace

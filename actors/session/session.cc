@@ -35,11 +35,12 @@ Error head_gone() {
 }
 
 // What the node keeps of a result. An error is an object, too: whoever gets it shall hear of it.
-Result<Fd> shared_memory(const Result<Value>& value) {
-  if (value && value->shared()) return value->own_memory();
-  SHOAL_TRY(const Value copy, value ? Value::make_shared(value->pieces(), value->kind())
-                                    : Value::make_shared(std::array{runtime::encode_error(value.error()).span()}, Value::Kind::kError));
-  return copy.memory()->descriptor();
+Result<std::shared_ptr<SharedMemory>> shared_memory(const Result<Value>& value, ValueMemory& memory) {
+  if (value && value->shared()) return value->own_memory(&memory);
+  SHOAL_TRY(const Value copy,
+            value ? Value::make_shared(value->pieces(), value->kind(), &memory)
+                  : Value::make_shared(std::array{runtime::encode_error(value.error()).span()}, Value::Kind::kError, &memory));
+  return copy.memory();
 }
 
 }  // namespace
@@ -215,8 +216,8 @@ Result<void> Session::connect() {
   }
   const auto at = options_.credentials.endpoint("shoal-" + to_string(worker_) + "-" + to_string(new_id<ObjectId>()));
   SHOAL_OK(own([&] {
-    calls_->count_with(references_, objects_, worker_, node_id_);
-    actor_host_->count_with(references_, objects_);
+    calls_->count_with(references_, objects_.at_once(), worker_, node_id_);
+    actor_host_->count_with(references_, objects_.at_once());
     return actor_host_->listen(at);
   }));
   return {};
@@ -255,7 +256,7 @@ Result<void> Session::connect_node(const std::string& endpoint) {
   folder_ = attached.session;
   host_name_ = attached.host;
   own([&] { head_endpoint_ = attached.head; });
-  if (attached.member >= 0 && reply.fds.size() == 1) SHOAL_OK(share_memory(reply.fds[0], attached.member));
+  if (attached.member >= 0 && reply.fds.size() == 1) SHOAL_OK(share_memory(reply.fds[0], attached.member, attached.spill));
   if (is_driver_ && options_.print_logs) {
     own([&] {
       remote_logs_ =
@@ -267,7 +268,7 @@ Result<void> Session::connect_node(const std::string& endpoint) {
 }
 
 // From now on this process keeps to the limit that all of the node share.
-Result<void> Session::share_memory(const Fd& board, std::int32_t member) {
+Result<void> Session::share_memory(const Fd& board, std::int32_t member, const std::string& spill_folder) {
   using runtime::UsageBoard;
   SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(board));
   if (bytes != UsageBoard::kBytes || static_cast<std::size_t>(member) >= UsageBoard::kMaxMembers)
@@ -275,7 +276,8 @@ Result<void> Session::share_memory(const Fd& board, std::int32_t member) {
   ObjectStore::Place place;
   SHOAL_TRY(place.board, runtime::map(board, bytes, runtime::Access::kReadWrite));
   place.member = static_cast<std::size_t>(member);
-  place.folder = folder_;
+  place.folder = spill_folder;
+  place.interrupted = options_.interrupted;
   const auto notify = [this](Method method, Message message) {
     auto shared = std::make_shared<Message>(std::move(message));
     loop_.post([this, method, shared] {
@@ -283,9 +285,9 @@ Result<void> Session::share_memory(const Fd& board, std::int32_t member) {
     });
   };
   place.ask_others = [notify](std::uint64_t wanted) { notify(Method::kMakeRoom, body(to_bytes(MakeRoom{wanted}))); };
-  place.moved = [this, notify](ObjectId object, Result<Fd> file) {
+  place.moved = [notify](const ObjectKey& object, Result<Fd> file) {
     if (!file) return;  // the node keeps what it has
-    Message m = body(to_bytes(ObjectRef{object, job_, 0, {}, {}}));
+    Message m = body(to_bytes(ObjectRef{object.id, object.job, 0, {}, {}, object.home}));
     m.fds.push_back(*std::move(file));
     notify(Method::kMoveObject, std::move(m));
   };
@@ -644,8 +646,9 @@ void Session::put_when_ready(ObjectId id, const ValueFuture& future, ToCancel to
     const auto put = [&]() -> Result<void> {
       const std::vector<ObjectKey> contains = value ? value->refs() : std::vector<ObjectKey>();
       Message m = body(to_bytes(ObjectRef{id, job_, value ? value->total_bytes() : 0, worker_, contains}));
-      if (value && value->shared() && value->whole()) value->memory()->published = id.value;
-      SHOAL_TRY(Fd fd, shared_memory(value));
+      SHOAL_TRY(const auto memory, shared_memory(value, objects_.at_once()));
+      if (value && value->shared()) memory->published_as({job_, id});
+      SHOAL_TRY(Fd fd, memory->descriptor());
       m.fds.push_back(std::move(fd));
       return node->notify(number(Method::kPutObject), std::move(m));
     };
@@ -684,8 +687,10 @@ ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner) {
                  if (!r) return promise.set(fail(r.error()));
                  if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
                  auto value = Value::from_memory(std::move(r->fds[0]));
-                 if (value && object.home && object.home != node_id_) value->memory()->published = object.id.value;
-                 if (value) objects_.keeps(value->memory());
+                 if (value) {
+                   value->memory()->published_as({object.job, object.id, object.home == node_id_ ? NodeId() : object.home});
+                   objects_.keeps(value->memory());
+                 }
                  if (value && value->kind() == Value::Kind::kError) {
                    const auto head = value->pieces()[0];
                    return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));
@@ -698,10 +703,10 @@ ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner) {
   });
 }
 
-void Session::drop(ObjectId id) {
+void Session::drop(ObjectId id, std::uint64_t count) {
   own([&] {
     if (auto* node = node_->peer())
-      node->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0, {}, {}})), runtime::Flush::kLater);
+      node->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, count, {}, {}})), runtime::Flush::kLater);
   });
 }
 
@@ -884,6 +889,9 @@ void Session::on_logs(const std::string& host, const runtime::Request& notice) {
   printer_->print(fmt::format("{}{} pid={}{}", m->label, rank, m->pid, at), m->stream == 2, notice.message.payload.view());
 }
 
-void Session::abandon_after_fork() { loop_.close_tracked(); }
+void Session::abandon_after_fork() {
+  loop_.close_tracked();
+  objects_.abandon_after_fork();
+}
 
 }  // namespace shoal::actors

@@ -160,7 +160,8 @@ class Session {
   // One that a process of that job published, or will, at its node (`home`; none: this one). Unavailable/OwnerDied when that process or
   // node ends before, Unavailable/ObjectFreed when nobody held it any more, Unavailable/ObjectLost when its node cannot be reached.
   ValueFuture fetch(const ObjectKey& object, WorkerId owner);
-  void drop(ObjectId id);
+  // So many objects, from this id on, are kept for nobody: those that come later, too.
+  void drop(ObjectId id, std::uint64_t count = 1);
 
   // ---- hosting ----
   // Only while the loop is owned.
@@ -210,7 +211,7 @@ class Session {
   // Loop only.
   Result<void> cancel_now(const ValueFuture& result, CancelHow how);
   void count(const std::vector<References::Change>& changes);
-  Result<void> share_memory(const Fd& board, std::int32_t member);
+  Result<void> share_memory(const Fd& board, std::int32_t member, const std::string& spill_folder);
   void on_head_notice(runtime::Request notice);
   void on_node_notice(runtime::Request notice);
   void on_logs(const std::string& host, const runtime::Request& notice);

@@ -46,7 +46,8 @@ Result<void> attach(runtime::Message& message, bool local, const Value& first, c
   std::size_t at = 0;
   const auto add = [&](const Value& v) -> Result<void> {
     if (v.shared() && local) {
-      SHOAL_TRY(Fd fd, v.own_memory());
+      SHOAL_TRY(const auto memory, v.own_memory());
+      SHOAL_TRY(Fd fd, memory->descriptor());
       message.fds.push_back(std::move(fd));
     } else if (v.shared()) {
       SHOAL_TRY(const auto here, v.pin());
@@ -87,7 +88,7 @@ Shape read_shape(wire::Value::Reader m) {
 // Takes the values' bytes and descriptors off a message, in order.
 class Detacher {
  public:
-  explicit Detacher(runtime::Message& message) : message_(message) {}
+  Detacher(runtime::Message& message, ValueMemory* memory) : message_(message), memory_(memory) {}
   Result<Value> next(Shape shape) {
     auto contains = std::move(shape.contains);
     SHOAL_TRY(Value value, bytes_of(std::move(shape)));
@@ -114,7 +115,7 @@ class Detacher {
         pieces.emplace_back(message_.payload.data() + at_, size);
         at_ += size;
       }
-      return Value::make_shared(pieces, kind);
+      return Value::make_shared(pieces, kind, memory_);
     }
     const bool all = at_ == 0 && total == message_.payload.size();
     Bytes data = all ? std::move(message_.payload) : Bytes::copy_of(message_.payload.data() + at_, total);
@@ -123,6 +124,7 @@ class Detacher {
   }
 
   runtime::Message& message_;
+  ValueMemory* const memory_;
   std::size_t at_ = 0, next_fd_ = 0;
 };
 
@@ -159,7 +161,7 @@ std::shared_ptr<const std::string> shared_name(std::string_view name) {
 
 }  // namespace
 
-Result<Call> call_from(runtime::Message message) {
+Result<Call> call_from(runtime::Message message, ValueMemory* memory) {
   Call call;
   Shape args;
   SHOAL_TRY(auto deps, runtime::read<wire::Call>(message.body, [&](wire::Call::Reader m) {
@@ -178,7 +180,7 @@ Result<Call> call_from(runtime::Message message) {
               for (const auto d : theirs) out.push_back(read_shape(d));
               return out;
             }));
-  Detacher detach(message);
+  Detacher detach(message, memory);
   SHOAL_TRY(call.args, detach.next(std::move(args)));
   call.deps.reserve(deps.size());
   for (auto& shape : deps) {
@@ -210,9 +212,9 @@ Result<runtime::Message> to_message(const Value& value, bool local) {
   return out;
 }
 
-Result<Value> value_from(runtime::Message message) {
+Result<Value> value_from(runtime::Message message, ValueMemory* memory) {
   SHOAL_TRY(Shape shape, runtime::read<wire::Value>(message.body, read_shape));
-  return Detacher(message).next(std::move(shape));
+  return Detacher(message, memory).next(std::move(shape));
 }
 
 }  // namespace shoal::actors

@@ -58,7 +58,8 @@ constexpr bool task_of_pool(std::uint64_t task) { return task_number(task, 0) >>
 
 // Large values travel as descriptors of their memory where both ends are on one host (`local`), as bytes otherwise.
 Result<runtime::Message> to_message(const Call& call, bool local);
-Result<Call> call_from(runtime::Message message);
+// `memory`, which must not wait: for large ones that came as bytes.
+Result<Call> call_from(runtime::Message message, ValueMemory* memory = nullptr);
 
 struct CancelCall {
   ActorId actor;
@@ -69,6 +70,6 @@ Bytes to_bytes(const CancelCall& cancel);
 Result<CancelCall> cancel_from(const Bytes& bytes);
 
 Result<runtime::Message> to_message(const Value& value, bool local);
-Result<Value> value_from(runtime::Message message);
+Result<Value> value_from(runtime::Message message, ValueMemory* memory = nullptr);
 
 }  // namespace shoal::actors

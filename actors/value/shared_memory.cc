@@ -1,10 +1,6 @@
 #include "actors/value/shared_memory.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdlib>
+#include "runtime/shm/spill_file.h"
 
 namespace shoal::actors {
 
@@ -13,23 +9,6 @@ namespace {
 std::uint64_t next_use() {
   static std::atomic<std::uint64_t> uses = 0;  // of this process: only an order
   return ++uses;
-}
-
-Result<Fd> nameless_file(const std::string& folder, std::size_t bytes) {
-  std::string name = folder + "/spilled-XXXXXX";
-  Fd out(mkostemp(name.data(), O_CLOEXEC));
-  if (!out) return fail(from_errno(errno, "no file for an object in " + folder));
-  unlink(name.c_str());
-  if (const int error = posix_fallocate(out.get(), 0, static_cast<off_t>(bytes)); error != 0) {
-    return fail(from_errno(error, "no room for " + std::to_string(bytes) + " bytes of an object in " + folder));
-  }
-  return out;
-}
-
-Result<Fd> for_reading(const Fd& file) {
-  Fd out(open(("/proc/self/fd/" + std::to_string(file.get())).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!out) return fail(from_errno(errno, "a file cannot be opened for reading"));
-  return out;
 }
 
 }  // namespace
@@ -73,7 +52,7 @@ Result<Fd> SharedMemory::descriptor() const {
 
 // Written without the lock: who looks at it meanwhile keeps it in memory. From a mapping of its own: in mapping_ somebody may have written,
 // where only this process sees it.
-Result<bool> SharedMemory::spill(const std::string& folder) {
+Result<bool> SharedMemory::spill(const std::string& folder, const std::function<bool()>& stop) {
   const auto stays = [this] { return spilled_ || stays_ || mapping_.use_count() > 1; };
   Fd memory;
   {
@@ -81,15 +60,10 @@ Result<bool> SharedMemory::spill(const std::string& folder) {
     if (stays()) return false;
     SHOAL_TRY(memory, runtime::duplicate(memory_));
   }
-  SHOAL_TRY(const Fd file, nameless_file(folder, bytes_));
-  {
-    SHOAL_TRY(const auto object, runtime::map(memory, bytes_, runtime::Access::kRead));
-    SHOAL_OK(runtime::write_at(file, 0, object.span()));
-  }
-  SHOAL_TRY(Fd reader, for_reading(file));
+  SHOAL_TRY(Fd file, runtime::spill_to_file(memory, bytes_, folder, stop));
   const std::lock_guard lock(mutex_);
   if (stays()) return false;
-  memory_ = std::move(reader);
+  memory_ = std::move(file);
   mapping_.reset();
   spilled_ = true;
   return true;
@@ -98,6 +72,23 @@ Result<bool> SharedMemory::spill(const std::string& folder) {
 bool SharedMemory::spilled() const {
   const std::lock_guard lock(mutex_);
   return spilled_;
+}
+
+void SharedMemory::published_as(const ObjectKey& object) {
+  const std::lock_guard lock(mutex_);
+  published_ = object;
+}
+
+std::optional<ObjectKey> SharedMemory::published() const {
+  const std::lock_guard lock(mutex_);
+  return published_;
+}
+
+void SharedMemory::abandon_after_fork() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);  // whoever has it is not here
+  if (!lock) return;
+  memory_.reset();
+  if (mapping_.use_count() == 1) mapping_.reset();
 }
 
 void SharedMemory::on_gone(std::function<void()> told) {

@@ -1,15 +1,16 @@
 // The memory of one large value in this process: mapped while somebody looks at it, and, when memory is short, in a file instead.
 //
-// The file has no name: it is gone with the last process that has it open or mapped, whatever becomes of them. Reading it is the kernel's
-// business, as its pages come and go like those of any file. Any thread.
+// Such a file has no name (runtime/shm/spill_file.h). Any thread.
 #pragma once
 
 #include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
+#include "actors/cluster/object_key.h"
 #include "runtime/core/fd.h"
 #include "runtime/core/result.h"
 #include "runtime/shm/memory.h"
@@ -32,15 +33,19 @@ class SharedMemory {
   // To be passed on.
   Result<Fd> descriptor() const;
 
-  // Moves it into a file in that folder, unless somebody looks at it, or it is in one. Whether it did. Takes its time: not on a loop.
-  Result<bool> spill(const std::string& folder);
+  // Moves it into a file in that folder, unless somebody looks at it, or it is in one. Whether it did. Takes its time: not on a loop; and
+  // ends as Cancelled when `stop` says so.
+  Result<bool> spill(const std::string& folder, const std::function<bool()>& stop = {});
   bool spilled() const;
   // Counts up with every look at one of a process: the lower, the longer ago.
   std::uint64_t last_used() const { return last_used_; }
+  // In a process that was forked: this one does not keep it, unless somebody looks at it here.
+  void abandon_after_fork();
   // Called, in any thread, when one that was spilled is gone.
   void on_gone(std::function<void()> told);
-  // The object that the node keeps of it, if it does: to be given the file, too.
-  std::atomic<std::uint64_t> published = 0;
+  // The object that the node keeps of it, if it does: it is to be given the file, too. Without a home where that is this node.
+  void published_as(const ObjectKey& object);
+  std::optional<ObjectKey> published() const;
   // What it is called by those who look at this process, once somebody did; unless it is published.
   std::atomic<std::uint64_t> name = 0;
   std::atomic<bool> referred = false;  // made here, or the answer of a call: not only looked at
@@ -51,6 +56,7 @@ class SharedMemory {
   Fd memory_;
   std::shared_ptr<const runtime::Mapping> mapping_;
   bool spilled_ = false;
+  std::optional<ObjectKey> published_;
   std::function<void()> gone_;
   std::atomic<std::uint64_t> last_used_ = 0;
   std::atomic<bool> stays_ = false;

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "runtime/shm/readers.h"
+
 namespace shoal::actors {
 
 namespace {
@@ -30,6 +32,7 @@ class FreshMemory final : public ValueMemory {
   Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override {
     SHOAL_TRY(Fd out, runtime::make_memory("shoal:value", bytes));
     for (const auto& part : parts) SHOAL_OK(runtime::write_at(out, part.offset, part.bytes));
+    if (bytes > Value::kMaxInlineBytes) return runtime::reader_of(out);  // as those of a pool are
     return out;
   }
 };
@@ -126,6 +129,7 @@ Result<std::vector<Value>> Value::split(std::size_t count) const {
     if (shared() && part.total_bytes() > kMaxInlineBytes) {
       part.memory_ = memory_;
       part.start_ = static_cast<std::size_t>(own[0].data() - here.base);
+      part.own_ = std::make_shared<Own>();
     } else {
       SHOAL_TRY(part, make(own));
     }
@@ -136,11 +140,17 @@ Result<std::vector<Value>> Value::split(std::size_t count) const {
   return out;
 }
 
-Result<Fd> Value::own_memory() const {
-  if (whole()) return memory_->descriptor();
+Result<std::shared_ptr<SharedMemory>> Value::own_memory(ValueMemory* memory) const {
+  if (whole()) return memory_;
+  {
+    const std::lock_guard lock(own_->mutex);
+    if (own_->memory) return own_->memory;
+  }
   SHOAL_TRY(const auto here, pin());
-  SHOAL_TRY(const Value copy, make_shared(here.pieces, kind_));
-  return copy.memory()->descriptor();
+  SHOAL_TRY(const Value copy, make_shared(here.pieces, kind_, memory));  // without the lock: who waits for room must not stop the loop
+  const std::lock_guard lock(own_->mutex);
+  if (!own_->memory) own_->memory = copy.memory();
+  return own_->memory;
 }
 
 Result<Value> Value::from_memory(Fd memory) {

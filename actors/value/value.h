@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -102,8 +103,9 @@ class Value {
 
   // Of a shared value: whether its memory holds nothing else. If not it cannot be passed on by a descriptor (own_memory).
   bool whole() const { return start_ == 0; }
-  // Of a shared value: a descriptor of a memory that holds it and nothing else.
-  Result<Fd> own_memory() const;
+  // Of a shared value: a memory that holds it and nothing else. Of a part it is made at the first call: by `memory`, which may wait for
+  // room, or, without, as one that nobody counts. Any thread.
+  Result<std::shared_ptr<SharedMemory>> own_memory(ValueMemory* memory = nullptr) const;
   // Of a shared value.
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
   // Of one that is not.
@@ -124,7 +126,12 @@ class Value {
   std::size_t inline_bytes_ = 0;
   std::shared_ptr<SharedMemory> memory_;
   std::shared_ptr<const runtime::Mapping> copy_;  // of for_user: instead of the memory
-  std::size_t start_ = 0;                         // of its first piece in the memory of a value of several; 0: the memory is its own
+  struct Own {
+    std::mutex mutex;
+    std::shared_ptr<SharedMemory> memory;
+  };
+  std::shared_ptr<Own> own_;  // of a part: what is passed on, once it was
+  std::size_t start_ = 0;     // of its first piece in the memory of a value of several; 0: the memory is its own
   Kind kind_ = Kind::kResult;
 };
 

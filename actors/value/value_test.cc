@@ -1,5 +1,8 @@
 #include "actors/value/value.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <string>
 
 #include <gtest/gtest.h>
@@ -145,6 +148,58 @@ TEST_F(ValueTest, BytesThatDoNotAddUpAreRefused) {
   auto shared = to_message(Value::make({bytes(large_)}).value(), true).value();
   shared.fds.clear();
   EXPECT_FALSE(value_from(std::move(shared)));
+}
+
+TEST_F(ValueTest, APartIsCopiedOnceHoweverOftenItIsPassedOn) {
+  const auto many = Value::make_many({{bytes(head_)}, {bytes(head_), bytes(large_)}}).value();
+  const Value part = many.split(2).value()[1], copy = part;
+  const auto own = part.own_memory().value();
+  EXPECT_NE(own, part.memory());
+  EXPECT_EQ(copy.own_memory().value(), own);
+  EXPECT_EQ(many.own_memory().value(), many.memory());
+}
+
+TEST_F(ValueTest, ThePartsMemoryIsOneThatIsCountedWhereItCanBe) {
+  struct Counting final : ValueMemory {
+    Result<Fd> fill(std::size_t n, std::span<const runtime::SegmentPool::Part> parts) override {
+      total += n;
+      return pool.fill(n, parts);
+    }
+    runtime::SegmentPool pool;
+    std::size_t total = 0;
+  } counting;
+  const auto parts = Value::make_many({{bytes(head_)}, {bytes(head_), bytes(large_)}}).value().split(2).value();
+  const auto own = parts[1].own_memory(&counting).value();
+  EXPECT_GE(counting.total, large_.size());
+  expect_same(value_from(to_message(parts[1], true).value()).value(), parts[1]);
+  EXPECT_EQ(parts[1].own_memory().value(), own);
+}
+
+TEST_F(ValueTest, AForkedProcessKeepsNothingOfWhatItsParentLetsGoOf) {
+  runtime::SegmentPool pool;
+  const runtime::SegmentPool::Part part{0, std::as_bytes(std::span(large_))};
+  auto memory = SharedMemory::of(pool.fill(large_.size(), std::span(&part, 1)).value(), large_.size()).value();
+  int done[2], hold[2];
+  ASSERT_EQ(pipe(done), 0);
+  ASSERT_EQ(pipe(hold), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    close(hold[1]);
+    pool.abandon_after_fork();
+    memory->abandon_after_fork();
+    char c = 0;
+    (void)!write(done[1], &c, 1);
+    (void)!read(hold[0], &c, 1);
+    _exit(0);
+  }
+  char c = 0;
+  ASSERT_EQ(read(done[0], &c, 1), 1);
+  EXPECT_EQ(pool.trim(), 0u);
+  memory.reset();
+  EXPECT_GT(pool.trim(), 0u);
+  close(hold[1]);
+  waitpid(child, nullptr, 0);
+  for (const int fd : {done[0], done[1], hold[0]}) close(fd);
 }
 
 }  // namespace

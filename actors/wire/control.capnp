@@ -369,6 +369,7 @@ struct Attached {
   host @4 :Text;
   worker @5 :UInt64;
   member @6 :Int32 = -1;  # of the board of objects' memory, whose descriptor comes along; -1: there is no place on it
+  spill @7 :Text;         # the folder for objects that memory is short of
 }
 
 struct OpenArena {

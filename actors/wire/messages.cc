@@ -539,13 +539,14 @@ Bytes to_bytes(const Attached& v) {
     m.setHost(v.host);
     m.setWorker(v.worker.value);
     m.setMember(v.member);
+    m.setSpill(v.spill);
   });
 }
 template <>
 Result<Attached> from_bytes(const Bytes& bytes) {
   return read<wire::Attached>(bytes, [](wire::Attached::Reader m) {
     return Attached{NodeId{m.getNode()}, JobId{m.getJob()},       text(m.getHead()), text(m.getSession()),
-                    text(m.getHost()),   WorkerId{m.getWorker()}, m.getMember()};
+                    text(m.getHost()),   WorkerId{m.getWorker()}, m.getMember(),     text(m.getSpill())};
   });
 }
 

@@ -66,7 +66,7 @@ enum class Method : std::uint16_t {
   kDropArena = 56,
   kPutObject = 57,   // notice with a descriptor, or with an error as payload: there will be none
   kGetObject = 58,   // waits until it is there; answered with a descriptor and, as ObjectRef, what it contains: counted for who asks
-  kDropObject = 59,  // notice
+  kDropObject = 59,  // notice, ObjectRef: `bytes` says how many, from this id on
   kFollowLogs = 60,
   kReadLog = 61,
   kWorkerReady = 62,  // WorkerUpdate, from the worker itself
@@ -240,6 +240,7 @@ struct Attached {
   std::string host;
   WorkerId worker;
   std::int32_t member = -1;  // of the board of objects' memory (runtime/shm/usage_board.h)
+  std::string spill = {};    // folder for objects that memory is short of
 };
 struct OpenArena {
   std::string key;

@@ -44,7 +44,13 @@ bool Cancels::has(CallKey call) const { return std::find(calls.begin(), calls.en
 
 namespace {
 
+// While it waited for room: a user's signal, whose error is not the call's yet.
+void raise_if_interrupted(const Result<Value>& value) {
+  if (!value && value.error().reason() == "Interrupted") raise(value.error());
+}
+
 void answer(PySession& s, PyIncoming& incoming, const Result<Value>& value) {
+  raise_if_interrupted(value);
   const auto use = s.use();
   Session& session = *use;
   const nb::gil_scoped_release release;
@@ -163,6 +169,7 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
           [](PySession& s, PyIncoming& incoming, const nb::bytes& head, const std::vector<ReadBuffer>& buffers,
              const std::vector<Ref*>& refs) {
             auto value = make_value(*s.use(), head, buffers, refs);
+            raise_if_interrupted(value);
             s.due.emplace(incoming.release(), std::move(value));
           },
           nb::arg("incoming"), nb::arg("head"), nb::arg("buffers"), nb::arg("refs"),

@@ -47,6 +47,19 @@ void refer(Value& value, const std::vector<Ref*>& refs) {
   value.refer(std::move(objects), std::move(holds));
 }
 
+void stand_alone(Session& session, const std::vector<Ref*>& refs) {
+  for (const Ref* ref : refs) {
+    if (!ref->ready()) continue;
+    const auto& value = ref->future().peek();
+    if (!value || !value->shared() || value->whole()) continue;
+    auto own = [&] {
+      const nb::gil_scoped_release release;
+      return value->own_memory(&session.memory());
+    }();
+    unwrap(std::move(own));
+  }
+}
+
 namespace {
 
 // Its pickle names the function that makes them (python/shoal/_serialize.py).
@@ -279,6 +292,7 @@ void bind_refs(nb::module_& m) {
             call.actor = ActorId{parse_hex(actor).value_or(0)};
             call.method = method;
             call.args = unwrap(Result<Value>(args.future().peek()));
+            stand_alone(session, deps);
             auto futures = futures_of(session, deps);
             const nb::gil_scoped_release release;
             return a.start(session, std::move(call), std::move(futures), judge_raised, readiness, number);
@@ -319,6 +333,7 @@ void bind_refs(nb::module_& m) {
             task.name = name;
             task.function = function;
             task.args = unwrap(make_value(session, head, buffers, refs));
+            stand_alone(session, deps);
             task.deps = futures_of(session, deps);
             task.retries = retries;
             task.judge_raised = judge_raised;

@@ -31,6 +31,9 @@ struct Tally {
   bool failed = false;
 };
 
+// Parts of a call's results get memories of their own before they are passed on: here, where that may wait for room, and not on the loop.
+void stand_alone(actors::Session& session, const std::vector<Ref*>& refs);
+
 // A future value.
 class Ref {
  public:

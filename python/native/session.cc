@@ -495,6 +495,7 @@ void bind_session(nb::module_& m) {
             Session& session = *use;
             auto futures = futures_of(session, deps);
             call.args = unwrap(make_value(session, head, buffers, refs));
+            stand_alone(session, deps);
             const nb::gil_scoped_release release;
             return Ref(session.call(std::move(call), std::move(futures)));
           },
@@ -643,6 +644,7 @@ void bind_session(nb::module_& m) {
           [](PySession& s, Ref& ref, const std::string& id) {
             const auto use = s.use();
             Session& session = *use;
+            stand_alone(session, {&ref});
             auto hold = [&] {
               const nb::gil_scoped_release release;
               Session::ToCancel to_cancel;
@@ -698,13 +700,13 @@ void bind_session(nb::module_& m) {
           nb::arg("id"), nb::arg("owner"))
       .def(
           "drop",
-          [](PySession& s, const std::string& id) {
+          [](PySession& s, const std::string& id, std::uint64_t count) {
             const auto use = s.use();
             Session& session = *use;
             const nb::gil_scoped_release release;
-            session.drop(object_id(id));
+            session.drop(object_id(id), count);
           },
-          nb::arg("id"))
+          nb::arg("id"), nb::arg("count") = 1, "So many objects, from this id on, are kept for nobody: those that come later, too.")
 
       .def(
           "hand_over", [](PySession& s) { s.use()->hand_over(); },

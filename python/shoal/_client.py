@@ -95,6 +95,7 @@ def init(
     local_mode: bool = False,
     configure_logging: bool = True,
     logging_format: str | None = None,
+    object_spilling_directory: str | None = None,
     _temp_dir: str | None = None,
     _memory: float | None = None,
     _system_config: dict[str, Any] | None = None,
@@ -111,12 +112,12 @@ def init(
     ``namespace``: of the names of actors; default one of this job's own.
     ``runtime_env``: what processes of this job find around them unless an actor or a function has its own: ``env_vars``, ``working_dir``,
     ``py_modules``, ``excludes``, ``pip``. ``include_dashboard``: a cluster of its own has the HTTP interface (jobs, state), on loopback.
-    ``object_store_memory``: bytes that large values may take before those used longest ago are moved to files in the session's folder;
-    default 30 % of the machine's memory, or of what its control groups leave of it. ``labels``: of the one node of that cluster, for
-    ``label_selector``. ``logging_config``: a
-    ``LoggingConfig`` for the root logger of this process and of all that the job starts. ``dashboard_port``: of that interface (default:
-    8265, or any free one). ``_temp_dir``: in place of ``$SHOAL_HOME``. Ray's ``logging_level``, ``logging_format``, ``configure_logging``
-    and ``_system_config`` change nothing. Returns what says where the cluster is, for ``with`` as well.
+    ``object_store_memory``: bytes that large values may take before those used longest ago are moved to files; default 30 % of the
+    machine's memory, or of what its control groups leave of it. ``object_spilling_directory``: the folder for those files, on a disk;
+    default the session's, or ``/var/tmp`` where that lies in memory. ``labels``: of the one node of that cluster, for ``label_selector``.
+    ``logging_config``: a ``LoggingConfig`` for the root logger of this process and of all that the job starts. ``dashboard_port``: of that
+    interface (default: 8265, or any free one). ``_temp_dir``: in place of ``$SHOAL_HOME``. Ray's ``logging_level``, ``logging_format``,
+    ``configure_logging`` and ``_system_config`` change nothing. Returns what says where the cluster is, for ``with`` as well.
     """
     if local_mode:
         raise RuntimeError("local_mode is no longer supported, by Ray as well: init(num_cpus=...) starts a cluster of this process's own")
@@ -142,7 +143,8 @@ def init(
     del logging_level, logging_format, configure_logging  # Ray's, of its own messages: there are none here
     log_to_driver = True if log_to_driver is None else log_to_driver
     wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory, "resources": resources, "labels": labels}
-    wanted |= {"object_store_memory": object_store_memory, "_system_config": _system_config or None}
+    wanted |= {"object_store_memory": object_store_memory, "object_spilling_directory": object_spilling_directory}
+    wanted["_system_config"] = _system_config or None
     given = [k for k, v in wanted.items() if v is not None]
     if address in (None, "auto") and started_by_node():
         _refuse_offers(given, "of this job")
@@ -166,8 +168,18 @@ def init(
         if isinstance(object_store_memory, bool) or not isinstance(object_store_memory, int) or object_store_memory <= 0:
             raise ValueError(f"object_store_memory is a number of bytes, not {object_store_memory!r}")
         offers["object_store_memory"] = object_store_memory
+    if object_spilling_directory is not None:
+        object_spilling_directory = os.path.abspath(object_spilling_directory)
+        if not os.path.isdir(object_spilling_directory):
+            raise ValueError(f"object_spilling_directory is a folder that is there, not {object_spilling_directory!r}")
     offers.update(resources or {})
-    process, said = start_local(offers, labels=labels, home=home, http_port=(dashboard_port or 0) if include_dashboard else None)
+    process, said = start_local(
+        offers,
+        labels=labels,
+        spill_folder=object_spilling_directory,
+        home=home,
+        http_port=(dashboard_port or 0) if include_dashboard else None,
+    )
     try:
         _open(said["session"], said["head_local"], log_to_driver, namespace, environment)
     except BaseException:

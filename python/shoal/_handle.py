@@ -14,7 +14,7 @@ from shoal import _native, _serialize
 from shoal._context import parent_call, running
 from shoal._ids import ActorID
 from shoal._options import BUILT_IN, METHOD_OPTIONS, check_call_options
-from shoal._refs import ObjectRef, load, new_object_id, when_ready
+from shoal._refs import ObjectRef, load, new_stream_id, when_ready
 from shoal._retry import MethodAttempts, Retries
 from shoal._runtime import session as _session
 from shoal._runtime import state
@@ -77,7 +77,7 @@ def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first:
 def extra_of(options: dict[str, Any]) -> dict[str, Any]:
     extra = {k: options[k] for k in ("num_returns", "concurrency_group", "name") if k in options and (k, options[k]) != ("num_returns", 1)}
     if extra.get("num_returns") == "streaming":
-        extra["stream"] = new_object_id()
+        extra["stream"] = new_stream_id()
     return extra
 
 

@@ -72,6 +72,7 @@ def start_local(
     resources: dict[str, float],
     *,
     labels: dict[str, str] | None = None,
+    spill_folder: str | None = None,
     python: str = sys.executable,
     remove_folder: bool = False,
     home: str = "",
@@ -84,6 +85,7 @@ def start_local(
     command = [binary(), "role", "local", "--owner", str(os.getpid()), "--python", python, "--ready-fd", str(writing)]
     command += [f"--resource={name}={amount}" for name, amount in resources.items()]
     command += [f"--label={name}={value}" for name, value in (labels or {}).items()]
+    command += ["--spill-folder", spill_folder] if spill_folder else []
     command += ["--remove-folder"] if remove_folder else []
     if http_port is not None:
         command += ["--http-port", str(http_port or 8265), *([] if http_port else ["--http-or-any"])]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["DynamicObjectRefGenerator", "ObjectRefGenerator", "publish", "publish_async"]
 
 _END = b"end of stream"  # no pickle
+_AFTER_A_FAILURE = 2**20  # items that may be there when nobody can tell how many there are
 _NOBODY = "f" * 16  # a process that is not there: what it owns is there already, or never will be
 
 
@@ -133,7 +134,7 @@ class ObjectRefGenerator:
 
     def _ended_with_failure(self) -> bool:
         self._over = True
-        _session().drop(_id_of(self._stream, self._count))
+        _drop_rest(_session(), self._done, self._stream, self._count)
         return self._done._ref.failed
 
     def __del__(self):
@@ -150,8 +151,8 @@ class ObjectRefGenerator:
 
 def _drop_rest(session: _native.Session, done: ObjectRef, stream: str, taken: int) -> None:
     with contextlib.suppress(Exception):
-        for k in range(taken, load(done) + 1):
-            session.drop(_id_of(stream, k))
+        left = _AFTER_A_FAILURE if done._ref.failed else load(done) + 1 - taken  # with the mark
+        session.drop(_id_of(stream, taken), max(1, left))
 
 
 class _Publisher:

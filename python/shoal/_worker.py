@@ -110,17 +110,17 @@ def _serve(session, instance, early: deque) -> int:
                     answer = _serialize.pack(result)
             finally:
                 running.interruptible = False
-        except SystemExit as error:
-            return end(session, incoming, error)
-        except (Exception, KeyboardInterrupt) as error:
-            refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
-        else:
+            # Large results may wait for room here, and be interrupted.
             if extra is not None or result is LATER:
                 pass
             elif early or running.turn is not None:
                 session.reply(incoming, *answer)
             else:
                 session.reply_with_next(incoming, *answer)
+        except SystemExit as error:
+            return end(session, incoming, error)
+        except (Exception, KeyboardInterrupt) as error:
+            refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
         # What came with a call is given back now, not when the next one comes.
         args = kwargs = extra = result = answer = incoming = running.incoming = running.info = running.extra = None
 

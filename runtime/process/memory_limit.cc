@@ -1,6 +1,7 @@
 #include "runtime/process/memory_limit.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -10,6 +11,7 @@ namespace shoal::runtime {
 namespace {
 
 constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;  // or more: what version 1 has instead of "max"
 
 // "max", and what is not there, are no limit.
 std::uint64_t number_in(const std::string& file) {
@@ -18,14 +20,17 @@ std::uint64_t number_in(const std::string& file) {
   return in >> out ? out : kNone;
 }
 
-// Of lines "name number".
-std::uint64_t field_of(const std::string& file, const std::string& wanted) {
+// Of lines "name number". At one read: the kernel may add up a whole tree of groups for it.
+std::array<std::uint64_t, 2> fields_of(const std::string& file, const std::array<const char*, 2>& wanted) {
+  std::array<std::uint64_t, 2> out = {kNone, kNone};
   std::ifstream in(file);
   std::string name;
   for (std::uint64_t number = 0; in >> name >> number; in.ignore(100, '\n')) {
-    if (name == wanted) return number;
+    for (std::size_t k = 0; k < wanted.size(); ++k) {
+      if (name == wanted[k]) out[k] = number;
+    }
   }
-  return kNone;
+  return out;
 }
 
 struct Controller {
@@ -36,14 +41,12 @@ constexpr Controller kVersion1 = {"/memory.limit_in_bytes", "/memory.usage_in_by
 
 void limit_by(MachineMemory& memory, const std::string& folder, const Controller& names) {
   const std::uint64_t limit = number_in(folder + names.limit);
-  if (limit == kNone) return;
+  if (limit >= kNoLimit) return;
   memory.total = std::min(memory.total, limit);
   const std::uint64_t usage = number_in(folder + names.usage);
   if (usage == kNone) return;
   std::uint64_t files = 0;
-  for (const char* field : {names.inactive, names.active}) {
-    if (const std::uint64_t bytes = field_of(folder + "/memory.stat", field); bytes != kNone) files += bytes;
-  }
+  for (const std::uint64_t bytes : fields_of(folder + "/memory.stat", {names.inactive, names.active})) files += bytes != kNone ? bytes : 0;
   const std::uint64_t held = usage - std::min(usage, files);
   memory.available = std::min(memory.available, limit - std::min(limit, held));
 }
@@ -61,9 +64,9 @@ void limit_along(MachineMemory& memory, const std::string& mount, std::string pa
 
 MachineMemory machine_memory(const std::string& root) {
   MachineMemory out{kNone, kNone};
-  const std::string meminfo = root + "/proc/meminfo";
-  if (const std::uint64_t kib = field_of(meminfo, "MemTotal:"); kib != kNone) out.total = kib << 10;
-  if (const std::uint64_t kib = field_of(meminfo, "MemAvailable:"); kib != kNone) out.available = kib << 10;
+  const auto [total, available] = fields_of(root + "/proc/meminfo", {"MemTotal:", "MemAvailable:"});
+  if (total != kNone) out.total = total << 10;
+  if (available != kNone) out.available = available << 10;
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {  // NUMBER:CONTROLLERS:PATH
     const auto first = line.find(':'), second = line.find(':', first + 1);
@@ -80,6 +83,7 @@ MachineMemory machine_memory(const std::string& root) {
     }
   }
   out.available = std::min(out.available, out.total);
+  if (out.total == kNone) out.total = 0;
   return out;
 }
 

@@ -7,7 +7,7 @@
 namespace shoal::runtime {
 
 struct MachineMemory {
-  std::uint64_t total = 0, available = 0;  // bytes
+  std::uint64_t total = 0, available = 0;  // bytes; a total of 0 is not known
 };
 
 // The least of what /proc/meminfo and the memory controllers of control groups say, of version 2 and 1, of the process's group and those

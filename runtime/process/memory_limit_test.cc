@@ -69,6 +69,12 @@ TEST_F(MemoryLimitTest, WhatIsAsGoodAsNoLimitIsNone) {
   EXPECT_EQ(machine_memory(root_).available, 12 * kGiB);
 }
 
+TEST_F(MemoryLimitTest, WhereNothingCanBeReadTheTotalIsNotKnownAndNothingIsRefused) {
+  const auto m = machine_memory(root_ + "/nothing");
+  EXPECT_EQ(m.total, 0u);
+  EXPECT_GT(m.available, 1000 * kGiB);
+}
+
 TEST(MemoryLimitHereTest, ThereIsSome) {
   EXPECT_GT(machine_memory().total, 0u);
   EXPECT_LE(machine_memory().available, machine_memory().total);

@@ -51,11 +51,15 @@ Result<Fd> make_memory(const std::string& name, std::size_t bytes) {
   return fd;
 }
 
-Result<std::size_t> memory_bytes(const Fd& memory) {
+bool is_memory(const Fd& memory) {
   const int seals = fcntl(memory.get(), F_GET_SEALS);
+  return seals >= 0 && (seals & kSizeSeals) == kSizeSeals;
+}
+
+Result<std::size_t> memory_bytes(const Fd& memory) {
   struct stat info {};
   if (fstat(memory.get(), &info) != 0) return fail(from_errno(errno, "fstat"));
-  const bool sealed = seals >= 0 && (seals & kSizeSeals) == kSizeSeals;
+  const bool sealed = is_memory(memory);
   const bool ours = S_ISREG(info.st_mode) && info.st_nlink == 0 && info.st_uid == geteuid();  // a file that others cannot come by
   const bool read_only = (fcntl(memory.get(), F_GETFL) & O_ACCMODE) == O_RDONLY;
   if (!sealed && !(ours && read_only)) return fail(invalid_argument("a descriptor that is no sealed memory"));

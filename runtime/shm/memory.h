@@ -47,6 +47,8 @@ Result<Fd> make_memory(const std::string& name, std::size_t bytes);
 // The size of a memory that came from elsewhere. InvalidArgument unless it is sealed as make_memory seals it, or a
 // file of this user that has no name and was opened for reading.
 Result<std::size_t> memory_bytes(const Fd& memory);
+// Of one that memory_bytes takes: no file.
+bool is_memory(const Fd& memory);
 Result<Mapping> map(const Fd& memory, std::size_t bytes, Access access);
 Result<Fd> duplicate(const Fd& fd);
 // Into memory whose pages are not there yet: the kernel copies into new pages without zeroing them first and without a fault for each

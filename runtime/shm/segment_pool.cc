@@ -1,13 +1,11 @@
 #include "runtime/shm/segment_pool.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <string>
+
+#include "runtime/shm/readers.h"
 
 namespace shoal::runtime {
 
@@ -21,20 +19,6 @@ std::size_t capacity_of(std::size_t bytes) {
   std::size_t step = kPage;
   while (step * 16 < bytes) step *= 2;
   return (bytes + step - 1) / step * step;
-}
-
-// Another open file of the same memory, which carries the lock that says: somebody reads it.
-Result<Fd> reader_of(const Fd& memory) {
-  Fd out(open(("/proc/self/fd/" + std::to_string(memory.get())).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!out) return fail(from_errno(errno, "a shared memory cannot be opened for reading"));
-  if (flock(out.get(), LOCK_SH | LOCK_NB) != 0) return fail(from_errno(errno, "a shared memory cannot be locked"));
-  return out;
-}
-
-bool has_readers(const Fd& memory) {
-  if (flock(memory.get(), LOCK_EX | LOCK_NB) != 0) return true;
-  flock(memory.get(), LOCK_UN);
-  return false;
 }
 
 // Each costs this process a descriptor, and whoever reads it another, and a mapping, of which a process has 65,530.
@@ -86,7 +70,7 @@ std::optional<SegmentPool::Segment> SegmentPool::take_idle(std::size_t bytes) {
     Segment segment = std::move(segments_.front());
     segments_.pop_front();
     const bool fits = segment.bytes >= bytes && segment.bytes / 2 <= bytes;
-    if (fits && !has_readers(segment.memory)) {
+    if (fits && !has_holders(segment.memory)) {
       bytes_ -= segment.bytes;
       return segment;
     }
@@ -111,7 +95,7 @@ void SegmentPool::tend(TimePoint now) {
     std::size_t idle = 0;
     std::deque<Segment> kept;
     for (Segment& s : segments_) {
-      if (has_readers(s.memory)) {
+      if (has_holders(s.memory)) {
         s.idle_since.reset();
         kept.push_back(std::move(s));
         continue;
@@ -151,7 +135,7 @@ std::size_t SegmentPool::trim() {
   std::size_t out = 0;
   const std::lock_guard lock(mutex_);
   for (auto it = segments_.begin(); it != segments_.end();) {
-    if (has_readers(it->memory)) {
+    if (has_holders(it->memory)) {
       ++it;
       continue;
     }
@@ -161,6 +145,11 @@ std::size_t SegmentPool::trim() {
   }
   bytes_ -= out;
   return out;
+}
+
+void SegmentPool::abandon_after_fork() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);  // whoever has it is not here
+  if (lock) segments_.clear();
 }
 
 std::size_t SegmentPool::bytes() const {

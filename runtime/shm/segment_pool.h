@@ -1,9 +1,7 @@
 // Large memories that this process fills for others to read, filled again once nobody reads them: pages that were touched before take a
 // copy at memory speed, fresh ones cost the kernel several times that.
 //
-// Who reads is the kernel's to say. What is given away is an open file of its own, for reading only, that carries a shared lock (flock):
-// its duplicates, its mappings and copies of it in messages keep that file open, and with it the lock, whatever becomes of the processes
-// they are in. Whoever gets an exclusive lock through the writable file knows that there are none left, and none can come.
+// Who reads is the kernel's to say (readers.h): whoever is told by it that a memory has no holders knows that none can come.
 // Nobody but the process that made a memory fills it again, so that no bytes go from one job to another. Any thread.
 #pragma once
 
@@ -48,6 +46,9 @@ class SegmentPool {
   void tend(TimePoint now);
   // Gives back all that is idle. Returns how many bytes that was.
   std::size_t trim();
+
+  // In a process that was forked: what its parent keeps is not kept by this one, too.
+  void abandon_after_fork();
 
   // Of all that is kept, read or not.
   std::size_t bytes() const;

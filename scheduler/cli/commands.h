@@ -36,6 +36,7 @@ struct StartOptions {
   std::string store;                                 // etcd://..; "": a database in the session's folder
   std::string authority;                             // another head's tls folder; "": one of its own
   bool fsync = false;
+  std::string spill_folder;  // for objects; "": the node chooses
   bool http = true;
   std::uint16_t http_port = 8265;
   bool http_or_any = true;

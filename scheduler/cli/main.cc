@@ -69,7 +69,7 @@ std::vector<std::pair<std::string, std::string>> job_env() {
 // A role's own command line (start_role writes it).
 int run_role(int argc, char** argv) {
   CLI::App app("a process of a cluster");
-  std::string session, head, python, host = "127.0.0.1";
+  std::string session, head, python, spill_folder, host = "127.0.0.1";
   std::vector<std::string> resources, labels;
   std::uint16_t port = 0;
   int ready_fd = -1;
@@ -85,6 +85,7 @@ int run_role(int argc, char** argv) {
   app.add_option("--python", python);
   app.add_option("--resource", resources);
   app.add_option("--label", labels);
+  app.add_option("--spill-folder", spill_folder);
   app.add_option("--owner", owner);
   app.add_flag("--remove-folder", remove_folder);
   auto* http_port = app.add_option("--http-port", http.port);
@@ -106,7 +107,7 @@ int run_role(int argc, char** argv) {
   http.on = http_port->count() > 0;
   http.around = {python, env("PATH"), env("PYTHONPATH"), env("HOME").empty() ? "/" : env("HOME")};
   if (role == "head") return run_head({session, host, port, ready_fd, http, store, fsync});
-  if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd});
+  if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd, spill_folder});
   if (role == "local") {
     if (session.empty()) {
       const auto root = SessionFolder::root(std::getenv("SHOAL_HOME"));
@@ -114,7 +115,7 @@ int run_role(int argc, char** argv) {
       if (!folder) return refuse_role(ready_fd, folder.error());
       session = folder->path();
     }
-    return run_local({session, *amounts, *label_map, python, owner, remove_folder, ready_fd, http});
+    return run_local({session, *amounts, *label_map, python, owner, remove_folder, ready_fd, http, spill_folder});
   }
   std::fprintf(stderr, "no such role: %s\n", role.c_str());
   return kUsage;
@@ -177,6 +178,10 @@ int run(int argc, char** argv) {
   start_command->add_option_function<std::uint64_t>(
       "--object-store-memory", [&](std::uint64_t bytes) { starting.resources.push_back("object_store_memory=" + std::to_string(bytes)); },
       "Bytes of memory that objects may take before they are moved to files (default: 30 % of the machine's)");
+  start_command
+      ->add_option("--object-spilling-directory", starting.spill_folder,
+                   "Folder for those files, on a disk (default: the session's, or /var/tmp where that lies in memory)")
+      ->check(CLI::ExistingDirectory);
   start_command->add_option("--resource", starting.resources, "NAME=AMOUNT, as often as needed");
   start_command->add_option("--label", starting.labels, "NAME=VALUE of the node, as often as needed; actors may ask for them");
   start_command->add_option_function<std::string>(

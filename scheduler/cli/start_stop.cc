@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -123,6 +124,7 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
   for (const auto& w : resource_words(resources)) words.push_back(w);
   for (const auto& label : options.labels) words.insert(words.end(), {"--label", label});
   if (keeps_head) words.push_back("--keeps-head");
+  if (!options.spill_folder.empty()) words.insert(words.end(), {"--spill-folder", std::filesystem::absolute(options.spill_folder)});
   return start_role(common.self, folder, std::move(words));
 }
 

@@ -453,7 +453,7 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       } else if (!m.payload.empty()) {
         memory = fail(runtime::decode_error(m.payload));
       }
-      objects_.put(it->second.job, *object, std::move(memory));
+      objects_.put(it->second.job, it->second.worker, *object, std::move(memory));
       return;
     }
     case Method::kDropObject: {
@@ -472,7 +472,8 @@ void Node::on_notice(Peer& peer, runtime::Request notice) {
       auto& m = notice.message;
       const auto object = from_bytes<actors::ObjectRef>(m.body);
       const auto it = clients_.find(peer.number());
-      if (object && it != clients_.end() && m.fds.size() == 1) objects_.move(it->second.job, object->id, std::move(m.fds[0]));
+      if (object && it != clients_.end() && m.fds.size() == 1)
+        objects_.move(it->second.job, it->second.worker, {object->job, object->id, object->home}, std::move(m.fds[0]));
       return;
     }
     case Method::kCountObjects: {
@@ -520,7 +521,7 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
     if (m.worker && it == workers_.end()) return fail(not_found("no worker " + to_string(m.worker) + " on this node"));
     if (!m.worker && !m.job) {  // a tool: it looks, and hosts nothing
       client.job = {};
-      return body(to_bytes(actors::Attached{id_, {}, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, {}, -1}));
+      return body(to_bytes(actors::Attached{id_, {}, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, {}}));
     }
     const JobId job = m.worker ? it->second.spec.job : m.job;
     id = random_.id<WorkerId>();
@@ -547,8 +548,8 @@ Result<Message> Node::attach(Peer& peer, const actors::Attach& m) {
   Message out;
   if (const auto shared = share_board(it->second, out); !shared) log_->warn("no board for objects: {}", shared.error().message());
   const std::int32_t member = out.fds.empty() ? -1 : it->second.member;
-  out.body =
-      to_bytes(actors::Attached{id_, client.job, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, id, member});
+  out.body = to_bytes(actors::Attached{id_, client.job, fmt::format("{}", fmt::join(ways(), ",")), options_.session, options_.host, id,
+                                       member, options_.objects.spill_folder});
   return out;
 }
 
@@ -713,13 +714,13 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
   const auto node = workers_.extract(worker);
   Worker& w = node.mapped();
   devices_.give_back(worker);
+  w.state = WorkerState::kExited;
+  log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
+  objects_.worker_gone(worker, cause.message());  // which counts what it leaves
   if (w.member >= 0) {
     runtime::UsageBoard(board_->data()).clear(static_cast<std::size_t>(w.member));
     board_members_.erase(w.member);
   }
-  w.state = WorkerState::kExited;
-  log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
-  objects_.worker_gone(worker, cause.message());
   const Bytes update =
       to_bytes(actors::WorkerUpdate{worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role});
   for (auto& [key, client] : clients_) {

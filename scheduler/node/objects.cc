@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "runtime/shm/memory.h"
+#include "runtime/shm/spill_file.h"
 
 namespace shoal::scheduler {
 
@@ -20,6 +21,8 @@ using runtime::Message;
 using storage::ReplicaTable;
 
 namespace {
+
+constexpr std::uint64_t kSpilledAhead = 256u << 20, kSpilledAtMost = std::uint64_t{8} << 30;
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -136,11 +139,13 @@ void Objects::free(const storage::ReferenceTable::Freed& freed) {
       memory_.free(object.job, object.id);
     }
   }
+  if (!freed.empty()) tell_kept();
 }
 
 void Objects::worker_gone(WorkerId worker, const std::string& cause) {
   memory_.mark_gone(worker, cause);
   free(references_.worker_gone(worker));
+  tell_kept();
   for (const Object& object : replicas_.worker_gone(worker)) release(object, no_more());
   const auto nodes = watched_.extract(worker);
   if (nodes.empty()) return;
@@ -150,6 +155,7 @@ void Objects::worker_gone(WorkerId worker, const std::string& cause) {
 void Objects::end_job(JobId job) {
   memory_.end_job(job);
   free(references_.end_job(job));
+  tell_kept();
   for (const Object& object : replicas_.end_job(job)) release(object, no_more());
 }
 
@@ -171,7 +177,7 @@ void Objects::node_gone(NodeId node, const Error& why) {
 // ---- of processes here
 // -------------------------------------------------------------------------------------------------------------
 
-void Objects::put(JobId job, const ObjectRef& object, Result<Fd> memory) {
+void Objects::put(JobId job, WorkerId worker, const ObjectRef& object, Result<Fd> memory) {
   if (!memory_.freed(job, object.id)) {
     std::vector<Object> inner;
     std::set<Object> others;  // whose homes do not know yet that this node holds them
@@ -186,8 +192,10 @@ void Objects::put(JobId job, const ObjectRef& object, Result<Fd> memory) {
       }
     }
   }
-  if (const auto put = memory_.put(job, object.id, std::move(memory)); !put)
+  const WorkerId maker = events_.has_worker(worker) ? worker : WorkerId();
+  if (const auto put = memory_.put(job, object.id, std::move(memory), maker); !put)
     log_->warn("object={} {}", to_string(object.id), put.error().message());
+  if (!maker) tell_kept();
 }
 
 Result<void> Objects::may_come(JobId job, const ObjectRef& object) const {
@@ -234,16 +242,24 @@ void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
     if (replicas_.let_go(object, worker)) release(object, no_more());
     return;
   }
-  memory_.drop(job, m.id);
-  free(references_.drop(object));
+  for (const ObjectId id : memory_.drop_for_good(job, m.id, std::max<std::uint64_t>(1, m.bytes))) free(references_.drop({job, id}));
+  tell_kept();
 }
 
-void Objects::move(JobId job, ObjectId id, Fd memory) {
-  if (memory_.has(job, id)) return memory_.move(job, id, std::move(memory));
-  const auto replica = replicas_.find(id);
-  if (!replica || !replicas_.complete(*replica)) return;
-  memory_.move(replica->job, id, std::move(memory));
-  if (const auto copy = copies_.extract(*replica); !copy.empty()) count_room(-static_cast<std::int64_t>(copy.mapped().counted));
+void Objects::move(JobId job, WorkerId worker, const ObjectKey& key, Fd file) {
+  const Object object = own(key);
+  const auto moved = [&]() -> Result<void> {
+    if (object.home && !replicas_.complete(object)) return {};
+    const auto holders = object.home || object.job == job ? std::vector<WorkerId>() : references_.holders(object);
+    const bool may =
+        object.job == job || replicas_.is_wanted(object, worker) || std::find(holders.begin(), holders.end(), worker) != holders.end();
+    if (!may) return fail(invalid_argument("it is not held by who has moved it"));
+    return memory_.move(object.job, object.id, std::move(file));
+  }();
+  if (!moved)
+    return log_->warn("object={} of worker={} stays where it is: {}", to_string(object.id), to_string(worker), moved.error().message());
+  if (const auto copy = copies_.extract(object); !copy.empty()) count_room(-static_cast<std::int64_t>(copy.mapped().counted));
+  tell_kept();
 }
 
 // ---- to other nodes
@@ -386,7 +402,7 @@ void Objects::release(const Object& object, const Error& why) {
   }
 }
 
-// ---- room for replicas
+// ---- room
 // -------------------------------------------------------------------------------------------------------------
 
 void Objects::with_room(Room room) {
@@ -433,8 +449,9 @@ std::optional<Result<void>> Objects::room_for(Room& room) {
   if (room.bytes > limit) return full("it is larger than all of that");
   if (total.kept < room.before.kept || total.spilled > room.before.spilled) room.since = now;
   room.before = total;
-  if (now - room.since > options_.patience) return full("what is left is looked at by somebody");
+  if (now - room.since > options_.patience) return full(no_file_.empty() ? "what is left is looked at by somebody" : no_file_);
   if (asks) {
+    spill(room.bytes);
     events_.want_room(room.bytes);
     room.asked = now;
   }
@@ -443,7 +460,70 @@ std::optional<Result<void>> Objects::room_for(Room& room) {
 
 void Objects::count_room(std::int64_t by) {
   kept_bytes_ += static_cast<std::uint64_t>(by);
-  if (auto board = events_.board()) board->set_kept(kMember, kept_bytes_);
+  tell_kept();
+}
+
+// What nobody else counts.
+void Objects::tell_kept() {
+  auto board = events_.board();
+  if (!board) return;
+  board->set_kept(kMember, kept_bytes_ + memory_.orphaned_bytes());
+  board->add_spilled(kMember, static_cast<std::int64_t>(memory_.filed_bytes() - told_filed_));
+  told_filed_ = memory_.filed_bytes();
+}
+
+void Objects::make_room(std::uint64_t bytes) {
+  (void)evict(bytes);
+  spill(bytes);
+}
+
+// More than is asked for: who makes one object wants to make others, and each time somebody waits for this.
+void Objects::spill(std::uint64_t bytes) {
+  const auto board = events_.board();
+  if (!options_.write_aside || !board) return;
+  const std::uint64_t ahead = std::min(board->limit() / 8, kSpilledAhead);
+  to_spill_ = std::max(to_spill_, std::clamp(bytes, ahead, std::max(ahead, kSpilledAtMost)));
+  if (spilling_ || (in_vain_ && clock_.now() - *in_vain_ < options_.asked_again)) return;
+  looks_ = options_.looks;
+  spill_next();
+}
+
+// One after the other: each is looked at when it is its turn, and again when its file is there.
+void Objects::spill_next() {
+  auto object = to_spill_ > 0 ? memory_.next_idle(looks_) : std::nullopt;
+  if (!object) {
+    if (to_spill_ > 0) in_vain_ = clock_.now();
+    to_spill_ = 0;
+    return;
+  }
+  struct Moved {
+    storage::MemoryTable::Idle from;
+    Result<Fd> to;
+  };
+  auto moved = std::make_shared<Moved>(Moved{*std::move(object), fail(cancelled("not yet"))});
+  spilling_ = true;
+  options_.write_aside(
+      [moved, folder = options_.spill_folder, over = over_] {
+        moved->to = runtime::spill_to_file(moved->from.memory, moved->from.bytes, folder, [&] { return over->load(); });
+        moved->from.memory.reset();
+      },
+      [this, over = over_, moved] {
+        if (*over) return;
+        spilling_ = false;
+        const auto& from = moved->from;
+        to_spill_ -= std::min(to_spill_, from.bytes);
+        if (!moved->to) {  // nor will there be one for the next
+          to_spill_ = 0;
+          const std::string& why = moved->to.error().message();
+          if (why != no_file_) log_->warn("object={} is not moved to a file: {}", to_string(from.id), why);
+          no_file_ = why;
+        } else {
+          no_file_.clear();
+          (void)memory_.move_idle(from.job, from.id, *std::move(moved->to));
+        }
+        tell_kept();
+        spill_next();
+      });
 }
 
 Result<Fd> Objects::for_readers(const Fd& memory) {

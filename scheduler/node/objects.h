@@ -5,9 +5,11 @@
 // a replica that all processes here share, and is dropped with the last reference here. Loop thread only.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -31,6 +33,10 @@ class Objects {
   struct Options {
     storage::ReplicaTable::Options replicas;
     Parts::Options parts;
+    std::string spill_folder = {};  // for those that memory is short of
+    // Runs `work` in a thread for that alone, then `then` on the loop. Empty: what only the node has is never moved into files.
+    std::function<void(std::function<void()> work, std::function<void()> then)> write_aside = {};
+    std::size_t looks = 4096;                              // for objects that may be moved, per time that somebody wants room
     std::uint64_t uncounted_bytes = 128 << 10;             // smaller replicas are not counted
     runtime::Duration patience = std::chrono::seconds(5);  // with processes that make no room
     runtime::Duration look = std::chrono::milliseconds(5);
@@ -48,6 +54,8 @@ class Objects {
 
   Objects(runtime::Clock& clock, runtime::Network& network, storage::MemoryTable& memory, const runtime::Log& log, Options options,
           Neighbours::Options neighbours, std::function<runtime::Peer*()> head, Events events);
+  // A file that is being written is given up.
+  ~Objects() { *over_ = true; }
 
   // What other nodes knew under another name is lost.
   void start_as(NodeId self);
@@ -55,13 +63,15 @@ class Objects {
   const storage::ReferenceTable& references() const { return references_; }
 
   // ---- of processes here; `worker` is whose, `job` its job ----
-  void put(JobId job, const actors::ObjectRef& object, Result<Fd> memory);
+  void put(JobId job, WorkerId worker, const actors::ObjectRef& object, Result<Fd> memory);
   void get(JobId job, WorkerId worker, const actors::ObjectRef& object, runtime::Responder responder);
   void drop(JobId job, WorkerId worker, const actors::ObjectRef& object);
-  void move(JobId job, ObjectId id, Fd memory);
+  // A process that holds it, or whose job it is, has written it into a file. From others, and of other files, none is taken.
+  void move(JobId job, WorkerId worker, const actors::ObjectKey& key, Fd file);
   void count(WorkerId worker, const actors::CountObjects& count);
-  // Gives back memory of replicas that nobody reads, those used longest ago first. They come again when somebody asks.
-  void make_room(std::uint64_t bytes) { (void)evict(bytes); }
+  // Gives back memory of replicas that nobody reads, those used longest ago first: they come again when somebody asks. Begins to move what
+  // only the node has into files.
+  void make_room(std::uint64_t bytes);
   void worker_gone(WorkerId worker, const std::string& cause);
   void end_job(JobId job);
 
@@ -117,7 +127,10 @@ class Objects {
   void with_room(Room room);
   void look_for_room();
   std::optional<Result<void>> room_for(Room& room);
+  void spill(std::uint64_t bytes);
+  void spill_next();
   void count_room(std::int64_t by);
+  void tell_kept();
   static Result<Fd> for_readers(const Fd& memory);
   bool evict(std::uint64_t bytes);
   bool given_back(const Copy& copy);
@@ -141,6 +154,13 @@ class Objects {
   std::uint64_t kept_bytes_ = 0, next_use_ = 1;
   std::deque<Room> rooms_;
   runtime::Timer looking_, looking_at_left_;
+  // What is to be moved, and how many may be looked at for that; told: of what was moved.
+  std::uint64_t to_spill_ = 0, told_filed_ = 0;
+  std::size_t looks_ = 0;
+  bool spilling_ = false;
+  std::optional<runtime::TimePoint> in_vain_;  // when there was nothing, last
+  std::string no_file_;                        // why there was no file, last
+  std::shared_ptr<std::atomic<bool>> over_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace shoal::scheduler

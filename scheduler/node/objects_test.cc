@@ -1,5 +1,10 @@
 #include "scheduler/node/objects.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -10,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/shm/memory.h"
+#include "runtime/shm/spill_file.h"
 #include "runtime/sim/sim_world.h"
 
 namespace shoal::scheduler {
@@ -100,7 +106,7 @@ class Side final : public runtime::PeerHandler {
   ObjectKey put(ObjectId id, std::uint64_t bytes, const std::vector<ObjectKey>& contains = {}) {
     auto memory = *runtime::make_memory("test", bytes);
     EXPECT_TRUE(runtime::write_at(memory, bytes - 1, Bytes::copy_of("x").span()));
-    objects.put(kJob, ObjectRef{id, kJob, 0, {}, contains, self}, std::move(memory));
+    objects.put(kJob, {}, ObjectRef{id, kJob, 0, {}, contains, self}, std::move(memory));
     return {kJob, id, self};
   }
   void count(WorkerId by, const ObjectKey& object, WorkerId holder, NodeId node, std::int64_t change) {
@@ -116,8 +122,23 @@ class Side final : public runtime::PeerHandler {
     objects.worker_gone(worker, "a test");
   }
 
+  bool in_memory(const ObjectKey& object) {
+    Result<Fd> out = fail(internal("it is not there"));
+    memory.get(object.job, object.id, {}, [&](Result<Fd> r) { out = std::move(r); });
+    return runtime::is_memory(out.value());
+  }
+  // Does the next of `writes`.
+  void write() {
+    const auto [work, then] = std::move(writes.front());
+    writes.pop_front();
+    work();
+    then();
+  }
+
   std::set<WorkerId> workers;
   NodeId self;
+  std::deque<std::pair<std::function<void()>, std::function<void()>>> writes;  // of objects into files, that are not done yet
+  std::optional<runtime::UsageBoard> board;
   storage::MemoryTable memory{[] {
     storage::MemoryTable::Options o;
     o.spare_bytes = 0;
@@ -128,10 +149,15 @@ class Side final : public runtime::PeerHandler {
                   *network_,
                   memory,
                   runtime::make_null_log(),
-                  {},
+                  [this] {
+                    Objects::Options o;
+                    o.spill_folder = testing::TempDir();
+                    o.write_aside = [this](auto work, auto then) { writes.emplace_back(std::move(work), std::move(then)); };
+                    return o;
+                  }(),
                   {.merge_beyond = 5},
                   [this] { return to_head_.get(); },
-                  {[this](WorkerId worker) { return workers.contains(worker); }, [] { return std::nullopt; }, [](std::uint64_t) {},
+                  {[this](WorkerId worker) { return workers.contains(worker); }, [this] { return board; }, [](std::uint64_t) {},
                    [this](std::uint64_t n) { return clients_.at(n).peer ? clients_.at(n).peer->queued_bytes() : 0; }}};
 
  private:
@@ -267,6 +293,82 @@ TEST_F(ObjectsTest, AConnectionThatBreaksInTheMiddleOfATransferIsMadeAgain) {
     world_.fabric().disconnect("a", "b");
   }
   EXPECT_TRUE(comes());
+}
+
+Fd file(std::uint64_t bytes) {
+  std::string name = testing::TempDir() + "/moved-XXXXXX";
+  const Fd out(mkostemp(name.data(), O_CLOEXEC));
+  EXPECT_EQ(ftruncate(out.get(), static_cast<off_t>(bytes)), 0);
+  Fd again(open(name.c_str(), O_RDONLY | O_CLOEXEC));
+  unlink(name.c_str());
+  return again;
+}
+
+constexpr std::uint64_t kMiB = 1 << 20;
+constexpr JobId kOther{2};
+
+TEST_F(ObjectsTest, WhoHoldsAnObjectMayMoveItAndOthersMayNot) {
+  const WorkerId stranger{13};
+  b_.workers = {kTwo, stranger};
+  const auto key = b_.put(ObjectId{5}, kMiB), its = b_.put(ObjectId{6}, kMiB);
+  b_.objects.move(kOther, stranger, key, file(kMiB));
+  EXPECT_TRUE(b_.in_memory(key));
+  b_.count(kTwo, key, stranger, {}, 1);
+  b_.objects.move(kOther, stranger, key, file(kMiB + 1));
+  EXPECT_TRUE(b_.in_memory(key));
+  b_.objects.move(kOther, stranger, key, file(kMiB));
+  EXPECT_FALSE(b_.in_memory(key));
+  b_.objects.move(kJob, stranger, its, file(kMiB));  // of its own job
+  EXPECT_FALSE(b_.in_memory(its));
+}
+
+TEST_F(ObjectsTest, WhoWantsAReplicaMayMoveItAndOthersMayNot) {
+  const auto key = of_b(ObjectId{5}, kMiB);
+  get(key);
+  ASSERT_TRUE(comes());
+  a_.objects.move(kOther, WorkerId{13}, key, file(kMiB));
+  EXPECT_TRUE(a_.in_memory(key));
+  a_.objects.move(kOther, kOne, key, file(kMiB));
+  EXPECT_FALSE(a_.in_memory(key));
+}
+
+class ObjectsRoomTest : public ObjectsTest {
+ protected:
+  void SetUp() override {
+    if (!runtime::room_on_disk(kMiB, testing::TempDir())) GTEST_SKIP() << "tests have no disk here";
+    b_.board.emplace(words_.data());
+    b_.board->set_limit(100 * kMiB);
+    b_.board->set_members(1);
+  }
+  const Fd words_memory_ = runtime::make_memory("board", runtime::UsageBoard::kBytes).value();
+  const runtime::Mapping words_ = runtime::map(words_memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
+};
+
+TEST_F(ObjectsRoomTest, EachObjectIsLookedAtWhenItIsItsTurn) {
+  std::vector<ObjectKey> keys;
+  for (std::uint64_t id = 1; id <= 4; ++id) keys.push_back(b_.put(ObjectId{id}, kMiB));
+  EXPECT_EQ(b_.board->total().kept, 4 * kMiB);  // whose maker is gone
+  b_.objects.make_room(100 * kMiB);
+  ASSERT_EQ(b_.writes.size(), 1u);  // of the first
+  b_.memory.free(kJob, ObjectId{1});
+  std::optional<Fd> reader;
+  b_.memory.get(kJob, ObjectId{2}, {}, [&](Result<Fd> r) { reader = *std::move(r); });
+  b_.write();
+  ASSERT_EQ(b_.writes.size(), 1u);  // of the third, as somebody reads the second
+  b_.write();
+  EXPECT_FALSE(b_.in_memory(keys[2]));
+  ASSERT_EQ(b_.writes.size(), 1u);
+  std::optional<Fd> late;
+  b_.memory.get(kJob, ObjectId{4}, {}, [&](Result<Fd> r) { late = *std::move(r); });
+  b_.write();
+  EXPECT_TRUE(b_.in_memory(keys[3]));  // it would free nothing
+  EXPECT_TRUE(b_.writes.empty());
+  EXPECT_TRUE(b_.in_memory(keys[1]));
+  EXPECT_EQ(b_.board->total().kept, 2 * kMiB);
+  EXPECT_EQ(b_.board->total().spilled, kMiB);
+  b_.objects.end_job(kJob);
+  EXPECT_EQ(b_.board->total().kept, 0u);
+  EXPECT_EQ(b_.board->total().spilled, 0u);
 }
 
 // Processes of three nodes put objects, pass references on, read, drop and die, over connections that break: whoever has a reference gets

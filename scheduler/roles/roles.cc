@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <sys/prctl.h>
 
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/process/memory_limit.h"
+#include "runtime/shm/spill_file.h"
 #include "scheduler/node/node.h"
 #include "scheduler/node/posix_launcher.h"
 #include "scheduler/roles/head_keeper.h"
@@ -40,6 +42,11 @@ constexpr const char* kObjectStoreMemory = "object_store_memory";  // as Ray cal
 // Of the memory that there is, as Ray takes by default.
 std::uint64_t default_object_store() { return runtime::machine_memory().total / 10 * 3; }
 
+std::string spill_folder(const std::string& told, const std::string& session) {
+  const std::array<std::string, 2> folders = {session, "/var/tmp"};
+  return told.empty() ? runtime::folder_on_disk(folders) : told;
+}
+
 Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, std::vector<Endpoint> heads,
                                    bool beside_head) {
   Node::Options o;
@@ -62,6 +69,7 @@ Result<Node::Options> node_options(World& world, const actors::Resources& resour
     if (!name.empty() && o.resources.units(name) == 0) o.resources.set_units(name, actors::Resources::kUnit);
   }
   o.session = world.folder.path();
+  o.objects.write_aside = [&writes = world.writes](auto work, auto then) { writes.run(std::move(work), std::move(then)); };
   o.logs.folder = world.folder.logs();
   o.objects.parts.aside = [&side = world.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
   return o;
@@ -95,6 +103,7 @@ int run_node(const NodeRole& role) {
   auto made = node_options(w, role.resources, role.labels, *std::move(heads), role.keeps_head);
   if (!made) return refuse_role(role.ready_fd, made.error());
   Node::Options& options = *made;
+  options.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());
   options.on_ending = [&] {
     if (keeper) keeper->stop();
   };
@@ -146,6 +155,7 @@ int run_local(const LocalRole& role) {
     auto made = node_options(w, role.resources, role.labels, {head.endpoints()[0]}, true);
     if (!made) return refuse_role(role.ready_fd, made.error());
     Node::Options& node_opts = *made;
+    node_opts.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());
     node_opts.ends_with_owner = role.owner != 0;
     node_opts.owner = role.owner;
     node_opts.stop_grace = std::chrono::milliseconds(500);

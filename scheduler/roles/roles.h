@@ -45,6 +45,7 @@ struct NodeRole {
   std::string python;       // of the warm zygote; "" keeps none
   bool keeps_head = false;  // starts this host's head again when it dies
   int ready_fd = -1;
+  std::string spill_folder = {};  // for objects that memory is short of; "": the session's, or one on a disk
 };
 int run_node(const NodeRole& role);
 
@@ -59,6 +60,7 @@ struct LocalRole {
   bool remove_folder = false;  // at the end: nobody will look at its logs
   int ready_fd = -1;
   HttpRole http;
+  std::string spill_folder = {};
 };
 int run_local(const LocalRole& role);
 

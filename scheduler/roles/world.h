@@ -66,7 +66,7 @@ class World {
   std::unique_ptr<runtime::Clock> clock = runtime::make_real_clock(loop);
   std::unique_ptr<runtime::Random> random = runtime::make_real_random();
   runtime::SocketNetwork network;
-  runtime::SideWork side{loop};
+  runtime::SideWork side{loop}, writes{loop};  // what others read does not wait for what is written
   asio::signal_set signals;
 
  private:

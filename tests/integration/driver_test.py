@@ -449,12 +449,21 @@ def test_init_joins_the_cluster_that_was_started_to_be_shared(shoal_command):
 
 def test_a_cluster_that_runs_offers_what_it_has(shoal_command, monkeypatch):
     cluster = shoal_command.start()
-    for option in ({"num_cpus": 1}, {"num_gpus": 1}, {"resources": {"x": 1}}, {"labels": {"a": "b"}}, {"object_store_memory": 1 << 28}):
+    for option in (
+        {"num_cpus": 1},
+        {"num_gpus": 1},
+        {"resources": {"x": 1}},
+        {"labels": {"a": "b"}},
+        {"object_store_memory": 1 << 28},
+        {"object_spilling_directory": "/tmp"},
+    ):
         for address in (None, "auto", cluster.address):
             with pytest.raises(ValueError, match=next(iter(option))):
                 shoal.init(address, **option)
     assert jobs_of(shoal_command, cluster.address) == []
     monkeypatch.setenv("SHOAL_ADDRESS", "local")
+    with pytest.raises(ValueError, match="is a folder"):
+        shoal.init(num_cpus=1, object_spilling_directory="/nowhere")
     shoal.init(num_cpus=1)
     shoal.shutdown()
     monkeypatch.delenv("SHOAL_ADDRESS")

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import signal
+import tempfile
 
 import numpy as np
 import pytest
@@ -17,10 +19,12 @@ SIZE = 8 * MIB
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster(module_home):
-    """One for the module, with little room."""
-    ray.init(num_cpus=4, object_store_memory=LIMIT)
-    yield
-    ray.shutdown()
+    """One for the module, with little room in memory."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder:
+        ray.init(num_cpus=4, object_store_memory=LIMIT, object_spilling_directory=folder)
+        yield os.path.realpath(folder)
+        ray.shutdown()
+        assert os.listdir(folder) == []
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +76,13 @@ class Maker:
     def look_within(self, refs):
         return [right(ray.get(r), k) for k, r in enumerate(refs)]
 
+    def put_all(self, count):
+        return [ray.put(made(k)) for k in range(count)]
+
+    def stream(self, count):
+        for k in range(count):
+            yield made(k)
+
 
 @pytest.fixture
 def maker():
@@ -80,8 +91,9 @@ def maker():
     ray.kill(actor)
 
 
-def test_what_is_put_beyond_the_limit_comes_back_as_it_was():
+def test_what_is_put_beyond_the_limit_comes_back_as_it_was(cluster):
     refs = [ray.put(made(k)) for k in range(24)]  # three times as much as there is
+    assert len(descriptors(f"{cluster}/spilled-")) == files()
     assert files() >= 15
     assert in_memory() <= LIMIT
     for _ in range(2):
@@ -141,9 +153,107 @@ def test_a_store_full_of_what_is_looked_at_refuses_and_recovers():
     assert right(ray.get(ray.put(made(3))), 3)
 
 
+def test_who_waits_for_room_can_be_interrupted():
+    arrays = [ray.get(ray.put(made(k))) for k in range(7)]
+    more = np.zeros(2 * SIZE // 8)
+
+    def put_until_it_rings():
+        ring_in("put")
+        ray.put(more)
+
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        with pytest.raises(TimeoutError, match="rung"):
+            put_until_it_rings()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert all(right(a, k) for k, a in enumerate(arrays))
+
+
+def ring_in(function):
+    """Once this thread is in that function of shoal's, a signal's handler raises there."""
+
+    def ring(_, frame):
+        if frame.f_code.co_name == function and frame.f_globals.get("__name__", "").startswith("shoal."):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise TimeoutError("rung")
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+
+
+def test_a_result_that_waits_for_room_can_be_interrupted():
+    @ray.remote
+    class Rung:
+        def result(self):
+            out = np.zeros(2 * SIZE // 8)
+            ring_in("_serve")
+            return out
+
+        def plain(self):
+            return 1
+
+    arrays = [ray.get(ray.put(made(k))) for k in range(7)]
+    actor = Rung.remote()
+    with pytest.raises(TimeoutError, match="rung"):
+        ray.get(actor.result.remote(), timeout=GUARD_S)
+    assert ray.get(actor.plain.remote(), timeout=GUARD_S) == 1  # it lives
+    assert all(right(a, k) for k, a in enumerate(arrays))
+    ray.kill(actor)
+
+
 def test_a_result_there_is_no_room_for_is_the_failure_of_its_call(maker):
     arrays = [ray.get(ray.put(made(k))) for k in range(7)]
     with pytest.raises(ObjectStoreFullError):
         ray.get(maker.make.remote(1), timeout=GUARD_S)
     del arrays
     assert right(ray.get(maker.make.remote(1), timeout=GUARD_S), 1)
+
+
+# ---- what only the node has
+
+
+def test_what_its_maker_let_go_of_makes_room_too(maker):
+    refs = ray.get(maker.put_all.remote(7))  # who made them has them no more
+    more = [ray.put(made(k)) for k in range(7)]
+    assert all(right(ray.get(r), k) for k, r in enumerate(refs))
+    assert all(right(ray.get(r), k) for k, r in enumerate(more))
+
+
+def test_what_a_process_that_is_gone_has_made_is_counted_and_moved():
+    maker = Maker.remote()
+    refs = ray.get(maker.put_all.remote(7))
+    ray.kill(maker)
+    more = [ray.put(made(k)) for k in range(12)]
+    assert in_memory() <= LIMIT
+    assert all(right(ray.get(r), k) for k, r in enumerate(refs))
+    assert all(right(ray.get(r), k) for k, r in enumerate(more))
+
+
+def test_items_that_nobody_takes_do_not_stop_a_stream(maker):
+    items = maker.stream.options(num_returns="streaming").remote(20)  # more than there is room for
+    ray.wait([items.completed()], timeout=GUARD_S)
+    assert all(right(ray.get(item), k) for k, item in enumerate(items))
+
+
+def test_what_only_an_object_refers_to_makes_room_too():
+    outer = ray.put([ray.put(made(k)) for k in range(7)])
+    more = [ray.put(made(k)) for k in range(7)]
+    assert all(right(ray.get(r), k) for k, r in enumerate(ray.get(outer)))
+    assert all(right(ray.get(r), k) for k, r in enumerate(more))
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_part_of_a_result_is_passed_on_though_memory_is_short(maker, ready):
+    @ray.remote(num_returns=3)
+    def parts():
+        return made(0), made(1), made(2)
+
+    refs = parts.remote()
+    if ready:
+        ray.wait(refs, num_returns=3)
+    more = [ray.put(made(k)) for k in range(7)]
+    assert ray.get([maker.look.remote(r, k) for k, r in enumerate(refs)], timeout=GUARD_S) == [True] * 3
+    assert ray.get(maker.look_within.remote(list(refs)), timeout=GUARD_S) == [True] * 3
+    assert all(right(ray.get(r), k) for k, r in enumerate(more))

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from cast import GUARD_S
 from leftovers import wait_until
 
 import shoal as ray
+from shoal._refs import new_object_id, new_stream_id
 from shoal._runtime import state
 from shoal._stream import _id_of
 from shoal.exceptions import ActorDiedError, RayTaskError, ShoalError, WorkerCrashedError
@@ -209,19 +211,65 @@ def test_a_stream_stays_where_it_is(streams):
 
 def test_what_nobody_takes_is_dropped(streams):
     """And what was taken, too: the node holds nothing of it."""
-    folder = f"/proc/{state.cluster.pid}/fd"
-
-    def held():
-        return sum("shoal:value" in _target(f"{folder}/{e}") for e in os.listdir(folder))
-
     before = held()
     generator = streams.arrays.remote(5)
     taken = ray.get(next(generator))
     assert taken[0] == 0
     ray.get(generator.completed())
-    assert held() >= before + 4
     del generator
     wait_until(lambda: held() <= before, GUARD_S, "every item's end")
+
+
+def test_what_nobody_takes_of_a_stream_that_failed_is_dropped(streams):
+    before = held()
+    generator = streams.numbers.remote(9, fails_at=5)
+    assert ray.get(next(generator)) == 0
+    ray.wait([generator.completed()])
+    del generator
+    wait_until(lambda: held() <= before, GUARD_S, "every item's end")
+
+
+def test_a_stream_that_is_run_again_leaves_nothing_of_what_was_taken(tmp_path):
+    @ray.remote
+    def dies_once(folder):
+        yield 1
+        if not os.path.exists(f"{folder}/died"):
+            while not os.path.exists(f"{folder}/taken"):
+                time.sleep(0.005)
+            open(f"{folder}/died", "w").close()
+            os._exit(7)
+        yield 2
+
+    before = held()
+    generator = dies_once.remote(str(tmp_path))
+    assert ray.get(next(generator)) == 1
+    open(tmp_path / "taken", "w").close()
+    assert items(generator) == [2]
+    del generator
+    wait_until(lambda: held() <= before, GUARD_S, "every item's end")
+
+
+def test_ids_that_are_none_of_its_own_are_not_lost_with_a_stream(streams):
+    generator = streams.numbers.remote(3)
+    assert items(generator) == [0, 1, 2]
+    session = state.session
+    after = _id_of(generator._stream, 4)  # behind the mark of its end
+    session.give(session.put(b"mine", [], []), after)
+    other = session.fetch(after, "")
+    session.wait_all([other])
+    assert other.value()[1] == b"mine"
+    session.drop(after)
+
+
+def test_items_have_ids_that_nothing_else_has():
+    assert all(int(new_stream_id()[16:], 16) >> 62 == 2 for _ in range(64))
+    assert all(int(new_object_id()[16:], 16) >> 63 == 0 for _ in range(64))
+
+
+def held():
+    """How many values the node has."""
+    folder = f"/proc/{state.cluster.pid}/fd"
+    return sum("shoal:value" in _target(f"{folder}/{e}") for e in os.listdir(folder))
 
 
 def _target(path):

@@ -1,0 +1,84 @@
+#include "runtime/shm/spill_file.h"
+
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "runtime/shm/memory.h"
+
+namespace shoal::runtime {
+namespace {
+
+constexpr std::size_t kBytes = 100'000;
+constexpr const char* kMemoryFolder = "/dev/shm";
+
+bool is_memory(const char* folder) {
+  struct statfs info {};
+  return statfs(folder, &info) == 0 && info.f_type == TMPFS_MAGIC;
+}
+
+class SpillFileTest : public testing::Test {
+ protected:
+  SpillFileTest() {
+    const Mapping mapping = map(memory_, kBytes, Access::kReadWrite).value();
+    for (std::size_t k = 0; k < kBytes; ++k) mapping.data()[k] = static_cast<std::byte>(k % 251);
+  }
+  ~SpillFileTest() override { std::filesystem::remove_all(folder_); }
+
+  const Fd memory_ = make_memory("object", kBytes).value();
+  const std::string folder_ = [] {
+    std::string name = testing::TempDir() + "/spill-file-XXXXXX";
+    return std::string(mkdtemp(name.data()));
+  }();
+};
+
+TEST_F(SpillFileTest, HoldsWhatTheMemoryHeldAndHasNoName) {
+  if (is_memory(folder_.c_str())) GTEST_SKIP() << "tests have no disk here";
+  const Fd file = spill_to_file(memory_, kBytes, folder_).value();
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+  EXPECT_EQ(memory_bytes(file).value(), kBytes);  // as a memory that comes from elsewhere
+  const Mapping there = map(file, kBytes, Access::kRead).value();
+  for (std::size_t k = 0; k < kBytes; ++k) ASSERT_EQ(there.data()[k], static_cast<std::byte>(k % 251));
+}
+
+TEST_F(SpillFileTest, NoFolderNoFile) {
+  EXPECT_NE(spill_to_file(memory_, kBytes, folder_ + "/none").error().message().find(folder_), std::string::npos);
+}
+
+TEST_F(SpillFileTest, AFolderInMemoryIsNoPlaceForIt) {
+  if (!is_memory(kMemoryFolder)) GTEST_SKIP() << "this machine has no such folder";
+  const auto refused = spill_to_file(memory_, kBytes, kMemoryFolder);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().reason(), "NoDisk");
+  if (is_memory(folder_.c_str())) return;
+  const std::array<std::string, 3> folders = {"/nowhere", kMemoryFolder, folder_};
+  EXPECT_EQ(folder_on_disk(folders), folder_);
+  EXPECT_EQ(folder_on_disk(std::span(folders).first(2)), "/nowhere");
+}
+
+TEST_F(SpillFileTest, ADiskIsNotFilled) {
+  struct statfs info {};
+  ASSERT_EQ(statfs(folder_.c_str(), &info), 0);
+  if (info.f_type == TMPFS_MAGIC) GTEST_SKIP() << "tests have no disk here";
+  // As much as is there: of which some is to stay. Nothing is written of so large a memory before that is known.
+  const std::size_t all = info.f_bavail * static_cast<std::uint64_t>(info.f_bsize);
+  const Fd large = make_memory("large", all).value();
+  const auto refused = spill_to_file(large, all, folder_);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().reason(), "DiskFull");
+  EXPECT_NE(refused.error().message().find(folder_), std::string::npos);
+}
+
+TEST(KeptFreeTest, IsAPartOfTheDiskButNoMoreThanTheHeadCanNeed) {
+  EXPECT_EQ(kept_free(100'000'000), 5'000'000u);
+  EXPECT_EQ(kept_free(std::uint64_t{10} << 40), std::uint64_t{5} << 30);
+}
+
+}  // namespace
+}  // namespace shoal::runtime
