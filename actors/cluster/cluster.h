@@ -224,6 +224,7 @@ struct ClusterStatus {
   std::vector<std::string> pending;  // what waits, and for what
   std::string store;                 // where the head keeps its decisions
   std::vector<std::string> heads;    // endpoints, the one that leads first; none where there is one head
+  bool wanted_back = false;          // by somebody else, of what the asking job's workers of remote functions hold
 };
 
 }  // namespace shoal::actors

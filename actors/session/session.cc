@@ -597,6 +597,11 @@ Result<ClusterStatus> Session::status() {
   return from_bytes<ClusterStatus>(reply.body);
 }
 
+Result<ClusterStatus> Session::resources() {
+  SHOAL_TRY(const Message reply, ask_head(Method::kStatus, to_bytes(JobRef{job_})));
+  return from_bytes<ClusterStatus>(reply.body);
+}
+
 Result<void> Session::shutdown_cluster() {
   SHOAL_OK(reach_head_once());
   SHOAL_OK(ask(*head_, Method::kShutdown, {}, options_.control_timeout));

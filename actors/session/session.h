@@ -104,6 +104,7 @@ class Session {
   bool dead(ActorId actor);
   Result<ListReply> list(ListRequest::What what, JobId job = {});
   Result<ClusterStatus> status();
+  Result<ClusterStatus> resources();  // of it what there is and what is free, and whether this job has what others wait for
   // ---- remote functions ----
   // Its calls are this session's; it ends with it, if not before. `wanted` is called on the loop. Use it only while the loop is owned.
   std::shared_ptr<TaskPool> make_task_pool(std::function<void()> wanted);

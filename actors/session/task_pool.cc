@@ -72,7 +72,7 @@ void TaskPool::add(ActorId id, const ValueFuture& made) {
     if (it == workers_.end()) return;
     if (result && !result->raised()) {
       it->second.made = true;
-      it->second.idle_since = clock_.now();
+      it->second.made_at = it->second.idle_since = clock_.now();
     } else {
       workers_.erase(it);
       if (!result && result.error().reason() == "Unschedulable") {
@@ -215,6 +215,18 @@ void TaskPool::crashed(const ItemPtr& item, const Error& cause) {
 
 void TaskPool::want() {
   if (!std::exchange(told_, true)) wanted_();
+}
+
+void TaskPool::give_back(runtime::Duration lease) {
+  const auto over = clock_.now() - lease;
+  Worker* oldest = nullptr;
+  bool idle = false;
+  for (auto& [id, w] : workers_) {
+    if (!w.made || w.retired || w.dead || w.made_at > over) continue;
+    if (w.in_flight.empty()) w.retired = idle = true;
+    if (oldest == nullptr || w.made_at < oldest->made_at) oldest = &w;
+  }
+  if (!idle && oldest != nullptr) oldest->retired = true;
 }
 
 TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {

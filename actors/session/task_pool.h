@@ -45,7 +45,7 @@ class TaskPool {
     std::vector<Judgement> raised;  // judged() is to be called for each
   };
   struct Options {
-    std::size_t max_workers = 64;
+    std::size_t max_workers = 4096;
     runtime::Duration pipelined = std::chrono::milliseconds(2);
     std::size_t max_in_flight = 64;  // of one worker
   };
@@ -71,6 +71,9 @@ class TaskPool {
   ValueFuture submit(Task task);
   // An actor whose method `run` runs a task. `made` fails when it will never be one: then what waits first is charged with that.
   void add(ActorId worker, const ValueFuture& made);
+  // Somebody else waits for what they hold. Of workers that were made longer than `lease` ago those without work end, and where there are
+  // none the oldest gets no more of it.
+  void give_back(runtime::Duration lease);
   // Workers that were idle for that long end, too.
   Wants take_wants(runtime::Duration idle);
   void judged(std::uint64_t id, bool again);
@@ -103,7 +106,7 @@ class TaskPool {
     std::deque<ItemPtr> in_flight;
     double expected = 0;    // seconds that they take together
     std::size_t again = 0;  // of those that it lost, already waiting again
-    runtime::TimePoint idle_since, last_done;
+    runtime::TimePoint made_at, idle_since, last_done;
     std::map<std::uint64_t, std::uint32_t> calls;  // by function, of those with a limit
   };
 

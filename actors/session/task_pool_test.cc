@@ -227,6 +227,31 @@ TEST_F(TaskPoolTest, UsedUpAndIdleWorkersEnd) {
   EXPECT_TRUE(pool_.take_wants(2s).alone);
 }
 
+TEST_F(TaskPoolTest, WhatOthersWaitForIsGivenBackByWhoIsIdleOrElseAfterWhatTheOldestRuns) {
+  worker(kA);
+  pass(100ms);
+  worker(kB);
+  pass(200ms);
+  pool_.give_back(1s);
+  EXPECT_TRUE(pool_.take_wants(1h).ended.empty());  // they have not had them for that long
+  submit("a");
+  submit("b");
+  submit("c");
+  EXPECT_EQ(running(), "1:a 2:b");
+  pass(1s);
+  pool_.give_back(1s);
+  EXPECT_TRUE(pool_.take_wants(1h).ended.empty());  // what runs comes to its end
+  returns("a");
+  EXPECT_EQ(running(), "2:b");
+  EXPECT_EQ(pool_.take_wants(1h).ended, std::vector<ActorId>{kA});
+  returns("b");
+  EXPECT_EQ(running(), "2:c");
+  returns("c");
+  pool_.give_back(1s);
+  EXPECT_EQ(pool_.take_wants(1h).ended, std::vector<ActorId>{kB});
+  EXPECT_TRUE(pool_.take_wants(1h).alone);
+}
+
 TEST_F(TaskPoolTest, AWorkerThatCannotBeMadeIsChargedToWhatWaitsFirst) {
   const auto a = submit("a"), b = submit("b");
   const runtime::Promise<Value> made;

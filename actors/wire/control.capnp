@@ -325,6 +325,7 @@ struct StatusReply {
   pending @8 :List(Text);
   store @9 :Text;
   heads @10 :List(Text);
+  wantedBack @11 :Bool;
 }
 
 struct Warning {

@@ -426,6 +426,7 @@ Bytes to_bytes(const ClusterStatus& v) {
     fill_texts(m.initPending(count(v.pending)), v.pending);
     m.setStore(v.store);
     fill_texts(m.initHeads(count(v.heads)), v.heads);
+    m.setWantedBack(v.wanted_back);
   });
 }
 template <>
@@ -441,7 +442,8 @@ Result<ClusterStatus> from_bytes(const Bytes& bytes) {
                          m.getNumJobs(),
                          read_texts(m.getPending()),
                          text(m.getStore()),
-                         read_texts(m.getHeads())};
+                         read_texts(m.getHeads()),
+                         m.getWantedBack()};
   });
 }
 

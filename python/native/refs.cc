@@ -355,6 +355,16 @@ void bind_refs(nb::module_& m) {
           },
           nb::arg("actor"), nb::arg("made"))
       .def(
+          "give_back",
+          [](const PyTaskPool& p, double lease_s) {
+            const auto use = p.session->use();
+            Session& session = *use;
+            const auto lease = std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(lease_s));
+            const nb::gil_scoped_release release;
+            session.own([&] { p.pool->give_back(lease); });
+          },
+          nb::arg("lease_s"), "Others wait for what its workers hold: the idle ones end, or the oldest after what it runs.")
+      .def(
           "take_wants",
           [](const PyTaskPool& p, double idle_s) {
             const auto use = p.session->use();

@@ -594,12 +594,12 @@ void bind_session(nb::module_& m) {
             const auto use = s.use();
             auto status = [&] {
               const nb::gil_scoped_release release;
-              return use->status();
+              return use->resources();
             }();
             const auto v = unwrap(std::move(status));
-            return nb::make_tuple(resources_dict(v.total), resources_dict(v.available));
+            return nb::make_tuple(resources_dict(v.total), resources_dict(v.available), v.wanted_back);
           },
-          "(total, available) of the cluster.")
+          "(total, available) of the cluster, and whether others wait for what this job's workers of remote functions hold.")
       .def(
           "traffic",
           [](PySession& s) {

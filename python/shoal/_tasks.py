@@ -62,6 +62,7 @@ class _Pool:
         self.resources, self.placed = resources, placed
         self.native = _native.TaskPool(owner.session, owner.readiness, 0)
         self.functions: dict[int, Function] = {}  # that may have to be judged
+        self.empty = True  # of workers, when it was last looked at
 
     def grow(self) -> None:
         """One worker more. Raises when there is none to be had."""
@@ -72,12 +73,15 @@ class _Pool:
 
     def attend(self, owner: FunctionPool) -> bool:
         """Does what the pool wants. Whether some of that has to wait for room."""
+        if owner.wanted_back and "group" not in self.placed[0]:
+            self.native.give_back(owner.LEASE_S)
         workers, starting, alone, ended, raised = self.native.take_wants(owner.IDLE_S)
         for actor in ended:
             with contextlib.suppress(Exception):
                 owner.session.kill(actor)
         for task, function, ref in raised:
             self.native.judged(task, self.functions[function].retries.worth_another(ref))
+        self.empty = alone
         if not workers:
             return False
         room = owner.room_for(self, workers, starting)
@@ -95,12 +99,15 @@ class FunctionPool:
 
     IDLE_S = 2.0  # then a worker gives its CPU back
     LOOK_S = 0.1  # how often the cluster is asked for room while there is none
+    LEASE_S = 0.25  # for which a worker keeps what others wait for, and how often the cluster is asked whether they do
 
     def __init__(self):
         self.session, self.readiness = session(), _native.Readiness()
         self._lock = threading.Lock()
         self._pools: dict[tuple, _Pool] = {}
         self._ended = False
+        self.wanted_back = False  # others wait for what this process's workers hold: it takes no more, and gives some back
+        self._ask_at = 0.0
         self._thread = threading.Thread(target=self._run, daemon=True, name="shoal-tasks")
         self._thread.start()
         state.ending.append(self._end)
@@ -134,9 +141,16 @@ class FunctionPool:
         """How many of so many workers there is room for now."""
         if "group" in pool.placed[0]:  # what is free in there only the head knows: one more may wait for it
             return 0 if starting else 1
-        free = self.session.resources()[1]
+        free = self._ask()
+        if self.wanted_back:
+            return 0
         needs = [free.get(k, 0) / v for k, v in pool.resources.items() if v]
         return min([workers, *(int(n + 1e-9) for n in needs)])
+
+    def _ask(self) -> dict[str, float]:
+        _, free, self.wanted_back = self.session.resources()
+        self._ask_at = time.monotonic() + self.LEASE_S
+        return free
 
     def _run(self) -> None:
         poll = select.poll()
@@ -148,10 +162,15 @@ class FunctionPool:
                 return
             self.readiness.take()
             short = False
-            for pool in tuple(self._pools.values()):
+            pools = tuple(self._pools.values())
+            with contextlib.suppress(Exception):  # the head is away
+                if time.monotonic() >= self._ask_at and not all(pool.empty for pool in pools):
+                    self._ask()
+            for pool in pools:
                 with contextlib.suppress(Exception):  # the session is closed
                     short |= pool.attend(self)
-            wait_s = self.LOOK_S if short else self.IDLE_S / 4
+            busy = not all(pool.empty for pool in pools)
+            wait_s = self.LOOK_S if short else self.LEASE_S if busy else self.IDLE_S / 4
             if short:
                 time.sleep(0.001)
 

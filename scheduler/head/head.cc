@@ -254,6 +254,10 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       return body(to_bytes(state_.list(request)));
     }
     case Method::kStatus: {
+      if (bytes.size() > 0) {  // a job, which has to know what there is, often
+        SHOAL_TRY(const auto asking, from_bytes<actors::JobRef>(bytes));
+        return body(to_bytes(state_.resources(asking.job)));
+      }
       auto status = state_.status();
       status.session = options_.session;
       status.head_pid = options_.pid;

@@ -174,6 +174,10 @@ class ClusterState {
   // By id, a page of rows after `request.after`.
   actors::ListReply list(const actors::ListRequest& request) const;
   actors::ClusterStatus status() const;
+  actors::ClusterStatus resources(JobId asking) const;  // the part of it that costs little
+  // Whether somebody waits for what this job's workers of remote functions hold, and has more right to it: something else of the job, or
+  // a job that holds less.
+  bool wanted_back(JobId job) const;
   const actors::ActorRow* actor(ActorId id) const;
   // Of the actor that this worker is to make, with what it is made from. NotFound.
   Result<actors::FoundActor> birth(WorkerId worker) const;
@@ -295,6 +299,7 @@ class ClusterState {
   bool place_one(const Pending& pending);
   // What is free is kept for another.
   bool held_up(const Pending& pending) const;
+  bool fits(const Pending& p, const Room& room) const;
   bool could_ever_fit(const Pending& pending) const;
   void look_at_windows();
   runtime::Duration window_length(const Pending& pending) const;

@@ -105,7 +105,7 @@ std::optional<Error> ClusterState::brief(const std::optional<Error>& cause) cons
   return out;
 }
 
-actors::ClusterStatus ClusterState::status() const {
+actors::ClusterStatus ClusterState::resources(JobId asking) const {
   actors::ClusterStatus out;
   for (const auto& [id, n] : nodes_) {
     if (n.row.state != NodeState::kAlive) continue;
@@ -113,6 +113,12 @@ actors::ClusterStatus ClusterState::status() const {
     out.total += n.row.total;
     out.available += n.row.available;
   }
+  out.wanted_back = asking && wanted_back(asking);
+  return out;
+}
+
+actors::ClusterStatus ClusterState::status() const {
+  actors::ClusterStatus out = resources({});
   for (const auto& [id, w] : workers_) out.num_workers += w.row.state != WorkerState::kExited;
   for (const auto& [id, a] : actors_) out.num_actors += a.state != ActorState::kDead && !actors::is_function_worker(a);
   for (const auto& [id, j] : jobs_) out.num_jobs += !ended(j.row.state);

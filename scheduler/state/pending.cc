@@ -3,11 +3,13 @@
 
 #include <fmt/format.h>
 
+#include "actors/cluster/function_worker.h"
 #include "scheduler/state/cluster_state.h"
 
 namespace shoal::scheduler {
 
 using actors::Resources;
+using actors::WorkerState;
 
 namespace {
 
@@ -116,15 +118,41 @@ bool ClusterState::held_up(const Pending& p) const {
   return false;
 }
 
-bool ClusterState::could_ever_fit(const Pending& p) const {
+bool ClusterState::fits(const Pending& p, const Room& room) const {
   const auto wants = wants_of(p);
   if (p.group) {
     const Group& group = groups_.at(p.group);
-    const Asked could = asked(group, rooms().capacity());
+    const Asked could = asked(group, room);
     return place(could.wants, *could.allowed, group.row.strategy).has_value();
   }
-  if (p.gang) return place(wants, *only(rooms().capacity(), gangs_.at(p.gang).spec.where, wants)).has_value();
-  return place(wants, rooms().capacity()).has_value();
+  if (p.gang) return place(wants, *only(room, gangs_.at(p.gang).spec.where, wants)).has_value();
+  return place(wants, room).has_value();
+}
+
+bool ClusterState::could_ever_fit(const Pending& p) const { return fits(p, rooms().capacity()); }
+
+bool ClusterState::wanted_back(JobId job) const {
+  if (pending_.empty()) return false;
+  Room lent = rooms().free();
+  bool lends = false;
+  for (const auto& [id, w] : workers_) {
+    if (w.row.job != job || w.group || w.lent > 0 || w.row.state == WorkerState::kExited) continue;
+    const auto actor = actors_.find(w.actor);
+    const auto node = lent.find(w.row.node);
+    if (actor == actors_.end() || node == lent.end() || !actors::is_function_worker(actor->second)) continue;
+    node->second += w.held;
+    lends = true;
+  }
+  if (!lends) return false;
+  const double ours = shares_.of(job, rooms().all());
+  int looks = 0;
+  return std::any_of(pending_.begin(), pending_.end(), [&](const Pending& p) {
+    if (waits_in_group(p) || now_ < p.not_before || looks == kMaxLooks) return false;
+    const JobId theirs = job_of(p);
+    if (theirs != job && shares_.of(theirs, rooms().all()) >= ours) return false;
+    ++looks;
+    return fits(p, lent);
+  });
 }
 
 void ClusterState::look_at_windows() {

@@ -1,4 +1,5 @@
 // Whose turn it is when there is room, and for whom room is kept.
+#include "actors/cluster/function_worker.h"
 #include "scheduler/state/cluster_state_fixture.h"
 
 namespace shoal::scheduler {
@@ -87,6 +88,56 @@ TEST_F(PendingTest, WhatComesFreeAtOnceIsSharedByWhatJobsHold) {
   EXPECT_EQ(who(), "d");  // of a 2, b 2, c 3, d 0
   ends(b);
   EXPECT_EQ(who(), "b");  // of a 2, b 1, c 3, d 1: b came before d
+}
+
+class LentTest : public PendingTest {
+ protected:
+  void SetUp() override { join(1, {{"CPU", 3}}); }
+  // Workers of remote functions, of one CPU each.
+  void functions(JobId job, int count) {
+    for (int i = 0; i < count; ++i) {
+      auto g = gang(job, 1, {{"CPU", 1}});
+      g.actors[0].class_name = actors::kFunctionWorker;
+      EXPECT_TRUE(state_.gang_requested(g));
+    }
+    started();
+  }
+};
+
+TEST_F(LentTest, WorkersOfFunctionsAreWantedBackByWhoeverHoldsLess) {
+  const JobId a = job("a"), b = job("b");
+  functions(a, 3);
+  EXPECT_FALSE(state_.wanted_back(a));
+  ask(b, 1);
+  EXPECT_TRUE(state_.wanted_back(a));
+  EXPECT_FALSE(state_.wanted_back(b));  // it has none
+  ends(a);
+  EXPECT_EQ(who(), "b");
+  EXPECT_FALSE(state_.wanted_back(a));
+  functions(b, 1);  // two each want three: who holds no more than the other keeps what it has
+  EXPECT_TRUE(state_.wanted_back(a));
+  ends(a);
+  started();
+  functions(a, 1);
+  EXPECT_FALSE(state_.wanted_back(b));
+}
+
+TEST_F(LentTest, ByWhatTheJobItselfWaitsForToo) {
+  const JobId a = job("a");
+  functions(a, 3);
+  ask(a, 1, 2);
+  EXPECT_TRUE(state_.wanted_back(a));
+}
+
+TEST_F(LentTest, NotForWhatTheyCouldNotMakeRoomFor) {
+  const JobId a = job("a"), b = job("b");
+  ask(a, 1);  // an actor, which nobody takes away
+  started();
+  functions(a, 2);
+  ask(b, 1, 3);
+  EXPECT_FALSE(state_.wanted_back(a));
+  ask(b, 1, 2);
+  EXPECT_TRUE(state_.wanted_back(a));
 }
 
 TEST_F(PendingTest, AShareIsOfWhatIsScarcest) {

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -415,6 +416,27 @@ def test_a_chain_of_references_needs_one_worker():
     for _ in range(20):
         ref = passes_on.options(num_cpus=8).remote(ref)
     assert ray.get(ref, timeout=GUARD_S) == 1
+
+
+@ray.remote
+def takes_a_while():
+    time.sleep(0.05)
+
+
+@pytest.mark.parametrize("other", ["an actor", "a function"])
+def test_others_do_not_wait_until_a_queue_of_functions_is_empty(other):
+    """Its workers give their CPUs back, one by one."""
+    queue = [takes_a_while.remote() for _ in range(4000)]
+    ray.get(queue[0], timeout=GUARD_S)
+    if other == "an actor":
+        actor = Tries.options(num_cpus=8).remote()
+        ray.get(actor.all.remote(), timeout=GUARD_S)
+        ray.kill(actor)
+    else:
+        ray.get(passes_on.options(num_cpus=8).remote(1), timeout=GUARD_S)
+    assert not ray.wait(queue, num_returns=len(queue), timeout=0)[1] == []
+    for ref in queue:
+        ray.cancel(ref)
 
 
 def test_a_quick_task_does_not_wait_behind_a_long_one(tries):
