@@ -18,6 +18,9 @@
 
 namespace shoal::actors {
 
+// The reason of errors of what died with a process that was killed for want of memory, whoever tells of it.
+inline constexpr const char* kOutOfMemory = "OutOfMemory";
+
 // How to start a process.
 struct Launch {
   enum class Kind : std::uint16_t {

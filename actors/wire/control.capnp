@@ -340,6 +340,7 @@ struct StartWorker {
   rank @3 :Int32;     # -1: none
   label @4 :Text;     # how its log lines are marked
   gpuUnits @5 :Int64 = -1;  # of GPUs that it may use; below 0: the node has no say in that
+  runAgain @6 :Bool;  # what it runs is run again when it dies
 }
 
 struct StopWorker {

@@ -1,9 +1,11 @@
 #include "runtime/process/memory_limit.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <limits>
-#include <sstream>
+#include <utility>
+#include <vector>
 
 namespace shoal::runtime {
 
@@ -57,13 +59,13 @@ void limit_along(MachineMemory& memory, const std::string& mount, std::string pa
   }
 }
 
-}  // namespace
-
-MachineMemory machine_memory(const std::string& root) {
-  MachineMemory out{kNone, kNone};
-  const std::string meminfo = root + "/proc/meminfo";
-  if (const std::uint64_t kib = field_of(meminfo, "MemTotal:"); kib != kNone) out.total = kib << 10;
-  if (const std::uint64_t kib = field_of(meminfo, "MemAvailable:"); kib != kNone) out.available = kib << 10;
+// The paths of this process's groups that have a memory controller: where its files lie, and its version's names.
+struct Group {
+  std::string mount, path;
+  bool version2 = true;
+};
+std::vector<Group> groups_of_this(const std::string& root) {
+  std::vector<Group> out;
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {  // NUMBER:CONTROLLERS:PATH
     const auto first = line.find(':'), second = line.find(':', first + 1);
@@ -73,14 +75,50 @@ MachineMemory machine_memory(const std::string& root) {
     if (path == "/") path.clear();
     const std::string mounts = root + "/sys/fs/cgroup";
     if (controllers == ",,") {
-      limit_along(out, mounts, path, kVersion2);
-      limit_along(out, mounts + "/unified", path, kVersion2);
+      out.push_back({mounts, path, true});
+      out.push_back({mounts + "/unified", path, true});
     } else if (controllers.find(",memory,") != std::string::npos) {
-      limit_along(out, mounts + "/memory", path, kVersion1);
+      out.push_back({mounts + "/memory", path, false});
     }
   }
+  return out;
+}
+
+}  // namespace
+
+MachineMemory machine_memory(const std::string& root) {
+  MachineMemory out{kNone, kNone};
+  const std::string meminfo = root + "/proc/meminfo";
+  if (const std::uint64_t kib = field_of(meminfo, "MemTotal:"); kib != kNone) out.total = kib << 10;
+  if (const std::uint64_t kib = field_of(meminfo, "MemAvailable:"); kib != kNone) out.available = kib << 10;
+  for (const auto& g : groups_of_this(root)) limit_along(out, g.mount, g.path, g.version2 ? kVersion2 : kVersion1);
   out.available = std::min(out.available, out.total);
   return out;
+}
+
+std::uint64_t process_memory(pid_t pid, const std::string& root) {
+  const std::string folder = root + "/proc/" + std::to_string(pid);
+  // Lines "Name:   NUMBER kB", among others.
+  for (const auto& [file, name] : {std::pair{"/smaps_rollup", std::string("Pss:")}, {"/status", "VmRSS:"}}) {
+    std::ifstream in(folder + file);
+    for (std::string line; std::getline(in, line);) {
+      if (line.starts_with(name)) return std::strtoull(line.c_str() + name.size(), nullptr, 10) << 10;
+    }
+  }
+  return 0;
+}
+
+std::uint64_t kernel_oom_kills(const std::string& root) {
+  for (const auto& g : groups_of_this(root)) {
+    for (std::string path = g.path;;) {
+      const std::string file = g.mount + path + (g.version2 ? "/memory.events" : "/memory.oom_control");
+      if (const std::uint64_t kills = field_of(file, "oom_kill"); kills != kNone) return kills;
+      if (path.empty()) break;
+      path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
+    }
+  }
+  const std::uint64_t kills = field_of(root + "/proc/vmstat", "oom_kill");
+  return kills == kNone ? 0 : kills;
 }
 
 }  // namespace shoal::runtime

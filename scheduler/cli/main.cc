@@ -66,6 +66,28 @@ std::vector<std::pair<std::string, std::string>> job_env() {
   return out;
 }
 
+// When this host's node ends workers for want of memory: from the environment, which is how `init` is told, too.
+Result<MemoryRule> memory_rule() {
+  MemoryRule out;
+  if (const auto text = env("SHOAL_MEMORY_USAGE_THRESHOLD"); !text.empty()) {
+    char* end = nullptr;
+    out.threshold = std::strtod(text.c_str(), &end);
+    if (*end != 0 || !(out.threshold >= 0 && out.threshold <= 1)) {
+      return fail(invalid_argument("SHOAL_MEMORY_USAGE_THRESHOLD is a share of the memory, 0 to 1 (0 and 1: nobody is killed), not '" +
+                                   text + "'"));
+    }
+  }
+  if (const auto text = env("SHOAL_MEMORY_LIMIT"); !text.empty()) {
+    char* end = nullptr;
+    out.limit = std::strtoull(text.c_str(), &end, 10);
+    if (*end != 0 || out.limit == 0 || text[0] == '-') {
+      return fail(
+          invalid_argument("SHOAL_MEMORY_LIMIT is a number of bytes that the workers of a node may have together, not '" + text + "'"));
+    }
+  }
+  return out;
+}
+
 // A role's own command line (start_role writes it).
 int run_role(int argc, char** argv) {
   CLI::App app("a process of a cluster");
@@ -92,8 +114,13 @@ int run_role(int argc, char** argv) {
   app.add_flag("--keeps-head", keeps_head);
   app.add_option("--store", store);
   app.add_flag("--fsync", fsync);
+  double threshold = -1;
+  app.add_option("--memory-usage-threshold", threshold);
   const std::string role = argc > 2 ? argv[2] : "";
   CLI11_PARSE(app, argc - 2, argv + 2);
+  auto memory = role == "head" ? MemoryRule() : memory_rule();
+  if (!memory) return refuse_role(ready_fd, memory.error());
+  if (threshold >= 0) memory->threshold = threshold;
   std::map<std::string, double> defaults;
   if (role == "local") defaults["GPU"] = static_cast<double>(detect_resources().units("GPU")) / actors::Resources::kUnit;
   const auto amounts = parse_amounts(resources, std::move(defaults));
@@ -106,7 +133,7 @@ int run_role(int argc, char** argv) {
   http.on = http_port->count() > 0;
   http.around = {python, env("PATH"), env("PYTHONPATH"), env("HOME").empty() ? "/" : env("HOME")};
   if (role == "head") return run_head({session, host, port, ready_fd, http, store, fsync});
-  if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd});
+  if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd, *memory});
   if (role == "local") {
     if (session.empty()) {
       const auto root = SessionFolder::root(std::getenv("SHOAL_HOME"));
@@ -114,7 +141,7 @@ int run_role(int argc, char** argv) {
       if (!folder) return refuse_role(ready_fd, folder.error());
       session = folder->path();
     }
-    return run_local({session, *amounts, *label_map, python, owner, remove_folder, ready_fd, http});
+    return run_local({session, *amounts, *label_map, python, owner, remove_folder, ready_fd, http, *memory});
   }
   std::fprintf(stderr, "no such role: %s\n", role.c_str());
   return kUsage;
@@ -177,6 +204,11 @@ int run(int argc, char** argv) {
   start_command->add_option_function<std::uint64_t>(
       "--object-store-memory", [&](std::uint64_t bytes) { starting.resources.push_back("object_store_memory=" + std::to_string(bytes)); },
       "Bytes of memory that objects may take before they are moved to files (default: 30 % of the machine's)");
+  start_command
+      ->add_option(
+          "--memory-usage-threshold", starting.memory_threshold,
+          "A share of the memory: beyond it the node ends a worker; 0 or 1: never (default: $SHOAL_MEMORY_USAGE_THRESHOLD, or 0.95)")
+      ->check(CLI::Range(0.0, 1.0));
   start_command->add_option("--resource", starting.resources, "NAME=AMOUNT, as often as needed");
   start_command->add_option("--label", starting.labels, "NAME=VALUE of the node, as often as needed; actors may ask for them");
   start_command->add_option_function<std::string>(

@@ -40,7 +40,8 @@ constexpr const char* kObjectStoreMemory = "object_store_memory";  // as Ray cal
 // Of the memory that there is, as Ray takes by default.
 std::uint64_t default_object_store() { return runtime::machine_memory().total / 10 * 3; }
 
-Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, std::vector<Endpoint> heads) {
+Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, const MemoryRule& memory,
+                                   std::vector<Endpoint> heads) {
   Node::Options o;
   o.resources = resources;
   const std::int64_t objects = resources.units(kObjectStoreMemory) / actors::Resources::kUnit;
@@ -58,6 +59,12 @@ Result<Node::Options> node_options(World& world, const actors::Resources& resour
   if (!world.credentials.host.empty()) o.host = world.credentials.host;
   o.session = world.folder.path();
   o.logs.folder = world.folder.logs();
+  o.monitor = {.threshold = memory.threshold,
+               .limit = memory.limit,
+               .where = "node " + o.host,
+               .machine = [] { return runtime::machine_memory(); },
+               .process = [](pid_t pid) { return runtime::process_memory(pid); },
+               .kernel_kills = [] { return runtime::kernel_oom_kills(); }};
   o.objects.parts.aside = [&side = world.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
   return o;
 }
@@ -87,7 +94,7 @@ int run_node(const NodeRole& role) {
     if (!made) return refuse_role(role.ready_fd, made.error());
     keeper = *std::move(made);
   }
-  auto made = node_options(w, role.resources, role.labels, *std::move(heads));
+  auto made = node_options(w, role.resources, role.labels, role.memory, *std::move(heads));
   if (!made) return refuse_role(role.ready_fd, made.error());
   Node::Options& options = *made;
   options.on_ending = [&] {
@@ -138,7 +145,7 @@ int run_local(const LocalRole& role) {
     }
     if (const auto written = w.folder.write_info(info); !written) return refuse_role(role.ready_fd, written.error());
 
-    auto made = node_options(w, role.resources, role.labels, {head.endpoints()[0]});
+    auto made = node_options(w, role.resources, role.labels, role.memory, {head.endpoints()[0]});
     if (!made) return refuse_role(role.ready_fd, made.error());
     Node::Options& node_opts = *made;
     node_opts.ends_with_owner = role.owner != 0;

@@ -37,6 +37,12 @@ struct HeadRole {
 };
 int run_head(const HeadRole& role);
 
+// When a node ends workers because memory runs out (node/memory_monitor.h).
+struct MemoryRule {
+  double threshold = 0.95;  // a share of the memory; 0 or 1: never
+  std::uint64_t limit = 0;  // bytes that its workers may have together, instead of what the machine has; 0: that
+};
+
 struct NodeRole {
   std::string session;  // folder; its token is the cluster's
   std::string head;     // endpoints, tried in turn
@@ -45,6 +51,7 @@ struct NodeRole {
   std::string python;       // of the warm zygote; "" keeps none
   bool keeps_head = false;  // starts this host's head again when it dies
   int ready_fd = -1;
+  MemoryRule memory;
 };
 int run_node(const NodeRole& role);
 
@@ -59,6 +66,7 @@ struct LocalRole {
   bool remove_folder = false;  // at the end: nobody will look at its logs
   int ready_fd = -1;
   HttpRole http;
+  MemoryRule memory;
 };
 int run_local(const LocalRole& role);
 

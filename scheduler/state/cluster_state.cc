@@ -19,7 +19,8 @@ using actors::WorkerState;
 
 namespace {
 
-constexpr int kMaxLooks = 20;  // at all nodes, in one tick
+constexpr const char* kFunctions = "functions";  // the class of workers of remote functions, which are run again
+constexpr int kMaxLooks = 20;                    // at all nodes, in one tick
 
 // What torchrun gives its processes.
 void add_rank_env(Launch& launch, std::int32_t rank, std::int32_t world, std::int32_t local_rank, std::int32_t local_world,
@@ -393,7 +394,8 @@ actors::StartWorker ClusterState::start_of(const Gang& gang, std::size_t member)
   if (restarts > 0) launch.env.emplace_back("SHOAL_RESTARTS", std::to_string(restarts));
   const bool alone = gang.spec.actors.size() == 1;
   const std::int32_t rank = alone ? -1 : static_cast<std::int32_t>(member);
-  return {{}, gang.spec.job, std::move(launch), rank, spec.class_name, spec.resources.units("GPU")};
+  const bool run_again = may_restart(actors_.at(spec.id)) || spec.class_name == kFunctions;
+  return {{}, gang.spec.job, std::move(launch), rank, spec.class_name, spec.resources.units("GPU"), run_again};
 }
 
 actors::StartWorker ClusterState::start_of(const Job& job, std::size_t rank) const {
