@@ -149,6 +149,7 @@ struct Looking {
   std::unique_ptr<Client> head;
   std::string address;
   std::string logs;  // folder
+  bool over_hosts = false;
 };
 Result<Looking> look(const Common& common);
 // Prints what the job prints, until it ends. None when a signal ended the watching.
