@@ -65,7 +65,7 @@ Result<json> object_of(const std::string& text, const char* what) {
 }
 
 // `names_folder`: somebody said in which it runs.
-Result<std::string> request_of(const JobOptions& o, bool& names_folder) {
+Result<std::string> request_of(const Common& common, const JobOptions& o, bool& names_folder) {
   std::string env_text = o.runtime_env_json;
   if (!o.runtime_env_file.empty()) {
     std::ifstream file(o.runtime_env_file);
@@ -73,8 +73,12 @@ Result<std::string> request_of(const JobOptions& o, bool& names_folder) {
     std::ostringstream text;
     text << file.rdbuf();
     env_text = text.str();
+    // What is no JSON is YAML, as Ray has it: Python's to read.
+    if (!json::accept(env_text)) {
+      SHOAL_TRY(env_text, ask_python(common.python, {"yaml", o.runtime_env_file}));
+    }
   }
-  SHOAL_TRY(json env, object_of(env_text, "a runtime_env (YAML is not read)"));
+  SHOAL_TRY(json env, object_of(env_text, "a runtime_env"));
   if (!o.working_dir.empty()) env["working_dir"] = o.working_dir;
   names_folder = env.contains("working_dir");
   if (!names_folder) env["working_dir"] = o.cwd;
@@ -109,7 +113,7 @@ int follow(const Common& common, Looking& looking, const JobRow& job, const std:
 
 int job_submit(const Common& common, const JobOptions& o) {
   bool names_folder = false;
-  const auto text = request_of(o, names_folder);
+  const auto text = request_of(common, o, names_folder);
   if (!text) return failed(common, text.error());
   const auto request = web::parse_job_request(*text);
   if (!request) return failed(common, request.error());

@@ -440,8 +440,9 @@ int run(int argc, char** argv) {
       shared(job_command->add_subcommand("submit", "Run a shell command line (-- CMD) as a job and show what it prints"));
   job_submit_command->add_option("--submission-id", job.submission_id, "Its id (default: made up)");
   job_submit_command->add_option("--working-dir", job.working_dir, "The folder in which it runs (default: this one)");
-  job_submit_command->add_option("--runtime-env", job.runtime_env_file, "A JSON file: env_vars, working_dir, pip, py_modules, excludes");
-  job_submit_command->add_option("--runtime-env-json", job.runtime_env_json, "The same as text");
+  job_submit_command->add_option("--runtime-env", job.runtime_env_file,
+                                 "A YAML or JSON file: env_vars, working_dir, pip, py_modules, excludes");
+  job_submit_command->add_option("--runtime-env-json", job.runtime_env_json, "The same as JSON text");
   job_submit_command->add_option("--metadata-json", job.metadata_json, "Strings by name, shown with the job");
   job_submit_command->add_option("--entrypoint-num-cpus", job.num_cpus, "CPUs of its process (default: 0)");
   job_submit_command->add_option("--entrypoint-num-gpus", job.num_gpus, "GPUs of its process");
