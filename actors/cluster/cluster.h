@@ -63,6 +63,7 @@ struct Where {
   bool soft = false;         // or, if that one is gone or could never hold it, on another
   bool spread = false;       // where few are already
   std::vector<LabelMatch> labels;
+  std::vector<LabelMatch> prefers;  // on a node with these, too, if there is room on one
   bool operator==(const Where&) const = default;
 };
 

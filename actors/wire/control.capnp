@@ -43,6 +43,7 @@ struct Where {
   soft @3 :Bool;
   spread @4 :Bool;
   labels @5 :List(LabelMatch);
+  prefers @6 :List(LabelMatch);
 }
 
 struct ActorSpec {

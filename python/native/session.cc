@@ -148,6 +148,7 @@ actors::Where where_of(const nb::dict& d) {
   w.soft = flag("soft");
   w.spread = flag("spread");
   if (d.contains("labels")) w.labels = labels_of(d["labels"]);
+  if (d.contains("prefers")) w.prefers = labels_of(d["prefers"]);
   return w;
 }
 

@@ -344,8 +344,12 @@ std::optional<std::vector<ClusterState::Site>> ClusterState::place_gang(const Ga
   const auto& where = gang.spec.where;
   if (where.group) return place_in_group(gang, groups_.at(where.group));
   const Allowed allowed = only(rooms().free_for(gang.wants), where, gang.wants);
-  const auto nodes =
-      where.spread ? place(gang.wants, *allowed, actors::Strategy::kSpread, load()) : place(gang.wants, *allowed, actors::Strategy::kPack);
+  const auto placed = [&](const Room& room) {
+    return where.spread ? place(gang.wants, room, actors::Strategy::kSpread, load()) : place(gang.wants, room, actors::Strategy::kPack);
+  };
+  std::optional<std::vector<NodeId>> nodes;
+  if (!where.prefers.empty()) nodes = placed(*only(*allowed, where.prefers));
+  if (!nodes) nodes = placed(*allowed);
   if (!nodes) return std::nullopt;
   std::vector<Site> out;
   for (const NodeId n : *nodes) out.push_back({n, -1});
