@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <utility>
@@ -84,6 +85,19 @@ std::vector<Group> groups_of_this(const std::string& root) {
   return out;
 }
 
+constexpr std::size_t kMaxFamily = 1000;
+
+// Of one process. Lines "Name:   NUMBER kB", among others.
+std::uint64_t share_of(const std::string& folder) {
+  for (const auto& [file, name] : {std::pair{"/smaps_rollup", std::string("Pss:")}, {"/status", "VmRSS:"}}) {
+    std::ifstream in(folder + file);
+    for (std::string line; std::getline(in, line);) {
+      if (line.starts_with(name)) return std::strtoull(line.c_str() + name.size(), nullptr, 10) << 10;
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 MachineMemory machine_memory(const std::string& root) {
@@ -97,15 +111,18 @@ MachineMemory machine_memory(const std::string& root) {
 }
 
 std::uint64_t process_memory(pid_t pid, const std::string& root) {
-  const std::string folder = root + "/proc/" + std::to_string(pid);
-  // Lines "Name:   NUMBER kB", among others.
-  for (const auto& [file, name] : {std::pair{"/smaps_rollup", std::string("Pss:")}, {"/status", "VmRSS:"}}) {
-    std::ifstream in(folder + file);
-    for (std::string line; std::getline(in, line);) {
-      if (line.starts_with(name)) return std::strtoull(line.c_str() + name.size(), nullptr, 10) << 10;
+  std::uint64_t out = 0;
+  std::vector<pid_t> family = {pid};
+  for (std::size_t i = 0; i < family.size(); ++i) {
+    const std::string folder = root + "/proc/" + std::to_string(family[i]);
+    out += share_of(folder);
+    std::error_code ended;
+    for (std::filesystem::directory_iterator task(folder + "/task", ended), end; !ended && task != end; task.increment(ended)) {
+      std::ifstream children(task->path() / "children");
+      for (pid_t child = 0; family.size() < kMaxFamily && children >> child;) family.push_back(child);
     }
   }
-  return 0;
+  return out;
 }
 
 std::uint64_t kernel_oom_kills(const std::string& root) {

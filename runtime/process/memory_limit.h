@@ -17,7 +17,8 @@ struct MachineMemory {
 // to be without a limit.
 MachineMemory machine_memory(const std::string& root = "");
 
-// What ends with a process: its proportional share of the memory that it maps (where that cannot be read, all of it). 0: there is none.
+// What ends with a process: the proportional share of the memory that it and its children map (where that cannot be read, all of it). 0:
+// there is none.
 std::uint64_t process_memory(pid_t pid, const std::string& root = "");
 
 // How many processes the kernel has killed for want of memory: in this process's control group, where one counts them, or on this machine.
