@@ -17,7 +17,10 @@ constexpr std::chrono::milliseconds kShort{1};  // between two looks at a pool t
 std::string key_of(const Resources& resources, const FunctionOptions& o) {
   const shoal::Where& w = o.where;
   std::string out = fmt::format("{} {} {} {} {} {} {}", resources.all(), o.env, w.group.value, w.bundle, w.node.value, w.soft, w.spread);
-  for (const auto& l : w.labels) out += fmt::format(" {} {} {}", l.label, l.values, l.negated);
+  for (const auto* labels : {&w.labels, &w.prefers}) {
+    out += " of";
+    for (const auto& l : *labels) out += fmt::format(" {} {} {}", l.label, l.values, l.negated);
+  }
   return out;
 }
 

@@ -79,7 +79,7 @@ Result<GangSpec> Launcher::gang(std::size_t count, std::string_view class_name, 
   spec.id = session.new_id<GangId>();
   spec.job = session.job();
   for (std::size_t i = 0; i < count; ++i) spec.actors.push_back({session.new_id<ActorId>(), std::string(class_name), each});
-  spec.where = {where.group, where.bundle, where.node, where.soft, where.spread, where.labels};
+  spec.where = {where.group, where.bundle, where.node, where.soft, where.spread, where.labels, where.prefers};
   spec.launch.kind = Launch::Kind::kNativeWorker;
   spec.launch.program = program_;
   spec.launch.build_id = build_id_;

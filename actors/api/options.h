@@ -16,12 +16,13 @@ using actors::Strategy;  // kPack, kSpread, kStrictPack, kStrictSpread
 
 // Where something may be placed, beside having room there.
 struct Where {
-  GroupId group = {};                   // out of this placement group's resources,
-  std::int32_t bundle = -1;             // of this bundle of it, or any
-  NodeId node = {};                     // on this node
-  bool soft = false;                    // or, if that one is gone or could never hold it, on another
-  bool spread = false;                  // where few are already
-  std::vector<LabelMatch> labels = {};  // on a node with these
+  GroupId group = {};                    // out of this placement group's resources,
+  std::int32_t bundle = -1;              // of this bundle of it, or any
+  NodeId node = {};                      // on this node
+  bool soft = false;                     // or, if that one is gone or could never hold it, on another
+  bool spread = false;                   // where few are already
+  std::vector<LabelMatch> labels = {};   // on a node with these
+  std::vector<LabelMatch> prefers = {};  // and with these, if there is room on one
 };
 
 // CPUs are logical: an actor asks for none unless told so.

@@ -18,6 +18,9 @@
 
 namespace shoal::actors {
 
+// The reason of errors of what died with a process that was killed for want of memory, whoever tells of it.
+inline constexpr const char* kOutOfMemory = "OutOfMemory";
+
 // How to start a process.
 struct Launch {
   enum class Kind : std::uint16_t {
@@ -60,6 +63,7 @@ struct Where {
   bool soft = false;         // or, if that one is gone or could never hold it, on another
   bool spread = false;       // where few are already
   std::vector<LabelMatch> labels;
+  std::vector<LabelMatch> prefers;  // on a node with these, too, if there is room on one
   bool operator==(const Where&) const = default;
 };
 

@@ -10,9 +10,11 @@ namespace shoal::actors {
 
 namespace {
 
-Error lost(const std::string& class_name, ActorId id, const std::string& why) {
+Error lost(const std::string& class_name, ActorId id, const std::string& why, const std::string& reason = {},
+           const std::string& hint = {}) {
   return unavailable(fmt::format("actor {} died: {}", class_name, why))
-      .with_reason("ActorDied")
+      .with_reason(reason == kOutOfMemory ? reason : "ActorDied")
+      .with_hint(hint)
       .in(fmt::format("actor {}({})", class_name, to_string(id)));
 }
 
@@ -99,7 +101,7 @@ void ActorCalls::heard_gone(ActorId id, WorkerId worker, const Error& cause) {
   if (t.restarts && !t.disowned && !no_news_) {
     suspend(id, t, cause);
   } else {
-    die(id, t, lost(t.class_name, id, cause.message()));
+    die(id, t, lost(t.class_name, id, cause.message(), cause.reason(), cause.hint()));
   }
 }
 
@@ -125,7 +127,7 @@ void ActorCalls::suspend(ActorId id, Target& t, const Error& cause) {
     if (head_here_) {
       lose_sent(id, target, away(id, target, cause));
     } else {
-      die(id, target, lost(target.class_name, id, cause.message()));  // nobody starts it again
+      die(id, target, lost(target.class_name, id, cause.message(), cause.reason(), cause.hint()));  // nobody starts it again
     }
   });
 }

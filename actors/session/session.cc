@@ -602,6 +602,17 @@ Result<ClusterStatus> Session::resources() {
   return from_bytes<ClusterStatus>(reply.body);
 }
 
+Result<bool> Session::put_package(const PackagePart& part) {
+  SHOAL_TRY(const Message reply, ask_head(kPutPackage, to_bytes(part)));
+  SHOAL_TRY(const auto has, from_bytes<HasPackage>(reply.body));
+  return has.whole;
+}
+
+Result<PackagePart> Session::get_package(const std::string& name, std::uint64_t offset) {
+  SHOAL_TRY(const Message reply, ask_head(kGetPackage, to_bytes(PackagePart{name, 0, offset, {}})));
+  return from_bytes<PackagePart>(reply.body);
+}
+
 Result<void> Session::shutdown_cluster() {
   SHOAL_OK(reach_head_once());
   SHOAL_OK(ask(*head_, Method::kShutdown, {}, options_.control_timeout));

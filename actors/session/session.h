@@ -25,6 +25,7 @@
 #include "actors/session/task_pool.h"
 #include "actors/wire/inspection.h"
 #include "actors/wire/messages.h"
+#include "actors/wire/packages.h"
 #include "runtime/loop/loop_thread.h"
 #include "runtime/net/hello.h"
 
@@ -105,6 +106,10 @@ class Session {
   Result<ListReply> list(ListRequest::What what, JobId job = {});
   Result<ClusterStatus> status();
   Result<ClusterStatus> resources();  // of it what there is and what is free, and whether this job has what others wait for
+  // Folders that travel, kept by the head: leaves a part of one (without data: asks only); whether it has all of it. InvalidArgument/
+  // FromTheFirst when it has not what comes before. And the part that begins there.
+  Result<bool> put_package(const PackagePart& part);
+  Result<PackagePart> get_package(const std::string& name, std::uint64_t offset);
   // ---- remote functions ----
   // Its calls are this session's; it ends with it, if not before. `wanted` is called on the loop. Use it only while the loop is owned.
   std::shared_ptr<TaskPool> make_task_pool(std::function<void()> wanted);

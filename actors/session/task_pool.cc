@@ -195,7 +195,7 @@ void TaskPool::lost(Worker& w, const ItemPtr& item, const Error& how) {
   if (!std::exchange(w.dead, true) && !item->refused) {
     if (item->task.retries == 0) return crashed(item, how);
     if (item->task.retries > 0) --item->task.retries;
-    note(*item, kWorkerDied, clock_.now());
+    note(*item, how.reason() == kOutOfMemory ? kind_of_failure(how) : kWorkerDied, clock_.now());
     take_back(*item, true);
   } else {
     take_back(*item, false);
@@ -208,9 +208,9 @@ void TaskPool::crashed(const ItemPtr& item, const Error& cause) {
   const auto& message = cause.message();
   const auto colon = message.find("died: ");
   const auto how = colon == std::string::npos ? message : message.substr(colon + 6);
-  finish(
-      item,
-      fail(unavailable("the worker that ran " + item->task.name + " died: " + how).with_reason("WorkerCrashed").with_hint(cause.hint())));
+  finish(item, fail(unavailable("the worker that ran " + item->task.name + " died: " + how)
+                        .with_reason(cause.reason() == kOutOfMemory ? cause.reason() : "WorkerCrashed")
+                        .with_hint(cause.hint())));
 }
 
 void TaskPool::want() {

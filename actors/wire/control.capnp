@@ -43,6 +43,7 @@ struct Where {
   soft @3 :Bool;
   spread @4 :Bool;
   labels @5 :List(LabelMatch);
+  prefers @6 :List(LabelMatch);
 }
 
 struct ActorSpec {
@@ -341,6 +342,7 @@ struct StartWorker {
   rank @3 :Int32;     # -1: none
   label @4 :Text;     # how its log lines are marked
   gpuUnits @5 :Int64 = -1;  # of GPUs that it may use; below 0: the node has no say in that
+  runAgain @6 :Bool;  # what it runs is run again when it dies
 }
 
 struct StopWorker {

@@ -479,13 +479,14 @@ Bytes to_bytes(const StartWorker& v) {
     m.setRank(v.rank);
     m.setLabel(v.label);
     m.setGpuUnits(v.gpu_units);
+    m.setRunAgain(v.run_again);
   });
 }
 template <>
 Result<StartWorker> from_bytes(const Bytes& bytes) {
   return read<wire::StartWorker>(bytes, [](wire::StartWorker::Reader m) {
-    return StartWorker{WorkerId{m.getWorker()}, JobId{m.getJob()}, read_launch(m.getLaunch()), m.getRank(),
-                       text(m.getLabel()),      m.getGpuUnits()};
+    return StartWorker{WorkerId{m.getWorker()}, JobId{m.getJob()}, read_launch(m.getLaunch()), m.getRank(), text(m.getLabel()),
+                       m.getGpuUnits(),         m.getRunAgain()};
   });
 }
 

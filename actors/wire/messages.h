@@ -215,6 +215,7 @@ struct StartWorker {
   std::int32_t rank = -1;
   std::string label;
   std::int64_t gpu_units = -1;  // of GPUs that it may use; below 0: the node has no say in that
+  bool run_again = false;       // what it runs is run again when it dies: a function, an actor with restarts left
 };
 struct StopWorker {
   WorkerId worker;

@@ -164,6 +164,7 @@ actors::Where where_of(const nb::dict& d) {
   w.soft = flag("soft");
   w.spread = flag("spread");
   if (d.contains("labels")) w.labels = labels_of(d["labels"]);
+  if (d.contains("prefers")) w.prefers = labels_of(d["prefers"]);
   return w;
 }
 
@@ -549,6 +550,42 @@ void bind_session(nb::module_& m) {
             unwrap(killed);
           },
           nb::arg("actor"), nb::arg("restart") = false)
+      .def(
+          "has_package",
+          [](PySession& s, const std::string& name) {
+            const auto use = s.use();
+            auto has = [&] {
+              const nb::gil_scoped_release release;
+              return use->put_package({name, 0, 0, {}});
+            }();
+            return unwrap(std::move(has));
+          },
+          nb::arg("name"), "Whether the head has all of a package.")
+      .def(
+          "put_package",
+          [](PySession& s, const std::string& name, std::uint64_t total, std::uint64_t offset, const nb::bytes& data) {
+            const auto use = s.use();
+            const actors::PackagePart part{name, total, offset, std::string(data.c_str(), data.size())};
+            auto has = [&] {
+              const nb::gil_scoped_release release;
+              return use->put_package(part);
+            }();
+            return unwrap(std::move(has));
+          },
+          nb::arg("name"), nb::arg("total"), nb::arg("offset"), nb::arg("data"),
+          "Leaves a part of a package with the head, in order; whether that has all of it now.")
+      .def(
+          "get_package",
+          [](PySession& s, const std::string& name, std::uint64_t offset) {
+            const auto use = s.use();
+            auto got = [&] {
+              const nb::gil_scoped_release release;
+              return use->get_package(name, offset);
+            }();
+            const auto part = unwrap(std::move(got));
+            return nb::make_tuple(part.total, nb::bytes(part.data.data(), part.data.size()));
+          },
+          nb::arg("name"), nb::arg("offset"), "(bytes of all of it, the part that begins there).")
       .def(
           "birth",
           [](PySession& s) {

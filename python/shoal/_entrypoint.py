@@ -12,12 +12,21 @@ import sys
 
 def main() -> None:
     command = sys.argv[1]
-    from shoal import _environment
+    from shoal import _environment, _shipping
     from shoal._zygote import expanded
     from shoal.exceptions import ShoalError
 
     try:
-        around = _environment.prepare(_environment.check(json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}"))))
+        _shipping.settle("", [])
+        env = _environment.check(json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}")))
+        # On the submitter's host as it is: whoever works there sees its files. What the job starts gets copies, on every host.
+        folder = env.pop("working_dir") if _shipping.in_place(env.get("working_dir", "")) else None
+        around = _environment.prepare(env)
+        if folder:
+            around.setdefault("python_path", []).insert(0, folder)
+            done = json.loads(around.get("env", {}).get("SHOAL_RUNTIME_ENV", "{}"))
+            around.setdefault("env", {})["SHOAL_RUNTIME_ENV"] = json.dumps({**done, "working_dir": folder})
+            around["cwd"] = folder
     except (ShoalError, TypeError, ValueError, OSError) as error:
         sys.exit(f"the job's runtime_env could not be prepared: {error}")
     os.environ.update({k: expanded(v) for k, v in around.get("env", {}).items()})

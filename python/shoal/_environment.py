@@ -1,7 +1,7 @@
 """``runtime_env``: what the processes of a job, an actor or a function find around them. Names and errors are Ray's.
 
 Folders are copied into the session's own, by their content, before the first process that needs them: what changes in them later changes
-nothing there, and what is the same is copied once.
+nothing there, and what is the same is copied once. To other hosts they come by ``_shipping``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 import shutil
 import tempfile
 import types
-import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from shoal import _ignore, _packages
+from shoal import _ignore, _packages, _shipping
 from shoal._runtime import session, state
 from shoal.exceptions import RuntimeEnvSetupError, Unimplemented
 
@@ -24,7 +24,6 @@ __all__ = ["check", "inherited", "merged", "prepare"]
 
 _KEYS = {"env_vars", "excludes", "pip", "py_modules", "uv", "working_dir"}
 _RAYS_OTHERS = {"conda", "config", "container", "image_uri", "java_jars", "mpi", "nsight", "worker_process_setup_hook"}
-_MAX_BYTES = 500 << 20  # of one folder, as Ray has it
 _ALWAYS_LEFT_OUT = (".git", ".venv", "venv", "__pycache__")  # as Ray has them
 
 
@@ -104,7 +103,15 @@ def prepare(env: dict[str, Any]) -> dict[str, Any]:
             done[tool] = _packages.check(tool, env[tool])
             path.append(_packages.installed(tool, done[tool], _store()))
     out["env"]["SHOAL_RUNTIME_ENV"] = json.dumps(done)
+    if path and _shipping.needed():
+        mine = [given for key in ("working_dir", "py_modules") for given in _list(done.get(key))]
+        roots = (str(_store() / Path(given).relative_to(_store()).parts[0]) for given in mine)
+        out["env"][_shipping.ENVIRONMENT] = _shipping.leave(roots, str(_store()))
     return {**out, "python_path": path}
+
+
+def _list(given: str | list[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) else given or []
 
 
 def _store() -> Path:
@@ -137,15 +144,7 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
     if not zipped and not lone and not source.is_dir():
         kinds = "a module, a folder, a .py, a .zip or a .whl" if as_module else "a folder or a .zip"
         raise ValueError(f"{what} of runtime_env is {kinds}: there is none at {source}")
-    patterns = [*_ALWAYS_LEFT_OUT, *excludes]
-    read = os.environ.get("SHOAL_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
-    files = [(source, source.name)] if zipped or lone else list(_ignore.files(source, patterns, from_folders=read))
-    size = sum(f.stat().st_size for f, _ in files)
-    if size > _MAX_BYTES:
-        raise RuntimeEnvSetupError(
-            f"{what} of runtime_env, {source}, has {size >> 20} MiB; {_MAX_BYTES >> 20} are allowed",
-            hint="name in excludes what processes do not need",
-        )
+    files = chosen(source, excludes, what) if source.is_dir() else _checked([(source, source.name)], source, what)
     digest = hashlib.sha256()
     for file, name in files:
         stat = file.stat()
@@ -157,8 +156,7 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
         making = Path(tempfile.mkdtemp(dir=_store()))
         into = making / inner.relative_to(target)
         if zipped:
-            with zipfile.ZipFile(source) as archive:
-                archive.extractall(into)
+            _shipping.unpack(source, into)
         else:
             for file, name in files:
                 (into / name).parent.mkdir(parents=True, exist_ok=True)
@@ -166,6 +164,22 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
             into.mkdir(parents=True, exist_ok=True)
         _publish(making, target)
     return str(inner / source.name if lone else inner)
+
+
+def chosen(source: Path, excludes: Iterable[str], what: str) -> list[tuple[Path, str]]:
+    """(path, name within) of a folder's files, but for those that are left out. RuntimeEnvSetupError when they are too large."""
+    read = os.environ.get("SHOAL_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
+    return _checked(list(_ignore.files(source, [*_ALWAYS_LEFT_OUT, *excludes], from_folders=read)), source, what)
+
+
+def _checked(files: list[tuple[Path, str]], source: Path, what: str) -> list[tuple[Path, str]]:
+    size = sum(f.stat().st_size for f, _ in files)
+    if size > _shipping.MAX_BYTES:
+        raise RuntimeEnvSetupError(
+            f"{what} of runtime_env, {source}, has {size >> 20} MiB; {_shipping.MAX_BYTES >> 20} are allowed",
+            hint="name in excludes what processes do not need",
+        )
+    return files
 
 
 def _publish(making: Path, target: Path) -> None:

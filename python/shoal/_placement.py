@@ -6,8 +6,6 @@ import os
 import re
 from typing import Any
 
-from shoal.exceptions import Unimplemented
-
 PLACEMENT_OPTIONS = frozenset({
     "scheduling_strategy", "placement_group", "placement_group_bundle_index", "placement_group_capture_child_tasks",
     "label_selector", "fallback_strategy",
@@ -93,10 +91,8 @@ def where(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
             raise ValueError(f"a node's id is hexadecimal (shoal.nodes() lists them), not {strategy.node_id!r}")
         return {**out, "node": str(strategy.node_id), "soft": bool(strategy.soft)}, env
     if kind == "NodeLabelSchedulingStrategy":
-        if strategy.soft:
-            raise Unimplemented("soft labels of NodeLabelSchedulingStrategy", hint="use hard ones, or label_selector")
-        labels = [(k, list(m.values), m.negated) for k, m in strategy.hard.items()]
-        return {**out, "labels": [*out.get("labels", []), *labels]}, env
+        hard, soft = ([(k, list(m.values), m.negated) for k, m in given.items()] for given in (strategy.hard, strategy.soft))
+        return {**out, "labels": [*out.get("labels", []), *hard], "prefers": soft}, env
     raise ValueError(f"scheduling_strategy is 'DEFAULT', 'SPREAD' or of shoal.util.scheduling_strategies, not {strategy!r}")
 
 

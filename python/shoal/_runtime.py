@@ -137,6 +137,8 @@ def _package_path() -> str:
 
 def attach_worker() -> _native.Session:
     """Opens the session of a process that a node started, from what the node put into its environment."""
+    if state.session is not None:
+        return state.session
     env = os.environ
     state.session = _native.Session.open(
         folder=env["SHOAL_SESSION"],

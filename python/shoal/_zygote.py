@@ -85,6 +85,10 @@ def _become_worker(request: dict, fds: list[int]) -> int:
         os.environ.pop(name, None)
     _set_environment(dict(request["env"]))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if os.environ.get("SHOAL_PACKAGES"):
+        from shoal import _shipping  # only where folders may have to come from another host
+
+        request["cwd"], request["path"] = _shipping.settle(request["cwd"], request["path"])
     if request["cwd"]:
         _enter(request["cwd"])
     if not _can_be_forked():

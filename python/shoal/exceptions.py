@@ -265,7 +265,7 @@ class ActorUnschedulableError(ResourceExhausted):
 
 
 class OutOfMemoryError(ResourceExhausted):
-    """A process was ended because memory ran out."""
+    """The process that ran a function (each time that it was run), or an actor's, was killed because its node ran out of memory."""
 
 
 class ObjectStoreFullError(ResourceExhausted):
@@ -323,6 +323,7 @@ _REASONS = {
     "ObjectFreed": ObjectFreedError,
     "ObjectLost": ObjectLostError,
     "ObjectStoreFull": ObjectStoreFullError,
+    "OutOfMemory": OutOfMemoryError,
     "OwnerDied": OwnerDiedError,
     "TaskCancelled": TaskCancelledError,
     "TaskUnschedulable": TaskUnschedulableError,

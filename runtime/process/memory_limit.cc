@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <limits>
-#include <sstream>
+#include <utility>
+#include <vector>
 
 namespace shoal::runtime {
 
@@ -60,13 +63,13 @@ void limit_along(MachineMemory& memory, const std::string& mount, std::string pa
   }
 }
 
-}  // namespace
-
-MachineMemory machine_memory(const std::string& root) {
-  MachineMemory out{kNone, kNone};
-  const auto [total, available] = fields_of(root + "/proc/meminfo", {"MemTotal:", "MemAvailable:"});
-  if (total != kNone) out.total = total << 10;
-  if (available != kNone) out.available = available << 10;
+// The paths of this process's groups that have a memory controller: where its files lie, and its version's names.
+struct Group {
+  std::string mount, path;
+  bool version2 = true;
+};
+std::vector<Group> groups_of_this(const std::string& root) {
+  std::vector<Group> out;
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {  // NUMBER:CONTROLLERS:PATH
     const auto first = line.find(':'), second = line.find(':', first + 1);
@@ -76,15 +79,67 @@ MachineMemory machine_memory(const std::string& root) {
     if (path == "/") path.clear();
     const std::string mounts = root + "/sys/fs/cgroup";
     if (controllers == ",,") {
-      limit_along(out, mounts, path, kVersion2);
-      limit_along(out, mounts + "/unified", path, kVersion2);
+      out.push_back({mounts, path, true});
+      out.push_back({mounts + "/unified", path, true});
     } else if (controllers.find(",memory,") != std::string::npos) {
-      limit_along(out, mounts + "/memory", path, kVersion1);
+      out.push_back({mounts + "/memory", path, false});
     }
   }
+  return out;
+}
+
+constexpr std::size_t kMaxFamily = 1000;
+
+// Of one process. Lines "Name:   NUMBER kB", among others.
+std::uint64_t share_of(const std::string& folder) {
+  for (const auto& [file, name] : {std::pair{"/smaps_rollup", std::string("Pss:")}, {"/status", "VmRSS:"}}) {
+    std::ifstream in(folder + file);
+    for (std::string line; std::getline(in, line);) {
+      if (line.starts_with(name)) return std::strtoull(line.c_str() + name.size(), nullptr, 10) << 10;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+MachineMemory machine_memory(const std::string& root) {
+  MachineMemory out{kNone, kNone};
+  const auto [total, available] = fields_of(root + "/proc/meminfo", {"MemTotal:", "MemAvailable:"});
+  if (total != kNone) out.total = total << 10;
+  if (available != kNone) out.available = available << 10;
+  for (const auto& g : groups_of_this(root)) limit_along(out, g.mount, g.path, g.version2 ? kVersion2 : kVersion1);
   out.available = std::min(out.available, out.total);
   if (out.total == kNone) out.total = 0;
   return out;
+}
+
+std::uint64_t process_memory(pid_t pid, const std::string& root) {
+  std::uint64_t out = 0;
+  std::vector<pid_t> family = {pid};
+  for (std::size_t i = 0; i < family.size(); ++i) {
+    const std::string folder = root + "/proc/" + std::to_string(family[i]);
+    out += share_of(folder);
+    std::error_code ended;
+    for (std::filesystem::directory_iterator task(folder + "/task", ended), end; !ended && task != end; task.increment(ended)) {
+      std::ifstream children(task->path() / "children");
+      for (pid_t child = 0; family.size() < kMaxFamily && children >> child;) family.push_back(child);
+    }
+  }
+  return out;
+}
+
+std::uint64_t kernel_oom_kills(const std::string& root) {
+  for (const auto& g : groups_of_this(root)) {
+    for (std::string path = g.path;;) {
+      const std::string file = g.mount + path + (g.version2 ? "/memory.events" : "/memory.oom_control");
+      if (const std::uint64_t kills = field_of(file, "oom_kill"); kills != kNone) return kills;
+      if (path.empty()) break;
+      path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
+    }
+  }
+  const std::uint64_t kills = field_of(root + "/proc/vmstat", "oom_kill");
+  return kills == kNone ? 0 : kills;
 }
 
 }  // namespace shoal::runtime

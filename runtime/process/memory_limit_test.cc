@@ -80,5 +80,35 @@ TEST(MemoryLimitHereTest, ThereIsSome) {
   EXPECT_LE(machine_memory().available, machine_memory().total);
 }
 
+TEST_F(MemoryLimitTest, OfAProcessItIsItsShareOrWhatItHas) {
+  write("proc/7/status", "Name:\tpython\nVmHWM:\t   9 kB\nVmRSS:\t    2048 kB\n");
+  EXPECT_EQ(process_memory(7, root_), 2048u << 10);
+  write("proc/7/smaps_rollup", "55c9-7ffc ---p 00000000 00:00 0      [rollup]\nRss:    1840 kB\nPss:     371 kB\nPss_Dirty:  1 kB\n");
+  EXPECT_EQ(process_memory(7, root_), 371u << 10);
+  EXPECT_EQ(process_memory(8, root_), 0u);
+  // With its children's, of any of its threads, and theirs.
+  write("proc/7/task/7/children", "9 10 \n");
+  write("proc/7/task/8/children", "11 \n");
+  write("proc/9/smaps_rollup", "Pss:     1 kB\n");
+  write("proc/11/smaps_rollup", "Pss:     2 kB\n");
+  write("proc/11/task/11/children", "12 \n");
+  write("proc/12/smaps_rollup", "Pss:     4 kB\n");
+  EXPECT_EQ(process_memory(7, root_), (371u + 1 + 2 + 4) << 10);
+}
+
+TEST_F(MemoryLimitTest, KillsOfTheKernelAreTheGroupsWhereOneCountsThem) {
+  EXPECT_EQ(kernel_oom_kills(root_), 0u);
+  write("proc/vmstat", "nr_free_pages 5\noom_kill 3\n");
+  EXPECT_EQ(kernel_oom_kills(root_), 3u);
+  write("proc/self/cgroup", "0::/batch/job\n");
+  write("sys/fs/cgroup/batch/memory.events", "low 0\noom 9\noom_kill 4\n");
+  EXPECT_EQ(kernel_oom_kills(root_), 4u);
+  write("sys/fs/cgroup/batch/job/memory.events", "low 0\noom 9\noom_kill 2\n");
+  EXPECT_EQ(kernel_oom_kills(root_), 2u);
+  write("proc/self/cgroup", "4:memory:/docker/abc\n0::/\n");
+  write("sys/fs/cgroup/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 6\n");
+  EXPECT_EQ(kernel_oom_kills(root_), 6u);
+}
+
 }  // namespace
 }  // namespace shoal::runtime

@@ -31,6 +31,7 @@ struct StartOptions {
   std::string dashboard_host;  // "": loopback
   std::uint16_t port = 0;
   double num_cpus = -1, num_gpus = -1, memory = -1;  // -1: what the machine has
+  double memory_threshold = -1;                      // -1: the environment's, or the default
   std::vector<std::string> resources;                // NAME=AMOUNT
   std::vector<std::string> labels;                   // NAME=VALUE
   std::string store;                                 // etcd://..; "": a database in the session's folder
@@ -150,6 +151,7 @@ struct Looking {
   std::unique_ptr<Client> head;
   std::string address;
   std::string logs;  // folder
+  bool over_hosts = false;
 };
 Result<Looking> look(const Common& common);
 // Prints what the job prints, until it ends. None when a signal ended the watching.

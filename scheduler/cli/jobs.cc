@@ -9,6 +9,7 @@
 
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/submitting.h"
 #include "scheduler/web/entrypoint.h"
 
 namespace shoal::scheduler::cli {
@@ -63,7 +64,8 @@ Result<json> object_of(const std::string& text, const char* what) {
   return out;
 }
 
-Result<std::string> request_of(const JobOptions& o) {
+// `names_folder`: somebody said in which it runs.
+Result<std::string> request_of(const Common& common, const JobOptions& o, bool& names_folder) {
   std::string env_text = o.runtime_env_json;
   if (!o.runtime_env_file.empty()) {
     std::ifstream file(o.runtime_env_file);
@@ -71,10 +73,15 @@ Result<std::string> request_of(const JobOptions& o) {
     std::ostringstream text;
     text << file.rdbuf();
     env_text = text.str();
+    // What is no JSON is YAML, as Ray has it: Python's to read.
+    if (!json::accept(env_text)) {
+      SHOAL_TRY(env_text, ask_python(common.python, {"yaml", o.runtime_env_file}));
+    }
   }
-  SHOAL_TRY(json env, object_of(env_text, "a runtime_env (YAML is not read)"));
+  SHOAL_TRY(json env, object_of(env_text, "a runtime_env"));
   if (!o.working_dir.empty()) env["working_dir"] = o.working_dir;
-  if (!env.contains("working_dir")) env["working_dir"] = o.cwd;
+  names_folder = env.contains("working_dir");
+  if (!names_folder) env["working_dir"] = o.cwd;
   const auto& folder = env["working_dir"];
   if (folder.is_string() && folder.get<std::string>().find("://") == std::string::npos) {
     env["working_dir"] = (std::filesystem::path(o.cwd) / folder.get<std::string>()).lexically_normal().string();
@@ -105,14 +112,20 @@ int follow(const Common& common, Looking& looking, const JobRow& job, const std:
 }  // namespace
 
 int job_submit(const Common& common, const JobOptions& o) {
-  const auto text = request_of(o);
+  bool names_folder = false;
+  const auto text = request_of(common, o, names_folder);
   if (!text) return failed(common, text.error());
   const auto request = web::parse_job_request(*text);
   if (!request) return failed(common, request.error());
-  const auto spec = web::job_spec(*request, {common.python, o.path, o.python_path, o.cwd});
+  auto spec = web::job_spec(*request, {common.python, o.path, o.python_path, o.cwd});
   if (!spec) return failed(common, spec.error());
   auto looking = look(common);
   if (!looking) return failed(common, looking.error());
+  if (looking->over_hosts && names_folder) {
+    const std::string store = std::filesystem::path(looking->logs).parent_path() / "files";
+    const auto shipped = ship_folder(common.python, store, *looking->head, request->submission.runtime_env, *spec);
+    if (!shipped) return failed(common, shipped.error());
+  }
   const auto job = looking->head->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(*spec));
   if (!job) return failed(common, job.error());
   const std::string id = o.submission_id.empty() ? to_string(job->job) : o.submission_id;

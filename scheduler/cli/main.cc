@@ -66,6 +66,28 @@ std::vector<std::pair<std::string, std::string>> job_env() {
   return out;
 }
 
+// When this host's node ends workers for want of memory: from the environment, which is how `init` is told, too.
+Result<MemoryRule> memory_rule() {
+  MemoryRule out;
+  if (const auto text = env("SHOAL_MEMORY_USAGE_THRESHOLD"); !text.empty()) {
+    char* end = nullptr;
+    out.threshold = std::strtod(text.c_str(), &end);
+    if (*end != 0 || !(out.threshold >= 0 && out.threshold <= 1)) {
+      return fail(invalid_argument("SHOAL_MEMORY_USAGE_THRESHOLD is a share of the memory, 0 to 1 (0 and 1: nobody is killed), not '" +
+                                   text + "'"));
+    }
+  }
+  if (const auto text = env("SHOAL_MEMORY_LIMIT"); !text.empty()) {
+    char* end = nullptr;
+    out.limit = std::strtoull(text.c_str(), &end, 10);
+    if (*end != 0 || out.limit == 0 || text[0] == '-') {
+      return fail(
+          invalid_argument("SHOAL_MEMORY_LIMIT is a number of bytes that the workers of a node may have together, not '" + text + "'"));
+    }
+  }
+  return out;
+}
+
 // A role's own command line (start_role writes it).
 int run_role(int argc, char** argv) {
   CLI::App app("a process of a cluster");
@@ -93,8 +115,13 @@ int run_role(int argc, char** argv) {
   app.add_flag("--keeps-head", keeps_head);
   app.add_option("--store", store);
   app.add_flag("--fsync", fsync);
+  double threshold = -1;
+  app.add_option("--memory-usage-threshold", threshold);
   const std::string role = argc > 2 ? argv[2] : "";
   CLI11_PARSE(app, argc - 2, argv + 2);
+  auto memory = role == "head" ? MemoryRule() : memory_rule();
+  if (!memory) return refuse_role(ready_fd, memory.error());
+  if (threshold >= 0) memory->threshold = threshold;
   std::map<std::string, double> defaults;
   if (role == "local") defaults["GPU"] = static_cast<double>(detect_resources().units("GPU")) / actors::Resources::kUnit;
   const auto amounts = parse_amounts(resources, std::move(defaults));
@@ -107,7 +134,7 @@ int run_role(int argc, char** argv) {
   http.on = http_port->count() > 0;
   http.around = {python, env("PATH"), env("PYTHONPATH"), env("HOME").empty() ? "/" : env("HOME")};
   if (role == "head") return run_head({session, host, port, ready_fd, http, store, fsync});
-  if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd, spill_folder});
+  if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd, spill_folder, *memory});
   if (role == "local") {
     if (session.empty()) {
       const auto root = SessionFolder::root(std::getenv("SHOAL_HOME"));
@@ -115,7 +142,7 @@ int run_role(int argc, char** argv) {
       if (!folder) return refuse_role(ready_fd, folder.error());
       session = folder->path();
     }
-    return run_local({session, *amounts, *label_map, python, owner, remove_folder, ready_fd, http, spill_folder});
+    return run_local({session, *amounts, *label_map, python, owner, remove_folder, ready_fd, http, spill_folder, *memory});
   }
   std::fprintf(stderr, "no such role: %s\n", role.c_str());
   return kUsage;
@@ -182,6 +209,11 @@ int run(int argc, char** argv) {
       ->add_option("--object-spilling-directory", starting.spill_folder,
                    "Folder for those files, on a disk (default: the session's, or /var/tmp where that lies in memory)")
       ->check(CLI::ExistingDirectory);
+  start_command
+      ->add_option(
+          "--memory-usage-threshold", starting.memory_threshold,
+          "A share of the memory: beyond it the node ends a worker; 0 or 1: never (default: $SHOAL_MEMORY_USAGE_THRESHOLD, or 0.95)")
+      ->check(CLI::Range(0.0, 1.0));
   start_command->add_option("--resource", starting.resources, "NAME=AMOUNT, as often as needed");
   start_command->add_option("--label", starting.labels, "NAME=VALUE of the node, as often as needed; actors may ask for them");
   start_command->add_option_function<std::string>(
@@ -413,8 +445,9 @@ int run(int argc, char** argv) {
       shared(job_command->add_subcommand("submit", "Run a shell command line (-- CMD) as a job and show what it prints"));
   job_submit_command->add_option("--submission-id", job.submission_id, "Its id (default: made up)");
   job_submit_command->add_option("--working-dir", job.working_dir, "The folder in which it runs (default: this one)");
-  job_submit_command->add_option("--runtime-env", job.runtime_env_file, "A JSON file: env_vars, working_dir, pip, py_modules, excludes");
-  job_submit_command->add_option("--runtime-env-json", job.runtime_env_json, "The same as text");
+  job_submit_command->add_option("--runtime-env", job.runtime_env_file,
+                                 "A YAML or JSON file: env_vars, working_dir, pip, py_modules, excludes");
+  job_submit_command->add_option("--runtime-env-json", job.runtime_env_json, "The same as JSON text");
   job_submit_command->add_option("--metadata-json", job.metadata_json, "Strings by name, shown with the job");
   job_submit_command->add_option("--entrypoint-num-cpus", job.num_cpus, "CPUs of its process (default: 0)");
   job_submit_command->add_option("--entrypoint-num-gpus", job.num_gpus, "GPUs of its process");

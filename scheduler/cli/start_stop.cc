@@ -123,6 +123,7 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
   std::vector<std::string> words = {"node", "--head", head, "--python", common.python};
   for (const auto& w : resource_words(resources)) words.push_back(w);
   for (const auto& label : options.labels) words.insert(words.end(), {"--label", label});
+  if (options.memory_threshold >= 0) words.insert(words.end(), {"--memory-usage-threshold", std::to_string(options.memory_threshold)});
   if (keeps_head) words.push_back("--keeps-head");
   if (!options.spill_folder.empty()) words.insert(words.end(), {"--spill-folder", std::filesystem::absolute(options.spill_folder)});
   return start_role(common.self, folder, std::move(words));

@@ -45,7 +45,8 @@ Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       store_(store),
       log_(std::move(log)),
       options_(std::move(options)),
-      state_(options_.state, random) {}
+      state_(options_.state, random),
+      packages_(clock, options_.packages, [this](const std::string& name) { return state_.mentions(name); }) {}
 
 Head::~Head() {
   *alive_ = false;  // connections that close now fail what is pending on them: that is no news of a node
@@ -128,6 +129,15 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
   const std::uint64_t watcher = client.peer->number();
   if (changes_state(method)) SHOAL_OK(writable());
   if (method == actors::kSignCertificate) return sign_certificate(bytes);
+  if (method == actors::kPutPackage || method == actors::kGetPackage) {
+    SHOAL_TRY(const auto part, from_bytes<actors::PackagePart>(bytes));
+    if (method == actors::kGetPackage) {
+      SHOAL_TRY(const auto there, packages_.get(part));
+      return body(to_bytes(there));
+    }
+    SHOAL_TRY(const auto has, packages_.put(watcher, part));
+    return body(to_bytes(has));
+  }
   switch (method) {
     case Method::kRegisterNode:
       return register_node(client, bytes);
@@ -398,6 +408,7 @@ void Head::on_closed(Peer& peer, const Error& why) {
     log_->warn("node={} disconnected: {}", to_string(node),
                why.message());  // its silence or its pid will tell whether it is gone
   }
+  packages_.closed(peer.number());
   forget(peer.number());
 }
 

@@ -20,6 +20,7 @@
 #include "actors/wire/joining.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
+#include "scheduler/head/packages.h"
 #include "scheduler/state/cluster_state.h"
 #include "scheduler/store/store.h"
 
@@ -44,6 +45,7 @@ class Head final : public runtime::PeerHandler {
     // The certificate for a host that joins, who has proved that it knows the token. Empty: the cluster lives on one host.
     std::function<Result<std::string>(const actors::SignCertificate&)> sign;
     std::string store;  // for people: where it keeps its decisions
+    Packages::Options packages;
     // Of one head among several. Whether it still leads: once it does not it answers, decides and tells nothing any more.
     std::function<bool()> leads;
     std::function<void()> on_fenced;  // once; it is to be destroyed, but not from within this call
@@ -101,6 +103,7 @@ class Head final : public runtime::PeerHandler {
   const runtime::Log log_;
   const Options options_;
   ClusterState state_;
+  Packages packages_;
   std::vector<std::unique_ptr<runtime::Listener>> listeners_;
   std::map<std::uint64_t, Client> clients_;  // in the order in which they came
   std::uint64_t next_client_ = 1;

@@ -31,15 +31,14 @@ constexpr std::size_t kMaxReadBytes = 32u << 20;          // of a log, at once
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
 // How a process ended, with what it said last: the first cause that everybody downstream reports.
-Error death(const std::string& who, pid_t pid, const runtime::ExitStatus& status, const std::string& tail) {
-  std::string text = fmt::format("{} (pid {}) {}", who, pid, status.to_string());
+Error death(std::string text, const std::string& tail, const std::string& reason, const std::string& hint) {
   if (!tail.empty())
     text += "\nlast lines of its stderr:\n  " + [&] {
       std::string indented;
       for (const char c : tail) indented += c == '\n' ? std::string("\n  ") : std::string(1, c);
       return indented;
     }();
-  return unavailable(std::move(text)).with_reason("WorkerDied");
+  return unavailable(std::move(text)).with_reason(reason).with_hint(hint);
 }
 
 }  // namespace
@@ -66,6 +65,9 @@ Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
                 }}),
       logs_(options_.logs),
       devices_(options_.gpus),
+      monitor_(
+          clock_, log_, options_.monitor, [this] { return memory_users(); },
+          [this](WorkerId worker) { launcher_.signal(worker, SIGKILL); }),
       heads_(options_.heads) {
   launcher_.set_events(this);
   objects_.start_as(id_);
@@ -88,6 +90,7 @@ Result<void> Node::start() {
       check_owner();
     });
   }
+  monitor_.start();
   connect_head();
   return {};
 }
@@ -595,6 +598,7 @@ void Node::start_worker(const actors::StartWorker& spec, runtime::Responder resp
   Worker& w = workers_[spec.worker];
   w.spec = spec;
   w.launched = true;
+  w.order = next_worker_++;
   const bool is_rank = spec.rank >= 0 && spec.label.starts_with("rank");
   w.role = is_rank || spec.label == "driver" || spec.label == actors::kFunctionWorker ? spec.label : "actor " + spec.label;
   if (spec.launch.torch) torch_jobs_.insert(spec.job);
@@ -643,6 +647,7 @@ void Node::stop_worker(const actors::StopWorker& stop) {
   log_->info("worker={} signal={}", to_string(stop.worker), stop.signal);
   Worker& w = it->second;
   w.doomed = w.pid == 0;
+  w.asked = true;
   const auto send = [this, id = stop.worker, launched = w.launched, pid = w.pid](int signal) {
     if (launched) {
       launcher_.signal(id, signal);
@@ -657,7 +662,7 @@ void Node::stop_worker(const actors::StopWorker& stop) {
 void Node::end_job(JobId job) {
   for (auto& [id, w] : workers_) {
     if (w.spec.job != job || !w.launched) continue;
-    w.doomed = true;
+    w.doomed = w.asked = true;
     launcher_.signal(id, SIGKILL);
   }
   objects_.end_job(job);
@@ -707,7 +712,23 @@ void Node::follow(Peer& peer, JobId job) {
 void Node::exited(WorkerId worker, runtime::ExitStatus status) {
   const auto it = workers_.find(worker);
   if (it == workers_.end()) return;
-  worker_gone(worker, status.shell_code(), death(it->second.role, it->second.pid, status, logs_.tail(worker)));
+  const Worker& w = it->second;
+  const auto memory = monitor_.cause_of_end(worker, w.role, w.pid, status, w.asked || ending_);
+  const std::string tail = logs_.tail(worker);
+  worker_gone(worker, status.shell_code(),
+              memory ? death(memory->message(), tail, memory->reason(), memory->hint())
+                     : death(fmt::format("{} (pid {}) {}", w.role, w.pid, status.to_string()), tail, "WorkerDied", ""));
+}
+
+// Drivers, ranks of jobs and what attached by itself are not among them.
+std::vector<MemoryUser> Node::memory_users() const {
+  std::vector<MemoryUser> out;
+  for (const auto& [id, w] : workers_) {
+    const bool hosts = w.spec.launch.kind == Launch::Kind::kPythonWorker || w.spec.launch.kind == Launch::Kind::kNativeWorker;
+    if (!w.launched || !hosts || w.pid == 0 || w.asked || w.doomed) continue;
+    out.push_back({id, w.role, w.pid, w.spec.job, w.spec.run_again, w.order, 0});
+  }
+  return out;
 }
 
 void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& cause) {

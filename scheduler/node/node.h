@@ -20,6 +20,7 @@
 #include "scheduler/node/inspection.h"
 #include "scheduler/node/launcher.h"
 #include "scheduler/node/log_book.h"
+#include "scheduler/node/memory_monitor.h"
 #include "scheduler/node/objects.h"
 #include "storage/memory_table.h"
 
@@ -38,6 +39,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     std::string session;  // folder
     LogBook::Options logs;
     storage::MemoryTable::Options memory;
+    MemoryMonitor::Options monitor;
     Objects::Options objects;
     Neighbours::Options neighbours;
     std::uint64_t object_store_bytes = 0;  // that objects of all its processes may take; 0: any number
@@ -74,6 +76,8 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     bool launched = false;  // by this node
     bool inside = false;    // started by one that was launched: none that the node waits for
     bool doomed = false;    // to be killed as soon as it has a pid
+    bool asked = false;     // to end
+    std::uint64_t order = 0;
     pid_t pid = 0;
     actors::WorkerState state = actors::WorkerState::kStarting;
     std::string endpoint;
@@ -137,6 +141,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   Result<runtime::Message> answer_node(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
                                        bool& later);
   void become(NodeId id);
+  std::vector<MemoryUser> memory_users() const;
   void want_room(std::uint64_t bytes, const runtime::Peer* but);
   void worker_gone(WorkerId worker, std::int32_t shell_code, const Error& cause);
   void check_owner();
@@ -156,6 +161,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   std::set<std::int32_t> board_members_;
   LogBook logs_;
   Devices devices_;
+  MemoryMonitor monitor_;
 
   std::unique_ptr<runtime::Listener> listener_;
   std::unique_ptr<runtime::Peer> head_;
@@ -169,7 +175,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   runtime::Timer reconnecting_, beating_, killing_;
   std::uint32_t heartbeat_ms_ = 500;
   std::map<std::uint64_t, Client> clients_;  // in the order in which they came
-  std::uint64_t next_client_ = 1;
+  std::uint64_t next_client_ = 1, next_worker_ = 1;
   std::map<WorkerId, Worker> workers_;
   std::map<JobId, std::set<std::uint64_t>> followers_;
   std::deque<Ended> ended_;

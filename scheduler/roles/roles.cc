@@ -47,8 +47,8 @@ std::string spill_folder(const std::string& told, const std::string& session) {
   return told.empty() ? runtime::folder_on_disk(folders) : told;
 }
 
-Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, std::vector<Endpoint> heads,
-                                   bool beside_head) {
+Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, const MemoryRule& memory,
+                                   std::vector<Endpoint> heads, bool beside_head) {
   Node::Options o;
   o.resources = resources;
   const std::int64_t objects = resources.units(kObjectStoreMemory) / actors::Resources::kUnit;
@@ -71,6 +71,12 @@ Result<Node::Options> node_options(World& world, const actors::Resources& resour
   o.session = world.folder.path();
   o.objects.write_aside = [&writes = world.writes](auto work, auto then) { writes.run(std::move(work), std::move(then)); };
   o.logs.folder = world.folder.logs();
+  o.monitor = {.threshold = memory.threshold,
+               .limit = memory.limit,
+               .where = "node " + o.host,
+               .machine = [] { return runtime::machine_memory(); },
+               .process = [](pid_t pid) { return runtime::process_memory(pid); },
+               .kernel_kills = [] { return runtime::kernel_oom_kills(); }};
   o.objects.parts.aside = [&side = world.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
   return o;
 }
@@ -100,7 +106,7 @@ int run_node(const NodeRole& role) {
     if (!made) return refuse_role(role.ready_fd, made.error());
     keeper = *std::move(made);
   }
-  auto made = node_options(w, role.resources, role.labels, *std::move(heads), role.keeps_head);
+  auto made = node_options(w, role.resources, role.labels, role.memory, *std::move(heads), role.keeps_head);
   if (!made) return refuse_role(role.ready_fd, made.error());
   Node::Options& options = *made;
   options.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());
@@ -152,7 +158,7 @@ int run_local(const LocalRole& role) {
     }
     if (const auto written = w.folder.write_info(info); !written) return refuse_role(role.ready_fd, written.error());
 
-    auto made = node_options(w, role.resources, role.labels, {head.endpoints()[0]}, true);
+    auto made = node_options(w, role.resources, role.labels, role.memory, {head.endpoints()[0]}, true);
     if (!made) return refuse_role(role.ready_fd, made.error());
     Node::Options& node_opts = *made;
     node_opts.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());

@@ -37,6 +37,12 @@ struct HeadRole {
 };
 int run_head(const HeadRole& role);
 
+// When a node ends workers because memory runs out (node/memory_monitor.h).
+struct MemoryRule {
+  double threshold = 0.95;  // a share of the memory; 0 or 1: never
+  std::uint64_t limit = 0;  // bytes that its workers may have together, instead of what the machine has; 0: that
+};
+
 struct NodeRole {
   std::string session;  // folder; its token is the cluster's
   std::string head;     // endpoints, tried in turn
@@ -46,6 +52,7 @@ struct NodeRole {
   bool keeps_head = false;  // starts this host's head again when it dies
   int ready_fd = -1;
   std::string spill_folder = {};  // for objects that memory is short of; "": the session's, or one on a disk
+  MemoryRule memory;
 };
 int run_node(const NodeRole& role);
 
@@ -61,6 +68,7 @@ struct LocalRole {
   int ready_fd = -1;
   HttpRole http;
   std::string spill_folder = {};
+  MemoryRule memory;
 };
 int run_local(const LocalRole& role);
 

@@ -25,6 +25,7 @@ runtime::Endpoint local_head(const actors::SessionFolder& folder) { return runti
 Head::Options head_options(World& world) {
   Head::Options o;
   o.session = world.folder.path();
+  o.packages.folder = world.folder.path() + "/packages";
   o.pid = getpid();
   o.watch_process = [&world](pid_t pid, std::function<void()> gone) -> std::shared_ptr<void> {
     return std::make_shared<runtime::ProcessWatch>(world.loop, pid, [gone = std::move(gone)](runtime::ExitStatus) { gone(); });

@@ -17,7 +17,7 @@ namespace {
 
 Error actor_died(const ActorRow& row, const Error& cause) {
   Error e = Error(Code::kUnavailable, fmt::format("actor {} died: {}", row.class_name, cause.message()))
-                .with_reason(cause.reason() == "Unschedulable" ? cause.reason() : "ActorDied")
+                .with_reason(cause.reason() == "Unschedulable" || cause.reason() == actors::kOutOfMemory ? cause.reason() : "ActorDied")
                 .with_hint(cause.hint());
   for (const auto& frame : cause.context()) e = std::move(e).in(frame);
   return std::move(e).in(fmt::format("actor {}({})", row.class_name, to_string(row.id)));

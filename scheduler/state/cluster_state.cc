@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "actors/cluster/function_worker.h"
 #include "runtime/core/check.h"
 
 namespace shoal::scheduler {
@@ -343,8 +344,12 @@ std::optional<std::vector<ClusterState::Site>> ClusterState::place_gang(const Ga
   const auto& where = gang.spec.where;
   if (where.group) return place_in_group(gang, groups_.at(where.group));
   const Allowed allowed = only(rooms().free_for(gang.wants), where, gang.wants);
-  const auto nodes =
-      where.spread ? place(gang.wants, *allowed, actors::Strategy::kSpread, load()) : place(gang.wants, *allowed, actors::Strategy::kPack);
+  const auto placed = [&](const Room& room) {
+    return where.spread ? place(gang.wants, room, actors::Strategy::kSpread, load()) : place(gang.wants, room, actors::Strategy::kPack);
+  };
+  std::optional<std::vector<NodeId>> nodes;
+  if (!where.prefers.empty()) nodes = placed(*only(*allowed, where.prefers));
+  if (!nodes) nodes = placed(*allowed);
   if (!nodes) return std::nullopt;
   std::vector<Site> out;
   for (const NodeId n : *nodes) out.push_back({n, -1});
@@ -393,7 +398,8 @@ actors::StartWorker ClusterState::start_of(const Gang& gang, std::size_t member)
   if (restarts > 0) launch.env.emplace_back("SHOAL_RESTARTS", std::to_string(restarts));
   const bool alone = gang.spec.actors.size() == 1;
   const std::int32_t rank = alone ? -1 : static_cast<std::int32_t>(member);
-  return {{}, gang.spec.job, std::move(launch), rank, spec.class_name, spec.resources.units("GPU")};
+  const bool run_again = may_restart(actors_.at(spec.id)) || spec.class_name == actors::kFunctionWorker;  // functions are run again
+  return {{}, gang.spec.job, std::move(launch), rank, spec.class_name, spec.resources.units("GPU"), run_again};
 }
 
 actors::StartWorker ClusterState::start_of(const Job& job, std::size_t rank) const {

@@ -181,6 +181,8 @@ class ClusterState {
   const actors::ActorRow* actor(ActorId id) const;
   // Of the actor that this worker is to make, with what it is made from. NotFound.
   Result<actors::FoundActor> birth(WorkerId worker) const;
+  // Whether the environment of something that lives, or waits, has this text in it.
+  bool mentions(const std::string& text) const;
   // The living actor of this name. NotFound.
   Result<actors::FoundActor> find(const actors::FindActor& request) const;
   const actors::JobRow* job(JobId id) const;

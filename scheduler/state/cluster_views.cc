@@ -227,6 +227,16 @@ void ClusterState::check_invariants() const {
 // ---- transcript
 // --------------------------------------------------------------------------------------------------------------------
 
+bool ClusterState::mentions(const std::string& text) const {
+  const auto in = [&](const actors::Launch& launch) {
+    return std::any_of(launch.env.begin(), launch.env.end(), [&](const auto& e) { return e.second.find(text) != std::string::npos; });
+  };
+  return std::any_of(gangs_.begin(), gangs_.end(), [&](const auto& g) { return in(g.second.spec.launch); }) ||
+         std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& j) {
+           return !ended(j.second.row.state) && std::any_of(j.second.launches.begin(), j.second.launches.end(), in);
+         });
+}
+
 std::string to_string(const Action& action) {
   struct Visitor {
     std::string operator()(const StartWorkerOn& a) const {

@@ -272,6 +272,35 @@ TEST_F(GroupTest, LabelsAreMatched) {
   EXPECT_EQ(state_.status().pending.at(0), "actor A: no node has the labels disk=tape");
 }
 
+TEST_F(GroupTest, LabelsThatArePreferredAreMatchedWhereThereIsRoomOnANodeWithThem) {
+  using actors::LabelMatch;
+  const auto labelled = [&](std::uint64_t id, const std::string& zone, const std::string& disk) {
+    actors::RegisterNode n;
+    n.id = NodeId{id};
+    n.resources = of({{"CPU", 2}});
+    n.labels = {{"zone", zone}, {"disk", disk}};
+    ASSERT_TRUE(state_.node_joined(n));
+  };
+  labelled(1, "a", "slow");
+  labelled(2, "b", "fast");
+  labelled(3, "b", "slow");
+  const auto node_of = [&](std::size_t count, std::vector<LabelMatch> hard, std::vector<LabelMatch> soft) {
+    auto g = gang(job_, count, {{"CPU", 1}});
+    g.where.labels = std::move(hard);
+    g.where.prefers = std::move(soft);
+    EXPECT_TRUE(state_.gang_requested(g));
+    return state_.actor(g.actors.back().id)->node;
+  };
+  const LabelMatch in_b{"zone", {"b"}, false}, fast{"disk", {"fast"}, false}, tape{"disk", {"tape"}, false};
+  EXPECT_EQ(node_of(1, {}, {in_b, fast}), NodeId{2});
+  EXPECT_EQ(node_of(1, {in_b}, {tape}), NodeId{2});                             // none has it: any that has to do
+  EXPECT_EQ(node_of(1, {in_b}, {fast}), NodeId{3});                             // no room on the one that has it
+  EXPECT_EQ(node_of(2, {}, {in_b}), NodeId{1});                                 // together, or all elsewhere
+  EXPECT_EQ(node_of(1, {}, {LabelMatch{"zone", {"a"}, true}}), NodeId{3});      // preferably not
+  EXPECT_EQ(node_of(1, {LabelMatch{"zone", {"a"}, false}}, {in_b}), NodeId{});  // hard ones stay so: it waits
+  EXPECT_EQ(state_.status().pending.size(), 1u);
+}
+
 TEST_F(GroupTest, EachBundleGoesToANodeWithItsLabels) {
   using actors::Strategy;
   const auto join_labelled = [&](std::uint64_t id, const std::map<std::string, std::string>& labels) {

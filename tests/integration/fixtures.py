@@ -15,6 +15,7 @@ __all__ = ["home", "module_home", "shoal_command"]
 # Nothing of the developer's own environment decides what a test does.
 for name in [n for n in os.environ if n.startswith("SHOAL_") and n != "SHOAL_PYTHON"]:
     del os.environ[name]
+os.environ["SHOAL_MEMORY_USAGE_THRESHOLD"] = "0"  # nor what else runs on its machine, which of its workers live
 sys.dont_write_bytecode = True
 
 

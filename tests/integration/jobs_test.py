@@ -379,6 +379,41 @@ def test_the_command_follows_a_job_and_says_how_it_went(shoal_command, cluster):
     assert shoal_command("job", "submit", "--runtime-env-json", "[]", "--", "true").returncode == 1
 
 
+ENVIRONMENT = """
+# what the job finds around it
+env_vars:
+  COLOUR: blue
+working_dir: work
+"""
+
+
+def test_the_command_reads_an_environment_as_yaml_or_json(shoal_command, cluster):
+    (shoal_command.home / "work").mkdir()
+    for text in (ENVIRONMENT, '{"env_vars": {"COLOUR": "blue"}, "working_dir": "work"}'):
+        (shoal_command.home / "env").write_text(text)
+        done = shoal_command("job", "submit", "--runtime-env", "env", "--", "sh", "-c", "echo $COLOUR; pwd")
+        assert done.stdout.splitlines()[:2] == ["blue", str(shoal_command.home / "work")], done
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("env_vars:\n  A: 1\n B: 2\n", "env, line 3, column 2: "),
+        ("env_vars: {A: 1\n", "env, line 2, column 1: "),
+        ("- env_vars\n", "is no runtime_env"),
+        ("env_vars:\n  A: 1\n", "env_vars of runtime_env is an object of strings by strings"),
+        ("colour: blue\n", "runtime_env has no colour"),
+        (None, "no file env"),
+    ],
+)
+def test_an_environment_that_is_none_is_refused_with_its_line(shoal_command, text, said):
+    if text is not None:
+        (shoal_command.home / "env").write_text(text)
+    done = shoal_command("job", "submit", "--runtime-env", "env", "--", "true")
+    assert done.returncode == (1 if text else 3), done
+    assert said in done.stderr, done.stderr
+
+
 def test_the_command_stops_a_job_and_detaches(shoal_command, cluster):
     done = shoal_command("job", "submit", "--json", "--no-wait", "--submission-id", "long", "--", "echo begun; exec sleep 600")
     assert json.loads(done.stdout)["submission_id"] == "long"

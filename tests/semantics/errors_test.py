@@ -50,6 +50,7 @@ def test_what_is_caught_with_what(child, parent):
         ("ActorUnavailable", "ActorUnavailableError"),
         ("OwnerDied", "OwnerDiedError"),
         ("WorkerCrashed", "WorkerCrashedError"),
+        ("OutOfMemory", "OutOfMemoryError"),
         ("HeadGone", "RpcError"),
     ],
 )

@@ -112,6 +112,37 @@ print("done")
     assert out == "done\n"
 
 
+def test_labels_that_are_preferred_and_those_that_have_to_be(run):
+    out = run(
+        """
+from shoal.util.scheduling_strategies import Exists, In, NodeLabelSchedulingStrategy, NotIn
+
+def by(hard, soft):
+    end = time.monotonic() + 60
+    while shoal.available_resources().get("CPU") != 4 and time.monotonic() < end:  # what was killed before holds none any more
+        time.sleep(0.01)
+    return {"scheduling_strategy": NodeLabelSchedulingStrategy(hard, soft=soft)}
+
+for zone, node in zones.items():
+    assert node_of(**by({}, {"zone": In(zone)})) == node
+    assert node_of(**by({}, {"zone": NotIn(zone)})) != node
+    assert node_of(**by({"zone": In(zone)}, {"disk": Exists()})) == node
+assert node_of(**by({"zone": Exists()}, {"disk": In("tape")})) in zones.values()
+
+@shoal.remote(num_cpus=1, **by({}, {"disk": Exists()}))  # nothing runs: there is room on it
+def where():
+    return shoal.get_runtime_context().get_node_id()
+
+assert shoal.get(where.remote()) == zones["a"]
+b = by({}, {"zone": In("b")})
+full = [Here.options(**b).remote() for _ in range(3)]
+assert sorted(shoal.get([a.node.remote() for a in full])) == sorted([zones["b"], zones["b"], zones["a"]])
+print("done")
+"""
+    )
+    assert out == "done\n"
+
+
 def test_nodes_are_resources_too(run, shoal_command):
     out = run(
         """

@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal._client import get, wait
 from shoal._refs import ObjectRef
-from shoal.exceptions import ActorDiedError
+from shoal.exceptions import ActorDiedError, OutOfMemoryError
 
 __all__ = ["ActorPool"]
 
@@ -97,7 +97,7 @@ class ActorPool:
         alive = True
         try:
             return get(ref)
-        except ActorDiedError:
+        except (ActorDiedError, OutOfMemoryError):
             alive = False
             raise
         finally:

@@ -65,7 +65,7 @@ class DoesNotExist:
 
 
 class NodeLabelSchedulingStrategy:
-    """On a node whose labels match all of ``hard``."""
+    """On a node whose labels match all of ``hard``, and of these on one that matches all of ``soft``, too, if there is room on one."""
 
     def __init__(self, hard: dict, *, soft: dict | None = None):
         if not hard and not soft:

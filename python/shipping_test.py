@@ -1,0 +1,147 @@
+"""Zip files of a runtime_env: the same bytes for the same files, nothing outside of where they are unpacked; what a host keeps of them."""
+
+import io
+import json
+import stat
+import zipfile
+
+import pytest
+
+from shoal import _shipping
+from shoal.exceptions import DataLoss, RuntimeEnvSetupError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "deep" / "a.txt").write_text("a")
+    (tmp_path / "in" / "run.sh").write_text("#!/bin/sh")
+    (tmp_path / "in" / "run.sh").chmod(0o755)
+    return tmp_path / "in"
+
+
+def packed(folder):
+    file = io.BytesIO()
+    return _shipping.pack(_shipping.files_in(folder), file), file.getvalue()
+
+
+def test_the_same_files_are_the_same_package_whenever_they_were_written(folder):
+    before = packed(folder)
+    (folder / "deep" / "a.txt").write_text("a")
+    assert packed(folder) == before
+    (folder / "run.sh").chmod(0o700)
+    assert packed(folder)[0] != before[0]
+
+
+def test_what_was_packed_is_unpacked(folder, tmp_path):
+    _, data = packed(folder)
+    assert _shipping.unpack(io.BytesIO(data), tmp_path / "out") == len("a#!/bin/sh")
+    assert (tmp_path / "out" / "deep" / "a.txt").read_text() == "a"
+    assert stat.S_IMODE((tmp_path / "out" / "run.sh").stat().st_mode) == 0o755
+
+
+def test_an_empty_folder_is_one(tmp_path):
+    _, data = packed(tmp_path)
+    assert _shipping.unpack(io.BytesIO(data), tmp_path / "out") == 0
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def zip_with(name, text="x", mode=stat.S_IFREG | 0o644):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        entry = zipfile.ZipInfo(name)
+        entry.external_attr = mode << 16
+        archive.writestr(entry, text)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        zip_with("../out.txt"),
+        zip_with("in/../../out.txt"),
+        zip_with("/etc/out.txt"),
+        zip_with("link", "/etc/passwd", stat.S_IFLNK | 0o777),
+        zip_with("pipe", "", stat.S_IFIFO | 0o644),
+    ],
+)
+def test_what_would_lie_elsewhere_is_refused_and_nothing_is_written(file, tmp_path):
+    with pytest.raises(RuntimeEnvSetupError, match="must not have"):
+        _shipping.unpack(file, tmp_path / "in" / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(_shipping, "MAX_BYTES", 1000 << 10)
+    with pytest.raises(RuntimeEnvSetupError, match="unpacks to 1 MiB"):
+        _shipping.unpack(zip_with("large", "0" * (1 << 20)), tmp_path / "out")
+
+
+class Head:
+    """Gives packages in small parts."""
+
+    def __init__(self):
+        self.packages, self.asked = {}, []
+
+    def get_package(self, name, offset):
+        self.asked.append(name)
+        return len(self.packages[name]), self.packages[name][offset : offset + 100]
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch, folder):
+    """A process of another host than the packages' maker."""
+    head = Head()
+    monkeypatch.setattr(_shipping, "attach_worker", lambda: head)
+    monkeypatch.setenv("SHOAL_SESSION", str(tmp_path / "session"))
+    (tmp_path / "session").mkdir()
+    head.name, head.packages = packed(folder)[0], dict([packed(folder)])
+    return head
+
+
+def told(monkeypatch, of, env):
+    monkeypatch.setenv("SHOAL_PACKAGES", json.dumps({"store": "/far/files", "of": of}))
+    monkeypatch.setenv("SHOAL_RUNTIME_ENV", json.dumps(env))
+
+
+def test_paths_are_those_of_this_host_and_each_package_comes_once(host, tmp_path, monkeypatch):
+    import os
+
+    given = {"working_dir": "/far/files/1", "py_modules": ["/far/files/1/deep"]}
+    for _ in range(2):
+        told(monkeypatch, {"/far/files/1": host.name}, given)
+        cwd, path = _shipping.settle("/far/files/1", ["/far/files/1", "/far/files/10", "/usr/lib"])
+        here = str(tmp_path / "session" / "files" / host.name[:24])
+        assert (cwd, path) == (here, [here, "/far/files/10", "/usr/lib"])
+        assert json.loads(os.environ["SHOAL_RUNTIME_ENV"]) == {"working_dir": here, "py_modules": [here + "/deep"]}
+        assert json.loads(os.environ["SHOAL_PACKAGES"])["of"] == {here: host.name}
+    assert len(host.asked) == -(-len(host.packages[host.name]) // 100)
+    assert _shipping.settle(cwd, path) == (cwd, path)  # its own
+    assert sorted(p.name for p in (tmp_path / "session" / "files").iterdir()) == [host.name[:24], host.name[:24] + ".use"]
+
+
+def test_what_a_killed_process_left_half_is_made_again(host, tmp_path, monkeypatch):
+    half = tmp_path / "session" / "files" / (host.name[:24] + ".making")
+    half.mkdir(parents=True)
+    (half / "rubbish").write_text("")
+    told(monkeypatch, {"/far/files/1": host.name}, {})
+    cwd, _ = _shipping.settle("/far/files/1", [])
+    assert sorted(p.name for p in tmp_path.joinpath(cwd).iterdir()) == ["deep", "run.sh"]
+    assert not half.exists()
+
+
+def test_what_is_not_what_its_name_says_is_refused(host, tmp_path, monkeypatch):
+    host.packages["0" * 64] = host.packages[host.name]
+    told(monkeypatch, {"/far/files/1": "0" * 64}, {})
+    with pytest.raises(DataLoss, match="other content"):
+        _shipping.settle("/far/files/1", [])
+    assert not (tmp_path / "session" / "files" / ("0" * 24)).exists()
+
+
+def test_without_packages_of_others_nothing_happens(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_SESSION", str(tmp_path))
+    monkeypatch.delenv("SHOAL_PACKAGES", raising=False)
+    assert _shipping.settle("/work", ["/lib"]) == ("/work", ["/lib"])
+    monkeypatch.setenv("SHOAL_PACKAGES", json.dumps({"store": str(tmp_path / "files"), "of": {"/work": "0" * 64}}))
+    assert _shipping.settle("/work", ["/lib"]) == ("/work", ["/lib"])

@@ -1,0 +1,236 @@
+"""Folders of a runtime_env on hosts that lack them.
+
+A process of a cluster over several hosts packs what ``_environment`` keeps for it into zip files, named by their content, and leaves them
+with the head. A worker on another host finds in ``SHOAL_PACKAGES`` which paths are meant, and before anything of the user's runs it has
+them here: brought once for all processes of the host, held by a lock as long as one of them lives. Clusters of one host know nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import stat
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from shoal import _packages
+from shoal._runtime import attach_worker, session
+from shoal.exceptions import DataLoss, InvalidArgument, RuntimeEnvSetupError
+
+__all__ = ["ENVIRONMENT", "MAX_BYTES", "digest_of", "files_in", "in_place", "leave", "needed", "pack", "settle", "unpack"]
+
+ENVIRONMENT = "SHOAL_PACKAGES"  # {"store": where its maker's folders lie, "of": {path: package}}
+MAX_BYTES = 500 << 20  # of one folder, as Ray has it
+_PART = 512 << 10  # of actors/wire/packages.h
+_ATTEMPTS = 5
+_SURE_S = 60  # for which the head is not asked again whether it still has one
+_CACHE = "SHOAL_RUNTIME_ENV_CACHE_BYTES"  # of what this host has brought: what nobody uses goes beyond that
+_CACHE_BYTES = 10 << 30  # as Ray's
+
+_left: dict[str, tuple[str, float]] = {}  # by path
+_leaving = threading.Lock()
+_in_use: list[int] = []  # descriptors, locked until this process ends
+
+
+# ---- zip files
+
+
+def files_in(folder: Path) -> list[tuple[Path, str]]:
+    return [(f, f.relative_to(folder).as_posix()) for f in sorted(folder.rglob("*")) if f.is_file()]
+
+
+def pack(files: Iterable[tuple[Path, str]], into: IO[bytes]) -> str:
+    """Writes (path, name) pairs as a zip file, the same bytes for the same files; returns its SHA-256."""
+    with zipfile.ZipFile(into, "w", zipfile.ZIP_STORED) as archive:
+        for file, name in files:
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            entry.external_attr = (stat.S_IFREG | stat.S_IMODE(file.stat().st_mode)) << 16
+            with file.open("rb") as source, archive.open(entry, "w") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+    return digest_of(into)
+
+
+def digest_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    digest = hashlib.sha256()
+    while part := file.read(1 << 20):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def unpack(file: str | os.PathLike | IO[bytes], into: Path) -> int:
+    """Returns the bytes of its files. RuntimeEnvSetupError when one of them would lie elsewhere, is no file, or they are too many."""
+    with zipfile.ZipFile(file) as archive:
+        size = 0
+        for entry in archive.infolist():
+            name, kind = PurePosixPath(entry.filename), stat.S_IFMT(entry.external_attr >> 16)
+            if name.is_absolute() or ".." in name.parts or kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                what = f"{entry.filename!r}, which is a link or would lie outside of it"
+                raise RuntimeEnvSetupError(f"a zip file of runtime_env has what it must not have: {what}")
+            size += entry.file_size
+        if size > MAX_BYTES:
+            raise RuntimeEnvSetupError(f"a zip file of runtime_env unpacks to {size >> 20} MiB; {MAX_BYTES >> 20} are allowed")
+        into.mkdir(parents=True, exist_ok=True)
+        for entry in archive.infolist():
+            made = archive.extract(entry, into)
+            if not entry.is_dir() and (mode := stat.S_IMODE(entry.external_attr >> 16)):
+                os.chmod(made, mode & 0o777 | 0o600)
+    return size
+
+
+# ---- who has the folders
+
+
+def needed() -> bool:
+    """Whether processes may be started on other hosts."""
+    return Path(session().folder, "tls").is_dir()
+
+
+def leave(roots: Iterable[str], store: str) -> str:
+    """Has the head keep these folders; returns what the processes that need them find in ``SHOAL_PACKAGES``."""
+    with _leaving:
+        return json.dumps({"store": store, "of": {root: _kept_as(root, store) for root in dict.fromkeys(roots)}})
+
+
+def _kept_as(root: str, store: str) -> str:
+    came_with = _told().get("of", {})
+    if root in came_with:  # what this process runs in: as long as it does, the head has it
+        return came_with[root]
+    package, when = _left.get(root, ("", 0.0))
+    if not package or (time.monotonic() - when > _SURE_S and not session().has_package(package)):
+        with tempfile.TemporaryFile(dir=store) as file:
+            package = pack(files_in(Path(root)), file)
+            _send(package, file)
+    _left[root] = (package, time.monotonic())
+    return package
+
+
+def _send(package: str, file: IO[bytes]) -> None:
+    total = file.seek(0, os.SEEK_END)
+    if session().has_package(package):
+        return
+    for attempt in itertools.count():
+        file.seek(0)
+        try:
+            for offset in range(0, total, _PART):
+                if session().put_package(package, total, offset, file.read(_PART)):
+                    return
+        except InvalidArgument as error:
+            if error.reason != "FromTheFirst" or attempt == _ATTEMPTS:  # the connection to the head was another one meanwhile
+                raise
+
+
+# ---- who lacks them
+
+
+def _told() -> dict[str, Any]:
+    return json.loads(os.environ.get(ENVIRONMENT) or "{}")
+
+
+def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
+    """In a process that was just started: its folder and import path on this host. What is not here yet is brought, and the environment
+    says where it is."""
+    told = _told()
+    own = os.path.join(os.environ["SHOAL_SESSION"], "files")
+    if not told or told["store"] == own:
+        return cwd, path
+    Path(own).mkdir(mode=0o700, exist_ok=True)
+    moved = {root: _here(package, Path(own)) for root, package in told["of"].items()}
+    env = json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}"))
+    for tool in env.keys() & {"pip", "uv"}:
+        with _locked(Path(own, f"{tool}.use"), fcntl.LOCK_EX):
+            here = _packages.installed(tool, env[tool], Path(own))
+        theirs = [p for p in path if p not in moved and p.startswith(os.path.join(told["store"], f"{tool}-"))]
+        moved.update(dict.fromkeys(theirs, here))
+
+    def translated(given: str) -> str:
+        for root, here in moved.items():
+            if given == root or given.startswith(root + "/"):
+                return here + given[len(root) :]
+        return given
+
+    if "working_dir" in env:
+        env["working_dir"] = translated(env["working_dir"])
+    if "py_modules" in env:
+        env["py_modules"] = [translated(m) for m in env["py_modules"]]
+    os.environ["SHOAL_RUNTIME_ENV"] = json.dumps(env)
+    os.environ[ENVIRONMENT] = json.dumps({"store": own, "of": {moved[root]: package for root, package in told["of"].items()}})
+    return translated(cwd), [translated(p) for p in path]
+
+
+def in_place(folder: str) -> bool:
+    """Whether this is the host of who named the folder, and it is there as it is."""
+    told = _told()
+    return os.path.isdir(folder) and folder in told.get("of", {}) and told["store"] == os.path.join(os.environ["SHOAL_SESSION"], "files")
+
+
+def _here(package: str, own: Path) -> str:
+    """A folder of this host with what is in it, which stays as long as this process."""
+    target, use = own / package[:24], own / f"{package[:24]}.use"
+    fd = os.open(use, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.set_inheritable(fd, True)  # also what this process becomes, or starts, uses it
+    _in_use.append(fd)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    while not target.is_dir():
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if not target.is_dir():
+            size = _bring(package, target)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(size).encode(), 0)
+        fcntl.flock(fd, fcntl.LOCK_SH)  # not at once: somebody may remove it in between
+    os.utime(fd)
+    _forget_others(own)
+    return str(target)
+
+
+def _bring(package: str, target: Path) -> int:
+    making = target.with_suffix(".making")  # there is one at a time; what is there was left by one that was killed
+    shutil.rmtree(making, ignore_errors=True)
+    with tempfile.TemporaryFile(dir=target.parent) as file:
+        digest, offset, total = hashlib.sha256(), 0, 1
+        while offset < total:
+            total, part = attach_worker().get_package(package, offset)
+            digest.update(part)
+            file.write(part)
+            offset += len(part)
+        if digest.hexdigest() != package:
+            raise DataLoss(f"package {package[:12]} came from the head with other content than it had")
+        file.seek(0)
+        size = unpack(file, making)
+    making.rename(target)
+    return size
+
+
+def _forget_others(own: Path) -> None:
+    """What nobody uses, longest ago first, as long as there is too much of it."""
+    have = sorted((u.stat().st_mtime_ns, int(u.read_text() or 0), u) for u in own.glob("*.use") if u.with_suffix("").is_dir())
+    too_much = sum(size for _, size, _ in have) - int(os.environ.get(_CACHE, _CACHE_BYTES))
+    for _, size, use in have:
+        if too_much <= 0:
+            return
+        with contextlib.suppress(BlockingIOError), _locked(use, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            gone = use.with_suffix(".gone")
+            shutil.rmtree(gone, ignore_errors=True)
+            use.with_suffix("").rename(gone)  # not half of it, if this process ends here
+            shutil.rmtree(gone, ignore_errors=True)
+            too_much -= size
+
+
+@contextlib.contextmanager
+def _locked(file: Path, how: int) -> Iterator[None]:
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)

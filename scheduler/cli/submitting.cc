@@ -1,0 +1,89 @@
+#include "scheduler/cli/submitting.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "actors/wire/packages.h"
+#include "runtime/core/fd.h"
+#include "runtime/process/process.h"
+
+extern char** environ;
+
+namespace shoal::scheduler::cli {
+
+using nlohmann::json;
+
+Result<std::string> ask_python(const std::string& python, const std::vector<std::string>& words) {
+  int out[2], err[2];
+  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) return fail(from_errno(errno, "pipe"));
+  const Fd reads_out(out[0]), reads_err(err[0]);
+  runtime::SpawnSpec spec;
+  spec.argv = {python, "-m", "shoal._submitting"};
+  spec.argv.insert(spec.argv.end(), words.begin(), words.end());
+  for (char** e = environ; *e != nullptr; ++e) spec.env.emplace_back(*e);
+  spec.out = Fd(out[1]);
+  spec.err = Fd(err[1]);
+  auto started = runtime::spawn(std::move(spec));
+  if (!started) return fail(started.error());
+  const auto all_of = [](const Fd& from) {  // little: a pipe holds it
+    std::string text;
+    char piece[4096];
+    for (ssize_t n = 0; (n = read(from.get(), piece, sizeof piece)) > 0 || (n < 0 && errno == EINTR);) {
+      if (n > 0) text.append(piece, static_cast<std::size_t>(n));
+    }
+    while (text.ends_with('\n')) text.pop_back();
+    return text;
+  };
+  const std::string said = all_of(reads_out), why = all_of(reads_err);
+  const auto ended = runtime::wait_exit(*started, std::chrono::seconds(10));
+  if (ended && ended->ok()) return said;
+  const auto last = why.rfind('\n') == std::string::npos ? why : why.substr(why.rfind('\n') + 1);
+  return fail(invalid_argument(last.empty() ? python + " -m shoal._submitting came to nothing" : last));
+}
+
+Result<void> ship_folder(const std::string& python, const std::string& store, Client& head, const std::string& runtime_env,
+                         actors::JobSpec& spec) {
+  const json env = json::parse(runtime_env);
+  const std::string folder = env.at("working_dir");
+  std::vector<std::string> words = {"pack", folder};
+  std::string file = std::filesystem::temp_directory_path() / "shoal-package-XXXXXX";
+  const Fd package(mkostemp(file.data(), O_CLOEXEC));
+  if (!package) return fail(from_errno(errno, "a temporary file for " + folder));
+  const auto remove = [&](const auto&) { unlink(file.c_str()); };
+  const std::unique_ptr<const std::string, decltype(remove)> removed(&file, remove);
+  words.push_back(file);
+  for (const auto& pattern : env.value("excludes", json::array())) {
+    if (pattern.is_string()) words.push_back(pattern);
+  }
+  SHOAL_TRY(const std::string name, ask_python(python, words));
+  struct stat seen {};
+  if (fstat(package.get(), &seen) != 0) return fail(from_errno(errno, file));
+  actors::PackagePart part{name, static_cast<std::uint64_t>(seen.st_size), 0, {}};
+  SHOAL_TRY(auto has, head.ask_for<actors::HasPackage>(actors::kPutPackage, to_bytes(part)));
+  while (!has.whole) {
+    part.data.resize(std::min<std::uint64_t>(actors::PackagePart::kMaxBytes, part.total - part.offset));
+    const ssize_t n = pread(package.get(), part.data.data(), part.data.size(), static_cast<off_t>(part.offset));
+    if (n <= 0) return fail(data_loss(file + " was changed meanwhile"));
+    part.data.resize(static_cast<std::size_t>(n));
+    SHOAL_TRY(has, head.ask_for<actors::HasPackage>(actors::kPutPackage, to_bytes(part)));
+    part.offset += part.data.size();
+  }
+  auto& launch = spec.launch;
+  std::erase_if(launch.env, [](const auto& e) { return e.first == "SHOAL_RUNTIME_ENV"; });
+  launch.env.emplace_back("SHOAL_RUNTIME_ENV", env.dump());
+  launch.env.emplace_back("SHOAL_PACKAGES", json({{"store", store}, {"of", {{folder, name}}}}).dump());
+  if (launch.argv[0] == "/bin/sh") launch.argv = {python, "-m", "shoal._entrypoint", launch.argv.back()};
+  launch.cwd.clear();
+  return {};
+}
+
+}  // namespace shoal::scheduler::cli

@@ -1,0 +1,153 @@
+#include "scheduler/head/packages.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "runtime/core/fd.h"
+
+namespace shoal::scheduler {
+
+using actors::HasPackage;
+using actors::PackagePart;
+namespace fs = std::filesystem;
+
+namespace {
+
+Result<void> check(const PackagePart& p) {
+  const bool hash = p.name.size() == 64 && p.name.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (!hash) return fail(invalid_argument("a package is named by the SHA-256 of its content"));
+  return {};
+}
+
+Error lacks(const std::string& name) {
+  return not_found("the head has no package " + name.substr(0, 12))
+      .with_hint("whoever needs it has to be started again: the head keeps what is used, and another head that leads has none of it");
+}
+
+}  // namespace
+
+Packages::Packages(runtime::Clock& clock, Options options, std::function<bool(const std::string& name)> used)
+    : clock_(clock), options_(std::move(options)), used_(std::move(used)) {}
+
+// What a head before this one had, but for what was not whole.
+Result<void> Packages::open() {
+  if (opened_) return {};
+  if (options_.folder.empty()) return fail(unimplemented("this head keeps no packages"));
+  if (mkdir(options_.folder.c_str(), 0700) != 0 && errno != EEXIST) return fail(from_errno(errno, "mkdir " + options_.folder));
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(options_.folder, error)) {
+    const std::string file = entry.path().filename();
+    if (file.size() == 68 && file.ends_with(".zip")) {
+      std::error_code ignored;
+      kept_[file.substr(0, 64)] = {fs::file_size(entry.path(), ignored), clock_.now()};
+    } else {
+      fs::remove(entry.path(), error);
+    }
+  }
+  opened_ = true;
+  return {};
+}
+
+Result<void> Packages::make_room(std::uint64_t bytes) {
+  std::uint64_t have = bytes;
+  for (const auto& [name, k] : kept_) have += k.bytes;
+  for (const auto& [key, there] : coming_) have += there;
+  while (have > options_.max_bytes) {
+    auto oldest = kept_.end();
+    for (auto it = kept_.begin(); it != kept_.end(); ++it) {
+      const bool idle = clock_.now() - it->second.last >= options_.unused && !used_(it->first);
+      if (idle && (oldest == kept_.end() || it->second.last < oldest->second.last)) oldest = it;
+    }
+    if (oldest == kept_.end()) {
+      return fail(resource_exhausted(
+                      fmt::format("the head keeps {} MiB of folders, and all of them are in use or were lately", options_.max_bytes >> 20))
+                      .with_hint("end jobs that need none of theirs any more, or name in excludes what processes do not need"));
+    }
+    std::error_code ignored;
+    fs::remove(path(oldest->first), ignored);
+    have -= oldest->second.bytes;
+    kept_.erase(oldest);
+  }
+  return {};
+}
+
+Result<HasPackage> Packages::put(std::uint64_t from, const PackagePart& part) {
+  SHOAL_OK(check(part));
+  SHOAL_OK(open());
+  if (const auto it = kept_.find(part.name); it != kept_.end()) {
+    it->second.last = clock_.now();
+    return HasPackage{true};
+  }
+  if (part.data.empty()) return HasPackage{false};
+  if (part.total > PackagePart::kMaxTotal || part.data.size() > PackagePart::kMaxBytes || part.offset > part.total ||
+      part.data.size() > part.total - part.offset) {
+    return fail(invalid_argument(fmt::format("a package has {} MiB at most, and comes in parts of {} KiB at most",
+                                             PackagePart::kMaxTotal >> 20, PackagePart::kMaxBytes >> 10)));
+  }
+  const std::pair key{from, part.name};
+  if (part.offset == 0) {
+    coming_.erase(key);
+    SHOAL_OK(make_room(part.total));
+  } else if (const auto it = coming_.find(key); it == coming_.end() || it->second != part.offset) {
+    return fail(invalid_argument("the parts of a package come in order, from the first on").with_reason("FromTheFirst"));
+  }
+  const std::string file = path(from, part.name);
+  const Fd fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (part.offset == 0 ? O_TRUNC : 0), 0600));
+  for (std::size_t done = 0; fd && done < part.data.size();) {
+    const ssize_t n = pwrite(fd.get(), part.data.data() + done, part.data.size() - done, static_cast<off_t>(part.offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    done += static_cast<std::size_t>(n);
+    if (done == part.data.size()) coming_[key] = part.offset + done;
+  }
+  if (!coming_.contains(key) || coming_[key] != part.offset + part.data.size()) {
+    const Error why = from_errno(errno, "a package cannot be written to " + options_.folder);
+    unlink(file.c_str());
+    coming_.erase(key);
+    return fail(why);
+  }
+  if (coming_[key] < part.total) return HasPackage{false};
+  coming_.erase(key);
+  if (rename(file.c_str(), path(part.name).c_str()) != 0) return fail(from_errno(errno, "rename " + file));
+  kept_[part.name] = {part.total, clock_.now()};
+  return HasPackage{true};
+}
+
+Result<PackagePart> Packages::get(const PackagePart& asked) {
+  SHOAL_OK(check(asked));
+  SHOAL_OK(open());
+  const auto it = kept_.find(asked.name);
+  if (it == kept_.end()) return fail(lacks(asked.name));
+  it->second.last = clock_.now();
+  if (asked.offset > it->second.bytes) return fail(invalid_argument("a package has no part beyond its end"));
+  PackagePart out{asked.name, it->second.bytes, asked.offset,
+                  std::string(std::min<std::uint64_t>(PackagePart::kMaxBytes, it->second.bytes - asked.offset), '\0')};
+  const Fd fd(::open(path(asked.name).c_str(), O_RDONLY | O_CLOEXEC));
+  for (std::size_t done = 0; done < out.data.size();) {
+    const ssize_t n = fd ? pread(fd.get(), out.data.data() + done, out.data.size() - done, static_cast<off_t>(asked.offset + done)) : -1;
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {  // somebody removed it
+      kept_.erase(it);
+      return fail(lacks(asked.name));
+    }
+    done += static_cast<std::size_t>(n);
+  }
+  return out;
+}
+
+void Packages::closed(std::uint64_t from) {
+  std::erase_if(coming_, [&](const auto& c) {
+    if (c.first.first != from) return false;
+    unlink(path(from, c.first.second).c_str());
+    return true;
+  });
+}
+
+}  // namespace shoal::scheduler

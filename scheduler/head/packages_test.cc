@@ -1,0 +1,144 @@
+#include "scheduler/head/packages.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "runtime/sim/sim_clock.h"
+
+namespace shoal::scheduler {
+namespace {
+
+using actors::PackagePart;
+
+constexpr std::uint64_t kMe = 1, kOther = 2;
+
+class PackagesTest : public testing::Test {
+ protected:
+  PackagesTest() { open(); }
+  ~PackagesTest() override { std::filesystem::remove_all(base_); }
+  void open() {
+    packages_.emplace(clock_, options_, [this](const std::string& name) { return used_.contains(name); });
+  }
+  static std::string name(char c) { return std::string(64, c); }
+  Result<bool> put(char c, std::uint64_t total, std::uint64_t offset, const std::string& data, std::uint64_t from = kMe) {
+    SHOAL_TRY(const auto has, packages_->put(from, {name(c), total, offset, data}));
+    return has.whole;
+  }
+  Result<bool> put(char c, const std::string& data) { return put(c, data.size(), 0, data); }
+  std::string got(char c, std::uint64_t offset = 0) {
+    const auto part = packages_->get({name(c), 0, offset, {}});
+    return part ? part->data : "(" + std::string(code_name(part.error().code())) + ")";
+  }
+  std::set<std::string> files() const {
+    std::set<std::string> out;
+    for (const auto& e : std::filesystem::directory_iterator(options_.folder)) out.insert(e.path().filename().string().substr(60));
+    return out;
+  }
+  void pass(runtime::Duration time) { clock_.advance_to(clock_.now() + time); }
+
+  const std::string base_ = [] {
+    std::string name = testing::TempDir() + "/packages-XXXXXX";
+    return std::string(mkdtemp(name.data()));
+  }();
+  runtime::SimClock clock_;
+  Packages::Options options_{.folder = base_ + "/packages", .max_bytes = 100};
+  std::set<std::string> used_;
+  std::optional<Packages> packages_;
+};
+
+TEST_F(PackagesTest, WhatComesInPartsIsThereWhenItIsWhole) {
+  EXPECT_EQ(put('a', 6, 0, ""), false);  // only a question
+  EXPECT_EQ(put('a', 6, 0, "abc"), false);
+  EXPECT_EQ(got('a'), "(NotFound)");
+  EXPECT_EQ(put('a', 6, 3, "def"), true);
+  EXPECT_EQ(put('a', 0, 0, ""), true);
+  EXPECT_EQ(got('a'), "abcdef");
+  EXPECT_EQ(got('a', 4), "ef");
+  EXPECT_EQ(got('a', 6), "");
+  EXPECT_EQ(got('a', 7), "(InvalidArgument)");
+  EXPECT_EQ(packages_->get({name('a'), 0, 4, {}})->total, 6u);
+}
+
+TEST_F(PackagesTest, PartsComeInOrderFromTheFirst) {
+  EXPECT_EQ(put('a', 6, 3, "def").error().reason(), "FromTheFirst");
+  EXPECT_EQ(put('a', 6, 0, "abc"), false);
+  EXPECT_EQ(put('a', 6, 5, "f").error().reason(), "FromTheFirst");
+  EXPECT_EQ(put('a', 6, 0, "xyz"), false);  // again
+  EXPECT_EQ(put('a', 6, 3, "def"), true);
+  EXPECT_EQ(got('a'), "xyzdef");
+}
+
+TEST_F(PackagesTest, TwoThatBringTheSameDoNotMixIt) {
+  EXPECT_EQ(put('a', 6, 0, "abc", kMe), false);
+  EXPECT_EQ(put('a', 6, 0, "a", kOther), false);
+  EXPECT_EQ(put('a', 6, 3, "def", kMe), true);
+  EXPECT_EQ(put('a', 6, 1, "bc", kOther), true);  // it is there: no more is needed
+  EXPECT_EQ(got('a'), "abcdef");
+  packages_->closed(kOther);
+  EXPECT_EQ(files(), (std::set<std::string>{"aaaa.zip"}));
+}
+
+TEST_F(PackagesTest, NothingStaysOfWhatWasNotWhole) {
+  EXPECT_EQ(put('a', 6, 0, "abc"), false);
+  packages_->closed(kMe);
+  EXPECT_TRUE(files().empty());
+  EXPECT_EQ(put('a', 6, 3, "def").error().reason(), "FromTheFirst");
+  EXPECT_EQ(put('b', 6, 0, "abc"), false);
+  EXPECT_EQ(put('c', "whole"), true);
+  open();  // a head that was killed, and started again
+  EXPECT_EQ(got('c'), "whole");
+  EXPECT_EQ(files(), (std::set<std::string>{"cccc.zip"}));
+}
+
+TEST_F(PackagesTest, NamesThatAreNoneAndPartsThatCannotBeAreRefused) {
+  for (const std::string& bad : {std::string("../../etc/passwd"), std::string(64, 'g'), std::string(63, 'a'), std::string(64, 'A')}) {
+    EXPECT_EQ(packages_->put(kMe, {bad, 1, 0, "x"}).error().code(), Code::kInvalidArgument);
+    EXPECT_EQ(packages_->get({bad, 0, 0, {}}).error().code(), Code::kInvalidArgument);
+  }
+  EXPECT_EQ(put('a', 2, 0, "abc").error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(put('a', PackagePart::kMaxTotal + 1, 0, "abc").error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(put('a', 10, ~std::uint64_t{0}, "abc").error().code(), Code::kInvalidArgument);
+  const std::string large(PackagePart::kMaxBytes + 1, 'x');
+  EXPECT_EQ(put('a', large).error().code(), Code::kInvalidArgument);
+}
+
+TEST_F(PackagesTest, BeyondTheBoundWhatNobodyUsesGoesLongestAgoFirst) {
+  const std::string forty(40, 'x');
+  EXPECT_EQ(put('a', forty), true);
+  EXPECT_EQ(put('b', forty), true);
+  EXPECT_EQ(put('c', forty).error().code(), Code::kResourceExhausted);  // they were just left: somebody is about to use them
+  pass(std::chrono::minutes(11));
+  EXPECT_EQ(got('a'), forty);  // so it is b that was used longest ago
+  used_ = {name('b')};
+  EXPECT_EQ(put('c', forty).error().code(), Code::kResourceExhausted);
+  used_ = {};
+  EXPECT_EQ(put('c', forty), true);
+  EXPECT_EQ(got('b'), "(NotFound)");
+  EXPECT_EQ(got('a'), forty);
+  pass(std::chrono::minutes(11));
+  used_ = {name('a')};
+  EXPECT_EQ(put('d', forty), true);
+  EXPECT_EQ(got('c'), "(NotFound)");
+  EXPECT_EQ(got('a'), forty);
+}
+
+TEST_F(PackagesTest, OneThatSomebodyRemovedIsNotThere) {
+  EXPECT_EQ(put('a', "abc"), true);
+  std::filesystem::remove_all(options_.folder);
+  EXPECT_EQ(got('a'), "(NotFound)");
+  EXPECT_EQ(put('a', "abc").error().code(), Code::kNotFound);  // nor is the folder
+}
+
+TEST_F(PackagesTest, AHeadWithoutAFolderKeepsNone) {
+  options_.folder.clear();
+  open();
+  EXPECT_EQ(put('a', "abc").error().code(), Code::kUnimplemented);
+}
+
+}  // namespace
+}  // namespace shoal::scheduler

@@ -1,0 +1,156 @@
+#include "scheduler/node/memory_monitor.h"
+
+#include <algorithm>
+#include <csignal>
+#include <map>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#include "actors/cluster/cluster.h"
+
+namespace shoal::scheduler {
+
+namespace {
+
+constexpr double kFillsPerSecond = 4.0 * (1u << 30);  // bytes: a core's pace; several rarely do better than one's bus
+constexpr std::chrono::milliseconds kSoonest(100), kLatest(2000);
+constexpr std::uint64_t kWorthIt = 100;  // a share of the limit
+constexpr std::size_t kTopUsers = 5;
+
+const char* const kHint =
+    "let less run at once on a node (num_cpus= or memory= of functions and actors), hold less in each, or add memory; the threshold is "
+    "--memory-usage-threshold of `shoal start`, or SHOAL_MEMORY_USAGE_THRESHOLD (1: nobody is killed)";
+
+Error out_of_memory(std::string text) { return unavailable(std::move(text)).with_reason(actors::kOutOfMemory).with_hint(kHint); }
+
+std::string text_of(const MemoryUser& u) { return fmt::format("{} (pid {}) {}", u.who, u.pid, bytes_text(u.bytes)); }
+
+// Largest first.
+std::string top_of(std::vector<MemoryUser> users) {
+  std::stable_sort(users.begin(), users.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  std::string out;
+  for (std::size_t i = 0; i < std::min(users.size(), kTopUsers); ++i) out += (i ? ", " : "") + text_of(users[i]);
+  if (users.size() > kTopUsers) out += fmt::format(", and {} more", users.size() - kTopUsers);
+  return out;
+}
+
+}  // namespace
+
+std::string bytes_text(std::uint64_t bytes) {
+  const auto amount = static_cast<double>(bytes);
+  return bytes >= 1u << 30 ? fmt::format("{:.2f} GiB", amount / (1u << 30)) : fmt::format("{:.1f} MiB", amount / (1u << 20));
+}
+
+std::optional<std::size_t> whom_to_end(const std::vector<MemoryUser>& users, std::uint64_t limit) {
+  const auto worth = [&](const MemoryUser& u) { return u.bytes >= limit / kWorthIt; };
+  using Class = std::pair<bool, bool>;  // worth it, run again
+  std::map<std::pair<JobId, Class>, std::size_t> sizes;
+  for (const auto& u : users) ++sizes[{u.job, {worth(u), u.run_again}}];
+  const auto key = [&](const MemoryUser& u) {
+    return std::tuple(worth(u), u.run_again, sizes.at({u.job, {worth(u), u.run_again}}), u.order);
+  };
+  const auto it = std::max_element(users.begin(), users.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  if (it == users.end()) return std::nullopt;
+  return static_cast<std::size_t>(it - users.begin());
+}
+
+runtime::Duration next_look(std::uint64_t used, std::uint64_t threshold_bytes) {
+  const double seconds = static_cast<double>(threshold_bytes - std::min(used, threshold_bytes)) / kFillsPerSecond;
+  const auto pause = std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, 1e6) * 1000));
+  return std::clamp(pause, kSoonest, kLatest);
+}
+
+MemoryMonitor::MemoryMonitor(runtime::Clock& clock, runtime::Log log, Options options, Users users, Kill kill)
+    : clock_(clock), log_(std::move(log)), options_(std::move(options)), users_(std::move(users)), kill_(std::move(kill)) {}
+
+void MemoryMonitor::start() {
+  if (options_.kernel_kills) kills_ = options_.kernel_kills();
+  const bool on = options_.machine && options_.process && options_.threshold > 0 && options_.threshold < 1;
+  if (on || options_.kernel_kills) look();
+}
+
+void MemoryMonitor::again(runtime::Duration pause) {
+  looking_ = clock_.after(pause, [this] { look(); });
+}
+
+void MemoryMonitor::look() {
+  forget_old_kills();
+  if (!options_.machine || options_.threshold <= 0 || options_.threshold >= 1) return again(kLatest);
+  if (ending_) return again(options_.at_end);  // one at a time: what it had comes back with its end
+  std::vector<MemoryUser> users;
+  std::uint64_t used = 0, limit = options_.limit;
+  const auto measure = [&] {
+    users = users_();
+    for (auto& u : users) u.bytes = options_.process(u.pid);
+  };
+  if (limit > 0) {
+    measure();
+    for (const auto& u : users) used += u.bytes;
+  } else {
+    const auto memory = options_.machine();
+    limit = memory.total;
+    used = memory.total - memory.available;
+  }
+  const auto threshold = static_cast<std::uint64_t>(options_.threshold * static_cast<double>(limit));
+  if (used <= threshold) {
+    in_vain_ = false;
+    return again(next_look(used, threshold));
+  }
+  if (options_.limit == 0) measure();
+  beyond(used, limit, std::move(users));
+}
+
+void MemoryMonitor::beyond(std::uint64_t used, std::uint64_t limit, std::vector<MemoryUser> users) {
+  const std::string state = fmt::format("{} uses {} of {}, beyond the threshold of {:g} %", options_.where, bytes_text(used),
+                                        bytes_text(limit), options_.threshold * 100);
+  const auto chosen = whom_to_end(users, limit);
+  if (!chosen) {
+    if (!std::exchange(in_vain_, true)) log_->warn("out of memory: {}; no worker is here that could be ended", state);
+    return again(options_.in_vain);
+  }
+  const MemoryUser victim = users[*chosen];
+  const std::string text =
+      fmt::format("{} (pid {}) was killed because memory ran short: it used {}, and {} ({})\nworkers that use most: {}", victim.who,
+                  victim.pid, bytes_text(victim.bytes), state,
+                  victim.run_again ? "the last started of those whose work is run again" : "the last started", top_of(std::move(users)));
+  log_->warn("out of memory: worker={} {}", to_string(victim.worker), text);
+  ending_.emplace(victim.worker, out_of_memory(text));
+  kill_(victim.worker);
+  again(options_.at_end);
+}
+
+// The kernel counts before it kills, and we hear of the end later: so a new count waits for the end of one of our processes, and no longer
+// than such news may take. What it killed otherwise was somebody else's.
+void MemoryMonitor::forget_old_kills() {
+  if (!options_.kernel_kills) return;
+  const std::uint64_t now = options_.kernel_kills();
+  if (now == kills_) {
+    kills_since_.reset();
+  } else if (!kills_since_) {
+    kills_since_ = clock_.now();
+  } else if (clock_.now() - *kills_since_ > options_.kernel_memory) {
+    kills_ = now;
+    kills_since_.reset();
+  }
+}
+
+std::optional<Error> MemoryMonitor::cause_of_end(WorkerId worker, const std::string& who, pid_t pid, const runtime::ExitStatus& status,
+                                                 bool asked) {
+  if (ending_ && ending_->first == worker) {
+    Error out = std::move(ending_->second);
+    ending_.reset();
+    if (status.signal == SIGKILL) return out;
+    return std::nullopt;  // it was on its way out by itself
+  }
+  if (asked || status.signal != SIGKILL || !options_.kernel_kills || options_.kernel_kills() <= kills_) return std::nullopt;
+  ++kills_;
+  const auto memory = options_.machine ? options_.machine() : runtime::MachineMemory();
+  const std::string text = fmt::format(
+      "{} (pid {}) was killed by SIGKILL, by the kernel, because memory ran out: its count of such kills has risen; {} now uses {} of {}",
+      who, pid, options_.where, bytes_text(memory.total - memory.available), bytes_text(memory.total));
+  log_->warn("out of memory: worker={} {}", to_string(worker), text);
+  return out_of_memory(text);
+}
+
+}  // namespace shoal::scheduler
