@@ -42,7 +42,7 @@ struct References::Hold {
 
 void arrived(Value& value, References& references, ValueMemory& memory) {
   value.refer(value.refs(), references.received(value.refs()));
-  if (value.shared()) memory.keeps(value.memory());
+  if (value.shared() && !value.memory()->referred) memory.keeps(value.memory());  // one that came as bytes was made here, and is kept
 }
 
 References::References(std::function<void()> wake, std::function<void(std::vector<Change>)> tell)

@@ -2,8 +2,11 @@
 
 #include <map>
 #include <optional>
+#include <string>
 
 #include <gtest/gtest.h>
+
+#include "actors/value/call.h"
 
 namespace shoal::actors {
 namespace {
@@ -76,6 +79,23 @@ TEST_F(ReferencesTest, AHoldMayOutliveTheSession) {
   references_.reset();
   hold.reset();
   EXPECT_EQ(wakes_, 1);
+}
+
+TEST_F(ReferencesTest, WhatArrivesIsKeptOnceWhetherItCameAsBytesOrAsADescriptor) {
+  struct Counting final : ValueMemory {
+    Result<Fd> fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) override { return pool.fill(bytes, parts); }
+    void keeps(const std::shared_ptr<SharedMemory>& memory) override { ++kept[memory]; }
+    runtime::SegmentPool pool;
+    std::map<std::shared_ptr<SharedMemory>, int> kept;
+  } memory;
+  const std::string text(300'000, 'x');
+  const Value large = Value::make({std::as_bytes(std::span(text))}).value();
+  for (const bool local : {true, false}) {
+    Value value = value_from(to_message(large, local).value(), &memory).value();
+    arrived(value, *references_, memory);
+    EXPECT_EQ(memory.kept, (std::map<std::shared_ptr<SharedMemory>, int>{{value.memory(), 1}}));
+    memory.kept.clear();
+  }
 }
 
 }  // namespace
