@@ -13,6 +13,7 @@ namespace {
 constexpr std::uint64_t kMovedAtOnce = 64u << 20;
 constexpr auto kTended = std::chrono::seconds(1);
 constexpr auto kAskedAgain = std::chrono::milliseconds(100);  // what one let go of is another's to give back
+constexpr auto kLongLook = std::chrono::seconds(1);            // more than that between two looks is a machine that stood still
 constexpr auto kLooked = std::chrono::milliseconds(2);        // for room that others make
 }  // namespace
 
@@ -181,21 +182,34 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
     if (ends() || spill(step, ends) == 0) break;
     in_vain = room() || board_->total().kept < before ? 0 : in_vain + 1;
   }
-  auto since = steady_clock::now(), asked = since - kAskedAgain;
-  for (auto before = board_->total(); !ended && !room();) {
+  // Who was not run for a while has not waited for it.
+  const auto others = [this] {
+    auto out = board_->total();
+    out.spilled -= std::min(out.spilled, board_->of(place_->member).spilled);
+    return out;
+  };
+  auto looked = steady_clock::now(), asked = looked - kAskedAgain;
+  steady_clock::duration waited{};
+  int in_vain = 0;
+  for (auto before = others(); !ended && !room();) {
     const auto now = steady_clock::now();
-    const auto total = board_->total();
-    const bool gave = total.kept<before.kept, asks = now - asked> kAskedAgain;
-    if (gave || total.spilled > before.spilled) since = now;
+    const auto total = others();
+    const bool gave = total.kept < before.kept, asks = now - asked >= kAskedAgain;
+    waited += std::min<steady_clock::duration>(now - std::exchange(looked, now), kLongLook);
+    if (gave || total.spilled > before.spilled) waited = {};
+    if (gave) in_vain = 0;
     before = total;
     if (ends()) break;
-    if (now - since > place_->patience) return fail(full(why()));
+    if (waited > place_->patience) return fail(full(why()));
     if (asks) {
       place_->ask_others(bytes);
       asked = now;
     }
     std::this_thread::sleep_for(pause);
-    if (asks || gave) spill(step, ends);
+    if ((asks || gave) && in_vain < 2) {
+      ++in_vain;
+      spill(step, ends);
+    }
   }
   if (ended) return fail(*ended);
   return {};

@@ -22,6 +22,7 @@ using storage::ReplicaTable;
 
 namespace {
 
+constexpr std::chrono::seconds kStoodStill(1);
 constexpr std::uint64_t kSpilledAhead = 256u << 20, kSpilledAtMost = std::uint64_t{8} << 30;
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
@@ -248,8 +249,8 @@ void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
 
 void Objects::move(JobId job, WorkerId worker, const ObjectKey& key, Fd file) {
   const Object object = own(key);
+  if (object.home && !replicas_.complete(object)) return;  // what comes now is another memory than the one that was moved
   const auto moved = [&]() -> Result<void> {
-    if (object.home && !replicas_.complete(object)) return {};
     const auto holders = object.home || object.job == job ? std::vector<WorkerId>() : references_.holders(object);
     const bool may =
         object.job == job || replicas_.is_wanted(object, worker) || std::find(holders.begin(), holders.end(), worker) != holders.end();
@@ -407,6 +408,7 @@ void Objects::release(const Object& object, const Error& why) {
 
 void Objects::with_room(Room room) {
   room.since = clock_.now();
+  if (rooms_.empty()) looked_ = room.since;
   if (rooms_.empty() || room.bytes <= options_.uncounted_bytes) {
     if (const auto decided = room_for(room)) return room.then(*decided);
   }
@@ -415,6 +417,11 @@ void Objects::with_room(Room room) {
 }
 
 void Objects::look_for_room() {
+  const auto now = clock_.now();
+  if (const auto stood_still = now - looked_ - options_.look; stood_still > kStoodStill) {
+    for (Room& room : rooms_) room.since += stood_still;  // nobody has waited for it in that time
+  }
+  looked_ = now;
   while (!rooms_.empty()) {
     const bool wanted = replicas_.transfer(rooms_.front().object) == rooms_.front().transfer;
     auto decided = wanted ? room_for(rooms_.front()) : std::optional<Result<void>>(Result<void>());

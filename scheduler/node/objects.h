@@ -154,6 +154,7 @@ class Objects {
   std::uint64_t kept_bytes_ = 0, next_use_ = 1;
   std::deque<Room> rooms_;
   runtime::Timer looking_, looking_at_left_;
+  runtime::TimePoint looked_{};  // for room
   // What is to be moved, and how many may be looked at for that; told: of what was moved.
   std::uint64_t to_spill_ = 0, told_filed_ = 0;
   std::size_t looks_ = 0;

@@ -322,6 +322,18 @@ TEST_F(ObjectsTest, WhoHoldsAnObjectMayMoveItAndOthersMayNot) {
   EXPECT_FALSE(b_.in_memory(its));
 }
 
+TEST_F(ObjectsTest, WhatComesAnewIsNotWhatWasMoved) {
+  const auto key = of_b(ObjectId{5}, kLarge);
+  get(key);
+  world_.run_for(15ms);
+  ASSERT_FALSE(got_);
+  a_.objects.move(kJob, kOne, key, file(kLarge));  // which had it before
+  a_.objects.move(kOther, WorkerId{13}, key, file(kLarge));
+  ASSERT_TRUE(comes());
+  EXPECT_EQ(**got_, kLarge);
+  EXPECT_TRUE(a_.in_memory(key));
+}
+
 TEST_F(ObjectsTest, WhoWantsAReplicaMayMoveItAndOthersMayNot) {
   const auto key = of_b(ObjectId{5}, kMiB);
   get(key);
