@@ -133,12 +133,12 @@ std::uint64_t kernel_oom_kills(const std::string& root) {
   for (const auto& g : groups_of_this(root)) {
     for (std::string path = g.path;;) {
       const std::string file = g.mount + path + (g.version2 ? "/memory.events" : "/memory.oom_control");
-      if (const std::uint64_t kills = field_of(file, "oom_kill"); kills != kNone) return kills;
+      if (const std::uint64_t kills = fields_of(file, {"oom_kill", ""})[0]; kills != kNone) return kills;
       if (path.empty()) break;
       path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
     }
   }
-  const std::uint64_t kills = field_of(root + "/proc/vmstat", "oom_kill");
+  const std::uint64_t kills = fields_of(root + "/proc/vmstat", {"oom_kill", ""})[0];
   return kills == kNone ? 0 : kills;
 }
 
