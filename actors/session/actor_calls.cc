@@ -147,7 +147,8 @@ void ActorCalls::lose_sent(ActorId id, Target& t, const Error& cause) {
     Sent& s = it->second;
     note(id, s.task, s.name, cause);
     if (s.again) {
-      s.again->task = task_number(s.task, static_cast<std::int32_t>(s.task >> 56) + 1);
+      const auto made = s.again->attempts ? (*s.again->attempts)++ : static_cast<std::int32_t>(s.task >> 56) + 1;
+      s.again->task = task_number(s.task, made);
       t.queued_bytes += s.again->args.inline_bytes();
       t.queue.push_front({std::move(*s.again), {}, std::move(s.promise), s.tries + 1});
     } else {

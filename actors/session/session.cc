@@ -489,22 +489,31 @@ void Session::in_any_order(ActorId actor, bool any) {
   own([&] { calls_->in_any_order(actor, any); });
 }
 
-Result<void> Session::cancel(const ValueFuture& result, CancelHow how) {
-  return own([&] { return cancel_now(result, how); });
+Result<void> Session::cancel(const ToCancel& what, CancelHow how) {
+  return own([&] { return cancel_now(what, how); });
 }
 
-Result<void> Session::cancel_now(const ValueFuture& result, CancelHow how) {
+Result<void> Session::cancel_now(const ToCancel& what, CancelHow how) {
+  const ValueFuture result = what.answer();
   for (const auto& pool : task_pools_) pool->cancel(result, how);
-  if (result.ready()) return {};
-  if (how.force && calls_->pending(result)) {
+  if (!result.ready() && how.force && calls_->pending(result)) {
     return fail(invalid_argument("force is for remote functions: a process that is an actor is not ended by a call that is cancelled")
                     .with_hint("cancel it without force, or kill() the actor"));
   }
-  calls_->cancel(result, how);
+  what.done();  // first: what comes of it may look
+  if (!result.ready()) calls_->cancel(result, how);
   return {};
 }
 
+Result<void> Session::cancel_published(const ObjectKey& object, CancelHow how) {
+  const auto promised = promised_.find(object.id);
+  if (promised == promised_.end() || object.job != job_) return {};  // it is there
+  const ToCancel what = promised->second;                            // what it leads to may take it from there
+  return cancel_now(what, how);
+}
+
 Result<void> Session::cancel_elsewhere(const ObjectKey& object, WorkerId owner, CancelHow how) {
+  if (owner == worker_) return own([&] { return cancel_published(object, how); });
   SHOAL_OK(ask(*node_, kCancelResult, to_bytes(CancelResult{object, owner, how.recursive, how.force}), options_.control_timeout));
   return {};
 }
@@ -653,7 +662,7 @@ void Session::give(ObjectId id, const ValueFuture& future) {
 
 // Loop only.
 void Session::put_when_ready(ObjectId id, const ValueFuture& future, ToCancel to_cancel) {
-  if (!future.ready()) promised_[id] = to_cancel ? std::move(to_cancel) : [future] { return future; };
+  if (!future.ready()) promised_[id] = to_cancel.answer ? std::move(to_cancel) : ToCancel{[future] { return future; }, [] {}};
   future.then([this, id](const Result<Value>& value) {
     promised_.erase(id);
     Peer* const node = node_ ? node_->peer() : nullptr;
@@ -844,10 +853,7 @@ Result<Message> Session::asked(const runtime::Request& request) {
   }
   if (method != kCancelResult) return fail(unimplemented("a client takes no such requests"));
   SHOAL_TRY(const auto cancel, from_bytes<CancelResult>(request.message.body));
-  const auto promised = promised_.find(cancel.object.id);
-  if (promised == promised_.end() || cancel.object.job != job_) return Message();  // it is there
-  const ToCancel to_cancel = promised->second;                                     // what it leads to may take it from there
-  SHOAL_OK(cancel_now(to_cancel(), {cancel.recursive, cancel.force}));
+  SHOAL_OK(cancel_published(cancel.object, {cancel.recursive, cancel.force}));
   return Message();
 }
 

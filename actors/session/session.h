@@ -95,11 +95,17 @@ class Session {
   Result<FoundActor> birth();
   // See ActorCalls.
   void in_any_order(ActorId actor, bool any);
+  // What is to be cancelled when nobody wants a value any more, and who hears that it was. Both are called on the loop.
+  struct ToCancel {
+    std::function<ValueFuture()> answer;
+    std::function<void()> done;
+  };
   // Nobody wants this answer any more: one that is not there yet will be Cancelled/TaskCancelled, unless it comes first. Nothing for one
-  // that is there, or that no call of this process makes. InvalidArgument for force with a method of an actor.
-  Result<void> cancel(const ValueFuture& result, CancelHow how);
-  // The same of a call of another process, which has published its result under this name. Returns once that one has cancelled it; nothing
-  // for one that is gone.
+  // that is there, or that no call of this process makes. InvalidArgument for force with a method of an actor: it goes on as if nobody had
+  // asked.
+  Result<void> cancel(const ToCancel& what, CancelHow how);
+  // The same of what a process, this one or another, has published under this name. Returns once that one has cancelled it; nothing for one
+  // that is gone.
   Result<void> cancel_elsewhere(const ObjectKey& object, WorkerId owner, CancelHow how);
   // As far as this process has heard.
   bool dead(ActorId actor);
@@ -155,9 +161,8 @@ class Session {
   // The memory of large values that this process makes. Any thread.
   ValueMemory& memory() { return objects_; }
   // Gives a value to the node under this id, so that other processes can get it. It may not be ready yet. If it cannot be shared, they get
-  // that error. The node keeps it as long as somebody holds it: this process as long as it has what is returned. `to_cancel` says, on the
-  // loop, what is to be cancelled when nobody wants it any more; without it that is the future itself.
-  using ToCancel = std::function<ValueFuture()>;
+  // that error. The node keeps it as long as somebody holds it: this process as long as it has what is returned. Without `to_cancel` the
+  // future itself is what is cancelled when nobody wants it any more.
   std::shared_ptr<const void> publish(ObjectId id, const ValueFuture& future, ToCancel to_cancel = {});
   // The same, but the node keeps it until it is dropped, or the job ends.
   void give(ObjectId id, const ValueFuture& future);
@@ -215,7 +220,8 @@ class Session {
   void on_closed();
   void put_when_ready(ObjectId id, const ValueFuture& future, ToCancel to_cancel = {});
   // Loop only.
-  Result<void> cancel_now(const ValueFuture& result, CancelHow how);
+  Result<void> cancel_now(const ToCancel& what, CancelHow how);
+  Result<void> cancel_published(const ObjectKey& object, CancelHow how);
   void count(const std::vector<References::Change>& changes);
   Result<void> share_memory(const Fd& board, std::int32_t member, const std::string& spill_folder);
   void on_head_notice(runtime::Request notice);

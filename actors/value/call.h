@@ -38,6 +38,7 @@ struct Call {
   NodeId from_node;                             // its node, likewise
   CallKey parent;                               // the call of this process in which it was made; does not travel
   std::uint64_t task = 0;                       // which of its caller's it is: see task_number
+  std::shared_ptr<std::int32_t> attempts;       // how often it was made: whoever makes it once more counts; null: one call. Travels not
   std::shared_ptr<const std::string> function;  // the name of the remote function that it runs; null: it runs none
   // How often it is sent again when its actor's process ended and was started again (below 0: always); nothing: as its actor says. Does
   // not travel.

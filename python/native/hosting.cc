@@ -78,6 +78,8 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
       .def_prop_ro(
           "key", [](const PyIncoming& i) { return std::pair(i.key().peer, i.key().request); }, "For take_cancelled.")
       .def_prop_ro("task_id", &PyIncoming::task_id)
+      .def_prop_ro(
+          "function", [](const PyIncoming& i) { return std::string(i.call().function_name()); }, "Its name; \"\" of a method.")
       .def_prop_ro("method", [](const PyIncoming& i) { return i.call().method; })
       .def_prop_ro("args", [](const PyIncoming& i) { return to_python(i.call().args); })
       .def_prop_ro("deps",

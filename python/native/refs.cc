@@ -164,7 +164,8 @@ Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, 
                     std::uint64_t number) const {
   const bool cancelled = session.own([&] {
     if (source_->task == 0) source_->task = session.new_task();
-    call.task = actors::task_number(source_->task, source_->attempts++);
+    call.attempts = source_->attempts;
+    call.task = actors::task_number(source_->task, (*source_->attempts)++);
     return source_->cancelled;
   });
   if (cancelled) {

@@ -41,8 +41,8 @@ class Ref {
   struct Source {
     actors::ValueFuture call;
     bool cancelled = false;
-    std::uint64_t task = 0;     // of a call that is made again: its number, once it was made
-    std::int32_t attempts = 0;  // that were
+    std::uint64_t task = 0;  // of a call that is made again: its number, once it was made
+    std::shared_ptr<std::int32_t> attempts = std::make_shared<std::int32_t>(0);  // that were: also those of ActorCalls
   };
   explicit Ref(actors::ValueFuture future, std::shared_ptr<Source> source = {}) : future_(std::move(future)), source_(std::move(source)) {}
   // One that is an object of the node's; `hold` keeps it there.
@@ -57,11 +57,10 @@ class Ref {
   const std::shared_ptr<const void>& hold() const { return hold_; }
   const actors::ValueFuture& future() const { return future_; }
   const std::shared_ptr<Source>& source() const { return source_; }
-  // The answer that is to be cancelled for it. Loop only.
-  actors::ValueFuture to_cancel() const {
-    if (!source_) return future_;
-    source_->cancelled = true;
-    return source_->call;
+  // What it follows from is to be cancelled for it.
+  actors::Session::ToCancel to_cancel() const {
+    if (!source_) return {[future = future_] { return future; }, [] {}};
+    return {[source = source_] { return source->call; }, [source = source_] { source->cancelled = true; }};
   }
   bool ready() const { return future_.ready(); }
   // A tally counts it, once it is ready, until it leaves: of many that wait for one after the other the future keeps none. Loop only.

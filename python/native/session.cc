@@ -521,7 +521,7 @@ void bind_session(nb::module_& m) {
             Session& session = *use;
             const auto done = [&] {
               const nb::gil_scoped_release release;
-              return session.cancel(session.own([&] { return ref.to_cancel(); }), {recursive, force});
+              return session.cancel(ref.to_cancel(), {recursive, force});
             }();
             unwrap(done);
           },
@@ -538,7 +538,7 @@ void bind_session(nb::module_& m) {
             unwrap(done);
           },
           nb::arg("id"), nb::arg("owner"), nb::arg("recursive"), nb::arg("force"),
-          "The same of a call of another process (place), which has published the result.")
+          "The same of what that process (place), or this one, has published.")
       .def(
           "kill",
           [](PySession& s, const std::string& actor, bool restart) {
@@ -684,9 +684,7 @@ void bind_session(nb::module_& m) {
             stand_alone(session, {&ref});
             auto hold = [&] {
               const nb::gil_scoped_release release;
-              Session::ToCancel to_cancel;
-              if (ref.source()) to_cancel = [follows = Ref(ref.future(), ref.source())] { return follows.to_cancel(); };
-              return session.publish(object_id(id), ref.future(), std::move(to_cancel));
+              return session.publish(object_id(id), ref.future(), ref.to_cancel());
             }();
             ref.name({session.job(), object_id(id), session.node()}, std::move(hold));
           },

@@ -350,15 +350,15 @@ def cancel(ref, *, force: bool = False, recursive: bool = True) -> None:
     ``async def`` method is cancelled as asyncio tasks are; another method that runs goes on to its end, and its result is what the call
     comes to. ``recursive``: so are the calls that it made and that are not done. Of a generator (``ObjectRefGenerator``) the rest. Nothing
     happens to a call that is done, or to a value that was ``put``. ValueError for ``force`` with a method of an actor. A call of another
-    process is cancelled by that one; nothing happens when it is gone.
+    process is cancelled by that one, for which this waits up to 30 seconds (DeadlineExceeded); nothing happens when it is gone.
     """
     ref = getattr(ref, "_done", ref)  # of an ObjectRefGenerator
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"cancel() takes an ObjectRef, not {type(ref).__name__}; an actor is ended by kill()")
     session = _session()
-    if ref._owner in ("", session.place):
+    if not ref._owner:
         session.cancel(ref._ref, recursive, force)
-    else:
+    elif type(ref) is not ObjectRef or not ref._ref.ready:  # by its name: it may be a copy, also of one of this process's own
         session.cancel_elsewhere(ref._id, ref._owner, recursive, force)
 
 

@@ -23,6 +23,7 @@ namespace {
 
 constexpr const char* kConstruct = "__init__";
 constexpr std::uint64_t kNumberBits = (std::uint64_t{1} << 56) - 1;  // the rest is the attempt: actors/value/call.h, task_number
+constexpr std::uint64_t kLastAttempt = 255;
 
 const char* status_of(ObjectState state) {
   switch (state) {
@@ -85,9 +86,14 @@ struct Teller {
 
 bool over(TaskState state) { return state == TaskState::kFinished || state == TaskState::kFailed; }
 
-// Which of two that tell of the same attempt knows better: the end is later than everything else, and who ran it knows when.
+// Which of two that tell of the same attempt knows better: the end is later than everything else, and who ran it knows when. All attempts
+// from the 255th on have its number: of those, one that began after the end of the other.
 bool better(const ToldTask& a, bool a_ran_it, const ToldTask& b, bool b_ran_it) {
-  if (over(a.state) != over(b.state)) return over(a.state);
+  if (over(a.state) != over(b.state)) {
+    const ToldTask &ended = over(a.state) ? a : b, &other = over(a.state) ? b : a;
+    const bool later = a.number >> 56 == kLastAttempt && ended.end_unix_us != 0 && other.start_unix_us >= ended.end_unix_us;
+    return (&ended == &a) != later;
+  }
   if (over(a.state)) return a_ran_it && !b_ran_it;
   return a.state > b.state;
 }

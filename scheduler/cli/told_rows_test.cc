@@ -121,6 +121,16 @@ TEST_F(TaskRowsTest, AttemptsHaveRowsOfTheirOwnAndFunctionsTheirNames) {
   EXPECT_TRUE(out[0]["actor"].is_null());
 }
 
+TEST_F(TaskRowsTest, OfAttemptsBeyondThoseThatHaveNumbersTheLaterIsShown) {
+  const std::uint64_t last = (std::uint64_t{255} << 56) + 7;
+  const auto state = [&](State first, State second, std::int64_t second_start) {
+    return rows({task(last, first, 100, 200)}, {task(last, second, second_start)})[0]["state"];
+  };
+  EXPECT_EQ(state(State::kFailed, State::kRunning, 300), "RUNNING");
+  EXPECT_EQ(state(State::kFailed, State::kRunning, 150), "FAILED");  // the same: who runs it was asked before
+  EXPECT_EQ(rows({task(7, State::kFailed, 100, 200)}, {task(7, State::kRunning, 300)})[0]["state"], "FAILED");
+}
+
 TEST_F(TaskRowsTest, CallsOfOursAreNotShown) {
   auto released = task(1, State::kFinished, 100, 200), made = task(2, State::kFinished, 100, 200);
   released.method = "__shoal_release__";

@@ -1,7 +1,11 @@
 """Rows A1 and A2, cancel: of what waits, of what runs, of what it called, and what becomes of those who depend on it."""
 
 import asyncio
+import copy
 import os
+import pickle
+import subprocess
+import sys
 import time
 
 import pytest
@@ -9,6 +13,7 @@ from cast import GUARD_S, Gate, Recorder
 from leftovers import alive, wait_until
 
 import shoal as ray
+from shoal import _tasks
 from shoal.exceptions import OwnerDiedError, RayTaskError, TaskCancelledError
 
 
@@ -53,6 +58,12 @@ def plus_one(x):
     return x + 1
 
 
+@pytest.fixture
+def workers_stay(monkeypatch):
+    """However slowly this goes: those of functions that this process calls do not end for having nothing to do."""
+    monkeypatch.setattr(_tasks.FunctionPool, "IDLE_S", GUARD_S)
+
+
 # ---- functions
 
 
@@ -87,6 +98,7 @@ def test_a_method_whose_argument_was_cancelled_fails_likewise(gate, recorder):
     assert ray.get(recorder.echo.remote("goes on"), timeout=GUARD_S) == "goes on"
 
 
+@pytest.mark.usefixtures("workers_stay")
 def test_a_function_that_waits_is_interrupted_and_its_process_goes_on(gate):
     ref = waits.remote(gate)
     (pid,) = ray.get(gate.arrived.remote(1), timeout=GUARD_S)
@@ -163,6 +175,7 @@ def test_whatever_state_they_are_in(gate):
 # ---- what they called
 
 
+@pytest.mark.usefixtures("workers_stay")
 @pytest.mark.parametrize("recursive", [True, False])
 def test_what_a_function_called_is_cancelled_with_it(gate, recursive):
     @ray.remote(num_cpus=0)
@@ -360,6 +373,30 @@ def test_force_is_not_for_methods(gate, recorder):
     assert ray.get(ref, timeout=GUARD_S) is None
 
 
+@pytest.mark.parametrize("by_others", [False, True])
+def test_a_method_that_may_not_be_forced_is_made_again_as_ever(gate, by_others):
+    @ray.remote
+    class Tries:
+        tries = 0
+
+        @ray.method(max_task_retries=1, retry_exceptions=True)
+        def run(self, gate):
+            self.tries += 1
+            ray.get(gate.arrive.remote(self.tries))
+            if self.tries == 1:
+                raise ValueError("again")
+            return self.tries
+
+    actor = Tries.remote()
+    ref = actor.run.remote(gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    with pytest.raises(ValueError, match="force is for remote functions"):
+        ray.get(cancels.remote([ref], force=True), timeout=GUARD_S) if by_others else ray.cancel(ref, force=True)
+    ray.get(gate.open.remote())
+    assert ray.get(ref, timeout=GUARD_S) == 2
+    ray.kill(actor)
+
+
 # ---- generators
 
 
@@ -419,6 +456,9 @@ def cancels(refs, **how):
 class Calls:
     """Makes calls whose references others get."""
 
+    def __init__(self):
+        _tasks.FunctionPool.IDLE_S = GUARD_S  # see workers_stay
+
     def wait(self, gate):
         return [waits.remote(gate)]
 
@@ -461,6 +501,7 @@ def test_to_others_too_force_is_not_for_methods(gate, recorder):
     assert ray.get(ref, timeout=GUARD_S) is None
 
 
+@pytest.mark.usefixtures("workers_stay")
 @pytest.mark.parametrize("recursive", [True, False])
 def test_others_say_whether_what_it_called_is_cancelled_with_it(gate, recursive):
     @ray.remote(num_cpus=0)
@@ -511,6 +552,64 @@ def test_what_others_called_is_cancelled(gate):
     ray.cancel(stays, force=True)
     is_cancelled(stays)
     ray.kill(actor)
+
+
+def test_a_third_process_cancels_what_others_called(gate):
+    actor = ray.remote(Calls).remote()
+    refs = ray.get(actor.wait.remote(gate), timeout=GUARD_S)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.get(cancels.remote(refs), timeout=GUARD_S)
+    is_cancelled(refs[0])
+    ray.kill(actor)
+
+
+OTHER_JOB = """
+import sys
+import shoal as ray
+ray.init(address=sys.argv[1])
+((ref,),) = ray.get(ray.get_actor("of all jobs", namespace="cancel").all.remote())
+ray.cancel(ref)
+"""
+
+
+def test_another_job_that_has_the_reference_cancels_it(gate):
+    registry = Recorder.options(name="of all jobs", namespace="cancel").remote()
+    ref = waits.remote(gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.get(registry.add.remote([ref]), timeout=GUARD_S)
+    head = ray._runtime.session().head_endpoint
+    ran = subprocess.run([sys.executable, "-c", OTHER_JOB, head], capture_output=True, text=True, timeout=GUARD_S, check=False)
+    assert ran.returncode == 0, ran.stderr
+    is_cancelled(ref)
+    ray.kill(registry)
+
+
+def came_back(how, ref, recorder):
+    if how == "from an actor":
+        return ray.get(recorder.echo.remote([ref]), timeout=GUARD_S)[0]
+    return copy.copy(ref) if how == "copied" else pickle.loads(pickle.dumps(ref))
+
+
+@pytest.mark.parametrize("how", ["from an actor", "copied", "pickled"])
+def test_ones_own_call_is_cancelled_through_a_reference_that_came_back(gate, recorder, how):
+    running, waiting = waits.remote(gate), plus_one.options(resources={"unobtainium": 1}).remote(1)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    for ref in running, waiting:
+        back = came_back(how, ref, recorder)
+        ray.cancel(back)
+        is_cancelled(ref)
+        is_cancelled(back)
+
+
+def test_what_came_back_may_be_forced_or_not_as_the_original(gate, recorder):
+    function, method = stubborn.options(max_retries=-1).remote(gate), gate.wait.remote("method", 1)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    with pytest.raises(ValueError, match="force is for remote functions"):
+        ray.cancel(came_back("from an actor", method, recorder), force=True)
+    ray.cancel(came_back("from an actor", function, recorder), force=True)
+    is_cancelled(function)
+    ray.get(gate.open.remote("method"))
+    assert ray.get(method, timeout=GUARD_S) == 1
 
 
 def test_of_what_is_done_others_make_nothing():

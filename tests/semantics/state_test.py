@@ -270,6 +270,35 @@ def test_each_attempt_of_a_method_has_a_row():
     ray.kill(actor)
 
 
+def test_attempts_after_deaths_and_after_exceptions_are_counted_together(gate):
+    @ray.remote(max_restarts=1, max_task_retries=3)
+    class Tries:
+        @ray.method(max_task_retries=3, retry_exceptions=True)
+        def run(self, gate):
+            ray.get(gate.note.remote(ray.get_runtime_context().get_task_id()))
+            come = ray.get(gate.seen.remote())
+            if len(come) == 1:
+                os._exit(1)
+            if len(come) == 2:
+                raise ValueError("again")
+            ray.get(gate.wait.remote("third"))
+            return come
+
+    actor = Tries.remote()
+    result = actor.run.remote(gate)
+    (task,) = set(ray.get(gate.arrived.remote(3), timeout=GUARD_S))
+
+    def attempts():
+        rows = _known(lambda: state.get_task(task))
+        return [(r.attempt_number, r.state) for r in sorted(rows, key=lambda r: r.attempt_number)] if isinstance(rows, list) else None
+
+    wait_until(lambda: attempts() == [(0, "FAILED"), (1, "FAILED"), (2, "RUNNING")], 60, "three attempts")
+    ray.get(gate.open.remote("third"))
+    assert ray.get(result, timeout=GUARD_S) == [task] * 3
+    wait_until(lambda: attempts() == [(0, "FAILED"), (1, "FAILED"), (2, "FINISHED")], 60, "the end of the third")
+    ray.kill(actor)
+
+
 def test_a_call_that_nobody_answers_has_failed_where_it_ran():
     @ray.remote(max_concurrency=2)
     class Loses:
