@@ -3,6 +3,7 @@ on a stream. Its node takes the marks out again (scheduler/node/task_marks.h): n
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -10,28 +11,41 @@ from typing import Any
 
 from shoal._context import running
 
-__all__ = ["mark_output"]
+__all__ = ["mark_beginning", "mark_output"]
 
 _MARK = "\x01shoal task "
+_NO_CALL = "0" * 32
 
 
 class _Marked(io.TextIOWrapper):
     """What C and other processes write past it belongs to the call that printed last."""
 
-    _task = ""
-    _at_start = True  # of a line
+    _said = ("", "")  # task and name of the last mark
+    _at_start = True  # of a line, as far as this stream knows
     _pipe = None  # the node's; user code may have put a file in its place
 
     def write(self, text: str, /) -> int:
         if not text:
             return 0
         call, mark = running.incoming, ""
-        if self._at_start and call is not None and self._task != call.task_id and _file(self) == self._pipe:
-            self._task = call.task_id
-            mark = f"{_MARK}{self._task} {running.where}".replace("\n", " ") + "\n"
+        if self._at_start and call is not None:
+            mark = self._mark(call.task_id, running.where)
         self._at_start = text.endswith("\n")
         super().write(mark + text)
         return len(text)
+
+    def begin(self) -> None:
+        if self._at_start:
+            super().write(self._mark(_NO_CALL, ""))
+            self.flush()
+
+    def _mark(self, task: str, name: str) -> str:
+        """What is to be written first, "" when it was."""
+        if (task, name) == self._said or _file(self) != self._pipe:
+            return ""
+        self._said = task, name
+        mark = f"{_MARK}{task} {name}".replace("\n", " ") + "\n"
+        return mark.encode(self.encoding, "backslashreplace").decode(self.encoding)
 
 
 def _file(stream: io.TextIOWrapper) -> tuple[int, int] | None:
@@ -42,8 +56,12 @@ def _file(stream: io.TextIOWrapper) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+_streams: list[_Marked] = []
+
+
 def mark_output() -> None:
-    """From now on, of print() and all else that goes through ``sys.stdout`` and ``sys.stderr``."""
+    """From now on, of print() and all else that goes through ``sys.stdout`` and ``sys.stderr``; once, before anybody keeps one of them.
+    Nothing is written while no call runs (``running.incoming``)."""
     for name in ("stdout", "stderr"):
         old = getattr(sys, name)
         if type(old) is not io.TextIOWrapper:
@@ -56,3 +74,13 @@ def mark_output() -> None:
         new = _Marked(buffer, encoding=old.encoding, errors=old.errors, **how)
         new.mode, new._pipe = "w", _file(new)
         setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+        _streams.append(new)
+
+
+def mark_beginning() -> None:
+    """This process says of its calls what they print; what is printed until the first one does is of none. Also where no call ever prints
+    through Python."""
+    for stream in _streams:
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            stream.begin()

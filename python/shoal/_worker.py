@@ -15,7 +15,7 @@ from shoal import _serialize, _stacks, _stream
 from shoal._client import put
 from shoal._context import running
 from shoal._handle import GRAPH, NO_ARGUMENTS, RELEASE, _Dep
-from shoal._marks import mark_output
+from shoal._marks import mark_beginning, mark_output
 from shoal._refs import when_gone
 from shoal._remote import from_birth
 from shoal._runtime import attach_worker, state
@@ -32,6 +32,7 @@ UNBORN = 99  # the exit code of a worker whose actor could not be made
 def main() -> int:
     """Serves until the process is killed, by its node or with it, or ends itself."""
     state.is_worker = True
+    mark_output()  # before anybody keeps a stream, as handlers of logging do
     _stacks.offer(os.environ["SHOAL_WORKER_ID"])
     session = attach_worker()
     session.serve()
@@ -60,11 +61,11 @@ def main() -> int:
 
         return serve(session, creation, early, cls, args, kwargs)
     running.incoming = creation
-    mark_output()
     try:
         running.instance = cls(*args, **kwargs)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
+    mark_beginning()
     made(session, creation)
     return _serve(session, running.instance, early)
 
@@ -91,6 +92,7 @@ def _serve(session, instance, early: deque) -> int:
         was_early = bool(early)
         incoming = early.popleft() if early else session.next_call() if running.turn is None else _next_in_turn(session)
         running.incoming, running.info, method = incoming, None, incoming.method
+        running.where = incoming.function if functions is not None else ""
         try:
             try:
                 if was_early and session.cancelled(incoming):  # meanwhile
@@ -118,7 +120,7 @@ def _serve(session, instance, early: deque) -> int:
             else:
                 session.reply_with_next(incoming, *answer)
         except SystemExit as error:
-            return end(session, incoming, error)
+            return end(session, incoming, error, early)
         except (Exception, KeyboardInterrupt) as error:
             refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
         # What came with a call is given back now, not when the next one comes.
@@ -209,9 +211,9 @@ def refuse(session, incoming, error: BaseException, where: str) -> None:
     session.reply(incoming, *_serialize.dump_exception(error, where), raised=True)
 
 
-def end(session, incoming, error: SystemExit) -> int:
+def end(session, incoming, error: SystemExit, behind: deque | None = None) -> int:
     """The exit code. The call that ends the actor comes to its death, as those behind it do."""
-    running.unanswered = incoming  # one that is let go of is answered: with a bug of ours
+    running.unanswered = incoming, behind  # one that is let go of is answered: with a bug of ours
     if isinstance(error, ActorExit) and incoming is not None:
         session.refuse(incoming, "ActorDied", f"actor {type(running.instance).__name__} died: {error.why}")
     _leave(session)

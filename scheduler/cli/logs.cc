@@ -175,7 +175,9 @@ Result<std::string> kept_text(const Looking& looking, const Nodes& nodes, Worker
     if (text) return std::string(text->payload.view());
     if (text.error().code() != Code::kNotFound) return fail(text.error());
   }
-  if (task.caller) return fail(not_found("no living node knows what call printed what in worker " + to_string(worker)));
+  if (task.caller) {
+    return fail(not_found("no living node knows which call printed what in worker " + to_string(worker)).with_reason("Forgotten"));
+  }
   LogBook::Options folder;
   folder.folder = looking.logs;
   return LogBook(folder).read(worker, static_cast<Launcher::Stream>(stream), kMaxBytes);
@@ -188,9 +190,10 @@ Result<void> print_kept(const Common& common, const Looking& looking, const Want
     for (const std::uint16_t stream : {1, 2}) {
       if (stream == 1 && options.only_err) continue;
       const auto text = kept_text(looking, nodes, w.id, stream, wanted.task);
-      if (!text) {  // it printed nothing
-        if (text.error().code() == Code::kNotFound) continue;
-        if (text.error().reason() == "NoMarks") {
+      if (!text) {
+        const std::string reason = text.error().reason();
+        if (text.error().code() == Code::kNotFound && reason != "Forgotten") continue;  // it printed nothing
+        if (reason == "NoMarks" || reason == "Forgotten") {
           return fail(Error(text.error()).with_hint(fmt::format("shoal logs worker --pid {}: of all its calls", w.pid)));
         }
         return fail(text.error());

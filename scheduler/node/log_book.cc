@@ -61,11 +61,15 @@ void LogBook::write(WorkerId worker, Launcher::Stream stream, std::string_view l
   if (s.spans.size() > kMaxSpans) s.spans.pop_front();
 }
 
-void LogBook::mark(WorkerId worker, Launcher::Stream stream, TaskMark mark) { open_[worker].spans[index(stream)].now = std::move(mark); }
+void LogBook::mark(WorkerId worker, Launcher::Stream stream, TaskMark mark) {
+  Spans& s = open_[worker].spans[index(stream)];
+  s.marked = true;
+  s.now = std::move(mark);
+}
 
 std::string_view LogBook::function(WorkerId worker, Launcher::Stream stream) const {
-  const Spans* spans = spans_of(worker, stream);
-  return spans == nullptr ? "" : std::string_view(spans->now.name);
+  const auto* spans = spans_of(worker);
+  return spans == nullptr ? "" : std::string_view((*spans)[index(stream)].now.name);
 }
 
 std::string LogBook::tail(WorkerId worker) const {
@@ -131,22 +135,23 @@ Result<std::string> LogBook::read(WorkerId worker, Launcher::Stream stream, std:
   return *std::move(out);
 }
 
-const LogBook::Spans* LogBook::spans_of(WorkerId worker, Launcher::Stream stream) const {
-  if (const auto it = open_.find(worker); it != open_.end()) return &it->second.spans[index(stream)];
+const std::array<LogBook::Spans, 2>* LogBook::spans_of(WorkerId worker) const {
+  if (const auto it = open_.find(worker); it != open_.end()) return &it->second.spans;
   const auto ended = std::find_if(ended_.begin(), ended_.end(), [&](const Ended& e) { return e.worker == worker; });
-  return ended == ended_.end() ? nullptr : &ended->spans[index(stream)];
+  return ended == ended_.end() ? nullptr : &ended->spans;
 }
 
 Result<std::string> LogBook::read(WorkerId worker, Launcher::Stream stream, std::size_t bytes, TaskRef task) const {
-  SHOAL_TRY(const std::string text, read(worker, stream, bytes));
-  const Spans* s = spans_of(worker, stream);
-  if (s == nullptr) return fail(not_found("who knew what the calls of worker " + to_string(worker) + " printed is gone"));
-  if (!s->now.task.caller) {
+  const auto* both = spans_of(worker);
+  if (both == nullptr) return fail(not_found("nothing is known of what the calls of worker " + to_string(worker) + " printed"));
+  if (!(*both)[0].marked && !(*both)[1].marked) {
     return fail(unimplemented("worker " + to_string(worker) + " does not say which of its calls printed what").with_reason("NoMarks"));
   }
-  const std::uint64_t kept_from = s->written - std::min<std::uint64_t>(s->written, text.size());
+  const Spans& s = (*both)[index(stream)];
+  const std::string text = read(worker, stream, bytes).value_or("");
+  const std::uint64_t kept_from = s.written - std::min<std::uint64_t>(s.written, text.size());
   std::string out;
-  for (const Span& span : s->spans) {
+  for (const Span& span : s.spans) {
     if (span.mark.task != task || span.to <= kept_from) continue;
     const std::uint64_t from = std::max(span.from, kept_from);
     out += text.substr(from - kept_from, span.to - from);
@@ -164,9 +169,10 @@ void LogBook::pieces(WorkerId worker, Launcher::Stream stream, std::size_t bytes
     if (end > done) piece(function, text.substr(done, end - done));
     done = std::max(done, end);
   };
-  if (const Spans* s = spans_of(worker, stream)) {
-    const std::uint64_t kept_from = s->written - std::min<std::uint64_t>(s->written, text.size());
-    for (const Span& span : s->spans) {
+  if (const auto* both = spans_of(worker)) {
+    const Spans& s = (*both)[index(stream)];
+    const std::uint64_t kept_from = s.written - std::min<std::uint64_t>(s.written, text.size());
+    for (const Span& span : s.spans) {
       if (span.to <= kept_from) continue;
       up_to("", std::max(span.from, kept_from) - kept_from);
       up_to(span.mark.name, span.to - kept_from);

@@ -42,7 +42,8 @@ class LogBook {
   void close(WorkerId worker);
   // The last `bytes` of a stream, of both halves. NotFound when there is no such file.
   Result<std::string> read(WorkerId worker, Launcher::Stream stream, std::size_t bytes) const;
-  // What is left of what that call printed. Unimplemented/NoMarks when the worker did not say what its calls print.
+  // What is left of what that call printed; "" when it printed nothing. Unimplemented/NoMarks when the worker did not say what its calls
+  // print, on neither stream; NotFound when nothing is known of it here.
   Result<std::string> read(WorkerId worker, Launcher::Stream stream, std::size_t bytes, TaskRef task) const;
   // What is kept of a stream, at most the last `bytes`: calls piece(function, text) with all of it, in order.
   void pieces(WorkerId worker, Launcher::Stream stream, std::size_t bytes,
@@ -54,6 +55,7 @@ class LogBook {
     std::uint64_t from = 0, to = 0;  // of all that was written
   };
   struct Spans {
+    bool marked = false;
     TaskMark now;
     std::uint64_t written = 0;
     std::deque<Span> spans;  // the oldest first
@@ -69,7 +71,7 @@ class LogBook {
     std::array<Spans, 2> spans;  // of stdout and stderr
   };
   static std::size_t index(Launcher::Stream stream) { return stream == Launcher::Stream::kOut ? 0 : 1; }
-  const Spans* spans_of(WorkerId worker, Launcher::Stream stream) const;
+  const std::array<Spans, 2>* spans_of(WorkerId worker) const;
   std::string path(WorkerId worker, Launcher::Stream stream) const;
   const Options options_;
   std::map<WorkerId, Entry> open_;

@@ -83,6 +83,7 @@ TEST_F(LogBookTest, WhatACallPrintedIsFoundByIt) {
   LogBook book(options());
   book.write(kFirst, Stream::kOut, "before\n");
   EXPECT_EQ(book.read(kFirst, Stream::kOut, 1000, a).error().reason(), "NoMarks");
+  EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000, a).error().reason(), "NoMarks");
   book.mark(kFirst, Stream::kOut, of_a);
   book.write(kFirst, Stream::kOut, "one\n");
   book.write(kFirst, Stream::kOut, "two\n");
@@ -109,6 +110,21 @@ TEST_F(LogBookTest, WhatACallPrintedIsFoundByIt) {
   }
   book.pieces(kSecond, Stream::kOut, 1000, [](auto, auto) { FAIL() << "of a worker that printed nothing"; });
   EXPECT_EQ(book.read(kSecond, Stream::kOut, 1000, a).error().code(), Code::kNotFound);
+}
+
+TEST_F(LogBookTest, AStreamWithoutMarksIsOfNoCallIfTheOtherHasThem) {
+  const TaskRef call{WorkerId{5}, 1};
+  LogBook book(options());
+  book.write(kFirst, Stream::kErr, "a warning of C\n");
+  book.mark(kFirst, Stream::kOut, {});  // of no call: where it begins to serve
+  book.write(kFirst, Stream::kOut, "of no call\n");
+  for (int ended = 0; ended < 2; ++ended) {
+    EXPECT_EQ(book.read(kFirst, Stream::kOut, 1000, call).value(), "");
+    EXPECT_EQ(book.read(kFirst, Stream::kErr, 1000, call).value(), "");
+    book.close(kFirst);
+  }
+  book.mark(kSecond, Stream::kOut, {});  // it says what it prints, and prints nothing
+  EXPECT_EQ(book.read(kSecond, Stream::kErr, 1000, call).value(), "");
 }
 
 TEST_F(LogBookTest, OfManyCallsTheLastAreFound) {

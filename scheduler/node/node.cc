@@ -278,6 +278,7 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
   if (method == actors::kCancelResult) {
     if (peer.identity().role == runtime::Role::kNode) return answer_node(peer, method, message, responder, later);
     SHOAL_TRY(const auto m, from_bytes<actors::CancelResult>(message.body));
+    if (!clients_.at(peer.number()).worker) return fail(invalid_argument("attach first: who is of no job has no references"));
     later = true;
     cancel_result(m, std::move(responder));
     return Message();

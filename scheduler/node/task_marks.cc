@@ -3,7 +3,6 @@
 namespace shoal::scheduler {
 
 namespace {
-constexpr std::string_view kMark = "\x01shoal task ";
 constexpr std::size_t kDigits = 16;
 }  // namespace
 
@@ -21,6 +20,11 @@ std::optional<TaskMark> parse_mark(std::string_view line) {
   if (!task) return {};
   line.remove_prefix(2 * kDigits);
   if (line.starts_with(' ')) line.remove_prefix(1);
+  if (line.size() > kMaxMarkName) {
+    std::size_t end = kMaxMarkName;
+    while (end > 0 && (line[end] & 0xc0) == 0x80) --end;  // no character is cut in two
+    line = line.substr(0, end);
+  }
   return TaskMark{*task, std::string(line)};
 }
 

@@ -42,5 +42,25 @@ TEST(TaskMarksTest, LinesBetweenMarksStayTogether) {
   EXPECT_EQ(divided(""), (std::vector<std::string>{}));
 }
 
+TEST(TaskMarksTest, AMarkEndsALineThatHasNoEnd) {
+  const std::string mark = "\x01shoal task " + kId + " f\n", no_mark = "\x01shoal task 12";
+  std::vector<std::string> out;
+  const auto divided = [&](const std::string& lines) {
+    out.clear();
+    divide(lines, [&](const TaskMark& m) { out.push_back("<" + m.name + ">"); }, [&](std::string_view text) { out.emplace_back(text); });
+    return out;
+  };
+  EXPECT_EQ(divided("a\nb" + mark + "c\n"), (std::vector<std::string>{"a\nb\n", "<f>", "c\n"}));
+  EXPECT_EQ(divided("b" + mark), (std::vector<std::string>{"b\n", "<f>"}));
+  EXPECT_EQ(divided("a" + no_mark + mark + "c"), (std::vector<std::string>{"a" + no_mark + "\n", "<f>", "c"}));
+}
+
+TEST(TaskMarksTest, OfANameTheBeginningIsKept) {
+  const std::string mark = "\x01shoal task " + kId + " ";
+  EXPECT_EQ(parse_mark(mark + std::string(60'000, 'x'))->name, std::string(kMaxMarkName, 'x'));
+  EXPECT_EQ(parse_mark(mark + std::string(kMaxMarkName, 'x'))->name.size(), kMaxMarkName);
+  EXPECT_EQ(parse_mark(mark + std::string(kMaxMarkName - 1, 'x') + "\xc3\xb6")->name.size(), kMaxMarkName - 1);  // no half of a character
+}
+
 }  // namespace
 }  // namespace shoal::scheduler

@@ -147,7 +147,8 @@ time.sleep(600)
     tasks = next(line.split()[1:] for line in driver.out.splitlines() if line.startswith("ids "))
     texts = [("(speak) one 0\n", "(speak) err one\n"), ("(speak) two 0\n", "(speak) err two\n"), ("(whisper) three softly\n", "")]
     texts += [("(Speaker.say) four\n", ""), ("(Speaker.say) five\n", "")]
-    for task, (out, err) in zip(tasks, texts, strict=False):
+    assert len(tasks) == len(texts) + 1
+    for task, (out, err) in zip(tasks[:-1], texts, strict=True):
 
         def printed(task=task):
             done = shoal_command("logs", "task", task)
@@ -162,6 +163,91 @@ time.sleep(600)
         return {(line.partition(" pid=")[0], line.partition(") ")[2]) for line in driver.out.splitlines()}
 
     wait_until(lambda: {("(speak", "one 0"), ("(whisper", "three softly"), ("(Speaker", "five")} <= shown(), 60, "lines with names")
+    assert "\x01" not in driver.out + driver.err
+    driver.signal(signal.SIGKILL)
+
+
+def test_whatever_writes_what_a_call_prints_is_its_own(shoal_command, cluster):
+    """Also loggers that were made before it, noise that is no call's, and what stands behind a line without an end."""
+    driver = shoal_command.driver(
+        """
+import logging, os, sys, time
+import shoal
+shoal.init(address="auto", logging_config=shoal.LoggingConfig(log_level="WARNING"))
+
+def call(function):
+    return shoal.remote(num_cpus=1)(function)
+
+@call
+def noisy():
+    os.write(2, b"noise of a library\\n")
+    assert sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
+    print("beside noise")
+    return shoal.get_runtime_context().get_task_id()
+
+@call
+def logs(text):
+    logging.warning(text)
+    return shoal.get_runtime_context().get_task_id()
+
+@call
+def breaks_off():
+    print("a line", flush=True)
+    os.write(1, b"no end")
+    return shoal.get_runtime_context().get_task_id()
+
+@call
+def ends():
+    print("after it")
+    return shoal.get_runtime_context().get_task_id()
+
+@call
+def größe():
+    encoding = sys.stdout.encoding
+    sys.stdout.reconfigure(encoding="ascii")
+    print("in ASCII")
+    sys.stdout.reconfigure(encoding=encoding)
+    return shoal.get_runtime_context().get_task_id()
+
+class Loud:
+    def __init__(self):
+        self.value = 1
+
+    def __setstate__(self, state):
+        print("while it is loaded")
+
+@call
+def takes(what):
+    return shoal.get_runtime_context().get_task_id()
+
+calls = (noisy, ()), (logs, ("one",)), (logs, ("two",)), (breaks_off, ()), (ends, ()), (größe, ()), (takes, (Loud(),))
+print("ids", *[shoal.get(f.remote(*args)) for f, args in calls], flush=True)
+time.sleep(600)
+"""
+    )
+    driver.said("ids ")
+    tasks = next(line.split()[1:] for line in driver.out.splitlines() if line.startswith("ids "))
+    assert len(tasks) == 7
+
+    def printed(task):
+        done = shoal_command("logs", "task", task)
+        assert done.returncode == 0, done
+        return done.stdout, done.stderr
+
+    texts = {
+        0: ("(noisy) beside noise\n", ""),
+        3: ("(breaks_off) a line\n(breaks_off) no end\n", ""),
+        4: ("(ends) after it\n", ""),
+        5: ("(größe) in ASCII\n", ""),
+        6: ("(takes) while it is loaded\n", ""),
+    }
+    for k, expected in texts.items():
+        wait_until(lambda task=tasks[k], expected=expected: printed(task) == expected, 60, f"what {tasks[k]} printed")
+    for k, text, other in ((1, "-- one", "-- two"), (2, "-- two", "-- one")):
+        wait_until(lambda task=tasks[k], text=text: text in printed(task)[1], 60, f"what {tasks[k]} logged")
+        assert other not in printed(tasks[k])[1]
+        assert printed(tasks[k])[1].count("\n") == 1
+    wait_until(lambda: "(takes pid=" in driver.out and ") while it is loaded" in driver.out, 60, "a line with its name")
     assert "\x01" not in driver.out + driver.err
     driver.signal(signal.SIGKILL)
 

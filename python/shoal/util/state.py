@@ -21,7 +21,7 @@ from typing import Any
 from shoal import _native
 from shoal._http import Http
 from shoal._runtime import binary, state
-from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented
+from shoal.exceptions import InvalidArgument, NotFound, Unavailable, Unimplemented
 
 __all__ = [
     "ListApiOptions",
@@ -216,7 +216,8 @@ def _run(*words: str, timeout: float) -> str:
     if done.returncode:
         said = json.loads(done.stdout) if done.stdout else {"message": done.stderr.strip()}
         hint = said.get("hint", "")
-        raise (Unavailable if done.returncode in (4, 5, 6) else InvalidArgument)(said.get("message", ""), hint=hint)
+        kind = {"Unimplemented": Unimplemented, "NotFound": NotFound}.get(said.get("code"), InvalidArgument)
+        raise (Unavailable if done.returncode in (4, 5, 6) else kind)(said.get("message", ""), hint=hint)
     return done.stdout
 
 
@@ -473,8 +474,9 @@ def get_log(
     attempt_number: int = 0,
 ) -> Iterator[str]:
     """A log, in pieces: of a file (``list_logs``), of an actor or a process (its stdout, or with ``suffix="err"`` its stderr), of a
-    submitted job, or what the last attempt of a task printed (Unimplemented where a process runs several at once). The last ``tail``
-    lines, or all that is kept; ``follow``: and what is written from then on, until its process ends. A process is one of the node that
+    submitted job, or what the last attempt of a task printed (all attempts of one process together, whatever ``attempt_number``;
+    Unimplemented where a process runs several at once, NotFound for a task that nobody knows). The last ``tail`` lines, or all that is
+    kept; ``follow``: and what is written from then on, until its process ends. A process is one of the node that
     ``node_id`` or ``node_ip`` names, where one is named."""
     del attempt_number
     if suffix not in ("out", "err"):
