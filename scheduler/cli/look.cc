@@ -19,6 +19,7 @@ Result<Looking> look(const Common& common) {
   out.context = std::make_unique<Context>(found.credentials);
   SHOAL_TRY(out.head, Client::connect(*out.context, found.endpoint));
   out.address = found.address;
+  out.endpoint = found.endpoint;
   if (found.folder) out.logs = found.folder->logs();
   return out;
 }

@@ -19,6 +19,7 @@
 #include "scheduler/node/inspection.h"
 #include "scheduler/node/launcher.h"
 #include "scheduler/node/log_book.h"
+#include "scheduler/node/metrics_book.h"
 #include "scheduler/node/objects.h"
 #include "storage/memory_table.h"
 
@@ -54,6 +55,9 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     std::function<void()> on_ending;  // it begins to end
     std::function<void(const std::string& why)> on_end;
     std::function<void()> on_registered;
+    // What the machine has and uses, for whoever measures it: called back later, from the loop. Empty: that is not told.
+    using Measured = std::function<void(std::vector<actors::MetricFamily>)>;
+    std::function<void(Measured)> measure;
   };
 
   Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Launcher& launcher, runtime::Log log, Options options);
@@ -118,6 +122,8 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   Result<runtime::Message> answer(runtime::Peer& peer, actors::Method method, runtime::Message& message, runtime::Responder& responder,
                                   bool& later);
   void inspect(const actors::Inspect& asked, runtime::Responder responder);
+  void measure(Inspection& inspection);
+  std::vector<actors::MetricFamily> own_metrics() const;
   void start_worker(const actors::StartWorker& spec, runtime::Responder responder);
   Result<runtime::Message> attach(runtime::Peer& peer, const actors::Attach& attach);
   Result<runtime::Message> open_arena(runtime::Peer& peer, const actors::OpenArena& open);
@@ -148,6 +154,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   Fd board_memory_;
   std::optional<runtime::Mapping> board_;
   std::set<std::int32_t> board_members_;
+  MetricsBook metrics_;
   LogBook logs_;
   Devices devices_;
 

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/process/memory_limit.h"
+#include "scheduler/node/machine.h"
 #include "scheduler/node/node.h"
 #include "scheduler/node/posix_launcher.h"
 #include "scheduler/roles/head_keeper.h"
@@ -40,6 +41,25 @@ constexpr const char* kObjectStoreMemory = "object_store_memory";  // as Ray cal
 // Of the memory that there is, as Ray takes by default.
 std::uint64_t default_object_store() { return runtime::machine_memory().total / 10 * 3; }
 
+// At the machine, for measurements.
+class Looks {
+ public:
+  explicit Looks(runtime::Loop& loop) : side_(loop) {}
+  void run(const std::string& folder, Node::Options::Measured measured) {
+    waiting_.push_back(std::move(measured));
+    if (waiting_.size() > 1) return;
+    const auto seen = std::make_shared<Machine>();
+    side_.run([seen, folder] { *seen = look_at_machine(folder); },
+              [this, seen] {
+                for (const auto& tell : std::exchange(waiting_, {})) tell(metrics_of(*seen));
+              });
+  }
+
+ private:
+  std::vector<Node::Options::Measured> waiting_;
+  runtime::SideWork side_;
+};
+
 Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, std::vector<Endpoint> heads) {
   Node::Options o;
   o.resources = resources;
@@ -59,6 +79,10 @@ Result<Node::Options> node_options(World& world, const actors::Resources& resour
   o.session = world.folder.path();
   o.logs.folder = world.folder.logs();
   o.objects.parts.aside = [&side = world.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
+  // A driver of GPUs may take its time, or for ever: at most one look is under way, in a thread of its own.
+  o.measure = [looks = std::make_shared<Looks>(world.loop), folder = o.session](Node::Options::Measured measured) {
+    looks->run(folder, std::move(measured));
+  };
   return o;
 }
 

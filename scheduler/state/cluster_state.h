@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "actors/cluster/cluster.h"
+#include "actors/cluster/metrics.h"
 #include "actors/wire/messages.h"
 #include "runtime/loop/clock.h"
 #include "runtime/loop/random.h"
@@ -174,6 +175,8 @@ class ClusterState {
   // By id, a page of rows after `request.after`.
   actors::ListReply list(const actors::ListRequest& request) const;
   actors::ClusterStatus status() const;
+  // How much there is of what, and in which states.
+  std::vector<actors::MetricFamily> metrics() const;
   const actors::ActorRow* actor(ActorId id) const;
   // Of the actor that this worker is to make, with what it is made from. NotFound.
   Result<actors::FoundActor> birth(WorkerId worker) const;
