@@ -1,6 +1,6 @@
 #include "scheduler/node/metrics_book.h"
 
-#include <numeric>
+#include <algorithm>
 
 namespace shoal::scheduler {
 
@@ -27,15 +27,27 @@ void MetricsBook::ended(WorkerId worker) {
   for (const MetricFamily& family : last.families) {
     if (lasts(family)) sums.add(family, labels(last.origin));
   }
-  std::erase(ended_order_, job);
-  ended_order_.push_back(job);
-  const auto series = [&] {
-    return std::accumulate(ended_.begin(), ended_.end(), std::size_t{0},
-                           [](std::size_t n, const auto& e) { return n + e.second.series(); });
+  forget_old();
+}
+
+void MetricsBook::over(JobId job) {
+  if (std::find(over_.begin(), over_.end(), job) != over_.end()) return;
+  over_.push_back(job);
+  forget_old();
+}
+
+void MetricsBook::forget_old() {
+  const auto series = [this](JobId job) {
+    const auto at = ended_.find(job);
+    return at == ended_.end() ? 0 : at->second.series();
   };
-  while (ended_order_.size() > 1 && series() > kMaxEndedSeries) {
-    ended_.erase(ended_order_.front());
-    ended_order_.pop_front();
+  std::size_t all = 0;
+  for (const JobId job : over_) all += series(job);
+  // One of which nothing is left, or never was, is of no use either.
+  while (over_.size() > 1 && (all > kMaxOverSeries || over_.size() > kMaxOverSeries)) {
+    all -= series(over_.front());
+    ended_.erase(over_.front());
+    over_.pop_front();
   }
 }
 

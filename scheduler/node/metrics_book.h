@@ -15,7 +15,8 @@ namespace shoal::scheduler {
 
 class MetricsBook {
  public:
-  static constexpr std::size_t kMaxEndedSeries = 10'000;  // beyond it the jobs go whose last process ended longest ago
+  static constexpr std::size_t kMaxOverSeries = 2'000;    // of jobs that are over; beyond it those go that are so for longest
+  static constexpr std::size_t kMaxEndedSeries = 10'000;  // of a job's processes that have ended; what comes then is left out
 
   struct Origin {
     JobId job;
@@ -26,6 +27,8 @@ class MetricsBook {
   void told(WorkerId worker, const Origin& origin, std::vector<actors::MetricFamily> families);
   // What it told last is all there will be.
   void ended(WorkerId worker);
+  // The job is; its processes are about to be. Said again: nothing.
+  void over(JobId job);
 
   // Counters and histograms of all processes, with job_id and role; gauges of those that are not `silent`, with pid and worker, too; levels
   // of these with job_id and role.
@@ -38,10 +41,11 @@ class MetricsBook {
   };
   static actors::MetricSample::Labels labels(const Origin& origin);
   static bool lasts(const actors::MetricFamily& family);
+  void forget_old();
 
   std::map<WorkerId, Told> told_;
   std::map<JobId, actors::MetricSums> ended_;
-  std::deque<JobId> ended_order_;  // whose last process ended first
+  std::deque<JobId> over_;  // the first that was comes first
 };
 
 }  // namespace shoal::scheduler

@@ -70,19 +70,36 @@ TEST(MetricsBookTest, OfWhoIsSilentTheCountersStay) {
   EXPECT_EQ(rows(book, {kOne}), (Rows{{"n_total role=actor A", 2}}));
 }
 
-TEST(MetricsBookTest, JobsThatEndedLongestAgoAreForgotten) {
+TEST(MetricsBookTest, JobsThatAreOverForLongestAreForgotten) {
   MetricsBook book;
   const auto many = [](std::size_t n) {
     FamilyOf family(MetricKind::kCounter, "n_total", "");
     for (std::size_t i = 0; i < n; ++i) family.add(1, {{"i", std::to_string(i)}});
-    return std::vector<MetricFamily>{std::move(family)};
+    return std::vector<MetricFamily>{family};
   };
-  book.told(kOne, {kJob, "driver", 5}, many(MetricsBook::kMaxEndedSeries - 1));
+  book.told(kOne, {kJob, "one", 5}, many(MetricsBook::kMaxOverSeries - 1));
   book.ended(kOne);
-  EXPECT_EQ(rows(book).size(), MetricsBook::kMaxEndedSeries - 1);
-  book.told(kTwo, {kOther, "driver", 6}, many(2));
+  book.told(kTwo, {kOther, "two", 6}, many(2));
   book.ended(kTwo);
-  EXPECT_EQ(rows(book).size(), 2u);
+  EXPECT_EQ(rows(book).size(), MetricsBook::kMaxOverSeries + 1);
+  book.over(kJob);
+  book.over(kJob);
+  EXPECT_EQ(rows(book).size(), MetricsBook::kMaxOverSeries + 1);
+  book.over(kOther);
+  EXPECT_EQ(rows(book), (Rows{{"n_total i=0 role=two", 1}, {"n_total i=1 role=two", 1}}));
+}
+
+TEST(MetricsBookTest, OfAJobThatGoesOnNothingIsForgotten) {
+  MetricsBook book;
+  book.told(kOne, {kJob, "one", 5}, measured(1, 1));
+  book.ended(kOne);
+  for (std::uint64_t i = 0; i < 2 * MetricsBook::kMaxOverSeries; ++i) {
+    book.told(kTwo, {JobId{100 + i}, "two", 6}, measured(1, 1));
+    book.ended(kTwo);
+    book.over(JobId{100 + i});
+  }
+  EXPECT_EQ(rows(book).at("n_total role=one"), 1);
+  EXPECT_EQ(book.sums({}).series(), MetricsBook::kMaxOverSeries + 1);
 }
 
 }  // namespace

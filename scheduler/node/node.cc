@@ -686,6 +686,7 @@ void Node::end_job(JobId job) {
     launcher_.signal(id, SIGKILL);
   }
   objects_.end_job(job);
+  metrics_.over(job);
   if (torch_jobs_.erase(job) > 0 && torch_jobs_.empty()) launcher_.retire_torch();
 }
 
