@@ -4,19 +4,11 @@
 #include <cmath>
 #include <set>
 
+#include "actors/cluster/metric_name.h"
+
 namespace shoal::actors {
 
-namespace {
-
-bool is_word(const std::string& name) {
-  const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
-  const auto goes_on = [&](char c) { return letter(c) || (c >= '0' && c <= '9'); };
-  return !name.empty() && letter(name[0]) && std::all_of(name.begin(), name.end(), goes_on);
-}
-
-}  // namespace
-
-bool is_label(const std::string& name) { return is_word(name) && !name.starts_with("__") && name != "le"; }
+bool is_label(const std::string& name) { return is_metric_name(name) && !name.starts_with("__") && name != "le"; }
 
 void MetricsRecorder::Series::observe(double value, const std::vector<double>& bounds) {
   const auto bucket = static_cast<std::size_t>(std::lower_bound(bounds.begin(), bounds.end(), value) - bounds.begin());
@@ -26,7 +18,7 @@ void MetricsRecorder::Series::observe(double value, const std::vector<double>& b
 
 Result<MetricsRecorder::Metric*> MetricsRecorder::metric(MetricKind kind, const std::string& name, const std::string& help,
                                                          std::vector<double> bounds) {
-  if (!is_word(name)) return fail(invalid_argument("'" + name + "' is no name of a metric: letters, digits and _, no digit first"));
+  if (!is_metric_name(name)) return fail(invalid_argument("'" + name + "' is no name of a metric: letters, digits and _, no digit first"));
   const auto finite = [](double b) { return std::isfinite(b); };
   if (!std::all_of(bounds.begin(), bounds.end(), finite) ||
       std::adjacent_find(bounds.begin(), bounds.end(), std::greater_equal<>()) != bounds.end()) {

@@ -176,8 +176,8 @@ Session::Session(SessionOptions options)
 }
 
 Session::~Session() {
+  tell_last_metrics(kLeaveWithin);
   if (is_driver_) {
-    tell_last_metrics(kLeaveWithin);
     options_.head_timeout = std::min(options_.head_timeout, kLeaveWithin);
     if (own([this] { return head_->peer() == nullptr; })) (void)reach_head();  // or its job has failed
     own([this] {
@@ -831,13 +831,15 @@ std::vector<MetricFamily> Session::metrics(bool last) const {
 }
 
 void Session::tell_last_metrics(runtime::Duration within) {
-  const auto answered = std::make_shared<bool>(false);
+  const auto answered = std::make_shared<bool>(true);
   own([&] {
     Peer* const peer = node_->peer();
+    if (peer == nullptr) return;
     const ToldMetrics last{metrics(is_driver_)};
     if (is_driver_) last_metrics_ = last.metrics;
-    *answered = last.metrics.empty() || peer == nullptr;
-    if (!*answered) peer->call(number(kLastMetrics), {{}, to_bytes(last), {}}, within, [answered](Result<Message>) { *answered = true; });
+    if (last.metrics.empty()) return;
+    *answered = false;
+    peer->call(number(kLastMetrics), {{}, to_bytes(last), {}}, within, [answered](Result<Message>) { *answered = true; });
   });
   (void)wait([&] { return *answered; });
 }

@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include "actors/cluster/metric_name.h"
 #include "actors/wire/inspection.capnp.h"
 #include "actors/wire/pieces.h"
 
@@ -112,11 +113,17 @@ void fill_families(capnp::List<wire::MetricFamily>::Builder list, const std::vec
   for (unsigned i = 0; i < families.size(); ++i) fill(list[i], families[i]);
 }
 
+// One that is none would make all of an exposition unreadable.
+std::string metric_name(capnp::Text::Reader name) {
+  KJ_REQUIRE(is_metric_name(text(name)), "no name of a metric");
+  return text(name);
+}
+
 MetricSample read_sample(wire::MetricFamily::Sample::Reader m) {
   MetricSample out;
   const auto labels = m.getLabels();
   check_size(labels, kMaxList, "labels");
-  for (unsigned i = 0; i + 1 < labels.size(); i += 2) out.labels.emplace_back(text(labels[i]), text(labels[i + 1]));
+  for (unsigned i = 0; i + 1 < labels.size(); i += 2) out.labels.emplace_back(metric_name(labels[i]), text(labels[i + 1]));
   out.value = m.getValue();
   check_size(m.getCounts(), kMaxList, "counts");
   for (const auto n : m.getCounts()) out.counts.push_back(n);
@@ -124,7 +131,8 @@ MetricSample read_sample(wire::MetricFamily::Sample::Reader m) {
 }
 
 MetricFamily read_family(wire::MetricFamily::Reader m) {
-  MetricFamily out{text(m.getName()), text(m.getHelp()), checked<MetricKind>(m.getKind(), kNumMetricKinds, "kind of metric"), {}, {}};
+  MetricFamily out{
+      metric_name(m.getName()), text(m.getHelp()), checked<MetricKind>(m.getKind(), kNumMetricKinds, "kind of metric"), {}, {}};
   check_size(m.getBounds(), kMaxList, "bounds");
   for (const auto b : m.getBounds()) out.bounds.push_back(b);
   out.samples = read_rows<MetricSample>(m.getSamples(), read_sample);
