@@ -546,4 +546,20 @@ std::uint64_t ActorCalls::tell(std::vector<ToldTask>& out, std::size_t limit) co
   return all - (out.size() - before);
 }
 
+void ActorCalls::count(CallBook::Counts& counts) const {
+  if (book_ == nullptr) return;
+  using Key = std::pair<TaskState, std::uint32_t>;
+  std::map<Key, std::uint64_t> calls;
+  for (const auto& [id, t] : targets_) {
+    for (const auto& q : t.queue) {
+      const TaskState state = !all_ready(q.deps)   ? TaskState::kPendingArguments
+                              : t.endpoint.empty() ? TaskState::kPendingPlace
+                                                   : TaskState::kPendingTurn;
+      ++calls[{state, book_->name(q.call.method, q.call.function_name())}];
+    }
+    for (const auto& [n, s] : t.sent) ++calls[{TaskState::kSubmitted, s.name}];
+  }
+  for (const auto& [what, n] : calls) counts.note(what.first, *book_, what.second, n);
+}
+
 }  // namespace shoal::actors

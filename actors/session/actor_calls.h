@@ -54,6 +54,8 @@ class ActorCalls final : public runtime::PeerHandler {
   void note_in(CallBook& book) { book_ = &book; }
   // The calls that wait here, or are sent and not answered, until there are so many rows; returns how many were more.
   std::uint64_t tell(std::vector<ToldTask>& out, std::size_t limit) const;
+  // The same calls, counted.
+  void count(CallBook::Counts& counts) const;
 
   // An actor of which the head will tell (updated). Calls may be made from now on.
   void expect(ActorId actor, const std::string& class_name);

@@ -30,6 +30,8 @@ void CallBook::ended(Entry entry, std::string_view failure) {
   r.start = entry->start.load(std::memory_order_relaxed);
   if (r.start == 0) r.start = r.end;
   if (!failure.empty()) r.failure = name_of_failure(failure);
+  if (ended_.size() <= r.name) ended_.resize(r.name + 1);
+  ++(failure.empty() ? ended_[r.name].first : ended_[r.name].second);
   ran_.keep(r);
   entry->taken = false;
   entry->next_free = std::exchange(free_, entry);
@@ -97,6 +99,50 @@ std::uint64_t CallBook::tell_running(std::vector<ToldTask>& out, std::size_t lim
     out.push_back(told(record, offset));
   }
   return more;
+}
+
+std::string CallBook::measured(std::uint32_t name) const {
+  if (name == 0 || name > kMaxMeasured) return "(others)";
+  const auto& [method, function] = names_[name];
+  return function.empty() ? method : function;
+}
+
+void CallBook::Counts::note(TaskState state, const CallBook& book, std::uint32_t name, std::uint64_t calls) {
+  calls_[{state, book.measured(name)}] += calls;
+}
+
+void CallBook::measure(Counts counts, std::vector<MetricFamily>& out) const {
+  for (const Running& r : running_) {
+    if (r.taken)
+      counts.note(r.start.load(std::memory_order_relaxed) != 0 ? TaskState::kRunning : TaskState::kPendingTurn, *this, r.record.name);
+  }
+  FamilyOf now(MetricKind::kLevel, "shoal_tasks",
+               "Calls of methods and remote functions that wait to be sent, wait for their turn, or run.");
+  FamilyOf sent(MetricKind::kLevel, "shoal_tasks_unanswered",
+                "Calls that were sent and not answered yet: they are on their way, wait at their worker, or run.");
+  for (const auto& [what, calls] : counts.calls_) {
+    if (what.first == TaskState::kSubmitted) {
+      sent.add(static_cast<double>(calls), {{"name", what.second}});
+    } else {
+      now.add(static_cast<double>(calls), {{"name", what.second}, {"state", to_string(what.first)}});
+    }
+  }
+  std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> ended;
+  for (std::uint32_t name = 0; name < ended_.size(); ++name) {
+    if (ended_[name] == std::pair<std::uint64_t, std::uint64_t>()) continue;
+    auto& [finished, failed] = ended[measured(name)];
+    finished += ended_[name].first;
+    failed += ended_[name].second;
+  }
+  FamilyOf over(MetricKind::kCounter, "shoal_tasks_ended_total",
+                "Calls that workers ran to an end; those whose worker died are not among them.");
+  for (const auto& [name, n] : ended) {
+    over.add(static_cast<double>(n.first), {{"name", name}, {"state", to_string(TaskState::kFinished)}});
+    over.add(static_cast<double>(n.second), {{"name", name}, {"state", to_string(TaskState::kFailed)}});
+  }
+  for (MetricFamily family : {MetricFamily(std::move(now)), MetricFamily(std::move(sent)), MetricFamily(std::move(over))}) {
+    if (!family.samples.empty()) out.push_back(std::move(family));
+  }
 }
 
 void CallBook::tell_over(std::vector<ToldTask>& out, std::size_t limit) const {

@@ -81,6 +81,19 @@ class CallBook {
 
   // Those that run, until there are so many rows; returns how many were more.
   std::uint64_t tell_running(std::vector<ToldTask>& out, std::size_t limit) const;
+  // Of this many names each has its own in measurements; the others have one together.
+  static constexpr std::uint32_t kMaxMeasured = 100;
+  // How many calls are in which state: those that run or wait for their turn here, and those that others count with note().
+  class Counts {
+   public:
+    void note(TaskState state, const CallBook& book, std::uint32_t name, std::uint64_t calls = 1);
+
+   private:
+    friend class CallBook;
+    std::map<std::pair<TaskState, std::string>, std::uint64_t> calls_;
+  };
+  // With `counts` of those that wait elsewhere, and all that ended here since the process began.
+  void measure(Counts counts, std::vector<MetricFamily>& out) const;
   // As many of those that are over as there is room for, what ended last first. More than are kept are never told: nobody misses them.
   void tell_over(std::vector<ToldTask>& out, std::size_t limit) const;
 
@@ -105,6 +118,7 @@ class CallBook {
     std::size_t next_ = 0;  // once it is full
   };
   std::uint32_t name_of_failure(std::string_view failure);
+  std::string measured(std::uint32_t name) const;
   ToldTask told(const Record& record, std::int64_t unix_offset_us) const;
   std::int64_t unix_offset_us() const;
   std::int64_t now() const { return clock_.now().time_since_epoch().count(); }
@@ -116,6 +130,7 @@ class CallBook {
   std::deque<Running> running_;  // they stay where they are, and are used again
   Entry free_ = nullptr;
   Ring ran_, functions_, failures_;  // here; by workers of this process's pools; of what else it called
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> ended_;  // by name: finished, failed
 };
 
 struct CallBook::Running {

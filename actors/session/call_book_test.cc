@@ -173,5 +173,41 @@ TEST(TaskNumberTest, TheAttemptIsPartOfIt) {
   EXPECT_TRUE(task_of_pool(task_number(std::uint64_t{1} << kPoolTaskBits, 2)));
 }
 
+TEST_F(CallBookTest, CallsAreMeasuredByNameAndState) {
+  pass(1s);
+  const auto runs = book_.taken(call_of("add", 1), kCaller);
+  book_.taken(call_of("slow", 2), kCaller, true);
+  book_.ended(book_.taken(call_of("run", 3, "half"), kCaller), kRaisedFailure);
+  book_.ended(book_.taken(call_of("run", 4, "half"), kCaller));
+  CallBook::Counts waiting;
+  waiting.note(TaskState::kPendingArguments, book_, book_.name("add", ""), 2);
+  waiting.note(TaskState::kSubmitted, book_, book_.name("add", ""), 5);
+  std::vector<MetricFamily> out;
+  book_.measure(waiting, out);
+  ASSERT_EQ(out.size(), 3u);
+  EXPECT_EQ(out[0].name, "shoal_tasks");
+  const auto sample = [](const char* name, const char* state, double n) { return MetricSample{{{"name", name}, {"state", state}}, n, {}}; };
+  EXPECT_EQ(out[0].samples,
+            (std::vector<MetricSample>{sample("add", "PENDING_ARGS_AVAIL", 2),
+                                       sample("slow", "PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY", 1), sample("add", "RUNNING", 1)}));
+  EXPECT_EQ(out[1].name, "shoal_tasks_unanswered");
+  EXPECT_EQ(out[1].samples, (std::vector<MetricSample>{{{{"name", "add"}}, 5, {}}}));
+  EXPECT_EQ(out[2].name, "shoal_tasks_ended_total");
+  EXPECT_EQ(out[2].samples, (std::vector<MetricSample>{sample("half", "FINISHED", 1), sample("half", "FAILED", 1)}));
+  book_.ended(runs);
+}
+
+TEST_F(CallBookTest, NamesThatAreMeasuredAreBounded) {
+  for (std::uint32_t i = 0; i < CallBook::kMaxMeasured + 20; ++i)
+    book_.ended(book_.taken(call_of("m" + std::to_string(i), i + 1), kCaller));
+  std::vector<MetricFamily> out;
+  book_.measure({}, out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_LE(out[0].samples.size(), 2 * CallBook::kMaxMeasured + 2);
+  double all = 0;
+  for (const auto& s : out[0].samples) all += s.value;
+  EXPECT_EQ(all, CallBook::kMaxMeasured + 20);
+}
+
 }  // namespace
 }  // namespace shoal::actors

@@ -150,7 +150,13 @@ Result<runtime::Token> SessionFolder::token() const {
                   .with_hint("only the one who started the cluster can read it; `shoal stop` ends a cluster without it"));
 }
 
-Result<void> SessionFolder::write_http_token(const std::string& token) const { return write_file(path_ + "/http-token", token + "\n"); }
+Result<void> SessionFolder::write_http_token(const std::string& token) const { return write_file(http_token_file(), token + "\n"); }
+
+Result<void> SessionFolder::write_metrics_target(const std::string& http) const {
+  const json targets =
+      json::array({{{"targets", {http.substr(http.rfind('/') + 1)}}, {"labels", {{"__metrics_path__", "/metrics"}, {"cluster", name()}}}}});
+  return write_file(metrics_targets_file(), targets.dump() + "\n");
+}
 
 bool SessionFolder::has_tls() const {
   std::error_code ignored;

@@ -75,6 +75,10 @@ class SessionFolder {
 
   Result<runtime::Token> token() const;
   Result<void> write_http_token(const std::string& token) const;
+  std::string http_token_file() const { return path_ + "/http-token"; }
+  // Where Prometheus finds this cluster (its file_sd format): GET /metrics at this http://HOST:PORT.
+  Result<void> write_metrics_target(const std::string& http) const;
+  std::string metrics_targets_file() const { return path_ + "/prom_metrics_service_discovery.json"; }
   // The token, and the certificates if it has any.
   Result<Credentials> credentials() const;
   Result<void> write_tls(const SessionTls& tls) const;

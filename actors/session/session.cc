@@ -178,6 +178,7 @@ Session::Session(SessionOptions options)
 }
 
 Session::~Session() {
+  tell_last_metrics(kLeaveWithin);
   if (is_driver_) {
     options_.head_timeout = std::min(options_.head_timeout, kLeaveWithin);
     if (own([this] { return head_->peer() == nullptr; })) (void)reach_head();  // or its job has failed
@@ -868,8 +869,34 @@ ToldProcess Session::told(const Inspect& asked) {
     if (calls_) out.left_out += calls_->tell(out.tasks, limit);
     for (const auto& pool : task_pools_) out.left_out += pool->tell(out.tasks, limit);
     book_->tell_over(out.tasks, limit);
+  } else if (asked.what == Inspect::What::kMetrics) {
+    out.metrics = last_metrics_ ? *last_metrics_ : metrics(false);
   }
   return out;
+}
+
+std::vector<MetricFamily> Session::metrics(bool last) const {
+  std::vector<MetricFamily> out;
+  if (options_.measured) out = options_.measured(last);
+  CallBook::Counts counts;
+  if (calls_) calls_->count(counts);
+  for (const auto& pool : task_pools_) pool->count(counts);
+  book_->measure(std::move(counts), out);
+  return out;
+}
+
+void Session::tell_last_metrics(runtime::Duration within) {
+  const auto answered = std::make_shared<bool>(true);
+  own([&] {
+    Peer* const peer = node_->peer();
+    if (peer == nullptr) return;
+    const ToldMetrics last{metrics(is_driver_)};
+    if (is_driver_) last_metrics_ = last.metrics;
+    if (last.metrics.empty()) return;
+    *answered = false;
+    peer->call(number(kLastMetrics), {{}, to_bytes(last), {}}, within, [answered](Result<Message>) { *answered = true; });
+  });
+  (void)wait([&] { return *answered; });
 }
 
 void Session::on_node_notice(runtime::Request notice) {

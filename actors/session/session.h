@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "actors/cluster/cluster.h"
+#include "actors/cluster/metrics.h"
 #include "actors/session/actor_calls.h"
 #include "actors/session/actor_host.h"
 #include "actors/session/credentials.h"
@@ -38,12 +39,15 @@ struct SessionOptions {
   std::string own_node;  // of a driver on a host that joined the head's from elsewhere
   std::string name;      // of the driver, for people
   std::string role = "driver";
-  WorkerId worker;                    // of a process that a node started
-  JobId job;                          // likewise
-  bool ends_job = true;               // a driver's job ends with it; not so under torchrun, where ranks are equals
-  bool print_logs = true;             // what the job's workers print appears on this process's stdout and stderr
-  bool fold_logs = false;             // lines that several of them print are shown once, where a terminal shows them
-  std::function<bool()> interrupted;  // asked while waiting; true ends the wait with Cancelled/Interrupted
+  WorkerId worker;         // of a process that a node started
+  JobId job;               // likewise
+  bool ends_job = true;    // a driver's job ends with it; not so under torchrun, where ranks are equals
+  bool print_logs = true;  // what the job's workers print appears on this process's stdout and stderr
+  bool fold_logs = false;  // lines that several of them print are shown once, where a terminal shows them
+  // What users of this process measured, for whoever looks at the cluster. `last`: it leaves, and counts anew from here. Any thread, never
+  // under the GIL of Python.
+  std::function<std::vector<MetricFamily>(bool last)> measured;
+  std::function<bool()> interrupted;                          // asked while waiting; true ends the wait with Cancelled/Interrupted
   runtime::Duration head_timeout = std::chrono::seconds(60);  // for a head that died to be back, or another to lead
   runtime::Duration control_timeout = std::chrono::seconds(30);
   runtime::Duration connect_timeout = std::chrono::seconds(5);
@@ -193,6 +197,9 @@ class Session {
   Result<Fd> open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member = -1);
   void drop_arena(const std::string& key);
 
+  // Of a process that is about to end, or to be killed: its node has what it measured when this returns, unless that takes too long.
+  void tell_last_metrics(runtime::Duration within);
+
   // In a child that was forked: closes its copies of our descriptors. Nothing else may be called there any more, the
   // destructor least of all.
   void abandon_after_fork();
@@ -229,6 +236,7 @@ class Session {
   void on_logs(const std::string& host, const runtime::Request& notice);
   Result<runtime::Message> asked(const runtime::Request& request);
   ToldProcess told(const Inspect& inspect);
+  std::vector<MetricFamily> metrics(bool last) const;
 
   SessionOptions options_;
   runtime::Loop loop_;
@@ -259,6 +267,7 @@ class Session {
   NodeId node_id_;
   std::string folder_, host_name_, head_endpoint_, node_endpoint_;
   bool is_driver_ = false;
+  std::optional<std::vector<MetricFamily>> last_metrics_;  // of one that leaves: the recording begins anew
   ObjectStore objects_;
   runtime::LoopThread loop_thread_;  // last: it serves the loop as soon as it is there
 };

@@ -364,4 +364,14 @@ std::uint64_t TaskPool::tell(std::vector<ToldTask>& out, std::size_t limit) cons
   return waiting_.size() + blocked_.size() + judging_.size() - (out.size() - before);
 }
 
+void TaskPool::count(CallBook::Counts& counts) const {
+  if (book_ == nullptr) return;
+  const auto note = [&](const ItemPtr& item, TaskState state) {
+    counts.note(state, *book_, book_->name(item->task.method, item->task.name));
+  };
+  for (const auto& item : waiting_) note(item, TaskState::kPendingPlace);
+  for (const auto& [n, item] : blocked_) note(item, TaskState::kPendingArguments);
+  for (const auto& [n, judged] : judging_) note(judged.first, TaskState::kPendingPlace);
+}
+
 }  // namespace shoal::actors

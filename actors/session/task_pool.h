@@ -66,6 +66,8 @@ class TaskPool {
   }
   // Those that no worker has, until there are so many rows; returns how many were more.
   std::uint64_t tell(std::vector<ToldTask>& out, std::size_t limit) const;
+  // The same tasks, counted.
+  void count(CallBook::Counts& counts) const;
 
   // What the function returned or raised; Unavailable/WorkerCrashed when its worker died each time.
   ValueFuture submit(Task task);

@@ -7,7 +7,7 @@ using import "/runtime/wire/error.capnp".ErrorMessage;
 $Cxx.namespace("shoal::actors::wire");
 
 struct Inspect {
-  what @0 :UInt16;  # 0 objects, 1 tasks, 2 runtime environments
+  what @0 :UInt16;  # 0 objects, 1 tasks, 2 runtime environments, 3 metrics
 }
 
 struct ToldTask {
@@ -47,6 +47,25 @@ struct ToldProcess {
   objects @5 :List(ToldObject);
   leftOut @6 :UInt64;
   cause @7 :ErrorMessage;  # why it told nothing
+  metrics @8 :List(MetricFamily);
+}
+
+struct MetricFamily {
+  name @0 :Text;
+  help @1 :Text;
+  kind @2 :UInt16;
+  bounds @3 :List(Float64);
+  samples @4 :List(Sample);
+
+  struct Sample {
+    labels @0 :List(Text);  # name, value, name, ..
+    value @1 :Float64;
+    counts @2 :List(UInt64);
+  }
+}
+
+struct ToldMetrics {
+  metrics @0 :List(MetricFamily);
 }
 
 struct ToldEnvironment {
@@ -64,6 +83,7 @@ struct ToldNode {
   keptBytes @6 :UInt64;
   spilledBytes @7 :UInt64;
   limitBytes @8 :UInt64;
+  metrics @9 :List(MetricFamily);
 }
 
 # What one call printed (task_log.h).

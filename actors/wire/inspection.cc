@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include "actors/cluster/metric_name.h"
 #include "actors/wire/inspection.capnp.h"
 #include "actors/wire/pieces.h"
 
@@ -87,6 +88,57 @@ void fill(wire::ToldEnvironment::Builder m, const ToldEnvironment& v) {
 
 ToldEnvironment read_environment(wire::ToldEnvironment::Reader m) { return {text(m.getText()), m.getProcesses()}; }
 
+void fill(wire::MetricFamily::Sample::Builder m, const MetricSample& v) {
+  auto labels = m.initLabels(2 * count(v.labels));
+  for (unsigned i = 0; i < v.labels.size(); ++i) {
+    labels.set(2 * i, v.labels[i].first);
+    labels.set(2 * i + 1, v.labels[i].second);
+  }
+  m.setValue(v.value);
+  auto counts = m.initCounts(count(v.counts));
+  for (unsigned i = 0; i < v.counts.size(); ++i) counts.set(i, v.counts[i]);
+}
+
+void fill(wire::MetricFamily::Builder m, const MetricFamily& v) {
+  m.setName(v.name);
+  m.setHelp(v.help);
+  m.setKind(number(v.kind));
+  auto bounds = m.initBounds(count(v.bounds));
+  for (unsigned i = 0; i < v.bounds.size(); ++i) bounds.set(i, v.bounds[i]);
+  auto samples = m.initSamples(count(v.samples));
+  for (unsigned i = 0; i < v.samples.size(); ++i) fill(samples[i], v.samples[i]);
+}
+
+void fill_families(capnp::List<wire::MetricFamily>::Builder list, const std::vector<MetricFamily>& families) {
+  for (unsigned i = 0; i < families.size(); ++i) fill(list[i], families[i]);
+}
+
+// One that is none would make all of an exposition unreadable.
+std::string metric_name(capnp::Text::Reader name) {
+  KJ_REQUIRE(is_metric_name(text(name)), "no name of a metric");
+  return text(name);
+}
+
+MetricSample read_sample(wire::MetricFamily::Sample::Reader m) {
+  MetricSample out;
+  const auto labels = m.getLabels();
+  check_size(labels, kMaxList, "labels");
+  for (unsigned i = 0; i + 1 < labels.size(); i += 2) out.labels.emplace_back(metric_name(labels[i]), text(labels[i + 1]));
+  out.value = m.getValue();
+  check_size(m.getCounts(), kMaxList, "counts");
+  for (const auto n : m.getCounts()) out.counts.push_back(n);
+  return out;
+}
+
+MetricFamily read_family(wire::MetricFamily::Reader m) {
+  MetricFamily out{
+      metric_name(m.getName()), text(m.getHelp()), checked<MetricKind>(m.getKind(), kNumMetricKinds, "kind of metric"), {}, {}};
+  check_size(m.getBounds(), kMaxList, "bounds");
+  for (const auto b : m.getBounds()) out.bounds.push_back(b);
+  out.samples = read_rows<MetricSample>(m.getSamples(), read_sample);
+  return out;
+}
+
 void fill(wire::ToldProcess::Builder m, const ToldProcess& v) {
   m.setWorker(v.worker.value);
   m.setJob(v.job.value);
@@ -98,6 +150,7 @@ void fill(wire::ToldProcess::Builder m, const ToldProcess& v) {
   for (unsigned i = 0; i < v.objects.size(); ++i) fill(objects[i], v.objects[i]);
   m.setLeftOut(v.left_out);
   fill_cause(m, v.silent);
+  fill_families(m.initMetrics(count(v.metrics)), v.metrics);
 }
 
 ToldProcess read_process(wire::ToldProcess::Reader m) {
@@ -108,7 +161,8 @@ ToldProcess read_process(wire::ToldProcess::Reader m) {
           read_rows<ToldTask>(m.getTasks(), read_task),
           read_rows<ToldObject>(m.getObjects(), read_object),
           m.getLeftOut(),
-          read_cause(m)};
+          read_cause(m),
+          read_rows<MetricFamily>(m.getMetrics(), read_family)};
 }
 
 }  // namespace
@@ -119,7 +173,7 @@ Bytes to_bytes(const Inspect& v) {
 template <>
 Result<Inspect> from_bytes(const Bytes& bytes) {
   return read<wire::Inspect>(bytes,
-                             [](wire::Inspect::Reader m) { return Inspect{checked<Inspect::What>(m.getWhat(), 3, "kind of inspection")}; });
+                             [](wire::Inspect::Reader m) { return Inspect{checked<Inspect::What>(m.getWhat(), 4, "kind of inspection")}; });
 }
 
 Bytes to_bytes(const ToldProcess& v) {
@@ -144,6 +198,7 @@ Bytes to_bytes(const ToldNode& v) {
     m.setKeptBytes(v.kept_bytes);
     m.setSpilledBytes(v.spilled_bytes);
     m.setLimitBytes(v.limit_bytes);
+    fill_families(m.initMetrics(count(v.metrics)), v.metrics);
   });
 }
 template <>
@@ -157,8 +212,18 @@ Result<ToldNode> from_bytes(const Bytes& bytes) {
                     m.getLeftOut(),
                     m.getKeptBytes(),
                     m.getSpilledBytes(),
-                    m.getLimitBytes()};
+                    m.getLimitBytes(),
+                    read_rows<MetricFamily>(m.getMetrics(), read_family)};
   });
+}
+
+Bytes to_bytes(const ToldMetrics& v) {
+  return write<wire::ToldMetrics>([&](wire::ToldMetrics::Builder m) { fill_families(m.initMetrics(count(v.metrics)), v.metrics); });
+}
+template <>
+Result<ToldMetrics> from_bytes(const Bytes& bytes) {
+  return read<wire::ToldMetrics>(
+      bytes, [](wire::ToldMetrics::Reader m) { return ToldMetrics{read_rows<MetricFamily>(m.getMetrics(), read_family)}; });
 }
 
 }  // namespace shoal::actors

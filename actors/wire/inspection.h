@@ -1,5 +1,5 @@
 // What nodes and their processes tell of themselves when somebody asks: objects and who holds them, calls that wait, run and ran, runtime
-// environments. As messages.h, of which its method is one. Nobody keeps these answers; each says what it had to leave out.
+// environments, measurements. As messages.h, of which its method is one. Nobody keeps these answers; each says what it had to leave out.
 #pragma once
 
 #include <cstdint>
@@ -7,16 +7,20 @@
 #include <string>
 #include <vector>
 
+#include "actors/cluster/metrics.h"
 #include "actors/wire/messages.h"
 #include "runtime/core/fd.h"
 
 namespace shoal::actors {
 
-// To a node, answered with ToldNode; from it to its processes, answered with ToldProcess. Answers are payloads: a body is too small.
+// To a node, answered with ToldNode; from it to its processes, answered with ToldProcess; to the head (of metrics), with ToldMetrics.
+// Answers are payloads: a body is too small.
 inline constexpr auto kInspect = static_cast<Method>(75);
+// To a node, from a process that ends in order and waits for the answer: ToldMetrics.
+inline constexpr auto kLastMetrics = static_cast<Method>(76);
 
 struct Inspect {
-  enum class What : std::uint16_t { kObjects = 0, kTasks = 1, kEnvironments = 2 };
+  enum class What : std::uint16_t { kObjects = 0, kTasks = 1, kEnvironments = 2, kMetrics = 3 };
   static constexpr std::size_t kMaxRows = 10'000;  // of one process or node: what is more is counted
   What what = What::kObjects;
 };
@@ -73,6 +77,7 @@ struct ToldProcess {
   std::vector<ToldObject> objects;  // whose bytes it has
   std::uint64_t left_out = 0;
   std::optional<Error> silent;  // it told nothing
+  std::vector<MetricFamily> metrics = {};
 };
 
 struct ToldEnvironment {
@@ -88,16 +93,24 @@ struct ToldNode {
   std::vector<ToldProcess> processes;
   std::uint64_t left_out = 0;
   std::uint64_t kept_bytes = 0, spilled_bytes = 0, limit_bytes = 0;  // of all its processes' large values
+  std::vector<MetricFamily> metrics = {};                            // of the node and of its processes
+};
+
+struct ToldMetrics {
+  std::vector<MetricFamily> metrics;
 };
 
 Bytes to_bytes(const Inspect& m);
 Bytes to_bytes(const ToldProcess& m);
 Bytes to_bytes(const ToldNode& m);
+Bytes to_bytes(const ToldMetrics& m);
 template <>
 Result<Inspect> from_bytes(const Bytes& bytes);
 template <>
 Result<ToldProcess> from_bytes(const Bytes& bytes);
 template <>
 Result<ToldNode> from_bytes(const Bytes& bytes);
+template <>
+Result<ToldMetrics> from_bytes(const Bytes& bytes);
 
 }  // namespace shoal::actors

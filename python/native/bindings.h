@@ -25,6 +25,7 @@ namespace nb = nanobind;
 void bind_errors(nb::module_& m);
 void bind_refs(nb::module_& m);
 void bind_session(nb::module_& m);
+void bind_metrics(nb::module_& m);
 void bind_channel(nb::module_& m);
 void bind_collective(nb::module_& m);
 void bind_fsdp(nb::module_& m);

@@ -225,6 +225,15 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
           },
           nb::arg("timeout"), "Returns when the sockets have taken every reply, or the time is over.")
       .def(
+          "tell_last_metrics",
+          [](PySession& s, double timeout) {
+            const auto use = s.use();
+            Session& session = *use;
+            const nb::gil_scoped_release release;
+            session.tell_last_metrics(std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(timeout)));
+          },
+          nb::arg("timeout"), "The node has what this process measured when this returns, or the time is over.")
+      .def(
           "interrupt_calls", [](PySession& s) { s.use()->own([&] { s.cancels->interrupted = pthread_self(); }); },
           "Of a worker that runs one call at a time in this thread: SIGINT is sent to it when one is cancelled, and with force it ends.")
       .def(

@@ -36,6 +36,7 @@ NB_MODULE(_native, m) {
   bind_errors(m);
   bind_refs(m);
   bind_session(m);
+  bind_metrics(m);
   bind_channel(m);
   bind_collective(m);
   bind_fsdp(m);

@@ -6,6 +6,7 @@
 
 #include "actors/session/folder.h"
 #include "python/native/hosting.h"
+#include "python/native/metrics.h"
 #include "python/native/refs.h"
 #include "runtime/process/memory_limit.h"
 
@@ -30,6 +31,7 @@ PySession::Use::~Use() {
 
 std::unique_ptr<PySession> PySession::open(actors::SessionOptions options) {
   const auto users = std::make_shared<Users>();
+  options.measured = [](bool last) { return recorder().told(last); };
   options.interrupted = [users] { return users->ending || signals_pending(); };
   std::unique_ptr<PySession> out(new PySession(users));
   users->session = without_gil([&] { return actors::Session::open(std::move(options)); });

@@ -22,9 +22,10 @@ from shoal._signature import Signature
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import ActorUnavailableError, CrossLanguageError, PendingCallsLimitExceeded, Unimplemented
 
-__all__ = ["GRAPH", "NO_ARGUMENTS", "RELEASE", "ActorHandle", "ActorMethod", "extra_of", "results"]
+__all__ = ["GRAPH", "LAST_METRICS", "NO_ARGUMENTS", "RELEASE", "ActorHandle", "ActorMethod", "extra_of", "results"]
 
 _END_S = 5.0  # for what the thread of releases does, when the session ends
+LAST_METRICS = "__shoal_last_metrics__"  # and this that it will be killed, so that its node is told what it measured
 RELEASE = "__shoal_release__"  # the method by which an actor is told that nobody refers to it
 GRAPH = "__shoal_graph__"  # and the one by which it is told of its part in a compiled graph (shoal.dag)
 

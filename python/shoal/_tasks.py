@@ -15,8 +15,9 @@ import time
 from typing import Any
 
 from shoal import _native, _serialize
+from shoal._client import wait
 from shoal._context import parent_call
-from shoal._handle import _pack, extra_of, results
+from shoal._handle import LAST_METRICS, _pack, extra_of, results
 from shoal._placement import where
 from shoal._refs import ObjectRef
 from shoal._remote import create_gang
@@ -76,9 +77,7 @@ class _Pool:
         if owner.wanted_back and "group" not in self.placed[0]:
             self.native.give_back(owner.LEASE_S)
         workers, starting, alone, ended, raised = self.native.take_wants(owner.IDLE_S)
-        for actor in ended:
-            with contextlib.suppress(Exception):
-                owner.session.kill(actor)
+        owner.end(ended)
         for task, function, ref in raised:
             self.native.judged(task, self.functions[function].retries.worth_another(ref))
         self.empty = alone
@@ -98,6 +97,7 @@ class FunctionPool:
     """All pools of this process, and the thread that sees to them. Threads: any."""
 
     IDLE_S = 2.0  # then a worker gives its CPU back
+    LAST_METRICS_S = 1.0  # which it has for that
     LOOK_S = 0.1  # how often the cluster is asked for room while there is none
     LEASE_S = 0.25  # for which a worker keeps what others wait for, and how often the cluster is asked whether they do
 
@@ -123,6 +123,16 @@ class FunctionPool:
         how = (retries.left, retries.judges_exceptions, function.max_calls, parent_call())
         ref = pool.native.submit(function.name, function.number, head, buffers, deps, *how, refs)
         return results(ref, extra, function.name)
+
+    def end(self, workers: list[str]) -> None:
+        """Kills them, who have nothing to do, once their nodes know what they have measured."""
+        with contextlib.suppress(Exception):
+            last = [ObjectRef(self.session.call(w, LAST_METRICS, *_pack((), {}))) for w in workers]
+            if last:
+                wait(last, num_returns=len(last), timeout=self.LAST_METRICS_S)
+        for worker in workers:
+            with contextlib.suppress(Exception):
+                self.session.kill(worker)
 
     def _pool_of(self, function: Function) -> _Pool:
         key = (tuple(sorted(function.resources.items())), repr(function.placed))

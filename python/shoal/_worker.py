@@ -14,7 +14,7 @@ from typing import Any
 from shoal import _serialize, _stacks, _stream
 from shoal._client import put
 from shoal._context import running
-from shoal._handle import GRAPH, NO_ARGUMENTS, RELEASE, _Dep
+from shoal._handle import GRAPH, LAST_METRICS, NO_ARGUMENTS, RELEASE, _Dep
 from shoal._marks import mark_beginning, mark_output
 from shoal._refs import when_gone
 from shoal._remote import from_birth
@@ -23,6 +23,7 @@ from shoal._tasks import FunctionWorker
 from shoal.actor import ActorExit, exit_actor
 
 _DRAIN_S = 5.0  # for answers that callers have not taken when a worker ends
+_LAST_METRICS_S = 30.0  # for its node to take what it measured; that is up to its loop alone
 
 LATER = object()  # what a built-in method returns whose call is answered by somebody else
 
@@ -99,7 +100,7 @@ def _serve(session, instance, early: deque) -> int:
                     raise KeyboardInterrupt
                 args, kwargs, extra = arguments(incoming, functions)
                 running.extra = extra
-                if functions is not None:
+                if functions is not None and args:
                     running.where = args[0].__name__
                     running.interruptible = True
                     if session.cancelled(incoming):  # just now
@@ -278,6 +279,7 @@ BUILT_INS = {
     "__init__": lambda *_, **__: None,
     "__ray_terminate__": lambda _: exit_actor(),
     "__ray_ready__": lambda _: True,
+    LAST_METRICS: lambda _: state.session.tell_last_metrics(_LAST_METRICS_S),
     "__ray_call__": _call,
     RELEASE: _release,
     GRAPH: _graph,
@@ -296,6 +298,7 @@ def run_exit(code: int) -> None:
         except Exception:
             pass
     if state.session is not None:
+        state.session.tell_last_metrics(_LAST_METRICS_S)
         state.session.drain(_DRAIN_S)
     os._exit(code)
 

@@ -92,6 +92,11 @@ int memory(const Common& common, MemoryOptions options);
 // What ran where and when, as a Chrome trace. "-": to stdout.
 int timeline(const Common& common, const std::string& file);
 
+// What the cluster measures, as Prometheus reads it.
+int metrics(const Common& common);
+// What Prometheus has to be told to read it.
+int scrape_config(const Common& common);
+
 struct MicrobenchmarkOptions {
   std::string filter;  // in the names of figures
   double seconds = 1;  // for each
@@ -150,7 +155,8 @@ struct Looking {
   std::unique_ptr<Context> context;
   std::unique_ptr<Client> head;
   std::string address;
-  std::string logs;  // folder
+  std::string endpoint;  // of the head, from here; or of several, comma-separated
+  std::string logs;      // folder
   bool over_hosts = false;
 };
 Result<Looking> look(const Common& common);

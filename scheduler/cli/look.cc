@@ -20,6 +20,7 @@ Result<Looking> look(const Common& common) {
   SHOAL_TRY(out.head, Client::connect(*out.context, found.endpoint));
   out.address = found.address;
   out.over_hosts = found.credentials.tls != nullptr;
+  out.endpoint = found.endpoint;
   if (found.folder) out.logs = found.folder->logs();
   return out;
 }

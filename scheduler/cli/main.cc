@@ -307,6 +307,11 @@ int run(int argc, char** argv) {
   memory_command->add_flag("--stats-only", memory_options.stats_only, "Only the sums");
   memory_command->callback([&] { code = memory(common, memory_options); });
 
+  bool for_prometheus = false;
+  auto* metrics_command = shared(app.add_subcommand("metrics", "What the cluster and its users measure, as Prometheus reads it"));
+  metrics_command->add_flag("--scrape-config", for_prometheus, "What Prometheus' configuration has to say to read it from this cluster");
+  metrics_command->callback([&] { code = for_prometheus ? scrape_config(common) : metrics(common); });
+
   std::string timeline_file = "timeline.json";
   auto* timeline_command = shared(app.add_subcommand("timeline", "What ran where and when, as a Chrome trace for Perfetto"));
   timeline_command->add_option("-o,--output", timeline_file, "The file that is written; - for stdout")->capture_default_str();

@@ -1,6 +1,7 @@
 #include "scheduler/head/head.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace shoal::scheduler {
@@ -125,6 +126,24 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
   if (method == Method::kShutdown && options_.on_shutdown) options_.on_shutdown();
 }
 
+Result<Message> Head::told(const Bytes& bytes) const {
+  SHOAL_TRY(const auto asked, from_bytes<actors::Inspect>(bytes));
+  if (asked.what != actors::Inspect::What::kMetrics) return fail(unimplemented("of that the nodes tell"));
+  using actors::FamilyOf;
+  using actors::MetricKind;
+  actors::ToldMetrics out{state_.metrics()};
+  out.metrics.push_back(FamilyOf(MetricKind::kGauge, "shoal_heads", "Heads of the cluster: the one that leads, and those that stand by.")
+                            .add(1, {{"role", "leader"}})
+                            .add(static_cast<double>(std::max<std::size_t>(heads_.size(), 1) - 1), {{"role", "standby"}}));
+  out.metrics.push_back(FamilyOf(MetricKind::kGauge, "shoal_head_uptime_seconds", "Since this head began to lead.")
+                            .add(std::chrono::duration<double>(clock_.now() - began_).count()));
+  if (options_.measure) {
+    auto measured = options_.measure();
+    std::move(measured.begin(), measured.end(), std::back_inserter(out.metrics));
+  }
+  return Message{{}, to_bytes(out), {}};
+}
+
 Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, runtime::Responder& responder, bool& later) {
   const std::uint64_t watcher = client.peer->number();
   if (changes_state(method)) SHOAL_OK(writable());
@@ -138,6 +157,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     SHOAL_TRY(const auto has, packages_.put(watcher, part));
     return body(to_bytes(has));
   }
+  if (method == actors::kInspect) return told(bytes);
   switch (method) {
     case Method::kRegisterNode:
       return register_node(client, bytes);

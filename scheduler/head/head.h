@@ -17,6 +17,7 @@
 #include <variant>
 #include <vector>
 
+#include "actors/wire/inspection.h"
 #include "actors/wire/joining.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
@@ -44,7 +45,8 @@ class Head final : public runtime::PeerHandler {
     std::function<void()> on_shutdown;  // asked to end: the nodes were told
     // The certificate for a host that joins, who has proved that it knows the token. Empty: the cluster lives on one host.
     std::function<Result<std::string>(const actors::SignCertificate&)> sign;
-    std::string store;  // for people: where it keeps its decisions
+    std::string store;                                           // for people: where it keeps its decisions
+    std::function<std::vector<actors::MetricFamily>()> measure;  // of its process, for whoever measures it; may be empty
     Packages::Options packages;
     // Of one head among several. Whether it still leads: once it does not it answers, decides and tells nothing any more.
     std::function<bool()> leads;
@@ -75,6 +77,7 @@ class Head final : public runtime::PeerHandler {
 
   Result<runtime::Message> answer(Client& client, actors::Method method, const Bytes& body, runtime::Responder& responder, bool& later);
   Result<runtime::Message> sign_certificate(const Bytes& body);
+  Result<runtime::Message> told(const Bytes& body) const;
   Result<runtime::Message> register_node(Client& client, const Bytes& body);
   Result<runtime::Message> register_driver(Client& client, const Bytes& body);
   void tick();
@@ -102,6 +105,7 @@ class Head final : public runtime::PeerHandler {
   Store& store_;
   const runtime::Log log_;
   const Options options_;
+  const runtime::TimePoint began_ = clock_.now();
   ClusterState state_;
   Packages packages_;
   std::vector<std::unique_ptr<runtime::Listener>> listeners_;

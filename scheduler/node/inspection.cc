@@ -80,7 +80,8 @@ void join_objects(actors::ToldNode& node) {
 void Inspection::ask(runtime::Peer& peer, actors::ToldProcess who) {
   ++waiting_;
   ++asked_processes_;
-  peer.call(actors::number(actors::kInspect), {to_bytes(asked_), {}, {}}, kPatience,
+  peer.call(actors::number(actors::kInspect), {to_bytes(asked_), {}, {}},
+            asked_.what == actors::Inspect::What::kMetrics ? kMetricsPatience : kPatience,
             [self = shared_from_this(), who = std::move(who)](Result<runtime::Message> answer) mutable {
               self->heard(std::move(who), std::move(answer));
             });
@@ -94,6 +95,8 @@ void Inspection::heard(actors::ToldProcess who, Result<runtime::Message> answer)
     who.left_out = said->left_out;
     if (rows_ + who.tasks.size() + who.objects.size() > kMaxRows) leave(who, kMaxRows / asked_processes_);
     rows_ += who.tasks.size() + who.objects.size();
+    who.metrics = std::move(said->metrics);
+    if (each_) each_(who);
   } else {
     who.silent = said.error();
   }
@@ -104,6 +107,11 @@ void Inspection::heard(actors::ToldProcess who, Result<runtime::Message> answer)
 }
 
 void Inspection::asked_all() { finish(); }
+
+std::function<void()> Inspection::expect() {
+  ++waiting_;
+  return [self = shared_from_this()] { self->finish(); };
+}
 
 void Inspection::leave(actors::ToldProcess& process, std::size_t rows) {
   const auto over = [](const actors::ToldTask& t) { return t.state >= actors::TaskState::kFinished; };
@@ -120,6 +128,7 @@ void Inspection::leave(actors::ToldProcess& process, std::size_t rows) {
 void Inspection::finish() {
   if (--waiting_ > 0) return;
   join_objects(told_);
+  if (all_) all_(told_);
   responder_->reply({{}, to_bytes(told_), {}});
 }
 

@@ -2,6 +2,7 @@
 // do not are named. Nothing is kept. Loop thread only.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,17 +24,25 @@ void join_objects(actors::ToldNode& node);
 // Asks, waits and answers. It lives as long as an answer may come.
 class Inspection : public std::enable_shared_from_this<Inspection> {
  public:
-  static constexpr runtime::Duration kPatience = std::chrono::seconds(3);  // with a process
+  static constexpr runtime::Duration kPatience = std::chrono::seconds(3);         // with a process
+  static constexpr runtime::Duration kMetricsPatience = std::chrono::seconds(2);  // scrapers wait for ten seconds in all
   // Of all processes together; when they are more, who comes then has its share of so many, no more.
   static constexpr std::size_t kMaxRows = 100'000;
 
   Inspection(actors::ToldNode begun, actors::Inspect asked, runtime::Responder responder)
       : told_(std::move(begun)), asked_(asked), responder_(std::move(responder)) {}
 
+  // Sees what a process tells as soon as it does, and may take it; and what all have told, before it is sent.
+  void pass_through(std::function<void(actors::ToldProcess&)> each, std::function<void(actors::ToldNode&)> all) {
+    each_ = std::move(each);
+    all_ = std::move(all);
+  }
   // `who`: all but what it tells.
   void ask(runtime::Peer& peer, actors::ToldProcess who);
   // Leaves as many rows. Of calls those that are over go first, and are not counted: of these a process tells what it has room for.
   static void leave(actors::ToldProcess& process, std::size_t rows);
+  // Something else is waited for, until what is returned was called.
+  std::function<void()> expect();
   // Everybody has been asked: it answers as soon as they have.
   void asked_all();
 
@@ -44,6 +53,8 @@ class Inspection : public std::enable_shared_from_this<Inspection> {
   actors::ToldNode told_;
   const actors::Inspect asked_;
   std::optional<runtime::Responder> responder_;
+  std::function<void(actors::ToldProcess&)> each_;
+  std::function<void(actors::ToldNode&)> all_;
   std::size_t waiting_ = 1;  // for answers, and for asked_all
   std::size_t asked_processes_ = 0;
   std::size_t rows_ = 0;

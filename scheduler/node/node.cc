@@ -289,6 +289,13 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     SHOAL_TRY(const std::string text, logs_.read(m.log.worker, static_cast<Launcher::Stream>(m.log.stream), bytes, {m.caller, m.number}));
     return Message{{}, Bytes::copy_of(text), {}};
   }
+  if (method == actors::kLastMetrics) {
+    SHOAL_TRY(auto last, from_bytes<actors::ToldMetrics>(message.payload));
+    const auto it = workers_.find(clients_.at(peer.number()).worker);
+    if (it == workers_.end()) return fail(not_found("attach first"));
+    metrics_.told(it->first, {it->second.spec.job, it->second.role, it->second.pid}, std::move(last.metrics));
+    return Message();
+  }
   switch (method) {
     case Method::kMeetNode:
     case Method::kCountObjects:
@@ -366,6 +373,7 @@ void Node::inspect(const actors::Inspect& asked, runtime::Responder responder) {
     for (const auto& [text, processes] : counts) begun.environments.push_back({text, processes});
   }
   const auto inspection = std::make_shared<Inspection>(std::move(begun), asked, std::move(responder));
+  if (asked.what == actors::Inspect::What::kMetrics) measure(*inspection);
   for (const auto& [id, w] : workers_) {
     if (w.peer == nullptr || asked.what == actors::Inspect::What::kEnvironments) continue;
     inspection->ask(*w.peer, {id, w.spec.job, w.pid, w.role, {}, {}, 0, {}});
@@ -392,6 +400,68 @@ void Node::cancel_here(const actors::CancelResult& cancel, runtime::Responder re
     if (!r && r.error().reason() == "Disconnected") return shared->reply(Message());
     shared->answer(std::move(r));
   });
+}
+
+void Node::measure(Inspection& inspection) {
+  const auto heard = [this, alive = alive_](actors::ToldProcess& process) {
+    // One that has ended meanwhile left what it had told before.
+    if (*alive && workers_.contains(process.worker)) {
+      metrics_.told(process.worker, {process.job, process.role, process.pid}, std::move(process.metrics));
+    }
+    process.metrics.clear();
+  };
+  const auto machine = std::make_shared<std::vector<actors::MetricFamily>>();
+  const auto all = [this, alive = alive_, machine](actors::ToldNode& told) {
+    if (!*alive) return;
+    std::set<WorkerId> silent;
+    for (const auto& process : told.processes) {
+      if (process.silent) silent.insert(process.worker);
+    }
+    told.processes.clear();
+    told.metrics = own_metrics();
+    std::move(machine->begin(), machine->end(), std::back_inserter(told.metrics));
+    const auto sums = metrics_.sums(silent);
+    auto of_processes = sums.families();
+    std::move(of_processes.begin(), of_processes.end(), std::back_inserter(told.metrics));
+    using actors::FamilyOf;
+    told.metrics.push_back(
+        FamilyOf(actors::MetricKind::kGauge, "shoal_node_silent_processes",
+                 "Processes that did not answer this scrape in time: their gauges are missing, their counters are older.")
+            .add(static_cast<double>(silent.size())));
+    told.metrics.push_back(FamilyOf(actors::MetricKind::kGauge, "shoal_node_left_out_series",
+                                    "Series of this scrape that could not be added up: several kinds or boundaries under one name.")
+                               .add(static_cast<double>(sums.left_out())));
+  };
+  inspection.pass_through(heard, all);
+  if (!options_.measure) return;
+  // Whichever comes first.
+  const auto done = std::make_shared<std::function<void()>>(inspection.expect());
+  const auto finish = [done] {
+    if (const auto once = std::exchange(*done, {})) once();
+  };
+  const auto late = std::make_shared<runtime::Timer>(clock_.after(Inspection::kMetricsPatience, finish));
+  options_.measure([machine, finish, late](std::vector<actors::MetricFamily> measured) {
+    *late = {};
+    *machine = std::move(measured);
+    finish();
+  });
+}
+
+std::vector<actors::MetricFamily> Node::own_metrics() const {
+  using actors::MetricFamily;
+  const auto gauge = [](const char* name, const char* help, auto value) -> MetricFamily {
+    return actors::FamilyOf(actors::MetricKind::kGauge, name, help).add(static_cast<double>(value));
+  };
+  std::vector<MetricFamily> out = {
+      gauge("shoal_node_processes", "Workers and drivers on the node.", workers_.size()),
+      gauge("shoal_object_store_objects", "Objects, and arenas of meshes, that the node keeps for its processes.", memory_.num_entries())};
+  if (board_) {
+    const runtime::UsageBoard board(board_->data());
+    out.push_back(gauge("shoal_object_store_used_bytes", "Memory that large values of the node's processes take.", board.total().kept));
+    out.push_back(gauge("shoal_object_store_spilled_bytes", "Large values that were moved to files.", board.total().spilled));
+    out.push_back(gauge("shoal_object_store_limit_bytes", "Memory that they may take before some are moved to files.", board.limit()));
+  }
+  return out;
 }
 
 Result<Message> Node::answer_node(Peer& peer, Method method, Message& message, runtime::Responder& responder, bool& later) {
@@ -667,6 +737,7 @@ void Node::end_job(JobId job) {
     launcher_.signal(id, SIGKILL);
   }
   objects_.end_job(job);
+  metrics_.over(job);
   if (torch_jobs_.erase(job) > 0 && torch_jobs_.empty()) launcher_.retire_torch();
 }
 
@@ -743,6 +814,7 @@ void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& ca
     runtime::UsageBoard(board_->data()).clear(static_cast<std::size_t>(w.member));
     board_members_.erase(w.member);
   }
+  metrics_.ended(worker);
   const Bytes update =
       to_bytes(actors::WorkerUpdate{worker, WorkerState::kExited, w.pid, w.endpoint, shell_code, cause, w.spec.job, w.role});
   for (auto& [key, client] : clients_) {

@@ -21,6 +21,7 @@
 #include "scheduler/node/launcher.h"
 #include "scheduler/node/log_book.h"
 #include "scheduler/node/memory_monitor.h"
+#include "scheduler/node/metrics_book.h"
 #include "scheduler/node/objects.h"
 #include "storage/memory_table.h"
 
@@ -57,6 +58,9 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
     std::function<void()> on_ending;  // it begins to end
     std::function<void(const std::string& why)> on_end;
     std::function<void()> on_registered;
+    // What the machine has and uses, for whoever measures it: called back later, from the loop. Empty: that is not told.
+    using Measured = std::function<void(std::vector<actors::MetricFamily>)>;
+    std::function<void(Measured)> measure;
   };
 
   Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& network, Launcher& launcher, runtime::Log log, Options options);
@@ -126,6 +130,8 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   // Passes it on to the process that made the call, or to that one's node.
   void cancel_result(const actors::CancelResult& cancel, runtime::Responder responder);
   void cancel_here(const actors::CancelResult& cancel, runtime::Responder responder);
+  void measure(Inspection& inspection);
+  std::vector<actors::MetricFamily> own_metrics() const;
   void start_worker(const actors::StartWorker& spec, runtime::Responder responder);
   Result<runtime::Message> attach(runtime::Peer& peer, const actors::Attach& attach);
   Result<runtime::Message> open_arena(runtime::Peer& peer, const actors::OpenArena& open);
@@ -159,6 +165,7 @@ class Node final : public runtime::PeerHandler, private Launcher::Events {
   Fd board_memory_;
   std::optional<runtime::Mapping> board_;
   std::set<std::int32_t> board_members_;
+  MetricsBook metrics_;
   LogBook logs_;
   Devices devices_;
   MemoryMonitor monitor_;

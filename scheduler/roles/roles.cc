@@ -12,6 +12,7 @@
 
 #include "runtime/process/memory_limit.h"
 #include "runtime/shm/spill_file.h"
+#include "scheduler/node/machine.h"
 #include "scheduler/node/node.h"
 #include "scheduler/node/posix_launcher.h"
 #include "scheduler/roles/head_keeper.h"
@@ -47,6 +48,25 @@ std::string spill_folder(const std::string& told, const std::string& session) {
   return told.empty() ? runtime::folder_on_disk(folders) : told;
 }
 
+// At the machine, for measurements.
+class Looks {
+ public:
+  explicit Looks(runtime::Loop& loop) : side_(loop) {}
+  void run(const std::string& folder, Node::Options::Measured measured) {
+    waiting_.push_back(std::move(measured));
+    if (waiting_.size() > 1) return;
+    const auto seen = std::make_shared<Machine>();
+    side_.run([seen, folder] { *seen = look_at_machine(folder); },
+              [this, seen] {
+                for (const auto& tell : std::exchange(waiting_, {})) tell(metrics_of(*seen));
+              });
+  }
+
+ private:
+  std::vector<Node::Options::Measured> waiting_;
+  runtime::SideWork side_;
+};
+
 Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, const MemoryRule& memory,
                                    std::vector<Endpoint> heads, bool beside_head) {
   Node::Options o;
@@ -78,6 +98,10 @@ Result<Node::Options> node_options(World& world, const actors::Resources& resour
                .process = [](pid_t pid) { return runtime::process_memory(pid); },
                .kernel_kills = [] { return runtime::kernel_oom_kills(); }};
   o.objects.parts.aside = [&side = world.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
+  // A driver of GPUs may take its time, or for ever: at most one look is under way, in a thread of its own.
+  o.measure = [looks = std::make_shared<Looks>(world.loop), folder = o.session](Node::Options::Measured measured) {
+    looks->run(folder, std::move(measured));
+  };
   return o;
 }
 

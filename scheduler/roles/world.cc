@@ -1,5 +1,7 @@
 #include "scheduler/roles/world.h"
 
+#include "scheduler/node/machine.h"
+
 namespace shoal::scheduler {
 
 using nlohmann::json;
@@ -27,10 +29,19 @@ Head::Options head_options(World& world) {
   o.session = world.folder.path();
   o.packages.folder = world.folder.path() + "/packages";
   o.pid = getpid();
+  o.measure = [] { return process_metrics(); };
   o.watch_process = [&world](pid_t pid, std::function<void()> gone) -> std::shared_ptr<void> {
     return std::make_shared<runtime::ProcessWatch>(world.loop, pid, [gone = std::move(gone)](runtime::ExitStatus) { gone(); });
   };
   return o;
+}
+
+void Http::metrics(const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply) {
+  if (request.method != "GET") return reply->send(405, web::error_body(invalid_argument("this path does not know that method")));
+  metrics_.ask([reply](const Result<std::vector<actors::MetricFamily>>& all) {
+    if (!all) return reply->fail(all.error());
+    reply->send_text(web::kExpositionType, web::exposition(*all));
+  });
 }
 
 Result<std::unique_ptr<Http>> Http::start(World& world, const HttpRole& role, const runtime::Endpoint& head) {
@@ -39,8 +50,9 @@ Result<std::unique_ptr<Http>> Http::start(World& world, const HttpRole& role, co
   o.port = role.port;
   const auto listen = [&] {
     return web::HttpServer::listen(world.loop, *world.clock, world.log, out->token_, o,
-                                   [api = &out->api_](const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply) {
-                                     api->handle(request, std::move(reply));
+                                   [http = out.get()](const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply) {
+                                     if (request.path == "/metrics") return http->metrics(request, std::move(reply));
+                                     http->api_.handle(request, std::move(reply));
                                    });
   };
   SHOAL_TRY(out->token_, world.folder.token());
@@ -55,6 +67,7 @@ Result<std::unique_ptr<Http>> Http::start(World& world, const HttpRole& role, co
   }
   if (!server) return fail(server.error());
   out->server_ = *std::move(server);
+  SHOAL_OK(world.folder.write_metrics_target(out->address()));
   world.log->info("http={}", out->address());
   return out;
 }

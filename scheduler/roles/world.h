@@ -21,7 +21,9 @@
 #include "runtime/process/process.h"
 #include "scheduler/head/head.h"
 #include "scheduler/roles/roles.h"
+#include "scheduler/web/exposition.h"
 #include "scheduler/web/jobs_api.h"
+#include "scheduler/web/metrics.h"
 
 namespace shoal::scheduler {
 
@@ -94,11 +96,14 @@ class Http {
  private:
   Http(World& world, const HttpRole& role, const runtime::Endpoint& head)
       : gateway_(*world.clock, world.network, {.head = head, .logs = world.folder.logs()}),
-        api_(gateway_, role.around, world.folder.name()) {}
+        api_(gateway_, role.around, world.folder.name()),
+        metrics_(gateway_, *world.clock) {}
+  void metrics(const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply);
 
   runtime::Token token_;
   web::Gateway gateway_;
   web::JobsApi api_;
+  web::Metrics metrics_;
   std::unique_ptr<web::HttpServer> server_;  // ends first
 };
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "actors/cluster/cluster.h"
+#include "actors/cluster/metrics.h"
 #include "actors/wire/messages.h"
 #include "runtime/loop/clock.h"
 #include "runtime/loop/random.h"
@@ -178,6 +179,8 @@ class ClusterState {
   // Whether somebody waits for what this job's workers of remote functions hold, and has more right to it: something else of the job, or
   // a job that holds less.
   bool wanted_back(JobId job) const;
+  // How much there is of what, and in which states.
+  std::vector<actors::MetricFamily> metrics() const;
   const actors::ActorRow* actor(ActorId id) const;
   // Of the actor that this worker is to make, with what it is made from. NotFound.
   Result<actors::FoundActor> birth(WorkerId worker) const;

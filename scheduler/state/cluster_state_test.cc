@@ -517,5 +517,40 @@ TEST_F(ClusterStateTest, ADetachedActorThatEndsItselfEndsItsJobWell) {
 
 // ---- placement groups
 
+TEST_F(ClusterStateTest, WhatThereIsIsMeasured) {
+  const auto measured = [this] {
+    std::map<std::string, double> out;
+    for (const auto& family : state_.metrics()) {
+      for (const auto& sample : family.samples) {
+        std::string row = family.name;
+        for (const auto& [name, value] : sample.labels) row += " " + value;
+        out[row] = sample.value;
+      }
+    }
+    return out;
+  };
+  EXPECT_EQ(measured().at("shoal_nodes ALIVE"), 0);
+  const JobId job = driver();
+  const NodeId node = join(1, {{"CPU", 3}});
+  ASSERT_TRUE(state_.gang_requested(gang(job, 2, {{"CPU", 1}})));
+  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 2}})));
+  ready(taken<StartWorkerOn>().at(0));
+  auto now = measured();
+  EXPECT_EQ(now.at("shoal_nodes ALIVE"), 1);
+  EXPECT_EQ(now.at("shoal_actors ALIVE"), 1);
+  EXPECT_EQ(now.at("shoal_actors STARTING"), 1);
+  EXPECT_EQ(now.at("shoal_actors PENDING"), 1);
+  EXPECT_EQ(now.at("shoal_jobs RUNNING"), 1);
+  EXPECT_EQ(now.at("shoal_placement_groups REMOVED"), 0);
+  EXPECT_EQ(now.at("shoal_pending_demands"), 1);
+  EXPECT_EQ(now.at("shoal_resources 127.0.0.1 " + to_string(node) + " CPU"), 3);
+  EXPECT_EQ(now.at("shoal_resources_used 127.0.0.1 " + to_string(node) + " CPU"), 2);
+  state_.node_lost(node, unavailable("gone"));
+  actors();
+  now = measured();
+  EXPECT_EQ(now.at("shoal_nodes DEAD"), 1);
+  EXPECT_FALSE(now.contains("shoal_resources 127.0.0.1 " + to_string(node) + " CPU"));
+}
+
 }  // namespace
 }  // namespace shoal::scheduler

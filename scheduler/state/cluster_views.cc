@@ -128,6 +128,52 @@ actors::ClusterStatus ClusterState::status() const {
   return out;
 }
 
+std::vector<actors::MetricFamily> ClusterState::metrics() const {
+  using actors::FamilyOf;
+  using actors::MetricKind;
+  std::vector<actors::MetricFamily> out;
+  // A state of which there are none has a sample, too: a graph of it begins at 0.
+  const auto by_state = [&](const char* name, const char* help, const auto& table, const auto& state_of, auto... states) {
+    std::map<std::string, double> counts = {{states, 0}...};
+    for (const auto& [id, row] : table) ++counts[state_of(row)];
+    FamilyOf family(MetricKind::kGauge, name, help);
+    for (const auto& [state, count] : counts) family.add(count, {{"state", state}});
+    out.push_back(family);
+  };
+  by_state(
+      "shoal_nodes", "Nodes; of those that are gone as many as are still listed.", nodes_, [](const Node& n) { return state_text(n.row); },
+      "ALIVE", "CORDONED", "DEAD", "DRAINING");
+  by_state(
+      "shoal_actors", "Actors; of those that are gone as many as are still listed.", actors_,
+      [](const ActorRow& a) { return to_string(a.state); }, "PENDING", "STARTING", "ALIVE", "DEAD", "RESTARTING");
+  by_state(
+      "shoal_workers", "Processes of jobs; of those that are gone as many as are still listed.", workers_,
+      [](const Worker& w) { return to_string(w.row.state); }, "STARTING", "RUNNING", "EXITED");
+  by_state(
+      "shoal_jobs", "Jobs; of those that are over as many as are still listed.", jobs_, [](const Job& j) { return to_string(j.row.state); },
+      "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED");
+  by_state(
+      "shoal_placement_groups", "Placement groups; of those that are removed as many as are still listed.", groups_,
+      [](const Group& g) { return to_string(g.row.state); }, "PENDING", "CREATED", "RESCHEDULING", "REMOVED");
+  out.push_back(
+      FamilyOf(MetricKind::kGauge, "shoal_pending_demands", "Actors (gangs as one), jobs and placement groups that wait for room.")
+          .add(static_cast<double>(pending_.size())));
+  FamilyOf total(MetricKind::kGauge, "shoal_resources", "What a node offers; memory in bytes.");
+  FamilyOf used(MetricKind::kGauge, "shoal_resources_used", "What of it is taken by actors, tasks, jobs and placement groups.");
+  for (const auto& [id, n] : nodes_) {
+    if (n.row.state != NodeState::kAlive) continue;
+    const auto amount = [](std::int64_t units) { return static_cast<double>(units) / actors::Resources::kUnit; };
+    for (const auto& [name, units] : n.row.total.all()) {
+      const actors::MetricSample::Labels labels = {{"host", n.row.host}, {"node", to_string(id)}, {"resource", name}};
+      total.add(amount(units), labels);
+      used.add(amount(units - n.row.available.units(name)), labels);
+    }
+  }
+  out.push_back(total);
+  out.push_back(used);
+  return out;
+}
+
 const ActorRow* ClusterState::actor(ActorId id) const {
   const auto it = actors_.find(id);
   return it == actors_.end() ? nullptr : &it->second;

@@ -112,18 +112,19 @@ void Gateway::find_job(const std::string& id, std::function<void(Result<actors::
 // One question to a node, on a connection of its own.
 class Gateway::NodeCall final : public runtime::PeerHandler, public std::enable_shared_from_this<NodeCall> {
  public:
-  NodeCall(Gateway& gateway, Answer answer) : gateway_(gateway), answer_(std::move(answer)) {}
+  NodeCall(Gateway& gateway, runtime::Duration patience, Answer answer)
+      : gateway_(gateway), patience_(patience), answer_(std::move(answer)) {}
   void go(const std::string& endpoint, Method method, Bytes bytes) {
     const auto to = runtime::parse_endpoint(endpoint);
     if (!to) return finish(fail(to.error()));
     const auto shared = std::make_shared<Bytes>(std::move(bytes));
     gateway_.network_.connect(
-        *to, runtime::Role::kClient, gateway_.options_.timeout,
+        *to, runtime::Role::kClient, patience_,
         [self = shared_from_this(), alive = gateway_.alive_, method, shared](Result<std::unique_ptr<runtime::Connection>> connection) {
           if (!*alive) return;
           if (!connection) return self->finish(fail(connection.error()));
           self->peer_ = std::make_unique<Peer>(*std::move(connection), self->gateway_.clock_, *self);
-          self->peer_->call(number(method), body(std::move(*shared)), self->gateway_.options_.timeout,
+          self->peer_->call(number(method), body(std::move(*shared)), self->patience_,
                             [self](Result<Message> r) { self->finish(std::move(r)); });
         });
   }
@@ -143,9 +144,16 @@ class Gateway::NodeCall final : public runtime::PeerHandler, public std::enable_
   void on_closed(Peer&, const Error& why) override { finish(fail(why)); }
 
   Gateway& gateway_;
+  const runtime::Duration patience_;
   Answer answer_;
   std::unique_ptr<Peer> peer_;
 };
+
+void Gateway::ask_node(const std::string& endpoint, Method method, Bytes bytes, runtime::Duration patience, Answer answer) {
+  const auto call = std::make_shared<NodeCall>(*this, patience, std::move(answer));
+  calls_.insert(call);
+  call->go(endpoint, method, std::move(bytes));
+}
 
 void Gateway::read_log(const WorkerRow& worker, std::uint16_t stream, std::function<void(std::string)> text) {
   const auto kept = [this, worker = worker.id, stream] {
@@ -155,12 +163,12 @@ void Gateway::read_log(const WorkerRow& worker, std::uint16_t stream, std::funct
     if (!r) return text("");
     const auto node = std::find_if(r->nodes.begin(), r->nodes.end(), [&](const auto& n) { return n.id == worker.node; });
     if (node == r->nodes.end() || node->state != actors::NodeState::kAlive) return text(kept());
-    const auto call = std::make_shared<NodeCall>(*this, [kept, text](Result<Message> said) {
+    const auto answered = [kept, text](Result<Message> said) {
       if (said) return text(std::string(said->payload.view()));
       text(said.error().code() == Code::kUnavailable ? kept() : std::string());
-    });
-    calls_.insert(call);
-    call->go(node->endpoint, Method::kReadLog, to_bytes(actors::ReadLog{worker.id, stream, options_.max_log_bytes}));
+    };
+    const actors::ReadLog what{worker.id, stream, options_.max_log_bytes};
+    ask_node(node->endpoint, Method::kReadLog, to_bytes(what), options_.timeout, answered);
   });
 }
 

@@ -33,6 +33,8 @@ class Gateway final : public runtime::PeerHandler {
   void ask(actors::Method method, Bytes body, Answer answer);
   using Rows = std::function<void(Result<actors::ListReply>)>;
   void list(actors::ListRequest::What what, JobId job, Rows rows);
+  // A node, on a connection of its own, for as long as `patience`.
+  void ask_node(const std::string& endpoint, actors::Method method, Bytes body, runtime::Duration patience, Answer answer);
   // By the submitter's id or the job's own. NotFound.
   void find_job(const std::string& id, std::function<void(Result<actors::JobRow>)> found);
 

@@ -189,6 +189,10 @@ class Connection::Reply final : public HttpReply {
     if (std::exchange(answered_, true)) return;
     connection_->send(status, "application/json", text_of(body));
   }
+  void send_text(const std::string& content_type, const std::string& text) override {
+    if (std::exchange(answered_, true)) return;
+    connection_->send(200, content_type, text);
+  }
   void begin(const std::string& content_type) override {
     if (std::exchange(answered_, true)) return;
     begun_ = true;

@@ -26,6 +26,7 @@ class HttpReply {
   virtual ~HttpReply() = default;
   virtual void send(int status, const nlohmann::json& body) = 0;
   void fail(const Error& error);
+  virtual void send_text(const std::string& content_type, const std::string& text) = 0;
 
   // Or piece by piece.
   virtual void begin(const std::string& content_type) = 0;

@@ -1,0 +1,57 @@
+#include "python/native/metrics.h"
+
+#include "python/native/bindings.h"
+
+namespace shoal::python {
+
+using actors::MetricKind;
+using actors::MetricsRecorder;
+
+MetricsRecorder& recorder() {
+  static auto* const one = new MetricsRecorder;  // never destroyed: threads may record until the process ends
+  return *one;
+}
+
+namespace {
+
+struct Metric {
+  MetricsRecorder::Metric* of;
+};
+
+struct Series {
+  MetricsRecorder::Series* of;
+  const std::vector<double>* bounds;
+};
+
+Metric metric(const std::string& kind, const std::string& name, const std::string& help, std::vector<double> bounds) {
+  const auto which = kind == "counter" ? MetricKind::kCounter : kind == "gauge" ? MetricKind::kGauge : MetricKind::kHistogram;
+  const auto made = recorder().metric(which, name, help, std::move(bounds));
+  if (!made) throw nb::value_error(made.error().message().c_str());
+  return {*made};
+}
+
+}  // namespace
+
+void bind_metrics(nb::module_& m) {
+  nb::class_<Series>(m, "MetricSeries")
+      .def(
+          "add", [](Series& s, double value) { s.of->add(value); }, nb::arg("value"))
+      .def(
+          "set", [](Series& s, double value) { s.of->set(value); }, nb::arg("value"))
+      .def("observe", [](Series& s, double value) { s.of->observe(value, *s.bounds); }, nb::arg("value"));
+  nb::class_<Metric>(m, "Metric")
+      .def(nb::new_(&metric), nb::arg("kind"), nb::arg("name"), nb::arg("help"), nb::arg("bounds"))
+      .def(
+          "series",
+          [](Metric& metric, const std::vector<std::pair<std::string, std::string>>& tags) -> std::optional<Series> {
+            auto* const series = recorder().series(*metric.of, tags);
+            if (series == nullptr) return std::nullopt;
+            return Series{series, &metric.of->bounds};
+          },
+          nb::arg("tags"), "None when this process has too many.");
+  m.attr("MAX_METRIC_SERIES") = MetricsRecorder::kMaxSeries;
+  m.def("is_metric_label", &actors::is_label, nb::arg("name"));
+  m.def("metrics_after_fork", [] { recorder().forget_after_fork(); });
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,204 @@
+"""``Counter``, ``Gauge`` and ``Histogram``: what a program measures, for Prometheus. Names are Ray's.
+
+Any process of a job may record: drivers, actors, functions. What is recorded stays in the process until somebody asks for it: ``shoal
+metrics``, or Prometheus at the head's HTTP interface (``GET /metrics``; ``shoal metrics --scrape-config`` prints what its configuration has
+to say). There a metric is called ``shoal_user_NAME``, a counter with ``_total`` at the end, with the labels ``node``, ``host``, ``job_id``
+and ``role`` ("driver", "actor CLASS"). Counters and histograms of all processes that have these in common are added up, also of those that
+have ended; a gauge is of one process, with its ``pid`` and ``worker``, and goes with it. A tag of one of these names is called
+``exported_..`` there.
+
+A process that ends in order (an actor that nothing refers to, an idle worker of functions, a driver that leaves) tells its node what it
+counted last. Of one that is killed, also by ``kill`` or the end of its job, what it counted since it was last asked is lost. Every
+process has room for %d series: each combination of tag values is one, of a histogram one for each bucket; what is beyond is not recorded,
+and a warning says so once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from shoal import _native
+
+__all__ = ["Counter", "Gauge", "Histogram", "Metric"]
+
+__doc__ = __doc__ % _native.MAX_METRIC_SERIES if __doc__ else __doc__
+
+_warned = threading.Event()
+
+
+def _full(name: str) -> None:
+    if not _warned.is_set():
+        _warned.set()
+        warnings.warn(
+            f"metric {name}: this process has {_native.MAX_METRIC_SERIES} series, and records no more: use tags with fewer values",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+class Metric:
+    """What the three have in common. Not to be made itself."""
+
+    _kind = ""
+
+    def __init__(self, name: str, description: str = "", tag_keys: tuple[str, ...] | None = None, *, _bounds: Sequence[float] = ()):
+        """``name`` and ``tag_keys``: letters, digits and ``_``, no digit first. The same name again is the same metric.
+
+        TypeError for other types; ValueError for other names, and for a name that this process has with another kind or other boundaries.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"name must be str, got {type(name)}.")
+        if name == "":
+            raise ValueError("Empty name is not allowed. Please provide a metric name.")
+        if not isinstance(description, str):
+            raise TypeError(f"description must be str, got {type(description)}.")
+        tag_keys = () if tag_keys is None else tag_keys
+        if not isinstance(tag_keys, tuple):
+            raise TypeError(f"tag_keys should be a tuple type, got: {type(tag_keys)}")
+        for key in tag_keys:
+            if not isinstance(key, str):
+                raise TypeError(f"Tag keys must be str, got {type(key)}.")
+            if not _native.is_metric_label(key):
+                raise ValueError(f"'{key}' is no tag key: letters, digits and _, no digit or __ first, and not 'le'.")
+        if len(set(tag_keys)) < len(tag_keys):
+            raise ValueError(f"Tag keys are given twice: {tag_keys}.")
+        self._name, self._description, self._tag_keys = name, description, tag_keys
+        self._default_tags: dict[str, str] = {}
+        self._metric = _native.Metric(self._kind, name, description, list(_bounds))
+        self._series: dict[Any, Any] = {}  # by the values of the tags, and by what stands for them in a call
+
+    def set_default_tags(self, default_tags: dict[str, str]) -> Metric:
+        """Values of tags where a call gives none. ValueError for keys that are not ``tag_keys``, TypeError for values that are not str."""
+        self._checked(default_tags)
+        self._default_tags = dict(default_tags)
+        self._series = {}
+        return self
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return {
+            "name": self._name,
+            "description": self._description,
+            "tag_keys": self._tag_keys,
+            "default_tags": self._default_tags,
+        }
+
+    def _checked(self, tags: dict[str, str]) -> None:
+        for key, value in tags.items():
+            if key not in self._tag_keys:
+                raise ValueError(f"Unrecognized tag key {key}.")
+            if not isinstance(value, str):
+                raise TypeError(f"Tag values must be str, got {type(value)}.")
+
+    def _at(self, tags: dict[str, str] | None):
+        """The series, None when there are too many."""
+        key = tuple(tags.items()) if tags else None
+        try:
+            return self._series[key]
+        except KeyError:
+            pass
+        except TypeError:  # a value that cannot be hashed, and is no str
+            self._checked(tags)
+        if tags:
+            self._checked(tags)
+        all_tags = {**self._default_tags, **(tags or {})}
+        missing = [k for k in self._tag_keys if k not in all_tags]
+        if missing:
+            raise ValueError(f"Missing value for tag key(s): {','.join(missing)}.")
+        series = self._metric.series([(k, all_tags[k]) for k in self._tag_keys])
+        if series is None:
+            _full(self._name)
+        else:
+            self._series[key] = series
+        return series
+
+    def _arguments(self) -> tuple:
+        return self._name, self._description, self._tag_keys
+
+    def __reduce__(self):
+        return _again, (type(self), self._arguments(), self._default_tags)
+
+
+def _again(cls: type[Metric], arguments: tuple, default_tags: dict[str, str]) -> Metric:
+    return cls(*arguments).set_default_tags(default_tags)
+
+
+def _number(value) -> None:
+    if not isinstance(value, int | float):
+        raise TypeError(f"value must be int or float, got {type(value)}.")
+
+
+class Counter(Metric):
+    """Only grows: how often something happened, how much there was of it."""
+
+    _kind = "counter"
+
+    def inc(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
+        """ValueError for a ``value`` that is not above 0 and finite, for a tag that is missing or unknown; TypeError for other types."""
+        _number(value)
+        if not 0 < value < math.inf:
+            raise ValueError(f"value must be >0, got {value}")
+        series = self._at(tags)
+        if series is not None:
+            series.add(value)
+
+
+class Gauge(Metric):
+    """A value that goes up and down; the last one counts."""
+
+    _kind = "gauge"
+
+    def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
+        """ValueError for a tag that is missing or unknown; TypeError for other types."""
+        _number(value)
+        series = self._at(tags)
+        if series is not None:
+            series.set(value)
+
+
+class Histogram(Metric):
+    """How often values lay between ``boundaries``: positive, finite and ascending, each the greatest of its bucket."""
+
+    _kind = "histogram"
+
+    def __init__(
+        self,
+        name: str,
+        description: str = "",
+        boundaries: Sequence[float] | None = None,
+        tag_keys: tuple[str, ...] | None = None,
+    ):
+        if boundaries is None or len(boundaries) == 0:
+            raise ValueError(
+                "boundaries argument should be provided when using the Histogram class. e.g., Histogram('name', boundaries=[1.0, 2.0])"
+            )
+        for i, boundary in enumerate(boundaries):
+            _number(boundary)
+            if not boundary > 0:
+                raise ValueError(f"Invalid `boundaries` argument at index {i}, {boundaries}. Use positive values for the arguments.")
+        self.boundaries = boundaries
+        super().__init__(name, description, tag_keys, _bounds=[float(b) for b in boundaries])
+
+    def observe(self, value: float, tags: dict[str, str] | None = None) -> None:
+        """ValueError for NaN, for a tag that is missing or unknown; TypeError for other types."""
+        _number(value)
+        if math.isnan(value):
+            raise ValueError(f"value must be a number, got {value}")
+        series = self._at(tags)
+        if series is not None:
+            series.observe(value)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return {**super().info, "boundaries": self.boundaries}
+
+    def _arguments(self) -> tuple:
+        return self._name, self._description, self.boundaries, self._tag_keys
+
+
+os.register_at_fork(after_in_child=_native.metrics_after_fork)

@@ -1,0 +1,90 @@
+// metrics: what the cluster measures, as Prometheus reads it, and how Prometheus finds it.
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "scheduler/cli/commands.h"
+#include "scheduler/cli/output.h"
+#include "scheduler/web/exposition.h"
+#include "scheduler/web/metrics.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::MetricFamily;
+using nlohmann::json;
+
+namespace {
+
+json family_json(const MetricFamily& family) {
+  constexpr const char* kTypes[] = {"counter", "gauge", "histogram", "gauge"};
+  json samples = json::array();
+  for (const auto& s : family.samples) {
+    json sample = {{"labels", json(std::map<std::string, std::string>(s.labels.begin(), s.labels.end()))}};
+    sample[s.counts.empty() ? "value" : "sum"] = s.value;
+    if (!s.counts.empty()) sample["counts"] = s.counts;
+    samples.push_back(std::move(sample));
+  }
+  json out = {{"name", family.name}, {"type", kTypes[actors::number(family.kind)]}, {"help", family.help}, {"samples", samples}};
+  if (!family.bounds.empty()) out["bounds"] = family.bounds;
+  return out;
+}
+
+}  // namespace
+
+int metrics(const Common& common) {
+  auto looking = look(common);
+  if (!looking) return failed(common, looking.error());
+  Context& context = *looking->context;
+  const auto status = looking->head->ask_for<actors::ClusterStatus>(actors::Method::kStatus, {});
+  if (!status) return failed(common, status.error());
+  const auto head = runtime::parse_endpoint(status->heads.empty() ? looking->endpoint : status->heads.front());
+  if (!head) return failed(common, head.error());
+  web::Gateway gateway(*context.clock, context.network, {.head = *head, .logs = looking->logs});
+  web::Metrics metrics(gateway, *context.clock);
+  std::optional<Result<std::vector<MetricFamily>>> all;
+  metrics.ask([&](const auto& told) { all.emplace(told); });
+  context.run_until([&] { return all.has_value(); }, std::chrono::seconds(30));
+  if (!all) return failed(common, deadline_exceeded("the cluster did not answer in time"));
+  if (!*all) return failed(common, all->error());
+  if (common.json) {
+    json families = json::array();
+    for (const auto& family : **all) families.push_back(family_json(family));
+    const json out = {{"schema", "shoal.metrics/1"}, {"families", families}};
+    std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+  } else {
+    std::fputs(web::exposition(**all).c_str(), stdout);
+  }
+  return kOk;
+}
+
+int scrape_config(const Common& common) {
+  const auto found = find_cluster(common.target, false);
+  if (!found) return failed(common, found.error());
+  const auto info = found->folder ? found->folder->info() : Result<actors::SessionInfo>(fail(not_found("")));
+  if (!info || info->http.empty()) {
+    const Error none = not_found("this host has no HTTP interface of the cluster, which is where Prometheus reads it");
+    return failed(common, Error(none).with_hint("ask on the head's host, of a cluster that was started with --include-dashboard true"));
+  }
+  const auto& folder = *found->folder;
+  if (common.json) {
+    const json out = {{"schema", "shoal.scrape_config/1"},
+                      {"url", info->http + "/metrics"},
+                      {"token_file", folder.http_token_file()},
+                      {"targets_file", folder.metrics_targets_file()}};
+    std::printf("%s\n", out.dump().c_str());
+    return kOk;
+  }
+  // Paths as JSON strings, which YAML reads as well.
+  std::printf(
+      "scrape_configs:\n"
+      "  - job_name: shoal\n"
+      "    authorization:\n"
+      "      type: Bearer\n"
+      "      credentials_file: %s\n"
+      "    file_sd_configs:\n"
+      "      - files: [%s]\n",
+      json(folder.http_token_file()).dump().c_str(), json(folder.metrics_targets_file()).dump().c_str());
+  return kOk;
+}
+
+}  // namespace shoal::scheduler::cli

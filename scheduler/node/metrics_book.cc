@@ -1,0 +1,73 @@
+#include "scheduler/node/metrics_book.h"
+
+#include <algorithm>
+
+namespace shoal::scheduler {
+
+using actors::MetricFamily;
+using actors::MetricKind;
+using actors::MetricSample;
+using actors::MetricSums;
+
+MetricSample::Labels MetricsBook::labels(const Origin& origin) { return {{"job_id", to_string(origin.job)}, {"role", origin.role}}; }
+
+bool MetricsBook::lasts(const MetricFamily& family) { return family.kind == MetricKind::kCounter || family.kind == MetricKind::kHistogram; }
+
+void MetricsBook::told(WorkerId worker, const Origin& origin, std::vector<MetricFamily> families) {
+  if (families.empty() && !told_.contains(worker)) return;
+  told_[worker] = {origin, std::move(families)};
+}
+
+void MetricsBook::ended(WorkerId worker) {
+  const auto node = told_.extract(worker);
+  if (node.empty()) return;
+  const Told& last = node.mapped();
+  const JobId job = last.origin.job;
+  auto& sums = ended_.try_emplace(job, kMaxEndedSeries).first->second;
+  for (const MetricFamily& family : last.families) {
+    if (lasts(family)) sums.add(family, labels(last.origin));
+  }
+  forget_old();
+}
+
+void MetricsBook::over(JobId job) {
+  if (std::find(over_.begin(), over_.end(), job) != over_.end()) return;
+  over_.push_back(job);
+  forget_old();
+}
+
+void MetricsBook::forget_old() {
+  const auto series = [this](JobId job) {
+    const auto at = ended_.find(job);
+    return at == ended_.end() ? 0 : at->second.series();
+  };
+  std::size_t all = 0;
+  for (const JobId job : over_) all += series(job);
+  // One of which nothing is left, or never was, is of no use either.
+  while (over_.size() > 1 && (all > kMaxOverSeries || over_.size() > kMaxOverSeries)) {
+    all -= series(over_.front());
+    ended_.erase(over_.front());
+    over_.pop_front();
+  }
+}
+
+MetricSums MetricsBook::sums(const std::set<WorkerId>& silent) const {
+  MetricSums out;
+  for (const auto& [job, ended] : ended_) {
+    for (const MetricFamily& family : ended.families()) out.add(family);
+  }
+  for (const auto& [worker, told] : told_) {
+    for (const MetricFamily& family : told.families) {
+      if (!lasts(family) && silent.contains(worker)) continue;
+      auto ours = labels(told.origin);
+      if (family.kind == MetricKind::kGauge) {
+        ours.emplace_back("pid", std::to_string(told.origin.pid));
+        ours.emplace_back("worker", to_string(worker));
+      }
+      out.add(family, ours);
+    }
+  }
+  return out;
+}
+
+}  // namespace shoal::scheduler

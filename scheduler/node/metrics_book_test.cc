@@ -1,0 +1,106 @@
+#include "scheduler/node/metrics_book.h"
+
+#include <gtest/gtest.h>
+
+namespace shoal::scheduler {
+namespace {
+
+using actors::FamilyOf;
+using actors::MetricFamily;
+using actors::MetricKind;
+
+constexpr JobId kJob{1}, kOther{2};
+constexpr WorkerId kOne{10}, kTwo{11};
+
+std::vector<MetricFamily> measured(double counted, double gauge) {
+  return {FamilyOf(MetricKind::kCounter, "n_total", "").add(counted), FamilyOf(MetricKind::kGauge, "g", "").add(gauge),
+          FamilyOf(MetricKind::kLevel, "level", "").add(gauge)};
+}
+
+// name{labels} of each sample, and its value.
+std::map<std::string, double> rows(const MetricsBook& book, const std::set<WorkerId>& silent = {}) {
+  std::map<std::string, double> out;
+  for (const auto& family : book.sums(silent).families()) {
+    for (const auto& sample : family.samples) {
+      std::string row = family.name;
+      for (const auto& [name, value] : sample.labels) {
+        if (name != "job_id") row += " " + name + "=" + value;
+      }
+      out[row] = sample.value;
+    }
+  }
+  return out;
+}
+
+using Rows = std::map<std::string, double>;
+
+TEST(MetricsBookTest, CountersAddUpAndGaugesAreOfOneProcess) {
+  MetricsBook book;
+  book.told(kOne, {kJob, "actor A", 5}, measured(2, 7));
+  book.told(kTwo, {kJob, "actor A", 6}, measured(3, 8));
+  EXPECT_EQ(rows(book), (Rows{{"g pid=5 role=actor A worker=" + to_string(kOne), 7},
+                              {"g pid=6 role=actor A worker=" + to_string(kTwo), 8},
+                              {"level role=actor A", 15},
+                              {"n_total role=actor A", 5}}));
+}
+
+TEST(MetricsBookTest, WhatWasToldLastCounts) {
+  MetricsBook book;
+  book.told(kOne, {kJob, "driver", 5}, measured(2, 7));
+  book.told(kOne, {kJob, "driver", 5}, measured(4, 7));
+  EXPECT_EQ(rows(book).at("n_total role=driver"), 4);
+}
+
+TEST(MetricsBookTest, OfWhoEndedTheCountersStay) {
+  MetricsBook book;
+  book.told(kOne, {kJob, "actor A", 5}, measured(2, 7));
+  book.told(kTwo, {kJob, "actor A", 6}, measured(3, 8));
+  book.ended(kOne);
+  book.ended(kOne);
+  book.ended(WorkerId{99});
+  EXPECT_EQ(rows(book),
+            (Rows{{"g pid=6 role=actor A worker=" + to_string(kTwo), 8}, {"level role=actor A", 8}, {"n_total role=actor A", 5}}));
+  book.ended(kTwo);
+  EXPECT_EQ(rows(book), (Rows{{"n_total role=actor A", 5}}));
+}
+
+TEST(MetricsBookTest, OfWhoIsSilentTheCountersStay) {
+  MetricsBook book;
+  book.told(kOne, {kJob, "actor A", 5}, measured(2, 7));
+  EXPECT_EQ(rows(book, {kOne}), (Rows{{"n_total role=actor A", 2}}));
+}
+
+TEST(MetricsBookTest, JobsThatAreOverForLongestAreForgotten) {
+  MetricsBook book;
+  const auto many = [](std::size_t n) {
+    FamilyOf family(MetricKind::kCounter, "n_total", "");
+    for (std::size_t i = 0; i < n; ++i) family.add(1, {{"i", std::to_string(i)}});
+    return std::vector<MetricFamily>{family};
+  };
+  book.told(kOne, {kJob, "one", 5}, many(MetricsBook::kMaxOverSeries - 1));
+  book.ended(kOne);
+  book.told(kTwo, {kOther, "two", 6}, many(2));
+  book.ended(kTwo);
+  EXPECT_EQ(rows(book).size(), MetricsBook::kMaxOverSeries + 1);
+  book.over(kJob);
+  book.over(kJob);
+  EXPECT_EQ(rows(book).size(), MetricsBook::kMaxOverSeries + 1);
+  book.over(kOther);
+  EXPECT_EQ(rows(book), (Rows{{"n_total i=0 role=two", 1}, {"n_total i=1 role=two", 1}}));
+}
+
+TEST(MetricsBookTest, OfAJobThatGoesOnNothingIsForgotten) {
+  MetricsBook book;
+  book.told(kOne, {kJob, "one", 5}, measured(1, 1));
+  book.ended(kOne);
+  for (std::uint64_t i = 0; i < 2 * MetricsBook::kMaxOverSeries; ++i) {
+    book.told(kTwo, {JobId{100 + i}, "two", 6}, measured(1, 1));
+    book.ended(kTwo);
+    book.over(JobId{100 + i});
+  }
+  EXPECT_EQ(rows(book).at("n_total role=one"), 1);
+  EXPECT_EQ(book.sums({}).series(), MetricsBook::kMaxOverSeries + 1);
+}
+
+}  // namespace
+}  // namespace shoal::scheduler

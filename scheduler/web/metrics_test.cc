@@ -1,0 +1,138 @@
+#include "scheduler/web/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/sim/sim_world.h"
+
+namespace shoal::scheduler::web {
+namespace {
+
+using namespace std::chrono_literals;
+using actors::FamilyOf;
+using actors::MetricFamily;
+using actors::MetricKind;
+using runtime::Endpoint;
+using runtime::Message;
+using runtime::Peer;
+
+std::vector<MetricFamily> gauge(const char* name, double value) { return {FamilyOf(MetricKind::kGauge, name, "").add(value)}; }
+
+// Of a head or a node: answers, or says nothing.
+class Asked final : public runtime::PeerHandler {
+ public:
+  Asked(runtime::SimWorld& world, const std::string& name, int host) : world_(world), network_(world.fabric().attach(name, host)) {
+    listener_ = *network_->listen(Endpoint::tcp(name, 0), [this](std::unique_ptr<runtime::Connection> c) {
+      peers_.push_back(std::make_unique<Peer>(std::move(c), world_.clock(), *this));
+    });
+  }
+  void on_request(Peer&, runtime::Request request, runtime::Responder responder) override {
+    if (silent) return unanswered_.push_back(std::move(responder));
+    if (static_cast<actors::Method>(request.method) == actors::Method::kList) {
+      actors::ListReply reply;
+      reply.nodes = rows;
+      return responder.reply({to_bytes(reply), {}, {}});
+    }
+    EXPECT_EQ(static_cast<actors::Method>(request.method), actors::kInspect);
+    EXPECT_EQ(actors::from_bytes<actors::Inspect>(request.message.body)->what, actors::Inspect::What::kMetrics);
+    ++asked;
+    if (is_head) return responder.reply({{}, to_bytes(actors::ToldMetrics{gauge("head", asked)}), {}});
+    actors::ToldNode told;
+    told.metrics = gauge("node", asked);
+    responder.reply({{}, to_bytes(told), {}});
+  }
+  void on_notice(Peer&, runtime::Request) override {}
+  void on_closed(Peer&, const Error&) override {}
+  Endpoint endpoint() const { return listener_->endpoint(); }
+
+  bool silent = false, is_head = false;
+  int asked = 0;
+  std::vector<actors::NodeRow> rows;
+
+ private:
+  runtime::SimWorld& world_;
+  std::unique_ptr<runtime::SimNetwork> network_;
+  std::unique_ptr<runtime::Listener> listener_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<runtime::Responder> unanswered_;
+};
+
+class MetricsTest : public testing::Test {
+ protected:
+  MetricsTest() {
+    head_.is_head = true;
+    for (auto* node : {&a_, &b_}) {
+      actors::NodeRow row;
+      row.id = NodeId{head_.rows.size() + 1};
+      row.host = "host";
+      row.endpoint = node->endpoint().to_string();
+      head_.rows.push_back(row);
+    }
+    actors::NodeRow dead;
+    dead.id = NodeId{3};
+    dead.state = actors::NodeState::kDead;
+    head_.rows.push_back(dead);
+  }
+  void ask() {
+    metrics_.ask([this](const auto& all) { told_.push_back(all ? exposition(*all) : all.error().message()); });
+  }
+  bool says(const std::string& line) const { return !told_.empty() && told_.back().find(line + "\n") != std::string::npos; }
+
+  runtime::SimWorld world_{runtime::SimWorld::Options()};
+  std::unique_ptr<runtime::SimNetwork> network_ = world_.fabric().attach("http", 1);
+  Asked head_{world_, "head", 1}, a_{world_, "a", 2}, b_{world_, "b", 3};
+  Gateway gateway_{world_.clock(), *network_, {.head = head_.endpoint(), .logs = ""}};
+  Metrics metrics_{gateway_, world_.clock()};
+  std::vector<std::string> told_;
+};
+
+TEST_F(MetricsTest, HeadAndNodesAreAskedWhenSomebodyAsks) {
+  world_.run_for(60s);
+  EXPECT_EQ(head_.asked + a_.asked + b_.asked, 0);
+  ask();
+  world_.run_for(500ms);
+  ASSERT_EQ(told_.size(), 1u);
+  EXPECT_TRUE(says("head 1")) << told_.back();
+  EXPECT_TRUE(says("node{host=\"host\",node=\"0000000000000002\"} 1")) << told_.back();
+  EXPECT_TRUE(says("shoal_scrape_silent_nodes 0"));
+}
+
+TEST_F(MetricsTest, ManyWhoAskAtOnceAreOne) {
+  for (int i = 0; i < 10; ++i) ask();
+  world_.run_for(500ms);
+  ask();
+  EXPECT_EQ(told_.size(), 11u);
+  EXPECT_EQ(head_.asked, 1);
+  EXPECT_EQ(a_.asked, 1);
+  world_.run_for(1s);
+  ask();
+  world_.run_for(500ms);
+  EXPECT_EQ(a_.asked, 2);
+  EXPECT_TRUE(says("head 2"));
+}
+
+TEST_F(MetricsTest, ASilentNodeIsLeftOutAndCounted) {
+  b_.silent = true;
+  ask();
+  world_.run_for(3s);
+  EXPECT_TRUE(told_.empty());
+  world_.run_for(2s);
+  ASSERT_EQ(told_.size(), 1u);
+  EXPECT_TRUE(says("shoal_scrape_silent_nodes 1")) << told_.back();
+  EXPECT_TRUE(says("node{host=\"host\",node=\"0000000000000001\"} 1"));
+  EXPECT_EQ(told_.back().find("0000000000000002"), std::string::npos);
+}
+
+TEST_F(MetricsTest, WithoutAHeadEverybodyHearsWhy) {
+  head_.silent = true;
+  ask();
+  ask();
+  world_.run_for(30s);
+  EXPECT_EQ(told_.size(), 2u);
+  head_.silent = false;
+  ask();
+  world_.run_for(500ms);
+  EXPECT_TRUE(says("head 1"));
+}
+
+}  // namespace
+}  // namespace shoal::scheduler::web
