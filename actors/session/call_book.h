@@ -129,7 +129,7 @@ class CallBook {
   std::uint32_t last_name_ = 0;
   std::deque<Running> running_;  // they stay where they are, and are used again
   Entry free_ = nullptr;
-  Ring ran_, functions_, failures_;  // here; by workers of this process's pools; of what else it called
+  Ring ran_, functions_, failures_;                             // here; by workers of this process's pools; of what else it called
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ended_;  // by name: finished, failed
 };
 

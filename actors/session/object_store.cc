@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint64_t kMovedAtOnce = 64u << 20;
 constexpr auto kTended = std::chrono::seconds(1);
 constexpr auto kAskedAgain = std::chrono::milliseconds(100);  // what one let go of is another's to give back
-constexpr auto kLongLook = std::chrono::seconds(1);            // more than that between two looks is a machine that stood still
+constexpr auto kLongLook = std::chrono::seconds(1);           // more than that between two looks is a machine that stood still
 constexpr auto kLooked = std::chrono::milliseconds(2);        // for room that others make
 }  // namespace
 

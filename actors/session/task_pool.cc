@@ -241,7 +241,7 @@ TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
     if (w.retired || (clock_.now() - w.idle_since > idle && nothing_to_do)) out.ended.push_back(id);
   }
   for (const ActorId id : out.ended) workers_.erase(id);
-  for (const ActorId id : std::exchange(condemned_, {})) out.ended.push_back(id);
+  out.condemned = std::exchange(condemned_, {});
   out.starting = starting > 0;
   const std::size_t more = std::min(waiting_.size(), options_.max_workers - std::min(options_.max_workers, workers_.size()));
   out.workers = more > starting ? more - starting : 0;

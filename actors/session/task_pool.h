@@ -38,11 +38,12 @@ class TaskPool {
     ValueFuture raised;
   };
   struct Wants {
-    std::size_t workers = 0;        // more of them, for what waits
-    bool starting = false;          // some are not made yet
-    bool alone = false;             // there is none at all
-    std::vector<ActorId> ended;     // to be killed: idle for long, or used up
-    std::vector<Judgement> raised;  // judged() is to be called for each
+    std::size_t workers = 0;         // more of them, for what waits
+    bool starting = false;           // some are not made yet
+    bool alone = false;              // there is none at all
+    std::vector<ActorId> ended;      // to be killed: idle for long, or used up
+    std::vector<ActorId> condemned;  // to be killed at once: what they run was cancelled by force
+    std::vector<Judgement> raised;   // judged() is to be called for each
   };
   struct Options {
     std::size_t max_workers = 4096;

@@ -353,12 +353,12 @@ TEST_F(TaskPoolTest, ByForceTheWorkerEndsThatRunsIt) {
   pool_.cancel(runs, {.recursive = true, .force = true});
   EXPECT_EQ(cancelled_, std::vector<std::string>{"runs by force"});
   EXPECT_EQ(outcome(runs), "TaskCancelled");
-  EXPECT_EQ(pool_.take_wants(1h).ended, std::vector<ActorId>{kA});
+  EXPECT_EQ(pool_.take_wants(1h).condemned, std::vector<ActorId>{kA});
   dies(kA);
   worker(kB);
   EXPECT_EQ(running(), "2:behind");
   pool_.cancel(behind, {.recursive = true, .force = true});
-  EXPECT_EQ(pool_.take_wants(1h).ended, std::vector<ActorId>{kB});
+  EXPECT_EQ(pool_.take_wants(1h).condemned, std::vector<ActorId>{kB});
   EXPECT_TRUE(pool_.take_wants(1h).alone);
 }
 

@@ -56,7 +56,8 @@ void stand_alone(Session& session, const std::vector<Ref*>& refs) {
       const nb::gil_scoped_release release;
       return value->own_memory(&session.memory());
     }();
-    if (!own && own.error().reason() == "ObjectStoreFull") continue;  // beside what it is a part of: the call makes a copy that is counted only
+    if (!own && own.error().reason() == "ObjectStoreFull")
+      continue;  // beside what it is a part of: the call makes a copy that is counted only
     unwrap(std::move(own));
   }
 }
@@ -376,15 +377,16 @@ void bind_refs(nb::module_& m) {
               const nb::gil_scoped_release release;
               return session.own([&] { return p.pool->take_wants(idle); });
             }();
-            nb::list ended, raised;
+            nb::list ended, condemned, raised;
             for (const ActorId id : wants.ended) ended.append(to_string(id));
+            for (const ActorId id : wants.condemned) condemned.append(to_string(id));
             for (const auto& r : wants.raised) raised.append(nb::make_tuple(r.id, r.function, Ref(r.raised)));
-            return nb::make_tuple(wants.workers, wants.starting, wants.alone, ended, raised);
+            return nb::make_tuple(wants.workers, wants.starting, wants.alone, ended, condemned, raised);
           },
           nb::arg("idle_s"),
-          "(how many more workers, whether some are not made yet, whether there is none, ids of those to kill, [(id, function, ref) of "
-          "what "
-          "raised and is to be judged]).")
+          "(how many more workers, whether some are not made yet, whether there is none, ids of those that are to end, and of those to be "
+          "killed "
+          "at once, [(id, function, ref) of what raised and is to be judged]).")
       .def(
           "judged",
           [](const PyTaskPool& p, std::uint64_t id, bool again) {

@@ -48,9 +48,21 @@ NO_ARGUMENTS = _serialize.dumps(((), {}))[0]
 _Packed = tuple[bytes, list[memoryview], list[_native.Ref], list[_native.Ref]]
 
 
-def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first: int = 0) -> _Packed:
+def _unsendable(args: tuple, kwargs: dict, error: Exception) -> Exception:
+    """The same, with the argument that it is about."""
+    for name, value in (*((f"argument {i}", a) for i, a in enumerate(args)), *((f"argument {k}=", a) for k, a in kwargs.items())):
+        try:
+            _serialize.pack(value)
+        except _serialize.UNSENDABLE as own:
+            hint = "shoal.util.inspect_serializability(..) shows which part of it"
+            return TypeError(f"{name}, of type {type(value).__name__}, cannot be sent: {own}; {hint}")
+    return error
+
+
+def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first: int = 0, ours: int = 0) -> _Packed:
     """(head, buffers, values of arguments that are references, references inside the others). ``extra``: what the worker has to know of a
-    call that is not like most (num_returns, group, name). ``first``: the place of the first reference among those that are sent along."""
+    call that is not like most (num_returns, group, name). ``first``: the place of the first reference among those that are sent along.
+    ``ours``: so many of the first arguments are not the caller's. TypeError, with the argument, for what cannot be pickled."""
     deps: list[_native.Ref] = []
     if not kwargs and not extra:  # as most calls are
         if not args:
@@ -71,7 +83,10 @@ def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first:
         args = tuple(map(_serialize.beside, args))
     if kwargs:
         kwargs = {k: _serialize.beside(a) for k, a in kwargs.items()}
-    head, buffers, refs = _serialize.pack((args, kwargs, extra) if extra else (args, kwargs))
+    try:
+        head, buffers, refs = _serialize.pack((args, kwargs, extra) if extra else (args, kwargs))
+    except _serialize.UNSENDABLE as error:
+        raise _unsendable(args[ours:], kwargs, error) from error
     return head, buffers, deps, refs
 
 

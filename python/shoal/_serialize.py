@@ -23,6 +23,8 @@ _LARGE_BYTES = 1 << 16
 # Types that pickle itself knows, by value: no need for cloudpickle, which costs 20 us a call.
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
+UNSENDABLE = (TypeError, AttributeError, pickle.PicklingError)  # what pickle raises of what it cannot
+
 
 def _plain(value: Any, depth: int = 4) -> bool:
     kind = type(value)

@@ -47,7 +47,11 @@ class Function:
 
     def __init__(self, function, name: str, resources: dict[str, float], options: dict[str, Any]):
         self.session, self.number, self.name, self.resources, self.options = session(), next(self._numbers), name, resources, options
-        self.code = self.session.put(*_serialize.pack(function))
+        try:
+            self.code = self.session.put(*_serialize.pack(function))
+        except _serialize.UNSENDABLE as error:
+            hint = "shoal.util.inspect_serializability(..) of the function shows what it refers to"
+            raise TypeError(f"remote function {name} cannot be sent: {error}; {hint}") from error
         self.placed = (*where(options), options.get("runtime_env"))
         self.retries = Retries.of(options.get("max_retries", MAX_RETRIES), options.get("retry_exceptions", False))
         # Memory of a device is given back by the end of the process only.
@@ -76,7 +80,10 @@ class _Pool:
         """Does what the pool wants. Whether some of that has to wait for room."""
         if owner.wanted_back and "group" not in self.placed[0]:
             self.native.give_back(owner.LEASE_S)
-        workers, starting, alone, ended, raised = self.native.take_wants(owner.IDLE_S)
+        workers, starting, alone, ended, condemned, raised = self.native.take_wants(owner.IDLE_S)
+        for worker in condemned:
+            with contextlib.suppress(Exception):
+                owner.session.kill(worker)
         owner.end(ended)
         for task, function, ref in raised:
             self.native.judged(task, self.functions[function].retries.worth_another(ref))

@@ -641,3 +641,35 @@ def test_get_gpu_ids_in_a_driver_follows_the_environment(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0, 3,GPU-5f")
     assert ray.get_gpu_ids() == [0, 3, "GPU-5f"]
     assert ray.get_runtime_context().get_accelerator_ids() == {"GPU": ["0", "3", "GPU-5f"]}
+
+
+# ---- what cannot be sent
+
+
+def test_what_cannot_be_sent_is_named():
+    import threading
+
+    @ray.remote
+    class Takes:
+        def __init__(self, first, lock=None):
+            pass
+
+        def takes(self, first, second):
+            pass
+
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"argument lock=, of type lock, cannot be sent: .*pickle.*inspect_serializability"):
+        Takes.remote(1, lock=lock)
+    with pytest.raises(TypeError, match="argument 0, of type lock, cannot be sent"):
+        Takes.remote(lock)
+    actor = Takes.remote(1)
+    with pytest.raises(TypeError, match="argument 1, of type dict, cannot be sent"):
+        actor.takes.remote("fine", {"cfg": {"lock": lock}})
+
+    @ray.remote
+    def refers():
+        return lock
+
+    with pytest.raises(TypeError, match=r"remote function .*refers cannot be sent: .*inspect_serializability"):
+        refers.remote()
+    ray.kill(actor)
