@@ -3,7 +3,9 @@
 import io
 import json
 import stat
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -145,3 +147,35 @@ def test_without_packages_of_others_nothing_happens(tmp_path, monkeypatch):
     assert _shipping.settle("/work", ["/lib"]) == ("/work", ["/lib"])
     monkeypatch.setenv("SHOAL_PACKAGES", json.dumps({"store": str(tmp_path / "files"), "of": {"/work": "0" * 64}}))
     assert _shipping.settle("/work", ["/lib"]) == ("/work", ["/lib"])
+
+
+def test_who_waits_for_one_that_fails_brings_it_itself(tmp_path, monkeypatch):
+    begun, go, brought = threading.Event(), threading.Event(), []
+
+    def bring(package, target):
+        begun.set()
+        assert go.wait(60)
+        brought.append(package)
+        if len(brought) == 1:
+            raise DataLoss("the first of them")
+        target.mkdir()
+        return 1
+
+    monkeypatch.setattr(_shipping, "_bring", bring)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(_shipping._here, "a" * 64, tmp_path) for _ in range(4)]
+        assert begun.wait(60)
+        go.set()
+        failed = [f for f in asked if f.exception(60)]
+        assert len(failed) == 1
+        assert {f.result() for f in asked if f not in failed} == {str(tmp_path / ("a" * 24))}
+    assert len(brought) == 2  # all hold it now, and none waits for another
+
+
+def test_what_is_sent_is_what_was_there_before_anybody_worked_in_it(folder, tmp_path):
+    _shipping.keep_packed(folder, tmp_path / "kept.zip")
+    before = packed(folder)
+    (folder / "written.by.a.worker").write_text("x")
+    with (tmp_path / "kept.zip").open("rb") as file:
+        assert _shipping.digest_of(file) == before[0]
+    assert packed(folder)[0] != before[0]

@@ -162,6 +162,8 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
                 (into / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(file, into / name)
             into.mkdir(parents=True, exist_ok=True)
+        if _shipping.needed():
+            _shipping.keep_packed(making, Path(f"{target}.zip"))
         _publish(making, target)
     return str(inner / source.name if lone else inner)
 

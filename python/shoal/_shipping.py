@@ -27,7 +27,7 @@ from shoal import _packages
 from shoal._runtime import attach_worker, session
 from shoal.exceptions import DataLoss, InvalidArgument, RuntimeEnvSetupError
 
-__all__ = ["ENVIRONMENT", "MAX_BYTES", "digest_of", "files_in", "in_place", "leave", "needed", "pack", "settle", "unpack"]
+__all__ = ["ENVIRONMENT", "MAX_BYTES", "digest_of", "files_in", "in_place", "keep_packed", "leave", "needed", "pack", "settle", "unpack"]
 
 ENVIRONMENT = "SHOAL_PACKAGES"  # {"store": where its maker's folders lie, "of": {path: package}}
 MAX_BYTES = 500 << 20  # of one folder, as Ray has it
@@ -88,6 +88,14 @@ def unpack(file: str | os.PathLike | IO[bytes], into: Path) -> int:
     return size
 
 
+def keep_packed(folder: Path, into: Path) -> None:
+    """What a folder has before anybody works in it."""
+    fd, making = tempfile.mkstemp(dir=into.parent)
+    with os.fdopen(fd, "w+b") as file:
+        pack(files_in(folder), file)
+    os.rename(making, into)
+
+
 # ---- who has the folders
 
 
@@ -108,8 +116,9 @@ def _kept_as(root: str, store: str) -> str:
         return came_with[root]
     package, when = _left.get(root, ("", 0.0))
     if not package or (time.monotonic() - when > _SURE_S and not session().has_package(package)):
-        with tempfile.TemporaryFile(dir=store) as file:
-            package = pack(files_in(Path(root)), file)
+        packed = Path(f"{root}.zip")
+        with packed.open("rb") if packed.is_file() else tempfile.TemporaryFile(dir=store) as file:
+            package = digest_of(file) if packed.is_file() else pack(files_in(Path(root)), file)
             _send(package, file)
     _left[root] = (package, time.monotonic())
     return package
@@ -142,7 +151,12 @@ def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
     says where it is."""
     told = _told()
     own = os.path.join(os.environ["SHOAL_SESSION"], "files")
-    if not told or told["store"] == own:
+    if not told:
+        return cwd, path
+    if told["store"] == own:  # its maker's host: what that one has brought stays for this one, too
+        for root, package in told["of"].items():
+            if root == os.path.join(own, package[:24]):
+                _here(package, Path(own))
         return cwd, path
     Path(own).mkdir(mode=0o700, exist_ok=True)
     moved = {root: _here(package, Path(own)) for root, package in told["of"].items()}
@@ -180,14 +194,13 @@ def _here(package: str, own: Path) -> str:
     fd = os.open(use, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.set_inheritable(fd, True)  # also what this process becomes, or starts, uses it
     _in_use.append(fd)
-    fcntl.flock(fd, fcntl.LOCK_SH)
-    while not target.is_dir():
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        if not target.is_dir():
-            size = _bring(package, target)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, str(size).encode(), 0)
-        fcntl.flock(fd, fcntl.LOCK_SH)  # not at once: somebody may remove it in between
+    fcntl.flock(fd, fcntl.LOCK_SH)  # from here on nobody removes it
+    if not target.is_dir():
+        with _locked(own / f"{package[:24]}.bringing", fcntl.LOCK_EX):
+            if not target.is_dir():
+                size = _bring(package, target)
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(size).encode(), 0)
     os.utime(fd)
     _forget_others(own)
     return str(target)
@@ -218,7 +231,7 @@ def _forget_others(own: Path) -> None:
     for _, size, use in have:
         if too_much <= 0:
             return
-        with contextlib.suppress(BlockingIOError), _locked(use, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), _locked(use, fcntl.LOCK_EX | fcntl.LOCK_NB):
             gone = use.with_suffix(".gone")
             shutil.rmtree(gone, ignore_errors=True)
             use.with_suffix("").rename(gone)  # not half of it, if this process ends here
