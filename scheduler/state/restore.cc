@@ -146,6 +146,8 @@ Result<void> ClusterState::restore_holdings() {
     n.row.available = n.row.total;
     n.last_beat = now_;
     n.away = n.row.state == NodeState::kAlive;
+    // The two heads have no other clock in common.
+    n.drain_until = now_ + std::chrono::milliseconds(std::max<std::int64_t>(0, n.row.drain_until_unix_ms - unix_ms_));
   }
   for (const auto& [id, group] : groups_) {
     Group& g = groups_.scratch(id);
