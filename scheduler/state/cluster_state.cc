@@ -580,6 +580,7 @@ void ClusterState::end_job(Job& job, JobState state) {
   if (ended(job.row.state)) return;
   job.row.state = state;
   job.row.ended_unix_ms = unix_ms_;
+  job.order = next_order_++;  // in which they ended, whatever the wall clock says
   job.row.pending_reason.clear();
   const JobId id = job.row.id;
   std::erase_if(pending_, [&](const Pending& p) {

@@ -213,9 +213,9 @@ void ClusterState::restore_pending() {
 }
 
 void ClusterState::restore_ended() {
-  std::map<std::pair<std::int64_t, JobId>, JobId> jobs;
+  std::multimap<std::uint64_t, JobId> jobs;
   for (const auto& [id, job] : jobs_) {
-    if (ended(job.row.state)) jobs[{job.row.ended_unix_ms, id}] = id;
+    if (ended(job.row.state)) jobs.emplace(job.order, id);
   }
   for (const auto& [when, id] : jobs) ended_jobs_.push_back(id);
   for (const auto& [id, w] : workers_) {
