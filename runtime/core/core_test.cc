@@ -43,6 +43,8 @@ TEST(Error, KeepsTheInnermostFramesWhenTheChainIsTooLong) {
 
 TEST(Error, TurnsErrnoIntoWhatTheCallerShouldDo) {
   EXPECT_EQ(from_errno(ECONNREFUSED, "connect").code(), Code::kUnavailable);
+  EXPECT_EQ(from_errno(ECONNREFUSED, "connect").reason(), "Refused");
+  EXPECT_EQ(from_errno(EHOSTUNREACH, "connect").reason(), "");
   EXPECT_EQ(from_errno(EADDRINUSE, "bind").reason(), "AddressInUse");
   EXPECT_EQ(from_errno(ENOENT, "open x").code(), Code::kNotFound);
 }

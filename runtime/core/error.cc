@@ -89,6 +89,7 @@ Error from_errno(int error, std::string_view what) {
     case ENOTDIR:
       return invalid_argument(std::move(message));
     case ECONNREFUSED:
+      return unavailable(std::move(message)).with_reason("Refused");
     case ECONNRESET:
     case ECONNABORTED:
     case EPIPE:

@@ -42,4 +42,67 @@ void SimClock::advance_to(TimePoint time) {
   now_ = time;
 }
 
+class SimHostClock::Entry final : public Timer::Pending {
+ public:
+  Entry(SimHostClock& clock, Key key) : clock_(clock), key_(key) {}
+  ~Entry() override { clock_.timers_.erase(key_); }
+
+ private:
+  SimHostClock& clock_;
+  const Key key_;
+};
+
+Timer SimHostClock::after(Duration delay, std::function<void()> fn) {
+  if (delay < Duration::zero()) delay = Duration::zero();
+  const TimePoint due = delay > TimePoint::max() - now() ? TimePoint::max() : now() + delay;
+  const Key key{due, next_serial_++};
+  timers_.emplace(key, std::move(fn));
+  wait_for_next();
+  return Timer(std::make_unique<Entry>(*this, key));
+}
+
+// A timer of the world's for the first of ours; one that comes too early, because what it was for was cancelled, does nothing.
+void SimHostClock::wait_for_next() {
+  if (stands() || timers_.empty()) return;
+  const TimePoint due = timers_.begin()->first.first;
+  if (due >= waits_for_) return;
+  waits_for_ = due;
+  next_ = world_.after(due - now(), [this] { fire_next(); });
+}
+
+void SimHostClock::fire_next() {
+  next_ = {};
+  waits_for_ = TimePoint::max();
+  std::function<void()> fn;
+  if (!timers_.empty() && timers_.begin()->first.first <= now()) fn = std::move(timers_.extract(timers_.begin()).mapped());
+  wait_for_next();  // what is called may destroy this
+  if (fn) fn();
+}
+
+void SimHostClock::leap(Duration by) {
+  SHOAL_CHECK(by >= Duration::zero(), "a steady clock does not go back");
+  if (stands()) {
+    *stood_at_ += by;
+    return;
+  }
+  ahead_ += by;
+  waits_for_ = TimePoint::max();
+  next_ = {};
+  wait_for_next();
+}
+
+void SimHostClock::stand_still() {
+  if (stands()) return;
+  stood_at_ = now();
+  waits_for_ = TimePoint::max();
+  next_ = {};
+}
+
+void SimHostClock::go_on() {
+  if (!stands()) return;
+  ahead_ = *stood_at_ - world_.now();
+  stood_at_.reset();
+  wait_for_next();
+}
+
 }  // namespace shoal::runtime

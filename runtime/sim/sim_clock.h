@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "runtime/loop/clock.h"
@@ -36,6 +37,45 @@ class SimClock final : public Clock {
   TimePoint now_{};
   std::uint64_t next_serial_ = 0;
   std::map<Key, std::function<void()>> timers_;
+};
+
+// What the processes of one host take for the time. It goes with the world's, until somebody jumps it: the wall clock anywhere, the steady
+// one forward; or it stands still, as of a machine that is suspended: nothing of that host is due then.
+//
+// One thread. Outlived by the world's clock, outlives its timers.
+class SimHostClock final : public Clock {
+ public:
+  explicit SimHostClock(SimClock& world) : world_(world) {}
+  SimHostClock(const SimHostClock&) = delete;
+  SimHostClock& operator=(const SimHostClock&) = delete;
+
+  TimePoint now() const override { return stood_at_.value_or(world_.now() + ahead_); }
+  std::int64_t unix_millis() const override { return world_.unix_millis() + wall_ahead_ms_; }
+  Timer after(Duration delay, std::function<void()> fn) override;
+
+  // How far its wall clock is before the world's; below 0: behind.
+  void set_wall_ahead(std::chrono::milliseconds by) { wall_ahead_ms_ = by.count(); }
+  // So much of its steady time has passed at once: what was to happen meanwhile is due now.
+  void leap(Duration by);
+  // Until go_on(), from where it stood.
+  void stand_still();
+  void go_on();
+  bool stands() const { return stood_at_.has_value(); }
+
+ private:
+  using Key = std::pair<TimePoint, std::uint64_t>;
+  class Entry;
+  void wait_for_next();
+  void fire_next();
+
+  SimClock& world_;
+  Duration ahead_{};
+  std::int64_t wall_ahead_ms_ = 0;
+  std::optional<TimePoint> stood_at_;
+  std::uint64_t next_serial_ = 0;
+  std::map<Key, std::function<void()>> timers_;
+  TimePoint waits_for_ = TimePoint::max();  // when the world's timer below is due, by this clock
+  Timer next_;
 };
 
 }  // namespace shoal::runtime

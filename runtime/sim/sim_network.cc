@@ -139,6 +139,9 @@ Result<std::unique_ptr<Listener>> SimFabric::listen(const std::shared_ptr<sim::P
   if (listening(process->host, actual)) return fail(from_errno(EADDRINUSE, "listen on " + actual.to_string()));
   auto made = std::make_shared<sim::Listening>(sim::Listening{process, actual, std::move(accepted)});
   listening_[{process->host, actual.to_string()}] = made;
+  if (actual.is_both()) {
+    for (const auto& way : {actual.on_its_host(), actual.from_elsewhere()}) listening_[{process->host, way.to_string()}] = made;
+  }
   return std::make_unique<SimListener>(std::move(made));
 }
 
@@ -146,7 +149,8 @@ void SimFabric::connect(const std::shared_ptr<sim::Process>& process, const Endp
                         Network::Connected connected) {
   if (!process->alive) return;
   const std::uint64_t id = next_++;
-  const auto link = std::make_shared<sim::Link>(*this, id, process, endpoint, role, std::move(connected));
+  const Endpoint way = !endpoint.is_both() ? endpoint : endpoint.host == process->host ? endpoint.on_its_host() : endpoint.from_elsewhere();
+  const auto link = std::make_shared<sim::Link>(*this, id, process, way, role, std::move(connected));
   links_.emplace(id, link);
   link->open(timeout);
 }

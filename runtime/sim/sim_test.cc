@@ -128,6 +128,66 @@ TEST(SimClock, TimersFireInTheOrderOfTheirTimesThenOfTheirMaking) {
   EXPECT_EQ(world.clock().now(), TimePoint(1h));
 }
 
+TEST(SimHostClock, LeapsStandsStillAndGoesOnApartFromTheOthers) {
+  SimWorld world({});
+  auto& clock = world.clock_of("a");
+  auto& other = world.clock_of("b");
+  ASSERT_EQ(&clock, &world.clock_of("a"));
+  std::string fired;
+  const Timer second = clock.after(2s, [&] { fired += "2 "; });
+  const Timer first = clock.after(1s, [&] { fired += "1 "; });
+  const Timer tenth = clock.after(10s, [&] { fired += "10 "; });
+  const Timer never = clock.after(Duration::max(), [&] { fired += "never "; });
+  const Timer others = other.after(3s, [&] { fired += "other "; });
+  clock.leap(5s);
+  world.run_for(0s);
+  EXPECT_EQ(fired, "1 2 ");  // in order, and at once
+  EXPECT_EQ(clock.now(), TimePoint(5s));
+  clock.stand_still();
+  EXPECT_TRUE(clock.stands());
+  const Timer meanwhile = clock.after(0s, [&] { fired += "meanwhile "; });
+  world.run_for(1h);
+  EXPECT_EQ(fired, "1 2 other ");
+  EXPECT_EQ(clock.now(), TimePoint(5s));
+  clock.go_on();
+  world.run_for(4s);
+  EXPECT_EQ(fired, "1 2 other meanwhile ");
+  world.run_for(1s);
+  EXPECT_EQ(fired, "1 2 other meanwhile 10 ");
+  EXPECT_EQ(clock.now(), TimePoint(10s));
+  EXPECT_EQ(world.clock().now(), TimePoint(1h + 5s));
+}
+
+TEST(SimHostClock, TheWallClockGoesWhereItIsSet) {
+  SimWorld world({});
+  auto& clock = world.clock_of("a");
+  const auto before = clock.unix_millis();
+  clock.set_wall_ahead(-1h);
+  EXPECT_EQ(clock.unix_millis(), before - 3'600'000);
+  EXPECT_EQ(world.clock_of("b").unix_millis(), before);
+  EXPECT_EQ(clock.now(), world.clock().now());
+  world.run_for(1s);
+  EXPECT_EQ(clock.unix_millis(), before - 3'599'000);
+}
+
+TEST(SimHostClock, ADestroyedTimerNeverFiresAndLeavesNothing) {
+  SimWorld world({});
+  auto& clock = world.clock_of("a");
+  bool fired = false;
+  Timer self, later;
+  {
+    const Timer dropped = clock.after(1s, [&] { fired = true; });
+  }
+  self = clock.after(1s, [&] {
+    later = {};
+    self = {};  // while it runs
+  });
+  later = clock.after(1s, [&] { fired = true; });
+  world.run_for(1min);
+  EXPECT_FALSE(fired);
+  EXPECT_EQ(world.clock().num_timers(), 0u);
+}
+
 TEST(SimClock, ADestroyedTimerNeverFiresAndLeavesNothing) {
   SimWorld world({});
   bool fired = false;
@@ -213,6 +273,7 @@ TEST(SimNetwork, NobodyListeningAndAddressInUseAreNamed) {
   p.a->connect(Endpoint::tcp("b", 1));
   ASSERT_TRUE(p.run_until([&] { return p.a->error.has_value(); }, 1s));
   EXPECT_EQ(p.a->error->code(), Code::kUnavailable);
+  EXPECT_EQ(p.a->error->reason(), "Refused");
   EXPECT_NE(p.a->error->to_string().find("connecting to b:1"), std::string::npos);
   const Endpoint taken = p.b->listen();
   EXPECT_EQ(p.b->network->listen(taken, {}).error().reason(), "AddressInUse");
@@ -234,6 +295,18 @@ TEST(SimNetwork, UnixNamesBelongToTheirHostAndPassDescriptors) {
   f.fds.emplace_back(eventfd(0, EFD_CLOEXEC));
   neighbour->called->connection->send(std::move(f), Flush::kNow);
   ASSERT_TRUE(p.run_until([&] { return !p.listener().fds.empty(); }));
+}
+
+TEST(SimNetwork, OneOfTwoWaysIsTakenByWhereTheCallerIs) {
+  Pair p(1);
+  const Endpoint at = p.b->listen({"node", "b", 0});
+  EXPECT_TRUE(at.is_both());
+  auto neighbour = p.process("b", 33);
+  neighbour->connect(at);
+  p.a->connect(at);
+  ASSERT_TRUE(p.run_until([&] { return neighbour->called && p.a->called; }));
+  EXPECT_TRUE(neighbour->called->connection->identity().local);
+  EXPECT_FALSE(p.a->called->connection->identity().local);
 }
 
 TEST(SimNetwork, AnEndThatClosesIsHeardAfterWhatItSent) {

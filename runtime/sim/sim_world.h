@@ -2,10 +2,12 @@
 // code.
 //
 // A seed gives the same run again: the same events at the same times, the same draws. Nothing in it may use Asio's
-// sockets or timers, threads, or the real clock. Owns all four; whoever lives in it is destroyed before it.
+// sockets or timers, threads, or the real clock. Owns all of them; whoever lives in it is destroyed before it.
 #pragma once
 
 #include <functional>
+#include <map>
+#include <string>
 
 #include "runtime/loop/loop.h"
 #include "runtime/sim/sim_clock.h"
@@ -32,6 +34,8 @@ class SimWorld {
 
   Loop& loop() { return loop_; }
   SimClock& clock() { return clock_; }
+  // Of a host's processes, apart from the world's own. It stays what it is when they end.
+  SimHostClock& clock_of(const std::string& host) { return host_clocks_.try_emplace(host, clock_).first->second; }
   Random& random() { return random_; }
   SimFabric& fabric() { return fabric_; }
 
@@ -44,6 +48,7 @@ class SimWorld {
   const Options options_;
   Loop loop_;
   SimClock clock_;
+  std::map<std::string, SimHostClock> host_clocks_;
   Trace trace_;
   TracedRandom random_;
   SimFabric fabric_;

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::chrono::seconds kLate(1);         // of a tick, to be worth a word
 constexpr std::chrono::milliseconds kMoment(1);  // for what nobody awaits
+constexpr std::size_t kMostLooks = 16;           // under way, for nodes that are missing
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -101,6 +102,7 @@ void Head::tick() {
   now();
   state_.tick();
   settle();
+  look_for_missing();
   if (unsaved_) flush();
   ticking_ = clock_.after(options_.tick, [this, due = clock_.now() + options_.tick] {
     const auto late = std::chrono::duration_cast<std::chrono::milliseconds>(clock_.now() - due);
@@ -326,16 +328,66 @@ Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
   if (const auto old = nodes_.find(node.id); old != nodes_.end() && old->second != client.peer.get()) forget(old->second->number());
   client.node = node.id;
   nodes_[node.id] = client.peer.get();
-  if (options_.watch_process && client.peer->identity().local) {
-    node_watches_[node.id] = options_.watch_process(node.pid, [this, id = node.id] {
-      const auto over = node_watches_.extract(id);
-      now();
-      state_.node_lost(id, unavailable("its node's process ended").with_reason("NodeLost"));
-      settle();
-    });
+  if (client.peer->identity().local) {
+    watch_node(node.id, node.pid);
+  } else {
+    watch_if_near(node);
   }
   log_->info("node={} joined host={} resources='{}'", to_string(node.id), node.host, node.resources.to_string());
   return body(to_bytes(actors::RegisteredNode{options_.session, options_.heartbeat_ms, heads_}));
+}
+
+void Head::watch_node(NodeId id, pid_t pid) {
+  if (!options_.watch_process) return;
+  node_watches_[id] = options_.watch_process(pid, [this, id] {
+    const auto over = node_watches_.extract(id);
+    now();
+    state_.node_lost(id, unavailable("its node's process ended").with_reason("NodeLost"));
+    settle();
+  });
+}
+
+// Its word for its pid may be another namespace's; what the kernel says of who listens on a unix socket is not.
+void Head::watch_if_near(const actors::RegisterNode& node) {
+  const auto endpoint = runtime::parse_endpoint(node.endpoint);
+  if (!options_.watch_process || !endpoint) return;
+  const bool near =
+      endpoint->is_unix() || (endpoint->is_both() && std::any_of(options_.listen.begin(), options_.listen.end(),
+                                                                 [&](const auto& own) { return own.host == endpoint->host; }));
+  if (!near || node_watches_.contains(node.id)) return;
+  network_.connect(*endpoint, runtime::Role::kClient, options_.look_timeout,
+                   [this, alive = alive_, id = node.id](Result<std::unique_ptr<runtime::Connection>> r) {
+                     if (!*alive || !r || !(*r)->identity().local || (*r)->identity().pid <= 0) return;
+                     const auto* row = state_.node(id);
+                     if (row != nullptr && row->state != actors::NodeState::kDead) watch_node(id, (*r)->identity().pid);
+                   });
+}
+
+// A node listens as long as its process lives, and a host refuses for nobody else: so that says more than any silence. A host that does
+// not answer, or a process that is starved, says nothing; such a node has until its heartbeats are missed.
+void Head::look_for_missing() {
+  for (auto it = missing_.begin(); it != missing_.end() && looked_for_.size() < kMostLooks;) {
+    const NodeId id = *it;
+    const auto* row = state_.node(id);
+    if (row == nullptr || row->state == actors::NodeState::kDead || nodes_.contains(id)) {
+      it = missing_.erase(it);
+      continue;
+    }
+    ++it;
+    const auto endpoint = runtime::parse_endpoint(row->endpoint);
+    if (!endpoint || endpoint->is_unix() || !looked_for_.insert(id).second) continue;  // a name means nothing on another host
+    network_.connect(*endpoint, runtime::Role::kClient, options_.look_timeout,
+                     [this, alive = alive_, id, at = row->endpoint](Result<std::unique_ptr<runtime::Connection>> r) {
+                       if (!*alive) return;
+                       looked_for_.erase(id);
+                       const auto* known = state_.node(id);
+                       if (r || r.error().reason() != "Refused" || known == nullptr || known->endpoint != at || nodes_.contains(id)) return;
+                       if (fenced()) return;
+                       now();
+                       state_.node_lost(id, unavailable("its node's process ended").with_reason("NodeLost"));
+                       settle();
+                     });
+  }
 }
 
 Result<Message> Head::register_driver(Client& client, const Bytes& bytes) {
@@ -425,11 +477,13 @@ void Head::on_closed(Peer& peer, const Error& why) {
   if (const auto it = nodes_.find(node); it != nodes_.end() && it->second == &peer) {
     nodes_.erase(it);
     state_.node_away(node);
+    missing_.insert(node);
     log_->warn("node={} disconnected: {}", to_string(node),
-               why.message());  // its silence or its pid will tell whether it is gone
+               why.message());  // its silence, its pid or its host will tell whether it is gone
   }
   packages_.closed(peer.number());
   forget(peer.number());
+  look_for_missing();
 }
 
 // Its connection closes here, if it has not yet.

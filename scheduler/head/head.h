@@ -34,6 +34,7 @@ class Head final : public runtime::PeerHandler {
     std::string session;  // folder, told to whoever joins
     pid_t pid = 0;
     std::uint32_t heartbeat_ms = 500;
+    runtime::Duration look_timeout = std::chrono::seconds(1);  // for the host of a node whose connection broke to say whether it listens
     runtime::Duration tick = std::chrono::milliseconds(200);
     runtime::Duration call_timeout = std::chrono::seconds(30);   // for a node's answer
     runtime::Duration start_timeout = std::chrono::minutes(10);  // of a process, which may have to import much first
@@ -93,6 +94,11 @@ class Head final : public runtime::PeerHandler {
   bool fenced();
   void perform(Action action);
   void forget(std::uint64_t client);
+  // Nodes whose connection broke: where nobody listens any more the process is gone.
+  void look_for_missing();
+  void watch_node(NodeId id, pid_t pid);
+  // One that came over TCP may live on this host all the same.
+  void watch_if_near(const actors::RegisterNode& node);
   void to_node(NodeId node, actors::Method method, Bytes body, std::function<void(Result<runtime::Message>)> callback = {});
   // Who watches a job hears on which nodes it has workers, or had.
   void job_is_on(NodeId node, const std::set<std::uint64_t>& watchers);
@@ -112,6 +118,8 @@ class Head final : public runtime::PeerHandler {
   std::map<std::uint64_t, Client> clients_;  // in the order in which they came
   std::uint64_t next_client_ = 1;
   std::map<NodeId, runtime::Peer*> nodes_;
+  std::set<NodeId> missing_;                               // their connections broke
+  std::set<NodeId> looked_for_;                            // whose host was asked, and has not answered yet
   std::map<NodeId, std::shared_ptr<void>> node_watches_;   // of their processes; a broken connection ends none
   std::map<JobId, std::shared_ptr<void>> driver_watches_;  // until their job ends
   std::map<ActorId, std::set<std::uint64_t>> actor_watchers_;

@@ -68,7 +68,34 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
     o.listen = {runtime::Endpoint::tcp("head", 6400)};
     o.leads = [this] { return leads_; };
     o.on_fenced = [this] { ++num_fenced_; };
+    o.watch_process = [this](pid_t pid, std::function<void()> gone) {
+      watched_[pid] = std::move(gone);
+      return std::make_shared<int>(0);
+    };
     return o;
+  }
+  // A node's process as far as the head sees it: it listens there, and has joined over TCP.
+  struct FakeNode {
+    std::unique_ptr<runtime::SimNetwork> network;
+    std::unique_ptr<runtime::Listener> listener;
+    std::unique_ptr<runtime::Peer> peer;
+    ~FakeNode() { network->crash(); }
+  };
+  void join(FakeNode& node, const std::string& host, pid_t pid, const runtime::Endpoint& at, NodeId id) {
+    node.network = world_.fabric().attach(host, pid);
+    node.listener = node.network->listen(at, [](std::unique_ptr<runtime::Connection>) {}).value();
+    node.network->connect(runtime::Endpoint::tcp("head", 6400), runtime::Role::kNode, 5s, [&](auto connection) {
+      node.peer = std::make_unique<runtime::Peer>(*std::move(connection), world_.clock(), *this);
+    });
+    EXPECT_TRUE(world_.run_until([&] { return node.peer != nullptr; }, 5s));
+    actors::RegisterNode me;
+    me.id = id;
+    me.pid = 9999;  // as another namespace has it
+    me.endpoint = node.listener->endpoint().to_string();
+    me.resources = actors::Resources::of({{"CPU", 1}}).value();
+    node.peer->call(actors::number(Method::kRegisterNode), {to_bytes(me), {}, {}}, 5s, [](auto r) { EXPECT_TRUE(r); });
+    world_.run_for(100ms);
+    EXPECT_EQ(head_.state().node(id)->state, actors::NodeState::kAlive);
   }
   std::map<JobId, std::string> jobs_kept() {
     std::map<JobId, std::string> out;
@@ -83,6 +110,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   LockedStore store_;
   bool leads_ = true;
   int num_fenced_ = 0;
+  std::map<pid_t, std::function<void()>> watched_;
   std::unique_ptr<runtime::SimNetwork> head_network_ = world_.fabric().attach("head", 1);
   std::unique_ptr<runtime::SimNetwork> client_network_ = world_.fabric().attach("client", 2);
   Head head_{world_.clock(), world_.random(), *head_network_, store_, runtime::make_null_log(), options()};
@@ -223,6 +251,41 @@ TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
   world_.run_for(100ms);
   EXPECT_TRUE(shut && *shut);
   network->crash();
+}
+
+// Its host says that nobody listens any more; before, the broken connection alone says nothing.
+TEST_F(HeadTest, ANodeThatIsGoneFromItsHostIsLostAtOnce) {
+  FakeNode node;
+  join(node, "node", 3, runtime::Endpoint::tcp("node", 0), NodeId{5});
+  node.peer.reset();
+  world_.run_for(4s);
+  EXPECT_EQ(head_.state().node(NodeId{5})->state, actors::NodeState::kAlive);
+  node.listener.reset();
+  world_.run_for(500ms);
+  EXPECT_EQ(head_.state().node(NodeId{5})->state, actors::NodeState::kDead);
+}
+
+// A name on this host says nothing of another: a node whose socket is elsewhere has the time of its heartbeats.
+TEST_F(HeadTest, ANodeThatListensWhereTheHeadCannotAskIsLostByItsSilence) {
+  FakeNode node;
+  join(node, "node", 3, runtime::Endpoint::unix_at("here"), NodeId{5});
+  EXPECT_TRUE(watched_.empty());
+  node.peer.reset();
+  world_.run_for(4s);
+  EXPECT_EQ(head_.state().node(NodeId{5})->state, actors::NodeState::kAlive);
+  world_.run_for(2s);
+  EXPECT_EQ(head_.state().node(NodeId{5})->state, actors::NodeState::kDead);
+}
+
+// Though it came over TCP, it is known by the kernel's word for who listens on its socket, whatever it says of itself.
+TEST_F(HeadTest, ANodeOfThisHostThatJoinedByPortIsWatched) {
+  FakeNode node;
+  join(node, "head", 3, runtime::Endpoint::unix_at("here"), NodeId{5});
+  ASSERT_EQ(watched_.size(), 1u);
+  ASSERT_TRUE(watched_.contains(3));
+  watched_[3]();
+  EXPECT_EQ(head_.state().node(NodeId{5})->state, actors::NodeState::kDead);
+  EXPECT_EQ(head_.state().alive_nodes().size(), 0u);
 }
 
 // So that a call made after kill() returned fails, whatever the process still does.

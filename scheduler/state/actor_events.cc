@@ -76,6 +76,7 @@ Result<std::optional<actors::FoundActor>> ClusterState::gang_requested(const act
   gangs_.add(spec.id) = std::move(gang);
   pending_.push_back(waiting(gangs_.at(spec.id)));
   place_pending();
+  explain_newcomer();
   return std::optional<actors::FoundActor>();
 }
 

@@ -242,30 +242,59 @@ void ClusterState::tick() {
 void ClusterState::explain_pending() {
   GangId before{};
   std::string why;
-  int looks = 0;
+  looks_ = 0;
   for (auto& p : pending_) {
-    if (p.warned || now_ < p.not_before || now_ - p.since < options_.warn_after) continue;
+    const bool warns = now_ - p.since >= options_.warn_after;
+    if (p.warned || now_ < p.not_before || (p.explained && !warns)) continue;
     if (!p.like || p.like != before) {
-      if (++looks > kMaxLooks) break;
+      if (++looks_ > kMaxLooks) break;
       why = this->why(p);
     }
     before = p.like;
+    p.explained = true;
+    set_pending_reason(p, why);
+    if (!warns) continue;
     p.warned = true;
     if (p.gang) {
       const Gang& gang = gangs_.at(p.gang);
-      for (const auto& a : gang.spec.actors) actors_.edit(a.id).pending_reason = why;
       act(Warn{gang.spec.job, fmt::format("actor {}{} is pending: {}", gang.spec.actors[0].class_name,
                                           gang.spec.actors.size() > 1 ? fmt::format(" (gang of {})", gang.spec.actors.size()) : "", why)});
     } else if (p.group) {
-      auto& row = groups_.edit(p.group).row;
-      row.pending_reason = why;
+      const auto& row = groups_.at(p.group).row;
       if (row.job)
         act(Warn{row.job, fmt::format("placement group {} is pending: {}", row.name.empty() ? to_string(row.id) : row.name, why)});
     } else {
-      Job& job = jobs_.edit(p.job);
-      job.row.pending_reason = why;
+      const Job& job = jobs_.at(p.job);
       act(Warn{p.job, fmt::format("job {} is pending: {}", job.row.name, why)});
       act(TellJob{job.row});
+    }
+  }
+}
+
+// What was asked for last and waits says why from the start, so that who looks at once can read it; the warning comes later.
+void ClusterState::explain_newcomer() {
+  if (pending_.empty() || pending_.back().explained) return;
+  Pending& p = pending_.back();
+  const Pending* const before = p.like && pending_.size() > 1 ? &pending_[pending_.size() - 2] : nullptr;
+  if (before != nullptr && before->like == p.like && before->explained) {
+    set_pending_reason(p, actors_.at(gangs_.at(before->gang).spec.actors[0].id).pending_reason);
+  } else if (looks_ < kMaxLooks) {
+    ++looks_;
+    set_pending_reason(p, why(p));
+  } else {
+    return;  // the next tick
+  }
+  p.explained = true;
+}
+
+void ClusterState::set_pending_reason(const Pending& p, const std::string& why) {
+  if (p.group) {
+    if (groups_.at(p.group).row.pending_reason != why) groups_.edit(p.group).row.pending_reason = why;
+  } else if (p.job) {
+    if (jobs_.at(p.job).row.pending_reason != why) jobs_.edit(p.job).row.pending_reason = why;
+  } else {
+    for (const auto& a : gangs_.at(p.gang).spec.actors) {
+      if (actors_.at(a.id).pending_reason != why) actors_.edit(a.id).pending_reason = why;
     }
   }
 }
@@ -280,7 +309,8 @@ const Rooms& ClusterState::rooms() const {
 
 std::string ClusterState::why(const Pending& p) const {
   if (held_up(p)) return fmt::format("waits its turn: what is free is kept for {}, which has waited for long", window_->name);
-  return lacks(p) + off_duty();
+  const std::string wished = p.gang ? off_duty(gangs_.at(p.gang).spec.where) : "";
+  return !wished.empty() ? wished : lacks(p) + off_duty();
 }
 
 std::string ClusterState::lacks(const Pending& p) const {
@@ -470,6 +500,7 @@ Result<JobId> ClusterState::job_submitted(const actors::JobSpec& spec) {
   job.wants = std::move(wanted);
   pending_.push_back({{}, id, {}, now_});
   place_pending();
+  explain_newcomer();
   return id;
 }
 
@@ -555,6 +586,7 @@ void ClusterState::end_job(Job& job, JobState state) {
   if (ended(job.row.state)) return;
   job.row.state = state;
   job.row.ended_unix_ms = unix_ms_;
+  job.order = next_order_++;  // in which they ended, whatever the wall clock says
   job.row.pending_reason.clear();
   const JobId id = job.row.id;
   std::erase_if(pending_, [&](const Pending& p) {

@@ -225,7 +225,7 @@ class ClusterState {
     JobId job;    // or
     GroupId group;
     runtime::TimePoint since;
-    bool warned = false;
+    bool explained = false, warned = false;
     runtime::TimePoint not_before{};
     GangId like{};               // of gangs: for whom there is room exactly when there is for this one; none: nobody
     std::uint64_t tried_at = 0;  // Rooms::growth(): without more room it need not be tried again
@@ -249,6 +249,7 @@ class ClusterState {
   std::string why(const Pending& pending) const;
   std::string lacks(const Pending& pending) const;
   std::string off_duty() const;
+  std::string off_duty(const actors::Where& where) const;
   void drain_nodes();
   void move_actors(NodeId node);
   bool may_restart(const actors::ActorRow& row) const;
@@ -295,6 +296,8 @@ class ClusterState {
   // In the queue, or about to be.
   Pending waiting(const Gang& gang) const;
   void explain_pending();
+  void explain_newcomer();
+  void set_pending_reason(const Pending& pending, const std::string& why);
   JobId job_of(const Pending& pending) const;
   std::string name_of(const Pending& pending) const;
   std::vector<actors::Resources> wants_of(const Pending& pending) const;
@@ -354,6 +357,7 @@ class ClusterState {
   std::map<WorkerId, std::vector<ActorId>> hosted_in_;
   std::map<JobId, runtime::TimePoint> unattached_;  // of a head before this one: until when their drivers may take to join a node
   std::deque<Pending> pending_;
+  int looks_ = 0;  // at all nodes since the last tick, to say why something waits
   Shares shares_;
   std::optional<Window> window_;
   std::deque<WorkerId> ended_workers_;

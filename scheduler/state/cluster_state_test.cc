@@ -47,7 +47,11 @@ TEST_F(ClusterStateTest, WhatNoNodeCouldEverHoldIsRefusedOrPendsWithTheNearestFi
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().reason(), "Infeasible");
   EXPECT_NE(refused.error().message().find("lacks GPU 4 (has 0)"), std::string::npos) << refused.error().message();
-  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"GPU", 4}})));
+  const GangSpec waits = gang(job, 1, {{"GPU", 4}});
+  ASSERT_TRUE(state_.gang_requested(waits));
+  // At once for who looks, after a moment for everybody.
+  const std::string why = "needs GPU 4; nearest fit: node 0000000000000001 lacks GPU 4 (has 0)";
+  EXPECT_EQ(state_.actor(waits.actors[0].id)->pending_reason, why);
   pass(500ms);
   state_.node_beat(NodeId{1});
   state_.tick();
@@ -56,7 +60,7 @@ TEST_F(ClusterStateTest, WhatNoNodeCouldEverHoldIsRefusedOrPendsWithTheNearestFi
   state_.tick();
   const auto warned = taken<Warn>();
   ASSERT_EQ(warned.size(), 1u);
-  EXPECT_EQ(warned[0].text, "actor A is pending: needs GPU 4; nearest fit: node 0000000000000001 lacks GPU 4 (has 0)");
+  EXPECT_EQ(warned[0].text, "actor A is pending: " + why);
   pass(1s);
   state_.tick();
   EXPECT_TRUE(taken<Warn>().empty());  // once

@@ -13,6 +13,10 @@ using actors::NodeDuty;
 using actors::NodeState;
 using actors::WorkerState;
 
+namespace {
+constexpr std::uint64_t kLongestDrainMs = 10ull * 365 * 86'400'000;  // as good as none
+}
+
 Result<void> ClusterState::node_duty_set(const actors::SetNodeDuty& wish) {
   const auto it = nodes_.find(wish.node);
   if (it == nodes_.end()) return fail(not_found("no node " + to_string(wish.node)));
@@ -20,8 +24,10 @@ Result<void> ClusterState::node_duty_set(const actors::SetNodeDuty& wish) {
   if (known.row.state == NodeState::kDead) return fail(not_found("node " + to_string(wish.node) + " has left already"));
   if (known.told_to_leave) return fail(invalid_argument("node " + to_string(wish.node) + " is leaving"));
   Node& node = nodes_.edit(wish.node);
+  const auto deadline = std::chrono::milliseconds(std::min(wish.deadline_ms, kLongestDrainMs));
   node.row.cordoned = wish.duty != NodeDuty::kWorks;
-  node.row.drain_until_unix_ms = wish.duty == NodeDuty::kDrains ? unix_ms_ + static_cast<std::int64_t>(wish.deadline_ms) : 0;
+  node.row.drain_until_unix_ms = wish.duty == NodeDuty::kDrains ? unix_ms_ + deadline.count() : 0;
+  node.drain_until = now_ + deadline;
   place_pending();
   drain_nodes();
   return {};
@@ -34,7 +40,7 @@ void ClusterState::drain_nodes() {
     const bool busy = std::any_of(workers_.begin(), workers_.end(), [&, node_id = id](const auto& w) {
       return w.second.row.node == node_id && w.second.row.state != WorkerState::kExited;
     });
-    if (busy && unix_ms_ < node.row.drain_until_unix_ms) continue;
+    if (busy && now_ < node.drain_until) continue;
     nodes_.scratch(id).told_to_leave = true;
     act(EndNodeOn{id});
   }
@@ -66,6 +72,14 @@ void ClusterState::move_actors(NodeId node) {
     w.moving = true;
     act(StopWorkerOn{node, {id, SIGKILL, 0}});
   }
+}
+
+// Of who has to be on one node: that this one takes no new work. "": it does, or the two may not know each other.
+std::string ClusterState::off_duty(const actors::Where& where) const {
+  const auto node = nodes_.find(where.node);
+  if (!where.node || where.soft || node == nodes_.end() || node->second.row.duty() == NodeDuty::kWorks) return "";
+  return fmt::format("has to be on node {}, which is {} and takes no new work", to_string(where.node),
+                     node->second.row.duty() == NodeDuty::kDrains ? "draining" : "cordoned");
 }
 
 // What a reader of "pending" has to know besides.

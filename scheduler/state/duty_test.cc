@@ -39,8 +39,9 @@ class DutyTest : public testing::Test {
     EXPECT_TRUE(state_.node_joined(n));
     return n.id;
   }
-  ActorId actor(double cpus, int max_restarts = 0) {
+  ActorId actor(double cpus, int max_restarts = 0, const actors::Where& where = {}) {
     actors::GangSpec g;
+    g.where = where;
     g.id = GangId{next_id_++};
     g.job = job_;
     g.actors = {{ActorId{next_id_++}, "A", of({{"CPU", cpus}})}};
@@ -92,6 +93,37 @@ TEST_F(DutyTest, ACordonedNodeTakesNoNewWorkAndKeepsWhatItHas) {
   duty(node, NodeDuty::kWorks);
   start();
   EXPECT_EQ(state_of(second), ActorState::kAlive);
+}
+
+TEST_F(DutyTest, WhoHasToBeOnACordonedNodeHearsThatItIsTheReason) {
+  const NodeId node = join(1, 2);
+  join(2, 2);
+  duty(node, NodeDuty::kCordoned);
+  actors::Where there;
+  there.node = node;
+  const ActorId waits = actor(1, 0, there);
+  EXPECT_EQ(state_.actor(waits)->pending_reason, "has to be on node 0000000000000001, which is cordoned and takes no new work");
+  duty(node, NodeDuty::kWorks);
+  start();
+  EXPECT_EQ(node_of(waits), node);
+}
+
+// The wall clock is for people: it may be set at any time.
+TEST_F(DutyTest, AJumpOfTheWallClockEndsNoDrainAndProlongsNone) {
+  for (const std::int64_t jump : {86'400'000, -86'400'000}) {
+    const NodeId node = join(static_cast<std::uint64_t>(2 + left_.size()), 1);
+    actor(1);
+    duty(node, NodeDuty::kDrains, 60'000);
+    unix_ms_ += jump;
+    pass(30s);
+    start();
+    EXPECT_FALSE(std::find(left_.begin(), left_.end(), node) != left_.end()) << jump;
+    pass(31s);
+    start();
+    ASSERT_FALSE(left_.empty());
+    EXPECT_EQ(left_.back(), node) << jump;
+    state_.node_lost(node, unavailable("it left"));
+  }
 }
 
 TEST_F(DutyTest, WhatACordonedNodeCouldHoldWaitsInsteadOfBeingRefused) {

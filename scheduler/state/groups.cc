@@ -45,6 +45,7 @@ Result<void> ClusterState::group_requested(const actors::GroupSpec& spec) {
   group.free.resize(spec.bundles.size());
   pending_.push_back({{}, {}, spec.id, now_});
   place_pending();
+  explain_newcomer();
   return {};
 }
 

@@ -140,6 +140,35 @@ TEST_F(LentTest, NotForWhatTheyCouldNotMakeRoomFor) {
   EXPECT_TRUE(state_.wanted_back(a));
 }
 
+// However many there are, and whatever they ask for: those that are alike are looked at once.
+TEST_F(PendingTest, WhatWaitsSaysWhyFromTheStart) {
+  join(1, {{"CPU", 1}});
+  const JobId a = job("a");
+  const auto alike = ask(a, 1000);
+  for (std::size_t i = 1; i < alike.size(); ++i) {
+    EXPECT_NE(state_.actor(alike[i].actors[0].id)->pending_reason.find("lacks CPU 1 (has 0)"), std::string::npos) << i;
+  }
+  std::vector<GangSpec> others;
+  for (int i = 2; i < 52; ++i) others.push_back(ask(a, 1, i).front());
+  EXPECT_NE(state_.actor(others.front().actors[0].id)->pending_reason, "");
+  EXPECT_EQ(state_.actor(others.back().actors[0].id)->pending_reason, "");  // too many at once: a few with each tick
+  for (int i = 0; i < 4; ++i) state_.tick();
+  EXPECT_NE(state_.actor(others.back().actors[0].id)->pending_reason.find("lacks CPU 51 (has 1)"), std::string::npos);
+  actors::GroupSpec group;
+  group.id = GroupId{7};
+  group.job = a;
+  group.bundles = {of({{"CPU", 3}})};
+  ASSERT_TRUE(state_.group_requested(group));
+  EXPECT_NE(state_.group(group.id)->pending_reason.find("lacks CPU"), std::string::npos) << state_.group(group.id)->pending_reason;
+  actors::JobSpec spec;
+  spec.wait = true;
+  spec.resources = of({{"CPU", 9}});
+  const auto submitted = state_.job_submitted(spec);
+  ASSERT_TRUE(submitted);
+  EXPECT_NE(state_.job(*submitted)->pending_reason.find("lacks CPU"), std::string::npos) << state_.job(*submitted)->pending_reason;
+  EXPECT_TRUE(taken<Warn>().empty());
+}
+
 TEST_F(PendingTest, AShareIsOfWhatIsScarcest) {
   join(1, {{"CPU", 100}, {"GPU", 2}});
   const JobId a = job("a"), b = job("b");

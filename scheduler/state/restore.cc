@@ -146,6 +146,8 @@ Result<void> ClusterState::restore_holdings() {
     n.row.available = n.row.total;
     n.last_beat = now_;
     n.away = n.row.state == NodeState::kAlive;
+    // The two heads have no other clock in common.
+    n.drain_until = now_ + std::chrono::milliseconds(std::max<std::int64_t>(0, n.row.drain_until_unix_ms - unix_ms_));
   }
   for (const auto& [id, group] : groups_) {
     Group& g = groups_.scratch(id);
@@ -211,9 +213,9 @@ void ClusterState::restore_pending() {
 }
 
 void ClusterState::restore_ended() {
-  std::map<std::pair<std::int64_t, JobId>, JobId> jobs;
+  std::multimap<std::uint64_t, JobId> jobs;
   for (const auto& [id, job] : jobs_) {
-    if (ended(job.row.state)) jobs[{job.row.ended_unix_ms, id}] = id;
+    if (ended(job.row.state)) jobs.emplace(job.order, id);
   }
   for (const auto& [when, id] : jobs) ended_jobs_.push_back(id);
   for (const auto& [id, w] : workers_) {

@@ -19,9 +19,10 @@ struct Node {
 
   runtime::TimePoint last_beat;
   bool away = false;
-  bool told_to_leave = false;  // it is drained
-  bool telling = false;        // it joined again, and has not yet told of all its workers
-  std::size_t workers = 0;     // launched by us, not exited
+  runtime::TimePoint drain_until;  // of one that drains, by the head's own clock
+  bool told_to_leave = false;      // it is drained
+  bool telling = false;            // it joined again, and has not yet told of all its workers
+  std::size_t workers = 0;         // launched by us, not exited
 };
 
 struct Worker {

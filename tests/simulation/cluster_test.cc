@@ -142,7 +142,42 @@ TEST_F(ClusterTest, ADriverThatCrashesTakesItsActorsAlong) {
   expect_at_rest();
 }
 
+TEST_F(ClusterTest, ANodeWhoseProcessDiesIsLostAsSoonAsItsHostSaysThatNobodyListens) {
+  join();
+  const auto actors = gang(12);
+  const auto gone = on("n1", actors), rest = on("n1", actors, false);
+  cluster_.kill_node(1);
+  ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().alive_nodes().size() == 2; }, 500ms));
+  ASSERT_TRUE(cluster_.run_until([&] { return heard_dead(gone); }, 500ms));
+  EXPECT_NE(driver().cause(gone[0])->message().find("its node's process ended"), std::string::npos);
+  EXPECT_TRUE(cluster_.all_answer(rest));
+  cluster_.boot_node(1);
+  gang(4);
+  expect_at_rest();
+}
+
 // ---- a node that is away for a moment ----
+
+// Its connection broke, and it is too starved to make another: its host says that it listens, or nothing.
+TEST_F(ClusterTest, ANodeThatIsSlowToComeBackIsNotLost) {
+  join();
+  const auto actors = gang(12);
+  const NodeId before = cluster_.node_id(1);
+  for (const bool answers : {true, false}) {
+    cluster_.clock_of("n1").stand_still();
+    cluster_.world().fabric().disconnect("head", "n1");
+    cluster_.run_for(100ms);
+    if (!answers) cluster_.partition("head", "n1");
+    cluster_.run_for(4s);
+    EXPECT_EQ(cluster_.state().alive_nodes().size(), 3u);
+    cluster_.heal();
+    cluster_.clock_of("n1").go_on();
+    cluster_.run_for(2s);
+  }
+  EXPECT_EQ(cluster_.node_id(1), before);
+  EXPECT_TRUE(cluster_.all_answer(actors));
+  expect_at_rest();
+}
 
 TEST_F(ClusterTest, AWorkerThatDiesWhileItsNodeIsAwayIsHeardOfWithItsCause) {
   join();
@@ -296,6 +331,52 @@ TEST_P(PartitionTest, WhatAGivenUpNodeWasStartingDoesNotRunOn) {
 
 INSTANTIATE_TEST_SUITE_P(HealBreaks, PartitionTest, testing::Values(0, 1000),
                          [](const auto& info) { return info.param == 0 ? "Nothing" : "Connections"; });
+
+// ---- clocks, where several heads share a store and a lease says who leads ----
+
+class HeadsTest : public testing::Test {
+ protected:
+  SimCluster cluster_{SimCluster::Options{.num_heads = 2}};
+};
+
+TEST_F(HeadsTest, WallClocksThatJumpTakeNobodysLease) {
+  const auto epoch = cluster_.etcd().epoch();
+  const auto nodes = cluster_.state().alive_nodes();
+  for (int i = 0; i < 100; ++i) {
+    for (const auto& host : cluster_.hosts()) cluster_.clock_of(host).set_wall_ahead(i % 2 == 0 ? 24h * i : -24h * i);
+    cluster_.run_for(200ms);
+    ASSERT_TRUE(cluster_.head_runs());
+  }
+  EXPECT_EQ(cluster_.etcd().epoch(), epoch);
+  EXPECT_EQ(cluster_.state().alive_nodes(), nodes);
+}
+
+// By its own clock, which stood, it still leads: what it then decides is not kept, and so nobody hears of it.
+TEST_F(HeadsTest, ALeaderThatWasSuspendedBeyondItsLeaseLeadsNoMore) {
+  auto& driver = cluster_.new_driver_on_node(0);
+  ASSERT_TRUE(cluster_.run_until([&] { return driver.joined(); }));
+  for (int i = 0; i < 5; ++i) {
+    const auto epoch = cluster_.etcd().epoch();
+    for (const auto& host : {"head", "head1"}) {
+      if (!cluster_.leads(host)) continue;
+      cluster_.clock_of(host).stand_still();
+      for (const auto& other : cluster_.hosts()) {
+        if (other != host) cluster_.partition(host, other);
+      }
+      break;
+    }
+    ASSERT_TRUE(cluster_.run_until([&] { return cluster_.etcd().epoch() > epoch && cluster_.head_runs(); }));
+    ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().alive_nodes().size() == 3; }));
+    cluster_.heal();
+    for (const auto& host : cluster_.hosts()) cluster_.clock_of(host).go_on();
+    cluster_.run_for(10s);
+    EXPECT_EQ(cluster_.etcd().epoch(), epoch + 1);
+    EXPECT_EQ(cluster_.not_kept(), "");
+    EXPECT_TRUE(cluster_.run_until([&] { return cluster_.disagreement().empty(); }, 60s)) << cluster_.disagreement();
+    EXPECT_TRUE(cluster_.run_until([&] { return cluster_.store_agrees(); }));
+    EXPECT_TRUE(cluster_.all_answer(driver.create_gang(2, 1)));
+  }
+}
 
 // A driver's calls and crashes, as numbers that differ when anything does.
 std::pair<std::uint64_t, std::uint64_t> run_of(std::uint64_t seed) {

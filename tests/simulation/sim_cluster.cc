@@ -73,6 +73,18 @@ const scheduler::Head* SimCluster::leading() const {
   return nullptr;
 }
 
+bool SimCluster::leads(const std::string& host) const {
+  return std::any_of(several_.begin(), several_.end(),
+                     [&](const auto& h) { return h && h->host() == host && h->head() != nullptr && h->head() == leading(); });
+}
+
+std::vector<std::string> SimCluster::hosts() const {
+  std::vector<std::string> out = {"driver"};
+  for (const auto& h : heads()) out.push_back(h.host);
+  for (std::size_t i = 0; i < hosts_.size(); ++i) out.push_back("n" + std::to_string(i));
+  return out;
+}
+
 std::vector<Endpoint> SimCluster::heads() const {
   std::vector<Endpoint> out;
   for (std::size_t i = 0; i < options_.num_heads; ++i) out.push_back(head_at(i));
@@ -87,17 +99,19 @@ void SimCluster::boot_head() {
       if (k != i) heads.push_back(head_at(k).to_string());
     }
     const std::string name = head_at(i).host;
+    world_.clock_of(name).go_on();
     several_[i] = std::make_unique<SimHead>(world_, processes_, etcd_, head_at(i), std::move(heads), make_log(name));
     return;
   }
   if (!several_.empty()) return;
+  world_.clock_of("head").go_on();
   head_network_ = world_.fabric().attach("head", processes_.start());
   scheduler::Head::Options o;
   o.listen = {head_at(0)};
   o.session = "simulated";
   o.pid = head_network_->pid();
   o.heartbeat_ms = options_.heartbeat_ms;
-  runtime::Clock* clock = &world_.clock();
+  runtime::Clock* clock = &world_.clock_of("head");
   runtime::Network* network = head_network_.get();
   if (options_.head_meter != nullptr) {
     metered_clock_ = metered(*options_.head_meter, *clock);
@@ -128,6 +142,7 @@ void SimCluster::boot_node(std::size_t i) {
   Host& h = hosts_.at(i);
   const std::string name = "n" + std::to_string(i);
   const pid_t pid = processes_.start();
+  world_.clock_of(name).go_on();
   h.network = world_.fabric().attach(name, pid);
   h.launcher = std::make_unique<SimLauncher>(world_, processes_, name);
   h.launcher->set_faults(launch_faults_);
@@ -136,9 +151,9 @@ void SimCluster::boot_node(std::size_t i) {
   o.host = name;
   o.pid = pid;
   o.heads = heads();
-  o.listen = Endpoint::unix_at("node-" + std::to_string(pid));
+  o.listen = {"node-" + std::to_string(pid), name, 0};
   o.memory.spare_bytes = 0;
-  h.node = std::make_unique<scheduler::Node>(world_.clock(), world_.random(), *h.network, *h.launcher, make_log(name), o);
+  h.node = std::make_unique<scheduler::Node>(world_.clock_of(name), world_.random(), *h.network, *h.launcher, make_log(name), o);
   SHOAL_CHECK(h.node->start(), "a node does not start");
   h.endpoint = h.node->endpoint();
 }
@@ -146,6 +161,15 @@ void SimCluster::boot_node(std::size_t i) {
 void SimCluster::crash_node(std::size_t i) {
   Host& h = hosts_.at(i);
   world_.fabric().crash("n" + std::to_string(i));
+  node_is_gone(h);
+}
+
+void SimCluster::kill_node(std::size_t i) {
+  hosts_.at(i).network->crash();
+  node_is_gone(hosts_.at(i));
+}
+
+void SimCluster::node_is_gone(Host& h) {
   if (driver_ && driver_->host() == h.network->host()) driver_.reset();
   processes_.ended(h.network->pid());
   h.node.reset();
@@ -162,6 +186,7 @@ void SimCluster::set_launch_faults(const SimLauncher::Faults& faults) {
 
 SimDriver& SimCluster::put_driver(const std::string& host, std::optional<Endpoint> node) {
   driver_.reset();
+  world_.clock_of(host).go_on();
   driver_ = std::make_unique<SimDriver>(world_, processes_, host, heads(), std::move(node));
   return *driver_;
 }

@@ -41,10 +41,11 @@ class SimCluster {
   void crash_head(std::size_t i = 0);
   // One does, and leads.
   bool head_runs() const { return leading() != nullptr; }
+  bool leads(const std::string& host) const;
   std::size_t num_heads() const { return options_.num_heads; }
-  SimHead* one_of_heads(std::size_t i) { return several_.at(i).get(); }  // null: it does not run
   void boot_node(std::size_t i);
   void crash_node(std::size_t i);  // its host, with every process on it
+  void kill_node(std::size_t i);   // and its workers, which end with it; the host is there
   bool node_runs(std::size_t i) const { return hosts_.at(i).node != nullptr; }
   // A new driver, in place of the one before, which crashes unless it has left. On the host of its own, or on a node's, attached
   // to the node there.
@@ -56,6 +57,9 @@ class SimCluster {
   bool crash_worker_of(ActorId actor);
   void partition(const std::string& a, const std::string& b) { world_.fabric().partition(a, b); }
   void heal() { world_.fabric().heal(); }
+  std::vector<std::string> hosts() const;
+  // The clocks of its processes, whatever they are; a process that boots finds them going.
+  runtime::SimHostClock& clock_of(const std::string& host) { return world_.clock_of(host); }
   SimStore& store() { return store_; }
   SimEtcd& etcd() { return etcd_; }
   // Of every node, also of those that boot later.
@@ -99,6 +103,7 @@ class SimCluster {
   const scheduler::Head* leading() const;
   std::vector<runtime::Endpoint> heads() const;
   runtime::Log make_log(const std::string& name) const;
+  void node_is_gone(Host& h);
   SimDriver& put_driver(const std::string& host, std::optional<runtime::Endpoint> node);
 
   const Options options_;

@@ -26,11 +26,12 @@ SimDriver::SimDriver(runtime::SimWorld& world, ProcessTable& processes, const st
                      std::optional<runtime::Endpoint> node)
     : world_(world),
       processes_(processes),
+      clock_(world.clock_of(host)),
       pid_(processes.start()),
       heads_(std::move(heads)),
       node_(std::move(node)),
       network_(world.fabric().attach(host, pid_)),
-      calls_(world.clock(), *network_, {}) {
+      calls_(clock_, *network_, {}) {
   connect_head();
 }
 
@@ -52,7 +53,7 @@ void SimDriver::leave() {
 void SimDriver::connect_head() {
   network_->connect(heads_[at_head_], runtime::Role::kClient, kConnectTimeout, [this](Result<std::unique_ptr<runtime::Connection>> r) {
     if (!r) return retry_later();
-    head_ = std::make_unique<runtime::Peer>(*std::move(r), world_.clock(), *this);
+    head_ = std::make_unique<runtime::Peer>(*std::move(r), clock_, *this);
     const actors::RegisterDriver me{"simulated", pid_, job_};
     if (job_) return joined_head();
     head_->call(number(Method::kRegisterDriver), body(to_bytes(me)), kControlTimeout, [this](Result<Message> reply) {
@@ -69,7 +70,7 @@ void SimDriver::connect_head() {
 
 void SimDriver::retry_later() {
   at_head_ = (at_head_ + 1) % heads_.size();
-  retry_ = world_.clock().after(kReconnect, [this] { connect_head(); });
+  retry_ = clock_.after(kReconnect, [this] { connect_head(); });
 }
 
 // What happened to its actors while nobody could tell?
@@ -84,10 +85,10 @@ void SimDriver::joined_head() {
 void SimDriver::connect_node() {
   network_->connect(*node_, runtime::Role::kClient, kConnectTimeout, [this](Result<std::unique_ptr<runtime::Connection>> r) {
     if (!r) {
-      retry_node_ = world_.clock().after(kReconnect, [this] { connect_node(); });
+      retry_node_ = clock_.after(kReconnect, [this] { connect_node(); });
       return;
     }
-    node_link_ = std::make_unique<runtime::Peer>(*std::move(r), world_.clock(), *this);
+    node_link_ = std::make_unique<runtime::Peer>(*std::move(r), clock_, *this);
     node_link_->call(number(Method::kAttach), body(to_bytes(actors::Attach{{}, job_, "driver"})), kControlTimeout,
                      [this](Result<Message> reply) {
                        if (reply) worker_ = actors::from_bytes<actors::Attached>(reply->body).value().worker;
@@ -96,10 +97,11 @@ void SimDriver::connect_node() {
 }
 
 void SimDriver::watch(ActorId actor) {
-  head_->call(number(Method::kWatchActor), body(to_bytes(actors::ActorRef{actor})), kControlTimeout, [this, actor](Result<Message> r) {
-    if (r) return calls_.updated(actors::from_bytes<actors::ActorRow>(r->body).value());
-    if (r.error().code() == Code::kNotFound) lost(actor, r.error());
-  });
+  head_->call(number(Method::kWatchActor), body(to_bytes(actors::ActorRef{actor})), runtime::Peer::kNoTimeout,
+              [this, actor](Result<Message> r) {
+                if (r) return calls_.updated(actors::from_bytes<actors::ActorRow>(r->body).value());
+                if (r.error().code() == Code::kNotFound) lost(actor, r.error());
+              });
 }
 
 void SimDriver::lost(ActorId actor, const Error& cause) {

@@ -67,6 +67,7 @@ class SimDriver final : public runtime::PeerHandler {
 
   runtime::SimWorld& world_;
   ProcessTable& processes_;
+  runtime::Clock& clock_;  // of its host
   const pid_t pid_;
   const std::vector<runtime::Endpoint> heads_;
   std::size_t at_head_ = 0;

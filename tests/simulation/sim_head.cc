@@ -33,7 +33,13 @@ class SimHead::Client final : public scheduler::Store {
 
 SimHead::SimHead(runtime::SimWorld& world, ProcessTable& processes, SimEtcd& etcd, runtime::Endpoint at, std::vector<std::string> heads,
                  runtime::Log log)
-    : world_(world), processes_(processes), etcd_(etcd), at_(std::move(at)), heads_(std::move(heads)), log_(std::move(log)) {
+    : world_(world),
+      processes_(processes),
+      etcd_(etcd),
+      at_(std::move(at)),
+      heads_(std::move(heads)),
+      log_(std::move(log)),
+      clock_(world.clock_of(at_.host)) {
   begin();
 }
 
@@ -58,17 +64,13 @@ void SimHead::end() {
 }
 
 void SimHead::campaign() {
-  if (clock_stands_) {  // its lease ends, and it goes on
-    again_ = world_.clock().after(200ms, [this] { campaign(); });
-    return;
-  }
-  const auto sent = world_.clock().now();
+  const auto sent = clock_.now();
   etcd_.lead(at_.host, network_->pid(), epoch_, [this, alive = alive_, sent](std::optional<std::uint64_t> epoch) {
     if (!*alive) return;
     if (epoch && *epoch != epoch_ && epoch_ != 0) return start_again();
     if (epoch && *epoch != 0) leads_until_ = sent + SimEtcd::kProof;
     if (epoch && *epoch != 0 && epoch_ == 0) elected(*epoch);
-    again_ = world_.clock().after(head_ ? 1s : 200ms, [this] { campaign(); });
+    again_ = clock_.after(head_ ? 1s : 200ms, [this] { campaign(); });
   });
 }
 
@@ -79,15 +81,15 @@ void SimHead::elected(std::uint64_t epoch) {
   o.listen = {at_};
   o.session = "simulated";
   o.pid = network_->pid();
-  o.leads = [this] { return clock_stands_ || world_.clock().now() < leads_until_; };
+  o.leads = [this] { return clock_.now() < leads_until_; };
   o.on_fenced = [this] { start_again(); };
-  head_ = std::make_unique<scheduler::Head>(world_.clock(), world_.random(), *network_, *store_, log_, o);
+  head_ = std::make_unique<scheduler::Head>(clock_, world_.random(), *network_, *store_, log_, o);
   head_->set_heads(heads_);
   SHOAL_CHECK(head_->start(), "the head does not start");
 }
 
 void SimHead::start_again() {
-  restarting_ = world_.clock().after(1ms, [this] {
+  restarting_ = clock_.after(1ms, [this] {
     end();
     begin();
   });

@@ -24,8 +24,6 @@ class SimHead {
   // Null while it waits. Not every one there is leads: the store knows.
   const scheduler::Head* head() const { return head_.get(); }
   std::uint64_t epoch() const { return epoch_; }
-  // Its clock stands still: it keeps no lease, and takes itself for the one that leads all the same.
-  void set_clock_stands(bool stands) { clock_stands_ = stands; }
 
  private:
   class Client;  // of the store
@@ -41,12 +39,12 @@ class SimHead {
   const runtime::Endpoint at_;
   const std::vector<std::string> heads_;
   const runtime::Log log_;
+  runtime::Clock& clock_;  // of its host: while that stands still it keeps no lease, and takes itself for the one that leads all the same
   std::unique_ptr<runtime::SimNetwork> network_;
   std::unique_ptr<scheduler::Store> store_;
   std::unique_ptr<scheduler::Head> head_;
   std::uint64_t epoch_ = 0;
   runtime::TimePoint leads_until_{};
-  bool clock_stands_ = false;
   runtime::Timer again_, restarting_;
   std::shared_ptr<bool> alive_;  // of this process
 };

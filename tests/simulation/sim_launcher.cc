@@ -20,15 +20,15 @@ void SimLauncher::start(const actors::StartWorker& spec, const Env& env, std::fu
   Process& p = workers_[spec.worker];
   const auto takes = between(random, 1ms, faults_.most_start);
   if (happens(random, faults_.start_fails_per_mille)) {
-    p.telling = world_.clock().after(takes, [this, id = spec.worker, started = std::move(started)] {
+    p.telling = clock_.after(takes, [this, id = spec.worker, started = std::move(started)] {
       const auto gone = workers_.extract(id);
       started(fail(resource_exhausted("fork: no more processes")));
     });
     return;
   }
   p.stubborn = happens(random, faults_.ignores_sigterm_per_mille);
-  p.starting = world_.clock().after(takes, [this, spec, env] { begin(spec.worker, spec, env); });
-  p.telling = world_.clock().after(takes + between(random, 0s, 20ms), [this, id = spec.worker, started = std::move(started)] {
+  p.starting = clock_.after(takes, [this, spec, env] { begin(spec.worker, spec, env); });
+  p.telling = clock_.after(takes + between(random, 0s, 20ms), [this, id = spec.worker, started = std::move(started)] {
     auto& told = workers_.at(id);
     told.known = true;
     if (told.ended) reap(id);
@@ -42,12 +42,12 @@ void SimLauncher::begin(WorkerId id, const actors::StartWorker& spec, const Env&
   if (spec.launch.kind == Launch::Kind::kProgram) {
     const long ms = std::stol(spec.launch.argv.at(1));
     const int code = std::stoi(spec.launch.argv.at(2));
-    if (ms > 0) p.running = world_.clock().after(std::chrono::milliseconds(ms), [this, id, code] { end(id, {.code = code}); });
+    if (ms > 0) p.running = clock_.after(std::chrono::milliseconds(ms), [this, id, code] { end(id, {.code = code}); });
     return;
   }
   p.worker = std::make_unique<SimWorker>(world_, host_, p.pid, env, [this, id](runtime::ExitStatus status) { end(id, status); });
   if (happens(world_.random(), faults_.dies_while_starting_per_mille)) {
-    p.running = world_.clock().after(between(world_.random(), 0s, 15ms), [this, id] { end(id, {.signal = SIGSEGV}); });
+    p.running = clock_.after(between(world_.random(), 0s, 15ms), [this, id] { end(id, {.signal = SIGSEGV}); });
   }
 }
 
@@ -63,7 +63,7 @@ void SimLauncher::end(WorkerId id, runtime::ExitStatus status) {
 }
 
 void SimLauncher::reap(WorkerId id) {
-  workers_.at(id).ending = world_.clock().after(between(world_.random(), 10us, 3ms), [this, id] {
+  workers_.at(id).ending = clock_.after(between(world_.random(), 10us, 3ms), [this, id] {
     const auto gone = workers_.extract(id);
     if (events_ == nullptr) return;
     if (gone.mapped().ended->signal != 0) events_->output(id, Stream::kErr, "Fatal: the end is near\n");
@@ -82,8 +82,8 @@ void SimLauncher::signal(WorkerId id, int signal) {
   const auto it = workers_.find(id);
   if (it == workers_.end() || !it->second.known || it->second.ended) return;
   if (signal != SIGKILL && it->second.stubborn) return;
-  it->second.running = world_.clock().after(between(world_.random(), 0s, signal == SIGKILL ? 1ms : 200ms),
-                                            [this, id, signal] { end(id, {.signal = signal}); });
+  it->second.running =
+      clock_.after(between(world_.random(), 0s, signal == SIGKILL ? 1ms : 200ms), [this, id, signal] { end(id, {.signal = signal}); });
 }
 
 std::vector<WorkerId> SimLauncher::running() const {

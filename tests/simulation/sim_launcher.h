@@ -26,7 +26,7 @@ class SimLauncher final : public scheduler::Launcher {
   };
 
   SimLauncher(runtime::SimWorld& world, ProcessTable& processes, std::string host)
-      : world_(world), processes_(processes), host_(std::move(host)) {}
+      : world_(world), processes_(processes), host_(std::move(host)), clock_(world.clock_of(host_)) {}
   ~SimLauncher() override;
 
   // ---- for tests ----
@@ -62,6 +62,7 @@ class SimLauncher final : public scheduler::Launcher {
   runtime::SimWorld& world_;
   ProcessTable& processes_;
   const std::string host_;
+  runtime::Clock& clock_;  // of the host
   Faults faults_;
   Events* events_ = nullptr;
   std::map<WorkerId, Process> workers_;

@@ -33,19 +33,20 @@ std::string text_of(const actors::Value& value) {
 SimWorker::SimWorker(runtime::SimWorld& world, const std::string& host, pid_t pid, const scheduler::Launcher::Env& env, Exit exit)
     : world_(world),
       host_(host),
+      clock_(world.clock_of(host)),
       pid_(pid),
       exit_(std::move(exit)),
       node_(variable(env, "SHOAL_NODE")),
       worker_{parse_hex(variable(env, "SHOAL_WORKER_ID")).value_or(0)},
       job_{parse_hex(variable(env, "SHOAL_JOB_ID")).value_or(0)},
       network_(world.fabric().attach(host, pid)),
-      actors_(std::make_unique<actors::ActorHost>(world.clock(), *network_)) {
+      actors_(std::make_unique<actors::ActorHost>(clock_, *network_)) {
   // Nobody outlives it, so what follows needs no guard: its network goes with it.
   actors_->set_default(std::shared_ptr<actors::Hosted>(std::shared_ptr<void>(), this));
   network_->connect(runtime::parse_endpoint(node_).value(), runtime::Role::kClient, kConnectTimeout,
                     [this](Result<std::unique_ptr<runtime::Connection>> r) {
                       if (!r) return fail_start(r.error());
-                      link_ = std::make_unique<runtime::Peer>(*std::move(r), world_.clock(), *this);
+                      link_ = std::make_unique<runtime::Peer>(*std::move(r), clock_, *this);
                       attach();
                     });
 }
@@ -103,7 +104,7 @@ void SimWorker::on_call(actors::Incoming incoming) {
   if (method == "slow") {
     const auto delay = runtime::between(world_.random(), 0s, 3s);
     const std::uint64_t key = num_calls_;
-    auto answer = world_.clock().after(delay, [this, key] {
+    auto answer = clock_.after(delay, [this, key] {
       auto node = slow_.extract(key);
       node.mapped().first.reply(text_value("late"));
     });

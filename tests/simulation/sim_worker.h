@@ -45,6 +45,7 @@ class SimWorker final : public runtime::PeerHandler, private actors::Hosted {
 
   runtime::SimWorld& world_;
   const std::string host_;
+  runtime::Clock& clock_;
   const pid_t pid_;
   const Exit exit_;
   std::string node_;
