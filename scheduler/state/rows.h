@@ -50,7 +50,7 @@ struct Job {
   bool detached = false;            // it is an actor's, whose process counts as its driver
   bool stopping = false;
   std::set<NodeId> nodes;   // where a process of it was, and so may its objects be
-  std::uint64_t order = 0;  // in which it was asked for
+  std::uint64_t order = 0;  // in which it was asked for; of a job that ended: in which it did
 
   std::size_t running = 0;
 };
