@@ -1,15 +1,27 @@
-// What Prometheus takes for a name, of a metric or a label.
+// Names of metrics and labels: what Prometheus takes for one, and which are whose.
 #pragma once
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 
 namespace shoal::actors {
+
+inline constexpr std::string_view kUserMetrics = "shoal_user_";  // what they have before their names
 
 inline bool is_metric_name(std::string_view name) {
   const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
   const auto goes_on = [&](char c) { return letter(c) || (c >= '0' && c <= '9'); };
   return !name.empty() && letter(name[0]) && std::all_of(name.begin(), name.end(), goes_on);
+}
+
+// Of a label that a process may give: Prometheus keeps __.. and a histogram's "le" for itself.
+inline bool is_label_name(std::string_view name) { return is_metric_name(name) && !name.starts_with("__") && name != "le"; }
+
+// Whether nodes and the head give labels of this name.
+inline bool is_label_of_ours(std::string_view name) {
+  constexpr std::string_view kOurs[] = {"host", "job_id", "node", "pid", "role", "worker"};
+  return std::find(std::begin(kOurs), std::end(kOurs), name) != std::end(kOurs);
 }
 
 }  // namespace shoal::actors

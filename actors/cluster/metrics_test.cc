@@ -1,5 +1,7 @@
 #include "actors/cluster/metrics.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 namespace shoal::actors {
@@ -47,6 +49,31 @@ TEST(MetricSumsTest, WhatDoesNotFitIsLeftOut) {
   EXPECT_EQ(sums.left_out(), 4u);
   EXPECT_EQ(sums.families().size(), 2u);
   EXPECT_EQ(sums.families()[1].samples[0].value, 1);
+}
+
+TEST(MetricSumsTest, HistogramsOfOneNameHaveBoundariesOfTheirOwn) {
+  MetricSums sums;
+  sums.add(histogram({1}, {1, 0}, 1), {{"job", "a"}});
+  sums.add(histogram({2, 3}, {1, 0, 0}, 1), {{"job", "b"}});
+  sums.add(histogram({2, 3}, {1, 0, 0}, 1), {{"job", "b"}});
+  sums.add(histogram({2}, {1, 0}, 1), {{"job", "b"}});
+  EXPECT_EQ(sums.left_out(), 1u);
+  const std::vector<MetricFamily> expected = {{"h", "", MetricKind::kHistogram, {1}, {{{{"job", "a"}}, 1, {1, 0}}}},
+                                              {"h", "", MetricKind::kHistogram, {2, 3}, {{{{"job", "b"}}, 2, {2, 0, 0}}}}};
+  const auto families = sums.families();
+  ASSERT_EQ(families.size(), 2u);
+  EXPECT_TRUE(std::is_permutation(families.begin(), families.end(), expected.begin()));
+  sums.add(FamilyOf(MetricKind::kCounter, "h", "").add(5, {{"job", "c"}}));
+  EXPECT_EQ(sums.left_out(), 2u);
+}
+
+TEST(MetricSumsTest, EachBucketIsASeries) {
+  MetricSums sums(4);
+  sums.add(histogram({1}, {1, 0}, 1), {{"job", "a"}});
+  sums.add(histogram({1, 2}, {1, 0, 0}, 1), {{"job", "b"}});
+  sums.add(histogram({1}, {1, 0}, 1), {{"job", "c"}});
+  EXPECT_EQ(sums.series(), 4u);
+  EXPECT_EQ(sums.left_out(), 1u);
 }
 
 TEST(MetricSumsTest, SeriesAreBounded) {

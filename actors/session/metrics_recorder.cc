@@ -8,7 +8,7 @@
 
 namespace shoal::actors {
 
-bool is_label(const std::string& name) { return is_metric_name(name) && !name.starts_with("__") && name != "le"; }
+bool is_label(const std::string& name) { return is_label_name(name); }
 
 void MetricsRecorder::Series::observe(double value, const std::vector<double>& bounds) {
   const auto bucket = static_cast<std::size_t>(std::lower_bound(bounds.begin(), bounds.end(), value) - bounds.begin());
@@ -36,9 +36,12 @@ Result<MetricsRecorder::Metric*> MetricsRecorder::metric(MetricKind kind, const 
 }
 
 MetricsRecorder::Series* MetricsRecorder::series(Metric& metric, MetricSample::Labels labels) {
-  static const std::set<std::string> kOurs = {"host", "job_id", "node", "pid", "role", "worker"};
+  std::set<std::string> taken;
+  for (const auto& [name, value] : labels) taken.insert(name);
   for (auto& [name, value] : labels) {
-    if (kOurs.contains(name)) name = "exported_" + name;
+    if (!is_label_of_ours(name)) continue;
+    do name = "exported_" + name;
+    while (!taken.insert(name).second);
   }
   std::sort(labels.begin(), labels.end());
   const std::size_t buckets = metric.kind == MetricKind::kHistogram ? metric.bounds.size() + 1 : 0;
@@ -53,7 +56,7 @@ std::vector<MetricFamily> MetricsRecorder::take(bool forget) {
   std::vector<MetricFamily> out;
   for (auto& [name, metric] : metrics_) {
     if (metric->series_.empty()) continue;
-    std::string called = "shoal_user_" + name;
+    std::string called = std::string(kUserMetrics) + name;
     if (metric->kind == MetricKind::kCounter && !called.ends_with("_total")) called += "_total";
     MetricFamily& family = out.emplace_back(MetricFamily{called, metric->help, metric->kind, metric->bounds, {}});
     const bool anew = forget && metric->kind != MetricKind::kGauge;

@@ -50,6 +50,13 @@ TEST(MetricsRecorderTest, LabelsOfOursAreKeptApart) {
   EXPECT_EQ(recorder.told()[0].samples[0].labels, (MetricSample::Labels{{"a", "b"}, {"exported_node", "mine"}}));
 }
 
+TEST(MetricsRecorderTest, LabelsThatAreRenamedMeetNoOther) {
+  MetricsRecorder recorder;
+  auto* const gauge = recorder.metric(MetricKind::kGauge, "g", "").value();
+  recorder.series(*gauge, {{"node", "1"}, {"exported_node", "2"}})->set(1);
+  EXPECT_EQ(recorder.told()[0].samples[0].labels, (MetricSample::Labels{{"exported_exported_node", "1"}, {"exported_node", "2"}}));
+}
+
 TEST(MetricsRecorderTest, SeriesAreBounded) {
   MetricsRecorder recorder;
   auto* const counter = recorder.metric(MetricKind::kCounter, "n", "").value();

@@ -5,7 +5,6 @@
 
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
-#include "scheduler/web/exposition.h"
 #include "scheduler/web/metrics.h"
 
 namespace shoal::scheduler::cli {
@@ -41,18 +40,18 @@ int metrics(const Common& common) {
   if (!head) return failed(common, head.error());
   web::Gateway gateway(*context.clock, context.network, {.head = *head, .logs = looking->logs});
   web::Metrics metrics(gateway, *context.clock);
-  std::optional<Result<std::vector<MetricFamily>>> all;
+  std::optional<Result<std::shared_ptr<const web::Metrics::Scrape>>> all;
   metrics.ask([&](const auto& told) { all.emplace(told); });
   context.run_until([&] { return all.has_value(); }, std::chrono::seconds(30));
   if (!all) return failed(common, deadline_exceeded("the cluster did not answer in time"));
   if (!*all) return failed(common, all->error());
   if (common.json) {
     json families = json::array();
-    for (const auto& family : **all) families.push_back(family_json(family));
+    for (const auto& family : (**all)->families) families.push_back(family_json(family));
     const json out = {{"schema", "shoal.metrics/1"}, {"families", families}};
     std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
   } else {
-    std::fputs(web::exposition(**all).c_str(), stdout);
+    std::fputs((**all)->text.c_str(), stdout);
   }
   return kOk;
 }

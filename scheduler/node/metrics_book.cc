@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "scheduler/node/told_metrics.h"
+
 namespace shoal::scheduler {
 
 using actors::MetricFamily;
@@ -14,8 +16,14 @@ MetricSample::Labels MetricsBook::labels(const Origin& origin) { return {{"job_i
 bool MetricsBook::lasts(const MetricFamily& family) { return family.kind == MetricKind::kCounter || family.kind == MetricKind::kHistogram; }
 
 void MetricsBook::told(WorkerId worker, const Origin& origin, std::vector<MetricFamily> families) {
+  left_out_ += leave_unreadable(families);
   if (families.empty() && !told_.contains(worker)) return;
   told_[worker] = {origin, std::move(families)};
+}
+
+void MetricsBook::left(WorkerId worker) {
+  const auto at = told_.find(worker);
+  if (at != told_.end()) std::erase_if(at->second.families, [](const MetricFamily& family) { return !lasts(family); });
 }
 
 void MetricsBook::ended(WorkerId worker) {
@@ -24,9 +32,11 @@ void MetricsBook::ended(WorkerId worker) {
   const Told& last = node.mapped();
   const JobId job = last.origin.job;
   auto& sums = ended_.try_emplace(job, kMaxEndedSeries).first->second;
+  const auto left_out = sums.left_out();
   for (const MetricFamily& family : last.families) {
     if (lasts(family)) sums.add(family, labels(last.origin));
   }
+  left_out_ += sums.left_out() - left_out;
   forget_old();
 }
 
@@ -52,10 +62,8 @@ void MetricsBook::forget_old() {
 }
 
 MetricSums MetricsBook::sums(const std::set<WorkerId>& silent) const {
-  MetricSums out;
-  for (const auto& [job, ended] : ended_) {
-    for (const MetricFamily& family : ended.families()) out.add(family);
-  }
+  // Those that live first: what does not go with them is left out.
+  MetricSums out(kMaxSeries);
   for (const auto& [worker, told] : told_) {
     for (const MetricFamily& family : told.families) {
       if (!lasts(family) && silent.contains(worker)) continue;
@@ -66,6 +74,9 @@ MetricSums MetricsBook::sums(const std::set<WorkerId>& silent) const {
       }
       out.add(family, ours);
     }
+  }
+  for (const auto& [job, ended] : ended_) {
+    for (const MetricFamily& family : ended.families()) out.add(family);
   }
   return out;
 }

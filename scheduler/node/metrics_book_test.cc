@@ -13,8 +13,8 @@ constexpr JobId kJob{1}, kOther{2};
 constexpr WorkerId kOne{10}, kTwo{11};
 
 std::vector<MetricFamily> measured(double counted, double gauge) {
-  return {FamilyOf(MetricKind::kCounter, "n_total", "").add(counted), FamilyOf(MetricKind::kGauge, "g", "").add(gauge),
-          FamilyOf(MetricKind::kLevel, "level", "").add(gauge)};
+  return {FamilyOf(MetricKind::kCounter, "shoal_user_n_total", "").add(counted),
+          FamilyOf(MetricKind::kGauge, "shoal_user_g", "").add(gauge), FamilyOf(MetricKind::kLevel, "shoal_user_level", "").add(gauge)};
 }
 
 // name{labels} of each sample, and its value.
@@ -22,7 +22,7 @@ std::map<std::string, double> rows(const MetricsBook& book, const std::set<Worke
   std::map<std::string, double> out;
   for (const auto& family : book.sums(silent).families()) {
     for (const auto& sample : family.samples) {
-      std::string row = family.name;
+      std::string row = family.name.substr(std::string("shoal_user_").size());
       for (const auto& [name, value] : sample.labels) {
         if (name != "job_id") row += " " + name + "=" + value;
       }
@@ -73,7 +73,7 @@ TEST(MetricsBookTest, OfWhoIsSilentTheCountersStay) {
 TEST(MetricsBookTest, JobsThatAreOverForLongestAreForgotten) {
   MetricsBook book;
   const auto many = [](std::size_t n) {
-    FamilyOf family(MetricKind::kCounter, "n_total", "");
+    FamilyOf family(MetricKind::kCounter, "shoal_user_n_total", "");
     for (std::size_t i = 0; i < n; ++i) family.add(1, {{"i", std::to_string(i)}});
     return std::vector<MetricFamily>{family};
   };
@@ -100,6 +100,55 @@ TEST(MetricsBookTest, OfAJobThatGoesOnNothingIsForgotten) {
   }
   EXPECT_EQ(rows(book).at("n_total role=one"), 1);
   EXPECT_EQ(book.sums({}).series(), MetricsBook::kMaxOverSeries + 1);
+}
+
+TEST(MetricsBookTest, OfWhoHasLeftAndLivesTheCountersStay) {
+  MetricsBook book;
+  book.told(kOne, {kJob, "driver", 5}, measured(2, 7));
+  book.left(kOne);
+  book.left(WorkerId{99});
+  EXPECT_EQ(rows(book), (Rows{{"n_total role=driver", 2}}));
+  book.ended(kOne);
+  EXPECT_EQ(rows(book), (Rows{{"n_total role=driver", 2}}));
+}
+
+TEST(MetricsBookTest, WhatWasMeantDifferentlyBeforeHidesNothingOfThoseThatLive) {
+  MetricsBook book;
+  book.told(kOne, {kJob, "one", 5}, {FamilyOf(MetricKind::kCounter, "shoal_user_x", "").add(1)});
+  book.ended(kOne);
+  book.told(kTwo, {kOther, "two", 6}, {FamilyOf(MetricKind::kGauge, "shoal_user_x", "").add(2)});
+  EXPECT_EQ(rows(book), (Rows{{"x pid=6 role=two worker=" + to_string(kTwo), 2}}));
+  EXPECT_EQ(book.sums({}).left_out(), 1u);
+}
+
+TEST(MetricsBookTest, EachJobHasBoundariesOfItsOwn) {
+  MetricsBook book;
+  const auto observed = [](double bound) {
+    return std::vector<MetricFamily>{{"shoal_user_h", "", MetricKind::kHistogram, {bound}, {{{}, 5, {1, 0}}}}};
+  };
+  book.told(kOne, {kJob, "driver", 5}, observed(1));
+  book.ended(kOne);
+  book.told(kTwo, {kOther, "driver", 6}, observed(2));
+  EXPECT_EQ(book.sums({}).left_out(), 0u);
+  EXPECT_EQ(book.sums({}).families().size(), 2u);
+}
+
+TEST(MetricsBookTest, WhatPrometheusCouldNotReadIsRefusedAndCounted) {
+  MetricsBook book;
+  book.told(
+      kOne, {kJob, "one", 5},
+      {FamilyOf(MetricKind::kGauge, "shoal_user_g", "").add(1, {{"node", "mine"}}).add(2), FamilyOf(MetricKind::kGauge, "up", "").add(1)});
+  EXPECT_EQ(rows(book), (Rows{{"g pid=5 role=one worker=" + to_string(kOne), 2}}));
+  EXPECT_EQ(book.left_out(), 2u);
+}
+
+TEST(MetricsBookTest, SeriesOfANodeAreBounded) {
+  MetricsBook book;
+  FamilyOf many(MetricKind::kGauge, "shoal_user_g", "");
+  for (std::size_t i = 0; i < MetricsBook::kMaxSeries / 4; ++i) many.add(1, {{"i", std::to_string(i)}});
+  for (std::uint64_t w = 1; w <= 5; ++w) book.told(WorkerId{w}, {kJob, "many", 5}, {many});
+  EXPECT_EQ(book.sums({}).series(), MetricsBook::kMaxSeries);
+  EXPECT_EQ(book.sums({}).left_out(), MetricsBook::kMaxSeries / 4);
 }
 
 }  // namespace

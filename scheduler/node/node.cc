@@ -429,8 +429,11 @@ void Node::measure(Inspection& inspection) {
                  "Processes that did not answer this scrape in time: their gauges are missing, their counters are older.")
             .add(static_cast<double>(silent.size())));
     told.metrics.push_back(FamilyOf(actors::MetricKind::kGauge, "shoal_node_left_out_series",
-                                    "Series of this scrape that could not be added up: several kinds or boundaries under one name.")
+                                    "Series of this scrape that could not be added up (several kinds under one name), or are too many.")
                                .add(static_cast<double>(sums.left_out())));
+    told.metrics.push_back(FamilyOf(actors::MetricKind::kCounter, "shoal_node_refused_samples_total",
+                                    "Samples that processes told and Prometheus could not read: names, labels, too long, too many.")
+                               .add(static_cast<double>(metrics_.left_out())));
   };
   inspection.pass_through(heard, all);
   if (!options_.measure) return;
@@ -578,7 +581,10 @@ void Node::on_closed(Peer& peer, const Error& why) {
   const auto owned = std::move(it->second);  // destroyed when this returns
   // Not a death: the kernel tells of that (pidfd). A child that was forked may hold the socket open, or a user may have
   // closed it.
-  if (const auto w = workers_.find(owned.worker); w != workers_.end() && w->second.peer == &peer) w->second.peer = nullptr;
+  if (const auto w = workers_.find(owned.worker); w != workers_.end() && w->second.peer == &peer) {
+    w->second.peer = nullptr;
+    metrics_.left(owned.worker);
+  }
   for (auto& [job, peers] : followers_) peers.erase(peer.number());
   clients_.erase(it);
   objects_.parts().closed(peer.number());

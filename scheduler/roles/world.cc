@@ -38,9 +38,9 @@ Head::Options head_options(World& world) {
 
 void Http::metrics(const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply) {
   if (request.method != "GET") return reply->send(405, web::error_body(invalid_argument("this path does not know that method")));
-  metrics_.ask([reply](const Result<std::vector<actors::MetricFamily>>& all) {
+  metrics_.ask([reply](const Result<std::shared_ptr<const web::Metrics::Scrape>>& all) {
     if (!all) return reply->fail(all.error());
-    reply->send_text(web::kExpositionType, web::exposition(*all));
+    reply->send_text(web::kExpositionType, (*all)->text);
   });
 }
 

@@ -4,7 +4,10 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
 
+#include <iterator>
 #include <limits>
+
+#include "actors/cluster/metric_name.h"
 
 namespace shoal::scheduler::web {
 
@@ -43,35 +46,39 @@ prometheus::ClientMetric::Histogram histogram(const MetricFamily& family, const 
 
 }  // namespace
 
-std::vector<MetricFamily> of_cluster(const std::vector<MetricFamily>& of_head, const std::vector<NodeMetrics>& of_nodes, double seconds) {
+void ClusterMetrics::of_head(const std::vector<MetricFamily>& families) {
+  for (const auto& family : families) ours_.add(family);
+}
+
+void ClusterMetrics::of_node(NodeId node, const std::string& host, const std::vector<MetricFamily>& families) {
+  const actors::MetricSample::Labels labels = {{"host", host}, {"node", to_string(node)}};
+  for (const auto& family : families) (family.name.starts_with(actors::kUserMetrics) ? of_users_ : ours_).add(family, labels);
+}
+
+std::vector<MetricFamily> ClusterMetrics::families(double seconds) {
   using actors::FamilyOf;
-  actors::MetricSums sums;
-  for (const auto& family : of_head) sums.add(family);
-  double silent = 0;
-  for (const auto& n : of_nodes) {
-    silent += n.families ? 0 : 1;
-    for (const auto& family : n.families.value_or(std::vector<MetricFamily>()))
-      sums.add(family, {{"host", n.host}, {"node", to_string(n.node)}});
-  }
-  const auto left_out = static_cast<double>(sums.left_out());
-  sums.add(FamilyOf(MetricKind::kGauge, "shoal_scrape_duration_seconds", "What asking head, nodes and processes took.").add(seconds));
-  sums.add(FamilyOf(MetricKind::kGauge, "shoal_scrape_silent_nodes",
-                    "Nodes that did not answer this scrape in time: all their series are missing.")
-               .add(silent));
-  sums.add(FamilyOf(MetricKind::kGauge, "shoal_scrape_left_out_series",
-                    "Series that do not go with those of other nodes: several kinds or boundaries under one name.")
-               .add(left_out));
-  return sums.families();
+  const auto left_out = static_cast<double>(ours_.left_out() + of_users_.left_out());
+  ours_.add(FamilyOf(MetricKind::kGauge, "shoal_scrape_duration_seconds", "What asking head, nodes and processes took.").add(seconds));
+  ours_.add(FamilyOf(MetricKind::kGauge, "shoal_scrape_silent_nodes",
+                     "Nodes that did not answer this scrape in time: all their series are missing.")
+                .add(static_cast<double>(silent_)));
+  ours_.add(FamilyOf(MetricKind::kGauge, "shoal_scrape_left_out_series",
+                     "Series that do not go with those of other nodes (several kinds under one name), or are too many.")
+                .add(left_out));
+  auto out = ours_.families();
+  auto of_users = of_users_.families();
+  std::move(of_users.begin(), of_users.end(), std::back_inserter(out));
+  return out;
 }
 
 std::string exposition(const std::vector<MetricFamily>& families) {
   std::vector<prometheus::MetricFamily> out;
   for (const MetricFamily& family : families) {
     if (family.samples.empty()) continue;
-    auto& told = out.emplace_back();
-    told.name = family.name;
-    told.help = escaped(family.help);
-    told.type = type_of(family.kind);
+    if (out.empty() || out.back().name != family.name) {
+      out.push_back({family.name, escaped(family.help), type_of(family.kind), {}});
+    }
+    auto& told = out.back();
     for (const auto& sample : family.samples) {
       auto& metric = told.metric.emplace_back();
       for (const auto& [name, value] : sample.labels) metric.label.push_back({name, value});

@@ -1,5 +1,6 @@
 #include "scheduler/web/exposition.h"
 
+#include <algorithm>
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -10,6 +11,8 @@ namespace {
 using actors::FamilyOf;
 using actors::MetricFamily;
 using actors::MetricKind;
+
+std::string of_cluster(ClusterMetrics& cluster, double seconds) { return exposition(cluster.families(seconds)); }
 
 TEST(ExpositionTest, IsWhatPrometheusReads) {
   const std::vector<MetricFamily> families = {
@@ -40,9 +43,12 @@ d 4
 
 TEST(ExpositionTest, ANodesSamplesHaveItsIdAndHost) {
   const auto of_node = [](double n) { return std::vector<MetricFamily>{FamilyOf(MetricKind::kGauge, "load", "Of a node.").add(n)}; };
-  const auto text =
-      exposition(of_cluster({FamilyOf(MetricKind::kGauge, "jobs", "Of the head.").add(2)},
-                            {{NodeId{1}, "10.0.0.1", of_node(0.5)}, {NodeId{2}, "10.0.0.2", of_node(4)}, {NodeId{3}, "x", {}}}, 0.25));
+  ClusterMetrics cluster;
+  cluster.of_head({FamilyOf(MetricKind::kGauge, "jobs", "Of the head.").add(2)});
+  cluster.of_node(NodeId{2}, "10.0.0.2", of_node(4));
+  cluster.silent();
+  cluster.of_node(NodeId{1}, "10.0.0.1", of_node(0.5));
+  const auto text = of_cluster(cluster, 0.25);
   EXPECT_EQ(text, R"(# HELP jobs Of the head.
 # TYPE jobs gauge
 jobs 2
@@ -53,7 +59,7 @@ load{host="10.0.0.2",node="0000000000000002"} 4
 # HELP shoal_scrape_duration_seconds What asking head, nodes and processes took.
 # TYPE shoal_scrape_duration_seconds gauge
 shoal_scrape_duration_seconds 0.25
-# HELP shoal_scrape_left_out_series Series that do not go with those of other nodes: several kinds or boundaries under one name.
+# HELP shoal_scrape_left_out_series Series that do not go with those of other nodes (several kinds under one name), or are too many.
 # TYPE shoal_scrape_left_out_series gauge
 shoal_scrape_left_out_series 0
 # HELP shoal_scrape_silent_nodes Nodes that did not answer this scrape in time: all their series are missing.
@@ -65,9 +71,40 @@ shoal_scrape_silent_nodes 1
 TEST(ExpositionTest, WhatNodesMeanDifferentlyIsLeftOut) {
   const std::vector<MetricFamily> one = {FamilyOf(MetricKind::kGauge, "x", "").add(1)};
   const std::vector<MetricFamily> other = {FamilyOf(MetricKind::kCounter, "x", "").add(1)};
-  const auto text = exposition(of_cluster({}, {{NodeId{1}, "a", one}, {NodeId{2}, "b", other}}, 0));
+  ClusterMetrics cluster;
+  cluster.of_node(NodeId{1}, "a", one);
+  cluster.of_node(NodeId{2}, "b", other);
+  const auto text = of_cluster(cluster, 0);
   EXPECT_NE(text.find("# TYPE x gauge\nx{host=\"a\",node=\"0000000000000001\"} 1\n"), std::string::npos) << text;
   EXPECT_NE(text.find("shoal_scrape_left_out_series 1\n"), std::string::npos);
+}
+
+TEST(ExpositionTest, SeveralBoundariesAreOneFamily) {
+  const auto histogram = [](double bound, const char* job) {
+    return MetricFamily{"shoal_user_h", "Help.", MetricKind::kHistogram, {bound}, {{{{"job_id", job}}, 0.5, {1, 0}}}};
+  };
+  ClusterMetrics cluster;
+  cluster.of_node(NodeId{1}, "a", {histogram(1, "1"), histogram(2, "2")});
+  const auto text = of_cluster(cluster, 0);
+  EXPECT_EQ(text.find("# TYPE shoal_user_h histogram\n"), text.rfind("# TYPE shoal_user_h histogram\n"));
+  EXPECT_NE(text.find("job_id=\"1\",node=\"0000000000000001\",le=\"1\"} 1\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("job_id=\"2\",node=\"0000000000000001\",le=\"2\"} 1\n"), std::string::npos) << text;
+}
+
+TEST(ExpositionTest, WhatUsersMeasureIsBoundedAndLeavesRoomForTheRest) {
+  ClusterMetrics cluster(1);
+  for (std::uint64_t node = 1; node <= 3; ++node) {
+    cluster.of_node(NodeId{node}, "a",
+                    {FamilyOf(MetricKind::kGauge, "shoal_node_load1", "").add(1), FamilyOf(MetricKind::kGauge, "shoal_user_x", "").add(1)});
+  }
+  const auto families = cluster.families(0);
+  const auto samples = [&](const std::string& name) {
+    const auto at = std::find_if(families.begin(), families.end(), [&](const auto& f) { return f.name == name; });
+    return at == families.end() ? std::vector<actors::MetricSample>() : at->samples;
+  };
+  EXPECT_EQ(samples("shoal_node_load1").size(), 3u);
+  EXPECT_EQ(samples("shoal_user_x").size(), 1u);
+  EXPECT_EQ(samples("shoal_scrape_left_out_series").at(0).value, 2);
 }
 
 }  // namespace

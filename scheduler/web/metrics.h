@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,31 +20,38 @@ class Metrics {
     runtime::Duration patience = std::chrono::seconds(4);  // with a node, which has some with its processes
     runtime::Duration keep = std::chrono::seconds(1);      // an answer is given again for so long
   };
-  // Gateway and clock outlive it.
+  // The clock outlives it; the gateway may, and may fail what was asked when this is over.
   Metrics(Gateway& gateway, runtime::Clock& clock) : Metrics(gateway, clock, Options()) {}
   Metrics(Gateway& gateway, runtime::Clock& clock, Options options) : gateway_(gateway), clock_(clock), options_(options) {}
+  ~Metrics() { *alive_ = false; }
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
 
-  using Families = std::function<void(const Result<std::vector<actors::MetricFamily>>&)>;
-  // Of all the cluster. Whoever asks while others wait gets what they get.
-  void ask(Families told);
+  struct Scrape {
+    std::vector<actors::MetricFamily> families;
+    std::string text;  // of them, as Prometheus reads it
+  };
+  using Told = std::function<void(const Result<std::shared_ptr<const Scrape>>&)>;
+  // Of all the cluster. Whoever asks while others wait gets what they get. Not called when this ends before.
+  void ask(Told told);
 
  private:
   // One time that everybody is asked.
   struct Pull {
-    std::vector<actors::MetricFamily> of_head;
-    std::vector<NodeMetrics> of_nodes;
-    std::size_t waiting = 0;  // for so many of them
+    ClusterMetrics sums;
+    std::size_t waiting = 0;  // for so many nodes
     runtime::TimePoint began;
   };
   void ask_nodes(const std::shared_ptr<Pull>& pull, const std::vector<actors::NodeRow>& nodes);
-  void finish(Result<std::vector<actors::MetricFamily>> all);
+  void finish(Result<std::shared_ptr<const Scrape>> all);
 
   Gateway& gateway_;
   runtime::Clock& clock_;
   const Options options_;
-  std::vector<Families> asked_;
-  std::optional<std::vector<actors::MetricFamily>> kept_;
+  std::vector<Told> asked_;
+  std::shared_ptr<const Scrape> kept_;
   runtime::TimePoint kept_since_;
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace shoal::scheduler::web

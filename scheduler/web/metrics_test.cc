@@ -73,16 +73,17 @@ class MetricsTest : public testing::Test {
     head_.rows.push_back(dead);
   }
   void ask() {
-    metrics_.ask([this](const auto& all) { told_.push_back(all ? exposition(*all) : all.error().message()); });
+    metrics_->ask([this](const auto& all) { told_.push_back(all ? (*all)->text : all.error().message()); });
   }
   bool says(const std::string& line) const { return !told_.empty() && told_.back().find(line + "\n") != std::string::npos; }
 
   runtime::SimWorld world_{runtime::SimWorld::Options()};
   std::unique_ptr<runtime::SimNetwork> network_ = world_.fabric().attach("http", 1);
   Asked head_{world_, "head", 1}, a_{world_, "a", 2}, b_{world_, "b", 3};
-  Gateway gateway_{world_.clock(), *network_, {.head = head_.endpoint(), .logs = ""}};
-  Metrics metrics_{gateway_, world_.clock()};
   std::vector<std::string> told_;
+  std::unique_ptr<Gateway> gateway_ =
+      std::make_unique<Gateway>(world_.clock(), *network_, Gateway::Options{.head = head_.endpoint(), .logs = ""});
+  std::unique_ptr<Metrics> metrics_ = std::make_unique<Metrics>(*gateway_, world_.clock());
 };
 
 TEST_F(MetricsTest, HeadAndNodesAreAskedWhenSomebodyAsks) {
@@ -120,6 +121,26 @@ TEST_F(MetricsTest, ASilentNodeIsLeftOutAndCounted) {
   EXPECT_TRUE(says("shoal_scrape_silent_nodes 1")) << told_.back();
   EXPECT_TRUE(says("node{host=\"host\",node=\"0000000000000001\"} 1"));
   EXPECT_EQ(told_.back().find("0000000000000002"), std::string::npos);
+}
+
+TEST_F(MetricsTest, EndsWhileANodeIsAsked) {
+  b_.silent = true;
+  ask();
+  world_.run_for(1s);
+  metrics_.reset();
+  gateway_.reset();  // fails what was asked
+  world_.run_for(10s);
+  EXPECT_TRUE(told_.empty());
+}
+
+TEST_F(MetricsTest, EndsWhileTheHeadIsAsked) {
+  head_.silent = true;
+  ask();
+  world_.run_for(1s);
+  metrics_.reset();
+  gateway_.reset();
+  world_.run_for(10s);
+  EXPECT_TRUE(told_.empty());
 }
 
 TEST_F(MetricsTest, WithoutAHeadEverybodyHearsWhy) {

@@ -40,7 +40,7 @@ def cluster(shoal_command):
     joined = shoal_command.json("start", "--address", head["address"], "--num-cpus", "4", "--label", "host=b")
     shoal.init(address=head["address"])
     (a,) = (n["id"] for n in shoal_command.json("list", "nodes")["rows"] if n["labels"].get("host") == "a")
-    yield SimpleNamespace(command=shoal_command, session=head["session"], a=a, b=joined["node"])
+    yield SimpleNamespace(command=shoal_command, address=head["address"], session=head["session"], a=a, b=joined["node"])
     shoal.shutdown()
     shoal_command.json("stop")
 
@@ -116,12 +116,35 @@ def test_what_users_measure_arrives_with_its_labels(cluster):
 
 
 def test_a_driver_measures_as_its_actors_do(cluster):
-    Counter("of_the_driver").inc(2.5)
+    counter = Counter("of_the_driver")
+    counter.inc(2.5)
+    Gauge("now_of_the_driver").set(7)
     families = until(cluster, lambda f: "shoal_user_of_the_driver_total" in f, "the driver's counter")
     assert values(families, "shoal_user_of_the_driver_total", role="driver") == [2.5]
+    assert values(families, "shoal_user_now_of_the_driver", role="driver") == [7]
+    counter.inc(1)
     shoal.shutdown()
-    families = until(cluster, lambda f: "shoal_user_of_the_driver_total" in f, "what the driver left")
-    assert values(families, "shoal_user_of_the_driver_total", role="driver") == [2.5]
+    families = until(cluster, lambda f: "shoal_user_now_of_the_driver" not in f, "no gauge of the driver, whose process lives")
+    assert values(families, "shoal_user_of_the_driver_total", role="driver") == [3.5]
+
+
+def test_a_job_may_have_other_boundaries_than_one_before(cluster):
+    @shoal.remote
+    class Lap:
+        def observe(self, boundaries, value):
+            Histogram("lap", boundaries=boundaries).observe(value)
+
+    jobs = []
+    for boundaries in ([1.0], [2.0, 3.0]):
+        shoal.init(address=cluster.address, ignore_reinit_error=True)
+        jobs.append(shoal.get_runtime_context().get_job_id())
+        lap = Lap.remote()
+        shoal.get(lap.observe.remote(boundaries, 2.5))
+        until(cluster, lambda f: values(f, "shoal_user_lap", "_count", job_id=jobs[-1]) == [1], "the job's observation")
+        shoal.shutdown()
+    families = scrape(cluster)
+    assert values(families, "shoal_user_lap", "_bucket", job_id=jobs[0], le="1") == [0]
+    assert values(families, "shoal_user_lap", "_bucket", job_id=jobs[1], le="3") == [1]
 
 
 def test_what_was_counted_stays_when_its_process_ends(cluster):

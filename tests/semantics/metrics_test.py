@@ -49,7 +49,7 @@ def test_a_counter_grows_by_what_it_is_given():
 
 def test_of_a_gauge_the_last_value_counts():
     gauge = Gauge("depth")
-    for value in (3, -1.5):
+    for value in (3, -1.5, None):
         gauge.set(value)
     arrives("depth", {(): -1.5})
 
@@ -96,6 +96,8 @@ def test_a_metric_is_a_value():
 def test_tags_that_shoal_gives_itself_are_kept_apart():
     Gauge("where", tag_keys=("node",)).set(1, {"node": "mine"})
     arrives("where", {(("exported_node", "mine"),): 1})
+    Gauge("where_both", tag_keys=("node", "exported_node")).set(1, {"node": "a", "exported_node": "b"})
+    arrives("where_both", {(("exported_exported_node", "a"), ("exported_node", "b")): 1})
 
 
 @pytest.mark.parametrize("name", ["", "1st", "a-b", "a b", "ä"])
@@ -147,6 +149,7 @@ def test_values_and_tags_are_checked():
     for record in (lambda v: counter.inc(v, {"a": "x"}), gauge.set, histogram.observe):
         with pytest.raises(TypeError, match="int or float"):
             record("1")
+    for record in (counter.inc, histogram.observe):
         with pytest.raises(TypeError, match="int or float"):
             record(None)
     with pytest.raises(ValueError, match=r"Missing value for tag key\(s\): a"):
@@ -164,7 +167,8 @@ def test_values_and_tags_are_checked():
         counter.set_default_tags({"a": 1})
     with pytest.raises(ValueError, match="number"):
         histogram.observe(float("nan"))
-    assert told("checked_total") == {}
+    counter.inc(1, {"a": "x"})
+    arrives("checked_total", {(("a", "x"),): 1})
 
 
 def test_series_beyond_the_bound_are_not_recorded_and_a_warning_says_so_once():

@@ -10,7 +10,7 @@ have ended; a gauge is of one process, with its ``pid`` and ``worker``, and goes
 A process that ends in order (an actor that nothing refers to, an idle worker of functions, a driver that leaves) tells its node what it
 counted last. Of one that is killed, also by ``kill`` or the end of its job, what it counted since it was last asked is lost. Every
 process has room for %d series: each combination of tag values is one, of a histogram one for each bucket; what is beyond is not recorded,
-and a warning says so once.
+and a warning says so once. A combination of tags that is longer than 1024 bytes is not told.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Metric:
             raise ValueError("Empty name is not allowed. Please provide a metric name.")
         if not isinstance(description, str):
             raise TypeError(f"description must be str, got {type(description)}.")
-        tag_keys = () if tag_keys is None else tag_keys
+        tag_keys = tag_keys or ()
         if not isinstance(tag_keys, tuple):
             raise TypeError(f"tag_keys should be a tuple type, got: {type(tag_keys)}")
         for key in tag_keys:
@@ -154,7 +154,9 @@ class Gauge(Metric):
     _kind = "gauge"
 
     def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
-        """ValueError for a tag that is missing or unknown; TypeError for other types."""
+        """None: nothing. ValueError for a tag that is missing or unknown; TypeError for other types."""
+        if value is None:
+            return
         _number(value)
         series = self._at(tags)
         if series is not None:
