@@ -190,14 +190,15 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
   };
   auto looked = steady_clock::now(), asked = looked - kAskedAgain;
   steady_clock::duration waited{};
+  // What others hold, too, gives nothing back here: after two steps of such the next one comes later.
   int in_vain = 0;
+  auto moved = looked;
   for (auto before = others(); !ended && !room();) {
     const auto now = steady_clock::now();
     const auto total = others();
     const bool gave = total.kept < before.kept, asks = now - asked >= kAskedAgain;
     waited += std::min<steady_clock::duration>(now - std::exchange(looked, now), kLongLook);
     if (gave || total.spilled > before.spilled) waited = {};
-    if (gave) in_vain = 0;
     before = total;
     if (ends()) break;
     if (waited > place_->patience) return fail(full(why()));
@@ -206,9 +207,12 @@ Result<void> ObjectStore::make_room(std::uint64_t bytes) {
       asked = now;
     }
     std::this_thread::sleep_for(pause);
-    if ((asks || gave) && in_vain < 2) {
-      ++in_vain;
+    if (in_vain < 2 ? asks || gave : now - moved > kLongLook) {
+      moved = now;
+      const std::uint64_t own = board_->of(place_->member).kept;
       spill(step, ends);
+      (void)room();
+      in_vain = board_->of(place_->member).kept < own ? 0 : in_vain + 1;
     }
   }
   if (ended) return fail(*ended);
