@@ -17,7 +17,7 @@ namespace shoal::actors {
 // Answers are payloads: a body is too small.
 inline constexpr auto kInspect = static_cast<Method>(75);
 // To a node, from a process that ends in order and waits for the answer: ToldMetrics.
-inline constexpr auto kLastMetrics = static_cast<Method>(76);
+inline constexpr auto kLastMetrics = static_cast<Method>(78);
 
 struct Inspect {
   enum class What : std::uint16_t { kObjects = 0, kTasks = 1, kEnvironments = 2, kMetrics = 3 };
