@@ -72,11 +72,6 @@ std::vector<std::shared_ptr<SharedMemory>> ObjectStore::all() {
 void ObjectStore::abandon_after_fork() {
   alive_.reset();
   pool_.abandon_after_fork();
-  const std::unique_lock lock(mutex_, std::try_to_lock);  // whoever has it is not here
-  if (!lock) return;
-  for (const auto& m : kept_) {
-    if (const auto memory = m.lock()) memory->abandon_after_fork();
-  }
 }
 
 void ObjectStore::wanted(std::uint64_t bytes) {

@@ -49,7 +49,7 @@ class ObjectStore final : public ValueMemory {
   ValueMemory& at_once() { return at_once_; }
   // What this process has of large values.
   std::vector<std::shared_ptr<SharedMemory>> all();
-  // In a process that was forked: it keeps nothing of its parent's, and tells nobody anything.
+  // In a process that was forked: it fills nothing of its parent's again, and tells nobody anything.
   void abandon_after_fork();
   // Another process of the node wants so many bytes.
   void wanted(std::uint64_t bytes);

@@ -84,13 +84,6 @@ std::optional<ObjectKey> SharedMemory::published() const {
   return published_;
 }
 
-void SharedMemory::abandon_after_fork() {
-  const std::unique_lock lock(mutex_, std::try_to_lock);  // whoever has it is not here
-  if (!lock) return;
-  memory_.reset();
-  if (mapping_.use_count() == 1) mapping_.reset();
-}
-
 void SharedMemory::on_gone(std::function<void()> told) {
   const std::lock_guard lock(mutex_);
   gone_ = std::move(told);

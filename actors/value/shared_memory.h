@@ -39,8 +39,6 @@ class SharedMemory {
   bool spilled() const;
   // Counts up with every look at one of a process: the lower, the longer ago.
   std::uint64_t last_used() const { return last_used_; }
-  // In a process that was forked: this one does not keep it, unless somebody looks at it here.
-  void abandon_after_fork();
   // Called, in any thread, when one that was spilled is gone.
   void on_gone(std::function<void()> told);
   // The object that the node keeps of it, if it does: it is to be given the file, too. Without a home where that is this node.

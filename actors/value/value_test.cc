@@ -1,6 +1,5 @@
 #include "actors/value/value.h"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <string>
@@ -173,33 +172,6 @@ TEST_F(ValueTest, ThePartsMemoryIsOneThatIsCountedWhereItCanBe) {
   EXPECT_GE(counting.total, large_.size());
   expect_same(value_from(to_message(parts[1], true).value()).value(), parts[1]);
   EXPECT_EQ(parts[1].own_memory().value(), own);
-}
-
-TEST_F(ValueTest, AForkedProcessKeepsNothingOfWhatItsParentLetsGoOf) {
-  runtime::SegmentPool pool;
-  const runtime::SegmentPool::Part part{0, std::as_bytes(std::span(large_))};
-  auto memory = SharedMemory::of(pool.fill(large_.size(), std::span(&part, 1)).value(), large_.size()).value();
-  int done[2], hold[2];
-  ASSERT_EQ(pipe(done), 0);
-  ASSERT_EQ(pipe(hold), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    close(hold[1]);
-    pool.abandon_after_fork();
-    memory->abandon_after_fork();
-    char c = 0;
-    (void)!write(done[1], &c, 1);
-    (void)!read(hold[0], &c, 1);
-    _exit(0);
-  }
-  char c = 0;
-  ASSERT_EQ(read(done[0], &c, 1), 1);
-  EXPECT_EQ(pool.trim(), 0u);
-  memory.reset();
-  EXPECT_GT(pool.trim(), 0u);
-  close(hold[1]);
-  waitpid(child, nullptr, 0);
-  for (const int fd : {done[0], done[1], hold[0]}) close(fd);
 }
 
 }  // namespace

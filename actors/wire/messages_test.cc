@@ -86,14 +86,14 @@ TEST(Messages, ARankOutsideItsGangIsHostile) {
 
 // Those that stand apart from the list in messages.h: a number that is taken twice does not compile.
 bool is_apart(Method m) {
-  switch (m) {
-    case kInspect:
-    case kReadTaskLog:
-    case kCancelResult:
-    case kLastMetrics:
-    case kSignCertificate:
-    case kPutPackage:
-    case kGetPackage:
+  switch (static_cast<std::uint16_t>(m)) {
+    case number(kInspect):
+    case number(kReadTaskLog):
+    case number(kCancelResult):
+    case number(kLastMetrics):
+    case number(kSignCertificate):
+    case number(kPutPackage):
+    case number(kGetPackage):
       return true;
     default:
       return false;
