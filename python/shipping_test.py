@@ -120,7 +120,7 @@ def test_paths_are_those_of_this_host_and_each_package_comes_once(host, tmp_path
         assert json.loads(os.environ["SHOAL_PACKAGES"])["of"] == {here: host.name}
     assert len(host.asked) == -(-len(host.packages[host.name]) // 100)
     assert _shipping.settle(cwd, path) == (cwd, path)  # its own
-    assert sorted(p.name for p in (tmp_path / "session" / "files").iterdir()) == [host.name[:24], host.name[:24] + ".use"]
+    assert sorted(p.name for p in (tmp_path / "session" / "files").iterdir()) == [host.name[:24] + end for end in ("", ".bringing", ".use")]
 
 
 def test_what_a_killed_process_left_half_is_made_again(host, tmp_path, monkeypatch):

@@ -319,9 +319,10 @@ def wait(
         raise ValueError("wait() takes each ObjectRef once")
     if not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns is between 1 and the number of references ({len(refs)})")
-    flags = _wait(_session().wait_some, lambda flags: sum(flags) >= num_returns, timeout, [r._ref for r in refs], num_returns)
-    if False not in flags:
+    natives = [r._ref for r in refs]
+    if _native.settled(natives)[0]:  # also of a cluster that was left
         return refs[:num_returns], refs[num_returns:]
+    flags = _wait(_session().wait_some, lambda flags: sum(flags) >= num_returns, timeout, natives, num_returns)
     ready = [r for r, f in zip(refs, flags, strict=True) if f][:num_returns]
     chosen = {id(r) for r in ready}
     return ready, [r for r in refs if id(r) not in chosen]

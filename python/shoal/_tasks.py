@@ -15,7 +15,6 @@ import time
 from typing import Any
 
 from shoal import _native, _serialize
-from shoal._client import wait
 from shoal._context import parent_call
 from shoal._handle import LAST_METRICS, _pack, extra_of, results
 from shoal._placement import where
@@ -134,9 +133,9 @@ class FunctionPool:
     def end(self, workers: list[str]) -> None:
         """Kills them, who have nothing to do, once their nodes know what they have measured."""
         with contextlib.suppress(Exception):
-            last = [ObjectRef(self.session.call(w, LAST_METRICS, *_pack((), {}))) for w in workers]
-            if last:
-                wait(last, num_returns=len(last), timeout=self.LAST_METRICS_S)
+            last = [self.session.call(w, LAST_METRICS, *_pack((), {})) for w in workers]
+            if last:  # by this session: it may be left meanwhile
+                self.session.wait_some(last, len(last), self.LAST_METRICS_S)
         for worker in workers:
             with contextlib.suppress(Exception):
                 self.session.kill(worker)

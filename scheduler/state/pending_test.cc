@@ -114,11 +114,15 @@ TEST_F(LentTest, WorkersOfFunctionsAreWantedBackByWhoeverHoldsLess) {
   ends(a);
   EXPECT_EQ(who(), "b");
   EXPECT_FALSE(state_.wanted_back(a));
-  functions(b, 1);  // two each want three: who holds no more than the other keeps what it has
+  functions(b, 1);  // a has two, b one
   EXPECT_TRUE(state_.wanted_back(a));
   ends(a);
-  started();
-  functions(a, 1);
+  EXPECT_EQ(who(), "b");
+  ask(a, 1);  // a has one, b two: an actor and a function
+  EXPECT_TRUE(state_.wanted_back(b));
+  ends(b);
+  EXPECT_EQ(who(), "a");
+  ask(a, 1);  // which has two now
   EXPECT_FALSE(state_.wanted_back(b));
 }
 

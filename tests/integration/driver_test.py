@@ -52,6 +52,8 @@ def test_shutdown_and_init_again():
         shoal.shutdown()
         assert not shoal.is_initialized()
         assert shoal.get(ref) == [round]  # it is here
+        assert shoal.wait([ref]) == ([ref], [])
+        assert not shoal.is_initialized()
 
 
 def test_init_says_where_the_cluster_is_and_ends_it_as_a_context():
