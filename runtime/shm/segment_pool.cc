@@ -3,9 +3,9 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "runtime/shm/readers.h"
+#include "runtime/shm/wide_copy.h"
 
 namespace shoal::runtime {
 
@@ -55,9 +55,7 @@ Result<std::optional<Fd>> SegmentPool::fill_again(std::size_t bytes, std::span<c
     SHOAL_TRY(segment->mapping, map(segment->memory, segment->bytes, Access::kReadWrite));
     segment->mapping.populate();
   }
-  for (const Part& p : parts) {
-    if (!p.bytes.empty()) std::memcpy(segment->mapping.data() + p.offset, p.bytes.data(), p.bytes.size());
-  }
+  for (const Part& p : parts) wide_copy({segment->mapping.data() + p.offset, p.bytes.size()}, p.bytes);
   SHOAL_TRY(Fd reader, reader_of(segment->memory));
   put_back(*std::move(segment));
   return std::optional<Fd>(std::move(reader));
