@@ -37,11 +37,12 @@ class Lookout {
 
   // Polls some of them, each in its turn, until one had something to do; false if none had.
   bool look();
-  // The same, again and again for as long as that is worth it; `between` runs now and then, and ends it likewise.
+  // The same, again and again for as long as that is worth it; `between` runs now and then, each time where there is nothing else to look
+  // at, and ends it likewise.
   template <class Between>
   bool look_long(Between&& between) {
     const bool memory = !awake_.empty(), sockets = !sockets_.empty() && sockets_.size() <= kFewSockets;
-    if (!memory && !sockets) return false;
+    if (!memory && !sockets) return between_spin_.worth() && between_spin_.run(between);
     Spin& spin = memory ? spin_ : socket_spin_;
     if (!spin.worth()) return false;
     const int every = memory ? kLooksBetween : kSocketLooksBetween;
@@ -75,6 +76,7 @@ class Lookout {
   std::vector<std::shared_ptr<Polled>> sockets_;
   std::size_t next_socket_ = 0;
   Spin socket_spin_{{.looks = 2}};
+  Spin between_spin_{{.looks = 2}};
 };
 
 }  // namespace shoal::runtime

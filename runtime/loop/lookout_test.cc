@@ -80,6 +80,31 @@ TEST_F(LookoutTest, WhatIsFoundWhileSpinningEndsTheSpin) {
   EXPECT_EQ(a->done, 1);
 }
 
+TEST_F(LookoutTest, WithNothingToLookAtOnlyWhatComesBetweenIsAsked) {
+  ASSERT_TRUE(loop_.lookout().empty());
+  int between = 0;
+  EXPECT_TRUE(loop_.lookout().look_long([&] { return ++between == 2; }));
+  EXPECT_EQ(between, 2);
+  EXPECT_FALSE(loop_.lookout().look_long([] { return false; }));
+  int handled = 0;
+  loop_.post([&] { ++handled; });
+  loop_.run_one(1h, Loop::Idle::kSpin);
+  EXPECT_EQ(handled, 1);
+}
+
+TEST_F(LookoutTest, WhatNeverPaysIsHardlyDoneAnyMore) {
+  std::uint64_t between = 0;
+  const auto runs = [&](int n) {
+    const auto before = between;
+    for (int i = 0; i < n; ++i) loop_.lookout().look_long([&] { return ++between == 0; });
+    return between - before;
+  };
+  runs(100);  // learns
+  std::uint64_t asked = 0;
+  for (int i = 0; i < 320; ++i) asked += runs(1) > 0;
+  EXPECT_EQ(asked, 10U);
+}
+
 TEST_F(LookoutTest, ASocketIsLookedAtOnlyWhileThereIsNothingElseToDo) {
   const auto socket = std::make_shared<Box>();
   loop_.lookout().look_at_socket(socket);

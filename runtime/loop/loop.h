@@ -31,7 +31,7 @@ class Loop {
   void run();
   enum class Idle {
     kSleep,
-    kSpin,  // look for a moment at what is looked at in memory, then sleep: for a thread that waits for an answer
+    kSpin,  // look for a moment whether something comes, then sleep: for a thread that waits for an answer, or gives many
   };
   // Runs one handler, or none when `limit` passes first.
   void run_one(std::chrono::nanoseconds limit, Idle idle = Idle::kSleep);

@@ -81,7 +81,7 @@ void drain(World& world) {
 }
 
 void run_until(World& world, const bool& over) {
-  while (!over) world.loop.run_one(std::chrono::hours(1));
+  while (!over) world.loop.run_one(std::chrono::hours(1), runtime::Loop::Idle::kSpin);
 }
 
 }  // namespace shoal::scheduler

@@ -440,7 +440,7 @@ def wait_by_ten():
     return time.perf_counter() - begin
 
 
-def groups(count=100):
+def groups(count=500):
     module = importlib.import_module(options.module + ".util.placement_group")
 
     def go():
