@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -38,44 +41,43 @@ Packages::Packages(runtime::Clock& clock, Options options, std::function<bool(co
 
 // What a head before this one had, but for what was not whole.
 Result<void> Packages::open() {
-  if (opened_) return {};
   if (options_.folder.empty()) return fail(unimplemented("this head keeps no packages"));
   if (mkdir(options_.folder.c_str(), 0700) != 0 && errno != EEXIST) return fail(from_errno(errno, "mkdir " + options_.folder));
+  if (std::exchange(opened_, true)) return {};
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(options_.folder, error)) {
-    const std::string file = entry.path().filename();
-    if (file.size() == 68 && file.ends_with(".zip")) {
-      std::error_code ignored;
-      kept_[file.substr(0, 64)] = {fs::file_size(entry.path(), ignored), clock_.now()};
+  for (fs::directory_iterator entry(options_.folder, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string file = entry->path().filename();
+    std::error_code gone;
+    const auto bytes = fs::file_size(entry->path(), gone);
+    if (!gone && file.size() == 68 && file.ends_with(".zip")) {
+      kept_[file.substr(0, 64)] = {bytes, clock_.now()};
     } else {
-      fs::remove(entry.path(), error);
+      fs::remove(entry->path(), gone);
     }
   }
-  opened_ = true;
   return {};
 }
 
 Result<void> Packages::make_room(std::uint64_t bytes) {
   std::uint64_t have = bytes;
   for (const auto& [name, k] : kept_) have += k.bytes;
-  for (const auto& [key, there] : coming_) have += there;
-  while (have > options_.max_bytes) {
-    auto oldest = kept_.end();
-    for (auto it = kept_.begin(); it != kept_.end(); ++it) {
-      const bool idle = clock_.now() - it->second.last >= options_.unused && !used_(it->first);
-      if (idle && (oldest == kept_.end() || it->second.last < oldest->second.last)) oldest = it;
-    }
-    if (oldest == kept_.end()) {
-      return fail(resource_exhausted(
-                      fmt::format("the head keeps {} MiB of folders, and all of them are in use or were lately", options_.max_bytes >> 20))
-                      .with_hint("end jobs that need none of theirs any more, or name in excludes what processes do not need"));
-    }
-    std::error_code ignored;
-    fs::remove(path(oldest->first), ignored);
-    have -= oldest->second.bytes;
-    kept_.erase(oldest);
+  for (const auto& [key, c] : coming_) have += c.bytes;
+  if (have <= options_.max_bytes) return {};
+  std::vector<std::pair<runtime::TimePoint, std::string>> idle;
+  for (const auto& [name, k] : kept_) {
+    if (clock_.now() - k.last >= options_.unused) idle.emplace_back(k.last, name);
   }
-  return {};
+  std::sort(idle.begin(), idle.end());
+  for (auto it = idle.begin(); it != idle.end() && have > options_.max_bytes; ++it) {
+    if (used_(it->second)) continue;
+    std::error_code ignored;
+    fs::remove(path(it->second), ignored);
+    have -= kept_.extract(it->second).mapped().bytes;
+  }
+  if (have <= options_.max_bytes) return {};
+  return fail(resource_exhausted(
+                  fmt::format("the head keeps {} MiB of folders, and all of them are in use or were lately", options_.max_bytes >> 20))
+                  .with_hint("end jobs that need none of theirs any more, or name in excludes what processes do not need"));
 }
 
 Result<HasPackage> Packages::put(std::uint64_t from, const PackagePart& part) {
@@ -93,31 +95,52 @@ Result<HasPackage> Packages::put(std::uint64_t from, const PackagePart& part) {
   }
   const std::pair key{from, part.name};
   if (part.offset == 0) {
-    coming_.erase(key);
+    drop(from, part.name);
     SHOAL_OK(make_room(part.total));
-  } else if (const auto it = coming_.find(key); it == coming_.end() || it->second != part.offset) {
+  } else if (const auto it = coming_.find(key); it == coming_.end() || it->second.bytes != part.offset) {
     return fail(invalid_argument("the parts of a package come in order, from the first on").with_reason("FromTheFirst"));
   }
-  const std::string file = path(from, part.name);
-  const Fd fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (part.offset == 0 ? O_TRUNC : 0), 0600));
-  for (std::size_t done = 0; fd && done < part.data.size();) {
+  Coming& coming = coming_[key];
+  if (const auto written = write(from, part, coming); !written) {
+    drop(from, part.name);
+    return fail(written.error());
+  }
+  if (coming.bytes < part.total) return HasPackage{false};
+  SHOAL_OK(keep(from, part, std::move(coming_.extract(key).mapped())));
+  return HasPackage{true};
+}
+
+Result<void> Packages::write(std::uint64_t from, const PackagePart& part, Coming& coming) {
+  const Fd fd(::open(path(from, part.name).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (part.offset == 0 ? O_TRUNC : 0), 0600));
+  if (!fd) return fail(from_errno(errno, "a package cannot be written to " + options_.folder));
+  for (std::size_t done = 0; done < part.data.size();) {
     const ssize_t n = pwrite(fd.get(), part.data.data() + done, part.data.size() - done, static_cast<off_t>(part.offset + done));
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
+    if (n <= 0) return fail(from_errno(n < 0 ? errno : ENOSPC, "a package cannot be written to " + options_.folder));
     done += static_cast<std::size_t>(n);
-    if (done == part.data.size()) coming_[key] = part.offset + done;
   }
-  if (!coming_.contains(key) || coming_[key] != part.offset + part.data.size()) {
-    const Error why = from_errno(errno, "a package cannot be written to " + options_.folder);
+  coming.bytes += part.data.size();
+  coming.digest.add(std::as_bytes(std::span(part.data)));
+  return {};
+}
+
+Result<void> Packages::keep(std::uint64_t from, const PackagePart& last, Coming coming) {
+  const std::string file = path(from, last.name);
+  if (coming.digest.hex() != last.name) {
     unlink(file.c_str());
-    coming_.erase(key);
+    return fail(invalid_argument("package " + last.name.substr(0, 12) + " has other content than its name says"));
+  }
+  if (rename(file.c_str(), path(last.name).c_str()) != 0) {
+    const Error why = from_errno(errno, "rename " + file);
+    unlink(file.c_str());
     return fail(why);
   }
-  if (coming_[key] < part.total) return HasPackage{false};
-  coming_.erase(key);
-  if (rename(file.c_str(), path(part.name).c_str()) != 0) return fail(from_errno(errno, "rename " + file));
-  kept_[part.name] = {part.total, clock_.now()};
-  return HasPackage{true};
+  kept_[last.name] = {last.total, clock_.now()};
+  return {};
+}
+
+void Packages::drop(std::uint64_t from, const std::string& name) {
+  if (coming_.erase({from, name}) > 0) unlink(path(from, name).c_str());
 }
 
 Result<PackagePart> Packages::get(const PackagePart& asked) {

@@ -1,5 +1,5 @@
-// Zip files that drivers left with the head for hosts that lack their folders: named by their content, in the session's folder, whole or
-// not there. Those that nobody uses go when there are too many. Loop thread only: parts are small.
+// Zip files that drivers left with the head for hosts that lack their folders: named by their content, which is looked at, in the session's
+// folder, whole or not there. Those that nobody uses go when there are too many. Loop thread only: parts are small.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 #include "actors/wire/packages.h"
 #include "runtime/loop/clock.h"
+#include "runtime/net/sha256.h"
 
 namespace shoal::scheduler {
 
@@ -33,6 +34,10 @@ class Packages {
     std::uint64_t bytes = 0;
     runtime::TimePoint last;  // that somebody asked for it
   };
+  struct Coming {
+    std::uint64_t bytes = 0;  // that are there
+    runtime::Sha256 digest;   // of them
+  };
   std::string path(const std::string& name) const { return options_.folder + "/" + name + ".zip"; }
   std::string path(std::uint64_t from, const std::string& name) const { return path(name) + "." + std::to_string(from); }
   Result<void> open();
@@ -41,9 +46,13 @@ class Packages {
   runtime::Clock& clock_;
   const Options options_;
   const std::function<bool(const std::string&)> used_;
+  Result<void> write(std::uint64_t from, const actors::PackagePart& part, Coming& coming);
+  Result<void> keep(std::uint64_t from, const actors::PackagePart& last, Coming coming);
+  void drop(std::uint64_t from, const std::string& name);
+
   bool opened_ = false;
   std::map<std::string, Kept> kept_;
-  std::map<std::pair<std::uint64_t, std::string>, std::uint64_t> coming_;  // bytes that are there
+  std::map<std::pair<std::uint64_t, std::string>, Coming> coming_;
 };
 
 }  // namespace shoal::scheduler

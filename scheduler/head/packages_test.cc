@@ -3,8 +3,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <set>
+#include <span>
 
 #include <gtest/gtest.h>
 
@@ -24,7 +26,12 @@ class PackagesTest : public testing::Test {
   void open() {
     packages_.emplace(clock_, options_, [this](const std::string& name) { return used_.contains(name); });
   }
-  static std::string name(char c) { return std::string(64, c); }
+  std::string name(char c) const {
+    runtime::Sha256 digest;
+    digest.add(std::as_bytes(std::span(contents_.at(c))));
+    return digest.hex();
+  }
+  std::string file(char c) const { return name(c) + ".zip"; }
   Result<bool> put(char c, std::uint64_t total, std::uint64_t offset, const std::string& data, std::uint64_t from = kMe) {
     SHOAL_TRY(const auto has, packages_->put(from, {name(c), total, offset, data}));
     return has.whole;
@@ -36,7 +43,7 @@ class PackagesTest : public testing::Test {
   }
   std::set<std::string> files() const {
     std::set<std::string> out;
-    for (const auto& e : std::filesystem::directory_iterator(options_.folder)) out.insert(e.path().filename().string().substr(60));
+    for (const auto& e : std::filesystem::directory_iterator(options_.folder)) out.insert(e.path().filename().string());
     return out;
   }
   void pass(runtime::Duration time) { clock_.advance_to(clock_.now() + time); }
@@ -47,6 +54,7 @@ class PackagesTest : public testing::Test {
   }();
   runtime::SimClock clock_;
   Packages::Options options_{.folder = base_ + "/packages", .max_bytes = 100};
+  std::map<char, std::string> contents_ = {{'a', "abcdef"}, {'b', "abcxyz"}, {'c', "whole"}};
   std::set<std::string> used_;
   std::optional<Packages> packages_;
 };
@@ -68,9 +76,9 @@ TEST_F(PackagesTest, PartsComeInOrderFromTheFirst) {
   EXPECT_EQ(put('a', 6, 3, "def").error().reason(), "FromTheFirst");
   EXPECT_EQ(put('a', 6, 0, "abc"), false);
   EXPECT_EQ(put('a', 6, 5, "f").error().reason(), "FromTheFirst");
-  EXPECT_EQ(put('a', 6, 0, "xyz"), false);  // again
-  EXPECT_EQ(put('a', 6, 3, "def"), true);
-  EXPECT_EQ(got('a'), "xyzdef");
+  EXPECT_EQ(put('a', 6, 0, "ab"), false);  // again
+  EXPECT_EQ(put('a', 6, 2, "cdef"), true);
+  EXPECT_EQ(got('a'), "abcdef");
 }
 
 TEST_F(PackagesTest, TwoThatBringTheSameDoNotMixIt) {
@@ -80,7 +88,22 @@ TEST_F(PackagesTest, TwoThatBringTheSameDoNotMixIt) {
   EXPECT_EQ(put('a', 6, 1, "bc", kOther), true);  // it is there: no more is needed
   EXPECT_EQ(got('a'), "abcdef");
   packages_->closed(kOther);
-  EXPECT_EQ(files(), (std::set<std::string>{"aaaa.zip"}));
+  EXPECT_EQ(files(), (std::set<std::string>{file('a')}));
+}
+
+TEST_F(PackagesTest, NamesAreTheSha256OfWhatIsInThem) {
+  contents_['a'] = "abc";
+  EXPECT_EQ(name('a'), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");  // FIPS 180-4
+}
+
+TEST_F(PackagesTest, WhatIsNotWhatItsNameSaysIsNotKept) {
+  EXPECT_EQ(put('a', "abcxyz").error().code(), Code::kInvalidArgument);
+  EXPECT_TRUE(files().empty());
+  EXPECT_EQ(put('a', 6, 0, "xyz"), false);
+  EXPECT_EQ(put('a', 6, 3, "def").error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(put('a', 6, 0, "abc"), false);
+  EXPECT_EQ(put('a', 6, 3, "def"), true);
+  EXPECT_EQ(got('a'), "abcdef");
 }
 
 TEST_F(PackagesTest, NothingStaysOfWhatWasNotWhole) {
@@ -92,7 +115,7 @@ TEST_F(PackagesTest, NothingStaysOfWhatWasNotWhole) {
   EXPECT_EQ(put('c', "whole"), true);
   open();  // a head that was killed, and started again
   EXPECT_EQ(got('c'), "whole");
-  EXPECT_EQ(files(), (std::set<std::string>{"cccc.zip"}));
+  EXPECT_EQ(files(), (std::set<std::string>{file('c')}));
 }
 
 TEST_F(PackagesTest, NamesThatAreNoneAndPartsThatCannotBeAreRefused) {
@@ -108,30 +131,31 @@ TEST_F(PackagesTest, NamesThatAreNoneAndPartsThatCannotBeAreRefused) {
 }
 
 TEST_F(PackagesTest, BeyondTheBoundWhatNobodyUsesGoesLongestAgoFirst) {
-  const std::string forty(40, 'x');
-  EXPECT_EQ(put('a', forty), true);
-  EXPECT_EQ(put('b', forty), true);
-  EXPECT_EQ(put('c', forty).error().code(), Code::kResourceExhausted);  // they were just left: somebody is about to use them
+  for (const char c : {'a', 'b', 'c', 'd'}) contents_[c] = std::string(40, c);
+  EXPECT_EQ(put('a', contents_['a']), true);
+  EXPECT_EQ(put('b', contents_['b']), true);
+  EXPECT_EQ(put('c', contents_['c']).error().code(), Code::kResourceExhausted);  // they were just left: somebody is about to use them
   pass(std::chrono::minutes(11));
-  EXPECT_EQ(got('a'), forty);  // so it is b that was used longest ago
+  EXPECT_EQ(got('a'), contents_['a']);  // so it is b that was used longest ago
   used_ = {name('b')};
-  EXPECT_EQ(put('c', forty).error().code(), Code::kResourceExhausted);
+  EXPECT_EQ(put('c', contents_['c']).error().code(), Code::kResourceExhausted);
   used_ = {};
-  EXPECT_EQ(put('c', forty), true);
+  EXPECT_EQ(put('c', contents_['c']), true);
   EXPECT_EQ(got('b'), "(NotFound)");
-  EXPECT_EQ(got('a'), forty);
+  EXPECT_EQ(got('a'), contents_['a']);
   pass(std::chrono::minutes(11));
   used_ = {name('a')};
-  EXPECT_EQ(put('d', forty), true);
+  EXPECT_EQ(put('d', contents_['d']), true);
   EXPECT_EQ(got('c'), "(NotFound)");
-  EXPECT_EQ(got('a'), forty);
+  EXPECT_EQ(got('a'), contents_['a']);
 }
 
 TEST_F(PackagesTest, OneThatSomebodyRemovedIsNotThere) {
-  EXPECT_EQ(put('a', "abc"), true);
+  EXPECT_EQ(put('a', "abcdef"), true);
   std::filesystem::remove_all(options_.folder);
   EXPECT_EQ(got('a'), "(NotFound)");
-  EXPECT_EQ(put('a', "abc").error().code(), Code::kNotFound);  // nor is the folder
+  EXPECT_EQ(put('a', "abcdef"), true);
+  EXPECT_EQ(got('a'), "abcdef");
 }
 
 TEST_F(PackagesTest, AHeadWithoutAFolderKeepsNone) {

@@ -15,7 +15,8 @@ namespace {
 
 constexpr double kFillsPerSecond = 4.0 * (1u << 30);  // bytes: a core's pace; several rarely do better than one's bus
 constexpr std::chrono::milliseconds kSoonest(100), kLatest(2000);
-constexpr std::uint64_t kWorthIt = 100;  // a share of the limit
+constexpr std::uint64_t kWorthIt = 100, kFills = 20;  // shares of the limit
+constexpr std::uint64_t kWorthItBytes = std::uint64_t{256} << 20;
 constexpr std::size_t kTopUsers = 5;
 
 const char* const kHint =
@@ -35,6 +36,12 @@ std::string top_of(std::vector<MemoryUser> users) {
   return out;
 }
 
+std::uint64_t sum_of(const std::vector<MemoryUser>& users) {
+  std::uint64_t out = 0;
+  for (const auto& u : users) out += u.bytes;
+  return out;
+}
+
 }  // namespace
 
 std::string bytes_text(std::uint64_t bytes) {
@@ -43,7 +50,7 @@ std::string bytes_text(std::uint64_t bytes) {
 }
 
 std::optional<std::size_t> whom_to_end(const std::vector<MemoryUser>& users, std::uint64_t limit) {
-  const auto worth = [&](const MemoryUser& u) { return u.bytes >= limit / kWorthIt; };
+  const auto worth = [&](const MemoryUser& u) { return u.bytes >= std::min(limit / kWorthIt, kWorthItBytes); };
   using Class = std::pair<bool, bool>;  // worth it, run again
   std::map<std::pair<JobId, Class>, std::size_t> sizes;
   for (const auto& u : users) ++sizes[{u.job, {worth(u), u.run_again}}];
@@ -53,6 +60,10 @@ std::optional<std::size_t> whom_to_end(const std::vector<MemoryUser>& users, std
   const auto it = std::max_element(users.begin(), users.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
   if (it == users.end()) return std::nullopt;
   return static_cast<std::size_t>(it - users.begin());
+}
+
+bool would_help(const std::vector<MemoryUser>& users, std::uint64_t used, std::uint64_t threshold_bytes, std::uint64_t limit) {
+  return sum_of(users) >= std::max(used - std::min(used, threshold_bytes), limit / kFills);
 }
 
 runtime::Duration next_look(std::uint64_t used, std::uint64_t threshold_bytes) {
@@ -66,7 +77,7 @@ MemoryMonitor::MemoryMonitor(runtime::Clock& clock, runtime::Log log, Options op
 
 void MemoryMonitor::start() {
   if (options_.kernel_kills) kills_ = options_.kernel_kills();
-  const bool on = options_.machine && options_.process && options_.threshold > 0 && options_.threshold < 1;
+  const bool on = options_.machine && options_.measure && options_.threshold > 0 && options_.threshold < 1;
   if (on || options_.kernel_kills) look();
 }
 
@@ -74,39 +85,62 @@ void MemoryMonitor::again(runtime::Duration pause) {
   looking_ = clock_.after(pause, [this] { look(); });
 }
 
+std::uint64_t MemoryMonitor::threshold_of(std::uint64_t limit) const {
+  return static_cast<std::uint64_t>(options_.threshold * static_cast<double>(limit));
+}
+
+void MemoryMonitor::measure(std::function<void(std::vector<MemoryUser>)> then) {
+  std::vector<WorkerId> workers;
+  std::vector<pid_t> pids;
+  for (const auto& u : users_()) {
+    workers.push_back(u.worker);
+    pids.push_back(u.pid);
+  }
+  options_.measure(std::move(pids), [this, workers = std::move(workers), then = std::move(then)](const std::vector<std::uint64_t>& bytes) {
+    std::vector<MemoryUser> users = users_();
+    std::erase_if(users, [&](MemoryUser& u) {
+      const auto k = static_cast<std::size_t>(std::find(workers.begin(), workers.end(), u.worker) - workers.begin());
+      if (k < std::min(workers.size(), bytes.size())) u.bytes = bytes[k];
+      return k >= bytes.size();
+    });
+    then(std::move(users));
+  });
+}
+
 void MemoryMonitor::look() {
   forget_old_kills();
   if (!options_.machine || options_.threshold <= 0 || options_.threshold >= 1) return again(kLatest);
-  if (ending_) return again(options_.at_end);  // one at a time: what it had comes back with its end
-  std::vector<MemoryUser> users;
-  std::uint64_t used = 0, limit = options_.limit;
-  const auto measure = [&] {
-    users = users_();
-    for (auto& u : users) u.bytes = options_.process(u.pid);
-  };
-  if (limit > 0) {
-    measure();
-    for (const auto& u : users) used += u.bytes;
-  } else {
-    const auto memory = options_.machine();
-    limit = memory.total;
-    used = memory.total - memory.available;
+  if (ending_) return again(options_.at_end);  // one at a time
+  if (options_.limit > 0) {
+    return measure([this](std::vector<MemoryUser> users) {
+      const std::uint64_t used = sum_of(users);
+      judge(used, options_.limit, std::move(users));
+    });
   }
-  const auto threshold = static_cast<std::uint64_t>(options_.threshold * static_cast<double>(limit));
+  const auto memory = options_.machine();
+  const std::uint64_t used = memory.total - memory.available;
+  if (comes_back(used)) return again(options_.at_end);
+  if (used <= threshold_of(memory.total)) return judge(used, memory.total, {});
+  measure([this, used, limit = memory.total](std::vector<MemoryUser> users) { judge(used, limit, std::move(users)); });
+}
+
+bool MemoryMonitor::comes_back(std::uint64_t used) const { return awaited_ && used > awaited_->used && clock_.now() < awaited_->until; }
+
+void MemoryMonitor::judge(std::uint64_t used, std::uint64_t limit, std::vector<MemoryUser> users) {
+  awaited_.reset();
+  const std::uint64_t threshold = threshold_of(limit);
   if (used <= threshold) {
     in_vain_ = false;
     return again(next_look(used, threshold));
   }
-  if (options_.limit == 0) measure();
-  beyond(used, limit, std::move(users));
-}
-
-void MemoryMonitor::beyond(std::uint64_t used, std::uint64_t limit, std::vector<MemoryUser> users) {
   const std::string state = fmt::format("{} uses {} of {}, beyond the threshold of {:g} %", options_.where, bytes_text(used),
                                         bytes_text(limit), options_.threshold * 100);
-  const auto chosen = whom_to_end(users, limit);
+  const auto chosen = would_help(users, used, threshold, limit) ? whom_to_end(users, limit) : std::nullopt;
   if (!chosen) {
-    if (!std::exchange(in_vain_, true)) log_->warn("out of memory: {}; no worker is here that could be ended", state);
+    if (!std::exchange(in_vain_, true)) {
+      log_->warn("out of memory: {}; its workers have {} of that: to end them would not help, drivers or other programs fill it", state,
+                 bytes_text(sum_of(users)));
+    }
     return again(options_.in_vain);
   }
   const MemoryUser victim = users[*chosen];
@@ -116,6 +150,7 @@ void MemoryMonitor::beyond(std::uint64_t used, std::uint64_t limit, std::vector<
                   victim.run_again ? "the last started of those whose work is run again" : "the last started", top_of(std::move(users)));
   log_->warn("out of memory: worker={} {}", to_string(victim.worker), text);
   ending_.emplace(victim.worker, out_of_memory(text));
+  awaited_ = {used - std::min(used, victim.bytes / 2), {}};
   kill_(victim.worker);
   again(options_.at_end);
 }
@@ -140,6 +175,7 @@ std::optional<Error> MemoryMonitor::cause_of_end(WorkerId worker, const std::str
   if (ending_ && ending_->first == worker) {
     Error out = std::move(ending_->second);
     ending_.reset();
+    if (awaited_) awaited_->until = clock_.now() + options_.coming_back;
     if (status.signal == SIGKILL) return out;
     return std::nullopt;  // it was on its way out by itself
   }

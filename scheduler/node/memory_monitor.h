@@ -1,7 +1,7 @@
 // Ends a worker before the kernel has to: when the host is nearly out of memory, one at a time, and says why. Loop thread only.
 //
-// What is decided is pure (whom_to_end, next_look); the monitor looks, asks and remembers. It looks the less often the farther away the
-// threshold is, and at workers only beyond it.
+// What is decided is pure (whom_to_end, would_help, next_look); the monitor looks, asks and remembers. It looks the less often the farther
+// away the threshold is, and at workers only beyond it, beside the loop: a walk through their page tables takes its time.
 #pragma once
 
 #include <functional>
@@ -31,9 +31,12 @@ struct MemoryUser {
 };
 
 // Those whose work is run again go first; of them one of the job that has most of them here; of those the one that was started last, as it
-// has least to lose. Who has less than a hundredth of `limit` is ended only when nobody has more: that would help nobody. (As Ray's, which
-// goes by owners: ours are jobs.)
+// has least to lose. Who has less than a hundredth of `limit`, and than 256 MiB, is ended only when nobody has more. (As Ray's, which goes
+// by owners: ours are jobs.)
 std::optional<std::size_t> whom_to_end(const std::vector<MemoryUser>& users, std::uint64_t limit);
+
+// Whether what these have together is what fills the memory: enough to bring it below the threshold, and a twentieth of it.
+bool would_help(const std::vector<MemoryUser>& users, std::uint64_t used, std::uint64_t threshold_bytes, std::uint64_t limit);
 
 // Until memory could be beyond the threshold, were it filled as fast as one can; within bounds.
 runtime::Duration next_look(std::uint64_t used, std::uint64_t threshold_bytes);
@@ -45,10 +48,13 @@ class MemoryMonitor {
     std::uint64_t limit = 0;     // bytes that workers of this node may have together, instead of what the machine has; 0: that
     std::string where = "node";  // "node 10.0.0.1", for texts
     runtime::Duration at_end = std::chrono::milliseconds(100);   // looks for the end of one that was killed
+    runtime::Duration coming_back = std::chrono::seconds(2);     // what an ended one had: its children may end after it
     runtime::Duration in_vain = std::chrono::seconds(5);         // after there was nobody to be ended
     runtime::Duration kernel_memory = std::chrono::seconds(20);  // for which a kill by the kernel may be a worker's
     std::function<runtime::MachineMemory()> machine;             // none: no monitor
-    std::function<std::uint64_t(pid_t)> process;
+    // What each of these has, or 0; told on the loop, at once or later.
+    using Measured = std::function<void(std::vector<std::uint64_t>)>;
+    std::function<void(std::vector<pid_t>, Measured)> measure;
     std::function<std::uint64_t()> kernel_kills;
   };
   using Users = std::function<std::vector<MemoryUser>()>;  // without their bytes
@@ -62,7 +68,10 @@ class MemoryMonitor {
 
  private:
   void look();
-  void beyond(std::uint64_t used, std::uint64_t limit, std::vector<MemoryUser> users);
+  void measure(std::function<void(std::vector<MemoryUser>)> then);  // those that are still there then
+  void judge(std::uint64_t used, std::uint64_t limit, std::vector<MemoryUser> users);
+  bool comes_back(std::uint64_t used) const;
+  std::uint64_t threshold_of(std::uint64_t limit) const;
   void forget_old_kills();
   void again(runtime::Duration pause);
 
@@ -73,9 +82,14 @@ class MemoryMonitor {
   const Kill kill_;
   runtime::Timer looking_;
   std::optional<std::pair<WorkerId, Error>> ending_;  // was killed, and is not gone yet
-  bool in_vain_ = false;                              // was said already
-  std::uint64_t kills_ = 0;                           // of the kernel's, that were told or were nobody's here
-  std::optional<runtime::TimePoint> kills_since_;     // there are some of which nobody ended yet
+  struct Awaited {
+    std::uint64_t used = 0;  // or less, once enough of what the last one had is back
+    runtime::TimePoint until;
+  };
+  std::optional<Awaited> awaited_;
+  bool in_vain_ = false;                           // was said already
+  std::uint64_t kills_ = 0;                        // of the kernel's, that were told or were nobody's here
+  std::optional<runtime::TimePoint> kills_since_;  // there are some of which nobody ended yet
 };
 
 std::string bytes_text(std::uint64_t bytes);  // "1.20 GiB", "34.0 MiB"

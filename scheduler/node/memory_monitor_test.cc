@@ -35,6 +35,15 @@ TEST(WhomToEndTest, OfTheJobThatHasMostOfThem) {
 TEST(WhomToEndTest, WhoHasNextToNothingOnlyWhenNobodyHasMore) {
   EXPECT_EQ(whom_to_end({user(1, 1, false), user(2, 1, true, 20 * kMiB)}, kLimit), 0u);
   EXPECT_EQ(whom_to_end({user(1, 1, false, 10 * kMiB), user(2, 1, true, 20 * kMiB)}, kLimit), 1u);
+  EXPECT_EQ(whom_to_end({user(1, 1, false, 11 * kGiB), user(2, 1, true, 9 * kGiB)}, 1024 * kGiB), 1u);  // on a large machine, too
+}
+
+TEST(WouldHelpTest, OnlyIfWorkersFillTheMemory) {
+  const std::uint64_t threshold = kLimit / 100 * 95;
+  EXPECT_TRUE(would_help({user(1, 1, true, 300 * kMiB), user(2, 1, true, 300 * kMiB)}, kLimit, threshold, kLimit));
+  EXPECT_FALSE(would_help({user(1, 1, true, 400 * kMiB)}, kLimit, threshold, kLimit));         // too little for the threshold
+  EXPECT_FALSE(would_help({user(1, 1, true, 400 * kMiB)}, threshold + 1, threshold, kLimit));  // enough, but next to nothing
+  EXPECT_FALSE(would_help({}, kLimit, threshold, kLimit));
 }
 
 TEST(NextLookTest, IsTheSoonerTheNearerTheThresholdIs) {
@@ -57,9 +66,11 @@ class MemoryMonitorTest : public testing::Test {
       ++looks_;
       return runtime::MachineMemory{kLimit, kLimit - used_};
     };
-    o.process = [this](pid_t pid) {
+    o.measure = [this](std::vector<pid_t> pids, const MemoryMonitor::Options::Measured& then) {
       ++looks_at_workers_;
-      return bytes_.at(pid);
+      std::vector<std::uint64_t> out;
+      for (const pid_t pid : pids) out.push_back(bytes_.at(pid));
+      measuring_ = clock_.after(measures_, [then, out] { then(out); });
     };
     o.kernel_kills = [this] { return kernel_kills_; };
     monitor_.emplace(
@@ -82,6 +93,8 @@ class MemoryMonitorTest : public testing::Test {
   }
 
   runtime::SimClock clock_;
+  runtime::Timer measuring_;
+  std::chrono::milliseconds measures_{20};
   std::uint64_t used_ = 0, kernel_kills_ = 7;
   int looks_ = 0, looks_at_workers_ = 0;
   std::vector<MemoryUser> users_;
@@ -117,12 +130,57 @@ TEST_F(MemoryMonitorTest, BeyondItOneIsKilledAndOnlyAfterItsEndAnother) {
     EXPECT_NE(cause->message().find(part), std::string::npos) << part << "\n" << cause->message();
   }
   EXPECT_NE(cause->hint().find("--memory-usage-threshold"), std::string::npos);
-  pass(std::chrono::seconds(1));
+  pass(std::chrono::seconds(3));
   EXPECT_EQ(killed_, (std::vector{WorkerId{2}, WorkerId{1}}));
   ends(1);
   used_ = kGiB;
   pass(std::chrono::seconds(30));
   EXPECT_EQ(killed_.size(), 2u);
+}
+
+TEST_F(MemoryMonitorTest, WhatOthersFillCostsNoWorker) {
+  worker(1, true, 30 * kMiB);
+  start(0.95);
+  used_ = kLimit;
+  pass(std::chrono::seconds(60));
+  EXPECT_TRUE(killed_.empty());
+  EXPECT_LE(looks_at_workers_, 13);
+  bytes_[1] = 2 * kGiB;
+  pass(std::chrono::seconds(10));
+  EXPECT_EQ(killed_.size(), 1u);
+}
+
+TEST_F(MemoryMonitorTest, WhatTheLastOneHadMayComeBackBeforeAnotherIsChosen) {
+  for (std::uint64_t id = 1; id <= 3; ++id) worker(id, true, 2 * kGiB);
+  start(0.95);
+  used_ = kLimit;
+  pass(std::chrono::seconds(3));
+  ASSERT_EQ(killed_, (std::vector{WorkerId{3}}));
+  ends(3);  // its children live a little longer
+  pass(std::chrono::seconds(1));
+  EXPECT_EQ(killed_.size(), 1u);
+  used_ -= 2 * kGiB;
+  pass(std::chrono::seconds(30));
+  EXPECT_EQ(killed_.size(), 1u);
+  used_ = kLimit;
+  pass(std::chrono::seconds(3));
+  ASSERT_EQ(killed_.size(), 2u);
+  ends(2);  // and what it had does not come back
+  pass(std::chrono::seconds(3));
+  EXPECT_EQ(killed_.size(), 3u);
+}
+
+TEST_F(MemoryMonitorTest, WhoEndsWhileItIsMeasuredIsNotChosen) {
+  worker(1, true, 3 * kGiB);
+  worker(2, true, 4 * kGiB);
+  measures_ = std::chrono::seconds(1);
+  start(0.95);
+  used_ = kLimit;
+  pass(std::chrono::milliseconds(2500));
+  ASSERT_EQ(looks_at_workers_, 1);
+  EXPECT_EQ(ends(2, 0), std::nullopt);
+  pass(std::chrono::seconds(1));
+  EXPECT_EQ(killed_, (std::vector{WorkerId{1}}));
 }
 
 TEST_F(MemoryMonitorTest, WithNobodyToEndItGoesOnLooking) {
@@ -182,7 +240,7 @@ TEST_F(MemoryMonitorTest, KillsOfTheKernelThatWereOthersAreForgotten) {
 }
 
 TEST_F(MemoryMonitorTest, WhoEndsByItselfBeforeItIsKilledIsNotSaidToHaveBeenKilled) {
-  worker(1, true, kGiB);
+  worker(1, true, 6 * kGiB);
   start(0.5);
   used_ = kLimit;
   pass(std::chrono::seconds(3));

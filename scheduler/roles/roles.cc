@@ -67,6 +67,16 @@ class Looks {
   runtime::SideWork side_;
 };
 
+// What these processes have. It walks through all their page tables, and waits for those that are changing them.
+void measure(runtime::SideWork& side, std::vector<pid_t> pids, MemoryMonitor::Options::Measured then) {
+  const auto bytes = std::make_shared<std::vector<std::uint64_t>>();
+  side.run(
+      [bytes, pids = std::move(pids)] {
+        for (const pid_t pid : pids) bytes->push_back(runtime::process_memory(pid));
+      },
+      [bytes, then = std::move(then)] { then(std::move(*bytes)); });
+}
+
 Result<Node::Options> node_options(World& world, const actors::Resources& resources, const Labels& labels, const MemoryRule& memory,
                                    std::vector<Endpoint> heads, bool beside_head) {
   Node::Options o;
@@ -95,7 +105,7 @@ Result<Node::Options> node_options(World& world, const actors::Resources& resour
                .limit = memory.limit,
                .where = "node " + o.host,
                .machine = [] { return runtime::machine_memory(); },
-               .process = [](pid_t pid) { return runtime::process_memory(pid); },
+               .measure = [side = std::make_shared<runtime::SideWork>(world.loop)](auto pids, auto then) { measure(*side, pids, then); },
                .kernel_kills = [] { return runtime::kernel_oom_kills(); }};
   o.objects.parts.aside = [&side = world.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
   // A driver of GPUs may take its time, or for ever: at most one look is under way, in a thread of its own.
