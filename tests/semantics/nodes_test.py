@@ -337,7 +337,7 @@ def lose_node():
     (lost,) = (n for n in shoal.nodes() if n["id"] == zones["b"])
     os.kill(lost["pid"], signal.SIGKILL)
 
-def fails(ref, *how):
+def fails(ref, how):
     try:
         shoal.get(ref, timeout=60)
     except how:
