@@ -46,6 +46,9 @@ def test_large_bytes_lie_beside_the_pickle_however_they_are_packed(size):
         np.arange(100_000, dtype=np.float32).reshape(100, 1000),
         np.asfortranarray(np.arange(20_000.0).reshape(100, 200)),
         np.arange(100_000)[::7],
+        np.arange(20)[::7],
+        np.asfortranarray(np.arange(20.0).reshape(4, 5)),
+        np.array(["2020-01-01"], dtype="M8[D]"),
         np.zeros((0, 3)),
         np.array(7),
         np.array(["a", "bc"]),
@@ -56,6 +59,8 @@ def test_large_bytes_lie_beside_the_pickle_however_they_are_packed(size):
 )
 def test_arrays_come_back_with_dtype_shape_and_values(array):
     back = there_and_back({"a": [array]})["a"][0]
+    assert back.flags.writeable == array.dtype.hasobject
+    assert array.flags.writeable  # the sender's own stays as it was
     assert back.dtype == array.dtype
     assert back.shape == array.shape
     assert (back == array).all()

@@ -191,6 +191,7 @@ void ActorCalls::connect(const std::string& endpoint) {
                      if (!connection) return link_broke(endpoint, connection.error());
                      Link& link = links_[endpoint];
                      link.peer = std::make_unique<runtime::Peer>(*std::move(connection), clock_, *this);
+                     link.connection = next_connection_++;
                      link.full = link.introduced = false;
                      link.broken_since.reset();
                      for (auto& [id, t] : targets_) {
@@ -296,12 +297,18 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
     return future;
   }
   Queued queued{std::move(call), std::move(deps), std::move(promise)};
+  if (queued.deps.size() > Call::kMaxAllDeps) {
+    queued.promise.set(fail(invalid_argument(fmt::format("a call with {} references as arguments", queued.deps.size()))
+                                .with_reason("TooManyArguments")
+                                .with_hint("pass them as one list of references, and get() it where they are needed")));
+    return future;
+  }
   if (t.queue.size() >= options_.max_queued || t.queued_bytes + queued.call.args.inline_bytes() > options_.max_queued_bytes) {
     queued.promise.set(fail(resource_exhausted(
         fmt::format("{} calls with {} bytes of arguments wait for actor {}", t.queue.size(), t.queued_bytes, t.class_name))));
     return future;
   }
-  if (!flushing_ && t.queue.empty() && all_ready(queued.deps)) {
+  if (!flushing_ && t.queue.empty() && !queued.in_portions() && all_ready(queued.deps)) {
     if (runtime::Peer* const peer = open_peer(t)) {
       flushing_ = true;
       send(id, t, *peer, std::move(queued));
@@ -362,6 +369,19 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
       ++at;
       continue;
     }
+    if (t.queue[at].in_portions()) {
+      const auto sent = send_before(id, t, *peer, at);
+      if (sent && !*sent) return;
+      at = 0;
+      if (!sent) {
+        Queued q = std::move(t.queue.front());
+        t.queue.pop_front();
+        t.queued_bytes -= q.call.args.inline_bytes();
+        note(id, q.call.task, name_of(q.call), sent.error());
+        q.promise.set(fail(sent.error()));
+        continue;
+      }
+    }
     Queued q = std::move(t.queue[at]);
     t.queue.erase(t.queue.begin() + static_cast<std::ptrdiff_t>(at));
     t.queued_bytes -= q.call.args.inline_bytes();
@@ -369,38 +389,86 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
   }
 }
 
-void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued&& q) {
+bool ActorCalls::argument_failed(ActorId id, Queued& q) {
+  q.call.deps.reserve(q.call.deps.size() + q.deps.size());
   for (const auto& d : q.deps) {
     const auto& value = d.peek();
-    if (!value || value->raised()) {  // what the argument came to is what the call comes to
+    if (!value || value->raised()) {
       note(id, q.call.task, name_of(q.call), value ? internal("it raised").with_reason(std::string(kRaisedFailure)) : value.error());
-      return q.promise.set(value);
+      q.promise.set(value);
+      return true;
     }
     q.call.deps.push_back(*value);
   }
   q.deps.clear();
+  return false;
+}
+
+// Nothing of it waits in this process: descriptors would be open for that.
+Result<bool> ActorCalls::send_before(ActorId id, Target& t, runtime::Peer& peer, std::size_t at) {
+  if (at > 0) {
+    Queued q = std::move(t.queue[at]);
+    t.queue.erase(t.queue.begin() + static_cast<std::ptrdiff_t>(at));
+    t.queue.push_front(std::move(q));
+  }
+  Queued& q = t.queue.front();
+  if (std::any_of(q.deps.begin(), q.deps.end(), [](const ValueFuture& d) { return !d.peek() || d.peek()->raised(); })) return true;
+  (void)argument_failed(id, q);  // none has, and they are in the call now
+  Link& link = links_.at(t.endpoint);
+  if (std::exchange(q.connection, link.connection) != link.connection) q.before = 0;
+  const bool local = peer.identity().local;
+  for (;;) {
+    const std::size_t end = end_of_portion(q.call, q.before);
+    if (end == q.call.deps.size()) return true;
+    if (peer.queued_bytes() > 0) {
+      link.full = any_full_ = true;
+      return false;
+    }
+    const auto values = std::span(q.call.deps).subspan(q.before, end - q.before);
+    stand_alone(values, local);
+    SHOAL_TRY(auto message, arguments_message(q.call, q.before, end, local));
+    if (references_ != nullptr) {
+      for (const Value& v : values) references_->sending(v, t.worker, t.node);
+    }
+    const auto sent = peer.notify(kArguments, std::move(message));
+    if (!sent && !peer.connected()) return false;  // on_closed sees to it
+    if (!sent) return fail(sent.error());
+    q.before = end;
+  }
+}
+
+// Parts of results: which counts what is made of them.
+void ActorCalls::stand_alone(std::span<const Value> values, bool local) {
+  if (!local || memory_ == nullptr) return;
+  for (const Value& v : values) {
+    if (v.shared() && !v.whole()) (void)v.own_memory(memory_);
+  }
+}
+
+void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued&& q) {
+  if (argument_failed(id, q)) return;
   Link& link = links_.at(t.endpoint);
   q.call.from = link.introduced ? WorkerId() : self_;
   q.call.from_node = node_;
   const bool local = link.peer->identity().local;
-  for (const auto& d : q.call.deps) {
-    if (local && memory_ != nullptr && d.shared() && !d.whole()) (void)d.own_memory(memory_);  // a part of a result: which counts it
-  }
-  auto message = to_message(q.call, local);
+  const auto values = std::span(q.call.deps).subspan(q.before);
+  stand_alone(values, local);
+  auto message = to_message(q.call, local, q.before);
   if (!message) return q.promise.set(fail(message.error()));
   link.introduced = true;
   if (references_ != nullptr) {
     references_->sending(q.call.args, t.worker, t.node);
-    for (const auto& d : q.call.deps) references_->sending(d, t.worker, t.node);
+    for (const Value& v : values) references_->sending(v, t.worker, t.node);
   }
   const auto number_sent = next_++;
   Sent sent{std::move(q.promise), {}, q.tries, peer.next_request(), q.call.parent, q.call.task, name_of(q.call)};
+  const std::uint16_t method = q.before > 0 ? kCallOfArguments : number(Method::kCall);
   const std::int32_t retries = q.call.retries.value_or(t.retries);
   if ((retries < 0 || q.tries < retries) && q.call.method != "__init__") sent.again = std::make_unique<Call>(std::move(q.call));
   remember(t, number_sent, std::move(sent));
   // The first of a batch goes at once, the others with what follows.
   const auto flush = peer.num_pending() == 0 ? runtime::Flush::kNow : runtime::Flush::kLater;
-  peer.call(number(Method::kCall), *std::move(message), {id.value, number_sent}, flush);
+  peer.call(method, *std::move(message), {id.value, number_sent}, flush);
 }
 
 void ActorCalls::remember(Target& t, std::uint64_t number, Sent sent) {
@@ -441,6 +509,20 @@ void ActorCalls::on_answer(runtime::Peer&, runtime::CallTag tag, Result<runtime:
   promise.set(std::move(value));
 }
 
+void ActorCalls::on_notice(runtime::Peer&, runtime::Request notice) {
+  if (!*alive_ || notice.method != kItem) return;
+  auto item = item_from(std::move(notice.message), memory_);
+  if (!item) return;
+  if (item->value && references_ != nullptr) arrived(*item->value, *references_, *memory_);
+  if (item->value && item->value->shared()) item->value->memory()->referred = true;
+  streams_.arrived(item->stream, item->index, std::move(item->value));
+}
+
+NodeId ActorCalls::node(ActorId actor) const {
+  const auto it = targets_.find(actor);
+  return it == targets_.end() ? NodeId() : it->second.node;
+}
+
 void ActorCalls::in_any_order(ActorId actor, bool any) {
   const auto it = targets_.find(actor);
   if (it == targets_.end()) return;
@@ -464,6 +546,7 @@ void ActorCalls::cancel(const ValueFuture& result, CancelHow how) {
       const Queued q = std::move(*queued);
       t.queue.erase(queued);
       t.queued_bytes -= q.call.args.inline_bytes();
+      forget_before(t, q);
       const Error cause = call_cancelled(t.class_name + "." + q.call.method);
       note(id, q.call.task, name_of(q.call), cause);
       q.promise.set(fail(cause));
@@ -478,6 +561,15 @@ void ActorCalls::cancel(const ValueFuture& result, CancelHow how) {
       return;
     }
   }
+}
+
+// What went before it is of no use.
+void ActorCalls::forget_before(const Target& t, const Queued& q) {
+  const auto link = links_.find(t.endpoint);
+  if (q.before == 0 || link == links_.end() || !link->second.peer || link->second.connection != q.connection) return;
+  Call none;
+  none.actor = q.call.actor;
+  if (auto message = arguments_message(none, 0, 0, true)) (void)link->second.peer->notify(kArguments, *std::move(message));
 }
 
 void ActorCalls::cancel_children(CallKey parent) {

@@ -16,12 +16,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "actors/cluster/cluster.h"
 #include "actors/session/call_book.h"
 #include "actors/session/references.h"
+#include "actors/session/streams.h"
 #include "actors/value/call.h"
 #include "runtime/loop/future.h"
 #include "runtime/net/peer.h"
@@ -84,6 +86,9 @@ class ActorCalls final : public runtime::PeerHandler {
   // The future's value may be an exception that the method raised. NotFound for an actor that was never expected.
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
 
+  // Where what calls yield is taken from.
+  Streams& streams() { return streams_; }
+
   // For a call that is made more than once: Call::task of its attempts has this number.
   std::uint64_t new_task() { return next_task_++; }
 
@@ -96,6 +101,8 @@ class ActorCalls final : public runtime::PeerHandler {
   // Those that were made in this call, likewise.
   void cancel_children(CallKey parent);
 
+  // Where its process is, once it has one.
+  NodeId node(ActorId actor) const;
   // Why an actor is dead; nothing while it is not.
   const Error* cause(ActorId actor) const;
   bool alive(ActorId actor) const;
@@ -106,6 +113,10 @@ class ActorCalls final : public runtime::PeerHandler {
     std::vector<ValueFuture> deps;  // whose values are not in the call yet
     runtime::Promise<Value> promise;
     std::int32_t tries = 0;  // that were lost
+    // Of one with more arguments than a message has: how many went before it, over which connection.
+    std::size_t before = 0;
+    std::uint64_t connection = 0;
+    bool in_portions() const { return call.deps.size() + deps.size() > Call::kMaxDeps; }
   };
   struct Sent {
     runtime::Promise<Value> promise;
@@ -138,6 +149,7 @@ class ActorCalls final : public runtime::PeerHandler {
   };
   struct Link {
     std::unique_ptr<runtime::Peer> peer;  // null while connecting
+    std::uint64_t connection = 0;         // which of them, if there were several
     bool full = false;                    // until it is drained
     bool introduced = false;              // the other end knows whose it is
     runtime::Timer redial;
@@ -145,7 +157,7 @@ class ActorCalls final : public runtime::PeerHandler {
   };
 
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
-  void on_notice(runtime::Peer&, runtime::Request) override {}
+  void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
   void on_drained(runtime::Peer& peer) override;
   void on_answer(runtime::Peer& peer, runtime::CallTag tag, Result<runtime::Message> answer) override;
@@ -162,6 +174,12 @@ class ActorCalls final : public runtime::PeerHandler {
   void flush_now(ActorId id, Target& target);
   void flush_others();
   void send(ActorId id, Target& target, runtime::Peer& peer, Queued&& queued);
+  // Whether what an argument came to is what the call comes to.
+  bool argument_failed(ActorId id, Queued& queued);
+  // What goes before the call at that place, which is the first of the queue from then on; whether all of that is sent.
+  Result<bool> send_before(ActorId id, Target& target, runtime::Peer& peer, std::size_t at);
+  void forget_before(const Target& target, const Queued& queued);
+  void stand_alone(std::span<const Value> values, bool local);
   void remember(Target& target, std::uint64_t number, Sent sent);
   // A failure that is noted; not those of a pool's calls, which notes them itself.
   void note(ActorId id, std::uint64_t task, std::uint32_t name, const Error& cause);
@@ -189,7 +207,8 @@ class ActorCalls final : public runtime::PeerHandler {
   bool flushing_ = false;
   std::optional<Error> no_news_;
   bool head_here_ = true;
-  std::uint64_t next_ = 1;
+  std::uint64_t next_ = 1, next_connection_ = 1;
+  Streams streams_;
   static constexpr std::size_t kMaxSpare = 4096;
   std::vector<SentCalls::node_type> spare_;  // of calls that were answered, for those that come
   std::uint64_t next_task_ = 1;

@@ -29,7 +29,13 @@ class Echo final : public Hosted {
     heard.push_back(incoming.call.method);
     if (incoming.call.method == "hold") return held.push_back(std::move(incoming));
     if (incoming.call.method == "boom") return incoming.responder.fail(invalid_argument("boom").with_reason("Boom"));
+    if (incoming.call.method == "arguments") return incoming.reply(text_value(joined(incoming.call.deps)));
     incoming.reply(text_value(incoming.call.method));
+  }
+  static std::string joined(const std::vector<Value>& values) {
+    std::string out;
+    for (const Value& v : values) out += std::string(reinterpret_cast<const char*>(v.head().data()), v.head().size()) + " ";
+    return out;
   }
   void on_kill(const Error&) override {}
   void on_cancel(CallKey call, CancelHow how) override { cancelled.emplace_back(call, how); }
@@ -97,6 +103,125 @@ class ActorCallsTest : public testing::Test {
   std::optional<ActorHost> host_;
   ActorCalls calls_{world_.clock(), *caller_network_, options()};
 };
+
+// Values of references among a call's arguments: more than a message holds go before it.
+class ManyArgumentsTest : public ActorCallsTest {
+ protected:
+  static std::string nth(std::size_t n, const std::string& of) { return of + std::to_string(n) + std::string(1000, '.'); }
+  static std::vector<ValueFuture> values(std::size_t count, const std::string& of = "") {
+    std::vector<ValueFuture> out;
+    for (std::size_t n = 0; n < count; ++n) {
+      const runtime::Promise<Value> promise;
+      promise.set(text_value(nth(n, of)));
+      out.push_back(promise.future());
+    }
+    return out;
+  }
+  static std::string all(std::size_t count, const std::string& of = "") {
+    std::string out;
+    for (std::size_t n = 0; n < count; ++n) out += nth(n, of) + " ";
+    return out;
+  }
+};
+
+TEST_F(ManyArgumentsTest, AllOfThemComeAndTheCallsBehindThemStayBehindThem) {
+  now_alive();
+  const auto before = call(kActor, "before");
+  std::vector<ValueFuture> results;
+  const std::vector<std::size_t> counts = {127, 128, 129, 256, 257, 999, 1000, 1001, 0};
+  for (const std::size_t n : counts) results.push_back(call(kActor, "arguments", values(n)));
+  const auto last = call(kActor, "last"), other = call(kOther, "arguments", values(300, "other"));
+  ASSERT_TRUE(world_.run_until([&] { return last.ready() && other.ready(); }, 30s));
+  for (std::size_t k = 0; k < counts.size(); ++k) EXPECT_EQ(outcome(results[k]), all(counts[k])) << counts[k];
+  EXPECT_EQ(outcome(other), all(300, "other"));
+  std::erase_if(actor_->heard, [](const auto& method) { return method == "arguments"; });
+  EXPECT_EQ(actor_->heard, (std::vector<std::string>{"before", "last"}));
+}
+
+TEST_F(ManyArgumentsTest, OneThatIsCancelledBetweenThemLeavesNothingToTheNext) {
+  now_alive();
+  const auto first = call(kActor, "first");
+  ASSERT_TRUE(run_until_ready(first));  // it is connected
+  const auto unwanted = call(kActor, "arguments", values(300, "unwanted"));
+  const auto next = call(kActor, "arguments", values(200)), last = call(kActor, "arguments", values(2));
+  calls_.cancel(unwanted, {});
+  EXPECT_EQ(outcome(unwanted), "Cancelled/TaskCancelled");
+  ASSERT_TRUE(run_until_ready(last));
+  EXPECT_EQ(outcome(next), all(200));
+  EXPECT_EQ(outcome(last), all(2));
+}
+
+TEST_F(ManyArgumentsTest, AConnectionThatBreaksBetweenThemCostsNothingButTime) {
+  now_alive();
+  const auto first = call(kActor, "first");
+  ASSERT_TRUE(run_until_ready(first));
+  const auto result = call(kActor, "arguments", values(400));
+  EXPECT_EQ(outcome(result), "pending");
+  world_.fabric().disconnect("caller", "host");
+  ASSERT_TRUE(run_until_ready(result));
+  EXPECT_EQ(outcome(result), all(400));
+}
+
+TEST_F(ManyArgumentsTest, WhatOneOfThemCameToIsWhatTheCallComesTo) {
+  now_alive();
+  const runtime::Promise<Value> late;
+  auto given = values(300);
+  given[200] = late.future();
+  const auto result = call(kActor, "arguments", given), behind = call(kActor, "behind");
+  world_.run_for(1s);
+  EXPECT_EQ(outcome(behind), "pending");
+  late.set(fail(invalid_argument("no").with_reason("Mine")));
+  ASSERT_TRUE(run_until_ready(behind));
+  EXPECT_EQ(outcome(result), "InvalidArgument/Mine");
+}
+
+TEST_F(ManyArgumentsTest, InAnyOrderTheyDoNotMix) {
+  now_alive();
+  calls_.in_any_order(kActor, true);
+  const runtime::Promise<Value> late;
+  auto given = values(300, "late");
+  given[0] = late.future();
+  const auto waits = call(kActor, "arguments", given);
+  const auto next = call(kActor, "arguments", values(400));
+  late.set(text_value(nth(0, "late")));
+  ASSERT_TRUE(world_.run_until([&] { return waits.ready() && next.ready(); }, 30s));
+  EXPECT_EQ(outcome(waits), all(300, "late"));
+  EXPECT_EQ(outcome(next), all(400));
+}
+
+TEST_F(ManyArgumentsTest, MoreThanAnybodyMeansAreRefused) {
+  now_alive();
+  EXPECT_EQ(outcome(call(kActor, "arguments", std::vector<ValueFuture>(Call::kMaxAllDeps + 1, values(1)[0]))),
+            "InvalidArgument/TooManyArguments");
+}
+
+TEST_F(ActorCallsTest, WhatACallYieldsComesBeforeItsAnswer) {
+  now_alive();
+  Streams& streams = calls_.streams();
+  const auto stream = streams.open();
+  const auto done = call(kActor, "hold");
+  streams.follow(stream, done);
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  Incoming& incoming = actor_->held.front();
+  for (const int k : {0, 1, 2}) ASSERT_TRUE(host_->yields(incoming, stream, static_cast<std::uint64_t>(k), text_value(std::to_string(k))));
+  incoming.reply(text_value("3"));
+  ASSERT_TRUE(run_until_ready(done));
+  for (const int k : {0, 1, 2}) {
+    EXPECT_EQ(outcome(streams.next(stream)), std::to_string(k));
+    streams.take(stream);
+  }
+  EXPECT_EQ(outcome(streams.next(stream)), "Unavailable/StreamOver");
+}
+
+TEST_F(ActorCallsTest, WhoYieldsToNobodyGoesOn) {
+  now_alive();
+  const auto held = call(kActor, "hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  world_.fabric().disconnect("caller", "host");
+  ASSERT_TRUE(run_until_ready(held));
+  EXPECT_TRUE(host_->yields(actor_->held.front(), 1, 0, text_value("a")));
+  EXPECT_TRUE(host_->takes_more(actor_->held.front()));
+}
 
 TEST_F(ActorCallsTest, CallsMadeBeforeItLivesArriveInOrder) {
   const auto first = call(kActor, "a"), second = call(kActor, "b");

@@ -35,7 +35,7 @@ std::size_t ActorHost::queued_bytes() const {
 }
 
 void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) {
-  if (request.method != number(Method::kCall)) {
+  if (request.method != number(Method::kCall) && request.method != kCallOfArguments) {
     return responder.fail(unimplemented(fmt::format("an actor does not know method {}", request.method)));
   }
   auto call = call_from(std::move(request.message), memory_);
@@ -44,6 +44,14 @@ void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtim
   if (references_ != nullptr) {
     arrived(call->args, *references_, *memory_);
     for (Value& d : call->deps) arrived(d, *references_, *memory_);
+  }
+  if (request.method == kCallOfArguments) {
+    auto before = before_.extract({peer.number(), call->actor});
+    if (before.empty()) return responder.fail(invalid_argument("a call without the arguments that were to come before it"));
+    if (before.mapped().failed) return responder.fail(*before.mapped().failed);
+    auto& values = before.mapped().values;
+    values.insert(values.end(), std::move_iterator(call->deps.begin()), std::move_iterator(call->deps.end()));
+    call->deps = std::move(values);
   }
   const auto caller = callers_.find(peer.number());
   const auto [from, from_node] = caller == callers_.end() ? std::pair<WorkerId, NodeId>() : caller->second;
@@ -57,7 +65,46 @@ void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtim
   incoming.responder.fail(not_found("no actor " + to_string(incoming.call.actor) + " lives in this process").with_reason("ActorDied"));
 }
 
+void ActorHost::on_arguments(const runtime::Peer& peer, runtime::Message message) {
+  auto arguments = arguments_from(std::move(message), memory_);
+  if (!arguments) return;
+  const std::pair key{peer.number(), arguments->actor};
+  if (arguments->first == 0) before_.erase(key);
+  if (arguments->first == 0 && arguments->values && arguments->values->empty()) return;
+  Before& before = before_[key];
+  if (before.failed) return;
+  if (!arguments->values) {
+    before = {{}, 0, arguments->values.error()};
+  } else if (arguments->first != before.values.size() || arguments->first + arguments->values->size() > Call::kMaxAllDeps) {
+    before = {{}, 0, invalid_argument("arguments that do not follow those before them")};
+  } else {
+    for (Value& v : *arguments->values) {
+      if (references_ != nullptr) arrived(v, *references_, *memory_);
+      before.inline_bytes += v.inline_bytes();
+      before.values.push_back(std::move(v));
+    }
+    if (before.inline_bytes > kMaxBefore) {
+      before = {{}, 0, resource_exhausted(fmt::format("a call with more than {} bytes of small arguments", kMaxBefore))};
+    }
+  }
+}
+
+Result<void> ActorHost::yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value) {
+  const auto peer = peers_.find(incoming.peer);
+  if (peer == peers_.end()) return {};
+  SHOAL_TRY(auto message, item_message(stream, index, value, incoming.local));
+  if (references_ != nullptr) references_->sending(value, incoming.from, incoming.from_node);
+  const auto sent = peer->second->notify(kItem, std::move(message));
+  return sent || !peer->second->connected() ? Result<void>() : sent;
+}
+
+bool ActorHost::takes_more(const Incoming& incoming) const {
+  const auto peer = peers_.find(incoming.peer);
+  return peer == peers_.end() || peer->second->queued_bytes() <= kAhead;
+}
+
 void ActorHost::on_notice(runtime::Peer& peer, runtime::Request notice) {
+  if (notice.method == kArguments) return on_arguments(peer, std::move(notice.message));
   if (notice.method != number(Method::kCancelCall)) return;
   const auto cancel = cancel_from(notice.message.body);
   if (!cancel) return;
@@ -70,6 +117,7 @@ void ActorHost::on_notice(runtime::Peer& peer, runtime::Request notice) {
 
 void ActorHost::on_closed(runtime::Peer& peer, const Error&) {
   callers_.erase(peer.number());
+  std::erase_if(before_, [&](const auto& before) { return before.first.first == peer.number(); });
   const auto owned = peers_.extract(peer.number());  // destroyed when this returns
 }
 

@@ -59,6 +59,9 @@ class Hosted {
 
 class ActorHost final : public runtime::PeerHandler {
  public:
+  static constexpr std::size_t kMaxBefore = 1 << 30;  // bytes of small arguments of one call
+  static constexpr std::size_t kAhead = 256 << 10;    // bytes of items that wait for a caller's socket
+
   ActorHost(runtime::Clock& clock, runtime::Network& network) : clock_(clock), network_(network) {}
 
   // See ActorCalls.
@@ -79,6 +82,10 @@ class ActorHost final : public runtime::PeerHandler {
   void on_cancel_children(std::function<void(CallKey, CancelHow)> told) { cancel_children_ = std::move(told); }
   // Of replies that the callers' sockets have not taken yet.
   std::size_t queued_bytes() const;
+  // What a call yields, before its answer. Nothing when nobody hears it.
+  Result<void> yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value);
+  // Whether its caller's socket takes more of that at once: what waits is open in this process.
+  bool takes_more(const Incoming& incoming) const;
 
  private:
   struct Entry {
@@ -90,6 +97,7 @@ class ActorHost final : public runtime::PeerHandler {
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
+  void on_arguments(const runtime::Peer& peer, runtime::Message message);
 
   runtime::Clock& clock_;
   runtime::Network& network_;
@@ -97,6 +105,13 @@ class ActorHost final : public runtime::PeerHandler {
   std::map<std::uint64_t, std::unique_ptr<runtime::Peer>> peers_;  // in the order in which they came
   std::uint64_t next_peer_ = 1;
   std::map<std::uint64_t, std::pair<WorkerId, NodeId>> callers_;  // whose they are
+  // Arguments of calls that are to come, by connection and actor: all that came so far, or why they are of no use.
+  struct Before {
+    std::vector<Value> values;
+    std::size_t inline_bytes = 0;
+    std::optional<Error> failed;
+  };
+  std::map<std::pair<std::uint64_t, ActorId>, Before> before_;
   References* references_ = nullptr;
   ValueMemory* memory_ = nullptr;
   std::map<ActorId, Entry> actors_;

@@ -523,11 +523,12 @@ bool Session::dead(ActorId actor) {
   return own([&] { return calls_->cause(actor) != nullptr; });
 }
 
-std::shared_ptr<TaskPool> Session::make_task_pool(std::function<void()> wanted) {
+std::shared_ptr<TaskPool> Session::make_task_pool(std::function<void()> wanted, bool spread) {
   return own([&] {
     const auto call = [this](Call c, std::vector<ValueFuture> deps) { return calls_->call(std::move(c), std::move(deps)); };
     const auto cancel = [this](const ValueFuture& result, CancelHow how) { calls_->cancel(result, how); };
     auto pool = std::make_shared<TaskPool>(*clock_, call, cancel, std::move(wanted), TaskPool::Options());
+    if (spread) pool->spread([this](ActorId worker) { return calls_->node(worker); });
     pool->note_in(*book_, worker_, next_pool_task_);
     task_pools_.push_back(pool);
     return pool;

@@ -92,6 +92,7 @@ class Session {
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
   // See ActorCalls. Only while the loop is owned.
   std::uint64_t new_task() { return calls_->new_task(); }
+  Streams& streams() { return calls_->streams(); }
   // Calls made after this fail, whatever the actor's process still does. `restart`: it only loses its process, if it is one that is started
   // again.
   Result<void> kill(ActorId actor, bool restart = false);
@@ -122,7 +123,7 @@ class Session {
   Result<PackagePart> get_package(const std::string& name, std::uint64_t offset);
   // ---- remote functions ----
   // Its calls are this session's; it ends with it, if not before. `wanted` is called on the loop. Use it only while the loop is owned.
-  std::shared_ptr<TaskPool> make_task_pool(std::function<void()> wanted);
+  std::shared_ptr<TaskPool> make_task_pool(std::function<void()> wanted, bool spread = false);
 
   // ---- placement groups ----
   // Accepted by the head; whether there is room for it, now or later, group_ready tells.

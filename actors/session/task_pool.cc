@@ -63,15 +63,17 @@ ValueFuture TaskPool::submit(Task task) {
   return future;
 }
 
-void TaskPool::add(ActorId id, const ValueFuture& made) {
+void TaskPool::add(ActorId id, const ValueFuture& made, NodeId node) {
   if (closed_) return;
   workers_[id].idle_since = clock_.now();
+  workers_[id].node = node;
   made.then([this, alive = alive_, id](const Result<Value>& result) {
     if (!*alive) return;
     const auto it = workers_.find(id);
     if (it == workers_.end()) return;
     if (result && !result->raised()) {
       it->second.made = true;
+      if (node_) it->second.node = node_(id);
       it->second.made_at = it->second.idle_since = clock_.now();
     } else {
       workers_.erase(it);
@@ -100,23 +102,62 @@ void TaskPool::dispatch() {
 }
 
 void TaskPool::dispatch_now() {
-  const double pipelined = seconds(options_.pipelined);
   while (!waiting_.empty()) {
     const double takes = expected(waiting_.front()->task.function);
-    auto best = workers_.end();
-    for (auto it = workers_.begin(); it != workers_.end(); ++it) {
-      const Worker& w = it->second;
-      if (!w.made || w.retired || w.dead) continue;
-      if (!w.in_flight.empty() && (w.expected + takes > pipelined || w.in_flight.size() >= options_.max_in_flight)) continue;
-      if (best == workers_.end() || w.in_flight.size() < best->second.in_flight.size()) best = it;
-    }
-    if (best == workers_.end()) break;
+    const auto best = choose(takes);
+    if (best == workers_.end() || (node_ && keeps_turn(best->second))) break;
+    if (node_) turns_[best->second.node] = next_turn_++;
     const ItemPtr item = std::move(waiting_.front());
     waiting_.pop_front();
     item->expected = takes;
     start(best->first, best->second, item);
   }
   if (!waiting_.empty() && workers_.size() < options_.max_workers) want();
+}
+
+TaskPool::Workers::iterator TaskPool::choose(double takes) {
+  const double pipelined = seconds(options_.pipelined);
+  auto best = workers_.end();
+  for (auto it = workers_.begin(); it != workers_.end(); ++it) {
+    const Worker& w = it->second;
+    if (!w.made || w.retired || w.dead) continue;
+    if (!w.in_flight.empty() && (w.expected + takes > pipelined || w.in_flight.size() >= options_.max_in_flight)) continue;
+    if (best == workers_.end() || is_better(w, best->second)) best = it;
+  }
+  return best;
+}
+
+bool TaskPool::is_better(const Worker& one, const Worker& other) const {
+  const auto [turn, others] = node_ ? std::pair(turn_of(one.node), turn_of(other.node)) : std::pair<std::uint64_t, std::uint64_t>();
+  return turn != others ? turn < others : one.in_flight.size() < other.in_flight.size();
+}
+
+std::uint64_t TaskPool::turn_of(NodeId node) const {
+  const auto it = turns_.find(node);
+  return it == turns_.end() ? 0 : it->second;
+}
+
+bool TaskPool::keeps_turn(const Worker& chosen) {
+  const std::uint64_t turn = turn_of(chosen.node);
+  std::optional<runtime::TimePoint> until;
+  for (const auto& [id, w] : workers_) {
+    if (w.made || !w.node || turn_of(w.node) >= turn) continue;
+    until = std::max(until.value_or(w.idle_since), w.idle_since);
+  }
+  const auto left = until ? *until + options_.turn_kept - clock_.now() : runtime::Duration::zero();
+  if (left <= runtime::Duration::zero()) return false;
+  turn_over_ = clock_.after(left, [this, alive = alive_] {
+    if (*alive) dispatch();
+  });
+  return true;
+}
+
+std::vector<NodeId> TaskPool::nodes() const {
+  std::vector<NodeId> out;
+  for (const auto& [id, w] : workers_) {
+    if (!w.retired && !w.dead && w.node) out.push_back(w.node);
+  }
+  return out;
 }
 
 // In seconds. What is not known is long.

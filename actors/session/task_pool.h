@@ -4,7 +4,8 @@
 // A task waits here until the references among its arguments are there and a worker is free, so that nothing queues behind a long one while
 // others are idle. Of functions that take less than `pipelined` a worker gets several at once: as many as it runs in that time, by what
 // calls of the same functions took; behind one of which nothing is known, none. Workers are made and ended by the owner, who is told when
-// there is something to do (take_wants).
+// there is something to do (take_wants). Where tasks are to be spread, nodes have their turns, and one whose worker is just being made is
+// waited for.
 #pragma once
 
 #include <deque>
@@ -48,7 +49,8 @@ class TaskPool {
   struct Options {
     std::size_t max_workers = 4096;
     runtime::Duration pipelined = std::chrono::milliseconds(2);
-    std::size_t max_in_flight = 64;  // of one worker
+    std::size_t max_in_flight = 64;                         // of one worker
+    runtime::Duration turn_kept = std::chrono::seconds(5);  // for a node whose worker is being made
   };
   using CallActor = std::function<ValueFuture(Call, std::vector<ValueFuture>)>;
   using CancelCall = std::function<void(const ValueFuture&, CancelHow)>;
@@ -65,6 +67,8 @@ class TaskPool {
     self_ = self;
     next_task_ = &next;
   }
+  // From now on tasks are spread over nodes; `node` tells a worker's.
+  void spread(std::function<NodeId(ActorId)> node) { node_ = std::move(node); }
   // Those that no worker has, until there are so many rows; returns how many were more.
   std::uint64_t tell(std::vector<ToldTask>& out, std::size_t limit) const;
   // The same tasks, counted.
@@ -72,8 +76,11 @@ class TaskPool {
 
   // What the function returned or raised; Unavailable/WorkerCrashed when its worker died each time.
   ValueFuture submit(Task task);
-  // An actor whose method `run` runs a task. `made` fails when it will never be one: then what waits first is charged with that.
-  void add(ActorId worker, const ValueFuture& made);
+  // An actor whose method `run` runs a task. `made` fails when it will never be one: then what waits first is charged with that. `node`:
+  // where it is to be, if that is known (of a pool that spreads).
+  void add(ActorId worker, const ValueFuture& made, NodeId node = {});
+  // Of a pool that spreads: where there are workers, or will be.
+  std::vector<NodeId> nodes() const;
   // Somebody else waits for what they hold. Of workers that were made longer than `lease` ago those without work end, and where there are
   // none the oldest gets no more of it.
   void give_back(runtime::Duration lease);
@@ -111,10 +118,17 @@ class TaskPool {
     std::size_t again = 0;  // of those that it lost, already waiting again
     runtime::TimePoint made_at, idle_since, last_done;
     std::map<std::uint64_t, std::uint32_t> calls;  // by function, of those with a limit
+    NodeId node;                                   // of a pool that spreads
   };
+  using Workers = std::map<ActorId, Worker>;
 
   void dispatch();
   void dispatch_now();
+  Workers::iterator choose(double takes);
+  bool is_better(const Worker& one, const Worker& other) const;
+  std::uint64_t turn_of(NodeId node) const;
+  // Whether an earlier turn than this worker's is that of a node whose own is being made.
+  bool keeps_turn(const Worker& chosen);
   double expected(std::uint64_t function) const;
   void start(ActorId id, Worker& worker, const ItemPtr& item);
   void done(ActorId id, const ItemPtr& item, const Result<Value>& result);
@@ -135,7 +149,11 @@ class TaskPool {
   const CancelCall cancel_;
   const std::function<void()> wanted_;
   const Options options_;
-  std::map<ActorId, Worker> workers_;
+  Workers workers_;
+  std::function<NodeId(ActorId)> node_;    // of a pool that spreads
+  std::map<NodeId, std::uint64_t> turns_;  // when each was given something, last
+  std::uint64_t next_turn_ = 1;
+  runtime::Timer turn_over_;
   std::vector<ActorId> condemned_;  // to be killed, not told of yet
   std::deque<ItemPtr> waiting_;
   std::map<std::uint64_t, ItemPtr> blocked_;  // by number: some of their references are not there yet

@@ -103,6 +103,79 @@ class TaskPoolTest : public testing::Test {
                  {}};
 };
 
+// Workers 1, 3, 5, .. are on node 1, the others on node 2.
+class SpreadTest : public TaskPoolTest {
+ protected:
+  SpreadTest() { pool_.spread(&SpreadTest::node_of); }
+  static NodeId node_of(ActorId worker) { return NodeId{2 - worker.value % 2}; }
+  runtime::Promise<Value> being_made(ActorId id) {
+    const runtime::Promise<Value> made;
+    pool_.add(id, made.future(), node_of(id));
+    return made;
+  }
+  // One after the other.
+  std::string where(std::initializer_list<const char*> tasks) {
+    std::string out;
+    for (const std::string what : tasks) {
+      const auto result = submit(what);
+      out += (out.empty() ? "" : " ") + running();
+      returns(what);
+      EXPECT_TRUE(result.ready());
+    }
+    return out;
+  }
+};
+
+TEST_F(SpreadTest, NodesHaveTheirTurns) {
+  worker(kA);
+  worker(kB);
+  EXPECT_EQ(where({"a", "b", "c", "d", "e"}), "1:a 2:b 1:c 2:d 1:e");
+  EXPECT_EQ(pool_.nodes(), (std::vector<NodeId>{NodeId{1}, NodeId{2}}));
+  worker(ActorId{3});  // one more of the first node makes no difference
+  EXPECT_EQ(where({"f", "g", "h"}), "2:f 1:g 2:h");
+}
+
+TEST_F(SpreadTest, OneWhoseNodeIsBusyGoesElsewhere) {
+  worker(kA);
+  worker(kB);
+  const auto a = submit("a"), b = submit("b"), c = submit("c");
+  EXPECT_EQ(running(), "1:a 2:b");
+  returns("a");
+  EXPECT_EQ(running(), "2:b 1:c");  // though it would be node 1's turn after that
+}
+
+TEST_F(SpreadTest, TheTurnOfANodeIsKeptWhileItsWorkerIsMade) {
+  worker(kA);
+  const auto second = being_made(kB);
+  EXPECT_EQ(where({"a"}), "1:a");
+  const auto b = submit("b");
+  EXPECT_EQ(running(), "");
+  second.set(text_value(""));
+  EXPECT_EQ(running(), "2:b");
+}
+
+TEST_F(SpreadTest, TheTurnOfANodeThatGetsNoWorkerIsNotKeptForEver) {
+  worker(kA);
+  const auto second = being_made(kB);
+  EXPECT_EQ(where({"a"}), "1:a");
+  const auto b = submit("b");
+  pass(10s);
+  EXPECT_EQ(running(), "1:b");
+  returns("b");
+  EXPECT_EQ(where({"c", "d"}), "1:c 1:d");
+}
+
+TEST_F(SpreadTest, NorThatOfOneWhoseWorkerCannotBeMade) {
+  worker(kA);
+  const auto second = being_made(kB);
+  EXPECT_EQ(where({"a"}), "1:a");
+  TaskPool::Task again = task("b");
+  again.retries = 1;
+  const auto b = pool_.submit(std::move(again));
+  second.set(fail(unavailable("its node is gone")));
+  EXPECT_EQ(running(), "1:b");
+}
+
 TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {
   const auto a = submit("a"), b = submit("b"), c = submit("c");
   EXPECT_EQ(told_, 1);  // once, until somebody looks

@@ -1,7 +1,10 @@
 #include "actors/value/call.h"
 
+#include <span>
+
 #include "actors/wire/control.capnp.h"
 #include "actors/wire/object_key.h"
+#include "actors/wire/portions.capnp.h"
 #include "runtime/wire/codec.h"
 
 namespace shoal::actors {
@@ -19,27 +22,11 @@ void describe(wire::Value::Builder m, const Value& value, bool local) {
 }
 
 // The bytes and descriptors of `first`, then of the others.
-Result<void> attach(runtime::Message& message, bool local, const Value& first, const std::vector<Value>& others = {}) {
-  constexpr runtime::FrameLimits kLimits;
-  std::size_t total = 0, num_shared = 0;
-  const auto count = [&](const Value& v) {
-    const bool passed = v.shared() && local;
-    total += passed ? 0 : v.total_bytes();
-    num_shared += passed;
-  };
+Result<void> attach(runtime::Message& message, bool local, const Value& first, std::span<const Value> others = {}) {
+  std::size_t total = 0;
+  const auto count = [&](const Value& v) { total += v.shared() && local ? 0 : v.total_bytes(); };
   count(first);
-  for (const auto& v : others) {
-    count(v);
-  }
-  const auto refuse = [](const std::string& what) {
-    return fail(invalid_argument("a call with " + what)
-                    .with_reason("TooManyArguments")
-                    .with_hint("pass them as one list of references, and get() it where they are needed"));
-  };
-  if (others.size() > Call::kMaxDeps) return refuse("more than " + std::to_string(Call::kMaxDeps) + " references");
-  if (num_shared > kLimits.max_fds) return refuse("more than " + std::to_string(kLimits.max_fds) + " large arguments");
-  if (local && total > kLimits.max_payload_bytes)
-    return refuse("more than " + std::to_string(kLimits.max_payload_bytes) + " bytes of small arguments");
+  for (const auto& v : others) count(v);
   auto payload = runtime::allocate(total);
   if (!payload) return fail(resource_exhausted("no memory for a message of " + std::to_string(total) + " bytes"));
   message.payload = *std::move(payload);
@@ -82,6 +69,14 @@ Shape read_shape(wire::Value::Reader m) {
   KJ_REQUIRE(sizes.size() <= Value::kMaxBuffers, "too many buffers");
   out.sizes = PieceSizes(sizes.size());
   for (const auto s : sizes) out.sizes.push_back(s);
+  return out;
+}
+
+std::vector<Shape> read_shapes(capnp::List<wire::Value>::Reader list) {
+  KJ_REQUIRE(list.size() <= Call::kMaxDeps, "too many references");
+  std::vector<Shape> out;
+  out.reserve(list.size());
+  for (const auto v : list) out.push_back(read_shape(v));
   return out;
 }
 
@@ -128,11 +123,22 @@ class Detacher {
   std::size_t at_ = 0, next_fd_ = 0;
 };
 
+Result<std::vector<Value>> values_of(std::vector<Shape> shapes, Detacher& detach) {
+  std::vector<Value> out;
+  out.reserve(shapes.size());
+  for (auto& shape : shapes) {
+    SHOAL_TRY(Value value, detach.next(std::move(shape)));
+    out.push_back(std::move(value));
+  }
+  return out;
+}
+
 }  // namespace
 
 Error call_cancelled(const std::string& what) { return cancelled("the call of " + what + " was cancelled").with_reason("TaskCancelled"); }
 
-Result<runtime::Message> to_message(const Call& call, bool local) {
+Result<runtime::Message> to_message(const Call& call, bool local, std::size_t sent) {
+  const auto values = std::span(call.deps).subspan(sent);
   runtime::Message out;
   out.body = runtime::write<wire::Call>([&](wire::Call::Builder m) {
     m.setActor(call.actor.value);
@@ -143,10 +149,10 @@ Result<runtime::Message> to_message(const Call& call, bool local) {
     m.setTask(call.task);
     if (call.function) m.setFunction(*call.function);
     describe(m.initArgs(), call.args, local);
-    auto deps = m.initDeps(static_cast<unsigned>(call.deps.size()));
-    for (unsigned i = 0; i < deps.size(); ++i) describe(deps[i], call.deps[i], local);
+    auto deps = m.initDeps(static_cast<unsigned>(values.size()));
+    for (unsigned i = 0; i < deps.size(); ++i) describe(deps[i], values[i], local);
   });
-  SHOAL_OK(attach(out, local, call.args, call.deps));
+  SHOAL_OK(attach(out, local, call.args, values));
   return out;
 }
 
@@ -172,22 +178,75 @@ Result<Call> call_from(runtime::Message message, ValueMemory* memory) {
               call.from_node = NodeId{m.getFromNode()};
               call.task = m.getTask();
               if (m.hasFunction()) call.function = shared_name({m.getFunction().cStr(), m.getFunction().size()});
-              const auto theirs = m.getDeps();
-              KJ_REQUIRE(theirs.size() <= Call::kMaxDeps, "too many references");
               args = read_shape(m.getArgs());
-              std::vector<Shape> out;
-              out.reserve(theirs.size());
-              for (const auto d : theirs) out.push_back(read_shape(d));
-              return out;
+              return read_shapes(m.getDeps());
             }));
   Detacher detach(message, memory);
   SHOAL_TRY(call.args, detach.next(std::move(args)));
-  call.deps.reserve(deps.size());
-  for (auto& shape : deps) {
-    SHOAL_TRY(Value dep, detach.next(std::move(shape)));
-    call.deps.push_back(std::move(dep));
-  }
+  SHOAL_TRY(call.deps, values_of(std::move(deps), detach));
   return call;
+}
+
+// A frame's body has a bound, and its payload is to be no more than what is worth a message of its own.
+std::size_t end_of_portion(const Call& call, std::size_t first) {
+  constexpr std::size_t max_described = 512u << 10, max_bytes = 16u << 20;
+  const auto described = [](const Value& v) { return 64 + 8 * v.num_pieces() + 24 * v.refs().size(); };
+  std::size_t body = described(call.args), bytes = 0, end = first;
+  while (end < call.deps.size() && end - first < Call::kMaxDeps) {
+    const Value& value = call.deps[end];
+    body += described(value);
+    bytes += value.total_bytes();
+    if (end > first && (body > max_described || bytes > max_bytes)) break;
+    ++end;
+  }
+  return end;
+}
+
+Result<runtime::Message> arguments_message(const Call& call, std::size_t first, std::size_t end, bool local) {
+  const auto values = std::span(call.deps).subspan(first, end - first);
+  runtime::Message out;
+  out.body = runtime::write<wire::Arguments>([&](wire::Arguments::Builder m) {
+    m.setActor(call.actor.value);
+    m.setFirst(first);
+    auto all = m.initValues(static_cast<unsigned>(values.size()));
+    for (unsigned i = 0; i < all.size(); ++i) describe(all[i], values[i], local);
+  });
+  SHOAL_OK(attach(out, local, Value(), values));
+  return out;
+}
+
+Result<Arguments> arguments_from(runtime::Message message, ValueMemory* memory) {
+  Arguments out{{}, 0, std::vector<Value>()};
+  SHOAL_TRY(auto shapes, runtime::read<wire::Arguments>(message.body, [&](wire::Arguments::Reader m) {
+              out.actor = ActorId{m.getActor()};
+              out.first = m.getFirst();
+              return read_shapes(m.getValues());
+            }));
+  Detacher detach(message, memory);
+  out.values = values_of(std::move(shapes), detach);
+  return out;
+}
+
+Result<runtime::Message> item_message(std::uint64_t stream, std::uint64_t index, const Value& value, bool local) {
+  runtime::Message out;
+  out.body = runtime::write<wire::Item>([&](wire::Item::Builder m) {
+    m.setStream(stream);
+    m.setIndex(index);
+    describe(m.initValue(), value, local);
+  });
+  SHOAL_OK(attach(out, local, value));
+  return out;
+}
+
+Result<Item> item_from(runtime::Message message, ValueMemory* memory) {
+  Item out{0, 0, Value()};
+  SHOAL_TRY(Shape shape, runtime::read<wire::Item>(message.body, [&](wire::Item::Reader m) {
+              out.stream = m.getStream();
+              out.index = m.getIndex();
+              return read_shape(m.getValue());
+            }));
+  out.value = Detacher(message, memory).next(std::move(shape));
+  return out;
 }
 
 Bytes to_bytes(const CancelCall& v) {

@@ -43,7 +43,9 @@ struct Call {
   // How often it is sent again when its actor's process ended and was started again (below 0: always); nothing: as its actor says. Does
   // not travel.
   std::optional<std::int32_t> retries;
-  static constexpr std::size_t kMaxDeps = 1000;
+  // In one message; those of a call with more go before it.
+  static constexpr std::size_t kMaxDeps = 128;
+  static constexpr std::size_t kMaxAllDeps = 1 << 20;
 
   std::string_view function_name() const { return function ? std::string_view(*function) : std::string_view(); }
 };
@@ -57,10 +59,35 @@ constexpr std::uint64_t task_number(std::uint64_t number, std::int32_t attempt) 
 inline constexpr int kPoolTaskBits = 42;
 constexpr bool task_of_pool(std::uint64_t task) { return task_number(task, 0) >> kPoolTaskBits != 0; }
 
-// Large values travel as descriptors of their memory where both ends are on one host (`local`), as bytes otherwise.
-Result<runtime::Message> to_message(const Call& call, bool local);
+// Large values travel as descriptors of their memory where both ends are on one host (`local`), as bytes otherwise. Without the first
+// `sent` values of its references, which went before it.
+Result<runtime::Message> to_message(const Call& call, bool local, std::size_t sent = 0);
 // `memory`, which must not wait: for large ones that came as bytes.
 Result<Call> call_from(runtime::Message message, ValueMemory* memory = nullptr);
+
+// Values of references of a call that comes later over the same connection, as kCallOfArguments, and that has too many for one message: in
+// order, `first` of them came before these. Notices; with first = 0 what came before is forgotten.
+inline constexpr std::uint16_t kArguments = 122;
+inline constexpr std::uint16_t kCallOfArguments = 123;
+struct Arguments {
+  ActorId actor;
+  std::size_t first = 0;
+  Result<std::vector<Value>> values;
+};
+// Where those end that go in one message with the one at `first`. At the end of all of them that message is the call.
+std::size_t end_of_portion(const Call& call, std::size_t first);
+Result<runtime::Message> arguments_message(const Call& call, std::size_t first, std::size_t end, bool local);
+// Nothing when nobody can tell whose they are.
+Result<Arguments> arguments_from(runtime::Message message, ValueMemory* memory = nullptr);
+
+// What a call yields before its answer, over its connection: a notice. `stream`: its caller's number for it.
+inline constexpr std::uint16_t kItem = 124;
+struct Item {
+  std::uint64_t stream = 0, index = 0;
+  Result<Value> value;
+};
+Result<runtime::Message> item_message(std::uint64_t stream, std::uint64_t index, const Value& value, bool local);
+Result<Item> item_from(runtime::Message message, ValueMemory* memory = nullptr);
 
 struct CancelCall {
   ActorId actor;

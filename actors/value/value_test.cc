@@ -111,23 +111,58 @@ TEST_F(ValueTest, ToAnotherHostEverythingTravelsAsBytesAndIsSharedThere) {
   const Value many = Value::make_many({{bytes(head_), bytes(large_)}, {bytes(small_)}}).value();
   const auto parts = value_from(to_message(many, false).value()).value().split(2).value();
   expect_same(value_from(to_message(parts[0], false).value()).value(), Value::make({bytes(head_), bytes(large_)}).value());
-  // More than a frame on one host; between hosts frames are many.
-  call.deps.assign(700, Value::make({bytes(std::string(100'000, 'x'))}).value());
-  EXPECT_TRUE(call_from(to_message(call, false).value()));
 }
 
-TEST_F(ValueTest, ACallWithMoreThanAFrameHoldsIsRefused) {
-  const auto with = [&](std::size_t count, const std::string& each) {
+TEST_F(ValueTest, ArgumentsThatAreTooManyForACallGoBeforeItInPortionsThatAMessageHolds) {
+  const auto with = [&](std::size_t count, const Value& each) {
     Call call;
+    call.actor = ActorId{9};
     call.args = Value::make({bytes(head_)}).value();
-    call.deps.assign(count, Value::make({bytes(each)}).value());
-    return to_message(call, true);
+    call.deps.assign(count, each);
+    return call;
   };
-  EXPECT_TRUE(with(250, large_));
-  EXPECT_TRUE(with(1000, small_));
-  EXPECT_EQ(with(251, large_).error().reason(), "TooManyArguments");
-  EXPECT_EQ(with(1001, small_).error().reason(), "TooManyArguments");
-  EXPECT_EQ(with(700, std::string(100'000, 'x')).error().reason(), "TooManyArguments");
+  const auto end = [&](std::size_t count, const Value& each, std::size_t first = 0) { return end_of_portion(with(count, each), first); };
+  const Value small = Value::make({bytes(small_)}).value(), large = Value::make({bytes(large_)}).value();
+  EXPECT_EQ(end(128, small), 128u);
+  EXPECT_EQ(end(129, small), 128u);
+  EXPECT_EQ(end(129, small, 128), 129u);
+  EXPECT_EQ(end(0, small), 0u);
+  const Value mebibyte = Value::make({bytes(std::string(1 << 20, 'x'))}).value();
+  EXPECT_EQ(end(100, mebibyte), 16u);
+  EXPECT_EQ(end(2, Value::make({bytes(std::string(20 << 20, 'x'))}).value()), 1u);  // one at least
+  Value of_many = small;
+  of_many.refer(std::vector<ObjectKey>(10'000), nullptr);
+  EXPECT_EQ(end(10, of_many), 2u);
+
+  const Call call = with(200, large);
+  Call back;
+  for (std::size_t first = 0; first < 128; first += 64) {
+    auto message = arguments_message(call, first, first + 64, true).value();
+    EXPECT_EQ(message.fds.size(), 64u);
+    auto arguments = arguments_from(std::move(message)).value();
+    EXPECT_EQ(arguments.actor, call.actor);
+    EXPECT_EQ(arguments.first, first);
+    ASSERT_EQ(arguments.values.value().size(), 64u);
+    expect_same(arguments.values.value()[63], large);
+  }
+  back = call_from(to_message(call, true, 128).value()).value();
+  EXPECT_EQ(back.deps.size(), 72u);
+  auto lost = arguments_message(call, 0, 2, true).value();
+  lost.fds.clear();  // there was no room for them here
+  const auto arguments = arguments_from(std::move(lost)).value();
+  EXPECT_EQ(arguments.actor, call.actor);
+  EXPECT_FALSE(arguments.values);
+  EXPECT_FALSE(arguments_from({Bytes(8), {}, {}}));
+}
+
+TEST_F(ValueTest, AnItemTravelsWithItsPlaceInItsStream) {
+  for (const bool local : {true, false}) {
+    const Value large = Value::make({bytes(head_), bytes(large_)}).value();
+    const auto back = item_from(item_message(7, 3, large, local).value()).value();
+    EXPECT_EQ(back.stream, 7u);
+    EXPECT_EQ(back.index, 3u);
+    expect_same(back.value.value(), large);
+  }
 }
 
 TEST_F(ValueTest, BytesThatDoNotAddUpAreRefused) {

@@ -196,6 +196,46 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
           },
           nb::arg("incoming"), nb::arg("parts"), "Replies with several values, (head, buffers, refs) each, for a caller that splits them.")
       .def(
+          "yield_item",
+          [](PySession& s, PyIncoming& incoming, std::uint64_t stream, std::uint64_t index, const nb::bytes& head,
+             const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& refs) {
+            const auto use = s.use();
+            Session& session = *use;
+            const auto value = unwrap(make_value(session, head, buffers, refs));
+            bool takes_more = false;
+            const auto done = [&] {
+              const nb::gil_scoped_release release;
+              return session.own([&] {
+                auto yielded = session.actor_host().yields(incoming.incoming(), stream, index, value);
+                takes_more = session.actor_host().takes_more(incoming.incoming());
+                return yielded;
+              });
+            }();
+            unwrap(done);
+            return takes_more;
+          },
+          nb::arg("incoming"), nb::arg("stream"), nb::arg("index"), nb::arg("head"), nb::arg("buffers"), nb::arg("refs"),
+          "An item of a call that yields, for its caller, before the reply. Whether that one's socket takes more now.")
+      .def(
+          "takes_more",
+          [](PySession& s, PyIncoming& incoming) {
+            const auto use = s.use();
+            return use->own([&] { return use->actor_host().takes_more(incoming.incoming()); });
+          },
+          nb::arg("incoming"))
+      .def(
+          "wait_for_caller",
+          [](PySession& s, PyIncoming& incoming) {
+            const auto use = s.use();
+            Session& session = *use;
+            const auto waited = [&] {
+              const nb::gil_scoped_release release;
+              return session.wait([&] { return session.actor_host().takes_more(incoming.incoming()); });
+            }();
+            unwrap(waited);
+          },
+          nb::arg("incoming"), "Returns when its socket takes more.")
+      .def(
           "refuse",
           [](PySession& s, PyIncoming& incoming, const std::string& reason, const std::string& message) {
             const auto use = s.use();

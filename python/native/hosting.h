@@ -23,6 +23,7 @@ class PyIncoming {
   // One that nobody has answered fails.
   ~PyIncoming();
   const actors::Call& call() const { return incoming_.call; }
+  const actors::Incoming& incoming() const { return incoming_; }
   actors::CallKey key() const { return incoming_.key(); }
   void reply(const actors::Value& value) {
     answered_ = true;

@@ -317,14 +317,14 @@ void bind_refs(nb::module_& m) {
   nb::class_<PyTaskPool>(m, "TaskPool", "Remote functions of one kind of worker: what waits, who runs it, what is run again.")
       .def(
           "__init__",
-          [](PyTaskPool* out, PySession& s, const Readiness& readiness, std::uint64_t number) {
+          [](PyTaskPool* out, PySession& s, const Readiness& readiness, std::uint64_t number, bool spread) {
             const auto use = s.use();
             Session& session = *use;
             const nb::gil_scoped_release release;
-            new (out) PyTaskPool{&s, session.make_task_pool([readiness, number] { readiness.note(number); })};
+            new (out) PyTaskPool{&s, session.make_task_pool([readiness, number] { readiness.note(number); }, spread)};
           },
-          nb::arg("session"), nb::arg("readiness"), nb::arg("number"), nb::keep_alive<1, 2>(),
-          "`number` becomes ready when take_wants has something to say.")
+          nb::arg("session"), nb::arg("readiness"), nb::arg("number"), nb::arg("spread") = false, nb::keep_alive<1, 2>(),
+          "`number` becomes ready when take_wants has something to say. `spread`: nodes have their turns.")
       .def(
           "submit",
           [](const PyTaskPool& p, const std::string& name, std::uint64_t function, const nb::bytes& head,
@@ -350,13 +350,28 @@ void bind_refs(nb::module_& m) {
           "The result of a call of the `function` of that number; its code is deps[0].")
       .def(
           "add",
-          [](const PyTaskPool& p, const std::string& actor, const Ref& made) {
+          [](const PyTaskPool& p, const std::string& actor, const Ref& made, const std::string& node) {
             const auto use = p.session->use();
             Session& session = *use;
+            const NodeId there{parse_hex(node).value_or(0)};
             const nb::gil_scoped_release release;
-            session.own([&] { p.pool->add(ActorId{parse_hex(actor).value_or(0)}, made.future()); });
+            session.own([&] { p.pool->add(ActorId{parse_hex(actor).value_or(0)}, made.future(), there); });
           },
-          nb::arg("actor"), nb::arg("made"))
+          nb::arg("actor"), nb::arg("made"), nb::arg("node") = "", "`node`: where it is to be, of a pool that spreads.")
+      .def(
+          "nodes",
+          [](const PyTaskPool& p) {
+            const auto use = p.session->use();
+            Session& session = *use;
+            const auto nodes = [&] {
+              const nb::gil_scoped_release release;
+              return session.own([&] { return p.pool->nodes(); });
+            }();
+            std::vector<std::string> out;
+            for (const NodeId n : nodes) out.push_back(to_string(n));
+            return out;
+          },
+          "Of a pool that spreads: where it has workers, or will have.")
       .def(
           "give_back",
           [](const PyTaskPool& p, double lease_s) {

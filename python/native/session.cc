@@ -240,6 +240,7 @@ nb::list rows_of(const actors::ListReply& reply) {
     d["total"] = resources_dict(r.total);
     d["available"] = resources_dict(r.available);
     d["labels"] = r.labels;
+    d["cordoned"] = r.duty() != actors::NodeDuty::kWorks;
     out.append(d);
   }
   for (const auto& r : reply.groups) out.append(group_dict(r));
@@ -297,6 +298,15 @@ std::pair<actors::ObjectKey, WorkerId> object_at(const std::string& id, const st
   const auto [job, object] = two_ids(id);
   const auto [worker, node] = two_ids(place);
   return {{JobId{job}, ObjectId{object}, NodeId{node}}, WorkerId{worker}};
+}
+
+// What is done with the streams, while the loop is owned.
+template <class Does>
+auto of_streams(PySession& s, const Does& does) {
+  const auto use = s.use();
+  Session& session = *use;
+  const nb::gil_scoped_release release;
+  return session.own([&] { return does(session.streams()); });
 }
 
 ActorId actor_id(std::string_view hex) { return ActorId{parse_hex(hex).value_or(0)}; }
@@ -744,6 +754,29 @@ void bind_session(nb::module_& m) {
             session.drop(object_id(id), count);
           },
           nb::arg("id"), nb::arg("count") = 1, "So many objects, from this id on, are kept for nobody: those that come later, too.")
+
+      .def(
+          "open_stream", [](PySession& s) { return of_streams(s, [](actors::Streams& streams) { return streams.open(); }); },
+          "A number for the items of a call that is to be made and that yields.")
+      .def(
+          "follow_stream",
+          [](PySession& s, std::uint64_t stream, const Ref& done) {
+            of_streams(s, [&](actors::Streams& streams) { streams.follow(stream, done.future()); });
+          },
+          nb::arg("stream"), nb::arg("done"), "When that is ready, so is every item: there is none behind it.")
+      .def(
+          "next_item",
+          [](PySession& s, std::uint64_t stream) {
+            return of_streams(s, [&](actors::Streams& streams) { return Ref(streams.next(stream)); });
+          },
+          nb::arg("stream"), "The item that is to be taken next: ready when it is there, or the call is done and there is none.")
+      .def(
+          "take_item", [](PySession& s, std::uint64_t stream) { of_streams(s, [&](actors::Streams& streams) { streams.take(stream); }); },
+          nb::arg("stream"))
+      .def(
+          "close_stream",
+          [](PySession& s, std::uint64_t stream) { of_streams(s, [&](actors::Streams& streams) { streams.close(stream); }); },
+          nb::arg("stream"), "Nobody takes its items any more.")
 
       .def(
           "hand_over", [](PySession& s) { s.use()->hand_over(); },

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import _environment, _native, _serialize
-from shoal._refs import ObjectRef, ResultRef, load
+from shoal._refs import ObjectRef, ResultRef, Waitable, load
 from shoal._runtime import attach_worker, close, start_local, started_by_node, state
 from shoal._runtime import session as _session
 from shoal.exceptions import ActorHandleNotFoundError, GetTimeoutError, InvalidArgument, NotFound, Unimplemented
@@ -271,9 +271,9 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
     """The value of a reference, or the list of values of a list of them, in order.
 
     Raises what the remote code raised (as its own class and as TaskError), ActorDiedError, or GetTimeoutError after ``timeout`` seconds;
-    for a list, on the first failure, without waiting for the others. Arrays of 4096 bytes and more are read-only: they lie in memory that
-    others share (smaller ones are copies). So do tensors, but torch has no tensors that are read-only: what is written to one is seen
-    through this value alone (its pages are copied then). ValueError for what is no reference, TypeError for a list with something else.
+    for a list, on the first failure, without waiting for the others. Arrays are read-only: those of 4096 bytes and more lie in memory that
+    others share. So do tensors, but torch has no tensors that are read-only: what is written to one is seen through this value alone (its
+    pages are copied then). ValueError for what is no reference, TypeError for a list with something else.
     """
     single = isinstance(refs, ObjectRef)
     if not single and isinstance(refs, ResultRef):
@@ -305,10 +305,11 @@ def wait(
     refs: list[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """(ready, rest) once ``num_returns`` are ready or ``timeout`` seconds are over. At most ``num_returns`` are in ``ready``; the order
-    is the given one. References of dead actors are ready."""
+    is the given one. References of dead actors are ready; so is a generator (ObjectRefGenerator) whose next item is there, or that has none
+    any more."""
     del fetch_local  # values of one host are local
-    if not isinstance(refs, list) or not all(isinstance(r, ObjectRef) for r in refs):
-        raise TypeError("wait() takes a list of ObjectRefs")
+    if not isinstance(refs, list) or not all(isinstance(r, Waitable) for r in refs):
+        raise TypeError("wait() takes a list of ObjectRefs and ObjectRefGenerators")
     if timeout is not None and timeout < 0:
         raise ValueError("a timeout is not negative")
     if isinstance(num_returns, bool) or not isinstance(num_returns, int):

@@ -220,7 +220,7 @@ class _OnLoop(_Runner):
             try:
                 result = self.function(incoming.method)(*args, **kwargs)
                 if inspect.isasyncgen(result) and "stream" in (extra or {}):
-                    result, extra = await _stream.publish_async(self.session, result, extra["stream"]), None
+                    result, extra = await _stream.publish_async(self.session, incoming, result, extra["stream"]), None
                 elif inspect.isasyncgen(result):
                     result = [value async for value in result]
                 elif inspect.isawaitable(result):

@@ -14,7 +14,7 @@ from shoal import _native, _serialize
 from shoal._context import parent_call, running
 from shoal._ids import ActorID
 from shoal._options import BUILT_IN, METHOD_OPTIONS, check_call_options
-from shoal._refs import ObjectRef, load, new_stream_id, when_ready
+from shoal._refs import ObjectRef, load, when_ready
 from shoal._retry import MethodAttempts, Retries
 from shoal._runtime import session as _session
 from shoal._runtime import state
@@ -91,19 +91,24 @@ def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first:
 
 
 def extra_of(options: dict[str, Any]) -> dict[str, Any]:
-    extra = {k: options[k] for k in ("num_returns", "concurrency_group", "name") if k in options and (k, options[k]) != ("num_returns", 1)}
-    if extra.get("num_returns") == "streaming":
-        extra["stream"] = new_stream_id()
-    return extra
+    return {k: options[k] for k in ("num_returns", "concurrency_group", "name") if k in options and (k, options[k]) != ("num_returns", 1)}
 
 
-def results(ref: _native.Ref, extra: dict[str, Any], where: str) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
+def streaming(extra: dict[str, Any], where: str) -> tuple[dict[str, Any], ObjectRefGenerator | None]:
+    """The same for one call, and what its items come to, if it yields some."""
+    if extra.get("num_returns") != "streaming":
+        return extra, None
+    items = ObjectRefGenerator(where)
+    return {**extra, "stream": items._stream}, items
+
+
+def results(ref: _native.Ref, extra: dict[str, Any], where: str, items: ObjectRefGenerator | None = None):
     """What ``.remote()`` returns: one reference, a list of them, one that grows, or nothing."""
     num_returns = extra.get("num_returns", 1)
     if num_returns in (1, "dynamic"):
         return ObjectRef(ref, where)
-    if num_returns == "streaming":
-        return ObjectRefGenerator(ObjectRef(ref, where), extra["stream"], where)
+    if items is not None:
+        return items._follow(ref)
     return [ObjectRef(r, where) for r in ref.split(_session(), num_returns)] if num_returns else None
 
 
@@ -188,7 +193,9 @@ class _MethodWithOptions(ActorMethod):
     def remote(self, *args, **kwargs):
         actor, options, session = self._actor, self._options, _session()
         self._check(args, kwargs)
-        extra, pending = extra_of(options), actor.admit(session)
+        where = options.get("name") or self._where
+        pending = actor.admit(session)
+        extra, items = streaming(extra_of(options), where)
         head, buffers, deps, refs = _pack(args, kwargs, extra)
         left = options.get("max_task_retries", options.get("of_actor"))
         if left and options.get("retry_exceptions"):
@@ -198,7 +205,7 @@ class _MethodWithOptions(ActorMethod):
             ref = session.call(actor.id, self._name, head, buffers, deps, refs, parent_call(), options.get("max_task_retries"))
         if pending is not None:
             session.count(pending, [ref])
-        return results(ref, extra, options.get("name") or self._where)
+        return results(ref, extra, where, items)
 
 
 class ActorHandle:

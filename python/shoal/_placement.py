@@ -40,7 +40,7 @@ def check_fallback(strategy: Any) -> None:
         label_matches(one["label_selector"])
 
 
-def _fits(labels: dict[str, str], wanted: list[Match]) -> bool:
+def fits(labels: dict[str, str], wanted: list[Match]) -> bool:
     return all((label in labels and (not values or labels[label] in values)) != negated for label, values, negated in wanted)
 
 
@@ -53,7 +53,7 @@ def _labels(options: dict[str, Any]) -> list[Match]:
 
     there = [n["labels"] for n in nodes() if n["state"] == "ALIVE"]
     choices = [wanted, *(label_matches(one["label_selector"]) for one in options["fallback_strategy"])]
-    return next((c for c in choices if any(_fits(labels, c) for labels in there)), wanted)
+    return next((c for c in choices if any(fits(labels, c) for labels in there)), wanted)
 
 
 def where(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -26,24 +26,21 @@ if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
 
-__all__ = ["ObjectRef", "ResultRef", "awaits", "callbacks", "load", "new_object_id", "new_stream_id", "when_gone", "when_ready"]
+__all__ = ["ObjectRef", "ResultRef", "Waitable", "awaits", "callbacks", "load", "new_object_id", "when_gone", "when_ready"]
 
 
 def new_object_id() -> str:
     """Of this job: 32 hexadecimal digits, the first half of which are the job's."""
-    return f"{_session().job}{_random_bits() >> 1:016x}"
+    return f"{_session().job}{int.from_bytes(os.urandom(8), 'big') >> 1:016x}"
 
 
-def new_stream_id() -> str:
-    """Of a stream's first item. Items have ids of their own (the highest bit), which follow each other: the node is told of stretches."""
-    return f"{_session().job}{_random_bits() >> 2 | 1 << 63:016x}"
+class Waitable:
+    """What ``wait`` takes."""
+
+    __slots__ = ()
 
 
-def _random_bits() -> int:
-    return int.from_bytes(os.urandom(8), "big")
-
-
-class ObjectRef:
+class ObjectRef(Waitable):
     """A value that is there or under way: what ``put`` and remote calls return.
 
     As a top-level argument of a call it is replaced by its value; inside another object it stays a reference. Copies in other processes

@@ -102,9 +102,8 @@ class _Pickler(cloudpickle.Pickler):
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and _in_memory(obj, torch):
             return (*_tensor_parts(obj, torch), vars(obj) or None, None, None, _set_attributes)
-        if numpy is not None and kind is numpy.ndarray and _copied_by_numpy(obj):
-            plain = numpy.ascontiguousarray(obj).reshape(-1).view(numpy.uint8)
-            return _array, (pickle.PickleBuffer(plain), obj.dtype, obj.shape)
+        if numpy is not None and kind is numpy.ndarray and not obj.dtype.hasobject:
+            return _array_parts(obj, numpy)
         if isinstance(obj, BaseException) and _pickles_by_default(kind):
             return bare, (kind, *parts(obj))
         return super().reducer_override(obj)
@@ -132,10 +131,24 @@ def _tensor_parts(tensor, torch) -> tuple:
     return _strided, (once.permute(by_stride).contiguous(), back, tuple(tensor.shape))
 
 
-def _copied_by_numpy(array) -> bool:
-    """Whether numpy would copy it into the pickle: it does so with what is not contiguous, and with dates."""
-    contiguous = array.flags.c_contiguous or array.flags.f_contiguous
-    return array.nbytes >= _OUT_OF_BAND_BYTES and not array.dtype.hasobject and (not contiguous or array.dtype.kind in "Mm")
+def _for_reading(array):
+    """A view of it that arrives read-only. None for what numpy would copy into the pickle: what is not contiguous, and dates."""
+    flags = array.flags
+    if not (flags.c_contiguous or flags.f_contiguous) or array.dtype.kind in "Mm":
+        return None
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _array_parts(array, numpy) -> tuple:
+    """(function, arguments) that make it again, for reading."""
+    view = _for_reading(array)
+    if view is not None:
+        return view.__reduce_ex__(5)
+    plain = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
+    plain.flags.writeable = False
+    return _array, (pickle.PickleBuffer(plain), array.dtype, array.shape)
 
 
 def _pickles_by_default(cls: type[BaseException]) -> bool:
@@ -161,6 +174,9 @@ def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
         buffers.append(raw)
         return False
 
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject and (view := _for_reading(value)) is not None:
+        return pickle.dumps(view, protocol=5, buffer_callback=out_of_band), buffers  # as it is often: without cloudpickle
     with io.BytesIO() as file:
         _Pickler(file, protocol=5, buffer_callback=out_of_band).dump(value)
         return file.getvalue(), buffers

@@ -1,34 +1,23 @@
 """Calls whose results come one after the other: ``num_returns="streaming"``, the default of generators.
 
-The worker gives each item to the node under an id that follows from the stream's, and a mark after the last. Its answer to the call comes
-when the node has them all, so that a caller that has the answer knows what it will not find.
+The worker sends each item to its caller, over the connection of the call and before its answer (actors/session/streams.h): whoever has the
+answer has all that there is. Then an item is a result like any other.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
 
 from shoal import _native, _serialize
 from shoal._client import wait
-from shoal._refs import ObjectRef, awaits, load, when_ready
+from shoal._refs import ObjectRef, Waitable, awaits
 from shoal._runtime import session as _session
-from shoal._runtime import state
-
-if TYPE_CHECKING:
-    import asyncio
+from shoal.exceptions import ShoalError
 
 __all__ = ["DynamicObjectRefGenerator", "ObjectRefGenerator", "publish", "publish_async"]
 
-_END = b"end of stream"  # no pickle
-_AFTER_A_FAILURE = 2**20  # items that may be there when nobody can tell how many there are
-_NOBODY = "f" * 16  # a process that is not there: what it owns is there already, or never will be
-
-
-def _id_of(stream: str, k: int) -> str:
-    return f"{stream[:-16]}{(int(stream[-16:], 16) + k) % 2**64:016x}"
+_LOOK_S = 0.002  # at a caller that takes nothing just now
 
 
 class DynamicObjectRefGenerator:
@@ -44,18 +33,28 @@ class DynamicObjectRefGenerator:
         return len(self._refs)
 
 
-class ObjectRefGenerator:
+class ObjectRefGenerator(Waitable):
     """References to the items of a call, in order, each as soon as the item is there: ``for ref in g`` and ``async for ref in g``.
 
-    When the call fails, the last reference is its failure. Items that nobody takes are dropped with this object.
+    When the call fails, the last reference is its failure; what came before stays. Items that nobody takes are dropped with this object.
+    ``wait`` takes it, too: it is ready when ``next`` would not wait.
     """
 
-    def __init__(self, done: ObjectRef, stream: str, where: str):
-        self._done, self._stream, self._where = done, stream, where
+    _id = ""  # it has no copies
+
+    def __init__(self, where: str):
+        self._session, self._where = _session(), where
+        self._stream: int = self._session.open_stream()
+        self._done: ObjectRef
         self._count = 0  # of items that were taken
         self._item: ObjectRef | None = None  # the one that is waited for
         self._over = False
-        self._finished: asyncio.Future | None = None
+
+    def _follow(self, done: _native.Ref) -> ObjectRefGenerator:
+        """Of the call that was made."""
+        self._done = ObjectRef(done, self._where)
+        self._session.follow_stream(self._stream, done)
+        return self
 
     def completed(self) -> ObjectRef:
         """Ready when the call is: its failure, or the number of items."""
@@ -65,82 +64,51 @@ class ObjectRefGenerator:
         return self
 
     def __next__(self) -> ObjectRef:
-        if not self._over:
+        while not self._over:
             item = self._ahead()
-            wait([item, self._done])
-            if not item._ref.ready:
-                item = self._fetch(_NOBODY)
-                wait([item])
-            if self._is_item(item):
-                return self._taken(item)
-            wait([self._done])
-            if self._lacks(item):
-                return self._taken(item)
-            if self._ended_with_failure():
-                return self._done
+            wait([item])
+            if (taken := self._taken(item)) is not None:
+                return taken
         raise StopIteration
 
     def __aiter__(self) -> ObjectRefGenerator:
         return self
 
     async def __anext__(self) -> ObjectRef:
-        if not self._over:
+        while not self._over:
             item = self._ahead()
-            from asyncio import FIRST_COMPLETED, wait
-
-            await wait([awaits(item), self._awaits_done()], return_when=FIRST_COMPLETED)
-            if not item._ref.ready:
-                item = self._fetch(_NOBODY)
-                await awaits(item)
-            if self._is_item(item):
-                return self._taken(item)
-            await self._awaits_done()
-            if self._lacks(item):
-                return self._taken(item)
-            if self._ended_with_failure():
-                return self._done
+            await awaits(item)
+            if (taken := self._taken(item)) is not None:
+                return taken
         raise StopAsyncIteration
 
-    def _fetch(self, owner: str = "") -> ObjectRef:
-        return ObjectRef(_session().fetch(_id_of(self._stream, self._count), owner), self._where)
+    @property
+    def _ref(self) -> _native.Ref:
+        return self._ahead()._ref
 
     def _ahead(self) -> ObjectRef:
-        self._item = self._item or self._fetch()
-        return self._item
-
-    @staticmethod
-    def _is_item(item: ObjectRef) -> bool:
-        try:
-            return item._ref.value()[1] != _END
-        except Exception:  # the node has no more
-            return False
-
-    def _lacks(self, item: ObjectRef) -> bool:
-        """Whether there was such an item, and the node could not keep it or has lost it: then the reference says so."""
-        return item._ref.failed and not self._done._ref.failed and self._count < load(self._done)
-
-    def _awaits_done(self) -> asyncio.Future:
-        """One for all items: each would be kept until the call is done."""
-        from asyncio import get_running_loop
-
-        if self._finished is None or self._finished.get_loop() is not get_running_loop():
-            self._finished = awaits(self._done)
-        return self._finished
-
-    def _taken(self, item: ObjectRef) -> ObjectRef:
-        _session().drop(_id_of(self._stream, self._count))
-        self._count, self._item = self._count + 1, None
+        """The next item: ready when it is there, or the call is over and there is none."""
+        item = self._item
+        if item is None:
+            item = self._item = ObjectRef(self._session.next_item(self._stream), self._where)
         return item
 
-    def _ended_with_failure(self) -> bool:
+    def _taken(self, item: ObjectRef) -> ObjectRef | None:
+        """What ``next`` returns; None for nothing: at the end, or when somebody else took it."""
+        if self._over or self._item is not item:
+            return None
+        if not _is_end(item._ref):
+            self._session.take_item(self._stream)
+            self._count, self._item = self._count + 1, None
+            return item
         self._over = True
-        _drop_rest(_session(), self._done, self._stream, self._count)
-        return self._done._ref.failed
+        self._session.close_stream(self._stream)
+        return self._done if self._done._ref.failed else None
 
     def __del__(self):
-        if not self._over and state.session is not None:
-            with contextlib.suppress(Exception):
-                when_ready(self._done, partial(_drop_rest, state.session, self._done, self._stream, self._count))
+        with contextlib.suppress(Exception):  # the session is closed; or the call could not be made
+            if not self._over:
+                self._session.close_stream(self._stream)
 
     def __reduce__(self):
         raise TypeError("an ObjectRefGenerator stays in the process that made the call: pass on the references that it gives")
@@ -149,50 +117,37 @@ class ObjectRefGenerator:
         return f"ObjectRefGenerator({self._where}, {self._count} taken)"
 
 
-def _drop_rest(session: _native.Session, done: ObjectRef, stream: str, taken: int) -> None:
-    with contextlib.suppress(Exception):
-        left = _AFTER_A_FAILURE if done._ref.failed else load(done) + 1 - taken  # with the mark
-        session.drop(_id_of(stream, taken), max(1, left))
-
-
-class _Publisher:
-    """The worker's side."""
-
-    def __init__(self, session: _native.Session, stream: str):
-        self._session, self._stream, self.count = session, stream, 0
-
-    def item(self, value: Any) -> None:
-        self._give(*_serialize.pack(value))
-        self.count += 1
-
-    def end(self) -> None:
-        """Returns when the node has all of it."""
-        self._give(_END, [], [])
-        self._session.wait_all([self._session.fetch(_id_of(self._stream, self.count), _NOBODY)])
-
-    def _give(self, head: bytes, buffers: list[memoryview], refs: list[_native.Ref]) -> None:
-        self._session.give(self._session.put(head, buffers, refs), _id_of(self._stream, self.count))
-
-
-def publish(session: _native.Session, values: Any, stream: str) -> int:
-    """Gives away what a generator yields. Returns how many it were."""
-    publisher = _Publisher(session, stream)
+def _is_end(item: _native.Ref) -> bool:
+    if not item.failed:
+        return False
     try:
-        if not hasattr(values, "__next__"):
-            raise TypeError(f"with num_returns='streaming' a generator is returned, not {type(values).__name__}")
-        for value in values:
-            publisher.item(value)
-    finally:
-        publisher.end()
-    return publisher.count
+        item.value()
+    except ShoalError as error:
+        return error.reason == "StreamOver"
+    return False
 
 
-async def publish_async(session: _native.Session, values: Any, stream: str) -> int:
+def publish(session: _native.Session, incoming: _native.Incoming, values: Iterator, stream: int) -> int:
+    """The worker's side: sends what a generator yields. Returns how many it were."""
+    if not hasattr(values, "__next__"):
+        raise TypeError(f"with num_returns='streaming' a generator is returned, not {type(values).__name__}")
+    count = 0
+    for value in values:
+        if not session.yield_item(incoming, stream, count, *_serialize.pack(value)):
+            session.wait_for_caller(incoming)
+        count += 1
+    return count
+
+
+async def publish_async(session: _native.Session, incoming: _native.Incoming, values: AsyncIterator, stream: int) -> int:
     """The same for an async generator."""
-    publisher = _Publisher(session, stream)
-    try:
-        async for value in values:
-            publisher.item(value)
-    finally:
-        publisher.end()
-    return publisher.count
+    from asyncio import sleep
+
+    count = 0
+    async for value in values:
+        takes_more = session.yield_item(incoming, stream, count, *_serialize.pack(value))
+        count += 1
+        while not takes_more:
+            await sleep(_LOOK_S)
+            takes_more = session.takes_more(incoming)
+    return count

@@ -16,8 +16,8 @@ from typing import Any
 
 from shoal import _native, _serialize
 from shoal._context import parent_call
-from shoal._handle import LAST_METRICS, _pack, extra_of, results
-from shoal._placement import where
+from shoal._handle import LAST_METRICS, _pack, extra_of, results, streaming
+from shoal._placement import fits, where
 from shoal._refs import ObjectRef
 from shoal._remote import create_gang
 from shoal._retry import Retries
@@ -28,6 +28,9 @@ from shoal.exceptions import ShoalError
 __all__ = ["Function", "FunctionPool", "FunctionWorker"]
 
 _END_S = 5.0  # for what the pool's thread does, when the session ends
+
+_LOOK_AT_NODES_S = 1.0  # how often a pool that spreads looks for nodes without a worker,
+_NODES_AT_ONCE = 16  # and for how many of them
 
 MAX_RETRIES = 3  # of a task whose worker died, unless its options say otherwise
 
@@ -64,16 +67,46 @@ class _Pool:
 
     def __init__(self, owner: FunctionPool, resources: dict[str, float], placed: tuple[dict, dict, dict | None]):
         self.resources, self.placed = resources, placed
-        self.native = _native.TaskPool(owner.session, owner.readiness, 0)
+        self.spread = "spread" in placed[0]  # over nodes, each of which has a worker and its turn
+        self.native = _native.TaskPool(owner.session, owner.readiness, 0, self.spread)
+        self._look_at = 0.0  # at the nodes
         self.functions: dict[int, Function] = {}  # that may have to be judged
         self.empty = True  # of workers, when it was last looked at
 
-    def grow(self) -> None:
-        """One worker more. Raises when there is none to be had."""
+    def begin(self, session: _native.Session) -> None:
+        """The first workers. Raises when there are none to be had."""
+        if self.spread:
+            self.spread_out(session)
+        if not self.spread or not self.native.nodes():
+            self.grow()
+
+    def spread_out(self, session: _native.Session) -> None:
+        """A worker more on each node that has room for one and none yet."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_AT_NODES_S
+        there, labels = self.native.nodes(), self.placed[0].get("labels", [])
+        lacking = [
+            row["id"]
+            for row in session.list("nodes")
+            if row["state"] == "ALIVE"
+            and not row["cordoned"]
+            and row["id"] not in there
+            and fits(row["labels"], labels)
+            and all(row["available"].get(k, 0) >= v for k, v in self.resources.items())
+        ]
+        for node in lacking[:_NODES_AT_ONCE]:
+            self.grow(node)
+
+    def grow(self, node: str = "") -> None:
+        """One worker more, there if that is still possible. Raises when there is none to be had."""
         where_to, env, runtime_env = self.placed
+        if node:
+            where_to = {**where_to, "node": node, "soft": True}
         around = {"placed": where_to, "env": env, "runtime_env": runtime_env}
         worker = create_gang(FunctionWorker, 1, resources=self.resources, name=_native.FUNCTION_WORKER, **around)[0]
-        self.native.add(worker._actor_id, worker._created._ref)
+        self.native.add(worker._actor_id, worker._created._ref, node)
 
     def attend(self, owner: FunctionPool) -> bool:
         """Does what the pool wants. Whether some of that has to wait for room."""
@@ -119,16 +152,17 @@ class FunctionPool:
         state.ending.append(self._end)
 
     def submit(self, function: Function, args: tuple, kwargs: dict) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
-        extra = function.extra
-        if "stream" in extra:
-            extra = extra_of(function.options)  # one of its own
+        extra, items = streaming(function.extra, function.name) if function.extra else (function.extra, None)
         head, buffers, deps, refs = _pack(args, kwargs, extra, first=1)
         pool = function.pool or self._pool_of(function)
+        if pool.spread:
+            with contextlib.suppress(Exception):  # those that are there do
+                pool.spread_out(self.session)
         retries = function.retries
         deps.insert(0, function.code)
         how = (retries.left, retries.judges_exceptions, function.max_calls, parent_call())
         ref = pool.native.submit(function.name, function.number, head, buffers, deps, *how, refs)
-        return results(ref, extra, function.name)
+        return results(ref, extra, function.name, items)
 
     def end(self, workers: list[str]) -> None:
         """Kills them, who have nothing to do, once their nodes know what they have measured."""
@@ -146,7 +180,7 @@ class FunctionPool:
             pool = self._pools.get(key)
             if pool is None:
                 pool = _Pool(self, function.resources, function.placed)
-                pool.grow()  # here, so that whoever calls first hears why there can be none
+                pool.begin(self.session)  # here, so that whoever calls first hears why there can be none
                 self._pools[key] = pool
             if function.retries.judges_exceptions:
                 pool.functions[function.number] = function

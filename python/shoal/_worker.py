@@ -187,7 +187,7 @@ def reply(session, incoming, result, extra: dict[str, Any] | None) -> None:
     if count == 1:
         session.reply(incoming, *_serialize.pack(result))
     elif count == "streaming":
-        session.reply(incoming, *_serialize.dumps(_stream.publish(session, result, extra["stream"])))
+        session.reply(incoming, *_serialize.dumps(_stream.publish(session, incoming, result, extra["stream"])))
     elif count == "dynamic":
         session.reply(incoming, *_serialize.pack(_stream.DynamicObjectRefGenerator([put(v) for v in result])))
     elif count == 0:

@@ -282,3 +282,198 @@ print("done")
 
 def test_what_had_to_be_on_a_node_that_is_lost_is_unschedulable(run):
     assert run(GONE) == "done\n"
+
+
+STREAMS = """
+import signal
+import numpy as np
+from shoal.exceptions import ActorDiedError, ActorUnavailableError, WorkerCrashedError
+
+THERE = {"label_selector": {"zone": "b"}}
+LOST = (ActorDiedError, ActorUnavailableError)  # by what was heard first: of the end, or of the connection's
+
+@shoal.remote(num_cpus=0)
+def numbers(n):
+    for i in range(n):
+        yield i
+
+@shoal.remote(num_cpus=0)
+class Streams:
+    def numbers(self, n):
+        yield from range(n)
+
+    def mixed(self, n):
+        for i in range(n):
+            yield np.full(200_000, i)
+            yield [shoal.put(i)]
+
+    def raises(self):
+        yield 1
+        raise KeyError("mine")
+
+@shoal.remote(num_cpus=0)
+class AsyncStreams:
+    async def numbers(self, n):
+        for i in range(n):
+            yield i
+
+@shoal.remote(num_cpus=0)
+def stops(after):
+    yield os.getpid()
+    yield from range(after)
+    time.sleep(1000)
+
+@shoal.remote(num_cpus=0)
+class Stops:
+    def stops(self, after):
+        yield os.getpid()
+        yield from range(after)
+        time.sleep(1000)
+
+def items(generator):
+    return [shoal.get(ref, timeout=60) for ref in generator]
+
+def lose_node():
+    (lost,) = (n for n in shoal.nodes() if n["id"] == zones["b"])
+    os.kill(lost["pid"], signal.SIGKILL)
+
+def fails(ref, how):
+    try:
+        shoal.get(ref, timeout=60)
+    except how:
+        return
+    assert False, ref
+"""
+
+
+def test_streams_of_another_node(run):
+    out = run(
+        STREAMS
+        + """
+there = numbers.options(**THERE)
+assert items(there.remote(5)) == list(range(5))
+assert items(there.remote(0)) == []
+streams, many = Streams.options(**THERE).remote(), AsyncStreams.options(**THERE).remote()
+assert items(streams.numbers.remote(300)) == list(range(300))
+assert items(many.numbers.remote(5)) == list(range(5))
+refs = list(streams.mixed.remote(3))
+assert [a[-1] for a in shoal.get(refs[::2])] == [0, 1, 2]
+assert [shoal.get(r) for (r,) in shoal.get(refs[1::2])] == [0, 1, 2]
+generator = streams.numbers.remote(1)
+assert shoal.wait([generator], timeout=60) == ([generator], [])
+assert shoal.get(generator.completed(), timeout=60) == 1
+
+# what another process of that node yields is passed on
+@shoal.remote(num_cpus=0, **THERE)
+def passes():
+    return list(numbers.options(label_selector={"zone": "a"}).remote(3))
+
+assert shoal.get(shoal.get(passes.remote())) == [0, 1, 2]
+first, failed = streams.raises.remote()
+assert shoal.get(first) == 1
+fails(failed, KeyError)
+print("done")
+"""
+    )
+    assert out == "done\n"
+
+
+def test_streams_whose_worker_or_node_dies_keep_what_came_before(run):
+    out = run(
+        STREAMS
+        + """
+for made, how in (
+    (stops.options(max_retries=0, **THERE).remote, WorkerCrashedError),
+    (Stops.options(**THERE).remote().stops.remote, LOST),
+):
+    generator = made(2)
+    refs = [next(generator) for _ in range(3)]
+    os.kill(shoal.get(refs[0]), signal.SIGKILL)
+    fails(next(generator), how)
+    assert next(generator, "over") == "over"
+    assert shoal.get(refs[1:]) == [0, 1]
+
+function, method = stops.options(max_retries=0, **THERE).remote(1), Stops.options(**THERE).remote().stops.remote(1)
+refs = [[next(g), next(g)] for g in (function, method)]
+lose_node()
+for generator, there, how in zip((function, method), refs, (WorkerCrashedError, LOST)):
+    fails(next(generator), how)
+    assert next(generator, "over") == "over"
+    assert shoal.get(there[1]) == 0
+print("done")
+"""
+    )
+    assert out == "done\n"
+
+
+def test_a_stream_goes_on_on_another_node_when_its_own_is_lost(run):
+    out = run(
+        STREAMS
+        + """
+@shoal.remote(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(zones["b"], soft=True))
+def nodes():
+    here = shoal.get_runtime_context().get_node_id()
+    yield here
+    yield here
+    if here == zones["b"]:
+        time.sleep(1000)
+    yield here
+
+generator = nodes.remote()
+before = [shoal.get(next(generator), timeout=60) for _ in range(2)]
+lose_node()
+assert before + items(generator) == [zones["b"], zones["b"], zones["a"]]
+print("done")
+"""
+    )
+    assert out == "done\n"
+
+
+def test_a_reduce_of_many_arguments_on_another_node(run):
+    out = run(
+        STREAMS
+        + """
+@shoal.remote(num_cpus=0, **THERE)
+def total(*parts):
+    return len(parts), sum(int(p[-1]) for p in parts)
+
+@shoal.remote(num_cpus=0)
+def part(k, size):
+    return np.full(size // 8, k)
+
+for size in (80, 80_000, 160_000):
+    there = part.options(**THERE)
+    refs = [(there if k % 2 else part).remote(k, size) for k in range(300)]
+    assert shoal.get(total.remote(*refs), timeout=60) == (300, 300 * 299 // 2)
+    assert shoal.get(total.remote(*[shoal.put(np.full(size // 8, 1))] * 1001), timeout=60) == (1001, 1001)
+print("done")
+"""
+    )
+    assert out == "done\n"
+
+
+def test_functions_that_are_spread_take_turns_on_the_nodes(run):
+    out = run(
+        """
+@shoal.remote(num_cpus=1, scheduling_strategy="SPREAD")
+def node():
+    return shoal.get_runtime_context().get_node_id()
+
+def until_both(call):
+    seen, end = set(), time.monotonic() + 60
+    while seen != set(zones.values()):
+        assert time.monotonic() < end, seen
+        seen |= set(call())
+
+until_both(lambda: [shoal.get(node.remote(), timeout=60)])
+until_both(lambda: shoal.get([node.remote() for _ in range(40)], timeout=60))
+assert {shoal.get(node.options(label_selector={"zone": "b"}).remote(), timeout=60) for _ in range(4)} == {zones["b"]}
+
+# where one node has no room the other does all of it
+full = [Here.options(label_selector={"zone": "a"}, num_cpus=1).remote() for _ in range(2)]
+shoal.get([a.node.remote() for a in full], timeout=60)
+assert shoal.get([node.options(name="more").remote() for _ in range(4)], timeout=60)
+print("done")
+"""
+    )
+    assert out == "done\n"

@@ -88,8 +88,9 @@ def test_gets_of_one_reference_share_their_memory():
     assert address(ray.get(ref)) == address(ray.get(ref))
 
 
-def test_an_array_cannot_be_written():
-    array = ray.get(ray.put(np.zeros(LARGE)))
+@pytest.mark.parametrize("numel", [1, 512, LARGE])
+def test_an_array_cannot_be_written(numel):
+    array = ray.get(ray.put(np.zeros(numel)))
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 1
     with pytest.raises(ValueError, match="WRITEABLE"):
