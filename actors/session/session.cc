@@ -389,7 +389,9 @@ Result<std::optional<FoundActor>> Session::create_gang(const GangSpec& spec) {
       calls_->expect(a.id, a.class_name);
     }
   };
-  const auto created = ask_head(Method::kCreateGang, to_bytes(spec), expect);
+  GangSpec asked = spec;
+  if (options_.worker) asked.creator = worker_;
+  const auto created = ask_head(Method::kCreateGang, to_bytes(asked), expect);
   own([&] {
     for (const auto& a : spec.actors) creating_.erase(a.id);
   });
@@ -478,6 +480,11 @@ ValueFuture Session::call(Call call, std::vector<ValueFuture> deps) {
 
 Result<void> Session::kill(ActorId actor, bool restart) {
   SHOAL_OK(ask_head(Method::kKillActor, to_bytes(KillActor{actor, restart})));
+  return {};
+}
+
+Result<void> Session::retire(ActorId worker) {
+  SHOAL_OK(ask_head(Method::kKillActor, to_bytes(KillActor{.actor = worker, .hand_on = true})));
   return {};
 }
 

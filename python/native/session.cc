@@ -542,6 +542,17 @@ void bind_session(nb::module_& m) {
           nb::arg("id"), nb::arg("owner"), nb::arg("recursive"), nb::arg("force"),
           "The same of what that process (place), or this one, has published.")
       .def(
+          "retire",
+          [](PySession& s, const std::string& worker) {
+            const auto use = s.use();
+            const auto retired = [&] {
+              const nb::gil_scoped_release release;
+              return use->retire(actor_id(worker));
+            }();
+            unwrap(retired);
+          },
+          nb::arg("worker"), "Kills a worker of functions that is not needed any more; what it made lives on as this process's.")
+      .def(
           "kill",
           [](PySession& s, const std::string& actor, bool restart) {
             const auto use = s.use();

@@ -263,7 +263,9 @@ class ActorClass:
         process is started again when it ends unasked.
 
         An actor without a name ends when nothing refers to it any more, after the calls that were made on it. One whose handle was sent
-        to another process, ever, is there until its job ends or somebody ends it.
+        to another process, ever, is there until its creator or its job ends or somebody ends it. Unless it is detached, an actor that an
+        actor made ends with that one's process, also when that is started again; one that a remote function made, when the worker that
+        ran it dies, but not when that is merely used up (``max_calls``) or idle.
         """
         if self._takes is not None:
             self._takes.check(self.__name__, args, kwargs)

@@ -131,14 +131,14 @@ class FunctionPool:
         return results(ref, extra, function.name)
 
     def end(self, workers: list[str]) -> None:
-        """Kills them, who have nothing to do, once their nodes know what they have measured."""
+        """Retires them, who have nothing to do, once their nodes know what they have measured."""
         with contextlib.suppress(Exception):
             last = [self.session.call(w, LAST_METRICS, *_pack((), {})) for w in workers]
             if last:  # by this session: it may be left meanwhile
                 self.session.wait_some(last, len(last), self.LAST_METRICS_S)
         for worker in workers:
             with contextlib.suppress(Exception):
-                self.session.kill(worker)
+                self.session.retire(worker)
 
     def _pool_of(self, function: Function) -> _Pool:
         key = (tuple(sorted(function.resources.items())), repr(function.placed))

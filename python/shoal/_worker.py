@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _end_with(worker: str, node: str) -> None:
-    """Nobody else calls a worker of functions than the process that made it. (On another node nobody tells of that one's end.)"""
+    """Nobody else calls a worker of functions than the process that made it. (On another node the head ends it.)"""
     if node == state.session.node:
         when_gone(worker, lambda: os._exit(1))
 

@@ -280,5 +280,61 @@ print("done")
 """
 
 
+FAR = """
+import signal
+
+here, there = (NodeAffinitySchedulingStrategy(n["id"], soft=False) for n in shoal.nodes())
+
+@shoal.remote(num_cpus=0)
+class Child:
+    def pid(self):
+        return os.getpid()
+
+    def tell(self, pid):
+        self.told = pid
+
+    def told_pid(self):
+        return getattr(self, "told", 0)
+
+@shoal.remote(num_cpus=0)
+def stays(told):
+    shoal.get(told.tell.remote(os.getpid()))
+    time.sleep(600)
+
+@shoal.remote(num_cpus=0)
+class Parent:
+    def begin(self, told):
+        self.child = Child.options(scheduling_strategy=there).remote()
+        self.running = stays.options(scheduling_strategy=there).remote(told)
+        return self.child, shoal.get(self.child.pid.remote()), os.getpid()
+
+def gone(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+told = Child.remote()
+parent = Parent.options(scheduling_strategy=here).remote()
+child, *pids = shoal.get(parent.begin.remote(told), timeout=120)
+while not shoal.get(told.told_pid.remote(), timeout=120):
+    time.sleep(0.01)
+pids.append(shoal.get(told.told_pid.remote()))
+shoal.kill(parent)
+end = time.monotonic() + 120
+while not all(map(gone, pids)):
+    assert time.monotonic() < end, [gone(pid) for pid in pids]
+    time.sleep(0.01)
+try:
+    shoal.get(child.pid.remote(), timeout=120)
+except shoal.exceptions.ActorDiedError:
+    print("gone")
+"""
+
+
+def test_what_an_actor_has_on_another_node_ends_with_it(run):
+    assert run(FAR) == "gone\n"
+
+
 def test_what_had_to_be_on_a_node_that_is_lost_is_unschedulable(run):
     assert run(GONE) == "done\n"

@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from cast import GUARD_S, Gate, Recorder
 from leftovers import alive, wait_until
 
 import shoal as ray
+from shoal.exceptions import ActorDiedError, WorkerCrashedError
 from shoal.util import ActorPool
 from shoal.util.queue import Queue
 
@@ -271,6 +273,124 @@ def test_an_actor_that_a_function_made():
     actor_id, first = ray.get(makes.remote(), timeout=GUARD_S)
     assert first == 1
     ends(actor_id)
+
+
+@ray.remote(num_cpus=0)
+class Parent:
+    """Makes children, of which each makes one more."""
+
+    def __init__(self, children=1, cpus=0):
+        self.children = [Parent.options(num_cpus=cpus).remote(0) for _ in range(children)]
+        self.more = None
+
+    def make(self, **options):
+        self.more = Parent.options(**options).remote(0)
+        return self.more
+
+    def family(self):
+        """Handles, children first."""
+        return self.children + [ray.get(child.make.remote()) for child in self.children]
+
+    def ids(self):
+        return ray.get([child.id.remote() for child in self.children])
+
+    def id(self):
+        return ray.get_runtime_context().get_actor_id()
+
+    def pid(self):
+        return os.getpid()
+
+    def leave(self):
+        ray.exit_actor()
+
+
+def lives(actor):
+    assert alive(ray.get(actor.pid.remote(), timeout=GUARD_S))
+    assert row(actor._actor_id)["state"] == "ALIVE"
+
+
+LEAVES = {
+    "kill": ray.kill,
+    "SIGKILL": lambda parent: os.kill(ray.get(parent.pid.remote()), signal.SIGKILL),
+    "exit_actor": lambda parent: parent.leave.remote(),
+    "__ray_terminate__": lambda parent: parent.__ray_terminate__.remote(),
+    "out of scope": lambda parent: None,
+}
+
+
+@pytest.mark.parametrize("how", LEAVES)
+def test_an_actor_ends_with_the_one_that_made_it(how):
+    parent = Parent.remote(2)
+    family = ray.get(parent.family.remote(), timeout=GUARD_S)  # handles here, too: they keep nobody
+    names = [ray.get(f.id.remote(), timeout=GUARD_S) for f in (parent, *family)]
+    LEAVES[how](parent)
+    del parent
+    for actor_id, creator in zip(names[1:], (names[0], names[0], *names[1:3]), strict=True):
+        ends(actor_id)
+        assert f"its creator, actor Parent({creator}), ended" in row(actor_id)["cause"]
+    for actor in family:
+        with pytest.raises(ActorDiedError):
+            ray.get(actor.pid.remote(), timeout=GUARD_S)
+
+
+def test_what_each_life_of_an_actor_made_ends_with_it():
+    parent = Parent.options(max_restarts=-1, max_task_retries=-1).remote(2, 3)  # there is no room for those of two lives
+    lives = [ray.get(parent.ids.remote(), timeout=GUARD_S)]
+    for _ in range(2):
+        os.kill(ray.get(parent.pid.remote(), timeout=GUARD_S), signal.SIGKILL)
+        for child in lives[-1]:
+            ends(child)
+        lives.append(ray.get(parent.ids.remote(), timeout=GUARD_S))
+    ray.kill(parent, no_restart=False)
+    for child in lives[-1]:
+        ends(child)
+    last = ray.get(parent.ids.remote(), timeout=GUARD_S)
+    assert len({child for life in (*lives, last) for child in life}) == 8
+    ray.kill(parent)
+    for child in last:
+        ends(child)
+
+
+def test_one_with_a_name_ends_with_its_creator_and_a_detached_one_does_not():
+    parent = Parent.remote(0)
+    ray.get(ray.get(parent.make.remote(name="detached", lifetime="detached"), timeout=GUARD_S).pid.remote(), timeout=GUARD_S)
+    ray.get(ray.get(parent.make.remote(name="named"), timeout=GUARD_S).pid.remote(), timeout=GUARD_S)
+    named, detached = ray.get_actor("named"), ray.get_actor("detached")
+    ray.kill(parent)
+    ends(named._actor_id)
+    with pytest.raises(ValueError, match="named"):
+        ray.get_actor("named")
+    lives(detached)
+    ray.kill(detached)
+
+
+def test_an_actor_ends_with_the_worker_of_the_function_that_made_it(recorder):
+    @ray.remote(num_cpus=0, max_retries=0)
+    def makes_and_dies(recorder):
+        child = Parent.remote(0)
+        ray.get(recorder.add.remote(ray.get(child.id.remote())))
+        os._exit(1)
+
+    with pytest.raises(WorkerCrashedError):
+        ray.get(makes_and_dies.remote(recorder), timeout=GUARD_S)
+    (child,) = ray.get(recorder.all.remote(), timeout=GUARD_S)
+    ends(child)
+    assert "its creator, a worker of remote functions, ended" in row(child)["cause"]
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_an_actor_that_a_function_returned_outlives_its_worker(calls):
+    @ray.remote(num_cpus=0, max_calls=calls)
+    def makes():
+        child = Parent.remote(0)
+        ray.get(child.pid.remote())  # it is made: nobody else knows how
+        return os.getpid(), child
+
+    pid, child = ray.get(makes.remote(), timeout=GUARD_S)
+    ended = lambda: [r["state"] for r in ray._runtime.session().list("workers") if r["pid"] == pid] == ["EXITED"]  # noqa: E731
+    wait_until(ended, GUARD_S, "the end of a worker that is idle or used up")
+    lives(child)
+    ray.kill(child)
 
 
 def test_pools_and_queues_hold_theirs():
