@@ -497,6 +497,10 @@ void Session::in_any_order(ActorId actor, bool any) {
   own([&] { calls_->in_any_order(actor, any); });
 }
 
+void Session::keep_until_answered(ActorId actor, std::shared_ptr<const void> what) {
+  own([&] { calls_->keep_until_answered(actor, std::move(what)); });
+}
+
 Result<void> Session::cancel(const ToCancel& what, CancelHow how) {
   return own([&] { return cancel_now(what, how); });
 }

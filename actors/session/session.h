@@ -102,6 +102,8 @@ class Session {
   Result<FoundActor> birth();
   // See ActorCalls.
   void in_any_order(ActorId actor, bool any);
+  // Keeps `what` until every call on this actor that was made by now has its answer.
+  void keep_until_answered(ActorId actor, std::shared_ptr<const void> what);
   // What is to be cancelled when nobody wants a value any more, and who hears that it was. Both are called on the loop.
   struct ToCancel {
     std::function<ValueFuture()> answer;
