@@ -106,9 +106,8 @@ std::size_t FunctionPools::room_for(const Pool& pool, std::size_t workers, bool 
 bool FunctionPools::attend(Pool& pool) {
   Session& session = hub_.session;
   const auto wants = session.own([&] { return pool.tasks->take_wants(options_.idle); });
-  for (const auto* ids : {&wants.ended, &wants.condemned}) {
-    for (const ActorId id : *ids) (void)session.kill(id);
-  }
+  for (const ActorId id : wants.ended) (void)session.retire(id);
+  for (const ActorId id : wants.condemned) (void)session.kill(id);
   if (wants.workers == 0) return false;
   const std::size_t room = room_for(pool, wants.workers, wants.starting);
   for (std::size_t i = 0; i < std::max<std::size_t>(room, wants.alone); ++i) {

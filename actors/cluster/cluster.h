@@ -80,6 +80,9 @@ struct GangSpec {
   std::vector<ActorSpec> actors;
   Launch launch;
   Where where;
+  // The process that asks for it, of one that a node started. If that is an actor's or a worker of functions, it ends with that process;
+  // a detached one does not, nor what a driver or a rank of a job asked for, which ends with its job.
+  WorkerId creator;
   // Fail with ResourceExhausted/Infeasible when no present node could ever hold it, instead of waiting for one that
   // can.
   bool refuse_infeasible = false;

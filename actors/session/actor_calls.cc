@@ -530,6 +530,27 @@ void ActorCalls::in_any_order(ActorId actor, bool any) {
   flush(actor, it->second);
 }
 
+void ActorCalls::keep_until_answered(ActorId actor, std::shared_ptr<const void> what) {
+  const auto it = targets_.find(actor);
+  if (it == targets_.end()) return;
+  it->second.kept_next.push_back(std::move(what));
+  if (it->second.unanswered == 0) keep_next(actor, it->second);
+}
+
+// One round after the other: so a call is counted once, however many are kept for it.
+void ActorCalls::keep_next(ActorId id, Target& t) {
+  t.kept = std::exchange(t.kept_next, {});
+  if (t.kept.empty()) return;
+  const auto answered = [this, alive = alive_, id](const Result<Value>&) {
+    const auto it = *alive ? targets_.find(id) : targets_.end();
+    if (it != targets_.end() && --it->second.unanswered == 0) keep_next(id, it->second);
+  };
+  t.unanswered = t.queue.size() + t.sent.size();
+  if (t.unanswered == 0) t.kept.clear();
+  for (const auto& q : t.queue) q.promise.future().then(answered);
+  for (const auto& [n, sent] : t.sent) sent.promise.future().then(answered);
+}
+
 bool ActorCalls::pending(const ValueFuture& result) const {
   const auto is_it = [&](const auto& call) { return call.promise.future() == result; };
   return std::any_of(targets_.begin(), targets_.end(), [&](const auto& target) {

@@ -103,6 +103,9 @@ class ActorCalls final : public runtime::PeerHandler {
 
   // Where its process is, once it has one.
   NodeId node(ActorId actor) const;
+  // Keeps `what` until every call on this actor that was made here by now has its answer.
+  void keep_until_answered(ActorId actor, std::shared_ptr<const void> what);
+
   // Why an actor is dead; nothing while it is not.
   const Error* cause(ActorId actor) const;
   bool alive(ActorId actor) const;
@@ -144,6 +147,8 @@ class ActorCalls final : public runtime::PeerHandler {
     bool disowned = false;  // the head will not tell of its death
     bool to_flush = false;  // stands in to_flush_
     bool any_order = false;
+    std::vector<std::shared_ptr<const void>> kept, kept_next;  // until `unanswered` calls are; until those are that were made meanwhile
+    std::size_t unanswered = 0;
     std::vector<std::function<void()>> news;  // of its process's end, and what came after; while they wait nothing is sent
     runtime::Timer last_words;
   };
@@ -196,6 +201,7 @@ class ActorCalls final : public runtime::PeerHandler {
   static Error away(ActorId id, const Target& target, const Error& cause);
   void lose_sent(ActorId id, Target& target, const Error& cause);
   void die(ActorId id, Target& target, const Error& cause);
+  void keep_next(ActorId id, Target& target);
 
   runtime::Clock& clock_;
   runtime::Network& network_;

@@ -426,6 +426,39 @@ TEST_F(ActorCallsTest, InAnyOrderWhatWaitsForAReferenceHoldsUpNobody) {
   EXPECT_EQ(actor_->heard, (std::vector<std::string>{"behind", "blocked", "last"}));
 }
 
+TEST_F(ActorCallsTest, WhatIsKeptStaysUntilTheCallsOfThatMomentAreAnswered) {
+  now_alive();
+  const runtime::Promise<Value> later;
+  const auto held = call(kActor, "hold"), blocked = call(kActor, "blocked", {later.future()}), other = call(kOther, "hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 2; }, 30s));
+  auto first = std::make_shared<int>(), second = std::make_shared<int>();
+  const std::weak_ptr<int> kept = first, kept_next = second;
+  calls_.keep_until_answered(kActor, std::exchange(first, {}));
+  const auto more = call(kActor, "hold", {later.future()});
+  calls_.keep_until_answered(kActor, std::exchange(second, {}));
+  later.set(text_value("x"));
+  ASSERT_TRUE(run_until_ready(blocked));
+  EXPECT_FALSE(kept.expired());  // one that was sent is not answered
+  actor_->held[0].reply(text_value("done"));
+  ASSERT_TRUE(run_until_ready(held));
+  EXPECT_TRUE(kept.expired());
+  EXPECT_FALSE(kept_next.expired());
+  calls_.updated(row(kActor, ActorState::kDead));
+  ASSERT_TRUE(run_until_ready(more));
+  EXPECT_TRUE(kept_next.expired());
+  EXPECT_FALSE(other.ready());
+}
+
+TEST_F(ActorCallsTest, NothingIsKeptForCallsThatAreNotMade) {
+  (void)call(kOther, "a");
+  for (const ActorId id : {kActor, ActorId{99}}) {
+    auto what = std::make_shared<int>();
+    const std::weak_ptr<int> kept = what;
+    calls_.keep_until_answered(id, std::exchange(what, {}));
+    EXPECT_TRUE(kept.expired());
+  }
+}
+
 TEST_F(ActorCallsTest, OfACallThatIsSentTheActorIsTold) {
   now_alive();
   const auto held = call(kActor, "hold"), other = call(kActor, "hold");

@@ -389,7 +389,9 @@ Result<std::optional<FoundActor>> Session::create_gang(const GangSpec& spec) {
       calls_->expect(a.id, a.class_name);
     }
   };
-  const auto created = ask_head(Method::kCreateGang, to_bytes(spec), expect);
+  GangSpec asked = spec;
+  if (options_.worker) asked.creator = worker_;
+  const auto created = ask_head(Method::kCreateGang, to_bytes(asked), expect);
   own([&] {
     for (const auto& a : spec.actors) creating_.erase(a.id);
   });
@@ -481,6 +483,11 @@ Result<void> Session::kill(ActorId actor, bool restart) {
   return {};
 }
 
+Result<void> Session::retire(ActorId worker) {
+  SHOAL_OK(ask_head(Method::kKillActor, to_bytes(KillActor{.actor = worker, .hand_on = true})));
+  return {};
+}
+
 Result<FoundActor> Session::birth() {
   SHOAL_TRY(const Message reply, ask_head(Method::kGetBirth, to_bytes(GetBirth{worker_})));
   return from_bytes<FoundActor>(reply.body);
@@ -488,6 +495,10 @@ Result<FoundActor> Session::birth() {
 
 void Session::in_any_order(ActorId actor, bool any) {
   own([&] { calls_->in_any_order(actor, any); });
+}
+
+void Session::keep_until_answered(ActorId actor, std::shared_ptr<const void> what) {
+  own([&] { calls_->keep_until_answered(actor, std::move(what)); });
 }
 
 Result<void> Session::cancel(const ToCancel& what, CancelHow how) {

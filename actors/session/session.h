@@ -82,7 +82,7 @@ class Session {
   GroupId new_group_id();
   // Accepted by the head; calls may be made at once. If not, calls made meanwhile fail likewise; of one that could never be placed
   // (Unschedulable) also those that come, and this is no failure. Ids, job and gang id are filled in by the
-  // caller (new_id).
+  // caller (new_id), its creator here.
   // With get_if_exists, who exists already, and is known here then; the ids in `spec` name nobody.
   Result<std::optional<FoundActor>> create_gang(const GangSpec& spec);
   // The living actor of this name, of whatever job; known here from now on. NotFound/NoSuchName.
@@ -96,10 +96,15 @@ class Session {
   // Calls made after this fail, whatever the actor's process still does. `restart`: it only loses its process, if it is one that is started
   // again.
   Result<void> kill(ActorId actor, bool restart = false);
+  // Of a worker of functions that is idle or used up: kills it, but what it made (a function returned a handle) lives on, as if this
+  // process had made it.
+  Result<void> retire(ActorId worker);
   // Of the actor that this process, a worker, is to make by itself: one that is started again. NotFound.
   Result<FoundActor> birth();
   // See ActorCalls.
   void in_any_order(ActorId actor, bool any);
+  // Keeps `what` until every call on this actor that was made by now has its answer.
+  void keep_until_answered(ActorId actor, std::shared_ptr<const void> what);
   // What is to be cancelled when nobody wants a value any more, and who hears that it was. Both are called on the loop.
   struct ToCancel {
     std::function<ValueFuture()> answer;

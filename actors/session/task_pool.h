@@ -42,7 +42,7 @@ class TaskPool {
     std::size_t workers = 0;         // more of them, for what waits
     bool starting = false;           // some are not made yet
     bool alone = false;              // there is none at all
-    std::vector<ActorId> ended;      // to be killed: idle for long, or used up
+    std::vector<ActorId> ended;      // to be retired: idle for long, used up, or wanted back
     std::vector<ActorId> condemned;  // to be killed at once: what they run was cancelled by force
     std::vector<Judgement> raised;   // judged() is to be called for each
   };

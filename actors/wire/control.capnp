@@ -200,11 +200,13 @@ struct CreateGang {
   maxRestarts @11 :Int32;
   maxTaskRetries @12 :Int32;
   birth @13 :Data;     # what it is made from when it is started again
+  creator @14 :UInt64; # the worker that asks for it; 0: no worker does
 }
 
 struct KillActor {
   actor @0 :UInt64;
   restart @1 :Bool;    # as if its process had died
+  handOn @2 :Bool;     # a worker of functions that nobody needs any more: what it made is now of whoever made it
 }
 
 # From a worker that is to make its actor by itself; answered with FoundActor, whose handle is the birth.

@@ -130,6 +130,7 @@ Bytes to_bytes(const GangSpec& v) {
     m.setMaxRestarts(v.max_restarts);
     m.setMaxTaskRetries(v.max_task_retries);
     m.setBirth(data_of(v.birth));
+    m.setCreator(v.creator.value);
   });
 }
 template <>
@@ -152,6 +153,7 @@ Result<GangSpec> from_bytes(const Bytes& bytes) {
     v.max_restarts = m.getMaxRestarts();
     v.max_task_retries = m.getMaxTaskRetries();
     v.birth = bytes_of(m.getBirth());
+    v.creator = WorkerId{m.getCreator()};
     KJ_REQUIRE(v.name.size() <= GangSpec::kMaxName && v.name_space.size() <= GangSpec::kMaxName, "a name is too long");
     KJ_REQUIRE(v.actors.size() == 1 || (v.name.empty() && !v.detached && v.max_restarts == 0),
                "only a single actor has a name, is detached or restarts");
@@ -218,11 +220,13 @@ Bytes to_bytes(const KillActor& v) {
   return write<wire::KillActor>([&](wire::KillActor::Builder m) {
     m.setActor(v.actor.value);
     m.setRestart(v.restart);
+    m.setHandOn(v.hand_on);
   });
 }
 template <>
 Result<KillActor> from_bytes(const Bytes& bytes) {
-  return read<wire::KillActor>(bytes, [](wire::KillActor::Reader m) { return KillActor{ActorId{m.getActor()}, m.getRestart()}; });
+  return read<wire::KillActor>(bytes,
+                               [](wire::KillActor::Reader m) { return KillActor{ActorId{m.getActor()}, m.getRestart(), m.getHandOn()}; });
 }
 
 Bytes to_bytes(const GetBirth& v) {

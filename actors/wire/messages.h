@@ -152,6 +152,7 @@ struct ActorRef {
 struct KillActor {
   ActorId actor;
   bool restart = false;
+  bool hand_on = false;  // see Session::retire
 };
 struct GetBirth {
   WorkerId worker;

@@ -20,6 +20,7 @@ GangSpec gang() {
   g.actors = {{ActorId{1}, "Counter", Resources::of({{"CPU", 1}, {"GPU", 0.5}}).value()}, {ActorId{2}, "Counter", {}}};
   g.launch = {Launch::Kind::kPythonWorker, "/usr/bin/python3", {"a", ""}, true, "id", "/tmp", {{"A", "b"}, {"C", ""}}, {"/x"}};
   g.refuse_infeasible = true;
+  g.creator = WorkerId{11};
   return g;
 }
 
@@ -30,6 +31,7 @@ TEST(Messages, AGangArrivesAsItWasSent) {
   EXPECT_EQ(back.actors[0].resources, gang().actors[0].resources);
   EXPECT_EQ(back.id, GangId{7});
   EXPECT_TRUE(back.refuse_infeasible);
+  EXPECT_EQ(back.creator, WorkerId{11});
 }
 
 TEST(Messages, RowsCarryTheirCause) {

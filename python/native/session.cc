@@ -527,6 +527,16 @@ void bind_session(nb::module_& m) {
           },
           nb::arg("actor"), nb::arg("any"), "Whether calls on it that wait for a reference hold up those behind them: not in any order.")
       .def(
+          "keep_until_answered",
+          [](PySession& s, const std::string& actor, const Ref& ref) {
+            const auto use = s.use();
+            Session& session = *use;
+            auto hold = ref.hold();
+            const nb::gil_scoped_release release;
+            session.keep_until_answered(actor_id(actor), std::move(hold));
+          },
+          nb::arg("actor"), nb::arg("ref"), "What it refers to stays until every call on the actor that was made by now has its answer.")
+      .def(
           "cancel",
           [](PySession& s, const Ref& ref, bool recursive, bool force) {
             const auto use = s.use();
@@ -551,6 +561,17 @@ void bind_session(nb::module_& m) {
           },
           nb::arg("id"), nb::arg("owner"), nb::arg("recursive"), nb::arg("force"),
           "The same of what that process (place), or this one, has published.")
+      .def(
+          "retire",
+          [](PySession& s, const std::string& worker) {
+            const auto use = s.use();
+            const auto retired = [&] {
+              const nb::gil_scoped_release release;
+              return use->retire(actor_id(worker));
+            }();
+            unwrap(retired);
+          },
+          nb::arg("worker"), "Kills a worker of functions that is not needed any more; what it made lives on as this process's.")
       .def(
           "kill",
           [](PySession& s, const std::string& actor, bool restart) {

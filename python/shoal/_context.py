@@ -38,7 +38,7 @@ class Running:
     extra: dict[str, Any] | None = None
     where: str = ""  # in it; "" for class and method
     interruptible: bool = False  # its code runs, and may be interrupted when it is cancelled
-    shared: bool = False  # handles of this actor have left it
+    stand: Any = None  # what is counted of the handles that this actor has given away of itself
     unanswered: Any = None
     runner: Any = None  # of a concurrent actor
     turn: Any = None  # of an ordinary actor that is in compiled graphs: whose call may run (shoal.dag._loop)

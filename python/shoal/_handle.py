@@ -1,4 +1,11 @@
-"""Handles of actors, their methods, and how a call is packed. An actor ends with the handle that made it: see ``_Actor``."""
+"""Handles of actors, their methods, and how a call is packed.
+
+An actor ends with the last handle that counts, on whatever node (``MadeHere``): the one that made it and those that came of it, not what
+``get_actor`` gives. While only the process that made it has handles, nothing is counted. With the first that leaves it, an object without a
+value stands for the actor: each handle carries a reference to it, which is counted as any other reference is. When that object is freed,
+the process that made the actor tells it. One that gave away handles of itself counts these in the same way, and ends when it was told so
+and they are gone.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +14,27 @@ import os
 import pickle
 import threading
 import types
+from collections import deque
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal import _native, _serialize
 from shoal._context import parent_call, running
 from shoal._ids import ActorID
 from shoal._options import BUILT_IN, METHOD_OPTIONS, check_call_options
-from shoal._refs import ObjectRef, load, when_ready
+from shoal._refs import ObjectRef, load, new_object_id, when_ready
 from shoal._retry import MethodAttempts, Retries
 from shoal._runtime import session as _session
 from shoal._runtime import state
 from shoal._signature import Signature
 from shoal._stream import ObjectRefGenerator
-from shoal.exceptions import ActorUnavailableError, CrossLanguageError, PendingCallsLimitExceeded, Unimplemented
+from shoal.exceptions import ActorUnavailableError, CrossLanguageError, ObjectFreedError, PendingCallsLimitExceeded, Unimplemented
 
-__all__ = ["GRAPH", "LAST_METRICS", "NO_ARGUMENTS", "RELEASE", "ActorHandle", "ActorMethod", "extra_of", "results"]
+__all__ = ["GRAPH", "LAST_WORDS", "NO_ARGUMENTS", "RELEASE", "ActorHandle", "ActorMethod", "extra_of", "made_here", "results"]
 
 _END_S = 5.0  # for what the thread of releases does, when the session ends
-LAST_METRICS = "__shoal_last_metrics__"  # and this that it will be killed, so that its node is told what it measured
 RELEASE = "__shoal_release__"  # the method by which an actor is told that nobody refers to it
+LAST_WORDS = "__shoal_last_words__"  # and the one by which a worker of functions is asked what it leaves
 GRAPH = "__shoal_graph__"  # and the one by which it is told of its part in a compiled graph (shoal.dag)
 
 
@@ -112,15 +120,29 @@ def results(ref: _native.Ref, extra: dict[str, Any], where: str, items: ObjectRe
     return [ObjectRef(r, where) for r in ref.split(_session(), num_returns)] if num_returns else None
 
 
-class _Actor:
-    """What a handle and its methods know of their actor. When the last of them is gone, so is the actor, if this process made it and no
-    other one ever had a handle of it (``owner``)."""
+class _Stand(NamedTuple):
+    """The object that stands for an actor, and a reference to it."""
 
-    __slots__ = ("any_order", "class_name", "created", "id", "max_pending", "methods", "owner", "pending", "restarts", "shared")
+    ref: _native.Ref
+    object_id: str
+    place: str  # of the process whose node counts
+
+
+def _stand(session: _native.Session) -> _Stand:
+    object_id, place = new_object_id(), session.place
+    return _Stand(session.hold(object_id, place), object_id, place)
+
+
+class _Actor:
+    """What a handle and its methods know of their actor. ``counts``: the session in which its end is to be told (None: it does not count);
+    ``stand``: what is counted, once a handle has left the process that made the actor."""
+
+    __slots__ = ("any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "stand")
 
     def __init__(self, actor_id: str, class_name: str, methods: dict[str, dict[str, Any]], created: ObjectRef | None, max_pending: int):
-        self.owner: _native.Session | None = None
-        self.any_order = self.shared = self.restarts = False
+        self.counts: _native.Session | None = None
+        self.stand: _Stand | None = None
+        self.any_order = False
         self.id, self.class_name, self.methods, self.created = actor_id, class_name, methods, created
         self.max_pending, self.pending = max_pending, None
 
@@ -137,10 +159,24 @@ class _Actor:
             raise PendingCallsLimitExceeded(f"{self.max_pending} calls wait for actor {self.class_name}: its max_pending_calls")
         return self.pending
 
+    def leaves(self) -> tuple[str, ...]:
+        """What a pickle of a handle carries besides: what makes it count."""
+        if self.id == running.actor_id:
+            stand = running.stand or made_here.own_stand()
+        elif self.counts is not None and self.counts is state.session:
+            stand = self.stand or made_here.stand_for(self)
+        else:
+            stand = None
+        if stand is None:
+            return ()
+        if not _serialize.note_ref(stand.ref):
+            _session().pin(stand.ref)
+        return stand.object_id, stand.place
+
     def __del__(self):
         # Anywhere, in any thread, also while the interpreter ends: it only says so.
-        if self.owner is not None and not self.shared and _released is not None:
-            _released.put((self.owner, self.id, self.restarts))
+        if self.counts is not None and made_here is not None:
+            made_here.put((self.counts, self.id, self.stand))
 
 
 class ActorMethod:
@@ -209,7 +245,12 @@ class _MethodWithOptions(ActorMethod):
 
 
 class ActorHandle:
-    """Names an actor; may be passed to other actors and tasks. Calls of one caller run in the order in which they were made."""
+    """Names an actor; may be passed to other actors and tasks. Calls of one caller run in the order in which they were made.
+
+    The actor ends when no handle of it is left, in a process, on its way or in an object, and the calls that were made are done. One that
+    was pickled by hand keeps it as long as the process lives that did so. What ``get_actor`` gives, and copies of that, keep nobody; nor
+    does a handle that an actor has of itself, but those do that it gives to others.
+    """
 
     def __init__(
         self,
@@ -238,10 +279,16 @@ class ActorHandle:
     def _created(self) -> ObjectRef | None:
         return self._actor.created
 
-    def _own(self, restarts: bool = False) -> ActorHandle:
-        """The actor ends with this handle and its methods."""
-        _released.begin()
-        self._actor.owner, self._actor.restarts, self._actor.shared = _session(), restarts, False
+    def _own(self, restarts: bool = False, kept: list[_native.Ref] | None = None) -> ActorHandle:
+        """The actor, which this process has made, ends with this handle and those that come of it. ``kept``: what it is made from again."""
+        made_here.add(self._actor, restarts, kept)
+        return self
+
+    def _count(self, object_id: str, place: str) -> ActorHandle:
+        """One that has come from elsewhere, and counts."""
+        made_here.begin()
+        session = self._actor.counts = _session()
+        self._actor.stand = _Stand(session.hold(object_id, place), object_id, place)
         return self
 
     def _in_any_order(self) -> ActorHandle:
@@ -265,10 +312,13 @@ class ActorHandle:
 
     def __reduce__(self):
         actor = self._actor
-        actor.shared = True
-        if actor.id == running.actor_id:
-            running.shared = True
-        return _revive_handle, (actor.id, actor.class_name, actor.methods, actor.max_pending, actor.any_order)
+        return _revive_handle, (actor.id, actor.class_name, actor.methods, actor.max_pending, actor.any_order, *actor.leaves())
+
+    def __copy__(self) -> ActorHandle:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> ActorHandle:
+        return self
 
     def __eq__(self, other) -> bool:
         return isinstance(other, ActorHandle) and other._actor_id == self._actor_id
@@ -286,15 +336,35 @@ def _foreign(class_name: str):
 
 
 def _revive_handle(
-    actor_id: str, class_name: str, methods: dict[str, dict[str, Any]], max_pending: int = -1, any_order: bool = False
+    actor_id: str,
+    class_name: str,
+    methods: dict[str, dict[str, Any]],
+    max_pending: int = -1,
+    any_order: bool = False,
+    object_id: str = "",
+    place: str = "",
 ) -> ActorHandle:
     _session().know(actor_id, class_name)
     handle = ActorHandle(actor_id, class_name, methods, max_pending=max_pending)
+    if object_id and actor_id != running.actor_id:  # its own does not keep it
+        handle._count(object_id, place)
     return handle._in_any_order() if any_order else handle
 
 
-class _Released:
-    """Actors that nobody refers to any more, and the thread that tells them: nothing of that may happen where a handle goes."""
+class _Made(NamedTuple):
+    """An actor that ends when nothing refers to it. ``stand``: the object that stands for it, if it is counted, and whose place."""
+
+    id: str
+    class_name: str
+    restarts: bool
+    stand: tuple[str, str] | None = None
+
+
+class MadeHere:
+    """The actors that this process has made, or has from one that did and is gone, and whose end it is to tell them. Its thread does what
+    may not happen where a handle goes. Any thread."""
+
+    MAX_TOLD = 1000  # that are remembered
 
     def __init__(self):
         self.forget()
@@ -303,7 +373,10 @@ class _Released:
         self._queue: SimpleQueue = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.put = self._queue.put  # which may be called anywhere
+        self._made: dict[str, _Made] = {}
+        self._kept: dict[str, list[_native.Ref]] = {}  # for those that may be started again
+        self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_TOLD)  # that they end
+        self.put = self._queue.put  # (session, actor, what stood for it), of a handle that is gone; which may be called anywhere
 
     def begin(self) -> None:
         if self._thread is not None:
@@ -318,35 +391,110 @@ class _Released:
         """Returns when nothing of it uses the session any more."""
         thread, self._thread = self._thread, None
         self.put(None)
+        self._made.clear()
+        self._kept.clear()
+        self._told.clear()
         if thread is not None and thread is not threading.current_thread():
             thread.join(_END_S)
 
-    @staticmethod
-    def _run(queue: SimpleQueue) -> None:
+    def add(self, actor: _Actor, restarts: bool, kept: list[_native.Ref] | None) -> None:
+        self.begin()
+        self._made[actor.id] = _Made(actor.id, actor.class_name, restarts)
+        if kept:
+            self._kept[actor.id] = kept
+        actor.counts = _session()
+
+    def stand_for(self, actor: _Actor) -> _Stand | None:
+        """A handle of what was made here leaves this process, for the first time: from now on all are counted. None in a forked child."""
+        with self._lock:
+            made = self._made.get(actor.id)
+            if actor.stand is not None or made is None:
+                return actor.stand
+            actor.stand = _stand(actor.counts)
+            self._made[actor.id] = made = made._replace(stand=actor.stand[1:])
+        self._watch(actor.counts, made)
+        return actor.stand
+
+    def own_stand(self) -> _Stand:
+        """A handle that this process's actor has of itself leaves it."""
+        with self._lock:
+            stand = running.stand = running.stand or _stand(_session())
+        return stand
+
+    def end_with(self, actor_id: str, class_name: str, stand: _Stand) -> None:
+        """Of this process's actor, which was told to end: it is told again when the handles are gone that it has given away of itself."""
+        made = self._made[actor_id] = _Made(actor_id, class_name, False, stand[1:])
+        self.begin()
+        self._watch(_session(), made)
+
+    def all(self) -> list[_Made]:
+        """What is to be another's (adopt). Of one that was told to end, and has not answered, too: this process's word may be lost."""
+        return [*tuple(self._made.values()), *(made for made, ref in tuple(self._told) if not ref._ref.ready)]
+
+    def adopt(self, session: _native.Session, made: list[_Made]) -> None:
+        """They are this process's from now on, as if it had made them. Those without a handle outside of the process that did, end."""
+        self.begin()
+        for actor in made:
+            with contextlib.suppress(Exception):  # the head has forgotten it
+                session.know(actor.id, actor.class_name)
+                self._made[actor.id] = actor
+                if actor.stand is None:
+                    self.put((session, actor.id, None))
+                else:
+                    self._watch(session, actor)
+
+    def _watch(self, session: _native.Session, made: _Made) -> None:
+        """Nobody will ever put the object: whoever gets it hears of its end. (Whose it was to be is not asked: that one may be gone.)"""
+        object_id, place = made.stand
+        ref = ObjectRef(session.fetch(object_id, "0" * 16 + place[16:]))
+        when_ready(ref, lambda: self._freed(session, made, ref))
+
+    def _freed(self, session: _native.Session, made: _Made, ref: ObjectRef) -> None:
+        try:
+            load(ref)
+        except ObjectFreedError as error:
+            if error.reason == "ObjectFreed":
+                self.put((session, made.id, None))
+            else:  # this node has let go of it, not the one that counts
+                with contextlib.suppress(Exception):
+                    self._watch(session, made)
+        except Exception:  # who counted is gone, or the job has ended: so will the actor
+            pass
+
+    def _run(self, queue: SimpleQueue) -> None:
         while (released := queue.get()) is not None:
-            _release(*released)
+            session, actor_id, stand = released
+            if session is state.session:  # not gone with its job; nor is this a forked child, and the actor its parent's
+                with contextlib.suppress(Exception):  # the session is closed meanwhile
+                    if stand is None:
+                        self._tell(session, actor_id)
+                    else:  # the calls that were made still need it
+                        session.keep_until_answered(actor_id, stand.ref)
+            released = session = stand = None
 
-
-def _release(session: _native.Session, actor_id: str, restarts: bool) -> None:
-    """Behind the calls that were made: it ends when they are done."""
-    if session is not state.session:  # it is gone with its job; or this is a forked child, and the actor its parent's
-        return
-    with contextlib.suppress(Exception):  # the session is closed meanwhile
+    def _tell(self, session: _native.Session, actor_id: str) -> None:
+        """Behind the calls that were made: it ends when they are done."""
+        made = self._made.pop(actor_id, None)
+        if made is None:
+            return
         session.in_any_order(actor_id, False)
         ref = ObjectRef(session.call(actor_id, RELEASE, *_pack((), {})))
-        if restarts:
-            when_ready(ref, lambda: _release_again(session, actor_id, ref))
+        while self._told and self._told[0][1]._ref.ready:
+            self._told.popleft()
+        self._told.append((made, ref))
+        if made.restarts:
+            when_ready(ref, lambda: self._tell_again(session, made, ref))
+
+    def _tell_again(self, session: _native.Session, made: _Made, ref: ObjectRef) -> None:
+        """One that was started again when it was told."""
+        try:
+            load(ref)
+        except ActorUnavailableError:
+            self._made[made.id] = made
+            self.put((session, made.id, None))
+        except Exception:
+            self._kept.pop(made.id, None)
 
 
-def _release_again(session: _native.Session, actor_id: str, ref: ObjectRef) -> None:
-    """Of one that was started again when it was told."""
-    try:
-        load(ref)
-    except ActorUnavailableError:
-        _released.put((session, actor_id, True))
-    except Exception:
-        pass
-
-
-_released = _Released()
-os.register_at_fork(after_in_child=_released.forget)
+made_here = MadeHere()
+os.register_at_fork(after_in_child=made_here.forget)

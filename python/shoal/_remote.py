@@ -165,25 +165,25 @@ def _end_unmade(session: _native.Session, actor_id: str, arguments: list[_native
             session.kill(actor_id)
 
 
-def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> bytes:
-    """What an actor is made from when it is started again. References among its arguments stay references, and large arguments become
-    some."""
+def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> tuple[bytes, list[_native.Ref]]:
+    """What an actor is made from when it is started again, and the references in it: those among its arguments stay references, and large
+    arguments become some."""
 
-    def packed() -> bytes:
-        head, buffers = _serialize.dumps((cls, settings, args, kwargs))
-        return pickle.dumps((bytes(head), [bytes(b) for b in buffers]))
+    def packed() -> tuple[bytes, list[_native.Ref]]:
+        head, buffers, refs = _serialize.pack((cls, settings, args, kwargs))
+        return pickle.dumps((bytes(head), [bytes(b) for b in buffers])), refs
 
-    out = packed()
+    out, refs = packed()
     if len(out) > _MAX_BIRTH_BYTES:
         args = tuple(a if isinstance(a, ObjectRef) else put(a) for a in args)
         kwargs = {k: a if isinstance(a, ObjectRef) else put(a) for k, a in kwargs.items()}
-        out = packed()
+        out, refs = packed()
     if len(out) > _MAX_BIRTH_BYTES:
         raise InvalidArgument(
             f"the class {cls.__name__} travels as {len(out)} bytes; one that is started again may have {_MAX_BIRTH_BYTES}",
             hint="define it in a module that workers can import, without large values around it",
         )
-    return out
+    return out, refs
 
 
 def from_birth(birth: bytes) -> tuple[type, dict[str, Any], tuple, dict]:
@@ -262,8 +262,10 @@ class ActorClass:
         """An actor. With ``name`` others find it (``get_actor``); ``lifetime="detached"``: it outlives its job; ``max_restarts``: its
         process is started again when it ends unasked.
 
-        An actor without a name ends when nothing refers to it any more, after the calls that were made on it. One whose handle was sent
-        to another process, ever, is there until its job ends or somebody ends it.
+        Unless it is detached, an actor ends when no handle of it is left, in whatever process, after the calls that were made on it (see
+        ``ActorHandle``; handles that ``get_actor`` and ``get_if_exists`` find keep nobody). Before that an actor that an actor made ends
+        with that one's process, also when that is started again; one that a remote function made, when the worker that ran it dies, but
+        not when that is merely used up (``max_calls``) or idle.
         """
         if self._takes is not None:
             self._takes.check(self.__name__, args, kwargs)
@@ -282,6 +284,9 @@ class ActorClass:
         handle = ActorHandle(session.new_actor_id(), name, with_retries(self._methods, options.get("max_task_retries")), max_pending=limit)
         handle._actor.any_order = bool(options.get("allow_out_of_order_execution"))
         env = {**env, "SHOAL_SELF_MADE": "1"} if detached else env
+        birth, kept = _birth(self._cls, settings, args, kwargs) if restarts or detached else (b"", [])
+        for ref in kept if detached else ():  # its end is nobody's to hear of
+            session.pin(ref)
         exists = session.create_actor(
             handle._actor_id,
             name,
@@ -295,7 +300,7 @@ class ActorClass:
             where=placed,
             max_restarts=restarts,
             max_task_retries=options.get("max_task_retries", 0),
-            birth=_birth(self._cls, settings, args, kwargs) if restarts or detached else b"",
+            birth=birth,
         )
         if exists is not None:
             return _serialize.loads(exists, [])
@@ -310,7 +315,7 @@ class ActorClass:
             when_ready(handle._created, lambda: _end_unmade(session, actor, packed[2]))
         if handle._actor.any_order:
             handle._in_any_order()
-        return handle if options.get("name") or detached else handle._own(restarts=True)
+        return handle if detached else handle._own(bool(restarts), kept)
 
     def bind(self, *args, **kwargs):
         raise Unimplemented("graphs are of actors that are there", hint=f"make one with {self.__name__}.remote() and bind its methods")

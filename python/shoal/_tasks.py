@@ -16,9 +16,9 @@ from typing import Any
 
 from shoal import _native, _serialize
 from shoal._context import parent_call
-from shoal._handle import LAST_METRICS, _pack, extra_of, results, streaming
+from shoal._handle import LAST_WORDS, _pack, extra_of, made_here, results, streaming
 from shoal._placement import fits, where
-from shoal._refs import ObjectRef
+from shoal._refs import ObjectRef, load
 from shoal._remote import create_gang
 from shoal._retry import Retries
 from shoal._runtime import session, state
@@ -112,11 +112,12 @@ class _Pool:
         """Does what the pool wants. Whether some of that has to wait for room."""
         if owner.wanted_back and "group" not in self.placed[0]:
             self.native.give_back(owner.LEASE_S)
-        workers, starting, alone, ended, condemned, raised = self.native.take_wants(owner.IDLE_S)
-        for worker in condemned:
-            with contextlib.suppress(Exception):
-                owner.session.kill(worker)
-        owner.end(ended)
+        with owner.retiring:
+            workers, starting, alone, ended, condemned, raised = self.native.take_wants(owner.IDLE_S)
+            for worker in condemned:
+                with contextlib.suppress(Exception):
+                    owner.session.kill(worker)
+            owner.end(ended)
         for task, function, ref in raised:
             self.native.judged(task, self.functions[function].retries.worth_another(ref))
         self.empty = alone
@@ -136,13 +137,13 @@ class FunctionPool:
     """All pools of this process, and the thread that sees to them. Threads: any."""
 
     IDLE_S = 2.0  # then a worker gives its CPU back
-    LAST_METRICS_S = 1.0  # which it has for that
+    LAST_WORDS_S = 30.0  # which it has for telling what it has made and measured
     LOOK_S = 0.1  # how often the cluster is asked for room while there is none
     LEASE_S = 0.25  # for which a worker keeps what others wait for, and how often the cluster is asked whether they do
 
     def __init__(self):
         self.session, self.readiness = session(), _native.Readiness()
-        self._lock = threading.Lock()
+        self._lock, self.retiring = threading.Lock(), threading.Lock()
         self._pools: dict[tuple, _Pool] = {}
         self._ended = False
         self.wanted_back = False  # others wait for what this process's workers hold: it takes no more, and gives some back
@@ -165,14 +166,31 @@ class FunctionPool:
         return results(ref, extra, function.name, items)
 
     def end(self, workers: list[str]) -> None:
-        """Kills them, who have nothing to do, once their nodes know what they have measured."""
+        """Retires them, who have nothing to do, once their nodes know what they have measured, and this process which actors they have
+        made: they are its own from then on."""
+        if not workers:
+            return
+        last = []
         with contextlib.suppress(Exception):
-            last = [self.session.call(w, LAST_METRICS, *_pack((), {})) for w in workers]
-            if last:  # by this session: it may be left meanwhile
-                self.session.wait_some(last, len(last), self.LAST_METRICS_S)
+            last = [ObjectRef(self.session.call(w, LAST_WORDS, *_pack((), {}))) for w in workers]
+            until = time.monotonic() + self.LAST_WORDS_S
+            while not self._ended and time.monotonic() < until:
+                if all(self.session.wait_some([ref._ref for ref in last], len(last), 0.5)):  # by this session: it may be left meanwhile
+                    break
+        for ref in last:
+            with contextlib.suppress(Exception):  # one that has died meanwhile; what it made has, too
+                if ref._ref.ready:
+                    made_here.adopt(self.session, load(ref))
         for worker in workers:
             with contextlib.suppress(Exception):
-                self.session.kill(worker)
+                self.session.retire(worker)
+
+    def last_words(self) -> list[tuple]:
+        """What this process has made, and so have those that ran functions for it, who end now."""
+        for pool in tuple(self._pools.values()):
+            with self.retiring:
+                self.end(pool.native.take_wants(0.0)[3])
+        return made_here.all()
 
     def _pool_of(self, function: Function) -> _Pool:
         key = (tuple(sorted(function.resources.items())), repr(function.placed))

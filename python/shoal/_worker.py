@@ -14,7 +14,7 @@ from typing import Any
 from shoal import _serialize, _stacks, _stream
 from shoal._client import put
 from shoal._context import running
-from shoal._handle import GRAPH, LAST_METRICS, NO_ARGUMENTS, RELEASE, _Dep
+from shoal._handle import GRAPH, LAST_WORDS, NO_ARGUMENTS, RELEASE, _Dep, made_here
 from shoal._marks import mark_beginning, mark_output
 from shoal._refs import when_gone
 from shoal._remote import from_birth
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _end_with(worker: str, node: str) -> None:
-    """Nobody else calls a worker of functions than the process that made it. (On another node nobody tells of that one's end.)"""
+    """Nobody else calls a worker of functions than the process that made it. (On another node the head ends it.)"""
     if node == state.session.node:
         when_gone(worker, lambda: os._exit(1))
 
@@ -269,9 +269,17 @@ class _Released(ActorExit):
 
 
 def _release(instance) -> None:
-    """Of one that gave itself away nobody knows who has it."""
-    if not running.shared:
+    """Nobody else refers to it than those, if any, to whom it gave itself."""
+    stand, running.stand = running.stand, None
+    if stand is None:
         raise _Released(0)
+    made_here.end_with(running.actor_id, running.settings["class_name"], stand)
+
+
+def _last_words(_) -> list[tuple]:
+    """Of one that is retired: what it has made is its keeper's from then on."""
+    state.session.tell_last_metrics(_LAST_METRICS_S)
+    return made_here.all() if state.functions is None else state.functions.last_words()
 
 
 # Methods that every actor has. A creator's call finds an actor that was started again before it arrived.
@@ -279,7 +287,7 @@ BUILT_INS = {
     "__init__": lambda *_, **__: None,
     "__ray_terminate__": lambda _: exit_actor(),
     "__ray_ready__": lambda _: True,
-    LAST_METRICS: lambda _: state.session.tell_last_metrics(_LAST_METRICS_S),
+    LAST_WORDS: _last_words,
     "__ray_call__": _call,
     RELEASE: _release,
     GRAPH: _graph,

@@ -321,6 +321,7 @@ _REASONS = {
     "ChannelClosed": RayChannelError,
     "ChannelTimeout": RayChannelTimeoutError,
     "ObjectFreed": ObjectFreedError,
+    "ObjectLetGo": ObjectFreedError,
     "ObjectLost": ObjectLostError,
     "ObjectStoreFull": ObjectStoreFullError,
     "OutOfMemory": OutOfMemoryError,

@@ -187,7 +187,7 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
     }
     case Method::kKillActor: {
       SHOAL_TRY(const auto kill, from_bytes<actors::KillActor>(bytes));
-      SHOAL_OK(state_.actor_killed(kill.actor, kill.restart));
+      SHOAL_OK(kill.hand_on ? state_.worker_retired(kill.actor) : state_.actor_killed(kill.actor, kill.restart));
       return Message();
     }
     case Method::kWatchActor: {

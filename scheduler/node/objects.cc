@@ -29,7 +29,7 @@ Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
 Error freed_meanwhile() { return unavailable("this object was freed while it was read").with_reason("ObjectFreed"); }
 
-Error no_more() { return unavailable("nobody on this node refers to this object any more").with_reason("ObjectFreed"); }
+Error no_more() { return unavailable("nobody on this node refers to this object any more").with_reason("ObjectLetGo"); }
 
 }  // namespace
 

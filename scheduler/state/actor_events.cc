@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "actors/cluster/function_worker.h"
 #include "scheduler/state/cluster_state.h"
 
 namespace shoal::scheduler {
@@ -21,6 +22,21 @@ Error actor_died(const ActorRow& row, const Error& cause) {
                 .with_hint(cause.hint());
   for (const auto& frame : cause.context()) e = std::move(e).in(frame);
   return std::move(e).in(fmt::format("actor {}({})", row.class_name, to_string(row.id)));
+}
+
+// `creator` may be forgotten already. Why it ended is told as far as that stays short: of a chain each tells of the one before.
+Error creator_ended(const ActorRow* creator, const Error& why) {
+  constexpr std::size_t kMaxWhy = 1000;
+  if (creator == nullptr) return unavailable("its creator ended: " + why.message()).with_reason("CreatorEnded");
+  const bool told = creator->state == ActorState::kDead && creator->cause;
+  std::string how = told ? creator->cause->message() : why.message();
+  const std::string prefix = fmt::format("actor {} died: ", creator->class_name);
+  if (told && how.starts_with(prefix)) how = how.substr(prefix.size());
+  how = how.substr(0, how.find('\n'));
+  const std::string who = creator->class_name == actors::kFunctionWorker
+                              ? "a worker of remote functions"
+                              : fmt::format("actor {}({})", creator->class_name, to_string(creator->id));
+  return unavailable(fmt::format("its creator, {}, ended{}", who, how.size() > kMaxWhy ? "" : ": " + how)).with_reason("CreatorEnded");
 }
 
 }  // namespace
@@ -49,6 +65,7 @@ Result<std::optional<actors::FoundActor>> ClusterState::gang_requested(const act
     if (!a.id || actors_.contains(a.id)) return fail(invalid_argument("actor " + to_string(a.id) + " exists already"));
     gang.wants.push_back(a.resources);
   }
+  SHOAL_TRY(gang.spec.creator, creator_of(spec));
   SHOAL_OK(check_where(gang));
   if (spec.refuse_infeasible && !spec.where.group) {
     const Allowed could = only(rooms().capacity(), spec.where, gang.wants);
@@ -73,11 +90,72 @@ Result<std::optional<actors::FoundActor>> ClusterState::gang_requested(const act
     row.world_size = static_cast<std::int32_t>(spec.actors.size());
     actors_.add(row.id) = std::move(row);
   }
+  if (gang.spec.creator) made_by_[gang.spec.creator].insert(spec.id);
   gangs_.add(spec.id) = std::move(gang);
   pending_.push_back(waiting(gangs_.at(spec.id)));
   place_pending();
   explain_newcomer();
   return std::optional<actors::FoundActor>();
+}
+
+Result<WorkerId> ClusterState::creator_of(const actors::GangSpec& spec) const {
+  if (!spec.creator || spec.detached) return WorkerId();
+  const auto w = workers_.find(spec.creator);
+  if (w == workers_.end() || w->second.row.state == WorkerState::kExited) {
+    return fail(cancelled("the process that asks for it has ended").with_reason("CreatorEnded"));
+  }
+  return w->second.actor ? spec.creator : WorkerId();
+}
+
+void ClusterState::forget_gang(GangId id) {
+  const auto made = made_by_.find(gangs_.at(id).spec.creator);
+  if (made != made_by_.end() && made->second.erase(id) > 0 && made->second.empty()) made_by_.erase(made);
+  gangs_.erase(id);
+}
+
+void ClusterState::end_made_by(const Worker& worker, const Error& why) {
+  const auto made = made_by_.extract(worker.row.id);
+  if (!made) return;
+  const auto creator = actors_.find(worker.actor);
+  const Error over = creator_ended(creator == actors_.end() ? nullptr : &creator->second, why);
+  for (const GangId id : made.mapped()) {
+    const std::vector<actors::ActorSpec> members = gangs_.at(id).spec.actors;
+    for (const auto& a : members) {
+      const auto row = actors_.find(a.id);  // a member that died long ago may be forgotten
+      if (row != actors_.end() && row->second.state != ActorState::kDead) end_actor(actors_.edit(a.id), over);
+    }
+  }
+}
+
+// Workers of its own functions end with it all the same; what they made does not. So does what has no process that could have heard from it
+// yet how it is to be made.
+void ClusterState::hand_on(WorkerId from, WorkerId to) {
+  const auto made = made_by_.extract(from);
+  if (!made) return;
+  for (const GangId id : made.mapped()) {
+    const auto& members = gangs_.at(id).spec.actors;
+    const bool functions = members[0].class_name == actors::kFunctionWorker;
+    const bool lives = std::all_of(members.begin(), members.end(), [&](const auto& a) {
+      const auto row = actors_.find(a.id);
+      return row == actors_.end() || (row->second.state != ActorState::kPending && row->second.state != ActorState::kStarting) ||
+             row->second.num_restarts > 0;
+    });
+    if (functions || !lives) {
+      made_by_[from].insert(id);
+      if (functions) hand_on(actors_.at(members[0].id).worker, to);
+      continue;
+    }
+    gangs_.edit(id).spec.creator = to;
+    if (to) made_by_[to].insert(id);
+  }
+}
+
+Result<void> ClusterState::worker_retired(ActorId id) {
+  const auto it = actors_.find(id);
+  if (it != actors_.end() && it->second.state != ActorState::kDead && gangs_.contains(it->second.gang)) {
+    hand_on(it->second.worker, gangs_.at(it->second.gang).spec.creator);
+  }
+  return actor_killed(id);
 }
 
 JobId ClusterState::open_detached_job(const actors::GangSpec& spec) {
@@ -128,7 +206,7 @@ void ClusterState::kill_actor_row(ActorRow& row, const Error& cause) {
   }
   if (gangs_.contains(row.gang) && --gangs_.scratch(row.gang).living == 0) {
     std::erase_if(pending_, [&](const Pending& p) { return p.gang == row.gang; });
-    gangs_.erase(row.gang);
+    forget_gang(row.gang);
   }
   row.state = ActorState::kDead;
   row.pending_reason.clear();
@@ -158,10 +236,12 @@ void ClusterState::end_actor(ActorRow& row, const Error& cause) {
   const JobId job = row.job;
   const bool detached = row.detached;
   const auto gang = gangs_.find(row.gang);
-  const std::vector<actors::ActorSpec> members = gang == gangs_.end() ? std::vector<actors::ActorSpec>() : gang->second.spec.actors;
+  const bool waited = before == ActorState::kPending || before == ActorState::kRestarting;
+  const std::vector<actors::ActorSpec> members =
+      waited && gang != gangs_.end() ? gang->second.spec.actors : std::vector<actors::ActorSpec>();
   kill_actor_row(row, cause);
   const auto w = workers_.find(row.worker);
-  if (before == ActorState::kPending || before == ActorState::kRestarting) {
+  if (waited) {
     // All or nothing: a gang that lost a member before it was placed will never be.
     std::erase_if(pending_, [&](const Pending& p) { return p.gang && p.gang == row.gang; });
     for (const auto& a : members) {

@@ -596,7 +596,7 @@ void ClusterState::end_job(Job& job, JobState state) {
   for (const auto& [gang, g] : gangs_) {
     if (g.spec.job == id) gangs.push_back(gang);
   }
-  for (const GangId gang : gangs) gangs_.erase(gang);
+  for (const GangId gang : gangs) forget_gang(gang);
   const Error over = cancelled("its job ended").with_reason("JobEnded");
   for (const auto& [actor, row] : actors_) {
     if (row.job == id && row.state != ActorState::kDead) kill_actor_row(actors_.edit(actor), over);
@@ -680,6 +680,7 @@ void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const 
       kill_actor_row(actors_.edit(actor), why);
     }
   }
+  end_made_by(worker, why);  // before anything is placed again
   const auto it = jobs_.find(worker.row.job);
   if (it != jobs_.end() && !ended(it->second.row.state)) {
     Job& job = jobs_.edit(it->first);

@@ -144,10 +144,12 @@ class ClusterState {
   Result<void> job_deleted(JobId job);
 
   // ---- events: actors ----
-  // What exists already, if that was asked for; the gang's own actors will not be then. InvalidArgument/NameTaken.
+  // What exists already, if that was asked for; the gang's own actors will not be then. InvalidArgument/NameTaken; Cancelled/CreatorEnded.
   Result<std::optional<actors::FoundActor>> gang_requested(const actors::GangSpec& spec);
   // `restart`: as if its process had died, so that it is started again if it may be.
   Result<void> actor_killed(ActorId actor, bool restart = false);
+  // A worker of functions that its keeper does not need any more: it ends, and what it made ends with the keeper instead.
+  Result<void> worker_retired(ActorId worker);
   // Answered by TellHosted to each member once the gang is complete.
   Result<void> actor_hosted(const actors::HostActor& actor);
   void attributes_set(const actors::SetAttributes& attributes);
@@ -322,6 +324,12 @@ class ClusterState {
   void stop_processes(const Job& job, int signal);
   void job_process_exited(Job& job, const Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause);
   JobId open_detached_job(const actors::GangSpec& spec);
+  // With whose end it ends, or none. Cancelled/CreatorEnded.
+  Result<WorkerId> creator_of(const actors::GangSpec& spec) const;
+  void forget_gang(GangId gang);
+  // What a process made: ends with it, or is another's from now on.
+  void end_made_by(const Worker& worker, const Error& why);
+  void hand_on(WorkerId from, WorkerId to);
   // Whether it is started again after an end of its process that nobody asked for.
   bool restart_actor(actors::ActorRow& row, const Worker& worker, std::int32_t shell_code, const Error& cause);
   // With what waits for it, and its process.
@@ -353,6 +361,7 @@ class ClusterState {
   std::uint64_t next_order_ = 1;
   std::map<std::pair<std::string, std::string>, ActorId> names_;        // (namespace, name): who lives
   std::map<std::pair<std::string, std::string>, GroupId> group_names_;  // (namespace, name)
+  std::map<WorkerId, std::set<GangId>> made_by_;                        // living gangs by creator
   std::map<std::pair<JobId, std::string>, HostedGang> hosted_;
   std::map<WorkerId, std::vector<ActorId>> hosted_in_;
   std::map<JobId, runtime::TimePoint> unattached_;  // of a head before this one: until when their drivers may take to join a node

@@ -258,6 +258,14 @@ void ClusterState::check_invariants() const {
     if (a.state == ActorState::kAlive)
       SHOAL_CHECK(workers_.at(a.worker).row.state != WorkerState::kExited, "an actor lives in a dead process");
   }
+  std::map<WorkerId, std::set<GangId>> made_by;
+  for (const auto& [id, g] : gangs_) {
+    if (!g.spec.creator) continue;
+    made_by[g.spec.creator].insert(id);
+    const auto w = workers_.find(g.spec.creator);
+    SHOAL_CHECK(w != workers_.end() && w->second.row.state != WorkerState::kExited, "an actor lives on without its creator");
+  }
+  SHOAL_CHECK(made_by == made_by_, "what each process made does not add up");
   for (const auto& [name, who] : names_) {
     const auto a = actors_.find(who);
     SHOAL_CHECK(a != actors_.end() && a->second.state != ActorState::kDead, "a name stands for an actor that is gone");

@@ -179,6 +179,7 @@ Result<void> ClusterState::restore_holdings() {
       g.living += row != actors_.end() && row->second.state != ActorState::kDead;
     }
     g.started = now_;
+    if (g.spec.creator) made_by_[g.spec.creator].insert(id);
   }
   return {};
 }

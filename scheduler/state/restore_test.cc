@@ -108,6 +108,32 @@ TEST_F(RestoreTest, AProcessThatItsNodeDoesNotKnowAnyMoreHasEnded) {
                         std::pair<std::string, std::string>("SHOAL_RESTARTS", "1")) != again[0].message.launch.env.end());
 }
 
+TEST_F(RestoreTest, WhatAProcessMadeEndsWithItUnderTheNextHead) {
+  const JobId job = driver();
+  join(1, {{"CPU", 3}});
+  const auto parent = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(parent));
+  const auto p = taken<StartWorkerOn>().at(0);
+  ready(p);
+  auto child = gang(job, 1, {{"CPU", 1}}), late = gang(job, 1, {{"CPU", 1}});
+  child.creator = late.creator = p.message.worker;
+  ASSERT_TRUE(state_.gang_requested(child));
+  const auto c = taken<StartWorkerOn>().at(0);
+  ready(c);
+  ClusterState& head = next_head();
+  join_again(1, {{"CPU", 3}});
+  tells(c, WorkerState::kRunning, 1000, "unix:@w");
+  EXPECT_EQ(head.actor(child.actors[0].id)->state, ActorState::kAlive);
+  head.node_beat(NodeId{1});  // of its creator it knows nothing any more
+  EXPECT_NE(head.actor(child.actors[0].id)->cause->message().find("its creator, actor A("), std::string::npos);
+  const auto stopped = taken_again<StopWorkerOn>();
+  ASSERT_EQ(stopped.size(), 1u);
+  EXPECT_EQ(stopped[0].message.worker, c.message.worker);
+  EXPECT_EQ(head.gang_requested(late).error().reason(), "CreatorEnded");
+  EXPECT_TRUE(head.gang_requested(child));  // its creator asks again: it was there
+  EXPECT_TRUE(taken_again<StartWorkerOn>().empty());
+}
+
 TEST_F(RestoreTest, WhatWaitedWaitsInTheSameOrder) {
   const JobId job = driver();
   std::vector<GangSpec> gangs;

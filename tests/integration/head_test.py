@@ -107,6 +107,49 @@ except shoal.exceptions.ActorDiedError:
     assert job["state"] == "SUCCEEDED"
 
 
+def test_handles_are_counted_without_a_head(cluster, shoal_command):
+    driver = shoal_command.driver(
+        """
+import os, sys, time
+import shoal
+
+@shoal.remote(num_cpus=0)
+class Holder:
+    def keep(self, handles): self.handles = handles
+    def call(self): return shoal.get(self.handles[0].call.remote())
+
+@shoal.remote(num_cpus=0)
+class Held:
+    def call(self): return 5
+
+shoal.init(address="auto")
+holder, before, after = Holder.remote(), Held.options(name="before").remote(), Held.options(name="after").remote()
+shoal.get(holder.keep.remote([after, before]))
+del after, before
+print("held", flush=True)
+while not os.path.exists(sys.argv[0] + ".go"):
+    time.sleep(0.01)
+assert shoal.get(holder.call.remote()) == 5
+assert shoal.get(shoal.get_actor("before").call.remote()) == 5
+shoal.get(holder.keep.remote([shoal.get_actor("after")]))
+for name in "before", "after":
+    end = time.monotonic() + 120
+    while True:
+        try:
+            shoal.get_actor(name)
+        except ValueError:
+            break
+        assert time.monotonic() < end
+        time.sleep(0.01)
+print("done", flush=True)
+"""
+    )
+    driver.said("held")
+    cluster.kill_head()
+    (shoal_command.home.parent / "scripts" / "driver0.py.go").touch()
+    assert driver.code() == 0, driver.err
+
+
 def test_a_job_runs_on_and_its_end_is_known_although_it_ended_without_a_head(cluster, shoal_command):
     script = shoal_command.script(
         """

@@ -72,14 +72,13 @@ def test_get_if_exists_by_many_at_once_makes_one():
     @shoal.remote(num_cpus=0)
     class Getter:
         def get(self):
-            actor = Log.options(name="one", get_if_exists=True).remote()
-            return shoal.get(actor.pid.remote())
+            self.actor = Log.options(name="one", get_if_exists=True).remote()  # it ends with who made it
+            return shoal.get(self.actor.pid.remote())
 
     getters = [Getter.remote() for _ in range(4)]
     assert len(set(shoal.get([g.get.remote() for g in getters]))) == 1
     for g in getters:
         shoal.kill(g)
-    shoal.kill(shoal.get_actor("one"))
 
 
 def test_get_if_exists_without_a_name_is_a_value_error():
@@ -131,9 +130,16 @@ def test_a_found_handle_hears_of_the_actors_death(named):
     holder = Holder.remote()
     assert shoal.get(holder.hold.remote()) == [1]
     shoal.kill(named)
-    with pytest.raises(ActorDiedError):
-        shoal.get(holder.ask.remote())
+    assert any(_died(holder.ask.remote()) for _ in range(100_000))  # its process may answer others until it is gone
     shoal.kill(holder)
+
+
+def _died(ref) -> bool:
+    try:
+        shoal.get(ref)
+    except ActorDiedError:
+        return True
+    return False
 
 
 def test_calls_by_name_on_one_that_could_not_be_made_say_so():

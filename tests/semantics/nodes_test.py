@@ -280,6 +280,167 @@ print("done")
 """
 
 
+FAR = """
+import signal
+
+here, there = (NodeAffinitySchedulingStrategy(n["id"], soft=False) for n in shoal.nodes())
+
+@shoal.remote(num_cpus=0)
+class Child:
+    def pid(self):
+        return os.getpid()
+
+    def tell(self, pid):
+        self.told = pid
+
+    def told_pid(self):
+        return getattr(self, "told", 0)
+
+@shoal.remote(num_cpus=0)
+def stays(told):
+    shoal.get(told.tell.remote(os.getpid()))
+    time.sleep(600)
+
+@shoal.remote(num_cpus=0)
+class Parent:
+    def begin(self, told):
+        self.child = Child.options(scheduling_strategy=there).remote()
+        self.running = stays.options(scheduling_strategy=there).remote(told)
+        return self.child, shoal.get(self.child.pid.remote()), os.getpid()
+
+def gone(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+told = Child.remote()
+parent = Parent.options(scheduling_strategy=here).remote()
+child, *pids = shoal.get(parent.begin.remote(told), timeout=120)
+while not shoal.get(told.told_pid.remote(), timeout=120):
+    time.sleep(0.01)
+pids.append(shoal.get(told.told_pid.remote()))
+shoal.kill(parent)
+end = time.monotonic() + 120
+while not all(map(gone, pids)):
+    assert time.monotonic() < end, [gone(pid) for pid in pids]
+    time.sleep(0.01)
+try:
+    shoal.get(child.pid.remote(), timeout=120)
+except shoal.exceptions.ActorDiedError:
+    print("gone")
+"""
+
+
+def test_what_an_actor_has_on_another_node_ends_with_it(run):
+    assert run(FAR) == "gone\n"
+
+
+HELD = """
+import signal
+
+here = shoal.get_runtime_context().get_node_id()
+(there,) = set(zones.values()) - {here}
+at = lambda node: {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False), "num_cpus": 0}
+
+@shoal.remote(num_cpus=0)
+class Counts:
+    def pid(self):
+        return os.getpid()
+
+@shoal.remote(num_cpus=0)
+class Holder:
+    def keep(self, handles):
+        self.handles = handles
+
+    def pid(self):
+        return os.getpid()
+
+    def theirs(self):
+        return shoal.get([h.pid.remote() for h in self.handles])
+
+@shoal.remote(max_calls=1)
+def makes():
+    actor = Counts.remote()
+    shoal.get(actor.pid.remote())
+    return os.getpid(), actor
+
+def state(actor_id):
+    (row,) = (r for r in shoal._runtime.session().list("actors") if r["id"] == actor_id)
+    return row["state"]
+
+def wait(what):
+    end = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+def ends(actor_id):
+    wait(lambda: state(actor_id) == "DEAD")
+
+def exits(pid):
+    wait(lambda: [r["state"] for r in shoal._runtime.session().list("workers") if r["pid"] == pid] == ["EXITED"])
+
+near, far = Holder.options(**at(here)).remote(), Holder.options(**at(there)).remote()
+"""
+
+
+@pytest.mark.parametrize("node", ["here", "there"])
+def test_an_actor_ends_with_its_last_handle_on_whatever_node(run, node):
+    assert (
+        run(
+            HELD
+            + f"""
+actor = Counts.options(**at({node})).remote()
+actor_id = actor._actor_id
+for holder in near, far, near:
+    shoal.get(holder.keep.remote([actor]))
+del actor
+shoal.get(near.keep.remote([]))
+pid, = shoal.get(far.theirs.remote())
+shoal.get(far.keep.remote([]))
+ends(actor_id)
+
+actor = Counts.options(**at({node})).remote()
+actor_id = actor._actor_id
+shoal.get(far.keep.remote([actor]))
+del actor
+shoal.get(far.theirs.remote())
+os.kill(shoal.get(far.pid.remote()), signal.SIGKILL)  # nobody lets go of it in order
+ends(actor_id)
+print("done")
+"""
+        )
+        == "done\n"
+    )
+
+
+def test_one_that_a_function_on_another_node_made_ends_with_its_last_handle(run):
+    assert (
+        run(
+            HELD
+            + """
+pid, actor = shoal.get(makes.options(**at(there)).remote())
+exits(pid)
+actor_id = actor._actor_id
+shoal.get([near.keep.remote([actor]), far.keep.remote([actor])])
+del actor
+shoal.get(near.keep.remote([]))  # this node has no handle any more
+probe = shoal.get(makes.options(**at(there)).remote())[1]  # and another actor of such a function ends meanwhile
+probe_id = probe._actor_id
+del probe
+ends(probe_id)
+shoal.get(far.theirs.remote())
+assert state(actor_id) == "ALIVE"
+shoal.get(far.keep.remote([]))
+ends(actor_id)
+print("done")
+"""
+        )
+        == "done\n"
+    )
+
+
 def test_what_had_to_be_on_a_node_that_is_lost_is_unschedulable(run):
     assert run(GONE) == "done\n"
 

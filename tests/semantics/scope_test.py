@@ -1,9 +1,11 @@
 """Row A2, the end: an actor goes with the last that refers to it, after the calls that were made on it."""
 
 import atexit
+import copy
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from cast import GUARD_S, Gate, Recorder
 from leftovers import alive, wait_until
 
 import shoal as ray
+from shoal.exceptions import ActorDiedError, WorkerCrashedError
 from shoal.util import ActorPool
 from shoal.util.queue import Queue
 
@@ -56,6 +59,9 @@ class Counts:
 
 @ray.remote
 class Holder:
+    def __init__(self, handles=None):
+        self.handles = handles
+
     def keep(self, handles):
         self.handles = handles
 
@@ -68,6 +74,23 @@ class Holder:
 
     def call(self):
         return ray.get(self.handles[0].call.remote())
+
+    def begin(self, gate):
+        """Makes calls that wait, and lets go of whom they are made on."""
+        (actor,) = self.handles
+        refs = [actor.wait_at.remote(gate, "", 7), *(actor.echo.remote(k) for k in range(3))]
+        refs.append(actor.echo.remote(gate.wait.remote("late", "x")))
+        self.handles.clear()
+        return refs
+
+    def pass_on(self, other):
+        ray.get(other.keep.remote(self.handles))
+
+    def call_of(self, name):
+        return ray.get(ray.get_actor(name).call.remote())
+
+    def pid(self):
+        return os.getpid()
 
 
 @pytest.fixture
@@ -161,27 +184,134 @@ def test_one_that_may_be_started_again_is_not():
 
 
 def still_there(actor_id, call):
-    """A release that was wrong would have been sent before these calls."""
+    """A release that was wrong would have come before these calls: that of an actor whose handles go now does."""
     gc.collect()
+    other = Counts.remote()
+    other_id, kept = other._actor_id, ray.put([other])
+    del other, kept
+    ends(other_id)
     first = ray.get(call(), timeout=GUARD_S)
     assert [ray.get(call(), timeout=GUARD_S) for _ in range(3)] == [first + 1, first + 2, first + 3]
     assert row(actor_id)["state"] == "ALIVE"
 
 
-def test_one_that_another_process_has_stays(holder):
+def test_one_that_another_process_has_ends_when_that_lets_go_of_it(holder):
     actor = Counts.remote()
     actor_id = actor._actor_id
     ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
     del actor
     still_there(actor_id, holder.call.remote)
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    ends(actor_id)
 
 
-def test_one_that_gave_itself_away_stays(holder):
+def test_it_ends_with_the_last_of_those_that_have_it(holder):
+    other, actor = Holder.remote(), Counts.remote()
+    actor_id = actor._actor_id
+    ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
+    del actor
+    ray.get(holder.pass_on.remote(other), timeout=GUARD_S)
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    still_there(actor_id, other.call.remote)
+    ray.get(other.pass_on.remote(holder), timeout=GUARD_S)
+    ray.get(other.drop.remote(), timeout=GUARD_S)
+    still_there(actor_id, holder.call.remote)
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    ends(actor_id)
+    ray.kill(other)
+
+
+def test_it_ends_with_the_process_that_has_it():
+    holder, actor = Holder.remote(), Counts.remote()
+    actor_id = actor._actor_id
+    ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
+    del actor
+    still_there(actor_id, holder.call.remote)
+    os.kill(ray.get(holder.pid.remote(), timeout=GUARD_S), signal.SIGKILL)
+    ends(actor_id)
+    assert "exited with code 0" in row(actor_id)["cause"]
+
+
+def test_calls_that_another_process_has_made_are_run(gate, holder):
+    actor = Recorder.remote()
+    actor_id = actor._actor_id
+    ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
+    del actor
+    refs = ray.get(holder.begin.remote(gate), timeout=GUARD_S)
+    gate.open.remote()
+    gate.open.remote("late")
+    assert ray.get(refs, timeout=GUARD_S) == [7, 0, 1, 2, "x"]
+    ends(actor_id)
+
+
+def test_functions_may_have_one_after_the_other():
+    @ray.remote(num_cpus=0)
+    def uses(actor):
+        return ray.get(actor.call.remote())
+
+    for _ in range(6):  # there is room for one
+        actor = Counts.options(num_cpus=8).remote()
+        assert ray.get(uses.remote(actor), timeout=GUARD_S) == 1
+        del actor
+
+
+def test_one_in_a_value_that_was_put_ends_with_it():
     actor = Counts.remote()
+    actor_id, values = actor._actor_id, [ray.put({"it": [actor]})]
+    del actor
+    still_there(actor_id, lambda: ray.get(values[0])["it"][0].call.remote())
+    values[0] = ray.put([values[0]])
+    still_there(actor_id, lambda: ray.get(ray.get(values[0])[0])["it"][0].call.remote())
+    values.clear()
+    ends(actor_id)
+
+
+def test_one_that_comes_back_to_who_made_it_is_the_same(holder):
+    actor = Counts.remote()
+    actor_id = actor._actor_id
+    ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
+    del actor
+    (back,) = ray.get(holder.__ray_call__.remote(lambda self: self.handles), timeout=GUARD_S)
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    still_there(actor_id, back.call.remote)
+    del back
+    ends(actor_id)
+
+
+def test_one_that_has_its_own_handle_ends():
+    actor = Holder.remote()
+    actor_id = actor._actor_id
+    ray.get(actor.keep.remote([actor]), timeout=GUARD_S)
+    assert ray.get(actor.pid.remote(), timeout=GUARD_S)
+    del actor
+    ends(actor_id)
+
+
+def test_one_that_may_be_started_again_is_told_although_it_dies(holder):
+    actor = Counts.options(max_restarts=-1).remote()
+    actor_id = actor._actor_id
+    ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
+    os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=GUARD_S), signal.SIGKILL)
+    wait_until(lambda: row(actor_id)["num_restarts"] == 1, GUARD_S, "its second life")
+    del actor
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    ends(actor_id)
+    assert row(actor_id)["num_restarts"] == 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_one_that_gave_itself_away_ends_with_that_handle(holder, concurrency):
+    actor = Counts.options(max_concurrency=concurrency).remote()
     actor_id = actor._actor_id
     ray.get(actor.introduce.remote(holder), timeout=GUARD_S)
     del actor
     still_there(actor_id, holder.call.remote)
+    (back,) = ray.get(holder.__ray_call__.remote(lambda self: self.handles), timeout=GUARD_S)
+    ray.get(back.introduce.remote(holder), timeout=GUARD_S)  # once more, in place of the first
+    del back
+    still_there(actor_id, holder.call.remote)
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    ends(actor_id)
 
 
 def test_one_that_only_waits_as_an_argument_stays(gate, holder):
@@ -198,17 +328,40 @@ def test_one_that_only_waits_as_an_argument_stays(gate, holder):
     gc.collect()
     gate.open.remote()
     assert ray.get(ref, timeout=GUARD_S) == 1
-    assert row(actor_id)["state"] == "ALIVE"
+    ends(actor_id)
 
 
-def test_one_with_a_name_stays():
-    ray.get(Counts.options(name="stays").remote().call.remote(), timeout=GUARD_S)
-    found = ray.get_actor("stays")
-    actor_id = found._actor_id
-    still_there(actor_id, found.call.remote)
-    del found
-    still_there(actor_id, lambda: ray.get_actor("stays").call.remote())
-    ray.kill(ray.get_actor("stays"))
+def test_a_name_does_not_keep_it():
+    actor = Counts.options(name="called").remote()
+    actor_id, found = actor._actor_id, ray.get_actor("called")
+    again = Counts.options(name="called", get_if_exists=True).remote()
+    kept = ray.put([found, again])  # handles that were found do not count, wherever they are
+    still_there(actor_id, ray.get(kept)[1].call.remote)
+    del actor
+    ends(actor_id)
+    with pytest.raises(ActorDiedError):
+        ray.get(found.call.remote(), timeout=GUARD_S)
+    with pytest.raises(ValueError, match="called"):
+        ray.get_actor("called")
+
+
+def test_one_with_a_name_stays_as_long_as_somebody_has_it(holder):
+    actor = Counts.options(name="held", max_restarts=1).remote()
+    actor_id = actor._actor_id
+    ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
+    del actor
+    still_there(actor_id, lambda: holder.call_of.remote("held"))
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    ends(actor_id)
+
+
+def test_a_detached_one_needs_no_handle():
+    actor = Counts.options(name="detached", lifetime="detached").remote()
+    actor_id, kept = actor._actor_id, ray.put([actor])
+    assert ray.get(actor.call.remote(), timeout=GUARD_S) == 1
+    del actor, kept
+    still_there(actor_id, lambda: ray.get_actor("detached").call.remote())
+    ray.kill(ray.get_actor("detached"))
 
 
 def test_its_own_handles_of_itself_do_not_count():
@@ -217,12 +370,44 @@ def test_its_own_handles_of_itself_do_not_count():
     still_there(actor._actor_id, actor.call.remote)
 
 
-def test_copies_do_not_end_it():
-    actor = Counts.remote()
-    copy = pickle.loads(pickle.dumps(actor))
+def test_one_that_was_pickled_by_hand_stays_as_long_as_that_process():
+    actor, holder = Counts.remote(), Holder.remote()
     actor_id = actor._actor_id
-    del copy
-    still_there(actor_id, actor.call.remote)
+    other = pickle.loads(pickle.dumps(actor))
+    del actor
+    still_there(actor_id, other.call.remote)
+    ray.kill(other)
+
+    made_id, pickled = ray.get(holder.__ray_call__.remote(_pickles_by_hand), timeout=GUARD_S)
+    still_there(made_id, lambda: pickle.loads(pickled).call.remote())
+    ray.kill(holder)
+    ends(made_id)
+
+
+def _pickles_by_hand(_):
+    actor = Counts.remote()
+    return actor._actor_id, pickle.dumps(actor)
+
+
+def test_copies_are_the_same_handle():
+    actor = Counts.remote()
+    actor_id, copies = actor._actor_id, [copy.copy(actor), copy.deepcopy({"it": actor})]
+    del actor
+    still_there(actor_id, copies[1]["it"].call.remote)
+    copies.clear()
+    ends(actor_id)
+
+
+def test_one_that_another_is_made_from_stays_as_long_as_that_may_be_made_again():
+    actor = Counts.remote()
+    actor_id, maker = actor._actor_id, Holder.options(max_restarts=-1).remote([actor])
+    maker_id = maker._actor_id
+    del actor
+    os.kill(ray.get(maker.pid.remote(), timeout=GUARD_S), signal.SIGKILL)
+    wait_until(lambda: row(maker_id)["num_restarts"] == 1, GUARD_S, "its second life")
+    still_there(actor_id, maker.call.options(max_task_retries=-1).remote)
+    del maker
+    ends(actor_id)
 
 
 def test_a_forked_child_ends_nobody():
@@ -244,6 +429,7 @@ def test_the_end_of_a_program_is_quiet(tmp_path):
         "ray.init(num_cpus=2)\n"
         "A = ray.remote(type('A', (), {'call': lambda self: 5}))\n"
         "kept, cycle = A.remote(), [A.remote()]\n"
+        "held = ray.put([kept])\n"
         "cycle.append(cycle)\n"
         "print(ray.get([kept.call.remote(), cycle[0].call.remote(), A.remote().call.remote()]))\n"
     )
@@ -271,6 +457,172 @@ def test_an_actor_that_a_function_made():
     actor_id, first = ray.get(makes.remote(), timeout=GUARD_S)
     assert first == 1
     ends(actor_id)
+
+
+@ray.remote(num_cpus=0)
+class Parent:
+    """Makes children, of which each makes one more."""
+
+    def __init__(self, children=1, cpus=0):
+        self.children = [Parent.options(num_cpus=cpus).remote(0) for _ in range(children)]
+        self.more = None
+
+    def make(self, **options):
+        self.more = Parent.options(**options).remote(0)
+        return self.more
+
+    def family(self):
+        """Handles, children first."""
+        return self.children + [ray.get(child.make.remote()) for child in self.children]
+
+    def ids(self):
+        return ray.get([child.id.remote() for child in self.children])
+
+    def id(self):
+        return ray.get_runtime_context().get_actor_id()
+
+    def pid(self):
+        return os.getpid()
+
+    def leave(self):
+        ray.exit_actor()
+
+
+def lives(actor):
+    assert alive(ray.get(actor.pid.remote(), timeout=GUARD_S))
+    assert row(actor._actor_id)["state"] == "ALIVE"
+
+
+LEAVES = {
+    "kill": ray.kill,
+    "SIGKILL": lambda parent: os.kill(ray.get(parent.pid.remote()), signal.SIGKILL),
+    "exit_actor": lambda parent: parent.leave.remote(),
+    "__ray_terminate__": lambda parent: parent.__ray_terminate__.remote(),
+    "out of scope": lambda parent: None,
+}
+
+
+@pytest.mark.parametrize("how", LEAVES)
+def test_an_actor_ends_with_the_one_that_made_it(how):
+    parent = Parent.remote(2)
+    family = ray.get(parent.family.remote(), timeout=GUARD_S)  # handles here, too: they keep nobody
+    names = [ray.get(f.id.remote(), timeout=GUARD_S) for f in (parent, *family)]
+    LEAVES[how](parent)
+    del parent
+    for actor_id, creator in zip(names[1:], (names[0], names[0], *names[1:3]), strict=True):
+        ends(actor_id)
+        assert f"its creator, actor Parent({creator}), ended" in row(actor_id)["cause"]
+    for actor in family:
+        with pytest.raises(ActorDiedError):
+            ray.get(actor.pid.remote(), timeout=GUARD_S)
+
+
+def test_what_each_life_of_an_actor_made_ends_with_it():
+    parent = Parent.options(max_restarts=-1, max_task_retries=-1).remote(2, 3)  # there is no room for those of two lives
+    lives = [ray.get(parent.ids.remote(), timeout=GUARD_S)]
+    for _ in range(2):
+        os.kill(ray.get(parent.pid.remote(), timeout=GUARD_S), signal.SIGKILL)
+        for child in lives[-1]:
+            ends(child)
+        lives.append(ray.get(parent.ids.remote(), timeout=GUARD_S))
+    ray.kill(parent, no_restart=False)
+    for child in lives[-1]:
+        ends(child)
+    last = ray.get(parent.ids.remote(), timeout=GUARD_S)
+    assert len({child for life in (*lives, last) for child in life}) == 8
+    ray.kill(parent)
+    for child in last:
+        ends(child)
+
+
+def test_one_with_a_name_ends_with_its_creator_and_a_detached_one_does_not():
+    parent = Parent.remote(0)
+    ray.get(ray.get(parent.make.remote(name="detached", lifetime="detached"), timeout=GUARD_S).pid.remote(), timeout=GUARD_S)
+    ray.get(ray.get(parent.make.remote(name="named"), timeout=GUARD_S).pid.remote(), timeout=GUARD_S)
+    named, detached = ray.get_actor("named"), ray.get_actor("detached")
+    ray.kill(parent)
+    ends(named._actor_id)
+    with pytest.raises(ValueError, match="named"):
+        ray.get_actor("named")
+    lives(detached)
+    ray.kill(detached)
+
+
+def test_an_actor_ends_with_the_worker_of_the_function_that_made_it(recorder):
+    @ray.remote(num_cpus=0, max_retries=0)
+    def makes_and_dies(recorder):
+        child = Parent.remote(0)
+        ray.get(recorder.add.remote(ray.get(child.id.remote())))
+        os._exit(1)
+
+    with pytest.raises(WorkerCrashedError):
+        ray.get(makes_and_dies.remote(recorder), timeout=GUARD_S)
+    (child,) = ray.get(recorder.all.remote(), timeout=GUARD_S)
+    ends(child)
+    assert "its creator, a worker of remote functions, ended" in row(child)["cause"]
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_an_actor_that_a_function_returned_outlives_its_worker(calls):
+    @ray.remote(num_cpus=0, max_calls=calls)
+    def makes():
+        child = Parent.remote(0)
+        ray.get(child.pid.remote())  # it is made: nobody else knows how
+        return os.getpid(), child
+
+    pid, child = ray.get(makes.remote(), timeout=GUARD_S)
+    exits(pid)
+    lives(child)
+    child_id = child._actor_id
+    del child
+    ends(child_id)
+
+
+def exits(pid):
+    ended = lambda: [r["state"] for r in ray._runtime.session().list("workers") if r["pid"] == pid] == ["EXITED"]  # noqa: E731
+    wait_until(ended, GUARD_S, "the end of a worker that is idle or used up")
+
+
+def test_an_actor_that_a_function_returned_ends_while_its_worker_lives():
+    @ray.remote(num_cpus=0)
+    def makes():
+        return Parent.remote(0)
+
+    child = ray.get(makes.remote(), timeout=GUARD_S)
+    lives(child)
+    child_id = child._actor_id
+    del child
+    ends(child_id)
+
+
+def test_an_actor_that_came_through_two_functions_ends_with_its_last_handle():
+    @ray.remote(num_cpus=0, max_calls=1)
+    def inner():
+        child = Parent.remote(0)
+        ray.get(child.pid.remote())
+        return child
+
+    @ray.remote(num_cpus=0, max_calls=1)
+    def outer():
+        return os.getpid(), ray.get(inner.remote())
+
+    pid, child = ray.get(outer.remote(), timeout=GUARD_S)
+    exits(pid)
+    lives(child)
+    child_id = child._actor_id
+    del child
+    ends(child_id)
+
+
+def test_an_actor_that_only_a_functions_worker_had_ends_with_it():
+    @ray.remote(num_cpus=0, max_calls=1)
+    def makes():
+        os.kept = Parent.remote(0)
+        return ray.get(os.kept.id.remote())
+
+    child_id = ray.get(makes.remote(), timeout=GUARD_S)
+    ends(child_id)
+    assert "exited with code 0" in row(child_id)["cause"]
 
 
 def test_pools_and_queues_hold_theirs():

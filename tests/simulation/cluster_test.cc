@@ -100,6 +100,31 @@ TEST_F(ClusterTest, AnActorThatEndsItsProcessIsDeadWithItsExitCode) {
   EXPECT_NE(answer.peek().error().message().find("exited with code 3"), std::string::npos) << answer.peek().error().to_string();
 }
 
+// A chain over all nodes; the head ends in between, and what it had not told yet is told by the next one.
+TEST_F(ClusterTest, WhatAnActorMadeEndsWithItOnWhateverNode) {
+  join();
+  std::vector<ActorId> others, chain;
+  for (int i = 0; i < 3; ++i) {
+    for (const ActorId a : gang(3)) others.push_back(a);
+    const WorkerId creator = chain.empty() ? WorkerId() : cluster_.state().actor(chain.back())->worker;
+    chain.push_back(driver().create_actor(-1, {}, creator));
+    ASSERT_TRUE(cluster_.all_answer({chain.back()}));
+  }
+  ASSERT_EQ(hosts_of(chain).size(), 3u);
+  driver().kill(chain[0]);
+  ASSERT_TRUE(cluster_.run_until([&] { return heard_dead({chain[0]}); }));
+  cluster_.crash_head();
+  cluster_.run_for(1s);
+  cluster_.boot_head();
+  ASSERT_TRUE(cluster_.run_until([&] { return heard_dead(chain); }, 60s));
+  EXPECT_NE(driver().cause(chain[2])->message().find("its creator, actor Echo(" + to_string(chain[1]) + "), ended: its creator"),
+            std::string::npos)
+      << driver().cause(chain[2])->message();
+  EXPECT_TRUE(cluster_.all_answer(others));
+  EXPECT_TRUE(cluster_.run_until([&] { return cluster_.num_workers_running() == others.size(); }, 60s));
+  expect_at_rest();
+}
+
 TEST_F(ClusterTest, WhenANodeCrashesItsActorsDieAndTheRestGoOn) {
   join();
   const auto actors = gang(12);

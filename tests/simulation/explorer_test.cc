@@ -181,6 +181,12 @@ class Exploration {
     const std::size_t a = random_.below(hosts.size()), b = (a + 1 + random_.below(hosts.size() - 1)) % hosts.size();
     return {hosts[a], hosts[b]};
   }
+  // None when it has none, or the head is not there. It may be one that has ended.
+  WorkerId process_of_one() {
+    if (actors_.empty() || !cluster_.head_runs()) return {};
+    const auto* row = cluster_.state().actor(one_of(actors_));
+    return row == nullptr ? WorkerId() : row->worker;
+  }
   bool driven() { return cluster_.has_driver() && cluster_.driver().joined(); }
 
   void act() {
@@ -199,10 +205,12 @@ class Exploration {
         actors_.insert(actors_.end(), made.begin(), made.end());
         return;
       }
-      case kActor: {  // that comes back; in a group now and then
+      case kActor: {  // that comes back; in a group, or made by another actor, now and then
         if (!driven()) return;
         const bool grouped = !groups_.empty() && happens(random_, 500);
-        actors_.push_back(cluster_.driver().create_actor(static_cast<int>(random_.below(4)) - 1, grouped ? one_of(groups_) : GroupId()));
+        const WorkerId creator = happens(random_, 500) ? process_of_one() : WorkerId();
+        const int restarts = static_cast<int>(random_.below(4)) - 1;
+        actors_.push_back(cluster_.driver().create_actor(restarts, grouped ? one_of(groups_) : GroupId(), creator));
         return;
       }
       case kGroup: {

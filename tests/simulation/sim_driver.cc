@@ -148,10 +148,11 @@ void SimDriver::on_closed(runtime::Peer& peer, const Error&) {
 
 std::vector<ActorId> SimDriver::create_gang(std::size_t count, double cpus) { return create({}, count, cpus); }
 
-ActorId SimDriver::create_actor(int restarts, GroupId group) {
+ActorId SimDriver::create_actor(int restarts, GroupId group, WorkerId creator) {
   actors::GangSpec spec;
   spec.max_restarts = spec.max_task_retries = restarts;
   spec.where.group = group;
+  spec.creator = creator;
   const ActorId out = create(std::move(spec), 1, 1).front();
   if (restarts != 0) repeated_.insert(out);
   return out;

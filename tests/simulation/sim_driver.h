@@ -31,8 +31,9 @@ class SimDriver final : public runtime::PeerHandler {
 
   // A gang of `count` actors with `cpus` each. Before joined(): refused.
   std::vector<ActorId> create_gang(std::size_t count, double cpus);
-  // One with a CPU, out of `group` if one is given, started again after `restarts` deaths; its calls are made again as often.
-  ActorId create_actor(int restarts, GroupId group = {});
+  // One with a CPU, out of `group` if one is given, started again after `restarts` deaths; its calls are made again as often. With a
+  // creator, as if that process had asked for it.
+  ActorId create_actor(int restarts, GroupId group = {}, WorkerId creator = {});
   // A bundle of one CPU for each of `count`.
   GroupId create_group(std::size_t count, actors::Strategy strategy);
   void remove_group(GroupId group);
