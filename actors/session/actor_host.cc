@@ -71,6 +71,7 @@ void ActorHost::on_arguments(const runtime::Peer& peer, runtime::Message message
   const std::pair key{peer.number(), arguments->actor};
   if (arguments->first == 0) before_.erase(key);
   if (arguments->first == 0 && arguments->values && arguments->values->empty()) return;
+  if (before_.size() >= kMaxUnfinished && !before_.contains(key)) return;  // its call will not find them
   Before& before = before_[key];
   if (before.failed) return;
   if (!arguments->values) {

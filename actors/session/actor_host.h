@@ -59,8 +59,9 @@ class Hosted {
 
 class ActorHost final : public runtime::PeerHandler {
  public:
-  static constexpr std::size_t kMaxBefore = 1 << 30;  // bytes of small arguments of one call
-  static constexpr std::size_t kAhead = 256 << 10;    // bytes of items that wait for a caller's socket
+  static constexpr std::size_t kMaxBefore = 1 << 30;       // bytes of small arguments of one call
+  static constexpr std::size_t kMaxUnfinished = 16 << 10;  // calls of which only arguments are here
+  static constexpr std::size_t kAhead = 256 << 10;         // bytes of items that wait for a caller's socket
 
   ActorHost(runtime::Clock& clock, runtime::Network& network) : clock_(clock), network_(network) {}
 

@@ -94,7 +94,10 @@ class Detacher {
  private:
   Result<Value> bytes_of(Shape shape) {
     if (shape.shared) {
-      if (next_fd_ >= message_.fds.size()) return fail(invalid_argument("a shared value without its memory"));
+      if (next_fd_ >= message_.fds.size()) {
+        return fail(invalid_argument("a shared value without its memory")
+                        .with_hint("this process may have too many files open: let go of values, or raise its limit (ulimit -n)"));
+      }
       return Value::from_memory(std::move(message_.fds[next_fd_++]));
     }
     std::size_t total = 0;

@@ -60,6 +60,18 @@ class ObjectRefGenerator(Waitable):
         """Ready when the call is: its failure, or the number of items."""
         return self._done
 
+    def next_ready(self) -> bool:
+        """Whether ``next`` would return at once. False also at the end."""
+        return not self._over and self._ahead()._ref.ready and not self._at_end()
+
+    def is_finished(self) -> bool:
+        """Whether all was taken, and there is no more."""
+        return self._over or self._at_end()
+
+    def _at_end(self) -> bool:
+        item = self._ahead()._ref
+        return item.ready and _is_end(item) and not self._done._ref.failed
+
     def __iter__(self) -> ObjectRefGenerator:
         return self
 

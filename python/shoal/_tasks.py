@@ -73,23 +73,27 @@ class _Pool:
         self.functions: dict[int, Function] = {}  # that may have to be judged
         self.empty = True  # of workers, when it was last looked at
 
-    def begin(self, session: _native.Session) -> None:
+    def begin(self, owner: FunctionPool) -> None:
         """The first workers. Raises when there are none to be had."""
         if self.spread:
-            self.spread_out(session)
+            self.spread_out(owner)
         if not self.spread or not self.native.nodes():
             self.grow()
 
-    def spread_out(self, session: _native.Session) -> None:
-        """A worker more on each node that has room for one and none yet."""
+    def spread_out(self, owner: FunctionPool) -> None:
+        """A worker more on each node that has room for one and none yet, unless others wait for that."""
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self._look_at or owner.wanted_back:
             return
-        self._look_at = now + _LOOK_AT_NODES_S
-        there, labels = self.native.nodes(), self.placed[0].get("labels", [])
+        self._look_at = float("inf")  # one at a time
+        try:
+            there, labels = set(self.native.nodes()), self.placed[0].get("labels", [])
+            rows = owner.session.list("nodes")
+        finally:
+            self._look_at = time.monotonic() + max(_LOOK_AT_NODES_S, 20 * (time.monotonic() - now))  # of thousands that takes a while
         lacking = [
             row["id"]
-            for row in session.list("nodes")
+            for row in rows
             if row["state"] == "ALIVE"
             and not row["cordoned"]
             and row["id"] not in there
@@ -158,7 +162,7 @@ class FunctionPool:
         pool = function.pool or self._pool_of(function)
         if pool.spread:
             with contextlib.suppress(Exception):  # those that are there do
-                pool.spread_out(self.session)
+                pool.spread_out(self)
         retries = function.retries
         deps.insert(0, function.code)
         how = (retries.left, retries.judges_exceptions, function.max_calls, parent_call())
@@ -198,7 +202,7 @@ class FunctionPool:
             pool = self._pools.get(key)
             if pool is None:
                 pool = _Pool(self, function.resources, function.placed)
-                pool.begin(self.session)  # here, so that whoever calls first hears why there can be none
+                pool.begin(self)  # here, so that whoever calls first hears why there can be none
                 self._pools[key] = pool
             if function.retries.judges_exceptions:
                 pool.functions[function.number] = function

@@ -232,9 +232,23 @@ def test_wait_takes_generators(streams, gate):
         ray.wait([generator, generator])
 
 
+def test_a_generator_says_whether_next_would_wait(streams, gate):
+    generator = streams.gated.remote(gate, 1)
+    assert (generator.next_ready(), generator.is_finished()) == (False, False)
+    gate.open.remote("0")
+    ray.wait([generator], timeout=GUARD_S)
+    assert (generator.next_ready(), generator.is_finished()) == (True, False)
+    assert ray.get(next(generator)) == 0
+    ray.wait([generator], timeout=GUARD_S)
+    assert (generator.next_ready(), generator.is_finished()) == (False, True)
+    assert next(generator, "over") == "over"
+    assert (generator.next_ready(), generator.is_finished()) == (False, True)
+
+
 def test_a_generator_whose_call_failed_is_ready(streams):
     generator = streams.numbers.remote(1, fails_at=0)
     assert ray.wait([generator], timeout=GUARD_S) == ([generator], [])
+    assert (generator.next_ready(), generator.is_finished()) == (True, False)  # its failure comes next
     with pytest.raises(KeyError, match="mine"):
         items(generator)
 
