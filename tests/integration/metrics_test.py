@@ -167,7 +167,7 @@ def test_what_was_counted_stays_when_its_process_ends(cluster):
 
 
 def test_what_functions_counted_stays_when_their_idle_workers_end(cluster, monkeypatch):
-    monkeypatch.setattr(FunctionPool, "LAST_METRICS_S", float(GUARD_S))
+    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", float(GUARD_S))
 
     @shoal.remote
     def work():
