@@ -228,6 +228,7 @@ def _open(folder: str, head: str, log_to_driver: bool, namespace: str | None, en
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "interactive"
     fold = os.environ.get("SHOAL_DEDUP_LOGS", "1") != "0"  # on a terminal
     state.session = _native.Session.open(folder=folder, head=head, name=name, print_logs=log_to_driver, fold_logs=fold)
+    state.shows_logs, state.told_of_detached = log_to_driver, False
     state.namespace = namespace or state.session.job
     state.runtime_env = _environment.merged(_environment.inherited(), environment)
 
