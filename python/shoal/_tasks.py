@@ -68,11 +68,12 @@ class _Pool:
         self.functions: dict[int, Function] = {}  # that may have to be judged
         self.empty = True  # of workers, when it was last looked at
 
-    def grow(self) -> None:
-        """One worker more. Raises when there is none to be had."""
+    def grow(self, function: str) -> None:
+        """One worker more, for this function at first. Raises when there is none to be had."""
         where_to, env, runtime_env = self.placed
         around = {"placed": where_to, "env": env, "runtime_env": runtime_env}
-        worker = create_gang(FunctionWorker, 1, resources=self.resources, name=_native.FUNCTION_WORKER, **around)[0]
+        name = _native.FUNCTION_WORKER + (f": {function[:100]}" if function else "")
+        worker = create_gang(FunctionWorker, 1, resources=self.resources, name=name, **around)[0]
         self.native.add(worker._actor_id, worker._created._ref)
 
     def attend(self, owner: FunctionPool) -> bool:
@@ -92,7 +93,7 @@ class _Pool:
         room = owner.room_for(self, workers, starting)
         try:
             for _ in range(max(room, int(alone))):
-                self.grow()
+                self.grow(self.native.first_waiting())
         except Exception as error:
             reason, hint = (error.reason, error.hint) if isinstance(error, ShoalError) else ("", "")
             self.native.fail_waiting(f"no worker can be had: {error}", reason or "TaskUnschedulable", hint)
@@ -146,7 +147,7 @@ class FunctionPool:
             pool = self._pools.get(key)
             if pool is None:
                 pool = _Pool(self, function.resources, function.placed)
-                pool.grow()  # here, so that whoever calls first hears why there can be none
+                pool.grow(function.name)  # here, so that whoever calls first hears why there can be none
                 self._pools[key] = pool
             if function.retries.judges_exceptions:
                 pool.functions[function.number] = function
