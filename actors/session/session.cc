@@ -226,7 +226,13 @@ Result<void> Session::connect() {
 
 Result<void> Session::connect_driver() {
   own([&] { head_endpoint_ = options_.head; });
-  SHOAL_OK(reach(*head_, options_.head));
+  if (const auto reached = reach(*head_, options_.head); !reached) {
+    const Error& why = reached.error();
+    if (why.code() != Code::kUnavailable || why.reason() == "HungUp") return fail(why);
+    return fail(unavailable("no head answers at " + options_.head + ": " + why.message())
+                    .with_reason(why.reason())
+                    .with_hint("the node beside a head starts it again when it dies; `shoal status` tells whether it did, and what to do"));
+  }
   SHOAL_TRY(const Message reply, ask(*head_, Method::kRegisterDriver, to_bytes(RegisterDriver{options_.name, getpid(), options_.job}),
                                      options_.control_timeout));
   SHOAL_TRY(const auto registered, from_bytes<RegisteredDriver>(reply.body));

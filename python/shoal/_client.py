@@ -121,6 +121,11 @@ def init(
     """
     if local_mode:
         raise RuntimeError("local_mode is no longer supported, by Ray as well: init(num_cpus=...) starts a cluster of this process's own")
+    if address is not None and address.startswith("ray://"):
+        raise Unimplemented(
+            "ray:// addresses: there is no client on a host that is not of the cluster",
+            hint="run the program on one that is (`shoal start --address HOST:PORT ..` makes it one), or submit it as a job",
+        )
     if dashboard_host not in ("127.0.0.1", "localhost", "::1"):
         raise Unimplemented("the HTTP interface is on loopback only: it speaks no TLS", hint="reach it through ssh -L")
     if _system_config is not None and not isinstance(_system_config, dict):
