@@ -70,6 +70,7 @@ Result<std::unique_ptr<Session>> attach(const Environment& e) {
   o.worker = WorkerId{parse_hex(e.worker).value_or(0)};
   o.job = JobId{parse_hex(e.job).value_or(0)};
   o.role = "worker";
+  o.print_logs = !e.build_id;  // a job's own process says what the head warns of
   return Session::open(std::move(o));
 }
 

@@ -1,12 +1,25 @@
 // Processes that run remote functions are actors of a class that no program has: they are shown as workers, not as actors.
 #pragma once
 
+#include <string>
+#include <string_view>
+
 #include "actors/cluster/cluster.h"
 
 namespace shoal::actors {
 
 inline constexpr const char* kFunctionWorker = "remote functions";
+// Behind it may stand for which function such a process was asked for first; it runs others, too.
+inline constexpr std::string_view kFunctionOf = ": ";
 
-inline bool is_function_worker(const ActorRow& row) { return row.class_name == kFunctionWorker; }
+inline bool is_function_class(std::string_view class_name) { return class_name.starts_with(kFunctionWorker); }
+inline bool is_function_worker(const ActorRow& row) { return is_function_class(row.class_name); }
+
+// "actor Counter", "function train_step".
+inline std::string people_call(const std::string& class_name) {
+  if (!is_function_class(class_name)) return "actor " + class_name;
+  const auto at = class_name.find(kFunctionOf);
+  return at == std::string::npos ? class_name : "function " + class_name.substr(at + kFunctionOf.size());
+}
 
 }  // namespace shoal::actors

@@ -1,5 +1,6 @@
 #include "actors/cluster/resources.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -76,7 +77,8 @@ std::string Resources::missing_in(const Resources& room) const {
   std::string out;
   for (const auto& [name, units] : units_) {
     if (units <= room.units(name)) continue;
-    out += (out.empty() ? "" : ", ") + name + " " + amount_text(name, units) + " (has " + amount_text(name, room.units(name)) + ")";
+    out += (out.empty() ? "" : ", ") + name + " " + amount_text(name, units) + " (has " +
+           amount_text(name, std::max<std::int64_t>(0, room.units(name))) + ")";
   }
   return out;
 }

@@ -119,6 +119,30 @@ std::vector<SessionFolder> SessionFolder::shared(const std::string& root) {
   return out;
 }
 
+namespace {
+
+// What to do where nothing of this user has that address.
+std::string way_to(const std::string& root, const std::string& address) {
+  std::string out;
+  for (const auto& folder : SessionFolder::shared(root)) {
+    const auto info = folder.info();
+    if (info) out += (out.empty() ? "" : ", ") + (info->head.empty() ? info->head_local : info->head);
+  }
+  if (!out.empty()) out = "there is " + out + "; ";
+  const auto at = runtime::parse_endpoints(address);
+  const bool here = at && std::all_of(at->begin(), at->end(), [](const auto& e) { return e.is_unix() || runtime::is_loopback(e.host); });
+  out +=
+      here
+          ? "one of this host that was started elsewhere is joined with `shoal start --address " + address +
+                " --token-file FILE`, where FILE is `token` in its session's folder"
+          : "if it is on other hosts: a command reaches it with --token-file FILE --ca-fingerprint sha256:.., a program runs on hosts that "
+            "are of it, which `shoal start --address " +
+                address + "` with the same two makes this one";
+  return out + "; sessions were looked for in " + root + " (SHOAL_HOME)";
+}
+
+}  // namespace
+
 Result<SessionFolder> SessionFolder::at_address(const std::string& root, const std::string& address) {
   const bool any = address == "auto";
   for (const auto& folder : any ? shared(root) : running(root)) {
@@ -134,11 +158,10 @@ Result<SessionFolder> SessionFolder::at_address(const std::string& root, const s
       from = end + 1;
     }
   }
-  return fail(unavailable(any ? "no cluster is running" : "no running cluster of this user has the address " + address)
-                  .with_reason("NoCluster")
-                  .with_hint(any ? "`shoal start --head` starts one; SHOAL_HOME says where sessions are looked for"
-                                 : "a cluster on other hosts is joined with `shoal start --address " + address +
-                                       " --token-file FILE --ca-fingerprint sha256:..`; SHOAL_HOME says where sessions are looked for"));
+  return fail(
+      unavailable(any ? "no cluster is running" : "no running cluster of this user has the address " + address)
+          .with_reason("NoCluster")
+          .with_hint(any ? "`shoal start --head` starts one; SHOAL_HOME says where sessions are looked for" : way_to(root, address)));
 }
 
 Result<runtime::Token> SessionFolder::token() const {

@@ -1,7 +1,8 @@
 #include "actors/session/remote_logs.h"
 
 #include <algorithm>
-#include <cstdio>
+
+#include <fmt/format.h>
 
 #include "actors/wire/messages.h"
 
@@ -29,7 +30,7 @@ void RemoteLogs::follow(const NodeRow& node) {
 void RemoteLogs::connected(NodeId node, Result<std::unique_ptr<runtime::Connection>> connection) {
   Link& link = links_.at(node);
   --link.asked;
-  if (!connection) return lost(link, connection.error());
+  if (!connection) return lost(node, link, connection.error());
   link.peer = std::make_unique<Peer>(*std::move(connection), clock_, *this);
   ask(link, number(Method::kFollowLogs), to_bytes(JobRef{job_}));
   if (sync_) ask(link, number(Method::kSyncLogs), {});
@@ -70,15 +71,14 @@ void RemoteLogs::on_closed(Peer& peer, const Error& why) {
   for (auto& [node, link] : links_) {
     if (link.peer.get() != &peer) continue;
     const auto owned = std::move(link.peer);  // destroyed when this returns
-    return lost(link, why);
+    return lost(node, link, why);
   }
 }
 
 // Whose end it is, if it is one, the head tells.
-void RemoteLogs::lost(const Link& link, const Error& why) const {
+void RemoteLogs::lost(NodeId node, const Link& link, const Error& why) const {
   if (sync_) return;  // this process leaves, and often the cluster with it
-  std::fprintf(stderr, "shoal: warning: what workers on %s print is shown here no more, `shoal logs` there has it: %s\n", link.host.c_str(),
-               why.message().c_str());
+  lost_(node, fmt::format("what workers on {} print is shown here no more, `shoal logs` there has it: {}", link.host, why.message()));
 }
 
 }  // namespace shoal::actors

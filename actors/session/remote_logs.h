@@ -18,8 +18,10 @@ class RemoteLogs final : public runtime::PeerHandler {
  public:
   // WorkerExited and LogLines, of workers on `host`.
   using Notice = std::function<void(const std::string& host, runtime::Request notice)>;
-  RemoteLogs(runtime::Clock& clock, runtime::Network& network, JobId job, Notice notice)
-      : clock_(clock), network_(network), job_(job), notice_(std::move(notice)) {}
+  // That nothing more comes from this node, as people are told; once.
+  using Lost = std::function<void(NodeId node, const std::string& text)>;
+  RemoteLogs(runtime::Clock& clock, runtime::Network& network, JobId job, Notice notice, Lost lost)
+      : clock_(clock), network_(network), job_(job), notice_(std::move(notice)), lost_(std::move(lost)) {}
   RemoteLogs(const RemoteLogs&) = delete;
   RemoteLogs& operator=(const RemoteLogs&) = delete;
   ~RemoteLogs();
@@ -42,7 +44,7 @@ class RemoteLogs final : public runtime::PeerHandler {
 
   void connected(NodeId node, Result<std::unique_ptr<runtime::Connection>> connection);
   void ask(Link& link, std::uint16_t method, Bytes body);
-  void lost(const Link& link, const Error& why) const;
+  void lost(NodeId node, const Link& link, const Error& why) const;
 
   static constexpr runtime::Duration kConnectTimeout = std::chrono::seconds(5), kAnswerTimeout = std::chrono::seconds(30);
 
@@ -50,6 +52,7 @@ class RemoteLogs final : public runtime::PeerHandler {
   runtime::Network& network_;
   const JobId job_;
   const Notice notice_;
+  const Lost lost_;
   std::map<NodeId, Link> links_;
   bool sync_ = false;  // also those that are not connected yet
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -226,7 +226,13 @@ Result<void> Session::connect() {
 
 Result<void> Session::connect_driver() {
   own([&] { head_endpoint_ = options_.head; });
-  SHOAL_OK(reach(*head_, options_.head));
+  if (const auto reached = reach(*head_, options_.head); !reached) {
+    const Error& why = reached.error();
+    if (why.code() != Code::kUnavailable || why.reason() == "HungUp") return fail(why);
+    return fail(unavailable("no head answers at " + options_.head + ": " + why.message())
+                    .with_reason(why.reason())
+                    .with_hint("the node beside a head starts it again when it dies; `shoal status` tells whether it did, and what to do"));
+  }
   SHOAL_TRY(const Message reply, ask(*head_, Method::kRegisterDriver, to_bytes(RegisterDriver{options_.name, getpid(), options_.job}),
                                      options_.control_timeout));
   SHOAL_TRY(const auto registered, from_bytes<RegisteredDriver>(reply.body));
@@ -260,8 +266,9 @@ Result<void> Session::connect_node(const std::string& endpoint) {
   if (attached.member >= 0 && reply.fds.size() == 1) SHOAL_OK(share_memory(reply.fds[0], attached.member, attached.spill));
   if (is_driver_ && options_.print_logs) {
     own([&] {
-      remote_logs_ =
-          std::make_unique<RemoteLogs>(*clock_, *network_, job_, [this](const auto& host, auto notice) { on_logs(host, notice); });
+      remote_logs_ = std::make_unique<RemoteLogs>(
+          *clock_, *network_, job_, [this](const auto& host, auto notice) { on_logs(host, notice); },
+          [this](NodeId node, const auto& text) { no_more_logs(node, text); });
     });
     SHOAL_OK(ask(*node_, Method::kFollowLogs, to_bytes(JobRef{job_}), options_.control_timeout));
   }
@@ -850,6 +857,8 @@ void Session::on_head_notice(runtime::Request notice) {
       }
       break;
     case Method::kWarning:
+      // Every process of the job hears it; what the others print comes to the driver, too.
+      if (!is_driver_ && !options_.print_logs) break;
       if (const auto w = from_bytes<Warning>(notice.message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
       break;
     default:
@@ -948,6 +957,21 @@ void Session::on_logs(const std::string& host, const runtime::Request& notice) {
   const std::string at = host == host_name_ ? "" : ", ip=" + host;
   if (!printer_) printer_ = std::make_unique<LinePrinter>(*clock_, options_.fold_logs);
   printer_->print(fmt::format("{}{} pid={}{}", m->label, rank, m->pid, at), m->stream == 2, notice.message.payload.view());
+}
+
+// Of a node that was told to leave nobody has to be warned.
+void Session::no_more_logs(NodeId node, const std::string& text) {
+  const auto warn = [this, node, text](const Result<Message>& reply) {
+    if (!calls_) return;  // this process leaves
+    const auto page = reply ? from_bytes<ListReply>(reply->body) : Result<ListReply>(fail(reply.error()));
+    const bool drained = page && std::any_of(page->nodes.begin(), page->nodes.end(),
+                                             [&](const NodeRow& n) { return n.id == node && n.duty() == NodeDuty::kDrains; });
+    if (!drained) std::fprintf(stderr, "shoal: warning: %s\n", text.c_str());
+  };
+  auto* const head = head_->peer();
+  if (head == nullptr) return warn(fail(head_gone()));
+  head->call(number(Method::kList), body(to_bytes(ListRequest{ListRequest::What::kNodes, {}, node.value - 1})), options_.control_timeout,
+             warn);
 }
 
 void Session::abandon_after_fork() {

@@ -42,7 +42,7 @@ struct SessionOptions {
   WorkerId worker;         // of a process that a node started
   JobId job;               // likewise
   bool ends_job = true;    // a driver's job ends with it; not so under torchrun, where ranks are equals
-  bool print_logs = true;  // what the job's workers print appears on this process's stdout and stderr
+  bool print_logs = true;  // what the job's workers print appears on this process's stdout and stderr, and what the head warns of
   bool fold_logs = false;  // lines that several of them print are shown once, where a terminal shows them
   // What users of this process measured, for whoever looks at the cluster. `last`: it leaves, and counts anew from here. Any thread, never
   // under the GIL of Python.
@@ -240,6 +240,7 @@ class Session {
   void on_head_notice(runtime::Request notice);
   void on_node_notice(runtime::Request notice);
   void on_logs(const std::string& host, const runtime::Request& notice);
+  void no_more_logs(NodeId node, const std::string& text);
   Result<runtime::Message> asked(const runtime::Request& request);
   ToldProcess told(const Inspect& inspect);
   std::vector<MetricFamily> metrics(bool last) const;

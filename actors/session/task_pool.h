@@ -84,6 +84,8 @@ class TaskPool {
   // Somebody else waits for what they hold. Of workers that were made longer than `lease` ago those without work end, and where there are
   // none the oldest gets no more of it.
   void give_back(runtime::Duration lease);
+  // The function that waits for a worker first; "" when none does.
+  std::string first_waiting() const { return waiting_.empty() ? "" : waiting_.front()->task.name; }
   // Workers that were idle for that long end, too.
   Wants take_wants(runtime::Duration idle);
   void judged(std::uint64_t id, bool again);

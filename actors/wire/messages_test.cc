@@ -3,6 +3,7 @@
 #include "actors/wire/cancelling.h"
 #include "actors/wire/inspection.h"
 #include "actors/wire/joining.h"
+#include "actors/wire/log_files.h"
 #include "actors/wire/packages.h"
 #include "actors/wire/task_log.h"
 
@@ -96,6 +97,7 @@ bool is_apart(Method m) {
     case number(kSignCertificate):
     case number(kPutPackage):
     case number(kGetPackage):
+    case number(kReadLogFile):
       return true;
     default:
       return false;

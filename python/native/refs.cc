@@ -373,6 +373,15 @@ void bind_refs(nb::module_& m) {
           },
           "Of a pool that spreads: where it has workers, or will have.")
       .def(
+          "first_waiting",
+          [](const PyTaskPool& p) {
+            const auto use = p.session->use();
+            Session& session = *use;
+            const nb::gil_scoped_release release;
+            return session.own([&] { return p.pool->first_waiting(); });
+          },
+          "The name of the function that waits for a worker first; \"\" when none does.")
+      .def(
           "give_back",
           [](const PyTaskPool& p, double lease_s) {
             const auto use = p.session->use();

@@ -121,6 +121,11 @@ def init(
     """
     if local_mode:
         raise RuntimeError("local_mode is no longer supported, by Ray as well: init(num_cpus=...) starts a cluster of this process's own")
+    if address is not None and address.startswith("ray://"):
+        raise Unimplemented(
+            "ray:// addresses: there is no client on a host that is not of the cluster",
+            hint="run the program on one that is (`shoal start --address HOST:PORT ..` makes it one), or submit it as a job",
+        )
     if dashboard_host not in ("127.0.0.1", "localhost", "::1"):
         raise Unimplemented("the HTTP interface is on loopback only: it speaks no TLS", hint="reach it through ssh -L")
     if _system_config is not None and not isinstance(_system_config, dict):
@@ -228,6 +233,7 @@ def _open(folder: str, head: str, log_to_driver: bool, namespace: str | None, en
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "interactive"
     fold = os.environ.get("SHOAL_DEDUP_LOGS", "1") != "0"  # on a terminal
     state.session = _native.Session.open(folder=folder, head=head, name=name, print_logs=log_to_driver, fold_logs=fold)
+    state.shows_logs, state.told_of_detached = log_to_driver, False
     state.namespace = namespace or state.session.job
     state.runtime_env = _environment.merged(_environment.inherited(), environment)
 

@@ -40,6 +40,7 @@ class Running:
     interruptible: bool = False  # its code runs, and may be interrupted when it is cancelled
     stand: Any = None  # what is counted of the handles that this actor has given away of itself
     unanswered: Any = None
+    instance_ended: bool = False  # its __ray_shutdown__ was called
     runner: Any = None  # of a concurrent actor
     turn: Any = None  # of an ordinary actor that is in compiled graphs: whose call may run (shoal.dag._loop)
 

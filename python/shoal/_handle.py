@@ -299,7 +299,7 @@ class ActorHandle:
 
     def __getattr__(self, name: str) -> ActorMethod:
         actor = self._actor
-        options = BUILT_IN.get(name) if name.startswith("__") else actor.methods.get(name)
+        options = BUILT_IN[name] if name in BUILT_IN else actor.methods.get(name)
         if options is None:
             raise AttributeError(f"actor {actor.class_name} has no method {name}")
         plain = not options.keys() & METHOD_OPTIONS and actor.max_pending < 0

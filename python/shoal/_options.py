@@ -169,12 +169,16 @@ def method(*args, **options):
 BUILT_IN = {"__ray_ready__": {}, "__ray_call__": {}, "__ray_terminate__": {}}
 
 
+def _callables(cls: type) -> list[tuple[str, Any]]:
+    """What of a class can be called on an actor: of names with two underscores those that the class itself gave a function."""
+    there = inspect.getmembers(cls, callable)
+    return [(name, f) for name, f in there if not name.startswith("__") or (inspect.isfunction(f) and name not in vars(object))]
+
+
 def methods_of(cls: type) -> dict[str, dict[str, Any]]:
     """Options of a class's methods, by their names, and what each takes: what a handle knows of it."""
     out = {}
-    for name, function in inspect.getmembers(cls, callable):
-        if name.startswith("__") and name != "__call__":
-            continue
+    for name, function in _callables(cls):
         streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         takes = {} if (signature := of_method(cls, name)) is None else {"takes": tuple(signature)}
         out[name] = {**takes, **({"num_returns": "streaming"} if streams else {}), **getattr(function, "__shoal_options__", {})}
@@ -188,8 +192,7 @@ def with_retries(methods: dict[str, dict[str, Any]], of_actor: int | None) -> di
 
 def is_async(cls: type) -> bool:
     """Whether one of its methods is ``async def``: then they all run on one loop."""
-    functions = (f for name, f in inspect.getmembers(cls, callable) if not name.startswith("__") or name == "__call__")
-    return any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in functions)
+    return any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for _, f in _callables(cls))
 
 
 def concurrency_of(cls: type, options: dict[str, Any], methods: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -87,13 +87,18 @@ def where(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         out.update(group=group.id, bundle=strategy.placement_group_bundle_index)
         return out, _group_env(group.id, bool(strategy.placement_group_capture_child_tasks))
     if kind == "NodeAffinitySchedulingStrategy":
-        if not re.fullmatch(r"[0-9a-fA-F]{1,16}", str(strategy.node_id)):
+        if not re.fullmatch(r"[0-9a-fA-F]+", str(strategy.node_id)):
             raise ValueError(f"a node's id is hexadecimal (shoal.nodes() lists them), not {strategy.node_id!r}")
-        return {**out, "node": str(strategy.node_id), "soft": bool(strategy.soft)}, env
+        return {**out, "node": _node_id(str(strategy.node_id)), "soft": bool(strategy.soft)}, env
     if kind == "NodeLabelSchedulingStrategy":
         hard, soft = ([(k, list(m.values), m.negated) for k, m in given.items()] for given in (strategy.hard, strategy.soft))
         return {**out, "labels": [*out.get("labels", []), *hard], "prefers": soft}, env
     raise ValueError(f"scheduling_strategy is 'DEFAULT', 'SPREAD' or of shoal.util.scheduling_strategies, not {strategy!r}")
+
+
+def _node_id(text: str) -> str:
+    """What the head is told: of an id that no node of ours can have (Ray's are longer; 0 would be any) one that none has."""
+    return text if len(text) <= 16 and int(text, 16) else "f" * 16
 
 
 def _group_env(group: str, captures: bool) -> dict[str, str]:

@@ -55,6 +55,10 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
             raise TypeError(f"unknown option {name}; there are {', '.join(sorted(_KNOWN))}")
     if not isinstance(options.get("resources") or {}, dict):
         raise TypeError(f"resources is a dict of amounts by name, not {type(options['resources']).__name__}")
+    for name in ("CPU", "GPU", "memory", "object_store_memory"):
+        if name in (options.get("resources") or {}):
+            own = {"CPU": "num_cpus=", "GPU": "num_gpus=", "memory": "memory="}.get(name)
+            raise ValueError(f"resources has no {name!r}: " + (f"say {own}" if own else "it is the node's own, and nobody reserves of it"))
     gpus, accelerator = options.get("num_gpus") or 0, options.get("accelerator_type")
     if gpus > 1 and gpus != int(gpus):
         raise ValueError(f"num_gpus is a whole number or below 1 (a share of one device), not {gpus}")
@@ -259,7 +263,8 @@ class ActorClass:
         return other
 
     def remote(self, *args, **kwargs) -> ActorHandle:
-        """An actor. With ``name`` others find it (``get_actor``); ``lifetime="detached"``: it outlives its job; ``max_restarts``: its
+        """An actor. With ``name`` others find it (``get_actor``); ``lifetime="detached"``: it outlives its job, and what it prints is
+        shown by ``shoal logs NAME`` alone; ``max_restarts``: its
         process is started again when it ends unasked.
 
         Unless it is detached, an actor ends when no handle of it is left, in whatever process, after the calls that were made on it (see
@@ -304,6 +309,10 @@ class ActorClass:
         )
         if exists is not None:
             return _serialize.loads(exists, [])
+        if detached and state.shows_logs and not state.told_of_detached:
+            state.told_of_detached = True
+            called = options.get("name") or name
+            print(f"shoal: what detached actors print is not shown here; to read it: shoal logs {called}", file=sys.stderr)
         try:
             handle._actor.created = ObjectRef(session.call(handle._actor_id, "__init__", *packed), name)
         except BaseException:

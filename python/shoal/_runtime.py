@@ -32,6 +32,8 @@ class _State:
     lends: bool = False  # its CPUs, while it waits: a worker of functions
     runtime_env: dict | None = None  # of what this process starts (_environment)
     logging: object = None  # LoggingConfig of the job, if there is one
+    shows_logs: bool = False  # what its workers print: a driver's
+    told_of_detached: bool = False  # that it does not show what detached actors print
     namespace: str = ""  # of the names of actors that this process makes and looks for
 
     def forget(self) -> None:
@@ -146,6 +148,7 @@ def attach_worker() -> _native.Session:
         worker=env["SHOAL_WORKER_ID"],
         job=env["SHOAL_JOB_ID"],
         role=f"rank {env['RANK']}" if "RANK" in env else "worker",
+        print_logs=not state.is_worker and env.get("RANK", "0") == "0",  # a job's own process says what the head warns of
     )
     state.namespace = env.get("SHOAL_NAMESPACE", state.session.job)
     if "SHOAL_LOGGING" in env:

@@ -73,14 +73,14 @@ class _Pool:
         self.functions: dict[int, Function] = {}  # that may have to be judged
         self.empty = True  # of workers, when it was last looked at
 
-    def begin(self, owner: FunctionPool) -> None:
+    def begin(self, owner: FunctionPool, function: str) -> None:
         """The first workers. Raises when there are none to be had."""
         if self.spread:
-            self.spread_out(owner)
+            self.spread_out(owner, function)
         if not self.spread or not self.native.nodes():
-            self.grow()
+            self.grow(function)
 
-    def spread_out(self, owner: FunctionPool) -> None:
+    def spread_out(self, owner: FunctionPool, function: str = "") -> None:
         """A worker more on each node that has room for one and none yet, unless others wait for that."""
         now = time.monotonic()
         if now < self._look_at or owner.wanted_back:
@@ -101,15 +101,16 @@ class _Pool:
             and all(row["available"].get(k, 0) >= v for k, v in self.resources.items())
         ]
         for node in lacking[:_NODES_AT_ONCE]:
-            self.grow(node)
+            self.grow(function, node)
 
-    def grow(self, node: str = "") -> None:
-        """One worker more, there if that is still possible. Raises when there is none to be had."""
+    def grow(self, function: str, node: str = "") -> None:
+        """One worker more, for this function at first, there if that is still possible. Raises when there is none to be had."""
         where_to, env, runtime_env = self.placed
         if node:
             where_to = {**where_to, "node": node, "soft": True}
         around = {"placed": where_to, "env": env, "runtime_env": runtime_env}
-        worker = create_gang(FunctionWorker, 1, resources=self.resources, name=_native.FUNCTION_WORKER, **around)[0]
+        name = _native.FUNCTION_WORKER + (f": {function[:100]}" if function else "")
+        worker = create_gang(FunctionWorker, 1, resources=self.resources, name=name, **around)[0]
         self.native.add(worker._actor_id, worker._created._ref, node)
 
     def attend(self, owner: FunctionPool) -> bool:
@@ -130,7 +131,7 @@ class _Pool:
         room = owner.room_for(self, workers, starting)
         try:
             for _ in range(max(room, int(alone))):
-                self.grow()
+                self.grow(self.native.first_waiting())
         except Exception as error:
             reason, hint = (error.reason, error.hint) if isinstance(error, ShoalError) else ("", "")
             self.native.fail_waiting(f"no worker can be had: {error}", reason or "TaskUnschedulable", hint)
@@ -202,7 +203,7 @@ class FunctionPool:
             pool = self._pools.get(key)
             if pool is None:
                 pool = _Pool(self, function.resources, function.placed)
-                pool.begin(self)  # here, so that whoever calls first hears why there can be none
+                pool.begin(self, function.name)  # here, so that whoever calls first hears why there can be none
                 self._pools[key] = pool
             if function.retries.judges_exceptions:
                 pool.functions[function.number] = function

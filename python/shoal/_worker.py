@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections import deque
 from typing import Any
@@ -24,6 +25,8 @@ from shoal.actor import ActorExit, exit_actor
 
 _DRAIN_S = 5.0  # for answers that callers have not taken when a worker ends
 _LAST_METRICS_S = 30.0  # for its node to take what it measured; that is up to its loop alone
+
+_ending = threading.Lock()
 
 LATER = object()  # what a built-in method returns whose call is answered by somebody else
 
@@ -209,16 +212,28 @@ def refuse(session, incoming, error: BaseException, where: str) -> None:
         return
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next or error.__traceback__
-    session.reply(incoming, *_serialize.dump_exception(error, where), raised=True)
+    session.reply(incoming, *_serialize.dump_exception(error, where, session.host), raised=True)
 
 
 def end(session, incoming, error: SystemExit, behind: deque | None = None) -> int:
     """The exit code. The call that ends the actor comes to its death, as those behind it do."""
     running.unanswered = incoming, behind  # one that is let go of is answered: with a bug of ours
+    _last_method(running.instance)
     if isinstance(error, ActorExit) and incoming is not None:
         session.refuse(incoming, "ActorDied", f"actor {type(running.instance).__name__} died: {error.why}")
     _leave(session)
     return exit_code(error)
+
+
+def _last_method(instance) -> None:
+    """``__ray_shutdown__`` of an actor that ends in order, if it has one. What it raises is printed."""
+    with _ending:  # calls of several threads may end it; the process ends when this is over
+        last, running.instance_ended = None if running.instance_ended else getattr(instance, "__ray_shutdown__", None), True
+        try:
+            if callable(last):
+                last()
+        except BaseException:
+            traceback.print_exc()
 
 
 def exit_code(error: SystemExit) -> int:

@@ -159,6 +159,16 @@ class RayActorError(Unavailable):
     """A call on an actor failed, and not because of what its code raised."""
 
     @property
+    def error_msg(self) -> str:
+        """What happened: Ray's name for the message."""
+        return str(self)
+
+    @property
+    def preempted(self) -> bool:
+        """Whether the actor's node was drained."""
+        return "its node was drained" in self.message
+
+    @property
     def actor_id(self) -> str | None:
         """Of the actor, where it is known."""
         for frame in self.context:
@@ -348,17 +358,19 @@ class TaskError(ShoalError):
     """User code raised on the other side. ``cause`` is what it raised; the message carries its traceback.
 
     What ``get`` raises is an instance of this *and* of the cause's own class. ``cause`` is None when it could not travel: the message is
-    there in any case.
+    there in any case. ``pid`` and ``ip`` are of the process that ran it (0 and "" where nobody said). Ray's names: ``function_name`` is
+    ``where``, ``traceback_str`` is ``traceback_text``, ``proctitle`` how Ray would name that process.
     """
 
-    def __init__(self, cause: BaseException | None, traceback_text: str, where: str):
+    def __init__(self, cause: BaseException | None, traceback_text: str, where: str, pid: int = 0, ip: str = ""):
         super().__init__(f"{where} raised\n{traceback_text.rstrip()}", reason="UserCode")
-        self.cause, self.traceback_text, self.where = cause, traceback_text, where
+        self.cause, self.traceback_text, self.where, self.pid, self.ip = cause, traceback_text, where, pid, ip
+        self.function_name, self.traceback_str, self.proctitle = where, traceback_text, f"ray::{where}"
 
     def __reduce__(self):
         from shoal import _serialize  # which knows this module
 
-        return _unpack, (_serialize.pack_exception(self.cause), self.traceback_text, self.where)
+        return _unpack, (_serialize.pack_exception(self.cause), self.traceback_text, self.where, self.pid, self.ip)
 
     def as_instanceof_cause(self) -> Exception:
         """Ray's spelling of ``as_instance_of_cause``."""
@@ -392,14 +404,14 @@ class TaskError(ShoalError):
 RayError, RayTaskError, RaySystemError = ShoalError, TaskError, Internal
 
 
-def _unpack(packed: bytes, traceback_text: str, where: str) -> TaskError:
+def _unpack(packed: bytes, *origin) -> TaskError:
     from shoal import _serialize
 
-    return TaskError(_serialize.unpack_exception(packed), traceback_text, where)
+    return TaskError(_serialize.unpack_exception(packed), *origin)
 
 
-def _unpack_as_cause(packed: bytes, traceback_text: str, where: str) -> Exception:
-    return _unpack(packed, traceback_text, where).as_instance_of_cause()
+def _unpack_as_cause(packed: bytes, *origin) -> Exception:
+    return _unpack(packed, *origin).as_instance_of_cause()
 
 
 def parts(error: BaseException) -> tuple[tuple, dict]:

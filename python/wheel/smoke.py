@@ -1,6 +1,6 @@
 """Installs a wheel into a fresh environment and uses it as a newcomer would: python smoke.py WHEEL
 
-Runs with the Python that the environment is made of; needs the package index for the wheel's two dependencies. Takes seconds.
+Runs with the Python that the environment is made of; needs the package index for the wheel's three dependencies. Takes seconds.
 """
 
 import os

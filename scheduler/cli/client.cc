@@ -97,7 +97,15 @@ Result<actors::Credentials> credentials_of(const Target& target) {
     text.assign(std::istreambuf_iterator<char>(file), {});
   }
   actors::Credentials out;
-  SHOAL_TRY(out.token, runtime::Token::parse(text));
+  auto token = runtime::Token::parse(text);
+  if (!token) {
+    const std::string from = target.token.empty() ? target.token_file : "SHOAL_TOKEN";
+    return fail(
+        invalid_argument("there is no token in " + from + ": " + token.error().message())
+            .with_reason("TokenRefused")
+            .with_hint("it is a copy of the file `token` in the folder of the cluster's session, which `shoal start --head` printed"));
+  }
+  out.token = *token;
   if (target.fingerprint.empty()) return out;
   SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::parse(target.fingerprint));
   SHOAL_TRY(out.tls, runtime::Tls::make(fingerprint));
@@ -106,8 +114,17 @@ Result<actors::Credentials> credentials_of(const Target& target) {
 
 namespace {
 
-Result<Found> found_in(const SessionFolder& folder, std::string endpoint, std::string address) {
+Result<Found> found_in(const Target& target, const SessionFolder& folder, std::string endpoint, std::string address) {
   SHOAL_TRY(auto credentials, folder.credentials());
+  if (target.token_named) {
+    SHOAL_TRY(const auto named, credentials_of(target));
+    if (!(named.token == credentials.token)) {
+      return fail(invalid_argument(target.token_file + " is not the token of the cluster at " + address)
+                      .with_reason("TokenRefused")
+                      .with_hint("leave --token-file out (this host knows the cluster's: " + folder.path() +
+                                 "/token), or name the cluster that it is of with --address"));
+    }
+  }
   return Found{folder, std::move(credentials), std::move(endpoint), std::move(address)};
 }
 
@@ -139,14 +156,14 @@ Result<Found> find_cluster(const Target& target, bool exactly) {
   if (target.address.find("://") != std::string::npos) {
     SHOAL_TRY(const auto folder, at_http(target.root, target.address));
     SHOAL_TRY(const auto info, folder.info());
-    return found_in(folder, info.way(), info.head.empty() ? info.head_local : info.head);
+    return found_in(target, folder, info.way(), info.head.empty() ? info.head_local : info.head);
   }
   if (!target.address.empty()) {
     SHOAL_OK(runtime::parse_endpoints(target.address));
     const auto folder = SessionFolder::at_address(target.root, target.address);
     if (folder) {
       const auto info = folder->info();
-      return found_in(*folder, info && !info->store.empty() ? info->way() : target.address, target.address);
+      return found_in(target, *folder, info && !info->store.empty() ? info->way() : target.address, target.address);
     }
     if (target.token.empty() && target.token_file.empty() && target.fingerprint.empty()) return fail(folder.error());
     SHOAL_TRY(auto credentials, credentials_of(target));
@@ -172,7 +189,21 @@ Result<Found> find_cluster(const Target& target, bool exactly) {
     for (const auto& f : found) list += "\n    --address " + f.address;
     return fail(invalid_argument(std::to_string(found.size()) + " clusters are running; say which:" + list).with_reason("SeveralClusters"));
   }
-  return found_in(found.front().folder, found.front().endpoint, found.front().address);
+  return found_in(target, found.front().folder, found.front().endpoint, found.front().address);
+}
+
+Result<std::unique_ptr<Client>> connect_head(Context& context, const Found& found) {
+  auto client = Client::connect(context, found.endpoint);
+  if (client || client.error().code() != Code::kUnavailable || client.error().reason() == "HungUp") return client;
+  const Error& why = client.error();
+  const std::string at = found.address == found.endpoint ? "" : " (tried: " + found.endpoint + ")";
+  auto out = unavailable("no head answers at " + found.address + at + ": " + why.message()).with_reason(why.reason());
+  return fail(std::move(out).with_hint(
+      found.folder
+          ? "it is gone and was not started again; why: " + found.folder->logs() + ". `shoal stop --address " + found.address +
+                "` ends what is left of that cluster, `shoal start --head` begins another"
+          : "look whether the address is the one that `shoal start --head` printed, whether that cluster still runs (`shoal status` on "
+            "its host), and whether something on the way keeps its port closed"));
 }
 
 }  // namespace shoal::scheduler::cli

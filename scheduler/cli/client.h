@@ -75,9 +75,10 @@ struct Target {
   std::string root;     // of session folders
   std::string address;  // "" when none was given
   // Of a cluster that this host is no part of; "" when they were not given.
-  std::string token;        // the text of it: the environment's
-  std::string token_file;   // or where it lies
-  std::string fingerprint;  // of its authority
+  std::string token;         // the text of it: the environment's
+  std::string token_file;    // or where it lies
+  bool token_named = false;  // on the command line: it has to be the cluster's, also where that is known without it
+  std::string fingerprint;   // of its authority
 };
 struct Found {
   std::optional<actors::SessionFolder> folder;  // none when this host is no part of it
@@ -90,5 +91,8 @@ Result<actors::Credentials> credentials_of(const Target& target);
 // Unavailable/NoCluster when none runs. None named: `exactly` (to use or to end it) means the only one that is not some program's own,
 // and InvalidArgument lists them when there are several; otherwise (to look at it) the latest, a program's own if there is no other.
 Result<Found> find_cluster(const Target& target, bool exactly);
+
+// The way to its head, or why there is none: who was asked where, and what to do.
+Result<std::unique_ptr<Client>> connect_head(Context& context, const Found& found);
 
 }  // namespace shoal::scheduler::cli

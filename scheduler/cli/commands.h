@@ -105,7 +105,7 @@ struct MicrobenchmarkOptions {
 int microbenchmark(const Common& common, const MicrobenchmarkOptions& options);
 
 struct LogsOptions {
-  std::string id;  // of a job, worker or actor; "" is the latest job
+  std::string id;  // of a job, worker or actor, or an actor's name or class; "" is the latest job
   // What the id is of: "actor", "worker", "job" (also as it was submitted), "task", "cluster" (a file); "": any of them but a task.
   std::string kind;
   pid_t pid = 0;                 // of a process instead of an id
@@ -128,6 +128,7 @@ struct SubmitOptions {
   std::vector<std::string> resources;
   bool wait = false;
   std::string name;
+  double detach_after_s = 3;  // after the first Ctrl-C: for a second one, which stops the job
   std::string cwd;
   std::vector<std::pair<std::string, std::string>> env;
 };
@@ -157,6 +158,7 @@ struct Looking {
   std::string address;
   std::string endpoint;  // of the head, from here; or of several, comma-separated
   std::string logs;      // folder
+  std::string host;      // of a cluster over hosts: this one
   bool over_hosts = false;
 };
 Result<Looking> look(const Common& common);

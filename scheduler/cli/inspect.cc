@@ -129,11 +129,11 @@ void print_rows(const ListReply& r, const std::string& what) {
     print_table({"GROUP", "NAME", "STATE", "STRATEGY", "JOB", "BUNDLES", "WHY"}, rows);
   } else {
     for (const auto& j : r.jobs) {
-      rows.push_back({to_string(j.id), j.name, local_time(j.started_unix_ms), actors::to_string(j.state),
-                      j.num_workers ? std::to_string(j.num_workers) : "-", j.ended_unix_ms ? std::to_string(j.exit_code) : "-",
-                      first_line(j.cause, j.pending_reason)});
+      rows.push_back({to_string(j.id), j.submission.id.empty() ? "-" : j.submission.id, j.name, local_time(j.started_unix_ms),
+                      actors::to_string(j.state), j.num_workers ? std::to_string(j.num_workers) : "-",
+                      j.ended_unix_ms ? std::to_string(j.exit_code) : "-", first_line(j.cause, j.pending_reason)});
     }
-    print_table({"JOB", "NAME", "STARTED", "STATE", "WORKERS", "EXIT", "WHY"}, rows);
+    print_table({"JOB", "SUBMISSION ID", "NAME", "STARTED", "STATE", "WORKERS", "EXIT", "WHY"}, rows);
   }
 }
 
@@ -217,6 +217,12 @@ int list_told(const Common& common, const ListOptions& o, const std::vector<Filt
     std::printf("%s", to_yaml(rows).c_str());
   } else {
     print_told(rows, listed.what);
+  }
+  if (rows.empty() && listed.what == "tasks") {
+    std::fprintf(stderr,
+                 "shoal: %s\n  processes tell of their calls while they live: those of a job that has ended are not here any more (what "
+                 "they printed: shoal logs JOB; next time: shoal timeline before the end)\n",
+                 listed.rows.empty() ? "no process knows of a call" : "no call is like that");
   }
   if (more > 0) std::fprintf(stderr, "shoal: %zu rows more; --limit N shows N, --limit 0 all\n", more);
   return kOk;

@@ -3,19 +3,21 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <optional>
 #include <set>
+#include <sstream>
 #include <tuple>
 
 #include <fmt/format.h>
 
+#include "actors/cluster/function_worker.h"
+#include "actors/wire/log_files.h"
 #include "actors/wire/task_log.h"
 #include "scheduler/cli/ask_nodes.h"
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/node/log_book.h"
+#include "scheduler/node/log_files.h"
 
 namespace shoal::scheduler::cli {
 
@@ -26,7 +28,7 @@ using nlohmann::json;
 namespace {
 
 // What an id means: a job with its workers, an actor's worker, or a worker. "" is the latest job. The beginning of an id will do when
-// only one begins so.
+// only one begins so. An actor is known by its name as well, and all of a class by that: of both those that live, if any do.
 struct Wanted {
   JobId job;
   bool whole_job = false;  // also those that are still to come
@@ -75,13 +77,22 @@ Result<Wanted> wanted_by(Client& head, const LogsOptions& o) {
       found_jobs.insert(j.id);
   }
   bool never_before = false;
-  for (const auto& a : actors.actors) {
-    if (!of("actor") || !matches(a.id)) continue;
+  const auto called_so = [&](const actors::ActorRow& a) {
+    return of("actor") && !id.empty() && (a.name == id || (a.class_name == id && !actors::is_function_worker(a)));
+  };
+  const auto& all = actors.actors;
+  const bool named = found_jobs.empty() && std::any_of(all.begin(), all.end(), called_so);
+  const bool lives =
+      std::any_of(all.begin(), all.end(), [&](const auto& a) { return called_so(a) && a.state != actors::ActorState::kDead; });
+  if (named) names = {id};
+  for (const auto& a : all) {
+    const bool this_one = named && called_so(a) && (!lives || a.state != actors::ActorState::kDead);
+    if (!this_one && (named || !of("actor") || !matches(a.id))) continue;
     never_before |= previous && !a.previous;
     found_workers.insert(previous ? a.previous : a.worker);
   }
   for (const auto& w : workers.workers) {
-    if (of("worker") && matches(w.id)) found_workers.insert(w.id);
+    if (!named && of("worker") && matches(w.id)) found_workers.insert(w.id);
   }
   if (o.pid != 0) {
     SHOAL_TRY(const auto nodes, head.list(ListRequest::What::kNodes));
@@ -112,7 +123,8 @@ Result<Wanted> wanted_by(Client& head, const LogsOptions& o) {
   }
   if (!out.whole_job && out.workers.empty()) {
     const std::string what = o.kind.empty() ? "job, worker or actor" : o.kind;
-    return fail(not_found("no " + what + " " + id).with_hint("see shoal list " + (o.kind.empty() ? "job" : o.kind) + "s"));
+    return fail(not_found("no " + what + (o.kind.empty() || o.kind == "actor" ? " has the id or name " : " ") + id)
+                    .with_hint("see shoal list " + (o.kind.empty() ? "actor" : o.kind) + "s"));
   }
   if (!out.whole_job) out.job = out.workers.front().job;
   return out;
@@ -257,31 +269,92 @@ bool is_pattern(const LogsOptions& o) {
                                  o.id.find_first_of(".*?[") != std::string::npos);
 }
 
-// Files of the session, as Ray shows them: their names, or the text of the only one that fits.
-int log_files(const Common& common, const Looking& looking, const LogsOptions& o) {
-  namespace fs = std::filesystem;
-  if (looking.logs.empty())
-    return failed(common, unimplemented("log files of another host").with_hint("ask there, or for an actor's, worker's or job's"));
-  if (o.follow) return failed(common, unimplemented("following a file").with_hint("tail -F " + looking.logs + "/" + o.id));
-  std::set<std::string> names;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(looking.logs, ignored)) {
-    const std::string name = entry.path().filename();
-    if (entry.is_regular_file(ignored) && fnmatch(o.id.empty() ? "*" : o.id.c_str(), name.c_str(), 0) == 0) names.insert(name);
+// Whose files: of a node that is named the host's; else those of this one.
+struct Files {
+  std::string folder;            // here; or
+  std::unique_ptr<Client> node;  // one on their host
+  std::string host;
+};
+
+Result<Files> files_of(const Looking& looking, const LogsOptions& o) {
+  Files out;
+  out.folder = looking.logs;
+  if (o.node_id.empty() && o.node_ip.empty()) {
+    if (!looking.logs.empty()) return out;
+    return fail(invalid_argument("this host is not of the cluster: say of which node with --node-id or --node-ip")
+                    .with_hint("see shoal list nodes"));
   }
+  SHOAL_TRY(auto rows, looking.head->list(ListRequest::What::kNodes));
+  const auto named = [&](const actors::NodeRow& n) {
+    return to_string(n.id).starts_with(o.node_id) && (o.node_ip.empty() || n.host == o.node_ip);
+  };
+  const auto first = std::find_if(rows.nodes.begin(), rows.nodes.end(), named);
+  if (first == rows.nodes.end()) {
+    return fail(not_found("there is no node " + (o.node_id.empty() ? o.node_ip : o.node_id)).with_hint("see shoal list nodes"));
+  }
+  const bool several = std::any_of(rows.nodes.begin(), rows.nodes.end(), [&](const auto& n) { return named(n) && n.host != first->host; });
+  if (several) return fail(invalid_argument("the id of more than one node begins with " + o.node_id));
+  out.host = first->host;
+  std::stable_partition(rows.nodes.begin(), rows.nodes.end(), named);
+  // Nodes of one session on a host share a folder: when this one is gone any other there will do.
+  std::optional<Error> why;
+  for (const auto& n : rows.nodes) {
+    if (n.host != out.host || n.state != actors::NodeState::kAlive) continue;
+    auto client = Client::connect(*looking.context, n.endpoint);
+    if (client) {
+      out.node = *std::move(client);
+      return out;
+    }
+    why = client.error();
+  }
+  if (!looking.logs.empty() && (!looking.over_hosts || looking.host == out.host)) return out;
+  return fail(unavailable("no node of " + out.host + " answers any more, and the files are there" + (why ? ": " + why->message() : ""))
+                  .with_reason("NodeGone")
+                  .with_hint("on that host: shoal logs cluster, or logs/ in the session's folder"));
+}
+
+// Their names, or the text of the only one that fits, as Ray shows them.
+int log_files(const Common& common, const Looking& looking, const LogsOptions& o) {
+  if (o.follow) {
+    const std::string there = looking.logs.empty() ? "the session's logs" : looking.logs;
+    return failed(common, unimplemented("following a file").with_hint("tail -F " + there + "/" + o.id + ", on its host"));
+  }
+  const auto files = files_of(looking, o);
+  if (!files) return failed(common, files.error());
+  const auto ask = [&](const std::string& name) -> Result<std::string> {
+    const std::uint64_t bytes = o.tail_lines == 0 ? 0 : kMaxBytes;
+    if (!files->node) return read_log_file(files->folder, name, bytes);
+    SHOAL_TRY(const auto answer, files->node->ask(actors::kReadLogFile, to_bytes(actors::ReadLogFile{name, bytes})));
+    return std::string(answer.payload.view());
+  };
+  std::vector<std::string> all;
+  if (files->node) {
+    const auto listed = ask("");
+    if (!listed) return failed(common, listed.error());
+    std::istringstream lines(*listed);
+    for (std::string name; std::getline(lines, name);) all.push_back(name);
+  } else {
+    all = scheduler::log_files(files->folder);
+  }
+  std::vector<std::string> names;
+  for (const auto& name : all) {
+    if (fnmatch(o.id.empty() ? "*" : o.id.c_str(), name.c_str(), 0) == 0) names.push_back(name);
+  }
+  json out = {{"schema", "shoal.logs/1"}, {"folder", files->node ? "" : files->folder}, {"host", files->host}, {"files", names}};
   if (names.size() != 1) {
     if (common.json) {
-      std::printf("%s\n", json({{"schema", "shoal.logs/1"}, {"folder", looking.logs}, {"files", names}}).dump().c_str());
+      std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
     } else {
       for (const auto& name : names) std::printf("%s\n", name.c_str());
     }
     return kOk;
   }
-  std::ifstream file(looking.logs + "/" + *names.begin());
-  const std::string text = last_lines({std::istreambuf_iterator<char>(file), {}}, o.tail_lines);
+  const auto whole = ask(names.front());
+  if (!whole) return failed(common, whole.error());
+  const std::string text = last_lines(*whole, o.tail_lines);
   if (common.json) {
-    const json all = {{"schema", "shoal.logs/1"}, {"folder", looking.logs}, {"files", names}, {"text", text}};
-    std::printf("%s\n", all.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    out["text"] = text;
+    std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
   } else {
     std::fwrite(text.data(), 1, text.size(), stdout);
   }

@@ -17,9 +17,10 @@ Result<Looking> look(const Common& common) {
   SHOAL_TRY(const Found found, find_cluster(common.target, false));
   Looking out;
   out.context = std::make_unique<Context>(found.credentials);
-  SHOAL_TRY(out.head, Client::connect(*out.context, found.endpoint));
+  SHOAL_TRY(out.head, connect_head(*out.context, found));
   out.address = found.address;
   out.over_hosts = found.credentials.tls != nullptr;
+  out.host = found.credentials.host;
   out.endpoint = found.endpoint;
   if (found.folder) out.logs = found.folder->logs();
   return out;

@@ -12,6 +12,7 @@
 #include "runtime/core/version.h"
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/suggestion.h"
 #include "scheduler/roles/roles.h"
 
 extern char** environ;
@@ -148,6 +149,32 @@ int run_role(int argc, char** argv) {
   return kUsage;
 }
 
+// The first word that is to be a command and is none.
+std::optional<Error> unknown_command(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* at = &app;
+  std::string before = "shoal ";
+  for (int i = 1; i < argc && at->get_require_subcommand_min() > 0; ++i) {
+    const std::string word = argv[i];
+    if (word.starts_with('-')) return std::nullopt;
+    const auto commands = at->get_subcommands([](const CLI::App* sub) { return !sub->get_name().empty(); });
+    std::vector<std::string> names;
+    const CLI::App* found = nullptr;
+    for (const CLI::App* sub : commands) {
+      names.push_back(sub->get_name());
+      if (sub->get_name() == word) found = sub;
+    }
+    if (found == nullptr) {
+      const std::string meant = nearest(word, names);
+      return invalid_argument("there is no command `" + before + word + "`")
+          .with_reason("Usage")
+          .with_hint((meant.empty() ? "" : "did you mean `" + before + meant + "`? ") + "`" + before + "--help` lists what there is");
+    }
+    at = found;
+    before += word + " ";
+  }
+  return std::nullopt;
+}
+
 int run(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   if (argc > 1 && std::string(argv[1]) == "role") return run_role(argc, argv);
@@ -183,6 +210,7 @@ int run(int argc, char** argv) {
         [&common](const std::string& file) {
           common.target.token_file = file;
           common.target.token.clear();
+          common.target.token_named = true;
         },
         "Of a cluster on other hosts, or with several heads: a copy of its token (default: $SHOAL_TOKEN_FILE, or the token itself in "
         "$SHOAL_TOKEN)");
@@ -386,12 +414,13 @@ int run(int argc, char** argv) {
 
   LogsOptions logging;
   auto* logs_command = shared(app.add_subcommand("logs", "What a job, worker or actor printed; also after it ended"));
-  logs_command->add_option("id", logging.id, "Its id, or the beginning of it (default: the latest job); or a pattern of log files");
+  logs_command->add_option(
+      "id", logging.id, "Its id, or the beginning of it, or an actor's name or class (default: the latest job); or a pattern of log files");
   logs_command->add_flag("-f,--follow", logging.follow, "Go on as it prints");
   logs_command->add_option("-n,--tail", logging.tail_lines, "Only the last N lines of each stream (-1: all that is kept)");
   logs_command->add_flag("--err", logging.only_err, "Only what went to stderr");
   logs_command->add_flag("--previous", logging.previous, "Of an actor that was started again: its process before");
-  logs_command->add_option("--node-id", logging.node_id, "With --pid: the node of the process");
+  logs_command->add_option("--node-id", logging.node_id, "The node of the process (--pid), or of the files");
   logs_command->add_option("--node-ip", logging.node_ip, "Likewise");
   for (const auto& [name, about] : {std::pair{"actor", "Of an actor (--id or --pid)"},
                                     {"worker", "Of a process (--pid or --id)"},
@@ -428,6 +457,13 @@ int run(int argc, char** argv) {
   submit_command->add_option("--resource", submitting_options.resources, "NAME=AMOUNT of each process, as often as needed");
   submit_command->add_flag("--wait", submitting_options.wait, "Wait for nodes that can hold the job, even if none is present");
   submit_command->add_option("--name", submitting_options.name, "Name of the job (default: the script's)");
+  submit_command
+      ->add_option(
+          "--detach-after", submitting_options.detach_after_s,
+          "Seconds. The first Ctrl-C ends this command and not the job, but a second one within that time stops the job (a cluster "
+          "that was made for the job ends with this command)")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 24 * 3600.0));
   submit_command->prefix_command();  // what follows the script's name is the script's
   submit_command->callback([&] {
     submitting_options.words = submit_command->remaining();
@@ -494,6 +530,10 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);
+    if (const auto unknown = unknown_command(app, argc, argv)) {
+      print_error(*unknown, common.json);
+      return kUsage;
+    }
     app.exit(e);
     return submitting ? kSubmitUsage : kUsage;
   }

@@ -132,7 +132,12 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
 // Ends one cluster: by its head's word, then by its pids. Returns how many processes had to be killed.
 Result<int> stop_one(const SessionFolder& folder, double grace_s, bool force = false) {
   (void)folder.set_ending();  // on a full disk, too, what runs can be ended
-  if (const auto credentials = force ? Result<actors::Credentials>(fail(cancelled("not in order"))) : folder.credentials()) {
+  // Of a cluster whose head is elsewhere only what this host has of it ends.
+  const auto members = folder.processes();
+  const auto known = folder.info();
+  const bool leads =
+      (known && !known->head_local.empty()) || std::any_of(members.begin(), members.end(), [](const auto& p) { return p.role != "node"; });
+  if (const auto credentials = force || !leads ? Result<actors::Credentials>(fail(cancelled("not in order"))) : folder.credentials()) {
     Context context(*credentials);
     if (const auto info = folder.info()) {
       if (const auto client = Client::connect(context, info->way(), runtime::Duration::zero())) {
@@ -318,11 +323,24 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   return options.block ? stay(common, *folder, node->pid, true) : kOk;
 }
 
+// A session in this folder of sessions for a cluster of this host that was started in another one. On loopback nobody has certificates.
+Result<SessionFolder> join_here(const Common& common, const Found& found) {
+  Context context(found.credentials);
+  SHOAL_TRY(const auto client, connect_head(context, found));  // which trusts this token
+  SHOAL_TRY(const auto folder, new_session(common.target.root, found.credentials.token));
+  const auto filled = folder.write_info({common.target.address, "", std::int64_t{1000} * std::time(nullptr), "", ""});
+  if (filled) return folder;
+  folder.remove();
+  return fail(filled.error());
+}
+
 // A session of this host for a cluster whose head is elsewhere: with its token, and a certificate that the head signed. Nothing is left of
 // one that came to nothing.
-Result<SessionFolder> join(const Common& common, const StartOptions& options) {
+Result<SessionFolder> join(const Common& common, const StartOptions& options, const Found& found) {
   SHOAL_TRY(const auto addresses, runtime::parse_endpoints(common.target.address));
-  SHOAL_TRY(const auto credentials, credentials_of(common.target));
+  const auto& credentials = found.credentials;
+  const bool here = std::all_of(addresses.begin(), addresses.end(), [](const auto& a) { return runtime::is_loopback(a.host); });
+  if (here && !credentials.tls) return join_here(common, found);
   if (!credentials.tls) {
     return fail(invalid_argument("a cluster on another host is joined with the fingerprint of its certificates")
                     .with_reason("TlsRequired")
@@ -334,7 +352,7 @@ Result<SessionFolder> join(const Common& common, const StartOptions& options) {
   }
   SHOAL_TRY(const auto asked, runtime::make_certificate_request("shoal " + host));
   Context context(credentials);
-  SHOAL_TRY(const auto client, Client::connect(context, common.target.address));
+  SHOAL_TRY(const auto client, connect_head(context, found));
   SHOAL_TRY(const auto answer,
             client->ask_for<actors::SignedCertificate>(actors::kSignCertificate, to_bytes(actors::SignCertificate{asked.request, host})));
   // Its own, then the authority's.
@@ -360,10 +378,10 @@ int start_joining(const Common& common, const StartOptions& options, const actor
   if (!found) return fail_with(found.error());
   if (found->folder) {  // the head's word first: a node would only keep trying
     Context context(found->credentials);
-    const auto client = Client::connect(context, found->endpoint);
+    const auto client = connect_head(context, *found);
     if (!client) return fail_with(client.error());
   }
-  const auto folder = found->folder ? Result<SessionFolder>(*found->folder) : join(common, options);
+  const auto folder = found->folder ? Result<SessionFolder>(*found->folder) : join(common, options, *found);
   if (!folder) return fail_with(folder.error());
   const auto node = start_node(common, *folder, found->endpoint, resources, options);
   if (!node) {

@@ -27,10 +27,11 @@ using actors::SessionFolder;
 
 namespace {
 
-// The one that runs, or one for this job, which ends with us.
-Result<Found> cluster_for(const Common& common, const actors::Resources& each, std::uint32_t count) {
+// The one that runs, or one for this job, which ends with us (`own`).
+Result<Found> cluster_for(const Common& common, const actors::Resources& each, std::uint32_t count, bool& own) {
   auto found = find_cluster(common.target, true);
   if (found || !common.target.address.empty() || found.error().reason() != "NoCluster") return found;
+  own = true;
   SHOAL_TRY(const SessionFolder folder, new_session(common.target.root));
   std::vector<std::string> words = {"local", "--owner", std::to_string(getpid()), "--python", common.python};
   // CPUs are logical: a cluster made for a job has as many as it asks for.
@@ -85,11 +86,19 @@ Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
 // Follows one job to its end.
 class Watcher {
  public:
-  // `detaches`: a signal ends the watching, not the job.
-  Watcher(Context& context, Client& head, const Common& common, bool detaches = false)
-      : context_(context), head_(head), common_(common), detaches_(detaches), signals_(context.loop.io(), SIGINT, SIGTERM) {
+  // What the first Ctrl-C means: that the watching ends, not the job; likewise, but another one within `second_thought` stops the job; or
+  // that this one does. SIGTERM stops the job but for kLeave.
+  enum class OnInterrupt { kLeave, kLeaveSoon, kStop };
+  Watcher(Context& context, Client& head, const Common& common, OnInterrupt on_interrupt, runtime::Duration second_thought = {})
+      : context_(context),
+        head_(head),
+        common_(common),
+        on_interrupt_(on_interrupt),
+        second_thought_(second_thought),
+        signals_(context.loop.io(), SIGINT, SIGTERM) {
     head_.set_on_notice([this](Method method, runtime::Message message) {
-      if (method == Method::kWarning) {
+      // Of what waits in the job its own process says so, and that is shown here.
+      if (method == Method::kWarning && !(row_ && row_->state == JobState::kRunning)) {
         if (const auto w = actors::from_bytes<actors::Warning>(message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
       }
       if (method != Method::kJobUpdate) return;
@@ -99,6 +108,9 @@ class Watcher {
       row_ = *std::move(row);
     });
   }
+
+  // Of the cluster, where it is this host's: that one was stopped is no mishap.
+  void look_at(const SessionFolder& folder) { folder_ = folder; }
 
   Result<void> follow(JobId job) {
     job_ = job;
@@ -117,7 +129,11 @@ class Watcher {
     if (ended()) return *row_;
     return fail(unavailable("the head is gone; the job cannot be followed any more").with_reason("HeadGone"));
   }
+  // By which it was to stop; 0 when it was not.
   int signal() const { return signal_; }
+  // After which the watching ended, and the job goes on.
+  int left() const { return left_; }
+  bool cluster_stopped() const { return folder_ && folder_->ending(); }
 
  private:
   Result<void> follow_again() {
@@ -153,18 +169,28 @@ class Watcher {
       if (node.ask(Method::kSyncLogs, {}, std::chrono::seconds(1))) return;
       if (std::exchange(seen, num_messages_) != num_messages_) silent = 0;
     }
-    if (!given_up_) std::fprintf(stderr, "shoal: warning: a node fell silent; the end of the output may be missing here\n");
+    if (!given_up_ && !cluster_stopped())
+      std::fprintf(stderr, "shoal: warning: a node fell silent; the end of the output may be missing here\n");
   }
 
   void on_signals() {
     signals_.async_wait([this](std::error_code error, int number) {
       if (error) return;
+      const bool leaves = on_interrupt_ == OnInterrupt::kLeave;
+      if (leaves || (on_interrupt_ == OnInterrupt::kLeaveSoon && number == SIGINT && !std::exchange(interrupted_, true))) {
+        limit_ = context_.clock->after(second_thought_, [this, number] {
+          left_ = number;
+          given_up_ = true;
+        });
+        if (!leaves) {
+          std::fprintf(stderr,
+                       "shoal: job %s goes on, this command ends; Ctrl-C again now stops the job. To see it: shoal job logs -f %s\n",
+                       to_string(job_).c_str(), to_string(job_).c_str());
+        }
+        return on_signals();
+      }
       const bool again = signal_ != 0;
       if (!again) signal_ = number;
-      if (detaches_) {
-        given_up_ = true;
-        return;
-      }
       std::fprintf(stderr, again ? "shoal: killing the job\n" : "shoal: stopping the job; once more kills it\n");
       killing_ = again;
       ask_to_stop();
@@ -203,25 +229,29 @@ class Watcher {
   Context& context_;
   Client& head_;
   const Common& common_;
-  const bool detaches_;
+  const OnInterrupt on_interrupt_;
+  const runtime::Duration second_thought_;
   asio::signal_set signals_;
   std::map<NodeId, std::unique_ptr<Client>> nodes_;
+  std::optional<SessionFolder> folder_;
   JobId job_;
   std::optional<JobRow> row_;
   std::size_t num_messages_ = 0;  // of lines
   runtime::Timer limit_;
-  int signal_ = 0;
-  bool given_up_ = false, killing_ = false;
+  int signal_ = 0, left_ = 0;
+  bool interrupted_ = false, given_up_ = false, killing_ = false;
   bool placed_ = false;  // since its nodes were looked at
 };
 
-int ended_code(const Common& common, const JobRow& row, int signal) {
+int ended_code(const Common& common, const JobRow& row, int signal, bool cluster_stopped) {
   const int code = signal ? 128 + signal : row.state == JobState::kStopped && row.exit_code == 0 ? 128 + SIGTERM : row.exit_code;
   if (common.json) {
     auto out = to_json(row);
     out["schema"] = "shoal.submit/1";
     out["exit_code"] = code;
     std::printf("%s\n", out.dump().c_str());
+  } else if (cluster_stopped && code != 0) {
+    std::fprintf(stderr, "shoal: the cluster was stopped, and the job with it\n");
   } else if (row.cause && signal == 0) {
     // Its own last lines were just streamed: only who and how.
     Error e(row.cause->code(), row.cause->message().substr(0, row.cause->message().find('\n')));
@@ -235,10 +265,10 @@ int ended_code(const Common& common, const JobRow& row, int signal) {
 }  // namespace
 
 Result<std::optional<JobRow>> follow_job(const Common& common, Context& context, Client& head, JobId job) {
-  Watcher watcher(context, head, common, true);
+  Watcher watcher(context, head, common, Watcher::OnInterrupt::kLeave);
   SHOAL_OK(watcher.follow(job));
   auto row = watcher.wait();
-  if (watcher.signal() != 0) return std::optional<JobRow>();
+  if (watcher.left() != 0) return std::optional<JobRow>();
   if (!row) return fail(row.error());
   return std::optional<JobRow>(*std::move(row));
 }
@@ -262,12 +292,15 @@ int submit(const Common& common, const SubmitOptions& o) {
     print_error(resources.error(), common.json);
     return kSubmitUsage;
   }
-  const auto cluster = cluster_for(common, *resources, o.num_workers);
+  bool own = false;
+  const auto cluster = cluster_for(common, *resources, o.num_workers, own);
   if (!cluster) return failed(cluster.error());
   Context context(cluster->credentials);
-  const auto head = Client::connect(context, cluster->endpoint);
+  const auto head = connect_head(context, *cluster);
   if (!head) return failed(head.error());
-  Watcher watcher(context, **head, common);
+  Watcher watcher(context, **head, common, own ? Watcher::OnInterrupt::kStop : Watcher::OnInterrupt::kLeaveSoon,
+                  std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(o.detach_after_s)));
+  if (cluster->folder && !own) watcher.look_at(*cluster->folder);
   const actors::JobSpec spec{o.name.empty() ? fs::path(o.words[0]).filename().string() : o.name,
                              *launch,
                              o.num_workers,
@@ -279,9 +312,14 @@ int submit(const Common& common, const SubmitOptions& o) {
   if (!job) return failed(job.error());
   if (const auto following = watcher.follow(job->job); !following) return failed(following.error());
   const auto row = watcher.wait();
+  if (watcher.left() != 0) return 128 + watcher.left();
   if (watcher.signal() != 0 && !row) return 128 + watcher.signal();
+  if (!row && watcher.cluster_stopped() && !common.json) {
+    std::fprintf(stderr, "shoal: the cluster was stopped, and the job with it\n");
+    return submit_exit_code(row.error());
+  }
   if (!row) return failed(row.error());
-  return ended_code(common, *row, watcher.signal());
+  return ended_code(common, *row, watcher.signal(), watcher.cluster_stopped());
 }
 
 }  // namespace shoal::scheduler::cli

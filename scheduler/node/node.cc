@@ -7,8 +7,10 @@
 #include <fmt/ranges.h>
 
 #include "actors/cluster/function_worker.h"
+#include "actors/wire/log_files.h"
 #include "actors/wire/task_log.h"
 #include "runtime/wire/codec.h"
+#include "scheduler/node/log_files.h"
 
 namespace shoal::scheduler {
 
@@ -287,6 +289,13 @@ Result<Message> Node::answer(Peer& peer, Method method, Message& message, runtim
     SHOAL_TRY(const auto m, from_bytes<actors::ReadTaskLog>(message.body));
     const std::size_t bytes = std::min<std::uint64_t>(m.log.tail_bytes, kMaxReadBytes);
     SHOAL_TRY(const std::string text, logs_.read(m.log.worker, static_cast<Launcher::Stream>(m.log.stream), bytes, {m.caller, m.number}));
+    return Message{{}, Bytes::copy_of(text), {}};
+  }
+  if (method == actors::kReadLogFile) {
+    SHOAL_TRY(const auto m, from_bytes<actors::ReadLogFile>(message.body));
+    const std::string& folder = options_.logs.folder;
+    if (m.name.empty()) return Message{{}, Bytes::copy_of(fmt::format("{}", fmt::join(log_files(folder), "\n"))), {}};
+    SHOAL_TRY(const std::string text, read_log_file(folder, m.name, std::min<std::uint64_t>(m.tail_bytes, kMaxReadBytes)));
     return Message{{}, Bytes::copy_of(text), {}};
   }
   if (method == actors::kLastMetrics) {
@@ -677,7 +686,7 @@ void Node::start_worker(const actors::StartWorker& spec, runtime::Responder resp
   w.launched = true;
   w.order = next_worker_++;
   const bool is_rank = spec.rank >= 0 && spec.label.starts_with("rank");
-  w.role = is_rank || spec.label == "driver" || spec.label == actors::kFunctionWorker ? spec.label : "actor " + spec.label;
+  w.role = is_rank || spec.label == "driver" || actors::is_function_class(spec.label) ? spec.label : "actor " + spec.label;
   if (spec.launch.torch) torch_jobs_.insert(spec.job);
   // The token is not here: it lies in the session's folder, readable by this user alone.
   Launcher::Env env = {{"SHOAL_SESSION", options_.session},

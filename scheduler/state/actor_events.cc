@@ -17,7 +17,8 @@ using actors::WorkerState;
 namespace {
 
 Error actor_died(const ActorRow& row, const Error& cause) {
-  Error e = Error(Code::kUnavailable, fmt::format("actor {} died: {}", row.class_name, cause.message()))
+  const bool in_order = cause.reason() == "JobEnded";
+  Error e = Error(Code::kUnavailable, fmt::format("actor {} {}: {}", row.class_name, in_order ? "is gone" : "died", cause.message()))
                 .with_reason(cause.reason() == "Unschedulable" || cause.reason() == actors::kOutOfMemory ? cause.reason() : "ActorDied")
                 .with_hint(cause.hint());
   for (const auto& frame : cause.context()) e = std::move(e).in(frame);

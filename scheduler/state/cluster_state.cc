@@ -257,7 +257,7 @@ void ClusterState::explain_pending() {
     p.warned = true;
     if (p.gang) {
       const Gang& gang = gangs_.at(p.gang);
-      act(Warn{gang.spec.job, fmt::format("actor {}{} is pending: {}", gang.spec.actors[0].class_name,
+      act(Warn{gang.spec.job, fmt::format("{}{} is pending: {}", name_of(p),
                                           gang.spec.actors.size() > 1 ? fmt::format(" (gang of {})", gang.spec.actors.size()) : "", why)});
     } else if (p.group) {
       const auto& row = groups_.at(p.group).row;
@@ -320,12 +320,16 @@ std::string ClusterState::lacks(const Pending& p) const {
       if (!labels.empty() && only(rooms().capacity(), labels)->empty()) return "no node has the labels " + to_string(labels);
     }
     const Asked could = asked(group, rooms().capacity());
-    const bool fits = place(could.wants, *could.allowed, group.row.strategy).has_value();
-    return explain(could.wants, fits ? *asked(group, rooms().free()).allowed : *could.allowed, group.row.strategy);
+    if (could.allowed->empty()) return explain(could.wants, *could.allowed);
+    if (!place(could.wants, *could.allowed, group.row.strategy))
+      return impossible(explain(could.wants, *could.allowed, group.row.strategy));
+    return busy(explain(could.wants, *asked(group, rooms().free()).allowed, group.row.strategy, &*could.allowed));
   }
+  const Room& all = rooms().capacity();
   if (p.job) {
     const auto& wanted = jobs_.at(p.job).wants;
-    return explain(wanted, place(wanted, rooms().capacity()) ? rooms().free() : rooms().capacity());
+    if (all.empty()) return explain(wanted, all);
+    return place(wanted, all) ? busy(explain(wanted, rooms().free(), actors::Strategy::kPack, &all)) : impossible(explain(wanted, all));
   }
   const Gang& gang = gangs_.at(p.gang);
   const auto& where = gang.spec.where;
@@ -335,13 +339,15 @@ std::string ClusterState::lacks(const Pending& p) const {
     if (group.row.state != actors::GroupState::kCreated) {
       return fmt::format("waits for placement group {} ({})", name, actors::to_string(group.row.state));
     }
-    return fmt::format("needs {}; {} of placement group {} {} not that much free", gang.wants[0].to_string(),
-                       where.bundle < 0 ? "the bundles" : fmt::format("bundle {}", where.bundle), name, where.bundle < 0 ? "have" : "has");
+    return busy(fmt::format("needs {}; {} of placement group {} {} not that much free", gang.wants[0].to_string(),
+                            where.bundle < 0 ? "the bundles" : fmt::format("bundle {}", where.bundle), name,
+                            where.bundle < 0 ? "have" : "has"));
   }
-  const Allowed could = only(rooms().capacity(), where, gang.wants);
+  const Allowed could = only(all, where, gang.wants);
   if (could->empty() && !where.labels.empty()) return "no node has the labels " + to_string(where.labels);
-  const bool fits = place(gang.wants, *could).has_value();
-  return explain(gang.wants, fits ? *only(rooms().free(), where, gang.wants) : *could);
+  if (could->empty()) return explain(gang.wants, *could);
+  if (!place(gang.wants, *could)) return impossible(explain(gang.wants, *could));
+  return busy(explain(gang.wants, *only(rooms().free(), where, gang.wants), actors::Strategy::kPack, &all));
 }
 
 ClusterState::Allowed ClusterState::only(const Room& room, const std::vector<actors::LabelMatch>& labels) const {
@@ -428,8 +434,15 @@ actors::StartWorker ClusterState::start_of(const Gang& gang, std::size_t member)
   if (restarts > 0) launch.env.emplace_back("SHOAL_RESTARTS", std::to_string(restarts));
   const bool alone = gang.spec.actors.size() == 1;
   const std::int32_t rank = alone ? -1 : static_cast<std::int32_t>(member);
-  const bool run_again = may_restart(actors_.at(spec.id)) || spec.class_name == actors::kFunctionWorker;  // functions are run again
-  return {{}, gang.spec.job, std::move(launch), rank, spec.class_name, spec.resources.units("GPU"), run_again};
+  const bool of_functions = actors::is_function_class(spec.class_name);
+  const bool run_again = may_restart(actors_.at(spec.id)) || of_functions;  // functions are run again
+  return {{},
+          gang.spec.job,
+          std::move(launch),
+          rank,
+          of_functions ? actors::kFunctionWorker : spec.class_name,
+          spec.resources.units("GPU"),
+          run_again};
 }
 
 actors::StartWorker ClusterState::start_of(const Job& job, std::size_t rank) const {
@@ -662,7 +675,10 @@ void ClusterState::worker_blocked(WorkerId id, bool blocked) {
 
 void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause) {
   worker.row.state = WorkerState::kExited;
-  worker.row.cause = cause;
+  const auto of = jobs_.find(worker.row.job);
+  const bool over = of != jobs_.end() && ended(of->second.row.state) && worker.row.role != "driver";
+  // That it was killed then is how jobs end, and nothing to worry about.
+  worker.row.cause = over && shell_code == 128 + SIGKILL ? cancelled("ended with its job").with_reason("JobEnded") : cause;
   release(worker);
   ended_workers_.push_back(worker.row.id);
   const WorkerId id = worker.row.id;

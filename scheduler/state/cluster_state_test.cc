@@ -50,7 +50,10 @@ TEST_F(ClusterStateTest, WhatNoNodeCouldEverHoldIsRefusedOrPendsWithTheNearestFi
   const GangSpec waits = gang(job, 1, {{"GPU", 4}});
   ASSERT_TRUE(state_.gang_requested(waits));
   // At once for who looks, after a moment for everybody.
-  const std::string why = "needs GPU 4; nearest fit: node 0000000000000001 lacks GPU 4 (has 0)";
+  const std::string why =
+      "can never start on the nodes that there are: needs GPU 4; nearest fit: node 0000000000000001 lacks GPU 4 (has 0). Add a node that "
+      "can "
+      "hold it (shoal start --address ..), or ask for less";
   EXPECT_EQ(state_.actor(waits.actors[0].id)->pending_reason, why);
   pass(500ms);
   state_.node_beat(NodeId{1});

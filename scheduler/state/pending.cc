@@ -34,7 +34,7 @@ JobId ClusterState::job_of(const Pending& p) const {
 
 std::string ClusterState::name_of(const Pending& p) const {
   return p.group  ? "placement group " + to_string(p.group)
-         : p.gang ? "actor " + gangs_.at(p.gang).spec.actors[0].class_name
+         : p.gang ? actors::people_call(gangs_.at(p.gang).spec.actors[0].class_name)
                   : "job " + jobs_.at(p.job).row.name;
 }
 

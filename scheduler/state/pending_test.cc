@@ -1,4 +1,6 @@
 // Whose turn it is when there is room, and for whom room is kept.
+#include <csignal>
+
 #include "actors/cluster/function_worker.h"
 #include "scheduler/state/cluster_state_fixture.h"
 
@@ -150,7 +152,7 @@ TEST_F(PendingTest, WhatWaitsSaysWhyFromTheStart) {
   const JobId a = job("a");
   const auto alike = ask(a, 1000);
   for (std::size_t i = 1; i < alike.size(); ++i) {
-    EXPECT_NE(state_.actor(alike[i].actors[0].id)->pending_reason.find("lacks CPU 1 (has 0)"), std::string::npos) << i;
+    EXPECT_NE(state_.actor(alike[i].actors[0].id)->pending_reason.find("lacks CPU 1 (0 of 1 free)"), std::string::npos) << i;
   }
   std::vector<GangSpec> others;
   for (int i = 2; i < 52; ++i) others.push_back(ask(a, 1, i).front());
@@ -171,6 +173,76 @@ TEST_F(PendingTest, WhatWaitsSaysWhyFromTheStart) {
   ASSERT_TRUE(submitted);
   EXPECT_NE(state_.job(*submitted)->pending_reason.find("lacks CPU"), std::string::npos) << state_.job(*submitted)->pending_reason;
   EXPECT_TRUE(taken<Warn>().empty());
+}
+
+// Whoever reads it knows whether to wait or to do something.
+TEST_F(PendingTest, WhatIsBusyAndWhatIsImpossibleAreSaidInOtherWords) {
+  join(1, {{"CPU", 2}});
+  const JobId a = job("a");
+  ask(a, 2);
+  started();
+  const auto reason = [&](const GangSpec& g) { return state_.actor(g.actors[0].id)->pending_reason; };
+  EXPECT_EQ(reason(ask(a, 1, 2).front()),
+            "waits for others to end, then starts by itself: needs CPU 2; nearest fit: node 0000000000000001 lacks CPU 2 (0 of 2 free)");
+  EXPECT_EQ(reason(ask(a, 1, 3).front()),
+            "can never start on the nodes that there are: needs CPU 3; nearest fit: node 0000000000000001 lacks CPU 3 (has 2). Add a node "
+            "that can hold it (shoal start --address ..), or ask for less");
+  actors::GroupSpec group;
+  group.id = GroupId{7};
+  group.job = a;
+  group.bundles = {of({{"CPU", 1}}), of({{"CPU", 1}})};
+  ASSERT_TRUE(state_.group_requested(group));
+  EXPECT_TRUE(state_.group(group.id)->pending_reason.starts_with("waits for others to end")) << state_.group(group.id)->pending_reason;
+  group.id = GroupId{8};
+  group.bundles = {of({{"CPU", 2}}), of({{"CPU", 1}})};
+  ASSERT_TRUE(state_.group_requested(group));
+  EXPECT_TRUE(state_.group(group.id)->pending_reason.starts_with("can never start")) << state_.group(group.id)->pending_reason;
+}
+
+TEST_F(PendingTest, CpusThatWereLentAreNotLessThanNone) {
+  join(1, {{"CPU", 2}});
+  const JobId a = job("a");
+  ask(a, 2);
+  const auto first = started();
+  for (const auto& s : first) state_.worker_blocked(s.message.worker, true);
+  ask(a, 2);
+  started();
+  for (const auto& s : first) state_.worker_blocked(s.message.worker, false);
+  const auto waits = ask(a, 1);
+  const std::string why = state_.actor(waits[0].actors[0].id)->pending_reason;
+  EXPECT_NE(why.find("(0 of 2 free)"), std::string::npos) << why;
+}
+
+TEST_F(PendingTest, AFunctionThatWaitsIsCalledByItsName) {
+  join(1, {{"CPU", 1}});
+  const JobId a = job("a");
+  ask(a, 1);
+  auto g = gang(a, 1, {{"CPU", 1}});
+  g.actors[0].class_name = std::string(actors::kFunctionWorker) + ": train_step";
+  ASSERT_TRUE(state_.gang_requested(g));
+  EXPECT_TRUE(state_.status().pending.at(0).starts_with("function train_step: waits")) << state_.status().pending.at(0);
+  started();
+  ticks(2s);
+  const auto warned = taken<Warn>();
+  ASSERT_EQ(warned.size(), 1u);
+  EXPECT_TRUE(warned[0].text.starts_with("function train_step is pending: waits")) << warned[0].text;
+  ends(a);
+  // Its process runs other functions, too.
+  EXPECT_EQ(started().at(0).message.label, actors::kFunctionWorker);
+}
+
+// Nothing in the lists looks like a mishap after a job that went well.
+TEST_F(PendingTest, WhatEndsWithItsJobSaysSo) {
+  join(1, {{"CPU", 2}});
+  const JobId a = job("a");
+  const auto gangs = ask(a, 1);
+  const auto s = started().at(0);
+  state_.driver_ended(a);
+  dies(s, 128 + SIGKILL, "was killed by SIGKILL");
+  EXPECT_EQ(state_.actor(gangs[0].actors[0].id)->cause->message(), "actor A is gone: its job ended");
+  const auto workers = state_.list({actors::ListRequest::What::kWorkers, {}, 0}).workers;
+  ASSERT_EQ(workers.size(), 1u);
+  EXPECT_EQ(workers[0].cause->message(), "ended with its job");
 }
 
 TEST_F(PendingTest, AShareIsOfWhatIsScarcest) {

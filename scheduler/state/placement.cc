@@ -137,6 +137,22 @@ Placed apart(const Wants& wants, const Room& room) {
   return out;
 }
 
+// What of `want` is not free now: "CPU 2 (1 of 4 free)".
+std::string in_use(const Resources& want, const Resources& free, const Resources& whole) {
+  std::string out;
+  const auto amount = [](const std::string& name, std::int64_t units) {  // without the name
+    Resources one;
+    one.set_units(name, std::max<std::int64_t>(0, units));  // CPUs that were lent may be in use twice
+    return one.empty() ? "0" : one.to_string().substr(name.size() + 1);
+  };
+  for (const auto& [name, units] : want.all()) {
+    if (units <= free.units(name)) continue;
+    out += fmt::format("{}{} {} ({} of {} free)", out.empty() ? "" : ", ", name, amount(name, units), amount(name, free.units(name)),
+                       amount(name, whole.units(name)));
+  }
+  return out;
+}
+
 }  // namespace
 
 std::optional<std::vector<NodeId>> place(const std::vector<Resources>& wants, const Room& room, Strategy strategy, const Load& load) {
@@ -177,13 +193,20 @@ std::string to_string(const std::vector<actors::LabelMatch>& wanted) {
   return out;
 }
 
+std::string busy(const std::string& why) { return "waits for others to end, then starts by itself: " + why; }
+
+std::string impossible(const std::string& why) {
+  return "can never start on the nodes that there are: " + why +
+         ". Add a node that can hold it (shoal start --address ..), or ask for less";
+}
+
 Error infeasible(const std::string& why) {
   return resource_exhausted("no present node could ever hold it: " + why)
       .with_reason("Infeasible")
       .with_hint("ask for less, add a node (shoal start --address HOST:PORT), or wait for one with --wait");
 }
 
-std::string explain(const std::vector<Resources>& given, const Room& room, Strategy strategy) {
+std::string explain(const std::vector<Resources>& given, const Room& room, Strategy strategy, const Room* whole) {
   if (room.empty()) return "there is no node";
   const Wants wants = strategy == Strategy::kStrictPack ? Wants{sum_of(given)} : given;
   if (strategy == Strategy::kStrictSpread && wants.size() > room.size()) {
@@ -212,7 +235,7 @@ std::string explain(const std::vector<Resources>& given, const Room& room, Strat
                               : wants.size() > 1                ? fmt::format(" (number {} of {})", i + 1, wants.size())
                                                                 : "";
     return fmt::format("needs {}{}; nearest fit: node {} lacks {}", want.to_string(), which, to_string(nearest->first),
-                       want.missing_in(left.of(*nearest)));
+                       whole == nullptr ? want.missing_in(left.of(*nearest)) : in_use(want, left.of(*nearest), whole->at(nearest->first)));
   }
   return strategy == Strategy::kStrictSpread ? "needs a node of its own for each, and too few have room" : "fits";
 }

@@ -20,8 +20,13 @@ std::optional<std::vector<NodeId>> place(const std::vector<actors::Resources>& w
                                          actors::Strategy strategy = actors::Strategy::kPack, const Load& load = {});
 
 // Why `wants` cannot be placed in `room`, naming the node that comes nearest: "needs GPU 4; nearest fit: node 1f..
-// lacks GPU 4 (has 0)".
-std::string explain(const std::vector<actors::Resources>& wants, const Room& room, actors::Strategy strategy = actors::Strategy::kPack);
+// lacks GPU 4 (has 0)". With `whole`, of which `room` is what is free: "lacks GPU 1 (0 of 4 free)".
+std::string explain(const std::vector<actors::Resources>& wants, const Room& room, actors::Strategy strategy = actors::Strategy::kPack,
+                    const Room* whole = nullptr);
+
+// What people read of something that waits, from explain's: that it will start, or that it cannot, and what to do.
+std::string busy(const std::string& why);
+std::string impossible(const std::string& why);
 
 // ResourceExhausted/Infeasible, with what to do; `why` is explain's.
 Error infeasible(const std::string& why);

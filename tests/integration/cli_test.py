@@ -267,7 +267,7 @@ def test_logs_are_readable_after_the_job_ended(shoal_command, cluster):
     assert said["schema"] == "shoal.logs/1"
     texts = {entry["stream"]: entry["text"] for entry in said["logs"]}
     assert texts == {"stdout": "".join(f"line {i}\n" for i in range(5)), "stderr": "oh\n"}
-    fails(shoal_command("logs", "0123456789"), 3, "no job, worker or actor 0123456789")
+    fails(shoal_command("logs", "0123456789"), 3, "no job, worker or actor has the id or name 0123456789")
 
 
 def test_logs_follow_a_job_to_its_end(shoal_command, cluster):
@@ -376,8 +376,9 @@ def test_a_head_that_nobody_can_start_again_is_unreachable_and_stop_ends_the_res
     cluster = shoal_command.start()
     os.kill(cluster.pid("node"), signal.SIGSTOP)
     os.kill(cluster.pid("head"), signal.SIGKILL)
-    fails(shoal_command("status"), 5)
-    fails(shoal_command("submit", "--", "true"), 124)
+    said = (f"no head answers at {cluster.address}", "not started again", str(cluster.session / "logs"), "shoal stop --address")
+    fails(shoal_command("status"), 5, *said)
+    fails(shoal_command("submit", "--", "true"), 124, *said)
     os.kill(cluster.pid("node"), signal.SIGCONT)
     assert shoal_command.json("stop")["stopped"] == [{"session": str(cluster.session), "killed": 0}]
 

@@ -371,6 +371,8 @@ def test_the_command_follows_a_job_and_says_how_it_went(shoal_command, cluster):
     assert "Job first is SUCCEEDED." in done.stdout
     assert shoal_command("job", "submit", "--", "exit 3").returncode == 1
     assert shoal_command.json("job", "status", "first")["status"] == "SUCCEEDED"
+    for words in (("job", "list"), ("list", "jobs")):
+        assert " first " in shoal_command(*words).stdout, words
     assert "it is" in shoal_command("job", "logs", "first").stdout
     assert shoal_command("job", "delete", "first").returncode == 0
     assert shoal_command("job", "status", "first").returncode == 3

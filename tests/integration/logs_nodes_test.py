@@ -1,7 +1,7 @@
 """What workers on other nodes than the driver's print, and how they end: with two nodes on one host, and on two."""
 
 import pytest
-from two_nodes import DRIVER, KINDS, two_nodes
+from two_nodes import DRIVER, KINDS, pid_of, two_nodes
 
 SPEAKER = """
 @shoal.remote(num_cpus=0)
@@ -66,3 +66,71 @@ shoal.get(speaker("b").say.remote("from there"))
 """,
     )
     assert "from there" not in "".join(said)
+
+
+FILES = """
+from shoal.util import state
+
+there = speaker("b")
+shoal.get(there.say.remote("to be read"))
+(node,) = [n for n in shoal.nodes() if n["labels"]["host"] == "b"]
+row = state.get_actor(there._actor_id)
+mine = f"worker-{row.worker_id}.out"
+end = time.monotonic() + 60
+while "".join(state.get_log(filename=mine, node_id=node["id"])) != "to be read\\n":  # it is on its way from the worker to the file
+    assert time.monotonic() < end
+    time.sleep(0.05)
+"""
+
+
+def test_files_of_a_node_are_listed_and_read_wherever_it_is(nodes):
+    run(
+        nodes,
+        "import time\n"
+        + FILES
+        + """
+for where in ({"node_id": node["id"]}, {"node_ip": node["host"]}):
+    listed = state.list_logs(**where)
+    assert mine in listed["worker_out"], listed
+    assert any(name.startswith("node") for name in listed["node"]), listed
+    assert state.list_logs(glob_filter=mine, **where) == {"worker_out": [mine]}
+    log = f"node-{node['pid']}.log"
+    assert state.list_logs(glob_filter="node-*.log", **where)["node"].count(log) == 1
+    assert "".join(state.get_log(filename=log, tail=1, **where)).count("\\n") == 1
+    assert "".join(state.get_log(filename="none.log", **where)) == ""
+assert "".join(state.get_log(actor_id=there._actor_id, tail=1)) == "to be read\\n"
+assert "".join(state.get_log(pid=row.pid, node_id=node["id"], suffix="err")) == "to be read\\n"
+for bad in ("../token", "/etc/hostname", ".."):
+    try:
+        state.get_log(filename=bad, node_id=node["id"])
+        raise AssertionError(bad)
+    except ValueError as error:
+        assert "no file of the session" in str(error)
+""",
+    )
+
+
+def test_the_command_lists_and_reads_them_too(nodes):
+    names = nodes.a.json("logs", "cluster", "--node-id", nodes.node)["files"]
+    (log,) = [n for n in names if n == f"node-{pid_of(nodes, nodes.node)}.log"]
+    done = nodes.a("logs", log, "--node-id", nodes.node[:12], "--tail", "1")
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1), done
+    assert nodes.a("logs", "cluster", "--node-id", "5f5f").returncode == 3
+    assert nodes.a("logs", "cluster", "../token", "--node-id", nodes.node).stdout == ""
+
+
+def test_what_is_on_another_host_is_not_followed(nodes):
+    if not nodes.hosts:
+        pytest.skip("all nodes are here")
+    run(
+        nodes,
+        "import time\n"
+        + FILES
+        + """
+try:
+    state.get_log(actor_id=there._actor_id, follow=True)
+    raise AssertionError("it is followed")
+except shoal.exceptions.Unimplemented as error:
+    assert f"shoal logs worker --id {row.worker_id} -f" in str(error)
+""",
+    )

@@ -224,6 +224,7 @@ STUBBORN = "import signal\nfor n in (signal.SIGINT, signal.SIGTERM):\n    signal
 
 def started(shoal_command, text, *options, ranks=1):
     # A gang of ordinary programs: nothing here needs torch.
+    options = options if "--detach-after" in options else ("--detach-after", "600", *options)  # time enough for a second Ctrl-C
     job = shoal_command.popen("submit", *options, "--", sys.executable, shoal_command.script(text))
     wait_until(lambda: job.out.count("pids ") == ranks or job.process.poll() is not None, 20, "its ranks")
     pids = [int(p) for line in job.out.splitlines() if "pids " in line for p in line.partition("pids ")[2].split()]
@@ -235,16 +236,41 @@ def gone(pids, within=5.0):
     wait_until(lambda: not any(alive(p) for p in pids), within, f"the end of {pids}")
 
 
+def interrupt(job, either):
+    """Ctrl-C, as often as it takes to stop a job."""
+    job.signal(signal.SIGINT)
+    if either != "its own cluster":
+        job.said("Ctrl-C again")
+        assert "stopping the job" not in job.err
+        job.signal(signal.SIGINT)
+    job.said("stopping the job")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_signal_to_submit_ends_the_job_and_all_it_started(shoal_command, either, number, ranks):
     job, pids = started(shoal_command, SLEEPER, *(["--num-workers", str(ranks)] if ranks else []), ranks=max(1, ranks))
     if either == "its own cluster":
         pids += descendants(job.pid)
-    job.signal(number)
+    if number == signal.SIGINT:
+        interrupt(job, either)
+    else:
+        job.signal(number)
     assert job.code() == 128 + number
     gone(pids)
     assert "stopping the job" in job.err
+
+
+def test_the_first_ctrl_c_ends_the_watching_and_not_the_job(shoal_command, cluster):
+    job, pids = started(shoal_command, SLEEPER, "--detach-after", "0")
+    job.signal(signal.SIGINT)
+    assert job.code() == 130
+    (row,) = shoal_command.json("list", "jobs")["rows"]
+    assert row["state"] == "RUNNING"
+    assert f"goes on, this command ends; Ctrl-C again now stops the job. To see it: shoal job logs -f {row['id']}" in job.err
+    assert all(alive(p) for p in pids)
+    assert shoal_command("job", "stop", row["id"]).returncode == 0
+    gone(pids)
 
 
 def test_a_killed_submit_takes_a_driver_inside_a_shell_along(shoal_command):
@@ -266,7 +292,7 @@ def test_a_killed_submit_takes_a_driver_inside_a_shell_along(shoal_command):
 
 def test_a_second_ctrl_c_kills_a_stubborn_job(shoal_command, either):
     job, pids = started(shoal_command, STUBBORN)
-    job.signal(signal.SIGINT)
+    interrupt(job, either)
     job.said("once more kills it")
     assert job.process.poll() is None
     job.signal(signal.SIGINT)
@@ -275,9 +301,9 @@ def test_a_second_ctrl_c_kills_a_stubborn_job(shoal_command, either):
     gone(pids)
 
 
-def test_a_stubborn_job_is_gone_after_one_ctrl_c(shoal_command, either):
+def test_a_stubborn_job_is_gone_when_it_was_stopped_once(shoal_command, either):
     job, pids = started(shoal_command, STUBBORN)
-    job.signal(signal.SIGINT)
+    interrupt(job, either)
     assert job.code() == 130
     gone(pids)
 
@@ -294,7 +320,7 @@ def test_a_job_that_ends_by_itself_upon_a_signal_has_its_time(shoal_command, clu
         time.sleep(1000)
         """
     job, _ = started(shoal_command, script)
-    job.signal(signal.SIGINT)
+    interrupt(job, "a running cluster")
     assert job.code() == 130
     assert "saved" in job.out
 
@@ -322,7 +348,7 @@ def test_sigkill_of_the_head_does_not_concern_the_job_nor_who_follows_it(shoal_c
     wait_until(lambda: cluster.pids("head") not in ([], [head]), LIMIT_S, "another head")
     assert [j["state"] for j in shoal_command.json("list", "jobs")["rows"]] == ["RUNNING"]
     assert all(alive(p) for p in pids)
-    job.signal(signal.SIGINT)
+    interrupt(job, "a running cluster")
     assert job.code() == 130
     gone(pids)
 
@@ -340,6 +366,8 @@ def test_stop_ends_jobs_and_their_submits(shoal_command, cluster):
     assert shoal_command("stop").returncode == 0
     gone(pids)
     assert job.code() != 0
+    assert "the cluster was stopped, and the job with it" in job.err
+    assert "error" not in job.err
 
 
 def test_a_submit_that_starts_a_cluster_leaves_nothing_running(shoal_command):

@@ -10,6 +10,7 @@ import traceback
 from typing import Any
 
 from shoal._remote import ActorHandle
+from shoal._runtime import session
 from shoal.exceptions import TaskError
 from shoal.train._context import _Here
 
@@ -44,7 +45,7 @@ class TrainWorker:
             return result
         except SystemExit as error:  # of the loop: told with where it was, which the process's end would not
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            raise TaskError(error, text, "the training loop") from None
+            raise TaskError(error, text, "the training loop", os.getpid(), session().host) from None
         finally:
             _Here.driver = None
             if dist.is_initialized():

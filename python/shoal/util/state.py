@@ -423,13 +423,14 @@ def list_logs(
     timeout: float = _TIMEOUT_S,
 ) -> dict[str, list[str]]:
     """The session's log files by what wrote them: "head", "node", "local", "worker_out", "worker_err".
-    All nodes of a host share a folder: with ``node_id`` or ``node_ip`` those of workers are that node's. ValueError for a node that is not
-    there, Unimplemented for one of another host."""
+    All nodes of a host share a folder: with ``node_id`` or ``node_ip`` those of workers are that node's. Those of another host come from a
+    node there: Unavailable when none lives. ValueError for a node that is not there."""
     folder = _logs_folder(address)
-    nodes = _nodes_named(folder, address, node_id, node_ip, timeout)
+    nodes, elsewhere = _nodes_named(folder, address, node_id, node_ip, timeout)
     theirs = None if nodes is None else {r.worker_id for r in list_workers(address, limit=1 << 30, timeout=timeout) if r.node_id in nodes}
     out: dict[str, list[str]] = {}
-    for file in sorted(folder.iterdir()):
+    files = map(Path, _files_elsewhere(elsewhere, glob_filter, 0, address, timeout)["files"]) if elsewhere else sorted(folder.iterdir())
+    for file in files:
         if not fnmatch.fnmatch(file.name, glob_filter):
             continue
         kind = file.name.partition("-")[0].partition(".")[0]
@@ -441,19 +442,28 @@ def list_logs(
     return out
 
 
-def _nodes_named(folder: Path, address: str | None, node_id: str | None, node_ip: str | None, timeout: float) -> set[str] | None:
-    """Their ids; None when none is named."""
+def _nodes_named(
+    folder: Path, address: str | None, node_id: str | None, node_ip: str | None, timeout: float
+) -> tuple[set[str] | None, str]:
+    """Their ids, None when none is named; and one of them when they are on another host, else ""."""
     if node_id is None and node_ip is None:
-        return None
+        return None, ""
     rows = list_nodes(address, limit=1 << 30, timeout=timeout)
     rows = [r for r in rows if node_id in (None, r.node_id) and node_ip in (None, r.node_ip)]
     if not rows:
         raise ValueError(f"there is no node {node_id or node_ip}")
-    host = folder.parent / "tls" / "host"  # of a cluster over several
-    here = host.read_text().strip() if host.exists() else rows[0].node_ip
-    if not any(r.node_ip == here for r in rows):
-        raise Unimplemented(f"logs of another host ({rows[0].node_ip})", hint="ask there, or `shoal logs ID` for an actor's or a worker's")
-    return {r.node_id for r in rows}
+    here = _this_host(folder) or rows[0].node_ip
+    return {r.node_id for r in rows}, "" if any(r.node_ip == here for r in rows) else rows[0].node_id
+
+
+def _this_host(folder: Path) -> str:
+    """As nodes have it, of a cluster over several; "" where there is one."""
+    host = folder.parent / "tls" / "host"
+    return host.read_text().strip() if host.exists() else ""
+
+
+def _files_elsewhere(node: str, pattern: str, tail: int, address: str | None, timeout: float) -> dict[str, Any]:
+    return _command("logs", "cluster", pattern, "--node-id", node, "--tail", str(tail), *_address(address), timeout=timeout)
 
 
 def get_log(
@@ -477,7 +487,8 @@ def get_log(
     submitted job, or what the last attempt of a task printed (all attempts of one process together, whatever ``attempt_number``;
     Unimplemented where a process runs several at once, NotFound for a task that nobody knows). The last ``tail`` lines, or all that is
     kept; ``follow``: and what is written from then on, until its process ends. A process is one of the node that
-    ``node_id`` or ``node_ip`` names, where one is named."""
+    ``node_id`` or ``node_ip`` names, where one is named. What lies on another host comes from a node there, at most the last 16 MiB
+    (Unavailable when none lives), and cannot be followed (Unimplemented)."""
     del attempt_number
     if suffix not in ("out", "err"):
         raise ValueError(f'suffix is "out" or "err", not {suffix!r}')
@@ -486,19 +497,33 @@ def get_log(
             raise Unimplemented("following one task", hint="pid=get_task(id).worker_pid: its process")
         return _printed_by(task_id, address, tail, timeout, suffix)
     worker, folder = None, _logs_folder(address)
-    nodes = _nodes_named(folder, address, node_id, node_ip, timeout)
+    nodes, elsewhere = _nodes_named(folder, address, node_id, node_ip, timeout)
     if filename is None:
         worker = _worker_of(address, actor_id, pid, submission_id, timeout, nodes)
+        elsewhere = elsewhere or _node_elsewhere(folder, worker, address, timeout)
         filename = f"worker-{worker}.{suffix}"
     path = folder / filename
     if path.parent != folder or path.name in ("", ".", "..") or path.is_symlink():
         raise ValueError(f"{filename!r} is no file of the session's logs")
+    if elsewhere and follow:
+        hint = f"`shoal logs worker --id {worker} -f`" if worker else "follow it there"
+        raise Unimplemented("following a file of another host", hint=hint)
+    if elsewhere:
+        return iter([_files_elsewhere(elsewhere, filename, tail, address, timeout).get("text", "")])
 
     def over() -> bool:
         row = None if worker is None else get_worker(worker, address, timeout)
         return row is None or not row.is_alive
 
     return _pieces(path, tail, follow, over, encoding or "utf-8", errors or "replace")
+
+
+def _node_elsewhere(folder: Path, worker: str, address: str | None, timeout: float) -> str:
+    """Its node, if that is of another host."""
+    here = _this_host(folder)
+    row = get_worker(worker, address, timeout) if here else None
+    node = get_node(row.node_id, address, timeout) if row is not None else None
+    return node.node_id if node is not None and node.node_ip != here else ""
 
 
 def _printed_by(task: str, address: str | None, tail: int, timeout: float, suffix: str) -> Iterator[str]:

@@ -1,0 +1,231 @@
+"""What people are told when something is not as they thought, and what they are not told when all is well."""
+
+import pytest
+from leftovers import wait_until
+
+import shoal
+
+GUARD_S = 60
+
+DRIVER = """
+import os, sys, time
+import shoal
+
+@shoal.remote(num_cpus=1)
+class Speaker:
+    def say(self, text):
+        print(text, flush=True)
+        return shoal.get_runtime_context().get_node_id()
+
+    def nodes(self):
+        return len(shoal.nodes())
+
+@shoal.remote(num_cpus=64)
+def too_large():
+    pass
+
+shoal.init(address=os.environ.get("HEAD", "auto"))
+"""
+
+
+@pytest.fixture
+def cluster(shoal_command):
+    one = shoal_command.start(cpus=2)
+    yield one
+    done = shoal_command("stop", "--address", one.address)
+    assert done.returncode in (0, 3), done
+
+
+def fails(done, code, *texts):
+    assert done.returncode == code, done
+    for text in texts:
+        assert text in done.stderr, done
+
+
+# ---- commands
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (("stauts",), ("no command `shoal stauts`", "did you mean `shoal status`?")),
+        (("job", "lst"), ("no command `shoal job lst`", "did you mean `shoal job list`?")),
+        (("kubernetes",), ("no command `shoal kubernetes`", "`shoal --help` lists")),
+        ((), ("A subcommand is required",)),
+    ],
+)
+def test_a_command_that_is_none_is_told_from_the_one_that_was_meant(shoal_command, words, texts):
+    fails(shoal_command(*words), 2, *texts)
+
+
+# ---- tokens and addresses
+
+
+@pytest.mark.parametrize("words", [("status",), ("list", "jobs"), ("stop",)])
+def test_a_token_file_that_is_named_has_to_be_the_clusters(shoal_command, cluster, tmp_path, words):
+    other, none, right = tmp_path / "other", tmp_path / "none", tmp_path / "right"
+    other.write_text("5f" * 32)
+    none.write_text("no token")
+    right.write_text((cluster.session / "token").read_text())
+    fails(shoal_command(*words, "--token-file", tmp_path / "missing"), 3, "no file")
+    for file in (other, none):
+        for where in ((), ("--address", cluster.address)):
+            fails(shoal_command(*words, "--token-file", file, *where), 4, str(file), "token")
+    assert shoal_command(*words, "--token-file", right).returncode == 0
+
+
+def test_an_address_that_is_none_of_ours_says_what_there_is(shoal_command, cluster):
+    here = shoal_command("status", "--address", "127.0.0.1:1")
+    fails(here, 5, "127.0.0.1:1", f"there is {cluster.address}", "`token` in its session's folder", "SHOAL_HOME")
+    assert "ca-fingerprint" not in here.stderr  # nobody on loopback has one
+    fails(shoal_command("status", "--address", "10.1.2.3:1"), 5, "10.1.2.3:1", "--ca-fingerprint", "`shoal start --address 10.1.2.3:1`")
+    driver = shoal_command.driver("import shoal\nshoal.init(address='127.0.0.1:1')", SHOAL_TOKEN="5f" * 32)
+    assert driver.code() == 1
+    assert f"there is {cluster.address}" in driver.err
+
+
+def test_an_address_of_rays_client_is_told_what_there_is_instead(home):
+    with pytest.raises(shoal.exceptions.Unimplemented, match="submit it as a job"):
+        shoal.init(address="ray://127.0.0.1:10001")
+
+
+def test_a_cluster_of_this_host_is_joined_from_another_home_and_left_alone_by_its_stop(shoal_command, cluster, tmp_path):
+    (tmp_path / "other").mkdir(mode=0o700)
+    elsewhere = shoal_command.env(SHOAL_HOME=str(tmp_path / "other"))
+    token = cluster.session / "token"
+    wrong = tmp_path / "wrong"
+    wrong.write_text("5f" * 32)
+    join = ("start", "--address", cluster.address, "--num-cpus", "1", "--label", "home=other", "--token-file")
+    fails(shoal_command(*join, wrong, env=elsewhere), 4, "token")
+    node = shoal_command.json(*join, token, env=elsewhere)["node"]
+    try:
+        driver = shoal_command.driver(
+            DRIVER
+            + """
+speaker = Speaker.options(label_selector={"home": "other"}).remote()
+print("said on", shoal.get(speaker.say.remote("from the other home")))
+""",
+            SHOAL_HOME=str(tmp_path / "other"),
+        )
+        assert driver.code() == 0, driver.err
+        assert f"said on {node}" in driver.out
+        assert "from the other home" in driver.out
+    finally:
+        stopped = shoal_command.json("stop", env=elsewhere)["stopped"]
+    assert len(stopped) == 1
+    wait_until(lambda: states(shoal_command)[node] == "DEAD", GUARD_S, "its node's end")
+    assert list(states(shoal_command).values()).count("ALIVE") == 1
+
+
+def states(shoal_command):
+    return {n["id"]: n["state"] for n in shoal_command.json("list", "nodes")["rows"]}
+
+
+# ---- what waits
+
+
+def test_the_driver_alone_warns_of_what_waits_and_calls_functions_by_their_names(shoal_command, cluster):
+    err = shoal_command.home.parent / "err"
+    driver = shoal_command.driver(
+        """
+import os
+os.dup2(os.open(os.environ["ERR"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), 2)
+"""
+        + DRIVER
+        + """
+speaker = Speaker.remote()
+shoal.get(speaker.nodes.remote())
+waits = too_large.remote()
+while "too_large is pending" not in open(os.environ["ERR"]).read():
+    time.sleep(0.05)
+shoal.get(speaker.nodes.remote())  # the head's answer comes behind what it told that process
+""",
+        ERR=str(err),
+    )
+    assert driver.code() == 0, (driver.err, err.read_text())
+    assert err.read_text().count("is pending") == 1, err.read_text()
+    assert "function too_large is pending: can never start on the nodes that there are: needs CPU 64" in err.read_text()
+
+
+def test_a_planned_drain_is_no_warning(shoal_command, cluster):
+    node = shoal_command.json("start", "--address", cluster.address, "--num-cpus", "1", "--label", "home=other")["node"]
+    driver = shoal_command.driver(
+        DRIVER
+        + """
+speaker = Speaker.options(label_selector={"home": "other"}).remote()
+shoal.get(speaker.say.remote("there"))
+print("said", flush=True)
+while any(n["state"] != "DEAD" for n in shoal.nodes() if n["labels"].get("home") == "other"):
+    time.sleep(0.05)
+shoal.nodes()
+"""
+    )
+    driver.said("said\n")
+    assert shoal_command.json("drain", node, "--deadline", "0")["now"] == "drained"
+    assert driver.code() == 0, driver.err
+    assert "warning" not in driver.err, driver.err
+
+
+# ---- what was printed, and what is gone
+
+
+def test_logs_are_found_by_an_actors_name_and_by_its_class(shoal_command, cluster):
+    driver = shoal_command.driver(
+        DRIVER
+        + """
+named, other = Speaker.options(name="first").remote(), Speaker.remote()
+shoal.get([named.say.remote("from first"), other.say.remote("from other")])
+print("said", flush=True)
+time.sleep(600)
+"""
+    )
+    driver.said("said\n")
+
+    def printed(*words):
+        return shoal_command("logs", *words).stdout
+
+    for words in (("first",), ("actor", "--id", "first")):
+        wait_until(lambda words=words: printed(*words) == "(Speaker) from first\n", GUARD_S, "what it printed")
+    wait_until(lambda: sorted(printed("Speaker").splitlines()) == ["(Speaker) from first", "(Speaker) from other"], GUARD_S, "of both")
+    fails(shoal_command("logs", "second"), 3, "no job, worker or actor has the id or name second")
+    driver.process.kill()
+    driver.code()
+    wait_until(lambda: printed("first") == "(Speaker) from first\n", GUARD_S, "the same after its end")
+
+
+def test_what_detached_actors_print_is_where_the_driver_says(shoal_command, cluster):
+    driver = shoal_command.driver(
+        DRIVER
+        + """
+for name in ("one", "two"):
+    actor = Speaker.options(name=name, lifetime="detached").remote()
+    shoal.get(actor.say.remote("from " + name))
+shoal.shutdown()
+shoal.init(address="auto", log_to_driver=False)
+Speaker.options(name="three", lifetime="detached", num_cpus=0).remote()
+"""
+    )
+    assert driver.code() == 0, driver.err
+    assert driver.err.count("what detached actors print is not shown here; to read it: shoal logs one") == 1, driver.err
+    assert driver.err.count("what detached actors print") == 1, driver.err
+    assert "from one" not in driver.out
+    wait_until(lambda: "from one" in shoal_command("logs", "one").stdout, GUARD_S, "what it printed")
+
+
+def test_a_list_of_tasks_without_any_says_where_they_went(shoal_command, cluster):
+    done = shoal_command("list", "tasks")
+    assert (done.returncode, "no process knows of a call" in done.stderr) == (0, True), done
+    assert "job that has ended" in done.stderr
+    assert shoal_command.json("list", "tasks")["rows"] == []
+
+
+def test_the_end_of_a_job_that_went_well_looks_like_one(shoal_command, cluster):
+    script = shoal_command.script(DRIVER + 'speaker = Speaker.remote()\nshoal.get(speaker.say.remote("hello"))\n')
+    done = shoal_command("submit", script)
+    assert done.returncode == 0, done
+    assert done.stderr == ""
+    ended = [w["state"] for w in shoal_command.json("list", "workers")["rows"]]
+    wait_until(lambda: all(w["state"] == "EXITED" for w in shoal_command.json("list", "workers")["rows"]), GUARD_S, f"the end of {ended}")
+    for what in ("actors", "workers", "jobs"):
+        shown = shoal_command("list", what).stdout
+        assert not any(word in shown for word in ("SIGKILL", "died", "error", "FAILED")), shown

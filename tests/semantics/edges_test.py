@@ -1,0 +1,236 @@
+"""What users of Ray write at the edges: methods with two underscores, the last method of an actor, what errors say of themselves, amounts
+and nodes that cannot be."""
+
+import gc
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from cast import GUARD_S
+from leftovers import wait_until
+
+import shoal as ray
+from shoal.exceptions import ActorDiedError, ActorUnschedulableError, RayTaskError
+from shoal.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+# ---- methods with two underscores
+
+
+@ray.remote
+class Table:
+    def __init__(self):
+        self.rows = {"a": 1}
+
+    def __call__(self, by, *, plus=0):
+        return {k: v * by + plus for k, v in self.rows.items()}
+
+    def __getitem__(self, name):
+        return self.rows[name]
+
+    def __len__(self):
+        return len(self.rows)
+
+
+def test_methods_of_the_users_own_with_two_underscores_are_called_as_others():
+    table = Table.remote()
+    assert ray.get([table.__call__.remote(3, plus=1), table.__getitem__.remote("a"), table.__len__.remote()]) == [{"a": 4}, 1, 1]
+
+
+def test_they_are_called_through_a_handle_that_travelled():
+    @ray.remote
+    def ask(table):
+        return ray.get(table.__call__.remote(2))
+
+    assert ray.get(ask.remote(Table.remote())) == {"a": 2}
+
+
+def test_arguments_that_they_cannot_take_are_a_type_error_where_they_are_called():
+    with pytest.raises(TypeError, match=r"Table\.__getitem__"):
+        Table.remote().__getitem__.remote()
+
+
+@pytest.mark.parametrize("name", ["__enter__", "__missing__", "__array_interface__"])
+def test_what_the_class_has_not_is_an_attribute_error(name):
+    with pytest.raises(AttributeError, match=name):
+        getattr(Table.remote(), name)
+
+
+def test_a_handle_with_such_methods_is_still_a_handle():
+    table = Table.remote()
+    assert table
+    assert not callable(table)
+    assert table in {table}
+    assert pickle.loads(pickle.dumps(table)) == table
+
+
+# ---- the last method
+
+
+class Leaves:
+    def __init__(self, notes):
+        self.notes = notes
+
+    def pid(self):
+        return os.getpid()
+
+    def leave(self):
+        ray.actor.exit_actor()
+
+    def __ray_shutdown__(self):
+        with Path(self.notes).open("a") as file:
+            file.write("bye\n")
+
+
+class LeavesAsync(Leaves):
+    async def pid(self):
+        return os.getpid()
+
+    async def leave(self):
+        ray.actor.exit_actor()
+
+
+KINDS = pytest.mark.parametrize("kind", [Leaves, LeavesAsync, "threads"])
+
+
+def make(kind, notes):
+    if kind == "threads":
+        return ray.remote(max_concurrency=2)(Leaves).remote(str(notes))
+    return ray.remote(kind).remote(str(notes))
+
+
+@KINDS
+@pytest.mark.parametrize("way", ["leave", "__ray_terminate__"])
+def test_an_actor_that_ends_in_order_has_a_last_method(kind, way, tmp_path):
+    actor = make(kind, tmp_path / "notes")
+    ray.get(actor.pid.remote())
+    with pytest.raises(ActorDiedError):
+        ray.get(getattr(actor, way).remote(), timeout=GUARD_S)
+    assert (tmp_path / "notes").read_text() == "bye\n"
+
+
+@KINDS
+def test_so_does_one_that_nobody_refers_to(kind, tmp_path):
+    actor = make(kind, tmp_path / "notes")
+    ray.get(actor.pid.remote())
+    del actor
+    gc.collect()
+    wait_until((tmp_path / "notes").exists, GUARD_S, "the last method")
+
+
+def test_a_last_method_that_raises_changes_nothing_of_the_end():
+    @ray.remote
+    class Stumbles:
+        def leave(self):
+            ray.actor.exit_actor()
+
+        def __ray_shutdown__(self):
+            raise ValueError("not in order")
+
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(Stumbles.remote().leave.remote(), timeout=GUARD_S)
+
+
+def test_an_actor_that_is_killed_has_no_last_method(tmp_path):
+    actor = make(Leaves, tmp_path / "notes")
+    ray.get(actor.pid.remote())
+    ray.kill(actor)
+    with pytest.raises(ActorDiedError):
+        ray.get(actor.pid.remote(), timeout=GUARD_S)
+    assert not (tmp_path / "notes").exists()
+
+
+# ---- errors
+
+
+@ray.remote
+class Fails:
+    def pid(self):
+        return os.getpid()
+
+    def fail(self):
+        raise KeyError("nothing there")
+
+
+def test_an_error_says_where_it_was_raised_under_rays_names():
+    actor = Fails.remote()
+    with pytest.raises(RayTaskError) as info:
+        ray.get(actor.fail.remote())
+    for error in (info.value, pickle.loads(pickle.dumps(info.value))):
+        assert isinstance(error, KeyError)
+        assert error.function_name == "Fails.fail"
+        assert 'raise KeyError("nothing there")' in error.traceback_str
+        assert error.pid == ray.get(actor.pid.remote())
+        assert error.ip == ray.util.get_node_ip_address()
+        assert error.proctitle == "ray::Fails.fail"
+
+
+def test_an_error_that_passed_another_process_is_of_the_one_that_raised_it():
+    @ray.remote
+    def ask(actor):
+        return ray.get(actor.fail.remote())
+
+    actor = Fails.remote()
+    with pytest.raises(RayTaskError) as info:
+        ray.get(ask.remote(actor))
+    assert info.value.pid == ray.get(actor.pid.remote())
+
+
+class OwnProcessError(Exception):
+    def __init__(self, pid, ip):
+        super().__init__(pid, ip)
+        self.pid, self.ip = pid, ip
+
+
+def test_attributes_of_the_users_own_exception_are_its_own():
+    @ray.remote
+    def fail():
+        raise OwnProcessError({"of": "theirs"}, 7)
+
+    @ray.remote
+    def ask():
+        return ray.get(fail.remote())
+
+    for call in (fail, ask):
+        with pytest.raises(OwnProcessError) as info:
+            ray.get(call.remote())
+        assert (info.value.pid, info.value.ip) == ({"of": "theirs"}, 7)
+
+
+def test_the_end_of_an_actor_says_what_happened_and_whether_its_node_was_drained():
+    actor = Fails.remote()
+    ray.kill(actor)
+    with pytest.raises(ActorDiedError) as info:
+        ray.get(actor.fail.remote(), timeout=GUARD_S)
+    assert "Fails died" in info.value.error_msg
+    assert info.value.preempted is False
+
+
+def test_of_a_drained_node_an_error_says_so():
+    assert ActorDiedError("actor A died: its node was drained").preempted is True
+
+
+# ---- amounts and nodes that cannot be
+
+
+@pytest.mark.parametrize(("name", "hint"), [("CPU", "num_cpus"), ("GPU", "num_gpus"), ("memory", "memory="), ("object_store_memory", "")])
+@pytest.mark.parametrize("decorated", [Fails, ray.remote(lambda: 1)], ids=["actor", "function"])
+def test_resources_are_not_what_has_an_option_of_its_own(name, hint, decorated):
+    with pytest.raises(ValueError, match=f"'{name}'.*{hint}"):
+        decorated.options(resources={name: 1})
+    with pytest.raises(ValueError, match=f"'{name}'.*{hint}"):
+        ray.remote(resources={name: 1})
+
+
+@pytest.mark.parametrize("node", ["5f" * 28, "0" * 56, "0"])
+def test_a_node_by_an_id_as_ray_has_them_is_one_that_is_not_there(node):
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    with pytest.raises(ActorUnschedulableError, match="not there"):
+        ray.get(Fails.options(scheduling_strategy=there).remote().pid.remote(), timeout=GUARD_S)
+    soft = NodeAffinitySchedulingStrategy(node, soft=True)
+    assert ray.get(Fails.options(scheduling_strategy=soft).remote().pid.remote(), timeout=GUARD_S) > 0
+
+
+def test_a_node_by_what_is_no_id_is_a_value_error():
+    with pytest.raises(ValueError, match="hexadecimal"):
+        Fails.options(scheduling_strategy=NodeAffinitySchedulingStrategy("here", soft=True)).remote()
