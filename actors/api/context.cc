@@ -20,7 +20,7 @@ Context::Options named(Context::Options options, const actors::Session& session)
 Context::Context(std::unique_ptr<actors::Session> session, Options options)
     : session_(std::move(session)),
       options_(named(std::move(options), *session_)),
-      hub_{*session_, options_.caller, 0, {}},
+      hub_(*session_, options_.caller),
       launcher_(hub_, options_.program, options_.build_id, options_.name_space),
       functions_(std::make_unique<api::FunctionPools>(hub_, launcher_, options_.functions, api::FunctionPools::Options())) {}
 
@@ -44,7 +44,7 @@ Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> Context::create(std
     return fail(invalid_argument("names, detached and max_restarts are of a single actor, not of a mesh").with_hint("spawn() each"));
   }
   if (options.get_if_exists && options.name.empty()) return fail(invalid_argument("get_if_exists without a name"));
-  if (makes_itself && !args.deps.empty()) {
+  if (makes_itself && (!args.deps.empty() || !args.value.refs().empty())) {
     return fail(invalid_argument("an actor that is started again, or detached, is made from values that its caller may not have any more")
                     .with_hint("pass future.get() instead of the future"));
   }
@@ -144,6 +144,7 @@ Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encod
   call.method = method;
   call.caller = hub.caller;
   call.args = std::move(args->value);
+  call.parent = this_threads_call.key;
   return Reply(hub, callee, method, hub.session.call(std::move(call), std::move(args->deps)));
 }
 

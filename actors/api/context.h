@@ -87,7 +87,7 @@ class Context {
   // A value that is there already, as an argument of several calls: encoded once, and, if it is large, once in memory.
   template <class T>
   Result<Future<T>> put(const T& value) {
-    SHOAL_TRY(auto encoded, actors::api::encode(&session_->memory(), actors::api::List<T>(), value));
+    SHOAL_TRY(auto encoded, actors::api::encode_result<T>(&session_->memory(), value));
     return Future<T>(actors::api::ready_reply(hub_, {}, "put", std::move(encoded)));
   }
 

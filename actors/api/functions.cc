@@ -53,6 +53,7 @@ Reply FunctionPools::submit(std::string_view name, const FunctionOptions& option
     task.deps = std::move(args->deps);
     task.retries = options.max_retries;
     task.max_calls = options.max_calls;
+    task.parent = this_threads_call.key;
     return hub_.session.own([&] { return pool->tasks->submit(std::move(task)); });
   };
   auto future = queued();

@@ -23,10 +23,10 @@ using ConstructHead = List<std::string_view, std::int32_t, std::int32_t, std::in
 // Queues the call. `args` are encoded by now, or the reason why they cannot be.
 Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encoded> args);
 
-// A future stands for its value, which is of the parameter's type.
+// A future stands for its value, which is of the parameter's type; or for itself, where that is a future.
 template <class P, class A>
 constexpr bool is_argument_for() {
-  if constexpr (ReferenceTo<A>::kIs) {
+  if constexpr (ReferenceTo<A>::kIs && !std::is_same_v<A, Stored<P>>) {
     return std::is_same_v<typename ReferenceTo<A>::Value, Stored<P>> ||
            (kIsBytes<P> && std::is_same_v<typename ReferenceTo<A>::Value, Bytes>);
   } else {

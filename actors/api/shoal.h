@@ -6,5 +6,6 @@
 #include "actors/api/handle.h"
 #include "actors/api/main.h"
 #include "actors/api/methods.h"
+#include "actors/api/running.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/result.h"

@@ -19,7 +19,8 @@ struct Answer {
 };
 
 // `more`: answers that go with it.
-void send(Answer answer, bool more) {
+void send(CancelledCalls& cancelled, Answer answer, bool more) {
+  if (cancelled.any()) cancelled.forget(answer.incoming.key());
   if (answer.result) {
     answer.incoming.reply(*answer.result, more ? runtime::Flush::kLater : runtime::Flush::kNow);
   } else {
@@ -76,11 +77,16 @@ class Threads {
 
 class Server {
  public:
-  Server(Context& context, const Classes& classes) : context_(context), session_(context.session()), classes_(classes) {}
+  Server(Context& context, const Classes& classes)
+      : context_(context), session_(context.session()), cancelled_(context.hub().cancelled), classes_(classes) {}
 
   int run(bool makes_itself) {
     session_.own([&] {
       queue_->note_in(session_.call_book());
+      queue_->on_cancel_taken([this](CallKey call, CancelHow how) {
+        if (how.force && context_.hub().function_in != std::thread::id()) std::_Exit(1);  // its caller knows already
+        cancelled_.note(call);
+      });
       session_.actor_host().set_default(queue_);
     });
     if (const auto ready = session_.ready(); !ready) {
@@ -109,7 +115,7 @@ class Server {
     std::optional<Incoming> out;
     const auto turn = [&] {
       // Answers to calls that arrived together go together.
-      if (due) send(*std::exchange(due, std::nullopt), !queue_->empty());
+      if (due) send(cancelled_, *std::exchange(due, std::nullopt), !queue_->empty());
       const bool has_early = instance_ && !early_.empty();
       if ((queue_->empty() && !has_early) || (threads_ && idle_ == 0)) return false;
       out.emplace(has_early ? std::move(early_.front()) : queue_->pop());
@@ -129,7 +135,7 @@ class Server {
     threads_.emplace(idle_, [this](Incoming incoming) {
       auto answer = std::make_optional(call(std::move(incoming)));
       session_.own([&] {
-        send(*std::exchange(answer, std::nullopt), false);
+        send(cancelled_, *std::exchange(answer, std::nullopt), false);
         ++idle_;
       });
     });
@@ -157,6 +163,7 @@ class Server {
     if (!head || call.deps.empty()) return {std::move(incoming), fail(head ? invalid_argument("no arguments") : head.error())};
     const auto& [name, rank, world_size, threads] = *head;
     const Making making{name, rank, world_size, threads, call.deps[0]};
+    const RunsCall runs({&context_, incoming.key(), call.method});
     auto instance = make(context_, classes_, making, {call.deps.begin() + 1, call.deps.end()});
     if (!instance) {
       session_.own([&] { incoming.fail(instance.error()); });
@@ -168,12 +175,15 @@ class Server {
 
   Answer call(Incoming incoming) {
     const Call& call = incoming.call;
+    const RunsCall runs({&context_, incoming.key(), call.method});
+    if (is_cancelled()) return {std::move(incoming), fail(call_cancelled(call.method))};  // while it waited here
     auto result = instance_->call(call.method, {call.args, &call.deps, &context_.hub()});
     return {std::move(incoming), std::move(result)};
   }
 
   Context& context_;
   Session& session_;
+  CancelledCalls& cancelled_;
   const Classes& classes_;
   const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
   std::deque<Incoming> early_;  // calls of others that came before the creator's, which makes the actor
@@ -187,7 +197,7 @@ class Server {
 void runs_functions_for(Context& context, WorkerId creator, NodeId node) {
   Session& session = context.session();
   context.is_of({});
-  context.hub().function_in = std::this_thread::get_id();
+  session.own([&] { context.hub().function_in = std::this_thread::get_id(); });
   if (node != session.node()) return;  // of a process on another node nobody tells here
   // The node says so of a value that only that process could have made.
   const auto gone = session.fetch({session.job(), actors::of_no_stream(session.new_id<ObjectId>())}, creator);

@@ -56,11 +56,11 @@ Result<Value> answer(ValueMemory* memory, Run&& run) {
     if constexpr (std::is_void_v<typename std::remove_cvref_t<R>::value_type>) {
       return encode(List<>());
     } else {
-      return encode(memory, List<typename std::remove_cvref_t<R>::value_type>(), *result);
+      return encode_result<typename std::remove_cvref_t<R>::value_type>(memory, *result);
     }
   } else {
     R&& result = run();
-    return encode(memory, List<std::remove_cvref_t<R>>(), result);
+    return encode_result<std::remove_cvref_t<R>>(memory, result);
   }
 }
 
