@@ -145,6 +145,12 @@ Result<void> Reply::cancel(CancelHow how) const {
   return {};
 }
 
+Reply failed_reply(const Reply& of, const Error& error) {
+  const runtime::Promise<Value> promise;
+  promise.set(fail(error));
+  return of.with(promise.future());
+}
+
 void write_reply(CborWriter& to, const Reply& reply) {
   if (!reply.valid()) return to.simple(kNull);
   Name name = reply.name();

@@ -103,6 +103,8 @@ class Reply {
   ValueFuture as_argument() const;
   // For others to refer to it.
   Name name() const;
+  // Another value of the same call.
+  Reply with(ValueFuture future) const { return Reply(*hub_, callee_, method_, std::move(future)); }
   // The `count` results that the answer is to consist of.
   std::vector<Reply> split(std::size_t count) const;
   Result<void> cancel(CancelHow how) const;
@@ -133,6 +135,9 @@ class Reply {
   std::shared_ptr<const Origin> origin_;  // null of most
 };
 
+// Of the same call: it failed with this.
+Reply failed_reply(const Reply& of, const Error& error);
+
 // A future inside of a value; null when it is of nothing.
 void write_reply(CborWriter& to, const Reply& reply);
 bool read_reply(CborReader& from, Reply& out);
@@ -142,6 +147,11 @@ Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration 
 
 // Of something that is there already.
 Reply ready_reply(Hub& hub, const Callee& callee, std::string_view method, Result<Value> value);
+
+template <class T, class E>
+inline constexpr bool kIsTask<asio::awaitable<Result<T>, E>> = true;
+template <class T, class E>
+struct ReturnedType<asio::awaitable<Result<T>, E>> : ReturnedType<T> {};
 
 template <class T>
 struct Gathered {

@@ -1,5 +1,5 @@
-// Calls that are cancelled, or have several results, and references that travel inside of values: on a real cluster of which this program
-// is driver and workers.
+// Calls that are cancelled, have several results or a stream of them, or run beside others, and references that travel inside of values: on
+// a real cluster of which this program is driver and workers.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,11 +8,15 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <asio/steady_timer.hpp>
+#include <asio/this_coro.hpp>
+#include <asio/use_awaitable.hpp>
 
 #include "actors/api/shoal.h"
 
@@ -70,6 +74,22 @@ Result<std::tuple<std::string, Bytes>> named(const std::string& name, std::size_
   return std::tuple(name, Bytes(size));
 }
 
+shoal::Generator<int> counts(int to) {
+  for (int i = 0; i < to; ++i) co_yield i;
+}
+shoal::Generator<Bytes> large(int count, const std::string& file) {
+  for (int i = 0; i < count; ++i) co_yield Bytes(1 << 20);
+  await_file(file);
+}
+// Ends at `fails` with an error, at `throws` by an exception.
+shoal::Generator<int> fails_at(int fails, int throws) {
+  for (int i = 0;; ++i) {
+    if (i == fails) co_yield shoal::fail(shoal::resource_exhausted("there are no more").with_reason("NoMore"));
+    if (i == throws) throw std::runtime_error("oh");
+    co_yield i;
+  }
+}
+
 struct Parts {
   std::string name;
   std::vector<Future<int>> numbers;
@@ -90,6 +110,12 @@ Result<int> sum(const Parts& parts) {
   return out;
 }
 
+std::string surroundings() {
+  std::string out = std::filesystem::current_path();
+  for (const char* name : {"OF_ALL", "OF_ONE"}) out += std::string(" ") + (std::getenv(name) != nullptr ? std::getenv(name) : "-");
+  return out;
+}
+
 class Counter {
  public:
   int add(int n) { return value_ += n; }
@@ -100,6 +126,26 @@ class Counter {
     const int before = value_;
     return {before, value_ += n};
   }
+  // One, then nothing until there is a file, then one more.
+  shoal::Generator<int> two(const std::string& file) {
+    co_yield value_;
+    await_file(file);
+    co_yield value_ + 1;
+  }
+  shoal::Generator<int> until_cancelled() {
+    co_yield 0;
+    while (!shoal::is_cancelled()) std::this_thread::sleep_for(1ms);
+    for (int i = 1;; ++i) co_yield i;
+  }
+  // Where it is, and where what it starts is.
+  Result<std::vector<std::string>> surroundings() const {
+    SHOAL_TRY(const auto child, shoal::context().spawn<Counter>({}));
+    SHOAL_TRY(const auto other, shoal::context().spawn<Counter>({.env = {{"OF_ONE", "other"}}}));
+    SHOAL_TRY(auto of_child, child.call(&Counter::here).get());
+    SHOAL_TRY(auto of_other, other.call(&Counter::here).get());
+    return std::vector{here(), of_child, of_other};
+  }
+  std::string here() const { return ::surroundings(); }
   // References.
   bool is_ready(const Future<bool>& future) const { return future.ready(); }
   void keep(const std::vector<Future<Bytes>>& futures) { kept_ = futures; }
@@ -113,7 +159,8 @@ class Counter {
 
   static constexpr auto methods =
       shoal::methods(&Counter::add, &Counter::looks, &Counter::does_not_care, &Counter::asks, &Counter::before_and_after,
-                     &Counter::is_ready, &Counter::keep, &Counter::kept_bytes, &Counter::begin, &Counter::add_on, &Counter::stop);
+                     &Counter::is_ready, &Counter::keep, &Counter::kept_bytes, &Counter::begin, &Counter::add_on, &Counter::stop,
+                     &Counter::two, &Counter::until_cancelled, &Counter::surroundings, &Counter::here);
 
  private:
   int value_ = 0;
@@ -129,6 +176,63 @@ class Holder {
 
  private:
   std::vector<Future<int>> given_;
+};
+
+// Its methods are coroutines: many are under way at once.
+class Loop {
+ public:
+  shoal::Task<int> after(const Future<bool>& gate, int n) {
+    ++begun_;
+    SHOAL_CO_OK(co_await gate.async());
+    co_return n;
+  }
+  int begun() const { return begun_; }
+  shoal::Task<int> naps() {
+    asio::steady_timer timer(co_await asio::this_coro::executor, 1ms);
+    co_await timer.async_wait(asio::use_awaitable);
+    co_return begun_;
+  }
+  shoal::Task<int> asks(const Handle<Counter>& other, const std::string& began) {
+    SHOAL_CO_TRY(const int out, co_await other.call(&Counter::looks, began).async());
+    co_return out;
+  }
+  shoal::Task<Bytes> throws(int at) {
+    if (at == 0) throw std::runtime_error("before");
+    asio::steady_timer timer(co_await asio::this_coro::executor, 0ms);
+    co_await timer.async_wait(asio::use_awaitable);
+    if (at == 1) throw std::runtime_error("after");
+    co_return Bytes(3);
+  }
+  pid_t pid() const { return getpid(); }
+  static constexpr auto methods = shoal::methods(&Loop::after, &Loop::begun, &Loop::naps, &Loop::asks, &Loop::throws, &Loop::pid);
+
+ private:
+  int begun_ = 0;
+};
+
+class Grouped {
+ public:
+  bool reads(const std::string& file) const { return waits_for(file); }
+  bool writes(const std::string& file) const { return waits_for(file); }
+  bool neither(const std::string& file) const { return waits_for(file); }
+  static constexpr auto methods = shoal::methods(&Grouped::reads, &Grouped::writes, &Grouped::neither);
+  static constexpr auto concurrency_groups =
+      shoal::concurrency_groups(shoal::concurrency_group(2, &Grouped::reads), shoal::concurrency_group(1, &Grouped::writes));
+};
+
+class GroupedLoop {
+ public:
+  shoal::Task<int> one(const Future<bool>& gate) {
+    ++begun_;
+    SHOAL_CO_OK(co_await gate.async());
+    co_return begun_;
+  }
+  int begun() const { return begun_; }
+  static constexpr auto methods = shoal::methods(&GroupedLoop::one, &GroupedLoop::begun);
+  static constexpr auto concurrency_groups = shoal::concurrency_groups(shoal::concurrency_group(1, &GroupedLoop::one));
+
+ private:
+  int begun_ = 0;
 };
 
 shoal::Context* driver = nullptr;
@@ -373,6 +477,208 @@ TEST_F(CppCallsTest, AnActorIsMadeFromReferencesUnlessItIsMadeAgain) {
   ASSERT_TRUE(driver->kill(holder));
 }
 
+// ---- streams ----
+
+TEST_F(CppCallsTest, AStreamGivesWhatAGeneratorYieldsInOrder) {
+  for (const int count : {0, 1, 50}) {
+    auto stream = driver->remote<&counts>({.num_cpus = 0})(count);
+    int next = 0;
+    for (const auto& item : stream) EXPECT_EQ(item.get().value(), next++);
+    EXPECT_EQ(next, count);
+    EXPECT_EQ(stream.completed().get().value(), static_cast<std::uint64_t>(count));
+    EXPECT_FALSE(stream.next().value());  // it stays over
+  }
+}
+
+TEST_F(CppCallsTest, AnItemIsThereBeforeTheNextOneIs) {
+  const auto counter = driver->spawn<Counter>({}).value();
+  auto stream = counter.call(&Counter::two, file("gate"));
+  const auto first = stream.next().value();
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->get().value(), 0);
+  EXPECT_EQ(stream.next(10ms).error().code(), Code::kDeadlineExceeded);
+  touch(file("gate"));
+  EXPECT_EQ(stream.next().value()->get().value(), 1);
+  EXPECT_FALSE(stream.next().value());
+  ASSERT_TRUE(driver->kill(counter));
+}
+
+TEST_F(CppCallsTest, ItemsArePassedOnAndLarge) {
+  auto stream = driver->remote<&large>({.num_cpus = 0})(3, file("gate"));
+  std::size_t all = 0;
+  for (int i = 0; i < 3; ++i) {
+    const auto item = stream.next().value();
+    ASSERT_TRUE(item);
+    all += driver->remote<&length>({.num_cpus = 0})(*item).get().value();
+  }
+  EXPECT_EQ(all, 3u << 20);
+  touch(file("gate"));
+  EXPECT_FALSE(stream.next().value());
+}
+
+TEST_F(CppCallsTest, TheLastOfAStreamThatFailsIsItsFailure) {
+  const auto ends = [](shoal::Stream<int> stream) {
+    std::vector<std::string> out;
+    for (const auto& item : stream) out.push_back(item.get() ? std::to_string(item.get().value()) : item.get().error().reason());
+    return out;
+  };
+  EXPECT_EQ(ends(driver->remote<&fails_at>({.num_cpus = 0})(2, -1)), (std::vector<std::string>{"0", "1", "NoMore"}));
+  EXPECT_EQ(ends(driver->remote<&fails_at>({.num_cpus = 0})(-1, 1)), (std::vector<std::string>{"0", "MethodThrew"}));
+  const auto counter = driver->spawn<Counter>({}).value();
+  auto stream = counter.call(&Counter::two, file("never"));
+  EXPECT_TRUE(stream.next().value());
+  ASSERT_TRUE(driver->kill(counter));
+  const auto died = ends(std::move(stream));
+  ASSERT_EQ(died.size(), 1u);
+  EXPECT_TRUE(died[0] == "ActorDied" || died[0] == "ActorUnavailable") << died[0];  // whatever is heard of first
+}
+
+TEST_F(CppCallsTest, AStreamThatIsCancelledEndsAtTheNextItem) {
+  const auto counter = driver->spawn<Counter>({}).value();
+  auto stream = counter.call(&Counter::until_cancelled);
+  EXPECT_EQ(stream.next().value()->get().value(), 0);
+  ASSERT_TRUE(shoal::cancel(stream));
+  std::vector<std::string> rest;
+  for (const auto& item : stream) rest.push_back(reason(item));
+  ASSERT_FALSE(rest.empty());
+  EXPECT_LE(rest.size(), 2u);  // one more, unless it came to that before it went on
+  EXPECT_EQ(rest.back(), "TaskCancelled");
+  EXPECT_EQ(counter.call(&Counter::add, 1).get().value(), 1);
+  { const auto nobody_takes_it = counter.call(&Counter::two, file("gate")); }
+  touch(file("gate"));
+  EXPECT_EQ(counter.call(&Counter::add, 1).get().value(), 2);
+  ASSERT_TRUE(driver->kill(counter));
+}
+
+shoal::Task<int> total(shoal::Stream<int> stream) {
+  int out = 0;
+  while (true) {
+    SHOAL_CO_TRY(const auto item, co_await stream.async());
+    if (!item) co_return out;
+    SHOAL_CO_TRY(const int value, co_await item->async());
+    out += value;
+  }
+}
+
+TEST_F(CppCallsTest, ACoroutineAwaitsAStream) {
+  EXPECT_EQ(driver->run(total(driver->remote<&counts>({.num_cpus = 0})(10))).value(), 45);
+  EXPECT_EQ(driver->run(total(driver->remote<&fails_at>({.num_cpus = 0})(3, -1))).error().reason(), "NoMore");
+}
+
+// ---- environments ----
+
+TEST_F(CppCallsTest, AProcessBeginsInItsFolderWithItsVariables) {
+  const std::string here = std::filesystem::current_path();
+  const auto plain = driver->spawn<Counter>({}).value();
+  EXPECT_EQ(plain.call(&Counter::here).get().value(), here + " job -");
+  const auto one = driver->spawn<Counter>({.env = {{"OF_ONE", "1"}, {"OF_ALL", "mine"}}, .working_dir = folder_}).value();
+  EXPECT_EQ(one.call(&Counter::surroundings).get().value(),
+            (std::vector<std::string>{folder_ + " mine 1", folder_ + " mine 1", folder_ + " mine other"}));
+  EXPECT_EQ(driver->remote<&surroundings>({.num_cpus = 0, .env = {{"OF_ONE", "2"}}, .working_dir = folder_})().get().value(),
+            folder_ + " job 2");
+  EXPECT_EQ(driver->remote<&surroundings>({.num_cpus = 0, .env = {{"OF_ONE", "2"}}})().get().value(), here + " job 2");
+  const auto none = driver->spawn<Counter>({.working_dir = file("none")}).error();
+  EXPECT_EQ(none.code(), Code::kInvalidArgument) << none.to_string();
+  EXPECT_EQ(driver->remote<&surroundings>({.num_cpus = 0, .working_dir = file("none")})().get().error().code(), Code::kInvalidArgument);
+  for (const auto& h : {plain, one}) ASSERT_TRUE(driver->kill(h));
+}
+
+// ---- coroutines and concurrency groups ----
+
+TEST_F(CppCallsTest, MethodsThatAreCoroutinesRunAtOnceOnOneLoop) {
+  const auto loop = driver->spawn<Loop>({}).value();
+  const auto gate = driver->remote<&waits_for>({.num_cpus = 0})(file("gate"));
+  std::vector<Future<int>> calls;
+  for (int i = 0; i < 20; ++i) calls.push_back(loop.call(&Loop::after, gate, i));
+  EXPECT_EQ(loop.call(&Loop::begun).get().value(), 20);  // one caller's begin in order
+  EXPECT_EQ(loop.call(&Loop::naps).get().value(), 20);
+  touch(file("gate"));
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(calls[static_cast<std::size_t>(i)].get().value(), i);
+  for (const int at : {0, 1}) {
+    const auto error = loop.call(&Loop::throws, at).get().error();
+    EXPECT_EQ(error.reason(), "MethodThrew") << error.to_string();
+  }
+  EXPECT_EQ(loop.call(&Loop::throws, 2).get().value().size(), 3u);
+  ASSERT_TRUE(driver->kill(loop));
+}
+
+TEST_F(CppCallsTest, ACoroutineIsCancelledWhereItAwaits) {
+  const auto loop = driver->spawn<Loop>({}).value();
+  const auto counter = driver->spawn<Counter>({}).value();
+  const auto gate = driver->remote<&waits_for>({.num_cpus = 0})(file("gate"));
+  const auto one = loop.call(&Loop::after, gate, 1), two = loop.call(&Loop::after, gate, 2);
+  EXPECT_EQ(loop.call(&Loop::begun).get().value(), 2);
+  ASSERT_TRUE(shoal::cancel(one));
+  EXPECT_EQ(reason(one), "TaskCancelled");
+  EXPECT_FALSE(two.ready());
+  // And so is what it called.
+  const auto asks = loop.call(&Loop::asks, counter, file("began"));
+  await_file(file("began"));
+  ASSERT_TRUE(shoal::cancel(asks));
+  EXPECT_EQ(reason(asks), "TaskCancelled");
+  EXPECT_EQ(counter.call(&Counter::add, 1).get().value(), 1);
+  touch(file("gate"));
+  EXPECT_EQ(two.get().value(), 2);
+  EXPECT_TRUE(driver->kill(loop));
+  EXPECT_TRUE(driver->kill(counter));
+}
+
+TEST_F(CppCallsTest, OfCoroutinesNoMoreAreUnderWayThanThereIsRoomFor) {
+  const auto loop = driver->spawn<Loop>({.max_concurrency = 2}).value();
+  const auto gate = driver->remote<&waits_for>({.num_cpus = 0})(file("gate"));
+  std::vector<Future<int>> calls;
+  for (int i = 0; i < 4; ++i) calls.push_back(loop.call(&Loop::after, gate, i));
+  const auto begun = loop.call(&Loop::begun);  // it has to wait, too
+  ASSERT_TRUE(shoal::cancel(calls[3]));
+  EXPECT_EQ(reason(calls[3]), "TaskCancelled");  // it never began
+  EXPECT_FALSE(begun.ready());
+  touch(file("gate"));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(calls[static_cast<std::size_t>(i)].get().value(), i);
+  EXPECT_EQ(begun.get().value(), 3);
+  ASSERT_TRUE(driver->kill(loop));
+  EXPECT_EQ(driver->spawn<Loop>({.max_concurrency = 0}).error().code(), Code::kInvalidArgument);
+}
+
+TEST_F(CppCallsTest, AnActorWithALoopIsStartedAgain) {
+  const auto loop = driver->spawn<Loop>({.max_restarts = 1, .max_task_retries = -1}).value();
+  const pid_t before = loop.call(&Loop::pid).get().value();
+  EXPECT_EQ(loop.call(&Loop::naps).get().value(), 0);
+  ASSERT_TRUE(driver->kill(loop, false));
+  pid_t now = before;
+  while (now == before) now = loop.call(&Loop::pid).get().value();
+  EXPECT_EQ(loop.call(&Loop::naps).get().value(), 0);
+  ASSERT_TRUE(driver->kill(loop));
+}
+
+TEST_F(CppCallsTest, AConcurrencyGroupHasPlacesOfItsOwn) {
+  const auto grouped = driver->spawn<Grouped>({}).value();
+  touch(file("there"));
+  const auto neither = grouped.call(&Grouped::neither, file("1")), writes = grouped.call(&Grouped::writes, file("2"));
+  const auto first = grouped.call(&Grouped::reads, file("3"));
+  EXPECT_TRUE(grouped.call(&Grouped::reads, file("there")).get().value());  // the second of two
+  const auto second = grouped.call(&Grouped::reads, file("4")), waits = grouped.call(&Grouped::reads, file("there"));
+  const auto waits_too = grouped.call(&Grouped::writes, file("there"));
+  ASSERT_TRUE(shoal::cancel(waits_too));
+  EXPECT_EQ(reason(waits_too), "TaskCancelled");
+  EXPECT_FALSE(waits.ready());
+  touch(file("4"));
+  EXPECT_TRUE(waits.get().value());
+  for (const char* name : {"1", "2", "3"}) touch(file(name));
+  for (const auto& call : {neither, writes, first, second}) EXPECT_TRUE(call.get().value());
+  ASSERT_TRUE(driver->kill(grouped));
+}
+
+TEST_F(CppCallsTest, CoroutinesHaveConcurrencyGroupsToo) {
+  const auto grouped = driver->spawn<GroupedLoop>({}).value();
+  const auto gate = driver->remote<&waits_for>({.num_cpus = 0})(file("gate"));
+  const auto one = grouped.call(&GroupedLoop::one, gate), two = grouped.call(&GroupedLoop::one, gate);
+  EXPECT_EQ(grouped.call(&GroupedLoop::begun).get().value(), 1);
+  touch(file("gate"));
+  EXPECT_EQ(one.get().value(), 1);
+  EXPECT_EQ(two.get().value(), 2);
+  ASSERT_TRUE(driver->kill(grouped));
+}
+
 }  // namespace
 
 // A worker of this program finds the same environment, but SHOAL_NODE.
@@ -387,9 +693,10 @@ int main(int argc, char** argv) {
   shoal::MainOptions options;
   options.num_cpus = 4;
   options.print_logs = false;
-  using All =
-      shoal::Functions<&looks, &does_not_care, &never_ends, &waits_for, &asks_another, &waits, &plus, &length, &divided, &named, &sum>;
-  const int code = shoal::main<Counter, Holder, All>(
+  options.env = {{"OF_ALL", "job"}};
+  using All = shoal::Functions<&looks, &does_not_care, &never_ends, &waits_for, &asks_another, &waits, &plus, &length, &divided, &named,
+                               &sum, &counts, &large, &fails_at, &surroundings>;
+  const int code = shoal::main<Counter, Holder, Loop, Grouped, GroupedLoop, All>(
       argc, argv,
       [&](shoal::Context& context) {
         driver = &context;
