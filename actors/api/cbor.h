@@ -13,6 +13,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "actors/cluster/object_key.h"
 
 namespace shoal::actors::api {
 
@@ -26,6 +29,7 @@ enum class Major : std::uint8_t { kUnsigned, kNegative, kBytes, kText, kArray, k
 inline constexpr std::uint8_t kFalse = 0xf4, kTrue = 0xf5, kNull = 0xf6, kUndefined = 0xf7, kFloat16 = 0xf9, kFloat32 = 0xfa,
                               kFloat64 = 0xfb;
 inline constexpr std::uint64_t kReferenceTag = 0x53484f41;  // ours ("SHOA"): the item is the number of a value that came beside the head
+inline constexpr std::uint64_t kFutureTag = 0x53484f42;     // likewise: [job, object, home, owner] of a value that stays where it is
 
 class CborWriter {
  public:
@@ -59,6 +63,18 @@ class CborWriter {
 
   std::span<const std::byte> written() const { return {begin(), size_}; }
 
+  // Among what was written is a reference to this object, which stays as long as `hold` does.
+  void refers_to(const ObjectKey& object, std::shared_ptr<const void> hold) {
+    if (refs_ == nullptr) refs_ = std::make_unique<Refs>();
+    refs_->objects.push_back(object);
+    refs_->holds.push_back(std::move(hold));
+  }
+  struct Refs {
+    std::vector<ObjectKey> objects;
+    std::vector<std::shared_ptr<const void>> holds;
+  };
+  const Refs* refs() const { return refs_.get(); }  // null: there are none
+
  private:
   std::byte* begin() { return large_ ? large_.get() : small_.data(); }
   const std::byte* begin() const { return large_ ? large_.get() : small_.data(); }
@@ -84,6 +100,7 @@ class CborWriter {
 
   std::array<std::byte, 512> small_;  // most calls need no more
   std::unique_ptr<std::byte[]> large_;
+  std::unique_ptr<Refs> refs_;
   std::size_t size_ = 0, capacity_ = sizeof small_;
 };
 

@@ -12,6 +12,17 @@ constexpr std::string_view kRaised = "shoal::Error";
 
 }  // namespace
 
+void refer(Value& value, std::span<const CborWriter* const> heads) {
+  std::vector<ObjectKey> objects;
+  auto holds = std::make_shared<std::vector<std::shared_ptr<const void>>>();
+  for (const CborWriter* head : heads) {
+    if (head->refs() == nullptr) continue;
+    objects.insert(objects.end(), head->refs()->objects.begin(), head->refs()->objects.end());
+    holds->insert(holds->end(), head->refs()->holds.begin(), head->refs()->holds.end());
+  }
+  if (!objects.empty()) value.refer(std::move(objects), std::move(holds));
+}
+
 Result<Value> raised_value(const Error& error) {
   const Bytes bytes = runtime::encode_error(error);
   return Value::make({std::as_bytes(std::span(kRaised)), bytes.span()}, Value::Kind::kRaised);

@@ -2,7 +2,8 @@
 //
 // The head is a CBOR array with one item per parameter (items.h). Bytes and std::span<const std::byte> stay outside: their item is null,
 // and they are the buffers that follow the head, in order. An argument that is a future is a reference: its item says which of the
-// values that the call brings beside its arguments it is. A result is a list of one, of void an empty one.
+// values that the call brings beside its arguments it is; where the parameter itself is a future, and inside of other values, it stays one
+// (future.h). A result is a list of one, of void an empty one; a tuple is several, each a value of its own (Value::make_many).
 //
 // What arrives is checked against the parameters' types; bytes that do not fit, or nest deeper than kMaxDepth, are InvalidArgument, with
 // the position of the argument and the name of the method.
@@ -66,6 +67,12 @@ inline constexpr bool kIsResult = false;
 template <class T>
 inline constexpr bool kIsResult<Result<T>> = true;
 
+// Of a method that returns several results; 0 of others.
+template <class T>
+inline constexpr std::size_t kNumResults = 0;
+template <class... T>
+inline constexpr std::size_t kNumResults<std::tuple<T...>> = sizeof...(T);
+
 // An argument that is not there yet, or lies with others: Future<T> (future.h).
 template <class A>
 struct ReferenceTo {
@@ -96,7 +103,7 @@ struct Encoder {
 
   template <class P, class A>
   void put(const A& arg) {
-    if constexpr (ReferenceTo<A>::kIs) {
+    if constexpr (ReferenceTo<A>::kIs && !std::is_same_v<A, Stored<P>>) {
       head.head(Major::kTag, kReferenceTag);
       head.head(Major::kUnsigned, deps.size());
       deps.push_back(ReferenceTo<A>::future(arg));
@@ -112,7 +119,14 @@ struct Encoder {
       write_item<Stored<P>>(head, converted);
     }
   }
+  std::span<const std::span<const std::byte>> finish() {
+    pieces[0] = head.written();
+    return std::span(pieces.data(), num_pieces);
+  }
 };
+
+// What references the heads contain is the value's.
+void refer(Value& value, std::span<const CborWriter* const> heads);
 
 // The arguments `args` of a method with parameters P. `memory`: for what is large; null: one that is made for it.
 template <class... P, class... A>
@@ -121,21 +135,49 @@ Result<Encoded> encode_call(ValueMemory* memory, List<P...>, const A&... args) {
     Encoder<1 + (std::size_t{kIsBytes<P>} + ... + 0)> to;
     to.head.head(Major::kArray, sizeof...(P));
     (to.template put<P>(args), ...);
-    to.pieces[0] = to.head.written();
-    SHOAL_TRY(Value value, Value::of(std::span(to.pieces.data(), to.num_pieces), Value::Kind::kResult, memory));
+    SHOAL_TRY(Value value, Value::of(to.finish(), Value::Kind::kResult, memory));
+    if (to.head.refs() != nullptr) refer(value, std::array{&std::as_const(to.head)});
     return Encoded{std::move(value), std::move(to.deps)};
   });
 }
 // Of values that are all there.
 template <class... P, class... A>
 Result<Value> encode(ValueMemory* memory, List<P...> params, const A&... args) {
-  static_assert((!ReferenceTo<A>::kIs && ...), "a future is an argument of calls, and nothing else");
+  static_assert(((!ReferenceTo<A>::kIs || std::is_same_v<A, Stored<P>>) && ...), "a future is there already: it is an argument of calls");
   SHOAL_TRY(Encoded out, encode_call(memory, params, args...));
   return std::move(out.value);
 }
 template <class... P, class... A>
 Result<Value> encode(List<P...> params, const A&... args) {
   return encode(nullptr, params, args...);
+}
+
+// Several results, each of which can be passed on without the others.
+template <class... T>
+Result<Value> encode_many(ValueMemory* memory, const std::tuple<T...>& results) {
+  return caught(invalid_argument, "the values cannot be encoded", [&]() -> Result<Value> {
+    std::tuple<Encoder<1 + std::size_t{kIsBytes<T>}>...> encoders;
+    std::vector<Value::Pieces> pieces;
+    const auto put = [&]<class P>(auto& to, const P& result) {
+      to.head.head(Major::kArray, 1);
+      to.template put<P>(result);
+      const auto of_it = to.finish();
+      pieces.emplace_back(of_it.begin(), of_it.end());
+    };
+    std::apply([&](auto&... to) { std::apply([&](const auto&... result) { (put(to, result), ...); }, results); }, encoders);
+    SHOAL_TRY(Value value, Value::make_many(pieces, memory));
+    std::apply([&](const auto&... to) { refer(value, std::array{&to.head...}); }, encoders);
+    return value;
+  });
+}
+// What a method that returns R, or a Result of it, has returned.
+template <class R, class A>
+Result<Value> encode_result(ValueMemory* memory, const A& result) {
+  if constexpr (kNumResults<R> > 0) {
+    return encode_many(memory, result);
+  } else {
+    return encode(memory, List<R>(), result);
+  }
 }
 
 // An error as a value that a call was answered with: what a remote function returned, which says nothing of the process that ran it.
@@ -234,7 +276,21 @@ decltype(auto) pass(Stored<P>& stored) {
 template <class T>
 Result<T> decode_result(const Value& value, Hub* hub) {
   const Decoding how{.hub = hub};
-  if constexpr (std::is_void_v<T>) {
+  if constexpr (kNumResults<T> > 0) {
+    SHOAL_TRY(const auto parts, value.split(kNumResults<T>));
+    T out;
+    Result<void> good;
+    auto part = parts.begin();
+    const auto take = [&]<class One>(One& one) {
+      auto decoded = decode_result<One>(*part++, hub);
+      if (!decoded) return good = fail(std::move(decoded).error()), false;
+      one = *std::move(decoded);
+      return true;
+    };
+    std::apply([&](auto&... one) { return (take(one) && ...); }, out);
+    if (!good) return fail(good.error());
+    return out;
+  } else if constexpr (std::is_void_v<T>) {
     SHOAL_OK(decode(List<>(), value, how));
     return {};
   } else {

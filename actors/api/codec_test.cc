@@ -260,5 +260,37 @@ TEST(CodecTest, BrokenBytesAreRefusedOrDecodedNeverWorse) {
   EXPECT_GT(refused, 10'000);
 }
 
+TEST(CodecTest, ATupleIsSeveralResults) {
+  using Three = std::tuple<int, Bytes, std::vector<double>>;
+  const Value value = encode_result<Three>(nullptr, Three(7, Bytes::copy_of("bytes"), std::vector<double>{1, 2})).value();
+  const auto parts = value.split(3).value();  // each a result of its own
+  EXPECT_EQ(decode_result<int>(parts[0]).value(), 7);
+  EXPECT_EQ(decode_result<Bytes>(parts[1]).value().view(), "bytes");
+  EXPECT_EQ(decode_result<std::vector<double>>(parts[2]).value(), (std::vector<double>{1, 2}));
+  const auto all = decode_result<Three>(value).value();
+  EXPECT_EQ(std::get<0>(all), 7);
+  EXPECT_EQ(std::get<1>(all).view(), "bytes");
+  EXPECT_EQ((decode_result<std::tuple<int, int>>(value).error().code()), Code::kInvalidArgument);
+  EXPECT_NE((decode_result<std::tuple<std::string, Bytes, int>>(value).error().message().find("text was expected")), std::string::npos);
+  EXPECT_EQ((decode_result<std::tuple<int>>(encode(List<int>(), 7).value()).error().code()), Code::kInvalidArgument);
+  // As an argument, or inside of something else, it is one value.
+  EXPECT_EQ((there_and_back<std::tuple<int, bool>>(std::tuple(3, true))), std::tuple(3, true));
+}
+
+TEST(CodecTest, WhatIsReferredToIsTheValues) {
+  CborWriter none, one, two;
+  const auto hold = std::make_shared<int>(5);
+  one.refers_to({JobId{1}, ObjectId{2}, NodeId{3}}, hold);
+  two.refers_to({JobId{1}, ObjectId{4}, NodeId{3}}, hold);
+  Value value = encode(List<int>(), 7).value();
+  refer(value, std::array<const CborWriter*, 3>{&none, &one, &two});
+  ASSERT_EQ(value.refs().size(), 2u);
+  EXPECT_EQ(value.refs()[0].id, ObjectId{2});
+  EXPECT_EQ(value.refs()[1].id, ObjectId{4});
+  EXPECT_EQ(hold.use_count(), 5);  // those of the writers and of the value
+  value = Value();
+  EXPECT_EQ(hold.use_count(), 3);
+}
+
 }  // namespace
 }  // namespace shoal::actors::api

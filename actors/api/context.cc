@@ -20,39 +20,38 @@ Context::Options named(Context::Options options, const actors::Session& session)
 Context::Context(std::unique_ptr<actors::Session> session, Options options)
     : session_(std::move(session)),
       options_(named(std::move(options), *session_)),
-      hub_{*session_, options_.caller, 0, {}},
-      launcher_(hub_, options_.program, options_.build_id, options_.name_space),
+      hub_(*session_, options_.caller),
+      launcher_(hub_, {options_.program, options_.build_id, options_.name_space, options_.env, options_.working_dir}),
       functions_(std::make_unique<api::FunctionPools>(hub_, launcher_, options_.functions, api::FunctionPools::Options())) {}
 
 Context::~Context() = default;
 
-Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> Context::create(std::size_t count, bool mesh, std::string_view class_name,
-                                                                             std::string_view full_class_name, const ActorOptions& options,
-                                                                             const api::Encoded& args) {
-  if (!options_.class_names.contains(full_class_name)) {
-    return fail(invalid_argument(fmt::format("the workers of this program do not know the actor {}", class_name))
-                    .with_hint(fmt::format("tell shoal::main: shoal::main<{}, ..>(argc, argv, run)", class_name)));
+Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> Context::create(std::size_t count, bool mesh, const Class& of,
+                                                                             const ActorOptions& options, const api::Encoded& args) {
+  if (!options_.class_names.contains(of.full_name)) {
+    return fail(invalid_argument(fmt::format("the workers of this program do not know the actor {}", of.name))
+                    .with_hint(fmt::format("tell shoal::main: shoal::main<{}, ..>(argc, argv, run)", of.name)));
   }
   if (count < 1 || count > actors::GangSpec::kMaxActors) {
     return fail(invalid_argument(fmt::format("a mesh has 1 to {} actors, not {}", actors::GangSpec::kMaxActors, count)));
   }
-  if (options.max_concurrency < 1 || options.max_concurrency > kMaxThreads) {
-    return fail(invalid_argument(fmt::format("max_concurrency is 1 to {}, not {}", kMaxThreads, options.max_concurrency)));
+  const std::int32_t max_concurrency = options.max_concurrency.value_or(of.on_loop ? kOnLoop : 1);
+  if (const std::int32_t most = of.on_loop ? kMaxOnLoop : kMaxThreads; max_concurrency < 1 || max_concurrency > most) {
+    return fail(invalid_argument(fmt::format("max_concurrency is 1 to {}, not {}", most, max_concurrency)));
   }
   const bool makes_itself = options.detached || options.max_restarts != 0;
   if (mesh && (makes_itself || !options.name.empty())) {
     return fail(invalid_argument("names, detached and max_restarts are of a single actor, not of a mesh").with_hint("spawn() each"));
   }
   if (options.get_if_exists && options.name.empty()) return fail(invalid_argument("get_if_exists without a name"));
-  if (makes_itself && !args.deps.empty()) {
+  if (makes_itself && (!args.deps.empty() || !args.value.refs().empty())) {
     return fail(invalid_argument("an actor that is started again, or detached, is made from values that its caller may not have any more")
                     .with_hint("pass future.get() instead of the future"));
   }
   SHOAL_TRY(const auto resources, api::resources_of(options.num_cpus, options.num_gpus, options.memory, options.resources));
-  auto env = options.env;
-  if (options.detached) env["SHOAL_SELF_MADE"] = "1";
-  SHOAL_TRY(actors::GangSpec spec, launcher_.gang(count, class_name, resources, options.where, env));
-  api::Making making{std::string(full_class_name), 0, static_cast<std::int32_t>(count), options.max_concurrency, args.value};
+  SHOAL_TRY(actors::GangSpec spec, launcher_.gang(count, of.name, resources, {options.where, options.env, options.working_dir}));
+  if (options.detached) spec.launch.env.emplace_back("SHOAL_SELF_MADE", "1");
+  api::Making making{std::string(of.full_name), 0, static_cast<std::int32_t>(count), max_concurrency, args.value};
   spec.refuse_infeasible = options.refuse_infeasible;
   spec.name = options.name;
   if (!spec.name.empty()) spec.name_space = options.name_space.empty() ? options_.name_space : options.name_space;
@@ -60,7 +59,7 @@ Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> Context::create(std
   spec.detached = options.detached;
   spec.max_restarts = options.max_restarts;
   spec.max_task_retries = options.max_task_retries;
-  spec.handle = api::to_found(full_class_name);
+  spec.handle = api::to_found(of.full_name);
   if (makes_itself) {
     SHOAL_TRY(spec.birth, api::to_birth(making));
   }
@@ -68,7 +67,7 @@ Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> Context::create(std
 
   std::vector<std::pair<ActorId, actors::ValueFuture>> out;
   if (exists) {
-    SHOAL_OK(check_class(*exists, full_class_name));
+    SHOAL_OK(check_class(*exists, of.full_name));
     const api::Reply there = api::ready_reply(hub_, {}, api::kConstruct, api::encode(api::List<>()));
     out.emplace_back(exists->row.id, there.future());
     return out;
@@ -144,6 +143,7 @@ Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encod
   call.method = method;
   call.caller = hub.caller;
   call.args = std::move(args->value);
+  call.parent = this_threads_call.key;
   return Reply(hub, callee, method, hub.session.call(std::move(call), std::move(args->deps)));
 }
 

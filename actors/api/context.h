@@ -40,6 +40,8 @@ class Context {
     std::set<std::string, std::less<>> functions;    // likewise
     std::string name_space;                          // of names; empty: the job's own
     std::uint32_t num_restarts = 0;                  // of this process's actor
+    std::map<std::string, std::string> env = {};     // of what it starts
+    std::string working_dir = "";                    // likewise
   };
   Context(std::unique_ptr<actors::Session> session, Options options);
   ~Context();
@@ -87,7 +89,7 @@ class Context {
   // A value that is there already, as an argument of several calls: encoded once, and, if it is large, once in memory.
   template <class T>
   Result<Future<T>> put(const T& value) {
-    SHOAL_TRY(auto encoded, actors::api::encode(&session_->memory(), actors::api::List<T>(), value));
+    SHOAL_TRY(auto encoded, actors::api::encode_result<T>(&session_->memory(), value));
     return Future<T>(actors::api::ready_reply(hub_, {}, "put", std::move(encoded)));
   }
 
@@ -134,7 +136,8 @@ class Context {
     actors::api::check_arguments(Params(), actors::api::List<A...>());
     SHOAL_TRY(const auto encoded, actors::api::encode_call(&session_->memory(), Params(), args...));
     const auto name = actors::api::class_name<T>();
-    SHOAL_TRY(auto constructed, create(count, mesh, name, actors::api::full_class_name<T>(), options, encoded));
+    const Class of{name, actors::api::full_class_name<T>(), actors::api::Table<T>::kOnLoop};
+    SHOAL_TRY(auto constructed, create(count, mesh, of, options, encoded));
     std::vector<Handle<T>> out;
     for (std::size_t i = 0; i < count; ++i) {
       const actors::api::Callee callee{constructed[i].first, name, mesh ? static_cast<std::int32_t>(i) : -1};
@@ -142,11 +145,14 @@ class Context {
     }
     return out;
   }
+  struct Class {
+    std::string_view name, full_name;
+    bool on_loop = false;  // its calls run on a loop, not on threads
+  };
   // The gang's actors and the answers of their constructors, by rank.
-  Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> create(std::size_t count, bool mesh, std::string_view class_name,
-                                                                      std::string_view full_class_name, const ActorOptions& options,
-                                                                      const actors::api::Encoded& args);
-  static constexpr std::int32_t kMaxThreads = 1000;
+  Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> create(std::size_t count, bool mesh, const Class& of,
+                                                                      const ActorOptions& options, const actors::api::Encoded& args);
+  static constexpr std::int32_t kMaxThreads = 1000, kMaxOnLoop = 1'000'000, kOnLoop = 1000;
   Result<void> check_class(const actors::FoundActor& found, std::string_view full_class_name) const;
   Result<ActorId> find(const std::string& name, const std::string& name_space, std::string_view full_class_name);
   // Runs handlers of `here` until done(); cancels once when the time is over, and reports that after done().

@@ -16,7 +16,8 @@ constexpr std::chrono::milliseconds kShort{1};  // between two looks at a pool t
 // What the workers of a pool are: two calls with the same may share one.
 std::string key_of(const Resources& resources, const FunctionOptions& o) {
   const shoal::Where& w = o.where;
-  std::string out = fmt::format("{} {} {} {} {} {} {}", resources.all(), o.env, w.group.value, w.bundle, w.node.value, w.soft, w.spread);
+  std::string out = fmt::format("{} {} {} {} {} {} {} {}", resources.all(), o.env, o.working_dir, w.group.value, w.bundle, w.node.value,
+                                w.soft, w.spread);
   for (const auto* labels : {&w.labels, &w.prefers}) {
     out += " of";
     for (const auto& l : *labels) out += fmt::format(" {} {} {}", l.label, l.values, l.negated);
@@ -53,6 +54,7 @@ Reply FunctionPools::submit(std::string_view name, const FunctionOptions& option
     task.deps = std::move(args->deps);
     task.retries = options.max_retries;
     task.max_calls = options.max_calls;
+    task.parent = this_threads_call.key;
     return hub_.session.own([&] { return pool->tasks->submit(std::move(task)); });
   };
   auto future = queued();
@@ -81,7 +83,8 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
 
 Result<void> FunctionPools::grow(Pool& pool) {
   Session& session = hub_.session;
-  SHOAL_TRY(const GangSpec spec, launcher_.gang(1, actors::kFunctionWorker, pool.resources, pool.options.where, pool.options.env));
+  SHOAL_TRY(const GangSpec spec,
+            launcher_.gang(1, actors::kFunctionWorker, pool.resources, {pool.options.where, pool.options.env, pool.options.working_dir}));
   const ActorId id = spec.actors[0].id;
   Making making{.full_class_name = std::string(kFunctionClass)};
   SHOAL_TRY(making.args, encode(List<WorkerId, NodeId>(), session.worker(), session.node()));

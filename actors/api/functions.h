@@ -60,7 +60,7 @@ class FunctionPools {
       : hub_(hub), launcher_(launcher), known_(known), options_(options) {}
   ~FunctionPools();  // what is not done fails as Cancelled
 
-  ValueMemory* memory() { return &hub_.session.memory(); }
+  Hub& hub() { return hub_; }
   // Queues a call. `name` lives for ever.
   Reply submit(std::string_view name, const FunctionOptions& options, Result<Encoded> args);
 
@@ -94,16 +94,18 @@ class RemoteFunction {
  public:
   using Signature = FunctionSignature<decltype(function)>;
   using Params = typename Signature::Params;
+  using Return = std::remove_cvref_t<typename Signature::Return>;
 
   RemoteFunction(FunctionPools& pools, FunctionOptions options) : pools_(&pools), options_(std::move(options)) {}
 
   // Never blocks for what it calls and never fails at once: what is wrong, the future tells. (The first call of its kind has a process
   // started.)
   template <class... A>
-  Future<Returned<typename Signature::Return>> operator()(const A&... args) const {
-    check_arguments(Params(), List<A...>());
-    return Future<Returned<typename Signature::Return>>(
-        pools_->submit(function_name<function>(), options_, encode_call(pools_->memory(), Params(), args...)));
+  Answer<Return> operator()(const A&... args) const {
+    ObjectId stream;
+    if constexpr (kYields<Return>) stream = new_stream(pools_->hub());
+    auto encoded = encode_for<Return>(&pools_->hub().session.memory(), Params(), stream, args...);
+    return answer_of<Return>(pools_->hub(), pools_->submit(function_name<function>(), options_, std::move(encoded)), stream);
   }
 
  private:

@@ -17,13 +17,44 @@ constexpr std::chrono::milliseconds kShortWait{20};  // of which nobody is told
 
 Result<void> Hub::wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline) {
   if (function_in != std::this_thread::get_id()) return session.wait(done, deadline);
+  bool stopped = false;
+  const auto over = [&] { return done() || (stopped = cancelled.has(this_threads_call.key)); };
   const auto soon = std::min(deadline, session.deadline_in(kShortWait));
-  auto waited = session.wait(done, soon);
-  if (waited || soon == deadline || waited.error().code() != Code::kDeadlineExceeded) return waited;
-  session.set_blocked(true);
-  waited = session.wait(done, deadline);
-  session.set_blocked(false);
+  auto waited = session.wait(over, soon);
+  if (!waited && soon != deadline && waited.error().code() == Code::kDeadlineExceeded) {
+    session.set_blocked(true);
+    waited = session.wait(over, deadline);
+    session.set_blocked(false);
+  }
+  if (stopped) return fail(call_cancelled(std::string(this_threads_call.name)));
   return waited;
+}
+
+struct Hub::Published {
+  Name name;
+  ValueFuture future;  // nothing else is at its address as long as it has a name
+};
+
+Name Hub::publish(const ValueFuture& future, const ValueFuture& call) {
+  const ObjectKey object{session.job(), of_no_stream(session.new_id<ObjectId>()), session.node()};
+  auto fresh = std::make_shared<const Published>(Published{{object, session.worker(), session.references().hold({object})}, future});
+  const auto known = session.own([&] {
+    if (const auto it = published_.find(future.identity()); it != published_.end()) {
+      if (auto there = it->second.lock()) return there;
+    }
+    if (published_.size() >= sweep_at_) {
+      std::erase_if(published_, [](const auto& entry) { return entry.second.expired(); });
+      sweep_at_ = std::max<std::size_t>(64, 2 * published_.size());
+    }
+    published_[future.identity()] = fresh;
+    return fresh;
+  });
+  if (known == fresh) {
+    Session::ToCancel what;
+    if (!(call == future)) what = {[call] { return call; }, [] {}};
+    (void)session.publish(object.id, future, std::move(what));  // `fresh` holds it
+  }
+  return {known->name.object, known->name.owner, known};
 }
 
 Reply ready_reply(Hub& hub, const Callee& callee, std::string_view method, Result<Value> value) {
@@ -46,7 +77,101 @@ Result<BytesView> Reply::view() const {
   return BytesView(*value, pieces[1]);
 }
 
+Reply Reply::borrowed(Hub& hub, const ObjectKey& object, WorkerId owner) {
+  Name name{object, owner, hub.session.references().hold({object})};
+  Reply out(hub, {}, {}, hub.session.fetch(object, owner));
+  out.origin_ = std::make_shared<const Origin>(Origin{{}, std::move(name)});
+  return out;
+}
+
+void Reply::stand_alone() const {
+  if (!ready()) return;
+  const auto& value = future_.peek();
+  // Where there is no room for it, the call makes a copy that is only counted.
+  if (value && value->shared() && !value->whole()) (void)value->own_memory(&hub_->session.memory());
+}
+
+ValueFuture Reply::as_argument() const {
+  stand_alone();
+  if (origin_ == nullptr || origin_->name.hold == nullptr || future_.ready()) return future_;
+  const runtime::Promise<Value> promise;
+  hub_->session.own([&] { future_.then([promise, origin = origin_](const Result<Value>& value) { promise.set(value); }); });
+  return promise.future();
+}
+
+Name Reply::name() const {
+  stand_alone();
+  const bool is_part = origin_ != nullptr && origin_->call.valid();
+  if (origin_ != nullptr && !is_part) return origin_->name;
+  return hub_->publish(future_, is_part ? origin_->call : future_);
+}
+
+std::vector<Reply> Reply::split(std::size_t count) const {
+  SHOAL_CHECK(future_.valid(), "a future of nothing is split");
+  std::vector<runtime::Promise<Value>> promises(count);
+  hub_->session.own([&] {
+    future_.then([promises](const Result<Value>& value) {
+      auto parts = value && !value->raised() ? value->split(promises.size()) : Result<std::vector<Value>>();
+      for (std::size_t i = 0; i < promises.size(); ++i) {
+        if (!value || value->raised()) {
+          promises[i].set(value);
+        } else if (!parts) {
+          promises[i].set(fail(parts.error()));
+        } else {
+          promises[i].set(std::move((*parts)[i]));
+        }
+      }
+    });
+  });
+  const auto origin = std::make_shared<const Origin>(Origin{future_, origin_ ? origin_->name : Name()});
+  std::vector<Reply> out;
+  for (const auto& p : promises) {
+    out.emplace_back(*hub_, callee_, method_, p.future());
+    out.back().origin_ = origin;
+  }
+  return out;
+}
+
+Result<void> Reply::cancel(CancelHow how) const {
+  if (ready()) return {};
+  Result<void> done;
+  if (origin_ != nullptr && origin_->name.object.id) {
+    done = hub_->session.cancel_elsewhere(origin_->name.object, origin_->name.owner, how);
+  } else {
+    const ValueFuture call = origin_ ? origin_->call : future_;
+    done = hub_->session.cancel({[call] { return call; }, [] {}}, how);
+  }
+  if (!done) return fail(located(done.error()));
+  return {};
+}
+
+Reply failed_reply(const Reply& of, const Error& error) {
+  const runtime::Promise<Value> promise;
+  promise.set(fail(error));
+  return of.with(promise.future());
+}
+
+void write_reply(CborWriter& to, const Reply& reply) {
+  if (!reply.valid()) return to.simple(kNull);
+  Name name = reply.name();
+  to.head(Major::kTag, kFutureTag);
+  write_item(to, std::tuple(name.object.job, name.object.id, name.object.home, name.owner));
+  to.refers_to(name.object, std::move(name.hold));
+}
+
+bool read_reply(CborReader& from, Reply& out) {
+  if (from.take_if(kNull)) return true;
+  if (!from.take_tag(kFutureTag)) return from.fail("a future was expected");
+  std::tuple<JobId, ObjectId, NodeId, WorkerId> name;
+  if (!read_item(from, name)) return false;
+  if (from.hub == nullptr) return from.fail("a future where there is no Context");
+  const auto& [job, id, home, owner] = name;
+  out = Reply::borrowed(*from.hub, {job, id, home}, owner);
+  return true;
+}
+
 Error Reply::located(Error error) const {
+  if (!callee_.actor && method_.empty()) return error;  // what it was is not known here
   if (!callee_.actor) return std::move(error).in(fmt::format("function {}", method_));
   const std::string actor = fmt::format("actor {}({})", callee_.class_name, to_string(callee_.actor));
   // The news of an actor's death says whose it is.

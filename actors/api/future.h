@@ -2,10 +2,16 @@
 //
 // A Future is a value (copies share the answer) and lives no longer than its Context. Errors come with their first cause and with where
 // they passed: "method add", "actor Counter(3f..)", "rank 1".
+//
+// As an argument of a call it stands for its value, unless the parameter is a Future itself. There, and inside of other values (a vector of
+// them, a field of a class), it stays a reference: whoever gets it waits for the value, asks for it when he wants it, or passes it on. What
+// it refers to lives as long as somebody has a reference to it, and as the process whose call or put() it is.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -13,6 +19,7 @@
 #include <vector>
 
 #include "actors/api/codec.h"
+#include "actors/api/running.h"
 #include "actors/session/session.h"
 #include "runtime/core/check.h"
 #include "runtime/loop/task.h"
@@ -29,15 +36,35 @@ struct Waited;
 
 namespace shoal::actors::api {
 
+// What a value is called where other processes get it from, once a reference to it has left this one.
+struct Name {
+  ObjectKey object;
+  WorkerId owner;
+  std::shared_ptr<const void> hold;  // as long as this lives, so does the object
+};
+
 // What handles and futures share of their Context.
 struct Hub {
-  Session& session;
-  std::string caller;           // of its calls, for errors
-  std::uint64_t wakeups = 0;    // of coroutines whose future became ready; belongs to the loop's owner
-  std::thread::id function_in;  // the thread that runs remote functions, in their workers: it lends its CPUs while it waits for long
+  Hub(Session& s, std::string who) : session(s), caller(std::move(who)) {}
 
-  // Session::wait for user code.
+  Session& session;
+  std::string caller;         // of its calls, for errors
+  std::uint64_t wakeups = 0;  // of coroutines whose future became ready; belongs to the loop's owner
+  // The thread that runs remote functions, in their workers: it lends its CPUs while it waits for long, and waits no longer when its call
+  // is cancelled.
+  std::thread::id function_in;
+  CancelledCalls cancelled = {};
+
+  // Session::wait for user code. In a remote function that is cancelled: Cancelled/TaskCancelled.
   Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline);
+  // Gives the node a value of this process, which may not be there yet; the same name again as long as somebody holds it. `call`: what is
+  // cancelled when nobody wants it any more.
+  Name publish(const ValueFuture& future, const ValueFuture& call);
+
+ private:
+  struct Published;
+  std::map<const void*, std::weak_ptr<const Published>> published_ = {};  // by what their futures are; the loop's owner's
+  std::size_t sweep_at_ = 64;
 };
 
 // Whose answer it is. No actor: a remote function's, or a value that was put.
@@ -47,13 +74,22 @@ struct Callee {
   std::int32_t rank = -1;  // in its mesh; -1 for one that was spawned alone
 };
 
+// Of a future that is no answer to a call of this process.
+struct Origin {
+  ValueFuture call = {};  // of one of several results: the answer that they are in
+  Name name = {};         // of one that came from elsewhere; of several results, what that answer is called
+};
+
 // A call under way, before its result has a type.
 class Reply {
  public:
   Reply() = default;
   Reply(Hub& hub, Callee callee, std::string_view method, ValueFuture future)
       : hub_(&hub), callee_(callee), method_(method), future_(std::move(future)) {}
+  // One that another process has passed on.
+  static Reply borrowed(Hub& hub, const ObjectKey& object, WorkerId owner);
 
+  bool valid() const { return future_.valid(); }
   bool ready() const {
     SHOAL_CHECK(future_.valid(), "a future of nothing is asked");
     return future_.ready();
@@ -63,6 +99,15 @@ class Reply {
   // The same as a coroutine, in the thread that runs it (Context::run).
   static Task<void> until_ready(Reply reply);
   const ValueFuture& future() const { return future_; }
+  // The same for a call whose argument it is: what it refers to stays until it is there.
+  ValueFuture as_argument() const;
+  // For others to refer to it.
+  Name name() const;
+  // Another value of the same call.
+  Reply with(ValueFuture future) const { return Reply(*hub_, callee_, method_, std::move(future)); }
+  // The `count` results that the answer is to consist of.
+  std::vector<Reply> split(std::size_t count) const;
+  Result<void> cancel(CancelHow how) const;
   // Of one that is ready: its value, decoded by `decode`, or why there is none.
   template <class T>
   Result<T> result() const {
@@ -78,6 +123,8 @@ class Reply {
 
  private:
   Result<const Value*> good() const;
+  // One of several results gets a memory of its own before it is passed on: here, where that may wait for room.
+  void stand_alone() const;
 
   friend Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);
   friend Result<Waited> wait_some(const std::vector<const Reply*>& replies, std::size_t count, Duration timeout);
@@ -85,13 +132,26 @@ class Reply {
   Callee callee_;
   std::string_view method_;
   ValueFuture future_;
+  std::shared_ptr<const Origin> origin_;  // null of most
 };
+
+// Of the same call: it failed with this.
+Reply failed_reply(const Reply& of, const Error& error);
+
+// A future inside of a value; null when it is of nothing.
+void write_reply(CborWriter& to, const Reply& reply);
+bool read_reply(CborReader& from, Reply& out);
 
 // Waits until all are ready or one has failed: the index of the one that failed first, else their number.
 Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);
 
 // Of something that is there already.
 Reply ready_reply(Hub& hub, const Callee& callee, std::string_view method, Result<Value> value);
+
+template <class T, class E>
+inline constexpr bool kIsTask<asio::awaitable<Result<T>, E>> = true;
+template <class T, class E>
+struct ReturnedType<asio::awaitable<Result<T>, E>> : ReturnedType<T> {};
 
 template <class T>
 struct Gathered {
@@ -132,6 +192,29 @@ struct Waited {
 };
 
 template <class T>
+class Future;
+
+}  // namespace shoal
+
+namespace shoal::actors::api {
+
+template <class T>
+struct Results;
+template <class... T>
+struct Results<std::tuple<T...>> {
+  using Type = std::tuple<Future<T>...>;
+  static Type of(const Reply& reply) {
+    auto parts = reply.split(sizeof...(T));
+    auto part = parts.begin();
+    return Type{Future<T>(std::move(*part++))...};  // in order, as braces are
+  }
+};
+
+}  // namespace shoal::actors::api
+
+namespace shoal {
+
+template <class T>
 class Futures;
 
 // As an argument of a call it stands for its value: the call runs once that is there, and fails with the future's error.
@@ -143,6 +226,7 @@ class [[nodiscard]] Future {
   Future() = default;  // of nothing: only to be assigned to
   explicit Future(actors::api::Reply reply) : reply_(std::move(reply)) {}
 
+  bool valid() const { return reply_.valid(); }  // false of nothing
   bool ready() const { return reply_.ready(); }
   // Blocks this thread, which serves the process's loop meanwhile. May be asked again. DeadlineExceeded when the time is over: the call
   // goes on.
@@ -156,6 +240,14 @@ class [[nodiscard]] Future {
   {
     if (const auto waited = reply_.wait(timeout); !waited) return fail(waited.error());
     return reply_.view();
+  }
+  // Of a method that returns a tuple: its results as futures of their own, each of which can be passed on without the others. Cancelling
+  // one cancels the call.
+  //   const auto [q, r] = handle.call(&Divider::divide, 7, 2).results();
+  auto results() const
+    requires(actors::api::kNumResults<T> > 0)
+  {
+    return actors::api::Results<T>::of(reply_);
   }
   // In a coroutine that Context::run runs: co_await future.async().
   Task<T> async() const { return actors::api::await<T>(reply_); }
@@ -208,7 +300,7 @@ template <class T>
 struct ReferenceTo<Future<T>> {
   static constexpr bool kIs = true;
   using Value = T;
-  static const ValueFuture& future(const Future<T>& f) { return f.reply().future(); }
+  static ValueFuture future(const Future<T>& f) { return f.reply().as_argument(); }
 };
 
 // Until `count` are ready or the time is over, which is no error.
@@ -226,5 +318,31 @@ Result<Waited> wait(const std::vector<Future<T>>& futures, std::size_t num_ready
   for (const auto& f : futures) replies.push_back(&f.reply());
   return actors::api::wait_some(replies, num_ready, timeout);
 }
+
+struct CancelOptions {
+  bool force = false;     // a function that runs ends with its process. InvalidArgument of methods: actors end by Context::kill
+  bool recursive = true;  // the calls that it made, too
+};
+
+// Nobody wants the result of this call any more: the future, and calls that have it as an argument, fail with Cancelled/TaskCancelled. What
+// has not begun never will. A method or a function that runs is told (is_cancelled()), and goes on to its end: what it returns is what the
+// call comes to; a coroutine ends where it awaits something, and a function where it waits for a future. Nothing happens to what is done,
+// or was put. A future of another process is cancelled by that one: this waits for it up to 30 seconds.
+template <class T>
+Result<void> cancel(const Future<T>& future, const CancelOptions& options = {}) {
+  return future.reply().cancel({options.recursive, options.force});
+}
+
+// A reference, where it does not stand for its value.
+template <class T>
+struct Codec<Future<T>> {
+  static void write(actors::api::CborWriter& to, const Future<T>& future) { actors::api::write_reply(to, future.reply()); }
+  static bool read(actors::api::CborReader& from, Future<T>& out) {
+    actors::api::Reply reply;
+    if (!actors::api::read_reply(from, reply)) return false;
+    out = Future<T>(std::move(reply));
+    return true;
+  }
+};
 
 }  // namespace shoal

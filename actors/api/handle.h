@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/api/future.h"
+#include "actors/api/stream.h"
 #include "runtime/core/check.h"
 
 namespace shoal::actors::api {
@@ -23,10 +23,10 @@ using ConstructHead = List<std::string_view, std::int32_t, std::int32_t, std::in
 // Queues the call. `args` are encoded by now, or the reason why they cannot be.
 Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encoded> args);
 
-// A future stands for its value, which is of the parameter's type.
+// A future stands for its value, which is of the parameter's type; or for itself, where that is a future.
 template <class P, class A>
 constexpr bool is_argument_for() {
-  if constexpr (ReferenceTo<A>::kIs) {
+  if constexpr (ReferenceTo<A>::kIs && !std::is_same_v<A, Stored<P>>) {
     return std::is_same_v<typename ReferenceTo<A>::Value, Stored<P>> ||
            (kIsBytes<P> && std::is_same_v<typename ReferenceTo<A>::Value, Bytes>);
   } else {
@@ -42,22 +42,42 @@ void check_arguments(List<P...>, List<A...>) {
   }
 }
 
+template <class Pointer>
+using ReturnOf = std::remove_cvref_t<typename Signature<Pointer>::Return>;
+
+// The arguments for parameters P of what returns R. A generator's are followed by its stream's first id.
+template <class R, class... P, class... A>
+Result<Encoded> encode_for(ValueMemory* memory, List<P...> params, ObjectId stream, const A&... args) {
+  check_arguments(params, List<A...>());
+  if constexpr (kYields<R>) {
+    return encode_call(memory, List<P..., ObjectId>(), args..., stream);
+  } else {
+    return encode_call(memory, params, args...);
+  }
+}
+
+// What the caller gets of a call that was made.
+template <class R>
+Answer<R> answer_of(Hub& hub, Reply reply, ObjectId stream) {
+  if constexpr (kYields<R>) {
+    return Answer<R>(hub, std::move(reply), stream);
+  } else {
+    return Answer<R>(std::move(reply));
+  }
+}
+
 // The name and the encoded arguments of a call on a T. The name is "" when the method is not listed.
 template <class T, class Pointer, class... A>
-std::pair<std::string_view, Result<Encoded>> prepare(Hub& hub, Pointer method, const A&... args) {
+std::pair<std::string_view, Result<Encoded>> prepare(Hub& hub, Pointer method, ObjectId stream, const A&... args) {
   static_assert(std::is_member_function_pointer_v<Pointer>, "call takes a method: handle.call(&Counter::add, ..)");
   static_assert(Table<T>::template lists<Pointer>(), "the actor's `methods` list no method of this signature");
   using Params = typename Signature<Pointer>::Params;
-  check_arguments(Params(), List<A...>());
   const auto name = Table<T>::name_of(method);
   if (name.empty()) {
     return {name, fail(invalid_argument("this method of " + std::string(class_name<T>()) + " is not listed in its `methods`"))};
   }
-  return {name, encode_call(&hub.session.memory(), Params(), args...)};
+  return {name, encode_for<ReturnOf<Pointer>>(&hub.session.memory(), Params(), stream, args...)};
 }
-
-template <class Pointer>
-using ReturnedBy = Returned<typename Signature<Pointer>::Return>;
 
 }  // namespace shoal::actors::api
 
@@ -81,12 +101,16 @@ class Handle {
   // In its mesh; -1 for one that was spawned alone.
   std::int32_t rank() const { return callee_.rank; }
 
-  // Never blocks and never fails at once: what is wrong, the future tells. It may be dropped; the call runs nevertheless.
+  // Never blocks and never fails at once: what is wrong, the future tells. It may be dropped; the call runs nevertheless. Of a method that
+  // returns a Generator a Stream (stream.h).
   template <class Pointer, class... A>
-  Future<actors::api::ReturnedBy<Pointer>> call(Pointer method, const A&... args) const {
+  actors::api::Answer<actors::api::ReturnOf<Pointer>> call(Pointer method, const A&... args) const {
     static_assert(actors::api::Actor<T>, "an actor lists its methods: static constexpr auto methods = shoal::methods(..)");
-    auto [name, encoded] = actors::api::prepare<T>(*hub_, method, args...);
-    return Future<actors::api::ReturnedBy<Pointer>>(actors::api::call(*hub_, callee_, name, std::move(encoded)));
+    using R = actors::api::ReturnOf<Pointer>;
+    ObjectId stream;
+    if constexpr (actors::api::kYields<R>) stream = actors::api::new_stream(*hub_);
+    auto [name, encoded] = actors::api::prepare<T>(*hub_, method, stream, args...);
+    return actors::api::answer_of<R>(*hub_, actors::api::call(*hub_, callee_, name, std::move(encoded)), stream);
   }
 
   const actors::api::Callee& callee() const { return callee_; }
@@ -141,11 +165,13 @@ class Mesh {
 
   // The same call on each, encoded once.
   template <class Pointer, class... A>
-  Futures<actors::api::ReturnedBy<Pointer>> call_all(Pointer method, const A&... args) const {
-    const auto [name, encoded] = actors::api::prepare<T>(*hub_, method, args...);
-    std::vector<Future<actors::api::ReturnedBy<Pointer>>> out;
+  Futures<actors::api::Returned<actors::api::ReturnOf<Pointer>>> call_all(Pointer method, const A&... args) const {
+    using R = actors::api::ReturnOf<Pointer>;
+    static_assert(!actors::api::kYields<R>, "a generator has a stream for each of the mesh: call it on each, mesh[rank].call(..)");
+    const auto [name, encoded] = actors::api::prepare<T>(*hub_, method, {}, args...);
+    std::vector<Future<actors::api::Returned<R>>> out;
     for (const auto& h : handles_) out.emplace_back(actors::api::call(*hub_, h.callee(), name, encoded));
-    return Futures<actors::api::ReturnedBy<Pointer>>(std::move(out));
+    return Futures<actors::api::Returned<R>>(std::move(out));
   }
 
  private:

@@ -68,25 +68,36 @@ Result<Resources> resources_of(double num_cpus, double num_gpus, double memory, 
   return Resources::of(others);
 }
 
-Result<GangSpec> Launcher::gang(std::size_t count, std::string_view class_name, const Resources& each, const shoal::Where& where,
-                                const std::map<std::string, std::string>& env) const {
-  if (build_id_.empty()) {
+Result<GangSpec> Launcher::gang(std::size_t count, std::string_view class_name, const Resources& each, const Surroundings& around) const {
+  if (options_.build_id.empty()) {
     return fail(invalid_argument("this program has no build id, so its workers could not be told from those of another build")
                     .with_hint("link it with -Wl,--build-id"));
+  }
+  namespace fs = std::filesystem;
+  std::error_code failed;
+  const std::string& wanted = around.working_dir.empty() ? options_.working_dir : around.working_dir;
+  const fs::path folder = wanted.empty() ? fs::current_path(failed) : fs::absolute(wanted, failed);
+  if (!wanted.empty() && !fs::is_directory(folder, failed)) {
+    return fail(invalid_argument(fmt::format("the working_dir {} is no folder", wanted)).with_hint("it is a path on this host"));
   }
   Session& session = hub_.session;
   GangSpec spec;
   spec.id = session.new_id<GangId>();
   spec.job = session.job();
   for (std::size_t i = 0; i < count; ++i) spec.actors.push_back({session.new_id<ActorId>(), std::string(class_name), each});
+  const shoal::Where& where = around.where;
   spec.where = {where.group, where.bundle, where.node, where.soft, where.spread, where.labels, where.prefers};
   spec.launch.kind = Launch::Kind::kNativeWorker;
-  spec.launch.program = program_;
-  spec.launch.build_id = build_id_;
-  std::error_code ignored;
-  spec.launch.cwd = std::filesystem::current_path(ignored);
+  spec.launch.program = options_.program;
+  spec.launch.build_id = options_.build_id;
+  spec.launch.cwd = folder;
+  auto env = around.env;
+  env.insert(options_.env.begin(), options_.env.end());  // what is there already stays
+  std::string names;
+  for (const auto& [name, value] : env) names += (names.empty() ? "" : ":") + name;
   spec.launch.env.assign(env.begin(), env.end());
-  spec.launch.env.emplace_back("SHOAL_NAMESPACE", name_space_);
+  spec.launch.env.emplace_back("SHOAL_NAMESPACE", options_.name_space);
+  if (!names.empty()) spec.launch.env.emplace_back(kEnvNames, names);
   return spec;
 }
 

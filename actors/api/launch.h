@@ -30,21 +30,36 @@ Result<Resources> resources_of(double num_cpus, double num_gpus, double memory, 
 
 class Launcher {
  public:
-  // `program`: of this binary, whose build is `build_id`.
-  Launcher(Hub& hub, std::string program, std::string build_id, std::string name_space)
-      : hub_(hub), program_(std::move(program)), build_id_(std::move(build_id)), name_space_(std::move(name_space)) {}
+  struct Options {
+    std::string program;  // this binary,
+    std::string build_id;
+    std::string name_space;
+    // What its processes get beside what theirs are told.
+    std::map<std::string, std::string> env = {};
+    std::string working_dir = "";  // none: where this process is
+  };
+  Launcher(Hub& hub, Options options) : hub_(hub), options_(std::move(options)) {}
 
-  // A gang of `count`, with new ids; the rest of it is the caller's to fill in. InvalidArgument for a program without a build id.
-  Result<GangSpec> gang(std::size_t count, std::string_view class_name, const Resources& each, const shoal::Where& where,
-                        const std::map<std::string, std::string>& env) const;
+  struct Surroundings {
+    const shoal::Where& where;
+    const std::map<std::string, std::string>& env;
+    const std::string& working_dir;
+  };
+  // A gang of `count`, with new ids; the rest of it is the caller's to fill in. InvalidArgument for a program without a build id, and for a
+  // folder that is none.
+  Result<GangSpec> gang(std::size_t count, std::string_view class_name, const Resources& each, const Surroundings& around) const;
   // The call that constructs the actor.
   Result<ValueFuture> construct(ActorId actor, const Making& making, std::vector<ValueFuture> deps) const;
 
-  const std::string& name_space() const { return name_space_; }
+  const std::string& name_space() const { return options_.name_space; }
 
  private:
   Hub& hub_;
-  const std::string program_, build_id_, name_space_;
+  const Options options_;
 };
+
+// Of the environment of a worker: which of its variables its launch had set, so that what it starts gets them, too (names, with ':'
+// between).
+inline constexpr const char* kEnvNames = "SHOAL_ENV_NAMES";
 
 }  // namespace shoal::actors::api

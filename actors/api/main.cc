@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <sstream>
 
 #include <fmt/format.h>
 
@@ -31,6 +32,7 @@ struct Environment {
   std::string address, home, binary;       // SHOAL_ADDRESS, SHOAL_HOME, SHOAL_BINARY
   std::string session, node, worker, job;  // what a node gives to a process that it starts
   std::string name_space;                  // SHOAL_NAMESPACE: of its names, for a worker
+  std::map<std::string, std::string> set;  // by what started a worker (kEnvNames)
   std::uint32_t restarts = 0;              // SHOAL_RESTARTS: of its actor
   bool self_made = false;                  // SHOAL_SELF_MADE: the head keeps what it is made from
   std::optional<std::string> build_id;     // what it gives to one that shall serve as a worker of this binary
@@ -56,6 +58,8 @@ Environment read_environment() {
   e.name_space = env("SHOAL_NAMESPACE");
   e.restarts = static_cast<std::uint32_t>(std::strtoul(env("SHOAL_RESTARTS").c_str(), nullptr, 10));
   e.self_made = !env("SHOAL_SELF_MADE").empty();
+  std::istringstream names(env(kEnvNames));
+  for (std::string name; std::getline(names, name, ':');) e.set[name] = env(name.c_str());
   for (const char* name : {"SHOAL_BUILD_ID", "SHOAL_RESTARTS", "SHOAL_SELF_MADE"}) unsetenv(name);  // what this process starts is no worker
   return e;
 }
@@ -162,6 +166,7 @@ int run_worker(const Environment& e, const fs::path& path, const Program& progra
   auto options = context_options(path, program, e.name_space);
   options.caller = fmt::format("worker {}", e.worker);
   options.num_restarts = e.restarts;
+  options.env = e.set;
   Context context(*std::move(session), std::move(options));
   return serve(context, program.classes, e.restarts > 0 || e.self_made);
 }
@@ -199,7 +204,9 @@ int run_main(int argc, char** argv, const Program& program, const std::function<
   const std::string name = fs::path(argc > 0 ? argv[0] : path.c_str()).filename();
 
   if (e.native_worker()) return run_worker(e, path, program);
-  const auto driver = context_options(path, program, options.name_space);
+  auto driver = context_options(path, program, options.name_space);
+  driver.env = options.env;
+  driver.working_dir = options.working_dir;
   if (e.from_node()) return run_driver(attach(e), driver, run, false);  // it was submitted
   if (!e.address.empty() && e.address != "local") return run_driver(connect(e, name, options.print_logs), driver, run, false);
 

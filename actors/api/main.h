@@ -19,7 +19,7 @@
 
 namespace shoal {
 
-// The cluster that a driver without $SHOAL_ADDRESS starts.
+// The cluster that a driver without $SHOAL_ADDRESS starts, and its job.
 struct MainOptions {
   double num_cpus = -1;  // logical; negative: as many as this process may use
   double num_gpus = -1;  // below 0: as many as CUDA_VISIBLE_DEVICES leaves of this host's
@@ -27,6 +27,9 @@ struct MainOptions {
   std::map<std::string, double> resources = {};
   std::string name_space = "";  // of the names of actors and placement groups; empty: one of this job's own
   bool print_logs = true;       // what actors print appears on this process's stdout and stderr
+  // Of all processes of this job, unless the options of an actor or a function say otherwise (options.h). On any cluster.
+  std::map<std::string, std::string> env = {};
+  std::string working_dir = "";
 };
 
 }  // namespace shoal

@@ -55,12 +55,39 @@ constexpr Methods<void, Pointers...> methods(Pointers... pointers) {
   return {{pointers...}};
 }
 
+// Of an actor that runs several calls at once: these methods share so many places, beside those that `max_concurrency` gives to all others.
+//
+//   static constexpr auto concurrency_groups =
+//       shoal::concurrency_groups(shoal::concurrency_group(2, &Store::read, &Store::list), shoal::concurrency_group(1, &Store::write));
+template <class... Pointers>
+struct ConcurrencyGroup {
+  std::int32_t max_concurrency;
+  std::tuple<Pointers...> pointers;
+};
+template <class... Pointers>
+  requires(sizeof...(Pointers) > 0 && (std::is_member_function_pointer_v<Pointers> && ...))
+constexpr ConcurrencyGroup<Pointers...> concurrency_group(std::int32_t max_concurrency, Pointers... pointers) {
+  return {max_concurrency, {pointers...}};
+}
+template <class... Groups>
+struct ConcurrencyGroups {
+  std::tuple<Groups...> groups;
+};
+template <class... Groups>
+constexpr ConcurrencyGroups<Groups...> concurrency_groups(Groups... groups) {
+  return {{groups...}};
+}
+
 }  // namespace shoal
 
 namespace shoal::actors::api {
 
 template <class... Types>
 struct List {};
+
+// What a method returns that is a coroutine: Task<T> (future.h).
+template <class R>
+inline constexpr bool kIsTask = false;
 
 // ---- what a member pointer says of itself ----
 template <class Pointer>
@@ -173,6 +200,49 @@ struct Table {
     return true;
   }
   static_assert(names_differ(), "an actor lists each method once, and none that is overloaded twice");
+
+  // Some method is a coroutine: then all its calls run on one loop.
+  static constexpr bool kOnLoop = []<class... P>(const std::tuple<P...>*) {
+    return (kIsTask<std::remove_cvref_t<typename Signature<P>::Return>> || ...);
+  }(static_cast<const Pointers*>(nullptr));
+
+  static constexpr std::size_t kNumGroups = [] {
+    if constexpr (requires { T::concurrency_groups.groups; }) {
+      return std::tuple_size_v<std::remove_cvref_t<decltype(T::concurrency_groups.groups)>>;
+    } else {
+      return std::size_t{0};
+    }
+  }();
+  // By method: its concurrency group, from 1 on; 0: none. And whether each that the groups name is listed, once.
+  struct Grouped {
+    std::array<std::size_t, kNumMethods> group{};
+    std::array<std::int32_t, kNumGroups> sizes{};
+    bool good = true;
+  };
+  static constexpr Grouped grouped() {
+    Grouped out;
+    if constexpr (kNumGroups > 0) {
+      constexpr auto kNames = names();
+      const auto put = [&]<std::size_t G, std::size_t... P>(std::index_sequence<P...>) {
+        constexpr auto kGroup = std::get<G>(T::concurrency_groups.groups);
+        out.sizes[G] = kGroup.max_concurrency;
+        for (const std::string_view name : {unqualified(argument_in(pretty_pointer<std::get<P>(kGroup.pointers)>()))...}) {
+          const auto at = static_cast<std::size_t>(std::find(kNames.begin(), kNames.end(), name) - kNames.begin());
+          out.good = out.good && at < kNumMethods && out.group[at < kNumMethods ? at : 0] == 0 && kGroup.max_concurrency > 0;
+          if (out.good) out.group[at] = G + 1;
+        }
+      };
+      [&]<std::size_t... G>(std::index_sequence<G...>) {
+        (put.template operator()<G>(
+             std::make_index_sequence<
+                 std::tuple_size_v<std::remove_cvref_t<decltype(std::get<G>(T::concurrency_groups.groups).pointers)>>>()),
+         ...);
+      }(std::make_index_sequence<kNumGroups>());
+    }
+    return out;
+  }
+  static_assert(grouped().good,
+                "a concurrency group has room for a call at least, and methods that `methods` lists and no other group has");
 
   // Whether some method has this very signature: what can be said at compile time of a pointer that is a value.
   template <class Pointer>

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,14 +32,18 @@ struct ActorOptions {
   double num_gpus = 0;
   double memory = 0;  // bytes
   std::map<std::string, double> resources = {};
-  std::map<std::string, std::string> env = {};  // added to its process's
+  // Its process's: added to the environment, over what this process got in this way itself (MainOptions, or the options of this actor); and
+  // the folder in which it begins, by default the one in which this process is. It is used as it is (no copy), on whatever host that is.
+  std::map<std::string, std::string> env = {};
+  std::string working_dir = "";
   // Fail with ResourceExhausted/Infeasible when no present node could ever hold it, instead of waiting for one that can.
   bool refuse_infeasible = false;
   Where where = {};
 
-  // Threads that run its calls. With more than one they may run at the same time, and end in any order; one caller's still begin in the
-  // order in which they were made.
-  std::int32_t max_concurrency = 1;
+  // How many of its calls may be under way at the same time, and end in any order; one caller's still begin in the order in which they were
+  // made. They run on as many threads (1 to 1000; by default 1). Of an actor with methods that are coroutines all run on one loop, each up
+  // to where it awaits something (by default 1000). Methods in concurrency groups (methods.h) do not count here.
+  std::optional<std::int32_t> max_concurrency = {};
 
   // Of a single actor. A name is found by others (Context::get_actor) in its namespace, by default this job's; it is refused
   // (InvalidArgument/NameTaken) while its actor lives, or that one is what spawn() returns (get_if_exists). Detached: it outlives its job.
@@ -55,7 +60,8 @@ struct FunctionOptions {
   double num_gpus = 0;
   double memory = 0;  // bytes
   std::map<std::string, double> resources = {};
-  std::map<std::string, std::string> env = {};
+  std::map<std::string, std::string> env = {};  // as an actor's
+  std::string working_dir = "";
   Where where = {};
   std::int32_t max_retries = 3;  // after deaths of the process that ran it (-1: any number); then Unavailable/WorkerCrashed
   std::uint32_t max_calls = 0;   // in one process; 0: any number

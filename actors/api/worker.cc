@@ -1,13 +1,14 @@
 #include "actors/api/worker.h"
 
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
-#include <mutex>
+#include <numeric>
 #include <thread>
 
 #include <fmt/format.h>
+
+#include "actors/api/concurrent.h"
 
 namespace shoal::actors::api {
 
@@ -19,7 +20,8 @@ struct Answer {
 };
 
 // `more`: answers that go with it.
-void send(Answer answer, bool more) {
+void send(CancelledCalls& cancelled, Answer answer, bool more) {
+  if (cancelled.any()) cancelled.forget(answer.incoming.key());
   if (answer.result) {
     answer.incoming.reply(*answer.result, more ? runtime::Flush::kLater : runtime::Flush::kNow);
   } else {
@@ -42,45 +44,15 @@ Result<std::unique_ptr<Instance>> make(Context& context, const Classes& classes,
   std::_Exit(1);
 }
 
-// Threads that run calls. Who hands them over gives as many as there are threads without one.
-class Threads {
- public:
-  Threads(std::size_t count, std::function<void(Incoming)> run) {
-    for (std::size_t i = 0; i < count; ++i) {
-      threads_.emplace_back([this, run] {
-        while (true) {
-          std::unique_lock lock(mutex_);
-          changed_.wait(lock, [this] { return !given_.empty(); });
-          Incoming incoming = std::move(given_.front());
-          given_.pop_front();
-          lock.unlock();
-          run(std::move(incoming));
-        }
-      });
-    }
-  }
-  void give(Incoming incoming) {
-    {
-      const std::lock_guard lock(mutex_);
-      given_.push_back(std::move(incoming));
-    }
-    changed_.notify_one();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Incoming> given_;
-  std::vector<std::thread> threads_;  // they end with the process
-};
-
 class Server {
  public:
-  Server(Context& context, const Classes& classes) : context_(context), session_(context.session()), classes_(classes) {}
+  Server(Context& context, const Classes& classes)
+      : context_(context), session_(context.session()), cancelled_(context.hub().cancelled), classes_(classes) {}
 
   int run(bool makes_itself) {
     session_.own([&] {
       queue_->note_in(session_.call_book());
+      queue_->on_cancel_taken([this](CallKey call, CancelHow how) { cancel(call, how); });
       session_.actor_host().set_default(queue_);
     });
     if (const auto ready = session_.ready(); !ready) {
@@ -90,48 +62,88 @@ class Server {
     if (makes_itself) make_again();
     std::optional<Answer> due;
     while (true) {
-      Incoming incoming = next(std::exchange(due, std::nullopt));
-      if (incoming.call.method == kConstruct) {
-        due.emplace(construct(std::move(incoming)));
+      Turn turn = next(std::exchange(due, std::nullopt));
+      if (turn.incoming.call.method == kConstruct) {
+        due.emplace(construct(std::move(turn)));
       } else if (!instance_) {
-        early_.push_back(std::move(incoming));
-      } else if (threads_) {
-        threads_->give(std::move(incoming));
+        early_.push_back(std::move(turn.incoming));
+      } else if (turns_) {
+        turn.incoming.taken.began();
+        loop_ ? loop_->begin(std::move(turn)) : threads_->begin(std::move(turn));
       } else {
-        due.emplace(call(std::move(incoming)));
+        due.emplace(call(std::move(turn.incoming)));
       }
     }
   }
 
  private:
+  static constexpr std::size_t kMaxWaiting = 1 << 16;  // of calls that wait for their group; the others stay in the queue
+
   // Sends what is due, then waits for the next call: one taking of the loop for both.
-  Incoming next(std::optional<Answer> due) {
-    std::optional<Incoming> out;
+  Turn next(std::optional<Answer> due) {
+    std::optional<Turn> out;
     const auto turn = [&] {
       // Answers to calls that arrived together go together.
-      if (due) send(*std::exchange(due, std::nullopt), !queue_->empty());
+      if (due) send(cancelled_, *std::exchange(due, std::nullopt), !queue_->empty());
       const bool has_early = instance_ && !early_.empty();
-      if ((queue_->empty() && !has_early) || (threads_ && idle_ == 0)) return false;
-      out.emplace(has_early ? std::move(early_.front()) : queue_->pop());
-      if (has_early) early_.pop_front();
-      if (threads_) --idle_;
+      if (turns_) {
+        while (!early_.empty()) add(pop(early_));
+        while (!queue_->empty() && turns_->num_waiting() < kMaxWaiting) add(queue_->pop());
+        out = turns_->next();
+        return out.has_value();
+      }
+      if (queue_->empty() && !has_early) return false;
+      out.emplace(Turn{0, has_early ? pop(early_) : queue_->pop()});
       return true;
     };
     while (!session_.wait(turn)) {  // interrupted, which is nothing to a worker
     }
     return *std::move(out);
   }
+  static Incoming pop(std::deque<Incoming>& from) {
+    Incoming out = std::move(from.front());
+    from.pop_front();
+    return out;
+  }
+  void add(Incoming incoming) {
+    const std::size_t group = instance_->group_of(incoming.call.method);
+    turns_->add({group, std::move(incoming)});
+  }
+
+  // By a handler of the loop.
+  void cancel(CallKey call, CancelHow how) {
+    if (how.force && context_.hub().function_in != std::thread::id()) std::_Exit(1);  // its caller knows already
+    if (turns_) {
+      if (auto waits = turns_->cancel(call)) return waits->fail(call_cancelled(waits->call.method));
+    }
+    cancelled_.note(call);
+    if (loop_) loop_->cancel(call);
+  }
 
   void made(const Making& making, std::unique_ptr<Instance> instance) {
     instance_ = std::move(instance);
-    if (making.max_concurrency <= 1) return;
-    idle_ = static_cast<std::size_t>(making.max_concurrency);
-    threads_.emplace(idle_, [this](Incoming incoming) {
-      auto answer = std::make_optional(call(std::move(incoming)));
-      session_.own([&] {
-        send(*std::exchange(answer, std::nullopt), false);
-        ++idle_;
-      });
+    const Concurrency wants = instance_->concurrency();
+    if (making.max_concurrency <= 1 && !wants.on_loop && wants.groups.empty()) return;
+    std::vector<std::size_t> sizes = {static_cast<std::size_t>(making.max_concurrency)};
+    sizes.insert(sizes.end(), wants.groups.begin(), wants.groups.end());
+    session_.own([&] {
+      queue_->hands_on();
+      turns_.emplace(sizes);
+      if (wants.on_loop) {
+        loop_.emplace(
+            context_, [this](const Call& call) { return instance_->start(call.method, {call.args, &call.deps, &context_.hub()}); },
+            [this](Turn turn, Result<Value> result) { done(turn.group, {std::move(turn.incoming), std::move(result)}); });
+      }
+    });
+    if (wants.on_loop) return;
+    threads_.emplace(std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}),
+                     [this](Turn turn) { done(turn.group, call(std::move(turn.incoming))); });
+  }
+  // Of a call that ran beside others; any thread.
+  void done(std::size_t group, Answer answer) {
+    session_.own([&] {
+      send(cancelled_, std::move(answer), false);
+      turns_->done(group);
     });
   }
 
@@ -146,10 +158,11 @@ class Server {
     made(*making, *std::move(instance));
   }
 
-  Answer construct(Incoming incoming) {
+  Answer construct(Turn turn) {
+    Incoming& incoming = turn.incoming;
     const Call& call = incoming.call;
     if (instance_) {  // it made itself before its creator's call came
-      if (threads_) session_.own([&] { ++idle_; });
+      if (turns_) session_.own([&] { turns_->done(turn.group); });
       return {std::move(incoming), encode(List<>())};
     }
     context_.is_of(call.actor);
@@ -157,6 +170,7 @@ class Server {
     if (!head || call.deps.empty()) return {std::move(incoming), fail(head ? invalid_argument("no arguments") : head.error())};
     const auto& [name, rank, world_size, threads] = *head;
     const Making making{name, rank, world_size, threads, call.deps[0]};
+    const RunsCall runs({&context_, incoming.key(), call.method});
     auto instance = make(context_, classes_, making, {call.deps.begin() + 1, call.deps.end()});
     if (!instance) {
       session_.own([&] { incoming.fail(instance.error()); });
@@ -168,18 +182,22 @@ class Server {
 
   Answer call(Incoming incoming) {
     const Call& call = incoming.call;
+    const RunsCall runs({&context_, incoming.key(), call.method});
+    if (const auto wanted = check_cancelled(); !wanted) return {std::move(incoming), fail(wanted.error())};  // while it waited here
     auto result = instance_->call(call.method, {call.args, &call.deps, &context_.hub()});
     return {std::move(incoming), std::move(result)};
   }
 
   Context& context_;
   Session& session_;
+  CancelledCalls& cancelled_;
   const Classes& classes_;
   const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
   std::deque<Incoming> early_;  // calls of others that came before the creator's, which makes the actor
   std::unique_ptr<Instance> instance_;
-  std::size_t idle_ = 0;  // threads without a call; belongs to the loop's owner
-  std::optional<Threads> threads_;
+  std::optional<Turns> turns_;  // of an actor that runs several calls at once; belongs to the loop's owner
+  std::optional<CallThreads> threads_;
+  std::optional<CallLoop> loop_;
 };
 
 }  // namespace
@@ -187,7 +205,7 @@ class Server {
 void runs_functions_for(Context& context, WorkerId creator, NodeId node) {
   Session& session = context.session();
   context.is_of({});
-  context.hub().function_in = std::this_thread::get_id();
+  session.own([&] { context.hub().function_in = std::this_thread::get_id(); });
   if (node != session.node()) return;  // of a process on another node nobody tells here
   // The node says so of a value that only that process could have made.
   const auto gone = session.fetch({session.job(), actors::of_no_stream(session.new_id<ObjectId>())}, creator);

@@ -2,13 +2,16 @@
 // serves the loop between them, or (max_concurrency) on threads to which that one hands them.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "actors/api/context.h"
 
@@ -21,6 +24,12 @@ struct Arguments {
   Hub* hub = nullptr;
 };
 
+// How an actor wants its calls to be run.
+struct Concurrency {
+  bool on_loop = false;                   // coroutines among them
+  std::vector<std::int32_t> groups = {};  // the sizes of its concurrency groups
+};
+
 // An actor whose type is forgotten.
 class Instance {
  public:
@@ -28,6 +37,14 @@ class Instance {
   // NotFound for a method that is not listed; InvalidArgument for arguments that are not the method's; what the method returns; Internal
   // with the reason MethodThrew for what it throws.
   virtual Result<Value> call(std::string_view method, const Arguments& args) = 0;
+  // The same of one that runs on a loop. What it is given lives until it ends; exceptions of a coroutine come through.
+  virtual Task<Value> start(std::string_view method, Arguments args) { return now(*this, method, args); }
+  virtual Concurrency concurrency() const { return {}; }
+  // Of its groups, from 1 on; 0: none.
+  virtual std::size_t group_of(std::string_view) const { return 0; }
+
+ protected:
+  static Task<Value> now(Instance& self, std::string_view method, Arguments args) { co_return self.call(method, args); }
 };
 
 using Factory = std::function<Result<std::unique_ptr<Instance>>(const Place& place, const Arguments& args)>;
@@ -56,23 +73,55 @@ Result<Value> answer(ValueMemory* memory, Run&& run) {
     if constexpr (std::is_void_v<typename std::remove_cvref_t<R>::value_type>) {
       return encode(List<>());
     } else {
-      return encode(memory, List<typename std::remove_cvref_t<R>::value_type>(), *result);
+      return encode_result<typename std::remove_cvref_t<R>::value_type>(memory, *result);
     }
   } else {
     R&& result = run();
-    return encode(memory, List<std::remove_cvref_t<R>>(), result);
+    return encode_result<std::remove_cvref_t<R>>(memory, result);
   }
 }
 
-// f(arguments..), which are of the types P.
+// f(arguments..), a generator; the last argument is the id of its first item. Returns how many there were.
 template <class... P, class F>
-Result<Value> run_call(std::string_view name, List<P...> params, const Arguments& args, F&& f) {
-  SHOAL_TRY(auto stored, decode(params, args.value, {name, args.deps, args.hub}));
-  return caught(method_threw, "the method threw", [&]() -> Result<Value> {
-    ValueMemory* const memory = args.hub != nullptr ? &args.hub->session.memory() : nullptr;
-    return std::apply([&](auto&... a) { return answer(memory, [&]() -> decltype(auto) { return f(pass<P>(a)...); }); }, stored);
-  });
+Result<Value> run_generator(std::string_view name, List<P...>, const Arguments& args, F&& f) {
+  if (args.hub == nullptr) return fail(invalid_argument("a generator runs where there is a Context"));
+  SHOAL_TRY(auto stored, decode(List<P..., ObjectId>(), args.value, {name, args.deps, args.hub}));
+  const auto run = [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return publish(*args.hub, std::get<sizeof...(P)>(stored), f(pass<P>(std::get<I>(stored))...), method_threw);
+  };
+  SHOAL_TRY(const std::uint64_t count, caught(method_threw, "the method threw", [&] { return run(std::index_sequence_for<P...>()); }));
+  return encode(List<std::uint64_t>(), count);
 }
+
+// f(arguments..), which are of the types P; it returns R.
+template <class R, class... P, class F>
+Result<Value> run_call(std::string_view name, List<P...> params, const Arguments& args, F&& f) {
+  if constexpr (kYields<R>) {
+    return run_generator(name, params, args, f);
+  } else {
+    SHOAL_TRY(auto stored, decode(params, args.value, {name, args.deps, args.hub}));
+    return caught(method_threw, "the method threw", [&]() -> Result<Value> {
+      ValueMemory* const memory = args.hub != nullptr ? &args.hub->session.memory() : nullptr;
+      return std::apply([&](auto&... a) { return answer(memory, [&]() -> decltype(auto) { return f(pass<P>(a)...); }); }, stored);
+    });
+  }
+}
+
+// GCC 12 takes the frame of a coroutine template for a type that others see, and warns of what it has of this file only.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsubobject-linkage"
+// co_await f(arguments..), a coroutine: they live as long as it does.
+template <class... P, class F>
+Task<Value> run_coroutine(std::string_view name, List<P...> params, Arguments args, F f) {
+  auto stored = decode(params, args.value, {name, args.deps, args.hub});
+  if (!stored) co_return fail(std::move(stored).error());
+  auto running = std::apply([&f](auto&... a) { return f(pass<P>(a)...); }, *stored);
+  auto result = co_await std::move(running);
+  ValueMemory* const memory = args.hub != nullptr ? &args.hub->session.memory() : nullptr;
+  co_return caught(invalid_argument, "the values cannot be encoded",
+                   [memory, &result] { return answer(memory, [&result] { return std::move(result); }); });
+}
+#pragma GCC diagnostic pop
 
 template <class T>
 class TypedInstance final : public Instance {
@@ -89,6 +138,26 @@ class TypedInstance final : public Instance {
     }(std::make_index_sequence<Table<T>::kNumMethods>());
     if (!found) return fail(not_found("there is no method " + std::string(method)));
     return out;
+  }
+  Task<Value> start(std::string_view method, Arguments args) override {
+    std::optional<Task<Value>> out;
+    if constexpr (Table<T>::kOnLoop) {
+      static constexpr auto kNames = Table<T>::names();
+      [&]<std::size_t... I>(std::index_sequence<I...>) {
+        (void)((kNames[I] == method && (begin<Table<T>::template pointer<I>()>(out, kNames[I], args), true)) || ...);
+      }(std::make_index_sequence<Table<T>::kNumMethods>());
+    }
+    return out ? *std::move(out) : now(*this, method, args);
+  }
+  Concurrency concurrency() const override {
+    static constexpr auto kGrouped = Table<T>::grouped();
+    return {Table<T>::kOnLoop, {kGrouped.sizes.begin(), kGrouped.sizes.end()}};
+  }
+  std::size_t group_of(std::string_view method) const override {
+    static constexpr auto kNames = Table<T>::names();
+    static constexpr auto kGrouped = Table<T>::grouped();
+    const auto at = static_cast<std::size_t>(std::find(kNames.begin(), kNames.end(), method) - kNames.begin());
+    return at < kNames.size() ? kGrouped.group[at] : 0;
   }
 
  private:
@@ -113,8 +182,21 @@ class TypedInstance final : public Instance {
 
   template <auto kPointer>
   Result<Value> invoke(std::string_view method, const Arguments& args) {
-    return run_call(method, typename Signature<decltype(kPointer)>::Params(), args,
-                    [&](auto&&... a) -> decltype(auto) { return (actor_.*kPointer)(std::forward<decltype(a)>(a)...); });
+    using R = ReturnOf<decltype(kPointer)>;
+    if constexpr (kIsTask<R>) {
+      return fail(unimplemented(std::string(method) + " is a coroutine, which runs on a loop"));
+    } else {
+      return run_call<R>(method, typename Signature<decltype(kPointer)>::Params(), args,
+                         [&](auto&&... a) -> decltype(auto) { return (actor_.*kPointer)(std::forward<decltype(a)>(a)...); });
+    }
+  }
+  // Nothing for a method that is no coroutine.
+  template <auto kPointer>
+  void begin(std::optional<Task<Value>>& out, std::string_view method, const Arguments& args) {
+    if constexpr (kIsTask<ReturnOf<decltype(kPointer)>>) {
+      out.emplace(run_coroutine(method, typename Signature<decltype(kPointer)>::Params(), args,
+                                [this](auto&&... a) { return (actor_.*kPointer)(std::forward<decltype(a)>(a)...); }));
+    }
   }
 
   T actor_;
@@ -123,6 +205,9 @@ class TypedInstance final : public Instance {
 // What a pool calls with the names of functions. What one returns as an error is a value: an error of the call says that its worker died.
 template <auto... functions>
 class FunctionTable final : public Instance {
+  static_assert((!kIsTask<std::remove_cvref_t<typename FunctionSignature<decltype(functions)>::Return>> && ...),
+                "a remote function is no coroutine: it has a process to itself; methods of actors may be some");
+
  public:
   // `creator`: the process that keeps it, and its node.
   static Result<std::unique_ptr<Instance>> make(const Place& place, const Arguments& args) {
@@ -134,7 +219,9 @@ class FunctionTable final : public Instance {
   Result<Value> call(std::string_view name, const Arguments& args) override {
     Result<Value> out;
     const bool found = ((function_name<functions>() == name &&
-                         (out = run_call(name, typename FunctionSignature<decltype(functions)>::Params(), args, functions), true)) ||
+                         (out = run_call<std::remove_cvref_t<typename FunctionSignature<decltype(functions)>::Return>>(
+                              name, typename FunctionSignature<decltype(functions)>::Params(), args, functions),
+                          true)) ||
                         ...);
     if (!found) out = fail(not_found("there is no function " + std::string(name)));
     return out ? std::move(out) : raised_value(out.error());

@@ -138,5 +138,46 @@ TEST_F(WorkerTest, WhatIsFoundByNameSaysItsClassToBothLanguages) {
   EXPECT_EQ(class_of_found("\x80\x05K\x01."), std::nullopt);
 }
 
+Generator<std::string> yields(int to, bool fails, bool throws) {
+  for (int i = 0; i < to; ++i) co_yield std::to_string(i);
+  if (fails) co_yield fail(unavailable("no more").with_reason("NoMore"));
+  if (throws) throw std::runtime_error("oh");
+}
+
+TEST_F(WorkerTest, AGeneratorYieldsUpToItsEndOrItsFailure) {
+  auto ends = yields(2, false, false);
+  EXPECT_EQ(*ends.next(method_threw).value(), "0");
+  EXPECT_EQ(*ends.next(method_threw).value(), "1");
+  EXPECT_EQ(ends.next(method_threw).value(), nullptr);
+  auto fails = yields(1, true, true);
+  EXPECT_EQ(*fails.next(method_threw).value(), "0");
+  EXPECT_EQ(fails.next(method_threw).error().reason(), "NoMore");
+  auto throws = yields(0, false, true);
+  EXPECT_EQ(throws.next(method_threw).error().to_string(), "error[Internal/MethodThrew]: the generator threw: oh");
+}
+
+class Mixed {
+ public:
+  Task<int> one() { co_return 1; }
+  int two() { return 2; }
+  int three() { return 3; }
+  static constexpr auto methods = shoal::methods(&Mixed::one, &Mixed::two, &Mixed::three);
+  static constexpr auto concurrency_groups =
+      shoal::concurrency_groups(shoal::concurrency_group(5, &Mixed::three), shoal::concurrency_group(7, &Mixed::one));
+};
+
+TEST_F(WorkerTest, AClassSaysHowItsCallsRun) {
+  EXPECT_FALSE(instance_->concurrency().on_loop);
+  EXPECT_TRUE(instance_->concurrency().groups.empty());
+  const auto mixed = TypedInstance<Mixed>::make(Place{}, {encode(List<>()).value()}).value();
+  EXPECT_TRUE(mixed->concurrency().on_loop);
+  EXPECT_EQ(mixed->concurrency().groups, (std::vector<std::int32_t>{5, 7}));
+  EXPECT_EQ(mixed->group_of("one"), 2u);
+  EXPECT_EQ(mixed->group_of("two"), 0u);
+  EXPECT_EQ(mixed->group_of("three"), 1u);
+  EXPECT_EQ(mixed->group_of("nobody"), 0u);
+  EXPECT_EQ(mixed->call("one", {encode(List<>()).value()}).error().code(), Code::kUnimplemented);  // not without a loop
+}
+
 }  // namespace
 }  // namespace shoal::actors::api

@@ -1,0 +1,70 @@
+// What a method or a remote function is that has results one after the other: a coroutine that yields them.
+//
+//   shoal::Generator<int> count(int to) {
+//     for (int i = 0; i < to; ++i) co_yield i;
+//   }
+//
+// It runs in its call, and does not wait for who takes them (stream.h). `co_yield shoal::fail(..)` ends it with that error. What it gets by
+// reference lives as long as it does.
+#pragma once
+
+#include <coroutine>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "actors/api/caught.h"
+#include "runtime/core/result.h"
+
+namespace shoal {
+
+template <class T>
+class [[nodiscard]] Generator {
+ public:
+  struct promise_type {
+    Generator get_return_object() { return Generator(std::coroutine_handle<promise_type>::from_promise(*this)); }
+    std::suspend_always initial_suspend() noexcept { return {}; }
+    std::suspend_always final_suspend() noexcept { return {}; }
+    std::suspend_always yield_value(const T& value) {  // which lives until it goes on
+      item = &value;
+      return {};
+    }
+    std::suspend_always yield_value(tl::unexpected<Error> why) {
+      failed = std::move(why);
+      return {};
+    }
+    void unhandled_exception() { thrown = std::current_exception(); }
+    void return_void() {}
+
+    const T* item = nullptr;
+    std::optional<tl::unexpected<Error>> failed;
+    std::exception_ptr thrown;
+  };
+
+  explicit Generator(std::coroutine_handle<promise_type> coroutine) : coroutine_(coroutine) {}
+  Generator(Generator&& other) noexcept : coroutine_(std::exchange(other.coroutine_, nullptr)) {}
+  Generator& operator=(Generator&& other) noexcept {
+    std::swap(coroutine_, other.coroutine_);
+    return *this;
+  }
+  ~Generator() {
+    if (coroutine_) coroutine_.destroy();
+  }
+
+  // Runs it up to its next item, which stays until the next one is asked for; null at the end, or why that came: an exception is what
+  // `thrown` makes of it. Not to be asked again after either.
+  Result<const T*> next(Error (*thrown)(std::string)) {
+    auto& promise = coroutine_.promise();
+    promise.item = nullptr;
+    coroutine_.resume();
+    if (promise.thrown) return fail(actors::api::from_exception(promise.thrown, thrown, "the generator threw"));
+    if (promise.failed) return *std::move(promise.failed);
+    return promise.item;
+  }
+
+ private:
+  std::coroutine_handle<promise_type> coroutine_;
+};
+
+}  // namespace shoal

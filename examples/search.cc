@@ -1,0 +1,74 @@
+// Searches for numbers whose Collatz sequences are long, in several processes: each yields what it finds as a stream, and is cancelled when
+// there is enough of it. What is made of the finds has two results, of which one is passed on.
+//
+//   bazel run //examples:search          on a cluster of its own, which ends with it
+//   SHOAL_ADDRESS=auto search            on the one that runs (shoal start --head)
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "actors/api/shoal.h"
+
+struct Find {
+  std::uint64_t number = 0;
+  int steps = 0;
+  static constexpr auto fields = shoal::fields(&Find::number, &Find::steps);
+};
+
+int steps_from(std::uint64_t n) {
+  int steps = 0;
+  for (; n != 1; ++steps) n = n % 2 == 0 ? n / 2 : 3 * n + 1;
+  return steps;
+}
+
+// Each number with a longer sequence than all before it, of every stride-th from the first on. It has no end of its own: so it looks
+// whether anybody still wants more.
+shoal::Generator<Find> records(std::uint64_t first, std::uint64_t stride) {
+  int most = 0;
+  for (std::uint64_t n = first; !shoal::is_cancelled(); n += stride) {
+    if (const int steps = steps_from(n); steps > most) {
+      most = steps;
+      co_yield Find{n, steps};
+    }
+  }
+}
+
+// A tuple is several results: the longest of them, and how many steps all of them have together.
+std::tuple<Find, int> judged(const std::vector<shoal::Future<Find>>& finds) {
+  Find longest;
+  int all = 0;
+  for (const auto& future : finds) {  // references, until somebody asks
+    const auto find = future.get();
+    if (!find) continue;
+    all += find->steps;
+    if (find->steps > longest.steps) longest = *find;
+  }
+  return {longest, all};
+}
+
+std::string described(const Find& find) { return std::to_string(find.number) + " takes " + std::to_string(find.steps) + " steps"; }
+
+shoal::Result<void> run(shoal::Context& context) {
+  std::vector<shoal::Stream<Find>> searches;
+  for (const std::uint64_t first : {1, 2, 3}) searches.push_back(context.remote<&records>({.num_cpus = 0.25})(first, 3));
+
+  std::vector<shoal::Future<Find>> finds;
+  for (auto& search : searches) {
+    for (const auto& find : search) {  // as they come
+      finds.push_back(find);
+      if (finds.size() % 5 == 0) break;
+    }
+    SHOAL_OK(shoal::cancel(search));
+  }
+
+  const auto [longest, all] = context.remote<&judged>({.num_cpus = 0.25})(finds).results();
+  SHOAL_TRY(const std::string sentence, context.remote<&described>({.num_cpus = 0.25})(longest).get());
+  SHOAL_TRY(const int steps, all.get());
+  std::printf("of %zu finds with %d steps the longest: %s\n", finds.size(), steps, sentence.c_str());
+  return {};
+}
+
+int main(int argc, char** argv) { return shoal::main<shoal::Functions<&records, &judged, &described>>(argc, argv, run); }
