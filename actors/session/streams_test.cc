@@ -80,6 +80,28 @@ TEST_F(StreamsTest, OfOneThatNobodyTakesAnyMoreNothingIsKept) {
   done_.set(text_value("1"));
 }
 
+TEST_F(StreamsTest, WhatNobodyIsToTakeIsLetGoOf) {
+  std::weak_ptr<const void> kept;
+  const auto watched = [&] {
+    const auto hold = std::make_shared<int>(0);
+    kept = hold;
+    Value value = text_value("a");
+    value.refer({ObjectKey()}, hold);
+    return value;
+  };
+  streams_.arrived(stream_, 0, watched());
+  EXPECT_FALSE(kept.expired());
+  streams_.take(stream_);
+  EXPECT_TRUE(kept.expired());
+  streams_.arrived(stream_, 0, watched());  // once more
+  EXPECT_TRUE(kept.expired());
+  streams_.arrived(stream_, 1, watched());
+  streams_.close(stream_);
+  EXPECT_TRUE(kept.expired());
+  streams_.arrived(stream_, 2, watched());
+  EXPECT_TRUE(kept.expired());
+}
+
 TEST_F(StreamsTest, NothingIsLeftToCallBackWhenItIsGoneBeforeTheCallIsDone) {
   runtime::Promise<Value> done;
   {
