@@ -364,7 +364,7 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
   for (std::size_t at = 0; at < t.queue.size();) {
     runtime::Peer* const peer = open_peer(t);
     if (peer == nullptr) return;
-    if (!all_ready(t.queue[at].deps)) {
+    if (!t.queue[at].all_ready()) {
       if (!t.any_order) return;
       ++at;
       continue;
@@ -377,6 +377,7 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
         Queued q = std::move(t.queue.front());
         t.queue.pop_front();
         t.queued_bytes -= q.call.args.inline_bytes();
+        forget_before(t, q);
         note(id, q.call.task, name_of(q.call), sent.error());
         q.promise.set(fail(sent.error()));
         continue;
@@ -454,7 +455,10 @@ void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued&& q) {
   const auto values = std::span(q.call.deps).subspan(q.before);
   stand_alone(values, local);
   auto message = to_message(q.call, local, q.before);
-  if (!message) return q.promise.set(fail(message.error()));
+  if (!message) {
+    forget_before(t, q);
+    return q.promise.set(fail(message.error()));
+  }
   link.introduced = true;
   if (references_ != nullptr) {
     references_->sending(q.call.args, t.worker, t.node);

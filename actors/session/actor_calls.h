@@ -119,6 +119,11 @@ class ActorCalls final : public runtime::PeerHandler {
     // Of one with more arguments than a message has: how many went before it, over which connection.
     std::size_t before = 0;
     std::uint64_t connection = 0;
+    std::size_t seen = 0;  // deps that were ready when it was last looked at: each is looked at once
+    bool all_ready() {
+      while (seen < deps.size() && deps[seen].ready()) ++seen;
+      return seen >= deps.size();
+    }
     bool in_portions() const { return call.deps.size() + deps.size() > Call::kMaxDeps; }
   };
   struct Sent {

@@ -22,6 +22,7 @@ TaskPool::TaskPool(runtime::Clock& clock, CallActor call, CancelCall cancel, std
 void TaskPool::close() {
   if (std::exchange(closed_, true)) return;
   *alive_ = false;
+  turn_over_ = {};  // of a loop that may be gone when the last that holds this lets it go
   std::vector<std::pair<ItemPtr, Result<Value>>> ended;
   for (const auto& item : std::exchange(waiting_, {})) ended.emplace_back(item, fail(left()));
   for (const auto& [n, item] : std::exchange(blocked_, {})) ended.emplace_back(item, fail(left()));
@@ -79,7 +80,7 @@ void TaskPool::add(ActorId id, const ValueFuture& made, NodeId node) {
       workers_.erase(it);
       if (!result && result.error().reason() == "Unschedulable") {
         fail_waiting(Error(result.error()).with_reason("TaskUnschedulable"));
-      } else if (!waiting_.empty()) {
+      } else if (!waiting_.empty() && !has_another()) {
         const ItemPtr first = waiting_.front();
         if (first->task.retries == 0) {
           waiting_.pop_front();
@@ -150,6 +151,12 @@ bool TaskPool::keeps_turn(const Worker& chosen) {
     if (*alive) dispatch();
   });
   return true;
+}
+
+// Where tasks are spread: one that can run them although another cannot be had.
+bool TaskPool::has_another() const {
+  return node_ &&
+         std::any_of(workers_.begin(), workers_.end(), [](const auto& w) { return w.second.made && !w.second.dead && !w.second.retired; });
 }
 
 std::vector<NodeId> TaskPool::nodes() const {
@@ -276,7 +283,8 @@ TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
   out.alone = workers_.empty();
   std::size_t starting = 0;
   for (auto& [id, w] : workers_) {
-    starting += !w.made;
+    const bool stuck = !w.made && w.node && clock_.now() - w.idle_since > options_.turn_kept;  // there is no room there any more
+    starting += !w.made && !stuck;
     if (w.dead || !w.in_flight.empty()) continue;
     const bool nothing_to_do = waiting_.empty() && (w.made || blocked_.empty());
     if (w.retired || (clock_.now() - w.idle_since > idle && nothing_to_do)) out.ended.push_back(id);

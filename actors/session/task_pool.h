@@ -129,6 +129,7 @@ class TaskPool {
   Workers::iterator choose(double takes);
   bool is_better(const Worker& one, const Worker& other) const;
   std::uint64_t turn_of(NodeId node) const;
+  bool has_another() const;
   // Whether an earlier turn than this worker's is that of a node whose own is being made.
   bool keeps_turn(const Worker& chosen);
   double expected(std::uint64_t function) const;

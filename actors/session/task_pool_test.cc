@@ -169,11 +169,22 @@ TEST_F(SpreadTest, NorThatOfOneWhoseWorkerCannotBeMade) {
   worker(kA);
   const auto second = being_made(kB);
   EXPECT_EQ(where({"a"}), "1:a");
-  TaskPool::Task again = task("b");
-  again.retries = 1;
-  const auto b = pool_.submit(std::move(again));
+  const auto b = pool_.submit(task("b"));  // which is run once at most, and was not
   second.set(fail(unavailable("its node is gone")));
   EXPECT_EQ(running(), "1:b");
+}
+
+TEST_F(SpreadTest, OneThatIsNotMadeForLongIsNoReasonToHaveNoOther) {
+  worker(kA);
+  const auto second = being_made(kB);
+  EXPECT_EQ(where({"a"}), "1:a");
+  const auto b = submit("b");
+  EXPECT_EQ(pool_.take_wants(1h).workers, 0u);  // one is being made
+  pass(10s);
+  EXPECT_EQ(running(), "1:b");
+  const auto c = submit("c");
+  EXPECT_EQ(running(), "1:b");
+  EXPECT_EQ(pool_.take_wants(1h).workers, 1u);  // its node may have no room for long
 }
 
 TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {

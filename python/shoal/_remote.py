@@ -145,7 +145,7 @@ def create_gang(
 
 def _pack_creation(cls: type, class_name: str, methods: dict, args, kwargs: dict, resources: dict[str, float], options: dict[str, Any]):
     """The call that makes an actor: its class, what its worker has to know of it, and the arguments."""
-    return _pack((cls, _settings(cls, class_name, methods, resources, options), *args), kwargs, ours=2)
+    return _pack((_serialize.Code(cls), _settings(cls, class_name, methods, resources, options), *args), kwargs, ours=2)
 
 
 def _settings(cls: type, class_name: str, methods: dict, resources: dict[str, float], options: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> tu
     arguments become some."""
 
     def packed() -> tuple[bytes, list[_native.Ref]]:
-        head, buffers, refs = _serialize.pack((cls, settings, args, kwargs))
+        head, buffers, refs = _serialize.pack((_serialize.Code(cls), settings, args, kwargs))
         return pickle.dumps((bytes(head), [bytes(b) for b in buffers])), refs
 
     out, refs = packed()

@@ -110,6 +110,28 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
+class _CodePickler(_Pickler):
+    def reducer_override(self, obj):
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and type(obj) is numpy.ndarray:
+            return NotImplemented
+        return super().reducer_override(obj)
+
+
+class Code:
+    """Stands for a function or a class where it is pickled: arrays that it refers to are its own, and may be written to."""
+
+    __slots__ = ("what",)
+
+    def __init__(self, what: Any):
+        self.what = what
+
+    def __reduce__(self):
+        with io.BytesIO() as file:
+            _CodePickler(file, protocol=5).dump(self.what)
+            return pickle.loads, (file.getvalue(),)
+
+
 def _in_memory(tensor, torch) -> bool:
     return tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
 

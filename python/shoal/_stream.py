@@ -145,8 +145,9 @@ def publish(session: _native.Session, incoming: _native.Incoming, values: Iterat
         raise TypeError(f"with num_returns='streaming' a generator is returned, not {type(values).__name__}")
     count = 0
     for value in values:
-        if not session.yield_item(incoming, stream, count, *_serialize.pack(value)):
+        if not session.takes_more(incoming):
             session.wait_for_caller(incoming)
+        session.yield_item(incoming, stream, count, *_serialize.pack(value))
         count += 1
     return count
 
@@ -157,9 +158,8 @@ async def publish_async(session: _native.Session, incoming: _native.Incoming, va
 
     count = 0
     async for value in values:
-        takes_more = session.yield_item(incoming, stream, count, *_serialize.pack(value))
-        count += 1
-        while not takes_more:
+        while not session.takes_more(incoming):
             await sleep(_LOOK_S)
-            takes_more = session.takes_more(incoming)
+        session.yield_item(incoming, stream, count, *_serialize.pack(value))
+        count += 1
     return count

@@ -50,7 +50,7 @@ class Function:
     def __init__(self, function, name: str, resources: dict[str, float], options: dict[str, Any]):
         self.session, self.number, self.name, self.resources, self.options = session(), next(self._numbers), name, resources, options
         try:
-            self.code = self.session.put(*_serialize.pack(function))
+            self.code = self.session.put(*_serialize.pack(_serialize.Code(function)))
         except _serialize.UNSENDABLE as error:
             hint = "shoal.util.inspect_serializability(..) of the function shows what it refers to"
             raise TypeError(f"remote function {name} cannot be sent: {error}; {hint}") from error
@@ -69,28 +69,33 @@ class _Pool:
         self.resources, self.placed = resources, placed
         self.spread = "spread" in placed[0]  # over nodes, each of which has a worker and its turn
         self.native = _native.TaskPool(owner.session, owner.readiness, 0, self.spread)
-        self._look_at = 0.0  # at the nodes
+        self._look_at, self._called = 0.0, False  # at the nodes; since then
         self.functions: dict[int, Function] = {}  # that may have to be judged
         self.empty = True  # of workers, when it was last looked at
 
     def begin(self, owner: FunctionPool, function: str) -> None:
         """The first workers. Raises when there are none to be had."""
         if self.spread:
-            self.spread_out(owner, function)
+            with contextlib.suppress(ShoalError):  # one is asked for below
+                self.spread_out(owner, function)
         if not self.spread or not self.native.nodes():
             self.grow(function)
+
+    def called(self, owner: FunctionPool) -> None:
+        """Of one that spreads: its thread is to look at the nodes again, if it has not lately."""
+        if not self._called and time.monotonic() >= self._look_at:
+            self._called = True
+            os.eventfd_write(owner.readiness.fd, 1)
 
     def spread_out(self, owner: FunctionPool, function: str = "") -> None:
         """A worker more on each node that has room for one and none yet, unless others wait for that."""
         now = time.monotonic()
         if now < self._look_at or owner.wanted_back:
             return
-        self._look_at = float("inf")  # one at a time
-        try:
-            there, labels = set(self.native.nodes()), self.placed[0].get("labels", [])
-            rows = owner.session.list("nodes")
-        finally:
-            self._look_at = time.monotonic() + max(_LOOK_AT_NODES_S, 20 * (time.monotonic() - now))  # of thousands that takes a while
+        self._look_at, self._called = now + _LOOK_AT_NODES_S, False
+        there, labels = set(self.native.nodes()), self.placed[0].get("labels", [])
+        rows = owner.session.list("nodes")
+        self._look_at = time.monotonic() + max(_LOOK_AT_NODES_S, 20 * (time.monotonic() - now))  # of thousands that takes a while
         lacking = [
             row["id"]
             for row in rows
@@ -117,6 +122,9 @@ class _Pool:
         """Does what the pool wants. Whether some of that has to wait for room."""
         if owner.wanted_back and "group" not in self.placed[0]:
             self.native.give_back(owner.LEASE_S)
+        if self._called:
+            with contextlib.suppress(ShoalError):  # those that are there do
+                self.spread_out(owner, self.native.first_waiting())
         with owner.retiring:
             workers, starting, alone, ended, condemned, raised = self.native.take_wants(owner.IDLE_S)
             for worker in condemned:
@@ -161,13 +169,12 @@ class FunctionPool:
         extra, items = streaming(function.extra, function.name) if function.extra else (function.extra, None)
         head, buffers, deps, refs = _pack(args, kwargs, extra, first=1)
         pool = function.pool or self._pool_of(function)
-        if pool.spread:
-            with contextlib.suppress(Exception):  # those that are there do
-                pool.spread_out(self)
         retries = function.retries
         deps.insert(0, function.code)
         how = (retries.left, retries.judges_exceptions, function.max_calls, parent_call())
         ref = pool.native.submit(function.name, function.number, head, buffers, deps, *how, refs)
+        if pool.spread:
+            pool.called(self)
         return results(ref, extra, function.name, items)
 
     def end(self, workers: list[str]) -> None:

@@ -439,6 +439,28 @@ def test_others_do_not_wait_until_a_queue_of_functions_is_empty(other):
         ray.cancel(ref)
 
 
+def test_arrays_that_code_refers_to_are_its_own():
+    """Unlike those that it is given: these are read-only."""
+    few, many = np.zeros(4), np.zeros(4000)
+
+    @ray.remote
+    def add(given):
+        few[0] += 1
+        many[0] += 1
+        return few[0], many[0], given.flags.writeable
+
+    @ray.remote
+    class Adds:
+        kept = np.zeros(4)
+
+        def add(self):
+            self.kept[0] += 1
+            return self.kept[0]
+
+    assert ray.get(add.remote(few), timeout=GUARD_S) == (1, 1, False)
+    assert ray.get(Adds.remote().add.remote(), timeout=GUARD_S) == 1
+
+
 def test_a_quick_task_does_not_wait_behind_a_long_one(tries):
     gate = Meeting.remote(2)
     long = meet.remote(gate)
