@@ -451,11 +451,19 @@ class MadeHere:
             stand = running.stand = running.stand or _stand(_session())
         return stand
 
-    def end_with(self, actor_id: str, class_name: str, stand: _Stand) -> None:
-        """Of this process's actor, which was told to end: it is told again when the handles are gone that it has given away of itself."""
-        made = self._made[actor_id] = _Made(actor_id, class_name, False, stand[1:])
+    def may_end(self, actor_id: str, class_name: str) -> bool:
+        """Of this process's actor, which was told to end. If not: it is told again when the handles are gone that it has given away of
+        itself. Others may tell it more than once."""
+        with self._lock:
+            if actor_id in self._made:
+                return False
+            stand, running.stand = running.stand, None
+            if stand is None:
+                return True
+            made = self._made[actor_id] = _Made(actor_id, class_name, False, stand[1:])
         self.begin()
         self._watch(_session(), made)
+        return False
 
     def all(self) -> list[_Made]:
         """What is to be another's (adopt). Of one that was told to end, and has not answered, too: this process's word may be lost."""

@@ -286,10 +286,8 @@ class _Released(ActorExit):
 
 def _release(instance) -> None:
     """Nobody else refers to it than those, if any, to whom it gave itself."""
-    stand, running.stand = running.stand, None
-    if stand is None:
+    if made_here.may_end(running.actor_id, running.settings["class_name"]):
         raise _Released(0)
-    made_here.end_with(running.actor_id, running.settings["class_name"], stand)
 
 
 def _last_words(_, within: float) -> tuple:

@@ -15,6 +15,7 @@ from cast import GUARD_S, Gate, Recorder
 from leftovers import alive, wait_until
 
 import shoal as ray
+from shoal._handle import RELEASE, _pack
 from shoal._runtime import state
 from shoal._tasks import FunctionPool
 from shoal.exceptions import ActorDiedError, WorkerCrashedError
@@ -311,6 +312,18 @@ def test_one_that_gave_itself_away_ends_with_that_handle(holder, concurrency):
     (back,) = ray.get(holder.__ray_call__.remote(lambda self: self.handles), timeout=GUARD_S)
     ray.get(back.introduce.remote(holder), timeout=GUARD_S)  # once more, in place of the first
     del back
+    still_there(actor_id, holder.call.remote)
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    ends(actor_id)
+
+
+def test_one_that_gave_itself_away_may_be_told_twice_to_end(holder):
+    actor = Counts.remote()
+    actor_id = actor._actor_id
+    ray.get(actor.introduce.remote(holder), timeout=GUARD_S)
+    for _ in range(2):  # as by one who made it, and by the one who has it from there
+        ray.get(ray.ObjectRef(ray._runtime.session().call(actor_id, RELEASE, *_pack((), {}))), timeout=GUARD_S)
+    del actor
     still_there(actor_id, holder.call.remote)
     ray.get(holder.drop.remote(), timeout=GUARD_S)
     ends(actor_id)
