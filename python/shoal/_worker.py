@@ -64,7 +64,9 @@ def main() -> int:
     if settings.get("concurrency"):
         from shoal._concurrent import serve  # with asyncio: ordinary actors do not wait for it
 
-        return serve(session, creation, early, cls, args, kwargs)
+        made_from = [(creation, args, kwargs)]
+        creation = args = kwargs = None
+        return serve(session, early, cls, made_from)
     running.incoming = creation
     try:
         running.instance = cls(*args, **kwargs)
@@ -72,6 +74,7 @@ def main() -> int:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     mark_beginning()
     made(session, creation)
+    args = kwargs = creation = running.incoming = None  # what came with it is the actor's, or nobody's
     return _serve(session, running.instance, early)
 
 

@@ -425,6 +425,16 @@ def test_one_that_another_is_made_from_stays_as_long_as_that_may_be_made_again()
     ends(actor_id)
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_one_that_another_was_made_with_ends_when_that_lets_go_of_it(concurrency):
+    actor = Counts.remote()
+    actor_id, maker = actor._actor_id, Holder.options(max_concurrency=concurrency).remote([actor])
+    del actor
+    still_there(actor_id, maker.call.remote)
+    ray.get(maker.keep.remote([]), timeout=GUARD_S)
+    ends(actor_id)
+
+
 def test_a_forked_child_ends_nobody():
     actor = Counts.remote()
     assert ray.get(actor.call.remote(), timeout=GUARD_S) == 1
