@@ -267,6 +267,7 @@ class FunctionPool:
                 return
             self.readiness.take()
             short = False
+            self.see_off()  # first: there is room then
             pools = tuple(self._pools.values())
             with contextlib.suppress(Exception):  # the head is away
                 if time.monotonic() >= self._ask_at and not all(pool.empty for pool in pools):
@@ -274,7 +275,6 @@ class FunctionPool:
             for pool in pools:
                 with contextlib.suppress(Exception):  # the session is closed
                     short |= pool.attend(self)
-            self.see_off()
             busy = not all(pool.empty for pool in pools)
             wait_s = self.LOOK_S if short else self.LEASE_S if busy else self.IDLE_S / 4
             if short:
