@@ -22,8 +22,10 @@ from shoal.exceptions import AsyncioActorExit
 _DEFAULT = ""  # the group of methods that name none
 
 
-def serve(session, creation, early: deque, cls: type, args: tuple, kwargs: dict) -> int:
-    """Makes the actor and serves until it ends. Returns the exit code."""
+def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
+    """Makes the actor and serves until it ends. Returns the exit code. ``made_from``: the call that makes it, args and kwargs; taken out of
+    there, and let go of."""
+    creation, args, kwargs = made_from.pop()
     concurrency = running.settings["concurrency"]
     runner = (_OnLoop if concurrency["async"] else _OnThreads)(session, {_DEFAULT: concurrency["max_concurrency"], **concurrency["groups"]})
     running.runner = runner  # kept to the end: a call that is let go of is answered
@@ -32,6 +34,7 @@ def serve(session, creation, early: deque, cls: type, args: tuple, kwargs: dict)
         made(session, creation)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
+    args = kwargs = creation = None
     session.tell_cancelled()
     session.hand_on()
     while runner.code is None:

@@ -12,13 +12,16 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import sys
 import threading
+import time
 import types
 from collections import deque
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from shoal import _native, _serialize
+from shoal._client import _wait
 from shoal._context import parent_call, running
 from shoal._ids import ActorID
 from shoal._options import BUILT_IN, METHOD_OPTIONS, check_call_options
@@ -360,6 +363,18 @@ class _Made(NamedTuple):
     stand: tuple[str, str] | None = None
 
 
+class _Keeps:
+    """Comes as nothing, but the value that it is in keeps what these refer to."""
+
+    def __init__(self, refs: list[_native.Ref]):
+        self.refs = refs
+
+    def __reduce__(self):
+        for ref in self.refs:
+            _serialize.note_ref(ref)
+        return tuple, ()
+
+
 class MadeHere:
     """The actors that this process has made, or has from one that did and is gone, and whose end it is to tell them. Its thread does what
     may not happen where a handle goes. Any thread."""
@@ -375,6 +390,8 @@ class MadeHere:
         self._thread: threading.Thread | None = None
         self._made: dict[str, _Made] = {}
         self._kept: dict[str, list[_native.Ref]] = {}  # for those that may be started again
+        self._unmade: dict[str, ObjectRef] = {}  # in a worker of functions: those whose __init__ may not be over, and what tells so
+        self._waiting_for: dict[str, list[_native.Ref]] = {}  # arguments, of those whose __init__ is not over
         self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_TOLD)  # that they end
         self.put = self._queue.put  # (session, actor, what stood for it), of a handle that is gone; which may be called anywhere
 
@@ -393,6 +410,8 @@ class MadeHere:
         self.put(None)
         self._made.clear()
         self._kept.clear()
+        self._unmade.clear()
+        self._waiting_for.clear()
         self._told.clear()
         if thread is not None and thread is not threading.current_thread():
             thread.join(_END_S)
@@ -402,7 +421,18 @@ class MadeHere:
         self._made[actor.id] = _Made(actor.id, actor.class_name, restarts)
         if kept:
             self._kept[actor.id] = kept
+        if state.is_worker and not running.actor_id:
+            for made in [i for i, created in tuple(self._unmade.items()) if created._ref.ready]:
+                self._unmade.pop(made, None)
+            self._unmade[actor.id] = actor.created
         actor.counts = _session()
+
+    def begins(self, actor_id: str, arguments: list[_native.Ref]) -> None:
+        """Its ``__init__`` is made with these."""
+        self._waiting_for[actor_id] = arguments
+
+    def begun(self, actor_id: str) -> None:
+        self._waiting_for.pop(actor_id, None)
 
     def stand_for(self, actor: _Actor) -> _Stand | None:
         """A handle of what was made here leaves this process, for the first time: from now on all are counted. None in a forked child."""
@@ -421,23 +451,54 @@ class MadeHere:
             stand = running.stand = running.stand or _stand(_session())
         return stand
 
-    def end_with(self, actor_id: str, class_name: str, stand: _Stand) -> None:
-        """Of this process's actor, which was told to end: it is told again when the handles are gone that it has given away of itself."""
-        made = self._made[actor_id] = _Made(actor_id, class_name, False, stand[1:])
+    def may_end(self, actor_id: str, class_name: str) -> bool:
+        """Of this process's actor, which was told to end. If not: it is told again when the handles are gone that it has given away of
+        itself. Others may tell it more than once."""
+        with self._lock:
+            if actor_id in self._made:
+                return False
+            stand, running.stand = running.stand, None
+            if stand is None:
+                return True
+            made = self._made[actor_id] = _Made(actor_id, class_name, False, stand[1:])
         self.begin()
         self._watch(_session(), made)
+        return False
 
     def all(self) -> list[_Made]:
         """What is to be another's (adopt). Of one that was told to end, and has not answered, too: this process's word may be lost."""
         return [*tuple(self._made.values()), *(made for made, ref in tuple(self._told) if not ref._ref.ready)]
 
-    def adopt(self, session: _native.Session, made: list[_Made]) -> None:
-        """They are this process's from now on, as if it had made them. Those without a handle outside of the process that did, end."""
+    def last_words(self, until: float) -> tuple[list[_Made], _Keeps]:
+        """What this process leaves, and with it whatever that may be made from again. What it makes is made first: nobody else could go on
+        with that. One that still waits for an argument then has to end."""
+        session, lost = _session(), set()
+        if unmade := dict(self._unmade):
+            refs = [created._ref for created in unmade.values()]
+            _wait(session.wait_some, all, max(0.0, until - time.monotonic()), refs, len(refs))
+        for actor_id, created in unmade.items():
+            if created._ref.ready or all(a.ready for a in self._waiting_for.get(actor_id, ())):
+                continue
+            lost.add(actor_id)
+            why = "the function that asked for it is over, its worker ends, and an argument of its __init__ is still not there"
+            print(f"shoal: actor {actor_id} is never made: {why}", file=sys.stderr, flush=True)
+            with contextlib.suppress(Exception):  # without a head: it ends with this process, which has not answered then
+                session.kill(actor_id)
+        kept = [ref for refs in tuple(self._kept.values()) for ref in refs]
+        return [made for made in self.all() if made.id not in lost], _Keeps(kept)
+
+    def adopt(self, session: _native.Session, made: list[_Made], words: ObjectRef) -> None:
+        """They are this process's from now on, as if it had made them. Those without a handle outside of the process that did, end.
+        ``words``: the value that they came in, and that keeps what they may be made from again."""
         self.begin()
+        if any(actor.restarts for actor in made):
+            words._publish()  # it may have to go along once more
         for actor in made:
             with contextlib.suppress(Exception):  # the head has forgotten it
                 session.know(actor.id, actor.class_name)
                 self._made[actor.id] = actor
+                if actor.restarts:
+                    self._kept[actor.id] = [words._ref]
                 if actor.stand is None:
                     self.put((session, actor.id, None))
                 else:

@@ -12,9 +12,10 @@ import os
 import select
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal import _native, _serialize
+from shoal._client import _wait
 from shoal._context import parent_call
 from shoal._handle import LAST_WORDS, _pack, extra_of, made_here, results, streaming
 from shoal._placement import fits, where
@@ -72,6 +73,7 @@ class _Pool:
         self._look_at, self._called = 0.0, False  # at the nodes; since then
         self.functions: dict[int, Function] = {}  # that may have to be judged
         self.empty = True  # of workers, when it was last looked at
+        self._starting: dict[str, ObjectRef] = {}  # workers that may not be made yet
 
     def begin(self, owner: FunctionPool, function: str) -> None:
         """The first workers. Raises when there are none to be had."""
@@ -116,7 +118,15 @@ class _Pool:
         around = {"placed": where_to, "env": env, "runtime_env": runtime_env}
         name = _native.FUNCTION_WORKER + (f": {function[:100]}" if function else "")
         worker = create_gang(FunctionWorker, 1, resources=self.resources, name=name, **around)[0]
+        for made in [w for w, created in tuple(self._starting.items()) if created._ref.ready]:
+            self._starting.pop(made, None)
+        self._starting[worker._actor_id] = worker._created
         self.native.add(worker._actor_id, worker._created._ref, node)
+
+    def is_made(self, worker: str) -> bool:
+        """Asked once of each."""
+        created = self._starting.pop(worker, None)
+        return created is None or (created._ref.ready and not created._ref.failed)
 
     def attend(self, owner: FunctionPool) -> bool:
         """Does what the pool wants. Whether some of that has to wait for room."""
@@ -130,7 +140,7 @@ class _Pool:
             for worker in condemned:
                 with contextlib.suppress(Exception):
                     owner.session.kill(worker)
-            owner.end(ended)
+            owner.end(self, ended, owner.LAST_WORDS_S)
         for task, function, ref in raised:
             self.native.judged(task, self.functions[function].retries.worth_another(ref))
         self.empty = alone
@@ -146,11 +156,19 @@ class _Pool:
         return room < workers
 
 
+class _Leaving(NamedTuple):
+    """A worker that is to end when it has said what it leaves, at the latest then."""
+
+    worker: str
+    words: ObjectRef
+    until: float
+
+
 class FunctionPool:
     """All pools of this process, and the thread that sees to them. Threads: any."""
 
     IDLE_S = 2.0  # then a worker gives its CPU back
-    LAST_WORDS_S = 30.0  # which it has for telling what it has made and measured
+    LAST_WORDS_S = 30.0  # which it has for telling what it has made and measured, and for what it makes to be made
     LOOK_S = 0.1  # how often the cluster is asked for room while there is none
     LEASE_S = 0.25  # for which a worker keeps what others wait for, and how often the cluster is asked whether they do
 
@@ -158,6 +176,7 @@ class FunctionPool:
         self.session, self.readiness = session(), _native.Readiness()
         self._lock, self.retiring = threading.Lock(), threading.Lock()
         self._pools: dict[tuple, _Pool] = {}
+        self._leaving: list[_Leaving] = []  # under retiring
         self._ended = False
         self.wanted_back = False  # others wait for what this process's workers hold: it takes no more, and gives some back
         self._ask_at = 0.0
@@ -177,32 +196,45 @@ class FunctionPool:
             pool.called(self)
         return results(ref, extra, function.name, items)
 
-    def end(self, workers: list[str]) -> None:
-        """Retires them, who have nothing to do, once their nodes know what they have measured, and this process which actors they have
-        made: they are its own from then on."""
-        if not workers:
-            return
-        last = []
-        with contextlib.suppress(Exception):
-            last = [ObjectRef(self.session.call(w, LAST_WORDS, *_pack((), {}))) for w in workers]
-            until = time.monotonic() + self.LAST_WORDS_S
-            while not self._ended and time.monotonic() < until:
-                if all(self.session.wait_some([ref._ref for ref in last], len(last), 0.5)):  # by this session: it may be left meanwhile
-                    break
-        for ref in last:
-            with contextlib.suppress(Exception):  # one that has died meanwhile; what it made has, too
-                if ref._ref.ready:
-                    made_here.adopt(self.session, load(ref))
+    def end(self, pool: _Pool, workers: list[str], within: float) -> None:
+        """Of workers that have nothing to do. Those that are made say first, within so many seconds, what they leave; nobody waits for that
+        here (see_off). The others leave nothing."""
         for worker in workers:
             with contextlib.suppress(Exception):
-                self.session.retire(worker)
+                if pool.is_made(worker):
+                    words = ObjectRef(self.session.call(worker, LAST_WORDS, *_pack((), {"within": within})))
+                    self._leaving.append(_Leaving(worker, words, time.monotonic() + within))
+                    self.readiness.add(self.session, words._ref, 0)
+                    self.session.hand_over()
+                else:
+                    self.session.retire(worker)
 
-    def last_words(self) -> list[tuple]:
-        """What this process has made, and so have those that ran functions for it, who end now."""
-        for pool in tuple(self._pools.values()):
-            with self.retiring:
-                self.end(pool.native.take_wants(0.0)[3])
-        return made_here.all()
+    def see_off(self) -> None:
+        """Retires those who have said what they leave: the actors that they made are this process's from then on. One that says nothing is
+        killed: what it made ends with it, as nobody would ever count who has that."""
+        with self.retiring:
+            for leaving in tuple(self._leaving):
+                worker, words, until = leaving
+                if not words._ref.ready and time.monotonic() < until:
+                    continue
+                self._leaving.remove(leaving)
+                heard = False
+                with contextlib.suppress(Exception):  # it has died meanwhile; what it made has, too
+                    if words._ref.ready:
+                        made_here.adopt(self.session, load(words)[0], words)
+                        heard = True
+                with contextlib.suppress(Exception):
+                    (self.session.retire if heard else self.session.kill)(worker)
+
+    def last_words(self, until: float) -> None:
+        """Until then those that ran functions for this process, and have nothing to do, may say theirs."""
+        with self.retiring:
+            for pool in tuple(self._pools.values()):
+                self.end(pool, pool.native.take_wants(0.0)[3], until - time.monotonic())
+            words = [leaving.words._ref for leaving in self._leaving]
+        if words:
+            _wait(self.session.wait_some, all, max(0.0, until - time.monotonic()), words, len(words))
+        self.see_off()
 
     def _pool_of(self, function: Function) -> _Pool:
         key = (tuple(sorted(function.resources.items())), repr(function.placed))
@@ -242,6 +274,7 @@ class FunctionPool:
                 return
             self.readiness.take()
             short = False
+            self.see_off()  # first: there is room then
             pools = tuple(self._pools.values())
             with contextlib.suppress(Exception):  # the head is away
                 if time.monotonic() >= self._ask_at and not all(pool.empty for pool in pools):

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from typing import Any
@@ -63,7 +64,9 @@ def main() -> int:
     if settings.get("concurrency"):
         from shoal._concurrent import serve  # with asyncio: ordinary actors do not wait for it
 
-        return serve(session, creation, early, cls, args, kwargs)
+        made_from = [(creation, args, kwargs)]
+        creation = args = kwargs = None
+        return serve(session, early, cls, made_from)
     running.incoming = creation
     try:
         running.instance = cls(*args, **kwargs)
@@ -71,6 +74,7 @@ def main() -> int:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     mark_beginning()
     made(session, creation)
+    args = kwargs = creation = running.incoming = None  # what came with it is the actor's, or nobody's
     return _serve(session, running.instance, early)
 
 
@@ -285,16 +289,18 @@ class _Released(ActorExit):
 
 def _release(instance) -> None:
     """Nobody else refers to it than those, if any, to whom it gave itself."""
-    stand, running.stand = running.stand, None
-    if stand is None:
+    if made_here.may_end(running.actor_id, running.settings["class_name"]):
         raise _Released(0)
-    made_here.end_with(running.actor_id, running.settings["class_name"], stand)
 
 
-def _last_words(_) -> list[tuple]:
-    """Of one that is retired: what it has made is its keeper's from then on."""
-    state.session.tell_last_metrics(_LAST_METRICS_S)
-    return made_here.all() if state.functions is None else state.functions.last_words()
+def _last_words(_, within: float) -> tuple:
+    """Of one that is to be retired: what it has made is its keeper's from then on, who waits for so many seconds. Those who say theirs to
+    this one have less."""
+    until = time.monotonic() + 0.6 * within
+    state.session.tell_last_metrics(min(_LAST_METRICS_S, 0.3 * within))
+    if state.functions is not None:
+        state.functions.last_words(until)
+    return made_here.last_words(until)
 
 
 # Methods that every actor has. A creator's call finds an actor that was started again before it arrived.

@@ -34,9 +34,8 @@ Error creator_ended(const ActorRow* creator, const Error& why) {
   const std::string prefix = fmt::format("actor {} died: ", creator->class_name);
   if (told && how.starts_with(prefix)) how = how.substr(prefix.size());
   how = how.substr(0, how.find('\n'));
-  const std::string who = creator->class_name == actors::kFunctionWorker
-                              ? "a worker of remote functions"
-                              : fmt::format("actor {}({})", creator->class_name, to_string(creator->id));
+  const std::string who = actors::is_function_worker(*creator) ? "a worker of remote functions"
+                                                               : fmt::format("actor {}({})", creator->class_name, to_string(creator->id));
   return unavailable(fmt::format("its creator, {}, ended{}", who, how.size() > kMaxWhy ? "" : ": " + how)).with_reason("CreatorEnded");
 }
 
@@ -135,7 +134,7 @@ void ClusterState::hand_on(WorkerId from, WorkerId to) {
   if (!made) return;
   for (const GangId id : made.mapped()) {
     const auto& members = gangs_.at(id).spec.actors;
-    const bool functions = members[0].class_name == actors::kFunctionWorker;
+    const bool functions = actors::is_function_class(members[0].class_name);
     const bool lives = std::all_of(members.begin(), members.end(), [&](const auto& a) {
       const auto row = actors_.find(a.id);
       return row == actors_.end() || (row->second.state != ActorState::kPending && row->second.state != ActorState::kStarting) ||

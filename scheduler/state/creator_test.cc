@@ -206,9 +206,11 @@ TEST_F(CreatorTest, ALostNodeTakesWhatWasMadeThereAlong) {
 
 // ---- workers of remote functions
 
+const std::string kFunctions = std::string(actors::kFunctionWorker) + ": train_step";  // they have their functions' names
+
 TEST_F(CreatorTest, AFunctionsWorkerThatDiesTakesWhatItMadeAlong) {
   const auto keeper = parent();
-  const GangSpec functions = made_by(process(keeper), actors::kFunctionWorker);
+  const GangSpec functions = made_by(process(keeper), kFunctions);
   const auto f = lives(functions);
   const GangSpec child = made_by(process(f));
   lives(child);
@@ -218,9 +220,9 @@ TEST_F(CreatorTest, AFunctionsWorkerThatDiesTakesWhatItMadeAlong) {
 
 TEST_F(CreatorTest, WhatARetiredWorkerMadeIsItsKeepersFromThenOn) {
   const auto keeper = parent();
-  const GangSpec outer = made_by(process(keeper), actors::kFunctionWorker);
+  const GangSpec outer = made_by(process(keeper), kFunctions);
   const auto o = lives(outer);
-  const GangSpec inner = made_by(process(o), actors::kFunctionWorker);
+  const GangSpec inner = made_by(process(o), kFunctions);
   const auto i = lives(inner);
   const GangSpec child = made_by(process(i));
   lives(child);
@@ -235,7 +237,7 @@ TEST_F(CreatorTest, WhatARetiredWorkerMadeIsItsKeepersFromThenOn) {
 }
 
 TEST_F(CreatorTest, WhatARetiredWorkerCouldNotMakeYetEndsWithIt) {
-  const GangSpec functions = made_by({}, actors::kFunctionWorker);
+  const GangSpec functions = made_by({}, kFunctions);
   const auto f = lives(functions);
   const GangSpec starts = made_by(process(f)), waits = made_by(process(f), "Child", 4);
   ASSERT_TRUE(state_.gang_requested(starts));
@@ -248,7 +250,7 @@ TEST_F(CreatorTest, WhatARetiredWorkerCouldNotMakeYetEndsWithIt) {
 }
 
 TEST_F(CreatorTest, WhatARetiredWorkerOfADriverMadeEndsWithTheJob) {
-  const GangSpec functions = made_by({}, actors::kFunctionWorker);
+  const GangSpec functions = made_by({}, kFunctions);
   const auto f = lives(functions);
   const GangSpec child = made_by(process(f));
   lives(child);

@@ -15,6 +15,9 @@ from cast import GUARD_S, Gate, Recorder
 from leftovers import alive, wait_until
 
 import shoal as ray
+from shoal._handle import RELEASE, _pack
+from shoal._runtime import state
+from shoal._tasks import FunctionPool
 from shoal.exceptions import ActorDiedError, WorkerCrashedError
 from shoal.util import ActorPool
 from shoal.util.queue import Queue
@@ -314,6 +317,18 @@ def test_one_that_gave_itself_away_ends_with_that_handle(holder, concurrency):
     ends(actor_id)
 
 
+def test_one_that_gave_itself_away_may_be_told_twice_to_end(holder):
+    actor = Counts.remote()
+    actor_id = actor._actor_id
+    ray.get(actor.introduce.remote(holder), timeout=GUARD_S)
+    for _ in range(2):  # as by one who made it, and by the one who has it from there
+        ray.get(ray.ObjectRef(ray._runtime.session().call(actor_id, RELEASE, *_pack((), {}))), timeout=GUARD_S)
+    del actor
+    still_there(actor_id, holder.call.remote)
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    ends(actor_id)
+
+
 def test_one_that_only_waits_as_an_argument_stays(gate, holder):
     actor = Counts.remote()
     actor_id = actor._actor_id
@@ -407,6 +422,16 @@ def test_one_that_another_is_made_from_stays_as_long_as_that_may_be_made_again()
     wait_until(lambda: row(maker_id)["num_restarts"] == 1, GUARD_S, "its second life")
     still_there(actor_id, maker.call.options(max_task_retries=-1).remote)
     del maker
+    ends(actor_id)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_one_that_another_was_made_with_ends_when_that_lets_go_of_it(concurrency):
+    actor = Counts.remote()
+    actor_id, maker = actor._actor_id, Holder.options(max_concurrency=concurrency).remote([actor])
+    del actor
+    still_there(actor_id, maker.call.remote)
+    ray.get(maker.keep.remote([]), timeout=GUARD_S)
     ends(actor_id)
 
 
@@ -576,6 +601,73 @@ def test_an_actor_that_a_function_returned_outlives_its_worker(calls):
     child_id = child._actor_id
     del child
     ends(child_id)
+
+
+def asked(pid):
+    """A worker of this process's functions is asked what it leaves, or has ended."""
+    ids = [r["id"] for r in ray._runtime.session().list("actors") if r["pid"] == pid]
+    wait_until(lambda: any(leaving.worker in ids for leaving in state.functions._leaving) or not alive(pid), GUARD_S, "its last call")
+
+
+def test_an_actor_that_a_function_returned_before_its_arguments_were_there_is_made(gate, monkeypatch):
+    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
+
+    @ray.remote(num_cpus=0, max_calls=1)
+    def makes(refs):
+        return os.getpid(), Holder.remote(refs[0])
+
+    pid, child = ray.get(makes.remote([gate.wait.remote("", [Counts.remote()])]), timeout=GUARD_S)
+    asked(pid)
+    gate.open.remote()
+    assert ray.get(child.call.remote(), timeout=GUARD_S) == 1
+    exits(pid)
+    lives(child)
+    child_id = child._actor_id
+    del child
+    ends(child_id)
+
+
+def test_an_actor_that_a_function_returned_and_whose_arguments_do_not_come_ends(gate, monkeypatch):
+    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 1.0)
+
+    @ray.remote(num_cpus=0, max_calls=1)
+    def makes(refs):
+        return Holder.remote(refs[0])
+
+    child = ray.get(makes.remote([gate.wait.remote()]), timeout=GUARD_S)
+    with pytest.raises(ActorDiedError):
+        ray.get(child.call.remote(), timeout=GUARD_S)
+
+
+def test_what_an_actor_that_a_function_returned_is_made_from_stays_as_long_as_that_may_be_made_again():
+    @ray.remote(num_cpus=0, max_calls=1)
+    def makes():
+        inner = Counts.remote()
+        return os.getpid(), inner._actor_id, Holder.options(max_restarts=-1).remote([inner])
+
+    pid, inner_id, maker = ray.get(makes.remote(), timeout=GUARD_S)
+    exits(pid)
+    maker_id = maker._actor_id
+    os.kill(ray.get(maker.pid.remote(), timeout=GUARD_S), signal.SIGKILL)
+    wait_until(lambda: row(maker_id)["num_restarts"] == 1, GUARD_S, "its second life")
+    still_there(inner_id, maker.call.options(max_task_retries=-1).remote)
+    del maker
+    ends(maker_id)
+    ends(inner_id)
+
+
+def test_a_worker_that_does_not_say_what_it_leaves_holds_up_nobody(monkeypatch):
+    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
+    pid = ray.get(ray.remote(num_cpus=0)(os.getpid).remote(), timeout=GUARD_S)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        asked(pid)
+        other = ray.remote(num_cpus=0, max_calls=1)(os.getpid)
+        pids = [ray.get(other.remote(), timeout=GUARD_S) for _ in range(3)]
+        assert len({pid, *pids}) == 4
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    exits(pid)
 
 
 def exits(pid):
