@@ -181,6 +181,7 @@ class Holder {
 // Its methods are coroutines: many are under way at once.
 class Loop {
  public:
+  Loop() : self_(shoal::context().actor()) {}
   shoal::Task<int> after(const Future<bool>& gate, int n) {
     ++begun_;
     SHOAL_CO_OK(co_await gate.async());
@@ -204,9 +205,12 @@ class Loop {
     co_return Bytes(3);
   }
   pid_t pid() const { return getpid(); }
-  static constexpr auto methods = shoal::methods(&Loop::after, &Loop::begun, &Loop::naps, &Loop::asks, &Loop::throws, &Loop::pid);
+  shoal::ActorId self() const { return self_; }
+  static constexpr auto methods =
+      shoal::methods(&Loop::after, &Loop::begun, &Loop::naps, &Loop::asks, &Loop::throws, &Loop::pid, &Loop::self);
 
  private:
+  const shoal::ActorId self_;
   int begun_ = 0;
 };
 
@@ -646,6 +650,7 @@ TEST_F(CppCallsTest, AnActorWithALoopIsStartedAgain) {
   ASSERT_TRUE(driver->kill(loop, false));
   pid_t now = before;
   while (now == before) now = loop.call(&Loop::pid).get().value();
+  EXPECT_EQ(loop.call(&Loop::self).get().value(), loop.id());
   EXPECT_EQ(loop.call(&Loop::naps).get().value(), 0);
   ASSERT_TRUE(driver->kill(loop));
 }
