@@ -139,7 +139,7 @@ class Server {
       turns_.emplace(sizes);
       if (wants.on_loop) {
         loop_.emplace(
-            context_, [this](const Call& call) { return instance_->start(call.method, {call.args, &call.deps, &context_.hub()}); },
+            context_, [this](const Incoming& incoming) { return instance_->start(incoming.call.method, arguments(incoming)); },
             [this](Turn turn, Result<Value> result) { done(turn.group, {std::move(turn.incoming), std::move(result)}); });
       }
     });
@@ -189,11 +189,12 @@ class Server {
     return {std::move(incoming), encode(List<>())};
   }
 
+  Arguments arguments(const Incoming& incoming) const { return {incoming.call.args, &incoming.call.deps, &context_.hub(), &incoming}; }
+
   Answer call(Incoming incoming) {
-    const Call& call = incoming.call;
-    const RunsCall runs({&context_, incoming.key(), call.method});
+    const RunsCall runs({&context_, incoming.key(), incoming.call.method});
     if (const auto wanted = check_cancelled(); !wanted) return {std::move(incoming), fail(wanted.error())};  // while it waited here
-    auto result = instance_->call(call.method, {call.args, &call.deps, &context_.hub()});
+    auto result = instance_->call(incoming.call.method, arguments(incoming));
     return {std::move(incoming), std::move(result)};
   }
 

@@ -569,6 +569,41 @@ TEST_F(CppCallsTest, ACoroutineAwaitsAStream) {
   EXPECT_EQ(driver->run(total(driver->remote<&fails_at>({.num_cpus = 0})(3, -1))).error().reason(), "NoMore");
 }
 
+// The one that comes next is its worker's death.
+shoal::Task<std::string> last_words(shoal::Stream<int> stream, Handle<Counter> counter) {
+  SHOAL_CO_TRY(const auto first, co_await stream.async());
+  if (!first) co_return "it yields nothing";
+  SHOAL_CO_OK(driver->kill(counter));
+  SHOAL_CO_TRY(const auto last, co_await stream.async());
+  if (!last) co_return "it ended well";
+  SHOAL_CO_TRY(const auto after, co_await stream.async());
+  if (after) co_return "it goes on";
+  co_return last->get() ? "it is an item" : last->get().error().reason();
+}
+
+TEST_F(CppCallsTest, ACoroutineThatAwaitsAStreamHearsOfTheDeathOfItsWorker) {
+  for (int i = 0; i < 5; ++i) {
+    const auto counter = driver->spawn<Counter>({}).value();
+    const auto heard = driver->run(last_words(counter.call(&Counter::two, file("never")), counter), 60s);
+    ASSERT_TRUE(heard) << heard.error().to_string();
+    EXPECT_TRUE(*heard == "ActorDied" || *heard == "ActorUnavailable") << *heard;  // whatever is heard of first
+  }
+}
+
+TEST_F(CppCallsTest, AStreamOfAnActorOfAnotherJobIsLikeAnyOther) {
+  const auto counter = driver->spawn<Counter>({.name = "yields", .detached = true}).value();
+  auto stream = driver->get_actor<Counter>("yields").value().call(&Counter::two, file("gate"));
+  touch(file("gate"));
+  for (const int wanted : {0, 1}) {
+    const auto item = stream.next(60s);
+    ASSERT_TRUE(item) << item.error().to_string();
+    ASSERT_TRUE(*item);
+    EXPECT_EQ((*item)->get().value(), wanted);
+  }
+  EXPECT_FALSE(stream.next().value());
+  ASSERT_TRUE(driver->kill(counter));
+}
+
 // ---- environments ----
 
 TEST_F(CppCallsTest, AProcessBeginsInItsFolderWithItsVariables) {
