@@ -3,7 +3,8 @@
 // The head is a CBOR array with one item per parameter (items.h). Bytes and std::span<const std::byte> stay outside: their item is null,
 // and they are the buffers that follow the head, in order. An argument that is a future is a reference: its item says which of the
 // values that the call brings beside its arguments it is; where the parameter itself is a future, and inside of other values, it stays one
-// (future.h). A result is a list of one, of void an empty one; a tuple is several, each a value of its own (Value::make_many).
+// (future.h). A result is a list of one, of void an empty one; a tuple (with none in it) is several, each a value of its own
+// (Value::make_many).
 //
 // What arrives is checked against the parameters' types; bytes that do not fit, or nest deeper than kMaxDepth, are InvalidArgument, with
 // the position of the argument and the name of the method.
@@ -59,6 +60,10 @@ struct ReturnedType<void> {
 };
 template <class T>
 struct ReturnedType<Result<T>> : ReturnedType<T> {};
+template <class... T>
+struct ReturnedType<std::tuple<T...>> {
+  using Type = std::tuple<typename ReturnedType<std::remove_cvref_t<T>>::Type...>;
+};
 template <class R>
 using Returned = typename ReturnedType<std::remove_cvref_t<R>>::Type;
 
@@ -67,10 +72,17 @@ inline constexpr bool kIsResult = false;
 template <class T>
 inline constexpr bool kIsResult<Result<T>> = true;
 
-// Of a method that returns several results; 0 of others.
+template <class T>
+inline constexpr bool kIsTuple = false;
+template <class... T>
+inline constexpr bool kIsTuple<std::tuple<T...>> = true;
+
+// Of a method that returns several results; 0 of others. A tuple with one in it is a single value: who has a part alone could not tell
+// whether that is several, too.
 template <class T>
 inline constexpr std::size_t kNumResults = 0;
 template <class... T>
+  requires(!kIsTuple<std::remove_cvref_t<T>> && ...)
 inline constexpr std::size_t kNumResults<std::tuple<T...>> = sizeof...(T);
 
 // An argument that is not there yet, or lies with others: Future<T> (future.h).

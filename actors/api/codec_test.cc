@@ -277,6 +277,26 @@ TEST(CodecTest, ATupleIsSeveralResults) {
   EXPECT_EQ((there_and_back<std::tuple<int, bool>>(std::tuple(3, true))), std::tuple(3, true));
 }
 
+TEST(CodecTest, ViewsInATupleAreOwnersAtTheCaller) {
+  using Views = std::tuple<std::span<const std::byte>, std::string_view, int>;
+  using Owners = std::tuple<Bytes, std::string, int>;
+  EXPECT_TRUE((std::is_same_v<Returned<Views>, Owners>));
+  EXPECT_TRUE((std::is_same_v<Returned<Result<Views>>, Owners>));
+  const std::string text(1000, 'x');
+  const Value value = encode_result<Views>(nullptr, Views(Bytes::copy_of("bytes").span(), text, 7)).value();
+  const auto all = decode_result<Owners>(value).value();
+  EXPECT_EQ(std::get<0>(all).view(), "bytes");
+  EXPECT_EQ(std::get<1>(all), text);
+  EXPECT_EQ(std::get<2>(all), 7);
+}
+
+TEST(CodecTest, ATupleWithOneInItIsOneResult) {
+  using Nested = std::tuple<std::tuple<int, std::string>, int>;
+  EXPECT_EQ(kNumResults<Nested>, 0u);
+  const Nested nested{{1, "a"}, 2};
+  EXPECT_EQ(decode_result<Nested>(encode_result<Nested>(nullptr, nested).value()), nested);
+}
+
 TEST(CodecTest, WhatIsReferredToIsTheValues) {
   CborWriter none, one, two;
   const auto hold = std::make_shared<int>(5);

@@ -113,7 +113,7 @@ void CallLoop::begin_now(const std::shared_ptr<Running>& running) {
   const RunsCall runs(call);
   if (const auto wanted = check_cancelled(); !wanted) return done_(std::move(running->turn), fail(wanted.error()));  // while it waited
   running_[{key.peer, key.request}] = running;
-  asio::co_spawn(CallExecutor(loop_, call), start_(incoming.call),
+  asio::co_spawn(CallExecutor(loop_, call), start_(incoming),
                  asio::bind_cancellation_slot(running->stop.slot(), [this, running, key](std::exception_ptr thrown, Result<Value> value) {
                    running_.erase({key.peer, key.request});
                    if (thrown) value = fail(from_exception(thrown, method_threw, "the method threw"));

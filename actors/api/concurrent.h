@@ -72,7 +72,7 @@ class CallThreads {
 
 class CallLoop {
  public:
-  using Start = std::function<Task<Value>(const Call& call)>;
+  using Start = std::function<Task<Value>(const Incoming& incoming)>;
   using Done = std::function<void(Turn turn, Result<Value> result)>;
   // Both are called on the loop's thread.
   CallLoop(Context& context, Start start, Done done);

@@ -124,7 +124,8 @@ Result<void> Context::drive(asio::io_context& here, asio::cancellation_signal& c
     here.poll();
     if (done()) return out;
     const auto woken = [&] { return hub_.wakeups != seen; };
-    const auto waited = session.wait(woken, out ? deadline : runtime::LoopThread::kForever);
+    // Once it is cancelled its end is waited for, whatever else.
+    const auto waited = out ? hub_.wait(woken, deadline) : session.wait(woken);
     if (!waited && out) {
       out = fail(Error(waited.error()).in("coroutine"));
       cancel.emit(asio::cancellation_type::all);

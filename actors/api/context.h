@@ -88,9 +88,9 @@ class Context {
 
   // A value that is there already, as an argument of several calls: encoded once, and, if it is large, once in memory.
   template <class T>
-  Result<Future<T>> put(const T& value) {
+  Result<Future<actors::api::Returned<T>>> put(const T& value) {
     SHOAL_TRY(auto encoded, actors::api::encode_result<T>(&session_->memory(), value));
-    return Future<T>(actors::api::ready_reply(hub_, {}, "put", std::move(encoded)));
+    return Future<actors::api::Returned<T>>(actors::api::ready_reply(hub_, {}, "put", std::move(encoded)));
   }
 
   // Accepted by the head: `ready` tells when there is room. InvalidArgument/NameTaken.

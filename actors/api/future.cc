@@ -36,12 +36,16 @@ struct Hub::Published {
 };
 
 Name Hub::publish(const ValueFuture& future, const ValueFuture& call) {
+  const auto named = [&]() -> std::shared_ptr<const Published> {
+    const auto it = published_.find(future.identity());
+    return it == published_.end() ? nullptr : it->second.lock();
+  };
+  // An id that is held and let go of is, to the node, an object that was freed: it would remember it.
+  if (const auto there = session.own(named)) return {there->name.object, there->name.owner, there};
   const ObjectKey object{session.job(), of_no_stream(session.new_id<ObjectId>()), session.node()};
   auto fresh = std::make_shared<const Published>(Published{{object, session.worker(), session.references().hold({object})}, future});
   const auto known = session.own([&] {
-    if (const auto it = published_.find(future.identity()); it != published_.end()) {
-      if (auto there = it->second.lock()) return there;
-    }
+    if (auto there = named()) return there;  // another thread's, by now
     if (published_.size() >= sweep_at_) {
       std::erase_if(published_, [](const auto& entry) { return entry.second.expired(); });
       sweep_at_ = std::max<std::size_t>(64, 2 * published_.size());

@@ -241,8 +241,8 @@ class [[nodiscard]] Future {
     if (const auto waited = reply_.wait(timeout); !waited) return fail(waited.error());
     return reply_.view();
   }
-  // Of a method that returns a tuple: its results as futures of their own, each of which can be passed on without the others. Cancelling
-  // one cancels the call.
+  // Of a method that returns a tuple (with none in it): its results as futures of their own, each of which can be passed on without the
+  // others. Cancelling one cancels the call.
   //   const auto [q, r] = handle.call(&Divider::divide, 7, 2).results();
   auto results() const
     requires(actors::api::kNumResults<T> > 0)

@@ -4,8 +4,8 @@
 //     for (int i = 0; i < to; ++i) co_yield i;
 //   }
 //
-// It runs in its call, and does not wait for who takes them (stream.h). `co_yield shoal::fail(..)` ends it with that error. What it gets by
-// reference lives as long as it does.
+// It runs in its call, and does not wait for who takes them, only for the room on their way (stream.h). `co_yield shoal::fail(..)` ends it
+// with that error. What it gets by reference lives as long as it does.
 #pragma once
 
 #include <coroutine>
@@ -36,6 +36,8 @@ class [[nodiscard]] Generator {
     }
     void unhandled_exception() { thrown = std::current_exception(); }
     void return_void() {}
+    template <class A>
+    void await_transform(A&&) = delete;  // it yields, and waits by get(): nothing would resume it
 
     const T* item = nullptr;
     std::optional<tl::unexpected<Error>> failed;

@@ -45,12 +45,12 @@ void check_arguments(List<P...>, List<A...>) {
 template <class Pointer>
 using ReturnOf = std::remove_cvref_t<typename Signature<Pointer>::Return>;
 
-// The arguments for parameters P of what returns R. A generator's are followed by its stream's first id.
+// The arguments for parameters P of what returns R. A generator's are followed by its stream's number.
 template <class R, class... P, class... A>
-Result<Encoded> encode_for(ValueMemory* memory, List<P...> params, ObjectId stream, const A&... args) {
+Result<Encoded> encode_for(ValueMemory* memory, List<P...> params, Streams::Id stream, const A&... args) {
   check_arguments(params, List<A...>());
   if constexpr (kYields<R>) {
-    return encode_call(memory, List<P..., ObjectId>(), args..., stream);
+    return encode_call(memory, List<P..., Streams::Id>(), args..., stream);
   } else {
     return encode_call(memory, params, args...);
   }
@@ -58,7 +58,7 @@ Result<Encoded> encode_for(ValueMemory* memory, List<P...> params, ObjectId stre
 
 // What the caller gets of a call that was made.
 template <class R>
-Answer<R> answer_of(Hub& hub, Reply reply, ObjectId stream) {
+Answer<R> answer_of(Hub& hub, Reply reply, Streams::Id stream) {
   if constexpr (kYields<R>) {
     return Answer<R>(hub, std::move(reply), stream);
   } else {
@@ -68,7 +68,7 @@ Answer<R> answer_of(Hub& hub, Reply reply, ObjectId stream) {
 
 // The name and the encoded arguments of a call on a T. The name is "" when the method is not listed.
 template <class T, class Pointer, class... A>
-std::pair<std::string_view, Result<Encoded>> prepare(Hub& hub, Pointer method, ObjectId stream, const A&... args) {
+std::pair<std::string_view, Result<Encoded>> prepare(Hub& hub, Pointer method, Streams::Id stream, const A&... args) {
   static_assert(std::is_member_function_pointer_v<Pointer>, "call takes a method: handle.call(&Counter::add, ..)");
   static_assert(Table<T>::template lists<Pointer>(), "the actor's `methods` list no method of this signature");
   using Params = typename Signature<Pointer>::Params;
@@ -107,7 +107,7 @@ class Handle {
   actors::api::Answer<actors::api::ReturnOf<Pointer>> call(Pointer method, const A&... args) const {
     static_assert(actors::api::Actor<T>, "an actor lists its methods: static constexpr auto methods = shoal::methods(..)");
     using R = actors::api::ReturnOf<Pointer>;
-    ObjectId stream;
+    actors::Streams::Id stream = 0;
     if constexpr (actors::api::kYields<R>) stream = actors::api::new_stream(*hub_);
     auto [name, encoded] = actors::api::prepare<T>(*hub_, method, stream, args...);
     return actors::api::answer_of<R>(*hub_, actors::api::call(*hub_, callee_, name, std::move(encoded)), stream);

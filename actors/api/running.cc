@@ -37,6 +37,9 @@ void CancelledCalls::note(CallKey call) {
 
 bool CancelledCalls::has(CallKey call) const { return std::find(calls_.begin(), calls_.end(), call) != calls_.end(); }
 
-void CancelledCalls::forget(CallKey call) { std::erase(calls_, call); }
+void CancelledCalls::forget(CallKey call) {
+  std::erase(calls_, call);
+  any_ = !calls_.empty();
+}
 
 }  // namespace shoal::actors::api

@@ -29,13 +29,13 @@ namespace shoal::actors::api {
 // Calls that this process has taken from its queue and not answered, and whose answer nobody wants any more.
 class CancelledCalls {
  public:
-  static constexpr std::size_t kMax = 4096;  // the oldest came too late, and were answered long since
+  static constexpr std::size_t kMax = 4096;  // then the oldest are told nothing
 
   // Only while the loop is owned.
   void note(CallKey call);
   bool has(CallKey call) const;
   void forget(CallKey call);
-  // Any thread: false as long as there never was one.
+  // Any thread: false as long as there is none.
   bool any() const { return any_.load(std::memory_order_relaxed); }
 
  private:

@@ -1,123 +1,62 @@
 #include "actors/api/stream.h"
 
-#include <algorithm>
-
 namespace shoal::actors::api {
 
-namespace {
-
-constexpr std::string_view kEnd = "end of stream";  // no CBOR of ours
-constexpr std::uint64_t kOfUnknown = 1 << 20;       // items that may be there, or come, when nobody can tell how many there are
-constexpr WorkerId kNobody{~std::uint64_t{0}};      // a process that is not there: what it owns is there already, or never will be
-constexpr std::uint64_t kOfStreams = std::uint64_t{1} << 63;  // the bit that their ids have (storage/memory_table.h: of_stream)
-
-bool is_end(const Value& value) {
-  const auto head = value.head();
-  return value.num_pieces() == 1 && std::ranges::equal(head, std::as_bytes(std::span(kEnd)));
+Streams::Id new_stream(Hub& hub) {
+  return hub.session.own([&] { return hub.session.streams().open(); });
 }
 
-}  // namespace
-
-ObjectId new_stream(Hub& hub) { return {hub.session.new_id<ObjectId>().value >> 2 | kOfStreams}; }
-
-void Publisher::give(Value item) {
-  hub_.session.give({first_.value + count_}, hub_.session.put(std::move(item)));
-  ++count_;
+Result<void> Publisher::give(const Value& item) {
+  ActorHost& host = hub_.session.actor_host();
+  Result<void> sent;
+  bool given = false;
+  // It is looked and sent at once: others that wait for the same socket do not find the same room.
+  const auto gives = [&] {
+    if (!host.takes_more(incoming_)) return hub_.cancelled.has(incoming_.key());
+    sent = host.yields(incoming_, stream_, count_, item);
+    return given = true;
+  };
+  while (!hub_.session.wait(gives)) {  // interrupted, which is nothing to a worker
+  }
+  count_ += given;
+  return sent;
 }
 
-void Publisher::end() {
-  auto mark = Value::make({std::as_bytes(std::span(kEnd))});
-  const ObjectId last{first_.value + count_};
-  hub_.session.give(last, mark ? hub_.session.put(*std::move(mark)) : ready_reply(hub_, {}, {}, fail(mark.error())).future());
-  const auto there = hub_.session.fetch({hub_.session.job(), last}, kNobody);
-  (void)hub_.session.wait([&] { return there.ready(); });
+Items::Items(Hub& hub, Reply done, Streams::Id stream) : hub_(hub), done_(std::move(done)), stream_(stream) {
+  hub_.session.own([this] { hub_.session.streams().follow(stream_, done_.future()); });
 }
 
 Items::~Items() {
-  if (!over_) hub_.session.drop(item_id(), left());
+  if (over_) return;
+  hub_.session.own([this] { hub_.session.streams().close(stream_); });
 }
 
-// That nobody has taken, with the mark.
-std::uint64_t Items::left() const {
-  if (!done_.ready()) return kOfUnknown;
-  const auto count = done_.result<std::uint64_t>();
-  return count ? std::max<std::uint64_t>(1, *count + 1 - std::min(taken_, *count)) : kOfUnknown;
+const Reply& Items::ahead() {
+  if (!ahead_.valid()) ahead_ = done_.with(hub_.session.own([this] { return hub_.session.streams().next(stream_); }));
+  return ahead_;
 }
 
-ValueFuture Items::fetch(WorkerId owner) const { return hub_.session.fetch({hub_.session.job(), item_id()}, owner); }
-
-bool Items::is_item() const {
-  const auto& value = ahead_.peek();
-  return value && !is_end(*value);
-}
-
-// There was such an item, and the node could not keep it or has lost it: then it says so.
-bool Items::lost() const {
-  if (ahead_.peek()) return false;
-  const auto count = done_.result<std::uint64_t>();
-  return count && taken_ < *count;
-}
-
-bool Items::seen(Look waits) const {
-  if (waits == Look::kWaitsForDone) return done_.ready();
-  return ahead_.ready() || (waits == Look::kWaitsForEither && done_.ready());
-}
-
-Items::Look Items::look(Next& out) {
-  if (over_) return Look::kOver;
-  if (!ahead_.valid()) ahead_ = fetch({});
-  if (!ahead_.ready() && !done_.ready()) return Look::kWaitsForEither;
-  if (!ahead_.ready() && !std::exchange(asked_again_, true)) ahead_ = fetch(kNobody);  // the node has it by now, or never will
-  if (!ahead_.ready()) return Look::kWaitsForItem;
-  if (!is_item() && !done_.ready()) return Look::kWaitsForDone;
-  if (is_item() || lost()) {
-    out = done_.with(std::exchange(ahead_, {}));
-    hub_.session.drop(item_id());
-    ++taken_;
-    asked_again_ = false;
-    return Look::kItem;
-  }
-  over_ = true;
-  hub_.session.drop(item_id(), left());
-  if (done_.result<std::uint64_t>()) return Look::kOver;
-  out = done_;
-  return Look::kItem;
+Items::Next Items::take() {
+  Reply item = std::exchange(ahead_, {});
+  const auto& value = item.future().peek();
+  over_ = !value && value.error().reason() == "StreamOver";
+  hub_.session.own([this] { over_ ? hub_.session.streams().close(stream_) : hub_.session.streams().take(stream_); });
+  if (!over_) return item;
+  if (done_.result<std::uint64_t>()) return std::nullopt;
+  return done_;
 }
 
 Result<Items::Next> Items::next(Duration timeout) {
-  const auto deadline = hub_.session.deadline_in(timeout);
-  while (true) {
-    Next out;
-    const Look looked = look(out);
-    if (looked == Look::kItem || looked == Look::kOver) return out;
-    const auto waited = hub_.wait([&] { return seen(looked); }, deadline);
-    if (!waited) return fail(done_.located(waited.error()));
-  }
+  if (over_) return Next();
+  SHOAL_OK(ahead().wait(timeout));
+  return take();
 }
 
 Task<Items::Next> Items::next_async(std::shared_ptr<Items> self) {
-  while (true) {
-    Next out;
-    const Look looked = self->look(out);
-    if (looked == Look::kItem || looked == Look::kOver) co_return out;
-    Reply awaited = looked == Look::kWaitsForDone ? self->done_ : self->done_.with(self->ahead_);
-    if (looked == Look::kWaitsForEither) {
-      const runtime::Promise<Value> either;
-      self->hub_.session.own([&] {
-        if (self->waiter_ == nullptr) {
-          self->waiter_ = std::make_shared<Waiter>();
-          self->done_.future().then([waiter = self->waiter_](const Result<Value>& value) {
-            if (waiter->now) waiter->now->set(value);
-          });
-        }
-        self->waiter_->now = either;
-        self->ahead_.then([either](const Result<Value>& value) { either.set(value); });
-      });
-      awaited = self->done_.with(either.future());
-    }
-    const auto waited = co_await Reply::until_ready(awaited);
-    if (!waited) co_return fail(waited.error());
-  }
+  if (self->over_) co_return Next();
+  const auto ready = co_await Reply::until_ready(self->ahead());
+  if (!ready) co_return fail(ready.error());
+  co_return self->take();
 }
 
 }  // namespace shoal::actors::api

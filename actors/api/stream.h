@@ -1,7 +1,7 @@
 // The results of a call that has them one after the other (generator.h): futures, in order, each as soon as its value is there.
 //
-// As Python's streams (python/shoal/_stream.py): the worker gives each item to the node under an id that follows from the stream's, and a
-// mark after the last. Its answer, their number, comes when the node has them all: who has the answer knows what he will not find.
+// As Python's streams (python/shoal/_stream.py): the worker sends each item to its caller, over the connection of the call and before its
+// answer, their number (actors/session/streams.h): who has the answer has all that there is. Then an item is a result like any other.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,8 @@
 
 #include "actors/api/future.h"
 #include "actors/api/generator.h"
+#include "actors/session/actor_host.h"
+#include "actors/session/streams.h"
 
 namespace shoal {
 
@@ -39,47 +41,42 @@ struct AnswerType<Generator<T>> {
 template <class R>
 using Answer = typename AnswerType<R>::Type;
 
-// Of its first item; the others follow it.
-ObjectId new_stream(Hub& hub);
+// The caller's number for it, before the call is made; it is the call's last argument.
+Streams::Id new_stream(Hub& hub);
 
 // The worker's side.
 class Publisher {
  public:
-  Publisher(Hub& hub, ObjectId first) : hub_(hub), first_(first) {}
-  void give(Value item);
-  // Returns when the node has all of it.
-  void end();
+  Publisher(Hub& hub, const Incoming& incoming, Streams::Id stream) : hub_(hub), incoming_(incoming), stream_(stream) {}
+  // Waits while the caller's socket takes nothing, unless the call is cancelled.
+  Result<void> give(const Value& item);
   std::uint64_t count() const { return count_; }
 
  private:
   Hub& hub_;
-  const ObjectId first_;
+  const Incoming& incoming_;
+  const Streams::Id stream_;
   std::uint64_t count_ = 0;
 };
 
 // Runs it to its end: the number of its items.
 template <class T>
-Result<std::uint64_t> publish(Hub& hub, ObjectId first, Generator<T> items, Error (*thrown)(std::string)) {
-  Publisher to(hub, first);
-  const auto run = [&]() -> Result<void> {
-    while (true) {
-      SHOAL_TRY(const T* const item, items.next(thrown));
-      if (item == nullptr) return {};
-      SHOAL_TRY(auto value, encode_result<T>(&hub.session.memory(), *item));
-      to.give(std::move(value));
-      SHOAL_OK(check_cancelled());
-    }
-  };
-  const auto ran = run();
-  to.end();
-  if (!ran) return fail(ran.error());
-  return to.count();
+Result<std::uint64_t> publish(Hub& hub, const Incoming& incoming, Streams::Id stream, Generator<T> items, Error (*thrown)(std::string)) {
+  Publisher to(hub, incoming, stream);
+  while (true) {
+    SHOAL_TRY(const T* const item, items.next(thrown));
+    if (item == nullptr) return to.count();
+    SHOAL_TRY(const Value value, encode_result<T>(&hub.session.memory(), *item));
+    SHOAL_OK(to.give(value));
+    SHOAL_OK(check_cancelled());
+  }
 }
 
 // The caller's side, before its items have a type. One thread at a time.
 class Items {
  public:
-  Items(Hub& hub, Reply done, ObjectId first) : hub_(hub), done_(std::move(done)), first_(first) {}
+  // `done`: the call, which was made with that number.
+  Items(Hub& hub, Reply done, Streams::Id stream);
   ~Items();  // what nobody took is dropped
   Items(const Items&) = delete;
   Items& operator=(const Items&) = delete;
@@ -91,27 +88,16 @@ class Items {
   const Reply& done() const { return done_; }
 
  private:
-  enum class Look { kWaitsForEither, kWaitsForItem, kWaitsForDone, kOver, kItem };
-  // What there is to see, or to wait for; of an item: it is taken.
-  Look look(Next& out);
-  bool seen(Look waits) const;
-  ValueFuture fetch(WorkerId owner) const;
-  bool is_item() const;
-  bool lost() const;
-  std::uint64_t left() const;
-  ObjectId item_id() const { return {first_.value + taken_}; }
+  // The next one: ready when it is there, or the call is over and there is none.
+  const Reply& ahead();
+  // Of one that is ready.
+  Next take();
 
   Hub& hub_;
   const Reply done_;
-  const ObjectId first_;
-  std::uint64_t taken_ = 0;
-  ValueFuture ahead_;  // the one that is waited for
-  bool asked_again_ = false, over_ = false;
-  // Who waits for an item or the end in a coroutine: the future of the call keeps one of it, not one per item.
-  struct Waiter {
-    std::optional<runtime::Promise<Value>> now;
-  };
-  std::shared_ptr<Waiter> waiter_;
+  const Streams::Id stream_;
+  Reply ahead_;  // the one that is waited for
+  bool over_ = false;
 };
 
 }  // namespace shoal::actors::api
@@ -125,8 +111,8 @@ class [[nodiscard]] Stream {
  public:
   using Value = T;
   Stream() = default;  // of nothing: only to be assigned to
-  Stream(actors::api::Hub& hub, actors::api::Reply done, ObjectId first)
-      : items_(std::make_shared<actors::api::Items>(hub, std::move(done), first)) {}
+  Stream(actors::api::Hub& hub, actors::api::Reply done, actors::Streams::Id stream)
+      : items_(std::make_shared<actors::api::Items>(hub, std::move(done), stream)) {}
   Stream(Stream&&) = default;
   Stream& operator=(Stream&&) = default;
 

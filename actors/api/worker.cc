@@ -19,16 +19,6 @@ struct Answer {
   Result<Value> result;
 };
 
-// `more`: answers that go with it.
-void send(CancelledCalls& cancelled, Answer answer, bool more) {
-  if (cancelled.any()) cancelled.forget(answer.incoming.key());
-  if (answer.result) {
-    answer.incoming.reply(*answer.result, more ? runtime::Flush::kLater : runtime::Flush::kNow);
-  } else {
-    answer.incoming.fail(answer.result.error());
-  }
-}
-
 Result<std::unique_ptr<Instance>> make(Context& context, const Classes& classes, const Making& making, const std::vector<Value>& deps) {
   const auto it = classes.find(making.full_class_name);
   if (it == classes.end()) return fail(not_found(fmt::format("this program has no actor {}", making.full_class_name)));
@@ -66,7 +56,7 @@ class Server {
       if (turn.incoming.call.method == kConstruct) {
         due.emplace(construct(std::move(turn)));
       } else if (!instance_) {
-        early_.push_back(std::move(turn.incoming));
+        session_.own([&] { early_.push_back(std::move(turn.incoming)); });
       } else if (turns_) {
         turn.incoming.taken.began();
         loop_ ? loop_->begin(std::move(turn)) : threads_->begin(std::move(turn));
@@ -84,21 +74,35 @@ class Server {
     std::optional<Turn> out;
     const auto turn = [&] {
       // Answers to calls that arrived together go together.
-      if (due) send(cancelled_, *std::exchange(due, std::nullopt), !queue_->empty());
+      if (due) send(*std::exchange(due, std::nullopt), !queue_->empty());
       const bool has_early = instance_ && !early_.empty();
       if (turns_) {
         while (!early_.empty()) add(pop(early_));
         while (!queue_->empty() && turns_->num_waiting() < kMaxWaiting) add(queue_->pop());
         out = turns_->next();
+        if (out) begun_.insert(of(out->incoming.key()));
         return out.has_value();
       }
       if (queue_->empty() && !has_early) return false;
       out.emplace(Turn{0, has_early ? pop(early_) : queue_->pop()});
+      now_ = out->incoming.key();
       return true;
     };
     while (!session_.wait(turn)) {  // interrupted, which is nothing to a worker
     }
     return *std::move(out);
+  }
+  // `more`: answers that go with it.
+  void send(Answer answer, bool more) {
+    const CallKey key = answer.incoming.key();
+    if (cancelled_.any()) cancelled_.forget(key);
+    if (turns_) begun_.erase(of(key));
+    now_ = {};
+    if (answer.result) {
+      answer.incoming.reply(*answer.result, more ? runtime::Flush::kLater : runtime::Flush::kNow);
+    } else {
+      answer.incoming.fail(answer.result.error());
+    }
   }
   static Incoming pop(std::deque<Incoming>& from) {
     Incoming out = std::move(from.front());
@@ -116,9 +120,13 @@ class Server {
     if (turns_) {
       if (auto waits = turns_->cancel(call)) return waits->fail(call_cancelled(waits->call.method));
     }
+    const auto is_early = [&] { return std::any_of(early_.begin(), early_.end(), [&](const Incoming& i) { return i.key() == call; }); };
+    if (call != now_ && !begun_.contains(of(call)) && !is_early()) return;  // it was answered: nobody would ever forget it
     cancelled_.note(call);
     if (loop_) loop_->cancel(call);
   }
+
+  static std::pair<std::uint64_t, std::uint64_t> of(CallKey call) { return {call.peer, call.request}; }
 
   void made(const Making& making, std::unique_ptr<Instance> instance) {
     instance_ = std::move(instance);
@@ -131,7 +139,7 @@ class Server {
       turns_.emplace(sizes);
       if (wants.on_loop) {
         loop_.emplace(
-            context_, [this](const Call& call) { return instance_->start(call.method, {call.args, &call.deps, &context_.hub()}); },
+            context_, [this](const Incoming& incoming) { return instance_->start(incoming.call.method, arguments(incoming)); },
             [this](Turn turn, Result<Value> result) { done(turn.group, {std::move(turn.incoming), std::move(result)}); });
       }
     });
@@ -142,7 +150,7 @@ class Server {
   // Of a call that ran beside others; any thread.
   void done(std::size_t group, Answer answer) {
     session_.own([&] {
-      send(cancelled_, std::move(answer), false);
+      send(std::move(answer), false);
       turns_->done(group);
     });
   }
@@ -153,6 +161,7 @@ class Server {
     context_.is_of(birth->row.id);
     const auto making = from_birth(birth->handle);
     if (!making) end_unmade(session_, making.error());
+    const RunsCall runs({&context_, {}, kConstruct});
     auto instance = make(context_, classes_, *making, {});
     if (!instance) end_unmade(session_, instance.error());
     made(*making, *std::move(instance));
@@ -180,11 +189,12 @@ class Server {
     return {std::move(incoming), encode(List<>())};
   }
 
+  Arguments arguments(const Incoming& incoming) const { return {incoming.call.args, &incoming.call.deps, &context_.hub(), &incoming}; }
+
   Answer call(Incoming incoming) {
-    const Call& call = incoming.call;
-    const RunsCall runs({&context_, incoming.key(), call.method});
+    const RunsCall runs({&context_, incoming.key(), incoming.call.method});
     if (const auto wanted = check_cancelled(); !wanted) return {std::move(incoming), fail(wanted.error())};  // while it waited here
-    auto result = instance_->call(call.method, {call.args, &call.deps, &context_.hub()});
+    auto result = instance_->call(incoming.call.method, arguments(incoming));
     return {std::move(incoming), std::move(result)};
   }
 
@@ -193,7 +203,9 @@ class Server {
   CancelledCalls& cancelled_;
   const Classes& classes_;
   const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
-  std::deque<Incoming> early_;  // calls of others that came before the creator's, which makes the actor
+  std::deque<Incoming> early_;                               // calls of others that came before the creator's, which makes the actor
+  CallKey now_;                                              // the one that was taken last, until its answer is sent
+  std::set<std::pair<std::uint64_t, std::uint64_t>> begun_;  // of those that run beside others, likewise
   std::unique_ptr<Instance> instance_;
   std::optional<Turns> turns_;  // of an actor that runs several calls at once; belongs to the loop's owner
   std::optional<CallThreads> threads_;

@@ -22,6 +22,7 @@ struct Arguments {
   const Value& value;
   const std::vector<Value>* deps = nullptr;
   Hub* hub = nullptr;
+  const Incoming* incoming = nullptr;  // the call itself, for what is sent before its answer
 };
 
 // How an actor wants its calls to be run.
@@ -81,13 +82,13 @@ Result<Value> answer(ValueMemory* memory, Run&& run) {
   }
 }
 
-// f(arguments..), a generator; the last argument is the id of its first item. Returns how many there were.
+// f(arguments..), a generator; the last argument is its stream's number. Returns how many there were.
 template <class... P, class F>
 Result<Value> run_generator(std::string_view name, List<P...>, const Arguments& args, F&& f) {
-  if (args.hub == nullptr) return fail(invalid_argument("a generator runs where there is a Context"));
-  SHOAL_TRY(auto stored, decode(List<P..., ObjectId>(), args.value, {name, args.deps, args.hub}));
+  if (args.hub == nullptr || args.incoming == nullptr) return fail(invalid_argument("a generator runs where there is a Context"));
+  SHOAL_TRY(auto stored, decode(List<P..., Streams::Id>(), args.value, {name, args.deps, args.hub}));
   const auto run = [&]<std::size_t... I>(std::index_sequence<I...>) {
-    return publish(*args.hub, std::get<sizeof...(P)>(stored), f(pass<P>(std::get<I>(stored))...), method_threw);
+    return publish(*args.hub, *args.incoming, std::get<sizeof...(P)>(stored), f(pass<P>(std::get<I>(stored))...), method_threw);
   };
   SHOAL_TRY(const std::uint64_t count, caught(method_threw, "the method threw", [&] { return run(std::index_sequence_for<P...>()); }));
   return encode(List<std::uint64_t>(), count);

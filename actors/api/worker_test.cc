@@ -156,6 +156,20 @@ TEST_F(WorkerTest, AGeneratorYieldsUpToItsEndOrItsFailure) {
   EXPECT_EQ(throws.next(method_threw).error().to_string(), "error[Internal/MethodThrew]: the generator threw: oh");
 }
 
+TEST_F(WorkerTest, OfCancelledCallsThatAreOverNothingIsLeft) {
+  CancelledCalls cancelled;
+  EXPECT_FALSE(cancelled.any());
+  cancelled.note({1, 2});
+  cancelled.note({1, 2});
+  cancelled.note({1, 3});
+  cancelled.forget({1, 2});
+  EXPECT_TRUE(cancelled.any());
+  EXPECT_FALSE(cancelled.has({1, 2}));
+  EXPECT_TRUE(cancelled.has({1, 3}));
+  cancelled.forget({1, 3});
+  EXPECT_FALSE(cancelled.any());
+}
+
 class Mixed {
  public:
   Task<int> one() { co_return 1; }

@@ -181,6 +181,7 @@ class Holder {
 // Its methods are coroutines: many are under way at once.
 class Loop {
  public:
+  Loop() : self_(shoal::context().actor()) {}
   shoal::Task<int> after(const Future<bool>& gate, int n) {
     ++begun_;
     SHOAL_CO_OK(co_await gate.async());
@@ -204,9 +205,12 @@ class Loop {
     co_return Bytes(3);
   }
   pid_t pid() const { return getpid(); }
-  static constexpr auto methods = shoal::methods(&Loop::after, &Loop::begun, &Loop::naps, &Loop::asks, &Loop::throws, &Loop::pid);
+  shoal::ActorId self() const { return self_; }
+  static constexpr auto methods =
+      shoal::methods(&Loop::after, &Loop::begun, &Loop::naps, &Loop::asks, &Loop::throws, &Loop::pid, &Loop::self);
 
  private:
+  const shoal::ActorId self_;
   int begun_ = 0;
 };
 
@@ -565,6 +569,41 @@ TEST_F(CppCallsTest, ACoroutineAwaitsAStream) {
   EXPECT_EQ(driver->run(total(driver->remote<&fails_at>({.num_cpus = 0})(3, -1))).error().reason(), "NoMore");
 }
 
+// The one that comes next is its worker's death.
+shoal::Task<std::string> last_words(shoal::Stream<int> stream, Handle<Counter> counter) {
+  SHOAL_CO_TRY(const auto first, co_await stream.async());
+  if (!first) co_return "it yields nothing";
+  SHOAL_CO_OK(driver->kill(counter));
+  SHOAL_CO_TRY(const auto last, co_await stream.async());
+  if (!last) co_return "it ended well";
+  SHOAL_CO_TRY(const auto after, co_await stream.async());
+  if (after) co_return "it goes on";
+  co_return last->get() ? "it is an item" : last->get().error().reason();
+}
+
+TEST_F(CppCallsTest, ACoroutineThatAwaitsAStreamHearsOfTheDeathOfItsWorker) {
+  for (int i = 0; i < 5; ++i) {
+    const auto counter = driver->spawn<Counter>({}).value();
+    const auto heard = driver->run(last_words(counter.call(&Counter::two, file("never")), counter), 60s);
+    ASSERT_TRUE(heard) << heard.error().to_string();
+    EXPECT_TRUE(*heard == "ActorDied" || *heard == "ActorUnavailable") << *heard;  // whatever is heard of first
+  }
+}
+
+TEST_F(CppCallsTest, AStreamOfAnActorOfAnotherJobIsLikeAnyOther) {
+  const auto counter = driver->spawn<Counter>({.name = "yields", .detached = true}).value();
+  auto stream = driver->get_actor<Counter>("yields").value().call(&Counter::two, file("gate"));
+  touch(file("gate"));
+  for (const int wanted : {0, 1}) {
+    const auto item = stream.next(60s);
+    ASSERT_TRUE(item) << item.error().to_string();
+    ASSERT_TRUE(*item);
+    EXPECT_EQ((*item)->get().value(), wanted);
+  }
+  EXPECT_FALSE(stream.next().value());
+  ASSERT_TRUE(driver->kill(counter));
+}
+
 // ---- environments ----
 
 TEST_F(CppCallsTest, AProcessBeginsInItsFolderWithItsVariables) {
@@ -646,6 +685,7 @@ TEST_F(CppCallsTest, AnActorWithALoopIsStartedAgain) {
   ASSERT_TRUE(driver->kill(loop, false));
   pid_t now = before;
   while (now == before) now = loop.call(&Loop::pid).get().value();
+  EXPECT_EQ(loop.call(&Loop::self).get().value(), loop.id());
   EXPECT_EQ(loop.call(&Loop::naps).get().value(), 0);
   ASSERT_TRUE(driver->kill(loop));
 }
