@@ -278,6 +278,7 @@ bool read_map(CborReader& from, T& out) {
 
 template <class T>
 bool read_item(CborReader& from, T& out) {
+  static_assert(!std::is_same_v<T, std::string_view>, "a view inside of a value has no owner where it is read: std::string has");
   static_assert(std::is_default_constructible_v<T>, "what travels is made first, and filled then: it needs a default constructor");
   if constexpr (HasCodec<T>) {
     return Codec<T>::read(from, out);

@@ -6,7 +6,8 @@ namespace shoal::actors {
 
 namespace {
 
-constexpr std::size_t kMaxFunctions = 10'000;  // of which it is known how long they take
+constexpr std::size_t kMaxFunctions = 10'000;                         // of which it is known how long they take
+constexpr std::chrono::seconds kShortestPause(1), kLongestPause(30);  // after a worker that could not be made
 
 Error left() { return cancelled("this process left the cluster"); }
 
@@ -76,11 +77,14 @@ void TaskPool::add(ActorId id, const ValueFuture& made, NodeId node) {
       it->second.made = true;
       if (node_) it->second.node = node_(id);
       it->second.made_at = it->second.idle_since = clock_.now();
+      pause_ = {};
     } else {
       workers_.erase(it);
       if (!result && result.error().reason() == "Unschedulable") {
         fail_waiting(Error(result.error()).with_reason("TaskUnschedulable"));
-      } else if (!waiting_.empty() && !has_another()) {
+      } else if (has_another()) {
+        pause();
+      } else if (!waiting_.empty()) {
         const ItemPtr first = waiting_.front();
         if (first->task.retries == 0) {
           waiting_.pop_front();
@@ -151,6 +155,11 @@ bool TaskPool::keeps_turn(const Worker& chosen) {
     if (*alive) dispatch();
   });
   return true;
+}
+
+void TaskPool::pause() {
+  pause_ = std::clamp<runtime::Duration>(2 * pause_, kShortestPause, kLongestPause);
+  wants_after_ = clock_.now() + pause_;
 }
 
 // Where tasks are spread: one that can run them although another cannot be had.
@@ -293,7 +302,7 @@ TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
   out.condemned = std::exchange(condemned_, {});
   out.starting = starting > 0;
   const std::size_t more = std::min(waiting_.size(), options_.max_workers - std::min(options_.max_workers, workers_.size()));
-  out.workers = more > starting ? more - starting : 0;
+  out.workers = more > starting && clock_.now() >= wants_after_ ? more - starting : 0;
   for (const std::uint64_t n : std::exchange(unjudged_, {})) {
     const auto it = judging_.find(n);
     if (it != judging_.end()) out.raised.push_back({n, it->second.first->task.function, it->second.second});

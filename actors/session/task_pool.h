@@ -130,6 +130,7 @@ class TaskPool {
   bool is_better(const Worker& one, const Worker& other) const;
   std::uint64_t turn_of(NodeId node) const;
   bool has_another() const;
+  void pause();  // before more workers are wanted
   // Whether an earlier turn than this worker's is that of a node whose own is being made.
   bool keeps_turn(const Worker& chosen);
   double expected(std::uint64_t function) const;
@@ -156,6 +157,8 @@ class TaskPool {
   std::function<NodeId(ActorId)> node_;    // of a pool that spreads
   std::map<NodeId, std::uint64_t> turns_;  // when each was given something, last
   std::uint64_t next_turn_ = 1;
+  runtime::TimePoint wants_after_;  // one could not be made, and others could
+  runtime::Duration pause_ = {};
   runtime::Timer turn_over_;
   std::vector<ActorId> condemned_;  // to be killed, not told of yet
   std::deque<ItemPtr> waiting_;

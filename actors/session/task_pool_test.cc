@@ -174,6 +174,20 @@ TEST_F(SpreadTest, NorThatOfOneWhoseWorkerCannotBeMade) {
   EXPECT_EQ(running(), "1:b");
 }
 
+TEST_F(SpreadTest, AfterOneThatCannotBeMadeOthersAreWantedLater) {
+  worker(kA);
+  const auto a = submit("a"), b = submit("b");
+  EXPECT_EQ(pool_.take_wants(1h).workers, 1u);
+  for (const auto pause : {1s, 2s, 4s}) {
+    being_made(kB).set(fail(unavailable("no interpreter there")));
+    EXPECT_EQ(pool_.take_wants(1h).workers, 0u);
+    pass(pause - 1ms);
+    EXPECT_EQ(pool_.take_wants(1h).workers, 0u);
+    pass(1ms);
+    EXPECT_EQ(pool_.take_wants(1h).workers, 1u);
+  }
+}
+
 TEST_F(SpreadTest, OneThatIsNotMadeForLongIsNoReasonToHaveNoOther) {
   worker(kA);
   const auto second = being_made(kB);

@@ -291,7 +291,7 @@ class ActorClass:
         detached = options.get("lifetime") == "detached"
         settings = _settings(self._cls, name, self._methods, resources, options)
         # A detached one makes itself, from its birth: who asked for it may be gone before it has a process. The call only tells when.
-        packed = _pack((), {}) if detached else _pack((self._cls, settings, *args), kwargs, ours=2)
+        packed = _pack((), {}) if detached else _pack((_serialize.Code(self._cls), settings, *args), kwargs, ours=2)
         limit = options.get("max_pending_calls", -1)
         handle = ActorHandle(session.new_actor_id(), name, with_retries(self._methods, options.get("max_task_retries")), max_pending=limit)
         handle._actor.any_order = bool(options.get("allow_out_of_order_execution"))

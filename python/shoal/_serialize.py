@@ -111,6 +111,8 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _CodePickler(_Pickler):
+    """For functions and classes: what numpy keeps inside the pickle may be written to."""
+
     def reducer_override(self, obj):
         numpy = sys.modules.get("numpy")
         if numpy is not None and type(obj) is numpy.ndarray:
@@ -119,7 +121,7 @@ class _CodePickler(_Pickler):
 
 
 class Code:
-    """Stands for a function or a class where it is pickled: arrays that it refers to are its own, and may be written to."""
+    """Stands for a class where it is pickled: arrays that it refers to are its own, and may be written to."""
 
     __slots__ = ("what",)
 
@@ -180,7 +182,7 @@ def _pickles_by_default(cls: type[BaseException]) -> bool:
     return all(c.__module__ == "builtins" for c in ways)
 
 
-def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
+def dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> tuple[bytes, list[memoryview]]:
     """(head, buffers): the pickle and, beside it, the memory of large arrays and bytes, not copied."""
     value = beside(value)
     if _plain(value):
@@ -201,23 +203,28 @@ def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
     if numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject and (view := _for_reading(value)) is not None:
         return pickle.dumps(view, protocol=5, buffer_callback=out_of_band), buffers  # as it is often: without cloudpickle
     with io.BytesIO() as file:
-        _Pickler(file, protocol=5, buffer_callback=out_of_band).dump(value)
+        pickler(file, protocol=5, buffer_callback=out_of_band).dump(value)
         return file.getvalue(), buffers
 
 
 _pickled = threading.local()  # .refs: the references that pack() has come upon in this thread
 
 
-def pack(value: Any) -> tuple[bytes, list[memoryview], list]:
+def pack(value: Any, pickler: type[_Pickler] = _Pickler) -> tuple[bytes, list[memoryview], list]:
     """(head, buffers, refs): the same, and the references in it, so that what they refer to stays as long as this value."""
     if small(value):
         return pickle.dumps(value, protocol=5), [], []
     outer = getattr(_pickled, "refs", None)
     refs = _pickled.refs = []
     try:
-        return (*dumps(value), refs)
+        return (*dumps(value, pickler), refs)
     finally:
         _pickled.refs = outer
+
+
+def pack_function(function: Any) -> tuple[bytes, list[memoryview], list]:
+    """The same. Small arrays that it refers to are its own, and may be written to; large ones lie beside it, read-only, as values do."""
+    return pack(function, _CodePickler)
 
 
 def note_ref(ref) -> bool:

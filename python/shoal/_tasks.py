@@ -51,7 +51,7 @@ class Function:
     def __init__(self, function, name: str, resources: dict[str, float], options: dict[str, Any]):
         self.session, self.number, self.name, self.resources, self.options = session(), next(self._numbers), name, resources, options
         try:
-            self.code = self.session.put(*_serialize.pack(_serialize.Code(function)))
+            self.code = self.session.put(*_serialize.pack_function(function))
         except _serialize.UNSENDABLE as error:
             hint = "shoal.util.inspect_serializability(..) of the function shows what it refers to"
             raise TypeError(f"remote function {name} cannot be sent: {error}; {hint}") from error
@@ -202,7 +202,7 @@ class FunctionPool:
         for worker in workers:
             with contextlib.suppress(Exception):
                 if pool.is_made(worker):
-                    words = ObjectRef(self.session.call(worker, LAST_WORDS, *_pack((), {"within": within})))
+                    words = ObjectRef(self.session.call(worker, LAST_WORDS, *_pack((), {"within": within}), None, -1))
                     self._leaving.append(_Leaving(worker, words, time.monotonic() + within))
                     self.readiness.add(self.session, words._ref, 0)
                     self.session.hand_over()
