@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <atomic>
+#include <ctime>
+#include <deque>
 #include <future>
 #include <memory>
 #include <thread>
@@ -161,6 +163,76 @@ TEST(LoopThread, AThreadThatAsksWithoutWaitingStarvesNoHandler) {
     woken = host.wait([&] { return chain.left == 0; }, std::chrono::steady_clock::now());
   }
   EXPECT_EQ(woken, LoopThread::Woken::kDone);
+}
+
+// Threads that wait, each for a flag of its own.
+class Waiters {
+ public:
+  Waiters(LoopThread& host, std::size_t count) : host_(host), flags_(count) {
+    for (auto& flag : flags_)
+      threads_.emplace_back(
+          [this, &flag] { woken_ += host_.wait([&] { return flag; }, LoopThread::kForever) == LoopThread::Woken::kDone; });
+  }
+  void set_from(Loop& loop, std::size_t k) {
+    loop.post([this, k] { flags_[k] = true; });
+  }
+  void join(std::size_t k) { threads_[k].join(); }
+  int woken() const { return woken_; }
+
+ private:
+  LoopThread& host_;
+  std::deque<bool> flags_;
+  std::vector<std::thread> threads_;
+  std::atomic<int> woken_{0};
+};
+
+std::chrono::nanoseconds cpu_time() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec);
+}
+
+TEST(LoopThread, OfThreadsThatWaitOneServesForAllAndTheOthersSleep) {
+  Loop loop;
+  LoopThread host(loop);
+  Waiters waiters(host, 4);
+  std::this_thread::sleep_for(100ms);  // most of them wait by now, and it is no matter if not
+  const auto before = cpu_time();
+  std::this_thread::sleep_for(500ms);
+  EXPECT_LT(cpu_time() - before, 250ms);
+  for (const std::size_t k : {2, 0, 3, 1}) {  // whoever serves
+    waiters.set_from(loop, k);
+    waiters.join(k);
+  }
+  EXPECT_EQ(waiters.woken(), 4);
+}
+
+TEST(LoopThread, WhoServesMayBeInterruptedAndWaitAgainInThere) {
+  Loop loop;
+  LoopThread host(loop, {.grace = 50us, .interrupt_period = 1ms});
+  std::vector<std::thread> threads;
+  std::atomic<int> good{0}, interrupts{0};
+  for (int t = 0; t < 6; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 100; ++i) {
+        bool flag = false;
+        const auto interrupted = [&] {
+          ++interrupts;
+          (void)host.wait([] { return false; }, std::chrono::steady_clock::now() + std::chrono::microseconds(100 * (t % 3)));
+          return false;
+        };
+        const auto timer = std::async(std::launch::async, [&] {
+          if (i % 20 == t) std::this_thread::sleep_for(3ms);
+          loop.post([&] { flag = true; });
+        });
+        if (i % 7 == t) (void)host.wait([&] { return flag; }, std::chrono::steady_clock::now() + 500us, interrupted);
+        good += host.wait([&] { return flag; }, std::chrono::steady_clock::now() + 60s, interrupted) == LoopThread::Woken::kDone;
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(good, 600);
+  EXPECT_GT(interrupts, 0);
 }
 
 TEST(LoopThread, HandlersAndOwnersNeverOverlap) {

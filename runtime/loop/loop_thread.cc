@@ -12,6 +12,13 @@ constexpr int kPollsBeforeParking = 50;
 constexpr int kHandlersAtOnce = 64;  // of a thread that came for something else
 }  // namespace
 
+struct LoopThread::Waiter {
+  enum class Told { kNothing, kDone, kLead };
+  const std::function<bool()>& done;
+  std::condition_variable woken = {};
+  Told told = Told::kNothing;  // guarded by mutex_ while it follows
+};
+
 LoopThread::LoopThread(Loop& loop, Options options) : loop_(loop), options_(options) {
   // Signals belong to the user's threads: a handler that runs here would interrupt nobody's wait.
   sigset_t all, before;
@@ -84,29 +91,37 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
     std::atomic<int>& count;
   };
   std::optional<Counted> counted(waits_);
+  Waiter self{done};
+  const auto leave = [&](Woken how) {
+    step_down(self);
+    counted.reset();
+    release();
+    return how;
+  };
   acquire();
   while (true) {
-    if (done()) {
-      counted.reset();
-      release();
-      return Woken::kDone;
-    }
+    if (done()) return leave(Woken::kDone);
     const auto now = steady_clock::now();
     if (now >= deadline) {
       poll_some();
-      const bool is_done = done();
-      counted.reset();
-      release();
-      return is_done ? Woken::kDone : Woken::kDeadline;
+      return leave(done() ? Woken::kDone : Woken::kDeadline);
     }
     if (now >= next_look) {
+      step_down(self);  // it may take its time, or wait itself
       release();
       if (interrupted()) return Woken::kInterrupted;
       next_look = steady_clock::now() + options_.interrupt_period;
       acquire();
       continue;
     }
-    if (wanted_.load() > 0) {  // give way; every waiter gets its turn because acquire() queues behind the one that was notified
+    if (leader_ != nullptr && leader_ != &self) {
+      follow(self, std::min(deadline, next_look));
+      if (self.told == Waiter::Told::kDone) return Woken::kDone;  // and nobody knows it any more
+      continue;
+    }
+    leader_ = &self;
+    tell_followers();
+    if (wanted_.load() > 0) {  // give way; every thread gets its turn because acquire() queues behind the one that was notified
       release();
       std::this_thread::yield();
       acquire();
@@ -116,6 +131,46 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
     loop_.run_one(until == kForever ? std::chrono::hours(1) : std::chrono::nanoseconds(until - now), Loop::Idle::kSpin);
     served_ = now;  // or later
   }
+}
+
+void LoopThread::follow(Waiter& self, std::chrono::steady_clock::time_point until) {
+  using Told = Waiter::Told;
+  self.told = Told::kNothing;
+  followers_.push_back(&self);
+  release();
+  {
+    std::unique_lock lock(mutex_);
+    const auto is_told = [&] { return self.told != Told::kNothing; };
+    if (until == kForever) {
+      self.woken.wait(lock, is_told);
+    } else {
+      self.woken.wait_until(lock, until, is_told);
+    }
+    if (self.told == Told::kDone) return;
+  }
+  acquire();
+  std::erase(followers_, &self);
+  if (self.told == Told::kDone) release();  // it came while this one was on its way
+}
+
+void LoopThread::tell_followers() {
+  std::erase_if(followers_, [this](Waiter* w) {
+    if (!w->done()) return false;
+    const std::lock_guard lock(mutex_);
+    w->told = Waiter::Told::kDone;
+    w->woken.notify_one();
+    return true;
+  });
+}
+
+void LoopThread::step_down(const Waiter& self) {
+  if (leader_ == &self) leader_ = nullptr;
+  if (leader_ != nullptr || followers_.empty()) return;
+  Waiter* const next = followers_.front();
+  followers_.erase(followers_.begin());
+  const std::lock_guard lock(mutex_);
+  next->told = Waiter::Told::kLead;
+  next->woken.notify_one();
 }
 
 void LoopThread::background() {

@@ -6,6 +6,9 @@
 // thread never takes the GIL and blocks all signals. A thread that takes the loop again and again without serving it
 // (own, or wait with a deadline that has passed) runs some handlers whenever none have run for `grace`.
 //
+// Of several threads that wait, one serves for all: it asks what the others wait for after each handler, and wakes those that have it. When
+// it leaves, another one serves.
+//
 // Threads: every member may be called from any thread except from a handler of the loop.
 #pragma once
 
@@ -15,6 +18,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "runtime/core/check.h"
 #include "runtime/loop/loop.h"
@@ -44,9 +48,9 @@ class LoopThread {
   }
 
   enum class Woken { kDone, kDeadline, kInterrupted };
-  // Serves the loop until done() holds; done is only asked while this thread owns the loop, so it may look at the
-  // loop's state. `interrupted` is asked without ownership every interrupt_period (the caller's chance to look at
-  // signals); empty: never.
+  // Serves the loop until done() holds; done is only asked by a thread that owns the loop, this one or another that serves for it, so it
+  // may look at the loop's state; and not again once it held. `interrupted` is asked without ownership every interrupt_period (the caller's
+  // chance to look at signals); empty: never.
   Woken wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline,
              const std::function<bool()>& interrupted = {});
 
@@ -66,8 +70,17 @@ class LoopThread {
     LoopThread& host_;
   };
 
+  struct Waiter;
+
   void acquire();
   void release();
+  // Of a waiter that owns the loop, while another one serves for it: until that has something for it, or `until`. Owns the loop afterwards
+  // unless it is done.
+  void follow(Waiter& self, std::chrono::steady_clock::time_point until);
+  // Owner only: those whose time has come go.
+  void tell_followers();
+  // Owner only, which serves no longer: another one may.
+  void step_down(const Waiter& self);
   // Some of what is ready. Owner only.
   void poll_some();
   void background();
@@ -84,6 +97,8 @@ class LoopThread {
   bool summoned_ = false;       // background is to take the loop as soon as it is free; guarded by mutex_
   std::uint64_t releases_ = 0;  // by other threads than the background one; guarded by mutex_
   std::chrono::steady_clock::time_point served_ = std::chrono::steady_clock::now();  // belongs to the loop's owner
+  Waiter* leader_ = nullptr;                                                         // who serves in wait(); belongs to the loop's owner
+  std::vector<Waiter*> followers_;                                                   // likewise
   std::atomic<int> waits_{0};                                                        // threads in wait(): they serve the loop
   std::atomic<int> wanted_{0};  // threads waiting in acquire(); whoever serves gives way
   std::thread thread_;
