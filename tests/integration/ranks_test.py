@@ -189,7 +189,7 @@ def test_gangs_are_placed_whole_or_not_at_all(shoal_command):
     second = shoal_command.popen("submit", "--num-workers", "4", "--", "echo", "second")
     second.said("pending")
     assert "second" not in second.out
-    first.signal(signal.SIGINT)
-    assert first.code() == 130
+    first.signal(signal.SIGTERM)
+    assert first.code() == 143
     assert second.code() == 0
     assert second.out.count("second") == 4
