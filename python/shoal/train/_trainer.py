@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,10 @@ from shoal._client import ObjectRef, kill
 from shoal._refs import load
 from shoal._remote import ActorHandle, create_gang
 from shoal._runtime import session, state
-from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
+from shoal.exceptions import ActorDiedError, InvalidArgument, ResourceExhausted, TaskError, Unimplemented
 from shoal.train._worker import TrainWorker
+
+_NEWS_S = 2.0  # for the news of a death to come, of which another rank has told
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,8 @@ class Trainer:
         while True:
             incoming = s.next_report(queue, tally, seen)
             seen = sum(r.ready for r in refs)
-            for rank, r in enumerate(runs):
-                if r._ref.ready and r._ref.failed:
-                    load(r, f"rank {rank} of {len(runs)}")  # raises
+            if any(r._ref.ready and r._ref.failed for r in runs):
+                raise self._first_cause(s, runs)
             if incoming is None:
                 if seen == len(refs):
                     return history
@@ -142,6 +144,19 @@ class Trainer:
             self._check_waiting(s, waiting, runs)
 
     @staticmethod
+    def _first_cause(s, runs: list[ObjectRef]) -> BaseException:
+        """Of ranks that have failed. One that saw another die may be quicker than the news of that death: this is waited for."""
+        until = time.monotonic() + _NEWS_S
+        while True:
+            errors = [e for e in (_failure(r, f"rank {rank} of {len(runs)}") for rank, r in enumerate(runs)) if e is not None]
+            own = [e for e in errors if not (isinstance(e, TaskError) and isinstance(e.cause, ActorDiedError))]
+            left = until - time.monotonic()
+            running = [r._ref for r in runs if not r._ref.ready]
+            if own or left <= 0 or not running:
+                return (own or errors)[0]
+            s.wait_some(running, 1, left)
+
+    @staticmethod
     def _check_waiting(s, waiting: dict[int, list], runs: list[ObjectRef]) -> None:
         """A rank that has returned will report no more: those who wait for it hear of it."""
         done = [rank for rank, r in enumerate(runs) if r._ref.ready]
@@ -153,6 +168,16 @@ class Trainer:
                 )
                 for _, call in waiting.pop(number):
                     s.reply(call, *_serialize.dump_exception(error, "report"), raised=True)
+
+
+def _failure(run: ObjectRef, where: str) -> BaseException | None:
+    if not (run._ref.ready and run._ref.failed):
+        return None
+    try:
+        load(run, where)
+    except BaseException as error:
+        return error
+    return None
 
 
 def _refuse_ranks() -> None:
