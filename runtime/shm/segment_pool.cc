@@ -41,7 +41,12 @@ Result<Fd> SegmentPool::fill(std::size_t bytes, std::span<const Part> parts) {
   Segment segment;
   segment.bytes = kept ? capacity_of(bytes) : bytes;
   SHOAL_TRY(segment.memory, make_memory("shoal:value", segment.bytes));
-  for (const Part& p : parts) SHOAL_OK(write_at(segment.memory, p.offset, p.bytes));
+  if (is_wide(bytes)) {  // through a mapping, which is kept: no slower than a write, and the next time at once
+    SHOAL_TRY(segment.mapping, map(segment.memory, segment.bytes, Access::kReadWrite));
+    for (const Part& p : parts) SHOAL_OK(wide_fill({segment.mapping.data() + p.offset, p.bytes.size()}, p.bytes));
+  } else {
+    for (const Part& p : parts) SHOAL_OK(write_at(segment.memory, p.offset, p.bytes));
+  }
   if (!kept) return std::move(segment.memory);
   SHOAL_TRY(Fd reader, reader_of(segment.memory));
   put_back(std::move(segment));

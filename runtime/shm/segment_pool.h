@@ -60,7 +60,7 @@ class SegmentPool {
   struct Segment {
     Fd memory;
     std::size_t bytes = 0;
-    Mapping mapping;  // once it is filled for the second time, or tended
+    Mapping mapping;  // once it is filled for the second time, or tended; at once if that is the work of several cores
     std::optional<TimePoint> idle_since;
   };
   std::optional<Segment> take_idle(std::size_t bytes);

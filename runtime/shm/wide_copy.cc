@@ -1,8 +1,12 @@
 #include "runtime/shm/wide_copy.h"
 
 #include <signal.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <system_error>
 #include <thread>
@@ -16,6 +20,7 @@ namespace {
 constexpr std::size_t kPerThread = std::size_t{32} << 20;
 constexpr std::size_t kMaxThreads = 4;
 constexpr std::size_t kPage = 4096;
+constexpr std::size_t kPortion = std::size_t{1} << 20;  // of fresh pages: copied into while the caches have them
 
 void copy(std::span<std::byte> to, std::span<const std::byte> from) {
   if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
@@ -34,13 +39,18 @@ class NoSignals {
  private:
   sigset_t before_{};
 };
-}  // namespace
 
-void wide_copy(std::span<std::byte> to, std::span<const std::byte> from) {
-  SHOAL_CHECK(to.size() == from.size(), "a copy into as many bytes");
+std::size_t threads_for(std::size_t bytes) {
   const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
-  const std::size_t wide = std::min({from.size() / kPerThread, kMaxThreads, cores});
-  if (wide < 2) return copy(to, from);
+  return std::min({bytes / kPerThread, kMaxThreads, cores});
+}
+
+// work(to, from) for stretches of both, on as many threads as there are to be had.
+template <typename Work>
+void by_several(std::span<std::byte> to, std::span<const std::byte> from, const Work& work) {
+  SHOAL_CHECK(to.size() == from.size(), "a copy into as many bytes");
+  const std::size_t wide = threads_for(from.size());
+  if (wide < 2) return work(to, from);
   const std::size_t each = (from.size() / wide + kPage - 1) / kPage * kPage;
   std::size_t begun = 0;
   std::vector<std::jthread> others;
@@ -48,12 +58,42 @@ void wide_copy(std::span<std::byte> to, std::span<const std::byte> from) {
   try {
     const NoSignals quiet;
     for (; others.size() + 1 < wide; begun += each) {
-      others.emplace_back([to = to.subspan(begun, each), from = from.subspan(begun, each)] { copy(to, from); });
+      others.emplace_back([&work, to = to.subspan(begun, each), from = from.subspan(begun, each)] { work(to, from); });
     }
   } catch (const std::system_error&) {
-    // no thread to be had: the rest is copied here
+    // no thread to be had: the rest is done here
   }
-  copy(to.subspan(begun), from.subspan(begun));
+  work(to.subspan(begun), from.subspan(begun));
+}
+
+// 0, or why there are no pages for these bytes. A kernel that cannot be asked (before 5.14) gives them when they are written.
+int populate(std::span<std::byte> bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+  const auto first = begin / kPage * kPage;
+  while (madvise(reinterpret_cast<void*>(first), begin + bytes.size() - first, MADV_POPULATE_WRITE) != 0) {
+    if (errno != EINTR && errno != EAGAIN) return errno == EINVAL ? 0 : errno;
+  }
+  return 0;
+}
+}  // namespace
+
+bool is_wide(std::size_t bytes) { return threads_for(bytes) > 1; }
+
+void wide_copy(std::span<std::byte> to, std::span<const std::byte> from) { by_several(to, from, copy); }
+
+Result<void> wide_fill(std::span<std::byte> to, std::span<const std::byte> from) {
+  std::atomic<int> failed = 0;
+  by_several(to, from, [&failed](std::span<std::byte> there, std::span<const std::byte> here) {
+    while (!here.empty() && failed == 0) {
+      const std::size_t n = std::min(here.size(), kPortion);
+      if (const int error = populate(there.first(n)); error != 0) return failed.store(error);
+      copy(there.first(n), here.first(n));
+      there = there.subspan(n);
+      here = here.subspan(n);
+    }
+  });
+  if (failed == 0) return {};
+  return fail(resource_exhausted("no memory for " + std::to_string(to.size()) + " bytes that are shared: " + std::strerror(failed)));
 }
 
 }  // namespace shoal::runtime

@@ -2,9 +2,14 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <vector>
+
+#include "runtime/shm/memory.h"
 
 namespace shoal::runtime {
 namespace {
@@ -39,6 +44,36 @@ TEST(WideCopySignals, TheMaskOfItsCallerIsAsBefore) {
   pthread_sigmask(SIG_SETMASK, nullptr, &after);
   for (const int s : {SIGINT, SIGTERM, SIGCHLD}) EXPECT_EQ(sigismember(&before, s), sigismember(&after, s));
   EXPECT_EQ(to, from);
+}
+
+class WideFill : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(WideFill, FillsFreshPagesAndTakesNoOthers) {
+  const auto from = numbered(GetParam());
+  const std::size_t capacity = from.size() + (std::size_t{8} << 20);
+  const Fd memory = make_memory("shoal:test", capacity).value();
+  const Mapping mapping = map(memory, capacity, Access::kReadWrite).value();
+  const auto to = std::span(mapping.data() + 12345, from.size());
+  ASSERT_TRUE(wide_fill(to, from));
+  EXPECT_TRUE(std::equal(from.begin(), from.end(), to.begin()));
+  struct stat info {};
+  ASSERT_EQ(fstat(memory.get(), &info), 0);
+  EXPECT_LE(static_cast<std::size_t>(info.st_blocks) * 512, from.size() + 2 * 4096);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, WideFill, testing::Values(0, 1, 4097, (std::size_t{3} << 20) + 1, (std::size_t{96} << 20) + 12345));
+
+TEST(WideFillRefused, SaysThatThereIsNoMemory) {
+  constexpr std::size_t kBytes = std::size_t{80} << 20;
+  const Fd memory(memfd_create("shoal:test", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(memory.get(), kBytes / 2), 0);  // what lies beyond has no pages
+  void* const at = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
+  ASSERT_NE(at, MAP_FAILED);
+  const std::vector<std::byte> from(kBytes);
+  const auto done = wide_fill({static_cast<std::byte*>(at), kBytes}, from);
+  munmap(at, kBytes);
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code(), Code::kResourceExhausted) << done.error().message();
 }
 
 }  // namespace
