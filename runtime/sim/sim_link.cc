@@ -44,6 +44,7 @@ Link::Link(SimFabric& fabric, std::uint64_t id, std::shared_ptr<Process> caller,
       caller_(caller->token, fabric.options_.versions, role, fabric.random_) {
   ends_[0].host = caller->host;
   ends_[1].host = to.is_unix() ? caller->host : to.host;
+  caller->links.insert(id);
   ends_[0].process = std::move(caller);
 }
 
@@ -220,6 +221,9 @@ void Link::forget_if_over() {
   if (ends_[0].closed && (ends_[1].closed || ends_[1].process == nullptr)) {
     ends_[1].arrival = {};
     ends_[1].give_up = {};
+    for (const End& e : ends_) {
+      if (e.process) e.process->links.erase(id_);
+    }
     fabric_.forget(id_);
   }
 }
@@ -281,6 +285,7 @@ void Link::found(std::shared_ptr<Listening> listening) {
   }
   End& e = ends_[1];
   e.process = listening->process;
+  e.process->links.insert(id_);
   listening_ = listening;
   listener_.emplace(e.process->token, fabric_.options_.versions, fabric_.random_);
   e.limit = fabric_.clock_.after(fabric_.options_.hello_timeout, [this] { abandon(1); });

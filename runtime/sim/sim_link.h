@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "runtime/sim/sim_clock.h"
@@ -21,6 +22,7 @@ struct Process {
   const pid_t pid;
   const Token token;
   bool alive = true;
+  std::set<std::uint64_t> links{};  // those that it is an end of
 };
 
 // What listens at an endpoint; its owner is the Listener.

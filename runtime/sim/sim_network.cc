@@ -98,15 +98,22 @@ void SimFabric::crash(const std::string& host) {
 void SimFabric::crash(sim::Process& process, bool abrupt) {
   if (!std::exchange(process.alive, false)) return;
   processes_.erase(process.id);
-  const auto links = links_;  // a link that is over leaves the map
-  for (auto& [id, link] : links) link->process_crashed(process, abrupt);
+  for (const auto& link : links_of(process)) link->process_crashed(process, abrupt);
 }
 
 void SimFabric::leave(sim::Process& process) {
   if (!std::exchange(process.alive, false)) return;
   processes_.erase(process.id);
-  const auto links = links_;
-  for (auto& [id, link] : links) link->process_left(process);
+  for (const auto& link : links_of(process)) link->process_left(process);
+}
+
+// Held, since a link that is over leaves the map.
+std::vector<std::shared_ptr<sim::Link>> SimFabric::links_of(const sim::Process& process) const {
+  std::vector<std::shared_ptr<sim::Link>> out;
+  for (const std::uint64_t id : process.links) {
+    if (const auto it = links_.find(id); it != links_.end()) out.push_back(it->second);
+  }
+  return out;
 }
 
 // ---- what processes do

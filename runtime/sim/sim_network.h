@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/loop/random.h"
 #include "runtime/net/connection.h"
@@ -94,6 +95,7 @@ class SimFabric {
                Network::Connected connected);
   void crash(sim::Process& process, bool abrupt);
   void leave(sim::Process& process);
+  std::vector<std::shared_ptr<sim::Link>> links_of(const sim::Process& process) const;
   void resume();
   void forget(std::uint64_t link) { links_.erase(link); }
 
