@@ -359,19 +359,21 @@ void bind_refs(nb::module_& m) {
           },
           nb::arg("actor"), nb::arg("made"), nb::arg("node") = "", "`node`: where it is to be, of a pool that spreads.")
       .def(
-          "nodes",
-          [](const PyTaskPool& p) {
+          "next_nodes",
+          [](const PyTaskPool& p, const std::vector<std::string>& roomy) {
             const auto use = p.session->use();
             Session& session = *use;
-            const auto nodes = [&] {
+            std::vector<NodeId> nodes;
+            for (const std::string& n : roomy) nodes.push_back(NodeId{parse_hex(n).value_or(0)});
+            nodes = [&] {
               const nb::gil_scoped_release release;
-              return session.own([&] { return p.pool->nodes(); });
+              return session.own([&] { return p.pool->next_nodes(std::move(nodes)); });
             }();
             std::vector<std::string> out;
             for (const NodeId n : nodes) out.push_back(to_string(n));
             return out;
           },
-          "Of a pool that spreads: where it has workers, or will have.")
+          nb::arg("roomy"), "Of a pool that spreads: those of these nodes that are to get a worker now.")
       .def(
           "first_waiting",
           [](const PyTaskPool& p) {

@@ -73,18 +73,19 @@ class _Pool:
         self.resources, self.placed = resources, placed
         self.spread = "spread" in placed[0]  # over nodes, each of which has a worker and its turn
         self.native = _native.TaskPool(owner.session, owner.readiness, 0, self.spread)
-        self._look_at, self._called = 0.0, False  # at the nodes; since then
+        self._look_at, self._called, self._roomy = 0.0, False, []  # at the nodes; since then; what was seen
         self.functions: dict[int, Function] = {}  # that may have to be judged
         self.empty = True  # of workers, when it was last looked at
         self.workers: dict[str, ObjectRef] = {}  # and what tells whether they are made; some may be dead
         self._many = _FEW
 
     def begin(self, owner: FunctionPool, function: str) -> None:
-        """The first workers. Raises when there are none to be had."""
+        """The first worker. Raises when there is none to be had."""
+        begun = 0
         if self.spread:
             with contextlib.suppress(ShoalError):  # one is asked for below
-                self.spread_out(owner, function)
-        if not self.spread or not self.native.nodes():
+                begun = self.spread_out(owner, function)
+        if not begun:
             self.grow(function)
 
     def called(self, owner: FunctionPool) -> None:
@@ -93,26 +94,27 @@ class _Pool:
             self._called = True
             os.eventfd_write(owner.readiness.fd, 1)
 
-    def spread_out(self, owner: FunctionPool, function: str = "") -> None:
-        """A worker more on each node that has room for one and none yet, unless others wait for that."""
+    def spread_out(self, owner: FunctionPool, function: str) -> int:
+        """Workers on nodes that have room for one and none yet: for what waits, and one more, whose turn it is then. How many."""
+        if owner.wanted_back:
+            return 0
         now = time.monotonic()
-        if now < self._look_at or owner.wanted_back:
-            return
-        self._look_at, self._called = now + _LOOK_AT_NODES_S, False
-        there, labels = set(self.native.nodes()), self.placed[0].get("labels", [])
-        rows = owner.session.list("nodes")
-        self._look_at = time.monotonic() + max(_LOOK_AT_NODES_S, 20 * (time.monotonic() - now))  # of thousands that takes a while
-        lacking = [
-            row["id"]
-            for row in rows
-            if row["state"] == "ALIVE"
-            and not row["cordoned"]
-            and row["id"] not in there
-            and fits(row["labels"], labels)
-            and all(row["available"].get(k, 0) >= v for k, v in self.resources.items())
-        ]
-        for node in lacking[:_NODES_AT_ONCE]:
+        if now >= self._look_at:
+            self._look_at, self._called = now + _LOOK_AT_NODES_S, False
+            labels = self.placed[0].get("labels", [])
+            self._roomy = [
+                row["id"]
+                for row in owner.session.list("nodes")
+                if row["state"] == "ALIVE"
+                and not row["cordoned"]
+                and fits(row["labels"], labels)
+                and all(row["available"].get(k, 0) >= v for k, v in self.resources.items())
+            ]
+            self._look_at = time.monotonic() + max(_LOOK_AT_NODES_S, 20 * (time.monotonic() - now))  # of thousands that takes a while
+        nodes = self.native.next_nodes(self._roomy)[:_NODES_AT_ONCE]
+        for node in nodes:
             self.grow(function, node)
+        return len(nodes)
 
     def grow(self, function: str, node: str = "") -> None:
         """One worker more, for this function at first, there if that is still possible. Raises when there is none to be had."""
@@ -149,9 +151,10 @@ class _Pool:
         """Does what the pool wants. Whether some of that has to wait for room."""
         if owner.wanted_back and "group" not in self.placed[0]:
             self.native.give_back(owner.LEASE_S)
-        if self._called:
+        waits = self.native.first_waiting() if self.spread else ""
+        if self._called or waits:
             with contextlib.suppress(ShoalError):  # those that are there do
-                self.spread_out(owner, self.native.first_waiting())
+                self.spread_out(owner, waits)
         workers, starting, alone = self.take(owner, owner.IDLE_S, owner.LAST_WORDS_S)
         owner.see_off()
         self.empty = alone
