@@ -214,24 +214,9 @@ namespace {
 
 // The `count` results of a call, each a ref of its own.
 std::vector<Ref> split(Session& session, const Ref& whole, std::size_t count) {
-  std::vector<runtime::Promise<Value>> promises(count);
-  session.own([&] {
-    whole.future().then([promises](const Result<Value>& value) {
-      auto parts = value && !value->raised() ? value->split(promises.size()) : Result<std::vector<Value>>();
-      for (std::size_t i = 0; i < promises.size(); ++i) {
-        if (!value || value->raised()) {
-          promises[i].set(value);
-        } else if (!parts) {
-          promises[i].set(fail(parts.error()));
-        } else {
-          promises[i].set(std::move((*parts)[i]));
-        }
-      }
-    });
-  });
   std::vector<Ref> out;
   const auto source = whole.source() ? whole.source() : std::make_shared<Ref::Source>(Ref::Source{whole.future()});
-  for (const auto& p : promises) out.emplace_back(p.future(), source);
+  for (auto& part : session.split(whole.future(), count)) out.emplace_back(std::move(part), source);
   return out;
 }
 
