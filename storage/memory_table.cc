@@ -44,7 +44,7 @@ Error job_ended() { return not_found("the job has ended").with_reason("JobEnded"
 
 }  // namespace
 
-MemoryTable::MemoryTable(Options options) : options_(std::move(options)), freed_(options_.max_freed), dropped_(options_.max_freed) {
+MemoryTable::MemoryTable(Options options) : options_(std::move(options)) {
   if (!options_.available_bytes) options_.available_bytes = Available();
 }
 
@@ -258,61 +258,17 @@ bool MemoryTable::move_idle(JobId job, ObjectId id, Fd file) {
 }
 
 void MemoryTable::free(JobId job, ObjectId id) {
+  const Key key{job, id};
   drop(job, id);
-  freed_.add({job, id}, 1);
-  tell_freed({job, id}, 1);
-}
-
-std::vector<ObjectId> MemoryTable::drop_for_good(JobId job, ObjectId first, std::uint64_t count) {
-  count = of_stream(first) ? std::min(count, ~first.value + 1) : 1;
-  dropped_.add({job, first}, count);
-  std::vector<ObjectId> out;
-  for (auto it = objects_.lower_bound({job, first}); it != objects_.end() && it->first.first == job;) {
-    if (it->first.second.value - first.value >= count) break;
-    out.push_back(it->first.second);
-    it = erase(it);
+  if (freed_.insert(key).second) freed_order_.push_back(key);
+  if (freed_order_.size() > options_.max_freed) {
+    freed_.erase(freed_order_.front());
+    freed_order_.pop_front();
   }
-  tell_freed({job, first}, count);
-  return out;
-}
-
-void MemoryTable::tell_freed(Key first, std::uint64_t count) {
   std::vector<Got> told;
-  for (auto it = waiting_.lower_bound(first); it != waiting_.end() && it->first.first == first.first;) {
-    if (it->first.second.value - first.second.value >= count) break;
-    told.push_back(std::move(it->second.got));
-    it = waiting_.erase(it);
-  }
+  const auto [first, last] = waiting_.equal_range(key);
+  for (auto it = first; it != last; it = waiting_.erase(it)) told.push_back(std::move(it->second.got));
   for (auto& got : told) got(fail(object_freed()));
-}
-
-void MemoryTable::Ranges::add(Key first, std::uint64_t count) {
-  std::uint64_t begin = first.second.value, last = begin + count - 1;
-  const auto one_job = [&](const auto& it) { return it != ranges_.end() && it->first.first == first.first; };
-  auto it = ranges_.upper_bound(first);
-  if (it != ranges_.begin()) {
-    const auto before = std::prev(it);
-    if (one_job(before) && (begin == 0 || before->second.last >= begin - 1)) it = before;
-  }
-  while (one_job(it) && (it->first.second.value <= last || it->first.second.value == last + 1)) {
-    begin = std::min(begin, it->first.second.value);
-    last = std::max(last, it->second.last);
-    order_.erase(it->second.order);
-    it = ranges_.erase(it);
-  }
-  const Key key{first.first, ObjectId{begin}};
-  ranges_.emplace(key, Range{last, next_order_});
-  order_.emplace(next_order_++, key);
-  if (order_.size() <= max_) return;
-  ranges_.erase(order_.begin()->second);
-  order_.erase(order_.begin());
-}
-
-bool MemoryTable::Ranges::contain(const Key& key) const {
-  const auto after = ranges_.upper_bound(key);
-  if (after == ranges_.begin()) return false;
-  const auto& [begin, range] = *std::prev(after);
-  return begin.first == key.first && key.second.value <= range.last;
 }
 
 void MemoryTable::end_job(JobId job) {

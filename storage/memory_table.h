@@ -29,7 +29,7 @@ class MemoryTable {
     std::uint64_t spare_bytes = 256u << 20;
     std::size_t max_entries = 1 << 20;
     std::size_t max_ended_jobs = 1000;        // remembered, lest something is put that nobody would ever drop; the oldest go first
-    std::size_t max_freed = 100'000;          // objects that are remembered, likewise; of those dropped for good, stretches
+    std::size_t max_freed = 100'000;          // objects that are remembered, likewise
     std::uint64_t movable_bytes = 128 << 10;  // from these on it is worth moving one into a file
     // How much memory the machine, or this process's control groups, have left (bytes); empty: they are asked.
     std::function<std::uint64_t()> available_bytes;
@@ -67,12 +67,6 @@ class MemoryTable {
     for (const auto& [key, object] : objects_) see(key.first, key.second, object.memory, object.bytes);
   }
   void drop(JobId job, ObjectId id);
-  // Items of streams have ids of their own, those with the highest bit: they follow each other, and what is said of a stretch of them is
-  // said of nothing else.
-  static bool of_stream(ObjectId id) { return id.value >> 63 != 0; }
-  // So many, from this id on (of items of a stream; of others this one only), are neither kept nor taken any more: whoever waits for one
-  // hears that it was freed. Returns those that were there.
-  std::vector<ObjectId> drop_for_good(JobId job, ObjectId first, std::uint64_t count = 1);
   // It lies in a file from now on: the same bytes. Nothing for one that is not there, or in a file already. InvalidArgument for what is no
   // such file, or one of another size; what was there stays.
   Result<void> move(JobId job, ObjectId id, Fd file);
@@ -92,10 +86,10 @@ class MemoryTable {
   std::uint64_t filed_bytes() const { return filed_bytes_; }
   // Of large objects in memory whose makers are gone: nobody else counts them.
   std::uint64_t orphaned_bytes() const { return orphaned_bytes_; }
-  // Nobody refers to it any more: it is dropped, and whoever gets it after all fails as Unavailable/ObjectFreed (as long as that is
-  // remembered: Options::max_freed).
+  // Nobody wants it any more: it is dropped, not taken when it comes, and whoever gets it after all fails as Unavailable/ObjectFreed (as
+  // long as that is remembered: Options::max_freed).
   void free(JobId job, ObjectId id);
-  bool freed(JobId job, ObjectId id) const { return freed_.contain({job, id}) || dropped_.contain({job, id}); }
+  bool freed(JobId job, ObjectId id) const { return freed_.contains({job, id}); }
 
   // Forgets all of it. What comes later (a put may have been on its way) is refused: NotFound/JobEnded.
   void end_job(JobId job);
@@ -126,30 +120,11 @@ class MemoryTable {
     Result<Fd> handed_out() const;
   };
   using Key = std::pair<JobId, ObjectId>;
-  // Ids that are remembered, so many stretches of them: those that touch become one. What was added longest ago is forgotten first.
-  class Ranges {
-   public:
-    explicit Ranges(std::size_t max) : max_(max) {}
-    void add(Key first, std::uint64_t count);
-    bool contain(const Key& key) const;
-
-   private:
-    struct Range {
-      std::uint64_t last = 0;
-      std::uint64_t order = 0;
-    };
-    const std::size_t max_;
-    std::map<Key, Range> ranges_;
-    std::map<std::uint64_t, Key> order_;
-    std::uint64_t next_order_ = 1;
-  };
   struct Waiting {
     WorkerId owner;
     Got got;
   };
   std::vector<Got> take_waiting(const std::function<bool(JobId job, const Waiting&)>& which);
-  // Ends the waits for so many ids.
-  void tell_freed(Key first, std::uint64_t count);
   Result<void> admit(JobId job, std::uint64_t bytes) const;
   using Objects = std::map<std::pair<JobId, ObjectId>, Object>;
   Objects::iterator erase(Objects::iterator it);
@@ -165,7 +140,8 @@ class MemoryTable {
   std::set<std::pair<WorkerId, Key>> made_by_;  // of these, by those that are there
   std::set<JobId> ended_;                       // jobs
   std::deque<JobId> ended_order_;
-  Ranges freed_, dropped_;
+  std::set<Key> freed_;
+  std::deque<Key> freed_order_;  // longest ago first
 };
 
 }  // namespace shoal::storage

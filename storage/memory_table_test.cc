@@ -268,83 +268,25 @@ TEST_F(MovableTest, WhatSomebodyElseKeepsCountOfIsNotMoved) {
   EXPECT_EQ(table_.orphaned_bytes(), 0u);
 }
 
-TEST_F(MemoryTableTest, WhatWasDroppedIsNotTakenAgain) {
-  const auto put = [&](std::uint64_t id) { return table_.put(kJob, ObjectId{id}, runtime::make_memory("o", 100)).has_value(); };
-  for (std::uint64_t id = 10; id < 13; ++id) {
-    ASSERT_TRUE(put(id));
-    EXPECT_EQ(table_.drop_for_good(kJob, ObjectId{id}), std::vector{ObjectId{id}});
-  }
-  for (std::uint64_t id = 9; id < 14; ++id) ASSERT_TRUE(put(id));  // a stream that is made again
-  EXPECT_EQ(table_.num_entries(), 2u);
-  EXPECT_TRUE(table_.has(kJob, ObjectId{9}));
-  EXPECT_TRUE(table_.has(kJob, ObjectId{13}));
-}
-
-constexpr std::uint64_t kItems = std::uint64_t{1} << 63;  // the ids of streams' items
-
-TEST_F(MemoryTableTest, ManyAreDroppedAtOnceAlsoThoseThatAreStillToCome) {
-  const auto put = [&](std::uint64_t id) { return table_.put(kJob, ObjectId{kItems + id}, runtime::make_memory("o", 100)).has_value(); };
-  const auto has = [&](JobId job, std::uint64_t id) { return table_.has(job, ObjectId{kItems + id}); };
-  ASSERT_TRUE(put(10));
-  ASSERT_TRUE(put(20));
-  ASSERT_TRUE(put(21));
-  ASSERT_TRUE(table_.put(kOther, ObjectId{kItems + 21}, runtime::make_memory("o", 100)));
+TEST_F(MemoryTableTest, WhatWasFreedIsNotTakenAgain) {
+  const auto put = [&](JobId job, std::uint64_t id) { return table_.put(job, ObjectId{id}, runtime::make_memory("o", 100)).has_value(); };
   std::string reason;
-  table_.get(kJob, ObjectId{kItems + 30}, kWorker, [&](Result<Fd> r) { reason = r ? "" : r.error().reason(); });
-  EXPECT_EQ(table_.drop_for_good(kJob, ObjectId{kItems + 20}, 1000).size(), 2u);
+  table_.get(kJob, ObjectId{30}, kWorker, [&](Result<Fd> r) { reason = r ? "" : r.error().reason(); });
+  ASSERT_TRUE(put(kJob, 10));
+  for (const std::uint64_t id : {10u, 11u, 30u}) table_.free(kJob, ObjectId{id});  // also those that are still to come
   EXPECT_EQ(reason, "ObjectFreed");
-  ASSERT_TRUE(put(1019));
-  EXPECT_EQ(table_.num_entries(), 2u);
-  EXPECT_TRUE(has(kJob, 10));
-  EXPECT_TRUE(has(kOther, 21));
-  ASSERT_TRUE(put(19));
-  EXPECT_TRUE(has(kJob, 19));
-  ASSERT_TRUE(put(1020));
-  EXPECT_TRUE(has(kJob, 1020));
+  for (std::uint64_t id = 9; id < 13; ++id) ASSERT_TRUE(put(kJob, id));
+  ASSERT_TRUE(put(kOther, 10));
+  EXPECT_EQ(table_.num_entries(), 3u);
+  for (const auto& [job, id] : {std::pair(kJob, 9u), std::pair(kJob, 12u), std::pair(kOther, 10u)})
+    EXPECT_TRUE(table_.has(job, ObjectId{id}));
 }
 
-TEST_F(MemoryTableTest, WhatIsNoItemOfAStreamIsDroppedByItsOwnNameOnly) {
-  const auto put = [&](std::uint64_t id) {
-    EXPECT_TRUE(table_.put(kJob, ObjectId{id}, runtime::make_memory("o", 100)));
-    return table_.has(kJob, ObjectId{id});
-  };
-  constexpr std::uint64_t kMany = std::uint64_t{1} << 32, kLast = ~std::uint64_t{0};
-  for (const std::uint64_t id : {20u, 21u, 22u}) EXPECT_TRUE(put(id));
-  EXPECT_EQ(table_.drop_for_good(kJob, ObjectId{20}, kMany), std::vector{ObjectId{20}});
-  EXPECT_TRUE(table_.has(kJob, ObjectId{21}));
-  EXPECT_FALSE(put(20));
-  EXPECT_TRUE(put(1000));
-  EXPECT_TRUE(put(1));  // nor those after the last of all ids
-  EXPECT_TRUE(table_.drop_for_good(kJob, ObjectId{kLast - 1}, kMany).empty());
-  EXPECT_TRUE(table_.has(kJob, ObjectId{1}));
-  EXPECT_TRUE(put(2));
-  EXPECT_FALSE(put(kLast));
-}
-
-TEST_F(MemoryTableTest, StretchesThatTouchBecomeOneHoweverTheyCome) {
-  const auto drop = [&](std::uint64_t first, std::uint64_t count) { table_.drop_for_good(kJob, ObjectId{kItems + first}, count); };
-  const auto dropped = [&](std::uint64_t id) { return table_.freed(kJob, ObjectId{kItems + id}); };
-  drop(50, 1);
-  drop(200, 10);
-  drop(0, 100);
-  drop(100, 100);
-  for (const std::uint64_t id : {0u, 50u, 60u, 99u, 100u, 199u, 200u, 209u}) EXPECT_TRUE(dropped(id)) << id;
-  EXPECT_FALSE(dropped(210));
-  EXPECT_FALSE(table_.freed(kJob, ObjectId{kItems - 1}));
-  EXPECT_FALSE(table_.freed(kOther, ObjectId{kItems + 1}));
-}
-
-TEST(MemoryTableBoundsTest, OfStretchesTheOneThatWasAddedToLongestAgoIsForgotten) {
+TEST(MemoryTableBoundsTest, OfThoseThatWereFreedTheOneOfLongestAgoIsForgotten) {
   MemoryTable table{{.spare_bytes = 0, .max_freed = 3, .available_bytes = {}}};
-  const auto drop = [&](std::uint64_t id) { table.drop_for_good(kJob, ObjectId{kItems + id}); };
-  drop(10);  // of a stream that goes on
-  for (const std::uint64_t id : {100u, 200u}) drop(id);
-  drop(11);
-  drop(300);
-  EXPECT_TRUE(table.freed(kJob, ObjectId{kItems + 10}));
-  EXPECT_TRUE(table.freed(kJob, ObjectId{kItems + 11}));
-  EXPECT_FALSE(table.freed(kJob, ObjectId{kItems + 100}));
-  EXPECT_TRUE(table.freed(kJob, ObjectId{kItems + 200}));
+  for (const std::uint64_t id : {10u, 20u, 30u, 30u, 40u}) table.free(kJob, ObjectId{id});
+  EXPECT_FALSE(table.freed(kJob, ObjectId{10}));
+  for (const std::uint64_t id : {20u, 30u, 40u}) EXPECT_TRUE(table.freed(kJob, ObjectId{id}));
 }
 
 }  // namespace

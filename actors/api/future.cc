@@ -42,7 +42,7 @@ Name Hub::publish(const ValueFuture& future, const ValueFuture& call) {
   };
   // An id that is held and let go of is, to the node, an object that was freed: it would remember it.
   if (const auto there = session.own(named)) return {there->name.object, there->name.owner, there};
-  const ObjectKey object{session.job(), of_no_stream(session.new_id<ObjectId>()), session.node()};
+  const ObjectKey object{session.job(), session.new_id<ObjectId>(), session.node()};
   auto fresh = std::make_shared<const Published>(Published{{object, session.worker(), session.references().hold({object})}, future});
   const auto known = session.own([&] {
     if (auto there = named()) return there;  // another thread's, by now
@@ -112,25 +112,10 @@ Name Reply::name() const {
 
 std::vector<Reply> Reply::split(std::size_t count) const {
   SHOAL_CHECK(future_.valid(), "a future of nothing is split");
-  std::vector<runtime::Promise<Value>> promises(count);
-  hub_->session.own([&] {
-    future_.then([promises](const Result<Value>& value) {
-      auto parts = value && !value->raised() ? value->split(promises.size()) : Result<std::vector<Value>>();
-      for (std::size_t i = 0; i < promises.size(); ++i) {
-        if (!value || value->raised()) {
-          promises[i].set(value);
-        } else if (!parts) {
-          promises[i].set(fail(parts.error()));
-        } else {
-          promises[i].set(std::move((*parts)[i]));
-        }
-      }
-    });
-  });
   const auto origin = std::make_shared<const Origin>(Origin{future_, origin_ ? origin_->name : Name()});
   std::vector<Reply> out;
-  for (const auto& p : promises) {
-    out.emplace_back(*hub_, callee_, method_, p.future());
+  for (auto& part : hub_->session.split(future_, count)) {
+    out.emplace_back(*hub_, callee_, method_, std::move(part));
     out.back().origin_ = origin;
   }
   return out;

@@ -220,7 +220,7 @@ void runs_functions_for(Context& context, WorkerId creator, NodeId node) {
   session.own([&] { context.hub().function_in = std::this_thread::get_id(); });
   if (node != session.node()) return;  // of a process on another node nobody tells here
   // The node says so of a value that only that process could have made.
-  const auto gone = session.fetch({session.job(), actors::of_no_stream(session.new_id<ObjectId>())}, creator);
+  const auto gone = session.fetch({session.job(), session.new_id<ObjectId>()}, creator);
   session.own([&] { gone.then([](const Result<Value>&) { std::_Exit(1); }); });
 }
 

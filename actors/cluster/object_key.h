@@ -5,9 +5,6 @@
 
 namespace shoal::actors {
 
-// Of a random one: an id that no item of a stream has (storage/memory_table.h: of_stream).
-constexpr ObjectId of_no_stream(ObjectId id) { return {id.value > 1 ? id.value >> 1 : 1}; }
-
 struct ObjectKey {
   JobId job;
   ObjectId id;

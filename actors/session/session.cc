@@ -485,6 +485,27 @@ ValueFuture Session::call(Call call, std::vector<ValueFuture> deps) {
   return own([&] { return calls_->call(std::move(call), std::move(deps)); });
 }
 
+std::vector<ValueFuture> Session::split(const ValueFuture& whole, std::size_t count) {
+  std::vector<runtime::Promise<Value>> promises(count);
+  own([&] {
+    whole.then([promises](const Result<Value>& value) {
+      auto parts = value && !value->raised() ? value->split(promises.size()) : Result<std::vector<Value>>();
+      for (std::size_t i = 0; i < promises.size(); ++i) {
+        if (!value || value->raised()) {
+          promises[i].set(value);
+        } else if (!parts) {
+          promises[i].set(fail(parts.error()));
+        } else {
+          promises[i].set(std::move((*parts)[i]));
+        }
+      }
+    });
+  });
+  std::vector<ValueFuture> out;
+  for (const auto& p : promises) out.push_back(p.future());
+  return out;
+}
+
 Result<void> Session::kill(ActorId actor, bool restart) {
   SHOAL_OK(ask_head(Method::kKillActor, to_bytes(KillActor{actor, restart})));
   return {};
@@ -748,10 +769,10 @@ ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner) {
   });
 }
 
-void Session::drop(ObjectId id, std::uint64_t count) {
+void Session::drop(ObjectId id) {
   own([&] {
     if (auto* node = node_->peer())
-      node->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, count, {}, {}})), runtime::Flush::kLater);
+      node->notify(number(Method::kDropObject), body(to_bytes(ObjectRef{id, job_, 0, {}, {}})), runtime::Flush::kLater);
   });
 }
 

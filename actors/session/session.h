@@ -90,6 +90,8 @@ class Session {
   // Makes an actor of another process known here: handles are values. NotFound when the head does not know it.
   Result<void> know(ActorId actor, const std::string& class_name);
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
+  // The `count` results of a call, each by itself.
+  std::vector<ValueFuture> split(const ValueFuture& whole, std::size_t count);
   // See ActorCalls. Only while the loop is owned.
   std::uint64_t new_task() { return calls_->new_task(); }
   Streams& streams() { return calls_->streams(); }
@@ -181,8 +183,8 @@ class Session {
   // One that a process of that job published, or will, at its node (`home`; none: this one). Unavailable/OwnerDied when that process or
   // node ends before, Unavailable/ObjectFreed when nobody held it any more, Unavailable/ObjectLost when its node cannot be reached.
   ValueFuture fetch(const ObjectKey& object, WorkerId owner);
-  // So many objects, from this id on, are kept for nobody: those that come later, too.
-  void drop(ObjectId id, std::uint64_t count = 1);
+  // Kept for nobody from now on, also if it comes later.
+  void drop(ObjectId id);
 
   // ---- hosting ----
   // Only while the loop is owned.

@@ -1,6 +1,7 @@
 #include "actors/session/task_pool.h"
 
 #include <algorithm>
+#include <set>
 
 namespace shoal::actors {
 
@@ -168,12 +169,25 @@ bool TaskPool::has_another() const {
          std::any_of(workers_.begin(), workers_.end(), [](const auto& w) { return w.second.made && !w.second.dead && !w.second.retired; });
 }
 
-std::vector<NodeId> TaskPool::nodes() const {
-  std::vector<NodeId> out;
+std::size_t TaskPool::num_starting() const {
+  return static_cast<std::size_t>(std::count_if(workers_.begin(), workers_.end(), [&](const auto& entry) {
+    const Worker& w = entry.second;
+    const bool stuck = w.node && clock_.now() - w.idle_since > options_.turn_kept;  // there is no room there any more
+    return !w.made && !stuck;
+  }));
+}
+
+std::vector<NodeId> TaskPool::next_nodes(std::vector<NodeId> roomy) const {
+  const std::size_t starting = num_starting(), wanted = waiting_.size() + 1;
+  if (starting >= wanted || clock_.now() < wants_after_) return {};
+  std::set<NodeId> there;
   for (const auto& [id, w] : workers_) {
-    if (!w.retired && !w.dead && w.node) out.push_back(w.node);
+    if (!w.retired && !w.dead) there.insert(w.node);
   }
-  return out;
+  std::erase_if(roomy, [&](NodeId n) { return there.contains(n); });
+  std::stable_sort(roomy.begin(), roomy.end(), [&](NodeId a, NodeId b) { return turn_of(a) < turn_of(b); });
+  roomy.resize(std::min(roomy.size(), wanted - starting));
+  return roomy;
 }
 
 // In seconds. What is not known is long.
@@ -290,10 +304,8 @@ TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
   told_ = false;
   Wants out;
   out.alone = workers_.empty();
-  std::size_t starting = 0;
+  const std::size_t starting = num_starting();
   for (auto& [id, w] : workers_) {
-    const bool stuck = !w.made && w.node && clock_.now() - w.idle_since > options_.turn_kept;  // there is no room there any more
-    starting += !w.made && !stuck;
     if (w.dead || !w.in_flight.empty()) continue;
     const bool nothing_to_do = waiting_.empty() && (w.made || blocked_.empty());
     if (w.retired || (clock_.now() - w.idle_since > idle && nothing_to_do)) out.ended.push_back(id);

@@ -79,8 +79,9 @@ class TaskPool {
   // An actor whose method `run` runs a task. `made` fails when it will never be one: then what waits first is charged with that. `node`:
   // where it is to be, if that is known (of a pool that spreads).
   void add(ActorId worker, const ValueFuture& made, NodeId node = {});
-  // Of a pool that spreads: where there are workers, or will be.
-  std::vector<NodeId> nodes() const;
+  // Of a pool that spreads: those of these nodes that are to get a worker, in the order of their turns. They have none, and are as many as
+  // tasks wait for which none is being made, and one more.
+  std::vector<NodeId> next_nodes(std::vector<NodeId> roomy) const;
   // Somebody else waits for what they hold. Of workers that were made longer than `lease` ago those without work end, and where there are
   // none the oldest gets no more of it.
   void give_back(runtime::Duration lease);
@@ -130,7 +131,8 @@ class TaskPool {
   bool is_better(const Worker& one, const Worker& other) const;
   std::uint64_t turn_of(NodeId node) const;
   bool has_another() const;
-  void pause();  // before more workers are wanted
+  std::size_t num_starting() const;  // that may still be made
+  void pause();                      // before more workers are wanted
   // Whether an earlier turn than this worker's is that of a node whose own is being made.
   bool keeps_turn(const Worker& chosen);
   double expected(std::uint64_t function) const;

@@ -130,9 +130,33 @@ TEST_F(SpreadTest, NodesHaveTheirTurns) {
   worker(kA);
   worker(kB);
   EXPECT_EQ(where({"a", "b", "c", "d", "e"}), "1:a 2:b 1:c 2:d 1:e");
-  EXPECT_EQ(pool_.nodes(), (std::vector<NodeId>{NodeId{1}, NodeId{2}}));
   worker(ActorId{3});  // one more of the first node makes no difference
   EXPECT_EQ(where({"f", "g", "h"}), "2:f 1:g 2:h");
+}
+
+TEST_F(SpreadTest, OnlySoManyNodesGetWorkersAsThereAreTasksThatWaitAndOne) {
+  const std::vector<NodeId> roomy = {NodeId{4}, NodeId{1}, NodeId{2}, NodeId{3}};
+  using Nodes = std::vector<NodeId>;
+  EXPECT_EQ(pool_.next_nodes(roomy), Nodes{NodeId{4}});
+  const auto first = being_made(kA);
+  EXPECT_EQ(pool_.next_nodes(roomy), Nodes{});  // one is being made
+  const auto a = submit("a"), b = submit("b"), c = submit("c");
+  EXPECT_EQ(pool_.next_nodes(roomy), (Nodes{NodeId{4}, NodeId{2}, NodeId{3}}));
+  first.set(text_value(""));
+  EXPECT_EQ(running(), "1:a");
+  EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}}), Nodes{NodeId{2}});  // there are no more
+  worker(kB);
+  EXPECT_EQ(pool_.next_nodes(roomy), (Nodes{NodeId{4}, NodeId{3}}));
+}
+
+TEST_F(SpreadTest, NodesGetWorkersInTheirTurns) {
+  worker(kA);
+  worker(kB);
+  EXPECT_EQ(where({"a", "b", "c"}), "1:a 2:b 1:c");
+  pass(2s);
+  EXPECT_EQ(pool_.take_wants(1s).ended, (std::vector<ActorId>{kA, kB}));
+  EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}}), std::vector<NodeId>{NodeId{2}});
+  EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}, NodeId{3}}), std::vector<NodeId>{NodeId{3}});  // it never had its turn
 }
 
 TEST_F(SpreadTest, OneWhoseNodeIsBusyGoesElsewhere) {
@@ -183,8 +207,10 @@ TEST_F(SpreadTest, AfterOneThatCannotBeMadeOthersAreWantedLater) {
     EXPECT_EQ(pool_.take_wants(1h).workers, 0u);
     pass(pause - 1ms);
     EXPECT_EQ(pool_.take_wants(1h).workers, 0u);
+    EXPECT_TRUE(pool_.next_nodes({NodeId{2}, NodeId{3}}).empty());
     pass(1ms);
     EXPECT_EQ(pool_.take_wants(1h).workers, 1u);
+    EXPECT_EQ(pool_.next_nodes({NodeId{2}, NodeId{3}}).size(), 2u);
   }
 }
 
@@ -196,6 +222,7 @@ TEST_F(SpreadTest, OneThatIsNotMadeForLongIsNoReasonToHaveNoOther) {
   EXPECT_EQ(pool_.take_wants(1h).workers, 0u);  // one is being made
   pass(10s);
   EXPECT_EQ(pool_.take_wants(1h).workers, 1u);  // its node may have no room for long
+  EXPECT_EQ(pool_.next_nodes({NodeId{1}, NodeId{2}, NodeId{3}, NodeId{4}, NodeId{5}}).size(), 2u);
 }
 
 TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {

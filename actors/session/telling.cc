@@ -11,7 +11,7 @@ std::vector<ToldObject> tell_memories(const std::vector<std::shared_ptr<SharedMe
     if (published) told.job = published->job;
     std::uint64_t name = published ? published->id.value : 0;
     if (name == 0 && memory->referred) {
-      std::uint64_t fresh = of_no_stream(random.id<ObjectId>()).value;
+      std::uint64_t fresh = random.id<ObjectId>().value;
       name = memory->name.compare_exchange_strong(name, fresh) ? fresh : name;
     }
     told.id = ObjectId{name};

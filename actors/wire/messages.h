@@ -66,7 +66,7 @@ enum class Method : std::uint16_t {
   kDropArena = 56,
   kPutObject = 57,   // notice with a descriptor, or with an error as payload: there will be none
   kGetObject = 58,   // waits until it is there; answered with a descriptor and, as ObjectRef, what it contains: counted for who asks
-  kDropObject = 59,  // notice, ObjectRef: `bytes` says how many, from this id on
+  kDropObject = 59,  // notice, ObjectRef
   kFollowLogs = 60,
   kReadLog = 61,
   kWorkerReady = 62,  // WorkerUpdate, from the worker itself

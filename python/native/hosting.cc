@@ -202,20 +202,14 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
             const auto use = s.use();
             Session& session = *use;
             const auto value = unwrap(make_value(session, head, buffers, refs));
-            bool takes_more = false;
             const auto done = [&] {
               const nb::gil_scoped_release release;
-              return session.own([&] {
-                auto yielded = session.actor_host().yields(incoming.incoming(), stream, index, value);
-                takes_more = session.actor_host().takes_more(incoming.incoming());
-                return yielded;
-              });
+              return session.own([&] { return session.actor_host().yields(incoming.incoming(), stream, index, value); });
             }();
             unwrap(done);
-            return takes_more;
           },
           nb::arg("incoming"), nb::arg("stream"), nb::arg("index"), nb::arg("head"), nb::arg("buffers"), nb::arg("refs"),
-          "An item of a call that yields, for its caller, before the reply. Whether that one's socket takes more now.")
+          "An item of a call that yields, for its caller, before the reply.")
       .def(
           "takes_more",
           [](PySession& s, PyIncoming& incoming) {

@@ -214,24 +214,9 @@ namespace {
 
 // The `count` results of a call, each a ref of its own.
 std::vector<Ref> split(Session& session, const Ref& whole, std::size_t count) {
-  std::vector<runtime::Promise<Value>> promises(count);
-  session.own([&] {
-    whole.future().then([promises](const Result<Value>& value) {
-      auto parts = value && !value->raised() ? value->split(promises.size()) : Result<std::vector<Value>>();
-      for (std::size_t i = 0; i < promises.size(); ++i) {
-        if (!value || value->raised()) {
-          promises[i].set(value);
-        } else if (!parts) {
-          promises[i].set(fail(parts.error()));
-        } else {
-          promises[i].set(std::move((*parts)[i]));
-        }
-      }
-    });
-  });
   std::vector<Ref> out;
   const auto source = whole.source() ? whole.source() : std::make_shared<Ref::Source>(Ref::Source{whole.future()});
-  for (const auto& p : promises) out.emplace_back(p.future(), source);
+  for (auto& part : session.split(whole.future(), count)) out.emplace_back(std::move(part), source);
   return out;
 }
 
@@ -359,19 +344,21 @@ void bind_refs(nb::module_& m) {
           },
           nb::arg("actor"), nb::arg("made"), nb::arg("node") = "", "`node`: where it is to be, of a pool that spreads.")
       .def(
-          "nodes",
-          [](const PyTaskPool& p) {
+          "next_nodes",
+          [](const PyTaskPool& p, const std::vector<std::string>& roomy) {
             const auto use = p.session->use();
             Session& session = *use;
-            const auto nodes = [&] {
+            std::vector<NodeId> nodes;
+            for (const std::string& n : roomy) nodes.push_back(NodeId{parse_hex(n).value_or(0)});
+            nodes = [&] {
               const nb::gil_scoped_release release;
-              return session.own([&] { return p.pool->nodes(); });
+              return session.own([&] { return p.pool->next_nodes(std::move(nodes)); });
             }();
             std::vector<std::string> out;
             for (const NodeId n : nodes) out.push_back(to_string(n));
             return out;
           },
-          "Of a pool that spreads: where it has workers, or will have.")
+          nb::arg("roomy"), "Of a pool that spreads: those of these nodes that are to get a worker now.")
       .def(
           "first_waiting",
           [](const PyTaskPool& p) {

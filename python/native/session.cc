@@ -768,13 +768,13 @@ void bind_session(nb::module_& m) {
           nb::arg("id"), nb::arg("owner"))
       .def(
           "drop",
-          [](PySession& s, const std::string& id, std::uint64_t count) {
+          [](PySession& s, const std::string& id) {
             const auto use = s.use();
             Session& session = *use;
             const nb::gil_scoped_release release;
-            session.drop(object_id(id), count);
+            session.drop(object_id(id));
           },
-          nb::arg("id"), nb::arg("count") = 1, "So many objects, from this id on, are kept for nobody: those that come later, too.")
+          nb::arg("id"), "Kept for nobody from now on, also if it comes later.")
 
       .def(
           "open_stream", [](PySession& s) { return of_streams(s, [](actors::Streams& streams) { return streams.open(); }); },

@@ -31,7 +31,7 @@ from shoal._runtime import session as _session
 from shoal._runtime import state
 from shoal._signature import Signature
 from shoal._stream import ObjectRefGenerator
-from shoal.exceptions import ActorUnavailableError, CrossLanguageError, ObjectFreedError, PendingCallsLimitExceeded, Unimplemented
+from shoal.exceptions import ActorUnavailableError, CrossLanguageError, NotFound, ObjectLostError, PendingCallsLimitExceeded, Unimplemented
 
 __all__ = ["GRAPH", "LAST_WORDS", "NO_ARGUMENTS", "RELEASE", "ActorHandle", "ActorMethod", "extra_of", "made_here", "results"]
 
@@ -386,7 +386,7 @@ class MadeHere:
 
     def forget(self) -> None:
         self._queue: SimpleQueue = SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # who has it may be interrupted by a handle's end, or by code of a user's that the GC runs
         self._thread: threading.Thread | None = None
         self._made: dict[str, _Made] = {}
         self._kept: dict[str, list[_native.Ref]] = {}  # for those that may be started again
@@ -399,9 +399,10 @@ class MadeHere:
         if self._thread is not None:
             return
         with self._lock:
+            thread = threading.Thread(target=self._run, args=(self._queue,), daemon=True, name="shoal-released")
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, args=(self._queue,), daemon=True, name="shoal-released")
-                self._thread.start()
+                self._thread = thread
+                thread.start()
                 state.ending.append(self.end)
 
     def end(self) -> None:
@@ -440,7 +441,10 @@ class MadeHere:
             made = self._made.get(actor.id)
             if actor.stand is not None or made is None:
                 return actor.stand
-            actor.stand = _stand(actor.counts)
+            stand = _stand(actor.counts)
+            if actor.stand is not None:  # what the GC ran meanwhile has done the same
+                return actor.stand
+            actor.stand = stand
             self._made[actor.id] = made = made._replace(stand=actor.stand[1:])
         self._watch(actor.counts, made)
         return actor.stand
@@ -448,8 +452,10 @@ class MadeHere:
     def own_stand(self) -> _Stand:
         """A handle that this process's actor has of itself leaves it."""
         with self._lock:
-            stand = running.stand = running.stand or _stand(_session())
-        return stand
+            if running.stand is None:
+                stand = _stand(_session())
+                running.stand = running.stand or stand
+            return running.stand
 
     def may_end(self, actor_id: str, class_name: str) -> bool:
         """Of this process's actor, which was told to end. If not: it is told again when the handles are gone that it has given away of
@@ -488,13 +494,15 @@ class MadeHere:
         return [made for made in self.all() if made.id not in lost], _Keeps(kept)
 
     def adopt(self, session: _native.Session, made: list[_Made], words: ObjectRef) -> None:
-        """They are this process's from now on, as if it had made them. Those without a handle outside of the process that did, end.
-        ``words``: the value that they came in, and that keeps what they may be made from again."""
+        """They are this process's from now on, as if it had made them, and are taken out of ``made`` one by one: so it may be called again
+        when it has raised (the head is away). Those without a handle outside of the process that did, end. ``words``: the value that they
+        came in, and that keeps what they may be made from again."""
         self.begin()
         if any(actor.restarts for actor in made):
             words._publish()  # it may have to go along once more
-        for actor in made:
-            with contextlib.suppress(Exception):  # the head has forgotten it
+        while made:
+            actor = made[0]
+            with contextlib.suppress(NotFound):  # the head has forgotten it
                 session.know(actor.id, actor.class_name)
                 self._made[actor.id] = actor
                 if actor.restarts:
@@ -503,6 +511,7 @@ class MadeHere:
                     self.put((session, actor.id, None))
                 else:
                     self._watch(session, actor)
+            del made[0]
 
     def _watch(self, session: _native.Session, made: _Made) -> None:
         """Nobody will ever put the object: whoever gets it hears of its end. (Whose it was to be is not asked: that one may be gone.)"""
@@ -513,10 +522,10 @@ class MadeHere:
     def _freed(self, session: _native.Session, made: _Made, ref: ObjectRef) -> None:
         try:
             load(ref)
-        except ObjectFreedError as error:
+        except ObjectLostError as error:
             if error.reason == "ObjectFreed":
                 self.put((session, made.id, None))
-            else:  # this node has let go of it, not the one that counts
+            elif error.reason in ("ObjectLetGo", "ObjectLost"):  # by this node, not by the one that counts; or that one is not reached
                 with contextlib.suppress(Exception):
                     self._watch(session, made)
         except Exception:  # who counted is gone, or the job has ended: so will the actor
@@ -553,8 +562,10 @@ class MadeHere:
         except ActorUnavailableError:
             self._made[made.id] = made
             self.put((session, made.id, None))
+            return
         except Exception:
-            self._kept.pop(made.id, None)
+            pass
+        self._kept.pop(made.id, None)  # it has ended, or waits for that and is not made again
 
 
 made_here = MadeHere()

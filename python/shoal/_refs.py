@@ -31,7 +31,7 @@ __all__ = ["ObjectRef", "ResultRef", "Waitable", "awaits", "callbacks", "load", 
 
 def new_object_id() -> str:
     """Of this job: 32 hexadecimal digits, the first half of which are the job's."""
-    return f"{_session().job}{int.from_bytes(os.urandom(8), 'big') >> 1:016x}"
+    return f"{_session().job}{os.urandom(8).hex()}"
 
 
 class Waitable:

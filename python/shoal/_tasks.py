@@ -12,7 +12,8 @@ import os
 import select
 import threading
 import time
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from shoal import _native, _serialize
 from shoal._client import _wait
@@ -24,7 +25,7 @@ from shoal._remote import create_gang
 from shoal._retry import Retries
 from shoal._runtime import session, state
 from shoal._stream import ObjectRefGenerator
-from shoal.exceptions import ShoalError
+from shoal.exceptions import NotFound, ShoalError
 
 __all__ = ["Function", "FunctionPool", "FunctionWorker"]
 
@@ -32,6 +33,8 @@ _END_S = 5.0  # for what the pool's thread does, when the session ends
 
 _LOOK_AT_NODES_S = 1.0  # how often a pool that spreads looks for nodes without a worker,
 _NODES_AT_ONCE = 16  # and for how many of them
+
+_FEW = 16  # workers, among which the dead ones are not looked for
 
 MAX_RETRIES = 3  # of a task whose worker died, unless its options say otherwise
 
@@ -70,17 +73,19 @@ class _Pool:
         self.resources, self.placed = resources, placed
         self.spread = "spread" in placed[0]  # over nodes, each of which has a worker and its turn
         self.native = _native.TaskPool(owner.session, owner.readiness, 0, self.spread)
-        self._look_at, self._called = 0.0, False  # at the nodes; since then
+        self._look_at, self._called, self._roomy = 0.0, False, []  # at the nodes; since then; what was seen
         self.functions: dict[int, Function] = {}  # that may have to be judged
         self.empty = True  # of workers, when it was last looked at
-        self._starting: dict[str, ObjectRef] = {}  # workers that may not be made yet
+        self.workers: dict[str, ObjectRef] = {}  # and what tells whether they are made; some may be dead
+        self._many = _FEW
 
     def begin(self, owner: FunctionPool, function: str) -> None:
-        """The first workers. Raises when there are none to be had."""
+        """The first worker. Raises when there is none to be had."""
+        begun = 0
         if self.spread:
             with contextlib.suppress(ShoalError):  # one is asked for below
-                self.spread_out(owner, function)
-        if not self.spread or not self.native.nodes():
+                begun = self.spread_out(owner, function)
+        if not begun:
             self.grow(function)
 
     def called(self, owner: FunctionPool) -> None:
@@ -89,26 +94,27 @@ class _Pool:
             self._called = True
             os.eventfd_write(owner.readiness.fd, 1)
 
-    def spread_out(self, owner: FunctionPool, function: str = "") -> None:
-        """A worker more on each node that has room for one and none yet, unless others wait for that."""
+    def spread_out(self, owner: FunctionPool, function: str) -> int:
+        """Workers on nodes that have room for one and none yet: for what waits, and one more, whose turn it is then. How many."""
+        if owner.wanted_back:
+            return 0
         now = time.monotonic()
-        if now < self._look_at or owner.wanted_back:
-            return
-        self._look_at, self._called = now + _LOOK_AT_NODES_S, False
-        there, labels = set(self.native.nodes()), self.placed[0].get("labels", [])
-        rows = owner.session.list("nodes")
-        self._look_at = time.monotonic() + max(_LOOK_AT_NODES_S, 20 * (time.monotonic() - now))  # of thousands that takes a while
-        lacking = [
-            row["id"]
-            for row in rows
-            if row["state"] == "ALIVE"
-            and not row["cordoned"]
-            and row["id"] not in there
-            and fits(row["labels"], labels)
-            and all(row["available"].get(k, 0) >= v for k, v in self.resources.items())
-        ]
-        for node in lacking[:_NODES_AT_ONCE]:
+        if now >= self._look_at:
+            self._look_at, self._called = now + _LOOK_AT_NODES_S, False
+            labels = self.placed[0].get("labels", [])
+            self._roomy = [
+                row["id"]
+                for row in owner.session.list("nodes")
+                if row["state"] == "ALIVE"
+                and not row["cordoned"]
+                and fits(row["labels"], labels)
+                and all(row["available"].get(k, 0) >= v for k, v in self.resources.items())
+            ]
+            self._look_at = time.monotonic() + max(_LOOK_AT_NODES_S, 20 * (time.monotonic() - now))  # of thousands that takes a while
+        nodes = self.native.next_nodes(self._roomy)[:_NODES_AT_ONCE]
+        for node in nodes:
             self.grow(function, node)
+        return len(nodes)
 
     def grow(self, function: str, node: str = "") -> None:
         """One worker more, for this function at first, there if that is still possible. Raises when there is none to be had."""
@@ -118,31 +124,39 @@ class _Pool:
         around = {"placed": where_to, "env": env, "runtime_env": runtime_env}
         name = _native.FUNCTION_WORKER + (f": {function[:100]}" if function else "")
         worker = create_gang(FunctionWorker, 1, resources=self.resources, name=name, **around)[0]
-        for made in [w for w, created in tuple(self._starting.items()) if created._ref.ready]:
-            self._starting.pop(made, None)
-        self._starting[worker._actor_id] = worker._created
+        if len(self.workers) >= self._many:
+            for dead in [w for w in tuple(self.workers) if session().dead(w)]:
+                self.workers.pop(dead, None)
+            self._many = 2 * len(self.workers) + _FEW
+        self.workers[worker._actor_id] = worker._created
         self.native.add(worker._actor_id, worker._created._ref, node)
 
-    def is_made(self, worker: str) -> bool:
-        """Asked once of each."""
-        created = self._starting.pop(worker, None)
-        return created is None or (created._ref.ready and not created._ref.failed)
+    def let_go(self, worker: str) -> bool:
+        """Whether it is made."""
+        created = self.workers.pop(worker, None)
+        return created is not None and created._ref.ready and not created._ref.failed
+
+    def take(self, owner: FunctionPool, idle_s: float, within: float) -> tuple[int, bool, bool]:
+        """What the pool wants, of which all is done here but to make workers: (how many, whether some are not made yet, whether there is
+        none)."""
+        with owner.retiring:
+            workers, starting, alone, ended, condemned, raised = self.native.take_wants(idle_s)
+            owner.condemn(condemned)
+            owner.end(self, ended, within)
+        for task, function, ref in raised:
+            self.native.judged(task, self.functions[function].retries.worth_another(ref))
+        return workers, starting, alone
 
     def attend(self, owner: FunctionPool) -> bool:
         """Does what the pool wants. Whether some of that has to wait for room."""
         if owner.wanted_back and "group" not in self.placed[0]:
             self.native.give_back(owner.LEASE_S)
-        if self._called:
+        waits = self.native.first_waiting() if self.spread else ""
+        if self._called or waits:
             with contextlib.suppress(ShoalError):  # those that are there do
-                self.spread_out(owner, self.native.first_waiting())
-        with owner.retiring:
-            workers, starting, alone, ended, condemned, raised = self.native.take_wants(owner.IDLE_S)
-            for worker in condemned:
-                with contextlib.suppress(Exception):
-                    owner.session.kill(worker)
-            owner.end(self, ended, owner.LAST_WORDS_S)
-        for task, function, ref in raised:
-            self.native.judged(task, self.functions[function].retries.worth_another(ref))
+                self.spread_out(owner, waits)
+        workers, starting, alone = self.take(owner, owner.IDLE_S, owner.LAST_WORDS_S)
+        owner.see_off()
         self.empty = alone
         if not workers:
             return False
@@ -156,12 +170,29 @@ class _Pool:
         return room < workers
 
 
-class _Leaving(NamedTuple):
-    """A worker that is to end when it has said what it leaves, at the latest then."""
+@dataclass(eq=False, slots=True)
+class _Leaving:
+    """A worker that is to end: when it has said what it leaves, at ``until`` at the latest; at once, if it was not asked."""
 
     worker: str
-    words: ObjectRef
-    until: float
+    words: ObjectRef | None = None
+    until: float = 0.0
+    made: list | None = None  # what it has said, less what is this process's already
+
+    def waits(self) -> bool:
+        return self.words is not None and not self.words._ref.ready and time.monotonic() < self.until
+
+    def end(self, session: _native.Session) -> None:
+        """Raises when that has to be tried again. One that says nothing is killed: what it made ends with it, as nobody would ever count
+        who has that."""
+        if self.made is None and self.words is not None and self.words._ref.ready:
+            with contextlib.suppress(Exception):  # it has died meanwhile; what it made has, too
+                self.made = load(self.words)[0]
+        if self.made is None:
+            session.kill(self.worker)
+        else:
+            made_here.adopt(session, self.made, self.words)
+            session.retire(self.worker)
 
 
 class FunctionPool:
@@ -170,6 +201,7 @@ class FunctionPool:
     IDLE_S = 2.0  # then a worker gives its CPU back
     LAST_WORDS_S = 30.0  # which it has for telling what it has made and measured, and for what it makes to be made
     LOOK_S = 0.1  # how often the cluster is asked for room while there is none
+    AGAIN_S = 1.0  # before it is tried again to end those who are to
     LEASE_S = 0.25  # for which a worker keeps what others wait for, and how often the cluster is asked whether they do
 
     def __init__(self):
@@ -177,6 +209,7 @@ class FunctionPool:
         self._lock, self.retiring = threading.Lock(), threading.Lock()
         self._pools: dict[tuple, _Pool] = {}
         self._leaving: list[_Leaving] = []  # under retiring
+        self._again_at = 0.0
         self._ended = False
         self.wanted_back = False  # others wait for what this process's workers hold: it takes no more, and gives some back
         self._ask_at = 0.0
@@ -196,54 +229,70 @@ class FunctionPool:
             pool.called(self)
         return results(ref, extra, function.name, items)
 
+    def condemn(self, workers: list[str]) -> None:
+        """They are to be killed."""
+        self._leaving.extend(map(_Leaving, workers))
+
     def end(self, pool: _Pool, workers: list[str], within: float) -> None:
         """Of workers that have nothing to do. Those that are made say first, within so many seconds, what they leave; nobody waits for that
         here (see_off). The others leave nothing."""
         for worker in workers:
-            with contextlib.suppress(Exception):
-                if pool.is_made(worker):
-                    words = ObjectRef(self.session.call(worker, LAST_WORDS, *_pack((), {"within": within}), None, -1))
-                    self._leaving.append(_Leaving(worker, words, time.monotonic() + within))
-                    self.readiness.add(self.session, words._ref, 0)
+            leaving = _Leaving(worker)
+            with contextlib.suppress(Exception):  # the session is closed
+                if pool.let_go(worker):
+                    leaving.words = ObjectRef(self.session.call(worker, LAST_WORDS, *_pack((), {"within": within}), None, -1))
+                    leaving.until = time.monotonic() + within
+                    self.readiness.add(self.session, leaving.words._ref, 0)
                     self.session.hand_over()
-                else:
-                    self.session.retire(worker)
+            self._leaving.append(leaving)
 
     def see_off(self) -> None:
-        """Retires those who have said what they leave: the actors that they made are this process's from then on. One that says nothing is
-        killed: what it made ends with it, as nobody would ever count who has that."""
+        """Ends those who have said what they leave, or have nothing to say: the actors that they made are this process's from then on. Who
+        cannot be ended, since the head is away, stays to be."""
         with self.retiring:
             for leaving in tuple(self._leaving):
-                worker, words, until = leaving
-                if not words._ref.ready and time.monotonic() < until:
+                if time.monotonic() < self._again_at:
+                    return
+                if leaving.waits():
                     continue
+                try:
+                    leaving.end(self.session)
+                except NotFound:
+                    pass  # it is over, long since
+                except Exception:
+                    self._leaving.append(leaving)  # others come first the next time
+                    self._again_at = time.monotonic() + self.AGAIN_S
                 self._leaving.remove(leaving)
-                heard = False
-                with contextlib.suppress(Exception):  # it has died meanwhile; what it made has, too
-                    if words._ref.ready:
-                        made_here.adopt(self.session, load(words)[0], words)
-                        heard = True
-                with contextlib.suppress(Exception):
-                    (self.session.retire if heard else self.session.kill)(worker)
 
     def last_words(self, until: float) -> None:
-        """Until then those that ran functions for this process, and have nothing to do, may say theirs."""
-        with self.retiring:
-            for pool in tuple(self._pools.values()):
-                self.end(pool, pool.native.take_wants(0.0)[3], until - time.monotonic())
-            words = [leaving.words._ref for leaving in self._leaving]
-        if words:
-            _wait(self.session.wait_some, all, max(0.0, until - time.monotonic()), words, len(words))
-        self.see_off()
+        """Until then those that ran functions for this process, and have nothing to do, may say theirs. The others, for which nobody waits,
+        are killed: they would be with this process, and what they made would be counted by nobody."""
+        for pool in tuple(self._pools.values()):
+            pool.take(self, 0.0, until - time.monotonic())
+        while (leaving := tuple(self._leaving)) and (left := until - time.monotonic()) > 0:
+            if words := [each.words._ref for each in leaving if each.words is not None]:
+                _wait(self.session.wait_some, all, left, words, len(words))
+            self.see_off()
+            if self._leaving:
+                time.sleep(max(0.0, min(until, self._again_at) - time.monotonic()))
+        self._ended = True  # it makes no others
+        with contextlib.suppress(Exception):  # the head is away
+            for worker in [w for pool in tuple(self._pools.values()) for w in tuple(pool.workers)]:
+                with contextlib.suppress(NotFound):
+                    self.session.kill(worker)
 
     def _pool_of(self, function: Function) -> _Pool:
         key = (tuple(sorted(function.resources.items())), repr(function.placed))
         with self._lock:
             pool = self._pools.get(key)
             if pool is None:
-                pool = _Pool(self, function.resources, function.placed)
-                pool.begin(self, function.name)  # here, so that whoever calls first hears why there can be none
-                self._pools[key] = pool
+                pool = self._pools[key] = _Pool(self, function.resources, function.placed)
+                try:
+                    pool.begin(self, function.name)  # here, so that whoever calls first hears why there can be none
+                except BaseException:
+                    if not pool.workers:  # with one it is seen to, and found by the next call: Ctrl-C, or an alarm
+                        del self._pools[key]
+                    raise
             if function.retries.judges_exceptions:
                 pool.functions[function.number] = function
             function.pool = pool

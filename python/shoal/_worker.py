@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal import _serialize, _stacks, _stream
 from shoal._client import put
-from shoal._context import running
+from shoal._context import parent_call, running
 from shoal._handle import GRAPH, LAST_WORDS, NO_ARGUMENTS, RELEASE, _Dep, made_here
 from shoal._marks import mark_beginning, mark_output
 from shoal._refs import when_gone
@@ -25,6 +25,7 @@ from shoal._tasks import FunctionWorker
 from shoal.actor import ActorExit, exit_actor
 
 _DRAIN_S = 5.0  # for answers that callers have not taken when a worker ends
+_AGAIN_S = 1.0  # before it is tried again to reach the head
 _LAST_METRICS_S = 30.0  # for its node to take what it measured; that is up to its loop alone
 
 _ending = threading.Lock()
@@ -287,10 +288,26 @@ class _Released(ActorExit):
     why = "nothing referred to it any more"
 
 
-def _release(instance) -> None:
+def _release(instance) -> object:
     """Nobody else refers to it than those, if any, to whom it gave itself."""
     if made_here.may_end(running.actor_id, running.settings["class_name"]):
         raise _Released(0)
+    if not running.settings["restarts"]:
+        return None
+    threading.Thread(target=_stay, args=(parent_call(),), daemon=True, name="shoal-leaving").start()
+    return LATER
+
+
+def _stay(incoming) -> None:
+    """Answers one that was told to end, and waits, when it would not be started again: nobody would tell its next life. If it dies before
+    that its creator hears of it, and tells that one."""
+    while True:
+        try:
+            state.session.leave()
+            break
+        except Exception:
+            time.sleep(_AGAIN_S)  # the head is away
+    state.session.reply(incoming, *_serialize.dumps(None))
 
 
 def _last_words(_, within: float) -> tuple:

@@ -243,7 +243,9 @@ void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
     if (replicas_.let_go(object, worker)) release(object, no_more());
     return;
   }
-  for (const ObjectId id : memory_.drop_for_good(job, m.id, std::max<std::uint64_t>(1, m.bytes))) free(references_.drop({job, id}));
+  const bool was_here = memory_.has(job, m.id);
+  memory_.free(job, m.id);
+  if (was_here) free(references_.drop({job, m.id}));
   tell_kept();
 }
 

@@ -152,6 +152,9 @@ void ClusterState::hand_on(WorkerId from, WorkerId to) {
 
 Result<void> ClusterState::worker_retired(ActorId id) {
   const auto it = actors_.find(id);
+  if (it != actors_.end() && !actors::is_function_worker(it->second)) {
+    return fail(invalid_argument("actor " + to_string(id) + " is no worker of remote functions: it can be killed, not retired"));
+  }
   if (it != actors_.end() && it->second.state != ActorState::kDead && gangs_.contains(it->second.gang)) {
     hand_on(it->second.worker, gangs_.at(it->second.gang).spec.creator);
   }

@@ -236,6 +236,18 @@ TEST_F(CreatorTest, WhatARetiredWorkerMadeIsItsKeepersFromThenOn) {
   EXPECT_NE(cause_of(child).find("its creator, actor Parent("), std::string::npos) << cause_of(child);
 }
 
+TEST_F(CreatorTest, OnlyAWorkerOfFunctionsIsRetired) {
+  const GangSpec actor = made_by({});
+  const GangSpec child = made_by(process(lives(actor)));
+  lives(child);
+  const auto retired = state_.worker_retired(actor.actors[0].id);
+  ASSERT_FALSE(retired);
+  EXPECT_EQ(retired.error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(state_.worker_retired(ActorId{77}).error().code(), Code::kNotFound);
+  ASSERT_TRUE(state_.actor_killed(actor.actors[0].id));
+  EXPECT_EQ(state_of(actor), ActorState::kDead);
+}
+
 TEST_F(CreatorTest, WhatARetiredWorkerCouldNotMakeYetEndsWithIt) {
   const GangSpec functions = made_by({}, kFunctions);
   const auto f = lives(functions);

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from cast import GUARD_S, Gate, Recorder
 from leftovers import alive, wait_until
 
 import shoal as ray
-from shoal._handle import RELEASE, _pack
+from shoal import _handle, _native
+from shoal._handle import RELEASE, _pack, made_here
+from shoal._refs import load
 from shoal._runtime import state
 from shoal._tasks import FunctionPool
-from shoal.exceptions import ActorDiedError, WorkerCrashedError
+from shoal.exceptions import ActorDiedError, ObjectLostError, Unavailable, WorkerCrashedError
 from shoal.util import ActorPool
 from shoal.util.queue import Queue
 
@@ -329,6 +332,63 @@ def test_one_that_gave_itself_away_may_be_told_twice_to_end(holder):
     ends(actor_id)
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_one_that_waits_for_handles_of_itself_and_crashes_is_not_started_again(holder, concurrency):
+    actor = Counts.options(max_restarts=-1, max_concurrency=concurrency).remote()
+    actor_id, pid = actor._actor_id, ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=GUARD_S)
+    ray.get(actor.introduce.remote(holder), timeout=GUARD_S)
+    del actor
+    told = lambda: any(made.id == actor_id and ref._ref.ready for made, ref in made_here._told)  # noqa: E731
+    wait_until(told, GUARD_S, "that it has heard that it is to end")
+    assert ray.get(holder.call.remote(), timeout=GUARD_S) == 1
+    os.kill(pid, signal.SIGKILL)
+    ends(actor_id)
+    assert row(actor_id)["num_restarts"] == 0
+
+
+def test_one_whose_count_cannot_be_reached_for_long_ends_all_the_same(holder, monkeypatch):
+    actor = Counts.remote()
+    actor_id = actor._actor_id
+    ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
+    del actor
+    heard = []
+
+    def not_reached(ref):
+        heard.append(ref)
+        if len(heard) < 3:
+            raise ObjectLostError("the node that has this object cannot be reached", reason="ObjectLost")
+        return load(ref)
+
+    monkeypatch.setattr(_handle, "load", not_reached)
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    ends(actor_id)
+
+
+def test_handles_that_leave_within_each_other_are_counted_together(monkeypatch):
+    """As when the GC runs code of a user's, while a handle leaves, through which the same one does."""
+    actors, stands, within = [Counts.remote()], [], []
+    actor_id = actors[0]._actor_id
+
+    def stand(session):
+        stands.append(session)
+        if len(stands) == 1:
+            within.append(ray.put(actors))
+        return made_stand(session)
+
+    made_stand = _handle._stand
+    monkeypatch.setattr(_handle, "_stand", stand)
+    leaving = threading.Thread(target=lambda: within.append(ray.put(actors)), daemon=True)
+    leaving.start()
+    leaving.join(GUARD_S)
+    assert len(within) == 2
+    actors.clear()
+    still_there(actor_id, lambda: ray.get(within[0])[0].call.remote())
+    del within[0]
+    still_there(actor_id, lambda: ray.get(within[0])[0].call.remote())
+    within.clear()
+    ends(actor_id)
+
+
 def test_one_that_only_waits_as_an_argument_stays(gate, holder):
     actor = Counts.remote()
     actor_id = actor._actor_id
@@ -603,6 +663,39 @@ def test_an_actor_that_a_function_returned_outlives_its_worker(calls):
     ends(child_id)
 
 
+def test_a_worker_that_the_head_does_not_hear_of_for_a_while_is_retired_then(monkeypatch):
+    asked = {"retire": 0, "know": 0}
+
+    def while_it_is_away(what):
+        really = getattr(_native.Session, what)
+
+        def ask(*args):
+            if threading.current_thread().name == "shoal-tasks":
+                asked[what] += 1
+                if asked[what] <= 2:
+                    raise Unavailable("the head is away", reason="HeadGone")
+            return really(*args)
+
+        monkeypatch.setattr(_native.Session, what, ask)
+
+    while_it_is_away("know")
+    while_it_is_away("retire")
+
+    @ray.remote(num_cpus=0, max_calls=1)
+    def makes():
+        child = Parent.remote(0)
+        ray.get(child.pid.remote())
+        return os.getpid(), child
+
+    pid, child = ray.get(makes.remote(), timeout=GUARD_S)
+    exits(pid)
+    assert min(asked.values()) > 2
+    lives(child)
+    child_id = child._actor_id
+    del child
+    ends(child_id)
+
+
 def asked(pid):
     """A worker of this process's functions is asked what it leaves, or has ended."""
     ids = [r["id"] for r in ray._runtime.session().list("actors") if r["pid"] == pid]
@@ -703,6 +796,22 @@ def test_an_actor_that_came_through_two_functions_ends_with_its_last_handle():
     lives(child)
     child_id = child._actor_id
     del child
+    ends(child_id)
+
+
+def test_what_a_busy_worker_of_a_retired_ones_functions_made_ends(gate, holder):
+    @ray.remote(num_cpus=0)
+    def inner(gate, holder):
+        child = Counts.remote()
+        ray.get([child.call.remote(), holder.keep.remote([child])])
+        ray.get(gate.arrive.remote(child._actor_id))
+
+    @ray.remote(num_cpus=0, max_calls=1)
+    def outer(gate, holder):
+        inner.remote(gate, holder)
+        return ray.get(gate.arrived.remote(1))
+
+    (child_id,) = ray.get(outer.remote(gate, holder), timeout=GUARD_S)
     ends(child_id)
 
 

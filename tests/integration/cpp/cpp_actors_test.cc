@@ -17,6 +17,7 @@
 
 #include "actors/api/build_id.h"
 #include "actors/api/shoal.h"
+#include "tests/integration/cpp/program.h"
 
 namespace {
 
@@ -102,8 +103,6 @@ class NeverListed {
   void f() {}
   static constexpr auto methods = shoal::methods(&NeverListed::f);
 };
-
-shoal::Context* driver = nullptr;  // of this test program, set by main
 
 class CppActorsTest : public testing::Test {
  protected:
@@ -390,26 +389,4 @@ TEST_F(CppActorsTest, ARebuiltProgramIsRefused) {
 
 }  // namespace
 
-// A worker of this program finds the same environment, but SHOAL_NODE.
-int main(int argc, char** argv) {
-  std::string home = "/tmp/shoal-cpp.XXXXXX";
-  const bool is_worker = std::getenv("SHOAL_NODE") != nullptr;
-  if (!is_worker) {
-    if (mkdtemp(home.data()) == nullptr) return 1;
-    setenv("SHOAL_HOME", home.c_str(), 1);
-    unsetenv("SHOAL_ADDRESS");
-  }
-  shoal::MainOptions options;
-  options.num_cpus = 4;
-  options.print_logs = false;
-  const int code = shoal::main<Recorder, Member>(
-      argc, argv,
-      [&](shoal::Context& context) {
-        driver = &context;
-        testing::InitGoogleTest(&argc, argv);
-        return RUN_ALL_TESTS();
-      },
-      options);
-  if (!is_worker) std::filesystem::remove_all(home);
-  return code;
-}
+int main(int argc, char** argv) { return run_program<Recorder, Member>(argc, argv); }

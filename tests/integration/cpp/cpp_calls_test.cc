@@ -19,6 +19,7 @@
 #include <asio/use_awaitable.hpp>
 
 #include "actors/api/shoal.h"
+#include "tests/integration/cpp/program.h"
 
 namespace {
 
@@ -238,8 +239,6 @@ class GroupedLoop {
  private:
   int begun_ = 0;
 };
-
-shoal::Context* driver = nullptr;
 
 class CppCallsTest : public testing::Test {
  protected:
@@ -721,29 +720,10 @@ TEST_F(CppCallsTest, CoroutinesHaveConcurrencyGroupsToo) {
 
 }  // namespace
 
-// A worker of this program finds the same environment, but SHOAL_NODE.
 int main(int argc, char** argv) {
-  std::string home = "/tmp/shoal-cpp.XXXXXX";
-  const bool is_worker = std::getenv("SHOAL_NODE") != nullptr;
-  if (!is_worker) {
-    if (mkdtemp(home.data()) == nullptr) return 1;
-    setenv("SHOAL_HOME", home.c_str(), 1);
-    unsetenv("SHOAL_ADDRESS");
-  }
   shoal::MainOptions options;
-  options.num_cpus = 4;
-  options.print_logs = false;
   options.env = {{"OF_ALL", "job"}};
   using All = shoal::Functions<&looks, &does_not_care, &never_ends, &waits_for, &asks_another, &waits, &plus, &length, &divided, &named,
                                &sum, &counts, &large, &fails_at, &surroundings>;
-  const int code = shoal::main<Counter, Holder, Loop, Grouped, GroupedLoop, All>(
-      argc, argv,
-      [&](shoal::Context& context) {
-        driver = &context;
-        testing::InitGoogleTest(&argc, argv);
-        return RUN_ALL_TESTS();
-      },
-      options);
-  if (!is_worker) std::filesystem::remove_all(home);
-  return code;
+  return run_program<Counter, Holder, Loop, Grouped, GroupedLoop, All>(argc, argv, options);
 }

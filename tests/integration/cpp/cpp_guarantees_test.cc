@@ -18,6 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "actors/api/shoal.h"
+#include "tests/integration/cpp/program.h"
 
 namespace {
 
@@ -99,8 +100,6 @@ bool wait_for(const std::string& file) {
   return true;
 }
 int never_listed(int n) { return n; }
-
-shoal::Context* driver = nullptr;
 
 class CppGuaranteesTest : public testing::Test {
  protected:
@@ -364,27 +363,7 @@ TEST_F(CppGuaranteesTest, AnActorIsPlacedOnTheNodeThatItIsToBeOn) {
 
 }  // namespace
 
-// A worker of this program finds the same environment, but SHOAL_NODE.
 int main(int argc, char** argv) {
-  std::string home = "/tmp/shoal-cpp.XXXXXX";
-  const bool is_worker = std::getenv("SHOAL_NODE") != nullptr;
-  if (!is_worker) {
-    if (mkdtemp(home.data()) == nullptr) return 1;
-    setenv("SHOAL_HOME", home.c_str(), 1);
-    unsetenv("SHOAL_ADDRESS");
-  }
-  shoal::MainOptions options;
-  options.num_cpus = 4;
-  options.print_logs = false;
   using All = shoal::Functions<&mean, &square, &length, &where, &filled, &divided, &survives, &wait_for>;
-  const int code = shoal::main<Counter, Meeting, Other, All>(
-      argc, argv,
-      [&](shoal::Context& context) {
-        driver = &context;
-        testing::InitGoogleTest(&argc, argv);
-        return RUN_ALL_TESTS();
-      },
-      options);
-  if (!is_worker) std::filesystem::remove_all(home);
-  return code;
+  return run_program<Counter, Meeting, Other, All>(argc, argv);
 }

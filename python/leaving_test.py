@@ -1,0 +1,215 @@
+"""What a process does with its functions' workers that are to end, while the head is there and while it is away."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from shoal import _tasks
+from shoal._handle import MadeHere, _Made
+from shoal._retry import Retries
+from shoal._tasks import FunctionPool, _Leaving, _Pool
+from shoal.exceptions import NotFound, Unavailable
+
+
+class Session:
+    """Does what the head is asked for, unless that is away."""
+
+    def __init__(self):
+        self.away, self.unknown, self.asked, self.done = False, set(), 0, []
+
+    def _ask(self, what, who):
+        self.asked += 1
+        if self.away:
+            raise Unavailable("the head is away", reason="HeadGone")
+        if who in self.unknown:
+            raise NotFound(f"no actor {who}")
+        self.done.append(f"{what} {who}")
+
+    def kill(self, actor):
+        self._ask("kill", actor)
+
+    def retire(self, worker):
+        self._ask("retire", worker)
+
+    def know(self, actor, _):
+        self._ask("know", actor)
+
+
+class Words:
+    """What a worker says, once it is ready."""
+
+    def __init__(self, *made):
+        self._ref, self.made, self.published = SimpleNamespace(ready=False), list(made), 0
+
+    def _publish(self):
+        self.published += 1
+
+
+@pytest.fixture
+def pools(monkeypatch):
+    monkeypatch.setattr(_tasks, "session", Session)
+    monkeypatch.setattr(_tasks.state, "ending", [])
+    monkeypatch.setattr(_tasks, "load", lambda words: (words.made, ()))
+    monkeypatch.setattr(FunctionPool, "_run", lambda self: None)
+    monkeypatch.setattr(FunctionPool, "AGAIN_S", 0.0)
+    return FunctionPool()
+
+
+@pytest.fixture
+def made_here(monkeypatch):
+    """Its thread does not run; ``told`` are those without a handle elsewhere, ``watched`` the others."""
+    out = MadeHere()
+    out.told, out.watched = [], []
+    monkeypatch.setattr(out, "begin", lambda: None)
+    monkeypatch.setattr(out, "put", lambda gone: out.told.append(gone[1]))
+    monkeypatch.setattr(out, "_watch", lambda _, made: out.watched.append(made.id))
+    monkeypatch.setattr(_tasks, "made_here", out)
+    return out
+
+
+def leaves(pools, worker, *made, within=1000.0):
+    words = Words(*made)
+    pools._leaving.append(_Leaving(worker, words, time.monotonic() + within))
+    return words
+
+
+def test_who_is_to_be_killed_is_killed_though_the_head_is_away_for_a_while(pools):
+    pools.session.away = True
+    pools.condemn(["a", "b"])
+    for _ in range(3):
+        pools.see_off()
+    assert pools.session.done == []
+    pools.session.away = False
+    pools.see_off()
+    assert sorted(pools.session.done) == ["kill a", "kill b"]
+    pools.see_off()
+    assert len(pools.session.done) == 2
+
+
+def test_a_head_that_is_away_is_asked_with_pauses(pools, monkeypatch):
+    monkeypatch.setattr(FunctionPool, "AGAIN_S", 1e6)
+    pools.session.away = True
+    pools.condemn(["a", "b"])
+    for _ in range(3):
+        pools.see_off()
+    assert pools.session.asked == 1
+
+
+def test_those_that_the_head_has_forgotten_are_over(pools):
+    pools.session.unknown = {"a"}
+    pools.condemn(["a", "b"])
+    pools.see_off()
+    assert pools.session.done == ["kill b"]
+    assert pools._leaving == []
+
+
+def test_one_that_cannot_be_ended_does_not_hold_up_the_others(pools, monkeypatch):
+    def kill(worker):
+        if worker == "a":
+            raise Unavailable("of this one it hears nothing", reason="DeadlineExceeded")
+        pools.session.done.append(worker)
+
+    monkeypatch.setattr(pools.session, "kill", kill)
+    pools.condemn(["a", "b"])
+    for _ in range(2):
+        pools.see_off()
+    assert pools.session.done == ["b"]
+    assert [leaving.worker for leaving in pools._leaving] == ["a"]
+
+
+def test_what_a_worker_leaves_is_taken_over_once_though_the_head_is_away_in_between(pools, made_here):
+    words = leaves(pools, "w", _Made("a", "A", False), _Made("b", "B", True, ("object", "place")), _Made("gone", "C", False))
+    pools.session.unknown = {"gone"}
+    pools.see_off()
+    assert pools.session.asked == 0  # it has not said it yet
+    words._ref.ready = True
+    know = pools.session.know
+
+    def not_b(actor, name):
+        pools.session.away = actor == "b"
+        know(actor, name)
+
+    pools.session.know = not_b
+    pools.see_off()
+    assert pools.session.done == ["know a"]
+    pools.session.know, pools.session.away = know, False
+    retire, pools.session.retire = pools.session.retire, lambda worker: 1 / 0
+    pools.see_off()
+    assert [leaving.worker for leaving in pools._leaving] == ["w"]
+    pools.session.retire = retire
+    pools.see_off()
+    assert pools.session.done == ["know a", "know b", "retire w"]
+    assert (made_here.told, made_here.watched) == (["a"], ["b"])
+    assert set(made_here._made) == {"a", "b"}
+    assert made_here._kept == {"b": [words._ref]}
+    assert words.published
+    assert pools._leaving == []
+
+
+def test_one_that_says_nothing_in_its_time_is_killed_and_nothing_is_taken_over(pools, made_here):
+    leaves(pools, "w", _Made("a", "A", False), within=0.0)
+    pools.see_off()
+    assert pools.session.done == ["kill w"]
+    assert made_here._made == {}
+
+
+class Wanting:
+    """A native pool that wants something once."""
+
+    def __init__(self, **wants):
+        self.wants, self.answers = wants, []
+
+    def take_wants(self, _):
+        wants, self.wants = self.wants, {}
+        return 0, False, False, wants.get("ended", []), wants.get("condemned", []), wants.get("raised", [])
+
+    def judged(self, task, again):
+        self.answers.append((task, again))
+
+
+def test_last_words_lose_nothing_that_a_pool_wanted_meanwhile(pools):
+    pool = object.__new__(_Pool)
+    raised = SimpleNamespace(value=lambda: (True, b"", []))
+    pool.native = Wanting(condemned=["forced"], ended=["unmade"], raised=[(7, 1, raised), (8, 2, raised)])
+    pool.functions = {1: SimpleNamespace(retries=Retries.of(3, True)), 2: SimpleNamespace(retries=Retries.of(3, False))}
+    pool.workers = {who: SimpleNamespace(_ref=SimpleNamespace(ready=False)) for who in ("unmade", "busy", "dead")}
+    pools.session.unknown = {"dead"}
+    pools._pools["one"] = pool
+    pools.last_words(time.monotonic() + 1000.0)
+    assert pool.native.answers == [(7, True), (8, False)]
+    assert sorted(pools.session.done) == ["kill busy", "kill forced", "kill unmade"]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_pool_whose_beginning_is_interrupted_is_seen_to_if_it_has_workers(pools, monkeypatch, begun):
+    class Interrupted:
+        def __init__(self, *_):
+            self.workers, self.functions, self.native = {}, {}, None
+
+        def begin(self, *_):
+            self.workers = {"w": None} if begun else {}
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_tasks, "_Pool", Interrupted)
+    function = SimpleNamespace(resources={"CPU": 1.0}, placed=({}, {}, None), name="f", retries=Retries.of(0, False), pool=None)
+    with pytest.raises(KeyboardInterrupt):
+        pools._pool_of(function)
+    assert len(pools._pools) == begun
+    if begun:
+        assert pools._pool_of(function).workers == {"w": None}
+
+
+def test_last_words_wait_for_a_head_that_is_away(pools):
+    pools.condemn(["w"])
+    asked = []
+
+    def kill(worker):
+        asked.append(worker)
+        if len(asked) < 3:
+            raise Unavailable("the head is away", reason="HeadGone")
+
+    pools.session.kill = kill
+    pools.last_words(time.monotonic() + 1000.0)
+    assert asked == ["w", "w", "w"]
+    assert pools._leaving == []
