@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include <gtest/gtest.h>
 
@@ -30,6 +31,7 @@ class Echo final : public Hosted {
     if (incoming.call.method == "hold") return held.push_back(std::move(incoming));
     if (incoming.call.method == "boom") return incoming.responder.fail(invalid_argument("boom").with_reason("Boom"));
     if (incoming.call.method == "arguments") return incoming.reply(text_value(joined(incoming.call.deps)));
+    if (incoming.call.method == "how many") return incoming.reply(text_value(std::to_string(incoming.call.deps.size())));
     incoming.reply(text_value(incoming.call.method));
   }
   static std::string joined(const std::vector<Value>& values) {
@@ -51,7 +53,7 @@ class ActorCallsTest : public testing::Test {
   static constexpr ActorId kActor{7}, kOther{8};
   static constexpr WorkerId kWorker{70};
 
-  ActorCallsTest() {
+  explicit ActorCallsTest(std::size_t socket_bytes = kSocketBytes) : world_(world_options(socket_bytes)) {
     start_host();
     for (const ActorId id : {kActor, kOther}) calls_.expect(id, "Echo");
   }
@@ -84,9 +86,9 @@ class ActorCallsTest : public testing::Test {
   }
 
   static constexpr std::size_t kSocketBytes = 1 << 20;
-  static runtime::SimWorld::Options world_options() {
+  static runtime::SimWorld::Options world_options(std::size_t socket_bytes) {
     runtime::SimWorld::Options out;
-    out.network.max_queued_bytes = kSocketBytes;
+    out.network.max_queued_bytes = socket_bytes;
     return out;
   }
   static ActorCalls::Options options() {
@@ -96,7 +98,7 @@ class ActorCallsTest : public testing::Test {
     return out;
   }
 
-  runtime::SimWorld world_{world_options()};
+  runtime::SimWorld world_;
   std::unique_ptr<runtime::SimNetwork> host_network_ = world_.fabric().attach("host", 1);
   std::unique_ptr<runtime::SimNetwork> caller_network_ = world_.fabric().attach("caller", 2);
   std::shared_ptr<Echo> actor_ = std::make_shared<Echo>();
@@ -193,6 +195,158 @@ TEST_F(ManyArgumentsTest, MoreThanAnybodyMeansAreRefused) {
   now_alive();
   EXPECT_EQ(outcome(call(kActor, "arguments", std::vector<ValueFuture>(Call::kMaxAllDeps + 1, values(1)[0]))),
             "InvalidArgument/TooManyArguments");
+}
+
+ValueFuture there(Value value) {
+  const runtime::Promise<Value> promise;
+  promise.set(std::move(value));
+  return promise.future();
+}
+
+std::vector<ObjectKey> objects(std::size_t count) {
+  std::vector<ObjectKey> out;
+  for (std::size_t n = 0; n < count; ++n) out.push_back({JobId{1}, ObjectId{n + 1}});
+  return out;
+}
+
+Value with_objects(Value value, std::vector<ObjectKey> contains) {
+  value.refer(std::move(contains), nullptr);
+  return value;
+}
+
+// Each of them would go in a message, two do not.
+TEST_F(ManyArgumentsTest, FewOnesWithManyReferencesInThemGoBeforeTheirCallToo) {
+  now_alive();
+  for (const std::size_t of_its_own : {0, 30'000}) {
+    for (const std::size_t count : {1, 2, 3}) {
+      std::vector<ValueFuture> given;
+      for (std::size_t n = 0; n < count; ++n) given.push_back(there(with_objects(text_value(nth(n, "")), objects(30'000))));
+      Call c;
+      c.actor = kActor;
+      c.method = "arguments";
+      c.args = with_objects(text_value(""), objects(of_its_own));
+      const auto result = calls_.call(std::move(c), given), behind = call(kActor, "behind");
+      ASSERT_TRUE(run_until_ready(behind));
+      EXPECT_EQ(outcome(result), all(count)) << count << " beside " << of_its_own;
+    }
+  }
+}
+
+// A socket that has room for twenty of them.
+class LargeArgumentsTest : public ActorCallsTest {
+ protected:
+  LargeArgumentsTest() : ActorCallsTest(20 << 20) {}
+};
+
+TEST_F(LargeArgumentsTest, ToAnotherHostTheyGoBeforeTheirCallAsFastAsTheSocketTakesThem) {
+  now_alive();
+  const Value mebibyte = text_value(std::string(1 << 20, 'x'));
+  const auto result = call(kActor, "how many", std::vector<ValueFuture>(40, there(mebibyte)));
+  ASSERT_TRUE(run_until_ready(result));
+  EXPECT_EQ(outcome(result), "40");
+}
+
+// What has come to a process and was not read there any more is taken off again: who sent it has counted it.
+class CountedArgumentsTest : public ManyArgumentsTest, public runtime::PeerHandler {
+ protected:
+  using Told = std::map<std::uint64_t, std::int64_t>;
+  // What the host tells of objects, by their numbers.
+  Told told() {
+    world_.run_for(1s);
+    references_.flush();
+    return std::exchange(told_, {});
+  }
+  static ObjectKey object(std::uint64_t number) { return {JobId{1}, ObjectId{number}}; }
+  static Value small(std::uint64_t contains) { return with_objects(text_value("small"), {object(contains)}); }
+  // Where it comes to there is no memory for it.
+  static Value unreadable(std::uint64_t contains) {
+    return with_objects(text_value(std::string(Value::kMaxInlineBytes + 1, 'x')), {object(contains)});
+  }
+
+  void SetUp() override {
+    host_->count_with(references_, memory_);
+    caller_network_->connect(runtime::Endpoint::tcp("host", 1000), runtime::Role::kWorker, 5s, [this](auto connection) {
+      peer_ = std::make_unique<runtime::Peer>(std::move(connection).value(), world_.clock(), *this);
+    });
+    ASSERT_TRUE(world_.run_until([&] { return peer_ != nullptr; }, 30s));
+  }
+  static Call call_of(std::vector<Value> deps) {
+    Call out;
+    out.actor = kActor;
+    out.method = "arguments";
+    out.args = text_value("");
+    out.deps = std::move(deps);
+    return out;
+  }
+  void send_portion(const Call& call, std::size_t first, std::size_t end) {
+    ASSERT_TRUE(peer_->notify(kArguments, arguments_message(call, first, end, false).value()));
+  }
+  std::string send_call(const Call& call, std::size_t sent) {
+    std::string out;
+    peer_->call(kCallOfArguments, to_message(call, false, sent).value(), runtime::Peer::kNoTimeout,
+                [&](const Result<runtime::Message>& answer) { out = answer ? "an answer" : code_name(answer.error().code()); });
+    EXPECT_TRUE(world_.run_until([&] { return !out.empty(); }, 30s));
+    return out;
+  }
+  void on_request(runtime::Peer&, runtime::Request, runtime::Responder) override {}
+  void on_notice(runtime::Peer&, runtime::Request) override {}
+  void on_closed(runtime::Peer&, const Error&) override {}
+
+ private:
+  class NoMemory final : public ValueMemory {
+    Result<Fd> fill(std::size_t, std::span<const runtime::SegmentPool::Part>) override { return fail(resource_exhausted("none")); }
+  };
+  NoMemory memory_;
+  Told told_;
+  References references_{[] {},
+                         [this](std::vector<References::Change> changes) {
+                           for (const auto& c : changes) told_[c.object.id.value] += c.by;
+                         }};
+  std::unique_ptr<runtime::Peer> peer_;
+};
+
+TEST_F(CountedArgumentsTest, PortionsThatDoNotFollowThoseBeforeThem) {
+  const Call call = call_of({small(1), small(2), small(3)});
+  send_portion(call, 1, 2);
+  EXPECT_EQ(told(), (Told{{2, -1}}));
+  send_portion(call, 2, 3);
+  EXPECT_EQ(told(), (Told{{3, -1}}));
+  EXPECT_EQ(send_call(call, 3), "InvalidArgument");
+  EXPECT_EQ(told(), Told());
+}
+
+TEST_F(CountedArgumentsTest, APortionThatCannotBeRead) {
+  const Call call = call_of({small(1), unreadable(2), small(3)});
+  send_portion(call, 0, 2);
+  EXPECT_EQ(told(), (Told{{1, -1}, {2, -1}}));
+  send_portion(call, 2, 3);
+  EXPECT_EQ(told(), (Told{{3, -1}}));
+  EXPECT_EQ(send_call(call, 3), "ResourceExhausted");
+}
+
+TEST_F(CountedArgumentsTest, ACallThatCannotBeReadWithAllThatCameBeforeIt) {
+  const Call call = call_of({small(1), small(2), unreadable(3)});
+  send_portion(call, 0, 1);
+  EXPECT_EQ(told(), Told());
+  EXPECT_EQ(send_call(call, 1), "ResourceExhausted");
+  EXPECT_EQ(told(), (Told{{1, -1}, {2, -1}, {3, -1}}));
+}
+
+TEST_F(CountedArgumentsTest, WhatWentBeforeACallThatIsTooLargeItselfIsForgotten) {
+  now_alive();
+  auto given = values(200);
+  given[0] = there(small(1));
+  Call too_large;
+  too_large.actor = kActor;
+  too_large.method = "arguments";
+  too_large.args = with_objects(text_value(""), objects(50'000));
+  const auto result = calls_.call(std::move(too_large), given);
+  ASSERT_TRUE(run_until_ready(result));
+  EXPECT_EQ(outcome(result), "InvalidArgument/FrameTooLarge");
+  EXPECT_EQ(told(), (Told{{1, -1}}));
+  const auto next = call(kActor, "arguments", values(200));
+  ASSERT_TRUE(run_until_ready(next));
+  EXPECT_EQ(outcome(next), all(200));
 }
 
 TEST_F(ActorCallsTest, WhatACallYieldsComesBeforeItsAnswer) {
