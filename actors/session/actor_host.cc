@@ -112,18 +112,17 @@ void ActorHost::on_arguments(const runtime::Peer& peer, runtime::Message message
   }
 }
 
-Result<void> ActorHost::yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value) {
-  const auto peer = peers_.find(incoming.peer);
-  if (peer == peers_.end()) return {};
+Result<ActorHost::Yielded> ActorHost::yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value) {
+  const auto found = peers_.find(incoming.peer);
+  if (found == peers_.end()) return Yielded::kUnheard;
+  runtime::Peer& peer = *found->second;
+  if (peer.queued_bytes() > (incoming.local && value.shared() ? 0 : kAhead)) return Yielded::kNoRoom;
   SHOAL_TRY(auto message, item_message(stream, index, value, incoming.local));
   if (references_ != nullptr) references_->sending(value, incoming.from, incoming.from_node);
-  const auto sent = peer->second->notify(kItem, std::move(message));
-  return sent || !peer->second->connected() ? Result<void>() : sent;
-}
-
-bool ActorHost::takes_more(const Incoming& incoming) const {
-  const auto peer = peers_.find(incoming.peer);
-  return peer == peers_.end() || peer->second->queued_bytes() <= kAhead;
+  const auto sent = peer.notify(kItem, std::move(message));
+  if (sent) return Yielded::kSent;
+  if (!peer.connected()) return Yielded::kUnheard;
+  return fail(sent.error());
 }
 
 void ActorHost::on_notice(runtime::Peer& peer, runtime::Request notice) {

@@ -147,6 +147,8 @@ Result<std::vector<Value>> values_of(std::vector<Shape> shapes, Detacher& detach
 
 Error call_cancelled(const std::string& what) { return cancelled("the call of " + what + " was cancelled").with_reason("TaskCancelled"); }
 
+Error caller_gone(const std::string& what) { return cancelled("nobody hears what " + what + " yields").with_reason("CallerGone"); }
+
 Result<runtime::Message> to_message(const Call& call, bool local, std::size_t sent) {
   const auto values = std::span(call.deps).subspan(sent);
   runtime::Message out;

@@ -27,6 +27,8 @@ struct CancelHow {
 
 // What becomes of it.
 Error call_cancelled(const std::string& what);
+// What becomes of one that yields what nobody hears.
+Error caller_gone(const std::string& what);
 
 struct Call {
   ActorId actor;
