@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
 #include <asio/bind_cancellation_slot.hpp>
 #include <asio/co_spawn.hpp>
 #include <asio/post.hpp>
@@ -39,8 +40,14 @@ class CallExecutor {
 }  // namespace
 
 void Turns::add(Turn turn) {
-  groups_[turn.group].waiting.push_back({next_++, std::move(turn.incoming)});
-  ++waiting_;
+  Group& group = groups_[turn.group];
+  const std::size_t bytes = turn.incoming.call.inline_bytes();
+  if (!group.waiting.empty() && (group.waiting.size() >= max_waiting_ || group.bytes + bytes > max_bytes_)) {
+    return turn.incoming.fail(resource_exhausted(
+        fmt::format("{} calls with {} bytes of arguments wait for this actor's methods of that group", group.waiting.size(), group.bytes)));
+  }
+  group.bytes += bytes;
+  group.waiting.push_back({next_++, std::move(turn.incoming)});
 }
 
 std::optional<Turn> Turns::next() {
@@ -53,9 +60,9 @@ std::optional<Turn> Turns::next() {
   if (first == none) return std::nullopt;
   Group& group = groups_[first];
   --group.free;
-  --waiting_;
   std::optional<Turn> out(Turn{first, std::move(group.waiting.front().incoming)});
   group.waiting.pop_front();
+  group.bytes -= out->incoming.call.inline_bytes();
   return out;
 }
 
@@ -65,7 +72,7 @@ std::optional<Incoming> Turns::cancel(CallKey call) {
     if (it == group.waiting.end()) continue;
     std::optional<Incoming> out(std::move(it->incoming));
     group.waiting.erase(it);
-    --waiting_;
+    group.bytes -= out->call.inline_bytes();
     return out;
   }
   return std::nullopt;

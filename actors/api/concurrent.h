@@ -28,20 +28,23 @@ struct Turn {
   Incoming incoming;
 };
 
-// Calls wait here until their group has room. Only while the session's loop is owned.
+// Calls wait here until their group has room. Each group has its share of what may wait: one that is full has no others wait behind it, nor
+// fail. Only while the session's loop is owned.
 class Turns {
  public:
-  // How many of each group may be under way at once; the first is of methods that are in none.
-  explicit Turns(const std::vector<std::size_t>& sizes) : groups_(sizes.size()) {
+  // How many of each group may be under way at once; the first is of methods that are in none. `all`: what may wait in all of them
+  // together, of which each has the same share; one call may, whatever its size.
+  explicit Turns(const std::vector<std::size_t>& sizes, CallQueue::Options all = {})
+      : groups_(sizes.size()), max_waiting_(all.max_waiting / sizes.size()), max_bytes_(all.max_bytes / sizes.size()) {
     for (std::size_t i = 0; i < sizes.size(); ++i) groups_[i].free = sizes[i];
   }
+  // ResourceExhausted for a call for which its group has no room.
   void add(Turn turn);
   // One that begins now: of those that may, the one that was added first.
   std::optional<Turn> next();
   void done(std::size_t group) { ++groups_[group].free; }
   // One that has not begun never will.
   std::optional<Incoming> cancel(CallKey call);
-  std::size_t num_waiting() const { return waiting_; }
 
  private:
   struct Waiting {
@@ -51,9 +54,10 @@ class Turns {
   struct Group {
     std::size_t free = 0;
     std::deque<Waiting> waiting;
+    std::size_t bytes = 0;  // of their small arguments
   };
   std::vector<Group> groups_;
-  std::size_t waiting_ = 0;
+  const std::size_t max_waiting_, max_bytes_;
   std::uint64_t next_ = 1;
 };
 

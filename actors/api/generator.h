@@ -5,7 +5,8 @@
 //   }
 //
 // It runs in its call, and does not wait for who takes them, only for the room on their way (stream.h). `co_yield shoal::fail(..)` ends it
-// with that error. What it gets by reference lives as long as it does.
+// with that error. One that is cancelled, or whose caller is gone, is destroyed at its next item. What it gets by reference lives as long
+// as it does.
 #pragma once
 
 #include <coroutine>

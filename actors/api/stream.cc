@@ -7,19 +7,18 @@ Streams::Id new_stream(Hub& hub) {
 }
 
 Result<void> Publisher::give(const Value& item) {
-  ActorHost& host = hub_.session.actor_host();
-  Result<void> sent;
-  bool given = false;
-  // It is looked and sent at once: others that wait for the same socket do not find the same room.
+  using Yielded = ActorHost::Yielded;
+  Result<Yielded> given;
   const auto gives = [&] {
-    if (!host.takes_more(incoming_)) return hub_.cancelled.has(incoming_.key());
-    sent = host.yields(incoming_, stream_, count_, item);
-    return given = true;
+    given = hub_.session.actor_host().yields(incoming_, stream_, count_, item);
+    return !given || *given != Yielded::kNoRoom || hub_.cancelled.has(incoming_.key());
   };
   while (!hub_.session.wait(gives)) {  // interrupted, which is nothing to a worker
   }
-  count_ += given;
-  return sent;
+  if (!given) return fail(given.error());
+  if (*given == Yielded::kUnheard) return fail(caller_gone(incoming_.call.method));
+  count_ += *given == Yielded::kSent;
+  return {};
 }
 
 Items::Items(Hub& hub, Reply done, Streams::Id stream) : hub_(hub), done_(std::move(done)), stream_(stream) {

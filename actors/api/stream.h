@@ -48,7 +48,7 @@ Streams::Id new_stream(Hub& hub);
 class Publisher {
  public:
   Publisher(Hub& hub, const Incoming& incoming, Streams::Id stream) : hub_(hub), incoming_(incoming), stream_(stream) {}
-  // Waits while the caller's socket takes nothing, unless the call is cancelled.
+  // Waits while the caller's socket takes nothing, unless the call is cancelled. Cancelled/CallerGone when nobody hears it.
   Result<void> give(const Value& item);
   std::uint64_t count() const { return count_; }
 

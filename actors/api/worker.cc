@@ -67,8 +67,6 @@ class Server {
   }
 
  private:
-  static constexpr std::size_t kMaxWaiting = 1 << 16;  // of calls that wait for their group; the others stay in the queue
-
   // Sends what is due, then waits for the next call: one taking of the loop for both.
   Turn next(std::optional<Answer> due) {
     std::optional<Turn> out;
@@ -78,7 +76,7 @@ class Server {
       const bool has_early = instance_ && !early_.empty();
       if (turns_) {
         while (!early_.empty()) add(pop(early_));
-        while (!queue_->empty() && turns_->num_waiting() < kMaxWaiting) add(queue_->pop());
+        while (!queue_->empty()) add(queue_->pop());
         out = turns_->next();
         if (out) begun_.insert(of(out->incoming.key()));
         return out.has_value();

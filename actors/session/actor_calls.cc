@@ -308,8 +308,9 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
         fmt::format("{} calls with {} bytes of arguments wait for actor {}", t.queue.size(), t.queued_bytes, t.class_name))));
     return future;
   }
-  if (!flushing_ && t.queue.empty() && !queued.in_portions() && all_ready(queued.deps)) {
-    if (runtime::Peer* const peer = open_peer(t)) {
+  if (!flushing_ && t.queue.empty() && all_ready(queued.deps)) {
+    runtime::Peer* const peer = open_peer(t);
+    if (peer != nullptr && !queued.in_portions(peer->identity().local)) {
       flushing_ = true;
       send(id, t, *peer, std::move(queued));
       flush_others();
@@ -369,7 +370,7 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
       ++at;
       continue;
     }
-    if (t.queue[at].in_portions()) {
+    if (t.queue[at].in_portions(peer->identity().local)) {
       const auto sent = send_before(id, t, *peer, at);
       if (sent && !*sent) return;
       at = 0;
@@ -388,6 +389,20 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
     t.queued_bytes -= q.call.args.inline_bytes();
     send(id, t, *peer, std::move(q));
   }
+}
+
+bool ActorCalls::Queued::is_too_much(bool local) const {
+  if (deps.empty()) return !goes_with_call(call, 0, local);
+  if (call.deps.size() + deps.size() > Call::kMaxDeps) return true;
+  const auto is_small = [&](const ValueFuture& d) {
+    const auto& value = d.peek();
+    return value && Portion::is_small(*value, local);
+  };
+  if (call.deps.empty() && call.args.refs().empty() && std::all_of(deps.begin(), deps.end(), is_small)) return false;
+  Portion portion(call, local);
+  const auto fits = [&](const Value& v) { return portion.add(v); };
+  return !std::all_of(call.deps.begin(), call.deps.end(), fits) ||
+         !std::all_of(deps.begin(), deps.end(), [&](const ValueFuture& d) { return !d.peek() || fits(*d.peek()); });
 }
 
 bool ActorCalls::argument_failed(ActorId id, Queued& q) {
@@ -419,12 +434,14 @@ Result<bool> ActorCalls::send_before(ActorId id, Target& t, runtime::Peer& peer,
   if (std::exchange(q.connection, link.connection) != link.connection) q.before = 0;
   const bool local = peer.identity().local;
   for (;;) {
-    const std::size_t end = end_of_portion(q.call, q.before);
-    if (end == q.call.deps.size()) return true;
+    const bool is_rest = goes_with_call(q.call, q.before, local);
+    if (is_rest && q.before == 0) return true;
     if (peer.queued_bytes() > 0) {
       link.full = any_full_ = true;
       return false;
     }
+    if (is_rest) return true;
+    const std::size_t end = end_of_portion(q.call, q.before, local);
     const auto values = std::span(q.call.deps).subspan(q.before, end - q.before);
     stand_alone(values, local);
     SHOAL_TRY(auto message, arguments_message(q.call, q.before, end, local));
@@ -457,6 +474,7 @@ void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued&& q) {
   auto message = to_message(q.call, local, q.before);
   if (!message) {
     forget_before(t, q);
+    note(id, q.call.task, name_of(q.call), message.error());
     return q.promise.set(fail(message.error()));
   }
   link.introduced = true;
@@ -473,6 +491,7 @@ void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued&& q) {
   // The first of a batch goes at once, the others with what follows.
   const auto flush = peer.num_pending() == 0 ? runtime::Flush::kNow : runtime::Flush::kLater;
   peer.call(method, *std::move(message), {id.value, number_sent}, flush);
+  if (q.before > 0 && !t.sent.contains(number_sent)) forget_before(t, q);  // it was refused
 }
 
 void ActorCalls::remember(Target& t, std::uint64_t number, Sent sent) {

@@ -116,7 +116,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::vector<ValueFuture> deps;  // whose values are not in the call yet
     runtime::Promise<Value> promise;
     std::int32_t tries = 0;  // that were lost
-    // Of one with more arguments than a message has: how many went before it, over which connection.
+    // Of one whose arguments are too much for a message: how many went before it, over which connection.
     std::size_t before = 0;
     std::uint64_t connection = 0;
     std::size_t seen = 0;  // deps that were ready when it was last looked at: each is looked at once
@@ -124,7 +124,9 @@ class ActorCalls final : public runtime::PeerHandler {
       while (seen < deps.size() && deps[seen].ready()) ++seen;
       return seen >= deps.size();
     }
-    bool in_portions() const { return call.deps.size() + deps.size() > Call::kMaxDeps; }
+    // Whether that is more than a message has, once all are ready; or it has gone in part already.
+    bool in_portions(bool local) const { return before > 0 || (call.deps.size() + deps.size() > 0 && is_too_much(local)); }
+    bool is_too_much(bool local) const;
   };
   struct Sent {
     runtime::Promise<Value> promise;

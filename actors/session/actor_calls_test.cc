@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include <gtest/gtest.h>
 
@@ -12,6 +13,7 @@ namespace shoal::actors {
 namespace {
 
 using namespace std::chrono_literals;
+using Yielded = ActorHost::Yielded;
 
 Value text_value(const std::string& text) { return Value::make({std::as_bytes(std::span(text))}).value(); }
 
@@ -30,6 +32,7 @@ class Echo final : public Hosted {
     if (incoming.call.method == "hold") return held.push_back(std::move(incoming));
     if (incoming.call.method == "boom") return incoming.responder.fail(invalid_argument("boom").with_reason("Boom"));
     if (incoming.call.method == "arguments") return incoming.reply(text_value(joined(incoming.call.deps)));
+    if (incoming.call.method == "how many") return incoming.reply(text_value(std::to_string(incoming.call.deps.size())));
     incoming.reply(text_value(incoming.call.method));
   }
   static std::string joined(const std::vector<Value>& values) {
@@ -51,7 +54,7 @@ class ActorCallsTest : public testing::Test {
   static constexpr ActorId kActor{7}, kOther{8};
   static constexpr WorkerId kWorker{70};
 
-  ActorCallsTest() {
+  explicit ActorCallsTest(std::size_t socket_bytes = kSocketBytes) : world_(world_options(socket_bytes)) {
     start_host();
     for (const ActorId id : {kActor, kOther}) calls_.expect(id, "Echo");
   }
@@ -84,9 +87,9 @@ class ActorCallsTest : public testing::Test {
   }
 
   static constexpr std::size_t kSocketBytes = 1 << 20;
-  static runtime::SimWorld::Options world_options() {
+  static runtime::SimWorld::Options world_options(std::size_t socket_bytes) {
     runtime::SimWorld::Options out;
-    out.network.max_queued_bytes = kSocketBytes;
+    out.network.max_queued_bytes = socket_bytes;
     return out;
   }
   static ActorCalls::Options options() {
@@ -96,7 +99,7 @@ class ActorCallsTest : public testing::Test {
     return out;
   }
 
-  runtime::SimWorld world_{world_options()};
+  runtime::SimWorld world_;
   std::unique_ptr<runtime::SimNetwork> host_network_ = world_.fabric().attach("host", 1);
   std::unique_ptr<runtime::SimNetwork> caller_network_ = world_.fabric().attach("caller", 2);
   std::shared_ptr<Echo> actor_ = std::make_shared<Echo>();
@@ -195,6 +198,158 @@ TEST_F(ManyArgumentsTest, MoreThanAnybodyMeansAreRefused) {
             "InvalidArgument/TooManyArguments");
 }
 
+ValueFuture there(Value value) {
+  const runtime::Promise<Value> promise;
+  promise.set(std::move(value));
+  return promise.future();
+}
+
+std::vector<ObjectKey> objects(std::size_t count) {
+  std::vector<ObjectKey> out;
+  for (std::size_t n = 0; n < count; ++n) out.push_back({JobId{1}, ObjectId{n + 1}});
+  return out;
+}
+
+Value with_objects(Value value, std::vector<ObjectKey> contains) {
+  value.refer(std::move(contains), nullptr);
+  return value;
+}
+
+// Each of them would go in a message, two do not.
+TEST_F(ManyArgumentsTest, FewOnesWithManyReferencesInThemGoBeforeTheirCallToo) {
+  now_alive();
+  for (const std::size_t of_its_own : {0, 30'000}) {
+    for (const std::size_t count : {1, 2, 3}) {
+      std::vector<ValueFuture> given;
+      for (std::size_t n = 0; n < count; ++n) given.push_back(there(with_objects(text_value(nth(n, "")), objects(30'000))));
+      Call c;
+      c.actor = kActor;
+      c.method = "arguments";
+      c.args = with_objects(text_value(""), objects(of_its_own));
+      const auto result = calls_.call(std::move(c), given), behind = call(kActor, "behind");
+      ASSERT_TRUE(run_until_ready(behind));
+      EXPECT_EQ(outcome(result), all(count)) << count << " beside " << of_its_own;
+    }
+  }
+}
+
+// A socket that has room for twenty of them.
+class LargeArgumentsTest : public ActorCallsTest {
+ protected:
+  LargeArgumentsTest() : ActorCallsTest(20 << 20) {}
+};
+
+TEST_F(LargeArgumentsTest, ToAnotherHostTheyGoBeforeTheirCallAsFastAsTheSocketTakesThem) {
+  now_alive();
+  const Value mebibyte = text_value(std::string(1 << 20, 'x'));
+  const auto result = call(kActor, "how many", std::vector<ValueFuture>(40, there(mebibyte)));
+  ASSERT_TRUE(run_until_ready(result));
+  EXPECT_EQ(outcome(result), "40");
+}
+
+// What has come to a process and was not read there any more is taken off again: who sent it has counted it.
+class CountedArgumentsTest : public ManyArgumentsTest, public runtime::PeerHandler {
+ protected:
+  using Told = std::map<std::uint64_t, std::int64_t>;
+  // What the host tells of objects, by their numbers.
+  Told told() {
+    world_.run_for(1s);
+    references_.flush();
+    return std::exchange(told_, {});
+  }
+  static ObjectKey object(std::uint64_t number) { return {JobId{1}, ObjectId{number}}; }
+  static Value small(std::uint64_t contains) { return with_objects(text_value("small"), {object(contains)}); }
+  // Where it comes to there is no memory for it.
+  static Value unreadable(std::uint64_t contains) {
+    return with_objects(text_value(std::string(Value::kMaxInlineBytes + 1, 'x')), {object(contains)});
+  }
+
+  void SetUp() override {
+    host_->count_with(references_, memory_);
+    caller_network_->connect(runtime::Endpoint::tcp("host", 1000), runtime::Role::kWorker, 5s, [this](auto connection) {
+      peer_ = std::make_unique<runtime::Peer>(std::move(connection).value(), world_.clock(), *this);
+    });
+    ASSERT_TRUE(world_.run_until([&] { return peer_ != nullptr; }, 30s));
+  }
+  static Call call_of(std::vector<Value> deps) {
+    Call out;
+    out.actor = kActor;
+    out.method = "arguments";
+    out.args = text_value("");
+    out.deps = std::move(deps);
+    return out;
+  }
+  void send_portion(const Call& call, std::size_t first, std::size_t end) {
+    ASSERT_TRUE(peer_->notify(kArguments, arguments_message(call, first, end, false).value()));
+  }
+  std::string send_call(const Call& call, std::size_t sent) {
+    std::string out;
+    peer_->call(kCallOfArguments, to_message(call, false, sent).value(), runtime::Peer::kNoTimeout,
+                [&](const Result<runtime::Message>& answer) { out = answer ? "an answer" : code_name(answer.error().code()); });
+    EXPECT_TRUE(world_.run_until([&] { return !out.empty(); }, 30s));
+    return out;
+  }
+  void on_request(runtime::Peer&, runtime::Request, runtime::Responder) override {}
+  void on_notice(runtime::Peer&, runtime::Request) override {}
+  void on_closed(runtime::Peer&, const Error&) override {}
+
+ private:
+  class NoMemory final : public ValueMemory {
+    Result<Fd> fill(std::size_t, std::span<const runtime::SegmentPool::Part>) override { return fail(resource_exhausted("none")); }
+  };
+  NoMemory memory_;
+  Told told_;
+  References references_{[] {},
+                         [this](std::vector<References::Change> changes) {
+                           for (const auto& c : changes) told_[c.object.id.value] += c.by;
+                         }};
+  std::unique_ptr<runtime::Peer> peer_;
+};
+
+TEST_F(CountedArgumentsTest, PortionsThatDoNotFollowThoseBeforeThem) {
+  const Call call = call_of({small(1), small(2), small(3)});
+  send_portion(call, 1, 2);
+  EXPECT_EQ(told(), (Told{{2, -1}}));
+  send_portion(call, 2, 3);
+  EXPECT_EQ(told(), (Told{{3, -1}}));
+  EXPECT_EQ(send_call(call, 3), "InvalidArgument");
+  EXPECT_EQ(told(), Told());
+}
+
+TEST_F(CountedArgumentsTest, APortionThatCannotBeRead) {
+  const Call call = call_of({small(1), unreadable(2), small(3)});
+  send_portion(call, 0, 2);
+  EXPECT_EQ(told(), (Told{{1, -1}, {2, -1}}));
+  send_portion(call, 2, 3);
+  EXPECT_EQ(told(), (Told{{3, -1}}));
+  EXPECT_EQ(send_call(call, 3), "ResourceExhausted");
+}
+
+TEST_F(CountedArgumentsTest, ACallThatCannotBeReadWithAllThatCameBeforeIt) {
+  const Call call = call_of({small(1), small(2), unreadable(3)});
+  send_portion(call, 0, 1);
+  EXPECT_EQ(told(), Told());
+  EXPECT_EQ(send_call(call, 1), "ResourceExhausted");
+  EXPECT_EQ(told(), (Told{{1, -1}, {2, -1}, {3, -1}}));
+}
+
+TEST_F(CountedArgumentsTest, WhatWentBeforeACallThatIsTooLargeItselfIsForgotten) {
+  now_alive();
+  auto given = values(200);
+  given[0] = there(small(1));
+  Call too_large;
+  too_large.actor = kActor;
+  too_large.method = "arguments";
+  too_large.args = with_objects(text_value(""), objects(50'000));
+  const auto result = calls_.call(std::move(too_large), given);
+  ASSERT_TRUE(run_until_ready(result));
+  EXPECT_EQ(outcome(result), "InvalidArgument/FrameTooLarge");
+  EXPECT_EQ(told(), (Told{{1, -1}}));
+  const auto next = call(kActor, "arguments", values(200));
+  ASSERT_TRUE(run_until_ready(next));
+  EXPECT_EQ(outcome(next), all(200));
+}
+
 TEST_F(ActorCallsTest, WhatACallYieldsComesBeforeItsAnswer) {
   now_alive();
   Streams& streams = calls_.streams();
@@ -203,7 +358,9 @@ TEST_F(ActorCallsTest, WhatACallYieldsComesBeforeItsAnswer) {
   streams.follow(stream, done);
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
   Incoming& incoming = actor_->held.front();
-  for (const int k : {0, 1, 2}) ASSERT_TRUE(host_->yields(incoming, stream, static_cast<std::uint64_t>(k), text_value(std::to_string(k))));
+  for (const int k : {0, 1, 2}) {
+    EXPECT_EQ(host_->yields(incoming, stream, static_cast<std::uint64_t>(k), text_value(std::to_string(k))), Yielded::kSent);
+  }
   incoming.reply(text_value("3"));
   ASSERT_TRUE(run_until_ready(done));
   for (const int k : {0, 1, 2}) {
@@ -213,14 +370,61 @@ TEST_F(ActorCallsTest, WhatACallYieldsComesBeforeItsAnswer) {
   EXPECT_EQ(outcome(streams.next(stream)), "Unavailable/StreamOver");
 }
 
-TEST_F(ActorCallsTest, WhoYieldsToNobodyGoesOn) {
+TEST_F(ActorCallsTest, WhoYieldsToNobodyIsTold) {
   now_alive();
   const auto held = call(kActor, "hold");
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  EXPECT_EQ(host_->yields(actor_->held.front(), 1, 0, text_value("a")), Yielded::kSent);
   world_.fabric().disconnect("caller", "host");
   ASSERT_TRUE(run_until_ready(held));
-  EXPECT_TRUE(host_->yields(actor_->held.front(), 1, 0, text_value("a")));
-  EXPECT_TRUE(host_->takes_more(actor_->held.front()));
+  EXPECT_EQ(host_->yields(actor_->held.front(), 1, 1, text_value("b")), Yielded::kUnheard);
+  const auto again = call(kActor, "next");  // of the same caller, over another connection
+  ASSERT_TRUE(run_until_ready(again));
+  EXPECT_EQ(host_->yields(actor_->held.front(), 1, 1, text_value("b")), Yielded::kUnheard);
+}
+
+TEST_F(ActorCallsTest, OfThoseThatYieldToOneCallerNoTwoFindTheSameRoom) {
+  now_alive();
+  Streams& streams = calls_.streams();
+  const auto stream = streams.open();
+  const auto held = call(kActor, "hold"), other = call(kActor, "hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 2; }, 30s));
+  const Value item = text_value(std::string(200'000, 'x'));
+  std::uint64_t count = 0;
+  for (int round = 0; round < 3; ++round) {
+    std::size_t sent = 0, last = 1;
+    for (std::size_t k = 0; k < 10; ++k) {
+      const auto how = host_->yields(actor_->held[k % 2], k % 2 == 0 ? stream : 0, count, item);
+      ASSERT_TRUE(how);
+      last = host_->queued_bytes();
+      if (*how == Yielded::kNoRoom) continue;
+      EXPECT_EQ(how, Yielded::kSent);
+      ++sent;
+      count += k % 2 == 0;
+    }
+    EXPECT_EQ(sent, 2u);  // the second goes while no more than kAhead waits
+    EXPECT_LT(last, ActorHost::kAhead + 300'000);
+    ASSERT_TRUE(world_.run_until([&] { return host_->queued_bytes() == 0; }, 30s));
+  }
+  world_.run_for(1s);
+  for (std::uint64_t k = 0; k < count; ++k) {
+    EXPECT_EQ(outcome(streams.next(stream)).size(), 200'000u);
+    streams.take(stream);
+  }
+  EXPECT_EQ(outcome(streams.next(stream)), "pending");
+}
+
+TEST_F(ActorCallsTest, AnItemThatIsADescriptorWaitsUntilNothingElseDoes) {
+  now_alive();
+  const auto held = call(kActor, "hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  Incoming& incoming = actor_->held.front();
+  const Value small = text_value("small"), large = text_value(std::string(200'000, 'x'));
+  EXPECT_EQ(host_->yields(incoming, 1, 0, small), Yielded::kSent);
+  ASSERT_GT(host_->queued_bytes(), 0u);
+  incoming.local = true;  // to such a caller it would go without its bytes
+  EXPECT_EQ(host_->yields(incoming, 1, 1, large), Yielded::kNoRoom);
+  EXPECT_EQ(host_->yields(incoming, 1, 1, small), Yielded::kSent);
 }
 
 TEST_F(ActorCallsTest, CallsMadeBeforeItLivesArriveInOrder) {

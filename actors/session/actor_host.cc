@@ -38,8 +38,13 @@ void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtim
   if (request.method != number(Method::kCall) && request.method != kCallOfArguments) {
     return responder.fail(unimplemented(fmt::format("an actor does not know method {}", request.method)));
   }
-  auto call = call_from(std::move(request.message), memory_);
-  if (!call) return responder.fail(call.error());
+  Unread unread;
+  auto call = call_from(std::move(request.message), memory_, unread);
+  if (!call) {
+    let_go(unread.contains);
+    if (request.method == kCallOfArguments) before_.erase({peer.number(), unread.actor});
+    return responder.fail(call.error());
+  }
   if (call->from) callers_[peer.number()] = {call->from, call->from_node};
   if (references_ != nullptr) {
     arrived(call->args, *references_, *memory_);
@@ -65,43 +70,59 @@ void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtim
   incoming.responder.fail(not_found("no actor " + to_string(incoming.call.actor) + " lives in this process").with_reason("ActorDied"));
 }
 
+void ActorHost::let_go(const std::vector<ObjectKey>& contains) {
+  if (references_ != nullptr) (void)references_->received(contains);
+}
+
+void ActorHost::let_go(std::vector<Value> values) {
+  for (const Value& v : values) let_go(v.refs());
+}
+
 void ActorHost::on_arguments(const runtime::Peer& peer, runtime::Message message) {
   auto arguments = arguments_from(std::move(message), memory_);
   if (!arguments) return;
   const std::pair key{peer.number(), arguments->actor};
   if (arguments->first == 0) before_.erase(key);
-  if (arguments->first == 0 && arguments->values && arguments->values->empty()) return;
-  if (before_.size() >= kMaxUnfinished && !before_.contains(key)) return;  // its call will not find them
-  Before& before = before_[key];
-  if (before.failed) return;
   if (!arguments->values) {
-    before = {{}, 0, arguments->values.error()};
-  } else if (arguments->first != before.values.size() || arguments->first + arguments->values->size() > Call::kMaxAllDeps) {
-    before = {{}, 0, invalid_argument("arguments that do not follow those before them")};
-  } else {
-    for (Value& v : *arguments->values) {
-      if (references_ != nullptr) arrived(v, *references_, *memory_);
-      before.inline_bytes += v.inline_bytes();
-      before.values.push_back(std::move(v));
-    }
-    if (before.inline_bytes > kMaxBefore) {
-      before = {{}, 0, resource_exhausted(fmt::format("a call with more than {} bytes of small arguments", kMaxBefore))};
-    }
+    let_go(arguments->unread);
+  } else if (arguments->values->empty()) {
+    return;
+  }
+  if (before_.size() >= kMaxUnfinished && !before_.contains(key)) {  // its call will not find them
+    if (arguments->values) let_go(*std::move(arguments->values));
+    return;
+  }
+  Before& before = before_[key];
+  const auto refuse = [&](Error why) {
+    if (arguments->values) let_go(*std::move(arguments->values));
+    before = {{}, 0, std::move(why)};
+  };
+  if (before.failed) return refuse(*before.failed);
+  if (!arguments->values) return refuse(arguments->values.error());
+  if (arguments->first != before.values.size() || arguments->first + arguments->values->size() > Call::kMaxAllDeps) {
+    return refuse(invalid_argument("arguments that do not follow those before them"));
+  }
+  for (Value& v : *arguments->values) {
+    if (references_ != nullptr) arrived(v, *references_, *memory_);
+    before.inline_bytes += v.inline_bytes();
+    before.values.push_back(std::move(v));
+  }
+  if (before.inline_bytes > kMaxBefore) {
+    before = {{}, 0, resource_exhausted(fmt::format("a call with more than {} bytes of small arguments", kMaxBefore))};
   }
 }
 
-Result<void> ActorHost::yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value) {
-  const auto peer = peers_.find(incoming.peer);
-  if (peer == peers_.end()) return {};
+Result<ActorHost::Yielded> ActorHost::yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value) {
+  const auto found = peers_.find(incoming.peer);
+  if (found == peers_.end()) return Yielded::kUnheard;
+  runtime::Peer& peer = *found->second;
+  if (peer.queued_bytes() > (incoming.local && value.shared() ? 0 : kAhead)) return Yielded::kNoRoom;
   SHOAL_TRY(auto message, item_message(stream, index, value, incoming.local));
   if (references_ != nullptr) references_->sending(value, incoming.from, incoming.from_node);
-  const auto sent = peer->second->notify(kItem, std::move(message));
-  return sent || !peer->second->connected() ? Result<void>() : sent;
-}
-
-bool ActorHost::takes_more(const Incoming& incoming) const {
-  const auto peer = peers_.find(incoming.peer);
-  return peer == peers_.end() || peer->second->queued_bytes() <= kAhead;
+  const auto sent = peer.notify(kItem, std::move(message));
+  if (sent) return Yielded::kSent;
+  if (!peer.connected()) return Yielded::kUnheard;
+  return fail(sent.error());
 }
 
 void ActorHost::on_notice(runtime::Peer& peer, runtime::Request notice) {
@@ -122,19 +143,9 @@ void ActorHost::on_closed(runtime::Peer& peer, const Error&) {
   const auto owned = peers_.extract(peer.number());  // destroyed when this returns
 }
 
-namespace {
-
-std::size_t inline_bytes(const Call& call) {
-  std::size_t out = call.args.inline_bytes();
-  for (const auto& d : call.deps) out += d.inline_bytes();
-  return out;
-}
-
-}  // namespace
-
 void CallQueue::on_call(Incoming incoming) {
   if (killed_) return incoming.responder.fail(*killed_);
-  const std::size_t bytes = inline_bytes(incoming.call);
+  const std::size_t bytes = incoming.call.inline_bytes();
   if (calls_.size() >= options_.max_waiting || bytes_ + bytes > options_.max_bytes) {
     return incoming.responder.fail(
         resource_exhausted(fmt::format("{} calls with {} bytes of arguments wait for this actor", calls_.size(), bytes_)));
@@ -149,7 +160,7 @@ void CallQueue::on_cancel(CallKey key, CancelHow how) {
     if (cancel_taken_) cancel_taken_(key, how);
     return;
   }
-  bytes_ -= inline_bytes(it->call);
+  bytes_ -= it->call.inline_bytes();
   it->responder.fail(call_cancelled(it->call.method));
   calls_.erase(it);
 }
@@ -157,7 +168,7 @@ void CallQueue::on_cancel(CallKey key, CancelHow how) {
 Incoming CallQueue::pop() {
   Incoming out = std::move(calls_.front());
   calls_.pop_front();
-  bytes_ -= inline_bytes(out.call);
+  bytes_ -= out.call.inline_bytes();
   if (book_ != nullptr) out.taken = CallBook::Taken(*book_, book_->taken(out.call, out.from, hands_on_));
   return out;
 }

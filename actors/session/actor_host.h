@@ -61,7 +61,7 @@ class ActorHost final : public runtime::PeerHandler {
  public:
   static constexpr std::size_t kMaxBefore = 1 << 30;       // bytes of small arguments of one call
   static constexpr std::size_t kMaxUnfinished = 16 << 10;  // calls of which only arguments are here
-  static constexpr std::size_t kAhead = 256 << 10;         // bytes of items that wait for a caller's socket
+  static constexpr std::size_t kAhead = 256 << 10;         // bytes of items that wait for a caller's socket; none where one has descriptors
 
   ActorHost(runtime::Clock& clock, runtime::Network& network) : clock_(clock), network_(network) {}
 
@@ -83,10 +83,11 @@ class ActorHost final : public runtime::PeerHandler {
   void on_cancel_children(std::function<void(CallKey, CancelHow)> told) { cancel_children_ = std::move(told); }
   // Of replies that the callers' sockets have not taken yet.
   std::size_t queued_bytes() const;
-  // What a call yields, before its answer. Nothing when nobody hears it.
-  Result<void> yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value);
-  // Whether its caller's socket takes more of that at once: what waits is open in this process.
-  bool takes_more(const Incoming& incoming) const;
+  // What a call yields, before its answer, where its caller's socket has room for it: what waits is open in this process. Whoever finds
+  // room has used it, so that of many that yield to one caller no two find the same. kUnheard: the connection over which the call came is
+  // gone.
+  enum class Yielded { kSent, kNoRoom, kUnheard };
+  Result<Yielded> yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value);
 
  private:
   struct Entry {
@@ -99,6 +100,9 @@ class ActorHost final : public runtime::PeerHandler {
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
   void on_arguments(const runtime::Peer& peer, runtime::Message message);
+  // Of what nobody here will read: its sender has counted that for this process.
+  void let_go(const std::vector<ObjectKey>& contains);
+  void let_go(std::vector<Value> values);
 
   runtime::Clock& clock_;
   runtime::Network& network_;

@@ -164,7 +164,7 @@ void CallBook::tell_over(std::vector<ToldTask>& out, std::size_t limit) const {
 }
 
 std::string_view kind_of_failure(const Error& error) {
-  if (error.reason() == "TaskCancelled") return "TASK_CANCELLED";
+  if (error.reason() == "TaskCancelled" || error.reason() == "CallerGone") return "TASK_CANCELLED";
   if (error.reason() == "WorkerCrashed") return kWorkerDied;
   if (error.reason() == kOutOfMemory) return "OUT_OF_MEMORY";
   if (error.reason() == "ActorDied") return "ACTOR_DIED";

@@ -1,6 +1,6 @@
 #include "actors/session/streams.h"
 
-#include <vector>
+#include <fmt/format.h>
 
 namespace shoal::actors {
 
@@ -9,16 +9,22 @@ Streams::Id Streams::open() {
   return next_id_++;
 }
 
-void Streams::end(const runtime::Promise<Value>& item) { item.set(fail(unavailable("there are no more items").with_reason("StreamOver"))); }
+void Streams::end(const Stream& stream, std::uint64_t index, const runtime::Promise<Value>& item) {
+  if (stream.items.upper_bound(index) != stream.items.end()) {
+    item.set(fail(data_loss(fmt::format("item {} of the stream could not be read when it came", index)).with_reason("ItemLost")));
+  } else {
+    item.set(fail(unavailable("there are no more items").with_reason("StreamOver")));
+  }
+}
 
 void Streams::follow(Id id, const runtime::Future<Value>& done) {
   done.then([this, alive = alive_, id](const Result<Value>&) {
     const auto it = *alive ? streams_.find(id) : streams_.end();
     if (!*alive || it == streams_.end()) return;
     it->second.over = true;
-    std::vector<runtime::Promise<Value>> asked;
-    for (const auto& [k, item] : it->second.items) asked.push_back(item);
-    for (const auto& item : asked) end(item);  // those that are here stay as they are
+    const auto asked = it->second.items.find(it->second.next);
+    if (asked != it->second.items.end())
+      end(it->second, it->second.next, runtime::Promise<Value>(asked->second));  // one that is here stays
   });
 }
 
@@ -26,12 +32,12 @@ runtime::Future<Value> Streams::next(Id id) {
   const auto it = streams_.find(id);
   if (it == streams_.end()) {
     const runtime::Promise<Value> none;
-    end(none);
+    end({}, 0, none);
     return none.future();
   }
   Stream& s = it->second;
   const auto item = s.items[s.next];
-  if (s.over) end(item);
+  if (s.over) end(s, s.next, item);
   return item.future();
 }
 

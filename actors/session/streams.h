@@ -19,7 +19,8 @@ class Streams {
   Id open();
   // `done`: the call's answer, behind which nothing comes.
   void follow(Id stream, const runtime::Future<Value>& done);
-  // The item that is to be taken next. When there is none any more it fails as Unavailable/StreamOver, once the call is done.
+  // The item that is to be taken next. When there is none any more it fails as Unavailable/StreamOver, once the call is done; as
+  // DataLoss/ItemLost when there are some behind it.
   runtime::Future<Value> next(Id stream);
   void take(Id stream);
   // Nobody takes any more: what is here is dropped, and what comes.
@@ -32,7 +33,8 @@ class Streams {
     std::uint64_t next = 0;
     bool over = false;
   };
-  static void end(const runtime::Promise<Value>& item);
+  // Of one that is not here, and will not come.
+  static void end(const Stream& stream, std::uint64_t index, const runtime::Promise<Value>& item);
   std::map<Id, Stream> streams_;
   Id next_id_ = 1;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

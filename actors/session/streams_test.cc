@@ -62,6 +62,15 @@ TEST_F(StreamsTest, WhoWaitsHearsOfTheEnd) {
   EXPECT_EQ(outcome(streams_.next(stream_)), "StreamOver");
 }
 
+TEST_F(StreamsTest, AnItemThatDidNotComeIsAFailureAndThoseBehindItAreThere) {
+  for (const std::uint64_t k : {1, 3, 4}) streams_.arrived(stream_, k, text_value(std::to_string(k)));
+  const auto asked = streams_.next(stream_);
+  EXPECT_EQ(outcome(asked), "pending");
+  done_.set(text_value("5"));
+  EXPECT_EQ(outcome(asked), "ItemLost");
+  for (const char* expected : {"ItemLost", "1", "ItemLost", "3", "4", "StreamOver"}) EXPECT_EQ(take(), expected);
+}
+
 TEST_F(StreamsTest, ACallThatIsMadeAgainYieldsNothingTwice) {
   streams_.arrived(stream_, 0, text_value("a"));
   EXPECT_EQ(take(), "a");

@@ -1,5 +1,6 @@
 #include "actors/value/call.h"
 
+#include <algorithm>
 #include <span>
 
 #include "actors/wire/control.capnp.h"
@@ -72,6 +73,12 @@ Shape read_shape(wire::Value::Reader m) {
   return out;
 }
 
+void add_contained(std::vector<ObjectKey>& to, wire::Value::Reader m) {
+  if (!m.hasContains()) return;
+  const auto keys = read_keys(m.getContains());
+  to.insert(to.end(), keys.begin(), keys.end());
+}
+
 std::vector<Shape> read_shapes(capnp::List<wire::Value>::Reader list) {
   KJ_REQUIRE(list.size() <= Call::kMaxDeps, "too many references");
   std::vector<Shape> out;
@@ -140,6 +147,8 @@ Result<std::vector<Value>> values_of(std::vector<Shape> shapes, Detacher& detach
 
 Error call_cancelled(const std::string& what) { return cancelled("the call of " + what + " was cancelled").with_reason("TaskCancelled"); }
 
+Error caller_gone(const std::string& what) { return cancelled("nobody hears what " + what + " yields").with_reason("CallerGone"); }
+
 Result<runtime::Message> to_message(const Call& call, bool local, std::size_t sent) {
   const auto values = std::span(call.deps).subspan(sent);
   runtime::Message out;
@@ -170,7 +179,10 @@ std::shared_ptr<const std::string> shared_name(std::string_view name) {
 
 }  // namespace
 
-Result<Call> call_from(runtime::Message message, ValueMemory* memory) {
+namespace {
+
+// The body stays in the message.
+Result<Call> take_call(runtime::Message& message, ValueMemory* memory) {
   Call call;
   Shape args;
   SHOAL_TRY(auto deps, runtime::read<wire::Call>(message.body, [&](wire::Call::Reader m) {
@@ -190,18 +202,37 @@ Result<Call> call_from(runtime::Message message, ValueMemory* memory) {
   return call;
 }
 
-// A frame's body has a bound, and its payload is to be no more than what is worth a message of its own.
-std::size_t end_of_portion(const Call& call, std::size_t first) {
-  constexpr std::size_t max_described = 512u << 10, max_bytes = 16u << 20;
-  const auto described = [](const Value& v) { return 64 + 8 * v.num_pieces() + 24 * v.refs().size(); };
-  std::size_t body = described(call.args), bytes = 0, end = first;
-  while (end < call.deps.size() && end - first < Call::kMaxDeps) {
-    const Value& value = call.deps[end];
-    body += described(value);
-    bytes += value.total_bytes();
-    if (end > first && (body > max_described || bytes > max_bytes)) break;
-    ++end;
-  }
+}  // namespace
+
+Result<Call> call_from(runtime::Message message, ValueMemory* memory) { return take_call(message, memory); }
+
+Result<Call> call_from(runtime::Message message, ValueMemory* memory, Unread& unread) {
+  auto call = take_call(message, memory);
+  if (call) return call;
+  (void)runtime::read<wire::Call>(message.body, [&](wire::Call::Reader m) {
+    unread.actor = ActorId{m.getActor()};
+    add_contained(unread.contains, m.getArgs());
+    for (const auto v : m.getDeps()) add_contained(unread.contains, v);
+  });
+  return call;
+}
+
+std::size_t Call::inline_bytes() const {
+  std::size_t out = args.inline_bytes();
+  for (const Value& d : deps) out += d.inline_bytes();
+  return out;
+}
+
+bool goes_with_call(const Call& call, std::size_t first, bool local) {
+  Portion portion(call, local);
+  return std::all_of(call.deps.begin() + static_cast<std::ptrdiff_t>(first), call.deps.end(),
+                     [&](const Value& v) { return portion.add(v); });
+}
+
+std::size_t end_of_portion(const Call& call, std::size_t first, bool local) {
+  Portion portion(local);
+  std::size_t end = first;
+  while (end < call.deps.size() && portion.add(call.deps[end])) ++end;
   return end;
 }
 
@@ -227,6 +258,11 @@ Result<Arguments> arguments_from(runtime::Message message, ValueMemory* memory) 
             }));
   Detacher detach(message, memory);
   out.values = values_of(std::move(shapes), detach);
+  if (!out.values) {
+    (void)runtime::read<wire::Arguments>(message.body, [&](wire::Arguments::Reader m) {
+      for (const auto v : m.getValues()) add_contained(out.unread, v);
+    });
+  }
   return out;
 }
 

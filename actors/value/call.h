@@ -27,6 +27,8 @@ struct CancelHow {
 
 // What becomes of it.
 Error call_cancelled(const std::string& what);
+// What becomes of one that yields what nobody hears.
+Error caller_gone(const std::string& what);
 
 struct Call {
   ActorId actor;
@@ -43,11 +45,13 @@ struct Call {
   // How often it is sent again when its actor's process ended and was started again (below 0: always); nothing: as its actor says. Does
   // not travel.
   std::optional<std::int32_t> retries;
-  // In one message; those of a call with more go before it.
+  // In one message; those of a call with more, or with much in them, go before it.
   static constexpr std::size_t kMaxDeps = 128;
   static constexpr std::size_t kMaxAllDeps = 1 << 20;
 
   std::string_view function_name() const { return function ? std::string_view(*function) : std::string_view(); }
+  // Of all its values.
+  std::size_t inline_bytes() const;
 };
 
 // Of a call, for those who look at the cluster: whose it is and which of those, and the attempt. What one counts for itself is below 2^56.
@@ -62,10 +66,44 @@ constexpr bool task_of_pool(std::uint64_t task) { return task_number(task, 0) >>
 // Large values travel as descriptors of their memory where both ends are on one host (`local`), as bytes otherwise. Without the first
 // `sent` values of its references, which went before it.
 Result<runtime::Message> to_message(const Call& call, bool local, std::size_t sent = 0);
-// `memory`, which must not wait: for large ones that came as bytes.
+// Of a message that could not be read: for which actor it is, and what its values contain, which their sender has counted for this process.
+struct Unread {
+  ActorId actor;
+  std::vector<ObjectKey> contains;
+};
+// `memory`, which must not wait: for large ones that came as bytes. `unread` is filled when it fails.
 Result<Call> call_from(runtime::Message message, ValueMemory* memory = nullptr);
+Result<Call> call_from(runtime::Message message, ValueMemory* memory, Unread& unread);
 
-// Values of references of a call that comes later over the same connection, as kCallOfArguments, and that has too many for one message: in
+// What the values of one message take of its bounds: that of its body, and what is worth a message of its own.
+class Portion {
+ public:
+  static constexpr std::size_t kMaxDescribed = 512 << 10, kMaxBytes = 16 << 20;
+  explicit Portion(bool local) : local_(local) {}
+  // With the arguments of a call, which go in one with it.
+  Portion(const Call& call, bool local) : local_(local), with_call_(true), described_(described(call.args)) {}
+  // Whether it goes in this one, too; if not it is over. The first goes in whatever one, but for one with a call.
+  bool add(const Value& value) {
+    const bool alone = count_++ == 0;
+    described_ += described(value);
+    bytes_ += value.inline_bytes() + (value.shared() && !local_ ? value.total_bytes() : 0);
+    return (described_ <= kMaxDescribed || (alone && !with_call_)) && (bytes_ <= kMaxBytes || alone) && count_ <= Call::kMaxDeps;
+  }
+  // Of these a message has as many as it has values at all, whatever they are: most are such.
+  static bool is_small(const Value& value, bool local) {
+    return value.num_pieces() <= 256 && value.refs().empty() && (local || !value.shared());
+  }
+
+ private:
+  std::size_t described(const Value& value) const {
+    return 64 + (local_ && value.shared() ? 0 : 8 * value.num_pieces()) + 24 * value.refs().size();
+  }
+
+  const bool local_, with_call_ = false;
+  std::size_t count_ = 0, described_ = 0, bytes_ = 0;
+};
+
+// Values of references of a call that comes later over the same connection, as kCallOfArguments, and that has too much for one message: in
 // order, `first` of them came before these. Notices; with first = 0 what came before is forgotten.
 inline constexpr std::uint16_t kArguments = 122;
 inline constexpr std::uint16_t kCallOfArguments = 123;
@@ -73,9 +111,11 @@ struct Arguments {
   ActorId actor;
   std::size_t first = 0;
   Result<std::vector<Value>> values;
+  std::vector<ObjectKey> unread = {};  // what they contain, of values that are an error
 };
-// Where those end that go in one message with the one at `first`. At the end of all of them that message is the call.
-std::size_t end_of_portion(const Call& call, std::size_t first);
+// Whether what is left from `first` on goes in one message with the call itself; and where those end that otherwise go in one before it.
+bool goes_with_call(const Call& call, std::size_t first, bool local);
+std::size_t end_of_portion(const Call& call, std::size_t first, bool local);
 Result<runtime::Message> arguments_message(const Call& call, std::size_t first, std::size_t end, bool local);
 // Nothing when nobody can tell whose they are.
 Result<Arguments> arguments_from(runtime::Message message, ValueMemory* memory = nullptr);

@@ -121,7 +121,12 @@ TEST_F(ValueTest, ArgumentsThatAreTooManyForACallGoBeforeItInPortionsThatAMessag
     call.deps.assign(count, each);
     return call;
   };
-  const auto end = [&](std::size_t count, const Value& each, std::size_t first = 0) { return end_of_portion(with(count, each), first); };
+  const auto end = [&](std::size_t count, const Value& each, std::size_t first = 0, bool local = false) {
+    return end_of_portion(with(count, each), first, local);
+  };
+  const auto one_message = [&](std::size_t count, const Value& each, std::size_t first = 0, bool local = false) {
+    return goes_with_call(with(count, each), first, local);
+  };
   const Value small = Value::make({bytes(small_)}).value(), large = Value::make({bytes(large_)}).value();
   EXPECT_EQ(end(128, small), 128u);
   EXPECT_EQ(end(129, small), 128u);
@@ -133,6 +138,27 @@ TEST_F(ValueTest, ArgumentsThatAreTooManyForACallGoBeforeItInPortionsThatAMessag
   Value of_many = small;
   of_many.refer(std::vector<ObjectKey>(10'000), nullptr);
   EXPECT_EQ(end(10, of_many), 2u);
+  EXPECT_EQ(end(100, mebibyte, 0, true), 100u);  // as descriptors
+
+  EXPECT_TRUE(one_message(0, small));
+  EXPECT_TRUE(one_message(128, small));
+  EXPECT_FALSE(one_message(129, small));
+  EXPECT_TRUE(one_message(129, small, 1));
+  EXPECT_TRUE(one_message(16, mebibyte));
+  EXPECT_FALSE(one_message(17, mebibyte));
+  EXPECT_TRUE(one_message(128, mebibyte, 0, true));
+  EXPECT_TRUE(one_message(1, Value::make({bytes(std::string(20 << 20, 'x'))}).value()));  // it is large wherever it goes
+  const Value small_parts = Value::make(std::vector<std::span<const std::byte>>(256, bytes(head_))).value();
+  EXPECT_TRUE(Portion::is_small(small_parts, true));
+  EXPECT_TRUE(one_message(128, small_parts));
+  EXPECT_TRUE(Portion::is_small(large, true));
+  for (const Value& v : {large, of_many}) EXPECT_FALSE(Portion::is_small(v, false));
+  EXPECT_TRUE(one_message(2, of_many));
+  EXPECT_FALSE(one_message(3, of_many));
+  Call of_its_own = with(1, of_many);
+  of_its_own.args.refer(std::vector<ObjectKey>(20'000), nullptr);
+  EXPECT_FALSE(goes_with_call(of_its_own, 0, true));
+  EXPECT_TRUE(goes_with_call(of_its_own, 1, true));
 
   const Call call = with(200, large);
   Call back;
@@ -147,6 +173,7 @@ TEST_F(ValueTest, ArgumentsThatAreTooManyForACallGoBeforeItInPortionsThatAMessag
   }
   back = call_from(to_message(call, true, 128).value()).value();
   EXPECT_EQ(back.deps.size(), 72u);
+  EXPECT_EQ(call.inline_bytes(), head_.size());
   auto lost = arguments_message(call, 0, 2, true).value();
   lost.fds.clear();  // there was no room for them here
   const auto arguments = arguments_from(std::move(lost)).value();

@@ -63,6 +63,10 @@ void answer(PySession& s, PyIncoming& incoming, const Result<Value>& value) {
   });
 }
 
+struct PyItem {
+  Value value;
+};
+
 // None unless they are a pickle alone, as most are.
 nb::object plain_head(const actors::Call& call) {
   if (!call.deps.empty() || call.args.num_pieces() != 1 || call.args.shared()) return nb::none();
@@ -73,6 +77,7 @@ nb::object plain_head(const actors::Call& call) {
 }  // namespace
 
 void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
+  nb::class_<PyItem>(m, "Item", "What a call yields.");
   nb::class_<PyIncoming>(m, "Incoming", "A call on an actor of this process.")
       .def_prop_ro("actor", [](const PyIncoming& i) { return to_string(i.call().actor); })
       .def_prop_ro(
@@ -196,39 +201,35 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
           },
           nb::arg("incoming"), nb::arg("parts"), "Replies with several values, (head, buffers, refs) each, for a caller that splits them.")
       .def(
-          "yield_item",
-          [](PySession& s, PyIncoming& incoming, std::uint64_t stream, std::uint64_t index, const nb::bytes& head,
-             const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& refs) {
+          "item",
+          [](PySession& s, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& refs) {
+            return PyItem{unwrap(make_value(*s.use(), head, buffers, refs))};
+          },
+          nb::arg("head"), nb::arg("buffers"), nb::arg("refs"), "What a call yields, for give_item.")
+      .def(
+          "give_item",
+          [](PySession& s, const PyIncoming& incoming, std::uint64_t stream, std::uint64_t index, const PyItem& item,
+             bool waits) -> std::optional<bool> {
+            using Yielded = actors::ActorHost::Yielded;
             const auto use = s.use();
             Session& session = *use;
-            const auto value = unwrap(make_value(session, head, buffers, refs));
-            const auto done = [&] {
+            Result<Yielded> given;
+            const auto gives = [&] {
+              given = session.actor_host().yields(incoming.incoming(), stream, index, item.value);
+              return !given || *given != Yielded::kNoRoom;
+            };
+            const auto done = [&]() -> Result<void> {
               const nb::gil_scoped_release release;
-              return session.own([&] { return session.actor_host().yields(incoming.incoming(), stream, index, value); });
+              if (session.own(gives) || !waits) return {};
+              return session.wait(gives);
             }();
             unwrap(done);
+            const Yielded how = unwrap(std::move(given));
+            return how == Yielded::kUnheard ? std::nullopt : std::optional(how == Yielded::kSent);
           },
-          nb::arg("incoming"), nb::arg("stream"), nb::arg("index"), nb::arg("head"), nb::arg("buffers"), nb::arg("refs"),
-          "An item of a call that yields, for its caller, before the reply.")
-      .def(
-          "takes_more",
-          [](PySession& s, PyIncoming& incoming) {
-            const auto use = s.use();
-            return use->own([&] { return use->actor_host().takes_more(incoming.incoming()); });
-          },
-          nb::arg("incoming"))
-      .def(
-          "wait_for_caller",
-          [](PySession& s, PyIncoming& incoming) {
-            const auto use = s.use();
-            Session& session = *use;
-            const auto waited = [&] {
-              const nb::gil_scoped_release release;
-              return session.wait([&] { return session.actor_host().takes_more(incoming.incoming()); });
-            }();
-            unwrap(waited);
-          },
-          nb::arg("incoming"), "Returns when its socket takes more.")
+          nb::arg("incoming"), nb::arg("stream"), nb::arg("index"), nb::arg("item"), nb::arg("waits"),
+          "To its caller, before the reply. Whether it went: not when that one's socket takes nothing just now, unless it is waited for. "
+          "None when nobody hears it, now or later.")
       .def(
           "refuse",
           [](PySession& s, PyIncoming& incoming, const std::string& reason, const std::string& message) {

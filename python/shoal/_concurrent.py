@@ -222,12 +222,12 @@ class _OnLoop(_Runner):
             self.session.began(incoming)
             try:
                 result = self.function(incoming.method)(*args, **kwargs)
-                if inspect.isasyncgen(result) and "stream" in (extra or {}):
+                if inspect.isawaitable(result):
+                    result = await result
+                if "stream" in (extra or {}):
                     result, extra = await _stream.publish_async(self.session, incoming, result, extra["stream"]), None
                 elif inspect.isasyncgen(result):
                     result = [value async for value in result]
-                elif inspect.isawaitable(result):
-                    result = await result
                 reply(self.session, incoming, result, extra)
             except asyncio.CancelledError as error:
                 if self.session.cancelled(incoming):

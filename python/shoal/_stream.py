@@ -7,7 +7,8 @@ answer has all that there is. Then an item is a result like any other.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncGenerator, Generator, Iterator
 
 from shoal import _native, _serialize
 from shoal._client import wait
@@ -49,6 +50,7 @@ class ObjectRefGenerator(Waitable):
         self._count = 0  # of items that were taken
         self._item: ObjectRef | None = None  # the one that is waited for
         self._over = False
+        self._lock = threading.Lock()  # of threads that take from it; held for no wait
 
     def _follow(self, done: _native.Ref) -> ObjectRefGenerator:
         """Of the call that was made."""
@@ -100,22 +102,23 @@ class ObjectRefGenerator(Waitable):
 
     def _ahead(self) -> ObjectRef:
         """The next item: ready when it is there, or the call is over and there is none."""
-        item = self._item
-        if item is None:
-            item = self._item = ObjectRef(self._session.next_item(self._stream), self._where)
-        return item
+        with self._lock:
+            if self._item is None:
+                self._item = ObjectRef(self._session.next_item(self._stream), self._where)
+            return self._item
 
     def _taken(self, item: ObjectRef) -> ObjectRef | None:
         """What ``next`` returns; None for nothing: at the end, or when somebody else took it."""
-        if self._over or self._item is not item:
-            return None
-        if not _is_end(item._ref):
-            self._session.take_item(self._stream)
-            self._count, self._item = self._count + 1, None
-            return item
-        self._over = True
-        self._session.close_stream(self._stream)
-        return self._done if self._done._ref.failed else None
+        with self._lock:
+            if self._over or self._item is not item:
+                return None
+            if not _is_end(item._ref):
+                self._session.take_item(self._stream)
+                self._count, self._item = self._count + 1, None
+                return item
+            self._over = True
+            self._session.close_stream(self._stream)
+            return self._done if self._done._ref.failed else None
 
     def __del__(self):
         with contextlib.suppress(Exception):  # the session is closed; or the call could not be made
@@ -139,27 +142,45 @@ def _is_end(item: _native.Ref) -> bool:
     return False
 
 
+class CallerGone(Exception):
+    """Of a call that yields: nobody hears it any more, or ever will."""
+
+
 def publish(session: _native.Session, incoming: _native.Incoming, values: Iterator, stream: int) -> int:
-    """The worker's side: sends what a generator yields. Returns how many it were."""
-    if not hasattr(values, "__next__"):
-        raise TypeError(f"with num_returns='streaming' a generator is returned, not {type(values).__name__}")
+    """The worker's side: sends what a generator yields. Returns how many it were. A generator that is not asked to its end is closed."""
     count = 0
-    for value in values:
-        if not session.takes_more(incoming):
-            session.wait_for_caller(incoming)
-        session.yield_item(incoming, stream, count, *_serialize.pack(value))
-        count += 1
+    with _closing(values):
+        for value in values:
+            if session.give_item(incoming, stream, count, session.item(*_serialize.pack(value)), True) is None:
+                raise CallerGone
+            count += 1
     return count
 
 
-async def publish_async(session: _native.Session, incoming: _native.Incoming, values: AsyncIterator, stream: int) -> int:
-    """The same for an async generator."""
+async def publish_async(session: _native.Session, incoming: _native.Incoming, values: AsyncGenerator | Iterator, stream: int) -> int:
+    """The same on an asyncio loop, which goes on while the caller takes nothing."""
     from asyncio import sleep
 
     count = 0
-    async for value in values:
-        while not session.takes_more(incoming):
-            await sleep(_LOOK_S)
-        session.yield_item(incoming, stream, count, *_serialize.pack(value))
-        count += 1
+    async with contextlib.aclosing(values if isinstance(values, AsyncGenerator) else _asynchronous(values)) as items:
+        async for value in items:
+            item = session.item(*_serialize.pack(value))
+            while not (given := session.give_item(incoming, stream, count, item, False)):
+                if given is None:
+                    raise CallerGone
+                await sleep(_LOOK_S)
+            count += 1
     return count
+
+
+async def _asynchronous(values: Iterator) -> AsyncGenerator:
+    with _closing(values):
+        for value in values:
+            yield value
+
+
+def _closing(values: Iterator) -> contextlib.AbstractContextManager:
+    """Its ``finally`` runs when the call ends, not some time later."""
+    if not hasattr(values, "__next__"):
+        raise TypeError(f"with num_returns='streaming' a generator is returned, not {type(values).__name__}")
+    return contextlib.closing(values) if isinstance(values, Generator) else contextlib.nullcontext()

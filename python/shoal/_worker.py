@@ -212,7 +212,7 @@ def reply(session, incoming, result, extra: dict[str, Any] | None) -> None:
 
 def refuse(session, incoming, error: BaseException, where: str) -> None:
     """Answers with what user code raised, without this frame of ours; or with its cancellation, if that is why it raised."""
-    if isinstance(error, KeyboardInterrupt) and session.cancelled(incoming):
+    if isinstance(error, _stream.CallerGone) or (isinstance(error, KeyboardInterrupt) and session.cancelled(incoming)):
         session.refuse_cancelled(incoming, where)
         return
     if error.__traceback__ is not None:

@@ -107,3 +107,27 @@ def test_its_job_is_listed_and_can_be_stopped(run, shoal_command):
     assert (actor["name"], actor["namespace"], actor["detached"], actor["job"]) == ("c", "shared", True, job["id"])
     run('shoal.kill(shoal.get_actor("c"))\n')
     assert [j["state"] for j in shoal_command.json("list", "jobs")["rows"] if j["name"] == "detached c"] == ["STOPPED"]
+
+
+def test_a_generator_ends_with_the_driver_that_takes_its_items_and_its_actor_lives_on(run):
+    body = """
+import itertools, time
+
+@shoal.remote(num_cpus=0)
+class Endless:
+    ended = False
+
+    def numbers(self):
+        try:
+            for i in itertools.count():
+                yield i
+                time.sleep(0.005)
+        finally:
+            self.ended = True
+
+    def has_ended(self):
+        return self.ended
+
+"""
+    assert run(body + 'e = Endless.options(name="e", lifetime="detached").remote()\nprint(shoal.get(next(e.numbers.remote())))\n') == "0\n"
+    assert run('print(shoal.get(shoal.get_actor("e").has_ended.remote(), timeout=120))\n') == "True\n"

@@ -42,6 +42,9 @@ class Total:
     def of(self, *parts):
         return [int(p[-1]) for p in parts]
 
+    def lengths(self, *parts):
+        return [len(p) for p in parts]
+
 
 @ray.remote
 class AsyncTotal:
@@ -156,6 +159,18 @@ def test_many_are_got_and_waited_for():
     results = [part.remote(k, 8) for k in range(2000)]
     assert [int(v[0]) for v in ray.get(results, timeout=GUARD_S)] == list(range(2000))
     assert ray.get(ray.get(ray.put(refs))[4999])[0] == 4999
+
+
+def test_few_arguments_with_many_references_inside_of_them(adder):
+    refs = puts(5000)
+    parts = [ray.put(refs) for _ in range(10)]  # eight of them go in one message
+
+    @ray.remote
+    def lengths(*parts):
+        return [len(p) for p in parts]
+
+    assert ray.get(lengths.remote(*parts), timeout=GUARD_S) == [5000] * 10
+    assert ray.get(adder.lengths.remote(*parts), timeout=GUARD_S) == [5000] * 10
 
 
 @pytest.mark.parametrize("count", [999, 1000, 1001, 3000])

@@ -1,8 +1,13 @@
 """Rows A1 and A2, streaming generators."""
 
 import asyncio
+import contextlib
+import itertools
 import os
 import pickle
+import signal
+import sys
+import threading
 import time
 
 import numpy as np
@@ -298,6 +303,171 @@ def test_a_caller_that_takes_nothing_yet_gets_all_of_it_later(streams):
     generator = numbers.remote(3000)
     ray.wait([generator.completed()], timeout=GUARD_S)
     assert items(generator) == list(range(3000))
+
+
+def test_threads_that_take_from_one_stream_have_each_item_once(streams):
+    count, taken = 2000, []
+    generator = streams.numbers.remote(count)
+
+    def take():
+        for ref in generator:
+            taken.append(ref)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(GUARD_S)
+    finally:
+        sys.setswitchinterval(before)
+    assert not any(thread.is_alive() for thread in threads)
+    assert sorted(ray.get(taken)) == list(range(count))
+
+
+# ---- a caller that is gone, or takes nothing
+
+
+class Endless:
+    """Its streams go on until nobody hears them."""
+
+    def __init__(self):
+        self.ended = threading.Event()
+
+    def numbers(self):
+        try:
+            for i in itertools.count():
+                yield i
+                time.sleep(0.005)
+        finally:
+            self.ended.set()
+
+    def kept(self):
+        self.generator = self.numbers()  # it ends although it is not gone
+        return self.generator
+
+    def has_ended(self):
+        return self.ended.wait(GUARD_S)
+
+
+class AsyncEndless:
+    def __init__(self):
+        self.ended = asyncio.Event()
+
+    async def numbers(self):
+        try:
+            for i in itertools.count():
+                yield i
+                await asyncio.sleep(0.005)
+        finally:
+            self.ended.set()
+
+    def plain(self):
+        try:
+            for i in itertools.count():
+                yield i
+                time.sleep(0.005)
+        finally:
+            self.ended.set()
+
+    def kept(self):
+        self.generator = self.numbers()
+        return self.generator
+
+    async def has_ended(self):
+        return await self.ended.wait()
+
+
+@ray.remote
+class Caller:
+    def pid(self):
+        return os.getpid()
+
+    def take_one(self, actor, method):
+        self.items = getattr(actor, method).options(num_returns="streaming").remote()
+        return ray.get(next(self.items))
+
+    def take_later(self, actor, count):
+        """Stands still once it has called, until it is told to go on."""
+        ray.get(actor.ready.remote())  # it is connected
+        items = actor.plain.remote(count)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return sum(len(ray.get(ref)) for ref in items)
+
+
+@pytest.mark.parametrize(
+    ("cls", "method", "options"),
+    [
+        (Endless, "numbers", {}),
+        (Endless, "numbers", {"max_concurrency": 2}),
+        (AsyncEndless, "numbers", {}),
+        (AsyncEndless, "plain", {}),
+        (Endless, "kept", {}),
+        (AsyncEndless, "kept", {}),
+    ],
+    ids=["one at a time", "threads", "async", "in the loop", "kept", "kept by an async one"],
+)
+def test_a_generator_ends_with_the_process_that_takes_its_items(cls, method, options):
+    actor, caller = ray.remote(cls).options(**options).remote(), Caller.remote()
+    assert ray.get(caller.take_one.remote(actor, method), timeout=GUARD_S) == 0
+    ray.kill(caller)
+    assert ray.get(actor.has_ended.remote(), timeout=GUARD_S)  # its ``finally`` has run, and it goes on
+    ray.kill(actor)
+
+
+def test_a_generator_that_is_cancelled_between_two_items_is_closed():
+    actor = ray.remote(AsyncEndless).remote()
+    generator = actor.numbers.remote()
+    assert ray.get(next(generator), timeout=GUARD_S) == 0
+    ray.cancel(generator)
+    assert ray.get(actor.has_ended.remote(), timeout=GUARD_S)
+    ray.kill(actor)
+
+
+def test_a_caller_that_takes_nothing_holds_up_nobody_else_of_an_async_actor():
+    @ray.remote
+    class Plain:
+        def __init__(self):
+            self.begun = asyncio.Event()
+
+        async def ready(self):
+            pass
+
+        def plain(self, count):
+            self.begun.set()
+            for _ in range(count):
+                yield bytes(50_000)  # twenty times what may be on its way
+
+        async def has_begun(self):
+            await self.begun.wait()
+
+    actor, caller = Plain.remote(), Caller.remote()
+    pid = ray.get(caller.pid.remote(), timeout=GUARD_S)
+    taken = caller.take_later.remote(actor, 400)
+    try:
+        ray.get(actor.has_begun.remote(), timeout=GUARD_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            _go_on(pid)
+    assert ray.get(taken, timeout=GUARD_S) == 400 * 50_000
+    for one in (actor, caller):
+        ray.kill(one)
+
+
+def _go_on(pid):
+    """Once it stands still."""
+    wait_until(lambda: _state(pid) in "TX", GUARD_S, "that it stands still")
+    os.kill(pid, signal.SIGCONT)
+
+
+def _state(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "X"
 
 
 def held():

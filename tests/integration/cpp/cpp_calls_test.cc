@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -138,6 +139,23 @@ class Counter {
     while (!shoal::is_cancelled()) std::this_thread::sleep_for(1ms);
     for (int i = 1;; ++i) co_yield i;
   }
+  // Until nobody hears it.
+  shoal::Generator<int> endless(const std::string& ended) {
+    const struct Ends {
+      std::string file;
+      ~Ends() { touch(file); }
+    } ends{ended};
+    for (int i = 0;; ++i) {
+      co_yield i;
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+  // Takes one, and nothing after it.
+  Result<int> takes_one(const Handle<Counter>& other, const std::string& ended) {
+    taken_.emplace(other.call(&Counter::endless, ended));
+    SHOAL_TRY(const auto first, taken_->next());
+    return first->get();
+  }
   // Where it is, and where what it starts is.
   Result<std::vector<std::string>> surroundings() const {
     SHOAL_TRY(const auto child, shoal::context().spawn<Counter>({}));
@@ -158,13 +176,14 @@ class Counter {
   Future<int> add_on(const Handle<Counter>& other, const Future<int>& number) const { return other.call(&Counter::add, number); }
   Result<void> stop(const std::vector<Future<int>>& futures) const { return shoal::cancel(futures.at(0)); }
 
-  static constexpr auto methods =
-      shoal::methods(&Counter::add, &Counter::looks, &Counter::does_not_care, &Counter::asks, &Counter::before_and_after,
-                     &Counter::is_ready, &Counter::keep, &Counter::kept_bytes, &Counter::begin, &Counter::add_on, &Counter::stop,
-                     &Counter::two, &Counter::until_cancelled, &Counter::surroundings, &Counter::here);
+  static constexpr auto methods = shoal::methods(
+      &Counter::add, &Counter::looks, &Counter::does_not_care, &Counter::asks, &Counter::before_and_after, &Counter::is_ready,
+      &Counter::keep, &Counter::kept_bytes, &Counter::begin, &Counter::add_on, &Counter::stop, &Counter::two, &Counter::until_cancelled,
+      &Counter::endless, &Counter::takes_one, &Counter::surroundings, &Counter::here);
 
  private:
   int value_ = 0;
+  std::optional<shoal::Stream<int>> taken_;
   std::vector<Future<Bytes>> kept_;
 };
 
@@ -601,6 +620,24 @@ TEST_F(CppCallsTest, AStreamOfAnActorOfAnotherJobIsLikeAnyOther) {
   }
   EXPECT_FALSE(stream.next().value());
   ASSERT_TRUE(driver->kill(counter));
+}
+
+TEST_F(CppCallsTest, AGeneratorEndsWithTheProcessThatTakesItsItemsAndItsActorGoesOn) {
+  for (const int threads : {1, 2}) {
+    const auto counter = driver->spawn<Counter>({.max_concurrency = threads}).value(), caller = driver->spawn<Counter>({}).value();
+    const std::string ended = file("ended" + std::to_string(threads));
+    const auto first = caller.call(&Counter::takes_one, counter, ended).get(60s);
+    ASSERT_TRUE(first) << first.error().to_string();
+    EXPECT_EQ(*first, 0);
+    ASSERT_TRUE(driver->kill(caller));
+    const auto deadline = std::chrono::steady_clock::now() + 60s;
+    while (access(ended.c_str(), F_OK) != 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(access(ended.c_str(), F_OK), 0);
+    const auto next = counter.call(&Counter::add, 1).get(60s);
+    ASSERT_TRUE(next) << next.error().to_string();
+    EXPECT_EQ(*next, 1);
+    ASSERT_TRUE(driver->kill(counter));
+  }
 }
 
 // ---- environments ----
