@@ -22,7 +22,8 @@ Context::Context(std::unique_ptr<actors::Session> session, Options options)
       options_(named(std::move(options), *session_)),
       hub_(*session_, options_.caller),
       launcher_(hub_, {options_.program, options_.build_id, options_.name_space, options_.env, options_.working_dir}),
-      functions_(std::make_unique<api::FunctionPools>(hub_, launcher_, options_.functions, api::FunctionPools::Options())) {}
+      functions_(std::make_unique<api::FunctionPools>(hub_, launcher_, options_.functions,
+                                                      api::FunctionPools::Options{.last_words = options_.last_words})) {}
 
 Context::~Context() = default;
 
@@ -75,18 +76,18 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
   }
   // What handles among its arguments refer to stays as long as it may be made from them again.
   const auto kept = makes_itself && !args.value.refs().empty() ? std::make_shared<const actors::Value>(args.value) : nullptr;
-  hub_.session.own([&] {
-    actors::Handles& handles = hub_.session.handles();
-    if (options.detached && kept) handles.pin(kept);  // nobody here hears of its end
-    for (std::size_t i = 0; i < count; ++i) {
-      out[i].id = spec.actors[i].id;
-      if (!options.detached) out[i].share = handles.made(out[i].id, restarts, kept);
-    }
-  });
   for (std::size_t i = 0; i < count; ++i) {
+    out[i].id = spec.actors[i].id;
     making.rank = static_cast<std::int32_t>(i);
     SHOAL_TRY(out[i].constructed, launcher_.construct(out[i].id, making, args.deps));
   }
+  hub_.session.own([&] {
+    actors::Handles& handles = hub_.session.handles();
+    if (options.detached && kept) handles.pin(kept);  // nobody here hears of its end
+    for (Created& c : out) {
+      if (!options.detached) c.share = handles.made(c.id, {std::string(of.name), restarts, kept, c.constructed});
+    }
+  });
   return out;
 }
 

@@ -42,6 +42,7 @@ class Context {
     std::uint32_t num_restarts = 0;                  // of this process's actor
     std::map<std::string, std::string> env = {};     // of what it starts
     std::string working_dir = "";                    // likewise
+    std::chrono::milliseconds last_words{30'000};    // for a worker of functions that ends to say what actors it leaves
   };
   Context(std::unique_ptr<actors::Session> session, Options options);
   ~Context();
@@ -129,6 +130,7 @@ class Context {
   actors::Session& session() { return *session_; }
   actors::api::Hub& hub() { return hub_; }
   const Options& options() const { return options_; }
+  actors::api::FunctionPools& functions() { return *functions_; }
   void is_of(ActorId actor) {  // by its worker, before anything else
     actor_ = actor;
     session_->own([&] { session_->handles().is_of(actor); });

@@ -3,8 +3,8 @@
 // Both are values that know how to call. An actor ends with the last handle of it, in whatever process that is, on its way or in an object
 // (a future's value, say), after the calls that were made: its destructor runs, and its process ends. Not so with a detached one. What
 // get_actor() and get_if_exists find, handle(id), and what an actor has of itself keep nobody; handles that it gives away of itself do.
-// Before that it is ended by a kill, with the process that made it (a worker of functions that is idle or used up hands on what it made:
-// from then on nobody counts), or with the driver's job. Handles in a circle keep each other until then.
+// Before that it is ended by a kill, with the process that made it (a worker of functions that is idle or used up leaves what it made to
+// the process that keeps it), or with the driver's job. Handles in a circle keep each other until then.
 //
 // Calls that one process makes on one actor run in the order in which they were made.
 #pragma once

@@ -60,6 +60,9 @@ class Server {
         due.emplace(construct(std::move(turn)));
       } else if (turn.incoming.call.method == kRelease) {
         due.emplace(release(std::move(turn.incoming)));
+      } else if (turn.incoming.call.method == kLastWords) {
+        auto words = context_.functions().last_words(turn.incoming.call.args);
+        due.emplace(Answer{std::move(turn.incoming), std::move(words)});
       } else if (!instance_) {
         session_.own([&] { early_.push_back(std::move(turn.incoming)); });
       } else if (turns_) {

@@ -11,8 +11,8 @@ namespace shoal::actors {
 
 struct Handles::State : std::enable_shared_from_this<State> {
   struct Made {
-    bool restarts = false;
-    std::shared_ptr<const void> kept;
+    Making making;
+    std::optional<ObjectKey> stand;
   };
   struct Gone {
     ActorId actor;
@@ -52,14 +52,15 @@ struct Handles::State : std::enable_shared_from_this<State> {
     }
   }
   void tell(ActorId actor) {
-    auto told = made.extract(actor);
-    if (told.empty()) return;
-    const auto how = std::make_shared<const Made>(std::move(told.mapped()));
-    const ValueFuture answer = ways.tell(actor);
-    if (!how->restarts) return;
-    answer.then([weak = weak_from_this(), actor, how](const Result<Value>& answered) {
+    auto one = made.extract(actor);
+    if (one.empty()) return;
+    const auto how = std::make_shared<const Made>(std::move(one.mapped()));
+    told[actor] = how;
+    ways.tell(actor).then([weak = weak_from_this(), actor, how](const Result<Value>& answered) {
       const auto self = weak.lock();
-      if (!self || self->ended() || answered || answered.error().reason() != "ActorUnavailable") return;
+      if (!self || self->ended()) return;
+      self->told.erase(actor);
+      if (!how->making.restarts || answered || answered.error().reason() != "ActorUnavailable") return;
       self->made[actor] = *how;  // it was started again meanwhile
       self->gone({actor, std::nullopt});
     });
@@ -83,6 +84,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
   ActorId own;
   std::optional<Stand> own_stand;
   std::map<ActorId, Made> made;
+  std::map<ActorId, std::shared_ptr<const Made>> told;  // that they end, and have not answered
   std::vector<std::shared_ptr<const void>> pinned;
 
   std::mutex mutex;
@@ -101,6 +103,7 @@ class Handles::Counted {
   const Stand& stand() const {
     if (!stand_) {
       stand_ = state_->stand();
+      state_->made[actor_].stand = stand_->object;
       state_->watch(actor_, stand_->object);
     }
     return *stand_;
@@ -120,14 +123,15 @@ Handles::~Handles() {
   state_->over = true;
   untold.swap(state_->untold);
   state_->made.clear();
+  state_->told.clear();
   state_->pinned.clear();
   state_->own_stand.reset();
 }
 
 void Handles::is_of(ActorId actor) { state_->own = actor; }
 
-Handles::Share Handles::made(ActorId actor, bool restarts, std::shared_ptr<const void> kept) {
-  state_->made[actor] = {restarts, std::move(kept)};
+Handles::Share Handles::made(ActorId actor, Making making) {
+  state_->made[actor] = {std::move(making), std::nullopt};
   return std::make_shared<const Counted>(state_, actor, std::nullopt);
 }
 
@@ -150,9 +154,31 @@ bool Handles::may_end() {
   if (s.made.contains(s.own)) return false;
   const auto stand = std::exchange(s.own_stand, std::nullopt);
   if (!stand) return true;
-  s.made[s.own] = {};
+  s.made[s.own] = {{}, stand->object};
   s.watch(s.own, stand->object);
   return false;
+}
+
+std::vector<Handles::Left> Handles::left() const {
+  std::vector<Left> out;
+  const auto add = [&out](ActorId actor, const State::Made& made) {
+    const Making& m = made.making;
+    out.push_back({actor, m.class_name, m.restarts, made.stand, m.kept, m.constructed});
+  };
+  for (const auto& [actor, made] : state_->made) add(actor, made);
+  for (const auto& [actor, made] : state_->told) add(actor, *made);
+  return out;
+}
+
+void Handles::adopt(Left left) {
+  const ActorId actor = left.actor;
+  const auto stand = left.stand;
+  state_->made[actor] = {{std::move(left.class_name), left.restarts, std::move(left.kept), std::move(left.constructed)}, stand};
+  if (stand) {
+    state_->watch(actor, *stand);
+  } else {
+    state_->gone({actor, std::nullopt});
+  }
 }
 
 void Handles::pin(std::shared_ptr<const void> what) { state_->pinned.push_back(std::move(what)); }

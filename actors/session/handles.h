@@ -12,7 +12,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "actors/cluster/object_key.h"
 #include "actors/session/actor_calls.h"
@@ -22,6 +24,8 @@ namespace shoal::actors {
 
 // The method by which an actor is told that nobody refers to it.
 inline constexpr std::string_view kRelease = "__shoal_release__";
+// And the one by which a worker of functions is asked what it leaves (Handles::left).
+inline constexpr std::string_view kLastWords = "__shoal_last_words__";
 
 class Handles {
  public:
@@ -44,8 +48,15 @@ class Handles {
 
   // This process's actor, if it is one: handles of itself do not keep it. Loop only, as is what follows.
   void is_of(ActorId actor);
-  // An actor that this process makes. `kept`: what it is made from again, if it is (restarts).
-  Share made(ActorId actor, bool restarts = false, std::shared_ptr<const void> kept = {});
+  // An actor that this process makes. `constructed`: its constructor has returned, or never will. `kept`: what it is made from again, if it
+  // is (restarts).
+  struct Making {
+    std::string class_name = {};
+    bool restarts = false;
+    std::shared_ptr<const Value> kept = {};
+    ValueFuture constructed = {};
+  };
+  Share made(ActorId actor, Making making);
   // What has come from elsewhere, with the name of what stands for the actor. Null of this process's own.
   Share borrowed(ActorId actor, const ObjectKey& stand);
   // A reference to what stands for an actor, for a handle that leaves this process; nothing of one that does not count.
@@ -56,6 +67,19 @@ class Handles {
   std::optional<Stand> leaves(ActorId actor, const Share& share);
   // This process's actor was told to end. If it is not to: it is told again when those handles are gone that it has given away of itself.
   bool may_end();
+  // Of a process that leaves its actors to another, which counts them from then on: those that it has made or adopted. Also of one that was
+  // told to end and has not answered: this process's word may be lost. What they are made from again goes with the words.
+  struct Left {
+    ActorId actor;
+    std::string class_name;
+    bool restarts = false;
+    std::optional<ObjectKey> stand;
+    std::shared_ptr<const Value> kept;
+    ValueFuture constructed;
+  };
+  std::vector<Left> left() const;
+  // They are this process's, as if it had made them. Of those that have not left the other one nobody has a handle any more: they end.
+  void adopt(Left left);
   // As long as this.
   void pin(std::shared_ptr<const void> what);
 

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -67,7 +68,7 @@ class HandlesTest : public testing::Test {
 };
 
 TEST_F(HandlesTest, OneThatNeverLeftEndsItsActorOnce) {
-  auto one = handles_->made(kActor), other = handles_->made(kOther);
+  auto one = handles_->made(kActor, {}), other = handles_->made(kOther, {});
   auto copy = one;
   one.reset();
   EXPECT_TRUE(told().empty());
@@ -81,7 +82,7 @@ TEST_F(HandlesTest, OneThatNeverLeftEndsItsActorOnce) {
 }
 
 TEST_F(HandlesTest, OneThatLeftEndsItWhenNobodyHasTheStand) {
-  auto share = handles_->made(kActor);
+  auto share = handles_->made(kActor, {});
   auto stand = handles_->leaves(kActor, share);
   ASSERT_TRUE(stand);
   EXPECT_EQ(handles_->leaves(kActor, share)->object, stand->object);  // one for all
@@ -100,7 +101,7 @@ TEST_F(HandlesTest, OneThatLeftEndsItWhenNobodyHasTheStand) {
 }
 
 TEST_F(HandlesTest, OfAnotherEndThanItsOwnNobodyIsTold) {
-  auto share = handles_->made(kActor);
+  auto share = handles_->made(kActor, {});
   const auto object = handles_->leaves(kActor, share)->object;
   got(object, "ObjectLetGo");  // by this node
   ASSERT_TRUE(waits_.contains(object));
@@ -145,8 +146,8 @@ TEST_F(HandlesTest, AnActorsOwnKeepItOnlyWhereItGaveThemAway) {
 }
 
 TEST_F(HandlesTest, OneThatWasStartedAgainMeanwhileIsToldAgain) {
-  auto kept = std::make_shared<int>(1);
-  auto again = handles_->made(kActor, true, kept), once = handles_->made(kOther);
+  auto kept = std::make_shared<const Value>();
+  auto again = handles_->made(kActor, {.restarts = true, .kept = kept}), once = handles_->made(kOther, {});
   again.reset();
   once.reset();
   EXPECT_EQ(told(), (std::vector{kActor, kOther}));
@@ -159,8 +160,30 @@ TEST_F(HandlesTest, OneThatWasStartedAgainMeanwhileIsToldAgain) {
   EXPECT_EQ(kept.use_count(), 1);  // nobody makes it from that any more
 }
 
+TEST_F(HandlesTest, WhatAProcessLeavesAnotherOneCounts) {
+  auto never_left = handles_->made(kActor, {.class_name = "A"}), gone = handles_->made(kSelf, {.class_name = "C"});
+  auto left = handles_->made(kOther, {.class_name = "B", .restarts = true, .kept = std::make_shared<const Value>()});
+  const auto stand = handles_->leaves(kOther, left)->object;
+  gone.reset();
+  EXPECT_EQ(told(), std::vector{kSelf});
+  auto all = handles_->left();
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_EQ(std::tuple(all[0].actor, all[0].class_name, all[0].restarts, all[0].stand), std::tuple(kActor, "A", false, std::nullopt));
+  EXPECT_EQ(std::tuple(all[1].actor, all[1].class_name, all[1].restarts, all[1].stand), std::tuple(kOther, "B", true, stand));
+  EXPECT_TRUE(all[1].kept);
+  EXPECT_EQ(all[2].actor, kSelf);  // it has not answered
+  answers_.at(0).set(fail(unavailable("it ended").with_reason("ActorDied")));
+  EXPECT_EQ(handles_->left().size(), 2u);
+
+  waits_.clear();
+  for (auto& one : all) handles_->adopt(std::move(one));  // as another process would
+  EXPECT_EQ(told(), (std::vector{kActor, kSelf}));        // nobody else has them
+  got(stand, "ObjectFreed");
+  EXPECT_EQ(told(), std::vector{kOther});
+}
+
 TEST_F(HandlesTest, HandlesMayOutliveTheSession) {
-  auto share = handles_->made(kActor), left = handles_->made(kOther), untold = handles_->made(kSelf);
+  auto share = handles_->made(kActor, {}), left = handles_->made(kOther, {}), untold = handles_->made(kSelf, {});
   auto stand = handles_->leaves(kOther, left);
   untold.reset();
   handles_.reset();

@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -140,6 +142,33 @@ Result<int> uses_all(const Handles& handles) {
   return out;
 }
 Result<Handle<Counts>> makes() { return shoal::context().spawn<Counts>({}, ""); }
+// In a process that runs one such function, and whose end is the file's.
+Result<Handle<Holder>> makes_one_from(const std::string& file, bool again) {
+  std::ofstream(file) << getpid();
+  SHOAL_TRY(const auto inner, shoal::context().spawn<Counts>({}, ""));
+  return shoal::context().spawn<Holder>({.max_restarts = again ? -1 : 0, .max_task_retries = -1}, std::vector{inner});
+}
+// Through a worker of its own.
+Result<Handle<Holder>> makes_by_another(const std::string& file) {
+  std::ofstream(file + ".outer") << getpid();
+  return shoal::context().remote<&makes_one_from>({.num_cpus = 0})(file, false).get();
+}
+// What it made stays with the process alone.
+Result<ActorId> keeps_one(const std::string& file) {
+  std::ofstream(file) << getpid();
+  static Handle<Counts> kept;
+  SHOAL_TRY(kept, shoal::context().spawn<Counts>({}, ""));
+  return kept.id();
+}
+// Before what it is made from is there.
+Result<Handle<Counts>> makes_later(const std::string& file, const Future<std::string>& words) {
+  std::ofstream(file) << getpid();
+  return shoal::context().spawn<Counts>({}, words);
+}
+std::string words(const std::string& file) {
+  await_file(file);
+  return "";
+}
 Result<std::vector<Handle<Counts>>> makes_none() { return shoal::fail(shoal::unavailable("it is not to be")); }
 
 shoal::Context* driver = nullptr;
@@ -171,6 +200,25 @@ class CppHandlesTest : public testing::Test {
   }
   static bool ends(ActorId id) {
     return until([&] { return row(id).state == ActorState::kDead; });
+  }
+  // Another driver of this program, which waits for last words as long as it takes on a slow machine.
+  static std::unique_ptr<shoal::Context> patient() {
+    shoal::actors::SessionOptions session;
+    std::ifstream token(driver->session().folder() + "/token");
+    session.credentials.token = shoal::runtime::Token::parse(std::string(std::istreambuf_iterator<char>(token), {})).value();
+    session.head = driver->session().head_endpoint();
+    session.name = "patient";
+    session.print_logs = false;
+    auto options = driver->options();
+    options.name_space.clear();
+    options.last_words = 20min;
+    return std::make_unique<shoal::Context>(shoal::actors::Session::open(session).value(), options);
+  }
+  // The process whose number is in that file.
+  static bool exits(const std::string& file) {
+    pid_t pid = 0;
+    std::ifstream(file) >> pid;
+    return pid > 0 && until([&] { return kill(pid, 0) != 0; });
   }
   // An end that was wrong would have been told before these calls: that of an actor whose handles go now is.
   static void still_there(ActorId id, const std::function<Result<int>()>& call) {
@@ -489,6 +537,58 @@ TEST_F(CppHandlesTest, OneThatAFunctionMadeEndsWithItsLastHandle) {
   EXPECT_TRUE(ends(id));
 }
 
+// ---- workers of functions that are used up leave theirs to who keeps them ----
+
+TEST_F(CppHandlesTest, OneThatAFunctionReturnedOutlivesItsWorkerAndEndsWithItsLastHandle) {
+  const auto keeper = patient();
+  for (const bool again : {false, true}) {
+    const std::string pid = file("pid" + std::to_string(again));
+    std::optional<Handle<Holder>> actor = keeper->remote<&makes_one_from>({.num_cpus = 0, .max_calls = 1})(pid, again).get().value();
+    const ActorId id = actor->id(), inner = actor->call(&Holder::first).get().value().id();
+    EXPECT_TRUE(exits(pid));
+    if (again) {  // what it is made from is still there
+      ASSERT_TRUE(actor->call(&Holder::drop).get());
+      ASSERT_EQ(kill(actor->call(&Holder::pid).get().value(), SIGKILL), 0);
+      ASSERT_TRUE(until([&] { return row(id).num_restarts == 1; }));
+    }
+    still_there(inner, calls(*actor));
+    actor.reset();
+    EXPECT_TRUE(ends(id));
+    EXPECT_TRUE(ends(inner));
+  }
+}
+
+TEST_F(CppHandlesTest, OneThatCameThroughTwoFunctionsEndsWithItsLastHandle) {
+  const auto keeper = patient();
+  std::optional<Handle<Holder>> actor = keeper->remote<&makes_by_another>({.num_cpus = 0, .max_calls = 1})(file("pid")).get().value();
+  const ActorId id = actor->id();
+  for (const char* pid : {"pid.outer", "pid"}) EXPECT_TRUE(exits(file(pid)));
+  still_there(id, calls(*actor));
+  actor.reset();
+  EXPECT_TRUE(ends(id));
+}
+
+TEST_F(CppHandlesTest, OneThatOnlyAFunctionsWorkerHasEndsWithIt) {
+  const auto keeper = patient();
+  const ActorId id = keeper->remote<&keeps_one>({.num_cpus = 0, .max_calls = 1})(file("pid")).get().value();
+  EXPECT_TRUE(exits(file("pid")));
+  EXPECT_TRUE(ends(id));
+}
+
+TEST_F(CppHandlesTest, OneThatAFunctionReturnedBeforeItsArgumentsWereThereIsMade) {
+  const auto keeper = patient();
+  const auto late = keeper->remote<&words>({.num_cpus = 0})(file("gate"));
+  std::optional<Handle<Counts>> actor = keeper->remote<&makes_later>({.num_cpus = 0, .max_calls = 1})(file("pid"), late).get().value();
+  const ActorId id = actor->id();
+  const auto call = actor->call(&Counts::call);
+  touch(file("gate"));
+  EXPECT_EQ(call.get().value(), 1);
+  EXPECT_TRUE(exits(file("pid")));
+  still_there(id, [&] { return actor->call(&Counts::call).get(); });
+  actor.reset();
+  EXPECT_TRUE(ends(id));
+}
+
 }  // namespace
 
 // A worker of this program finds the same environment, but SHOAL_NODE.
@@ -503,7 +603,8 @@ int main(int argc, char** argv) {
   shoal::MainOptions options;
   options.num_cpus = 4;
   options.print_logs = false;
-  using All = shoal::Functions<&after, &uses, &uses_all, &makes, &makes_none>;
+  using All =
+      shoal::Functions<&after, &uses, &uses_all, &makes, &makes_one_from, &makes_by_another, &keeps_one, &makes_later, &words, &makes_none>;
   const int code = shoal::main<Counts, OnLoop, Holder, All>(
       argc, argv,
       [&](shoal::Context& context) {
