@@ -158,6 +158,7 @@ Result<ActorId> keeps_one(const std::string& file) {
   std::ofstream(file) << getpid();
   static Handle<Counts> kept;
   SHOAL_TRY(kept, shoal::context().spawn<Counts>({}, ""));
+  SHOAL_OK(kept.call(&Counts::call).get());
   return kept.id();
 }
 // Before what it is made from is there.
@@ -220,15 +221,19 @@ class CppHandlesTest : public testing::Test {
     std::ifstream(file) >> pid;
     return pid > 0 && until([&] { return kill(pid, 0) != 0; });
   }
-  // An end that was wrong would have been told before these calls: that of an actor whose handles go now is.
-  static void still_there(ActorId id, const std::function<Result<int>()>& call) {
+  // Whatever was to end before has ended when this one has, whose handles go now.
+  static bool another_ends() {
     ActorId other;
     {
       const auto actor = counts();
       other = actor.id();
-      const auto kept = driver->put(std::vector{actor}).value();  // as that of one that has left
+      const auto kept = driver->put(std::vector{actor}).value();  // as those of one that has left
     }
-    ASSERT_TRUE(ends(other));
+    return ends(other);
+  }
+  // An end that was wrong would have been told before these calls.
+  static void still_there(ActorId id, const std::function<Result<int>()>& call) {
+    ASSERT_TRUE(another_ends());
     const auto first = call();
     ASSERT_TRUE(first) << first.error().to_string();
     for (int i = 1; i <= 3; ++i) {
@@ -279,12 +284,25 @@ TEST_F(CppHandlesTest, CallsThatWereMadeBeforeAreRun) {
   }
 }
 
+TEST_F(CppHandlesTest, CallsThatRunOnThreadsComeToTheirEnd) {
+  std::optional<Handle<Counts>> actor = counts({.max_concurrency = 2});
+  const ActorId id = actor->id();
+  const std::vector<Future<int>> calls = {actor->call(&Counts::waits, file("gate")), actor->call(&Counts::waits, file("gate")),
+                                          actor->call(&Counts::waits, file("gate"))};
+  actor.reset();
+  EXPECT_TRUE(another_ends());
+  touch(file("gate"));
+  for (const auto& call : calls) EXPECT_TRUE(call.get());
+  EXPECT_TRUE(ends(id));
+}
+
 TEST_F(CppHandlesTest, CoroutinesThatRunComeToTheirEnd) {
   const auto late = driver->remote<&after>({.num_cpus = 0})(file("gate"), 10);
   std::optional<Handle<OnLoop>> actor = driver->spawn<OnLoop>({}).value();
   const ActorId id = actor->id();
   const std::vector<Future<int>> calls = {actor->call(&OnLoop::after, late), actor->call(&OnLoop::after, late)};
   actor.reset();
+  EXPECT_TRUE(another_ends());
   touch(file("gate"));
   for (const auto& call : calls) EXPECT_EQ(call.get().value(), 10);
   EXPECT_TRUE(ends(id));
@@ -380,9 +398,10 @@ TEST_F(CppHandlesTest, CallsThatAnotherProcessHasMadeAreRun) {
   const auto late = driver->remote<&after>({.num_cpus = 0})(file("late"), 10);
   const auto begun = has.call(&Holder::begin, file("gate"), late).get().value();
   touch(file("gate"));
-  touch(file("late"));
   EXPECT_EQ(begun.at(0).get().value(), 1);
   EXPECT_EQ(begun.at(1).get().value(), 2);
+  EXPECT_TRUE(another_ends());
+  touch(file("late"));
   EXPECT_EQ(begun.at(2).get().value(), 12);
   EXPECT_TRUE(ends(id));
 }
