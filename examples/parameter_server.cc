@@ -77,7 +77,8 @@ shoal::Result<void> run(shoal::Context& context) {
   const char* folder = std::getenv("TMPDIR");
   const std::string checkpoint = std::string(folder != nullptr ? folder : "/tmp") + "/weights-" + to_string(context.job());
   const shoal::ActorOptions lasting{.name = "weights", .max_restarts = 3, .max_task_retries = 1};
-  SHOAL_OK(context.spawn<ParameterServer>(lasting, checkpoint, std::size_t{3}));
+  // It lives as long as this handle, or copies of it: a name keeps nobody.
+  SHOAL_TRY(const auto kept, context.spawn<ParameterServer>(lasting, checkpoint, std::size_t{3}));
 
   SHOAL_TRY(const auto server, context.get_actor<ParameterServer>("weights"));  // any process of this job could
   for (int step = 0; step < 60; ++step) {

@@ -64,14 +64,17 @@ class CborWriter {
   std::span<const std::byte> written() const { return {begin(), size_}; }
 
   // Among what was written is a reference to this object, which stays as long as `hold` does.
-  void refers_to(const ObjectKey& object, std::shared_ptr<const void> hold) {
+  enum class Of { kValue, kActor };
+  void refers_to(const ObjectKey& object, std::shared_ptr<const void> hold, Of of = Of::kValue) {
     if (refs_ == nullptr) refs_ = std::make_unique<Refs>();
+    refs_->to_values |= of == Of::kValue;
     refs_->objects.push_back(object);
     refs_->holds.push_back(std::move(hold));
   }
   struct Refs {
     std::vector<ObjectKey> objects;
     std::vector<std::shared_ptr<const void>> holds;
+    bool to_values = false;  // some are
   };
   const Refs* refs() const { return refs_.get(); }  // null: there are none
 

@@ -94,6 +94,7 @@ struct ReferenceTo {
 struct Encoded {
   Value value;
   std::vector<runtime::Future<Value>> deps;  // of the arguments that are references, by number
+  bool has_futures = false;                  // inside of the others
 };
 
 // Whose values are read, for errors and for what is more than bytes.
@@ -149,7 +150,7 @@ Result<Encoded> encode_call(ValueMemory* memory, List<P...>, const A&... args) {
     (to.template put<P>(args), ...);
     SHOAL_TRY(Value value, Value::of(to.finish(), Value::Kind::kResult, memory));
     if (to.head.refs() != nullptr) refer(value, std::array{&std::as_const(to.head)});
-    return Encoded{std::move(value), std::move(to.deps)};
+    return Encoded{std::move(value), std::move(to.deps), to.head.refs() != nullptr && to.head.refs()->to_values};
   });
 }
 // Of values that are all there.

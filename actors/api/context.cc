@@ -22,12 +22,13 @@ Context::Context(std::unique_ptr<actors::Session> session, Options options)
       options_(named(std::move(options), *session_)),
       hub_(*session_, options_.caller),
       launcher_(hub_, {options_.program, options_.build_id, options_.name_space, options_.env, options_.working_dir}),
-      functions_(std::make_unique<api::FunctionPools>(hub_, launcher_, options_.functions, api::FunctionPools::Options())) {}
+      functions_(std::make_unique<api::FunctionPools>(hub_, launcher_, options_.functions,
+                                                      api::FunctionPools::Options{.last_words = options_.last_words})) {}
 
 Context::~Context() = default;
 
-Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> Context::create(std::size_t count, bool mesh, const Class& of,
-                                                                             const ActorOptions& options, const api::Encoded& args) {
+Result<std::vector<Context::Created>> Context::create(std::size_t count, bool mesh, const Class& of, const ActorOptions& options,
+                                                      const api::Encoded& args) {
   if (!options_.class_names.contains(of.full_name)) {
     return fail(invalid_argument(fmt::format("the workers of this program do not know the actor {}", of.name))
                     .with_hint(fmt::format("tell shoal::main: shoal::main<{}, ..>(argc, argv, run)", of.name)));
@@ -44,14 +45,15 @@ Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> Context::create(std
     return fail(invalid_argument("names, detached and max_restarts are of a single actor, not of a mesh").with_hint("spawn() each"));
   }
   if (options.get_if_exists && options.name.empty()) return fail(invalid_argument("get_if_exists without a name"));
-  if (makes_itself && (!args.deps.empty() || !args.value.refs().empty())) {
+  if (makes_itself && (!args.deps.empty() || args.has_futures)) {
     return fail(invalid_argument("an actor that is started again, or detached, is made from values that its caller may not have any more")
                     .with_hint("pass future.get() instead of the future"));
   }
   SHOAL_TRY(const auto resources, api::resources_of(options.num_cpus, options.num_gpus, options.memory, options.resources));
   SHOAL_TRY(actors::GangSpec spec, launcher_.gang(count, of.name, resources, {options.where, options.env, options.working_dir}));
   if (options.detached) spec.launch.env.emplace_back("SHOAL_SELF_MADE", "1");
-  api::Making making{std::string(of.full_name), 0, static_cast<std::int32_t>(count), max_concurrency, args.value};
+  const bool restarts = options.max_restarts != 0;
+  api::Making making{std::string(of.full_name), 0, static_cast<std::int32_t>(count), max_concurrency, args.value, restarts};
   spec.refuse_infeasible = options.refuse_infeasible;
   spec.name = options.name;
   if (!spec.name.empty()) spec.name_space = options.name_space.empty() ? options_.name_space : options.name_space;
@@ -65,18 +67,27 @@ Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> Context::create(std
   }
   SHOAL_TRY(const auto exists, hub_.session.create_gang(spec));
 
-  std::vector<std::pair<ActorId, actors::ValueFuture>> out;
+  std::vector<Created> out(exists ? 1 : count);
   if (exists) {
     SHOAL_OK(check_class(*exists, of.full_name));
     const api::Reply there = api::ready_reply(hub_, {}, api::kConstruct, api::encode(api::List<>()));
-    out.emplace_back(exists->row.id, there.future());
+    out[0] = {exists->row.id, there.future(), {}};
     return out;
   }
+  // What handles among its arguments refer to stays as long as it may be made from them again.
+  const auto kept = makes_itself && !args.value.refs().empty() ? std::make_shared<const actors::Value>(args.value) : nullptr;
   for (std::size_t i = 0; i < count; ++i) {
+    out[i].id = spec.actors[i].id;
     making.rank = static_cast<std::int32_t>(i);
-    SHOAL_TRY(auto constructed, launcher_.construct(spec.actors[i].id, making, args.deps));
-    out.emplace_back(spec.actors[i].id, std::move(constructed));
+    SHOAL_TRY(out[i].constructed, launcher_.construct(out[i].id, making, args.deps));
   }
+  hub_.session.own([&] {
+    actors::Handles& handles = hub_.session.handles();
+    if (options.detached && kept) handles.pin(kept);  // nobody here hears of its end
+    for (Created& c : out) {
+      if (!options.detached) c.share = handles.made(c.id, {std::string(of.name), restarts, kept, c.constructed});
+    }
+  });
   return out;
 }
 
@@ -134,18 +145,3 @@ Result<void> Context::drive(asio::io_context& here, asio::cancellation_signal& c
 }
 
 }  // namespace shoal
-
-namespace shoal::actors::api {
-
-Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encoded> args) {
-  if (!args) return ready_reply(hub, callee, method, fail(std::move(args).error()));
-  Call call;
-  call.actor = callee.actor;
-  call.method = method;
-  call.caller = hub.caller;
-  call.args = std::move(args->value);
-  call.parent = this_threads_call.key;
-  return Reply(hub, callee, method, hub.session.call(std::move(call), std::move(args->deps)));
-}
-
-}  // namespace shoal::actors::api

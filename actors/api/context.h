@@ -42,14 +42,16 @@ class Context {
     std::uint32_t num_restarts = 0;                  // of this process's actor
     std::map<std::string, std::string> env = {};     // of what it starts
     std::string working_dir = "";                    // likewise
+    std::chrono::milliseconds last_words{30'000};    // for a worker of functions that ends to say what actors it leaves
   };
   Context(std::unique_ptr<actors::Session> session, Options options);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Accepted by the head; the actor is constructed in a process of its own, with calls on it waiting. InvalidArgument for a class that
-  // shoal::main was not told of; ResourceExhausted/Infeasible; Unavailable/HeadGone.
+  // Accepted by the head; the actor is constructed in a process of its own, with calls on it waiting. It ends with the last of its handles
+  // (handle.h), unless it is detached. InvalidArgument for a class that shoal::main was not told of; ResourceExhausted/Infeasible;
+  // Unavailable/HeadGone.
   template <actors::api::Actor T, class... A>
   Result<Handle<T>> spawn(const ActorOptions& options, const A&... args) {
     SHOAL_TRY(auto handles, spawn_gang<T>(1, false, options, args...));
@@ -61,12 +63,13 @@ class Context {
     SHOAL_TRY(auto handles, spawn_gang<T>(count, true, options, args...));
     return Mesh<T>(hub_, std::move(handles));
   }
-  // An actor that another process has spawned.
+  // An actor that another process has spawned. This handle does not count: it keeps nobody.
   template <actors::api::Actor T>
   Result<Handle<T>> handle(ActorId id) {
     return Handle<T>::of(hub_, id);
   }
-  // The living actor of this name, whoever spawned it. NotFound/NoSuchName; InvalidArgument when it is of another class.
+  // The living actor of this name, whoever spawned it; this handle keeps it no longer than others do. NotFound/NoSuchName; InvalidArgument
+  // when it is of another class.
   template <actors::api::Actor T>
   Result<Handle<T>> get_actor(const std::string& name, const std::string& name_space = "") {
     SHOAL_TRY(const ActorId id, find(name, name_space, actors::api::full_class_name<T>()));
@@ -127,7 +130,11 @@ class Context {
   actors::Session& session() { return *session_; }
   actors::api::Hub& hub() { return hub_; }
   const Options& options() const { return options_; }
-  void is_of(ActorId actor) { actor_ = actor; }  // by its worker, before anything else
+  actors::api::FunctionPools& functions() { return *functions_; }
+  void is_of(ActorId actor) {  // by its worker, before anything else
+    actor_ = actor;
+    session_->own([&] { session_->handles().is_of(actor); });
+  }
 
  private:
   template <class T, class... A>
@@ -137,11 +144,13 @@ class Context {
     SHOAL_TRY(const auto encoded, actors::api::encode_call(&session_->memory(), Params(), args...));
     const auto name = actors::api::class_name<T>();
     const Class of{name, actors::api::full_class_name<T>(), actors::api::Table<T>::kOnLoop};
-    SHOAL_TRY(auto constructed, create(count, mesh, of, options, encoded));
+    SHOAL_TRY(auto created, create(count, mesh, of, options, encoded));
     std::vector<Handle<T>> out;
-    for (std::size_t i = 0; i < count; ++i) {
-      const actors::api::Callee callee{constructed[i].first, name, mesh ? static_cast<std::int32_t>(i) : -1};
-      out.emplace_back(hub_, callee, actors::api::Reply(hub_, callee, actors::api::kConstruct, std::move(constructed[i].second)));
+    for (std::size_t i = 0; i < created.size(); ++i) {
+      Created& c = created[i];
+      const actors::api::Callee callee{c.id, name, mesh ? static_cast<std::int32_t>(i) : -1};
+      out.emplace_back(hub_, callee, actors::api::Reply(hub_, callee, actors::api::kConstruct, std::move(c.constructed)),
+                       std::move(c.share));
     }
     return out;
   }
@@ -149,9 +158,14 @@ class Context {
     std::string_view name, full_name;
     bool on_loop = false;  // its calls run on a loop, not on threads
   };
-  // The gang's actors and the answers of their constructors, by rank.
-  Result<std::vector<std::pair<ActorId, actors::ValueFuture>>> create(std::size_t count, bool mesh, const Class& of,
-                                                                      const ActorOptions& options, const actors::api::Encoded& args);
+  struct Created {
+    ActorId id;
+    actors::ValueFuture constructed;  // the answer of its constructor
+    actors::Handles::Share share;     // null: its handle does not count
+  };
+  // The gang's actors, by rank.
+  Result<std::vector<Created>> create(std::size_t count, bool mesh, const Class& of, const ActorOptions& options,
+                                      const actors::api::Encoded& args);
   static constexpr std::int32_t kMaxThreads = 1000, kMaxOnLoop = 1'000'000, kOnLoop = 1000;
   Result<void> check_class(const actors::FoundActor& found, std::string_view full_class_name) const;
   Result<ActorId> find(const std::string& name, const std::string& name_space, std::string_view full_class_name);

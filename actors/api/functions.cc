@@ -1,6 +1,9 @@
 #include "actors/api/functions.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -25,7 +28,61 @@ std::string key_of(const Resources& resources, const FunctionOptions& o) {
   return out;
 }
 
+// An actor that a process leaves to another.
+struct LeftItem {
+  ActorId actor;
+  std::string class_name;
+  bool restarts = false;
+  std::optional<std::tuple<JobId, ObjectId, NodeId>> stand;
+  static constexpr auto fields = shoal::fields(&LeftItem::actor, &LeftItem::class_name, &LeftItem::restarts, &LeftItem::stand);
+};
+
+// Of the keeper: they are its own from then on.
+Result<void> adopt(Session& session, const Value& words) {
+  SHOAL_TRY(const auto left, decode(List<std::vector<LeftItem>>(), words, {"last words"}));
+  const auto kept = words.refs().empty() ? nullptr : std::make_shared<const Value>(words);
+  for (const LeftItem& item : std::get<0>(left)) {
+    if (!session.know(item.actor, item.class_name)) continue;  // the head has forgotten it
+    Handles::Left one{item.actor, item.class_name, item.restarts, {}, item.restarts ? kept : nullptr, {}};
+    if (item.stand) one.stand = std::make_from_tuple<ObjectKey>(*item.stand);
+    session.own([&] { session.handles().adopt(std::move(one)); });
+  }
+  return {};
+}
+
 }  // namespace
+
+// What it still makes is made first: nobody else knows how.
+Result<Value> FunctionPools::last_words(const Value& asked) {
+  Session& session = hub_.session;
+  SHOAL_TRY(const auto within, decode(List<std::int64_t>(), asked, {"last words"}));
+  const auto for_making = std::chrono::milliseconds(std::max<std::int64_t>(0, std::get<0>(within)) / 10 * 6);
+  const auto until = session.deadline_in(for_making);
+  see_off_all(for_making);
+  const auto left_now = [&] { return session.handles().left(); };
+  const auto before = session.own(left_now);
+  const auto is_made = [](const Handles::Left& left) { return !left.constructed.valid() || left.constructed.ready(); };
+  (void)session.wait([&] { return std::all_of(before.begin(), before.end(), is_made); }, until);
+  std::vector<LeftItem> out;
+  std::vector<ObjectKey> refs;
+  auto holds = std::make_shared<std::vector<std::shared_ptr<const Value>>>();
+  for (const auto& left : session.own(left_now)) {
+    if (!is_made(left)) {
+      std::fprintf(stderr, "shoal: actor %s is never made: the function that asked for it is over, and its worker ends\n",
+                   to_string(left.actor).c_str());
+      (void)session.kill(left.actor);  // without a head: it ends with this process
+      continue;
+    }
+    out.push_back({left.actor, left.class_name, left.restarts, {}});
+    if (left.stand) out.back().stand = {left.stand->job, left.stand->id, left.stand->home};
+    if (!left.kept) continue;
+    refs.insert(refs.end(), left.kept->refs().begin(), left.kept->refs().end());
+    holds->push_back(left.kept);
+  }
+  SHOAL_TRY(Value words, encode(List<std::vector<LeftItem>>(), out));
+  if (!refs.empty()) words.refer(std::move(refs), std::move(holds));
+  return words;
+}
 
 FunctionPools::~FunctionPools() {
   {
@@ -35,6 +92,7 @@ FunctionPools::~FunctionPools() {
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
   hub_.session.own([&] {
+    *alive_ = false;
     for (const auto& [key, pool] : pools_) pool->tasks->close();
   });
 }
@@ -90,6 +148,11 @@ Result<void> FunctionPools::grow(Pool& pool) {
   SHOAL_TRY(making.args, encode(List<WorkerId, NodeId>(), session.worker(), session.node()));
   SHOAL_OK(session.create_gang(spec));
   SHOAL_TRY(const auto made, launcher_.construct(id, making, {}));
+  if (made_.size() >= sweep_at_) {
+    std::erase_if(made_, [&](const auto& worker) { return session.dead(worker.first); });
+    sweep_at_ = std::max<std::size_t>(64, 2 * made_.size());
+  }
+  made_[id] = made;
   session.own([&] { pool.tasks->add(id, made); });
   return {};
 }
@@ -109,7 +172,7 @@ std::size_t FunctionPools::room_for(const Pool& pool, std::size_t workers, bool 
 bool FunctionPools::attend(Pool& pool) {
   Session& session = hub_.session;
   const auto wants = session.own([&] { return pool.tasks->take_wants(options_.idle); });
-  for (const ActorId id : wants.ended) (void)session.retire(id);
+  for (const ActorId id : wants.ended) end(id, options_.last_words);
   for (const ActorId id : wants.condemned) (void)session.kill(id);
   if (wants.workers == 0) return false;
   const std::size_t room = room_for(pool, wants.workers, wants.starting);
@@ -120,6 +183,58 @@ bool FunctionPools::attend(Pool& pool) {
     }
   }
   return room < wants.workers;
+}
+
+void FunctionPools::end(ActorId worker, std::chrono::milliseconds within) {
+  Session& session = hub_.session;
+  const auto made = made_.extract(worker);
+  auto asked = encode(List<std::int64_t>(), within.count());
+  if (made.empty() || !made.mapped().ready() || !made.mapped().peek() || !asked) return void(session.retire(worker));
+  Call call;
+  call.actor = worker;
+  call.method = kLastWords;
+  call.args = *std::move(asked);
+  call.retries = 0;
+  const ValueFuture words = session.call(std::move(call), {});
+  leaving_.push_back({worker, words, session.deadline_in(within)});
+  session.own([&] {
+    words.then([this, alive = alive_](const Result<Value>&) {
+      if (!*alive) return;
+      {
+        const std::lock_guard telling(mutex_);
+        wanted_ = true;
+      }
+      changed_.notify_all();
+    });
+  });
+}
+
+void FunctionPools::see_off() {
+  Session& session = hub_.session;
+  const auto now = session.deadline_in({});
+  std::erase_if(leaving_, [&](const Leaving& leaving) {
+    if (!leaving.words.ready() && now < leaving.until) return false;
+    const bool heard = leaving.words.ready() && leaving.words.peek() && adopt(session, *leaving.words.peek());
+    (void)(heard ? session.retire(leaving.worker) : session.kill(leaving.worker));
+    return true;
+  });
+}
+
+void FunctionPools::see_off_all(std::chrono::milliseconds within) {
+  Session& session = hub_.session;
+  std::vector<std::shared_ptr<TaskPool>> pools;
+  {
+    const std::lock_guard all(pools_mutex_);
+    for (const auto& [key, pool] : pools_) pools.push_back(pool->tasks);
+  }
+  const std::lock_guard retiring(retiring_mutex_);
+  for (const auto& tasks : pools) {
+    const auto wants = session.own([&] { return tasks->take_wants({}); });
+    for (const ActorId id : wants.ended) end(id, within);
+  }
+  const auto heard = [this] { return std::all_of(leaving_.begin(), leaving_.end(), [](const Leaving& l) { return l.words.ready(); }); };
+  (void)session.wait(heard, session.deadline_in(within));
+  see_off();
 }
 
 void FunctionPools::run() {
@@ -136,7 +251,11 @@ void FunctionPools::run() {
       for (const auto& [key, pool] : pools_) pools.push_back(pool);
     }
     bool wants_more = false;
-    for (const auto& pool : pools) wants_more |= attend(*pool);
+    {
+      const std::lock_guard retiring(retiring_mutex_);
+      for (const auto& pool : pools) wants_more |= attend(*pool);
+      see_off();
+    }
     lock.lock();
     if (wants_more) changed_.wait_for(lock, kShort, [&] { return ending_; });
     pause = wants_more ? options_.look : rest;

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "actors/api/handle.h"
 #include "actors/api/launch.h"
@@ -53,6 +54,7 @@ class FunctionPools {
   struct Options {
     std::chrono::milliseconds idle{2000};  // then a worker gives its CPU back
     std::chrono::milliseconds look{100};   // how often the cluster is asked for room while there is none
+    std::chrono::milliseconds last_words;  // for a worker that ends to say what it leaves
   };
   using Names = std::set<std::string, std::less<>>;
   // `known`: to this program's workers.
@@ -63,6 +65,9 @@ class FunctionPools {
   Hub& hub() { return hub_; }
   // Queues a call. `name` lives for ever.
   Reply submit(std::string_view name, const FunctionOptions& options, Result<Encoded> args);
+  // What this process, a worker of functions itself, leaves to the one that keeps it, with what was left to it. `asked`: in how many ms
+  // that one wants to hear it.
+  Result<Value> last_words(const Value& asked);
 
  private:
   struct Pool {
@@ -75,6 +80,13 @@ class FunctionPools {
   // Does what the pool wants. Whether some of that has to wait for room.
   bool attend(Pool& pool);
   std::size_t room_for(const Pool& pool, std::size_t workers, bool starting);
+  // One that has nothing to do any more. One that was made says first what it leaves; nobody waits for that here.
+  void end(ActorId worker, std::chrono::milliseconds within);
+  // Retires those that have said it: the actors that they made are this process's from then on. One that says nothing is killed, and what
+  // it made ends with it, as nobody would ever count who has that.
+  void see_off();
+  // Of all that have nothing to do: until then they may say theirs.
+  void see_off_all(std::chrono::milliseconds within);
   void run();
 
   Hub& hub_;
@@ -86,7 +98,17 @@ class FunctionPools {
   std::mutex mutex_;                                    // of what follows; taken by handlers of the loop
   std::condition_variable changed_;
   bool wanted_ = false, ending_ = false;
-  std::thread thread_;  // once there is a pool
+  std::mutex retiring_mutex_;  // of what follows: whether the workers were made, and those that were asked what they leave
+  struct Leaving {
+    ActorId worker;
+    ValueFuture words;
+    std::chrono::steady_clock::time_point until;
+  };
+  std::map<ActorId, ValueFuture> made_;
+  std::size_t sweep_at_ = 64;
+  std::vector<Leaving> leaving_;
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // the loop's
+  std::thread thread_;                                                // once there is a pool
 };
 
 template <auto function>

@@ -1,6 +1,11 @@
 // Actors from the caller's side: one (Handle), or a gang of one class (Mesh).
 //
-// Both are values that know how to call; they own nothing. An actor lives until it is killed, its process dies, or the driver's job ends.
+// Both are values that know how to call. An actor ends with the last handle of it, in whatever process that is, on its way or in an object
+// (a future's value, say), after the calls that were made: its destructor runs, and its process ends. Not so with a detached one. What
+// get_actor() and get_if_exists find, handle(id), and what an actor has of itself keep nobody; handles that it gives away of itself do.
+// Before that it is ended by a kill, with the process that made it (a worker of functions that is idle or used up leaves what it made to
+// the process that keeps it), or with the driver's job. Handles in a circle keep each other until then.
+//
 // Calls that one process makes on one actor run in the order in which they were made.
 #pragma once
 
@@ -15,10 +20,18 @@
 
 namespace shoal::actors::api {
 
-// The call that constructs an actor: its arguments are the class's full name, rank, world_size and how many threads run its calls; the
-// constructor's own are its first reference, which the members of a mesh share.
+// The call that constructs an actor: its arguments are the class's full name, rank, world_size, how many threads run its calls and whether
+// it is started again; the constructor's own are its first reference, which the members of a mesh share.
 inline constexpr std::string_view kConstruct = "__init__";
-using ConstructHead = List<std::string_view, std::int32_t, std::int32_t, std::int32_t>;
+using ConstructHead = List<std::string_view, std::int32_t, std::int32_t, std::int32_t, bool>;
+
+// A handle inside of a value: its class, its actor, and what stands for that, if it counts; null when it is of nothing.
+struct HandleItem {
+  ActorId actor;
+  Handles::Share share;
+};
+void write_handle(CborWriter& to, Hub* hub, std::string_view full_class_name, const HandleItem& handle);
+bool read_handle(CborReader& from, std::string_view full_class_name, std::string_view class_name, HandleItem& out);
 
 // Queues the call. `args` are encoded by now, or the reason why they cannot be.
 Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encoded> args);
@@ -87,14 +100,21 @@ template <class T>
 class Handle {
  public:
   Handle() = default;  // of nothing: only to be assigned to
-  Handle(actors::api::Hub& hub, actors::api::Callee callee, actors::api::Reply constructed)
-      : hub_(&hub), callee_(callee), constructed_(std::move(constructed)) {}
+  // `share`: of those that count.
+  Handle(actors::api::Hub& hub, actors::api::Callee callee, actors::api::Reply constructed, actors::Handles::Share share = {})
+      : hub_(&hub), callee_(callee), constructed_(std::move(constructed)), share_(std::move(share)) {}
 
-  // Of an actor that another process has spawned, or that was found by its name. NotFound when the head does not know it.
-  static Result<Handle> of(actors::api::Hub& hub, ActorId id) {
+  // Of an actor that is known here.
+  static Handle known(actors::api::Hub& hub, ActorId id, actors::Handles::Share share) {
     const actors::api::Callee callee{id, actors::api::class_name<T>()};
-    SHOAL_OK(hub.session.know(id, std::string(callee.class_name)));
-    return Handle(hub, callee, actors::api::ready_reply(hub, callee, actors::api::kConstruct, actors::api::encode(actors::api::List<>())));
+    const auto there = actors::api::ready_reply(hub, callee, actors::api::kConstruct, actors::api::encode(actors::api::List<>()));
+    return Handle(hub, callee, there, std::move(share));
+  }
+  // Of an actor that another process has spawned, or that was found by its name; it does not count. NotFound when the head does not know
+  // it.
+  static Result<Handle> of(actors::api::Hub& hub, ActorId id) {
+    SHOAL_OK(hub.session.know(id, std::string(actors::api::class_name<T>())));
+    return known(hub, id, {});
   }
 
   ActorId id() const { return callee_.actor; }
@@ -114,6 +134,9 @@ class Handle {
   }
 
   const actors::api::Callee& callee() const { return callee_; }
+  void write(actors::api::CborWriter& to) const {
+    actors::api::write_handle(to, hub_, actors::api::full_class_name<T>(), {callee_.actor, share_});
+  }
   // Ready once its constructor has returned, in its process. Calls need not wait for that.
   Future<void> constructed() const { return Future<void>(constructed_); }
 
@@ -121,24 +144,17 @@ class Handle {
   actors::api::Hub* hub_ = nullptr;
   actors::api::Callee callee_;
   actors::api::Reply constructed_;
+  actors::Handles::Share share_;  // null: it does not count
 };
 
 // Handles are values that travel, as arguments, as results and inside of either.
 template <class T>
 struct Codec<Handle<T>> {
-  static void write(actors::api::CborWriter& to, const Handle<T>& handle) {
-    to.head(actors::api::Major::kArray, 2);
-    to.text(actors::api::full_class_name<T>());
-    to.head(actors::api::Major::kUnsigned, handle.id().value);
-  }
+  static void write(actors::api::CborWriter& to, const Handle<T>& handle) { handle.write(to); }
   static bool read(actors::api::CborReader& from, Handle<T>& out) {
-    std::pair<std::string, ActorId> parts;
-    if (!actors::api::read_item(from, parts)) return false;
-    if (parts.first != actors::api::full_class_name<T>()) return from.fail("a handle of a " + parts.first);
-    if (from.hub == nullptr) return from.fail("a handle where there is no Context");
-    auto handle = Handle<T>::of(*from.hub, parts.second);
-    if (!handle) return from.fail(handle.error().message());
-    out = *std::move(handle);
+    actors::api::HandleItem item;
+    if (!actors::api::read_handle(from, actors::api::full_class_name<T>(), actors::api::class_name<T>(), item)) return false;
+    out = item.actor ? Handle<T>::known(*from.hub, item.actor, std::move(item.share)) : Handle<T>();
     return true;
   }
 };

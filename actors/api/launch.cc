@@ -24,14 +24,15 @@ std::optional<std::string_view> class_of_found(std::string_view handle) {
   return handle;
 }
 
-// [class, rank, world_size, threads, pieces of the arguments]
+// [class, rank, world_size, threads, whether it is started again, pieces of the arguments]
 Result<std::string> to_birth(const Making& making) {
   CborWriter to;
-  to.head(Major::kArray, 5);
+  to.head(Major::kArray, 6);
   to.text(making.full_class_name);
   to.integer(making.rank);
   to.integer(making.world_size);
   to.integer(making.max_concurrency);
+  to.simple(making.restarts ? kTrue : kFalse);
   const auto pieces = making.args.pieces();
   to.head(Major::kArray, pieces.size());
   for (const auto& p : pieces) to.bytes(p);
@@ -49,8 +50,9 @@ Result<Making> from_birth(std::string_view birth) {
   Making out;
   std::uint64_t n = 0;
   Value::Pieces pieces;
-  bool good = from.begin(Major::kArray, n, "a birth") && n == 5 && read_item(from, out.full_class_name) && read_item(from, out.rank) &&
-              read_item(from, out.world_size) && read_item(from, out.max_concurrency) && from.begin(Major::kArray, n, "pieces");
+  bool good = from.begin(Major::kArray, n, "a birth") && n == 6 && read_item(from, out.full_class_name) && read_item(from, out.rank) &&
+              read_item(from, out.world_size) && read_item(from, out.max_concurrency) && read_item(from, out.restarts) &&
+              from.begin(Major::kArray, n, "pieces");
   for (std::uint64_t i = 0; good && i < n; ++i) {
     std::string_view piece;
     good = from.run(Major::kBytes, piece, "a piece");
@@ -106,7 +108,8 @@ Result<ValueFuture> Launcher::construct(ActorId actor, const Making& making, std
   call.actor = actor;
   call.method = kConstruct;
   call.caller = hub_.caller;
-  SHOAL_TRY(call.args, encode(ConstructHead(), making.full_class_name, making.rank, making.world_size, making.max_concurrency));
+  SHOAL_TRY(call.args,
+            encode(ConstructHead(), making.full_class_name, making.rank, making.world_size, making.max_concurrency, making.restarts));
   call.deps = {making.args};
   return hub_.session.call(std::move(call), std::move(deps));
 }

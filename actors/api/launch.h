@@ -16,6 +16,7 @@ struct Making {
   std::string full_class_name;
   std::int32_t rank = 0, world_size = 1, max_concurrency = 1;
   Value args = {};
+  bool restarts = false;  // when its process ends unasked
 };
 // InvalidArgument for one whose arguments are too large to be kept.
 Result<std::string> to_birth(const Making& making);

@@ -14,6 +14,9 @@ namespace shoal::actors::api {
 
 namespace {
 
+constexpr std::chrono::seconds kLastMetrics{30};  // for its node to take what it measured; that is up to its loop alone
+constexpr std::chrono::seconds kDrain{5};         // for answers that callers have not taken when a worker ends
+
 struct Answer {
   Incoming incoming;
   Result<Value> result;
@@ -55,6 +58,11 @@ class Server {
       Turn turn = next(std::exchange(due, std::nullopt));
       if (turn.incoming.call.method == kConstruct) {
         due.emplace(construct(std::move(turn)));
+      } else if (turn.incoming.call.method == kRelease) {
+        due.emplace(release(std::move(turn.incoming)));
+      } else if (turn.incoming.call.method == kLastWords) {
+        auto words = context_.functions().last_words(turn.incoming.call.args);
+        due.emplace(Answer{std::move(turn.incoming), std::move(words)});
       } else if (!instance_) {
         session_.own([&] { early_.push_back(std::move(turn.incoming)); });
       } else if (turns_) {
@@ -79,6 +87,7 @@ class Server {
         while (!queue_->empty()) add(queue_->pop());
         out = turns_->next();
         if (out) begun_.insert(of(out->incoming.key()));
+        if (!out && !releases_.empty() && begun_.empty()) out.emplace(Turn{0, pop(releases_)});
         return out.has_value();
       }
       if (queue_->empty() && !has_early) return false;
@@ -108,6 +117,7 @@ class Server {
     return out;
   }
   void add(Incoming incoming) {
+    if (incoming.call.method == kRelease) return releases_.push_back(std::move(incoming));  // when all else is done
     const std::size_t group = instance_->group_of(incoming.call.method);
     turns_->add({group, std::move(incoming)});
   }
@@ -128,6 +138,7 @@ class Server {
 
   void made(const Making& making, std::unique_ptr<Instance> instance) {
     instance_ = std::move(instance);
+    restarts_ = making.restarts;
     const Concurrency wants = instance_->concurrency();
     if (making.max_concurrency <= 1 && !wants.on_loop && wants.groups.empty()) return;
     std::vector<std::size_t> sizes = {static_cast<std::size_t>(making.max_concurrency)};
@@ -175,8 +186,8 @@ class Server {
     context_.is_of(call.actor);
     auto head = decode(ConstructHead(), call.args, {"the constructor"});
     if (!head || call.deps.empty()) return {std::move(incoming), fail(head ? invalid_argument("no arguments") : head.error())};
-    const auto& [name, rank, world_size, threads] = *head;
-    const Making making{name, rank, world_size, threads, call.deps[0]};
+    const auto& [name, rank, world_size, threads, restarts] = *head;
+    const Making making{name, rank, world_size, threads, call.deps[0], restarts};
     const RunsCall runs({&context_, incoming.key(), call.method});
     auto instance = make(context_, classes_, making, {call.deps.begin() + 1, call.deps.end()});
     if (!instance) {
@@ -185,6 +196,24 @@ class Server {
     }
     made(making, *std::move(instance));
     return {std::move(incoming), encode(List<>())};
+  }
+
+  // Nobody refers to it any more than those, if any, to whom it gave itself. One that was never made never will be: its constructor's call
+  // would have come before.
+  Answer release(Incoming incoming) {
+    incoming.taken.began();
+    if (instance_ && !session_.own([this] { return session_.handles().may_end(); })) return {std::move(incoming), encode(List<>())};
+    {
+      const RunsCall runs({&context_, incoming.key(), incoming.call.method});
+      loop_.reset();
+      instance_.reset();  // what its destructor does is its last
+    }
+    if (restarts_) (void)session_.leave();  // without a head nobody starts it again
+    session_.own([&] { incoming.fail(unavailable("nothing referred to it any more").with_reason("ActorDied")); });
+    session_.tell_last_metrics(kLastMetrics);
+    (void)session_.wait([this] { return session_.actor_host().queued_bytes() == 0; }, session_.deadline_in(kDrain));
+    std::fflush(nullptr);
+    std::_Exit(0);
   }
 
   Arguments arguments(const Incoming& incoming) const { return {incoming.call.args, &incoming.call.deps, &context_.hub(), &incoming}; }
@@ -204,7 +233,9 @@ class Server {
   std::deque<Incoming> early_;                               // calls of others that came before the creator's, which makes the actor
   CallKey now_;                                              // the one that was taken last, until its answer is sent
   std::set<std::pair<std::uint64_t, std::uint64_t>> begun_;  // of those that run beside others, likewise
+  std::deque<Incoming> releases_;                            // of one that runs several at once
   std::unique_ptr<Instance> instance_;
+  bool restarts_ = false;
   std::optional<Turns> turns_;  // of an actor that runs several calls at once; belongs to the loop's owner
   std::optional<CallThreads> threads_;
   std::optional<CallLoop> loop_;

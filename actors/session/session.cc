@@ -24,7 +24,8 @@ using runtime::Peer;
 namespace {
 
 constexpr runtime::Duration kHeadPause = std::chrono::milliseconds(50), kLeaveWithin = std::chrono::seconds(3);
-constexpr std::size_t kMaxRemoved = 1000;  // placement groups; a head keeps what it hears within milliseconds
+constexpr std::array<std::byte, 1> kNoArguments{std::byte{0x80}};  // an array of nothing, in CBOR
+constexpr std::size_t kMaxRemoved = 1000;                          // placement groups; a head keeps what it hears within milliseconds
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
@@ -150,6 +151,15 @@ Session::Session(SessionOptions options)
       clock_(runtime::make_real_clock(loop_)),
       random_(runtime::make_real_random()),
       references_([this] { loop_.post([this] { references_.flush(); }); }, [this](const auto& changes) { count(changes); }),
+      handles_(references_, {.post = [this](std::function<void()> fn) { loop_.post(std::move(fn)); },
+                             .new_object = [this] { return ObjectKey{job_, of_no_stream(random_->id<ObjectId>()), node_id_}; },
+                             .tell = [this](ActorId actor) { return release(actor); },
+                             // Whose it was to be is not asked: that process may be gone.
+                             .get = [this](const ObjectKey& object) { return fetch_now(object, {}); },
+                             .keep_until_answered =
+                                 [this](ActorId actor, std::shared_ptr<const void> what) {
+                                   if (calls_) calls_->keep_until_answered(actor, std::move(what));
+                                 }}),
       loop_thread_(loop_) {
   own([this] {
     auto network = std::make_unique<runtime::SocketNetwork>(loop_, *clock_, *random_, options_.credentials.token,
@@ -525,6 +535,21 @@ void Session::in_any_order(ActorId actor, bool any) {
   own([&] { calls_->in_any_order(actor, any); });
 }
 
+// Of what this process has made: nobody refers to it. Loop only.
+ValueFuture Session::release(ActorId actor) {
+  auto nothing = Value::make({kNoArguments});
+  if (!calls_ || !nothing) {
+    const runtime::Promise<Value> promise;
+    promise.set(fail(cancelled("this process left the cluster")));
+    return promise.future();
+  }
+  Call call;
+  call.actor = actor;
+  call.method = kRelease;
+  call.args = *std::move(nothing);
+  return calls_->call(std::move(call), {});
+}
+
 void Session::keep_until_answered(ActorId actor, std::shared_ptr<const void> what) {
   own([&] { calls_->keep_until_answered(actor, std::move(what)); });
 }
@@ -740,33 +765,35 @@ void Session::count(const std::vector<References::Change>& changes) {
 }
 
 ValueFuture Session::fetch(const ObjectKey& object, WorkerId owner) {
-  return own([&] {
-    references_.flush();  // what was let go before is not this
-    const runtime::Promise<Value> promise;
-    Peer* const node = node_->peer();
-    if (!node) {
-      promise.set(fail(unavailable("the node is gone").with_reason("NodeGone")));
-      return promise.future();
-    }
-    node->call(number(Method::kGetObject), body(to_bytes(ObjectRef{object.id, object.job, 0, owner, {}, object.home})), Peer::kNoTimeout,
-               [this, promise, object](Result<Message> r) {
-                 if (!r) return promise.set(fail(r.error()));
-                 if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
-                 auto value = Value::from_memory(std::move(r->fds[0]));
-                 if (value) {
-                   value->memory()->published_as({object.job, object.id, object.home == node_id_ ? NodeId() : object.home});
-                   objects_.keeps(value->memory());
-                 }
-                 if (value && value->kind() == Value::Kind::kError) {
-                   const auto head = value->pieces()[0];
-                   return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));
-                 }
-                 const auto described = from_bytes<ObjectRef>(r->body);
-                 if (value && described) value->refer(described->contains, references_.received(described->contains));
-                 promise.set(std::move(value));
-               });
+  return own([&] { return fetch_now(object, owner); });
+}
+
+ValueFuture Session::fetch_now(const ObjectKey& object, WorkerId owner) {
+  references_.flush();  // what was let go before is not this
+  const runtime::Promise<Value> promise;
+  Peer* const node = node_ ? node_->peer() : nullptr;
+  if (!node) {
+    promise.set(fail(unavailable("the node is gone").with_reason("NodeGone")));
     return promise.future();
-  });
+  }
+  node->call(number(Method::kGetObject), body(to_bytes(ObjectRef{object.id, object.job, 0, owner, {}, object.home})), Peer::kNoTimeout,
+             [this, promise, object](Result<Message> r) {
+               if (!r) return promise.set(fail(r.error()));
+               if (r->fds.size() != 1) return promise.set(fail(internal("an object without its memory")));
+               auto value = Value::from_memory(std::move(r->fds[0]));
+               if (value) {
+                 value->memory()->published_as({object.job, object.id, object.home == node_id_ ? NodeId() : object.home});
+                 objects_.keeps(value->memory());
+               }
+               if (value && value->kind() == Value::Kind::kError) {
+                 const auto head = value->pieces()[0];
+                 return promise.set(fail(runtime::decode_error(Bytes::copy_of(head.data(), head.size()))));
+               }
+               const auto described = from_bytes<ObjectRef>(r->body);
+               if (value && described) value->refer(described->contains, references_.received(described->contains));
+               promise.set(std::move(value));
+             });
+  return promise.future();
 }
 
 void Session::drop(ObjectId id) {

@@ -19,6 +19,7 @@
 #include "actors/session/actor_host.h"
 #include "actors/session/credentials.h"
 #include "actors/session/group_watch.h"
+#include "actors/session/handles.h"
 #include "actors/session/host_requests.h"
 #include "actors/session/line_printer.h"
 #include "actors/session/object_store.h"
@@ -180,6 +181,8 @@ class Session {
   void give(ObjectId id, const ValueFuture& future);
   // What this process refers to, and gives away.
   References& references() { return references_; }
+  // Which actors end with whose handles. Only while the loop is owned, but for what it gives out.
+  Handles& handles() { return handles_; }
   // One that a process of that job published, or will, at its node (`home`; none: this one). Unavailable/OwnerDied when that process or
   // node ends before, Unavailable/ObjectFreed when nobody held it any more, Unavailable/ObjectLost when its node cannot be reached.
   ValueFuture fetch(const ObjectKey& object, WorkerId owner);
@@ -235,6 +238,8 @@ class Session {
   void on_closed();
   void put_when_ready(ObjectId id, const ValueFuture& future, ToCancel to_cancel = {});
   // Loop only.
+  ValueFuture fetch_now(const ObjectKey& object, WorkerId owner);
+  ValueFuture release(ActorId actor);
   Result<void> cancel_now(const ToCancel& what, CancelHow how);
   Result<void> cancel_published(const ObjectKey& object, CancelHow how);
   void count(const std::vector<References::Change>& changes);
@@ -255,6 +260,7 @@ class Session {
   std::function<void(std::function<void()>)> stop_network_;
   std::function<runtime::Traffic()> traffic_;
   References references_;
+  Handles handles_;
   std::unique_ptr<CallBook> book_;
   std::uint64_t next_pool_task_ = std::uint64_t{1} << kPoolTaskBits;
   std::unique_ptr<ActorCalls> calls_;

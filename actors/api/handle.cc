@@ -1,0 +1,48 @@
+#include "actors/api/handle.h"
+
+namespace shoal::actors::api {
+
+Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encoded> args) {
+  if (!args) return ready_reply(hub, callee, method, fail(std::move(args).error()));
+  Call call;
+  call.actor = callee.actor;
+  call.method = method;
+  call.caller = hub.caller;
+  call.args = std::move(args->value);
+  call.parent = this_threads_call.key;
+  return Reply(hub, callee, method, hub.session.call(std::move(call), std::move(args->deps)));
+}
+
+// [class, actor], and of one that counts [.., job, object, home] of what stands for the actor.
+void write_handle(CborWriter& to, Hub* hub, std::string_view full_class_name, const HandleItem& handle) {
+  if (hub == nullptr) return to.simple(kNull);
+  auto stand = hub->session.own([&] { return hub->session.handles().leaves(handle.actor, handle.share); });
+  to.head(Major::kArray, stand ? 5 : 2);
+  to.text(full_class_name);
+  write_item(to, handle.actor);
+  if (!stand) return;
+  write_item(to, stand->object.job);
+  write_item(to, stand->object.id);
+  write_item(to, stand->object.home);
+  to.refers_to(stand->object, std::move(stand->hold), CborWriter::Of::kActor);
+}
+
+bool read_handle(CborReader& from, std::string_view full_class_name, std::string_view class_name, HandleItem& out) {
+  if (from.take_if(kNull)) return true;
+  std::uint64_t n = 0;
+  std::string theirs;
+  ObjectKey stand;
+  if (!from.begin(Major::kArray, n, "a handle") || !from.enter()) return false;
+  if (n != 2 && n != 5) return from.fail("a handle has 2 or 5 items");
+  if (!read_item(from, theirs) || !read_item(from, out.actor)) return false;
+  if (n == 5 && (!read_item(from, stand.job) || !read_item(from, stand.id) || !read_item(from, stand.home))) return false;
+  from.leave();
+  if (theirs != full_class_name) return from.fail("a handle of a " + theirs);
+  if (from.hub == nullptr) return from.fail("a handle where there is no Context");
+  Session& session = from.hub->session;
+  if (const auto known = session.know(out.actor, std::string(class_name)); !known) return from.fail(known.error().message());
+  if (n == 5) out.share = session.own([&] { return session.handles().borrowed(out.actor, stand); });
+  return true;
+}
+
+}  // namespace shoal::actors::api

@@ -1,0 +1,186 @@
+#include "actors/session/handles.h"
+
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace shoal::actors {
+
+struct Handles::State : std::enable_shared_from_this<State> {
+  struct Made {
+    Making making;
+    std::optional<ObjectKey> stand;
+  };
+  struct Gone {
+    ActorId actor;
+    std::optional<Stand> stand;
+  };
+  State(References& r, Ways w) : references(r), ways(std::move(w)) {}
+
+  void gone(Gone handle) {
+    if (getpid() != pid) return;
+    const std::lock_guard lock(mutex);
+    if (over) return;
+    untold.push_back(std::move(handle));
+    if (untold.size() > 1) return;
+    ways.post([weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->attend();
+    });
+  }
+  bool ended() {
+    const std::lock_guard lock(mutex);
+    return over;
+  }
+
+  // ---- the loop's ----
+  void attend() {
+    std::vector<Gone> handles;
+    {
+      const std::lock_guard lock(mutex);
+      if (over) return;
+      handles.swap(untold);
+    }
+    for (auto& h : handles) {
+      if (h.stand) {
+        ways.keep_until_answered(h.actor, std::move(h.stand->hold));  // the calls that were made still need it
+      } else {
+        tell(h.actor);
+      }
+    }
+  }
+  void tell(ActorId actor) {
+    auto one = made.extract(actor);
+    if (one.empty()) return;
+    const auto how = std::make_shared<const Made>(std::move(one.mapped()));
+    told[actor] = how;
+    ways.tell(actor).then([weak = weak_from_this(), actor, how](const Result<Value>& answered) {
+      const auto self = weak.lock();
+      if (!self || self->ended()) return;
+      self->told.erase(actor);
+      if (!how->making.restarts || answered || answered.error().reason() != "ActorUnavailable") return;
+      self->made[actor] = *how;  // it was started again meanwhile
+      self->gone({actor, std::nullopt});
+    });
+  }
+  Stand stand() {
+    const ObjectKey object = ways.new_object();
+    return {object, references.hold({object})};
+  }
+  void watch(ActorId actor, const ObjectKey& object) {
+    ways.get(object).then([weak = weak_from_this(), actor, object](const Result<Value>& got) {
+      const auto self = weak.lock();
+      if (!self || self->ended() || got) return;
+      if (got.error().reason() == "ObjectFreed") self->tell(actor);
+      if (got.error().reason() == "ObjectLetGo") self->watch(actor, object);  // this node has let go of it, not the one that counts
+    });
+  }
+
+  References& references;
+  const Ways ways;
+  const pid_t pid = getpid();
+  ActorId own;
+  std::optional<Stand> own_stand;
+  std::map<ActorId, Made> made;
+  std::map<ActorId, std::shared_ptr<const Made>> told;  // that they end, and have not answered
+  std::vector<std::shared_ptr<const void>> pinned;
+
+  std::mutex mutex;
+  std::vector<Gone> untold;
+  bool over = false;
+};
+
+class Handles::Counted {
+ public:
+  Counted(std::shared_ptr<State> state, ActorId actor, std::optional<Stand> stand)
+      : state_(std::move(state)), actor_(actor), stand_(std::move(stand)) {}
+  ~Counted() { state_->gone({actor_, std::move(stand_)}); }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+  const Stand& stand() const {
+    if (!stand_) {
+      stand_ = state_->stand();
+      state_->made[actor_].stand = stand_->object;
+      state_->watch(actor_, stand_->object);
+    }
+    return *stand_;
+  }
+
+ private:
+  const std::shared_ptr<State> state_;
+  const ActorId actor_;
+  mutable std::optional<Stand> stand_;  // the loop's; none of what was made here and has not left
+};
+
+Handles::Handles(References& references, Ways ways) : state_(std::make_shared<State>(references, std::move(ways))) {}
+
+Handles::~Handles() {
+  std::vector<State::Gone> untold;
+  const std::lock_guard lock(state_->mutex);
+  state_->over = true;
+  untold.swap(state_->untold);
+  state_->made.clear();
+  state_->told.clear();
+  state_->pinned.clear();
+  state_->own_stand.reset();
+}
+
+void Handles::is_of(ActorId actor) { state_->own = actor; }
+
+Handles::Share Handles::made(ActorId actor, Making making) {
+  state_->made[actor] = {std::move(making), std::nullopt};
+  return std::make_shared<const Counted>(state_, actor, std::nullopt);
+}
+
+Handles::Share Handles::borrowed(ActorId actor, const ObjectKey& stand) {
+  if (actor == state_->own) return nullptr;
+  return std::make_shared<const Counted>(state_, actor, Stand{stand, state_->references.hold({stand})});
+}
+
+std::optional<Handles::Stand> Handles::leaves(ActorId actor, const Share& share) {
+  if (actor && actor == state_->own) {
+    if (!state_->own_stand) state_->own_stand = state_->stand();
+    return state_->own_stand;
+  }
+  if (!share) return std::nullopt;
+  return share->stand();
+}
+
+bool Handles::may_end() {
+  State& s = *state_;
+  if (s.made.contains(s.own)) return false;
+  const auto stand = std::exchange(s.own_stand, std::nullopt);
+  if (!stand) return true;
+  s.made[s.own] = {{}, stand->object};
+  s.watch(s.own, stand->object);
+  return false;
+}
+
+std::vector<Handles::Left> Handles::left() const {
+  std::vector<Left> out;
+  const auto add = [&out](ActorId actor, const State::Made& made) {
+    const Making& m = made.making;
+    out.push_back({actor, m.class_name, m.restarts, made.stand, m.kept, m.constructed});
+  };
+  for (const auto& [actor, made] : state_->made) add(actor, made);
+  for (const auto& [actor, made] : state_->told) add(actor, *made);
+  return out;
+}
+
+void Handles::adopt(Left left) {
+  const ActorId actor = left.actor;
+  const auto stand = left.stand;
+  state_->made[actor] = {{std::move(left.class_name), left.restarts, std::move(left.kept), std::move(left.constructed)}, stand};
+  if (stand) {
+    state_->watch(actor, *stand);
+  } else {
+    state_->gone({actor, std::nullopt});
+  }
+}
+
+void Handles::pin(std::shared_ptr<const void> what) { state_->pinned.push_back(std::move(what)); }
+
+}  // namespace shoal::actors

@@ -1,0 +1,197 @@
+#include "actors/session/handles.h"
+
+#include <map>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace shoal::actors {
+namespace {
+
+constexpr ActorId kActor{1}, kOther{2}, kSelf{9};
+const ObjectKey kTheirs{JobId{1}, ObjectId{700}, NodeId{7}};
+
+class HandlesTest : public testing::Test {
+ protected:
+  // What was posted; what the node was told of references besides.
+  void serve() {
+    while (!posted_.empty()) {
+      for (const auto& fn : std::exchange(posted_, {})) fn();
+    }
+    references_.flush();
+  }
+  // Those that were told to end since, in order.
+  std::vector<ActorId> told() {
+    serve();
+    std::vector<ActorId> out;
+    for (const auto& [actor, answer] : std::exchange(told_, {})) {
+      out.push_back(actor);
+      answers_.push_back(answer);
+    }
+    return out;
+  }
+  void got(const ObjectKey& object, const char* reason) {
+    const auto promise = waits_.at(object);
+    waits_.erase(object);
+    promise.set(fail(unavailable("it is gone").with_reason(reason)));
+  }
+  // Of this process, as the node has it.
+  std::int64_t counted(const ObjectKey& object) {
+    serve();
+    return counts_[object];
+  }
+
+  std::vector<std::function<void()>> posted_;
+  std::map<ObjectKey, std::int64_t> counts_;
+  std::map<ObjectKey, runtime::Promise<Value>> waits_;  // who hears of its end
+  std::vector<std::pair<ActorId, runtime::Promise<Value>>> told_;
+  std::vector<runtime::Promise<Value>> answers_;  // of those
+  std::vector<std::pair<ActorId, std::shared_ptr<const void>>> kept_;
+  std::uint64_t next_ = 100;
+  References references_{[] {},
+                         [this](std::vector<References::Change> changes) {
+                           for (const auto& c : changes) counts_[c.object] += c.by;
+                         }};
+  std::optional<Handles> handles_{
+      std::in_place, references_,
+      Handles::Ways{[this](std::function<void()> fn) { posted_.push_back(std::move(fn)); },
+                    [this] { return ObjectKey{JobId{1}, ObjectId{next_++}, NodeId{1}}; },
+                    [this](ActorId actor) {
+                      told_.emplace_back(actor, runtime::Promise<Value>());
+                      return told_.back().second.future();
+                    },
+                    [this](const ObjectKey& object) { return (waits_[object] = runtime::Promise<Value>()).future(); },
+                    [this](ActorId actor, std::shared_ptr<const void> what) { kept_.emplace_back(actor, std::move(what)); }}};
+};
+
+TEST_F(HandlesTest, OneThatNeverLeftEndsItsActorOnce) {
+  auto one = handles_->made(kActor, {}), other = handles_->made(kOther, {});
+  auto copy = one;
+  one.reset();
+  EXPECT_TRUE(told().empty());
+  copy.reset();
+  EXPECT_TRUE(told_.empty());  // not where it went, but on the loop
+  EXPECT_EQ(told(), std::vector{kActor});
+  other.reset();
+  EXPECT_EQ(told(), std::vector{kOther});
+  EXPECT_TRUE(counts_.empty());
+  EXPECT_TRUE(waits_.empty());
+}
+
+TEST_F(HandlesTest, OneThatLeftEndsItWhenNobodyHasTheStand) {
+  auto share = handles_->made(kActor, {});
+  auto stand = handles_->leaves(kActor, share);
+  ASSERT_TRUE(stand);
+  EXPECT_EQ(handles_->leaves(kActor, share)->object, stand->object);  // one for all
+  EXPECT_EQ(counted(stand->object), 1);
+  stand->hold.reset();  // the value has been sent
+  share.reset();
+  EXPECT_TRUE(told().empty());
+  ASSERT_EQ(kept_.size(), 1u);
+  EXPECT_EQ(kept_[0].first, kActor);
+  EXPECT_EQ(counted(stand->object), 1);  // as long as its calls are under way
+  kept_.clear();
+  EXPECT_EQ(counted(stand->object), 0);
+  EXPECT_TRUE(told().empty());
+  got(stand->object, "ObjectFreed");
+  EXPECT_EQ(told(), std::vector{kActor});
+}
+
+TEST_F(HandlesTest, OfAnotherEndThanItsOwnNobodyIsTold) {
+  auto share = handles_->made(kActor, {});
+  const auto object = handles_->leaves(kActor, share)->object;
+  got(object, "ObjectLetGo");  // by this node
+  ASSERT_TRUE(waits_.contains(object));
+  EXPECT_TRUE(told().empty());
+  got(object, "OwnerDied");
+  EXPECT_FALSE(waits_.contains(object));
+  EXPECT_TRUE(told().empty());
+}
+
+TEST_F(HandlesTest, OneThatCameFromElsewhereIsAReferenceAndTellsNobody) {
+  auto share = handles_->borrowed(kActor, kTheirs);
+  EXPECT_EQ(counted(kTheirs), 1);
+  EXPECT_EQ(handles_->leaves(kActor, share)->object, kTheirs);  // passed on
+  EXPECT_TRUE(waits_.empty());                                  // whoever made it hears of its end
+  share.reset();
+  EXPECT_TRUE(told().empty());
+  EXPECT_EQ(counted(kTheirs), 1);
+  kept_.clear();
+  EXPECT_EQ(counted(kTheirs), 0);
+}
+
+TEST_F(HandlesTest, OneThatDoesNotCountLeavesAlone) {
+  EXPECT_FALSE(handles_->leaves(kActor, nullptr));
+  EXPECT_FALSE(handles_->leaves({}, nullptr));
+}
+
+TEST_F(HandlesTest, AnActorsOwnKeepItOnlyWhereItGaveThemAway) {
+  handles_->is_of(kSelf);
+  EXPECT_EQ(handles_->borrowed(kSelf, kTheirs), nullptr);
+  EXPECT_TRUE(counts_.empty());
+  EXPECT_TRUE(handles_->may_end());
+  auto given = handles_->leaves(kSelf, nullptr);
+  ASSERT_TRUE(given);
+  EXPECT_EQ(handles_->leaves(kSelf, nullptr)->object, given->object);
+  EXPECT_FALSE(handles_->may_end());
+  EXPECT_FALSE(handles_->may_end());  // told twice
+  given->hold.reset();
+  EXPECT_EQ(counted(given->object), 0);
+  got(given->object, "ObjectFreed");
+  EXPECT_EQ(told(), std::vector{kSelf});  // itself
+  EXPECT_TRUE(handles_->may_end());
+}
+
+TEST_F(HandlesTest, OneThatWasStartedAgainMeanwhileIsToldAgain) {
+  auto kept = std::make_shared<const Value>();
+  auto again = handles_->made(kActor, {.restarts = true, .kept = kept}), once = handles_->made(kOther, {});
+  again.reset();
+  once.reset();
+  EXPECT_EQ(told(), (std::vector{kActor, kOther}));
+  for (const auto& answer : std::exchange(answers_, {})) answer.set(fail(unavailable("it died").with_reason("ActorUnavailable")));
+  EXPECT_EQ(told(), std::vector{kActor});
+  EXPECT_EQ(kept.use_count(), 2);
+  answers_[0].set(fail(unavailable("it ended").with_reason("ActorDied")));
+  answers_.clear();
+  EXPECT_TRUE(told().empty());
+  EXPECT_EQ(kept.use_count(), 1);  // nobody makes it from that any more
+}
+
+TEST_F(HandlesTest, WhatAProcessLeavesAnotherOneCounts) {
+  auto never_left = handles_->made(kActor, {.class_name = "A"}), gone = handles_->made(kSelf, {.class_name = "C"});
+  auto left = handles_->made(kOther, {.class_name = "B", .restarts = true, .kept = std::make_shared<const Value>()});
+  const auto stand = handles_->leaves(kOther, left)->object;
+  gone.reset();
+  EXPECT_EQ(told(), std::vector{kSelf});
+  auto all = handles_->left();
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_EQ(std::tuple(all[0].actor, all[0].class_name, all[0].restarts, all[0].stand), std::tuple(kActor, "A", false, std::nullopt));
+  EXPECT_EQ(std::tuple(all[1].actor, all[1].class_name, all[1].restarts, all[1].stand), std::tuple(kOther, "B", true, stand));
+  EXPECT_TRUE(all[1].kept);
+  EXPECT_EQ(all[2].actor, kSelf);  // it has not answered
+  answers_.at(0).set(fail(unavailable("it ended").with_reason("ActorDied")));
+  EXPECT_EQ(handles_->left().size(), 2u);
+
+  waits_.clear();
+  for (auto& one : all) handles_->adopt(std::move(one));  // as another process would
+  EXPECT_EQ(told(), (std::vector{kActor, kSelf}));        // nobody else has them
+  got(stand, "ObjectFreed");
+  EXPECT_EQ(told(), std::vector{kOther});
+}
+
+TEST_F(HandlesTest, HandlesMayOutliveTheSession) {
+  auto share = handles_->made(kActor, {}), left = handles_->made(kOther, {}), untold = handles_->made(kSelf, {});
+  auto stand = handles_->leaves(kOther, left);
+  untold.reset();
+  handles_.reset();
+  for (auto* h : {&share, &left}) h->reset();
+  stand.reset();
+  EXPECT_TRUE(told().empty());
+  EXPECT_TRUE(kept_.empty());
+}
+
+}  // namespace
+}  // namespace shoal::actors
