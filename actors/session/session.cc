@@ -152,7 +152,7 @@ Session::Session(SessionOptions options)
       random_(runtime::make_real_random()),
       references_([this] { loop_.post([this] { references_.flush(); }); }, [this](const auto& changes) { count(changes); }),
       handles_(references_, {.post = [this](std::function<void()> fn) { loop_.post(std::move(fn)); },
-                             .new_object = [this] { return ObjectKey{job_, of_no_stream(random_->id<ObjectId>()), node_id_}; },
+                             .new_object = [this] { return ObjectKey{job_, random_->id<ObjectId>(), node_id_}; },
                              .tell = [this](ActorId actor) { return release(actor); },
                              // Whose it was to be is not asked: that process may be gone.
                              .get = [this](const ObjectKey& object) { return fetch_now(object, {}); },
