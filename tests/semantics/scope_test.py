@@ -17,7 +17,7 @@ from leftovers import alive, wait_until
 
 import shoal as ray
 from shoal import _handle, _native
-from shoal._handle import RELEASE, _pack, made_here
+from shoal._handle import RELEASE, _pack
 from shoal._refs import load
 from shoal._runtime import state
 from shoal._tasks import FunctionPool
@@ -320,12 +320,17 @@ def test_one_that_gave_itself_away_ends_with_that_handle(holder, concurrency):
     ends(actor_id)
 
 
+def told_to_end(actor_id):
+    """Once it has answered: it waits for handles of itself."""
+    ray.get(ray.ObjectRef(ray._runtime.session().call(actor_id, RELEASE, *_pack((), {}))), timeout=GUARD_S)
+
+
 def test_one_that_gave_itself_away_may_be_told_twice_to_end(holder):
     actor = Counts.remote()
     actor_id = actor._actor_id
     ray.get(actor.introduce.remote(holder), timeout=GUARD_S)
     for _ in range(2):  # as by one who made it, and by the one who has it from there
-        ray.get(ray.ObjectRef(ray._runtime.session().call(actor_id, RELEASE, *_pack((), {}))), timeout=GUARD_S)
+        told_to_end(actor_id)
     del actor
     still_there(actor_id, holder.call.remote)
     ray.get(holder.drop.remote(), timeout=GUARD_S)
@@ -338,8 +343,7 @@ def test_one_that_waits_for_handles_of_itself_and_crashes_is_not_started_again(h
     actor_id, pid = actor._actor_id, ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=GUARD_S)
     ray.get(actor.introduce.remote(holder), timeout=GUARD_S)
     del actor
-    told = lambda: any(made.id == actor_id and ref._ref.ready for made, ref in made_here._told)  # noqa: E731
-    wait_until(told, GUARD_S, "that it has heard that it is to end")
+    told_to_end(actor_id)
     assert ray.get(holder.call.remote(), timeout=GUARD_S) == 1
     os.kill(pid, signal.SIGKILL)
     ends(actor_id)
