@@ -1,5 +1,6 @@
 """What a process does with its functions' workers that are to end, while the head is there and while it is away."""
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -179,6 +180,28 @@ def test_last_words_lose_nothing_that_a_pool_wanted_meanwhile(pools):
     pools.last_words(time.monotonic() + 1000.0)
     assert pool.native.answers == [(7, True), (8, False)]
     assert sorted(pools.session.done) == ["kill busy", "kill forced", "kill unmade"]
+
+
+def test_a_function_may_be_called_while_its_pool_begins(pools, monkeypatch):
+    """As when the GC runs code of a user's in between."""
+    function = SimpleNamespace(resources={"CPU": 1.0}, placed=({}, {}, None), name="f", retries=Retries.of(0, False), pool=None)
+    found = []
+
+    class Begins:
+        def __init__(self, *_):
+            self.workers, self.functions, self.native = {}, {}, None
+
+        def begin(self, *_):
+            if not found:
+                found.append(None)
+                found[0] = pools._pool_of(function)
+
+    monkeypatch.setattr(_tasks, "_Pool", Begins)
+    calls = threading.Thread(target=lambda: found.append(pools._pool_of(function)), daemon=True)
+    calls.start()
+    calls.join(60)
+    assert len(found) == 2
+    assert found[0] is found[1] is next(iter(pools._pools.values()))
 
 
 @pytest.mark.parametrize("begun", [True, False])

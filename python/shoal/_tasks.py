@@ -206,7 +206,7 @@ class FunctionPool:
 
     def __init__(self):
         self.session, self.readiness = session(), _native.Readiness()
-        self._lock, self.retiring = threading.Lock(), threading.Lock()
+        self._lock, self.retiring = threading.RLock(), threading.Lock()  # a user's code that the GC runs may call what has no pool yet
         self._pools: dict[tuple, _Pool] = {}
         self._leaving: list[_Leaving] = []  # under retiring
         self._again_at = 0.0
@@ -286,7 +286,7 @@ class FunctionPool:
         with self._lock:
             pool = self._pools.get(key)
             if pool is None:
-                pool = self._pools[key] = _Pool(self, function.resources, function.placed)
+                pool = self._pools.setdefault(key, _Pool(self, function.resources, function.placed))
                 try:
                     pool.begin(self, function.name)  # here, so that whoever calls first hears why there can be none
                 except BaseException:
