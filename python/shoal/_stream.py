@@ -38,6 +38,7 @@ class ObjectRefGenerator(Waitable):
     """References to the items of a call, in order, each as soon as the item is there: ``for ref in g`` and ``async for ref in g``.
 
     When the call fails, the last reference is its failure; what came before stays. Items that nobody takes are dropped with this object.
+    Several threads may take from it: each item goes to one of them.
     ``wait`` takes it, too: it is ready when ``next`` would not wait.
     """
 

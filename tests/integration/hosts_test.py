@@ -32,7 +32,7 @@ for actor in (here, there):
     items = [shoal.get(ref) for ref in actor.items.remote([0, 1, 1 << 20, 10 << 20])]
     assert [len(item) for item in items] == [0, 1, 1 << 20, 10 << 20]
     assert np.array_equal(items[2], np.arange(1 << 20, dtype=np.uint8))
-    for size, count in ((1, 1001), (200_000, 300)):
+    for size, count in ((1, 1001), (200_000, 300), (1 << 20, 40)):
         refs = [shoal.put(np.zeros(size, dtype=np.uint8)) for _ in range(count)]
         assert shoal.get(actor.total.remote(*refs)) == (count, count * size)
 try:
