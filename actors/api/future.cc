@@ -68,7 +68,7 @@ Reply ready_reply(Hub& hub, const Callee& callee, std::string_view method, Resul
 }
 
 Result<const Value*> Reply::good() const {
-  const auto& value = future_.peek();
+  const auto& value = future().peek();
   if (!value) return fail(located(value.error()));
   if (value->raised()) return fail(located(raised_error(*value)));
   return &*value;
@@ -83,13 +83,18 @@ Result<BytesView> Reply::view() const {
 
 Reply Reply::borrowed(Hub& hub, const ObjectKey& object, WorkerId owner) {
   Name name{object, owner, hub.session.references().hold({object})};
-  Reply out(hub, {}, {}, hub.session.fetch(object, owner));
-  out.origin_ = std::make_shared<const Origin>(Origin{{}, std::move(name)});
+  Reply out(hub, {}, {}, {});
+  out.origin_ = std::make_shared<const Origin>(ValueFuture(), std::move(name));
   return out;
 }
 
+const ValueFuture& Reply::asked() const {
+  std::call_once(origin_->asked, [this] { origin_->value = hub_->session.fetch(origin_->name.object, origin_->name.owner); });
+  return origin_->value;
+}
+
 void Reply::stand_alone() const {
-  if (!ready()) return;
+  if (is_borrowed() || !ready()) return;  // what was fetched has one
   const auto& value = future_.peek();
   // Where there is no room for it, the call makes a copy that is only counted.
   if (value && value->shared() && !value->whole()) (void)value->own_memory(&hub_->session.memory());
@@ -97,9 +102,10 @@ void Reply::stand_alone() const {
 
 ValueFuture Reply::as_argument() const {
   stand_alone();
-  if (origin_ == nullptr || origin_->name.hold == nullptr || future_.ready()) return future_;
+  const ValueFuture& value_of_it = future();
+  if (origin_ == nullptr || origin_->name.hold == nullptr || value_of_it.ready()) return value_of_it;
   const runtime::Promise<Value> promise;
-  hub_->session.own([&] { future_.then([promise, origin = origin_](const Result<Value>& value) { promise.set(value); }); });
+  hub_->session.own([&] { value_of_it.then([promise, origin = origin_](const Result<Value>& value) { promise.set(value); }); });
   return promise.future();
 }
 
@@ -111,10 +117,11 @@ Name Reply::name() const {
 }
 
 std::vector<Reply> Reply::split(std::size_t count) const {
-  SHOAL_CHECK(future_.valid(), "a future of nothing is split");
-  const auto origin = std::make_shared<const Origin>(Origin{future_, origin_ ? origin_->name : Name()});
+  SHOAL_CHECK(valid(), "a future of nothing is split");
+  const ValueFuture& whole = future();
+  const auto origin = std::make_shared<const Origin>(whole, origin_ ? origin_->name : Name());
   std::vector<Reply> out;
-  for (auto& part : hub_->session.split(future_, count)) {
+  for (auto& part : hub_->session.split(whole, count)) {
     out.emplace_back(*hub_, callee_, method_, std::move(part));
     out.back().origin_ = origin;
   }
@@ -122,7 +129,7 @@ std::vector<Reply> Reply::split(std::size_t count) const {
 }
 
 Result<void> Reply::cancel(CancelHow how) const {
-  if (ready()) return {};
+  if (!is_borrowed() && ready()) return {};
   Result<void> done;
   if (origin_ != nullptr && origin_->name.object.id) {
     done = hub_->session.cancel_elsewhere(origin_->name.object, origin_->name.owner, how);
@@ -173,7 +180,7 @@ Error Reply::located(Error error) const {
 
 Result<void> Reply::wait(Duration timeout) const {
   if (ready()) return {};
-  const auto waited = hub_->wait([this] { return future_.ready(); }, hub_->session.deadline_in(timeout));
+  const auto waited = hub_->wait([this] { return future().ready(); }, hub_->session.deadline_in(timeout));
   if (!waited) return fail(located(waited.error()));
   return {};
 }
@@ -192,7 +199,7 @@ Task<void> Reply::until_ready(Reply reply) {
   const Waiting waiting{hub.session};
   const auto executor = co_await asio::this_coro::executor;
   std::function<void(std::function<void(Result<void>)>)> start = [&hub, executor, here = waiting.here,
-                                                                  future = reply.future_](std::function<void(Result<void>)> done) {
+                                                                  future = reply.future()](std::function<void(Result<void>)> done) {
     hub.session.own([&] {
       future.then([&hub, executor, here, done](const Result<Value>&) {
         if (!*here) return;
@@ -211,9 +218,10 @@ Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration 
   };
   const auto tally = std::make_shared<Tally>(Tally{0, replies.size()});
   Session& session = replies[0]->hub_->session;
+  for (const Reply* r : replies) (void)r->future();  // asked for
   session.own([&] {
     for (std::size_t i = 0; i < replies.size(); ++i) {
-      replies[i]->future_.then([tally, i, all = replies.size()](const Result<Value>& value) {
+      replies[i]->future().then([tally, i, all = replies.size()](const Result<Value>& value) {
         ++tally->ready;
         if ((!value || value->raised()) && tally->failed == all) tally->failed = i;
       });

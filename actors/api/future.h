@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -76,8 +77,12 @@ struct Callee {
 
 // Of a future that is no answer to a call of this process.
 struct Origin {
-  ValueFuture call = {};  // of one of several results: the answer that they are in
-  Name name = {};         // of one that came from elsewhere; of several results, what that answer is called
+  Origin(ValueFuture c, Name n) : call(std::move(c)), name(std::move(n)) {}
+  const ValueFuture call;  // of one of several results: the answer that they are in
+  const Name name;         // of one that came from elsewhere; of several results, what that answer is called
+  // Of one that came from elsewhere: its value, once somebody has asked for it.
+  mutable std::once_flag asked = {};
+  mutable ValueFuture value = {};
 };
 
 // A call under way, before its result has a type.
@@ -86,19 +91,20 @@ class Reply {
   Reply() = default;
   Reply(Hub& hub, Callee callee, std::string_view method, ValueFuture future)
       : hub_(&hub), callee_(callee), method_(method), future_(std::move(future)) {}
-  // One that another process has passed on.
+  // One that another process has passed on. Its value is not asked for before somebody wants it: who only passes it on needs no copy.
   static Reply borrowed(Hub& hub, const ObjectKey& object, WorkerId owner);
 
-  bool valid() const { return future_.valid(); }
+  bool valid() const { return future_.valid() || is_borrowed(); }
   bool ready() const {
-    SHOAL_CHECK(future_.valid(), "a future of nothing is asked");
-    return future_.ready();
+    SHOAL_CHECK(valid(), "a future of nothing is asked");
+    return future().ready();
   }
   // Serves the loop until the answer is there. DeadlineExceeded, or what Session::wait says.
   Result<void> wait(Duration timeout) const;
   // The same as a coroutine, in the thread that runs it (Context::run).
   static Task<void> until_ready(Reply reply);
-  const ValueFuture& future() const { return future_; }
+  // The first time not while the loop is owned: it may have to be asked for.
+  const ValueFuture& future() const { return is_borrowed() ? asked() : future_; }
   // The same for a call whose argument it is: what it refers to stays until it is there.
   ValueFuture as_argument() const;
   // For others to refer to it.
@@ -122,6 +128,8 @@ class Reply {
   Error located(Error error) const;
 
  private:
+  bool is_borrowed() const { return !future_.valid() && origin_ != nullptr; }
+  const ValueFuture& asked() const;
   Result<const Value*> good() const;
   // One of several results gets a memory of its own before it is passed on: here, where that may wait for room.
   void stand_alone() const;

@@ -172,14 +172,22 @@ class Counter {
     SHOAL_TRY(const auto bytes, kept_.at(0).get());
     return bytes.size();
   }
+  std::size_t open_files() const {
+    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
+  }
+  Result<std::size_t> open_files_with(const std::vector<Future<Bytes>>& futures) const {
+    SHOAL_OK(futures.back().get());
+    return open_files();
+  }
   Future<int> begin(int n) const { return shoal::context().remote<&plus>({.num_cpus = 0})(n, 1); }
   Future<int> add_on(const Handle<Counter>& other, const Future<int>& number) const { return other.call(&Counter::add, number); }
   Result<void> stop(const std::vector<Future<int>>& futures) const { return shoal::cancel(futures.at(0)); }
 
   static constexpr auto methods = shoal::methods(
       &Counter::add, &Counter::looks, &Counter::does_not_care, &Counter::asks, &Counter::before_and_after, &Counter::is_ready,
-      &Counter::keep, &Counter::kept_bytes, &Counter::begin, &Counter::add_on, &Counter::stop, &Counter::two, &Counter::until_cancelled,
-      &Counter::endless, &Counter::takes_one, &Counter::surroundings, &Counter::here);
+      &Counter::keep, &Counter::kept_bytes, &Counter::open_files, &Counter::open_files_with, &Counter::begin, &Counter::add_on,
+      &Counter::stop, &Counter::two, &Counter::until_cancelled, &Counter::endless, &Counter::takes_one, &Counter::surroundings,
+      &Counter::here);
 
  private:
   int value_ = 0;
@@ -478,6 +486,14 @@ TEST_F(CppCallsTest, WhatAReferenceRefersToLivesAsLongAsIt) {
     EXPECT_EQ(counter.call(&Counter::kept_bytes).get().value(), size);
   }
   ASSERT_TRUE(driver->kill(counter));
+}
+
+TEST_F(CppCallsTest, AReferenceIsFetchedWhenSomebodyAsksForIt) {
+  const auto counter = driver->spawn<Counter>({}).value();
+  std::vector<Future<Bytes>> futures;
+  for (int i = 0; i < 200; ++i) futures.push_back(driver->put(Bytes(1000)).value());
+  const auto before = counter.call(&Counter::open_files).get().value();
+  EXPECT_LT(counter.call(&Counter::open_files_with, futures).get().value(), before + 100);
 }
 
 TEST_F(CppCallsTest, AFutureIsAResultAndIsPassedOn) {
