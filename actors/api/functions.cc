@@ -37,20 +37,29 @@ struct LeftItem {
   static constexpr auto fields = shoal::fields(&LeftItem::actor, &LeftItem::class_name, &LeftItem::restarts, &LeftItem::stand);
 };
 
-// Of the keeper: they are its own from then on.
-Result<void> adopt(Session& session, const Value& words) {
+bool is_over(const Result<void>& done) { return done || done.error().code() == Code::kNotFound; }
+
+constexpr std::chrono::seconds kAgain(1);  // before it is tried again to end those who are to
+
+}  // namespace
+
+// Of the keeper: they are its own from then on, and taken out one by one. Fails while the head is away.
+Result<void> FunctionPools::adopt(Leaving& leaving) {
+  const Value& words = *leaving.words.peek();
   SHOAL_TRY(const auto left, decode(List<std::vector<LeftItem>>(), words, {"last words"}));
   const auto kept = words.refs().empty() ? nullptr : std::make_shared<const Value>(words);
-  for (const LeftItem& item : std::get<0>(left)) {
-    if (!session.know(item.actor, item.class_name)) continue;  // the head has forgotten it
-    Handles::Left one{item.actor, item.class_name, item.restarts, {}, item.restarts ? kept : nullptr, {}};
+  Session& session = hub_.session;
+  for (; leaving.adopted < std::get<0>(left).size(); ++leaving.adopted) {
+    const LeftItem& item = std::get<0>(left)[leaving.adopted];
+    const auto known = session.know(item.actor, item.class_name);
+    if (!is_over(known)) return fail(known.error());
+    if (!known) continue;  // the head has forgotten it
+    Handles::Left one{item.actor, {item.class_name, item.restarts, item.restarts ? kept : nullptr}, {}};
     if (item.stand) one.stand = std::make_from_tuple<ObjectKey>(*item.stand);
     session.own([&] { session.handles().adopt(std::move(one)); });
   }
   return {};
 }
-
-}  // namespace
 
 // What it still makes is made first: nobody else knows how.
 Result<Value> FunctionPools::last_words(const Value& asked) {
@@ -61,23 +70,23 @@ Result<Value> FunctionPools::last_words(const Value& asked) {
   see_off_all(for_making);
   const auto left_now = [&] { return session.handles().left(); };
   const auto before = session.own(left_now);
-  const auto is_made = [](const Handles::Left& left) { return !left.constructed.valid() || left.constructed.ready(); };
-  (void)session.wait([&] { return std::all_of(before.begin(), before.end(), is_made); }, until);
+  const auto is_made = [](const Handles::Left& left) { return !left.making.constructed.valid() || left.making.constructed.ready(); };
+  (void)hub_.wait([&] { return std::all_of(before.begin(), before.end(), is_made); }, until);
   std::vector<LeftItem> out;
   std::vector<ObjectKey> refs;
   auto holds = std::make_shared<std::vector<std::shared_ptr<const Value>>>();
   for (const auto& left : session.own(left_now)) {
-    if (!is_made(left)) {
+    if (!left.making.needs_nobody()) {
       std::fprintf(stderr, "shoal: actor %s is never made: the function that asked for it is over, and its worker ends\n",
                    to_string(left.actor).c_str());
       (void)session.kill(left.actor);  // without a head: it ends with this process
       continue;
     }
-    out.push_back({left.actor, left.class_name, left.restarts, {}});
+    out.push_back({left.actor, left.making.class_name, left.making.restarts, {}});
     if (left.stand) out.back().stand = {left.stand->job, left.stand->id, left.stand->home};
-    if (!left.kept) continue;
-    refs.insert(refs.end(), left.kept->refs().begin(), left.kept->refs().end());
-    holds->push_back(left.kept);
+    if (!left.making.kept) continue;
+    refs.insert(refs.end(), left.making.kept->refs().begin(), left.making.kept->refs().end());
+    holds->push_back(left.making.kept);
   }
   SHOAL_TRY(Value words, encode(List<std::vector<LeftItem>>(), out));
   if (!refs.empty()) words.refer(std::move(refs), std::move(holds));
@@ -173,7 +182,7 @@ bool FunctionPools::attend(Pool& pool) {
   Session& session = hub_.session;
   const auto wants = session.own([&] { return pool.tasks->take_wants(options_.idle); });
   for (const ActorId id : wants.ended) end(id, options_.last_words);
-  for (const ActorId id : wants.condemned) (void)session.kill(id);
+  for (const ActorId id : wants.condemned) leaving_.push_back({id, {}, {}, Leaving::How::kKilled});
   if (wants.workers == 0) return false;
   const std::size_t room = room_for(pool, wants.workers, wants.starting);
   for (std::size_t i = 0; i < std::max<std::size_t>(room, wants.alone); ++i) {
@@ -189,7 +198,9 @@ void FunctionPools::end(ActorId worker, std::chrono::milliseconds within) {
   Session& session = hub_.session;
   const auto made = made_.extract(worker);
   auto asked = encode(List<std::int64_t>(), within.count());
-  if (made.empty() || !made.mapped().ready() || !made.mapped().peek() || !asked) return void(session.retire(worker));
+  if (made.empty() || !made.mapped().ready() || !made.mapped().peek() || !asked) {
+    return leaving_.push_back({worker, {}, {}, Leaving::How::kRetired});  // it leaves nothing
+  }
   Call call;
   call.actor = worker;
   call.method = kLastWords;
@@ -211,13 +222,23 @@ void FunctionPools::end(ActorId worker, std::chrono::milliseconds within) {
 
 void FunctionPools::see_off() {
   Session& session = hub_.session;
-  const auto now = session.deadline_in({});
-  std::erase_if(leaving_, [&](const Leaving& leaving) {
-    if (!leaving.words.ready() && now < leaving.until) return false;
-    const bool heard = leaving.words.ready() && leaving.words.peek() && adopt(session, *leaving.words.peek());
-    (void)(heard ? session.retire(leaving.worker) : session.kill(leaving.worker));
-    return true;
-  });
+  using How = Leaving::How;
+  std::vector<Leaving> stay;
+  for (Leaving& leaving : leaving_) {
+    const auto now = session.deadline_in({});
+    const bool asked = leaving.how == How::kAsked, heard = asked && leaving.words.ready() && leaving.words.peek();
+    const bool waits = asked && !leaving.words.ready() && now < leaving.until;
+    if (!waits && now >= again_at_) {
+      const auto adopted = heard ? adopt(leaving) : Result<void>();
+      const bool retired = heard || leaving.how == How::kRetired;
+      if (adopted && is_over(retired ? session.retire(leaving.worker) : session.kill(leaving.worker))) continue;
+      if (!adopted && adopted.error().code() == Code::kInvalidArgument) leaving.how = How::kKilled;  // those were no words
+      again_at_ = session.deadline_in(kAgain);
+    }
+    stay.push_back(std::move(leaving));
+  }
+  if (!stay.empty()) std::rotate(stay.begin(), stay.begin() + 1, stay.end());  // others come first the next time
+  leaving_ = std::move(stay);
 }
 
 void FunctionPools::see_off_all(std::chrono::milliseconds within) {
@@ -231,9 +252,11 @@ void FunctionPools::see_off_all(std::chrono::milliseconds within) {
   for (const auto& tasks : pools) {
     const auto wants = session.own([&] { return tasks->take_wants({}); });
     for (const ActorId id : wants.ended) end(id, within);
+    for (const ActorId id : wants.condemned) leaving_.push_back({id, {}, {}, Leaving::How::kKilled});
   }
-  const auto heard = [this] { return std::all_of(leaving_.begin(), leaving_.end(), [](const Leaving& l) { return l.words.ready(); }); };
-  (void)session.wait(heard, session.deadline_in(within));
+  const auto says_nothing = [](const Leaving& l) { return l.how != Leaving::How::kAsked || l.words.ready(); };
+  const auto heard = [&] { return std::all_of(leaving_.begin(), leaving_.end(), says_nothing); };
+  (void)hub_.wait(heard, session.deadline_in(within));
   see_off();
 }
 

@@ -83,7 +83,7 @@ class FunctionPools {
   // One that has nothing to do any more. One that was made says first what it leaves; nobody waits for that here.
   void end(ActorId worker, std::chrono::milliseconds within);
   // Retires those that have said it: the actors that they made are this process's from then on. One that says nothing is killed, and what
-  // it made ends with it, as nobody would ever count who has that.
+  // it made ends with it, as nobody would ever count who has that. Who cannot be ended, since the head is away, stays to be.
   void see_off();
   // Of all that have nothing to do: until then they may say theirs.
   void see_off_all(std::chrono::milliseconds within);
@@ -103,10 +103,14 @@ class FunctionPools {
     ActorId worker;
     ValueFuture words;
     std::chrono::steady_clock::time_point until;
+    enum class How : std::uint8_t { kAsked, kRetired, kKilled } how = How::kAsked;
+    std::size_t adopted = 0;  // of those that it names
   };
+  Result<void> adopt(Leaving& leaving);
   std::map<ActorId, ValueFuture> made_;
   std::size_t sweep_at_ = 64;
   std::vector<Leaving> leaving_;
+  std::chrono::steady_clock::time_point again_at_;                    // not before
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // the loop's
   std::thread thread_;                                                // once there is a pool
 };

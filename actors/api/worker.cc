@@ -17,6 +17,8 @@ namespace {
 constexpr std::chrono::seconds kLastMetrics{30};  // for its node to take what it measured; that is up to its loop alone
 constexpr std::chrono::seconds kDrain{5};         // for answers that callers have not taken when a worker ends
 
+constexpr std::chrono::seconds kAgain{1};  // before it is tried again to reach the head
+
 struct Answer {
   Incoming incoming;
   Result<Value> result;
@@ -59,7 +61,7 @@ class Server {
       if (turn.incoming.call.method == kConstruct) {
         due.emplace(construct(std::move(turn)));
       } else if (turn.incoming.call.method == kRelease) {
-        due.emplace(release(std::move(turn.incoming)));
+        due = release(std::move(turn.incoming));
       } else if (turn.incoming.call.method == kLastWords) {
         auto words = context_.functions().last_words(turn.incoming.call.args);
         due.emplace(Answer{std::move(turn.incoming), std::move(words)});
@@ -200,20 +202,34 @@ class Server {
 
   // Nobody refers to it any more than those, if any, to whom it gave itself. One that was never made never will be: its constructor's call
   // would have come before.
-  Answer release(Incoming incoming) {
+  std::optional<Answer> release(Incoming incoming) {
     incoming.taken.began();
-    if (instance_ && !session_.own([this] { return session_.handles().may_end(); })) return {std::move(incoming), encode(List<>())};
+    if (instance_ && !session_.own([this] { return session_.handles().may_end(); })) {
+      if (!restarts_) return Answer{std::move(incoming), encode(List<>())};
+      stay(std::move(incoming));
+      return std::nullopt;
+    }
+    if (restarts_) (void)session_.leave();  // without a head nobody starts it again
     {
       const RunsCall runs({&context_, incoming.key(), incoming.call.method});
       loop_.reset();
       instance_.reset();  // what its destructor does is its last
     }
-    if (restarts_) (void)session_.leave();  // without a head nobody starts it again
     session_.own([&] { incoming.fail(unavailable("nothing referred to it any more").with_reason("ActorDied")); });
     session_.tell_last_metrics(kLastMetrics);
     (void)session_.wait([this] { return session_.actor_host().queued_bytes() == 0; }, session_.deadline_in(kDrain));
     std::fflush(nullptr);
     std::_Exit(0);
+  }
+
+  // Answers one that was told to end, and waits, when it would not be started again: nobody would tell its next life. If it dies before
+  // that, its creator hears of it and tells that one.
+  void stay(Incoming incoming) {
+    std::thread([this, waits = std::make_shared<Incoming>(std::move(incoming))] {
+      while (!session_.leave()) std::this_thread::sleep_for(kAgain);
+      const auto nothing = encode(List<>());
+      session_.own([&] { nothing ? waits->reply(*nothing, runtime::Flush::kNow) : waits->fail(nothing.error()); });
+    }).detach();  // this process ends by _Exit
   }
 
   Arguments arguments(const Incoming& incoming) const { return {incoming.call.args, &incoming.call.deps, &context_.hub(), &incoming}; }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -60,11 +61,18 @@ struct Handles::State : std::enable_shared_from_this<State> {
       const auto self = weak.lock();
       if (!self || self->ended()) return;
       self->told.erase(actor);
-      if (!how->making.restarts || answered || answered.error().reason() != "ActorUnavailable") return;
-      self->made[actor] = *how;  // it was started again meanwhile
-      self->gone({actor, std::nullopt});
+      if (answered || !is_lost(answered.error())) return;
+      self->made[actor] = *how;
+      self->again[actor] = self->ways.later([weak, actor] {
+        const auto state = weak.lock();
+        if (!state || state->ended()) return;
+        const auto timer = state->again.extract(actor);  // destroyed when this returns
+        state->tell(actor);
+      });
     });
   }
+  // The word did not arrive: the connection broke, or it was started again meanwhile, or it has more calls than it takes.
+  static bool is_lost(const Error& error) { return error.reason() == "ActorUnavailable" || error.code() == Code::kResourceExhausted; }
   Stand stand() {
     const ObjectKey object = ways.new_object();
     return {object, references.hold({object})};
@@ -74,7 +82,8 @@ struct Handles::State : std::enable_shared_from_this<State> {
       const auto self = weak.lock();
       if (!self || self->ended() || got) return;
       if (got.error().reason() == "ObjectFreed") self->tell(actor);
-      if (got.error().reason() == "ObjectLetGo") self->watch(actor, object);  // this node has let go of it, not the one that counts
+      // This node has let go of it, not the one that counts; or that one is not reached.
+      if (got.error().reason() == "ObjectLetGo" || got.error().reason() == "ObjectLost") self->watch(actor, object);
     });
   }
 
@@ -85,6 +94,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
   std::optional<Stand> own_stand;
   std::map<ActorId, Made> made;
   std::map<ActorId, std::shared_ptr<const Made>> told;  // that they end, and have not answered
+  std::map<ActorId, runtime::Timer> again;
   std::vector<std::shared_ptr<const void>> pinned;
 
   std::mutex mutex;
@@ -124,8 +134,14 @@ Handles::~Handles() {
   untold.swap(state_->untold);
   state_->made.clear();
   state_->told.clear();
+  state_->again.clear();
   state_->pinned.clear();
   state_->own_stand.reset();
+}
+
+bool Handles::Making::needs_nobody() const {
+  const auto is_there = [](const ValueFuture& f) { return f.ready(); };
+  return !constructed.valid() || constructed.ready() || std::all_of(waits_for.begin(), waits_for.end(), is_there);
 }
 
 void Handles::is_of(ActorId actor) { state_->own = actor; }
@@ -161,10 +177,7 @@ bool Handles::may_end() {
 
 std::vector<Handles::Left> Handles::left() const {
   std::vector<Left> out;
-  const auto add = [&out](ActorId actor, const State::Made& made) {
-    const Making& m = made.making;
-    out.push_back({actor, m.class_name, m.restarts, made.stand, m.kept, m.constructed});
-  };
+  const auto add = [&out](ActorId actor, const State::Made& made) { out.push_back({actor, made.making, made.stand}); };
   for (const auto& [actor, made] : state_->made) add(actor, made);
   for (const auto& [actor, made] : state_->told) add(actor, *made);
   return out;
@@ -173,7 +186,7 @@ std::vector<Handles::Left> Handles::left() const {
 void Handles::adopt(Left left) {
   const ActorId actor = left.actor;
   const auto stand = left.stand;
-  state_->made[actor] = {{std::move(left.class_name), left.restarts, std::move(left.kept), std::move(left.constructed)}, stand};
+  state_->made[actor] = {std::move(left.making), stand};
   if (stand) {
     state_->watch(actor, *stand);
   } else {

@@ -19,6 +19,7 @@
 #include "actors/cluster/object_key.h"
 #include "actors/session/actor_calls.h"
 #include "actors/session/references.h"
+#include "runtime/loop/clock.h"
 
 namespace shoal::actors {
 
@@ -36,6 +37,7 @@ class Handles {
     std::function<ValueFuture(ActorId)> tell;         // calls kRelease
     std::function<ValueFuture(const ObjectKey&)> get;
     std::function<void(ActorId, std::shared_ptr<const void>)> keep_until_answered;
+    std::function<runtime::Timer(std::function<void()>)> later;  // in a while
   };
   Handles(References& references, Ways ways);
   ~Handles();
@@ -55,6 +57,9 @@ class Handles {
     bool restarts = false;
     std::shared_ptr<const Value> kept = {};
     ValueFuture constructed = {};
+    std::vector<ValueFuture> waits_for = {};  // its constructor's arguments, which only this process can give it
+    // Whether it is made, or will be without this process.
+    bool needs_nobody() const;
   };
   Share made(ActorId actor, Making making);
   // What has come from elsewhere, with the name of what stands for the actor. Null of this process's own.
@@ -71,11 +76,8 @@ class Handles {
   // told to end and has not answered: this process's word may be lost. What they are made from again goes with the words.
   struct Left {
     ActorId actor;
-    std::string class_name;
-    bool restarts = false;
+    Making making;
     std::optional<ObjectKey> stand;
-    std::shared_ptr<const Value> kept;
-    ValueFuture constructed;
   };
   std::vector<Left> left() const;
   // They are this process's, as if it had made them. Of those that have not left the other one nobody has a handle any more: they end.

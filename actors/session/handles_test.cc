@@ -44,7 +44,12 @@ class HandlesTest : public testing::Test {
     return counts_[object];
   }
 
-  std::vector<std::function<void()>> posted_;
+  // What was to be done in a while.
+  void pass() {
+    for (const auto& fn : std::exchange(later_, {})) fn();
+  }
+
+  std::vector<std::function<void()>> posted_, later_;
   std::map<ObjectKey, std::int64_t> counts_;
   std::map<ObjectKey, runtime::Promise<Value>> waits_;  // who hears of its end
   std::vector<std::pair<ActorId, runtime::Promise<Value>>> told_;
@@ -64,7 +69,11 @@ class HandlesTest : public testing::Test {
                       return told_.back().second.future();
                     },
                     [this](const ObjectKey& object) { return (waits_[object] = runtime::Promise<Value>()).future(); },
-                    [this](ActorId actor, std::shared_ptr<const void> what) { kept_.emplace_back(actor, std::move(what)); }}};
+                    [this](ActorId actor, std::shared_ptr<const void> what) { kept_.emplace_back(actor, std::move(what)); },
+                    [this](std::function<void()> fn) {
+                      later_.push_back(std::move(fn));
+                      return runtime::Timer();
+                    }}};
 };
 
 TEST_F(HandlesTest, OneThatNeverLeftEndsItsActorOnce) {
@@ -145,19 +154,44 @@ TEST_F(HandlesTest, AnActorsOwnKeepItOnlyWhereItGaveThemAway) {
   EXPECT_TRUE(handles_->may_end());
 }
 
-TEST_F(HandlesTest, OneThatWasStartedAgainMeanwhileIsToldAgain) {
+TEST_F(HandlesTest, WhoHasNotHeardItIsToldAgain) {
   auto kept = std::make_shared<const Value>();
   auto again = handles_->made(kActor, {.restarts = true, .kept = kept}), once = handles_->made(kOther, {});
   again.reset();
   once.reset();
   EXPECT_EQ(told(), (std::vector{kActor, kOther}));
-  for (const auto& answer : std::exchange(answers_, {})) answer.set(fail(unavailable("it died").with_reason("ActorUnavailable")));
-  EXPECT_EQ(told(), std::vector{kActor});
-  EXPECT_EQ(kept.use_count(), 2);
-  answers_[0].set(fail(unavailable("it ended").with_reason("ActorDied")));
+  answers_.at(0).set(fail(unavailable("it died, and is started again").with_reason("ActorUnavailable")));
+  answers_.at(1).set(fail(resource_exhausted("it has too many calls")));
   answers_.clear();
   EXPECT_TRUE(told().empty());
+  EXPECT_EQ(handles_->left().size(), 2u);
+  pass();
+  EXPECT_EQ(told(), (std::vector{kActor, kOther}));
+  EXPECT_EQ(kept.use_count(), 2);
+  for (const auto& answer : std::exchange(answers_, {})) answer.set(fail(unavailable("it ended").with_reason("ActorDied")));
+  pass();
+  EXPECT_TRUE(told().empty());
+  EXPECT_TRUE(handles_->left().empty());
   EXPECT_EQ(kept.use_count(), 1);  // nobody makes it from that any more
+}
+
+TEST_F(HandlesTest, WhatIsToldAgainLaterIsNotWhenTheSessionIsOver) {
+  handles_->made(kActor, {}).reset();
+  EXPECT_EQ(told(), std::vector{kActor});
+  answers_.at(0).set(fail(resource_exhausted("it has too many calls")));
+  handles_.reset();
+  pass();
+  EXPECT_TRUE(told().empty());
+}
+
+TEST_F(HandlesTest, WhoWaitsForAnArgumentOfItsConstructorNeedsThisProcess) {
+  const runtime::Promise<Value> constructed, argument;
+  const Handles::Making waits{.constructed = constructed.future(), .waits_for = {argument.future()}};
+  EXPECT_FALSE(waits.needs_nobody());
+  argument.set(Value());
+  EXPECT_TRUE(waits.needs_nobody());  // it is in its process, however long that takes
+  EXPECT_TRUE((Handles::Making{.constructed = constructed.future()}).needs_nobody());
+  EXPECT_TRUE(Handles::Making{}.needs_nobody());
 }
 
 TEST_F(HandlesTest, WhatAProcessLeavesAnotherOneCounts) {
@@ -168,9 +202,10 @@ TEST_F(HandlesTest, WhatAProcessLeavesAnotherOneCounts) {
   EXPECT_EQ(told(), std::vector{kSelf});
   auto all = handles_->left();
   ASSERT_EQ(all.size(), 3u);
-  EXPECT_EQ(std::tuple(all[0].actor, all[0].class_name, all[0].restarts, all[0].stand), std::tuple(kActor, "A", false, std::nullopt));
-  EXPECT_EQ(std::tuple(all[1].actor, all[1].class_name, all[1].restarts, all[1].stand), std::tuple(kOther, "B", true, stand));
-  EXPECT_TRUE(all[1].kept);
+  EXPECT_EQ(std::tuple(all[0].actor, all[0].making.class_name, all[0].making.restarts, all[0].stand),
+            std::tuple(kActor, "A", false, std::nullopt));
+  EXPECT_EQ(std::tuple(all[1].actor, all[1].making.class_name, all[1].making.restarts, all[1].stand), std::tuple(kOther, "B", true, stand));
+  EXPECT_TRUE(all[1].making.kept);
   EXPECT_EQ(all[2].actor, kSelf);  // it has not answered
   answers_.at(0).set(fail(unavailable("it ended").with_reason("ActorDied")));
   EXPECT_EQ(handles_->left().size(), 2u);

@@ -23,6 +23,7 @@ using runtime::Peer;
 
 namespace {
 
+constexpr runtime::Duration kTellAgain = std::chrono::seconds(1);  // an actor that it is to end
 constexpr runtime::Duration kHeadPause = std::chrono::milliseconds(50), kLeaveWithin = std::chrono::seconds(3);
 constexpr std::array<std::byte, 1> kNoArguments{std::byte{0x80}};  // an array of nothing, in CBOR
 constexpr std::size_t kMaxRemoved = 1000;                          // placement groups; a head keeps what it hears within milliseconds
@@ -159,7 +160,8 @@ Session::Session(SessionOptions options)
                              .keep_until_answered =
                                  [this](ActorId actor, std::shared_ptr<const void> what) {
                                    if (calls_) calls_->keep_until_answered(actor, std::move(what));
-                                 }}),
+                                 },
+                             .later = [this](std::function<void()> fn) { return clock_->after(kTellAgain, std::move(fn)); }}),
       loop_thread_(loop_) {
   own([this] {
     auto network = std::make_unique<runtime::SocketNetwork>(loop_, *clock_, *random_, options_.credentials.token,

@@ -31,7 +31,15 @@ from shoal._runtime import session as _session
 from shoal._runtime import state
 from shoal._signature import Signature
 from shoal._stream import ObjectRefGenerator
-from shoal.exceptions import ActorUnavailableError, CrossLanguageError, NotFound, ObjectLostError, PendingCallsLimitExceeded, Unimplemented
+from shoal.exceptions import (
+    ActorUnavailableError,
+    CrossLanguageError,
+    NotFound,
+    ObjectLostError,
+    PendingCallsLimitExceeded,
+    ResourceExhausted,
+    Unimplemented,
+)
 
 __all__ = ["GRAPH", "LAST_WORDS", "NO_ARGUMENTS", "RELEASE", "ActorHandle", "ActorMethod", "extra_of", "made_here", "results"]
 
@@ -380,6 +388,7 @@ class MadeHere:
     may not happen where a handle goes. Any thread."""
 
     MAX_TOLD = 1000  # that are remembered
+    AGAIN_S = 1.0  # before one that has too many calls is told again
 
     def __init__(self):
         self.forget()
@@ -552,16 +561,17 @@ class MadeHere:
         while self._told and self._told[0][1]._ref.ready:
             self._told.popleft()
         self._told.append((made, ref))
-        if made.restarts:
-            when_ready(ref, lambda: self._tell_again(session, made, ref))
+        when_ready(ref, lambda: self._tell_again(session, made, ref))
 
     def _tell_again(self, session: _native.Session, made: _Made, ref: ObjectRef) -> None:
-        """One that was started again when it was told."""
+        """One that has not heard it: its connection broke, or it was started again meanwhile, or it has more calls than it takes."""
         try:
             load(ref)
-        except ActorUnavailableError:
+        except (ActorUnavailableError, ResourceExhausted) as error:
             self._made[made.id] = made
-            self.put((session, made.id, None))
+            later = threading.Timer(0.0 if isinstance(error, ActorUnavailableError) else self.AGAIN_S, self.put, ((session, made.id, None),))
+            later.daemon = True
+            later.start()
             return
         except Exception:
             pass
