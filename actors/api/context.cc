@@ -85,7 +85,7 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
     actors::Handles& handles = hub_.session.handles();
     if (options.detached && kept) handles.pin(kept);  // nobody here hears of its end
     for (Created& c : out) {
-      if (!options.detached) c.share = handles.made(c.id, {std::string(of.name), restarts, kept, c.constructed, args.deps});
+      if (!options.detached) c.share = handles.made(c.id, {std::string(of.name), restarts, kept});
     }
   });
   return out;

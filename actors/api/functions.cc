@@ -37,20 +37,28 @@ struct LeftItem {
   static constexpr auto fields = shoal::fields(&LeftItem::actor, &LeftItem::class_name, &LeftItem::restarts, &LeftItem::stand);
 };
 
+// Whether it has said all, and what it leaves.
+using Words = List<bool, std::vector<LeftItem>>;
+bool said_all(const Value& words) {
+  const auto said = decode(Words(), words, {"last words"});
+  return !said || std::get<0>(*said);
+}
+
 bool is_over(const Result<void>& done) { return done || done.error().code() == Code::kNotFound; }
 
 constexpr std::chrono::seconds kAgain(1);  // before it is tried again to end those who are to
+constexpr std::chrono::seconds kLastMetrics(30);
 
 }  // namespace
 
 // Of the keeper: they are its own from then on, and taken out one by one. Fails while the head is away.
 Result<void> FunctionPools::adopt(Leaving& leaving) {
   const Value& words = *leaving.words.peek();
-  SHOAL_TRY(const auto left, decode(List<std::vector<LeftItem>>(), words, {"last words"}));
+  SHOAL_TRY(const auto left, decode(Words(), words, {"last words"}));
   const auto kept = words.refs().empty() ? nullptr : std::make_shared<const Value>(words);
   Session& session = hub_.session;
-  for (; leaving.adopted < std::get<0>(left).size(); ++leaving.adopted) {
-    const LeftItem& item = std::get<0>(left)[leaving.adopted];
+  for (; leaving.adopted < std::get<1>(left).size(); ++leaving.adopted) {
+    const LeftItem& item = std::get<1>(left)[leaving.adopted];
     const auto known = session.know(item.actor, item.class_name);
     if (!is_over(known)) return fail(known.error());
     if (!known) continue;  // the head has forgotten it
@@ -61,34 +69,29 @@ Result<void> FunctionPools::adopt(Leaving& leaving) {
   return {};
 }
 
-// What it still makes is made first: nobody else knows how.
+// While calls are open that it has made it is needed: they would be lost with it.
 Result<Value> FunctionPools::last_words(const Value& asked) {
   Session& session = hub_.session;
   SHOAL_TRY(const auto within, decode(List<std::int64_t>(), asked, {"last words"}));
-  const auto for_making = std::chrono::milliseconds(std::max<std::int64_t>(0, std::get<0>(within)) / 10 * 6);
-  const auto until = session.deadline_in(for_making);
-  see_off_all(for_making);
-  const auto left_now = [&] { return session.handles().left(); };
-  const auto before = session.own(left_now);
-  const auto is_made = [](const Handles::Left& left) { return !left.making.constructed.valid() || left.making.constructed.ready(); };
-  (void)hub_.wait([&] { return std::all_of(before.begin(), before.end(), is_made); }, until);
+  const auto until = session.deadline_in(std::chrono::milliseconds(std::max<std::int64_t>(0, std::get<0>(within)) / 10 * 6));
+  const auto none_open = [&] { return !session.any_open_calls(); };
+  if (!lent_ && !session.own(none_open)) {
+    lent_ = true;  // for good: it runs nothing any more
+    session.set_blocked(true);
+  }
+  if (!session.wait(none_open, until) || !see_off_all(until)) return encode(Words(), false, std::vector<LeftItem>());
+  session.tell_last_metrics(kLastMetrics);  // and what it has put is its node's
   std::vector<LeftItem> out;
   std::vector<ObjectKey> refs;
   auto holds = std::make_shared<std::vector<std::shared_ptr<const Value>>>();
-  for (const auto& left : session.own(left_now)) {
-    if (!left.making.needs_nobody()) {
-      std::fprintf(stderr, "shoal: actor %s is never made: the function that asked for it is over, and its worker ends\n",
-                   to_string(left.actor).c_str());
-      (void)session.kill(left.actor);  // without a head: it ends with this process
-      continue;
-    }
+  for (const auto& left : session.own([&] { return session.handles().left(); })) {
     out.push_back({left.actor, left.making.class_name, left.making.restarts, {}});
     if (left.stand) out.back().stand = {left.stand->job, left.stand->id, left.stand->home};
     if (!left.making.kept) continue;
     refs.insert(refs.end(), left.making.kept->refs().begin(), left.making.kept->refs().end());
     holds->push_back(left.making.kept);
   }
-  SHOAL_TRY(Value words, encode(List<std::vector<LeftItem>>(), out));
+  SHOAL_TRY(Value words, encode(Words(), true, out));
   if (!refs.empty()) words.refer(std::move(refs), std::move(holds));
   return words;
 }
@@ -195,19 +198,25 @@ bool FunctionPools::attend(Pool& pool) {
 }
 
 void FunctionPools::end(ActorId worker, std::chrono::milliseconds within) {
-  Session& session = hub_.session;
   const auto made = made_.extract(worker);
-  auto asked = encode(List<std::int64_t>(), within.count());
-  if (made.empty() || !made.mapped().ready() || !made.mapped().peek() || !asked) {
+  if (made.empty() || !made.mapped().ready() || !made.mapped().peek()) {
     return leaving_.push_back({worker, {}, {}, Leaving::How::kRetired});  // it leaves nothing
   }
+  leaving_.push_back({worker, {}, {}});
+  ask(leaving_.back(), within);
+}
+
+void FunctionPools::ask(Leaving& leaving, std::chrono::milliseconds within) {
+  Session& session = hub_.session;
+  auto asked = encode(List<std::int64_t>(), within.count());
+  SHOAL_CHECK(asked.has_value(), "a number that is not encoded");
   Call call;
-  call.actor = worker;
+  call.actor = leaving.worker;
   call.method = kLastWords;
   call.args = *std::move(asked);
   call.retries = 0;
-  const ValueFuture words = session.call(std::move(call), {});
-  leaving_.push_back({worker, words, session.deadline_in(within)});
+  const ValueFuture words = leaving.words = session.call(std::move(call), {});
+  leaving.until = session.deadline_in(within);
   session.own([&] {
     words.then([this, alive = alive_](const Result<Value>&) {
       if (!*alive) return;
@@ -228,7 +237,10 @@ void FunctionPools::see_off() {
     const auto now = session.deadline_in({});
     const bool asked = leaving.how == How::kAsked, heard = asked && leaving.words.ready() && leaving.words.peek();
     const bool waits = asked && !leaving.words.ready() && now < leaving.until;
-    if (!waits && now >= again_at_) {
+    leaving.needed = waits ? leaving.needed : heard && !said_all(*leaving.words.peek());
+    if (!waits && leaving.needed) {
+      ask(leaving, options_.last_words);
+    } else if (!waits && now >= again_at_) {
       const auto adopted = heard ? adopt(leaving) : Result<void>();
       const bool retired = heard || leaving.how == How::kRetired;
       if (adopted && is_over(retired ? session.retire(leaving.worker) : session.kill(leaving.worker))) continue;
@@ -241,7 +253,7 @@ void FunctionPools::see_off() {
   leaving_ = std::move(stay);
 }
 
-void FunctionPools::see_off_all(std::chrono::milliseconds within) {
+bool FunctionPools::see_off_all(std::chrono::steady_clock::time_point until) {
   Session& session = hub_.session;
   std::vector<std::shared_ptr<TaskPool>> pools;
   {
@@ -251,13 +263,16 @@ void FunctionPools::see_off_all(std::chrono::milliseconds within) {
   const std::lock_guard retiring(retiring_mutex_);
   for (const auto& tasks : pools) {
     const auto wants = session.own([&] { return tasks->take_wants({}); });
-    for (const ActorId id : wants.ended) end(id, within);
+    for (const ActorId id : wants.ended) end(id, std::chrono::duration_cast<std::chrono::milliseconds>(until - session.deadline_in({})));
     for (const ActorId id : wants.condemned) leaving_.push_back({id, {}, {}, Leaving::How::kKilled});
   }
   const auto says_nothing = [](const Leaving& l) { return l.how != Leaving::How::kAsked || l.words.ready(); };
   const auto heard = [&] { return std::all_of(leaving_.begin(), leaving_.end(), says_nothing); };
-  (void)hub_.wait(heard, session.deadline_in(within));
-  see_off();
+  while (!leaving_.empty() && session.deadline_in({}) < until && session.wait(heard, until)) {
+    see_off();
+    (void)session.wait([] { return false; }, std::min(until, again_at_));
+  }
+  return std::none_of(leaving_.begin(), leaving_.end(), [](const Leaving& l) { return l.needed; });
 }
 
 void FunctionPools::run() {

@@ -66,7 +66,7 @@ class FunctionPools {
   // Queues a call. `name` lives for ever.
   Reply submit(std::string_view name, const FunctionOptions& options, Result<Encoded> args);
   // What this process, a worker of functions itself, leaves to the one that keeps it, with what was left to it. `asked`: in how many ms
-  // that one wants to hear it.
+  // that one wants to hear it. First whether that is all: calls that it has made may be open, and it is to be asked again.
   Result<Value> last_words(const Value& asked);
 
  private:
@@ -85,8 +85,8 @@ class FunctionPools {
   // Retires those that have said it: the actors that they made are this process's from then on. One that says nothing is killed, and what
   // it made ends with it, as nobody would ever count who has that. Who cannot be ended, since the head is away, stays to be.
   void see_off();
-  // Of all that have nothing to do: until then they may say theirs.
-  void see_off_all(std::chrono::milliseconds within);
+  // Of all that have nothing to do: until then they may say theirs. False: one of them is still needed.
+  bool see_off_all(std::chrono::steady_clock::time_point until);
   void run();
 
   Hub& hub_;
@@ -105,9 +105,12 @@ class FunctionPools {
     std::chrono::steady_clock::time_point until;
     enum class How : std::uint8_t { kAsked, kRetired, kKilled } how = How::kAsked;
     std::size_t adopted = 0;  // of those that it names
+    bool needed = false;      // it has said that calls that it has made are open
   };
+  void ask(Leaving& leaving, std::chrono::milliseconds within);
   Result<void> adopt(Leaving& leaving);
   std::map<ActorId, ValueFuture> made_;
+  bool lent_ = false;  // its CPUs, to its end
   std::size_t sweep_at_ = 64;
   std::vector<Leaving> leaving_;
   std::chrono::steady_clock::time_point again_at_;                    // not before

@@ -94,6 +94,8 @@ class ActorCalls final : public runtime::PeerHandler {
 
   // Whether calls on it that wait for a reference hold up those behind them: not in any order. Of an actor that is known here.
   void in_any_order(ActorId actor, bool any);
+  // Whether there is a call without an answer, of those that somebody made: not of ours (kOurs).
+  bool any_open() const;
   // Whether it is a call whose answer is not there yet.
   bool pending(const ValueFuture& result) const;
   // One that is not sent fails as Cancelled/TaskCancelled; of one that is, its actor's process is told, and decides. Nothing for others.

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -137,11 +136,6 @@ Handles::~Handles() {
   state_->again.clear();
   state_->pinned.clear();
   state_->own_stand.reset();
-}
-
-bool Handles::Making::needs_nobody() const {
-  const auto is_there = [](const ValueFuture& f) { return f.ready(); };
-  return !constructed.valid() || constructed.ready() || std::all_of(waits_for.begin(), waits_for.end(), is_there);
 }
 
 void Handles::is_of(ActorId actor) { state_->own = actor; }

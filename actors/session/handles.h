@@ -50,16 +50,11 @@ class Handles {
 
   // This process's actor, if it is one: handles of itself do not keep it. Loop only, as is what follows.
   void is_of(ActorId actor);
-  // An actor that this process makes. `constructed`: its constructor has returned, or never will. `kept`: what it is made from again, if it
-  // is (restarts).
+  // An actor that this process makes. `kept`: what it is made from again, if it is (restarts).
   struct Making {
     std::string class_name = {};
     bool restarts = false;
     std::shared_ptr<const Value> kept = {};
-    ValueFuture constructed = {};
-    std::vector<ValueFuture> waits_for = {};  // its constructor's arguments, which only this process can give it
-    // Whether it is made, or will be without this process.
-    bool needs_nobody() const;
   };
   Share made(ActorId actor, Making making);
   // What has come from elsewhere, with the name of what stands for the actor. Null of this process's own.

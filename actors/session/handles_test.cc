@@ -184,16 +184,6 @@ TEST_F(HandlesTest, WhatIsToldAgainLaterIsNotWhenTheSessionIsOver) {
   EXPECT_TRUE(told().empty());
 }
 
-TEST_F(HandlesTest, WhoWaitsForAnArgumentOfItsConstructorNeedsThisProcess) {
-  const runtime::Promise<Value> constructed, argument;
-  const Handles::Making waits{.constructed = constructed.future(), .waits_for = {argument.future()}};
-  EXPECT_FALSE(waits.needs_nobody());
-  argument.set(Value());
-  EXPECT_TRUE(waits.needs_nobody());  // it is in its process, however long that takes
-  EXPECT_TRUE((Handles::Making{.constructed = constructed.future()}).needs_nobody());
-  EXPECT_TRUE(Handles::Making{}.needs_nobody());
-}
-
 TEST_F(HandlesTest, WhatAProcessLeavesAnotherOneCounts) {
   auto never_left = handles_->made(kActor, {.class_name = "A"}), gone = handles_->made(kSelf, {.class_name = "C"});
   auto left = handles_->made(kOther, {.class_name = "B", .restarts = true, .kept = std::make_shared<const Value>()});

@@ -956,6 +956,10 @@ std::vector<MetricFamily> Session::metrics(bool last) const {
   return out;
 }
 
+bool Session::any_open_calls() const {
+  return (calls_ && calls_->any_open()) || std::any_of(task_pools_.begin(), task_pools_.end(), [](const auto& p) { return p->any_open(); });
+}
+
 void Session::tell_last_metrics(runtime::Duration within) {
   const auto answered = std::make_shared<bool>(true);
   own([&] {

@@ -194,6 +194,9 @@ class Session {
   ActorHost& actor_host() { return *actor_host_; }
   // For queues of calls that this process runs. Likewise.
   CallBook& call_book() { return *book_; }
+  // Whether this process has made calls that have no answer yet: should it end, they are lost, and so is what they come to. Only while the
+  // loop is owned.
+  bool any_open_calls() const;
   // Of a worker whose actor is to end with it, even if it is one that is started again.
   Result<void> leave();
   // Of a worker that waits for others: they may have its CPUs until it goes on.

@@ -71,6 +71,8 @@ class TaskPool {
   void spread(std::function<NodeId(ActorId)> node) { node_ = std::move(node); }
   // Those that no worker has, until there are so many rows; returns how many were more.
   std::uint64_t tell(std::vector<ToldTask>& out, std::size_t limit) const;
+  // Whether there are such; what a worker has is a call.
+  bool any_open() const { return !waiting_.empty() || !blocked_.empty() || !judging_.empty(); }
   // The same tasks, counted.
   void count(CallBook::Counts& counts) const;
 

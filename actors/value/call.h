@@ -61,6 +61,8 @@ constexpr std::uint64_t task_number(std::uint64_t number, std::int32_t attempt) 
 
 // Tasks of pools are counted from here on: the others are a process's calls of methods.
 inline constexpr int kPoolTaskBits = 42;
+// So begin the methods of every actor that are the runtime's own.
+inline constexpr std::string_view kOurs = "__shoal_";
 constexpr bool task_of_pool(std::uint64_t task) { return task_number(task, 0) >> kPoolTaskBits != 0; }
 
 // Large values travel as descriptors of their memory where both ends are on one host (`local`), as bytes otherwise. Without the first

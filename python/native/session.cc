@@ -839,6 +839,15 @@ void bind_session(nb::module_& m) {
           nb::arg("refs"), nb::arg("count"), nb::arg("timeout") = nb::none(), "Which are ready once `count` are, or the time is over.")
 
       .def(
+          "wait_calls",
+          [](PySession& s, double timeout) {
+            const auto use = s.use();
+            const nb::gil_scoped_release release;
+            const auto none = [&] { return !use->any_open_calls(); };
+            return use->own(none) || static_cast<bool>(use->wait(none, deadline_in(timeout)));
+          },
+          nb::arg("timeout"), "Until all calls that this process has made are answered. Whether they are, in that time.")
+      .def(
           "host_queue",
           [](PySession& s, const std::string& class_name) {
             const auto use = s.use();

@@ -12,16 +12,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import sys
 import threading
-import time
 import types
 from collections import deque
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from shoal import _native, _serialize
-from shoal._client import _wait
 from shoal._context import parent_call, running
 from shoal._ids import ActorID
 from shoal._options import BUILT_IN, METHOD_OPTIONS, check_call_options
@@ -399,8 +396,6 @@ class MadeHere:
         self._thread: threading.Thread | None = None
         self._made: dict[str, _Made] = {}
         self._kept: dict[str, list[_native.Ref]] = {}  # for those that may be started again
-        self._unmade: dict[str, ObjectRef] = {}  # in a worker of functions: those whose __init__ may not be over, and what tells so
-        self._waiting_for: dict[str, list[_native.Ref]] = {}  # arguments, of those whose __init__ is not over
         self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_TOLD)  # that they end
         self.put = self._queue.put  # (session, actor, what stood for it), of a handle that is gone; which may be called anywhere
 
@@ -420,8 +415,6 @@ class MadeHere:
         self.put(None)
         self._made.clear()
         self._kept.clear()
-        self._unmade.clear()
-        self._waiting_for.clear()
         self._told.clear()
         if thread is not None and thread is not threading.current_thread():
             thread.join(_END_S)
@@ -431,18 +424,7 @@ class MadeHere:
         self._made[actor.id] = _Made(actor.id, actor.class_name, restarts)
         if kept:
             self._kept[actor.id] = kept
-        if state.is_worker and not running.actor_id:
-            for made in [i for i, created in tuple(self._unmade.items()) if created._ref.ready]:
-                self._unmade.pop(made, None)
-            self._unmade[actor.id] = actor.created
         actor.counts = _session()
-
-    def begins(self, actor_id: str, arguments: list[_native.Ref]) -> None:
-        """Its ``__init__`` is made with these."""
-        self._waiting_for[actor_id] = arguments
-
-    def begun(self, actor_id: str) -> None:
-        self._waiting_for.pop(actor_id, None)
 
     def stand_for(self, actor: _Actor) -> _Stand | None:
         """A handle of what was made here leaves this process, for the first time: from now on all are counted. None in a forked child."""
@@ -484,23 +466,10 @@ class MadeHere:
         """What is to be another's (adopt). Of one that was told to end, and has not answered, too: this process's word may be lost."""
         return [*tuple(self._made.values()), *(made for made, ref in tuple(self._told) if not ref._ref.ready)]
 
-    def last_words(self, until: float) -> tuple[list[_Made], _Keeps]:
-        """What this process leaves, and with it whatever that may be made from again. What it makes is made first: nobody else could go on
-        with that. One that still waits for an argument then has to end."""
-        session, lost = _session(), set()
-        if unmade := dict(self._unmade):
-            refs = [created._ref for created in unmade.values()]
-            _wait(session.wait_some, all, max(0.0, until - time.monotonic()), refs, len(refs))
-        for actor_id, created in unmade.items():
-            if created._ref.ready or all(a.ready for a in self._waiting_for.get(actor_id, ())):
-                continue
-            lost.add(actor_id)
-            why = "the function that asked for it is over, its worker ends, and an argument of its __init__ is still not there"
-            print(f"shoal: actor {actor_id} is never made: {why}", file=sys.stderr, flush=True)
-            with contextlib.suppress(Exception):  # without a head: it ends with this process, which has not answered then
-                session.kill(actor_id)
+    def last_words(self) -> tuple[list[_Made], _Keeps]:
+        """What this process leaves, and with it whatever that may be made from again."""
         kept = [ref for refs in tuple(self._kept.values()) for ref in refs]
-        return [made for made in self.all() if made.id not in lost], _Keeps(kept)
+        return self.all(), _Keeps(kept)
 
     def adopt(self, session: _native.Session, made: list[_Made], words: ObjectRef) -> None:
         """They are this process's from now on, as if it had made them, and are taken out of ``made`` one by one: so it may be called again
@@ -569,7 +538,8 @@ class MadeHere:
             load(ref)
         except (ActorUnavailableError, ResourceExhausted) as error:
             self._made[made.id] = made
-            later = threading.Timer(0.0 if isinstance(error, ActorUnavailableError) else self.AGAIN_S, self.put, ((session, made.id, None),))
+            pause = 0.0 if isinstance(error, ActorUnavailableError) else self.AGAIN_S
+            later = threading.Timer(pause, self.put, ((session, made.id, None),))
             later.daemon = True
             later.start()
             return

@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal import _environment, _native, _serialize
 from shoal._client import get, put
-from shoal._handle import ActorHandle, _pack, made_here
+from shoal._handle import ActorHandle, _pack
 from shoal._options import (
     ACTOR_OPTIONS,
     FUNCTION_OPTIONS,
@@ -164,13 +164,11 @@ def _settings(cls: type, class_name: str, methods: dict, resources: dict[str, fl
 
 def _begins(session: _native.Session, handle: ActorHandle, arguments: list[_native.Ref]) -> None:
     actor_id = handle._actor_id
-    made_here.begins(actor_id, arguments)
     when_ready(handle._created, lambda: _end_unmade(session, actor_id, arguments))
 
 
 def _end_unmade(session: _native.Session, actor_id: str, arguments: list[_native.Ref]) -> None:
     """An actor whose arguments have failed is never made: it ends."""
-    made_here.begun(actor_id)
     if any(a.ready and a.failed for a in arguments):
         with contextlib.suppress(Exception):  # the session is closed, and the actor gone with it
             session.kill(actor_id)

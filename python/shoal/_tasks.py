@@ -177,17 +177,29 @@ class _Leaving:
     worker: str
     words: ObjectRef | None = None
     until: float = 0.0
+    needed: bool = False  # it has said that calls that it has made are open
     made: list | None = None  # what it has said, less what is this process's already
 
     def waits(self) -> bool:
         return self.words is not None and not self.words._ref.ready and time.monotonic() < self.until
 
+    def ask(self, session: _native.Session, within: float) -> None:
+        self.words = ObjectRef(session.call(self.worker, LAST_WORDS, *_pack((), {"within": within}), None, -1))
+        self.until = time.monotonic() + within
+
+    def read(self) -> bool:
+        """Whether it has said that it is still needed, and is to be asked again."""
+        self.needed = False
+        if self.made is None and self.words is not None and self.words._ref.ready:
+            with contextlib.suppress(Exception):  # it has died meanwhile; what it made has, too
+                said = load(self.words)
+                self.needed = said is None
+                self.made = said and said[0]
+        return self.needed
+
     def end(self, session: _native.Session) -> None:
         """Raises when that has to be tried again. One that says nothing is killed: what it made ends with it, as nobody would ever count
         who has that."""
-        if self.made is None and self.words is not None and self.words._ref.ready:
-            with contextlib.suppress(Exception):  # it has died meanwhile; what it made has, too
-                self.made = load(self.words)[0]
         if self.made is None:
             session.kill(self.worker)
         else:
@@ -240,11 +252,14 @@ class FunctionPool:
             leaving = _Leaving(worker)
             with contextlib.suppress(Exception):  # the session is closed
                 if pool.let_go(worker):
-                    leaving.words = ObjectRef(self.session.call(worker, LAST_WORDS, *_pack((), {"within": within}), None, -1))
-                    leaving.until = time.monotonic() + within
-                    self.readiness.add(self.session, leaving.words._ref, 0)
-                    self.session.hand_over()
+                    self.ask(leaving, within)
             self._leaving.append(leaving)
+
+    def ask(self, leaving: _Leaving, within: float) -> None:
+        """What it leaves."""
+        leaving.ask(self.session, within)
+        self.readiness.add(self.session, leaving.words._ref, 0)
+        self.session.hand_over()
 
     def see_off(self) -> None:
         """Ends those who have said what they leave, or have nothing to say: the actors that they made are this process's from then on. Who
@@ -255,6 +270,9 @@ class FunctionPool:
                     return
                 if leaving.waits():
                     continue
+                if leaving.read():
+                    self.ask(leaving, self.LAST_WORDS_S)
+                    continue
                 try:
                     leaving.end(self.session)
                 except NotFound:
@@ -264,9 +282,10 @@ class FunctionPool:
                     self._again_at = time.monotonic() + self.AGAIN_S
                 self._leaving.remove(leaving)
 
-    def last_words(self, until: float) -> None:
+    def last_words(self, until: float) -> bool:
         """Until then those that ran functions for this process, and have nothing to do, may say theirs. The others, for which nobody waits,
-        are killed: they would be with this process, and what they made would be counted by nobody."""
+        are killed: they would be with this process, and what they made would be counted by nobody. False: one of them is still needed, and
+        so is this process."""
         for pool in tuple(self._pools.values()):
             pool.take(self, 0.0, until - time.monotonic())
         while (leaving := tuple(self._leaving)) and (left := until - time.monotonic()) > 0:
@@ -275,11 +294,14 @@ class FunctionPool:
             self.see_off()
             if self._leaving:
                 time.sleep(max(0.0, min(until, self._again_at) - time.monotonic()))
+        if any(leaving.needed for leaving in self._leaving):
+            return False
         self._ended = True  # it makes no others
         with contextlib.suppress(Exception):  # the head is away
             for worker in [w for pool in tuple(self._pools.values()) for w in tuple(pool.workers)]:
                 with contextlib.suppress(NotFound):
                     self.session.kill(worker)
+        return True
 
     def _pool_of(self, function: Function) -> _Pool:
         key = (tuple(sorted(function.resources.items())), repr(function.placed))

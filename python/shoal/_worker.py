@@ -310,14 +310,20 @@ def _stay(incoming) -> None:
     state.session.reply(incoming, *_serialize.dumps(None))
 
 
-def _last_words(_, within: float) -> tuple:
+def _last_words(_, within: float) -> tuple | None:
     """Of one that is to be retired: what it has made is its keeper's from then on, who waits for so many seconds. Those who say theirs to
-    this one have less."""
+    this one have less. None: calls that it has made are still open, and would be lost with it. It is to be asked again then; its CPUs are
+    for others meanwhile."""
     until = time.monotonic() + 0.6 * within
-    state.session.tell_last_metrics(min(_LAST_METRICS_S, 0.3 * within))
-    if state.functions is not None:
-        state.functions.last_words(until)
-    return made_here.last_words(until)
+    if state.lends and not state.session.wait_calls(0.0):
+        state.lends = False  # for good: it runs nothing any more
+        state.session.set_blocked(True)
+    if not state.session.wait_calls(max(0.0, until - time.monotonic())):
+        return None
+    if state.functions is not None and not state.functions.last_words(until):
+        return None
+    state.session.tell_last_metrics(min(_LAST_METRICS_S, 0.3 * within))  # and what it has put is its node's
+    return made_here.last_words()
 
 
 # Methods that every actor has. A creator's call finds an actor that was started again before it arrived.

@@ -724,16 +724,23 @@ def test_an_actor_that_a_function_returned_before_its_arguments_were_there_is_ma
     ends(child_id)
 
 
-def test_an_actor_that_a_function_returned_and_whose_arguments_do_not_come_ends(gate, monkeypatch):
+def needed():
+    """Workers of this process's functions that have said that calls of theirs are open."""
+    return [leaving for leaving in state.functions._leaving if leaving.needed]
+
+
+def test_nor_does_it_end_when_they_are_long_in_coming(gate, monkeypatch):
     monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 1.0)
 
     @ray.remote(num_cpus=0, max_calls=1)
     def makes(refs):
-        return Holder.remote(refs[0])
+        return os.getpid(), Holder.remote(refs[0])
 
-    child = ray.get(makes.remote([gate.wait.remote()]), timeout=GUARD_S)
-    with pytest.raises(ActorDiedError):
-        ray.get(child.call.remote(), timeout=GUARD_S)
+    pid, child = ray.get(makes.remote([gate.wait.remote("", [Counts.remote()])]), timeout=GUARD_S)
+    wait_until(needed, GUARD_S, "that its worker says so")
+    gate.open.remote()
+    assert ray.get(child.call.remote(), timeout=GUARD_S) == 1
+    exits(pid)
 
 
 def test_what_an_actor_that_a_function_returned_is_made_from_stays_as_long_as_that_may_be_made_again():
@@ -803,7 +810,9 @@ def test_an_actor_that_came_through_two_functions_ends_with_its_last_handle():
     ends(child_id)
 
 
-def test_what_a_busy_worker_of_a_retired_ones_functions_made_ends(gate, holder):
+def test_what_a_function_left_behind_counts_what_it_makes(gate, holder, monkeypatch):
+    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 1.0)
+
     @ray.remote(num_cpus=0)
     def inner(gate, holder):
         child = Counts.remote()
@@ -816,6 +825,11 @@ def test_what_a_busy_worker_of_a_retired_ones_functions_made_ends(gate, holder):
         return ray.get(gate.arrived.remote(1))
 
     (child_id,) = ray.get(outer.remote(gate, holder), timeout=GUARD_S)
+    wait_until(needed, GUARD_S, "that its worker says that it is")
+    gate.open.remote()
+    wait_until(lambda: not state.functions._leaving, GUARD_S, "its end")
+    still_there(child_id, holder.call.remote)
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
     ends(child_id)
 
 

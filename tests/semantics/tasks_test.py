@@ -11,6 +11,8 @@ from cast import GUARD_S
 from leftovers import alive, wait_until
 
 import shoal as ray
+from shoal._runtime import state
+from shoal._tasks import FunctionPool
 from shoal.exceptions import ActorDiedError, RayTaskError, WorkerCrashedError
 
 
@@ -400,6 +402,65 @@ def all_cpus(depth):
 def test_tasks_that_wait_for_others_lend_them_their_cpus():
     """Each asks for all of them."""
     assert ray.get(all_cpus.remote(3), timeout=GUARD_S) == 4
+
+
+@ray.remote(num_cpus=8)
+def leaves_behind(calls, gate, tries):
+    """Calls of all kinds, which nobody waits for; it ends with them open, and returns two."""
+    for k in range(calls):
+        notes.remote(gate.wait.remote("", k), tries)
+    return [passes_on.options(num_cpus=8).remote(gate.wait.remote("", "a")), gate.wait.remote("", "b")]
+
+
+@ray.remote(num_cpus=8)
+def notes(k, tries):
+    ray.get(tries.add.remote(k))
+
+
+@pytest.mark.parametrize("max_calls", [0, 1])
+def test_what_a_function_left_behind_is_run_and_its_worker_stays_as_long(gate, tries, max_calls, monkeypatch):
+    """As long as that takes: longer than such a worker has for its last words. Its CPUs, all there are, are for others meanwhile."""
+    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 1.0)
+    one, other = ray.get(leaves_behind.options(max_calls=max_calls).remote(5, gate, tries), timeout=GUARD_S)
+    needed = lambda: [leaving for leaving in state.functions._leaving if leaving.needed]  # noqa: E731
+    wait_until(needed, GUARD_S, "that the worker says that it is needed")
+    assert ray.get(passes_on.options(num_cpus=8).remote(1), timeout=GUARD_S) == 1
+    gate.open.remote()
+    assert ray.get([one, other], timeout=GUARD_S) == ["a", "b"]
+    wait_until(lambda: len(ray.get(tries.all.remote(), timeout=GUARD_S)) == 5, GUARD_S, "all of them")
+    wait_until(lambda: not state.functions._leaving, GUARD_S, "the end of the worker")
+
+
+@pytest.mark.parametrize("kind", ["a list", "a generator", "an object", "a chain"])
+def test_a_reference_that_a_function_gives_away_before_it_is_ready_becomes_so(gate, kind):
+    @ray.remote(num_cpus=0, max_calls=1)
+    def as_list(gate):
+        return [passes_on.options(num_cpus=0).remote(gate.wait.remote("", 7))]
+
+    @ray.remote(num_cpus=0, max_calls=1)
+    def as_items(gate):
+        yield as_list.remote(gate)
+
+    @ray.remote(num_cpus=0, max_calls=1)
+    def as_object(gate):
+        return ray.put([as_list.remote(gate)])
+
+    @ray.remote(num_cpus=0, max_calls=1)
+    def as_chain(n, gate):
+        return as_chain.remote(n - 1, gate) if n else as_list.remote(gate)
+
+    call = {"a list": as_list, "a generator": as_items, "an object": as_object, "a chain": as_chain}[kind]
+    value = call.remote(*([3] if kind == "a chain" else []), gate)
+    value = next(value) if kind == "a generator" else value
+    opened = False
+    while not isinstance(value, int):
+        if isinstance(value, list):
+            (value,) = value
+        elif not opened and not ray.wait([value], timeout=1.0)[0]:
+            opened = gate.open.remote() is not None
+        else:
+            value = ray.get(value, timeout=GUARD_S)
+    assert value == 7
 
 
 def test_trees_of_tasks_come_to_an_end():

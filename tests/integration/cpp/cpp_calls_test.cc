@@ -183,11 +183,11 @@ class Counter {
   Future<int> add_on(const Handle<Counter>& other, const Future<int>& number) const { return other.call(&Counter::add, number); }
   Result<void> stop(const std::vector<Future<int>>& futures) const { return shoal::cancel(futures.at(0)); }
 
-  static constexpr auto methods = shoal::methods(
-      &Counter::add, &Counter::looks, &Counter::does_not_care, &Counter::asks, &Counter::before_and_after, &Counter::is_ready,
-      &Counter::keep, &Counter::kept_bytes, &Counter::open_files, &Counter::open_files_with, &Counter::begin, &Counter::add_on,
-      &Counter::stop, &Counter::two, &Counter::until_cancelled, &Counter::endless, &Counter::takes_one, &Counter::surroundings,
-      &Counter::here);
+  static constexpr auto methods =
+      shoal::methods(&Counter::add, &Counter::looks, &Counter::does_not_care, &Counter::asks, &Counter::before_and_after,
+                     &Counter::is_ready, &Counter::keep, &Counter::kept_bytes, &Counter::open_files, &Counter::open_files_with,
+                     &Counter::begin, &Counter::add_on, &Counter::stop, &Counter::two, &Counter::until_cancelled, &Counter::endless,
+                     &Counter::takes_one, &Counter::surroundings, &Counter::here);
 
  private:
   int value_ = 0;

@@ -170,6 +170,17 @@ std::string words(const std::string& file) {
   await_file(file);
   return "";
 }
+std::string touches(const std::string& gate, const std::string& file) {
+  await_file(gate);
+  touch(file);
+  return "";
+}
+// Calls: one that nobody waits for, and one of which it returns the future.
+std::vector<Future<std::string>> leaves_behind(const std::string& file) {
+  std::ofstream(file + ".pid") << getpid();
+  (void)shoal::context().remote<&touches>({.num_cpus = 0})(file + ".gate", file + ".done");
+  return {shoal::context().remote<&words>({.num_cpus = 0})(file + ".gate")};
+}
 Result<std::vector<Handle<Counts>>> makes_none() { return shoal::fail(shoal::unavailable("it is not to be")); }
 
 shoal::Context* driver = nullptr;
@@ -203,7 +214,7 @@ class CppHandlesTest : public testing::Test {
     return until([&] { return row(id).state == ActorState::kDead; });
   }
   // Another driver of this program, which waits for last words as long as it takes on a slow machine.
-  static std::unique_ptr<shoal::Context> patient() {
+  static std::unique_ptr<shoal::Context> patient(std::chrono::milliseconds last_words = 20min) {
     shoal::actors::SessionOptions session;
     std::ifstream token(driver->session().folder() + "/token");
     session.credentials.token = shoal::runtime::Token::parse(std::string(std::istreambuf_iterator<char>(token), {})).value();
@@ -212,7 +223,7 @@ class CppHandlesTest : public testing::Test {
     session.print_logs = false;
     auto options = driver->options();
     options.name_space.clear();
-    options.last_words = 20min;
+    options.last_words = last_words;
     return std::make_unique<shoal::Context>(shoal::actors::Session::open(session).value(), options);
   }
   // The process whose number is in that file.
@@ -609,6 +620,18 @@ TEST_F(CppHandlesTest, OneThatAFunctionReturnedBeforeItsArgumentsWereThereIsMade
   EXPECT_TRUE(ends(id));
 }
 
+TEST_F(CppHandlesTest, CallsThatAFunctionLeftBehindAreRunHoweverLongThatTakes) {
+  const auto keeper = patient(1s);
+  const auto left = keeper->remote<&leaves_behind>({.num_cpus = 0, .max_calls = 1})(file("left")).get().value();
+  (void)shoal::wait(left, 1, 3s);  // longer than the worker has for its last words
+  EXPECT_FALSE(left.at(0).ready());
+  touch(file("left.gate"));
+  const auto words = left.at(0).get();
+  EXPECT_TRUE(words) << words.error().to_string();
+  EXPECT_TRUE(until([&] { return there(file("left.done")); }));
+  EXPECT_TRUE(exits(file("left.pid")));
+}
+
 }  // namespace
 
 // A worker of this program finds the same environment, but SHOAL_NODE.
@@ -623,8 +646,8 @@ int main(int argc, char** argv) {
   shoal::MainOptions options;
   options.num_cpus = 4;
   options.print_logs = false;
-  using All =
-      shoal::Functions<&after, &uses, &uses_all, &makes, &makes_one_from, &makes_by_another, &keeps_one, &makes_later, &words, &makes_none>;
+  using All = shoal::Functions<&after, &uses, &uses_all, &makes, &makes_one_from, &makes_by_another, &keeps_one, &makes_later, &words,
+                               &touches, &leaves_behind, &makes_none>;
   const int code = shoal::main<Counts, OnLoop, Holder, All>(
       argc, argv,
       [&](shoal::Context& context) {
