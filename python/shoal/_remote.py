@@ -346,6 +346,8 @@ class RemoteFunction:
     def __init__(self, function, options: dict[str, Any]):
         if inspect.iscoroutinefunction(function):
             raise Unimplemented("async remote functions are not in this release", hint="use an ordinary function")
+        if not hasattr(function, "__name__"):
+            raise TypeError(f"a remote function is a function, not {function!r}: write one that calls it")
         check_call_options(options, "remote functions", _OPTIONS)
         self._function, self._options, self._known = function, options, None  # known: to the session
         self.__name__, self.__doc__ = function.__name__, function.__doc__

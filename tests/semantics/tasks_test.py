@@ -1,5 +1,6 @@
 """Row A1, remote functions: results, retries, calls per process, options; the first use connects."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -527,3 +528,8 @@ def test_a_quick_task_does_not_wait_behind_a_long_one(tries):
     long = meet.remote(gate)
     assert ray.get([passes_on.remote(k) for k in range(50)], timeout=GUARD_S) == list(range(50))
     ray.get([gate.come.remote(), long], timeout=GUARD_S)
+
+
+def test_what_is_no_function_is_refused_with_a_word():
+    with pytest.raises(TypeError, match=r"a remote function is a function, not functools\.partial"):
+        ray.remote(functools.partial(max, 1))

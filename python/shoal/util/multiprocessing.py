@@ -98,9 +98,9 @@ def _value(item: tuple[bool, Any]) -> Any:
 
 
 class Pool:
-    """``processes`` actors (default: one per CPU of the cluster) with ``ray_remote_args`` each (``{"num_cpus": 1}``). ``initializer`` runs
-    first in each; after ``maxtasksperchild`` chunks of calls another takes its place. ``ray_address``: as ``init`` has it, where nobody
-    called that before. ValueError for more processes than CPUs."""
+    """``processes`` actors (default: one per CPU of the cluster) with ``ray_remote_args`` each (``{"num_cpus": 0}``, as in Ray: they wait
+    for nobody's CPUs). ``initializer`` runs first in each; after ``maxtasksperchild`` chunks of calls another takes its place.
+    ``ray_address``: as ``init`` has it, where nobody called that before. ValueError for more processes than CPUs."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Pool:
             raise ValueError("a pool has at least one process")
         if processes > cpus:
             raise ValueError(f"a pool of {processes} processes, and the cluster has {cpus} CPUs")
-        self._actor_class = ActorClass(_Process, {"num_cpus": 1, **(ray_remote_args or {})})
+        self._actor_class = ActorClass(_Process, {"num_cpus": 0, **(ray_remote_args or {})})
         self._made_with = (initializer, tuple(initargs or ()))
         self._limit = maxtasksperchild
         self._actors: list[ActorHandle] = [self._process() for _ in range(processes)]
