@@ -24,7 +24,8 @@ std::vector<GroupId> GroupWatch::expected() const {
 void GroupWatch::updated(const GroupRow& row) {
   const auto it = groups_.find(row.id);
   if (it == groups_.end()) return;
-  if (row.state == GroupState::kRemoved) return unknown(row.id, row.cause.value_or(cancelled("the placement group was removed")));
+  if (row.state == GroupState::kRemoved)
+    return unknown(row.id, row.cause.value_or(cancelled("the placement group was removed").with_reason("GroupRemoved")));
   it->second.created = row.state == GroupState::kCreated;
   if (!it->second.created) return;
   for (auto& w : std::exchange(it->second.waiting, {})) w.promise.set(std::move(w.value));

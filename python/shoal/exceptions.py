@@ -247,7 +247,7 @@ class UnserializableException(ShoalError):
 
 
 class TaskPlacementGroupRemoved(Cancelled):
-    """The placement group of a remote function was removed."""
+    """The placement group was removed, of a remote function or while ``ready()`` waited."""
 
 
 class ActorPlacementGroupRemoved(Cancelled):
@@ -351,6 +351,8 @@ _REASONS = {
 def from_error(code: int, reason: str, message: str, hint: str, context: list[str]) -> ShoalError:
     """The exception for an Error of the engine."""
     cls = _REASONS.get(reason, RpcError if _CODES[code] is Unavailable else _CODES[code])
+    if reason == "GroupRemoved" and cls is Cancelled:
+        cls = TaskPlacementGroupRemoved
     return cls(message, reason=reason, hint=hint, context=tuple(context))
 
 

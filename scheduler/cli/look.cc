@@ -5,6 +5,7 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include "scheduler/cli/ask_nodes.h"
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
 
@@ -47,6 +48,21 @@ void print_nodes(const std::vector<actors::NodeRow>& nodes) {
   }
 }
 
+// Calls of functions and methods: who made them and who runs them tell. Those of their parts that did not answer are not among them.
+struct Calls {
+  std::size_t running = 0, waiting = 0;
+};
+Result<Calls> calls_of(Looking& looking) {
+  SHOAL_TRY(const Told told, ask_nodes(looking, actors::Inspect::What::kTasks));
+  Calls out;
+  for (const json& row : task_rows(told)) {
+    const auto state = row.at("state").get<std::string>();
+    out.running += state == "RUNNING";
+    out.waiting += state.starts_with("PENDING") || state.starts_with("SUBMITTED");
+  }
+  return out;
+}
+
 }  // namespace
 
 int status(const Common& common, bool verbose) {
@@ -55,7 +71,11 @@ int status(const Common& common, bool verbose) {
   const auto s = looking->head->ask_for<actors::ClusterStatus>(Method::kStatus, {});
   if (!s) return failed(common, s.error());
   actors::ListReply nodes;
+  Calls calls;
   if (verbose) {
+    auto told = calls_of(*looking);
+    if (!told) return failed(common, told.error());
+    calls = *told;
     auto listed = looking->head->list(actors::ListRequest::What::kNodes);
     if (!listed) return failed(common, listed.error());
     nodes = *std::move(listed);
@@ -75,6 +95,7 @@ int status(const Common& common, bool verbose) {
                      {"heads", s->heads},
                      {"pending", s->pending}});
     if (verbose) out["node_rows"] = rows_json(nodes);
+    if (verbose) out["calls"] = {{"running", calls.running}, {"waiting", calls.waiting}};
     std::printf("%s\n", out.dump().c_str());
     return kOk;
   }
@@ -86,7 +107,8 @@ int status(const Common& common, bool verbose) {
   if (verbose) {
     std::printf("nodes, with what is used of what they have\n");
     print_nodes(nodes.nodes);
-    std::printf("demands  %zu\n", s->pending.size());
+    std::printf("calls    %zu running, %zu waiting (shoal list tasks)\n", calls.running, calls.waiting);
+    std::printf("demands  %zu of actors, jobs and placement groups\n", s->pending.size());
   }
   for (const auto& p : s->pending) std::printf("pending  %s\n", p.c_str());
   return kOk;

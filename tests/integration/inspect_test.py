@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -112,6 +113,20 @@ def test_why_something_waits(shoal_command, cluster):
     assert "0/2 CPU" in text
     said = shoal_command.json("status", "-v")
     assert [n["state"] for n in said["node_rows"]] == ["ALIVE"]
+
+
+def test_functions_that_wait_are_counted(shoal_command, cluster, tmp_path):
+    @shoal.remote
+    def waits(path):
+        while not os.path.exists(path):
+            time.sleep(0.01)
+
+    refs = [waits.remote(str(tmp_path / "gate")) for _ in range(5)]
+    counted = lambda: shoal_command.json("status", "-v")["calls"]  # noqa: E731
+    wait_until(lambda: counted()["running"] == 2 and counted()["waiting"] >= 3, 20, "two that run, three that wait")
+    assert "calls    2 running" in shoal_command("status", "-v").stdout
+    (tmp_path / "gate").touch()
+    shoal.get(refs)
 
 
 def test_a_summary_counts(shoal_command, actors):

@@ -79,7 +79,7 @@ def test_ready_of_one_that_is_removed_fails(group):
     waiting = placement_group([{"CPU": 2}])
     ready = waiting.ready()
     remove_placement_group(waiting)
-    with pytest.raises(shoal.exceptions.Cancelled, match="placement group was removed"):
+    with pytest.raises(shoal.exceptions.TaskPlacementGroupRemoved, match="placement group was removed"):
         shoal.get(ready)
 
 
