@@ -174,12 +174,41 @@ def test_last_words_lose_nothing_that_a_pool_wanted_meanwhile(pools):
     raised = SimpleNamespace(value=lambda: (True, b"", []))
     pool.native = Wanting(condemned=["forced"], ended=["unmade"], raised=[(7, 1, raised), (8, 2, raised)])
     pool.functions = {1: SimpleNamespace(retries=Retries.of(3, True)), 2: SimpleNamespace(retries=Retries.of(3, False))}
-    pool.workers = {who: SimpleNamespace(_ref=SimpleNamespace(ready=False)) for who in ("unmade", "busy", "dead")}
-    pools.session.unknown = {"dead"}
+    pool.workers = {who: SimpleNamespace(_ref=SimpleNamespace(ready=False)) for who in ("unmade", "busy")}
     pools._pools["one"] = pool
-    pools.last_words(time.monotonic() + 1000.0)
+    assert pools.last_words(time.monotonic() + 1000.0)
     assert pool.native.answers == [(7, True), (8, False)]
-    assert sorted(pools.session.done) == ["kill busy", "kill forced", "kill unmade"]
+    assert sorted(pools.session.done) == ["kill forced", "kill unmade"]
+
+
+def test_as_long_as_a_worker_has_not_said_what_it_leaves_this_process_is_needed(pools, monkeypatch):
+    words = leaves(pools, "w")
+    pools.session.wait_some = lambda *_: None
+    monkeypatch.setattr(_tasks, "_wait", lambda *_: None)
+    assert not pools.idle()
+    assert not pools.last_words(time.monotonic() + 0.01)
+    words._ref.ready = True
+    assert pools.last_words(time.monotonic() + 1000.0)
+    assert pools.idle()
+
+
+def test_one_that_is_needed_is_asked_again(pools, monkeypatch):
+    words, again = leaves(pools, "w"), []
+    words.made, words._ref.ready = None, True
+    monkeypatch.setattr(_tasks, "load", lambda words: words.made if words.made is None else (words.made, ()))
+    monkeypatch.setattr(FunctionPool, "ask", lambda _, leaving: again.append(leaving.worker))
+    for _ in range(2):
+        pools.see_off()
+    assert again == ["w", "w"]
+    assert pools._leaving[0].needed
+    assert pools.session.done == []
+
+
+def test_time_in_which_this_process_stood_still_is_nobodys(pools):
+    leaves(pools, "w", within=0.0)
+    pools._looked_at -= 100.0
+    pools.see_off()
+    assert pools.session.done == []
 
 
 def test_a_function_may_be_called_while_its_pool_begins(pools, monkeypatch):
@@ -233,6 +262,6 @@ def test_last_words_wait_for_a_head_that_is_away(pools):
             raise Unavailable("the head is away", reason="HeadGone")
 
     pools.session.kill = kill
-    pools.last_words(time.monotonic() + 1000.0)
+    assert pools.last_words(time.monotonic() + 1000.0)
     assert asked == ["w", "w", "w"]
     assert pools._leaving == []

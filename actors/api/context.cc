@@ -22,8 +22,9 @@ Context::Context(std::unique_ptr<actors::Session> session, Options options)
       options_(named(std::move(options), *session_)),
       hub_(*session_, options_.caller),
       launcher_(hub_, {options_.program, options_.build_id, options_.name_space, options_.env, options_.working_dir}),
-      functions_(std::make_unique<api::FunctionPools>(hub_, launcher_, options_.functions,
-                                                      api::FunctionPools::Options{.last_words = options_.last_words})) {}
+      functions_(std::make_unique<api::FunctionPools>(
+          hub_, launcher_, options_.functions, api::FunctionPools::Options{.last_words = options_.last_words, .needed = options_.needed})) {
+}
 
 Context::~Context() = default;
 

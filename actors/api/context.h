@@ -42,7 +42,8 @@ class Context {
     std::uint32_t num_restarts = 0;                  // of this process's actor
     std::map<std::string, std::string> env = {};     // of what it starts
     std::string working_dir = "";                    // likewise
-    std::chrono::milliseconds last_words{30'000};    // for a worker of functions that ends to say what actors it leaves
+    std::chrono::milliseconds last_words{30'000};    // for a worker of functions that ends to say what actors it leaves,
+    std::chrono::milliseconds needed{5'000};         // or, when calls that it has made are open for so long, that it is needed
   };
   Context(std::unique_ptr<actors::Session> session, Options options);
   ~Context();

@@ -73,14 +73,13 @@ Result<void> FunctionPools::adopt(Leaving& leaving) {
 Result<Value> FunctionPools::last_words(const Value& asked) {
   Session& session = hub_.session;
   SHOAL_TRY(const auto within, decode(List<std::int64_t>(), asked, {"last words"}));
-  const auto until = session.deadline_in(std::chrono::milliseconds(std::max<std::int64_t>(0, std::get<0>(within)) / 10 * 6));
+  const auto until = session.deadline_in(std::chrono::milliseconds(std::max<std::int64_t>(10, std::get<0>(within))));
   const auto none_open = [&] { return !session.any_open_calls(); };
-  if (!lent_ && !session.own(none_open)) {
-    lent_ = true;  // for good: it runs nothing any more
-    session.set_blocked(true);
-  }
-  if (!session.wait(none_open, until) || !see_off_all(until)) return encode(Words(), false, std::vector<LeftItem>());
-  session.tell_last_metrics(kLastMetrics);  // and what it has put is its node's
+  const auto needed = [] { return encode(Words(), false, std::vector<LeftItem>()); };
+  if (!session.own(none_open)) lend();
+  if (!session.wait(none_open, until) || !see_off_all(until)) return needed();
+  session.tell_last_metrics(kLastMetrics);       // and what it has put is its node's
+  if (!session.own(none_open)) return needed();  // threads may have made some meanwhile
   std::vector<LeftItem> out;
   std::vector<ObjectKey> refs;
   auto holds = std::make_shared<std::vector<std::shared_ptr<const Value>>>();
@@ -94,6 +93,11 @@ Result<Value> FunctionPools::last_words(const Value& asked) {
   SHOAL_TRY(Value words, encode(Words(), true, out));
   if (!refs.empty()) words.refer(std::move(refs), std::move(holds));
   return words;
+}
+
+// For good: it runs nothing any more.
+void FunctionPools::lend() {
+  if (!std::exchange(lent_, true)) hub_.session.set_blocked(true);
 }
 
 FunctionPools::~FunctionPools() {
@@ -184,7 +188,7 @@ std::size_t FunctionPools::room_for(const Pool& pool, std::size_t workers, bool 
 bool FunctionPools::attend(Pool& pool) {
   Session& session = hub_.session;
   const auto wants = session.own([&] { return pool.tasks->take_wants(options_.idle); });
-  for (const ActorId id : wants.ended) end(id, options_.last_words);
+  for (const ActorId id : wants.ended) end(id);
   for (const ActorId id : wants.condemned) leaving_.push_back({id, {}, {}, Leaving::How::kKilled});
   if (wants.workers == 0) return false;
   const std::size_t room = room_for(pool, wants.workers, wants.starting);
@@ -197,26 +201,26 @@ bool FunctionPools::attend(Pool& pool) {
   return room < wants.workers;
 }
 
-void FunctionPools::end(ActorId worker, std::chrono::milliseconds within) {
+void FunctionPools::end(ActorId worker) {
   const auto made = made_.extract(worker);
   if (made.empty() || !made.mapped().ready() || !made.mapped().peek()) {
     return leaving_.push_back({worker, {}, {}, Leaving::How::kRetired});  // it leaves nothing
   }
   leaving_.push_back({worker, {}, {}});
-  ask(leaving_.back(), within);
+  ask(leaving_.back());
 }
 
-void FunctionPools::ask(Leaving& leaving, std::chrono::milliseconds within) {
+void FunctionPools::ask(Leaving& leaving) {
   Session& session = hub_.session;
-  auto asked = encode(List<std::int64_t>(), within.count());
+  auto asked = encode(List<std::int64_t>(), options_.needed.count());
   SHOAL_CHECK(asked.has_value(), "a number that is not encoded");
   Call call;
   call.actor = leaving.worker;
   call.method = kLastWords;
   call.args = *std::move(asked);
-  call.retries = 0;
+  call.retries = -1;
   const ValueFuture words = leaving.words = session.call(std::move(call), {});
-  leaving.until = session.deadline_in(within);
+  leaving.until = session.deadline_in(options_.last_words);
   session.own([&] {
     words.then([this, alive = alive_](const Result<Value>&) {
       if (!*alive) return;
@@ -232,6 +236,11 @@ void FunctionPools::ask(Leaving& leaving, std::chrono::milliseconds within) {
 void FunctionPools::see_off() {
   Session& session = hub_.session;
   using How = Leaving::How;
+  // Time in which this process stood still says nothing of those that it has asked.
+  const auto looked_at = std::exchange(looked_at_, session.deadline_in({}));
+  if (const auto still = looked_at_ - looked_at; still > options_.last_words / 2) {
+    for (Leaving& leaving : leaving_) leaving.until += still;
+  }
   std::vector<Leaving> stay;
   for (Leaving& leaving : leaving_) {
     const auto now = session.deadline_in({});
@@ -239,7 +248,7 @@ void FunctionPools::see_off() {
     const bool waits = asked && !leaving.words.ready() && now < leaving.until;
     leaving.needed = waits ? leaving.needed : heard && !said_all(*leaving.words.peek());
     if (!waits && leaving.needed) {
-      ask(leaving, options_.last_words);
+      ask(leaving);
     } else if (!waits && now >= again_at_) {
       const auto adopted = heard ? adopt(leaving) : Result<void>();
       const bool retired = heard || leaving.how == How::kRetired;
@@ -263,16 +272,17 @@ bool FunctionPools::see_off_all(std::chrono::steady_clock::time_point until) {
   const std::lock_guard retiring(retiring_mutex_);
   for (const auto& tasks : pools) {
     const auto wants = session.own([&] { return tasks->take_wants({}); });
-    for (const ActorId id : wants.ended) end(id, std::chrono::duration_cast<std::chrono::milliseconds>(until - session.deadline_in({})));
+    for (const ActorId id : wants.ended) end(id);
     for (const ActorId id : wants.condemned) leaving_.push_back({id, {}, {}, Leaving::How::kKilled});
   }
   const auto says_nothing = [](const Leaving& l) { return l.how != Leaving::How::kAsked || l.words.ready(); };
   const auto heard = [&] { return std::all_of(leaving_.begin(), leaving_.end(), says_nothing); };
+  if (!leaving_.empty()) lend();
   while (!leaving_.empty() && session.deadline_in({}) < until && session.wait(heard, until)) {
     see_off();
     (void)session.wait([] { return false; }, std::min(until, again_at_));
   }
-  return std::none_of(leaving_.begin(), leaving_.end(), [](const Leaving& l) { return l.needed; });
+  return leaving_.empty();
 }
 
 void FunctionPools::run() {

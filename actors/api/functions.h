@@ -54,7 +54,8 @@ class FunctionPools {
   struct Options {
     std::chrono::milliseconds idle{2000};  // then a worker gives its CPU back
     std::chrono::milliseconds look{100};   // how often the cluster is asked for room while there is none
-    std::chrono::milliseconds last_words;  // for a worker that ends to say what it leaves
+    std::chrono::milliseconds last_words;  // for a worker that ends to say what it leaves,
+    std::chrono::milliseconds needed;      // or, when calls of its own are open for so long, that it is needed. It is asked again then
   };
   using Names = std::set<std::string, std::less<>>;
   // `known`: to this program's workers.
@@ -81,11 +82,12 @@ class FunctionPools {
   bool attend(Pool& pool);
   std::size_t room_for(const Pool& pool, std::size_t workers, bool starting);
   // One that has nothing to do any more. One that was made says first what it leaves; nobody waits for that here.
-  void end(ActorId worker, std::chrono::milliseconds within);
+  void end(ActorId worker);
   // Retires those that have said it: the actors that they made are this process's from then on. One that says nothing is killed, and what
   // it made ends with it, as nobody would ever count who has that. Who cannot be ended, since the head is away, stays to be.
   void see_off();
-  // Of all that have nothing to do: until then they may say theirs. False: one of them is still needed.
+  void lend();
+  // Of all that have nothing to do: until then they may say theirs. Whether all have.
   bool see_off_all(std::chrono::steady_clock::time_point until);
   void run();
 
@@ -107,13 +109,14 @@ class FunctionPools {
     std::size_t adopted = 0;  // of those that it names
     bool needed = false;      // it has said that calls that it has made are open
   };
-  void ask(Leaving& leaving, std::chrono::milliseconds within);
+  void ask(Leaving& leaving);
   Result<void> adopt(Leaving& leaving);
   std::map<ActorId, ValueFuture> made_;
   bool lent_ = false;  // its CPUs, to its end
   std::size_t sweep_at_ = 64;
   std::vector<Leaving> leaving_;
-  std::chrono::steady_clock::time_point again_at_;                    // not before
+  std::chrono::steady_clock::time_point again_at_;  // not before
+  std::chrono::steady_clock::time_point looked_at_ = std::chrono::steady_clock::now();
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // the loop's
   std::thread thread_;                                                // once there is a pool
 };

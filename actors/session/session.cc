@@ -956,8 +956,14 @@ std::vector<MetricFamily> Session::metrics(bool last) const {
   return out;
 }
 
+void Session::note_open(const ValueFuture& whole) {
+  ++*num_open_;
+  whole.then([open = num_open_](const Result<Value>&) { --*open; });
+}
+
 bool Session::any_open_calls() const {
-  return (calls_ && calls_->any_open()) || std::any_of(task_pools_.begin(), task_pools_.end(), [](const auto& p) { return p->any_open(); });
+  return *num_open_ > 0 || (calls_ && calls_->any_open()) ||
+         std::any_of(task_pools_.begin(), task_pools_.end(), [](const auto& p) { return p->any_open(); });
 }
 
 void Session::tell_last_metrics(runtime::Duration within) {

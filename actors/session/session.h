@@ -197,6 +197,8 @@ class Session {
   // Whether this process has made calls that have no answer yet: should it end, they are lost, and so is what they come to. Only while the
   // loop is owned.
   bool any_open_calls() const;
+  // What is to come of several attempts, between which there may be none: open until it is ready. Loop only.
+  void note_open(const ValueFuture& whole);
   // Of a worker whose actor is to end with it, even if it is one that is started again.
   Result<void> leave();
   // Of a worker that waits for others: they may have its CPUs until it goes on.
@@ -274,7 +276,8 @@ class Session {
   std::deque<GroupId> removed_groups_;
   bool blocked_ = false;
   std::vector<std::shared_ptr<TaskPool>> task_pools_;
-  std::map<ObjectId, ToCancel> promised_;  // what was published before it was there
+  std::shared_ptr<std::size_t> num_open_ = std::make_shared<std::size_t>(0);  // note_open
+  std::map<ObjectId, ToCancel> promised_;                                     // what was published before it was there
   std::unique_ptr<ActorHost> actor_host_;
   std::unique_ptr<HostRequests> host_requests_;
   std::unique_ptr<Link> head_, node_;

@@ -164,7 +164,10 @@ std::vector<std::uint64_t> Readiness::take() const {
 Ref Attempts::start(Session& session, Call call, std::vector<ValueFuture> deps, bool judge_raised, Readiness readiness,
                     std::uint64_t number) const {
   const bool cancelled = session.own([&] {
-    if (source_->task == 0) source_->task = session.new_task();
+    if (source_->task == 0) {
+      source_->task = session.new_task();
+      session.note_open(promise_.future());
+    }
     call.attempts = source_->attempts;
     call.task = actors::task_number(source_->task, (*source_->attempts)++);
     return source_->cancelled;

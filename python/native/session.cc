@@ -842,9 +842,13 @@ void bind_session(nb::module_& m) {
           "wait_calls",
           [](PySession& s, double timeout) {
             const auto use = s.use();
-            const nb::gil_scoped_release release;
             const auto none = [&] { return !use->any_open_calls(); };
-            return use->own(none) || static_cast<bool>(use->wait(none, deadline_in(timeout)));
+            const auto waited = [&] {
+              const nb::gil_scoped_release release;
+              return use->own(none) ? Result<void>() : use->wait(none, deadline_in(timeout));
+            }();
+            if (!waited && waited.error().code() != Code::kDeadlineExceeded) unwrap(waited);
+            return waited.has_value();
           },
           nb::arg("timeout"), "Until all calls that this process has made are answered. Whether they are, in that time.")
       .def(

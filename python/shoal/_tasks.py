@@ -136,13 +136,13 @@ class _Pool:
         created = self.workers.pop(worker, None)
         return created is not None and created._ref.ready and not created._ref.failed
 
-    def take(self, owner: FunctionPool, idle_s: float, within: float) -> tuple[int, bool, bool]:
+    def take(self, owner: FunctionPool, idle_s: float) -> tuple[int, bool, bool]:
         """What the pool wants, of which all is done here but to make workers: (how many, whether some are not made yet, whether there is
         none)."""
         with owner.retiring:
             workers, starting, alone, ended, condemned, raised = self.native.take_wants(idle_s)
             owner.condemn(condemned)
-            owner.end(self, ended, within)
+            owner.end(self, ended)
         for task, function, ref in raised:
             self.native.judged(task, self.functions[function].retries.worth_another(ref))
         return workers, starting, alone
@@ -155,7 +155,7 @@ class _Pool:
         if self._called or waits:
             with contextlib.suppress(ShoalError):  # those that are there do
                 self.spread_out(owner, waits)
-        workers, starting, alone = self.take(owner, owner.IDLE_S, owner.LAST_WORDS_S)
+        workers, starting, alone = self.take(owner, owner.IDLE_S)
         owner.see_off()
         self.empty = alone
         if not workers:
@@ -177,15 +177,15 @@ class _Leaving:
     worker: str
     words: ObjectRef | None = None
     until: float = 0.0
-    needed: bool = False  # it has said that calls that it has made are open
+    needed: bool = False  # it has said so
     made: list | None = None  # what it has said, less what is this process's already
 
     def waits(self) -> bool:
         return self.words is not None and not self.words._ref.ready and time.monotonic() < self.until
 
-    def ask(self, session: _native.Session, within: float) -> None:
-        self.words = ObjectRef(session.call(self.worker, LAST_WORDS, *_pack((), {"within": within}), None, -1))
-        self.until = time.monotonic() + within
+    def ask(self, session: _native.Session) -> None:
+        self.words = ObjectRef(session.call(self.worker, LAST_WORDS, *_pack((), {"within": FunctionPool.NEEDED_S}), None, -1))
+        self.until = time.monotonic() + FunctionPool.LAST_WORDS_S
 
     def read(self) -> bool:
         """Whether it has said that it is still needed, and is to be asked again."""
@@ -193,8 +193,7 @@ class _Leaving:
         if self.made is None and self.words is not None and self.words._ref.ready:
             with contextlib.suppress(Exception):  # it has died meanwhile; what it made has, too
                 said = load(self.words)
-                self.needed = said is None
-                self.made = said and said[0]
+                self.needed, self.made = said is None, said and said[0]
         return self.needed
 
     def end(self, session: _native.Session) -> None:
@@ -211,7 +210,8 @@ class FunctionPool:
     """All pools of this process, and the thread that sees to them. Threads: any."""
 
     IDLE_S = 2.0  # then a worker gives its CPU back
-    LAST_WORDS_S = 30.0  # which it has for telling what it has made and measured, and for what it makes to be made
+    LAST_WORDS_S = 30.0  # in which it has to answer when it is asked what it leaves,
+    NEEDED_S = 5.0  # which is that it is needed when calls that it has made are open for so long. It is asked again then
     LOOK_S = 0.1  # how often the cluster is asked for room while there is none
     AGAIN_S = 1.0  # before it is tried again to end those who are to
     LEASE_S = 0.25  # for which a worker keeps what others wait for, and how often the cluster is asked whether they do
@@ -221,7 +221,7 @@ class FunctionPool:
         self._lock, self.retiring = threading.RLock(), threading.Lock()  # a user's code that the GC runs may call what has no pool yet
         self._pools: dict[tuple, _Pool] = {}
         self._leaving: list[_Leaving] = []  # under retiring
-        self._again_at = 0.0
+        self._again_at, self._looked_at = 0.0, time.monotonic()
         self._ended = False
         self.wanted_back = False  # others wait for what this process's workers hold: it takes no more, and gives some back
         self._ask_at = 0.0
@@ -245,19 +245,19 @@ class FunctionPool:
         """They are to be killed."""
         self._leaving.extend(map(_Leaving, workers))
 
-    def end(self, pool: _Pool, workers: list[str], within: float) -> None:
-        """Of workers that have nothing to do. Those that are made say first, within so many seconds, what they leave; nobody waits for that
-        here (see_off). The others leave nothing."""
+    def end(self, pool: _Pool, workers: list[str]) -> None:
+        """Of workers that have nothing to do. Those that are made say first what they leave; nobody waits for that here (see_off). The
+        others leave nothing."""
         for worker in workers:
             leaving = _Leaving(worker)
             with contextlib.suppress(Exception):  # the session is closed
                 if pool.let_go(worker):
-                    self.ask(leaving, within)
+                    self.ask(leaving)
             self._leaving.append(leaving)
 
-    def ask(self, leaving: _Leaving, within: float) -> None:
+    def ask(self, leaving: _Leaving) -> None:
         """What it leaves."""
-        leaving.ask(self.session, within)
+        leaving.ask(self.session)
         self.readiness.add(self.session, leaving.words._ref, 0)
         self.session.hand_over()
 
@@ -265,15 +265,16 @@ class FunctionPool:
         """Ends those who have said what they leave, or have nothing to say: the actors that they made are this process's from then on. Who
         cannot be ended, since the head is away, stays to be."""
         with self.retiring:
+            self._overlook_own_silence()
             for leaving in tuple(self._leaving):
                 if time.monotonic() < self._again_at:
                     return
                 if leaving.waits():
                     continue
-                if leaving.read():
-                    self.ask(leaving, self.LAST_WORDS_S)
-                    continue
                 try:
+                    if leaving.read():
+                        self.ask(leaving)
+                        continue
                     leaving.end(self.session)
                 except NotFound:
                     pass  # it is over, long since
@@ -282,26 +283,30 @@ class FunctionPool:
                     self._again_at = time.monotonic() + self.AGAIN_S
                 self._leaving.remove(leaving)
 
+    def _overlook_own_silence(self) -> None:
+        """Time in which this process stood still says nothing of those that it has asked."""
+        now, before = time.monotonic(), self._looked_at
+        self._looked_at = now
+        if now - before > self.LAST_WORDS_S / 2:
+            for leaving in self._leaving:
+                leaving.until += now - before
+
+    def idle(self) -> bool:
+        """Whether no worker is left of this process's."""
+        return not self._leaving and all(pool.empty for pool in tuple(self._pools.values()))
+
     def last_words(self, until: float) -> bool:
-        """Until then those that ran functions for this process, and have nothing to do, may say theirs. The others, for which nobody waits,
-        are killed: they would be with this process, and what they made would be counted by nobody. False: one of them is still needed, and
-        so is this process."""
+        """Until then those that ran functions for this process, which have nothing to do any more, may say theirs. Whether all have: as
+        long as one is there this process is needed."""
         for pool in tuple(self._pools.values()):
-            pool.take(self, 0.0, until - time.monotonic())
+            pool.take(self, 0.0)
         while (leaving := tuple(self._leaving)) and (left := until - time.monotonic()) > 0:
             if words := [each.words._ref for each in leaving if each.words is not None]:
                 _wait(self.session.wait_some, all, left, words, len(words))
             self.see_off()
             if self._leaving:
                 time.sleep(max(0.0, min(until, self._again_at) - time.monotonic()))
-        if any(leaving.needed for leaving in self._leaving):
-            return False
-        self._ended = True  # it makes no others
-        with contextlib.suppress(Exception):  # the head is away
-            for worker in [w for pool in tuple(self._pools.values()) for w in tuple(pool.workers)]:
-                with contextlib.suppress(NotFound):
-                    self.session.kill(worker)
-        return True
+        return not self._leaving
 
     def _pool_of(self, function: Function) -> _Pool:
         key = (tuple(sorted(function.resources.items())), repr(function.placed))

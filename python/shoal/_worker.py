@@ -26,7 +26,7 @@ from shoal.actor import ActorExit, exit_actor
 
 _DRAIN_S = 5.0  # for answers that callers have not taken when a worker ends
 _AGAIN_S = 1.0  # before it is tried again to reach the head
-_LAST_METRICS_S = 30.0  # for its node to take what it measured; that is up to its loop alone
+_LAST_METRICS_S = 9.0  # for its node to take what it measured; that is up to its loop alone
 
 _ending = threading.Lock()
 
@@ -311,19 +311,18 @@ def _stay(incoming) -> None:
 
 
 def _last_words(_, within: float) -> tuple | None:
-    """Of one that is to be retired: what it has made is its keeper's from then on, who waits for so many seconds. Those who say theirs to
-    this one have less. None: calls that it has made are still open, and would be lost with it. It is to be asked again then; its CPUs are
-    for others meanwhile."""
-    until = time.monotonic() + 0.6 * within
-    if state.lends and not state.session.wait_calls(0.0):
+    """Of one that is to be retired: what it has made is its keeper's from then on. None: after so many seconds calls that it has made are
+    still open, or workers of its own are, and would be lost with it. It is to be asked again then; its CPUs are for others meanwhile."""
+    session, functions, until = state.session, state.functions, time.monotonic() + within
+    if state.lends and not (session.wait_calls(0.0) and (functions is None or functions.idle())):
         state.lends = False  # for good: it runs nothing any more
-        state.session.set_blocked(True)
-    if not state.session.wait_calls(max(0.0, until - time.monotonic())):
+        session.set_blocked(True)
+    if not session.wait_calls(max(0.0, until - time.monotonic())):
         return None
-    if state.functions is not None and not state.functions.last_words(until):
+    if functions is not None and not functions.last_words(until):
         return None
-    state.session.tell_last_metrics(min(_LAST_METRICS_S, 0.3 * within))  # and what it has put is its node's
-    return made_here.last_words()
+    session.tell_last_metrics(_LAST_METRICS_S)  # and what it has put is its node's
+    return made_here.last_words() if session.wait_calls(0.0) else None  # threads may have made some meanwhile
 
 
 # Methods that every actor has. A creator's call finds an actor that was started again before it arrived.

@@ -730,7 +730,8 @@ def needed():
 
 
 def test_nor_does_it_end_when_they_are_long_in_coming(gate, monkeypatch):
-    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 1.0)
+    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
+    monkeypatch.setattr(FunctionPool, "NEEDED_S", 0.1)
 
     @ray.remote(num_cpus=0, max_calls=1)
     def makes(refs):
@@ -811,7 +812,8 @@ def test_an_actor_that_came_through_two_functions_ends_with_its_last_handle():
 
 
 def test_what_a_function_left_behind_counts_what_it_makes(gate, holder, monkeypatch):
-    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 1.0)
+    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
+    monkeypatch.setattr(FunctionPool, "NEEDED_S", 0.1)
 
     @ray.remote(num_cpus=0)
     def inner(gate, holder):

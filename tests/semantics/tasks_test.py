@@ -405,6 +405,11 @@ def test_tasks_that_wait_for_others_lend_them_their_cpus():
     assert ray.get(all_cpus.remote(3), timeout=GUARD_S) == 4
 
 
+def patient(monkeypatch):
+    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 10.0 * GUARD_S)
+    monkeypatch.setattr(FunctionPool, "NEEDED_S", 0.1)
+
+
 @ray.remote(num_cpus=8)
 def leaves_behind(calls, gate, tries):
     """Calls of all kinds, which nobody waits for; it ends with them open, and returns two."""
@@ -420,8 +425,8 @@ def notes(k, tries):
 
 @pytest.mark.parametrize("max_calls", [0, 1])
 def test_what_a_function_left_behind_is_run_and_its_worker_stays_as_long(gate, tries, max_calls, monkeypatch):
-    """As long as that takes: longer than such a worker has for its last words. Its CPUs, all there are, are for others meanwhile."""
-    monkeypatch.setattr(FunctionPool, "LAST_WORDS_S", 1.0)
+    """As long as that takes: it says so, again and again. Its CPUs, all there are, are for others meanwhile."""
+    patient(monkeypatch)
     one, other = ray.get(leaves_behind.options(max_calls=max_calls).remote(5, gate, tries), timeout=GUARD_S)
     needed = lambda: [leaving for leaving in state.functions._leaving if leaving.needed]  # noqa: E731
     wait_until(needed, GUARD_S, "that the worker says that it is needed")
@@ -430,6 +435,51 @@ def test_what_a_function_left_behind_is_run_and_its_worker_stays_as_long(gate, t
     assert ray.get([one, other], timeout=GUARD_S) == ["a", "b"]
     wait_until(lambda: len(ray.get(tries.all.remote(), timeout=GUARD_S)) == 5, GUARD_S, "all of them")
     wait_until(lambda: not state.functions._leaving, GUARD_S, "the end of the worker")
+
+
+@pytest.mark.parametrize("max_calls", [0, 1])
+def test_what_a_functions_function_left_behind_is_run_and_both_workers_stay(gate, tries, max_calls, monkeypatch):
+    """The first has no call open, and only one CPU is wanted of all that both have."""
+    patient(monkeypatch)
+    inner = leaves_behind.options(max_calls=max_calls, num_cpus=1)
+
+    @ray.remote(num_cpus=8, max_calls=max_calls)
+    def outer(gate, tries):
+        FunctionPool.NEEDED_S = 0.1
+        return ray.get(inner.remote(5, gate, tries))
+
+    refs = ray.get(outer.remote(gate, tries), timeout=GUARD_S)
+    needed = lambda: [leaving for leaving in state.functions._leaving if leaving.needed]  # noqa: E731
+    wait_until(needed, GUARD_S, "that the worker says that it is needed")
+    assert ray.get(passes_on.options(num_cpus=8).remote(1), timeout=GUARD_S) == 1
+    gate.open.remote()
+    assert ray.get(refs, timeout=GUARD_S) == ["a", "b"]
+    wait_until(lambda: len(ray.get(tries.all.remote(), timeout=GUARD_S)) == 5, GUARD_S, "all of them")
+    wait_until(lambda: not state.functions._leaving, GUARD_S, "the end of the workers")
+
+
+@ray.remote
+class Fails:
+    def __init__(self):
+        self.calls = 0
+
+    @ray.method(max_task_retries=2)
+    def until_the_third(self):
+        self.calls += 1
+        if self.calls < 3:
+            raise ValueError(self.calls)
+        return self.calls
+
+
+def test_nor_does_it_end_between_attempts():
+    @ray.remote(num_cpus=0, max_calls=1)
+    def begins(actor):
+        return [actor.until_the_third.options(max_task_retries=2, retry_exceptions=True).remote()]
+
+    for _ in range(5):
+        actor = Fails.remote()
+        (ref,) = ray.get(begins.remote(actor), timeout=GUARD_S)
+        assert ray.get(ref, timeout=GUARD_S) == 3
 
 
 @pytest.mark.parametrize("kind", ["a list", "a generator", "an object", "a chain"])

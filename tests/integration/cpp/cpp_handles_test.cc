@@ -214,7 +214,7 @@ class CppHandlesTest : public testing::Test {
     return until([&] { return row(id).state == ActorState::kDead; });
   }
   // Another driver of this program, which waits for last words as long as it takes on a slow machine.
-  static std::unique_ptr<shoal::Context> patient(std::chrono::milliseconds last_words = 20min) {
+  static std::unique_ptr<shoal::Context> patient(std::chrono::milliseconds needed = 20min) {
     shoal::actors::SessionOptions session;
     std::ifstream token(driver->session().folder() + "/token");
     session.credentials.token = shoal::runtime::Token::parse(std::string(std::istreambuf_iterator<char>(token), {})).value();
@@ -223,7 +223,8 @@ class CppHandlesTest : public testing::Test {
     session.print_logs = false;
     auto options = driver->options();
     options.name_space.clear();
-    options.last_words = last_words;
+    options.last_words = 20min;
+    options.needed = needed;
     return std::make_unique<shoal::Context>(shoal::actors::Session::open(session).value(), options);
   }
   // The process whose number is in that file.
@@ -621,9 +622,9 @@ TEST_F(CppHandlesTest, OneThatAFunctionReturnedBeforeItsArgumentsWereThereIsMade
 }
 
 TEST_F(CppHandlesTest, CallsThatAFunctionLeftBehindAreRunHoweverLongThatTakes) {
-  const auto keeper = patient(1s);
+  const auto keeper = patient(100ms);
   const auto left = keeper->remote<&leaves_behind>({.num_cpus = 0, .max_calls = 1})(file("left")).get().value();
-  (void)shoal::wait(left, 1, 3s);  // longer than the worker has for its last words
+  (void)shoal::wait(left, 1, 3s);  // longer than it takes the worker to say that it is needed
   EXPECT_FALSE(left.at(0).ready());
   touch(file("left.gate"));
   const auto words = left.at(0).get();
