@@ -294,8 +294,8 @@ def test_a_wait_can_be_interrupted_and_goes_on(stages, compiled, gate):
         _thread.interrupt_main()
 
     thread = threading.Thread(target=interrupt)
-    thread.start()
     with pytest.raises(KeyboardInterrupt):
+        thread.start()  # which waits for it, too
         ray.get(ref)
     thread.join()
     ray.get(gate.open.remote())
