@@ -293,10 +293,13 @@ def test_a_wait_can_be_interrupted_and_goes_on(stages, compiled, gate):
         ray.get(gate.arrived.remote(1))
         _thread.interrupt_main()
 
+    def waits():
+        thread.start()  # waits for it, too: the interrupt may come there
+        ray.get(ref)
+
     thread = threading.Thread(target=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        thread.start()  # which waits for it, too
-        ray.get(ref)
+        waits()
     thread.join()
     ray.get(gate.open.remote())
     assert ray.get(ref) == "x"
