@@ -46,8 +46,8 @@ bool said_all(const Value& words) {
 
 bool is_over(const Result<void>& done) { return done || done.error().code() == Code::kNotFound; }
 
-constexpr std::chrono::seconds kAgain(1);  // before it is tried again to end those who are to
-constexpr std::chrono::seconds kLastMetrics(30);
+constexpr std::chrono::seconds kAgain(1);        // before it is tried again to end those who are to
+constexpr std::chrono::seconds kLastMetrics(9);  // with `needed`, less than the keeper waits
 
 }  // namespace
 
@@ -246,8 +246,7 @@ void FunctionPools::see_off() {
     const auto now = session.deadline_in({});
     const bool asked = leaving.how == How::kAsked, heard = asked && leaving.words.ready() && leaving.words.peek();
     const bool waits = asked && !leaving.words.ready() && now < leaving.until;
-    leaving.needed = waits ? leaving.needed : heard && !said_all(*leaving.words.peek());
-    if (!waits && leaving.needed) {
+    if (heard && !said_all(*leaving.words.peek())) {  // it is needed
       ask(leaving);
     } else if (!waits && now >= again_at_) {
       const auto adopted = heard ? adopt(leaving) : Result<void>();

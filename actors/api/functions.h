@@ -107,7 +107,6 @@ class FunctionPools {
     std::chrono::steady_clock::time_point until;
     enum class How : std::uint8_t { kAsked, kRetired, kKilled } how = How::kAsked;
     std::size_t adopted = 0;  // of those that it names
-    bool needed = false;      // it has said that calls that it has made are open
   };
   void ask(Leaving& leaving);
   Result<void> adopt(Leaving& leaving);

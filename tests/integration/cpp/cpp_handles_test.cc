@@ -18,7 +18,7 @@
 
 #include <gtest/gtest.h>
 
-#include "actors/api/shoal.h"
+#include "tests/integration/cpp/program.h"
 
 namespace {
 
@@ -182,8 +182,6 @@ std::vector<Future<std::string>> leaves_behind(const std::string& file) {
   return {shoal::context().remote<&words>({.num_cpus = 0})(file + ".gate")};
 }
 Result<std::vector<Handle<Counts>>> makes_none() { return shoal::fail(shoal::unavailable("it is not to be")); }
-
-shoal::Context* driver = nullptr;
 
 class CppHandlesTest : public testing::Test {
  protected:
@@ -635,28 +633,8 @@ TEST_F(CppHandlesTest, CallsThatAFunctionLeftBehindAreRunHoweverLongThatTakes) {
 
 }  // namespace
 
-// A worker of this program finds the same environment, but SHOAL_NODE.
 int main(int argc, char** argv) {
-  std::string home = "/tmp/shoal-cpp.XXXXXX";
-  const bool is_worker = std::getenv("SHOAL_NODE") != nullptr;
-  if (!is_worker) {
-    if (mkdtemp(home.data()) == nullptr) return 1;
-    setenv("SHOAL_HOME", home.c_str(), 1);
-    unsetenv("SHOAL_ADDRESS");
-  }
-  shoal::MainOptions options;
-  options.num_cpus = 4;
-  options.print_logs = false;
   using All = shoal::Functions<&after, &uses, &uses_all, &makes, &makes_one_from, &makes_by_another, &keeps_one, &makes_later, &words,
                                &touches, &leaves_behind, &makes_none>;
-  const int code = shoal::main<Counts, OnLoop, Holder, All>(
-      argc, argv,
-      [&](shoal::Context& context) {
-        driver = &context;
-        testing::InitGoogleTest(&argc, argv);
-        return RUN_ALL_TESTS();
-      },
-      options);
-  if (!is_worker) std::filesystem::remove_all(home);
-  return code;
+  return run_program<Counts, OnLoop, Holder, All>(argc, argv);
 }
