@@ -141,6 +141,7 @@ class Server {
   void made(const Making& making, std::unique_ptr<Instance> instance) {
     instance_ = std::move(instance);
     restarts_ = making.restarts;
+    session_.own([&] { session_.actor_host().made(); });
     const Concurrency wants = instance_->concurrency();
     if (making.max_concurrency <= 1 && !wants.on_loop && wants.groups.empty()) return;
     std::vector<std::size_t> sizes = {static_cast<std::size_t>(making.max_concurrency)};

@@ -75,7 +75,7 @@ void ActorCalls::heard(const ActorRow& row) {
   const bool moved = row.state == ActorState::kAlive && !t.endpoint.empty() && t.endpoint != row.endpoint;
   if (row.state == ActorState::kRestarting || moved || (t.undecided && row.state == ActorState::kAlive)) {
     t.endpoint.clear();
-    lose_sent(row.id, t, away(row.id, t, row.cause.value_or(unavailable("its process ended"))));
+    lose_sent(row.id, t, away(row.id, t, row.cause.value_or(unavailable("its process ended"))), Lost::kProcess);
   }
   if (row.state == ActorState::kDead) {
     return die(row.id, t, row.cause.value_or(lost(t.class_name, row.id, "no cause was given")));
@@ -108,7 +108,10 @@ void ActorCalls::heard_gone(ActorId id, WorkerId worker, const Error& cause) {
 void ActorCalls::hear(ActorId id, Target& t, std::function<void()> news) {
   if (t.news.empty()) {
     if (!connected(t)) return news();
-    t.last_words = clock_.after(options_.cause_grace, [this, id] { hear_waiting(id); });
+    t.last_words = clock_.after(options_.cause_grace, [this, id] {
+      targets_.at(id).made = true;  // what is not read yet may tell so
+      hear_waiting(id);
+    });
   }
   t.news.push_back(std::move(news));
 }
@@ -125,7 +128,7 @@ void ActorCalls::suspend(ActorId id, Target& t, const Error& cause) {
   t.deciding = clock_.after(options_.cause_grace, [this, id, cause] {
     Target& target = targets_.at(id);
     if (head_here_) {
-      lose_sent(id, target, away(id, target, cause));
+      lose_sent(id, target, away(id, target, cause), Lost::kProcess);
     } else {
       die(id, target, lost(target.class_name, id, cause.message(), cause.reason(), cause.hint()));  // nobody starts it again
     }
@@ -138,15 +141,22 @@ Error ActorCalls::away(ActorId id, const Target& t, const Error& cause) {
       .in(fmt::format("actor {}({})", t.class_name, to_string(id)));
 }
 
-void ActorCalls::lose_sent(ActorId id, Target& t, const Error& cause) {
+void ActorCalls::lose_sent(ActorId id, Target& t, const Error& cause, Lost what) {
   t.undecided = false;
   t.deciding = {};
+  const bool begun = t.made || what == Lost::kConnection;
+  if (what == Lost::kProcess) t.made = false;  // its next one is not
   std::vector<runtime::Promise<Value>> lost;
   auto sent = std::exchange(t.sent, {});
   for (auto it = sent.rbegin(); it != sent.rend(); ++it) {
     Sent& s = it->second;
+    if (s.again && !begun) {
+      t.queued_bytes += s.again->args.inline_bytes();
+      t.queue.push_front({std::move(*s.again), {}, std::move(s.promise), s.tries});
+      continue;
+    }
     note(id, s.task, s.name, cause);
-    if (s.again) {
+    if (s.again && !s.unmade_only) {
       const auto made = s.again->attempts ? (*s.again->attempts)++ : static_cast<std::int32_t>(s.task >> 56) + 1;
       s.again->task = task_number(s.task, made);
       t.queued_bytes += s.again->args.inline_bytes();
@@ -271,7 +281,7 @@ void ActorCalls::redial(const std::string& endpoint, const Error& why) {
     if (unreachable) {
       fail_calls(id, t, error, true);
     } else {
-      lose_sent(id, t, error);
+      lose_sent(id, t, error, Lost::kConnection);
     }
   }
   if (!wanted) {
@@ -483,10 +493,11 @@ void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued&& q) {
     for (const Value& v : values) references_->sending(v, t.worker, t.node);
   }
   const auto number_sent = next_++;
-  Sent sent{std::move(q.promise), {}, q.tries, peer.next_request(), q.call.parent, q.call.task, name_of(q.call)};
+  Sent sent{std::move(q.promise), {}, false, q.tries, peer.next_request(), q.call.parent, q.call.task, name_of(q.call)};
   const std::uint16_t method = q.before > 0 ? kCallOfArguments : number(Method::kCall);
   const std::int32_t retries = q.call.retries.value_or(t.retries);
-  if ((retries < 0 || q.tries < retries) && q.call.method != "__init__") sent.again = std::make_unique<Call>(std::move(q.call));
+  sent.unmade_only = retries >= 0 && q.tries >= retries;
+  if ((!sent.unmade_only || (t.restarts && !t.made)) && q.call.method != "__init__") sent.again = std::make_unique<Call>(std::move(q.call));
   remember(t, number_sent, std::move(sent));
   // The first of a batch goes at once, the others with what follows.
   const auto flush = peer.num_pending() == 0 ? runtime::Flush::kNow : runtime::Flush::kLater;
@@ -532,8 +543,18 @@ void ActorCalls::on_answer(runtime::Peer&, runtime::CallTag tag, Result<runtime:
   promise.set(std::move(value));
 }
 
-void ActorCalls::on_notice(runtime::Peer&, runtime::Request notice) {
-  if (!*alive_ || notice.method != kItem) return;
+void ActorCalls::heard_made(const runtime::Peer& peer) {
+  const auto link = std::find_if(links_.begin(), links_.end(), [&](const auto& l) { return l.second.peer.get() == &peer; });
+  if (link == links_.end()) return;
+  for (auto& [id, t] : targets_) {
+    if (t.endpoint == link->first) t.made = true;
+  }
+}
+
+void ActorCalls::on_notice(runtime::Peer& peer, runtime::Request notice) {
+  if (!*alive_) return;
+  if (notice.method == kMade) return heard_made(peer);
+  if (notice.method != kItem) return;
   auto item = item_from(std::move(notice.message), memory_);
   if (!item) return;
   if (item->value && references_ != nullptr) arrived(*item->value, *references_, *memory_);

@@ -6,7 +6,8 @@
 // made. When an actor dies every call on it fails with the cause that its node or the head tells. A broken connection
 // is no death (D20): after a short wait for such a cause, what was sent on it fails as Unavailable/ActorUnavailable, and the
 // connection is made again for the calls behind it. An actor that is started again when its process ends fails what was sent to it
-// likewise, or gets it again (max_task_retries), before what waited.
+// likewise, or gets it again (max_task_retries), before what waited. What was sent to a process that ends while it still makes the actor has
+// not begun: it is sent again, and that is no try.
 //
 // News of a process's end may overtake what it sent before: as long as its connection is open they wait, for the connection ends by itself
 // once all is read that was sent, but no longer than cause_grace. Loop thread only.
@@ -132,7 +133,8 @@ class ActorCalls final : public runtime::PeerHandler {
   };
   struct Sent {
     runtime::Promise<Value> promise;
-    std::unique_ptr<Call> again;  // if it may be sent again
+    std::unique_ptr<Call> again;  // if it may be sent again,
+    bool unmade_only = false;     // if its actor was not made (Target::made) when it is lost: else it may not
     std::int32_t tries = 0;
     std::uint64_t request = 0;  // its number on the connection
     CallKey parent;
@@ -151,6 +153,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::optional<Error> dead;
     bool restarts = false;   // the head may start it again
     bool undecided = false;  // whether it is
+    bool made = false;       // as its process says: what was sent may have begun
     runtime::Timer deciding;
     std::int32_t retries = 0;
     bool disowned = false;  // the head will not tell of its death
@@ -177,6 +180,7 @@ class ActorCalls final : public runtime::PeerHandler {
   void on_answer(runtime::Peer& peer, runtime::CallTag tag, Result<runtime::Message> answer) override;
 
   void connect(const std::string& endpoint);
+  void heard_made(const runtime::Peer& peer);
   // Over which its calls go now; null when they have to wait.
   runtime::Peer* open_peer(const Target& target);
   bool connected(const Target& target) const;
@@ -207,8 +211,9 @@ class ActorCalls final : public runtime::PeerHandler {
   // Its process is gone, and the head will tell what becomes of it and thereby of what was sent to it. Should it keep silent, that is lost.
   void suspend(ActorId id, Target& target, const Error& cause);
   // What was sent and may be sent again stands in the queue again, in order; the rest of it fails.
+  enum class Lost { kConnection, kProcess };
   static Error away(ActorId id, const Target& target, const Error& cause);
-  void lose_sent(ActorId id, Target& target, const Error& cause);
+  void lose_sent(ActorId id, Target& target, const Error& cause, Lost what);
   void die(ActorId id, Target& target, const Error& cause);
   void keep_next(ActorId id, Target& target);
 

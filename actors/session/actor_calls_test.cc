@@ -508,6 +508,80 @@ TEST_F(ActorCallsTest, TheCauseOfADeathComesInTimeForWhatWasSent) {
   EXPECT_EQ(outcome(call(kActor, "next")), "Unavailable/ActorDied");
 }
 
+class StartedAgainTest : public ActorCallsTest {
+ protected:
+  StartedAgainTest() { tell(ActorState::kAlive); }
+  void tell(ActorState state) {
+    ActorRow told = row(kActor, state);
+    told.max_restarts = -1;
+    calls_.updated(told);
+  }
+  void starts_again() {
+    world_.run_for(1s);  // what its process said arrives: the fabric drops what is under way
+    world_.fabric().disconnect("caller", "host");
+    tell(ActorState::kRestarting);
+    host_.reset();
+    start_host();
+    tell(ActorState::kAlive);
+  }
+  std::vector<ValueFuture> held(std::size_t count) {
+    std::vector<ValueFuture> out;
+    const std::size_t before = actor_->held.size();
+    for (std::size_t i = 0; i < count; ++i) out.push_back(call(kActor, "hold"));
+    EXPECT_TRUE(world_.run_until([&] { return actor_->held.size() == before + count; }, 30s));
+    return out;
+  }
+};
+
+TEST_F(StartedAgainTest, WhatWasSentToAProcessThatEndsWhileItMakesTheActorGoesToTheNext) {
+  const auto first = held(2);
+  starts_again();
+  const auto last = call(kActor, "last");  // behind them
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 4; }, 30s));
+  starts_again();  // as often as it takes
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 6; }, 30s));
+  host_->made();
+  for (std::size_t i : {4, 5}) actor_->held[i].reply(text_value(std::to_string(i)));
+  ASSERT_TRUE(run_until_ready(last) && run_until_ready(first[0]) && run_until_ready(first[1]));
+  EXPECT_EQ(outcome(first[0]) + outcome(first[1]) + outcome(last), "45last");
+}
+
+TEST_F(StartedAgainTest, WhatMayHaveBegunDoesNot) {
+  const auto before = held(1);
+  host_->made();
+  const auto after = held(1);
+  starts_again();
+  ASSERT_TRUE(run_until_ready(before[0]) && run_until_ready(after[0]));
+  EXPECT_EQ(outcome(before[0]), "Unavailable/ActorUnavailable");
+  EXPECT_EQ(outcome(after[0]), "Unavailable/ActorUnavailable");
+  const auto next = held(1);  // nothing is known of the new process
+  starts_again();
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 4; }, 30s));
+  EXPECT_EQ(outcome(next[0]), "pending");
+}
+
+TEST_F(StartedAgainTest, WhoCallsLaterIsToldToo) {
+  host_->made();
+  const auto sent = held(1);
+  starts_again();
+  ASSERT_TRUE(run_until_ready(sent[0]));
+  EXPECT_EQ(outcome(sent[0]), "Unavailable/ActorUnavailable");
+}
+
+TEST_F(StartedAgainTest, NorDoesWhatAConnectionLostWhoseProcessMayLive) {
+  const auto sent = held(1);
+  world_.fabric().disconnect("caller", "host");
+  ASSERT_TRUE(run_until_ready(sent[0]));
+  EXPECT_EQ(outcome(sent[0]), "Unavailable/ActorUnavailable");
+}
+
+TEST_F(StartedAgainTest, NorWhereNotAllIsReadThatItSaid) {
+  const auto sent = held(1);
+  tell(ActorState::kRestarting);
+  ASSERT_TRUE(run_until_ready(sent[0]));
+  EXPECT_EQ(outcome(sent[0]), "Unavailable/ActorUnavailable");
+}
+
 TEST_F(ActorCallsTest, NewsOfADeathDoNotOvertakeTheLastAnswers) {
   now_alive();
   const auto answered = call(kActor, "hold"), held = call(kActor, "hold");

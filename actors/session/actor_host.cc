@@ -12,12 +12,18 @@ Result<void> ActorHost::listen(const runtime::Endpoint& endpoint) {
   SHOAL_TRY(listener_, network_.listen(endpoint, [this](std::unique_ptr<runtime::Connection> connection) {
     const std::uint64_t number = next_peer_++;
     peers_[number] = std::make_unique<runtime::Peer>(std::move(connection), clock_, *this, number);
+    if (made_) (void)peers_[number]->notify(kMade, {});
   }));
   return {};
 }
 
 void ActorHost::add(ActorId id, std::string class_name, std::shared_ptr<Hosted> actor) {
   actors_[id] = {std::move(class_name), std::move(actor), {}};
+}
+
+void ActorHost::made() {
+  made_ = true;
+  for (const auto& [number, peer] : peers_) (void)peer->notify(kMade, {});
 }
 
 void ActorHost::kill(ActorId id, const Error& cause) {

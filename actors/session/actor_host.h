@@ -79,6 +79,8 @@ class ActorHost final : public runtime::PeerHandler {
   void kill(ActorId id, const Error& cause);
   // For calls on an actor that is not here by id: a worker hosts one actor and learns its id with the first call.
   void set_default(std::shared_ptr<Hosted> actor) { default_ = std::move(actor); }
+  // The actor is made, and may begin with its calls: those that called it, or will, are told first. Once.
+  void made();
   // Told of each call that is cancelled with those that it made, whether it is here or not.
   void on_cancel_children(std::function<void(CallKey, CancelHow)> told) { cancel_children_ = std::move(told); }
   // Of replies that the callers' sockets have not taken yet.
@@ -109,6 +111,7 @@ class ActorHost final : public runtime::PeerHandler {
   std::unique_ptr<runtime::Listener> listener_;
   std::map<std::uint64_t, std::unique_ptr<runtime::Peer>> peers_;  // in the order in which they came
   std::uint64_t next_peer_ = 1;
+  bool made_ = false;
   std::map<std::uint64_t, std::pair<WorkerId, NodeId>> callers_;  // whose they are
   // Arguments of calls that are to come, by connection and actor: all that came so far, or why they are of no use.
   struct Before {

@@ -99,6 +99,13 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
 
   session
       .def(
+          "made",
+          [](PySession& s) {
+            const auto use = s.use();
+            use->own([&] { use->actor_host().made(); });
+          },
+          "The actor of this worker is made, and may begin with its calls.")
+      .def(
           "leave",
           [](PySession& s) {
             const auto use = s.use();

@@ -249,7 +249,8 @@ def exit_code(error: SystemExit) -> int:
 
 
 def made(session, creation) -> None:
-    """``creation`` is None for an actor that is started again."""
+    """Before its first call. ``creation`` is None for an actor that is started again."""
+    session.made()
     if creation is not None:
         session.reply(creation, *_serialize.dumps(None))
 

@@ -192,6 +192,44 @@ def test_one_that_cannot_be_made_is_not_tried_again():
     assert row_of(actor)["num_restarts"] == 0
 
 
+@shoal.remote(num_cpus=0)
+class Unlucky:
+    """Its process dies in its constructor, so many times."""
+
+    def __init__(self, folder, times):
+        if len(os.listdir(folder)) < times:
+            open(os.path.join(folder, str(os.getpid())), "w").close()
+            os._exit(1)
+        self.calls = 0
+
+    def count(self):
+        self.calls += 1
+        return self.calls
+
+
+def test_calls_behind_a_constructor_that_its_process_did_not_survive_wait_for_the_next(tmp_path):
+    actor = Unlucky.options(max_restarts=2).remote(str(tmp_path), 2)
+    assert shoal.get([actor.count.remote() for _ in range(3)]) == [1, 2, 3]
+
+
+def test_those_of_others_do_as_well(tmp_path):
+    @shoal.remote(num_cpus=0)
+    class Holder:
+        def call(self, actor):
+            return shoal.get(actor.count.remote())
+
+    holders = [Holder.remote() for _ in range(2)]
+    actor = Unlucky.options(max_restarts=-1).remote(str(tmp_path), 2)
+    assert sorted(shoal.get([holder.call.remote(actor) for holder in holders])) == [1, 2]
+
+
+def test_but_not_for_ever(tmp_path):
+    actor = Unlucky.options(max_restarts=1).remote(str(tmp_path), 9)
+    with pytest.raises(ActorDiedError):
+        shoal.get(actor.count.remote())
+    assert len(os.listdir(tmp_path)) == 2
+
+
 def test_a_name_stays_with_it():
     actor = Mortal.options(name="phoenix", max_restarts=1).remote(1)
     with pytest.raises(ActorUnavailableError):
