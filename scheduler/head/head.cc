@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::chrono::seconds kLate(1);         // of a tick, to be worth a word
 constexpr std::chrono::milliseconds kMoment(1);  // for what nobody awaits
+constexpr const char* kNotReached = "NotReached";  // by what was to be said to a node
 constexpr std::size_t kMostLooks = 16;           // under way, for nodes that are missing
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
@@ -325,7 +326,9 @@ Result<Message> Head::register_node(Client& client, const Bytes& bytes) {
   SHOAL_OK(state_.node_joined(node));
   // One connection for each node: what comes over another is told again or out of date, and if that one is what the node uses, it connects
   // anew.
-  if (const auto old = nodes_.find(node.id); old != nodes_.end() && old->second != client.peer.get()) forget(old->second->number());
+  if (const auto old = nodes_.find(node.id); old != nodes_.end() && old->second != client.peer.get()) {
+    forget(nodes_.extract(old).mapped()->number());
+  }
   client.node = node.id;
   nodes_[node.id] = client.peer.get();
   if (client.peer->identity().local) {
@@ -498,7 +501,7 @@ void Head::forget(std::uint64_t client) {
 void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(Result<Message>)> callback) {
   const auto it = nodes_.find(node);
   if (it == nodes_.end()) {
-    if (callback) callback(fail(unavailable("node " + to_string(node) + " is not connected")));
+    if (callback) callback(fail(unavailable("node " + to_string(node) + " is not connected").with_reason(kNotReached)));
     return;
   }
   if (!callback) {
@@ -507,8 +510,12 @@ void Head::to_node(NodeId node, Method method, Bytes bytes, std::function<void(R
     };
   }
   it->second->call(number(method), body(std::move(bytes)), method == Method::kStartWorker ? options_.start_timeout : options_.call_timeout,
-                   [alive = alive_, callback = std::move(callback)](Result<Message> r) {
-                     if (*alive) callback(std::move(r));
+                   [this, alive = alive_, node, number = it->second->number(), callback = std::move(callback)](Result<Message> r) {
+                     if (!*alive) return;
+                     const auto now = nodes_.find(node);
+                     const bool lost = now == nodes_.end() || now->second->number() != number || !now->second->connected();
+                     if (!r && lost) return callback(fail(Error(r.error()).with_reason(kNotReached)));
+                     callback(std::move(r));
                    });
 }
 
@@ -599,6 +606,11 @@ void Head::perform(Action action) {
       head.to_node(a.node, Method::kStartWorker, to_bytes(a.message), [h = &head, worker](Result<Message> r) {
         if (r) return;
         h->now();
+        if (r.error().reason() == kNotReached) {
+          h->log_->info("worker={} its node was not reached: {}", to_string(worker), r.error().message());
+          h->state_.worker_not_reached(worker, r.error());
+          return h->settle();
+        }
         const int code = r.error().code() == Code::kNotFound ? 127 : 126;  // as a shell has it
         h->log_->warn("worker={} not started: {}", to_string(worker), r.error().message());
         h->state_.worker_not_started(worker, code, r.error());
@@ -626,7 +638,9 @@ void Head::perform(Action action) {
     void operator()(const FindPortOn& a) {
       head.to_node(a.node, Method::kFreePort, {}, [h = &head, job = a.job](Result<Message> r) {
         h->now();
-        if (!r) {
+        if (!r && r.error().reason() == kNotReached) {
+          h->state_.port_not_asked(job);
+        } else if (!r) {
           h->state_.port_found(job, fail(r.error()));
         } else if (const auto m = from_bytes<actors::FreePort>(r->body); m) {
           h->state_.port_found(job, m->port);

@@ -116,9 +116,14 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   Head head_{world_.clock(), world_.random(), *head_network_, store_, runtime::make_null_log(), options()};
   std::unique_ptr<runtime::Peer> client_;
   std::vector<actors::ActorRow> told_;
+  bool holds_ = false;  // what nodes are asked
+  std::vector<std::pair<std::uint16_t, runtime::Responder>> held_;
 
  private:
-  void on_request(runtime::Peer&, runtime::Request, runtime::Responder responder) override { responder.reply({}); }
+  void on_request(runtime::Peer&, runtime::Request request, runtime::Responder responder) override {
+    if (holds_) return held_.emplace_back(request.method, std::move(responder)), void();
+    responder.reply({});
+  }
   void on_notice(runtime::Peer&, runtime::Request notice) override {
     if (notice.method == actors::number(Method::kActorUpdate))
       told_.push_back(actors::from_bytes<actors::ActorRow>(notice.message.body).value());
@@ -251,6 +256,31 @@ TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
   world_.run_for(100ms);
   EXPECT_TRUE(shut && *shut);
   network->crash();
+}
+
+// Neither does the connection say what became of what was asked over it: the node will.
+TEST_F(HeadTest, AConnectionThatBreaksWhileAWorkerStartsIsNotTheWorkersEnd) {
+  FakeNode node, again;
+  join(node, "node", 3, runtime::Endpoint::tcp("node", 0), NodeId{5});
+  holds_ = true;
+  actors::GangSpec gang;
+  gang.id = world_.random().id<GangId>();
+  gang.job = submit();
+  gang.actors.emplace_back().id = world_.random().id<ActorId>();
+  gang.actors[0].resources = actors::Resources::of({{"CPU", 1}}).value();
+  client_->call(actors::number(Method::kCreateGang), {to_bytes(gang), {}, {}}, 5s, [](Result<runtime::Message> r) { EXPECT_TRUE(r); });
+  const auto starts = [this] {
+    return std::count_if(held_.begin(), held_.end(), [](const auto& h) { return h.first == actors::number(Method::kStartWorker); });
+  };
+  ASSERT_TRUE(world_.run_until([&] { return starts() == 1; }, 5s));
+  node.peer.reset();
+  world_.run_for(1s);
+  EXPECT_EQ(head_.state().actor(gang.actors[0].id)->state, actors::ActorState::kStarting);
+  join(again, "node", 4, runtime::Endpoint::tcp("node", 1), NodeId{5});
+  again.peer->notify(actors::number(Method::kHeartbeat), {});
+  ASSERT_TRUE(world_.run_until([&] { return starts() == 2; }, 5s));
+  EXPECT_EQ(head_.state().actor(gang.actors[0].id)->num_restarts, 0);
+  held_.clear();
 }
 
 // Its host says that nobody listens any more; before, the broken connection alone says nothing.

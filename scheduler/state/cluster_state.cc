@@ -220,6 +220,13 @@ void ClusterState::worker_not_started(WorkerId id, int exit_code, const Error& c
   act(StopWorkerOn{node, {id, SIGKILL, 0}});  // the request may have arrived, and only the answer not
 }
 
+void ClusterState::worker_not_reached(WorkerId id, const Error& cause) {
+  const auto worker = workers_.find(id);
+  if (worker == workers_.end()) return;
+  const auto node = nodes_.find(worker->second.row.node);
+  if (node == nodes_.end() || node->second.row.state == NodeState::kDead) worker_not_started(id, 126, cause);
+}
+
 void ClusterState::tick() {
   forget_old();
   overlook_own_silence();
@@ -524,7 +531,7 @@ void ClusterState::port_found(JobId id, Result<std::uint16_t> port) {
   if (!port) {
     job.row.cause = port.error();
     job.row.exit_code = 125;
-    for (std::size_t i = 0; i < job.placed.size(); ++i) nodes_.scratch(job.placed[i]).row.available += job.wants[i];
+    give_back_places(job);
     return end_job(job, JobState::kFailed);
   }
   // Ranks of a node are neighbours, because placement packs.
@@ -544,6 +551,21 @@ void ClusterState::port_found(JobId id, Result<std::uint16_t> port) {
   start_job(job);
 }
 
+void ClusterState::port_not_asked(JobId id) {
+  const auto it = jobs_.find(id);
+  if (it == jobs_.end() || it->second.row.state != JobState::kPending) return;
+  give_back_places(jobs_.scratch(id));
+  Pending again{{}, id, {}, now_};
+  again.not_before = now_ + options_.first_pause;  // its connection may be about to break, and the node still seem to be there
+  pending_.push_back(again);
+  place_pending();
+}
+
+void ClusterState::give_back_places(Job& job) {
+  for (std::size_t i = 0; i < job.placed.size(); ++i) nodes_.scratch(job.placed[i]).row.available += job.wants[i];
+  job.placed.clear();
+}
+
 Result<void> ClusterState::job_stopped(JobId id, bool force) {
   const auto it = jobs_.find(id);
   if (it == jobs_.end()) return fail(not_found("no job " + to_string(id)));
@@ -551,8 +573,7 @@ Result<void> ClusterState::job_stopped(JobId id, bool force) {
   Job& job = jobs_.edit(id);
   job.stopping = true;
   if (job.running == 0) {  // still pending, or a driver's
-    for (std::size_t i = 0; i < job.placed.size(); ++i) nodes_.scratch(job.placed[i]).row.available += job.wants[i];
-    job.placed.clear();
+    give_back_places(job);
     if (const auto w = workers_.find(job.driver); w != workers_.end() && w->second.row.state != WorkerState::kExited) {
       act(StopWorkerOn{w->second.row.node, {job.driver, force ? SIGKILL : SIGTERM, options_.stop_grace_ms}});
     }

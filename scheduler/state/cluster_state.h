@@ -130,6 +130,8 @@ class ClusterState {
   void worker_blocked(WorkerId worker, bool blocked);
   // StartWorkerOn failed, or nobody knows what came of it.
   void worker_not_started(WorkerId worker, int exit_code, const Error& cause);
+  // The connection to its node was gone, or broke meanwhile: the node tells of it when it is back (node_joined), unless it is lost.
+  void worker_not_reached(WorkerId worker, const Error& cause);
 
   // ---- events: jobs ----
   JobId driver_joined(const actors::RegisterDriver& driver);
@@ -139,6 +141,8 @@ class ClusterState {
   void driver_gone(JobId job);
   Result<JobId> job_submitted(const actors::JobSpec& spec);
   void port_found(JobId job, Result<std::uint16_t> port);
+  // The node was not reached: the job waits for its place again.
+  void port_not_asked(JobId job);
   Result<void> job_stopped(JobId job, bool force);
   // InvalidArgument while it has not ended.
   Result<void> job_deleted(JobId job);
@@ -263,6 +267,7 @@ class ClusterState {
   actors::StartWorker start_of(const Gang& gang, std::size_t member) const;
   actors::StartWorker start_of(const Job& job, std::size_t rank) const;
   void start_again(const Worker& worker);
+  void give_back_places(Job& job);  // of one that has not started
   // What nodes have free, or could ever have.
   const Rooms& rooms() const;
   // Those of them that are allowed: the room itself where all are.

@@ -233,6 +233,73 @@ TEST_F(ClusterStateTest, AWorkerWhoseStartWasGivenUpIsEndedWhenItsNodeTellsOfIt)
   EXPECT_TRUE(actors().empty());
 }
 
+TEST_F(ClusterStateTest, WhoseNodeWasNotReachedIsStartedWhenItIsBackAndHasNotHeardOfIt) {
+  const JobId job = driver();
+  const NodeId node = join(1, {{"CPU", 1}});
+  const auto g = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(g));
+  const auto s = taken<StartWorkerOn>().at(0);
+  state_.worker_not_reached(s.message.worker, unavailable("the connection broke"));
+  state_.node_away(node);
+  EXPECT_EQ(state_of(g.actors[0].id), ActorState::kStarting);
+  EXPECT_TRUE(actors().empty());
+  join(1, {{"CPU", 1}});
+  state_.node_beat(node);
+  const auto again = taken<StartWorkerOn>();
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_EQ(again[0].message.worker, s.message.worker);
+  ready(s);
+  EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
+}
+
+TEST_F(ClusterStateTest, WhoseNodeWasNotReachedEndsWithIt) {
+  const JobId job = driver();
+  const NodeId node = join(1, {{"CPU", 1}});
+  const auto g = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(g));
+  const auto s = taken<StartWorkerOn>().at(0);
+  state_.worker_not_reached(s.message.worker, unavailable("the connection broke"));
+  state_.node_lost(node, unavailable("it is silent"));
+  EXPECT_EQ(state_of(g.actors[0].id), ActorState::kDead);
+}
+
+TEST_F(ClusterStateTest, AJobWhoseNodeWasNotReachedForAPortWaitsForItsPlaceAgain) {
+  const NodeId node = join(1, {{"CPU", 2}});
+  actors::JobSpec spec;
+  spec.num_workers = 2;
+  spec.resources = of({{"CPU", 1}});
+  const JobId job = state_.job_submitted(spec).value();
+  ASSERT_EQ(taken<FindPortOn>().size(), 1u);
+  state_.port_not_asked(job);
+  EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
+  EXPECT_TRUE(taken<FindPortOn>().empty());  // its connection may be about to break
+  state_.node_away(node);
+  pass(1s);
+  state_.tick();
+  EXPECT_TRUE(taken<FindPortOn>().empty());
+  join(1, {{"CPU", 2}});
+  ASSERT_EQ(taken<FindPortOn>().size(), 1u);
+  state_.port_found(job, 5);
+  EXPECT_EQ(taken<StartWorkerOn>().size(), 2u);
+  EXPECT_EQ(state_.status().available.units("CPU"), 0);
+}
+
+TEST_F(ClusterStateTest, OneThatNobodyCanAskForAPortIsAskedAgain) {
+  join(1, {{"CPU", 1}});
+  actors::JobSpec spec;
+  spec.num_workers = 1;
+  spec.resources = of({{"CPU", 1}});
+  const JobId job = state_.job_submitted(spec).value();
+  actors();
+  state_.port_not_asked(job);
+  pass(1s);
+  state_.tick();
+  EXPECT_EQ(taken<FindPortOn>().size(), 1u);
+  ASSERT_TRUE(state_.job_stopped(job, false));
+  state_.port_not_asked(job);
+  EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
+}
+
 TEST_F(ClusterStateTest, NothingIsPlacedOnANodeWhileItsConnectionIsGone) {
   const JobId job = driver();
   const NodeId node = join(1, {{"CPU", 1}});
