@@ -33,10 +33,18 @@ ActorCalls::~ActorCalls() {
   }
 }
 
-void ActorCalls::expect(ActorId actor, const std::string& class_name) { targets_[actor].class_name = class_name; }
+void ActorCalls::expect(ActorId actor, const std::string& class_name) {
+  targets_[actor].class_name = class_name;
+  while (dead_.size() > options_.max_dead) {
+    targets_.erase(dead_.front());
+    dead_.pop_front();
+    forgot_ = true;
+  }
+}
 
 void ActorCalls::forget(ActorId actor, const Error& cause) {
   const auto node = targets_.extract(actor);
+  std::erase(dead_, actor);
   if (!node.empty()) fail_calls(actor, node.mapped(), cause, true);
 }
 
@@ -298,7 +306,9 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
   const auto future = promise.future();
   if (call.task == 0) call.task = next_task_++;
   if (it == targets_.end()) {
-    promise.set(fail(not_found("no actor " + to_string(id) + " is known here")));
+    const auto unknown = forgotten(id) ? unavailable("it died long ago, or was never known here").with_reason("ActorDied")
+                                       : not_found("no actor " + to_string(id) + " is known here");
+    promise.set(fail(Error(unknown).in("actor " + to_string(id))));
     return future;
   }
   Target& t = it->second;
@@ -335,9 +345,16 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
     });
   }
   t.queued_bytes += queued.call.args.inline_bytes();
-  t.queue.push_back(std::move(queued));
+  t.queue.insert(place_of(t, queued.call), std::move(queued));
   flush(id, t);
   return future;
+}
+
+// Behind all others, but for one that is made once more: those that wait may do so for what it comes to.
+std::deque<ActorCalls::Queued>::iterator ActorCalls::place_of(Target& t, const Call& call) {
+  const auto is_again = [](const Call& c) { return c.task >> 56 != 0; };
+  if (!is_again(call)) return t.queue.end();
+  return std::find_if(t.queue.begin(), t.queue.end(), [&](const Queued& q) { return q.before == 0 && !is_again(q.call); });
 }
 
 void ActorCalls::flush(ActorId id, Target& t) {
@@ -674,6 +691,7 @@ void ActorCalls::die(ActorId id, Target& t, const Error& cause) {
   t.last_words = {};
   t.news.clear();
   t.dead = cause;
+  dead_.push_back(id);
   fail_calls(id, t, cause, true);
 }
 

@@ -6,8 +6,8 @@
 // made. When an actor dies every call on it fails with the cause that its node or the head tells. A broken connection
 // is no death (D20): after a short wait for such a cause, what was sent on it fails as Unavailable/ActorUnavailable, and the
 // connection is made again for the calls behind it. An actor that is started again when its process ends fails what was sent to it
-// likewise, or gets it again (max_task_retries), before what waited. What was sent to a process that ends while it still makes the actor has
-// not begun: it is sent again, and that is no try.
+// likewise, or gets it again (max_task_retries), before what waited. What was sent to a process that ends while it still makes the actor
+// has not begun: it is sent again, and that is no try.
 //
 // News of a process's end may overtake what it sent before: as long as its connection is open they wait, for the connection ends by itself
 // once all is read that was sent, but no longer than cause_grace. Loop thread only.
@@ -42,6 +42,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::size_t max_queued = 1 << 20;                                // calls of one actor that are not sent yet
     std::size_t max_queued_bytes = 1 << 30;                          // of their small arguments
     std::size_t high_water_bytes = 8 << 20;                          // in a socket's queue; what exceeds it waits here
+    std::size_t max_dead = 1000;                                     // actors of which it is known why they died: the last
   };
 
   ActorCalls(runtime::Clock& clock, runtime::Network& network, Options options) : clock_(clock), network_(network), options_(options) {}
@@ -84,7 +85,8 @@ class ActorCalls final : public runtime::PeerHandler {
   // The head is gone: until news_again() no actor is started again.
   void head_gone() { head_here_ = false; }
 
-  // The future's value may be an exception that the method raised. NotFound for an actor that was never expected.
+  // The future's value may be an exception that the method raised. NotFound for an actor that was never expected; ActorDied for one that
+  // died so long ago that it is forgotten.
   ValueFuture call(Call call, std::vector<ValueFuture> deps);
 
   // Where what calls yield is taken from.
@@ -111,6 +113,8 @@ class ActorCalls final : public runtime::PeerHandler {
 
   // Why an actor is dead; nothing while it is not.
   const Error* cause(ActorId actor) const;
+  // Whether it died before so many others that nothing is known of it any more (or never was).
+  bool forgotten(ActorId actor) const { return forgot_ && !knows(actor); }
   bool alive(ActorId actor) const;
 
  private:
@@ -189,6 +193,7 @@ class ActorCalls final : public runtime::PeerHandler {
   // Sends what can be sent. A future that is set meanwhile may let others be sent, of this actor or another: the outermost call sees to
   // them one after the other, so that a chain of calls, however long, needs no stack.
   void flush(ActorId id, Target& target);
+  static std::deque<Queued>::iterator place_of(Target& target, const Call& call);
   void flush_now(ActorId id, Target& target);
   void flush_others();
   void send(ActorId id, Target& target, runtime::Peer& peer, Queued&& queued);
@@ -221,6 +226,8 @@ class ActorCalls final : public runtime::PeerHandler {
   runtime::Network& network_;
   const Options options_;
   std::map<ActorId, Target> targets_;
+  std::deque<ActorId> dead_;           // of them, in the order of their deaths
+  bool forgot_ = false;                // one that was dead
   std::map<std::string, Link> links_;  // by endpoint
   bool any_full_ = false;
   std::deque<ActorId> to_flush_;

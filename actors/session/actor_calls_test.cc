@@ -662,6 +662,41 @@ TEST_F(ActorCallsTest, AForgottenActorFailsItsCallsAndMayBeExpectedAgain) {
 
 // ---- the actor's side
 
+TEST_F(ActorCallsTest, OneThatIsMadeOnceMoreIsBeforeThoseThatMayWaitForIt) {
+  runtime::Promise<Value> first;
+  const auto behind = call(kActor, "behind", {first.future()});
+  now_alive();
+  Call again;
+  again.actor = kActor;
+  again.method = "again";
+  again.args = text_value("");
+  again.task = task_number(7, 1);
+  const auto second = calls_.call(again, {});
+  ASSERT_TRUE(run_until_ready(second));
+  EXPECT_EQ(outcome(second), "again");
+  EXPECT_EQ(outcome(behind), "pending");
+  first.set(text_value("what it came to"));
+  ASSERT_TRUE(run_until_ready(behind));
+  EXPECT_EQ(actor_->heard, (std::vector<std::string>{"again", "behind"}));
+}
+
+TEST_F(ActorCallsTest, OfThoseThatDiedOnlyTheLastAreRemembered) {
+  const auto dies = [&](std::uint64_t n) {
+    calls_.expect(ActorId{n}, "Short");
+    calls_.updated(row(ActorId{n}, ActorState::kDead));
+  };
+  EXPECT_EQ(outcome(call(ActorId{99}, "next")), "NotFound/");  // nobody was forgotten
+  for (std::uint64_t n = 100; n < 100 + 2 * options().max_dead; ++n) dies(n);
+  calls_.expect(ActorId{50}, "Next");
+  EXPECT_FALSE(calls_.knows(ActorId{100}));
+  EXPECT_EQ(outcome(call(ActorId{100}, "next")), "Unavailable/ActorDied");
+  EXPECT_NE(calls_.cause(ActorId{99 + 2 * options().max_dead}), nullptr);
+  now_alive();
+  const auto next = call(kActor, "next");
+  ASSERT_TRUE(run_until_ready(next));
+  EXPECT_EQ(outcome(next), "next");
+}
+
 TEST_F(ActorCallsTest, ACallThatTheActorsQueueHasNoRoomForIsRefused) {
   const auto queue = std::make_shared<CallQueue>(CallQueue::Options{.max_waiting = 100, .max_bytes = 100'000});
   host_->add(kActor, "Echo", queue);

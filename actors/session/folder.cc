@@ -68,6 +68,20 @@ Result<std::string> read_file(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
+// Where the pids of a folder mean the same processes: hosts and containers may share what lies above it.
+std::string host_of_pids() {
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  std::error_code ignored;
+  return fmt::format("{} {}\n", host, fs::read_symlink("/proc/self/ns/pid", ignored).string());
+}
+
+// Of one that does not say whose it is, ours.
+bool is_of_this_host(const fs::path& folder) {
+  const auto host = read_file(folder / "host");
+  return !host || *host == host_of_pids();
+}
+
 }  // namespace
 
 Result<std::string> SessionFolder::root(const char* shoal_home) {
@@ -81,7 +95,8 @@ Result<SessionFolder> SessionFolder::create(const std::string& root, const runti
   std::vector<fs::path> ended;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(root, ignored)) {
-    if (is_session(entry) && SessionFolder(entry.path()).processes().empty()) ended.push_back(entry.path());
+    if (!is_session(entry) || !is_of_this_host(entry.path())) continue;
+    if (SessionFolder(entry.path()).processes().empty()) ended.push_back(entry.path());
   }
   std::sort(ended.begin(), ended.end());  // names begin with the time
   for (std::size_t i = 0; i + kKeep < ended.size(); ++i) fs::remove_all(ended[i], ignored);
@@ -93,6 +108,7 @@ Result<SessionFolder> SessionFolder::create(const std::string& root, const runti
   SHOAL_OK(make_private_folder(out.path_));
   SHOAL_OK(make_private_folder(out.path_ + "/pids"));
   SHOAL_OK(make_private_folder(out.path_ + "/logs"));
+  SHOAL_OK(write_file(out.path_ + "/host", host_of_pids()));
   SHOAL_OK(write_file(out.path_ + "/token", token.hex() + "\n"));
   return out;
 }

@@ -57,7 +57,8 @@ class SessionFolder {
  public:
   // $SHOAL_HOME if set, else /tmp/shoal-UID. Made with mode 0700; InvalidArgument when it belongs to somebody else.
   static Result<std::string> root(const char* shoal_home);
-  // A new one with a fresh token. Ended ones beyond kKeep are removed, the oldest first.
+  // A new one with a fresh token. Ended ones beyond kKeep are removed, the oldest first; never those of another host, or container, that
+  // has the same root: whether they have ended cannot be seen here.
   static Result<SessionFolder> create(const std::string& root, const runtime::Token& token, std::int64_t unix_ms, std::uint64_t unique);
   static Result<SessionFolder> open(const std::string& path);
   // Those with a living process, the latest first.

@@ -117,5 +117,13 @@ TEST_F(FolderTest, EndedSessionsAreKeptUpToABound) {
   EXPECT_EQ(n, SessionFolder::kKeep + 1);
 }
 
+TEST_F(FolderTest, WhatBelongsToAnotherHostIsNotSeenToHaveEnded) {
+  const auto theirs = SessionFolder::create(root_, token_, 0, 99);
+  ASSERT_TRUE(theirs);
+  std::ofstream(theirs->path() + "/host") << "elsewhere pid:[1]\n";
+  for (int i = 1; i < 30; ++i) ASSERT_TRUE(SessionFolder::create(root_, token_, 1000 * i, static_cast<std::uint64_t>(i)));
+  EXPECT_TRUE(std::filesystem::exists(theirs->path() + "/token"));
+}
+
 }  // namespace
 }  // namespace shoal::actors

@@ -586,7 +586,7 @@ Result<void> Session::cancel_elsewhere(const ObjectKey& object, WorkerId owner, 
 }
 
 bool Session::dead(ActorId actor) {
-  return own([&] { return calls_->cause(actor) != nullptr; });
+  return own([&] { return calls_->cause(actor) != nullptr || calls_->forgotten(actor); });
 }
 
 std::shared_ptr<TaskPool> Session::make_task_pool(std::function<void()> wanted, bool spread) {

@@ -131,8 +131,8 @@ struct Item {
 Result<runtime::Message> item_message(std::uint64_t stream, std::uint64_t index, const Value& value, bool local);
 Result<Item> item_from(runtime::Message message, ValueMemory* memory = nullptr);
 
-// From the actors' process to each that calls it, once it has made what it hosts, before anything else of its own: only calls behind this may
-// have begun. A notice without a body.
+// From the actors' process to each that calls it, once it has made what it hosts, before anything else of its own: only calls behind this
+// may have begun. A notice without a body.
 inline constexpr std::uint16_t kMade = 125;
 
 struct CancelCall {

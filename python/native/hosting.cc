@@ -93,6 +93,9 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
                      for (const auto& d : i.call().deps) out.append(to_python(d));
                      return out;
                    })
+      .def(
+          "let_go_of_arguments", [](PyIncoming& i) { i.let_go_of_arguments(); },
+          "Once they are loaded: what they hold is then whoever's who still has them.")
       .def_prop_ro(
           "plain", [](const PyIncoming& i) { return plain_head(i.call()); },
           "The head of the arguments, if they have no buffers and no references come with the call; None otherwise.");

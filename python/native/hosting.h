@@ -33,6 +33,10 @@ class PyIncoming {
     answered_ = true;
     incoming_.fail(error);
   }
+  void let_go_of_arguments() {
+    incoming_.call.args = {};
+    incoming_.call.deps.clear();
+  }
   void began() { incoming_.taken.began(); }
   // Of the caller's: its process and the number there, 16 digits each; the attempt is not part of it.
   std::string task_id() const { return to_string(incoming_.from) + hex(actors::task_number(incoming_.call.task, 0)); }

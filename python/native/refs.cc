@@ -70,11 +70,38 @@ bool may_have_tensors(std::span<const std::byte> head) {
   return memmem(head.data(), head.size(), kMaker.data(), kMaker.size()) != nullptr;
 }
 
+bool all_aligned(const Value::Pieces& pieces) {
+  return std::all_of(pieces.begin() + 1, pieces.end(),
+                     [](const auto& p) { return reinterpret_cast<std::uintptr_t>(p.data()) % Value::kAlignment == 0; });
+}
+
+// Buffers of a small value stand end to end behind its pickle: copies, each where arrays may begin.
+void align(Value::Pinned& here) {
+  const auto room = [](std::size_t bytes) { return (bytes + Value::kAlignment - 1) / Value::kAlignment * Value::kAlignment; };
+  std::size_t total = 0;
+  for (std::size_t i = 1; i < here.pieces.size(); ++i) total += room(here.pieces[i].size());
+  constexpr std::align_val_t kAt{Value::kAlignment};
+  auto* at = static_cast<std::byte*>(::operator new(std::max<std::size_t>(total, 1), kAt));
+  const std::shared_ptr<const void> block(at, [at](const void*) { ::operator delete(at, kAt); });
+  for (std::size_t i = 1; i < here.pieces.size(); ++i) {
+    auto& piece = here.pieces[i];
+    if (!piece.empty()) std::memcpy(at, piece.data(), piece.size());
+    piece = {at, piece.size()};
+    at += room(piece.size());
+  }
+  here.keep =
+      std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(block, here.keep);  // of the pickle, too
+}
+
 }  // namespace
 
 nb::tuple to_python(const Value& given) {
   auto here = unwrap(given.pin());
-  if (here.pieces.size() > 1 && may_have_tensors(here.pieces[0])) here = unwrap(unwrap(given.for_user()).pin());
+  if (here.pieces.size() > 1) {
+    const bool is_users = may_have_tensors(here.pieces[0]);  // who may write there
+    if (is_users && given.shared()) here = unwrap(unwrap(given.for_user()).pin());
+    if (!given.shared() && (is_users || !all_aligned(here.pieces))) align(here);
+  }
   const auto& pieces = here.pieces;
   nb::object head = given.shared() && pieces[0].size() > Value::kMaxInlineBytes
                         ? memory_view(pieces[0], here.keep)

@@ -284,6 +284,8 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
     single = isinstance(refs, ObjectRef)
     if not single and isinstance(refs, ResultRef):
         return refs.get(timeout)
+    if not single and isinstance(refs, Waitable):  # a generator is its own value
+        return refs
     wanted = [refs] if single else list(refs) if isinstance(refs, (list, tuple)) else None
     if wanted and all(isinstance(r, ResultRef) for r in wanted):
         return [r.get(timeout) for r in wanted]

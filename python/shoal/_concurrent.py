@@ -112,6 +112,7 @@ class _OnThreads(_Runner):
             return
         try:
             args, kwargs, extra = arguments(incoming)
+            incoming.let_go_of_arguments()  # its context, which tasks that it starts inherit, has it
             pool = self._pools[self.group_of(incoming.method, extra)]
         except Exception as error:
             self.failed(incoming, error)
@@ -189,6 +190,7 @@ class _OnLoop(_Runner):
             return
         try:
             args, kwargs, extra = arguments(incoming)
+            incoming.let_go_of_arguments()  # its context, which tasks that it starts inherit, has it
             group = self._groups[self.group_of(incoming.method, extra)]
         except Exception as error:
             self.failed(incoming, error)

@@ -315,6 +315,9 @@ class ActorHandle:
         self.__dict__[name] = method  # looked up once
         return method
 
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *self._actor.methods})
+
     def __repr__(self) -> str:
         return f"Actor({self._actor.class_name}, {self._actor.id})"
 

@@ -6,6 +6,7 @@ asyncio is imported by whoever awaits: it would take a third of the time that im
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import os
 import select
@@ -276,7 +277,7 @@ class _OfLoop(_Awaited):
         super().__init__()
         self._loop = weakref.ref(loop)
         self._leaving = False
-        loop.add_reader(self.readiness.fd, self.deliver)
+        contextvars.Context().run(loop.add_reader, self.readiness.fd, self.deliver)  # not in that of the call which happens to be the first
 
     def add(self, ref: ObjectRef, callback: Callable[[], None]) -> None:
         super().add(ref, callback)

@@ -22,6 +22,7 @@ from shoal._options import (
     check_actor_options,
     check_call_options,
     concurrency_of,
+    is_async,
     methods_of,
     with_retries,
 )
@@ -253,6 +254,18 @@ class ActorClass:
     def _takes(self) -> Signature | None:
         return of_callable(self._cls)
 
+    @cached_property
+    def _is_async(self) -> bool:
+        return is_async(self._cls)
+
+    def _takes_any_order(self, options: dict[str, Any]) -> bool:
+        """Whether a call that waits for its arguments holds up nobody behind it: calls of several threads or coroutines have no order that
+        they could lose."""
+        chosen, concurrent = options.get("allow_out_of_order_execution"), self._is_async or (options.get("max_concurrency") or 1) > 1
+        if concurrent and chosen is False:
+            raise ValueError("calls of an async actor, or with max_concurrency above 1, have no order: allow_out_of_order_execution is not False")
+        return concurrent if chosen is None else chosen
+
     def __mro_entries__(self, bases):
         raise ActorClassInheritanceException(f"no class derives from the actor {self.__name__}: derive from the class, then decorate")
 
@@ -284,7 +297,7 @@ class ActorClass:
         if not (options.get("name") or options.get("max_restarts") or options.get("lifetime") == "detached"):
             around = {"placed": placed, "env": env, "runtime_env": options.get("runtime_env")}
             handle = create_gang(self._cls, 1, args, kwargs, resources=resources, options=options, **around)[0]._own()
-            return handle._in_any_order() if options.get("allow_out_of_order_execution") else handle
+            return handle._in_any_order() if self._takes_any_order(options) else handle
         session, name, restarts = _session(), self.__name__, options.get("max_restarts", 0)
         detached = options.get("lifetime") == "detached"
         settings = _settings(self._cls, name, self._methods, resources, options)
@@ -292,7 +305,7 @@ class ActorClass:
         packed = _pack((), {}) if detached else _pack((_serialize.Code(self._cls), settings, *args), kwargs, ours=2)
         limit = options.get("max_pending_calls", -1)
         handle = ActorHandle(session.new_actor_id(), name, with_retries(self._methods, options.get("max_task_retries")), max_pending=limit)
-        handle._actor.any_order = bool(options.get("allow_out_of_order_execution"))
+        handle._actor.any_order = self._takes_any_order(options)
         env = {**env, "SHOAL_SELF_MADE": "1"} if detached else env
         birth, kept = _birth(self._cls, settings, args, kwargs) if restarts or detached else (b"", [])
         for ref in kept if detached else ():  # its end is nobody's to hear of

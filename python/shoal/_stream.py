@@ -152,7 +152,7 @@ def publish(session: _native.Session, incoming: _native.Incoming, values: Iterat
     count = 0
     with _closing(values):
         for value in values:
-            if session.give_item(incoming, stream, count, session.item(*_serialize.pack(value)), True) is None:
+            if session.cancelled(incoming) or session.give_item(incoming, stream, count, session.item(*_serialize.pack(value)), True) is None:
                 raise CallerGone
             count += 1
     return count
@@ -165,6 +165,8 @@ async def publish_async(session: _native.Session, incoming: _native.Incoming, va
     count = 0
     async with contextlib.aclosing(values if isinstance(values, AsyncGenerator) else _asynchronous(values)) as items:
         async for value in items:
+            if session.cancelled(incoming):
+                raise CallerGone
             item = session.item(*_serialize.pack(value))
             while not (given := session.give_item(incoming, stream, count, item, False)):
                 if given is None:

@@ -11,6 +11,8 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Generator
+from itertools import islice
 from typing import Any
 
 from shoal import _serialize, _stacks, _stream
@@ -202,7 +204,7 @@ def reply(session, incoming, result, extra: dict[str, Any] | None) -> None:
         session.reply(incoming, *_serialize.dumps(None))
     else:
         try:
-            values = list(result)
+            values = list(islice(result, count) if isinstance(result, Generator) else result)  # of what yields more, the first
         except TypeError as error:
             raise TypeError(f"with num_returns={count} a tuple or list is returned, not {type(result).__name__}") from error
         if len(values) != count:

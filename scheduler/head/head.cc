@@ -15,10 +15,10 @@ using runtime::Peer;
 
 namespace {
 
-constexpr std::chrono::seconds kLate(1);         // of a tick, to be worth a word
-constexpr std::chrono::milliseconds kMoment(1);  // for what nobody awaits
+constexpr std::chrono::seconds kLate(1);           // of a tick, to be worth a word
+constexpr std::chrono::milliseconds kMoment(1);    // for what nobody awaits
 constexpr const char* kNotReached = "NotReached";  // by what was to be said to a node
-constexpr std::size_t kMostLooks = 16;           // under way, for nodes that are missing
+constexpr std::size_t kMostLooks = 16;             // under way, for nodes that are missing
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 

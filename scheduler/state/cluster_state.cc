@@ -505,7 +505,9 @@ Result<JobId> ClusterState::job_submitted(const actors::JobSpec& spec) {
   const Room& capacity = rooms().capacity();
   if (!spec.wait && !place(wanted, capacity)) return fail(infeasible(explain(wanted, capacity)));
   if (const auto& wished = spec.submission.id; !wished.empty()) {
-    const bool taken = std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& j) { return j.second.row.submission.id == wished; });
+    const bool taken = std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& j) {
+      return j.second.row.submission.id == wished || to_string(j.first) == wished;  // both are names for it
+    });
     if (taken) return fail(invalid_argument("a job was submitted as " + wished + " already").with_reason("NameTaken"));
   }
   const auto id = random_.id<JobId>();

@@ -151,6 +151,55 @@ def test_out_of_order_a_pending_argument_holds_up_nobody(gate):
     ray.kill(actor)
 
 
+@ray.remote
+class Threads:
+    def echo(self, value):
+        return value
+
+
+@ray.remote
+class Coroutines:
+    async def echo(self, value):
+        return value
+
+
+@pytest.mark.parametrize("cls", [Threads.options(max_concurrency=2), Threads.options(max_concurrency=2, name="in any order"), Coroutines])
+def test_nor_does_it_where_calls_have_no_order_anyway(gate, cls):
+    actor = cls.remote()
+    blocked = actor.echo.remote(gate.wait.remote("", "late"))
+    assert ray.get(actor.echo.remote(1), timeout=GUARD_S) == 1
+    gate.open.remote()
+    assert ray.get(blocked, timeout=GUARD_S) == "late"
+    with pytest.raises(ValueError, match="allow_out_of_order_execution"):
+        cls.options(allow_out_of_order_execution=False, max_concurrency=2).remote()
+    ray.kill(actor)
+
+
+def test_a_call_that_is_made_once_more_is_before_those_that_wait_for_it():
+    @ray.remote
+    class Fails:
+        tries = 0
+
+        @ray.method(max_task_retries=2, retry_exceptions=True)
+        def twice(self):
+            self.tries += 1
+            if self.tries < 3:
+                raise ValueError(self.tries)
+            return self.tries
+
+        def echo(self, value):
+            return value
+
+    actor = Fails.remote()
+    first = actor.twice.remote()
+    assert ray.get([actor.echo.remote(first), actor.echo.remote(first)], timeout=GUARD_S) == [3, 3]
+    ray.kill(actor)
+
+
+def test_its_methods_are_listed(recorder):
+    assert {"add", "all"} <= set(dir(recorder))
+
+
 def test_the_built_in_methods(recorder):
     assert ray.get(recorder.__ray_ready__.remote()) is True
     assert ray.get(recorder.__ray_call__.remote(lambda self, x: (type(self).__name__, x), 5)) == ("Recorder", 5)

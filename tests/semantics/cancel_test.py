@@ -417,6 +417,26 @@ def test_a_generator_ends_with_its_cancellation(gate):
     is_cancelled(generator.completed())
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_one_of_an_actor_does_at_its_next_item(gate, concurrency):
+    @ray.remote(max_concurrency=concurrency)
+    class Numbers:
+        def endless(self, gate):
+            yield 0
+            ray.get(gate.arrive.remote("one"))
+            while True:
+                yield 1
+
+    actor = Numbers.remote()
+    generator = actor.endless.remote(gate)
+    assert ray.get(next(generator), timeout=GUARD_S) == 0
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    ray.cancel(generator)
+    gate.open.remote()
+    is_cancelled(generator.completed())
+    ray.kill(actor)
+
+
 def test_an_async_generator_ends_with_its_cancellation():
     @ray.remote
     class Streams:

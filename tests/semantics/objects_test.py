@@ -83,6 +83,15 @@ def test_an_argument_under_way_keeps_its_memory(keeper):
 # ---- one memory for all who read
 
 
+@pytest.mark.parametrize("count", [2_000, 200_000])
+def test_arrays_lie_where_arrays_may_begin(count):
+    array = np.arange(count, dtype="f4")
+    got = ray.get(ray.put({"name": "x" * 7, "two": [array, array + 1]}))
+    for i, a in enumerate(got["two"]):
+        assert a.flags.aligned and a.ctypes.data % 64 == 0
+        assert memoryview(a)[3] == 3 + i
+
+
 def test_gets_of_one_reference_share_their_memory():
     ref = ray.put(np.zeros(LARGE))
     assert address(ray.get(ref)) == address(ray.get(ref))

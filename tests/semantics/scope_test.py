@@ -150,6 +150,23 @@ def test_async_methods_that_run_come_to_their_end():
     ends(actor_id)
 
 
+def test_what_came_with_a_method_that_waited_is_gone_when_it_is_over():
+    @ray.remote
+    class Waits:
+        async def on(self, actor):
+            import asyncio
+
+            asyncio.get_running_loop().create_task(asyncio.sleep(1000))  # in the context of this call, as what waits is
+            return await actor.all.remote()
+
+    waits, recorder = Waits.remote(), Recorder.remote()
+    assert ray.get(waits.on.remote(recorder), timeout=GUARD_S) == []
+    name = recorder._actor_id
+    del recorder
+    ends(name)
+    ray.kill(waits)
+
+
 def test_the_handle_of_a_chain_is_gone_before_the_result_is_there():
     assert ray.get([Counts.remote().call.remote() for _ in range(3)], timeout=GUARD_S) == [1, 1, 1]
     assert [ray.get(r, timeout=GUARD_S) for r in Counts.remote().numbers.remote(4)] == [0, 1, 2, 3]

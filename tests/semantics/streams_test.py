@@ -92,6 +92,12 @@ def items(generator):
     return [ray.get(ref) for ref in generator]
 
 
+def test_a_generator_is_its_own_value():
+    generator = numbers.options(num_returns="streaming").remote(2)
+    assert ray.get(generator) is generator
+    assert items(generator) == [0, 1]
+
+
 def test_a_generator_streams_by_default(streams):
     generator = streams.numbers.remote(5)
     assert isinstance(generator, ray.ObjectRefGenerator)

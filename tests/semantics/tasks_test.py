@@ -77,6 +77,17 @@ def test_a_function_without_a_result(tries):
     assert dies_until.options(num_returns=0).remote(tries, 1) is None
 
 
+def test_of_a_generator_that_yields_more_the_first_are_taken():
+    @ray.remote(num_returns=2)
+    def endless():
+        n = 0
+        while True:
+            n += 1
+            yield n
+
+    assert ray.get(endless.remote()) == [1, 2]
+
+
 def test_a_wrong_number_of_results_is_an_error_of_each():
     @ray.remote(num_returns=2)
     def three():
