@@ -49,6 +49,25 @@ def _whole(name: str, lowest: int) -> Callable[[Any], None]:
     return check
 
 
+def _amount(name: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} is a number, not {type(value).__name__}")
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{name} is 0 or more, not {value}")
+
+    return check
+
+
+def _resources(value: Any) -> None:
+    if not isinstance(value, dict):
+        raise TypeError(f"resources is a dict of amounts by name, not {type(value).__name__}")
+    for name, amount in value.items():
+        if name in ("CPU", "GPU"):
+            raise ValueError(f"{name} does not stand in resources: use num_{name.lower()}s")
+        _amount(f"resources[{name!r}]")(amount)
+
+
 def _num_returns(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise TypeError(f"num_returns is an int, not {type(value).__name__}")
@@ -123,6 +142,10 @@ _CHECKS = {
     "get_if_exists": _flag("get_if_exists"),
     "lifetime": _lifetime,
     "max_calls": _whole("max_calls", 0),
+    "memory": _amount("memory"),
+    "num_cpus": _amount("num_cpus"),
+    "num_gpus": _amount("num_gpus"),
+    "resources": _resources,
     "max_concurrency": _whole("max_concurrency", 1),
     "max_pending_calls": _whole("max_pending_calls", -1),
     "max_restarts": _whole("max_restarts", -1),
@@ -139,9 +162,7 @@ _CHECKS = {
 def check_call_options(options: dict[str, Any], kind: str, others: frozenset[str] | set[str] = frozenset()) -> None:
     """Raises Ray's error for an option that ``kind`` (of _OF) does not have, or for a value that makes no sense. None: the default."""
     for name, value in options.items():
-        if name in others:
-            continue
-        if name not in _OF[kind]:
+        if name not in others and name not in _OF[kind]:
             raise ValueError(f"{name} is no option of {kind}; there are {', '.join(sorted({*others, *_OF[kind]}))}")
         if value is not None and name in _CHECKS:  # where something goes is looked at when it goes there
             _CHECKS[name](value)

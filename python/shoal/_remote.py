@@ -88,8 +88,11 @@ def _logging() -> dict[str, str]:
     return to_environment(state.logging)
 
 
-def launch(*, torch: bool = False, env: dict[str, str] | None = None, runtime_env: dict[str, Any] | None = None) -> dict[str, Any]:
-    """How a worker of this driver is started: same interpreter, same import path, same folder, but for what ``runtime_env`` says."""
+def launch(
+    cpus: float = 0, *, torch: bool = False, env: dict[str, str] | None = None, runtime_env: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """How a worker of this driver is started: same interpreter, same import path, same folder, but for what ``runtime_env`` says. It
+    computes with as many threads as it has CPUs, unless that says otherwise."""
     around = _environment.prepare(_environment.merged(_environment.inherited(), runtime_env or {}))
     script = [os.path.dirname(os.path.abspath(sys.argv[0]))] if sys.argv and os.path.exists(sys.argv[0]) else []
     path = [os.path.abspath(p) if p else os.getcwd() for p in sys.path if not p.endswith(".zip")]
@@ -97,11 +100,12 @@ def launch(*, torch: bool = False, env: dict[str, str] | None = None, runtime_en
     own = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages(), sysconfig.get_config_var("DESTSHARED")}
     added = [p for p in path if p not in own]
     ours = _package_path().split(os.pathsep)
+    threads = {"OMP_NUM_THREADS": str(int(cpus))} if cpus >= 2 else {}
     return {
         "program": sys.executable,
         "torch": torch,
         "cwd": around.get("cwd") or os.getcwd(),
-        "env": list({**around.get("env", {}), "SHOAL_NAMESPACE": state.namespace, **_logging(), **(env or {})}.items()),
+        "env": list({**threads, **around.get("env", {}), "SHOAL_NAMESPACE": state.namespace, **_logging(), **(env or {})}.items()),
         "python_path": list(dict.fromkeys(around.get("python_path", []) + script + ours + added)),
     }
 
@@ -129,7 +133,7 @@ def create_gang(
     methods = with_retries(methods_of(cls), options.get("max_task_retries"))
     # What cannot travel shall not leave actors behind.
     packed = _pack_creation(cls, name, methods, args, kwargs or {}, resources, options)
-    how = launch(torch=torch, env=env, runtime_env=runtime_env)
+    how = launch(resources.get("CPU", 0), torch=torch, env=env, runtime_env=runtime_env)
     ids = session.create_gang(name, count, resources, how, refuse_infeasible, placed or {})
     limit = options.get("max_pending_calls", -1)
     try:
@@ -209,7 +213,7 @@ def from_birth(birth: bytes) -> tuple[type, dict[str, Any], tuple, dict]:
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """The living actor of this name. ValueError (ActorNotFound) when there is none in the namespace (default: this job's)."""
     if not isinstance(name, str) or not name:
-        raise (TypeError if not isinstance(name, str) else ValueError)(f"the name of an actor is a str that is not empty, not {name!r}")
+        raise (TypeError if name else ValueError)(f"the name of an actor is a str that is not empty, not {name!r}")
     return _serialize.loads(_session().find_actor(name, namespace or state.namespace), [])
 
 
@@ -314,7 +318,7 @@ class ActorClass:
             handle._actor_id,
             name,
             resources,
-            launch(env=env, runtime_env=options.get("runtime_env")),
+            launch(resources["CPU"], env=env, runtime_env=options.get("runtime_env")),
             name=options.get("name") or "",
             name_space=options.get("namespace") or state.namespace,
             handle=_serialize.dumps(handle)[0],

@@ -80,7 +80,7 @@ def _become_worker(request: dict, fds: list[int]) -> int:
     for fd in (null, out, err):
         if fd > 2:
             os.close(fd)
-    # One thread, unless the job says otherwise: several workers share the machine.
+    # One thread, unless its CPUs or the job say otherwise: several workers share the machine.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.pop(name, None)
     _set_environment(dict(request["env"]))

@@ -61,6 +61,22 @@ def test_an_actors_own_variables_win_each_by_itself():
     assert shoal.get([looker.variable.remote("COLOUR"), looker.variable.remote("SIZE")]) == ["red", "small"]
 
 
+@pytest.mark.parametrize("cpus, variables, threads", [(None, {}, "1"), (2, {}, "2"), (1.5, {}, "1"), (2, {"OMP_NUM_THREADS": "3"}, "3")])
+def test_a_process_computes_with_as_many_threads_as_it_has_cpus(cpus, variables, threads):
+    def said():
+        return os.environ["OMP_NUM_THREADS"]
+
+    @shoal.remote(runtime_env={"env_vars": variables})
+    class Computes:
+        told = staticmethod(said)
+
+    options = {} if cpus is None else {"num_cpus": cpus}
+    computes = Computes.options(**options).remote()
+    assert shoal.get(computes.told.remote()) == threads
+    shoal.kill(computes)
+    assert shoal.get(shoal.remote(said).options(runtime_env={"env_vars": variables}, **options).remote()) == threads
+
+
 def test_children_inherit():
     looker = Looker.options(runtime_env={"env_vars": {"COLOUR": "red"}}).remote()
     assert shoal.get([looker.childs.remote("COLOUR"), looker.childs.remote("SIZE")]) == ["red", "small"]

@@ -21,6 +21,29 @@ def labelled(module_home):
     ray.init(num_cpus=8)
 
 
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"num_cpus": -1}, ValueError),
+        ({"num_gpus": float("nan")}, ValueError),
+        ({"num_cpus": "1"}, TypeError),
+        ({"memory": True}, TypeError),
+        ({"resources": ["a"]}, TypeError),
+        ({"resources": {"a": -1}}, ValueError),
+        ({"resources": {"CPU": 1}}, ValueError),
+    ],
+    ids=repr,
+)
+def test_amounts_that_make_no_sense_are_refused_where_they_are_said(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        Recorder.options(**options)
+    with pytest.raises(error, match=next(iter(options))):
+        ray.remote(**options)(len)
+
+
 # ---- names
 
 
