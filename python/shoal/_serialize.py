@@ -240,15 +240,11 @@ def loads(head, buffers=()) -> Any:
     return pickle.loads(head, buffers=buffers)
 
 
-def _process_of(error: TaskError) -> tuple[int, str]:
-    pid, ip = error.pid, error.ip  # or attributes of these names that its cause has
-    return (pid, ip) if isinstance(pid, int) and isinstance(ip, str) else (0, "")
-
-
 def dump_exception(error: BaseException, where: str, host: str = "") -> tuple[bytes, list[memoryview]]:
     """A TaskError that carries ``error`` as far as it can travel, and its traceback in any case. ``host``: where others reach this one."""
     if isinstance(error, TaskError):  # what another actor's code raised: its traceback is the one that matters
-        return dumps(TaskError(error.cause, str(error), where, *_process_of(error)))
+        theirs = error._shoal_error
+        return dumps(TaskError(theirs.cause, str(error), where, theirs.pid, theirs.ip))
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return dumps(TaskError(error, text, where, os.getpid(), host))
 

@@ -374,12 +374,17 @@ class TaskError(ShoalError):
 
         return _unpack, (_serialize.pack_exception(self.cause), self.traceback_text, self.where, self.pid, self.ip)
 
+    @property
+    def _shoal_error(self) -> TaskError:
+        """Itself, without what a mix has of its cause: attributes of any name."""
+        return self
+
     def as_instanceof_cause(self) -> Exception:
         """Ray's spelling of ``as_instance_of_cause``."""
         return self.as_instance_of_cause()
 
     def as_instance_of_cause(self) -> Exception:
-        """This error as an exception that ``except CauseClass`` catches, too.
+        """This error as an exception that ``except CauseClass`` catches, too. It has the cause's attributes, but for one called ``cause``.
 
         Not of a SystemExit or KeyboardInterrupt: another process's end is no reason for this one's.
         """
@@ -397,8 +402,9 @@ class TaskError(ShoalError):
             return _unpack_as_cause, outer.__reduce__()[1]
 
         try:
-            both = type(f"TaskError({cls.__name__})", (TaskError, cls), {"__str__": text, "__reduce__": reduced})
-            return bare(both, args, {**vars(outer), **attributes})
+            body = {"__str__": text, "__reduce__": reduced, "_shoal_error": outer}
+            both = type(f"TaskError({cls.__name__})", (TaskError, cls), body)
+            return bare(both, args, {**vars(outer), **attributes, "cause": self.cause})
         except Exception:  # its class forbids such a mix
             return self
 

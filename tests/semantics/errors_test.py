@@ -97,6 +97,39 @@ def test_the_cause_is_there_under_both_spellings(recorder):
     assert isinstance(info.value.as_instanceof_cause(), KeyError)
 
 
+class WithCauseError(Exception):
+    def __init__(self, message, cause=None):
+        super().__init__(message)
+        self.cause = cause
+
+
+@pytest.mark.parametrize("cause", [None, ValueError("theirs"), "text"], ids=["none", "exception", "text"])
+def test_an_attribute_called_cause_is_no_reason_to_be_another_error_two_calls_away(recorder, cause):
+    failing = Recorder.remote()
+
+    def passes_on(self, failing):
+        return ray.get(failing.fail.remote(WithCauseError("mine", cause)))
+
+    with pytest.raises(WithCauseError, match="mine") as info:
+        ray.get(recorder.__ray_call__.remote(passes_on, failing), timeout=GUARD_S)
+    assert not isinstance(info.value, ValueError)
+    assert info.value.args == ("mine",)
+    assert type(info.value.cause) is WithCauseError
+    assert repr(info.value.cause.cause) == repr(cause)
+
+
+def test_a_failure_with_an_attribute_called_cause_is_worth_another_attempt_two_calls_away(recorder):
+    tried = Recorder.remote()
+
+    @ray.remote(max_retries=1, retry_exceptions=[WithCauseError], num_cpus=0)
+    def passes_on(recorder, tried):
+        if ray.get(tried.add.remote("tried")) == 1:
+            ray.get(recorder.fail.remote(WithCauseError("once")))
+        return "done"
+
+    assert ray.get(passes_on.remote(recorder, tried), timeout=GUARD_S) == "done"
+
+
 def test_an_exception_group_of_ones_own_class_keeps_its_attributes(recorder):
     class MyError(Exception):
         def __init__(self, code):
