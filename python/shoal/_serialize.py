@@ -242,11 +242,36 @@ def loads(head, buffers=()) -> Any:
 
 def dump_exception(error: BaseException, where: str, host: str = "") -> tuple[bytes, list[memoryview]]:
     """A TaskError that carries ``error`` as far as it can travel, and its traceback in any case. ``host``: where others reach this one."""
-    if isinstance(error, TaskError):  # what another actor's code raised: its traceback is the one that matters
+    text = _traceback_of(error)
+    if isinstance(error, TaskError):  # what another actor's code raised: its own traceback is the end of this one
         theirs = error._shoal_error
-        return dumps(TaskError(theirs.cause, str(error), where, theirs.pid, theirs.ip))
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        return dumps(TaskError(theirs.cause, text, where, theirs.pid, theirs.ip))
     return dumps(TaskError(error, text, where, os.getpid(), host))
+
+
+_HERE = os.path.dirname(__file__) + os.sep
+_MAX_TEXT = 1 << 16  # of a traceback, in characters
+
+
+def _traceback_of(error: BaseException) -> str:
+    """As Python shows it, but for what this package did around the user's code; of one that is too long its beginning and its end."""
+    told = traceback.TracebackException.from_exception(error)
+    pairs: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(told, error)]
+    while pairs:
+        of, one = pairs.pop()
+        if of is None or one is None:  # a cause that is told elsewhere already
+            continue
+        ours = [frame.filename.startswith(_HERE) for frame in of.stack]
+        if not all(ours):
+            end = len(ours) - ours[::-1].index(False) if isinstance(one, TaskError) else len(ours)  # behind it a value was fetched
+            of.stack = traceback.StackSummary.from_list(of.stack[ours.index(False) : end])
+        pairs += [(of.__cause__, one.__cause__), (of.__context__, one.__context__)]
+        pairs += zip(getattr(of, "exceptions", None) or (), getattr(one, "exceptions", ()), strict=False)
+    text = "".join(told.format())
+    if len(text) > _MAX_TEXT:
+        out = len(text) - _MAX_TEXT
+        text = f"{text[: _MAX_TEXT // 4]}\n[... {out} characters ...]\n{text[_MAX_TEXT // 4 + out :]}"
+    return text
 
 
 def pack_exception(error: BaseException | None) -> bytes:

@@ -357,7 +357,8 @@ def from_error(code: int, reason: str, message: str, hint: str, context: list[st
 
 
 class TaskError(ShoalError):
-    """User code raised on the other side. ``cause`` is what it raised; the message carries its traceback.
+    """User code raised on the other side. ``cause`` is what it raised; the message carries its traceback, and those of
+    the calls that it passed through, outermost first.
 
     What ``get`` raises is an instance of this *and* of the cause's own class. ``cause`` is None when it could not travel: the message is
     there in any case. ``pid`` and ``ip`` are of the process that ran it (0 and "" where nobody said). Ray's names: ``function_name`` is

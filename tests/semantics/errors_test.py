@@ -97,6 +97,29 @@ def test_the_cause_is_there_under_both_spellings(recorder):
     assert isinstance(info.value.as_instanceof_cause(), KeyError)
 
 
+def test_a_failure_says_where_it_passed_in_each_process(recorder):
+    """Outermost first, as Ray has it, and nothing of what lies between."""
+    first, second = Recorder.remote(), Recorder.remote()
+
+    def in_the_middle(self, first):
+        return ray.get(first.fail.remote(KeyError("deep")))
+
+    def outermost(self, second, first):
+        try:
+            return ray.get(second.__ray_call__.remote(in_the_middle, first))
+        except KeyError as error:
+            raise RuntimeError("told anew") from error
+
+    with pytest.raises(RuntimeError) as info:
+        ray.get(recorder.__ray_call__.remote(outermost, second, first), timeout=GUARD_S)
+    text = str(info.value)
+    at = [text.index(f"in {name}\n") for name in ("in_the_middle", "fail")]
+    assert at == sorted(at)
+    assert text.count("raise error") == 1  # in cast.py
+    assert text.index("KeyError: 'deep'") < text.index("direct cause") < text.index("RuntimeError: told anew")
+    assert "in get\n" not in text
+
+
 class WithCauseError(Exception):
     def __init__(self, message, cause=None):
         super().__init__(message)
