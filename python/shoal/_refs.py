@@ -26,7 +26,18 @@ if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
 
-__all__ = ["ObjectRef", "ResultRef", "Waitable", "awaits", "callbacks", "load", "new_object_id", "when_gone", "when_ready"]
+__all__ = [
+    "ObjectRef",
+    "ResultRef",
+    "Waitable",
+    "awaits",
+    "callbacks",
+    "load",
+    "new_object_id",
+    "when_gone",
+    "when_ready",
+    "when_ready_for_pools",
+]
 
 
 def new_object_id() -> str:
@@ -335,7 +346,8 @@ class _Once:
             return self._thread
 
 
-_for_us, _for_users = _Once(), _Once()  # what a user's code waits for may need ours
+# What a user's code waits for may need ours; what the callback of a pool waits for, both.
+_for_us, _for_users, _for_pools = _Once(), _Once(), _Once()
 
 
 def callbacks() -> _Thread:
@@ -348,9 +360,14 @@ def when_ready(ref: ObjectRef, callback: Callable[[], None]) -> None:
     callbacks().add(ref, callback)
 
 
+def when_ready_for_pools(ref: ObjectRef, callback: Callable[[], None]) -> None:
+    """The same in a thread in which users' code runs, that of ``util.multiprocessing``."""
+    _for_pools.get().add(ref, callback)
+
+
 def _after_fork_in_child() -> None:
-    _for_us.forget()
-    _for_users.forget()
+    for each in (_for_us, _for_users, _for_pools):
+        each.forget()
     _loops.clear()
 
 

@@ -123,6 +123,33 @@ def test_callbacks_are_called_once_with_all_of_it(pool):
     assert len(said) == 2
 
 
+class Flaky:
+    def __init__(self):
+        self.calls = 0
+
+    def second_time(self):
+        self.calls += 1
+        if self.calls == 1:
+            raise OSError("again")
+        return self.calls
+
+
+def test_a_callback_may_wait_for_what_this_process_sees_to(pool):
+    flaky, there, said = ray.remote(Flaky).remote(), threading.Event(), []
+    retried = flaky.second_time.options(max_task_retries=3, retry_exceptions=True)
+
+    def call(what):
+        try:
+            said.append((what, ray.get(retried.remote(), timeout=GUARD_S), retried.remote().future().result(GUARD_S)))
+        finally:
+            there.set()
+
+    pool.apply_async(square, (3,), callback=call)
+    assert there.wait(3 * GUARD_S)
+    assert said == [(9, 2, 3)]
+    ray.kill(flaky)
+
+
 def test_processes_begin_with_the_initializer_and_are_replaced():
     with Pool(1, initializer=set_variable, initargs=["here"], maxtasksperchild=2) as pool:
         assert pool.map(variable, range(3)) == ["here"] * 3

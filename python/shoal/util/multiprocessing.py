@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal._client import cluster_resources, get, init, is_initialized, kill, wait
 from shoal._handle import ActorHandle
-from shoal._refs import ObjectRef, when_ready
+from shoal._refs import ObjectRef, when_ready_for_pools
 from shoal._remote import ActorClass
 from shoal.exceptions import ActorHandleNotFoundError
 
@@ -46,11 +46,11 @@ class AsyncResult:
         self._left = len(refs)
         if callback is not None or error_callback is not None:
             for ref in refs:
-                when_ready(ref, self._one_is_there)
+                when_ready_for_pools(ref, self._one_is_there)
             if not refs and callback is not None:
                 callback([])
 
-    def _one_is_there(self) -> None:  # in one thread, one after the other
+    def _one_is_there(self) -> None:  # in the pools' thread, one after the other
         self._left -= 1
         if self._left:
             return
