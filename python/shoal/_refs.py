@@ -69,13 +69,18 @@ class ObjectRef(Waitable):
         """Its id: most references never need one."""
         if not self._id:
             fresh = new_object_id()
-            self._id = fresh[:16] + self._ref.known_as(fresh[16:])
+            name = fresh[:16] + self._ref.known_as(fresh[16:])
+            with _first:
+                self._id = self._id or name
         return self._id
 
     def _publish(self) -> str:
         if not self._owner:
-            _session().publish(self._ref, self._named())
-            self._owner = _session().place
+            session, name = _session(), self._named()
+            with _first:
+                if not self._owner:
+                    session.publish(self._ref, name)
+                    self._owner = session.place
         return self._id
 
     __class_getitem__ = classmethod(types.GenericAlias)
@@ -144,7 +149,7 @@ class ResultRef:
         raise NotImplementedError
 
 
-_first = threading.Lock()
+_first = threading.RLock()  # of the threads that first need a name, or a copy; a signal may find it held by its own
 
 
 class _Afar(ObjectRef):
@@ -366,6 +371,8 @@ def when_ready_for_pools(ref: ObjectRef, callback: Callable[[], None]) -> None:
 
 
 def _after_fork_in_child() -> None:
+    global _first
+    _first = threading.RLock()
     for each in (_for_us, _for_users, _for_pools):
         each.forget()
     _loops.clear()

@@ -11,6 +11,7 @@ import pytest
 from cast import GUARD_S
 
 import shoal as ray
+from shoal import _refs
 from shoal.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 
@@ -167,6 +168,34 @@ def test_hex_and_binary_name_a_reference():
     ref = ray.put(1)
     assert ref.hex() == ref.hex() != ray.put(1).hex()
     assert bytes.fromhex(ref.hex()) == ref.binary()
+
+
+def test_threads_that_name_a_reference_at_once_give_it_one_name(gate, recorder, monkeypatch):
+    """The second is done while the first looks for a name."""
+    ref, named = gate.wait.remote(then="there"), []
+
+    def other():
+        named.append(hash(ref))
+        named.append(recorder.get.remote([ref]))
+
+    def look_for_a_name(look=_refs.new_object_id):
+        found = look()
+        if not named:
+            named.append(None)
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+        return found
+
+    monkeypatch.setattr(_refs, "new_object_id", look_for_a_name)
+    first = ref.hex()
+    monkeypatch.undo()
+    _, hashed, got = named
+    assert ref.hex() == first
+    assert hash(ref) == hashed
+    ray.get(gate.open.remote())
+    assert ray.get(got, timeout=GUARD_S) == ["there"]
+    assert ray.get(recorder.get.remote([ref]), timeout=GUARD_S) == ["there"]
 
 
 def test_naming_a_pending_reference_does_not_wait_for_it(gate):
