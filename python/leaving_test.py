@@ -173,7 +173,7 @@ def test_last_words_lose_nothing_that_a_pool_wanted_meanwhile(pools):
     pool = object.__new__(_Pool)
     raised = SimpleNamespace(value=lambda: (True, b"", []))
     pool.native = Wanting(condemned=["forced"], ended=["unmade"], raised=[(7, 1, raised), (8, 2, raised)])
-    pool.functions = {1: SimpleNamespace(retries=Retries.of(3, True)), 2: SimpleNamespace(retries=Retries.of(3, False))}
+    pool.judges = {1: Retries.of(3, True), 2: Retries.of(3, False)}
     pool.workers = {who: SimpleNamespace(_ref=SimpleNamespace(ready=False)) for who in ("unmade", "busy")}
     pools._pools["one"] = pool
     assert pools.last_words(time.monotonic() + 1000.0)
@@ -218,7 +218,7 @@ def test_a_function_may_be_called_while_its_pool_begins(pools, monkeypatch):
 
     class Begins:
         def __init__(self, *_):
-            self.workers, self.functions, self.native = {}, {}, None
+            self.workers, self.judges, self.native = {}, {}, None
 
         def begin(self, *_):
             if not found:
@@ -237,7 +237,7 @@ def test_a_function_may_be_called_while_its_pool_begins(pools, monkeypatch):
 def test_a_pool_whose_beginning_is_interrupted_is_seen_to_if_it_has_workers(pools, monkeypatch, begun):
     class Interrupted:
         def __init__(self, *_):
-            self.workers, self.functions, self.native = {}, {}, None
+            self.workers, self.judges, self.native = {}, {}, None
 
         def begin(self, *_):
             self.workers = {"w": None} if begun else {}

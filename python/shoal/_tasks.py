@@ -27,7 +27,7 @@ from shoal._runtime import session, state
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import NotFound, ShoalError
 
-__all__ = ["Function", "FunctionPool", "FunctionWorker"]
+__all__ = ["Function", "FunctionPool", "FunctionWorker", "Sent"]
 
 _END_S = 5.0  # for what the pool's thread does, when the session ends
 
@@ -46,20 +46,33 @@ class FunctionWorker:
         return function(*args, **kwargs)
 
 
-class Function:
-    """A function with its options as a session knows it: pickled once, and by a number."""
+class Sent:
+    """A function as a session knows it, whatever the options of its calls: pickled once, and by a number."""
 
     _numbers = itertools.count(1)
 
-    def __init__(self, function, name: str, resources: dict[str, float], options: dict[str, Any]):
-        self.session, self.number, self.name, self.resources, self.options = session(), next(self._numbers), name, resources, options
+    def __init__(self, function, name: str):
+        self.session, self._by_judgement = session(), {}
         try:
             self.code = self.session.put(*_serialize.pack_function(function))
         except _serialize.UNSENDABLE as error:
             hint = "shoal.util.inspect_serializability(..) of the function shows what it refers to"
             raise TypeError(f"remote function {name} cannot be sent: {error}; {hint}") from error
+
+    def number(self, retries: Retries) -> int:
+        """One for calls whose failures are judged alike, since a pool asks for a judgement by it."""
+        judgement = retries.exceptions if retries.judges_exceptions else False
+        return self._by_judgement.setdefault(judgement, next(self._numbers))
+
+
+class Function:
+    """One with its options."""
+
+    def __init__(self, sent: Sent, name: str, resources: dict[str, float], options: dict[str, Any]):
+        self.session, self.code, self.name, self.resources = sent.session, sent.code, name, resources
         self.placed = (*where(options), options.get("runtime_env"))
         self.retries = Retries.of(options.get("max_retries", MAX_RETRIES), options.get("retry_exceptions", False))
+        self.number = sent.number(self.retries)
         # Memory of a device is given back by the end of the process only.
         self.max_calls = options.get("max_calls", 1 if resources.get("GPU") else 0)
         self.extra = extra_of(options)
@@ -74,7 +87,7 @@ class _Pool:
         self.spread = "spread" in placed[0]  # over nodes, each of which has a worker and its turn
         self.native = _native.TaskPool(owner.session, owner.readiness, 0, self.spread)
         self._look_at, self._called, self._roomy = 0.0, False, []  # at the nodes; since then; what was seen
-        self.functions: dict[int, Function] = {}  # that may have to be judged
+        self.judges: dict[int, Retries] = {}  # of functions whose failures may have to be judged
         self.empty = True  # of workers, when it was last looked at
         self.workers: dict[str, ObjectRef] = {}  # and what tells whether they are made; some may be dead
         self._many = _FEW
@@ -144,7 +157,7 @@ class _Pool:
             owner.condemn(condemned)
             owner.end(self, ended)
         for task, function, ref in raised:
-            self.native.judged(task, self.functions[function].retries.worth_another(ref))
+            self.native.judged(task, self.judges[function].worth_another(ref))
         return workers, starting, alone
 
     def attend(self, owner: FunctionPool) -> bool:
@@ -321,7 +334,7 @@ class FunctionPool:
                         del self._pools[key]
                     raise
             if function.retries.judges_exceptions:
-                pool.functions[function.number] = function
+                pool.judges[function.number] = function.retries
             function.pool = pool
         return pool
 

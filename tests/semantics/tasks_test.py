@@ -189,6 +189,17 @@ def test_retries_of_exceptions_end_too(tries):
     assert len(ray.get(tries.all.remote())) == 3
 
 
+def test_calls_of_one_function_are_run_again_each_after_its_own_exceptions(tries):
+    wanted = ([KeyError], [OSError, ValueError], True)
+    for k, exceptions in enumerate(wanted):
+        with pytest.raises(ValueError, match="mine"):
+            ray.get(raises_until.remote(tries, 100, ValueError("mine")), timeout=GUARD_S)
+        again = raises_until.options(retry_exceptions=exceptions, max_retries=1)
+        with pytest.raises(ValueError, match="mine"):
+            ray.get(again.remote(tries, 100, ValueError("mine")), timeout=GUARD_S)
+        assert len(ray.get(tries.all.remote())) == (2, 5, 8)[k]
+
+
 def test_functions_that_waited_for_a_process_which_died_are_run_by_another(tries):
     """They never began: it costs none of their retries."""
     refs = [dies_until.options(max_retries=1, num_cpus=8).remote(tries, 2)]
@@ -247,6 +258,15 @@ def test_a_process_runs_at_most_max_calls(max_calls):
     assert max(pids.count(p) for p in pids) == max_calls
 
 
+def test_calls_with_options_of_their_own_are_counted_too():
+    @ray.remote(max_calls=2)
+    def limited():
+        return os.getpid()
+
+    pids = [ray.get(limited.options(name=f"call {i}").remote(), timeout=GUARD_S) for i in range(6)]
+    assert max(pids.count(p) for p in pids) == 2
+
+
 def test_calls_at_once_are_counted_too():
     @ray.remote(max_calls=3, num_cpus=8)
     def limited():
@@ -258,6 +278,28 @@ def test_calls_at_once_are_counted_too():
 
 def test_processes_are_used_again_without_a_limit():
     assert len({ray.get(pid.remote()) for _ in range(10)}) == 1
+
+
+class Counted:
+    """How often it was pickled here."""
+
+    times = 0
+
+    def __reduce__(self):
+        Counted.times += 1
+        return Counted, ()
+
+
+def test_a_function_is_sent_once_whatever_the_options_of_its_calls():
+    counted = Counted()
+
+    @ray.remote
+    def uses():
+        return type(counted).__name__
+
+    refs = [uses.options(name=f"call {i}", num_cpus=i % 2, retry_exceptions=[OSError]).remote() for i in range(6)]
+    assert ray.get([*refs, uses.remote()], timeout=GUARD_S) == ["Counted"] * 7
+    assert Counted.times == 1
 
 
 # ---- a number of results that is known in the end
