@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import io
 import os
 import pickle
@@ -100,6 +101,8 @@ def _set_attributes(obj, attributes: dict[str, Any]) -> None:
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
         kind = type(obj)
+        if kind in copyreg.dispatch_table:  # somebody knows better (register_serializer)
+            return NotImplemented
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and _in_memory(obj, torch):
             return (*_tensor_parts(obj, torch), vars(obj) or None, None, None, _set_attributes)
@@ -200,7 +203,8 @@ def dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> tuple[bytes, list[m
         return False
 
     numpy = sys.modules.get("numpy")
-    if numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject and (view := _for_reading(value)) is not None:
+    plain_array = numpy is not None and type(value) is numpy.ndarray and numpy.ndarray not in copyreg.dispatch_table
+    if plain_array and not value.dtype.hasobject and (view := _for_reading(value)) is not None:
         return pickle.dumps(view, protocol=5, buffer_callback=out_of_band), buffers  # as it is often: without cloudpickle
     with io.BytesIO() as file:
         pickler(file, protocol=5, buffer_callback=out_of_band).dump(value)
