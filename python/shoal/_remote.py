@@ -344,7 +344,7 @@ class RemoteFunction:
     """A function decorated with ``remote``."""
 
     def __init__(self, function, options: dict[str, Any]):
-        if inspect.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise Unimplemented("async remote functions are not in this release", hint="use an ordinary function")
         if not hasattr(function, "__name__"):
             raise TypeError(f"a remote function is a function, not {function!r}: write one that calls it")

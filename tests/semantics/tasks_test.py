@@ -334,6 +334,20 @@ def test_a_dynamic_number_of_results_of_a_failure():
 # ---- options
 
 
+async def coroutine():
+    return 1
+
+
+async def yields():
+    yield 1
+
+
+@pytest.mark.parametrize("function", [coroutine, yields])
+def test_a_function_with_async_is_refused_where_it_is_made_remote(function):
+    with pytest.raises(NotImplementedError, match="async"):
+        ray.remote(function)
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "why"),
     [((), {}, "is missing 'a'"), ((1, 2, 3), {}, "but 3 were given"), ((1,), {"c": 1}, "unexpected"), ((1,), {"a": 1}, "multiple values")],
