@@ -14,6 +14,7 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal import _native, _serialize
@@ -115,7 +116,7 @@ class ObjectRef(Waitable):
         if self._ref.ready:
             _settle(future, self)
         else:
-            _of_loop(loop).add(self, lambda: _settle(future, self))
+            _of_loop(loop).add(self, partial(_settle, future, self))
         return future
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -214,8 +215,13 @@ def awaits(ref: ObjectRef) -> asyncio.Future:
     if ref._ref.ready:
         future.set_result(None)
     else:
-        _of_loop(loop).add(ref, lambda: None if future.done() else future.set_result(None))
+        _of_loop(loop).add(ref, partial(_tell, future))
     return future
+
+
+def _tell(future: asyncio.Future) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _settle(future, ref: ObjectRef) -> None:
@@ -286,7 +292,9 @@ def _hand_over() -> None:
 
 
 class _OfLoop(_Awaited):
-    """Calls back on an asyncio loop."""
+    """Calls back on an asyncio loop, to settle the future that a callback has as its first argument."""
+
+    _FEW = _many = 64  # callbacks, among which those of futures that were cancelled are not looked for
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         super().__init__()
@@ -294,8 +302,12 @@ class _OfLoop(_Awaited):
         self._leaving = False
         loop.add_reader(self.readiness.fd, self.deliver)
 
-    def add(self, ref: ObjectRef, callback: Callable[[], None]) -> None:
+    def add(self, ref: ObjectRef, callback: partial) -> None:
         super().add(ref, callback)
+        if len(self._callbacks) >= self._many:
+            for number in [n for n, c in self._callbacks.items() if c.args[0].done()]:
+                del self._callbacks[number]
+            self._many = 2 * len(self._callbacks) + self._FEW
         if not self._leaving:  # once per turn of the loop, after what is ready to run has made its calls
             self._leaving = True
             self._loop().call_soon(self._leave)

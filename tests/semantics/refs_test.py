@@ -3,8 +3,10 @@
 import asyncio
 import concurrent.futures
 import copy
+import gc
 import os
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -265,6 +267,23 @@ def test_asyncio_wait_for_gives_up_and_the_reference_stays_good(gate):
         ref = gate.wait.remote(then="late")
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(ref, 0.01)
+        await gate.open.remote()
+        return await ref
+
+    assert asyncio.run(main()) == "late"
+
+
+def test_giving_up_again_and_again_keeps_nothing(gate):
+    async def main():
+        ref, given_up = gate.wait.remote(then="late"), []
+        for _ in range(1000):
+            future = ref.as_future()
+            given_up.append(weakref.ref(future))
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(future, 0)
+        del future
+        gc.collect()
+        assert sum(each() is not None for each in given_up) < 200
         await gate.open.remote()
         return await ref
 
