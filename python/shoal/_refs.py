@@ -21,7 +21,7 @@ from shoal import _native, _serialize
 from shoal._ids import JobID
 from shoal._runtime import session as _session
 from shoal._runtime import state
-from shoal.exceptions import ShoalError, TaskError
+from shoal.exceptions import ShoalError, TaskError, Unavailable
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,6 +44,14 @@ __all__ = [
 def new_object_id() -> str:
     """Of this job: 32 hexadecimal digits, the first half of which are the job's."""
     return f"{_session().job}{os.urandom(8).hex()}"
+
+
+def _travelling() -> _native.Session:
+    """The session, of a reference that is to be sent or kept as bytes. None is opened for that: it would not know what it refers to."""
+    if state.session is None and not state.forked:
+        hint = "get its value and pickle that, before shutdown()"
+        raise Unavailable("this reference is of a cluster that was left: nobody can follow it", reason="Closed", hint=hint)
+    return _session()
 
 
 class Waitable:
@@ -69,7 +77,7 @@ class ObjectRef(Waitable):
     def _named(self) -> str:
         """Its id: most references never need one."""
         if not self._id:
-            fresh = new_object_id()
+            fresh = new_object_id() if state.session is not None else "0" * 16 + os.urandom(8).hex()  # to tell it from others will do
             name = fresh[:16] + self._ref.known_as(fresh[16:])
             with _first:
                 self._id = self._id or name
@@ -77,7 +85,7 @@ class ObjectRef(Waitable):
 
     def _publish(self) -> str:
         if not self._owner:
-            session, name = _session(), self._named()
+            session, name = _travelling(), self._named()
             with _first:
                 if not self._owner:
                     session.publish(self._ref, name)
@@ -133,7 +141,7 @@ class ObjectRef(Waitable):
     def __reduce__(self):
         object_id = self._publish()
         if not _serialize.note_ref(self._ref):
-            _session().pin(self._ref)
+            _travelling().pin(self._ref)
         return _fetch, (object_id, self._where, self._owner)
 
     def __repr__(self) -> str:
@@ -172,7 +180,7 @@ class _Afar(ObjectRef):
     def __reduce__(self):
         held = _get_ref(self)
         if not _serialize.note_ref(held):
-            _session().pin(held)
+            _travelling().pin(held)
         return _fetch, (self._id, self._where, self._owner)
 
     def __repr__(self) -> str:

@@ -416,6 +416,29 @@ def test_the_first_use_connects(use):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_old_references_do_not_connect():
+    program = """
+import pickle
+import shoal as ray
+ref, published = ray.put(1), ray.put(2)
+named = ray.put(3).hex()
+pickle.dumps(published)
+ray.shutdown()
+assert {ref: "old"}[ref] == "old" and len({ref, published}) == 2 and len(ref.hex()) == len(named)
+for old in (ref, published):
+    try:
+        pickle.dumps(old)
+    except ray.exceptions.RayError as error:
+        assert "cluster that was left" in str(error), error
+    else:
+        raise AssertionError(old)
+assert ray.get([ref, published]) == [1, 2]
+assert not ray.is_initialized()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=GUARD_S)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # ---- who runs what
 
 
