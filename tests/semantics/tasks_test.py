@@ -12,6 +12,7 @@ from cast import GUARD_S
 from leftovers import alive, wait_until
 
 import shoal as ray
+from shoal import _tasks
 from shoal._runtime import state
 from shoal._tasks import FunctionPool
 from shoal.exceptions import ActorDiedError, RayTaskError, WorkerCrashedError
@@ -300,6 +301,23 @@ def test_a_function_is_sent_once_whatever_the_options_of_its_calls():
     refs = [uses.options(name=f"call {i}", num_cpus=i % 2, retry_exceptions=[OSError]).remote() for i in range(6)]
     assert ray.get([*refs, uses.remote()], timeout=GUARD_S) == ["Counted"] * 7
     assert Counted.times == 1
+
+
+def test_kinds_of_workers_of_which_there_are_none_are_left_alone(monkeypatch):
+    """They would take time at each turn, for ever: a program may ask for something else in each of its steps."""
+    monkeypatch.setattr(FunctionPool, "IDLE_S", 0.1)
+    mine, seen, attend = {"CPU": 2.5}, [], _tasks._Pool.attend
+    monkeypatch.setattr(_tasks._Pool, "attend", lambda pool, owner: (seen.append(pool.resources), attend(pool, owner))[1])
+
+    def are_left_alone():
+        seen.clear()
+        while seen.count(mine) < 3:
+            ray.get(pid.options(num_cpus=2.5).remote(), timeout=GUARD_S)
+        return all(each == mine for each in seen)
+
+    for _ in range(2):  # they are there again when they are asked for
+        assert ray.get([pid.options(num_cpus=k / 8).remote() for k in range(1, 9)], timeout=GUARD_S)
+        wait_until(are_left_alone, GUARD_S, "the end of the others")
 
 
 # ---- a number of results that is known in the end
