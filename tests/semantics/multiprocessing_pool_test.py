@@ -3,6 +3,7 @@
 import os
 import pickle
 import threading
+from types import SimpleNamespace
 
 import pytest
 from cast import GUARD_S, Gate
@@ -96,6 +97,23 @@ def test_who_has_the_least_to_do_gets_the_next_call(pool):
     assert slow.ready()
     assert slow.successful()
     ray.kill(gate)
+
+
+def test_what_runs_is_not_looked_through_for_each_call(pool, monkeypatch):
+    class Running:
+        looks = 0
+
+        @property
+        def ready(self):
+            Running.looks += 1
+            return False
+
+    process = SimpleNamespace(run=SimpleNamespace(remote=lambda *_: SimpleNamespace(_ref=Running())))
+    monkeypatch.setattr(pool, "_actors", [process, process])
+    for _ in range(1000):
+        pool.apply_async(square, (1,))
+    assert [len(refs) for refs in pool._running] == [500, 500]
+    assert Running.looks <= 2 * 1000
 
 
 def test_an_exception_is_raised_where_the_result_is_taken(pool):

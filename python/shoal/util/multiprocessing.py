@@ -90,6 +90,13 @@ class AsyncResult:
         return values[0] if self._single else values
 
 
+def _left(refs: deque[ObjectRef]) -> deque[ObjectRef]:
+    """Without those at its beginning that are done: one look each, however many there are."""
+    while refs and refs[0]._ref.ready:
+        refs.popleft()
+    return refs
+
+
 def _value(item: tuple[bool, Any]) -> Any:
     raised, value = item
     if raised:
@@ -128,8 +135,8 @@ class Pool:
         self._limit = maxtasksperchild
         self._actors: list[ActorHandle] = [self._process() for _ in range(processes)]
         self._begun = [0] * processes  # chunks, of each
-        self._running: list[list[ObjectRef]] = [[] for _ in range(processes)]
-        self._retired: list[tuple[ActorHandle, list[ObjectRef]]] = []  # until their chunks are done
+        self._running: list[deque[ObjectRef]] = [deque() for _ in range(processes)]  # of each, which takes them in this order
+        self._retired: list[tuple[ActorHandle, deque[ObjectRef]]] = []  # until their chunks are done
         self._open = True
 
     def _process(self) -> ActorHandle:
@@ -137,12 +144,11 @@ class Pool:
 
     def _submit(self, function: Callable, items: list[tuple[tuple, dict]]) -> ObjectRef:
         """To whoever has the least to do."""
-        self._retired = [(actor, left) for actor, refs in self._retired if (left := [r for r in refs if not r._ref.ready])]
-        self._running = [[r for r in refs if not r._ref.ready] for refs in self._running]
-        k = min(range(len(self._actors)), key=lambda k: len(self._running[k]))
+        self._retired = [(actor, refs) for actor, refs in self._retired if _left(refs)]
+        k = min(range(len(self._actors)), key=lambda k: len(_left(self._running[k])))
         if self._limit is not None and self._begun[k] >= self._limit:
             self._retired.append((self._actors[k], self._running[k]))
-            self._actors[k], self._begun[k], self._running[k] = self._process(), 0, []
+            self._actors[k], self._begun[k], self._running[k] = self._process(), 0, deque()
         self._begun[k] += 1
         ref = self._actors[k].run.remote(function, items)
         self._running[k].append(ref)
