@@ -1,5 +1,6 @@
 """Row A3, errors: Ray's names, where they are raised, and that they travel."""
 
+import asyncio
 import os
 import pickle
 import signal
@@ -118,6 +119,69 @@ def test_a_failure_says_where_it_passed_in_each_process(recorder):
     assert text.count("raise error") == 1  # in cast.py
     assert text.index("KeyError: 'deep'") < text.index("direct cause") < text.index("RuntimeError: told anew")
     assert "in get\n" not in text
+
+
+class OfItsClassError(Exception):
+    code = 404
+
+
+class OfItsMethodError(Exception):
+    def code(self):
+        return self.args[0]
+
+
+def test_an_attribute_called_code_is_the_causes(recorder):
+    with pytest.raises(OfItsClassError) as info:
+        ray.get(recorder.fail.remote(OfItsClassError()))
+    assert info.value.code == 404
+    with pytest.raises(OfItsMethodError) as info:
+        ray.get(recorder.fail.remote(OfItsMethodError(5)))
+    assert info.value.code() == 5
+    with pytest.raises(KeyError) as info:
+        ray.get(recorder.fail.remote(KeyError()))
+    assert info.value.code == "Internal"
+
+
+@ray.remote
+class Stops:
+    def call(self):
+        raise StopIteration(3)
+
+    def items(self):
+        yield 1
+        raise StopIteration(3)
+
+
+@ray.remote
+class StopsOnALoop:
+    async def call(self):
+        raise StopIteration(3)
+
+    async def passes_on(self, stops):
+        return await stops.call.remote()
+
+
+def test_a_stop_iteration_is_raised_as_one_where_python_lets_it():
+    """As Ray has it, too: what passes through a coroutine or a generator is a RuntimeError."""
+    stops, on_a_loop = Stops.options(num_cpus=0).remote(), StopsOnALoop.options(num_cpus=0).remote()
+    with pytest.raises(StopIteration) as info:
+        ray.get(stops.call.remote(), timeout=GUARD_S)
+    assert isinstance(info.value, exceptions.RayTaskError)
+    assert info.value.value == 3
+
+    async def main():
+        return await stops.call.remote()
+
+    items = stops.items.remote()
+    assert ray.get(next(items), timeout=GUARD_S) == 1
+    for ref in (on_a_loop.call.remote(), on_a_loop.passes_on.remote(stops), next(items)):
+        with pytest.raises(RuntimeError, match=r"raised .*StopIteration") as info:
+            ray.get(ref, timeout=GUARD_S)
+        assert isinstance(info.value, exceptions.RayTaskError)
+    for take in (stops.call.remote().future().result, lambda: asyncio.run(main())):
+        with pytest.raises(RuntimeError, match="StopIteration") as info:
+            take()
+        assert isinstance(info.value.__cause__, StopIteration)
 
 
 class WithCauseError(Exception):
