@@ -156,9 +156,23 @@ def test_a_failure_that_passes_through_two_actors_keeps_its_class_and_both_place
     assert outer.code == 7
     assert "Outer.call" in str(outer)
     assert "Inner.fail" in str(outer)
-    third = raised(outer, "Third.call")
-    assert isinstance(third, NeedsTwoError)
-    assert len(str(third)) < 3 * len(str(inner))
+    text = str(raised(outer, "Third.call"))
+    assert text.index("Third.call raised") < text.index("Outer.call raised") < text.index("Inner.fail raised")
+    assert text.count("Traceback (most recent call last)") == text.count("raise error") == 3
+    assert text.endswith(" (7)")
+
+
+def test_a_failure_that_passes_through_very_many_actors_tells_the_first_and_the_last():
+    error = raised(NeedsTwoError(7, "seven"), "Inner.fail")
+    for k in range(1000):
+        error = raised(error, f"Outer{k}.call")
+    text = str(error)
+    assert len(text) < 70_000
+    assert text.startswith("Outer999.call raised\n")
+    assert "Outer998.call raised" in text
+    assert "Outer1.call raised" in text
+    assert "Inner.fail raised" in text
+    assert text.endswith(" (7)")
 
 
 def test_raising_from_a_task_error_keeps_both():

@@ -173,7 +173,7 @@ def test_last_words_lose_nothing_that_a_pool_wanted_meanwhile(pools):
     pool = object.__new__(_Pool)
     raised = SimpleNamespace(value=lambda: (True, b"", []))
     pool.native = Wanting(condemned=["forced"], ended=["unmade"], raised=[(7, 1, raised), (8, 2, raised)])
-    pool.functions = {1: SimpleNamespace(retries=Retries.of(3, True)), 2: SimpleNamespace(retries=Retries.of(3, False))}
+    pool.judges = {1: Retries.of(3, True), 2: Retries.of(3, False)}
     pool.workers = {who: SimpleNamespace(_ref=SimpleNamespace(ready=False)) for who in ("unmade", "busy")}
     pools._pools["one"] = pool
     assert pools.last_words(time.monotonic() + 1000.0)
@@ -217,8 +217,8 @@ def test_a_function_may_be_called_while_its_pool_begins(pools, monkeypatch):
     found = []
 
     class Begins:
-        def __init__(self, *_):
-            self.workers, self.functions, self.native = {}, {}, None
+        def __init__(self, _, number, *__):
+            self.number, self.workers, self.judges, self.native = number, {}, {}, None
 
         def begin(self, *_):
             if not found:
@@ -236,8 +236,8 @@ def test_a_function_may_be_called_while_its_pool_begins(pools, monkeypatch):
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_pool_whose_beginning_is_interrupted_is_seen_to_if_it_has_workers(pools, monkeypatch, begun):
     class Interrupted:
-        def __init__(self, *_):
-            self.workers, self.functions, self.native = {}, {}, None
+        def __init__(self, _, number, *__):
+            self.number, self.workers, self.judges, self.native = number, {}, {}, None
 
         def begin(self, *_):
             self.workers = {"w": None} if begun else {}
@@ -247,8 +247,9 @@ def test_a_pool_whose_beginning_is_interrupted_is_seen_to_if_it_has_workers(pool
     function = SimpleNamespace(resources={"CPU": 1.0}, placed=({}, {}, None), name="f", retries=Retries.of(0, False), pool=None)
     with pytest.raises(KeyboardInterrupt):
         pools._pool_of(function)
-    assert len(pools._pools) == begun
+    assert len(pools._pools) == len(pools._numbered) == begun
     if begun:
+        assert [pool.workers for pool in pools._awake] == [{"w": None}]
         assert pools._pool_of(function).workers == {"w": None}
 
 

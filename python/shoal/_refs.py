@@ -15,24 +15,44 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal import _native, _serialize
 from shoal._ids import JobID
 from shoal._runtime import session as _session
 from shoal._runtime import state
-from shoal.exceptions import ShoalError, TaskError
+from shoal.exceptions import ShoalError, TaskError, Unavailable
 
 if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
 
-__all__ = ["ObjectRef", "ResultRef", "Waitable", "awaits", "callbacks", "load", "new_object_id", "when_gone", "when_ready"]
+__all__ = [
+    "ObjectRef",
+    "ResultRef",
+    "Waitable",
+    "awaits",
+    "callbacks",
+    "load",
+    "new_object_id",
+    "when_gone",
+    "when_ready",
+    "when_ready_for_pools",
+]
 
 
 def new_object_id() -> str:
     """Of this job: 32 hexadecimal digits, the first half of which are the job's."""
     return f"{_session().job}{os.urandom(8).hex()}"
+
+
+def _travelling() -> _native.Session:
+    """The session, of a reference that is to be sent or kept as bytes. None is opened for that: it would not know what it refers to."""
+    if state.session is None and not state.forked:
+        hint = "get its value and pickle that, before shutdown()"
+        raise Unavailable("this reference is of a cluster that was left: nobody can follow it", reason="Closed", hint=hint)
+    return _session()
 
 
 class Waitable:
@@ -58,14 +78,19 @@ class ObjectRef(Waitable):
     def _named(self) -> str:
         """Its id: most references never need one."""
         if not self._id:
-            fresh = new_object_id()
-            self._id = fresh[:16] + self._ref.known_as(fresh[16:])
+            fresh = new_object_id() if state.session is not None else "0" * 16 + os.urandom(8).hex()  # to tell it from others will do
+            name = fresh[:16] + self._ref.known_as(fresh[16:])
+            with _first:
+                self._id = self._id or name
         return self._id
 
     def _publish(self) -> str:
         if not self._owner:
-            _session().publish(self._ref, self._named())
-            self._owner = _session().place
+            session, name = _travelling(), self._named()
+            with _first:
+                if not self._owner:
+                    session.publish(self._ref, name)
+                    self._owner = session.place
         return self._id
 
     __class_getitem__ = classmethod(types.GenericAlias)
@@ -100,7 +125,7 @@ class ObjectRef(Waitable):
         if self._ref.ready:
             _settle(future, self)
         else:
-            _of_loop(loop).add(self, lambda: _settle(future, self))
+            _of_loop(loop).add(self, partial(_settle, future, self))
         return future
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -117,7 +142,7 @@ class ObjectRef(Waitable):
     def __reduce__(self):
         object_id = self._publish()
         if not _serialize.note_ref(self._ref):
-            _session().pin(self._ref)
+            _travelling().pin(self._ref)
         return _fetch, (object_id, self._where, self._owner)
 
     def __repr__(self) -> str:
@@ -134,7 +159,7 @@ class ResultRef:
         raise NotImplementedError
 
 
-_first = threading.Lock()
+_first = threading.RLock()  # of the threads that first need a name, or a copy; a signal may find it held by its own
 
 
 class _Afar(ObjectRef):
@@ -156,7 +181,7 @@ class _Afar(ObjectRef):
     def __reduce__(self):
         held = _get_ref(self)
         if not _serialize.note_ref(held):
-            _session().pin(held)
+            _travelling().pin(held)
         return _fetch, (self._id, self._where, self._owner)
 
     def __repr__(self) -> str:
@@ -199,8 +224,13 @@ def awaits(ref: ObjectRef) -> asyncio.Future:
     if ref._ref.ready:
         future.set_result(None)
     else:
-        _of_loop(loop).add(ref, lambda: None if future.done() else future.set_result(None))
+        _of_loop(loop).add(ref, partial(_tell, future))
     return future
+
+
+def _tell(future: asyncio.Future) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _settle(future, ref: ObjectRef) -> None:
@@ -271,7 +301,9 @@ def _hand_over() -> None:
 
 
 class _OfLoop(_Awaited):
-    """Calls back on an asyncio loop."""
+    """Calls back on an asyncio loop, to settle the future that a callback has as its first argument."""
+
+    _FEW = _many = 64  # callbacks, among which those of futures that were cancelled are not looked for
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         super().__init__()
@@ -279,8 +311,12 @@ class _OfLoop(_Awaited):
         self._leaving = False
         contextvars.Context().run(loop.add_reader, self.readiness.fd, self.deliver)  # not in that of the call which happens to be the first
 
-    def add(self, ref: ObjectRef, callback: Callable[[], None]) -> None:
+    def add(self, ref: ObjectRef, callback: partial) -> None:
         super().add(ref, callback)
+        if len(self._callbacks) >= self._many:
+            for number in [n for n, c in self._callbacks.items() if c.args[0].done()]:
+                del self._callbacks[number]
+            self._many = 2 * len(self._callbacks) + self._FEW
         if not self._leaving:  # once per turn of the loop, after what is ready to run has made its calls
             self._leaving = True
             self._loop().call_soon(self._leave)
@@ -336,7 +372,8 @@ class _Once:
             return self._thread
 
 
-_for_us, _for_users = _Once(), _Once()  # what a user's code waits for may need ours
+# What a user's code waits for may need ours; what the callback of a pool waits for, both.
+_for_us, _for_users, _for_pools = _Once(), _Once(), _Once()
 
 
 def callbacks() -> _Thread:
@@ -349,9 +386,16 @@ def when_ready(ref: ObjectRef, callback: Callable[[], None]) -> None:
     callbacks().add(ref, callback)
 
 
+def when_ready_for_pools(ref: ObjectRef, callback: Callable[[], None]) -> None:
+    """The same in a thread in which users' code runs, that of ``util.multiprocessing``."""
+    _for_pools.get().add(ref, callback)
+
+
 def _after_fork_in_child() -> None:
-    _for_us.forget()
-    _for_users.forget()
+    global _first
+    _first = threading.RLock()
+    for each in (_for_us, _for_users, _for_pools):
+        each.forget()
     _loops.clear()
 
 

@@ -361,12 +361,13 @@ class RemoteFunction:
     """A function decorated with ``remote``."""
 
     def __init__(self, function, options: dict[str, Any]):
-        if inspect.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise Unimplemented("async remote functions are not in this release", hint="use an ordinary function")
         if not hasattr(function, "__name__"):
             raise TypeError(f"a remote function is a function, not {function!r}: write one that calls it")
         check_call_options(options, "remote functions", _OPTIONS)
         self._function, self._options, self._known = function, options, None  # known: to the session
+        self._sent: list = []  # one at most; what options() makes of this has the same list
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
     @cached_property
@@ -376,6 +377,7 @@ class RemoteFunction:
     def options(self, **options) -> RemoteFunction:
         options = {**self._options, **_check_options(options)}
         check_call_options(options, "remote functions", _OPTIONS)
+        self._takes  # noqa: B018 which the other need not find out, too
         other = object.__new__(RemoteFunction)
         other.__dict__.update(self.__dict__, _options=options, _known=None)
         return other
@@ -395,14 +397,17 @@ class RemoteFunction:
         return FunctionNode(self, args, kwargs)
 
     def _know(self):
-        from shoal._tasks import Function, FunctionPool  # after this module: its workers are actors
+        from shoal._tasks import Function, FunctionPool, Sent  # after this module: its workers are actors
 
         if state.functions is None:
             state.functions = FunctionPool()
         options = {k: v for k, v in self._options.items() if v is not None}
         if "num_returns" not in options and inspect.isgeneratorfunction(self._function):
             options["num_returns"] = "streaming"
-        return Function(self._function, options.get("name") or self.__name__, _resources(options, 1), options)
+        name = options.get("name") or self.__name__
+        if not self._sent or self._sent[0].session is not _session():
+            self._sent[:] = [Sent(self._function, name)]
+        return Function(self._sent[0], name, _resources(options, 1), options)
 
     def __call__(self, *args, **kwargs):
         raise TypeError(f"call {self.__name__}.remote(...), or the plain function")

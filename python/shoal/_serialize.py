@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import io
 import os
 import pickle
@@ -100,6 +101,8 @@ def _set_attributes(obj, attributes: dict[str, Any]) -> None:
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
         kind = type(obj)
+        if kind in copyreg.dispatch_table:  # somebody knows better (register_serializer)
+            return NotImplemented
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and _in_memory(obj, torch):
             return (*_tensor_parts(obj, torch), vars(obj) or None, None, None, _set_attributes)
@@ -200,7 +203,8 @@ def dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> tuple[bytes, list[m
         return False
 
     numpy = sys.modules.get("numpy")
-    if numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject and (view := _for_reading(value)) is not None:
+    plain_array = numpy is not None and type(value) is numpy.ndarray and numpy.ndarray not in copyreg.dispatch_table
+    if plain_array and not value.dtype.hasobject and (view := _for_reading(value)) is not None:
         return pickle.dumps(view, protocol=5, buffer_callback=out_of_band), buffers  # as it is often: without cloudpickle
     with io.BytesIO() as file:
         pickler(file, protocol=5, buffer_callback=out_of_band).dump(value)
@@ -240,17 +244,38 @@ def loads(head, buffers=()) -> Any:
     return pickle.loads(head, buffers=buffers)
 
 
-def _process_of(error: TaskError) -> tuple[int, str]:
-    pid, ip = error.pid, error.ip  # or attributes of these names that its cause has
-    return (pid, ip) if isinstance(pid, int) and isinstance(ip, str) else (0, "")
-
-
 def dump_exception(error: BaseException, where: str, host: str = "") -> tuple[bytes, list[memoryview]]:
     """A TaskError that carries ``error`` as far as it can travel, and its traceback in any case. ``host``: where others reach this one."""
-    if isinstance(error, TaskError):  # what another actor's code raised: its traceback is the one that matters
-        return dumps(TaskError(error.cause, str(error), where, *_process_of(error)))
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = _traceback_of(error)
+    if isinstance(error, TaskError):  # what another actor's code raised: its own traceback is the end of this one
+        theirs = error._shoal_error
+        return dumps(TaskError(theirs.cause, text, where, theirs.pid, theirs.ip))
     return dumps(TaskError(error, text, where, os.getpid(), host))
+
+
+_HERE = os.path.dirname(__file__) + os.sep
+_MAX_TEXT = 1 << 16  # of a traceback, in characters
+
+
+def _traceback_of(error: BaseException) -> str:
+    """As Python shows it, but for what this package did around the user's code; of one that is too long its beginning and its end."""
+    told = traceback.TracebackException.from_exception(error)
+    pairs: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(told, error)]
+    while pairs:
+        of, one = pairs.pop()
+        if of is None or one is None:  # a cause that is told elsewhere already
+            continue
+        ours = [frame.filename.startswith(_HERE) for frame in of.stack]
+        if not all(ours):
+            end = len(ours) - ours[::-1].index(False) if isinstance(one, TaskError) else len(ours)  # behind it a value was fetched
+            of.stack = traceback.StackSummary.from_list(of.stack[ours.index(False) : end])
+        pairs += [(of.__cause__, one.__cause__), (of.__context__, one.__context__)]
+        pairs += zip(getattr(of, "exceptions", None) or (), getattr(one, "exceptions", ()), strict=False)
+    text = "".join(told.format())
+    if len(text) > _MAX_TEXT:
+        out = len(text) - _MAX_TEXT
+        text = f"{text[: _MAX_TEXT // 4]}\n[... {out} characters ...]\n{text[_MAX_TEXT // 4 + out :]}"
+    return text
 
 
 def pack_exception(error: BaseException | None) -> bytes:

@@ -27,7 +27,7 @@ from shoal._runtime import session, state
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import NotFound, ShoalError
 
-__all__ = ["Function", "FunctionPool", "FunctionWorker"]
+__all__ = ["Function", "FunctionPool", "FunctionWorker", "Sent"]
 
 _END_S = 5.0  # for what the pool's thread does, when the session ends
 
@@ -46,20 +46,33 @@ class FunctionWorker:
         return function(*args, **kwargs)
 
 
-class Function:
-    """A function with its options as a session knows it: pickled once, and by a number."""
+class Sent:
+    """A function as a session knows it, whatever the options of its calls: pickled once, and by a number."""
 
     _numbers = itertools.count(1)
 
-    def __init__(self, function, name: str, resources: dict[str, float], options: dict[str, Any]):
-        self.session, self.number, self.name, self.resources, self.options = session(), next(self._numbers), name, resources, options
+    def __init__(self, function, name: str):
+        self.session, self._by_judgement = session(), {}
         try:
             self.code = self.session.put(*_serialize.pack_function(function))
         except _serialize.UNSENDABLE as error:
             hint = "shoal.util.inspect_serializability(..) of the function shows what it refers to"
             raise TypeError(f"remote function {name} cannot be sent: {error}; {hint}") from error
+
+    def number(self, retries: Retries) -> int:
+        """One for calls whose failures are judged alike, since a pool asks for a judgement by it."""
+        judgement = retries.exceptions if retries.judges_exceptions else False
+        return self._by_judgement.setdefault(judgement, next(self._numbers))
+
+
+class Function:
+    """One with its options."""
+
+    def __init__(self, sent: Sent, name: str, resources: dict[str, float], options: dict[str, Any]):
+        self.session, self.code, self.name, self.resources = sent.session, sent.code, name, resources
         self.placed = (*where(options), options.get("runtime_env"))
         self.retries = Retries.of(options.get("max_retries", MAX_RETRIES), options.get("retry_exceptions", False))
+        self.number = sent.number(self.retries)
         # Memory of a device is given back by the end of the process only.
         self.max_calls = options.get("max_calls", 1 if resources.get("GPU") else 0)
         self.extra = extra_of(options)
@@ -69,13 +82,14 @@ class Function:
 class _Pool:
     """Workers of one amount of resources, place and environment."""
 
-    def __init__(self, owner: FunctionPool, resources: dict[str, float], placed: tuple[dict, dict, dict | None]):
-        self.resources, self.placed = resources, placed
+    def __init__(self, owner: FunctionPool, number: int, resources: dict[str, float], placed: tuple[dict, dict, dict | None]):
+        self.number, self.resources, self.placed = number, resources, placed
         self.spread = "spread" in placed[0]  # over nodes, each of which has a worker and its turn
-        self.native = _native.TaskPool(owner.session, owner.readiness, 0, self.spread)
+        self.native = _native.TaskPool(owner.session, owner.readiness, number, self.spread)
         self._look_at, self._called, self._roomy = 0.0, False, []  # at the nodes; since then; what was seen
-        self.functions: dict[int, Function] = {}  # that may have to be judged
+        self.judges: dict[int, Retries] = {}  # of functions whose failures may have to be judged
         self.empty = True  # of workers, when it was last looked at
+        self.asleep = False  # nor did anything wait for some: there is nothing to see to until it says so
         self.workers: dict[str, ObjectRef] = {}  # and what tells whether they are made; some may be dead
         self._many = _FEW
 
@@ -144,7 +158,7 @@ class _Pool:
             owner.condemn(condemned)
             owner.end(self, ended)
         for task, function, ref in raised:
-            self.native.judged(task, self.functions[function].retries.worth_another(ref))
+            self.native.judged(task, self.judges[function].worth_another(ref))
         return workers, starting, alone
 
     def attend(self, owner: FunctionPool) -> bool:
@@ -158,6 +172,7 @@ class _Pool:
         workers, starting, alone = self.take(owner, owner.IDLE_S)
         owner.see_off()
         self.empty = alone
+        self.asleep = alone and not workers and not self.native.first_waiting()
         if not workers:
             return False
         room = owner.room_for(self, workers, starting)
@@ -220,6 +235,9 @@ class FunctionPool:
         self.session, self.readiness = session(), _native.Readiness()
         self._lock, self.retiring = threading.RLock(), threading.Lock()  # a user's code that the GC runs may call what has no pool yet
         self._pools: dict[tuple, _Pool] = {}
+        self._numbers = itertools.count(1)  # of pools, by which they say that they want something
+        self._numbered: dict[int, _Pool] = {}
+        self._awake: dict[_Pool, None] = {}  # those to see to, in the order in which they became that
         self._leaving: list[_Leaving] = []  # under retiring
         self._again_at, self._looked_at = 0.0, time.monotonic()
         self._ended = False
@@ -313,15 +331,18 @@ class FunctionPool:
         with self._lock:
             pool = self._pools.get(key)
             if pool is None:
-                pool = self._pools.setdefault(key, _Pool(self, function.resources, function.placed))
+                pool = self._pools.setdefault(key, _Pool(self, next(self._numbers), function.resources, function.placed))
+                self._numbered[pool.number] = pool
                 try:
                     pool.begin(self, function.name)  # here, so that whoever calls first hears why there can be none
                 except BaseException:
                     if not pool.workers:  # with one it is seen to, and found by the next call: Ctrl-C, or an alarm
-                        del self._pools[key]
+                        del self._pools[key], self._numbered[pool.number]
                     raise
+                finally:
+                    self._awake[pool] = None  # it has a worker now
             if function.retries.judges_exceptions:
-                pool.functions[function.number] = function
+                pool.judges[function.number] = function.retries
             function.pool = pool
         return pool
 
@@ -348,16 +369,22 @@ class FunctionPool:
             poll.poll(wait_s * 1000)
             if self._ended:
                 return
-            self.readiness.take()
+            for number in self.readiness.take():
+                if (pool := self._numbered.get(number)) is not None:
+                    self._awake[pool] = None
             short = False
             self.see_off()  # first: there is room then
-            pools = tuple(self._pools.values())
+            pools = tuple(self._awake.copy())  # which is made at once
             with contextlib.suppress(Exception):  # the head is away
                 if time.monotonic() >= self._ask_at and not all(pool.empty for pool in pools):
                     self._ask()
             for pool in pools:
+                del self._awake[pool]  # before it is looked at: who adds a worker meanwhile wakes it
+                pool.asleep = False
                 with contextlib.suppress(Exception):  # the session is closed
                     short |= pool.attend(self)
+                if not pool.asleep:
+                    self._awake[pool] = None
             busy = not all(pool.empty for pool in pools)
             wait_s = self.LOOK_S if short else self.LEASE_S if busy else self.IDLE_S / 4
             if short:

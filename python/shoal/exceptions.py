@@ -357,7 +357,8 @@ def from_error(code: int, reason: str, message: str, hint: str, context: list[st
 
 
 class TaskError(ShoalError):
-    """User code raised on the other side. ``cause`` is what it raised; the message carries its traceback.
+    """User code raised on the other side. ``cause`` is what it raised; the message carries its traceback, and those of
+    the calls that it passed through, outermost first.
 
     What ``get`` raises is an instance of this *and* of the cause's own class. ``cause`` is None when it could not travel: the message is
     there in any case. ``pid`` and ``ip`` are of the process that ran it (0 and "" where nobody said). Ray's names: ``function_name`` is
@@ -374,12 +375,17 @@ class TaskError(ShoalError):
 
         return _unpack, (_serialize.pack_exception(self.cause), self.traceback_text, self.where, self.pid, self.ip)
 
+    @property
+    def _shoal_error(self) -> TaskError:
+        """Itself, without what a mix has of its cause: attributes of any name."""
+        return self
+
     def as_instanceof_cause(self) -> Exception:
         """Ray's spelling of ``as_instance_of_cause``."""
         return self.as_instance_of_cause()
 
     def as_instance_of_cause(self) -> Exception:
-        """This error as an exception that ``except CauseClass`` catches, too.
+        """This error as an exception that ``except CauseClass`` catches, too. It has the cause's attributes, but for one called ``cause``.
 
         Not of a SystemExit or KeyboardInterrupt: another process's end is no reason for this one's.
         """
@@ -397,8 +403,12 @@ class TaskError(ShoalError):
             return _unpack_as_cause, outer.__reduce__()[1]
 
         try:
-            both = type(f"TaskError({cls.__name__})", (TaskError, cls), {"__str__": text, "__reduce__": reduced})
-            return bare(both, args, {**vars(outer), **attributes})
+            body = {"__str__": text, "__reduce__": reduced, "_shoal_error": outer}
+            of_class = [vars(base)["code"] for base in cls.__mro__ if "code" in vars(base)]
+            if of_class and not issubclass(cls, ShoalError):  # ours would hide it
+                body["code"] = of_class[0]
+            both = type(f"TaskError({cls.__name__})", (TaskError, cls), body)
+            return bare(both, args, {**vars(outer), **attributes, "cause": self.cause})
         except Exception:  # its class forbids such a mix
             return self
 

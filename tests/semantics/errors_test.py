@@ -1,5 +1,6 @@
 """Row A3, errors: Ray's names, where they are raised, and that they travel."""
 
+import asyncio
 import os
 import pickle
 import signal
@@ -95,6 +96,125 @@ def test_the_cause_is_there_under_both_spellings(recorder):
     with pytest.raises(exceptions.RayTaskError) as info:
         ray.get(recorder.fail.remote(KeyError("mine")))
     assert isinstance(info.value.as_instanceof_cause(), KeyError)
+
+
+def test_a_failure_says_where_it_passed_in_each_process(recorder):
+    """Outermost first, as Ray has it, and nothing of what lies between."""
+    first, second = Recorder.remote(), Recorder.remote()
+
+    def in_the_middle(self, first):
+        return ray.get(first.fail.remote(KeyError("deep")))
+
+    def outermost(self, second, first):
+        try:
+            return ray.get(second.__ray_call__.remote(in_the_middle, first))
+        except KeyError as error:
+            raise RuntimeError("told anew") from error
+
+    with pytest.raises(RuntimeError) as info:
+        ray.get(recorder.__ray_call__.remote(outermost, second, first), timeout=GUARD_S)
+    text = str(info.value)
+    at = [text.index(f"in {name}\n") for name in ("in_the_middle", "fail")]
+    assert at == sorted(at)
+    assert text.count("raise error") == 1  # in cast.py
+    assert text.index("KeyError: 'deep'") < text.index("direct cause") < text.index("RuntimeError: told anew")
+    assert "in get\n" not in text
+
+
+class OfItsClassError(Exception):
+    code = 404
+
+
+class OfItsMethodError(Exception):
+    def code(self):
+        return self.args[0]
+
+
+def test_an_attribute_called_code_is_the_causes(recorder):
+    with pytest.raises(OfItsClassError) as info:
+        ray.get(recorder.fail.remote(OfItsClassError()))
+    assert info.value.code == 404
+    with pytest.raises(OfItsMethodError) as info:
+        ray.get(recorder.fail.remote(OfItsMethodError(5)))
+    assert info.value.code() == 5
+    with pytest.raises(KeyError) as info:
+        ray.get(recorder.fail.remote(KeyError()))
+    assert info.value.code == "Internal"
+
+
+@ray.remote
+class Stops:
+    def call(self):
+        raise StopIteration(3)
+
+    def items(self):
+        yield 1
+        raise StopIteration(3)
+
+
+@ray.remote
+class StopsOnALoop:
+    async def call(self):
+        raise StopIteration(3)
+
+    async def passes_on(self, stops):
+        return await stops.call.remote()
+
+
+def test_a_stop_iteration_is_raised_as_one_where_python_lets_it():
+    """As Ray has it, too: what passes through a coroutine or a generator is a RuntimeError."""
+    stops, on_a_loop = Stops.options(num_cpus=0).remote(), StopsOnALoop.options(num_cpus=0).remote()
+    with pytest.raises(StopIteration) as info:
+        ray.get(stops.call.remote(), timeout=GUARD_S)
+    assert isinstance(info.value, exceptions.RayTaskError)
+    assert info.value.value == 3
+
+    async def main():
+        return await stops.call.remote()
+
+    items = stops.items.remote()
+    assert ray.get(next(items), timeout=GUARD_S) == 1
+    for ref in (on_a_loop.call.remote(), on_a_loop.passes_on.remote(stops), next(items)):
+        with pytest.raises(RuntimeError, match=r"raised .*StopIteration") as info:
+            ray.get(ref, timeout=GUARD_S)
+        assert isinstance(info.value, exceptions.RayTaskError)
+    for take in (stops.call.remote().future().result, lambda: asyncio.run(main())):
+        with pytest.raises(RuntimeError, match="StopIteration") as info:
+            take()
+        assert isinstance(info.value.__cause__, StopIteration)
+
+
+class WithCauseError(Exception):
+    def __init__(self, message, cause=None):
+        super().__init__(message)
+        self.cause = cause
+
+
+@pytest.mark.parametrize("cause", [None, ValueError("theirs"), "text"], ids=["none", "exception", "text"])
+def test_an_attribute_called_cause_is_no_reason_to_be_another_error_two_calls_away(recorder, cause):
+    failing = Recorder.remote()
+
+    def passes_on(self, failing):
+        return ray.get(failing.fail.remote(WithCauseError("mine", cause)))
+
+    with pytest.raises(WithCauseError, match="mine") as info:
+        ray.get(recorder.__ray_call__.remote(passes_on, failing), timeout=GUARD_S)
+    assert not isinstance(info.value, ValueError)
+    assert info.value.args == ("mine",)
+    assert type(info.value.cause) is WithCauseError
+    assert repr(info.value.cause.cause) == repr(cause)
+
+
+def test_a_failure_with_an_attribute_called_cause_is_worth_another_attempt_two_calls_away(recorder):
+    tried = Recorder.remote()
+
+    @ray.remote(max_retries=1, retry_exceptions=[WithCauseError], num_cpus=0)
+    def passes_on(recorder, tried):
+        if ray.get(tried.add.remote("tried")) == 1:
+            ray.get(recorder.fail.remote(WithCauseError("once")))
+        return "done"
+
+    assert ray.get(passes_on.remote(recorder, tried), timeout=GUARD_S) == "done"
 
 
 def test_an_exception_group_of_ones_own_class_keeps_its_attributes(recorder):

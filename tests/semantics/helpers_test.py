@@ -144,6 +144,17 @@ def test_map_drops_what_was_submitted_before(actors, gate):
     assert list(results) == [0, 1, 2]
 
 
+def test_map_drops_what_was_passed_over_by_an_unordered_take(actors, gate):
+    pool = ActorPool(actors)
+    for name in ("passed over", "taken"):
+        pool.submit(lambda a, v: a.wait_at.remote(gate, v, v), name)
+    gate.open.remote("taken")
+    assert pool.get_next_unordered() == "taken"
+    results = pool.map(echo, range(3))
+    gate.open.remote("passed over")
+    assert list(results) == [0, 1, 2]
+
+
 def test_a_failure_is_raised_where_it_is_taken_and_the_actor_is_used_again(actors):
     pool = ActorPool(actors[:1])
     pool.submit(lambda a, v: a.fail.remote(KeyError(v)), "mine")

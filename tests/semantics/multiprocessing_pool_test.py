@@ -3,6 +3,7 @@
 import os
 import pickle
 import threading
+from types import SimpleNamespace
 
 import pytest
 from cast import GUARD_S, Gate
@@ -98,6 +99,23 @@ def test_who_has_the_least_to_do_gets_the_next_call(pool):
     ray.kill(gate)
 
 
+def test_what_runs_is_not_looked_through_for_each_call(pool, monkeypatch):
+    class Running:
+        looks = 0
+
+        @property
+        def ready(self):
+            Running.looks += 1
+            return False
+
+    process = SimpleNamespace(run=SimpleNamespace(remote=lambda *_: SimpleNamespace(_ref=Running())))
+    monkeypatch.setattr(pool, "_actors", [process, process])
+    for _ in range(1000):
+        pool.apply_async(square, (1,))
+    assert [len(refs) for refs in pool._running] == [500, 500]
+    assert Running.looks <= 2 * 1000
+
+
 def test_an_exception_is_raised_where_the_result_is_taken(pool):
     with pytest.raises(KeyError, match="2"):
         pool.map(odd_only, [1, 2, 3])
@@ -121,6 +139,33 @@ def test_callbacks_are_called_once_with_all_of_it(pool):
     assert said[0] == [0, 1, 4, 9, 16]
     assert isinstance(said[1], KeyError)
     assert len(said) == 2
+
+
+class Flaky:
+    def __init__(self):
+        self.calls = 0
+
+    def second_time(self):
+        self.calls += 1
+        if self.calls == 1:
+            raise OSError("again")
+        return self.calls
+
+
+def test_a_callback_may_wait_for_what_this_process_sees_to(pool):
+    flaky, there, said = ray.remote(Flaky).remote(), threading.Event(), []
+    retried = flaky.second_time.options(max_task_retries=3, retry_exceptions=True)
+
+    def call(what):
+        try:
+            said.append((what, ray.get(retried.remote(), timeout=GUARD_S), retried.remote().future().result(GUARD_S)))
+        finally:
+            there.set()
+
+    pool.apply_async(square, (3,), callback=call)
+    assert there.wait(3 * GUARD_S)
+    assert said == [(9, 2, 3)]
+    ray.kill(flaky)
 
 
 def test_processes_begin_with_the_initializer_and_are_replaced():

@@ -3,14 +3,17 @@
 import asyncio
 import concurrent.futures
 import copy
+import gc
 import os
 import threading
+import weakref
 
 import numpy as np
 import pytest
 from cast import GUARD_S
 
 import shoal as ray
+from shoal import _refs
 from shoal.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 
@@ -169,6 +172,34 @@ def test_hex_and_binary_name_a_reference():
     assert bytes.fromhex(ref.hex()) == ref.binary()
 
 
+def test_threads_that_name_a_reference_at_once_give_it_one_name(gate, recorder, monkeypatch):
+    """The second is done while the first looks for a name."""
+    ref, named = gate.wait.remote(then="there"), []
+
+    def other():
+        named.append(hash(ref))
+        named.append(recorder.get.remote([ref]))
+
+    def look_for_a_name(look=_refs.new_object_id):
+        found = look()
+        if not named:
+            named.append(None)
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+        return found
+
+    monkeypatch.setattr(_refs, "new_object_id", look_for_a_name)
+    first = ref.hex()
+    monkeypatch.undo()
+    _, hashed, got = named
+    assert ref.hex() == first
+    assert hash(ref) == hashed
+    ray.get(gate.open.remote())
+    assert ray.get(got, timeout=GUARD_S) == ["there"]
+    assert ray.get(recorder.get.remote([ref]), timeout=GUARD_S) == ["there"]
+
+
 def test_naming_a_pending_reference_does_not_wait_for_it(gate):
     ref = gate.wait.remote(then="value")
     table = {ref: 1, ref.hex(): 2}
@@ -236,6 +267,23 @@ def test_asyncio_wait_for_gives_up_and_the_reference_stays_good(gate):
         ref = gate.wait.remote(then="late")
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(ref, 0.01)
+        await gate.open.remote()
+        return await ref
+
+    assert asyncio.run(main()) == "late"
+
+
+def test_giving_up_again_and_again_keeps_nothing(gate):
+    async def main():
+        ref, given_up = gate.wait.remote(then="late"), []
+        for _ in range(1000):
+            future = ref.as_future()
+            given_up.append(weakref.ref(future))
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(future, 0)
+        del future
+        gc.collect()
+        assert sum(each() is not None for each in given_up) < 200
         await gate.open.remote()
         return await ref
 

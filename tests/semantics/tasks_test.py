@@ -12,6 +12,7 @@ from cast import GUARD_S
 from leftovers import alive, wait_until
 
 import shoal as ray
+from shoal import _tasks
 from shoal._runtime import state
 from shoal._tasks import FunctionPool
 from shoal.exceptions import ActorDiedError, RayTaskError, WorkerCrashedError
@@ -200,6 +201,17 @@ def test_retries_of_exceptions_end_too(tries):
     assert len(ray.get(tries.all.remote())) == 3
 
 
+def test_calls_of_one_function_are_run_again_each_after_its_own_exceptions(tries):
+    wanted = ([KeyError], [OSError, ValueError], True)
+    for k, exceptions in enumerate(wanted):
+        with pytest.raises(ValueError, match="mine"):
+            ray.get(raises_until.remote(tries, 100, ValueError("mine")), timeout=GUARD_S)
+        again = raises_until.options(retry_exceptions=exceptions, max_retries=1)
+        with pytest.raises(ValueError, match="mine"):
+            ray.get(again.remote(tries, 100, ValueError("mine")), timeout=GUARD_S)
+        assert len(ray.get(tries.all.remote())) == (2, 5, 8)[k]
+
+
 def test_functions_that_waited_for_a_process_which_died_are_run_by_another(tries):
     """They never began: it costs none of their retries."""
     refs = [dies_until.options(max_retries=1, num_cpus=8).remote(tries, 2)]
@@ -258,6 +270,15 @@ def test_a_process_runs_at_most_max_calls(max_calls):
     assert max(pids.count(p) for p in pids) == max_calls
 
 
+def test_calls_with_options_of_their_own_are_counted_too():
+    @ray.remote(max_calls=2)
+    def limited():
+        return os.getpid()
+
+    pids = [ray.get(limited.options(name=f"call {i}").remote(), timeout=GUARD_S) for i in range(6)]
+    assert max(pids.count(p) for p in pids) == 2
+
+
 def test_calls_at_once_are_counted_too():
     @ray.remote(max_calls=3, num_cpus=8)
     def limited():
@@ -269,6 +290,45 @@ def test_calls_at_once_are_counted_too():
 
 def test_processes_are_used_again_without_a_limit():
     assert len({ray.get(pid.remote()) for _ in range(10)}) == 1
+
+
+class Counted:
+    """How often it was pickled here."""
+
+    times = 0
+
+    def __reduce__(self):
+        Counted.times += 1
+        return Counted, ()
+
+
+def test_a_function_is_sent_once_whatever_the_options_of_its_calls():
+    counted = Counted()
+
+    @ray.remote
+    def uses():
+        return type(counted).__name__
+
+    refs = [uses.options(name=f"call {i}", num_cpus=i % 2, retry_exceptions=[OSError]).remote() for i in range(6)]
+    assert ray.get([*refs, uses.remote()], timeout=GUARD_S) == ["Counted"] * 7
+    assert Counted.times == 1
+
+
+def test_kinds_of_workers_of_which_there_are_none_are_left_alone(monkeypatch):
+    """They would take time at each turn, for ever: a program may ask for something else in each of its steps."""
+    monkeypatch.setattr(FunctionPool, "IDLE_S", 0.1)
+    mine, seen, attend = {"CPU": 2.5}, [], _tasks._Pool.attend
+    monkeypatch.setattr(_tasks._Pool, "attend", lambda pool, owner: (seen.append(pool.resources), attend(pool, owner))[1])
+
+    def are_left_alone():
+        seen.clear()
+        while seen.count(mine) < 3:
+            ray.get(pid.options(num_cpus=2.5).remote(), timeout=GUARD_S)
+        return all(each == mine for each in seen)
+
+    for _ in range(2):  # they are there again when they are asked for
+        assert ray.get([pid.options(num_cpus=k / 8).remote() for k in range(1, 9)], timeout=GUARD_S)
+        wait_until(are_left_alone, GUARD_S, "the end of the others")
 
 
 # ---- a number of results that is known in the end
@@ -301,6 +361,20 @@ def test_a_dynamic_number_of_results_of_a_failure():
 
 
 # ---- options
+
+
+async def coroutine():
+    return 1
+
+
+async def yields():
+    yield 1
+
+
+@pytest.mark.parametrize("function", [coroutine, yields])
+def test_a_function_with_async_is_refused_where_it_is_made_remote(function):
+    with pytest.raises(NotImplementedError, match="async"):
+        ray.remote(function)
 
 
 @pytest.mark.parametrize(
@@ -367,6 +441,29 @@ def test_a_function_is_named_by_its_options():
 )
 def test_the_first_use_connects(use):
     program = f"import shoal as ray, shoal.util.queue\nassert not ray.is_initialized()\n{use}\nassert ray.is_initialized()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=GUARD_S)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_old_references_do_not_connect():
+    program = """
+import pickle
+import shoal as ray
+ref, published = ray.put(1), ray.put(2)
+named = ray.put(3).hex()
+pickle.dumps(published)
+ray.shutdown()
+assert {ref: "old"}[ref] == "old" and len({ref, published}) == 2 and len(ref.hex()) == len(named)
+for old in (ref, published):
+    try:
+        pickle.dumps(old)
+    except ray.exceptions.RayError as error:
+        assert "cluster that was left" in str(error), error
+    else:
+        raise AssertionError(old)
+assert ray.get([ref, published]) == [1, 2]
+assert not ray.is_initialized()
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=GUARD_S)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -27,20 +28,18 @@ class ActorPool:
 
     def map(self, fn: Callable[[Any, Any], ObjectRef], values: Iterable[Any]) -> Iterator[Any]:
         """Results in the order of the values. What was submitted before is dropped. Iterate, or not all of it runs."""
-        self._drop(lambda: self.get_next(timeout=0, ignore_if_timedout=True))
+        self._drop()
         return self._all(fn, values, self.get_next)
 
     def map_unordered(self, fn: Callable[[Any, Any], ObjectRef], values: Iterable[Any]) -> Iterator[Any]:
         """Results as they come."""
-        self._drop(lambda: self.get_next_unordered(timeout=0, ignore_if_timedout=True))
+        self._drop()
         return self._all(fn, values, self.get_next_unordered)
 
-    def _drop(self, take: Callable[[], Any]) -> None:
+    def _drop(self) -> None:
         while self.has_next():
-            try:
-                take()
-            except Exception:  # a result that nobody asks for, or it was not there yet
-                pass
+            with contextlib.suppress(Exception):  # a result that nobody asks for, or it was not there yet
+                self.get_next_unordered(timeout=0, ignore_if_timedout=True)  # in whatever order: get_next refuses those passed over
 
     def _all(self, fn, values: Iterable[Any], take: Callable[[], Any]) -> Iterator[Any]:
         for value in values:

@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal._client import cluster_resources, get, init, is_initialized, kill, wait
 from shoal._handle import ActorHandle
-from shoal._refs import ObjectRef, when_ready
+from shoal._refs import ObjectRef, when_ready_for_pools
 from shoal._remote import ActorClass
 from shoal.exceptions import ActorHandleNotFoundError
 
@@ -46,11 +46,11 @@ class AsyncResult:
         self._left = len(refs)
         if callback is not None or error_callback is not None:
             for ref in refs:
-                when_ready(ref, self._one_is_there)
+                when_ready_for_pools(ref, self._one_is_there)
             if not refs and callback is not None:
                 callback([])
 
-    def _one_is_there(self) -> None:  # in one thread, one after the other
+    def _one_is_there(self) -> None:  # in the pools' thread, one after the other
         self._left -= 1
         if self._left:
             return
@@ -88,6 +88,13 @@ class AsyncResult:
             raise TimeoutError
         values = [_value(item) for ref in self._refs for item in get(ref)]
         return values[0] if self._single else values
+
+
+def _left(refs: deque[ObjectRef]) -> deque[ObjectRef]:
+    """Without those at its beginning that are done: one look each, however many there are."""
+    while refs and refs[0]._ref.ready:
+        refs.popleft()
+    return refs
 
 
 def _value(item: tuple[bool, Any]) -> Any:
@@ -128,8 +135,8 @@ class Pool:
         self._limit = maxtasksperchild
         self._actors: list[ActorHandle] = [self._process() for _ in range(processes)]
         self._begun = [0] * processes  # chunks, of each
-        self._running: list[list[ObjectRef]] = [[] for _ in range(processes)]
-        self._retired: list[tuple[ActorHandle, list[ObjectRef]]] = []  # until their chunks are done
+        self._running: list[deque[ObjectRef]] = [deque() for _ in range(processes)]  # of each, which takes them in this order
+        self._retired: list[tuple[ActorHandle, deque[ObjectRef]]] = []  # until their chunks are done
         self._open = True
 
     def _process(self) -> ActorHandle:
@@ -137,12 +144,11 @@ class Pool:
 
     def _submit(self, function: Callable, items: list[tuple[tuple, dict]]) -> ObjectRef:
         """To whoever has the least to do."""
-        self._retired = [(actor, left) for actor, refs in self._retired if (left := [r for r in refs if not r._ref.ready])]
-        self._running = [[r for r in refs if not r._ref.ready] for refs in self._running]
-        k = min(range(len(self._actors)), key=lambda k: len(self._running[k]))
+        self._retired = [(actor, refs) for actor, refs in self._retired if _left(refs)]
+        k = min(range(len(self._actors)), key=lambda k: len(_left(self._running[k])))
         if self._limit is not None and self._begun[k] >= self._limit:
             self._retired.append((self._actors[k], self._running[k]))
-            self._actors[k], self._begun[k], self._running[k] = self._process(), 0, []
+            self._actors[k], self._begun[k], self._running[k] = self._process(), 0, deque()
         self._begun[k] += 1
         ref = self._actors[k].run.remote(function, items)
         self._running[k].append(ref)
