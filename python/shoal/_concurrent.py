@@ -32,7 +32,7 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
     try:
         running.instance = runner.make(CallInfo(f"{cls.__name__}.__init__", None), cls, args, kwargs)
         made(session, creation)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     args = kwargs = creation = None
     session.tell_cancelled()

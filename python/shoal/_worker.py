@@ -53,7 +53,7 @@ def main() -> int:
                 early.append(creation)
             actor = creation.actor
             cls, settings, args, kwargs = _creation(creation)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         return fail_creation(session, creation, early, error, "an actor")
     running.settings, running.cls = settings, cls
     running.actor_id = actor if cls is not FunctionWorker else ""
@@ -71,7 +71,7 @@ def main() -> int:
     running.incoming = creation
     try:
         running.instance = cls(*args, **kwargs)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     mark_beginning()
     made(session, creation)
@@ -130,7 +130,7 @@ def _serve(session, instance, early: deque) -> int:
                 session.reply_with_next(incoming, *answer)
         except SystemExit as error:
             return end(session, incoming, error, early)
-        except (Exception, KeyboardInterrupt) as error:
+        except BaseException as error:  # CancelledError, trio.Cancelled, users' own: of this call alone
             refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
         # What came with a call is given back now, not when the next one comes.
         args = kwargs = extra = result = answer = incoming = running.incoming = running.info = running.extra = None

@@ -177,11 +177,16 @@ def test_kill_is_for_good_unless_a_restart_is_wanted():
         shoal.get(actor.add.remote())
 
 
-def test_one_that_cannot_be_made_is_not_tried_again():
+class OwnBaseError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [ValueError, OwnBaseError, KeyboardInterrupt])
+def test_one_that_cannot_be_made_is_not_tried_again(error):
     @shoal.remote(num_cpus=0, max_restarts=-1)
     class Broken:
         def __init__(self):
-            raise ValueError("no way")
+            raise error("no way")
 
         def ping(self):
             pass
