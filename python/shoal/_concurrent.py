@@ -9,6 +9,7 @@ import inspect
 import threading
 import traceback
 from collections import deque
+from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -20,6 +21,12 @@ from shoal.actor import ActorExit
 from shoal.exceptions import AsyncioActorExit
 
 _DEFAULT = ""  # the group of methods that name none
+
+
+def is_unfinished(result) -> bool:
+    """Whether what a method returned is to be awaited here: an ``async def`` method's, or what could not travel anyway. Not a reference,
+    which is a result like any other."""
+    return isinstance(result, Coroutine) or asyncio.isfuture(result)
 
 
 def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
@@ -222,7 +229,7 @@ class _OnLoop(_Runner):
             self.session.began(incoming)
             try:
                 result = self.function(incoming.method)(*args, **kwargs)
-                if inspect.isawaitable(result):
+                if is_unfinished(result):
                     result = await result
                 if "stream" in (extra or {}):
                     result, extra = await _stream.publish_async(self.session, incoming, result, extra["stream"]), None
