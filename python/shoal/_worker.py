@@ -226,7 +226,8 @@ def end(session, incoming, error: SystemExit, behind: deque | None = None) -> in
     _last_method(running.instance)
     if isinstance(error, ActorExit) and incoming is not None:
         session.refuse(incoming, "ActorDied", f"actor {type(running.instance).__name__} died: {error.why}")
-    _leave(session)
+    if error.code is not None and error.code == 0:  # any other code is a failure, as a crash is: then its restarts count
+        _leave(session)
     return exit_code(error)
 
 
@@ -255,11 +256,12 @@ def made(session, creation) -> None:
 
 
 def fail_creation(session, creation, early: deque, error: BaseException, where: str) -> int:
-    """An actor that could not be made is dead; its node tells why. So do the calls that came before it was to be made."""
+    """An actor that could not be made is dead; its node tells why. So do the calls that came before it was to be made. One whose process
+    ends meanwhile may be started again."""
+    if isinstance(error, SystemExit):
+        return end(session, creation, error, early)
     for call in early:
         session.refuse(call, "ActorDied", f"actor {where.removesuffix('.__init__')} could not be made: {type(error).__name__}: {error}")
-    if isinstance(error, SystemExit):
-        return end(session, creation, error)
     if creation is not None:
         refuse(session, creation, error, where)
     traceback.print_exception(type(error), error, error.__traceback__)
