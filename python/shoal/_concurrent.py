@@ -9,6 +9,7 @@ import inspect
 import threading
 import traceback
 from collections import deque
+from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -22,6 +23,12 @@ from shoal.exceptions import AsyncioActorExit
 _DEFAULT = ""  # the group of methods that name none
 
 
+def is_unfinished(result) -> bool:
+    """Whether what a method returned is to be awaited here: an ``async def`` method's, or what could not travel anyway. Not a reference,
+    which is a result like any other."""
+    return isinstance(result, Coroutine) or asyncio.isfuture(result)
+
+
 def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
     """Makes the actor and serves until it ends. Returns the exit code. ``made_from``: the call that makes it, args and kwargs; taken out of
     there, and let go of."""
@@ -32,7 +39,7 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
     try:
         running.instance = runner.make(CallInfo(f"{cls.__name__}.__init__", None), cls, args, kwargs)
         made(session, creation)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     args = kwargs = creation = None
     session.tell_cancelled()
@@ -224,7 +231,7 @@ class _OnLoop(_Runner):
             self.session.began(incoming)
             try:
                 result = self.function(incoming.method)(*args, **kwargs)
-                if inspect.isawaitable(result):
+                if is_unfinished(result):
                     result = await result
                 if "stream" in (extra or {}):
                     result, extra = await _stream.publish_async(self.session, incoming, result, extra["stream"]), None

@@ -286,8 +286,8 @@ class ActorClass:
 
     def remote(self, *args, **kwargs) -> ActorHandle:
         """An actor. With ``name`` others find it (``get_actor``); ``lifetime="detached"``: it outlives its job, and what it prints is
-        shown by ``shoal logs NAME`` alone; ``max_restarts``: its
-        process is started again when it ends unasked.
+        shown by ``shoal logs NAME`` alone; ``max_restarts``: its process is started again when it ends unasked, by ``sys.exit`` with
+        another code than 0, too.
 
         Unless it is detached, an actor ends when no handle of it is left, in whatever process, after the calls that were made on it (see
         ``ActorHandle``; handles that ``get_actor`` and ``get_if_exists`` find keep nobody). Before that an actor that an actor made ends

@@ -55,7 +55,7 @@ def main() -> int:
                 early.append(creation)
             actor = creation.actor
             cls, settings, args, kwargs = _creation(creation)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         return fail_creation(session, creation, early, error, "an actor")
     running.settings, running.cls = settings, cls
     running.actor_id = actor if cls is not FunctionWorker else ""
@@ -73,7 +73,7 @@ def main() -> int:
     running.incoming = creation
     try:
         running.instance = cls(*args, **kwargs)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     mark_beginning()
     made(session, creation)
@@ -132,7 +132,7 @@ def _serve(session, instance, early: deque) -> int:
                 session.reply_with_next(incoming, *answer)
         except SystemExit as error:
             return end(session, incoming, error, early)
-        except (Exception, KeyboardInterrupt) as error:
+        except BaseException as error:  # CancelledError, trio.Cancelled, users' own: of this call alone
             refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
         # What came with a call is given back now, not when the next one comes.
         args = kwargs = extra = result = answer = incoming = running.incoming = running.info = running.extra = None
@@ -228,7 +228,8 @@ def end(session, incoming, error: SystemExit, behind: deque | None = None) -> in
     _last_method(running.instance)
     if isinstance(error, ActorExit) and incoming is not None:
         session.refuse(incoming, "ActorDied", f"actor {type(running.instance).__name__} died: {error.why}")
-    _leave(session)
+    if error.code is not None and error.code == 0:  # any other code is a failure, as a crash is: then its restarts count
+        _leave(session)
     return exit_code(error)
 
 
@@ -258,11 +259,12 @@ def made(session, creation) -> None:
 
 
 def fail_creation(session, creation, early: deque, error: BaseException, where: str) -> int:
-    """An actor that could not be made is dead; its node tells why. So do the calls that came before it was to be made."""
+    """An actor that could not be made is dead; its node tells why. So do the calls that came before it was to be made. One whose process
+    ends meanwhile may be started again."""
+    if isinstance(error, SystemExit):
+        return end(session, creation, error, early)
     for call in early:
         session.refuse(call, "ActorDied", f"actor {where.removesuffix('.__init__')} could not be made: {type(error).__name__}: {error}")
-    if isinstance(error, SystemExit):
-        return end(session, creation, error)
     if creation is not None:
         refuse(session, creation, error, where)
     traceback.print_exception(type(error), error, error.__traceback__)

@@ -387,11 +387,11 @@ class TaskError(ShoalError):
     def as_instance_of_cause(self) -> Exception:
         """This error as an exception that ``except CauseClass`` catches, too. It has the cause's attributes, but for one called ``cause``.
 
-        Not of a SystemExit or KeyboardInterrupt: another process's end is no reason for this one's.
+        Not of a SystemExit or KeyboardInterrupt: another process's end is no reason for this one's. Nor of a GeneratorExit.
         """
         if isinstance(self.cause, TaskError):
             return self.cause
-        if not isinstance(self.cause, Exception):
+        if self.cause is None or isinstance(self.cause, SystemExit | KeyboardInterrupt | GeneratorExit):
             return self
         cls, outer = type(self.cause), self
         args, attributes = parts(self.cause)

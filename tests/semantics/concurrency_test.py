@@ -193,6 +193,12 @@ class Async:
         await asyncio.sleep(0)
         return ray.get_runtime_context().get_task_name()
 
+    def submits(self, handle, method, *args):
+        return getattr(handle, method).remote(*args)
+
+    def passes(self, coroutine):
+        return asyncio.sleep(0, 5) if coroutine else asyncio.ensure_future(asyncio.sleep(0, 6))
+
 
 @pytest.fixture
 def actor():
@@ -242,6 +248,26 @@ def test_async_failures_are_their_calls_alone(actor):
 def test_an_async_method_awaits_references(actor, recorder):
     assert ray.get(actor.get_of.remote([recorder.echo.remote(1), ray.put(2)]), timeout=GUARD_S) == [1, 2]
     assert ray.get([actor.through.remote(recorder, i) for i in range(100)], timeout=GUARD_S) == list(range(100))
+
+
+def test_a_reference_that_a_method_of_an_async_actor_returns_is_a_reference(actor, recorder, gate):
+    for ref in (
+        ray.get(actor.submits.remote(recorder, "echo", 1), timeout=GUARD_S),
+        ray.get(actor.__ray_call__.remote(lambda _, handle: handle.echo.remote(1), recorder), timeout=GUARD_S),
+    ):
+        assert isinstance(ref, ray.ObjectRef)
+        assert ray.get(ref, timeout=GUARD_S) == 1
+    # The call neither waits for it nor fails with it.
+    waits = ray.get(actor.submits.remote(gate, "wait", "", 2), timeout=GUARD_S)
+    fails = ray.get(actor.submits.remote(recorder, "fail", KeyError("mine")), timeout=GUARD_S)
+    gate.open.remote()
+    assert ray.get(waits, timeout=GUARD_S) == 2
+    with pytest.raises(KeyError, match="mine"):
+        ray.get(fails, timeout=GUARD_S)
+
+
+def test_coroutines_and_futures_that_a_method_returns_are_awaited(actor):
+    assert ray.get([actor.passes.remote(True), actor.passes.remote(False)], timeout=GUARD_S) == [5, 6]
 
 
 def test_two_async_actors_call_each_other(actor):

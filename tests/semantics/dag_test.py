@@ -42,6 +42,9 @@ class Async:
         await asyncio.sleep(0)
         return 2 * value
 
+    def put(self, value):
+        return ray.put(value)
+
     def loop_is_mine(self, value):
         return value, asyncio.get_running_loop() is not None
 
@@ -333,6 +336,14 @@ def test_concurrent_actors_are_in_graphs(compiled):
     threaded, asynchronous = Threaded.remote(), Async.remote()
     graph = compiled(lambda inp: asynchronous.loop_is_mine.bind(asynchronous.double.bind(threaded.double.bind(inp))))
     assert [ray.get(graph.execute(n)) for n in range(5)] == [(4 * n, True) for n in range(5)]
+
+
+def test_a_reference_that_a_method_of_an_async_actor_returns_passes_as_one(compiled):
+    actor = Async.remote()
+    graph = compiled(lambda inp: actor.put.bind(inp))
+    ref = ray.get(graph.execute(5))
+    assert isinstance(ref, ray.ObjectRef)
+    assert ray.get(ref, timeout=GUARD_S) == 5
 
 
 @pytest.mark.parametrize("count", [1, 1000, 124_000, 125_000, 126_000, 5_000_000])

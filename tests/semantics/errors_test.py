@@ -226,3 +226,58 @@ def test_an_exception_group_of_ones_own_class_keeps_its_attributes(recorder):
     with pytest.raises(MyError) as info:
         ray.get(recorder.fail.remote(MyError(5)))
     assert info.value.code == 5
+
+
+class OwnBaseError(BaseException):
+    """As trio.Cancelled and what pytest.fail() raises: no Exception."""
+
+
+def test_a_function_that_raises_what_is_no_exception_is_run_once(recorder):
+    @ray.remote
+    def fail():
+        ray.get(recorder.add.remote("run"))
+        raise OwnBaseError("mine")
+
+    with pytest.raises(OwnBaseError, match="mine") as info:
+        ray.get(fail.remote(), timeout=GUARD_S)
+    assert isinstance(info.value, exceptions.RayTaskError)
+    assert ray.get(recorder.all.remote()) == ["run"]
+
+
+def test_a_function_whose_own_loop_was_cancelled():
+    @ray.remote
+    def cancels():
+        async def main():
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+
+        asyncio.run(main())
+
+    with pytest.raises(asyncio.CancelledError) as info:
+        ray.get(cancels.remote(), timeout=GUARD_S)
+    assert isinstance(info.value, exceptions.RayTaskError)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}], ids=["ordinary", "threads"])
+def test_an_actor_that_raises_what_is_no_exception_lives_on(options):
+    recorder = Recorder.options(**options).remote("state")
+    for error in (OwnBaseError("mine"), asyncio.CancelledError()):
+        with pytest.raises(type(error)) as info:
+            ray.get(recorder.fail.remote(error), timeout=GUARD_S)
+        assert isinstance(info.value, exceptions.RayTaskError)
+    with pytest.raises(exceptions.RayTaskError, match="GeneratorExit"):
+        ray.get(recorder.fail.remote(GeneratorExit()), timeout=GUARD_S)
+    assert ray.get(recorder.all.remote()) == ["state"]
+    ray.kill(recorder)
+
+
+def test_a_generator_that_raises_what_is_no_exception():
+    @ray.remote
+    def some():
+        yield 1
+        raise OwnBaseError("mine")
+
+    first, failure = some.remote()
+    assert ray.get(first) == 1
+    with pytest.raises(OwnBaseError, match="mine"):
+        ray.get(failure, timeout=GUARD_S)

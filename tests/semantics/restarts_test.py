@@ -54,8 +54,36 @@ class Mortal:
     def exit_actor(self):
         shoal.exit_actor()
 
-    def sys_exit(self):
-        sys.exit(3)
+    def sys_exit(self, code=0):
+        sys.exit(code)
+
+
+@shoal.remote(num_cpus=0)
+class Made:
+    """Its first life's constructor exits."""
+
+    def __init__(self, path, code):
+        if not os.path.exists(path):
+            open(path, "w").close()
+            sys.exit(code)
+
+    def ping(self):
+        return "pong"
+
+
+class MortalAsync:
+    async def reconstructed(self):
+        return shoal.get_runtime_context().was_current_actor_reconstructed
+
+    async def sys_exit(self, code):
+        sys.exit(code)
+
+
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [Mortal, Mortal.options(max_concurrency=2), shoal.remote(num_cpus=0)(MortalAsync)],
+    ids=["ordinary", "threads", "async"],
+)
 
 
 def row_of(actor):
@@ -166,6 +194,41 @@ def test_an_end_in_order_is_not_undone(way):
     assert row_of(actor)["num_restarts"] == 0
 
 
+@KINDS
+def test_an_exit_with_code_0_is_one_in_order_on_threads_and_loops_too(kind):
+    actor = kind.options(max_restarts=-1, max_task_retries=-1).remote()
+    for _ in range(2):
+        with pytest.raises(ActorDiedError):
+            shoal.get(actor.sys_exit.remote(0))
+    assert row_of(actor)["num_restarts"] == 0
+
+
+@KINDS
+@pytest.mark.parametrize("code", [1, 99, None, "a message"], ids=repr)
+def test_an_exit_with_any_other_code_is_undone(kind, code):
+    actor = kind.options(max_restarts=1).remote()
+    with pytest.raises(ActorUnavailableError):
+        shoal.get(actor.sys_exit.remote(code))
+    assert shoal.get(actor.reconstructed.remote())
+    with pytest.raises(ActorDiedError):  # that was its only restart
+        shoal.get(actor.sys_exit.remote(code))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}], ids=["ordinary", "threads"])
+def test_a_constructor_that_exits_is_run_again(options, tmp_path):
+    actor = Made.options(max_restarts=1, max_task_retries=-1, **options).remote(str(tmp_path / "made"), 1)
+    assert shoal.get(actor.ping.remote()) == "pong"
+    assert row_of(actor)["num_restarts"] == 1
+
+
+def test_unless_its_code_is_0_or_its_restarts_are_used_up(tmp_path):
+    for name, code, restarts in (("first", 0, -1), ("second", 4, 0)):
+        actor = Made.options(max_restarts=restarts).remote(str(tmp_path / name), code)
+        with pytest.raises(ActorDiedError, match=f"exited with code {code}"):
+            shoal.get(actor.ping.remote())
+        assert row_of(actor)["num_restarts"] == 0
+
+
 def test_kill_is_for_good_unless_a_restart_is_wanted():
     actor = Mortal.options(max_restarts=1).remote()
     shoal.get(actor.add.remote())
@@ -177,11 +240,16 @@ def test_kill_is_for_good_unless_a_restart_is_wanted():
         shoal.get(actor.add.remote())
 
 
-def test_one_that_cannot_be_made_is_not_tried_again():
+class OwnBaseError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [ValueError, OwnBaseError, KeyboardInterrupt])
+def test_one_that_cannot_be_made_is_not_tried_again(error):
     @shoal.remote(num_cpus=0, max_restarts=-1)
     class Broken:
         def __init__(self):
-            raise ValueError("no way")
+            raise error("no way")
 
         def ping(self):
             pass

@@ -7,7 +7,6 @@ time goes on doing so, whoever makes them, and takes ordinary calls while it is 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 from collections import deque
 from contextlib import nullcontext
@@ -243,10 +242,11 @@ def _on_actor(function):
     loop = getattr(running.runner, "loop", None)
     if loop is None:
         return function
+    from shoal._concurrent import is_unfinished  # which such an actor has anyway
 
     async def called(args, kwargs):
         result = function(*args, **kwargs)
-        return await result if inspect.isawaitable(result) else result
+        return await result if is_unfinished(result) else result
 
     return lambda *args, **kwargs: asyncio.run_coroutine_threadsafe(called(args, kwargs), loop).result()
 
