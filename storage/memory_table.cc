@@ -48,9 +48,14 @@ MemoryTable::MemoryTable(Options options) : options_(std::move(options)) {
   if (!options_.available_bytes) options_.available_bytes = Available();
 }
 
+Result<void> MemoryTable::has_place() const {
+  if (num_entries() >= options_.max_entries) return fail(resource_exhausted("too many arenas and objects on this node"));
+  return {};
+}
+
 Result<void> MemoryTable::admit(JobId job, std::uint64_t bytes) const {
   if (ended_.contains(job)) return fail(job_ended());
-  if (num_entries() >= options_.max_entries) return fail(resource_exhausted("too many arenas and objects on this node"));
+  SHOAL_OK(has_place());
   if (options_.spare_bytes == 0) return {};
   const std::uint64_t available = options_.available_bytes();
   if (bytes > available || available - bytes < options_.spare_bytes) {
@@ -152,7 +157,7 @@ Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory, std::op
   std::size_t bytes = 0;
   const auto admitted = [&]() -> Result<void> {
     SHOAL_TRY(bytes, runtime::memory_bytes(*memory));
-    return admit(job, 0);  // its pages are there already
+    return has_place();  // its pages are there already, however little is left
   };
   if (memory) {
     if (const auto checked = admitted(); !checked) memory = fail(checked.error());

@@ -25,7 +25,7 @@ namespace shoal::storage {
 class MemoryTable {
  public:
   struct Options {
-    // Refuse what would not leave this much of the machine's memory available; 0 asks nobody.
+    // Refuse arenas that would not leave this much of the machine's memory available; 0 asks nobody.
     std::uint64_t spare_bytes = 256u << 20;
     std::size_t max_entries = 1 << 20;
     std::size_t max_ended_jobs = 1000;        // remembered, lest something is put that nobody would ever drop; the oldest go first
@@ -125,6 +125,7 @@ class MemoryTable {
     Got got;
   };
   std::vector<Got> take_waiting(const std::function<bool(JobId job, const Waiting&)>& which);
+  Result<void> has_place() const;
   Result<void> admit(JobId job, std::uint64_t bytes) const;
   using Objects = std::map<std::pair<JobId, ObjectId>, Object>;
   Objects::iterator erase(Objects::iterator it);

@@ -56,6 +56,17 @@ TEST_F(MemoryTableTest, AnArenaIsForgottenWhenNobodyNeedsItAnyMore) {
   EXPECT_EQ(table_.num_entries(), 0u);
 }
 
+TEST_F(MemoryTableTest, AnObjectIsTakenHoweverLittleIsLeftAsItsPagesAreThere) {
+  available_ = 1u << 20;
+  EXPECT_FALSE(table_.open(kJob, "a", 4096, kWorker));
+  const ObjectId id{5};
+  ASSERT_TRUE(table_.put(kJob, id, runtime::make_memory("object", 4096)));
+  std::optional<Result<Fd>> got;
+  table_.get(kJob, id, kWorker, [&](Result<Fd> r) { got = std::move(r); });
+  ASSERT_TRUE(got);
+  EXPECT_TRUE(*got);
+}
+
 TEST_F(MemoryTableTest, WhatDoesNotFitIsRefusedWithNumbers) {
   EXPECT_TRUE(table_.open(kJob, "a", 80u << 20, kWorker));
   const auto refused = table_.open(kJob, "b", 95u << 20, kWorker);
@@ -73,8 +84,7 @@ TEST_F(MemoryTableTest, WhoeverGetsAnObjectThatFailedHearsOfIt) {
   EXPECT_FALSE(table_.put(kJob, late, fail(resource_exhausted("none either"))));
   table_.get(kJob, late, kWorker, got);
   table_.get(kJob, refused, kWorker, got);
-  available_ = 0;
-  const auto put = table_.put(kJob, refused, runtime::make_memory("test", 4096));
+  const auto put = table_.put(kJob, refused, Fd(open("/dev/null", O_RDONLY | O_CLOEXEC)));  // which is no memory
   ASSERT_FALSE(put);
   EXPECT_EQ(heard, (std::vector<std::string>{"no descriptors", "none either", put.error().message()}));
   EXPECT_EQ(table_.bytes(), 0u);

@@ -59,6 +59,10 @@ class Connection {
   virtual void send(Frame frame, Flush flush) = 0;
   // What was sent and waits here; whoever sends in bulk stops at a mark of its own and goes on with on_drained().
   virtual std::size_t queued_bytes() const = 0;
+  // Gives the handler what a process of this host (identity().local) has sent by now, as far as it lies in the kernel or in a ring, instead
+  // of in a later turn of the loop; no more than that, whoever may hold the other end open and write on. Of others nothing. The handler may
+  // be told that the connection is closed. Not from inside on_frame().
+  virtual void read_arrived() = 0;
   virtual const PeerIdentity& identity() const = 0;
   // What the other side takes; a frame beyond it would end the connection there.
   virtual const FrameLimits& limits() const = 0;

@@ -81,6 +81,10 @@ bool Peer::connected() const { return link_->connection != nullptr; }
 
 std::size_t Peer::queued_bytes() const { return link_->connection ? link_->connection->queued_bytes() : 0; }
 
+void Peer::read_arrived() {
+  if (link_->connection) link_->connection->read_arrived();
+}
+
 void Peer::call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush) {
   Pending pending{std::move(callback), {}, {}};
   if (timeout != kNoTimeout) {

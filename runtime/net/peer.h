@@ -95,6 +95,9 @@ class Peer final : private ConnectionHandler {
     if (connected()) on_closed(std::move(why));
   }
 
+  // Connection's: requests, notices and answers that have come, before the loop's turn. It may close meanwhile, or be destroyed.
+  void read_arrived();
+
   // Of the next call(), as the other side's Responder has it.
   std::uint64_t next_request() const { return next_id_; }
 

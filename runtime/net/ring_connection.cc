@@ -83,6 +83,12 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
   const PeerIdentity& identity() const { return identity_; }
   const FrameLimits& limits() const { return limits_; }
 
+  void read_arrived() {
+    if (closed_) return;
+    socket_->read_arrived();
+    read_ring();
+  }
+
   // By the owner: no on_closed.
   void abandon() {
     handler_ = nullptr;
@@ -126,10 +132,7 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
 
   void on_closed(Error why) override {
     const auto self = shared_from_this();
-    // As many as were in the ring at this moment, and no more: the other end may live on.
-    for (std::size_t i = 0; reading_ && !closed_ && !stalled_ && i < capacity_ / 8; ++i) {
-      if (read_one() == Read::kNothing) break;
-    }
+    read_ring();
     close(std::move(why));
   }
 
@@ -207,6 +210,13 @@ class RingStream final : public Polled, public ConnectionHandler, public std::en
     int i = 0;
     while (i < count && !closed_ && !stalled_ && read_one() == Read::kFrame) ++i;
     return i > 0 || closed_;
+  }
+
+  // As many as were in the ring at this moment, and no more: the other end may live on.
+  void read_ring() {
+    for (std::size_t i = 0; reading_ && !closed_ && !stalled_ && i < capacity_ / 8; ++i) {
+      if (read_one() == Read::kNothing) break;
+    }
   }
 
   // The handler may destroy the connection meanwhile.

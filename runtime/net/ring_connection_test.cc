@@ -29,6 +29,7 @@ constexpr std::uint16_t kOffer = 1, kAccept = 2, kRefuse = 3, kStart = 4, kBell 
 // The socket under a connection, played by the test.
 struct Wire {
   std::vector<Frame> sent;
+  std::vector<Frame> arrived;  // and not read yet
   ConnectionHandler* handler = nullptr;
   bool closed = false;
 
@@ -46,6 +47,9 @@ class PlayedSocket final : public Connection {
   void start(ConnectionHandler& handler) override { wire_.handler = &handler; }
   void send(Frame frame, Flush) override { wire_.sent.push_back(std::move(frame)); }
   std::size_t queued_bytes() const override { return 0; }
+  void read_arrived() override {
+    for (auto& frame : std::exchange(wire_.arrived, {})) wire_.handler->on_frame(std::move(frame));
+  }
   const PeerIdentity& identity() const override { return identity_; }
   const FrameLimits& limits() const override { return limits_; }
 
@@ -230,6 +234,16 @@ TEST_F(RingConnectionTest, WhatTheRingDoesNotTakeKeepsItsPlaceInTheOrder) {
   ASSERT_EQ(wire_.sent.size(), 3u);
   EXPECT_EQ(wire_.sent[1].id, 11u);
   EXPECT_EQ(wire_.sent[2].fds.size(), 1u);
+}
+
+TEST_F(RingConnectionTest, WhatHasArrivedIsInTheSocketAndInTheRing) {
+  begin();
+  put(notice(1));
+  record({});
+  put(notice(3));
+  wire_.arrived.push_back(notice(2));
+  connection_->read_arrived();
+  EXPECT_EQ(seen_, (Ids{1, 2, 3}));
 }
 
 TEST_F(RingConnectionTest, ASleeperIsWokenOnceAndOneThatLooksIsNot) {

@@ -1,5 +1,6 @@
 #include "runtime/net/socket_connection.h"
 
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <asio/io_context.hpp>
@@ -145,7 +146,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
   }
 
   void send(Frame frame, Flush flush) {
-    if (closed_) return;
+    if (closed_ || unheard_) return;
     SHOAL_CHECK(check_size(frame, limits_).has_value(), "a frame beyond the limits");
     // Behind one large message, which has to wait anyhow, another one is no sign of that.
     const std::size_t waiting = identity_.local ? queue_.bytes() + frame.wire_bytes() : queue_.bytes();
@@ -166,6 +167,14 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
   }
 
   std::size_t queued_bytes() const { return queue_.bytes(); }
+
+  void read_arrived() {
+    int waiting = 0;
+    if (!identity_.local || closed_ || handler_ == nullptr || ioctl(descriptor_.native_handle(), FIONREAD, &waiting) != 0) return;
+    const std::uint64_t until = read_bytes_ + static_cast<std::uint64_t>(std::max(waiting, 0));
+    while (!closed_ && read_bytes_ < until && read_some()) {
+    }
+  }
 
   // By the owner: no on_closed.
   void abandon() {
@@ -230,6 +239,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
       if (arrived->step == Step::kWritable) wait_to_write_before_reading();
       if (arrived->step != Step::kDone) return any;
       any = true;
+      read_bytes_ += arrived->bytes;
       if (arrived->ended) return end(unavailable("the other side closed the connection").with_reason("Disconnected"));
       if (arrived->descriptors.lost || !arrived->descriptors.fds.empty()) reader_.add(std::move(arrived->descriptors));
       if (reader_.num_loose() > kMaxLoose) return end(invalid_argument("descriptors that belong to no frame"));
@@ -260,7 +270,7 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
 
   void write() {
     const auto step = transport_.write(queue_);
-    if (!step) return close_later(step.error());
+    if (!step) return identity_.local ? read_and_close(step.error()) : close_later(step.error());
     if (*step == Step::kDone) return;
     waiting_write_ = true;
     const auto socket = *step == Step::kWritable ? Wait::wait_write : Wait::wait_read;
@@ -275,6 +285,15 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
     if (closed_) return;
     write();
     if (queue_.empty() && !closed_ && handler_ != nullptr) handler_->on_drained();
+  }
+
+  // The other end is gone, and hears nothing any more; what it said before that is still heard.
+  void read_and_close(Error why) {
+    if (std::exchange(unheard_, true)) return;
+    loop_.post([self = this->shared_from_this(), why = std::move(why)] {
+      self->read_arrived();
+      self->close(why);
+    });
   }
 
   // Never from inside send(): its caller may be in the middle of something.
@@ -316,7 +335,9 @@ class Stream final : public Polled, public std::enable_shared_from_this<Stream<T
   bool looked_at_ = false;  // by the loop
   bool waiting_write_ = false;
   bool flush_posted_ = false;
+  bool unheard_ = false;  // what is sent
   bool closed_ = false;
+  std::uint64_t read_bytes_ = 0;
 };
 
 }  // namespace

@@ -91,7 +91,10 @@ class Side : public PeerHandler {
     if (request.method == kRefuse) return responder.fail(not_found("nothing here").with_hint("look elsewhere"));
     responder.reply(std::move(request.message));
   }
-  void on_notice(Peer&, Request) override { ++notices; }
+  void on_notice(Peer&, Request) override {
+    ++notices;
+    if (react) react();
+  }
   void on_closed(Peer&, const Error& why) override { closed.push_back(why.to_string()); }
   void on_drained(Peer& peer) override {
     EXPECT_EQ(peer.queued_bytes(), 0u);
@@ -109,6 +112,7 @@ class Side : public PeerHandler {
   std::vector<Responder> held;
   std::vector<std::string> closed;
   int requests = 0, notices = 0, drained = 0;
+  std::function<void()> react;  // to notices
 };
 
 struct Kind {
@@ -217,6 +221,58 @@ TEST_P(SocketTest, WhoeverSendsInBulkHearsWhenTheQueueIsEmpty) {
   EXPECT_EQ(side_.drained, 0);
   side_.run_until([&] { return side_.drained > 0; });
   side_.run_until([&] { return side_.notices == kMany; });
+}
+
+TEST_P(SocketTest, WhatHasArrivedIsReadAtOnceAndWhatComesMeanwhileIsNot) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  const auto notify = [&](int i) {  // descriptors end a read of the socket; what has none may go through a ring
+    Message m;
+    if (i % 3 != 0) m.fds.emplace_back(dup(0));
+    ASSERT_TRUE(caller->notify(Side::kEcho, std::move(m)));
+  };
+  for (int answers = 0, round = 1; round <= 2; ++round) {  // before there is a ring, and after
+    Peer* const accepted = side_.peers.front().get();
+    side_.notices = 0;
+    for (int i = 0; i < 30; ++i) notify(i);
+    accepted->read_arrived();
+    EXPECT_EQ(side_.notices, 30);
+    for (int i = 0; i < 40; ++i) caller->call(Side::kEcho, {}, Peer::kNoTimeout, [&](Result<Message>) { ++answers; });
+    side_.run_until([&] { return answers == 40 * round; });
+  }
+  // Of a process that died, a child may hold the connection and write on for ever.
+  side_.notices = 0;
+  side_.react = [&] {
+    if (side_.notices < 1000) notify(1);
+  };
+  for (int i = 0; i < 30; ++i) notify(1);
+  side_.peers.front()->read_arrived();
+  EXPECT_GE(side_.notices, 30);
+  EXPECT_LT(side_.notices, 1000);
+  side_.react = nullptr;
+  side_.notices = 0;
+  for (int i = 0; i < 30; ++i) notify(1);
+  side_.react = [&] {
+    side_.react = nullptr;
+    side_.peers.erase(side_.peers.begin());
+  };
+  side_.peers.front()->read_arrived();
+  EXPECT_EQ(side_.notices, 1);
+}
+
+TEST_P(SocketTest, WhatWasSentBeforeTheEndIsHeardAlsoByWhoTriesToAnswer) {
+  const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
+  Peer* caller = side_.connect(to).value();
+  caller->call(Side::kEcho, {}, Peer::kNoTimeout, [](Result<Message>) {});
+  for (int i = 0; i < 30; ++i) {
+    Message m;
+    m.fds.emplace_back(dup(0));
+    ASSERT_TRUE(caller->notify(Side::kEcho, std::move(m)));
+  }
+  side_.peers.pop_back();  // it is gone: the answer finds nobody
+  side_.run_until([&] { return !side_.closed.empty(); });
+  EXPECT_EQ(side_.requests, 1);
+  EXPECT_EQ(side_.notices, 30);
 }
 
 TEST_P(SocketTest, DescriptorsTravelWithTheirFrame) {

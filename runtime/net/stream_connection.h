@@ -16,6 +16,10 @@ class StreamConnection final : public Connection {
   void start(ConnectionHandler& handler) override { stream_->start(handler); }
   void send(Frame frame, Flush flush) override { stream_->send(std::move(frame), flush); }
   std::size_t queued_bytes() const override { return stream_->queued_bytes(); }
+  void read_arrived() override {
+    const auto stream = stream_;  // the handler may destroy this
+    stream->read_arrived();
+  }
   const PeerIdentity& identity() const override { return stream_->identity(); }
   const FrameLimits& limits() const override { return stream_->limits(); }
 

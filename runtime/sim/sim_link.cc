@@ -22,6 +22,11 @@ class SimConnection final : public Connection {
     link_->send(end_, std::move(frame));
   }
   std::size_t queued_bytes() const override { return link_->queued_bytes(end_); }
+  void read_arrived() override {
+    if (!identity_.local) return;
+    const auto link = link_;  // the handler may destroy this
+    link->read_arrived(end_);
+  }
   const PeerIdentity& identity() const override { return identity_; }
   const FrameLimits& limits() const override { return link_->limits(); }
 
@@ -256,6 +261,16 @@ void Link::send(int end, Frame frame) {
     close(end, resource_exhausted("a peer does not read: more than " + std::to_string(fabric_.options_.max_queued_bytes) +
                                   " bytes wait for it"));
   });
+}
+
+// Within a host what was sent lies in the kernel at once; a close comes in its time.
+void Link::read_arrived(int end) {
+  End& e = ends_[end];
+  for (std::size_t left = e.incoming.size(); left > 0 && !e.closed && !e.held && e.handler != nullptr && !e.incoming.empty(); --left) {
+    if (e.incoming.front().kind != Kind::kFrame) return;
+    e.arrival = {};
+    arrive(end);
+  }
 }
 
 std::unique_ptr<Connection> Link::establish(int end, Role role, std::uint16_t version) {

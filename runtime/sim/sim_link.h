@@ -43,6 +43,7 @@ class Link final : public std::enable_shared_from_this<Link> {
   void start(int end, ConnectionHandler& handler);
   void send(int end, Frame frame);
   void abandon(int end);  // its owner closed it
+  void read_arrived(int end);
   std::size_t queued_bytes(int end) const { return ends_[1 - end].incoming_bytes; }
   const FrameLimits& limits() const { return fabric_.options_.limits; }
 

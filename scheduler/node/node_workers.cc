@@ -176,6 +176,9 @@ std::vector<MemoryUser> Node::memory_users() const {
 }
 
 void Node::worker_gone(WorkerId worker, std::int32_t shell_code, const Error& cause) {
+  // Its last words first: others may hold what it has told of. It counts as alive while they are heard, and may lose its connection by
+  // them.
+  if (Peer* const peer = workers_.at(worker).peer; peer != nullptr) peer->read_arrived();
   const auto node = workers_.extract(worker);
   Worker& w = node.mapped();
   devices_.give_back(worker);

@@ -33,6 +33,7 @@ class MeteredConnection final : public Connection, private runtime::ConnectionHa
   }
   void send(runtime::Frame frame, runtime::Flush flush) override { connection_->send(std::move(frame), flush); }
   std::size_t queued_bytes() const override { return connection_->queued_bytes(); }
+  void read_arrived() override { connection_->read_arrived(); }
   const runtime::PeerIdentity& identity() const override { return connection_->identity(); }
   const runtime::FrameLimits& limits() const override { return connection_->limits(); }
 

@@ -1,0 +1,134 @@
+#include "scheduler/node/node.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/shm/memory.h"
+#include "runtime/sim/sim_world.h"
+
+namespace shoal::scheduler {
+namespace {
+
+using namespace std::chrono_literals;
+using actors::CountObjects;
+using actors::from_bytes;
+using actors::Method;
+using actors::number;
+using actors::ObjectKey;
+using actors::ObjectRef;
+using actors::to_bytes;
+using runtime::Endpoint;
+using runtime::Message;
+using runtime::Peer;
+
+constexpr JobId kJob{1};
+
+Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
+
+// Starts nothing: the node's processes attach by themselves. They end when the test says so.
+class Watches final : public Launcher {
+ public:
+  void set_events(Events*) override {}
+  void start(const actors::StartWorker&, const Env&, std::function<void(Result<pid_t>)> started) override {
+    started(fail(unimplemented("nothing is started here")));
+  }
+  void drain_output() override {}
+  void signal(WorkerId, int) override {}
+  std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) override {
+    watched[pid] = std::move(gone);
+    return std::make_shared<int>(0);
+  }
+  void retire_torch() override {}
+  Result<std::uint16_t> free_port() override { return fail(unimplemented("there are no ports here")); }
+
+  std::map<pid_t, std::function<void()>> watched;
+};
+
+// One of the node's host.
+class Process final : public runtime::PeerHandler {
+ public:
+  Process(runtime::SimWorld& world, pid_t pid, const Endpoint& node) : pid(pid), network_(world.fabric().attach("host", pid)) {
+    network_->connect(node, runtime::Role::kClient, 5s, [this, &world](auto c) {
+      peer = std::make_unique<Peer>(*std::move(c), world.clock(), *this);
+      peer->call(number(Method::kAttach), body(to_bytes(actors::Attach{{}, kJob, "process"})), Peer::kNoTimeout,
+                 [this](Result<Message> r) { id = from_bytes<actors::Attached>(r.value().body).value().worker; });
+    });
+    EXPECT_TRUE(world.run_until([this] { return static_cast<bool>(id); }, 10s));
+  }
+  void on_request(Peer&, runtime::Request, runtime::Responder) override {}
+  void on_notice(Peer&, runtime::Request) override {}
+  void on_closed(Peer&, const Error&) override {}
+
+  void put(ObjectId object) {
+    Message m = body(to_bytes(ObjectRef{object, kJob, 0, {}, {}, {}}));
+    m.fds.push_back(runtime::make_memory("object", 100).value());
+    EXPECT_TRUE(peer->notify(number(Method::kPutObject), std::move(m)));
+  }
+  void count(ObjectId object, WorkerId holder) {
+    EXPECT_TRUE(peer->notify(number(Method::kCountObjects), body(to_bytes(CountObjects{{{ObjectKey{kJob, object, {}}, holder, 1}}, 0}))));
+  }
+
+  const pid_t pid;
+  WorkerId id;
+  std::unique_ptr<Peer> peer;
+
+ private:
+  std::unique_ptr<runtime::SimNetwork> network_;
+};
+
+class NodeTest : public testing::Test {
+ protected:
+  NodeTest() { EXPECT_TRUE(node_.start()); }
+
+  // "" if it got it.
+  std::string get(Process& process, ObjectId object, WorkerId owner, const std::function<void()>& meanwhile = [] {}) {
+    std::optional<std::string> said;
+    process.peer->call(number(Method::kGetObject), body(to_bytes(ObjectRef{object, kJob, 0, owner, {}, {}})), Peer::kNoTimeout,
+                       [&](Result<Message> r) { said = r ? "" : r.error().reason(); });
+    meanwhile();
+    EXPECT_TRUE(world_.run_until([&] { return said.has_value(); }, 10s));
+    return said.value_or("no answer");
+  }
+  // All that it has told the node so far has been read.
+  void heard(Process& process) {
+    bool answered = false;
+    process.peer->call(number(Method::kSyncLogs), {}, Peer::kNoTimeout, [&](Result<Message>) { answered = true; });
+    EXPECT_TRUE(world_.run_until([&] { return answered; }, 10s));
+  }
+
+  static Node::Options options() {
+    Node::Options o;
+    o.heads = {Endpoint::tcp("nowhere", 1)};
+    o.listen = Endpoint::unix_at("node");
+    o.memory.spare_bytes = 0;
+    o.logs.folder = testing::TempDir();
+    return o;
+  }
+  runtime::SimWorld world_{{}};
+  std::unique_ptr<runtime::SimNetwork> network_ = world_.fabric().attach("host", 10);
+  Watches launcher_;
+  Node node_{world_.clock(), world_.random(), *network_, launcher_, runtime::make_null_log(), options()};
+};
+
+TEST_F(NodeTest, WhatAProcessSaidBeforeItsDeathCountsAlsoIfTheDeathIsHeardFirst) {
+  Process dead(world_, 11, node_.endpoint()), other(world_, 12, node_.endpoint());
+  constexpr ObjectId kGiven{5}, kAwaited{6}, kOwn{7};
+  for (const ObjectId object : {kGiven, kOwn}) {
+    dead.put(object);
+    dead.count(object, dead.id);
+  }
+  heard(dead);
+  const auto dies = [&] { launcher_.watched.at(dead.pid)(); };
+  const auto last_words = [&] {
+    world_.run_for(1s);  // who asks waits for what is not there yet
+    dead.count(kGiven, other.id);
+    dead.put(kAwaited);
+    dead.count(kAwaited, other.id);
+    dies();
+  };
+  EXPECT_EQ(get(other, kAwaited, dead.id, last_words), "");
+  EXPECT_EQ(get(other, kGiven, dead.id), "");
+  EXPECT_EQ(get(other, kOwn, dead.id), "ObjectFreed");
+}
+
+}  // namespace
+}  // namespace shoal::scheduler
