@@ -89,6 +89,7 @@ class EtcdCandidacy final : public Candidacy {
     const std::string key = address_.key("about"), mine = json({{"schema", kSchema}, {"token", options_.fingerprint}}).dump();
     SHOAL_TRY(const TxnReply reply,
               client_->txn(json::array({if_created_at(key, 0)}), json::array({put(key, mine)}), json::array({range(key)})));
+    since_ = reply.revision;
     if (reply.succeeded || reply.ranges[0].empty() || reply.ranges[0][0].value == mine) return {};
     const json there = json::parse(reply.ranges[0][0].value, nullptr, false);
     if (!there.is_object() || there.value("schema", "") != kSchema) {
@@ -101,10 +102,10 @@ class EtcdCandidacy final : public Candidacy {
 
   Result<void> join() {
     const auto sent = clock_.now();
-    SHOAL_TRY(lease_, client_->grant(options_.ttl_s));
+    SHOAL_TRY(const auto lease, client_->grant(options_.ttl_s));
+    SHOAL_OK(client_->txn(json::array(), json::array({put(address_.key("heads/" + id_), options_.endpoint, lease)})));
+    lease_ = lease;
     proven(sent, options_.ttl_s);
-    const std::string key = address_.key("heads/" + id_);
-    SHOAL_OK(client_->txn(json::array(), json::array({put(key, options_.endpoint, lease_)})));
     return {};
   }
 
@@ -156,10 +157,13 @@ class EtcdCandidacy final : public Candidacy {
     if (!seen) return log_->warn("etcd: {}", seen.error().message());
     const auto& leaders = seen->ranges[0];
     std::vector<KeyValue> heads = seen->ranges[1];
-    const auto me = std::find_if(heads.begin(), heads.end(), [&](const KeyValue& kv) { return kv.key == address_.key("heads/" + id_); });
     const auto& ended = seen->ranges[2];
-    if (!leading_ && me != heads.end() && !ended.empty() && ended[0].mod_revision > me->create_revision)
-      return post([this] { options_.ended(); });
+    if (!leading_ && !ended.empty() && ended[0].mod_revision > since_) return post([this] { options_.ended(); });
+    const auto is_mine = [&](const KeyValue& kv) { return kv.key == address_.key("heads/" + id_); };
+    if (!leading_ && std::none_of(heads.begin(), heads.end(), is_mine)) {  // its lease is over, or a put under a former one came late
+      lease_ = 0;
+      return;
+    }
     const json leader = leaders.empty() ? json() : json::parse(leaders[0].value, nullptr, false);
     const auto field = [&](const char* name) {
       return leader.is_object() && leader.contains(name) && leader[name].is_string() ? leader[name].get<std::string>() : "";
@@ -170,7 +174,7 @@ class EtcdCandidacy final : public Candidacy {
     tell(field("endpoint"), std::move(endpoints));
     if (leading_) return;
     if (leaders.empty()) return stand();
-    if (field("id") == id_) return won(leaders[0].create_revision);  // the answer was lost
+    if (field("id") == id_ && field("lease") == std::to_string(lease_)) return won(leaders[0].create_revision);  // the answer was lost
     // One of this host that is dead does nothing any more.
     const auto number = [&](const char* name) { return std::strtoll(field(name).c_str(), nullptr, 10); };
     if (field("host") != host_ || lives(static_cast<pid_t>(number("pid")), static_cast<std::uint64_t>(number("started")))) return;
@@ -221,6 +225,7 @@ class EtcdCandidacy final : public Candidacy {
   // Of the thread, once it runs:
   const std::unique_ptr<Client> client_;
   const std::string host_;
+  std::int64_t since_ = 0;  // etcd's revision when it came: an end that was told before is none of its cluster
   std::int64_t lease_ = 0;
   runtime::TimePoint kept_{};
   bool last_kept_ = true;

@@ -49,6 +49,11 @@ std::vector<KeyValue> pairs_in(const json& range) {
   return out;
 }
 
+Result<void> unless_gone(const Result<json>& reply) {
+  if (!reply && reply.error().code() != Code::kNotFound) return fail(reply.error());
+  return {};
+}
+
 // The one place where a status of etcd (gRPC's codes) becomes an Error.
 Error error_of(const std::string& server, const HttpPost::Reply& reply) {
   const json said = json::parse(reply.body, nullptr, false);
@@ -62,13 +67,14 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
     case 3:
       return internal(message);
     case 5:
+    case 11:  // a revision that was compacted
       return not_found(message);
     case 7:
     case 16:
       return invalid_argument(message);
     case 8:
       if (message.find("space") == std::string::npos) return unavailable(message);  // too many requests
-      return resource_exhausted(message).with_hint("compact and defragment etcd, or raise its --quota-backend-bytes");
+      return resource_exhausted(message).with_hint("etcdctl defrag and etcdctl alarm disarm, or raise its --quota-backend-bytes");
     default:
       return unavailable(message);
   }
@@ -161,6 +167,7 @@ Result<TxnReply> Client::txn(const json& compare, const json& then, const json& 
   TxnReply out;
   const auto succeeded = reply.find("succeeded");
   out.succeeded = succeeded != reply.end() && succeeded->is_boolean() && succeeded->get<bool>();
+  if (const auto header = reply.find("header"); header != reply.end()) out.revision = number_in(*header, "revision");
   if (const auto responses = reply.find("responses"); responses != reply.end() && responses->is_array()) {
     for (const auto& r : *responses) {
       const auto at = r.is_object() ? r.find("response_range") : r.end();
@@ -193,10 +200,8 @@ Result<std::optional<std::int64_t>> Client::keep_alive(std::int64_t lease) {
   return left > 0 ? std::optional(left) : std::nullopt;
 }
 
-Result<void> Client::revoke(std::int64_t lease) {
-  const auto reply = ask("lease/revoke", {{"ID", std::to_string(lease)}});
-  if (!reply && reply.error().code() != Code::kNotFound) return fail(reply.error());
-  return {};
-}
+Result<void> Client::revoke(std::int64_t lease) { return unless_gone(ask("lease/revoke", {{"ID", std::to_string(lease)}})); }
+
+Result<void> Client::compact(std::int64_t revision) { return unless_gone(ask("kv/compaction", {{"revision", std::to_string(revision)}})); }
 
 }  // namespace shoal::scheduler::etcd

@@ -44,6 +44,7 @@ std::string end_of(const std::string& prefix);
 
 struct TxnReply {
   bool succeeded = false;
+  std::int64_t revision = 0;                  // etcd's, as of then
   std::vector<std::vector<KeyValue>> ranges;  // one for each operation of the branch that was taken; empty for one that is no range
 };
 
@@ -62,6 +63,8 @@ class Client {
   // Seconds left; nothing for a lease that is over.
   Result<std::optional<std::int64_t>> keep_alive(std::int64_t lease);
   Result<void> revoke(std::int64_t lease);
+  // Forgets what keys had before `revision`; also when that was done already.
+  Result<void> compact(std::int64_t revision);
 
  private:
   Client(Address address, std::unique_ptr<HttpPost> http, runtime::Duration timeout)

@@ -41,6 +41,7 @@ class Proxy {
     pass_ = after;
     fault_ = fault;
   }
+  int dropped_puts() const { return dropped_puts_; }
   // Nothing arrives any more after so many writes.
   void die_after(int writes) { next(kDrop, 1 << 30, writes); }
   // What was kept back arrives now, and is answered.
@@ -111,7 +112,10 @@ class Proxy {
       const bool passes = writes && pass_ > 0 && pass_-- > 0;
       const Fault fault = writes && !passes && left_ > 0 ? fault_.load() : kNone;
       if (fault != kNone) --left_;
-      if (fault == kDrop) break;
+      if (fault == kDrop) {
+        if (request.find("request_put") != std::string::npos) ++dropped_puts_;
+        break;
+      }
       if (fault == kKeepBack) {
         kept_ = request;
         break;
@@ -128,7 +132,7 @@ class Proxy {
   int listener_ = -1;
   std::atomic<bool> over_ = false;
   std::atomic<Fault> fault_ = kNone;
-  std::atomic<int> left_ = 0, pass_ = 0;
+  std::atomic<int> left_ = 0, pass_ = 0, dropped_puts_ = 0;
   std::string kept_;  // while nobody sends
   std::thread thread_;
 };
@@ -168,8 +172,10 @@ class EtcdTest : public testing::Test {
     return {id, won.value().ranges[2].at(0).create_revision};
   }
   std::unique_ptr<Store> open(const Leadership& leadership, const Address& at, runtime::Duration give_up = 60s,
-                              runtime::Duration timeout = 60s) {
-    return open_store(loop_, *clock_, at, leadership, {.give_up = give_up, .request_timeout = timeout}).value();
+                              runtime::Duration timeout = 60s, runtime::Duration compact_every = 1h) {
+    return open_store(loop_, *clock_, runtime::make_null_log(), at, leadership,
+                      {.give_up = give_up, .request_timeout = timeout, .compact_every = compact_every})
+        .value();
   }
   std::unique_ptr<Store> open(const std::string& id) { return open(lead(id), address()); }
 
@@ -195,6 +201,16 @@ class EtcdTest : public testing::Test {
   }
   std::size_t num_keys(const std::string& below) {
     return Client::open(address(), 60s).value()->range(address().key(below), end_of(address().key(below)), 100000).value().size();
+  }
+  // What the client does not do.
+  nlohmann::json ask(const std::string& path, const nlohmann::json& body) {
+    const auto reply = HttpPost::make().value()->post("http://" + address().servers[0] + "/v3/" + path, body.dump(), 60s);
+    return nlohmann::json::parse(reply.value().body);
+  }
+  std::int64_t revision() { return Client::open(address(), 60s).value()->txn(nlohmann::json::array(), nlohmann::json::array())->revision; }
+  bool is_forgotten(std::int64_t revision) {
+    const auto reply = ask("kv/range", {{"key", "YQ=="}, {"revision", std::to_string(revision)}});
+    return reply.value("error", "").find("has been compacted") != std::string::npos;
   }
   // Done, or the test hangs and its time limit says so.
   void until(const std::function<bool()>& done) {
@@ -339,6 +355,40 @@ TEST_F(EtcdTest, NothingIsLostWhenEtcdDies) {
   EXPECT_EQ(all(*store), "jobs/1=a jobs/2=b ");
 }
 
+TEST_F(EtcdTest, WhatRowsHadBeforeIsForgottenAndWhatTheyHaveIsNot) {
+  auto store = open(lead("a"), address(), 60s, 60s, 10ms);
+  std::vector<Record> many;
+  for (std::uint64_t i = 0; i < 150; ++i) many.push_back(row(TableName::kActors, i, "actor"));  // with a journal
+  ASSERT_TRUE(commit(*store, std::move(many)));
+  const auto before = revision();
+  EXPECT_FALSE(is_forgotten(before));
+  ASSERT_TRUE(commit_rows(*store, row(TableName::kActors, 1, "other"), row(TableName::kJobs, 1, "a")));
+  until([&] { return is_forgotten(before); });
+  EXPECT_EQ(store->load().value().size(), 151u);
+  // Also after etcd was gone for a while.
+  server_->crash();
+  server_->start();
+  const auto later = revision();
+  ASSERT_TRUE(commit_rows(*store, row(TableName::kJobs, 1, "b")));
+  until([&] { return is_forgotten(later); });
+  auto next = open("b");
+  const auto records = next->load().value();
+  ASSERT_EQ(records.size(), 151u);
+  EXPECT_EQ(records[0].bytes.view(), "b");
+  EXPECT_EQ(records[2].bytes.view(), "other");
+  EXPECT_EQ(commit_rows(*store, row(TableName::kJobs, 1, "late")).error().reason(), "Fenced");
+  ASSERT_TRUE(commit_rows(*next, row(TableName::kJobs, 1, "c")));
+}
+
+TEST_F(EtcdTest, ARevisionThatIsForgottenMayBeForgottenAgain) {
+  const auto client = Client::open(address(), 60s).value();
+  (void)lead("a");
+  const auto now = revision();
+  EXPECT_TRUE(client->compact(now));
+  EXPECT_TRUE(client->compact(now));
+  EXPECT_EQ(revision(), now);
+}
+
 class CandidacyTest : public EtcdTest {
  protected:
   struct Head {
@@ -349,7 +399,11 @@ class CandidacyTest : public EtcdTest {
     std::unique_ptr<Candidacy> candidacy;
   };
   Result<void> stand(Head& head, const std::string& endpoint, const std::string& fingerprint = "f") {
+    return stand(head, endpoint, fingerprint, address(), 3);
+  }
+  Result<void> stand(Head& head, const std::string& endpoint, const std::string& fingerprint, const Address& at, std::int64_t ttl_s) {
     CandidacyOptions o;
+    o.ttl_s = ttl_s;
     o.endpoint = endpoint;
     o.fingerprint = fingerprint;
     o.elected = [&](Leadership l) { head.leadership = std::move(l); };
@@ -358,7 +412,7 @@ class CandidacyTest : public EtcdTest {
       head.heads = std::move(heads);
     };
     o.ended = [&] { head.ended = true; };
-    SHOAL_TRY(head.candidacy, Candidacy::make(loop_, *clock_, *random_, runtime::make_null_log(), address(), std::move(o)));
+    SHOAL_TRY(head.candidacy, Candidacy::make(loop_, *clock_, *random_, runtime::make_null_log(), at, std::move(o)));
     return {};
   }
   const std::unique_ptr<runtime::Random> random_ = runtime::make_real_random();
@@ -380,6 +434,80 @@ TEST_F(CandidacyTest, OneLeadsTheOtherFollowsWhenItLeaves) {
   EXPECT_TRUE(b.candidacy->leads());
   EXPECT_EQ(commit_rows(*old, row(TableName::kJobs, 1, "b")).error().reason(), "Fenced");
   EXPECT_EQ(all(*open(*b.leadership, address())), "jobs/1=a ");
+}
+
+TEST_F(CandidacyTest, OneFollowsAfterEtcdHasForgottenWhatWas) {
+  Head a, b;
+  ASSERT_TRUE(stand(a, "h:1", "f", address(), 600));
+  until([&] { return a.leadership.has_value(); });
+  ASSERT_TRUE(stand(b, "h:2", "f", address(), 600));
+  auto old = open(*a.leadership, address(), 60s, 60s, 10ms);
+  ASSERT_TRUE(commit_rows(*old, row(TableName::kJobs, 1, "a")));
+  const auto before = revision();
+  ASSERT_TRUE(commit_rows(*old, row(TableName::kJobs, 1, "b")));
+  until([&] { return is_forgotten(before); });
+  until([&] { return a.heads.size() == 2 && b.heads.size() == 2; });
+  EXPECT_TRUE(a.candidacy->leads());
+  a.candidacy.reset();
+  until([&] { return b.leadership.has_value(); });
+  auto next = open(*b.leadership, address());
+  EXPECT_EQ(all(*next), "jobs/1=b ");
+  EXPECT_TRUE(commit_rows(*next, row(TableName::kJobs, 1, "c")));
+}
+
+// A leads for as long as the test lasts. B loses its lease while etcd takes no puts from it: its registration fails once, at least.
+class RegistrationTest : public CandidacyTest {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(stand(a_, "h:1", "f", address(), 600));
+    until([&] { return a_.leadership.has_value(); });
+    ASSERT_TRUE(stand(b_, "h:2", "f", proxy_.address(name()), 600));
+    until([&] { return a_.heads.size() == 2 && b_.heads.size() == 2 && b_.leader == "h:1"; });
+    proxy_.die_after(0);
+    const auto leader = Client::open(address(), 60s).value()->range(leader_key(address()), leader_key(address()) + '\0', 1).value().at(0);
+    const auto keeps = nlohmann::json::parse(leader.value)["lease"].get<std::string>();
+    const auto there = ask("lease/leases", nlohmann::json::object());
+    for (const auto& lease : there.at("leases")) {
+      if (lease["ID"] != keeps) (void)ask("lease/revoke", lease);
+    }
+    until([&] { return proxy_.dropped_puts() > 0; });
+    ASSERT_EQ(num_keys("heads/"), 1u);
+  }
+  Proxy proxy_{server_->port()};
+  Head a_, b_;
+};
+
+TEST_F(RegistrationTest, AHeadThatCouldNotRegisterAgainDoesSoAsSoonAsItCan) {
+  proxy_.next(Proxy::kNone);
+  until([&] { return num_keys("heads/") == 2 && a_.heads.size() == 2 && b_.heads.size() == 2; });
+  a_.candidacy.reset();
+  until([&] { return b_.leadership.has_value(); });
+}
+
+TEST_F(RegistrationTest, AnEndThatIsToldMeanwhileIsItsEndToo) {
+  (void)Client::open(address(), 60s).value()->txn(nlohmann::json::array(), nlohmann::json::array({put(address().key("ended"), "a")}));
+  proxy_.next(Proxy::kNone);
+  until([&] { return b_.ended; });
+  EXPECT_FALSE(b_.leadership.has_value());
+}
+
+TEST_F(CandidacyTest, WhoseKeyIsGoneRegistersAgain) {
+  Head a, b;
+  ASSERT_TRUE(stand(a, "h:1", "f", address(), 600));
+  until([&] { return a.leadership.has_value(); });
+  ASSERT_TRUE(stand(b, "h:2", "f", address(), 600));
+  const auto client = Client::open(address(), 60s).value();
+  const auto put_at = [&]() -> std::int64_t {
+    const auto heads = client->range(address().key("heads/"), end_of(address().key("heads/")), 10).value();
+    for (const auto& kv : heads) {
+      if (kv.value == "h:2") return kv.create_revision;
+    }
+    return 0;
+  };
+  const auto first = put_at();
+  ASSERT_NE(first, 0);
+  (void)client->txn(nlohmann::json::array(), nlohmann::json::array({erase_below(address().key("heads/"))}));
+  until([&] { return put_at() > first; });
 }
 
 TEST_F(CandidacyTest, WhoCannotProveItsLeaseLeadsNoMore) {

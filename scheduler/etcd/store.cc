@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -9,6 +10,7 @@
 
 #include "runtime/core/check.h"
 #include "runtime/loop/side_thread.h"
+#include "scheduler/etcd/compactor.h"
 
 namespace shoal::scheduler::etcd {
 
@@ -65,7 +67,8 @@ class Writer {
         leadership_(leadership),
         options_(options),
         client_(std::move(client)),
-        at_(first_sequence(leadership.id)) {}
+        at_(first_sequence(leadership.id)),
+        written_(leadership.revision) {}
 
   Result<void> keep(std::deque<Ops> pieces) {
     SHOAL_OK(finish_journal());
@@ -104,6 +107,7 @@ class Writer {
     return out;
   }
 
+  std::int64_t written() const { return written_; }  // etcd's revision at the last write; any thread
   // A write that is under way is given up soon.
   void stop() {
     const std::lock_guard lock(mutex_);
@@ -136,6 +140,7 @@ class Writer {
     for (;;) {
       const json compare = json::array({if_created_at(leader, leadership_.revision), if_value(sequence, at_)});
       SHOAL_TRY(const TxnReply reply, patiently([&] { return client_->txn(compare, ops, otherwise); }));
+      if (reply.succeeded) written_ = reply.revision;
       if (reply.succeeded) break;
       const auto& leaders = reply.ranges[0];
       if (leaders.empty() || leaders[0].create_revision != leadership_.revision) {
@@ -208,6 +213,7 @@ class Writer {
   const StoreOptions options_;
   const std::unique_ptr<Client> client_;
   std::string at_;  // of the sequence key, as far as is known
+  std::atomic<std::int64_t> written_;
   std::uint64_t num_writes_ = 0;
   bool cancel_journal_ = false;  // of a commit that was given up: the next one has all that it had
   bool marked_ = false;
@@ -219,9 +225,13 @@ class Writer {
 
 class EtcdStore final : public Store {
  public:
-  EtcdStore(runtime::Loop& loop, runtime::Clock& clock, const Address& address, const Leadership& leadership, const StoreOptions& options,
-            std::unique_ptr<Client> client)
-      : loop_(loop), address_(address), writer_(clock, address, leadership, options, std::move(client)), thread_([this] { run(); }) {}
+  EtcdStore(runtime::Loop& loop, runtime::Clock& clock, runtime::Log log, const Address& address, const Leadership& leadership,
+            const StoreOptions& options, std::unique_ptr<Client> client, std::unique_ptr<Client> compacts)
+      : loop_(loop),
+        address_(address),
+        writer_(clock, address, leadership, options, std::move(client)),
+        compactor_(std::move(log), std::move(compacts), options.compact_every, [this] { return writer_.written(); }),
+        thread_([this] { run(); }) {}
   ~EtcdStore() override {
     *alive_ = false;
     writer_.stop();
@@ -298,6 +308,7 @@ class EtcdStore final : public Store {
   runtime::Loop& loop_;
   const Address address_;
   Writer writer_;
+  Compactor compactor_;
   std::mutex mutex_;
   std::condition_variable woken_;
   bool work_ = false, over_ = false;
@@ -313,10 +324,12 @@ std::string leader_key(const Address& address) { return address.key("leader"); }
 std::string sequence_key(const Address& address) { return address.key("sequence"); }
 std::string first_sequence(const std::string& id) { return id + ":0"; }
 
-Result<std::unique_ptr<Store>> open_store(runtime::Loop& loop, runtime::Clock& clock, const Address& address, const Leadership& leadership,
-                                          const StoreOptions& options) {
-  SHOAL_TRY(auto client, Client::open(address, options.request_timeout));
-  return std::unique_ptr<Store>(std::make_unique<EtcdStore>(loop, clock, address, leadership, options, std::move(client)));
+Result<std::unique_ptr<Store>> open_store(runtime::Loop& loop, runtime::Clock& clock, runtime::Log log, const Address& address,
+                                          const Leadership& leadership, const StoreOptions& options) {
+  SHOAL_TRY(auto writes, Client::open(address, options.request_timeout));
+  SHOAL_TRY(auto compacts, Client::open(address, options.request_timeout));
+  return std::unique_ptr<Store>(
+      std::make_unique<EtcdStore>(loop, clock, std::move(log), address, leadership, options, std::move(writes), std::move(compacts)));
 }
 
 }  // namespace shoal::scheduler::etcd

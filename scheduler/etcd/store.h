@@ -6,12 +6,13 @@
 // written to a journal first: a last write marks it, from then on it is kept, and whoever leads next finishes it.
 //
 // Keys below shoal/NAME/: `rows/TABLE/ID` (and `/PART` for what is long), `sequence`, `journal/NNNN`, `journal-marked`, and those of
-// candidacy.h.
+// candidacy.h. All are read as they are now, never as they were at some revision: compacting disturbs nobody.
 #pragma once
 
 #include <memory>
 #include <string>
 
+#include "runtime/log/log.h"
 #include "runtime/loop/clock.h"
 #include "runtime/loop/loop.h"
 #include "scheduler/etcd/client.h"
@@ -31,10 +32,11 @@ std::string first_sequence(const std::string& id);
 struct StoreOptions {
   runtime::Duration give_up = std::chrono::seconds(2);  // on a commit that etcd does not answer: Unavailable
   runtime::Duration request_timeout = std::chrono::seconds(3);
+  runtime::Duration compact_every = std::chrono::minutes(2);  // compactor.h
 };
 
 // Commits are answered on the loop. Reason "Fenced": another head leads, or nobody, and this one never will again.
-Result<std::unique_ptr<Store>> open_store(runtime::Loop& loop, runtime::Clock& clock, const Address& address, const Leadership& leadership,
-                                          const StoreOptions& options = {});
+Result<std::unique_ptr<Store>> open_store(runtime::Loop& loop, runtime::Clock& clock, runtime::Log log, const Address& address,
+                                          const Leadership& leadership, const StoreOptions& options = {});
 
 }  // namespace shoal::scheduler::etcd

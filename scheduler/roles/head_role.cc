@@ -167,7 +167,7 @@ class OneOfSeveral {
 
   void lead(const etcd::Leadership& leadership) {
     w_.log->info("elected revision={}", leadership.revision);
-    auto store = etcd::open_store(w_.loop, *w_.clock, address_, leadership);
+    auto store = etcd::open_store(w_.loop, *w_.clock, w_.log, address_, leadership);
     if (!store) return give_up(store.error());
     store_ = *std::move(store);
     auto options = head_options(w_);
