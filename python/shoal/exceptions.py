@@ -356,6 +356,9 @@ def from_error(code: int, reason: str, message: str, hint: str, context: list[st
     return cls(message, reason=reason, hint=hint, context=tuple(context))
 
 
+_OURS = {"code", "reason", "message", "hint", "context"}
+
+
 class TaskError(ShoalError):
     """User code raised on the other side. ``cause`` is what it raised; the message carries its traceback, and those of
     the calls that it passed through, outermost first.
@@ -404,11 +407,11 @@ class TaskError(ShoalError):
 
         try:
             body = {"__str__": text, "__reduce__": reduced, "_shoal_error": outer}
-            of_class = [vars(base)["code"] for base in cls.__mro__ if "code" in vars(base)]
-            if of_class and not issubclass(cls, ShoalError):  # ours would hide it
-                body["code"] = of_class[0]
+            if not issubclass(cls, ShoalError):  # ours would hide them
+                body.update((name, vars(base)[name]) for base in reversed(cls.__mro__) for name in _OURS & vars(base).keys())
             both = type(f"TaskError({cls.__name__})", (TaskError, cls), body)
-            return bare(both, args, {**vars(outer), **attributes, "cause": self.cause})
+            own = {name: value for name, value in vars(outer).items() if name not in body}
+            return bare(both, args, {**own, **attributes, "cause": self.cause})
         except Exception:  # its class forbids such a mix
             return self
 
@@ -434,17 +437,30 @@ def parts(error: BaseException) -> tuple[tuple, dict]:
             # `obj` of an AttributeError is whatever was looked at: the whole actor, for one.
             if isinstance(member, _MEMBERS) and not name.startswith("__") and name not in ("args", "obj"):
                 with contextlib.suppress(AttributeError):
-                    attributes[name] = getattr(error, name)
+                    value = getattr(error, name)
+                    if value is not None or cls.__module__ != "builtins":  # an OSError looks whether they were set, not to what
+                        attributes[name] = value
     return error.args, {**attributes, **getattr(error, "__dict__", {})}
 
 
 _MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
+def _new(cls: type[BaseException], args: tuple) -> BaseException:
+    """By the class that says what it looks like in memory, which is the first of the built-in ones for most."""
+    builtin = [c for c in cls.__mro__ if c.__module__ == "builtins"]
+    while True:
+        try:
+            return builtin[0].__new__(cls, *args)
+        except TypeError:
+            if len(builtin) == 2:  # object's is for nothing that raises
+                raise
+            del builtin[0]
+
+
 def bare(cls: type[BaseException], args: tuple, attributes: dict) -> BaseException:
     """An exception made of its parts. Its class's own ``__init__`` is not called: it may want other arguments than ``args``."""
-    builtin = next(c for c in cls.__mro__ if c.__module__ == "builtins")
-    error = builtin.__new__(cls, *args)
+    error = _new(cls, args)
     error.args = args
     for name, value in attributes.items():
         if isinstance(getattr(cls, name, None), property):

@@ -161,6 +161,46 @@ class StopsOnALoop:
         return await stops.call.remote()
 
 
+@pytest.mark.parametrize("name", ["reason", "message", "hint", "context"])
+def test_so_are_the_others_that_its_class_has(recorder, name):
+    cls = type("Own", (Exception,), {name: "of the class"})
+
+    def fails(actor):
+        raise cls("x")
+
+    with pytest.raises(cls) as caught:
+        ray.get(recorder.__ray_call__.remote(fails))
+    assert getattr(caught.value, name) == "of the class"
+    assert caught.value.code == "Internal"
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError("late"), ConnectionError("gone"), OSError("bad"), OSError(2, "not there", "/path"), OSError(5, "io")], ids=repr
+)
+def test_the_cause_says_what_it_said_there(recorder, error):
+    def fails(actor):
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        ray.get(recorder.__ray_call__.remote(fails))
+    assert str(caught.value.cause) == str(error)
+    assert (caught.value.errno, caught.value.filename) == (error.errno, error.filename)
+
+
+def test_all_of_pythons_own_are_caught_as_what_they_are(recorder):
+    import builtins
+
+    def fails(actor, cls):
+        raise cls("x")
+
+    special = {"ExceptionGroup", "UnicodeDecodeError", "UnicodeEncodeError", "UnicodeTranslateError", "StopIteration"}  # want more, or another
+    own = [c for c in vars(builtins).values() if isinstance(c, type) and issubclass(c, Exception) and c.__name__ not in special]
+    assert MemoryError in own
+    for cls in own:
+        with pytest.raises(cls):
+            ray.get(recorder.__ray_call__.remote(fails, cls))
+
+
 def test_a_stop_iteration_is_raised_as_one_where_python_lets_it():
     """As Ray has it, too: what passes through a coroutine or a generator is a RuntimeError."""
     stops, on_a_loop = Stops.options(num_cpus=0).remote(), StopsOnALoop.options(num_cpus=0).remote()

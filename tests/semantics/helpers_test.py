@@ -187,6 +187,23 @@ def test_first_in_first_out(queue):
     assert [q.get() for _ in range(5)] == list(range(5))
 
 
+def test_a_call_of_a_pool_may_have_several_results(actors):
+    pool = ActorPool(actors)
+    for n in range(4):
+        pool.submit(lambda actor, value: actor.echo.options(num_returns=2).remote([value, value + 1]), n)
+    assert [pool.get_next() for _ in range(4)] == [[n, n + 1] for n in range(4)]
+
+
+def test_a_queues_errors_are_those_of_all_queues():
+    import queue as standard
+
+    empty = Queue()
+    with pytest.raises(standard.Empty):
+        empty.get_nowait()
+    assert issubclass(Full, standard.Full)
+    empty.shutdown(force=True)
+
+
 def test_full_and_empty_without_blocking(queue):
     q = queue(2)
     with pytest.raises(Empty):

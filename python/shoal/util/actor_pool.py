@@ -20,7 +20,7 @@ class ActorPool:
 
     def __init__(self, actors: Iterable[Any]):
         self._idle = list(actors)
-        self._busy: dict[ObjectRef, tuple[int, Any]] = {}  # number of the call, actor
+        self._busy: dict[ObjectRef, tuple[int, Any, Any]] = {}  # number of the call, actor, what the call returned
         self._refs: dict[int, ObjectRef] = {}  # by number, of those that were not taken
         self._waiting: deque[tuple[Callable, Any]] = deque()
         self._begun = 0  # calls so far
@@ -57,8 +57,9 @@ class ActorPool:
             self._waiting.append((fn, value))
             return
         actor = self._idle.pop()
-        ref = fn(actor, value)
-        self._busy[ref] = (self._begun, actor)
+        refs = fn(actor, value)
+        ref = refs[0] if isinstance(refs, list) else refs  # several results of one call are there together
+        self._busy[ref] = (self._begun, actor, refs)
         self._refs[self._begun] = ref
         self._begun += 1
 
@@ -87,7 +88,7 @@ class ActorPool:
     def _take(self, ref: ObjectRef, late: bool, ignore: bool) -> Any:
         if late and not ignore:
             raise TimeoutError("Timed out waiting for result")
-        number, actor = self._busy.pop(ref)
+        number, actor, refs = self._busy.pop(ref)
         del self._refs[number]
         self._taken = max(self._taken, number + 1)
         if late:
@@ -95,7 +96,7 @@ class ActorPool:
             raise TimeoutError(f"Timed out waiting for result. The task {ref} has been ignored.")
         alive = True
         try:
-            return get(ref)
+            return get(refs)
         except (ActorDiedError, OutOfMemoryError):
             alive = False
             raise
@@ -118,6 +119,6 @@ class ActorPool:
 
     def push(self, actor: Any) -> None:
         """Adds an actor. ValueError for one that is in the pool."""
-        if actor in self._idle or any(actor == a for _, a in self._busy.values()):
+        if actor in self._idle or any(actor == a for _, a, _ in self._busy.values()):
             raise ValueError("Actor already belongs to current ActorPool")
         self._return(actor)

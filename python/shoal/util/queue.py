@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,11 +13,11 @@ from shoal._remote import remote
 __all__ = ["Empty", "Full", "Queue"]
 
 
-class Empty(Exception):
+class Empty(queue.Empty):
     """There is nothing to get, or not so much."""
 
 
-class Full(Exception):
+class Full(queue.Full):
     """There is no room."""
 
 
