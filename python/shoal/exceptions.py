@@ -404,6 +404,9 @@ class TaskError(ShoalError):
 
         try:
             body = {"__str__": text, "__reduce__": reduced, "_shoal_error": outer}
+            of_class = [vars(base)["code"] for base in cls.__mro__ if "code" in vars(base)]
+            if of_class and not issubclass(cls, ShoalError):  # ours would hide it
+                body["code"] = of_class[0]
             both = type(f"TaskError({cls.__name__})", (TaskError, cls), body)
             return bare(both, args, {**vars(outer), **attributes, "cause": self.cause})
         except Exception:  # its class forbids such a mix

@@ -120,6 +120,27 @@ def test_a_failure_says_where_it_passed_in_each_process(recorder):
     assert "in get\n" not in text
 
 
+class OfItsClassError(Exception):
+    code = 404
+
+
+class OfItsMethodError(Exception):
+    def code(self):
+        return self.args[0]
+
+
+def test_an_attribute_called_code_is_the_causes(recorder):
+    with pytest.raises(OfItsClassError) as info:
+        ray.get(recorder.fail.remote(OfItsClassError()))
+    assert info.value.code == 404
+    with pytest.raises(OfItsMethodError) as info:
+        ray.get(recorder.fail.remote(OfItsMethodError(5)))
+    assert info.value.code() == 5
+    with pytest.raises(KeyError) as info:
+        ray.get(recorder.fail.remote(KeyError()))
+    assert info.value.code == "Internal"
+
+
 class WithCauseError(Exception):
     def __init__(self, message, cause=None):
         super().__init__(message)
