@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,20 +66,24 @@ class MethodAttempts:
     retries: Retries
     attempts: _native.Attempts = field(default_factory=_native.Attempts)
     attempt: _native.Ref | None = None
+    starting: Any = field(default_factory=threading.Lock)  # held until it is known which attempt was started
     parent: Any = field(default_factory=parent_call)
 
     def start(self) -> _native.Ref:
         awaited, result = callbacks(), self.attempts.ref
         number = awaited.number(self._judge)
         again = (self.retries.judges_exceptions, awaited.readiness, number, self.parent)
-        self.attempt = self.attempts.start(self.session, self.actor.id, self.method, self.args, self.deps, *again)
+        with self.starting:  # it may be over before this thread goes on
+            self.attempt = self.attempts.start(self.session, self.actor.id, self.method, self.args, self.deps, *again)
         when_ready(ObjectRef(result), lambda: awaited.forget(number))
         return result
 
     def _judge(self) -> None:
+        with self.starting:
+            attempt = self.attempt
         with contextlib.suppress(Exception):  # the session is closed: then this failure is the result
-            if raised(self.attempt) and self.retries.worth_another(self.attempt) and self.retries.take():
+            if raised(attempt) and self.retries.worth_another(attempt) and self.retries.take():
                 self.start()
                 return
         with contextlib.suppress(Exception):
-            self.attempts.settle(self.session, self.attempt)
+            self.attempts.settle(self.session, attempt)

@@ -142,25 +142,6 @@ def test_an_attribute_called_code_is_the_causes(recorder):
     assert info.value.code == "Internal"
 
 
-@ray.remote
-class Stops:
-    def call(self):
-        raise StopIteration(3)
-
-    def items(self):
-        yield 1
-        raise StopIteration(3)
-
-
-@ray.remote
-class StopsOnALoop:
-    async def call(self):
-        raise StopIteration(3)
-
-    async def passes_on(self, stops):
-        return await stops.call.remote()
-
-
 @pytest.mark.parametrize("name", ["reason", "message", "hint", "context"])
 def test_so_are_the_others_that_its_class_has(recorder, name):
     cls = type("Own", (Exception,), {name: "of the class"})
@@ -199,29 +180,6 @@ def test_all_of_pythons_own_are_caught_as_what_they_are(recorder):
     for cls in own:
         with pytest.raises(cls):
             ray.get(recorder.__ray_call__.remote(fails, cls))
-
-
-def test_a_stop_iteration_is_raised_as_one_where_python_lets_it():
-    """As Ray has it, too: what passes through a coroutine or a generator is a RuntimeError."""
-    stops, on_a_loop = Stops.options(num_cpus=0).remote(), StopsOnALoop.options(num_cpus=0).remote()
-    with pytest.raises(StopIteration) as info:
-        ray.get(stops.call.remote(), timeout=GUARD_S)
-    assert isinstance(info.value, exceptions.RayTaskError)
-    assert info.value.value == 3
-
-    async def main():
-        return await stops.call.remote()
-
-    items = stops.items.remote()
-    assert ray.get(next(items), timeout=GUARD_S) == 1
-    for ref in (on_a_loop.call.remote(), on_a_loop.passes_on.remote(stops), next(items)):
-        with pytest.raises(RuntimeError, match=r"raised .*StopIteration") as info:
-            ray.get(ref, timeout=GUARD_S)
-        assert isinstance(info.value, exceptions.RayTaskError)
-    for take in (stops.call.remote().future().result, lambda: asyncio.run(main())):
-        with pytest.raises(RuntimeError, match="StopIteration") as info:
-            take()
-        assert isinstance(info.value.__cause__, StopIteration)
 
 
 class WithCauseError(Exception):

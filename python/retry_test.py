@@ -1,0 +1,36 @@
+"""Methods that are called again."""
+
+import threading
+from types import SimpleNamespace
+
+from shoal import _retry
+from shoal._retry import MethodAttempts, Retries
+
+
+def test_an_attempt_that_is_over_before_its_caller_goes_on_is_judged(monkeypatch):
+    judging, settled = [], []
+
+    class Attempts:
+        """The answer is there before ``start`` returns."""
+
+        ref = None
+
+        def start(self, *_):
+            thread = threading.Thread(target=judge[0])
+            thread.start()
+            judging.append(thread)
+            thread.join(0.2)  # however far it comes
+            return "the attempt"
+
+        def settle(self, _, attempt):
+            settled.append(attempt)
+
+    judge = []
+    awaited = SimpleNamespace(number=lambda callback: judge.append(callback), forget=lambda _: None, readiness=None)
+    monkeypatch.setattr(_retry, "callbacks", lambda: awaited)
+    monkeypatch.setattr(_retry, "when_ready", lambda *_: None)
+    monkeypatch.setattr(_retry, "raised", lambda attempt: attempt != "the attempt")
+    call = MethodAttempts(None, SimpleNamespace(id="a"), "m", None, [], Retries.of(3, True), attempts=Attempts())
+    call.start()
+    judging[0].join(60)
+    assert settled == ["the attempt"]
