@@ -24,6 +24,7 @@ from shoal._remote import from_birth
 from shoal._runtime import attach_worker, state
 from shoal._tasks import FunctionWorker
 from shoal.actor import exit_actor
+from shoal.exceptions import TaskCancelledError
 
 _DRAIN_S = 5.0  # for answers that callers have not taken when a worker ends
 _AGAIN_S = 1.0  # before it is tried again to reach the head
@@ -236,6 +237,9 @@ def refuse(session, incoming, error: BaseException, where: str) -> None:
         return
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next or error.__traceback__
+    if isinstance(error, KeyboardInterrupt):  # its own, or by a signal that somebody sent
+        interrupted, error = error, TaskCancelledError(f"{where} was interrupted")
+        error.__cause__ = interrupted
     session.reply(incoming, *_serialize.dump_exception(error, where, session.host), raised=True)
 
 
