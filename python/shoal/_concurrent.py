@@ -9,15 +9,15 @@ import inspect
 import threading
 import traceback
 from collections import deque
-from collections.abc import Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Coroutine, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from shoal import _stream
 from shoal._context import CallInfo, concurrent_call, running
+from shoal._ending import ActorExit, has_left, leave, take_graph_calls
 from shoal._handle import RELEASE
-from shoal._worker import BUILT_INS, arguments, end, exit_code, fail_creation, made, refuse, reply
-from shoal.actor import ActorExit
+from shoal._worker import BUILT_INS, arguments, end, fail_creation, made, refuse, reply
 from shoal.exceptions import AsyncioActorExit
 
 _DEFAULT = ""  # the group of methods that name none
@@ -38,6 +38,7 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
     running.runner = runner  # kept to the end: a call that is let go of is answered
     try:
         running.instance = runner.make(CallInfo(f"{cls.__name__}.__init__", None), cls, args, kwargs)
+        runner.note_made()
         made(session, creation)
     except BaseException as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
@@ -61,19 +62,59 @@ class _Runner:
         self.session = session
         self.sizes = groups
         self.code: int | None = None  # of the process, once it is to end
-        self._ending = False
-        self._unanswered: list = []  # what came after that: it comes to the actor's death
+        self._made, self._leaves = False, threading.Lock()
 
-    def end(self, code: int) -> None:
-        """From any thread."""
+    def note_made(self) -> None:
+        with self._leaves:
+            if running.ending is not None:  # its constructor asked for it
+                raise running.ending
+            self._made = True
+
+    def leave(self, error: SystemExit) -> None:
+        """From any thread, as often as anybody asks: what runs comes to its end, and then the actor."""
+        with self._leaves:
+            if running.ending is not None:
+                return
+            running.ending = error
+            if not self._made:  # then it never will be
+                return
+        self.wind_up()
+
+    def wind_up(self) -> None:
+        """What waits for its turn is refused. Once nothing runs the process ends."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Now."""
+        self.exit(end(self.session, None, running.ending))
+
+    def exit(self, code: int) -> None:
         self.code = code
         self.session.stop_serving()
 
-    def ends(self, incoming) -> bool:
-        """Whether this call comes too late."""
-        if self._ending:
-            self._unanswered.append(incoming)
-        return self._ending
+    def too_late(self, incoming) -> bool:
+        """Whether this call never has its turn."""
+        if running.ending is None:
+            return False
+        self.refuse_late(incoming)
+        return True
+
+    def refuse_late(self, incoming) -> None:
+        """At once: what still runs may wait for whoever waits for this. Unless it may be made again in this actor's next life."""
+        if isinstance(running.ending, ActorExit) and incoming.method != RELEASE:
+            why = f"actor {running.cls.__name__} takes no more calls, it ends: {running.ending.why}"
+            self.session.refuse(incoming, "ActorDied", why)
+        else:
+            running.unanswered.append(incoming)
+
+    def refuse_leaving(self, calls: Iterable[CallInfo]) -> None:
+        """While others run, who asked for the end hears of it now: it may be one of them who waits."""
+        while running.leaving and not all(call.over for call in calls):
+            self.refuse_late(running.leaving.pop())
+
+    def refuse_graphs(self) -> None:
+        for incoming in take_graph_calls():
+            self.refuse_late(incoming)
 
     def group_of(self, method: str, extra: dict[str, Any] | None) -> str:
         declared = getattr(getattr(type(running.instance), method, None), "__shoal_options__", {})
@@ -92,11 +133,10 @@ class _Runner:
 
     def failed(self, incoming, error: BaseException) -> None:
         """Of a call: whatever was raised, by user code or on the way to it."""
-        if isinstance(error, AsyncioActorExit):
+        if isinstance(error, AsyncioActorExit) or has_left():
             error = ActorExit(0)
         if isinstance(error, SystemExit):
-            self._ending = True  # first: whoever hears of it may call again at once
-            self.end(end(self.session, incoming, error))
+            leave(error, incoming)
         else:
             refuse(self.session, incoming, error, self.where(incoming.method))
 
@@ -107,13 +147,16 @@ class _OnThreads(_Runner):
     def __init__(self, session, groups: dict[str, int]):
         super().__init__(session, groups)
         self._pools = {name: ThreadPoolExecutor(size, thread_name_prefix=f"shoal-{name or 'calls'}") for name, size in groups.items()}
-        self._waiting: dict[Future, Any] = {}  # with their calls: those that are not done
+        self._waiting: dict[Future, CallInfo] = {}  # with their calls: those that are not done
+        self._withdrawing = threading.Lock()
 
     def make(self, call: CallInfo, cls: type, args: tuple, kwargs: dict):
         concurrent_call.set(call)
         return cls(*args, **kwargs)
 
     def begin(self, incoming) -> None:
+        if self.too_late(incoming):
+            return
         if incoming.method == RELEASE:
             threading.Thread(target=self._release, args=(incoming,), daemon=True, name="shoal-release").start()
             return
@@ -121,33 +164,55 @@ class _OnThreads(_Runner):
             args, kwargs, extra = arguments(incoming)
             incoming.let_go_of_arguments()  # its context, which tasks that it starts inherit, has it
             pool = self._pools[self.group_of(incoming.method, extra)]
-        except Exception as error:
+        except BaseException as error:
             self.failed(incoming, error)
             return
-        future = pool.submit(self._run, incoming, extra, args, kwargs)
-        self._waiting[future] = incoming
+        call = CallInfo(self.where(incoming.method), extra, incoming)
+        with self._leaves:  # whoever ends this actor knows of all calls that may run
+            future = pool.submit(self._run, call, args, kwargs)
+            self._waiting[future] = call
         future.add_done_callback(self._waiting.pop)
 
     def _release(self, incoming) -> None:
         """Once what came before is done."""
         while waiting := tuple(self._waiting):
             wait(waiting)
-        self._run(incoming, None, (), {})
+        self._run(CallInfo(self.where(incoming.method), None, incoming), (), {})
+
+    def wind_up(self) -> None:
+        threading.Thread(target=self._wind_up, daemon=True, name="shoal-ending").start()
+
+    def _wind_up(self) -> None:
+        for future, call in tuple(self._waiting.items()):
+            if self._withdrawn(future):
+                self.refuse_late(call.incoming)
+        self.refuse_graphs()
+        while waiting := dict(self._waiting):
+            self.refuse_leaving(waiting.values())
+            wait(waiting, return_when=FIRST_COMPLETED)
+        self.end()
 
     def cancel(self, key: tuple[int, int]) -> None:
         """What runs on a thread cannot be stopped."""
-        for future, incoming in tuple(self._waiting.items()):
-            if incoming.key == key and future.cancel():
-                self.session.refuse_cancelled(incoming, self.where(incoming.method))
+        for future, call in tuple(self._waiting.items()):
+            if call.incoming.key == key and self._withdrawn(future):
+                self.session.refuse_cancelled(call.incoming, call.where)
 
-    def _run(self, incoming, extra: dict[str, Any] | None, args: tuple, kwargs: dict) -> None:
-        if self.ends(incoming):
+    def _withdrawn(self, future: Future) -> bool:
+        """Whether it will not run, and this caller is the first to see to that."""
+        with self._withdrawing:
+            return not future.cancelled() and future.cancel()
+
+    def _run(self, call: CallInfo, args: tuple, kwargs: dict) -> None:
+        incoming = call.incoming
+        if self.too_late(incoming):
             return
-        concurrent_call.set(CallInfo(self.where(incoming.method), extra, incoming))
+        concurrent_call.set(call)
         self.session.began(incoming)
         try:
-            reply(self.session, incoming, self.function(incoming.method)(*args, **kwargs), extra)
+            reply(self.session, incoming, self.function(incoming.method)(*args, **kwargs), call.extra, call)
         except BaseException as error:
+            call.over = True
             self.failed(incoming, error)
         finally:
             concurrent_call.set(None)  # what came with the call is given back now, not when this thread's next one comes
@@ -159,19 +224,21 @@ class _OnLoop(_Runner):
     def __init__(self, session, groups: dict[str, int]):
         super().__init__(session, groups)
         self._groups = {name: asyncio.Semaphore(size) for name, size in groups.items()}
-        self._tasks: dict[asyncio.Task, Any] = {}  # with their calls; asyncio itself keeps tasks only weakly
+        self._tasks: dict[asyncio.Task, CallInfo] = {}  # with their calls; asyncio itself keeps tasks only weakly
+        self._ends: asyncio.Task | None = None
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self._serve, daemon=True, name="shoal-asyncio").start()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-        except SystemExit as error:  # of a task that the user began
-            self.end(exit_code(error))
-        except BaseException:
-            traceback.print_exc()
-            self.end(1)
+        while self.code is None:
+            try:
+                self.loop.run_forever()
+            except SystemExit as error:  # of a task that the user began; calls go on
+                leave(error)
+            except BaseException:
+                traceback.print_exc()
+                self.exit(1)
 
     def make(self, call: CallInfo, cls: type, args: tuple, kwargs: dict):
         async def made():
@@ -190,7 +257,7 @@ class _OnLoop(_Runner):
         self.loop.call_soon_threadsafe(self._begin, incoming)
 
     def _begin(self, incoming) -> None:
-        if self.ends(incoming):
+        if self.too_late(incoming):
             return
         if incoming.method == RELEASE:
             self._releasing = self.loop.create_task(self._release(incoming))
@@ -199,35 +266,60 @@ class _OnLoop(_Runner):
             args, kwargs, extra = arguments(incoming)
             incoming.let_go_of_arguments()  # its context, which tasks that it starts inherit, has it
             group = self._groups[self.group_of(incoming.method, extra)]
-        except Exception as error:
+        except BaseException as error:
             self.failed(incoming, error)
             return
-        task = self.loop.create_task(self._run(incoming, extra, group, args, kwargs))
-        self._tasks[task] = incoming
+        call = CallInfo(self.where(incoming.method), extra, incoming)
+        task = self.loop.create_task(self._run(call, group, args, kwargs))
+        self._tasks[task] = call
         task.add_done_callback(self._done)
 
     async def _release(self, incoming) -> None:
         """Once what came before is done."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
-        await self._run(incoming, None, contextlib.nullcontext(), (), {})
+        await self._run(CallInfo(self.where(incoming.method), None, incoming), contextlib.nullcontext(), (), {})
+
+    def wind_up(self) -> None:
+        self.loop.call_soon_threadsafe(self._wind_up)
+
+    def _wind_up(self) -> None:
+        for task, call in self._tasks.items():
+            if not call.began:
+                task.cancel()
+        self.refuse_graphs()
+        self._ends = self.loop.create_task(self._end_after_calls())
+
+    async def _end_after_calls(self) -> None:
+        while self._tasks:
+            self.refuse_leaving(self._tasks.values())
+            await asyncio.wait(tuple(self._tasks), return_when=FIRST_COMPLETED)
+        self.end()
 
     def _done(self, task: asyncio.Task) -> None:
-        incoming = self._tasks.pop(task)
-        if task.cancelled():
-            self.session.refuse_cancelled(incoming, self.where(incoming.method))
+        call = self._tasks.pop(task)
+        if not task.cancelled():
+            return
+        if running.ending is not None and not call.began and not self.session.cancelled(call.incoming):
+            self.refuse_late(call.incoming)
+        else:
+            self.session.refuse_cancelled(call.incoming, call.where)
 
     def cancel(self, key: tuple[int, int]) -> None:
         self.loop.call_soon_threadsafe(self._cancel, key)
 
     def _cancel(self, key: tuple[int, int]) -> None:
-        for task, incoming in self._tasks.items():
-            if incoming.key == key:
+        for task, call in self._tasks.items():
+            if call.incoming.key == key:
                 task.cancel()
 
-    async def _run(self, incoming, extra: dict[str, Any] | None, group, args: tuple, kwargs: dict) -> None:
-        concurrent_call.set(CallInfo(self.where(incoming.method), extra, incoming))
+    async def _run(self, call: CallInfo, group, args: tuple, kwargs: dict) -> None:
+        concurrent_call.set(call)
+        incoming, extra = call.incoming, call.extra
         async with group:
+            if self.too_late(incoming):
+                return
+            call.began = True
             self.session.began(incoming)
             try:
                 result = self.function(incoming.method)(*args, **kwargs)
@@ -237,10 +329,9 @@ class _OnLoop(_Runner):
                     result, extra = await _stream.publish_async(self.session, incoming, result, extra["stream"]), None
                 elif inspect.isasyncgen(result):
                     result = [value async for value in result]
-                reply(self.session, incoming, result, extra)
-            except asyncio.CancelledError as error:
-                if self.session.cancelled(incoming):
-                    raise
-                self.failed(incoming, error)
+                reply(self.session, incoming, result, extra, call)
             except BaseException as error:
+                if isinstance(error, asyncio.CancelledError) and self.session.cancelled(incoming):
+                    raise
+                call.over = True
                 self.failed(incoming, error)

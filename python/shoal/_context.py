@@ -13,10 +13,11 @@ __all__ = ["CallInfo", "Running", "concurrent_call", "current_call", "parent_cal
 class CallInfo:
     """A call that is executed. Ids are made when somebody asks."""
 
-    __slots__ = ("_task_id", "extra", "incoming", "where")
+    __slots__ = ("_task_id", "began", "extra", "incoming", "leaves", "over", "where")
 
     def __init__(self, where: str, extra: dict[str, Any] | None, incoming: Any = None):
         self.where, self.extra, self.incoming, self._task_id = where, extra, incoming, ""  # where: class and method, or the function's name
+        self.began = self.leaves = self.over = False  # it has its turn, on a loop; exit_actor was called in it; its code has run
 
     @property
     def task_id(self) -> str:
@@ -39,8 +40,10 @@ class Running:
     where: str = ""  # in it; "" for class and method
     interruptible: bool = False  # its code runs, and may be interrupted when it is cancelled
     stand: Any = None  # what is counted of the handles that this actor has given away of itself
-    unanswered: Any = None
-    instance_ended: bool = False  # its __ray_shutdown__ was called
+    ending: SystemExit | None = None  # why this actor is to end
+    leaving: list = field(default_factory=list)  # calls that come to its end
+    graphs: dict = field(default_factory=dict)  # calls that are answered when their graphs end, or this actor
+    unanswered: list = field(default_factory=list)  # calls that come to its death: one that is let go of is answered, with a bug of ours
     runner: Any = None  # of a concurrent actor
     turn: Any = None  # of an ordinary actor that is in compiled graphs: whose call may run (shoal.dag._loop)
 

@@ -17,20 +17,20 @@ from typing import Any
 
 from shoal import _serialize, _stacks, _stream
 from shoal._client import put
-from shoal._context import parent_call, running
+from shoal._context import CallInfo, parent_call, running
+from shoal._ending import ActorExit, has_left, take_graph_calls, unless_left
 from shoal._handle import GRAPH, LAST_WORDS, NO_ARGUMENTS, RELEASE, _Dep, made_here
 from shoal._marks import mark_beginning, mark_output
 from shoal._refs import when_gone
 from shoal._remote import from_birth
 from shoal._runtime import attach_worker, state
 from shoal._tasks import FunctionWorker
-from shoal.actor import ActorExit, exit_actor
+from shoal.actor import exit_actor
+from shoal.exceptions import TaskCancelledError
 
 _DRAIN_S = 5.0  # for answers that callers have not taken when a worker ends
 _AGAIN_S = 1.0  # before it is tried again to reach the head
 _LAST_METRICS_S = 9.0  # for its node to take what it measured; that is up to its loop alone
-
-_ending = threading.Lock()
 
 LATER = object()  # what a built-in method returns whose call is answered by somebody else
 
@@ -73,6 +73,8 @@ def main() -> int:
     running.incoming = creation
     try:
         running.instance = cls(*args, **kwargs)
+        if running.ending is not None:
+            raise running.ending
     except BaseException as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     mark_beginning()
@@ -101,7 +103,12 @@ def _serve(session, instance, early: deque) -> int:
     functions = {} if isinstance(instance, FunctionWorker) else None  # by their pickles
     while True:
         was_early = bool(early)
-        incoming = early.popleft() if early else session.next_call() if running.turn is None else _next_in_turn(session)
+        if early and running.ending is None:
+            incoming = early.popleft()
+        else:
+            incoming = session.next_call() if running.turn is None else _next_in_turn(session)
+        if incoming is None:  # a thread asked for the end
+            return end(session, None, running.ending, early)
         running.incoming, running.info, method = incoming, None, incoming.method
         running.where = incoming.function if functions is not None else ""
         try:
@@ -121,6 +128,8 @@ def _serve(session, instance, early: deque) -> int:
                     reply(session, incoming, result, extra)
                 else:
                     answer = _serialize.pack(result)
+                    if running.ending is not None:
+                        unless_left()
             finally:
                 running.interruptible = False
             # Large results may wait for room here, and be interrupted.
@@ -131,8 +140,10 @@ def _serve(session, instance, early: deque) -> int:
             else:
                 session.reply_with_next(incoming, *answer)
         except SystemExit as error:
-            return end(session, incoming, error, early)
+            return end(session, incoming, running.ending or error, early)
         except BaseException as error:  # CancelledError, trio.Cancelled, users' own: of this call alone
+            if has_left():
+                return end(session, incoming, ActorExit(0), early)
             refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
         # What came with a call is given back now, not when the next one comes.
         args = kwargs = extra = result = answer = incoming = running.incoming = running.info = running.extra = None
@@ -189,27 +200,36 @@ def _creation(incoming) -> tuple[type, dict[str, Any], tuple, dict]:
     return args[0], args[1], args[2:], kwargs
 
 
-def reply(session, incoming, result, extra: dict[str, Any] | None) -> None:
-    """Answers with what the caller expects: one value, several, or none. Raises when the result is not of that kind."""
+def reply(session, incoming, result, extra: dict[str, Any] | None, call: CallInfo | None = None) -> None:
+    """Answers with what the caller expects: one value, several, or none. Raises when the result is not of that kind. ``call``: which is
+    over when all of its code has run."""
     count = extra.get("num_returns", 1) if extra is not None else 1
     if result is LATER:
         return
-    if count == 1:
-        session.reply(incoming, *_serialize.pack(result))
-    elif count == "streaming":
-        session.reply(incoming, *_serialize.dumps(_stream.publish(session, incoming, result, extra["stream"])))
+    if count == "streaming":
+        result = _stream.publish(session, incoming, result, extra["stream"])
     elif count == "dynamic":
-        session.reply(incoming, *_serialize.pack(_stream.DynamicObjectRefGenerator([put(v) for v in result])))
+        result = _stream.DynamicObjectRefGenerator([put(v) for v in result])
     elif count == 0:
-        session.reply(incoming, *_serialize.dumps(None))
-    else:
+        result = None
+    elif count != 1:
         try:
             values = list(islice(result, count) if isinstance(result, Generator) else result)  # of what yields more, the first
         except TypeError as error:
             raise TypeError(f"with num_returns={count} a tuple or list is returned, not {type(result).__name__}") from error
         if len(values) != count:
             raise ValueError(f"Task returned {len(values)} objects, but num_returns={count}.")
-        session.reply_many(incoming, [_serialize.pack(v) for v in values])
+        parts = [_serialize.pack(v) for v in values]
+        unless_left()
+        if call is not None:
+            call.over = True
+        session.reply_many(incoming, parts)
+        return
+    answer = _serialize.pack(result)
+    unless_left()
+    if call is not None:
+        call.over = True
+    session.reply(incoming, *answer)
 
 
 def refuse(session, incoming, error: BaseException, where: str) -> None:
@@ -219,15 +239,19 @@ def refuse(session, incoming, error: BaseException, where: str) -> None:
         return
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next or error.__traceback__
+    if isinstance(error, KeyboardInterrupt):  # its own, or by a signal that somebody sent
+        interrupted, error = error, TaskCancelledError(f"{where} was interrupted")
+        error.__cause__ = interrupted
     session.reply(incoming, *_serialize.dump_exception(error, where, session.host), raised=True)
 
 
 def end(session, incoming, error: SystemExit, behind: deque | None = None) -> int:
-    """The exit code. The call that ends the actor comes to its death, as those behind it do."""
-    running.unanswered = incoming, behind  # one that is let go of is answered: with a bug of ours
+    """The exit code; of the main, when nothing runs any more. The calls that end the actor come to its death, as those behind them do."""
     _last_method(running.instance)
-    if isinstance(error, ActorExit) and incoming is not None:
-        session.refuse(incoming, "ActorDied", f"actor {type(running.instance).__name__} died: {error.why}")
+    leaving = [*running.leaving, *take_graph_calls(), *([] if incoming is None else [incoming])]
+    running.unanswered += [*leaving, behind]
+    for call in leaving if isinstance(error, ActorExit) else ():
+        session.refuse(call, "ActorDied", f"actor {running.cls.__name__} died: {error.why}")
     if error.code is not None and error.code == 0:  # any other code is a failure, as a crash is: then its restarts count
         _leave(session)
     return exit_code(error)
@@ -235,13 +259,12 @@ def end(session, incoming, error: SystemExit, behind: deque | None = None) -> in
 
 def _last_method(instance) -> None:
     """``__ray_shutdown__`` of an actor that ends in order, if it has one. What it raises is printed."""
-    with _ending:  # calls of several threads may end it; the process ends when this is over
-        last, running.instance_ended = None if running.instance_ended else getattr(instance, "__ray_shutdown__", None), True
-        try:
-            if callable(last):
-                last()
-        except BaseException:
-            traceback.print_exc()
+    last = getattr(instance, "__ray_shutdown__", None)
+    try:
+        if callable(last):
+            last()
+    except BaseException:
+        traceback.print_exc()
 
 
 def exit_code(error: SystemExit) -> int:

@@ -1,13 +1,16 @@
 """Row A2, concurrency: threads, async actors, groups; the order in which calls begin."""
 
 import asyncio
+import os
+import sys
 import threading
 
 import pytest
 from cast import GUARD_S, Gate, Recorder
+from leftovers import alive, wait_until
 
 import shoal as ray
-from shoal.exceptions import ActorDiedError, GetTimeoutError
+from shoal.exceptions import ActorDiedError, GetTimeoutError, TaskCancelledError
 
 
 @ray.remote
@@ -36,6 +39,17 @@ class Threaded:
 
     def leave(self):
         ray.actor.exit_actor()
+
+    def leave_when_open(self, gate):
+        ray.get(gate.arrive.remote("leave", "leave"))
+        ray.actor.exit_actor()
+
+    def leave_with(self, code, gate):
+        ray.get(gate.note.remote(code))
+        sys.exit(code)
+
+    def pid(self):
+        return os.getpid()
 
     def context(self, gate, name):
         ray.get(gate.arrive.remote(name))
@@ -123,14 +137,63 @@ def test_threads_have_contexts_of_their_own(gate):
     ended(actor)
 
 
-def test_exit_actor_on_a_thread_ends_the_others_too(gate):
+@pytest.mark.parametrize("way", ["leave", "__ray_terminate__"])
+def test_what_runs_on_other_threads_comes_to_its_end_before_the_actor(gate, way):
     actor = Threaded.options(max_concurrency=2).remote()
+    pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
     inside = actor.enter.remote("a", gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(getattr(actor, way).remote(), timeout=GUARD_S)
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(actor.state.remote(), timeout=GUARD_S)
+    gate.open.remote()
+    assert ray.get(inside, timeout=GUARD_S) == "a"
+    wait_until(lambda: not alive(pid), GUARD_S, "its end")
+
+
+def test_what_waits_for_a_thread_never_runs_when_the_actor_is_to_end(gate):
+    actor = Threaded.options(max_concurrency=2).remote()
+    inside = actor.enter.remote("a", gate)
+    left = actor.leave_when_open.remote(gate)
+    ray.get(gate.arrived.remote(2), timeout=GUARD_S)
+    waits = [actor.enter.remote(i, gate) for i in range(3)]
+    gate.open.remote("leave")
+    for ref in (left, *waits):
+        with pytest.raises(ActorDiedError, match="exit_actor"):
+            ray.get(ref, timeout=GUARD_S)
+    assert ray.get(gate.seen.remote(), timeout=GUARD_S) == ["a", "leave"]
+    gate.open.remote()
+    assert ray.get(inside, timeout=GUARD_S) == "a"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_so_it_is_with_sys_exit(gate, code):
+    actor = Threaded.options(max_concurrency=2).remote()
+    inside = actor.enter.remote("a", gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    left = actor.leave_with.remote(code, gate)
+    ray.get(gate.arrived.remote(2), timeout=GUARD_S)
+    gate.open.remote()
+    assert ray.get(inside, timeout=GUARD_S) == "a"
+    with pytest.raises(ActorDiedError, match=f"exited with code {code}"):
+        ray.get(left, timeout=GUARD_S)
+
+
+@pytest.mark.parametrize("cls", ["Threaded", "Async"])
+def test_a_call_that_does_not_end_keeps_its_actor_until_that_is_killed(cls, gate):
+    actor = globals()[cls].options(max_concurrency=2).remote()
+    pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
+    never = actor.enter.remote("a", gate) if cls == "Threaded" else actor.through.remote(gate, "arrive", "a")
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    with pytest.raises(ActorDiedError, match="exit_actor"):
         ray.get(actor.leave.remote(), timeout=GUARD_S)
+    assert alive(pid)
+    assert not ray.wait([never], timeout=0)[0]
+    ray.kill(actor)
     with pytest.raises(ActorDiedError):
-        ray.get(inside, timeout=GUARD_S)
+        ray.get(never, timeout=GUARD_S)
+    wait_until(lambda: not alive(pid), GUARD_S, "its end")
 
 
 def test_a_thousand_calls_on_threads_come_back():
@@ -179,11 +242,18 @@ class Async:
     async def leave(self):
         ray.actor.exit_actor()
 
+    async def leave_when_open(self, gate):
+        await gate.arrive.remote("leave", "leave")
+        ray.actor.exit_actor()
+
+    def pid(self):
+        return os.getpid()
+
     async def get_of(self, refs):
         return [await r for r in refs]
 
-    async def through(self, handle, x):
-        return await handle.echo.remote(x)
+    async def through(self, handle, method, *args):
+        return await getattr(handle, method).remote(*args)
 
     @ray.method(num_returns=2)
     async def pair(self):
@@ -247,7 +317,7 @@ def test_async_failures_are_their_calls_alone(actor):
 
 def test_an_async_method_awaits_references(actor, recorder):
     assert ray.get(actor.get_of.remote([recorder.echo.remote(1), ray.put(2)]), timeout=GUARD_S) == [1, 2]
-    assert ray.get([actor.through.remote(recorder, i) for i in range(100)], timeout=GUARD_S) == list(range(100))
+    assert ray.get([actor.through.remote(recorder, "echo", i) for i in range(100)], timeout=GUARD_S) == list(range(100))
 
 
 def test_a_reference_that_a_method_of_an_async_actor_returns_is_a_reference(actor, recorder, gate):
@@ -277,7 +347,7 @@ def test_two_async_actors_call_each_other(actor):
             return x + 1
 
         async def back(self, handle, me, x):
-            return await handle.through.remote(me, x)
+            return await handle.through.remote(me, "echo", x)
 
     other = Other.remote()
     assert ray.get(other.back.remote(actor, other, 1), timeout=GUARD_S) == 2
@@ -289,13 +359,45 @@ def test_async_calls_have_contexts_of_their_own(actor):
     assert ray.get(refs) == [str(i) for i in range(10)]
 
 
-def test_exit_actor_in_an_async_method_ends_all(actor):
-    inside = actor.enter.remote("a")
+@pytest.mark.parametrize("way", ["leave", "__ray_terminate__"])
+def test_what_an_async_actor_runs_comes_to_its_end_before_it(actor, gate, way):
+    pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
+    inside = actor.through.remote(gate, "wait", "", 5)
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(getattr(actor, way).remote(), timeout=GUARD_S)
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(actor.seen.remote(), timeout=GUARD_S)
+    gate.open.remote()
+    assert ray.get(inside, timeout=GUARD_S) == 5
+    wait_until(lambda: not alive(pid), GUARD_S, "its end")
+
+
+def test_what_waits_in_an_async_actor_never_runs_when_that_is_to_end(gate):
+    actor = Async.options(max_concurrency=2).remote()
+    inside, left = actor.through.remote(gate, "wait", "", 5), actor.leave_when_open.remote(gate)
+    waits = [actor.through.remote(gate, "note", i) for i in range(3)]
+    gate.open.remote("leave")
+    for ref in (left, *waits):
+        with pytest.raises(ActorDiedError, match="exit_actor"):
+            ray.get(ref, timeout=GUARD_S)
+    gate.open.remote()
+    assert ray.get(inside, timeout=GUARD_S) == 5
+    assert ray.get(gate.seen.remote(), timeout=GUARD_S) == ["leave"]
+
+
+def test_what_runs_while_the_actor_is_to_end_can_be_cancelled(actor, gate):
+    inside = actor.through.remote(gate, "arrive", "a")
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
     with pytest.raises(ActorDiedError, match="exit_actor"):
         ray.get(actor.leave.remote(), timeout=GUARD_S)
-    for ref in (inside, actor.seen.remote()):
-        with pytest.raises(ActorDiedError):
-            ray.get(ref, timeout=GUARD_S)
+    ray.cancel(inside)
+    with pytest.raises(TaskCancelledError):
+        ray.get(inside, timeout=GUARD_S)
+
+
+def test_one_that_waits_for_the_end_of_its_own_actor(actor):
+    with pytest.raises(ActorDiedError):
+        ray.get(actor.through.remote(actor, "leave"), timeout=GUARD_S)
 
 
 @pytest.mark.parametrize("cls", [Async, Threaded.options(max_concurrency=2)], ids=["async", "threads"])

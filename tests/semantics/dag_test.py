@@ -2,6 +2,7 @@
 
 import _thread
 import asyncio
+import contextlib
 import copy
 import gc
 import os
@@ -35,6 +36,14 @@ class Threaded:
     def double(self, value):
         return 2 * value
 
+    def leave(self, value):
+        ray.exit_actor()
+
+    def leave_quietly(self, value):
+        with contextlib.suppress(SystemExit):
+            ray.exit_actor()
+        return value
+
 
 @ray.remote
 class Async:
@@ -47,6 +56,14 @@ class Async:
 
     def loop_is_mine(self, value):
         return value, asyncio.get_running_loop() is not None
+
+    async def leave(self, value):
+        ray.exit_actor()
+
+    async def leave_quietly(self, value):
+        with contextlib.suppress(Exception):
+            ray.exit_actor()
+        return value
 
 
 # ---- executed as they are
@@ -446,11 +463,36 @@ def test_the_death_of_an_actor_fails_what_is_under_way_and_names_it(stages, comp
     assert ray.get(again.execute(1)) == "1ac"
 
 
-def test_an_actor_that_leaves_from_a_graph_is_dead(stages, compiled):
+@pytest.mark.parametrize("how", ["leave", "leave_quietly"])
+def test_an_actor_that_leaves_from_a_graph_is_dead(stages, compiled, how):
     (a,) = stages("a")
-    graph = compiled(lambda inp: a.leave.bind(inp))
+    graph = compiled(lambda inp: getattr(a, how).bind(inp))
     with pytest.raises(ActorDiedError, match="exit_actor"):
         ray.get(graph.execute(1))
+    with pytest.raises(ActorDiedError):
+        ray.get(a.count.remote(), timeout=GUARD_S)
+
+
+@pytest.mark.parametrize("how", ["leave", "leave_quietly"])
+@pytest.mark.parametrize("kind", ["threads", "async"])
+def test_so_is_one_that_runs_several_calls(compiled, kind, how):
+    actor = Threaded.remote() if kind == "threads" else Async.remote()
+    graph = compiled(lambda inp: getattr(actor, how).bind(inp))
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(graph.execute(1))
+    with pytest.raises(ActorDiedError):
+        ray.get(actor.__ray_ready__.remote(), timeout=GUARD_S)
+
+
+def test_an_actor_that_leaves_in_a_call_ends_its_graph(stages, compiled):
+    a, b = stages("a", "b")
+    graph = compiled(lambda inp: b.through.bind(a.through.bind(inp)))
+    assert ray.get(graph.execute(1)) == 1
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(a.leave_quietly.remote(1), timeout=GUARD_S)
+    with pytest.raises(ActorDiedError):
+        ray.get(graph.execute(2))
+    wait_until(lambda: graph_threads(b) == 0, GUARD_S, "the other has left the graph")
 
 
 def test_teardown_may_end_the_actors(stages, compiled):

@@ -269,6 +269,52 @@ def test_an_actor_that_raises_what_is_no_exception_lives_on(options):
     ray.kill(recorder)
 
 
+class Interrupted:
+    def raises(self):
+        raise KeyboardInterrupt("mine")
+
+    def signalled(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:  # Python answers a signal between two of its steps
+            pass
+
+    def pid(self):
+        return os.getpid()
+
+
+class InterruptedAsync(Interrupted):
+    async def raises(self):
+        raise KeyboardInterrupt("mine")
+
+
+def is_a_cancellation(ref):
+    with pytest.raises(exceptions.TaskCancelledError, match="KeyboardInterrupt") as info:
+        ray.get(ref, timeout=GUARD_S)
+    assert isinstance(info.value, exceptions.RayTaskError)
+    return True
+
+
+def test_a_keyboard_interrupt_in_a_function_is_its_cancellation(recorder):
+    @ray.remote
+    def raises():
+        ray.get(recorder.add.remote("run"))
+        raise KeyboardInterrupt("mine")
+
+    assert is_a_cancellation(raises.remote())
+    assert ray.get(recorder.all.remote()) == ["run"]
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "threads", "async"])
+def test_a_keyboard_interrupt_in_a_method_is_its_calls_cancellation(kind):
+    options = {"max_concurrency": 2} if kind == "threads" else {}
+    actor = ray.remote(InterruptedAsync if kind == "async" else Interrupted).options(**options).remote()
+    pid = ray.get(actor.pid.remote())
+    assert is_a_cancellation(actor.raises.remote())
+    assert kind != "ordinary" or is_a_cancellation(actor.signalled.remote())
+    assert ray.get(actor.pid.remote(), timeout=GUARD_S) == pid
+    ray.kill(actor)
+
+
 def test_a_generator_that_raises_what_is_no_exception():
     @ray.remote
     def some():

@@ -15,9 +15,10 @@ from typing import Any
 
 from shoal import _client, _native, _serialize
 from shoal._context import CallInfo, concurrent_call, parent_call, running
+from shoal._ending import ActorExit, leave
 from shoal._refs import ObjectRef, when_gone
 from shoal._runtime import state
-from shoal._worker import LATER, end, refuse, run_exit
+from shoal._worker import LATER, refuse
 from shoal.dag._channels import Layout, Outgoing, Packed, Raised
 from shoal.exceptions import RayChannelError
 
@@ -142,10 +143,9 @@ class _Loop:
         senders = {c: _native.Sender(self._channels, c, layout.limit) for call in mine for c in call.writes}
         self._outgoing = Outgoing(layout.limit, part.in_flight * max(len(senders), 1))
         self._calls = [_Call(planned, receivers, senders) for planned in mine]
-        self._incoming: Any = None  # is answered when the loop ends
 
     def begin(self, incoming) -> None:
-        self._incoming = incoming
+        running.graphs[self] = incoming  # is answered when the loop ends, or the actor
         threading.Thread(target=self._serve, daemon=True, name="shoal-graph").start()
 
     def close(self) -> None:
@@ -175,11 +175,13 @@ class _Loop:
         _by_driver.get(self._part.driver, set()).discard(self)
         self._forget()
         if isinstance(error, SystemExit):
-            run_exit(end(state.session, self._incoming, error))
+            leave(error)
+        elif (incoming := running.graphs.pop(self, None)) is None:  # the actor's end answers it
+            pass
         elif error is not None:
-            refuse(state.session, self._incoming, error, "a compiled graph")
+            refuse(state.session, incoming, error, "a compiled graph")
         else:
-            state.session.reply(self._incoming, *_serialize.dumps(None))
+            state.session.reply(incoming, *_serialize.dumps(None))
 
     def _execute(self) -> None:
         calls, outgoing, turn = self._calls, self._outgoing, running.turn or nullcontext()
@@ -191,6 +193,8 @@ class _Loop:
                     value = receiver.read()
                     slots[slot] = value.load(self._ended) if type(value) is Packed else value
                 result = _made(call, slots, turn)
+                if running.ending is not None:  # by this call, whether it let the exception pass or not, or by another
+                    raise ActorExit(0)
                 slots[call.slot] = result
                 writes = call.writes
                 if len(writes) == 1 and writes[0].write(result):

@@ -1,0 +1,224 @@
+"""Row A2, the end that an actor asks for: ``exit_actor``, wherever it is called and whatever becomes of its exception."""
+
+import asyncio
+import atexit
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cast import GUARD_S
+from leftovers import alive, wait_until
+
+import shoal as ray
+from shoal.exceptions import ActorDiedError
+
+
+class Leaves:
+    """Its constructor calls the method ``how``. It writes to a file when its exit handlers run."""
+
+    def __init__(self, path, how="pid"):
+        atexit.register(lambda: Path(path).write_text("exit handler"))
+        getattr(self, how)()
+
+    def pid(self):
+        return os.getpid()
+
+    def leave(self):
+        ray.actor.exit_actor()
+
+    def caught(self):
+        try:
+            ray.actor.exit_actor()
+        except BaseException:
+            return "still here"
+
+    def raises_another(self):
+        try:
+            ray.actor.exit_actor()
+        except BaseException:
+            raise ValueError("another") from None
+
+    @ray.method(num_returns=2)
+    def pair(self):
+        return self.caught(), 2
+
+    def in_thread(self):
+        """And waits for it."""
+        thread = threading.Thread(target=ray.actor.exit_actor)
+        thread.start()
+        thread.join()
+        return "returned"
+
+    def in_executor(self):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(ray.actor.exit_actor)
+        return "returned"
+
+    def later(self, gate):
+        def leave():
+            ray.get(gate.wait.remote())
+            ray.actor.exit_actor()
+
+        threading.Thread(target=leave).start()
+        return "returned"
+
+    def some(self):
+        yield 1
+        self.caught()
+        yield 2
+
+
+class LeavesAsync(Leaves):
+    """All of that on a loop."""
+
+    async def task(self):
+        self.left = asyncio.create_task(self.leave_later())
+        return "returned"
+
+    async def leave_later(self):
+        await asyncio.sleep(0)
+        ray.actor.exit_actor()
+
+    async def exits_in_task(self):
+        self.left = asyncio.create_task(self.exit_later())
+        return "returned"
+
+    async def exit_later(self):
+        raise SystemExit(0)
+
+    def begin(self):
+        """What is no coroutine: the constructor's."""
+        self.left = asyncio.get_running_loop().create_task(self.leave_later())
+
+    async def dropped(self):
+        self.left = asyncio.get_running_loop().run_in_executor(None, ray.actor.exit_actor)
+        return "returned"
+
+    async def copied(self):
+        await asyncio.to_thread(self.caught)
+        return "still here"
+
+    async def waits(self, gate, method):
+        await gate.arrive.remote("inside")
+        return await gate.wait.remote(method, 5)
+
+
+KINDS = {"ordinary": (Leaves, {}), "threads": (Leaves, {"max_concurrency": 2}), "async": (LeavesAsync, {})}
+EACH = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """An actor of a kind that would be started again if its end were none in order; killed with the test."""
+    made = []
+
+    def make(kind, *how, **more):
+        cls, options = KINDS[kind]
+        made.append(ray.remote(cls).options(max_restarts=-1, **options, **more).remote(str(tmp_path / "said"), *how))
+        return made[-1]
+
+    yield make
+    for actor in made:
+        ray.kill(actor)
+
+
+def row_of(actor):
+    (row,) = (r for r in ray._runtime.session().list("actors") if r["id"] == actor._actor_id)
+    return row
+
+
+def is_over(actor, pid, tmp_path):
+    wait_until(lambda: not alive(pid), GUARD_S, "its end")
+    assert (tmp_path / "said").read_text() == "exit handler"
+    with pytest.raises(ActorDiedError):
+        ray.get(actor.pid.remote(), timeout=GUARD_S)
+    assert row_of(actor)["num_restarts"] == 0
+
+
+@EACH
+@pytest.mark.parametrize("method", ["leave", "caught", "raises_another", "pair"])
+def test_the_call_that_ends_an_actor_comes_to_its_death_whatever_it_makes_of_the_exception(kind, method, make, tmp_path):
+    actor = make(kind)
+    pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(getattr(actor, method).remote(), timeout=GUARD_S)
+    is_over(actor, pid, tmp_path)
+
+
+@EACH
+def test_a_generator_that_ends_its_actor(kind, make, tmp_path):
+    actor = make(kind)
+    pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
+    *items, failure = actor.some.options(num_returns="streaming").remote()
+    assert ray.get(items) == [1, 2]
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(failure, timeout=GUARD_S)
+    is_over(actor, pid, tmp_path)
+
+
+@EACH
+@pytest.mark.parametrize("method", ["in_thread", "in_executor"])
+def test_a_thread_ends_an_actor_after_the_call_that_runs(kind, method, make, tmp_path):
+    actor = make(kind)
+    pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
+    assert ray.get(getattr(actor, method).remote(), timeout=GUARD_S) == "returned"
+    is_over(actor, pid, tmp_path)
+
+
+@EACH
+def test_a_thread_ends_an_actor_that_does_nothing(kind, make, tmp_path, gate):
+    actor = make(kind)
+    pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
+    assert ray.get(actor.later.remote(gate), timeout=GUARD_S) == "returned"
+    assert ray.get(actor.pid.remote(), timeout=GUARD_S) == pid
+    gate.open.remote()
+    is_over(actor, pid, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["task", "exits_in_task", "dropped"])
+def test_a_task_that_nobody_awaits_ends_an_async_actor_after_what_runs(method, make, tmp_path, gate):
+    actor = make("async")
+    pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
+    inside = actor.waits.remote(gate, "then")
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    assert ray.get(getattr(actor, method).remote(), timeout=GUARD_S) == "returned"
+    gate.open.remote()
+    gate.open.remote("then")
+    assert ray.get(inside, timeout=GUARD_S) == 5
+    is_over(actor, pid, tmp_path)
+
+
+def test_a_call_that_ends_its_actor_from_a_thread_that_it_awaits(make, tmp_path):
+    actor = make("async")
+    pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        ray.get(actor.copied.remote(), timeout=GUARD_S)
+    is_over(actor, pid, tmp_path)
+
+
+@EACH
+@pytest.mark.parametrize("how", ["leave", "caught", "in_thread"])
+def test_a_constructor_that_ends_its_actor(kind, how, make, tmp_path):
+    actor = make(kind, how)
+    with pytest.raises(ActorDiedError):
+        ray.get(actor.pid.remote(), timeout=GUARD_S)
+    wait_until((tmp_path / "said").exists, GUARD_S, "the exit handler")
+    assert row_of(actor)["num_restarts"] == 0
+
+
+def test_a_task_that_the_constructor_began_ends_its_actor(make, tmp_path):
+    actor = make("async", "begin")
+    wait_until(lambda: row_of(actor)["state"] == "DEAD", GUARD_S, "its end")
+    assert (tmp_path / "said").read_text() == "exit handler"
+    assert row_of(actor)["num_restarts"] == 0
+
+
+@EACH
+def test_the_name_of_a_detached_one_is_free_then(kind, make):
+    for _ in range(2):
+        actor = make(kind, name="leaves", lifetime="detached")
+        with pytest.raises(ActorDiedError, match="exit_actor"):
+            ray.get(actor.caught.remote(), timeout=GUARD_S)
+        wait_until(lambda actor=actor: row_of(actor)["state"] == "DEAD", GUARD_S, "its end")
