@@ -15,6 +15,7 @@
 
 #include "actors/session/role.h"
 #include "scheduler/cli/client.h"
+#include "scheduler/etcd/access.h"
 
 namespace shoal::scheduler::cli {
 
@@ -34,8 +35,9 @@ struct StartOptions {
   double memory_threshold = -1;                      // -1: the environment's, or the default
   std::vector<std::string> resources;                // NAME=AMOUNT
   std::vector<std::string> labels;                   // NAME=VALUE
-  std::string store;                                 // etcd://..; "": a database in the session's folder
-  std::string authority;                             // another head's tls folder; "": one of its own
+  std::string store;                                 // etcd://.. or etcds://..; "": a database in the session's folder
+  etcd::Access store_access;
+  std::string authority;  // another head's tls folder; "": one of its own
   bool fsync = false;
   std::string spill_folder;  // for objects; "": the node chooses
   bool http = true;

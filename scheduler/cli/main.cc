@@ -89,6 +89,17 @@ Result<MemoryRule> memory_rule() {
   return out;
 }
 
+void add_store_access(CLI::App& app, etcd::Access& access) {
+  app.add_option("--store-ca-file", access.tls.authority,
+                 "With --store etcds://..: the certificate of the authority that signed etcd's (PEM; default: $SHOAL_STORE_CA_FILE)");
+  app.add_option("--store-cert-file", access.tls.certificate,
+                 "Likewise: the certificate by which etcd knows this cluster (default: $SHOAL_STORE_CERT_FILE)");
+  app.add_option("--store-key-file", access.tls.key, "Likewise: its key (default: $SHOAL_STORE_KEY_FILE)");
+  app.add_flag("--store-in-clear-text", access.in_clear_text,
+               "Let --store etcd://.. name servers on other hosts: whoever reaches them can run programs in this cluster (default: "
+               "$SHOAL_STORE_IN_CLEAR_TEXT, if it is 1)");
+}
+
 // A role's own command line (start_role writes it).
 int run_role(int argc, char** argv) {
   CLI::App app("a process of a cluster");
@@ -115,6 +126,8 @@ int run_role(int argc, char** argv) {
   app.add_flag("--http-or-any", http.or_any);
   app.add_flag("--keeps-head", keeps_head);
   app.add_option("--store", store);
+  etcd::Access store_access;
+  add_store_access(app, store_access);
   app.add_flag("--fsync", fsync);
   double threshold = -1;
   app.add_option("--memory-usage-threshold", threshold);
@@ -134,7 +147,7 @@ int run_role(int argc, char** argv) {
   if (!label_map) return refuse_role(ready_fd, label_map.error());
   http.on = http_port->count() > 0;
   http.around = {python, env("PATH"), env("PYTHONPATH"), env("HOME").empty() ? "/" : env("HOME")};
-  if (role == "head") return run_head({session, host, port, ready_fd, http, store, fsync});
+  if (role == "head") return run_head({session, host, port, ready_fd, http, store, fsync, store_access});
   if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd, spill_folder, *memory});
   if (role == "local") {
     if (session.empty()) {
@@ -271,9 +284,13 @@ int run(int argc, char** argv) {
       "Port of the head's HTTP interface; 0 for any free one (default: 8265, or any free one when that is taken)");
   start_command->add_option("--dashboard-host", starting.dashboard_host, "Address of the HTTP interface: loopback is all there is");
   start_command->add_option("--include-dashboard", starting.http, "Whether the head has an HTTP interface")->capture_default_str();
-  start_command->add_option("--store", starting.store,
-                            "Where the head keeps its decisions: etcd://HOST:PORT[,HOST:PORT]/NAME for a cluster with several heads "
-                            "(default: a database in its session's folder)");
+  start_command->add_option(
+      "--store", starting.store,
+      "Where the head keeps its decisions: etcds://HOST:PORT[,HOST:PORT]/NAME, in TLS, or etcd://.. on this host, for a "
+      "cluster with several heads (default: a database in its session's folder)");
+  starting.store_access = {{env("SHOAL_STORE_CA_FILE"), env("SHOAL_STORE_CERT_FILE"), env("SHOAL_STORE_KEY_FILE")},
+                           env("SHOAL_STORE_IN_CLEAR_TEXT") == "1"};
+  add_store_access(*start_command, starting.store_access);
   start_command->add_option("--authority", starting.authority,
                             "Of each but the first of several heads with --host: a copy of the folder tls/ of the first one's session (a "
                             "secret, as the token is)");
@@ -290,7 +307,13 @@ int run(int argc, char** argv) {
       throw CLI::ValidationError("--durability is of the database in the session's folder; etcd waits for its disks by itself");
     }
     if (!starting.authority.empty() && (starting.store.empty() || starting.host.empty())) {
-      throw CLI::ValidationError("--authority is of a head of several, over hosts: say --head --store etcd://.. --host ADDRESS");
+      throw CLI::ValidationError("--authority is of a head of several, over hosts: say --head --store etcds://.. --host ADDRESS");
+    }
+    if (starting.store.empty() && start_command->count("--store-ca-file") + start_command->count("--store-cert-file") +
+                                          start_command->count("--store-key-file") + start_command->count("--store-in-clear-text") >
+                                      0) {
+      throw CLI::ValidationError(
+          "--store-ca-file, --store-cert-file, --store-key-file and --store-in-clear-text are of a store in etcd: say --store");
     }
     if (!starting.head && start_command->count("--store") + start_command->count("--durability") > 0) {
       throw CLI::ValidationError("--store and --durability are of a head: say --head");

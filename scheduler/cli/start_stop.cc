@@ -253,7 +253,16 @@ int start_head(const Common& common, const StartOptions& options, const actors::
     return fail_with(e);
   };
   std::vector<std::string> words = {"head", "--host", host, "--port", std::to_string(options.port), "--python", common.python};
-  if (!options.store.empty()) words.insert(words.end(), {"--store", options.store});
+  if (!options.store.empty()) {
+    words.insert(words.end(), {"--store", options.store});
+    const auto& [tls, in_clear_text] = options.store_access;
+    const std::pair<const char*, const std::string*> files[] = {
+        {"--store-ca-file", &tls.authority}, {"--store-cert-file", &tls.certificate}, {"--store-key-file", &tls.key}};
+    for (const auto& [name, path] : files) {  // the head runs elsewhere
+      if (!path->empty()) words.insert(words.end(), {name, std::filesystem::absolute(*path)});
+    }
+    if (in_clear_text) words.push_back("--store-in-clear-text");
+  }
   if (options.fsync) words.push_back("--fsync");
   if (options.http) words.insert(words.end(), {"--http-port", std::to_string(options.http_port)});
   if (options.http && options.http_or_any) words.push_back("--http-or-any");

@@ -1,5 +1,6 @@
 #include "scheduler/etcd/client.h"
 
+#include <arpa/inet.h>
 #include <openssl/evp.h>
 
 #include <algorithm>
@@ -60,7 +61,7 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
   if (!said.is_object() || !said.contains("code") || !said["code"].is_number_integer()) {
     return invalid_argument(server + " answers with HTTP status " + std::to_string(reply.status) +
                             ": it is no etcd of version 3.4 or later")
-        .with_hint("--store etcd://HOST:PORT/NAME names etcd's client port");
+        .with_hint("--store etcd://HOST:PORT/NAME names etcd's client port; it is etcds:// where that speaks TLS");
   }
   const std::string message = "etcd at " + server + ": " + text_in(said, "error");
   switch (said["code"].get<int>()) {
@@ -80,23 +81,43 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
   }
 }
 
+// As an address, or by the name that nobody is asked for.
+bool is_here(std::string host) {
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  unsigned char bytes[16];
+  const bool address = inet_pton(AF_INET, host.c_str(), bytes) == 1 || inet_pton(AF_INET6, host.c_str(), bytes) == 1;
+  return runtime::is_loopback(host) && (address || host == "localhost");
+}
+
+constexpr std::string_view kClear = "etcd://", kTls = "etcds://";
+
 }  // namespace
 
 std::string Address::text() const {
-  std::string out = "etcd://";
+  std::string out(in_tls() ? kTls : kClear);
   for (std::size_t i = 0; i < servers.size(); ++i) out += (i ? "," : "") + servers[i];
   return out + "/" + cluster;
 }
 
-Result<Address> Address::parse(const std::string& text) {
-  const auto wrong = [&](const std::string& why) {
-    return fail(invalid_argument("the store '" + text + "' " + why).with_hint("etcd://HOST:PORT[,HOST:PORT]/NAME"));
+Result<Address> Address::parse(const std::string& text, const Access& access) {
+  const auto wrong = [&](const std::string& why, const std::string& hint = "etcd://HOST:PORT[,HOST:PORT]/NAME, or etcds://.. for TLS") {
+    return fail(invalid_argument("the store '" + text + "' " + why).with_hint(hint));
   };
-  const std::string scheme = "etcd://";
+  const bool tls = text.starts_with(kTls);
+  const std::string_view scheme = tls ? kTls : kClear;
   if (!text.starts_with(scheme)) return wrong("is none that Shoal knows");
+  const auto& files = access.tls;
+  if (tls && (files.authority.empty() || files.certificate.empty() || files.key.empty())) {
+    return wrong("needs the certificate of etcd's authority, and a certificate with its key by which etcd knows this cluster",
+                 "--store-ca-file, --store-cert-file and --store-key-file name files in PEM");
+  }
+  if (!tls && !(files.authority.empty() && files.certificate.empty() && files.key.empty())) {
+    return wrong("is spoken to in clear text, where certificates have no use", "say etcds://, or leave --store-*-file out");
+  }
   const auto slash = text.find('/', scheme.size());
   if (slash == std::string::npos) return wrong("names no cluster");
   Address out;
+  out.tls = files;
   out.cluster = text.substr(slash + 1);
   const bool plain = std::all_of(out.cluster.begin(), out.cluster.end(),
                                  [](unsigned char c) { return (c < 128 && std::isalnum(c)) || c == '.' || c == '_' || c == '-'; });
@@ -106,6 +127,13 @@ Result<Address> Address::parse(const std::string& text) {
     const std::string server = text.substr(from, end - from);
     const auto endpoint = runtime::parse_endpoint(server);
     if (!endpoint || endpoint->is_unix()) return wrong("has a server that is none: '" + server + "'");
+    if (!tls && !access.in_clear_text && !is_here(endpoint->host)) {
+      return fail(invalid_argument("the store '" + text + "' has a server beyond this host's loopback, '" + server +
+                                   "', and no TLS: whoever reaches that etcd could run programs in this cluster")
+                      .with_reason("TlsRequired")
+                      .with_hint("let etcd ask clients for certificates (--client-cert-auth) and say etcds://.., --store-ca-file, "
+                                 "--store-cert-file and --store-key-file; or --store-in-clear-text where all who reach it may do that"));
+    }
     out.servers.push_back(server);
     from = end + 1;
   }
@@ -139,7 +167,7 @@ json if_value(const std::string& key, const std::string& value) {
 }
 
 Result<std::unique_ptr<Client>> Client::open(const Address& address, runtime::Duration timeout) {
-  SHOAL_TRY(auto http, HttpPost::make());
+  SHOAL_TRY(auto http, HttpPost::make(address.tls));
   return std::unique_ptr<Client>(new Client(address, std::move(http), timeout));
 }
 
@@ -148,7 +176,7 @@ Result<json> Client::ask(const std::string& path, const json& body) {
   Error last = unavailable("no etcd answers");
   for (std::size_t i = 0; i < address_.servers.size(); ++i) {
     const std::string& server = address_.servers[at_ % address_.servers.size()];
-    const auto reply = http_->post("http://" + server + "/v3/" + path, text, timeout_);
+    const auto reply = http_->post((address_.in_tls() ? "https://" : "http://") + server + "/v3/" + path, text, timeout_);
     if (reply && reply->status == 200) {
       json out = json::parse(reply->body, nullptr, false);
       if (out.is_object()) return out;

@@ -15,14 +15,17 @@
 
 namespace shoal::scheduler::etcd {
 
-// etcd://HOST:PORT[,HOST:PORT]/NAME: where etcd listens, and the name of the cluster whose keys begin with shoal/NAME/.
+// etcds://HOST:PORT[,HOST:PORT]/NAME, in TLS, or etcd://.., in clear text: where etcd listens, and the name of the cluster whose keys begin
+// with shoal/NAME/.
 struct Address {
   std::vector<std::string> servers;  // HOST:PORT
   std::string cluster;
+  TlsFiles tls = {};  // of etcds://
+  bool in_tls() const { return !tls.authority.empty(); }
   std::string text() const;
   std::string key(const std::string& rest) const { return "shoal/" + cluster + "/" + rest; }
-  // Names have letters, digits, '.', '_' and '-', 100 at most.
-  static Result<Address> parse(const std::string& text);
+  // Names have letters, digits, '.', '_' and '-', 100 at most. Reason "TlsRequired": a server beyond loopback, without TLS.
+  static Result<Address> parse(const std::string& text, const Access& access = {});
 };
 
 struct KeyValue {

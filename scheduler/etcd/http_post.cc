@@ -2,6 +2,11 @@
 
 #include <curl/curl.h>
 #include <dlfcn.h>
+#include <fcntl.h>
+
+#include <cerrno>
+
+#include "runtime/core/fd.h"
 
 namespace shoal::scheduler::etcd {
 
@@ -51,16 +56,24 @@ std::size_t take(char* data, std::size_t, std::size_t size, void* to) {
   return size;
 }
 
+Result<void> readable(const std::string& path) {
+  if (path.empty() || Fd(open(path.c_str(), O_RDONLY | O_CLOEXEC))) return {};
+  return fail(from_errno(errno, path));
+}
+
 class CurlPost final : public HttpPost {
  public:
-  CurlPost(const Curl& curl, CURL* handle) : curl_(curl), handle_(handle) {
+  CurlPost(const Curl& curl, CURL* handle, const TlsFiles& tls) : curl_(curl), handle_(handle), secret_(!tls.authority.empty()) {
     headers_ = curl_.slist_append(curl_.slist_append(nullptr, "Content-Type: application/json"), "Expect:");
     curl_.easy_setopt(handle_, CURLOPT_HTTPHEADER, headers_);
     curl_.easy_setopt(handle_, CURLOPT_NOSIGNAL, 1L);
     curl_.easy_setopt(handle_, CURLOPT_PROXY, "");
-    curl_.easy_setopt(handle_, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_.easy_setopt(handle_, CURLOPT_PROTOCOLS_STR, secret_ ? "https" : "http");
+    curl_.easy_setopt(handle_, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
+    curl_.easy_setopt(handle_, CURLOPT_ERRORBUFFER, detail_);
     curl_.easy_setopt(handle_, CURLOPT_TCP_NODELAY, 1L);
     curl_.easy_setopt(handle_, CURLOPT_WRITEFUNCTION, take);
+    if (secret_) trust(tls);
   }
   ~CurlPost() override {
     curl_.easy_cleanup(handle_);
@@ -75,27 +88,71 @@ class CurlPost final : public HttpPost {
     curl_.easy_setopt(handle_, CURLOPT_POSTFIELDS, body.data());
     curl_.easy_setopt(handle_, CURLOPT_TIMEOUT_MS, static_cast<long>(ms));
     curl_.easy_setopt(handle_, CURLOPT_WRITEDATA, &reply.body);
-    if (const CURLcode code = curl_.easy_perform(handle_); code != CURLE_OK) {
-      return fail(unavailable(url + ": " + curl_.easy_strerror(code)));
-    }
+    detail_[0] = 0;
+    if (const CURLcode code = curl_.easy_perform(handle_); code != CURLE_OK) return fail(error_of(url, code));
     curl_.easy_getinfo(handle_, CURLINFO_RESPONSE_CODE, &reply.status);
     return reply;
   }
 
  private:
+  void trust(const TlsFiles& tls) {
+    curl_.easy_setopt(handle_, CURLOPT_SSLVERSION, static_cast<long>(CURL_SSLVERSION_TLSv1_2));
+    curl_.easy_setopt(handle_, CURLOPT_SSL_VERIFYPEER, 1L);
+    curl_.easy_setopt(handle_, CURLOPT_SSL_VERIFYHOST, 2L);
+    curl_.easy_setopt(handle_, CURLOPT_CAINFO, tls.authority.c_str());
+    curl_.easy_setopt(handle_, CURLOPT_CAPATH, nullptr);  // the system's authorities are none of ours
+    if (tls.certificate.empty()) return;
+    curl_.easy_setopt(handle_, CURLOPT_SSLCERT, tls.certificate.c_str());
+    curl_.easy_setopt(handle_, CURLOPT_SSLKEY, tls.key.c_str());
+    curl_.easy_setopt(handle_, CURLOPT_KEYPASSWD, "");  // nobody is asked for one
+  }
+
+  // The one place where libcurl's codes become an Error. In TLS 1.3 a client learns from what it reads, if at all, that its certificate was
+  // refused.
+  Error error_of(const std::string& url, CURLcode code) const {
+    auto e = unavailable(url + ": " + (detail_[0] != 0 ? detail_ : curl_.easy_strerror(code)));
+    if (!secret_) return code == CURLE_GOT_NOTHING ? std::move(e).with_hint("it is etcds:// where etcd speaks TLS") : e;
+    switch (code) {
+      case CURLE_PEER_FAILED_VERIFICATION:
+        return std::move(e)
+            .with_reason("CertificateRefused")
+            .with_hint(
+                "--store-ca-file names the authority that signed etcd's certificate, and that certificate names the host that --store "
+                "does; compare the clocks of both hosts");
+      case CURLE_SSL_CERTPROBLEM:
+      case CURLE_SSL_CACERT_BADFILE:
+        return std::move(e)
+            .with_reason("CertificateRefused")
+            .with_hint(
+                "--store-ca-file, --store-cert-file and --store-key-file are in PEM; the key is the certificate's and has no pass phrase");
+      case CURLE_SSL_CONNECT_ERROR:
+      case CURLE_SEND_ERROR:
+      case CURLE_RECV_ERROR:
+      case CURLE_GOT_NOTHING:
+        return std::move(e).with_hint(
+            "either etcd speaks no TLS there, or it does not trust the certificate in --store-cert-file: that is one "
+            "for clients, of etcd's --trusted-ca-file");
+      default:
+        return e;
+    }
+  }
+
   const Curl curl_;
   CURL* const handle_;
+  const bool secret_;
+  char detail_[CURL_ERROR_SIZE] = {};
   curl_slist* headers_ = nullptr;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<HttpPost>> HttpPost::make() {
+Result<std::unique_ptr<HttpPost>> HttpPost::make(const TlsFiles& tls) {
+  for (const auto* path : {&tls.authority, &tls.certificate, &tls.key}) SHOAL_OK(readable(*path));
   static const Result<Curl> curl = load();  // for good: other threads may be in it
   if (!curl) return fail(curl.error());
   CURL* const handle = curl->easy_init();
   if (handle == nullptr) return fail(resource_exhausted("no memory for an HTTP client"));
-  return std::unique_ptr<HttpPost>(std::make_unique<CurlPost>(*curl, handle));
+  return std::unique_ptr<HttpPost>(std::make_unique<CurlPost>(*curl, handle, tls));
 }
 
 }  // namespace shoal::scheduler::etcd

@@ -9,6 +9,7 @@
 
 #include "runtime/core/result.h"
 #include "runtime/loop/clock.h"
+#include "scheduler/etcd/access.h"
 
 namespace shoal::scheduler::etcd {
 
@@ -19,10 +20,12 @@ class HttpPost {
     long status = 0;
     std::string body;
   };
-  // NotFound when this host has no libcurl.
-  static Result<std::unique_ptr<HttpPost>> make();
+  // With an authority it speaks https alone, TLS 1.2 or later; without one http alone. NotFound when this host has no libcurl, or not one
+  // of the files; InvalidArgument when one cannot be read.
+  static Result<std::unique_ptr<HttpPost>> make(const TlsFiles& tls = {});
   virtual ~HttpPost() = default;
-  // Straight to the url's host, whatever proxy the environment names. Unavailable: it may have arrived, or not.
+  // Straight to the url's host, whatever proxy the environment names. Unavailable: it may have arrived, or not; with reason
+  // "CertificateRefused" nothing was sent.
   virtual Result<Reply> post(const std::string& url, const std::string& body, runtime::Duration timeout) = 0;
 };
 

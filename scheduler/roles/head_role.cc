@@ -139,7 +139,7 @@ class OneOfSeveral {
 
  private:
   Result<void> stand() {
-    SHOAL_TRY(address_, etcd::Address::parse(role_.store));
+    SHOAL_TRY(address_, etcd::Address::parse(role_.store, role_.store_access));
     SHOAL_TRY(held_, HeldPort::hold(role_.host, role_.port));
     SHOAL_TRY(const auto token, w_.folder.token());
     std::string authority;

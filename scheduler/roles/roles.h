@@ -12,6 +12,7 @@
 #include <string>
 
 #include "actors/cluster/resources.h"
+#include "scheduler/etcd/access.h"
 #include "scheduler/web/entrypoint.h"
 
 namespace shoal::scheduler {
@@ -32,8 +33,9 @@ struct HeadRole {
   std::uint16_t port = 0;
   int ready_fd = -1;
   HttpRole http;
-  std::string store;   // etcd://..; "": in the session's folder
+  std::string store;   // etcd://.. or etcds://..; "": in the session's folder
   bool fsync = false;  // of that one: each commit waits for the disk
+  etcd::Access store_access = {};
 };
 int run_head(const HeadRole& role);
 

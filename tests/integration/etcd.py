@@ -1,4 +1,4 @@
-"""A real etcd on loopback, with a data folder of its own."""
+"""A real etcd on loopback, with a data folder of its own; with ``tls`` for clients that have a certificate."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -21,17 +22,38 @@ def _free_port() -> int:
         return s.getsockname()[1]
 
 
-def ask(address: str, port: int, path: str, **body) -> dict:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://{address}:{port}/v3/{path}", json.dumps(body).encode(), 30) as reply:
+def ask(url: str, files: list[str], path: str, **body) -> dict:
+    handlers = [urllib.request.ProxyHandler({})]
+    if files:
+        context = ssl.create_default_context(cafile=files[0])
+        context.load_cert_chain(*files[1:])
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    with urllib.request.build_opener(*handlers).open(f"{url}/v3/{path}", json.dumps(body).encode(), 30) as reply:
         return json.load(reply)
 
 
+def _certificates(folder: Path, address: str) -> None:
+    """An authority's (``ca``), and those of etcd and of its client, each beside its key."""
+    (folder / "config").write_text("[req]\ndistinguished_name=name\n[name]\n")
+    signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-addext"]
+    for name, words in (
+        ("ca", ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign"]),
+        ("etcd", [*signed, f"subjectAltName=IP:{address}", "-addext", "extendedKeyUsage=serverAuth,clientAuth"]),
+        ("client", [*signed, "extendedKeyUsage=clientAuth"]),
+    ):
+        argv = ["openssl", "req", "-x509", "-config", "config", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        argv += ["-days", "2", "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem", *words]
+        subprocess.run(argv, cwd=folder, capture_output=True, check=True)
+
+
 class Etcd:
-    def __init__(self, address: str = "127.0.0.1", before: tuple[str, ...] = ()):
+    def __init__(self, address: str = "127.0.0.1", before: tuple[str, ...] = (), tls: bool = False):
         """``before``: what its command begins with, to run it elsewhere."""
         self.address, self.before = address, before
         self.folder = Path(tempfile.mkdtemp(prefix="shoal-etcd."))
+        self.files = [str(self.folder / name) for name in ("ca.pem", "client.pem", "client.key")] if tls else []
+        if tls:
+            _certificates(self.folder, address)
         for _ in range(5):  # somebody may take a port in between
             self.port, self._peer_port = _free_port(), _free_port()
             if self.start():
@@ -39,11 +61,14 @@ class Etcd:
         raise AssertionError((self.folder / "log").read_text())
 
     def start(self) -> bool:
-        client, peer = f"http://{self.address}:{self.port}", f"http://127.0.0.1:{self._peer_port}"
+        client, peer = self.url, f"http://127.0.0.1:{self._peer_port}"
         words = [*self.before, "etcd", "--data-dir", str(self.folder / "data")]
         words += ["--listen-client-urls", client, "--advertise-client-urls", client]
         words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
         words += ["--heartbeat-interval", "20", "--election-timeout", "200"]
+        if self.files:
+            own = [str(self.folder / name) for name in ("etcd.pem", "etcd.key")]
+            words += ["--client-cert-auth", "--trusted-ca-file", self.files[0], "--cert-file", own[0], "--key-file", own[1]]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         while self.process.poll() is None:
@@ -55,7 +80,7 @@ class Etcd:
     def _answers(self) -> bool:
         if self.before:  # it is to be reached from there only
             here = str(Path(__file__).parent)
-            asks = f"from etcd import ask; ask({self.address!r}, {self.port}, 'kv/range', key='YQ==')"
+            asks = f"from etcd import ask; ask({self.url!r}, {self.files!r}, 'kv/range', key='YQ==')"
             argv = [*self.before, sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r}); {asks}"]
             return subprocess.run(argv, capture_output=True).returncode == 0
         try:
@@ -65,10 +90,19 @@ class Etcd:
             return False
 
     def ask(self, path: str, **body) -> dict:
-        return ask(self.address, self.port, path, **body)
+        return ask(self.url, self.files, path, **body)
+
+    @property
+    def url(self) -> str:
+        return f"http{'s' if self.files else ''}://{self.address}:{self.port}"
 
     def store(self, name: str) -> str:
-        return f"etcd://{self.address}:{self.port}/{name}"
+        return f"etcd{'s' if self.files else ''}://{self.address}:{self.port}/{name}"
+
+    def store_files(self) -> list[str]:
+        """What a head is told besides."""
+        names = ("--store-ca-file", "--store-cert-file", "--store-key-file")
+        return [word for pair in zip(names, self.files, strict=False) for word in pair]
 
     def crash(self) -> None:
         self.process.send_signal(signal.SIGKILL)

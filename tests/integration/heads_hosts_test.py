@@ -1,4 +1,4 @@
-"""Heads on two hosts over one etcd, with TLS between them: the one that leads is killed, and its host is cut off."""
+"""Heads on two hosts over one etcd, with TLS between all of them: the one that leads is killed, and its host is cut off."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ class Heads:
     """The one of host A leads; etcd is on B."""
 
     def __init__(self, hosts, etcd):
-        self.hosts, self.store = hosts, etcd.store("train")
+        self.hosts, self.store = hosts, ["--store", etcd.store("train"), *etcd.store_files()]
         said = self.start(hosts.a, "a")
         self.session, self.leader = Path(said["session"]), said["address"]
         self.fingerprint = said["ca_fingerprint"]
@@ -52,7 +52,7 @@ class Heads:
 
     def start(self, host, label, *words):
         return host.json(
-            "start", "--head", "--host", host.address, "--port", "0", "--store", self.store, "--num-cpus", "4", "--label", f"host={label}",
+            "start", "--head", "--host", host.address, "--port", "0", *self.store, "--num-cpus", "4", "--label", f"host={label}",
             "--include-dashboard", "false", *words,
         )  # fmt: skip
 
@@ -74,7 +74,7 @@ class Heads:
 @pytest.fixture
 def heads():
     for hosts in two_hosts():
-        etcd = Etcd(B, hosts.b.before)
+        etcd = Etcd(B, hosts.b.before, tls=True)
         try:
             yield Heads(hosts, etcd)
             for host in (hosts.b, hosts.a):
@@ -103,7 +103,7 @@ def test_a_host_that_is_cut_off_takes_its_head_with_it_and_nothing_else(heads):
 
 def test_a_head_with_an_authority_of_its_own_is_refused(heads):
     refused = heads.hosts.b(
-        "start", "--head", "--host", B, "--port", "0", "--store", heads.store, "--token-file", heads.session / "token",
+        "start", "--head", "--host", B, "--port", "0", *heads.store, "--token-file", heads.session / "token",
         "--include-dashboard", "false",
     )  # fmt: skip
     assert refused.returncode != 0

@@ -13,8 +13,8 @@ LIMIT_S = 90  # hang guard, no measure
 
 
 @pytest.fixture
-def etcd(home):  # gone before anybody looks for what is left of a test
-    server = Etcd()
+def etcd(home, request):  # gone before anybody looks for what is left of a test
+    server = Etcd(tls=getattr(request, "param", False))
     yield server
     server.remove()
 
@@ -28,10 +28,13 @@ class Heads:
         token.write_text(f"{17:064x}\n")
         token.chmod(0o600)
         self.token = token
+        # From where the command runs, which is not where heads do.
+        self.files = [os.path.relpath(word, shoal.home) if word in etcd.files else word for word in etcd.store_files()]
         self.members = [self.start(), self.start()]
 
     def start(self):
-        return self.shoal.start("--store", self.store, "--token-file", str(self.token), "--include-dashboard", "false", cpus=2)
+        words = ["--store", self.store, *self.files, "--token-file", str(self.token), "--include-dashboard", "false"]
+        return self.shoal.start(*words, cpus=2)
 
     @property
     def address(self) -> str:
@@ -65,7 +68,7 @@ class Heads:
 
 @pytest.fixture
 def heads(shoal_command, etcd, request):
-    out = Heads(shoal_command, etcd, request.node.name)
+    out = Heads(shoal_command, etcd, request.function.__name__)
     yield out
     shoal_command.json("stop", "--all")
 
@@ -123,6 +126,21 @@ def test_the_head_that_leads_is_killed_and_another_goes_on(heads):
         driver.go_on(step)
         assert heads.kept() == before
         assert heads.status()["head_pid"] != killed
+    assert driver.running.code(LIMIT_S) == 0, driver.running.err
+
+
+@pytest.mark.parametrize("etcd", [True], indirect=True, ids=["tls"])
+def test_over_tls_a_killed_head_is_followed_and_its_node_starts_another(heads):
+    driver = Driver(heads, 1)
+    assert heads.status()["store"] == heads.store
+    assert heads.store.startswith("etcds://")
+    before, first = heads.kept(), heads.leader()
+    killed = first.pid("head")
+    os.kill(killed, signal.SIGKILL)
+    driver.go_on(0)
+    wait_until(lambda: first.pids("head") not in ([killed], []), LIMIT_S, "its node starts another")
+    heads.status()  # which found etcd, too: there are two
+    assert heads.kept() == before
     assert driver.running.code(LIMIT_S) == 0, driver.running.err
 
 
@@ -192,6 +210,33 @@ def test_mistakes_are_named(shoal_command):
     refused = shoal_command("start", "--head", "--port", "0", "--store", "etcd://127.0.0.1:1/x")
     assert refused.returncode != 0
     assert "127.0.0.1:1" in refused.stderr
+
+
+def test_a_store_beyond_loopback_needs_tls_or_an_explicit_word(shoal_command):
+    def start(*words, env=None):
+        done = shoal_command("start", "--head", "--port", "0", *words, env={**shoal_command.env(), **(env or {})})
+        return done.returncode, done.stderr
+
+    there = ["--store", "etcd://0.0.0.0:1/x"]  # no address of loopback, though nothing leaves this host
+    code, said = start(*there)
+    assert code == 4
+    assert "no TLS" in said
+    assert "--store-in-clear-text" in said
+    for words, env in ((["--store-in-clear-text"], {}), ([], {"SHOAL_STORE_IN_CLEAR_TEXT": "1"})):
+        code, said = start(*there, *words, env=env)
+        assert code == 5, said  # it is tried, and nobody listens there
+        assert "no TLS" not in said
+
+    code, said = start("--store", "etcds://127.0.0.1:1/x")
+    assert code != 0
+    assert "--store-ca-file" in said
+    files = {f"SHOAL_STORE_{what}_FILE": "nowhere.pem" for what in ("CA", "CERT", "KEY")}
+    code, said = start("--store", "etcds://127.0.0.1:1/x", env=files)
+    assert code != 0
+    assert f"{shoal_command.home}/nowhere.pem" in said
+    code, said = start("--store-ca-file", "ca.pem")
+    assert code == 2
+    assert "say --store" in said
 
 
 def test_durability_is_a_choice(shoal_command):
