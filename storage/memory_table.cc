@@ -48,8 +48,10 @@ MemoryTable::MemoryTable(Options options) : options_(std::move(options)) {
   if (!options_.available_bytes) options_.available_bytes = Available();
 }
 
+Error MemoryTable::no_place() { return resource_exhausted("too many arenas and objects on this node"); }
+
 Result<void> MemoryTable::has_place() const {
-  if (num_entries() >= options_.max_entries) return fail(resource_exhausted("too many arenas and objects on this node"));
+  if (num_entries() >= options_.max_entries) return fail(no_place());
   return {};
 }
 
@@ -177,7 +179,10 @@ Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory, std::op
   waiting_.erase(first, last);
   for (auto& got : waiting) got(object.handed_out());
   const Result<void> out = object.memory ? Result<void>() : fail(object.memory.error());
-  if (num_entries() >= options_.max_entries) return out;  // those who wait have it, and there are no more
+  if (num_entries() >= options_.max_entries) {  // those who wait have it, and there are no more
+    if (refused_.size() < options_.max_entries) refused_.insert({job, id});
+    return out;
+  }
   bytes_ += object.bytes;
   if (object.order != 0) {
     movable_.emplace(object.order, std::pair{job, id});
@@ -196,6 +201,8 @@ void MemoryTable::get(JobId job, ObjectId id, WorkerId owner, Got got) {
   if (const auto it = objects_.find({job, id}); it != objects_.end()) return got(it->second.handed_out());
   if (ended_.contains(job)) return got(fail(job_ended()));
   if (freed(job, id)) return got(fail(object_freed()));
+  // Where no more of these are remembered, it may be one.
+  if (refused_.contains({job, id}) || refused_.size() >= options_.max_entries) return got(fail(no_place()));
   if (waiting_.size() >= options_.max_entries) return got(fail(resource_exhausted("too many wait for objects")));
   waiting_.emplace(std::pair{job, id}, Waiting{owner, std::move(got)});
 }
@@ -203,6 +210,7 @@ void MemoryTable::get(JobId job, ObjectId id, WorkerId owner, Got got) {
 void MemoryTable::drop(JobId job, ObjectId id) {
   const auto it = objects_.find({job, id});
   if (it != objects_.end()) erase(it);
+  refused_.erase({job, id});
 }
 
 MemoryTable::Objects::iterator MemoryTable::erase(Objects::iterator it) {
@@ -290,6 +298,7 @@ void MemoryTable::end_job(JobId job) {
       ++it;
     }
   }
+  refused_.erase(refused_.lower_bound({job, {}}), refused_.upper_bound({job, ObjectId{~std::uint64_t{}}}));
   for (auto it = objects_.begin(); it != objects_.end();) {
     it = it->first.first == job ? erase(it) : std::next(it);
   }

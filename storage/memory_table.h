@@ -125,6 +125,7 @@ class MemoryTable {
     Got got;
   };
   std::vector<Got> take_waiting(const std::function<bool(JobId job, const Waiting&)>& which);
+  static Error no_place();
   Result<void> has_place() const;
   Result<void> admit(JobId job, std::uint64_t bytes) const;
   using Objects = std::map<std::pair<JobId, ObjectId>, Object>;
@@ -141,6 +142,7 @@ class MemoryTable {
   std::set<std::pair<WorkerId, Key>> made_by_;  // of these, by those that are there
   std::set<JobId> ended_;                       // jobs
   std::deque<JobId> ended_order_;
+  std::set<Key> refused_;  // for which there was no place: as many at most
   std::set<Key> freed_;
   std::deque<Key> freed_order_;  // longest ago first
 };

@@ -292,6 +292,31 @@ TEST_F(MemoryTableTest, WhatWasFreedIsNotTakenAgain) {
     EXPECT_TRUE(table_.has(job, ObjectId{id}));
 }
 
+TEST(MemoryTableBoundsTest, WhoeverGetsWhatThereWasNoPlaceForHearsSo) {
+  MemoryTable table{{.spare_bytes = 0, .max_entries = 2, .available_bytes = {}}};
+  const auto put = [&](JobId job, std::uint64_t id) { return table.put(job, ObjectId{id}, runtime::make_memory("o", 100)).has_value(); };
+  const auto get = [&](JobId job, std::uint64_t id) {
+    std::string said = "nothing";
+    table.get(job, ObjectId{id}, kWorker, [&](Result<Fd> r) { said = r ? "memory" : code_name(r.error().code()); });
+    return said;
+  };
+  EXPECT_TRUE(put(kJob, 1) && put(kOther, 2));
+  EXPECT_FALSE(put(kJob, 3));
+  EXPECT_EQ(get(kJob, 3), "ResourceExhausted");
+  table.free(kOther, ObjectId{2});
+  EXPECT_EQ(get(kJob, 3), "ResourceExhausted");  // it does not come any more
+  EXPECT_EQ(get(kJob, 4), "nothing");            // it may
+  EXPECT_TRUE(put(kOther, 4));
+  EXPECT_FALSE(put(kOther, 5));
+  EXPECT_EQ(get(kOther, 6), "ResourceExhausted");  // no more are remembered
+  table.end_job(kJob);
+  EXPECT_EQ(get(kOther, 6), "nothing");
+  EXPECT_EQ(get(kOther, 5), "ResourceExhausted");
+  table.drop(kOther, ObjectId{5});
+  EXPECT_EQ(get(kOther, 5), "nothing");
+  EXPECT_EQ(get(kOther, 4), "memory");
+}
+
 TEST(MemoryTableBoundsTest, OfThoseThatWereFreedTheOneOfLongestAgoIsForgotten) {
   MemoryTable table{{.spare_bytes = 0, .max_freed = 3, .available_bytes = {}}};
   for (const std::uint64_t id : {10u, 20u, 30u, 30u, 40u}) table.free(kJob, ObjectId{id});

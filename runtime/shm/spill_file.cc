@@ -27,10 +27,13 @@ bool in_memory(const struct statfs& info) {
 }
 
 Result<Fd> nameless_file(const std::string& folder, std::size_t bytes) {
-  std::string name = folder + "/spilled-XXXXXX";
-  Fd out(mkostemp(name.data(), O_CLOEXEC));
+  Fd out(open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (!out && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // a file system, or a kernel, that knows no such thing
+    std::string name = folder + "/spilled-XXXXXX";
+    out = Fd(mkostemp(name.data(), O_CLOEXEC));
+    if (out) unlink(name.c_str());
+  }
   if (!out) return fail(from_errno(errno, "no file for an object in " + folder));
-  unlink(name.c_str());
   struct stat info {};
   if (fstat(out.get(), &info) != 0) return fail(from_errno(errno, "fstat"));
   if (info.st_nlink != 0) {

@@ -1,10 +1,15 @@
 #include "runtime/shm/spill_file.h"
 
+#include <fcntl.h>
 #include <linux/magic.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <filesystem>
 
@@ -45,6 +50,18 @@ TEST_F(SpillFileTest, HoldsWhatTheMemoryHeldAndHasNoName) {
   EXPECT_EQ(memory_bytes(file).value(), kBytes);  // as a memory that comes from elsewhere
   const Mapping there = map(file, kBytes, Access::kRead).value();
   for (std::size_t k = 0; k < kBytes; ++k) ASSERT_EQ(there.data()[k], static_cast<std::byte>(k % 251));
+}
+
+// Who dies in between leaves nothing behind.
+TEST_F(SpillFileTest, HasNoNameAtAnyTimeWhereTheFileSystemCanDoWithout) {
+  if (is_memory(folder_.c_str())) GTEST_SKIP() << "tests have no disk here";
+  if (!Fd(open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600))) GTEST_SKIP() << "this file system cannot";
+  const Fd events(inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
+  ASSERT_GE(inotify_add_watch(events.get(), folder_.c_str(), IN_CREATE), 0);
+  ASSERT_TRUE(spill_to_file(memory_, kBytes, folder_));
+  alignas(inotify_event) char event[sizeof(inotify_event) + NAME_MAX + 1];
+  EXPECT_EQ(read(events.get(), event, sizeof event), -1);
+  EXPECT_EQ(errno, EAGAIN);
 }
 
 TEST_F(SpillFileTest, NoFolderNoFile) {

@@ -179,7 +179,7 @@ void Objects::node_gone(NodeId node, const Error& why) {
 // -------------------------------------------------------------------------------------------------------------
 
 void Objects::put(JobId job, WorkerId worker, const ObjectRef& object, Result<Fd> memory) {
-  if (!memory_.freed(job, object.id)) {
+  if (!memory_.ended(job) && !memory_.freed(job, object.id)) {  // or nobody would ever let go of what it contains
     std::vector<Object> inner;
     std::set<Object> others;  // whose homes do not know yet that this node holds them
     for (const ObjectKey& k : object.contains) {

@@ -322,6 +322,21 @@ TEST_F(ObjectsTest, WhoHoldsAnObjectMayMoveItAndOthersMayNot) {
   EXPECT_FALSE(b_.in_memory(its));
 }
 
+TEST_F(ObjectsTest, WhatAJobPutsAfterItsEndKeepsNothingOfOthers) {
+  const auto inner = b_.put(ObjectId{5}, 100), far = of_b(ObjectId{6}, 100);
+  b_.count(kTwo, inner, kTwo, {}, 1);
+  for (Side* side : {&a_, &b_}) {
+    side->objects.end_job(kOther);
+    side->objects.put(kOther, {}, ObjectRef{ObjectId{7}, kOther, 0, {}, {inner, far}, side->self}, *runtime::make_memory("late", 100));
+  }
+  world_.run_for(1s);
+  b_.count(kTwo, inner, kTwo, {}, -1);
+  a_.count(kOne, far, kOne, {}, -1);
+  world_.run_for(1s);
+  EXPECT_EQ(b_.memory.num_entries(), 0u);
+  EXPECT_EQ(a_.objects.references().num_entries() + b_.objects.references().num_entries(), 0u);
+}
+
 TEST_F(ObjectsTest, WhatComesAnewIsNotWhatWasMoved) {
   const auto key = of_b(ObjectId{5}, kLarge);
   get(key);

@@ -52,8 +52,8 @@ void sign_with_authority(World& w, Head::Options& options) {
 }
 
 int run_alone(World& w, const HeadRole& role) {
-  auto store = open_sqlite_store(w.folder.database(), {.fsync = role.fsync});
-  if (!store) return refuse_role(role.ready_fd, store.error());
+  auto state = State::open(w, role.fsync);
+  if (!state) return refuse_role(role.ready_fd, state.error());
   bool over = false;
   auto options = head_options(w);
   options.listen = {Endpoint::tcp(role.host, role.port), local_head(w.folder)};
@@ -65,7 +65,7 @@ int run_alone(World& w, const HeadRole& role) {
   {
     SessionInfo info;
     info.started_unix_ms = w.clock->unix_millis();
-    const auto serving = serve(w, role, **store, std::move(options), info);
+    const auto serving = serve(w, role, (*state)->store(), std::move(options), info);
     if (!serving) {
       drain(w);
       return refuse_role(role.ready_fd, serving.error());

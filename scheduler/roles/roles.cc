@@ -173,14 +173,14 @@ int run_local(const LocalRole& role) {
   auto world = World::make(role.session, "local");
   if (!world) return refuse_role(role.ready_fd, world.error());
   World& w = **world;
-  auto store = open_sqlite_store(w.folder.database());
-  if (!store) return refuse_role(role.ready_fd, store.error());
+  auto state = State::open(w, false);
+  if (!state) return refuse_role(role.ready_fd, state.error());
   bool over = false;
   auto launcher = make_posix_launcher(w.loop, *w.random, w.log, {role.python});
   {
     auto head_opts = head_options(w);
     head_opts.listen = {local_head(w.folder)};
-    Head head(*w.clock, *w.random, w.network, **store, w.log, head_opts);
+    Head head(*w.clock, *w.random, w.network, (*state)->store(), w.log, head_opts);
     if (const auto started = head.start(); !started) return refuse_role(role.ready_fd, started.error());
     SessionInfo info{"", head.endpoints()[0].to_string(), w.clock->unix_millis(), "", "", {}};
     std::unique_ptr<Http> http;

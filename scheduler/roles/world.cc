@@ -36,6 +36,14 @@ Head::Options head_options(World& world) {
   return o;
 }
 
+Result<std::unique_ptr<State>> State::open(World& world, bool fsync) {
+  std::unique_ptr<State> out(new State(world));
+  SqliteOptions options{.fsync = fsync};
+  options.aside = [side = &out->side_](auto work, auto then) { side->run(std::move(work), std::move(then)); };
+  SHOAL_TRY(out->store_, open_sqlite_store(world.folder.database(), options));
+  return out;
+}
+
 void Http::metrics(const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply) {
   if (request.method != "GET") return reply->send(405, web::error_body(invalid_argument("this path does not know that method")));
   metrics_.ask([reply](const Result<std::shared_ptr<const web::Metrics::Scrape>>& all) {

@@ -87,6 +87,18 @@ class World {
 runtime::Endpoint local_head(const actors::SessionFolder& folder);
 Head::Options head_options(World& world);
 
+// What a head alone keeps, in the session's folder. Where its disk has to be waited for, the loop does not.
+class State {
+ public:
+  static Result<std::unique_ptr<State>> open(World& world, bool fsync);
+  Store& store() { return *store_; }
+
+ private:
+  explicit State(World& world) : side_(world.loop) {}
+  std::unique_ptr<Store> store_;
+  runtime::SideWork side_;  // ends first
+};
+
 // The HTTP interface: asks the head as any client does, on the same loop.
 class Http {
  public:

@@ -3,9 +3,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "runtime/core/fd.h"
@@ -22,6 +25,8 @@ constexpr const char* kVersion = "2";
 
 // Another process may read or copy the file. Short: the caller's loop stands still meanwhile, and it tries again later.
 constexpr int kBusyMs = 50;
+
+constexpr std::uint64_t kPageBytes = 4096;
 
 struct CloseDb {
   void operator()(sqlite3* db) const { sqlite3_close(db); }
@@ -65,10 +70,22 @@ Result<void> execute(sqlite3* db, const std::string& sql, const std::string& wha
   return {};
 }
 
+// Copies what the log has into the database. How many pages it has then; none when somebody else does the same.
+std::optional<std::uint64_t> checkpoint(sqlite3* db) {
+  std::optional<std::uint64_t> out;
+  const auto read = [](void* to, int columns, char** values, char**) {
+    const long long pages = columns > 1 && values[1] != nullptr ? std::strtoll(values[1], nullptr, 10) : -1;
+    if (pages >= 0) *static_cast<std::optional<std::uint64_t>*>(to) = static_cast<std::uint64_t>(pages);
+    return 0;
+  };
+  return sqlite3_exec(db, "PRAGMA wal_checkpoint(PASSIVE)", read, &out, nullptr) == SQLITE_OK ? out : std::nullopt;
+}
+
 // Brings to the disk what was committed, and moves the log into the database, where nobody waits for it.
 class Syncer {
  public:
-  Syncer(std::string path, std::chrono::milliseconds every) : path_(std::move(path)), every_(every) {}
+  Syncer(std::string path, const SqliteOptions& options)
+      : path_(std::move(path)), every_(options.sync_every_ms), long_pages_(options.log_bytes / kPageBytes) {}
   ~Syncer() {
     {
       const std::lock_guard lock(mutex_);
@@ -77,11 +94,15 @@ class Syncer {
     woken_.notify_one();
     if (thread_.joinable()) thread_.join();
   }
-  void committed() {
+  // `copy`: soon, because the log is long, or finds no room at its end: there is some at its beginning.
+  void committed(bool copy) {
     const std::lock_guard lock(mutex_);
+    copy_ |= copy;
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
     if (!std::exchange(dirty_, true)) woken_.notify_one();
   }
+  // A long log was copied but for what came meanwhile; said once.
+  bool has_copied() { return copied_.load(std::memory_order_relaxed) && copied_.exchange(false); }
 
  private:
   static constexpr int kCheckpointEvery = 20;  // syncs
@@ -93,34 +114,61 @@ class Syncer {
       if (over_) return;
       woken_.wait_for(lock, every_, [this] { return over_; });
       dirty_ = false;
+      const bool now = std::exchange(copy_, false);
       lock.unlock();
-      if (const Fd log(open((path_ + "-wal").c_str(), O_RDONLY | O_CLOEXEC)); log) fdatasync(log.get());
-      if (++syncs % kCheckpointEvery == 0) checkpoint();
+      sync_log();
+      if (++syncs % kCheckpointEvery == 0 || now) copy();
       lock.lock();
     }
   }
-  void checkpoint() {
-    if (const auto db = open_db(path_)) (void)execute(db->get(), "PRAGMA wal_checkpoint(PASSIVE)", "cannot checkpoint");
+
+  void sync_log() {
+    if (const Fd log(open((path_ + "-wal").c_str(), O_RDONLY | O_CLOEXEC)); log) fdatasync(log.get());
+  }
+
+  void copy() {
+    const auto db = open_db(path_);
+    if (!db) return;
+    const auto pages = checkpoint(db->get());
+    if (!pages || *pages < long_pages_) return;
+    // SQLite does this only at the end of the log: whoever copies the rest shall not wait for all that was copied here.
+    sqlite3_file* file = nullptr;
+    if (sqlite3_file_control(db->get(), "main", SQLITE_FCNTL_FILE_POINTER, &file) == SQLITE_OK && file != nullptr)
+      file->pMethods->xSync(file, SQLITE_SYNC_NORMAL);
+    sync_log();
+    copied_ = true;
   }
 
   const std::string path_;
   const std::chrono::milliseconds every_;
+  const std::uint64_t long_pages_;
+  std::atomic<bool> copied_ = false;
   std::mutex mutex_;
   std::condition_variable woken_;
-  bool dirty_ = false, over_ = false;
+  bool dirty_ = false, copy_ = false, over_ = false;
   std::thread thread_;
 };
 
 // A table for each kind of row, with the columns that people query beside the record.
+//
+// SQLite begins its log anew with the first commit that finds all of it in the database. While commits keep coming there is always one more
+// than was copied beside them: so one of them waits for that.
 class SqliteStore final : public Store {
  public:
   SqliteStore(Db db, const std::string& path, const SqliteOptions& options)
-      : db_(std::move(db)), fsync_(options.fsync), syncer_(path, std::chrono::milliseconds(options.sync_every_ms)) {}
+      : db_(std::move(db)), options_(options), syncer_(path, options) {}
 
   Result<void> prepare() {
     SHOAL_OK(execute(db_.get(), "PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=0", "cannot open the database"));
-    SHOAL_OK(execute(db_.get(), fsync_ ? "PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=1000" : "PRAGMA synchronous=NORMAL",
+    SHOAL_OK(execute(db_.get(), "PRAGMA journal_size_limit=" + std::to_string(options_.log_bytes), "cannot open the database"));
+    const bool fsync = options_.fsync;
+    SHOAL_OK(execute(db_.get(), fsync ? "PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=1000" : "PRAGMA synchronous=NORMAL",
                      "cannot open the database"));
+    const auto note = [](void* pages, sqlite3*, const char*, int now) {
+      *static_cast<std::uint64_t*>(pages) = static_cast<std::uint64_t>(now);
+      return SQLITE_OK;
+    };
+    if (!fsync) sqlite3_wal_hook(db_.get(), note, &log_pages_);
     SHOAL_OK(execute(db_.get(), kSchema, "cannot write the database"));
     Statement version;
     SHOAL_OK(statement(version, "SELECT value FROM meta WHERE key = 'schema'"));
@@ -144,7 +192,17 @@ class SqliteStore final : public Store {
     return {};
   }
 
-  void commit(const std::vector<Record>& records, std::function<void(Result<void>)> done) override { done(commit_now(records)); }
+  void commit(const std::vector<Record>& records, std::function<void(Result<void>)> done) override {
+    if (!syncer_.has_copied() && log_pages_ * kPageBytes < options_.most_log_bytes) return done(commit_now(records));
+    auto result = std::make_shared<Result<void>>();
+    const auto work = [this, &records, result] {
+      (void)checkpoint(db_.get());
+      *result = commit_now(records);
+    };
+    if (options_.aside) return options_.aside(work, [result, done = std::move(done)] { done(std::move(*result)); });
+    work();
+    done(std::move(*result));
+  }
 
   Result<std::vector<Record>> load() override {
     std::vector<Record> out;
@@ -203,14 +261,16 @@ class SqliteStore final : public Store {
     if (written) written = run(commit_);
     if (!written) {
       if (sqlite3_get_autocommit(db_.get()) == 0) (void)run(rollback_);
+      if (written.error().code() != Code::kUnavailable) syncer_.committed(true);
       return written;
     }
-    if (!fsync_) syncer_.committed();
+    if (!options_.fsync) syncer_.committed(log_pages_ * kPageBytes >= options_.log_bytes);
     return {};
   }
 
   const Db db_;
-  const bool fsync_;
+  const SqliteOptions options_;
+  std::uint64_t log_pages_ = 0;  // after the last commit
   Statement begin_, commit_, rollback_;
   std::array<Statement, kNumTables> put_, erase_;
   Syncer syncer_;

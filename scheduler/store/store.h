@@ -28,7 +28,8 @@ struct Record {
 class Store {
  public:
   virtual ~Store() = default;
-  // All of them or none. `done` is called once, perhaps before this returns; the next commit comes after it.
+  // All of them or none. `done` is called once, perhaps before this returns; until then `records` are there. The next commit comes after
+  // it.
   virtual void commit(const std::vector<Record>& records, std::function<void(Result<void>)> done) = 0;
   // All that is kept, by table and id.
   virtual Result<std::vector<Record>> load() = 0;
@@ -39,6 +40,13 @@ struct SqliteOptions {
   // in the last `sync_every`.
   bool fsync = false;
   std::uint32_t sync_every_ms = 100;
+  // Once SQLite's log has so much, it is copied into the database beside the commits, and then one commit waits until what came meanwhile
+  // is copied, too: the log is begun anew. From most_log_bytes on, should that not keep up, each waits. Where fsync is set, a commit does
+  // so at 4 MB each time.
+  std::uint64_t log_bytes = 32u << 20, most_log_bytes = 128u << 20;
+  // Runs `work` in a thread for that alone, then `then` on the loop: for a commit that waits so. Ends before the store does. Empty: the
+  // loop waits.
+  std::function<void(std::function<void()> work, std::function<void()> then)> aside = {};
 };
 
 // A file that somebody else has locked is Unavailable after a moment: to be tried again.

@@ -4,10 +4,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include <gtest/gtest.h>
 #include <sqlite3.h>
@@ -94,6 +98,93 @@ TEST_F(StoreTest, AFullDiskKeepsNothingOfTheCommitThatDidNotFit) {
   EXPECT_EQ(all(*store), "jobs/1=small ");
   EXPECT_TRUE(commit(*store, row(TableName::kJobs, 4, "later")));
   EXPECT_EQ(all(*store), "jobs/1=small jobs/4=later ");
+}
+
+// Which one since the file was made: the log says so in its header.
+std::uint32_t number_of_log(const std::string& path) {
+  std::ifstream log(path + "-wal");
+  std::array<unsigned char, 16> header{};
+  log.read(reinterpret_cast<char*>(header.data()), header.size());
+  return std::uint32_t{header[12]} << 24 | std::uint32_t{header[13]} << 16 | std::uint32_t{header[14]} << 8 | header[15];
+}
+
+// Always another: SQLite writes nothing of what is there already.
+std::string text_of(std::uint64_t i) { return std::to_string(i) + std::string(500, 'x'); }
+
+std::uint64_t log_bytes(const std::string& path) { return std::filesystem::file_size(path + "-wal"); }
+
+TEST_F(StoreTest, WhileCommitsKeepComingTheLogIsBegunAnew) {
+  const std::string path = folder_ + "/state.sqlite";
+  const auto store =
+      open_sqlite_store(path, {.sync_every_ms = 5, .log_bytes = 256 << 10, .most_log_bytes = std::uint64_t{1} << 40}).value();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  std::uint64_t i = 0;
+  do {
+    const std::string text = text_of(i) + std::string(8000, 'x');
+    ASSERT_TRUE(commit(*store, row(TableName::kActors, i % 1000, text), row(TableName::kGangs, i % 1000, text)));
+    ++i;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // less than copying takes
+  } while (number_of_log(path) < 6 && std::chrono::steady_clock::now() < end);
+  EXPECT_GE(number_of_log(path), 6u) << log_bytes(path);
+  EXPECT_EQ(store->load()->size(), 2 * std::min<std::uint64_t>(i, 1000));
+}
+
+TEST_F(StoreTest, TheLogHasABoundAlsoIfNobodyCopiesItBesideTheCommits) {
+  const std::string path = folder_ + "/state.sqlite";
+  const auto store = open_sqlite_store(path, {.sync_every_ms = 3'600'000, .log_bytes = 128 << 10, .most_log_bytes = 512 << 10}).value();
+  for (std::uint64_t i = 0; i < 2000; ++i) {
+    ASSERT_TRUE(commit(*store, row(TableName::kActors, i % 100, text_of(i))));
+    ASSERT_LT(log_bytes(path), 700u << 10);
+  }
+  EXPECT_GT(number_of_log(path), 1u);
+}
+
+TEST_F(StoreTest, ACommitThatHasToWaitDoesSoBesideTheLoop) {
+  const std::string path = folder_ + "/state.sqlite";
+  std::vector<std::pair<std::function<void()>, std::function<void()>>> beside;
+  SqliteOptions options{.sync_every_ms = 3'600'000, .log_bytes = 128 << 10, .most_log_bytes = 512 << 10};
+  options.aside = [&](auto work, auto then) { beside.emplace_back(std::move(work), std::move(then)); };
+  const auto store = open_sqlite_store(path, options).value();
+  for (std::uint64_t i = 0; beside.empty() && i < 5000; ++i) {
+    bool done = false;
+    std::vector<Record> records;
+    records.push_back(row(TableName::kActors, i % 100, text_of(i)));
+    store->commit(records, [&](Result<void> r) { done = r.has_value(); });
+    ASSERT_EQ(done, beside.empty());
+    if (done) continue;
+    EXPECT_GE(log_bytes(path), 512u << 10);
+    const auto before = number_of_log(path);
+    beside[0].first();
+    EXPECT_FALSE(done);
+    beside[0].second();
+    EXPECT_TRUE(done);
+    EXPECT_EQ(number_of_log(path), before + 1);
+  }
+  EXPECT_TRUE(commit(*store, row(TableName::kJobs, 1, "next")));
+  EXPECT_EQ(beside.size(), 1u);
+}
+
+TEST_F(StoreTest, ALogThatHasNoRoomToGrowIsBegunAnew) {
+  const std::string path = folder_ + "/state.sqlite";
+  const auto store = open_sqlite_store(path, {.sync_every_ms = 50}).value();
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{1 << 20, before.rlim_max};
+  signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  int refused = 0, taken_after = 0;
+  for (std::uint64_t i = 0; taken_after == 0 && std::chrono::steady_clock::now() < end; ++i) {
+    if (!commit(*store, row(TableName::kActors, i % 100, text_of(i)))) {
+      ++refused;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } else if (refused > 0) {
+      ++taken_after;
+    }
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_GT(refused, 0);
+  EXPECT_EQ(taken_after, 1);
 }
 
 // SIGKILL at any moment loses no commit whose `done` was called.
