@@ -149,6 +149,7 @@ class _OnThreads(_Runner):
         self._pools = {name: ThreadPoolExecutor(size, thread_name_prefix=f"shoal-{name or 'calls'}") for name, size in groups.items()}
         self._waiting: dict[Future, CallInfo] = {}  # with their calls: those that are not done
         self._withdrawing = threading.Lock()
+        self._releasing: threading.Thread | None = None
 
     def make(self, call: CallInfo, cls: type, args: tuple, kwargs: dict):
         concurrent_call.set(call)
@@ -158,7 +159,8 @@ class _OnThreads(_Runner):
         if self.too_late(incoming):
             return
         if incoming.method == RELEASE:
-            threading.Thread(target=self._release, args=(incoming,), daemon=True, name="shoal-release").start()
+            self._releasing = threading.Thread(target=self._release, args=(incoming,), daemon=True, name="shoal-release")
+            self._releasing.start()
             return
         try:
             args, kwargs, extra = arguments(incoming)
@@ -190,6 +192,8 @@ class _OnThreads(_Runner):
         while waiting := dict(self._waiting):
             self.refuse_leaving(waiting.values())
             wait(waiting, return_when=FIRST_COMPLETED)
+        if self._releasing is not None:  # it has the instance
+            self._releasing.join()
         self.end()
 
     def cancel(self, key: tuple[int, int]) -> None:
@@ -244,7 +248,11 @@ class _OnLoop(_Runner):
         async def made():
             concurrent_call.set(call)
             try:
-                return cls(*args, **kwargs), None
+                if not inspect.iscoroutinefunction(cls.__init__):
+                    return cls(*args, **kwargs), None
+                instance = cls.__new__(cls, *args, **kwargs)
+                await instance.__init__(*args, **kwargs)
+                return instance, None
             except BaseException as error:
                 return None, error
 

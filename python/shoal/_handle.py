@@ -224,6 +224,9 @@ class ActorMethod:
     def __call__(self, *args, **kwargs):
         raise TypeError(f"call {self._name}.remote(...): a method of an actor runs in the actor's process")
 
+    def __reduce__(self):
+        return getattr, (ActorHandle._sharing(self._actor), self._name)
+
 
 class _MethodWithOptions(ActorMethod):
     """One whose calls are not like most."""
@@ -233,6 +236,9 @@ class _MethodWithOptions(ActorMethod):
     def __init__(self, actor: _Actor, name: str, options: dict[str, Any]):
         super().__init__(actor, name)
         self._options = options
+
+    def __reduce__(self):
+        return _method_of, (ActorHandle._sharing(self._actor), self._name, self._options)
 
     def remote(self, *args, **kwargs):
         actor, options, session = self._actor, self._options, _session()
@@ -336,6 +342,10 @@ class ActorHandle:
 
     def __hash__(self) -> int:
         return hash(self._actor_id)
+
+
+def _method_of(handle: ActorHandle, name: str, options: dict[str, Any]) -> ActorMethod:
+    return _MethodWithOptions(handle._actor, name, options)
 
 
 def _foreign(class_name: str):

@@ -371,6 +371,7 @@ def run_exit(code: int) -> None:
         atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()
+    running.instance = running.ending = None  # what its __del__ does is its last; the exception knows who raised it
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -196,6 +196,41 @@ def test_a_call_that_is_made_once_more_is_before_those_that_wait_for_it():
     ray.kill(actor)
 
 
+@ray.remote
+class Goes:
+    def __init__(self, path):
+        self.path = path
+
+    def leave(self):
+        ray.exit_actor()
+
+    def __del__(self):
+        Path(self.path).write_text("gone")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("way", ["leave", "__ray_terminate__", "out of scope"])
+def test_an_instance_whose_actor_ends_in_order_is_deleted(tmp_path, way, threads):
+    path = tmp_path / "said"
+    actor = Goes.options(max_concurrency=threads).remote(str(path))
+    if way == "out of scope":
+        ray.get(actor.__ray_ready__.remote())
+        del actor
+    else:
+        getattr(actor, way).remote()
+    wait_until(lambda: path.exists() and path.read_text() == "gone", GUARD_S)
+
+
+def test_a_method_is_a_value(recorder):
+    @ray.remote
+    def calls(method, value):
+        return ray.get(method.remote(value))
+
+    assert ray.get(calls.remote(recorder.echo, 3), timeout=GUARD_S) == 3
+    assert ray.get(calls.remote(recorder.echo.options(num_returns=2), [1, 2]), timeout=GUARD_S) == [1, 2]
+    assert ray.get(ray.get(ray.put(recorder.echo)).remote(4)) == 4
+
+
 def test_its_methods_are_listed(recorder):
     assert {"add", "all"} <= set(dir(recorder))
 

@@ -63,6 +63,25 @@ def ended(actor):
 # ---- threads
 
 
+def test_a_constructor_may_be_a_coroutine():
+    import asyncio
+
+    class Slow:
+        async def __init__(self, value, fails=False):
+            await asyncio.sleep(0)
+            if fails:
+                raise ValueError("no such luck")
+            self.value = value
+
+        def get(self):
+            return self.value
+
+    slow = ray.remote(Slow)
+    assert ray.get(slow.remote(3).get.remote(), timeout=GUARD_S) == 3
+    with pytest.raises(ActorDiedError, match="no such luck"):
+        ray.get(slow.remote(3, fails=True).get.remote(), timeout=GUARD_S)
+
+
 def test_as_many_calls_run_at_once_as_there_are_threads(gate):
     actor = Threaded.options(max_concurrency=3).remote()
     refs = [actor.enter.remote(i, gate) for i in range(7)]
