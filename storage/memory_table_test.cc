@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <memory>
 
 #include <gtest/gtest.h>
 
@@ -296,9 +297,9 @@ TEST(MemoryTableBoundsTest, WhoeverGetsWhatThereWasNoPlaceForHearsSo) {
   MemoryTable table{{.spare_bytes = 0, .max_entries = 2, .available_bytes = {}}};
   const auto put = [&](JobId job, std::uint64_t id) { return table.put(job, ObjectId{id}, runtime::make_memory("o", 100)).has_value(); };
   const auto get = [&](JobId job, std::uint64_t id) {
-    std::string said = "nothing";
-    table.get(job, ObjectId{id}, kWorker, [&](Result<Fd> r) { said = r ? "memory" : code_name(r.error().code()); });
-    return said;
+    const auto said = std::make_shared<std::string>("nothing");  // who waits may hear later
+    table.get(job, ObjectId{id}, kWorker, [said](Result<Fd> r) { *said = r ? "memory" : code_name(r.error().code()); });
+    return *said;
   };
   EXPECT_TRUE(put(kJob, 1) && put(kOther, 2));
   EXPECT_FALSE(put(kJob, 3));
