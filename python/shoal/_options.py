@@ -213,7 +213,8 @@ def with_retries(methods: dict[str, dict[str, Any]], of_actor: int | None) -> di
 
 def is_async(cls: type) -> bool:
     """Whether its constructor or one of its methods is ``async def``: then they all run on one loop."""
-    return inspect.iscoroutinefunction(cls.__init__) or any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for _, f in _callables(cls))
+    methods = [cls.__init__, *(f for _, f in _callables(cls))]
+    return any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in methods)
 
 
 def concurrency_of(cls: type, options: dict[str, Any], methods: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -267,7 +267,7 @@ class ActorClass:
         they could lose."""
         chosen, concurrent = options.get("allow_out_of_order_execution"), self._is_async or (options.get("max_concurrency") or 1) > 1
         if concurrent and chosen is False:
-            raise ValueError("calls of an async actor, or with max_concurrency above 1, have no order: allow_out_of_order_execution is not False")
+            raise ValueError("allow_out_of_order_execution=False: calls of an async actor, or with max_concurrency above 1, have no order")
         return concurrent if chosen is None else chosen
 
     def __mro_entries__(self, bases):

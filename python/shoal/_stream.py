@@ -152,7 +152,8 @@ def publish(session: _native.Session, incoming: _native.Incoming, values: Iterat
     count = 0
     with _closing(values):
         for value in values:
-            if session.cancelled(incoming) or session.give_item(incoming, stream, count, session.item(*_serialize.pack(value)), True) is None:
+            item = None if session.cancelled(incoming) else session.item(*_serialize.pack(value))
+            if item is None or session.give_item(incoming, stream, count, item, True) is None:
                 raise CallerGone
             count += 1
     return count

@@ -61,7 +61,9 @@ def test_an_actors_own_variables_win_each_by_itself():
     assert shoal.get([looker.variable.remote("COLOUR"), looker.variable.remote("SIZE")]) == ["red", "small"]
 
 
-@pytest.mark.parametrize("cpus, variables, threads", [(None, {}, "1"), (2, {}, "2"), (1.5, {}, "1"), (2, {"OMP_NUM_THREADS": "3"}, "3")])
+@pytest.mark.parametrize(
+    ("cpus", "variables", "threads"), [(None, {}, "1"), (2, {}, "2"), (1.5, {}, "1"), (2, {"OMP_NUM_THREADS": "3"}, "3")]
+)
 def test_a_process_computes_with_as_many_threads_as_it_has_cpus(cpus, variables, threads):
     def said():
         return os.environ["OMP_NUM_THREADS"]

@@ -88,7 +88,8 @@ def test_arrays_lie_where_arrays_may_begin(count):
     array = np.arange(count, dtype="f4")
     got = ray.get(ray.put({"name": "x" * 7, "two": [array, array + 1]}))
     for i, a in enumerate(got["two"]):
-        assert a.flags.aligned and a.ctypes.data % 64 == 0
+        assert a.flags.aligned
+        assert a.ctypes.data % 64 == 0
         assert memoryview(a)[3] == 3 + i
 
 
