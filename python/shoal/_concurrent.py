@@ -1,5 +1,6 @@
-"""Actors that run several calls at once: on threads (``max_concurrency``, ``concurrency_groups``) or, with ``async def`` methods, on one
-asyncio loop. The main thread takes the calls, so that those of one caller begin in the order in which they were made."""
+"""Actors that run several calls at once: on threads (``max_concurrency``) or, with ``async def`` methods, on an asyncio loop; each of the
+``concurrency_groups`` has its own. The main thread takes the calls, so that those of one caller and group begin in the order in which they
+were made."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import inspect
 import threading
 import traceback
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -222,22 +223,41 @@ class _OnThreads(_Runner):
             concurrent_call.set(None)  # what came with the call is given back now, not when this thread's next one comes
 
 
+class _Lane:
+    """A concurrency group's asyncio loop, in a thread of its own: what blocks there holds up no other group."""
+
+    def __init__(self, name: str, size: int, serve: Callable[[_Lane], None]):
+        self.turns = asyncio.Semaphore(size)
+        self.tasks: dict[asyncio.Task, CallInfo] = {}  # with their calls; asyncio itself keeps tasks only weakly. Of this loop's thread
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=serve, args=(self,), daemon=True, name="-".join(filter(None, ["shoal-asyncio", name]))).start()
+
+    def do(self, function: Callable, *args) -> None:
+        """From any thread; one after the other."""
+        self.loop.call_soon_threadsafe(function, *args)
+
+    async def settled(self) -> None:
+        """Once what came before is done."""
+        while self.tasks:
+            await asyncio.wait(tuple(self.tasks))
+
+
 class _OnLoop(_Runner):
-    """All methods run on one asyncio loop, in a thread of its own; as many as a group's size are between their begin and their end."""
+    """Each group has an asyncio loop; as many of its calls as its size are between their begin and their end."""
 
     def __init__(self, session, groups: dict[str, int]):
         super().__init__(session, groups)
-        self._groups = {name: asyncio.Semaphore(size) for name, size in groups.items()}
-        self._tasks: dict[asyncio.Task, CallInfo] = {}  # with their calls; asyncio itself keeps tasks only weakly
-        self._ends: asyncio.Task | None = None
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self._serve, daemon=True, name="shoal-asyncio").start()
+        self._lanes = {name: _Lane(name, size, self._serve) for name, size in groups.items()}
+        self._main = self._lanes[_DEFAULT]
+        self.loop = self._main.loop  # where the actor is made
+        self._over = threading.Event()  # a call
+        self._releasing: asyncio.Task | None = None
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self.loop)
+    def _serve(self, lane: _Lane) -> None:
+        asyncio.set_event_loop(lane.loop)
         while self.code is None:
             try:
-                self.loop.run_forever()
+                lane.loop.run_forever()
             except SystemExit as error:  # of a task that the user began; calls go on
                 leave(error)
             except BaseException:
@@ -262,50 +282,71 @@ class _OnLoop(_Runner):
         return instance
 
     def begin(self, incoming) -> None:
-        self.loop.call_soon_threadsafe(self._begin, incoming)
+        if len(self._lanes) == 1 or incoming.method == RELEASE:
+            self._main.do(self._begin, incoming)
+        elif (loaded := self._load(incoming)) is not None:  # here: its group's loop may be the only one that is not busy
+            loaded[0].do(self._start, incoming, *loaded)
 
     def _begin(self, incoming) -> None:
-        if self.too_late(incoming):
-            return
         if incoming.method == RELEASE:
-            self._releasing = self.loop.create_task(self._release(incoming))
-            return
+            if not self.too_late(incoming):
+                self._releasing = self.loop.create_task(self._release(incoming))
+        elif (loaded := self._load(incoming)) is not None:
+            self._start(incoming, *loaded)
+
+    def _load(self, incoming) -> tuple[_Lane, CallInfo, tuple, dict] | None:
+        """None if that failed, or it is too late for it: then it is answered."""
+        if self.too_late(incoming):
+            return None
         try:
             args, kwargs, extra = arguments(incoming)
             incoming.let_go_of_arguments()  # its context, which tasks that it starts inherit, has it
-            group = self._groups[self.group_of(incoming.method, extra)]
+            return self._lanes[self.group_of(incoming.method, extra)], CallInfo(self.where(incoming.method), extra, incoming), args, kwargs
         except BaseException as error:
             self.failed(incoming, error)
+            return None
+
+    def _start(self, incoming, lane: _Lane, call: CallInfo, args: tuple, kwargs: dict) -> None:
+        if self.too_late(incoming):
             return
-        call = CallInfo(self.where(incoming.method), extra, incoming)
-        task = self.loop.create_task(self._run(call, group, args, kwargs))
-        self._tasks[task] = call
-        task.add_done_callback(self._done)
+        task = lane.loop.create_task(self._run(call, lane.turns, args, kwargs))
+        lane.tasks[task] = call
+        task.add_done_callback(lambda task: self._done(lane, task))
 
     async def _release(self, incoming) -> None:
         """Once what came before is done."""
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        for lane in self._lanes.values():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(lane.settled(), lane.loop))
         await self._run(CallInfo(self.where(incoming.method), None, incoming), contextlib.nullcontext(), (), {})
 
     def wind_up(self) -> None:
-        self.loop.call_soon_threadsafe(self._wind_up)
+        threading.Thread(target=self._wind_up, daemon=True, name="shoal-ending").start()
 
     def _wind_up(self) -> None:
-        for task, call in self._tasks.items():
-            if not call.began:
-                task.cancel()
+        for lane in self._lanes.values():
+            lane.do(self._withdraw, lane)
         self.refuse_graphs()
-        self._ends = self.loop.create_task(self._end_after_calls())
-
-    async def _end_after_calls(self) -> None:
-        while self._tasks:
-            self.refuse_leaving(self._tasks.values())
-            await asyncio.wait(tuple(self._tasks), return_when=FIRST_COMPLETED)
+        while True:
+            self._over.clear()
+            # One that has begun is among them; one that has not will see that it is too late.
+            calls = [call for lane in self._lanes.values() for call in tuple(lane.tasks.values())]
+            if not calls:
+                break
+            self.refuse_leaving(calls)
+            self._over.wait()
+        if self._releasing is not None:  # it has the instance
+            asyncio.run_coroutine_threadsafe(asyncio.wait([self._releasing]), self.loop).result()
         self.end()
 
-    def _done(self, task: asyncio.Task) -> None:
-        call = self._tasks.pop(task)
+    def _withdraw(self, lane: _Lane) -> None:
+        for task, call in lane.tasks.items():
+            if not call.began:
+                task.cancel()
+
+    def _done(self, lane: _Lane, task: asyncio.Task) -> None:
+        call = lane.tasks.pop(task)
+        if running.ending is not None:
+            self._over.set()
         if not task.cancelled():
             return
         if running.ending is not None and not call.began and not self.session.cancelled(call.incoming):
@@ -314,10 +355,11 @@ class _OnLoop(_Runner):
             self.session.refuse_cancelled(call.incoming, call.where)
 
     def cancel(self, key: tuple[int, int]) -> None:
-        self.loop.call_soon_threadsafe(self._cancel, key)
+        for lane in self._lanes.values():
+            lane.do(self._cancel, lane, key)
 
-    def _cancel(self, key: tuple[int, int]) -> None:
-        for task, call in self._tasks.items():
+    def _cancel(self, lane: _Lane, key: tuple[int, int]) -> None:
+        for task, call in lane.tasks.items():
             if call.incoming.key == key:
                 task.cancel()
 

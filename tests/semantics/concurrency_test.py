@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import threading
+import time
 
 import pytest
 from cast import GUARD_S, Gate, Recorder
@@ -502,6 +503,81 @@ def test_a_method_in_a_group_that_is_not_declared_leaves_no_actor():
         Undeclared.remote()
 
 
+@ray.remote(concurrency_groups={"control": 1, "io": 2})
+class Lanes:
+    def __init__(self):
+        self.thread = threading.get_ident()
+
+    async def block(self, path, gate):
+        """Holds up its loop."""
+        ray.get(gate.note.remote("block"))
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return threading.get_ident() == self.thread
+
+    @ray.method(concurrency_group="io")
+    async def wait(self, gate, who):
+        await gate.arrive.remote(who)
+        return who
+
+    @ray.method(concurrency_group="io")
+    async def items(self, n):
+        for i in range(n):
+            yield i
+
+    @ray.method(concurrency_group="control")
+    async def thread_is_its_own(self):
+        return threading.get_ident() != self.thread
+
+    @ray.method(concurrency_group="control")
+    async def leave(self):
+        ray.exit_actor()
+
+
+def test_what_blocks_in_a_group_of_an_async_actor_holds_up_no_other(gate, tmp_path):
+    actor = Lanes.remote()
+    blocks = actor.block.remote(str(tmp_path / "open"), gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    assert ray.get(actor.thread_is_its_own.remote(), timeout=GUARD_S)
+    assert [ray.get(item, timeout=GUARD_S) for item in actor.items.remote(3)] == [0, 1, 2]
+    waits = [actor.wait.remote(gate, who) for who in range(3)]
+    assert len(ray.get(gate.arrived.remote(3), timeout=GUARD_S)) == 3  # two of them, as its size is
+    ray.cancel(waits[0])
+    with pytest.raises(TaskCancelledError):
+        ray.get(waits[0], timeout=GUARD_S)
+    ray.get(gate.open.remote())
+    assert ray.get(waits[1:], timeout=GUARD_S) == [1, 2]
+    assert not ray.wait([blocks], timeout=0)[0]
+    (tmp_path / "open").touch()
+    assert ray.get(blocks, timeout=GUARD_S)
+
+
+def test_an_async_actor_ends_after_the_calls_of_all_its_groups(gate, tmp_path):
+    actor = Lanes.remote()
+    blocks = actor.block.remote(str(tmp_path / "open"), gate)
+    waits = actor.wait.remote(gate, "wait")
+    ray.get(gate.arrived.remote(2), timeout=GUARD_S)
+    with pytest.raises(ActorDiedError):
+        ray.get(actor.leave.remote(), timeout=GUARD_S)  # now: others run
+    ray.get(gate.open.remote())
+    assert ray.get(waits, timeout=GUARD_S) == "wait"
+    (tmp_path / "open").touch()
+    assert ray.get(blocks, timeout=GUARD_S)
+    with pytest.raises(ActorDiedError):
+        ray.get(actor.thread_is_its_own.remote(), timeout=GUARD_S)
+
+
+def test_one_that_goes_out_of_scope_does_so_too(gate, tmp_path):
+    actor = Lanes.remote()
+    blocks, waits = actor.block.remote(str(tmp_path / "open"), gate), actor.wait.remote(gate, "wait")
+    ray.get(gate.arrived.remote(2), timeout=GUARD_S)
+    del actor
+    ray.get(gate.open.remote())
+    assert ray.get(waits, timeout=GUARD_S) == "wait"
+    (tmp_path / "open").touch()
+    assert ray.get(blocks, timeout=GUARD_S)
+
+
 def test_groups_of_an_async_actor():
     @ray.remote(concurrency_groups={"io": 1})
     class AsyncGroups:
@@ -510,6 +586,7 @@ def test_groups_of_an_async_actor():
 
         @ray.method(concurrency_group="io")
         async def io(self, who):
+            self.loop = asyncio.get_running_loop()
             self.begun.append(who)
             await self.event.wait()
 
@@ -517,12 +594,17 @@ def test_groups_of_an_async_actor():
             return self.begun
 
         async def release(self):
-            self.event.set()
+            self.loop.call_soon_threadsafe(self.event.set)  # each group has its own
+
+        async def started(self, count):
+            while len(self.begun) < count:
+                await asyncio.sleep(0.001)
 
     actor = AsyncGroups.remote()
     refs = [actor.io.remote(i) for i in range(3)]
+    ray.get(actor.started.remote(1), timeout=GUARD_S)
     assert ray.get(actor.seen.remote(), timeout=GUARD_S) == [0]
-    actor.release.remote()
+    ray.get(actor.release.remote(), timeout=GUARD_S)
     ray.get(refs, timeout=GUARD_S)
     assert ray.get(actor.seen.remote()) == [0, 1, 2]
     ended(actor)
