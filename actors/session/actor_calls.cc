@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "actors/session/handles.h"
 #include "actors/wire/messages.h"
 
 namespace shoal::actors {
@@ -90,7 +91,10 @@ void ActorCalls::heard(const ActorRow& row) {
   }
   if (row.state != ActorState::kAlive || !t.endpoint.empty()) return;
   t.endpoint = row.endpoint;
-  if (links_.contains(t.endpoint)) return flush(row.id, t);
+  if (const auto link = links_.find(t.endpoint); link != links_.end()) {
+    t.made |= link->second.made;
+    return flush(row.id, t);
+  }
   connect(t.endpoint);
 }
 
@@ -210,7 +214,7 @@ void ActorCalls::connect(const std::string& endpoint) {
                      Link& link = links_[endpoint];
                      link.peer = std::make_unique<runtime::Peer>(*std::move(connection), clock_, *this);
                      link.connection = next_connection_++;
-                     link.full = link.introduced = false;
+                     link.full = link.introduced = link.made = false;
                      link.broken_since.reset();
                      for (auto& [id, t] : targets_) {
                        if (t.endpoint == endpoint) flush(id, t);
@@ -228,8 +232,10 @@ void ActorCalls::on_closed(runtime::Peer& peer, const Error& why) {
     const auto owned = std::move(link.peer);  // destroyed when this returns
     const std::string ended = endpoint;
     std::vector<ActorId> told;
-    for (const auto& [id, t] : targets_) {
-      if (t.endpoint == ended && !t.news.empty()) told.push_back(id);
+    for (auto& [id, t] : targets_) {
+      if (t.endpoint != ended) continue;
+      if (!owned->identity().local) now_made(t);  // its end may have overtaken what it said
+      if (!t.news.empty()) told.push_back(id);
     }
     for (const ActorId id : told) {
       if (targets_.contains(id)) hear_waiting(id);
@@ -344,9 +350,10 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
       if (const auto target = targets_.find(id); target != targets_.end()) flush(id, target->second);
     });
   }
+  const bool waits = t.any_order && !queued.all_ready();  // and holds up nobody: nobody else can go because of it
   t.queued_bytes += queued.call.args.inline_bytes();
   t.queue.insert(place_of(t, queued.call), std::move(queued));
-  flush(id, t);
+  if (!waits) flush(id, t);
   return future;
 }
 
@@ -392,6 +399,7 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
   for (std::size_t at = 0; at < t.queue.size();) {
     runtime::Peer* const peer = open_peer(t);
     if (peer == nullptr) return;
+    if (at > 0 && t.queue[at].call.method == kRelease) return;  // behind all that were made
     if (!t.queue[at].all_ready()) {
       if (!t.any_order) return;
       ++at;
@@ -563,8 +571,16 @@ void ActorCalls::on_answer(runtime::Peer&, runtime::CallTag tag, Result<runtime:
 void ActorCalls::heard_made(const runtime::Peer& peer) {
   const auto link = std::find_if(links_.begin(), links_.end(), [&](const auto& l) { return l.second.peer.get() == &peer; });
   if (link == links_.end()) return;
+  link->second.made = true;
   for (auto& [id, t] : targets_) {
-    if (t.endpoint == link->first) t.made = true;
+    if (t.endpoint == link->first) now_made(t);
+  }
+}
+
+void ActorCalls::now_made(Target& t) {
+  t.made = true;
+  for (auto& [n, sent] : t.sent) {
+    if (sent.unmade_only) sent.again.reset();  // what came with it is its actor's now
   }
 }
 

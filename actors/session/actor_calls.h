@@ -42,7 +42,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::size_t max_queued = 1 << 20;                                // calls of one actor that are not sent yet
     std::size_t max_queued_bytes = 1 << 30;                          // of their small arguments
     std::size_t high_water_bytes = 8 << 20;                          // in a socket's queue; what exceeds it waits here
-    std::size_t max_dead = 1000;                                     // actors of which it is known why they died: the last
+    std::size_t max_dead = 10'000;                                   // actors of which it is known why they died: the last
   };
 
   ActorCalls(runtime::Clock& clock, runtime::Network& network, Options options) : clock_(clock), network_(network), options_(options) {}
@@ -173,6 +173,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::uint64_t connection = 0;         // which of them, if there were several
     bool full = false;                    // until it is drained
     bool introduced = false;              // the other end knows whose it is
+    bool made = false;                    // as that said
     runtime::Timer redial;
     std::optional<runtime::TimePoint> broken_since;
   };
@@ -185,6 +186,7 @@ class ActorCalls final : public runtime::PeerHandler {
 
   void connect(const std::string& endpoint);
   void heard_made(const runtime::Peer& peer);
+  static void now_made(Target& target);
   // Over which its calls go now; null when they have to wait.
   runtime::Peer* open_peer(const Target& target);
   bool connected(const Target& target) const;

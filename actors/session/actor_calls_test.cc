@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "actors/session/actor_host.h"
+#include "actors/session/handles.h"
 #include "runtime/sim/sim_world.h"
 
 namespace shoal::actors {
@@ -560,6 +561,22 @@ TEST_F(StartedAgainTest, WhatMayHaveBegunDoesNot) {
   EXPECT_EQ(outcome(next[0]), "pending");
 }
 
+TEST_F(StartedAgainTest, WhatCannotGoToTheNextIsNotKept) {
+  const auto kept = std::make_shared<int>();
+  Call c;
+  c.actor = kActor;
+  c.method = "hold";
+  c.args = text_value("");
+  c.args.refer({ObjectKey{}}, kept);
+  const auto sent = calls_.call(std::move(c), {});
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  EXPECT_GT(kept.use_count(), 1);
+  host_->made();
+  world_.run_for(1s);
+  EXPECT_EQ(kept.use_count(), 1);
+  EXPECT_EQ(outcome(sent), "pending");
+}
+
 TEST_F(StartedAgainTest, WhoCallsLaterIsToldToo) {
   host_->made();
   const auto sent = held(1);
@@ -737,6 +754,19 @@ TEST_F(ActorCallsTest, InAnyOrderWhatWaitsForAReferenceHoldsUpNobody) {
   later.set(text_value("x"));
   ASSERT_TRUE(run_until_ready(last));
   EXPECT_EQ(actor_->heard, (std::vector<std::string>{"behind", "blocked", "last"}));
+}
+
+TEST_F(ActorCallsTest, InAnyOrderTheWordThatNobodyRefersToItIsTheLastAllTheSame) {
+  calls_.in_any_order(kActor, true);
+  now_alive();
+  runtime::Promise<Value> first;
+  const auto waits = call(kActor, "waits", {first.future()}), release = call(kActor, std::string(kRelease)), next = call(kActor, "next");
+  calls_.in_any_order(kActor, true);  // somebody has found it by its name
+  world_.run_for(1s);
+  EXPECT_TRUE(actor_->heard.empty());
+  first.set(text_value("now"));
+  ASSERT_TRUE(run_until_ready(release) && run_until_ready(next));
+  EXPECT_EQ(actor_->heard, (std::vector<std::string>{"waits", std::string(kRelease), "next"}));
 }
 
 TEST_F(ActorCallsTest, WhatIsKeptStaysUntilTheCallsOfThatMomentAreAnswered) {

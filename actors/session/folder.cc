@@ -76,10 +76,12 @@ std::string host_of_pids() {
   return fmt::format("{} {}\n", host, fs::read_symlink("/proc/self/ns/pid", ignored).string());
 }
 
-// Of one that does not say whose it is, ours.
+// One that does not say whose it is is ours; one that cannot be asked is not.
 bool is_of_this_host(const fs::path& folder) {
+  std::error_code why;
+  if (!fs::exists(folder / "host", why)) return !why;
   const auto host = read_file(folder / "host");
-  return !host || *host == host_of_pids();
+  return host && *host == host_of_pids();
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
     concurrency = running.settings["concurrency"]
     runner = (_OnLoop if concurrency["async"] else _OnThreads)(session, {_DEFAULT: concurrency["max_concurrency"], **concurrency["groups"]})
     running.runner = runner  # kept to the end: a call that is let go of is answered
+    running.unanswered.append(early)
     try:
         running.instance = runner.make(CallInfo(f"{cls.__name__}.__init__", None), cls, args, kwargs)
         runner.note_made()
@@ -47,7 +48,11 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
     session.tell_cancelled()
     session.hand_on()
     while runner.code is None:
-        incoming = early.popleft() if early else session.next_call()
+        try:
+            incoming = early.popleft() if early else session.next_call()
+        except SystemExit as error:  # of a signal's handler
+            leave(error)
+            continue
         if incoming is not None and session.cancelled(incoming):  # before the actor was made
             session.refuse_cancelled(incoming, runner.where(incoming.method))
         elif incoming is not None:
@@ -63,7 +68,7 @@ class _Runner:
         self.session = session
         self.sizes = groups
         self.code: int | None = None  # of the process, once it is to end
-        self._made, self._leaves = False, threading.Lock()
+        self._made, self._leaves = False, threading.RLock()  # a signal's handler may ask for the end in the midst of it
 
     def note_made(self) -> None:
         with self._leaves:
@@ -72,14 +77,20 @@ class _Runner:
             self._made = True
 
     def leave(self, error: SystemExit) -> None:
-        """From any thread, as often as anybody asks: what runs comes to its end, and then the actor."""
+        """From any thread, as often as anybody asks: what runs comes to its end, and then the actor. An end that is a failure is now."""
         with self._leaves:
             if running.ending is not None:
                 return
             running.ending = error
             if not self._made:  # then it never will be
                 return
-        self.wind_up()
+        if error.code is None or error.code != 0:
+            self.end()
+            return
+        try:
+            threading.Thread(target=self.wind_up, daemon=True, name="shoal-ending").start()
+        except RuntimeError:  # there are too many
+            self.end()
 
     def wind_up(self) -> None:
         """What waits for its turn is refused. Once nothing runs the process ends."""
@@ -102,8 +113,8 @@ class _Runner:
 
     def refuse_late(self, incoming) -> None:
         """At once: what still runs may wait for whoever waits for this. Unless it may be made again in this actor's next life."""
-        if isinstance(running.ending, ActorExit) and incoming.method != RELEASE:
-            why = f"actor {running.cls.__name__} takes no more calls, it ends: {running.ending.why}"
+        if running.ending.code == 0 and incoming.method != RELEASE:
+            why = f"actor {running.cls.__name__} takes no more calls, it ends: {getattr(running.ending, 'why', 'it exited with code 0')}"
             self.session.refuse(incoming, "ActorDied", why)
         else:
             running.unanswered.append(incoming)
@@ -160,8 +171,9 @@ class _OnThreads(_Runner):
         if self.too_late(incoming):
             return
         if incoming.method == RELEASE:
-            self._releasing = threading.Thread(target=self._release, args=(incoming,), daemon=True, name="shoal-release")
-            self._releasing.start()
+            releasing = threading.Thread(target=self._release, args=(incoming,), daemon=True, name="shoal-release")
+            releasing.start()
+            self._releasing = releasing
             return
         try:
             args, kwargs, extra = arguments(incoming)
@@ -183,9 +195,6 @@ class _OnThreads(_Runner):
         self._run(CallInfo(self.where(incoming.method), None, incoming), (), {})
 
     def wind_up(self) -> None:
-        threading.Thread(target=self._wind_up, daemon=True, name="shoal-ending").start()
-
-    def _wind_up(self) -> None:
         for future, call in tuple(self._waiting.items()):
             if self._withdrawn(future):
                 self.refuse_late(call.incoming)
@@ -320,9 +329,6 @@ class _OnLoop(_Runner):
         await self._run(CallInfo(self.where(incoming.method), None, incoming), contextlib.nullcontext(), (), {})
 
     def wind_up(self) -> None:
-        threading.Thread(target=self._wind_up, daemon=True, name="shoal-ending").start()
-
-    def _wind_up(self) -> None:
         for lane in self._lanes.values():
             lane.do(self._withdraw, lane)
         self.refuse_graphs()

@@ -212,7 +212,7 @@ def with_retries(methods: dict[str, dict[str, Any]], of_actor: int | None) -> di
 
 
 def is_async(cls: type) -> bool:
-    """Whether its constructor or one of its methods is ``async def``: then they all run on asyncio loops, one for each concurrency group."""
+    """Whether its constructor or one of its methods is ``async def``: then they all run on loops, one for each concurrency group."""
     methods = [cls.__init__, *(f for _, f in _callables(cls))]
     return any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in methods)
 

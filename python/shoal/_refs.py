@@ -289,7 +289,9 @@ class _Awaited:
             try:
                 if callback is not None:
                     callback()
-            except Exception:
+            except SystemExit:  # as any thread takes it
+                pass
+            except BaseException:
                 traceback.print_exc()
 
 

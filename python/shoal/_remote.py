@@ -300,8 +300,9 @@ class ActorClass:
         resources, (placed, env) = _resources(options, 0), where(options)
         if not (options.get("name") or options.get("max_restarts") or options.get("lifetime") == "detached"):
             around = {"placed": placed, "env": env, "runtime_env": options.get("runtime_env")}
+            any_order = self._takes_any_order(options)
             handle = create_gang(self._cls, 1, args, kwargs, resources=resources, options=options, **around)[0]._own()
-            return handle._in_any_order() if self._takes_any_order(options) else handle
+            return handle._in_any_order() if any_order else handle
         session, name, restarts = _session(), self.__name__, options.get("max_restarts", 0)
         detached = options.get("lifetime") == "detached"
         settings = _settings(self._cls, name, self._methods, resources, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copyreg
 import io
@@ -246,7 +247,10 @@ def loads(head, buffers=()) -> Any:
 
 def dump_exception(error: BaseException, where: str, host: str = "") -> tuple[bytes, list[memoryview]]:
     """A TaskError that carries ``error`` as far as it can travel, and its traceback in any case. ``host``: where others reach this one."""
-    text = _traceback_of(error)
+    try:
+        text = _traceback_of(error)
+    except Exception:  # whatever it has of its own in the place of what exceptions have
+        text = "".join(traceback.format_exception(error))
     if isinstance(error, TaskError):  # what another actor's code raised: its own traceback is the end of this one
         theirs = error._shoal_error
         return dumps(TaskError(theirs.cause, text, where, theirs.pid, theirs.ip))
@@ -254,6 +258,7 @@ def dump_exception(error: BaseException, where: str, host: str = "") -> tuple[by
 
 
 _HERE = os.path.dirname(__file__) + os.sep
+_GROUP = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
 _MAX_TEXT = 1 << 16  # of a traceback, in characters
 
 
@@ -270,7 +275,8 @@ def _traceback_of(error: BaseException) -> str:
             end = len(ours) - ours[::-1].index(False) if isinstance(one, TaskError) else len(ours)  # behind it a value was fetched
             of.stack = traceback.StackSummary.from_list(of.stack[ours.index(False) : end])
         pairs += [(of.__cause__, one.__cause__), (of.__context__, one.__context__)]
-        pairs += zip(getattr(of, "exceptions", None) or (), getattr(one, "exceptions", ()), strict=False)
+        if isinstance(one, _GROUP):
+            pairs += zip(of.exceptions or (), one.exceptions, strict=False)
     text = "".join(told.format())
     if len(text) > _MAX_TEXT:
         out = len(text) - _MAX_TEXT

@@ -106,7 +106,10 @@ def _serve(session, instance, early: deque) -> int:
         if early and running.ending is None:
             incoming = early.popleft()
         else:
-            incoming = session.next_call() if running.turn is None else _next_in_turn(session)
+            try:
+                incoming = session.next_call() if running.turn is None else _next_in_turn(session)
+            except SystemExit as error:  # of a signal's handler
+                return end(session, None, running.ending or error, early)
         if incoming is None:  # a thread asked for the end
             return end(session, None, running.ending, early)
         running.incoming, running.info, method = incoming, None, incoming.method
@@ -371,7 +374,9 @@ def run_exit(code: int) -> None:
         atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()
-    running.instance = running.ending = None  # what its __del__ does is its last; the exception knows who raised it
+    running.instance = None  # what its __del__ does is its last
+    if running.ending is not None:  # and knows who raised it
+        running.ending.__traceback__ = running.ending.__context__ = running.ending.__cause__ = None
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -27,7 +27,7 @@ bool in_memory(const struct statfs& info) {
 }
 
 Result<Fd> nameless_file(const std::string& folder, std::size_t bytes) {
-  Fd out(open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  Fd out(open(folder.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
   if (!out && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // a file system, or a kernel, that knows no such thing
     std::string name = folder + "/spilled-XXXXXX";
     out = Fd(mkostemp(name.data(), O_CLOEXEC));

@@ -100,7 +100,8 @@ class CurlPost final : public HttpPost {
     curl_.easy_setopt(handle_, CURLOPT_SSL_VERIFYPEER, 1L);
     curl_.easy_setopt(handle_, CURLOPT_SSL_VERIFYHOST, 2L);
     curl_.easy_setopt(handle_, CURLOPT_CAINFO, tls.authority.c_str());
-    curl_.easy_setopt(handle_, CURLOPT_CAPATH, nullptr);  // the system's authorities are none of ours
+    curl_.easy_setopt(handle_, CURLOPT_CA_CACHE_TIMEOUT, 0L);  // one that is withdrawn is not believed any more
+    curl_.easy_setopt(handle_, CURLOPT_CAPATH, nullptr);       // the system's authorities are none of ours
     if (tls.certificate.empty()) return;
     curl_.easy_setopt(handle_, CURLOPT_SSLCERT, tls.certificate.c_str());
     curl_.easy_setopt(handle_, CURLOPT_SSLKEY, tls.key.c_str());

@@ -1,7 +1,9 @@
 """Row A2, concurrency: threads, async actors, groups; the order in which calls begin."""
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -187,17 +189,68 @@ def test_what_waits_for_a_thread_never_runs_when_the_actor_is_to_end(gate):
     assert ray.get(inside, timeout=GUARD_S) == "a"
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_so_it_is_with_sys_exit(gate, code):
+def test_so_it_is_with_sys_exit(gate):
     actor = Threaded.options(max_concurrency=2).remote()
     inside = actor.enter.remote("a", gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
-    left = actor.leave_with.remote(code, gate)
+    left = actor.leave_with.remote(0, gate)
     ray.get(gate.arrived.remote(2), timeout=GUARD_S)
     gate.open.remote()
     assert ray.get(inside, timeout=GUARD_S) == "a"
-    with pytest.raises(ActorDiedError, match=f"exited with code {code}"):
+    with pytest.raises(ActorDiedError, match="exited with code 0"):
         ray.get(left, timeout=GUARD_S)
+
+
+@pytest.mark.parametrize("cls", ["Threaded", "Async"])
+def test_with_another_code_it_is_a_crash_that_waits_for_nobody(gate, cls):
+    actor = globals()[cls].options(max_concurrency=2).remote()
+    never = actor.enter.remote("a", gate) if cls == "Threaded" else actor.through.remote(gate, "arrive", "a")
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    exits = actor.__ray_call__.remote(lambda self: sys.exit(3))
+    for ref in (exits, never):
+        with pytest.raises(ActorDiedError, match="exited with code 3"):
+            ray.get(ref, timeout=GUARD_S)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_signals_handler_may_end_it_too(concurrency):
+    @ray.remote
+    class Signalled:
+        def __init__(self):
+            signal.signal(signal.SIGUSR1, lambda *_: ray.exit_actor())
+
+        def pid(self):
+            return os.getpid()
+
+    actor = Signalled.options(max_restarts=-1, max_concurrency=concurrency).remote()
+    os.kill(ray.get(actor.pid.remote(), timeout=GUARD_S), signal.SIGUSR1)
+    wait_until(lambda: row_of(actor)["state"] == "DEAD", GUARD_S)
+    assert row_of(actor)["num_restarts"] == 0
+
+
+def row_of(actor):
+    (row,) = (r for r in ray._runtime.session().list("actors") if r["id"] == actor._actor_id)
+    return row
+
+
+def test_what_comes_while_it_ends_comes_to_its_death():
+    @ray.remote
+    class Ends:
+        async def call(self):
+            return 1
+
+        async def leave(self):
+            ray.exit_actor()
+
+        def __ray_shutdown__(self):
+            threading.Event().wait(0.3)  # calls come meanwhile
+
+    actor = Ends.remote()
+    ray.get(actor.call.remote(), timeout=GUARD_S)
+    actor.leave.remote()
+    for ref in [actor.call.remote() for _ in range(3000)]:
+        with contextlib.suppress(ActorDiedError):
+            assert ray.get(ref, timeout=GUARD_S) == 1
 
 
 @pytest.mark.parametrize("cls", ["Threaded", "Async"])

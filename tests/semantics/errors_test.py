@@ -142,6 +142,20 @@ def test_an_attribute_called_code_is_the_causes(recorder):
     assert info.value.code == "Internal"
 
 
+class AllFailedError(Exception):
+    def __init__(self, message, exceptions=None):
+        super().__init__(message)
+        self.exceptions = exceptions
+
+
+@pytest.mark.parametrize("exceptions", [None, 5, [ValueError()]])
+def test_so_is_one_called_exceptions(recorder, exceptions):
+    with pytest.raises(AllFailedError) as info:
+        ray.get(recorder.fail.remote(AllFailedError("no", exceptions)))
+    assert repr(info.value.exceptions) == repr(exceptions)
+    assert ray.get(recorder.echo.remote(1)) == 1
+
+
 @pytest.mark.parametrize("name", ["reason", "message", "hint", "context"])
 def test_so_are_the_others_that_its_class_has(recorder, name):
     cls = type("Own", (Exception,), {name: "of the class"})

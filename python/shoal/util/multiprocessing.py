@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -137,6 +138,7 @@ class Pool:
         self._begun = [0] * processes  # chunks, of each
         self._running: list[deque[ObjectRef]] = [deque() for _ in range(processes)]  # of each, which takes them in this order
         self._retired: list[tuple[ActorHandle, deque[ObjectRef]]] = []  # until their chunks are done
+        self._submitting = threading.Lock()  # callbacks may submit, too
         self._open = True
 
     def _process(self) -> ActorHandle:
@@ -144,15 +146,16 @@ class Pool:
 
     def _submit(self, function: Callable, items: list[tuple[tuple, dict]]) -> ObjectRef:
         """To whoever has the least to do."""
-        self._retired = [(actor, refs) for actor, refs in self._retired if _left(refs)]
-        k = min(range(len(self._actors)), key=lambda k: len(_left(self._running[k])))
-        if self._limit is not None and self._begun[k] >= self._limit:
-            self._retired.append((self._actors[k], self._running[k]))
-            self._actors[k], self._begun[k], self._running[k] = self._process(), 0, deque()
-        self._begun[k] += 1
-        ref = self._actors[k].run.remote(function, items)
-        self._running[k].append(ref)
-        return ref
+        with self._submitting:
+            self._retired = [(actor, refs) for actor, refs in self._retired if _left(refs)]
+            k = min(range(len(self._actors)), key=lambda k: len(_left(self._running[k])))
+            if self._limit is not None and self._begun[k] >= self._limit:
+                self._retired.append((self._actors[k], self._running[k]))
+                self._actors[k], self._begun[k], self._running[k] = self._process(), 0, deque()
+            self._begun[k] += 1
+            ref = self._actors[k].run.remote(function, items)
+            self._running[k].append(ref)
+            return ref
 
     def _check(self) -> None:
         if not self._open:
