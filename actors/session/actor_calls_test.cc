@@ -55,14 +55,17 @@ class ActorCallsTest : public testing::Test {
   static constexpr ActorId kActor{7}, kOther{8};
   static constexpr WorkerId kWorker{70};
 
-  explicit ActorCallsTest(std::size_t socket_bytes = kSocketBytes) : world_(world_options(socket_bytes)) {
+  explicit ActorCallsTest(std::size_t socket_bytes = kSocketBytes, bool near = false)
+      : world_(world_options(socket_bytes)),
+        caller_network_(world_.fabric().attach(near ? "host" : "caller", 2)),
+        at_(near ? runtime::Endpoint::unix_at("actors") : runtime::Endpoint::tcp("host", 1000)) {
     start_host();
     for (const ActorId id : {kActor, kOther}) calls_.expect(id, "Echo");
   }
 
   void start_host() {
     host_.emplace(world_.clock(), *host_network_);
-    ASSERT_TRUE(host_->listen(runtime::Endpoint::tcp("host", 1000)));
+    ASSERT_TRUE(host_->listen(at_));
     for (const ActorId id : {kActor, kOther}) host_->add(id, "Echo", actor_);
   }
   ActorRow row(ActorId id, ActorState state) const {
@@ -70,7 +73,7 @@ class ActorCallsTest : public testing::Test {
     out.id = id;
     out.state = state;
     out.worker = kWorker;
-    if (state == ActorState::kAlive) out.endpoint = "host:1000";
+    if (state == ActorState::kAlive) out.endpoint = at_.to_string();
     return out;
   }
   void now_alive() {
@@ -102,7 +105,8 @@ class ActorCallsTest : public testing::Test {
 
   runtime::SimWorld world_;
   std::unique_ptr<runtime::SimNetwork> host_network_ = world_.fabric().attach("host", 1);
-  std::unique_ptr<runtime::SimNetwork> caller_network_ = world_.fabric().attach("caller", 2);
+  std::unique_ptr<runtime::SimNetwork> caller_network_;
+  const runtime::Endpoint at_;
   std::shared_ptr<Echo> actor_ = std::make_shared<Echo>();
   std::optional<ActorHost> host_;
   ActorCalls calls_{world_.clock(), *caller_network_, options()};
@@ -511,7 +515,7 @@ TEST_F(ActorCallsTest, TheCauseOfADeathComesInTimeForWhatWasSent) {
 
 class StartedAgainTest : public ActorCallsTest {
  protected:
-  StartedAgainTest() { tell(ActorState::kAlive); }
+  explicit StartedAgainTest(bool near = true) : ActorCallsTest(kSocketBytes, near) { tell(ActorState::kAlive); }
   void tell(ActorState state) {
     ActorRow told = row(kActor, state);
     told.max_restarts = -1;
@@ -519,9 +523,9 @@ class StartedAgainTest : public ActorCallsTest {
   }
   void starts_again() {
     world_.run_for(1s);  // what its process said arrives: the fabric drops what is under way
-    world_.fabric().disconnect("caller", "host");
-    tell(ActorState::kRestarting);
     host_.reset();
+    tell(ActorState::kRestarting);
+    world_.run_for(100ms);
     start_host();
     tell(ActorState::kAlive);
   }
@@ -585,7 +589,20 @@ TEST_F(StartedAgainTest, WhoCallsLaterIsToldToo) {
   EXPECT_EQ(outcome(sent[0]), "Unavailable/ActorUnavailable");
 }
 
-TEST_F(StartedAgainTest, NorDoesWhatAConnectionLostWhoseProcessMayLive) {
+// What its process said may be lost with the connection.
+class StartedAgainElsewhereTest : public StartedAgainTest {
+ protected:
+  StartedAgainElsewhereTest() : StartedAgainTest(false) {}
+};
+
+TEST_F(StartedAgainElsewhereTest, NobodyKnowsWhetherItHasBegun) {
+  const auto sent = held(1);
+  starts_again();
+  ASSERT_TRUE(run_until_ready(sent[0]));
+  EXPECT_EQ(outcome(sent[0]), "Unavailable/ActorUnavailable");
+}
+
+TEST_F(StartedAgainElsewhereTest, NorDoesWhatAConnectionLostWhoseProcessMayLive) {
   const auto sent = held(1);
   world_.fabric().disconnect("caller", "host");
   ASSERT_TRUE(run_until_ready(sent[0]));

@@ -272,24 +272,21 @@ TEST_F(ClusterTest, AJobThatEndsWhileANodeIsAwayEndsThereWhenItIsBack) {
   expect_at_rest();
 }
 
-TEST_F(ClusterTest, AJobWhoseNodeIsCutOffWhileItStartsRunsWholeOrNotAtAll) {
+TEST_F(ClusterTest, AJobWhoseNodeIsCutOffWhileItStartsRunsWholeAllTheSame) {
   join();
-  std::size_t failed = 0;
   for (std::size_t i = 0; i < 60; ++i) {
     driver().submit(12, 1, 0, 0);
-    // Placed; the first node of three is asked for a port. The ranks of the second may not start then.
+    // Placed; the first node of three is asked for a port. The ranks of the second may not start then, until it is back.
     ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().status().available.empty(); }));
     cluster_.world().fabric().disconnect("head", cluster_.state().list({actors::ListRequest::What::kNodes, {}}).nodes[1].host);
     cluster_.run_for(40s);
     ASSERT_EQ(driver().submitted().size(), i + 1);
     const auto* job = cluster_.state().job(driver().submitted().back());
-    const bool ended = job->ended_unix_ms != 0;
-    EXPECT_EQ(cluster_.num_workers_running(), ended ? 0u : 12u) << i;
-    failed += job->state == actors::JobState::kFailed;
+    EXPECT_EQ(job->state, actors::JobState::kRunning) << i;
+    EXPECT_EQ(cluster_.num_workers_running(), 12u) << i;
     driver().stop(job->id, true);
     expect_all_free();
   }
-  EXPECT_GT(failed, 0u);
   expect_at_rest();
 }
 
