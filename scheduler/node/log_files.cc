@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
+#include <utility>
 
 #include "runtime/core/fd.h"
 
@@ -23,6 +25,18 @@ std::vector<std::string> log_files(const std::string& folder) {
   }
   std::sort(out.begin(), out.end());
   return out;
+}
+
+void forget_role_logs(const std::string& folder, const std::string& role, const std::set<pid_t>& living, std::size_t keep) {
+  std::vector<std::pair<fs::file_time_type, fs::path>> left;
+  std::error_code ignored;
+  for (const std::string& name : log_files(folder)) {
+    if (!name.starts_with(role + "-") || !name.ends_with(".log")) continue;
+    const auto pid = static_cast<pid_t>(std::strtol(name.c_str() + role.size() + 1, nullptr, 10));
+    if (pid > 0 && !living.contains(pid)) left.emplace_back(fs::last_write_time(folder + "/" + name, ignored), folder + "/" + name);
+  }
+  std::sort(left.begin(), left.end());
+  for (std::size_t i = 0; i + keep < left.size(); ++i) fs::remove(left[i].second, ignored);
 }
 
 Result<std::string> read_log_file(const std::string& folder, const std::string& name, std::size_t bytes) {

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -30,6 +31,19 @@ class LogFiles : public testing::Test {
 
   std::string folder_;
 };
+
+TEST_F(LogFiles, OfARolesDeadProcessesTheLastOnesStay) {
+  for (int pid = 1; pid <= 9; ++pid) {
+    const std::string name = "logs/head-" + std::to_string(pid) + ".log";
+    write(name, "x");
+    fs::last_write_time(folder_ + "/" + name, fs::file_time_type(std::chrono::hours(pid)));
+  }
+  write("logs/head-x.log", "of nobody");
+  write("logs/node-1.log", "another's");
+  forget_role_logs(logs(), "head", {2}, 3);
+  EXPECT_EQ(log_files(logs()), (std::vector<std::string>{"head-2.log", "head-7.log", "head-8.log", "head-9.log", "head-x.log", "head.log",
+                                                         "node-1.log", "node.log"}));
+}
 
 TEST_F(LogFiles, AreListedByName) {
   EXPECT_EQ(log_files(logs()), (std::vector<std::string>{"head.log", "node.log"}));

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -20,6 +21,7 @@
 #include "runtime/net/socket_network.h"
 #include "runtime/process/process.h"
 #include "scheduler/head/head.h"
+#include "scheduler/node/log_files.h"
 #include "scheduler/roles/roles.h"
 #include "scheduler/web/exposition.h"
 #include "scheduler/web/jobs_api.h"
@@ -30,6 +32,8 @@ namespace shoal::scheduler {
 // A line to whoever started this process; at most once.
 void report(int fd, const nlohmann::json& what);
 nlohmann::json error_json(const Error& e);
+
+constexpr std::size_t kKeptLogs = 6;  // of dead processes of a role
 
 // What every role needs: built by its main, passed down.
 class World {
@@ -43,6 +47,9 @@ class World {
       folder.leave(role, getpid());
       return fail(unavailable("the cluster is being stopped").with_reason("Ending"));
     }
+    std::set<pid_t> living{getpid()};
+    for (const auto& process : folder.processes()) living.insert(process.pid);
+    forget_role_logs(folder.logs(), role, living, kKeptLogs);
     return std::unique_ptr<World>(new World(folder, credentials, std::move(log), role));
   }
   ~World() {
