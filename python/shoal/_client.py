@@ -273,14 +273,16 @@ def _wait(waits, enough, timeout: float | None, *what):
         _session().set_blocked(False)
 
 
-def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) -> Any:
+def get(object_refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) -> Any:
     """The value of a reference, or the list of values of a list of them, in order.
 
-    Raises what the remote code raised (as its own class and as TaskError), ActorDiedError, or GetTimeoutError after ``timeout`` seconds;
-    for a list, on the first failure, without waiting for the others. Arrays are read-only: those of 4096 bytes and more lie in memory that
-    others share. So do tensors, but torch has no tensors that are read-only: what is written to one is seen through this value alone (its
-    pages are copied then). ValueError for what is no reference, TypeError for a list with something else.
+    Raises what the remote code raised (as its own class and as TaskError), ActorDiedError, or GetTimeoutError after ``timeout`` seconds
+    (None or -1: never); for a list, on the first failure, without waiting for the others. Arrays are read-only: those of 4096 bytes and
+    more lie in memory that others share. So do tensors, but torch has no tensors that are read-only: what is written to one is seen
+    through this value alone (its pages are copied then). ValueError for what is no reference, TypeError for a list with something else.
     """
+    refs = object_refs  # its name is Ray's
+    timeout = None if timeout == -1 else timeout  # likewise
     single = isinstance(refs, ObjectRef)
     if not single and isinstance(refs, ResultRef):
         return refs.get(timeout)
@@ -310,12 +312,13 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
 
 
 def wait(
-    refs: list[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
+    ray_waitables: list[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """(ready, rest) once ``num_returns`` are ready or ``timeout`` seconds are over. At most ``num_returns`` are in ``ready``; the order
     is the given one. References of dead actors are ready; so is a generator (ObjectRefGenerator) whose next item is there, or that has none
     any more."""
     del fetch_local  # values of one host are local
+    refs = ray_waitables  # its name is Ray's
     if not isinstance(refs, list) or not all(isinstance(r, Waitable) for r in refs):
         raise TypeError("wait() takes a list of ObjectRefs and ObjectRefGenerators")
     if timeout is not None and timeout < 0:
@@ -353,7 +356,7 @@ def kill(actor, *, no_restart: bool = True) -> None:
             raise ActorHandleNotFoundError(f"the cluster does not know actor {actor_id}") from None
 
 
-def cancel(ref, *, force: bool = False, recursive: bool = True) -> None:
+def cancel(ray_waitable, *, force: bool = False, recursive: bool = True) -> None:
     """Tells that nobody wants the result of a call any more; ``get`` of it, and of what depends on it, raises TaskCancelledError.
 
     What has not begun never will. A remote function that runs gets a KeyboardInterrupt, or with ``force`` its process ends; an
@@ -362,7 +365,7 @@ def cancel(ref, *, force: bool = False, recursive: bool = True) -> None:
     happens to a call that is done, or to a value that was ``put``. ValueError for ``force`` with a method of an actor. A call of another
     process is cancelled by that one, for which this waits up to 30 seconds (DeadlineExceeded); nothing happens when it is gone.
     """
-    ref = getattr(ref, "_done", ref)  # of an ObjectRefGenerator
+    ref = getattr(ray_waitable, "_done", ray_waitable)  # of an ObjectRefGenerator
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"cancel() takes an ObjectRef, not {type(ref).__name__}; an actor is ended by kill()")
     session = _session()

@@ -38,6 +38,18 @@ bool matches(const json& row, const Filter& filter) {
   return (strcasecmp(text.c_str(), filter.value.c_str()) == 0) != filter.negated;
 }
 
+Result<void> check(const json& rows, const std::vector<Filter>& filters) {
+  if (rows.empty()) return {};
+  for (const Filter& f : filters) {
+    const auto field = f.key.substr(0, f.key.find('.'));
+    if (std::any_of(rows.begin(), rows.end(), [&](const json& row) { return row.contains(field) || row.contains(f.key); })) continue;
+    std::string fields;
+    for (const auto& [name, value] : rows.front().items()) fields += (fields.empty() ? "" : ", ") + name;
+    return fail(invalid_argument("rows have no '" + f.key + "' to filter by").with_reason("Usage").with_hint("they have " + fields));
+  }
+  return {};
+}
+
 namespace {
 
 std::string scalar(const json& value) {

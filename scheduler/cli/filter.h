@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -16,6 +17,8 @@ struct Filter {
 };
 Result<Filter> parse_filter(const std::string& text);
 bool matches(const nlohmann::json& row, const Filter& filter);
+// InvalidArgument/Usage for a key that begins with none of the fields of these rows: what is misspelt would keep none, or all, of them.
+Result<void> check(const nlohmann::json& rows, const std::vector<Filter>& filters);
 
 std::string to_yaml(const nlohmann::json& value);
 

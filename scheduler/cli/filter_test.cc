@@ -27,6 +27,17 @@ TEST(Filter, RowsAreKeptByTheirFields) {
   for (const char* bad : {"", "state", "=x", "!=x"}) EXPECT_FALSE(parse_filter(bad)) << bad;
 }
 
+TEST(Filter, FieldsThatNoRowHasAreRefused) {
+  const json rows = {{{"id", "1"}}, {{"id", "2"}, {"labels", {{"zone", "a"}}}}};
+  const auto refusal = [&](const std::string& filter) {
+    const auto checked = check(rows, {parse_filter("id=1").value(), parse_filter(filter).value()});
+    return checked ? "" : checked.error().message();
+  };
+  EXPECT_EQ(refusal("labels.rack=b"), "");
+  EXPECT_EQ(refusal("idd!=1"), "rows have no 'idd' to filter by");
+  EXPECT_TRUE(check(json::array(), {parse_filter("idd=1").value()})) << "there is nothing to look at";
+}
+
 TEST(Yaml, ReadsAsWhatItWas) {
   const json rows = {{{"id", "00ff"}, {"state", "ALIVE"}, {"why", "a: b\n\"c\""}, {"yes", "no"}, {"empty", json::object()}, {"n", 1.5}},
                      {{"labels", {{"zone", "a"}}}, {"list", {1, "two"}}, {"none", nullptr}}};

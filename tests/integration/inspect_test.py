@@ -142,6 +142,7 @@ def test_a_summary_counts(shoal_command, actors):
         (["memory", "--group-by", "COLOUR"], 2, "COLOUR"),
         (["list", "ghosts"], 2, "no list of ghosts"),
         (["list", "actors", "--filter", "state"], 2, "KEY=VALUE"),
+        (["list", "nodes", "--filter", "stat=ALIVE"], 2, "they have available,"),
         (["list", "actors", "--format", "xml"], 2, "xml"),
         (["get", "actors"], 2, "id"),
     ],

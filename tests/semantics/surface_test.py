@@ -65,6 +65,15 @@ def test_a_bare_import_has_scheduling_strategies_and_helpers():
     assert (ray.SCRIPT_MODE, ray.WORKER_MODE) == (0, 1)
 
 
+def test_arguments_have_rays_names():
+    ref = ray.put(value=1)
+    assert ray.get(object_refs=ref, timeout=-1) == 1
+    assert ray.wait(ray_waitables=[ref], num_returns=1, timeout=None, fetch_local=True) == ([ref], [])
+    ray.cancel(ray_waitable=ref, force=False, recursive=True)
+    actor = Recorder.options(name="named-arguments").remote()
+    ray.kill(actor=ray.get_actor(name="named-arguments", namespace=None), no_restart=True)
+
+
 @pytest.mark.parametrize(
     ("name", "base"),
     [
