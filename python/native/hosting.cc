@@ -152,7 +152,7 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
             const auto use = s.use();
             Session& session = *use;
             const auto deadline = deadline_in(timeout);
-            std::unique_ptr<PyIncoming> out;
+            bool got = false;
             const auto waited = [&] {
               const nb::gil_scoped_release release;
               return session.wait(
@@ -161,13 +161,17 @@ void bind_hosting(nb::module_& m, nb::class_<PySession>& session) {
                     if (s.due) s.due->send(s.queue->empty() ? runtime::Flush::kNow : runtime::Flush::kLater);
                     s.due.reset();
                     if (s.stopped || !s.cancels->untold.empty()) return true;
-                    if (s.queue->empty()) return false;
-                    out = std::make_unique<PyIncoming>(s.queue->pop(), s.users());
-                    return true;
+                    if (!s.taken && s.queue->empty()) return false;
+                    if (!s.taken) s.taken = s.queue->pop();
+                    return got = true;
                   },
                   deadline);
             }();
             if (!waited && waited.error().code() != Code::kDeadlineExceeded) unwrap(waited);
+            if (!got) return nullptr;
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();  // now: when this returns, the call would be lost
+            auto out = std::make_unique<PyIncoming>(*std::move(s.taken), s.users());
+            s.taken.reset();
             return out;
           },
           nb::arg("timeout") = nb::none(),

@@ -42,6 +42,7 @@ std::unique_ptr<PySession> PySession::open(actors::SessionOptions options) {
 PySession::~PySession() {
   users_->session.reset();
   if (due) due->incoming.taken.forget();
+  if (taken) taken->taken.forget();
 }
 
 std::shared_ptr<actors::Session> PySession::Users::enter() {
@@ -74,6 +75,7 @@ void PySession::close() {
   users_->left.wait(lock, [this] { return users_->count == uses_here; });
   users_->ending = uses_here > 0;  // nobody is to hurry the end itself
   if (due) due->incoming.taken.forget();
+  if (taken) taken->taken.forget();
   lock.unlock();
 }
 

@@ -88,6 +88,7 @@ class PySession {
     }
   };
   std::optional<Due> due;
+  std::optional<actors::Incoming> taken;  // by a next_call that a signal's handler ended; the next one returns it
   std::shared_ptr<Cancels> cancels = std::make_shared<Cancels>();
   std::vector<std::shared_ptr<const void>> pinned;                   // what references refer to that went where nobody counts
   bool stopped = false;                                              // its next_call ends; the loop's

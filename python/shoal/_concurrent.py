@@ -48,18 +48,19 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
     session.tell_cancelled()
     session.hand_on()
     while runner.code is None:
+        incoming = None  # with what came with it; the next one may be long in coming
         try:
             incoming = early.popleft() if early else session.next_call()
+            if incoming is not None and session.cancelled(incoming):  # before the actor was made
+                session.refuse_cancelled(incoming, runner.where(incoming.method))
+            elif incoming is not None:
+                runner.begin(incoming)
+            for key in session.take_cancelled() if incoming is None else ():
+                runner.cancel(key)
         except SystemExit as error:  # of a signal's handler
             leave(error)
-            continue
-        if incoming is not None and session.cancelled(incoming):  # before the actor was made
-            session.refuse_cancelled(incoming, runner.where(incoming.method))
-        elif incoming is not None:
-            runner.begin(incoming)
-        for key in session.take_cancelled() if incoming is None else ():
-            runner.cancel(key)
-        incoming = None  # with what came with it; the next one may be long in coming
+            if incoming is not None:  # it may not have begun
+                runner.refuse_late(incoming)
     return runner.code
 
 
@@ -183,9 +184,14 @@ class _OnThreads(_Runner):
             self.failed(incoming, error)
             return
         call = CallInfo(self.where(incoming.method), extra, incoming)
-        with self._leaves:  # whoever ends this actor knows of all calls that may run
-            future = pool.submit(self._run, call, args, kwargs)
-            self._waiting[future] = call
+        try:
+            with self._leaves:  # whoever ends this actor knows of all calls that may run
+                future = pool.submit(self._run, call, args, kwargs)
+                self._waiting[future] = call
+        except RuntimeError as error:  # there are too many threads; a thread that is there may still find it
+            call.over = True
+            self.failed(incoming, error)
+            return
         future.add_done_callback(self._waiting.pop)
 
     def _release(self, incoming) -> None:
@@ -219,7 +225,7 @@ class _OnThreads(_Runner):
 
     def _run(self, call: CallInfo, args: tuple, kwargs: dict) -> None:
         incoming = call.incoming
-        if self.too_late(incoming):
+        if call.over or self.too_late(incoming):
             return
         concurrent_call.set(call)
         self.session.began(incoming)
@@ -259,6 +265,8 @@ class _OnLoop(_Runner):
         self._lanes = {name: _Lane(name, size, self._serve) for name, size in groups.items()}
         self._main = self._lanes[_DEFAULT]
         self.loop = self._main.loop  # where the actor is made
+        self._making: Future | None = None
+        self._taken = 0  # calls
         self._over = threading.Event()  # a call
         self._releasing: asyncio.Task | None = None
 
@@ -269,9 +277,11 @@ class _OnLoop(_Runner):
                 lane.loop.run_forever()
             except SystemExit as error:  # of a task that the user began; calls go on
                 leave(error)
-            except BaseException:
+            except BaseException as error:
                 traceback.print_exc()
                 self.exit(1)
+                if self._making is not None and not self._making.done():
+                    self._making.set_exception(error)
 
     def make(self, call: CallInfo, cls: type, args: tuple, kwargs: dict):
         async def made():
@@ -285,12 +295,18 @@ class _OnLoop(_Runner):
             except BaseException as error:
                 return None, error
 
-        instance, error = asyncio.run_coroutine_threadsafe(made(), self.loop).result()
+        self._making = asyncio.run_coroutine_threadsafe(made(), self.loop)
+        instance, error = self._making.result()
+        self._making = None
         if error is not None:
             raise ActorExit(0) if isinstance(error, AsyncioActorExit) else error
         return instance
 
+    def loop_of(self, method: str) -> asyncio.AbstractEventLoop:
+        return self._lanes[self.group_of(method, None)].loop
+
     def begin(self, incoming) -> None:
+        self._taken += 1
         if len(self._lanes) == 1 or incoming.method == RELEASE:
             self._main.do(self._begin, incoming)
         elif (loaded := self._load(incoming)) is not None:  # here: its group's loop may be the only one that is not busy
@@ -323,9 +339,12 @@ class _OnLoop(_Runner):
         task.add_done_callback(lambda task: self._done(lane, task))
 
     async def _release(self, incoming) -> None:
-        """Once what came before is done."""
-        for lane in self._lanes.values():
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(lane.settled(), lane.loop))
+        """Once what came before is done, and what that calls meanwhile."""
+        taken = -1
+        while taken != self._taken:
+            taken = self._taken
+            for lane in self._lanes.values():
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(lane.settled(), lane.loop))
         await self._run(CallInfo(self.where(incoming.method), None, incoming), contextlib.nullcontext(), (), {})
 
     def wind_up(self) -> None:

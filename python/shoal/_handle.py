@@ -538,7 +538,6 @@ class MadeHere:
         made = self._made.pop(actor_id, None)
         if made is None:
             return
-        session.in_any_order(actor_id, False)
         ref = ObjectRef(session.call(actor_id, RELEASE, *_pack((), {})))
         while self._told and self._told[0][1]._ref.ready:
             self._told.popleft()

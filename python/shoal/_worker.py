@@ -13,7 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Generator
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 from shoal import _serialize, _stacks, _stream
 from shoal._client import put
@@ -368,24 +368,36 @@ BUILT_INS = {
 }
 
 
-def run_exit(code: int) -> None:
+def run_exit(code: int) -> NoReturn:
     """Ends a worker: its exit handlers run, what it printed and answered is passed on, user threads do not keep it."""
     try:
-        atexit._run_exitfuncs()
+        try:
+            atexit._run_exitfuncs()
+        except BaseException:
+            traceback.print_exc()
+        running.instance = None  # what its __del__ does is its last
+        if running.ending is not None:  # and knows who raised it
+            running.ending.__traceback__ = running.ending.__context__ = running.ending.__cause__ = None
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:
+                pass
+        if state.session is not None:
+            state.session.tell_last_metrics(_LAST_METRICS_S)
+            state.session.drain(_DRAIN_S)
+    finally:  # whatever a signal's handler raises
+        os._exit(code)
+
+
+def run() -> NoReturn:
+    """A worker's process, from its beginning to its end."""
+    try:
+        code = main()
     except BaseException:
         traceback.print_exc()
-    running.instance = None  # what its __del__ does is its last
-    if running.ending is not None:  # and knows who raised it
-        running.ending.__traceback__ = running.ending.__context__ = running.ending.__cause__ = None
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except Exception:
-            pass
-    if state.session is not None:
-        state.session.tell_last_metrics(_LAST_METRICS_S)
-        state.session.drain(_DRAIN_S)
-    os._exit(code)
+        code = 1
+    run_exit(code)
 
 
-__all__ = ["LATER", "main", "run_exit"]
+__all__ = ["LATER", "main", "run", "run_exit"]

@@ -69,7 +69,7 @@ def _can_be_forked() -> bool:
 
 
 def _become_worker(request: dict, fds: list[int]) -> int:
-    """In the new process: from here on it is the worker. Returns its exit code."""
+    """In the new process: from here on it is the worker. Returns the exit code of a script."""
     from shoal._runtime import end_children_with_this
 
     os.setsid()
@@ -103,13 +103,7 @@ def _become_worker(request: dict, fds: list[int]) -> int:
         return _run_script(request["argv"])
     from shoal import _worker
 
-    try:
-        code = _worker.main()
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    _worker.run_exit(code)
-    return code
+    return _worker.run()
 
 
 def _runtime_env() -> dict:
@@ -143,7 +137,7 @@ def _spawn_instead(request: dict) -> None:
     """A fresh interpreter in this process: for a zygote that has threads or has touched CUDA."""
     path = os.pathsep.join([*request["path"], os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
-    program = "import sys; from shoal import _worker; _worker.run_exit(_worker.main())"
+    program = "from shoal import _worker; _worker.run()"
     argv = [sys.executable, *request["argv"]] if request["script"] else [sys.executable, "-c", program]
     os.execve(sys.executable, argv, environment)
 

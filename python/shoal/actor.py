@@ -31,6 +31,6 @@ def exit_actor() -> None:
     leave(ActorExit(0))
     if call is None and threading.current_thread() is not threading.main_thread():
         raise SystemExit(0)  # which ends a thread without a word
-    if (running.settings.get("concurrency") or {}).get("async"):
+    if (running.settings.get("concurrency") or {}).get("async") and threading.current_thread() is not threading.main_thread():
         raise AsyncioActorExit("exit_actor() was called")
     raise ActorExit(0)

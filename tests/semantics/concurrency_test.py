@@ -228,6 +228,63 @@ def test_a_signals_handler_may_end_it_too(concurrency):
     assert row_of(actor)["num_restarts"] == 0
 
 
+class Handled:
+    """Whoever unpickles it, which is a main thread's work, ends the actor on SIGUSR1."""
+
+    def __init__(self, *code):
+        self.code = code
+
+    def __reduce__(self):
+        return _handle, self.code
+
+
+def _handle(*code):
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(*code) if code else ray.exit_actor())
+
+
+class Signalled:
+    def __init__(self, handled):
+        pass
+
+    def pid(self):
+        return os.getpid()
+
+
+@ray.remote
+class SignalledAsync(Signalled):
+    async def waits(self, gate, who):
+        await gate.arrive.remote(who)
+        return who
+
+
+def test_a_signals_handler_may_end_an_async_actor_after_the_calls_that_run(gate):
+    actor = SignalledAsync.options(max_restarts=-1).remote(Handled())
+    pid, runs = ray.get(actor.pid.remote(), timeout=GUARD_S), actor.waits.remote(gate, "runs")
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    os.kill(pid, signal.SIGUSR1)
+
+    def takes_no_more():
+        with contextlib.suppress(ActorDiedError):
+            return not ray.get(actor.pid.remote(), timeout=GUARD_S)
+        return True
+
+    wait_until(takes_no_more, GUARD_S)
+    gate.open.remote()
+    assert ray.get(runs, timeout=GUARD_S) == "runs"
+    wait_until(lambda: row_of(actor)["state"] == "DEAD", GUARD_S)
+    assert row_of(actor)["num_restarts"] == 0
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_call_that_comes_with_the_signal_goes_to_the_next_life(concurrency):
+    actor = ray.remote(Signalled).options(max_restarts=-1, max_task_retries=-1, max_concurrency=concurrency).remote(Handled(3))
+    for _ in range(10):
+        pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
+        os.kill(pid, signal.SIGUSR1)
+        assert ray.get([actor.pid.remote() for _ in range(3)], timeout=GUARD_S)
+        wait_until(lambda pid=pid: not alive(pid), GUARD_S, "the end of its process")
+
+
 def row_of(actor):
     (row,) = (r for r in ray._runtime.session().list("actors") if r["id"] == actor._actor_id)
     return row
@@ -629,6 +686,45 @@ def test_one_that_goes_out_of_scope_does_so_too(gate, tmp_path):
     assert ray.get(waits, timeout=GUARD_S) == "wait"
     (tmp_path / "open").touch()
     assert ray.get(blocks, timeout=GUARD_S)
+
+
+def test_nor_before_what_a_call_of_another_group_has_begun(gate):
+    @ray.remote(concurrency_groups={"io": 1}, max_concurrency=1)
+    class Drives:
+        async def step(self, gate, k):
+            await gate.arrive.remote(k, "step")
+            return k
+
+        @ray.method(concurrency_group="io")
+        async def drive(self, gate):
+            me = ray.get_runtime_context().current_actor
+            await gate.arrive.remote("drive", "drive")
+            steps = [me.step.remote(gate, k) for k in range(5)]
+            await gate.arrived.remote(2)
+            return steps
+
+    actor = Drives.remote()
+    drives = actor.drive.remote(gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    del actor
+    ray.get(gate.open.remote("drive"))
+    steps = ray.get(drives, timeout=GUARD_S)
+    ray.get(gate.open.remote("step"))
+    assert ray.get(steps, timeout=GUARD_S) == [*range(5)]
+
+
+def test_one_whose_loop_ends_while_it_is_made_was_not_made():
+    @ray.remote
+    class Interrupts:
+        async def __init__(self):
+            self.task = asyncio.get_running_loop().create_task(self.interrupt())
+            await asyncio.Event().wait()
+
+        async def interrupt(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(ActorDiedError):
+        ray.get(Interrupts.remote().__ray_ready__.remote(), timeout=GUARD_S)
 
 
 def test_groups_of_an_async_actor():

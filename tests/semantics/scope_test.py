@@ -129,6 +129,19 @@ def test_calls_that_were_made_before_are_run(gate, threads):
     ends(actor_id)
 
 
+def test_nor_do_calls_in_any_order_wait_for_each_other_then(gate):
+    actor = Recorder.options(max_concurrency=2).remote()
+    actor_id = actor._actor_id
+    first, second = (actor.echo.remote(gate.wait.remote(which, which)) for which in ("first", "second"))
+    del actor
+    gc.collect()
+    gate.open.remote("second")
+    assert ray.get(second, timeout=GUARD_S) == "second"
+    gate.open.remote("first")
+    assert ray.get(first, timeout=GUARD_S) == "first"
+    ends(actor_id)
+
+
 def test_calls_that_wait_for_arguments_are_run_although_their_order_is_free(gate):
     actor = Recorder.options(allow_out_of_order_execution=True).remote()
     actor_id, late = actor._actor_id, actor.echo.remote(gate.wait.remote("", "late"))

@@ -71,6 +71,7 @@ def test_arguments_have_rays_names():
     assert ray.wait(ray_waitables=[ref], num_returns=1, timeout=None, fetch_local=True) == ([ref], [])
     ray.cancel(ray_waitable=ref, force=False, recursive=True)
     actor = Recorder.options(name="named-arguments").remote()
+    assert ray.get(object_refs=[actor.__ray_ready__.remote()])
     ray.kill(actor=ray.get_actor(name="named-arguments", namespace=None), no_restart=True)
 
 

@@ -131,7 +131,7 @@ class _Call:
         self.writes = [senders[channel] for channel in planned.writes]
         self.where = f"{type(running.instance).__name__}.{planned.method}"
         self.info = CallInfo(self.where, None)
-        self.function = _on_actor(getattr(running.instance, planned.method))
+        self.function = _on_actor(planned.method)
 
 
 class _Loop:
@@ -241,11 +241,12 @@ def filled(value: Any, slots: list[Any]) -> Any:
     return {k: filled(v, slots) for k, v in value.items()} if kind is dict else value
 
 
-def _on_actor(function):
-    """As the actor's own calls run: on the loop of one that has methods which are coroutines."""
-    loop = getattr(running.runner, "loop", None)
-    if loop is None:
+def _on_actor(method: str):
+    """As the actor's own calls run: on the loop of its group, of one that has methods which are coroutines."""
+    function, loop_of = getattr(running.instance, method), getattr(running.runner, "loop_of", None)
+    if loop_of is None:
         return function
+    loop = loop_of(method)
     from shoal._concurrent import is_unfinished  # which such an actor has anyway
 
     async def called(args, kwargs):

@@ -138,7 +138,7 @@ class Pool:
         self._begun = [0] * processes  # chunks, of each
         self._running: list[deque[ObjectRef]] = [deque() for _ in range(processes)]  # of each, which takes them in this order
         self._retired: list[tuple[ActorHandle, deque[ObjectRef]]] = []  # until their chunks are done
-        self._submitting = threading.Lock()  # callbacks may submit, too
+        self._submitting = threading.RLock()  # callbacks may submit, too
         self._open = True
 
     def _process(self) -> ActorHandle:
