@@ -3,6 +3,7 @@
 #include <strings.h>
 
 #include <algorithm>
+#include <map>
 
 namespace shoal::scheduler::cli {
 
@@ -38,14 +39,29 @@ bool matches(const json& row, const Filter& filter) {
   return (strcasecmp(text.c_str(), filter.value.c_str()) == 0) != filter.negated;
 }
 
-Result<void> check(const json& rows, const std::vector<Filter>& filters) {
+Result<void> resolve(const json& rows, const std::string& what, std::vector<Filter>& filters) {
   if (rows.empty()) return {};
-  for (const Filter& f : filters) {
-    const auto field = f.key.substr(0, f.key.find('.'));
-    if (std::any_of(rows.begin(), rows.end(), [&](const json& row) { return row.contains(field) || row.contains(f.key); })) continue;
+  const auto known = [&](const std::string& field) {
+    return std::any_of(rows.begin(), rows.end(), [&](const json& row) { return row.contains(field); });
+  };
+  const auto ours = [&](const std::string& key) -> std::string {
+    static const std::map<std::string, std::string> kNames = {
+        {"class_name", "class"}, {"func_or_class_name", "name"}, {"node_ip", "host"},         {"ray_namespace", "namespace"},
+        {"status", "state"},     {"worker_type", "role"},        {"resources_total", "total"}};
+    if (const auto it = kNames.find(key); it != kNames.end()) return it->second;
+    if (!key.ends_with("_id")) return key;
+    const std::string whose = key.substr(0, key.size() - 3);
+    return whose + "s" == what || "placement_" + what == whose + "s" ? "id" : whose;
+  };
+  for (Filter& f : filters) {
+    if (known(f.key) || known(f.key.substr(0, f.key.find('.')))) continue;
+    if (const auto name = ours(f.key); known(name)) {
+      f.key = name;
+      continue;
+    }
     std::string fields;
     for (const auto& [name, value] : rows.front().items()) fields += (fields.empty() ? "" : ", ") + name;
-    return fail(invalid_argument("rows have no '" + f.key + "' to filter by").with_reason("Usage").with_hint("they have " + fields));
+    return fail(invalid_argument(what + " have no '" + f.key + "' to filter by").with_reason("Usage").with_hint("they have " + fields));
   }
   return {};
 }

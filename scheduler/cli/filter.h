@@ -17,8 +17,9 @@ struct Filter {
 };
 Result<Filter> parse_filter(const std::string& text);
 bool matches(const nlohmann::json& row, const Filter& filter);
-// InvalidArgument/Usage for a key that begins with none of the fields of these rows: what is misspelt would keep none, or all, of them.
-Result<void> check(const nlohmann::json& rows, const std::vector<Filter>& filters);
+// Keys that begin with none of the fields of these rows, of `what`: Ray's names become ours, others are InvalidArgument/Usage, as what is
+// misspelt would keep none of the rows, or all.
+Result<void> resolve(const nlohmann::json& rows, const std::string& what, std::vector<Filter>& filters);
 
 std::string to_yaml(const nlohmann::json& value);
 

@@ -27,15 +27,22 @@ TEST(Filter, RowsAreKeptByTheirFields) {
   for (const char* bad : {"", "state", "=x", "!=x"}) EXPECT_FALSE(parse_filter(bad)) << bad;
 }
 
-TEST(Filter, FieldsThatNoRowHasAreRefused) {
-  const json rows = {{{"id", "1"}}, {{"id", "2"}, {"labels", {{"zone", "a"}}}}};
-  const auto refusal = [&](const std::string& filter) {
-    const auto checked = check(rows, {parse_filter("id=1").value(), parse_filter(filter).value()});
-    return checked ? "" : checked.error().message();
+TEST(Filter, FieldsThatNoRowHasAreRaysNamesOrRefused) {
+  const json rows = {{{"id", "1"}, {"class", "A"}}, {{"id", "2"}, {"node", "n"}, {"labels", {{"zone", "a"}}}}};
+  const auto key_of = [&](const std::string& filter, const std::string& what = "actors") {
+    std::vector<Filter> filters = {parse_filter("id=1").value(), parse_filter(filter).value()};
+    const auto resolved = resolve(rows, what, filters);
+    return resolved ? filters[1].key : resolved.error().message();
   };
-  EXPECT_EQ(refusal("labels.rack=b"), "");
-  EXPECT_EQ(refusal("idd!=1"), "rows have no 'idd' to filter by");
-  EXPECT_TRUE(check(json::array(), {parse_filter("idd=1").value()})) << "there is nothing to look at";
+  EXPECT_EQ(key_of("labels.rack=b"), "labels.rack");
+  EXPECT_EQ(key_of("class_name=A"), "class");
+  EXPECT_EQ(key_of("node_id=n"), "node");
+  EXPECT_EQ(key_of("actor_id=1"), "id");
+  EXPECT_EQ(key_of("placement_group_id=1", "groups"), "id");
+  EXPECT_EQ(key_of("worker_id=1"), "actors have no 'worker_id' to filter by");
+  EXPECT_EQ(key_of("idd!=1"), "actors have no 'idd' to filter by");
+  std::vector<Filter> any = {parse_filter("idd=1").value()};
+  EXPECT_TRUE(resolve(json::array(), "actors", any)) << "there is nothing to look at";
 }
 
 TEST(Yaml, ReadsAsWhatItWas) {

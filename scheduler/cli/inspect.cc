@@ -290,8 +290,8 @@ int list(const Common& common, const ListOptions& o) {
   auto listed = rows_of(common, o.what);
   if (!listed) return refused(common, listed.error());
   if (!filters.empty()) {
-    const auto checked = check(listed->told ? listed->rows : rows_json(listed->reply), filters);
-    if (!checked) return refused(common, checked.error());
+    const auto resolved = resolve(listed->told ? listed->rows : rows_json(listed->reply), listed->what, filters);
+    if (!resolved) return refused(common, resolved.error());
   }
   if (listed->told) return list_told(common, o, filters, *listed);
   keep(listed->reply, filters, o.limit.value_or(0));

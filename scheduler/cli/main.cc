@@ -415,7 +415,7 @@ int run(int argc, char** argv) {
   ListOptions listing;
   auto* list_command = shared(app.add_subcommand("list", "Actors, nodes, workers, jobs or placement groups, a row each"));
   list_command->add_option("what", listing.what, whats)->required();
-  list_command->add_option("--filter", listing.filters, "KEY=VALUE or KEY!=VALUE, as often as needed")->allow_extra_args(false);
+  list_command->add_option("-f,--filter", listing.filters, "KEY=VALUE or KEY!=VALUE, as often as needed")->allow_extra_args(false);
   list_command->add_option("--limit", listing.limit, "So many rows at most (default: of tasks and objects 100, else all; 0: all)");
   list_command->add_flag("--detail", listing.detail, "All that is known of each");
   formatted(list_command, listing.format, {"table", "json", "yaml"});

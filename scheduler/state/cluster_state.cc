@@ -386,9 +386,14 @@ Load ClusterState::load() const {
 std::optional<std::vector<ClusterState::Site>> ClusterState::place_gang(const Gang& gang) const {
   const auto& where = gang.spec.where;
   if (where.group) return place_in_group(gang, groups_.at(where.group));
+  const bool light = gang.wants.size() == 1 && gang.wants[0].empty();
+  if (light && !where.node && where.labels.empty() && where.prefers.empty()) {
+    if (const auto node = rooms().quietest()) return std::vector<Site>{{*node, -1}};
+  }
   const Allowed allowed = only(rooms().free_for(gang.wants), where, gang.wants);
   const auto placed = [&](const Room& room) {
-    return where.spread ? place(gang.wants, room, actors::Strategy::kSpread, load()) : place(gang.wants, room, actors::Strategy::kPack);
+    return where.spread || light ? place(gang.wants, room, actors::Strategy::kSpread, load())
+                                 : place(gang.wants, room, actors::Strategy::kPack);
   };
   std::optional<std::vector<NodeId>> nodes;
   if (!where.prefers.empty()) nodes = placed(*only(*allowed, where.prefers));

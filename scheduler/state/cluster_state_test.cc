@@ -23,6 +23,28 @@ TEST_F(ClusterStateTest, AGangIsPlacedAllOrNothing) {
   EXPECT_EQ(taken<StartWorkerOn>().size(), 4u);
 }
 
+TEST_F(ClusterStateTest, WhatAsksForNothingGoesWhereFewestAreOfNodesWithCpus) {
+  const JobId job = driver();
+  join(1, {{"GPU", 1}});
+  const auto place = [&] {
+    EXPECT_TRUE(state_.gang_requested(gang(job, 1, {})));
+    return taken<StartWorkerOn>().at(0);
+  };
+  EXPECT_EQ(place().node, NodeId{1});  // there is no other
+  join(2, {{"CPU", 1}});
+  join(3, {{"CPU", 1}});
+  ASSERT_TRUE(state_.gang_requested(gang(job, 1, {{"CPU", 1}})));
+  EXPECT_EQ(taken<StartWorkerOn>().at(0).node, NodeId{2});
+  const auto third = place();
+  EXPECT_EQ(third.node, NodeId{3});
+  EXPECT_EQ(place().node, NodeId{2});  // whose CPU is taken
+  EXPECT_EQ(place().node, NodeId{3});
+  EXPECT_EQ(place().node, NodeId{2});
+  ready(third);
+  dies(third, 0, "ended");
+  EXPECT_EQ(place().node, NodeId{3});
+}
+
 TEST_F(ClusterStateTest, AnActorLivesWhenItsWorkerTakesCallsAndDiesWithIt) {
   const JobId job = driver();
   join(1, {{"CPU", 1}});

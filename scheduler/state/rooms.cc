@@ -23,11 +23,7 @@ void Rooms::refresh(NodeId id, const rows::Node& node) {
     ++growth_;
     all_ += node.row.total;
   }
-  if (!takes_work(node)) {
-    free_.erase(id);
-    free_cpus_.erase(id);
-    return;
-  }
+  if (!takes_work(node)) return takes_no_work(id);
   const auto before = free_.find(id);
   if (before == free_.end() || !node.row.available.fits_in(before->second)) ++growth_;
   free_.insert_or_assign(id, node.row.available);
@@ -36,7 +32,27 @@ void Rooms::refresh(NodeId id, const rows::Node& node) {
   } else {
     free_cpus_.erase(id);
   }
+  rank(id, node.row.total.units("CPU") > 0 ? std::optional(node.workers) : std::nullopt);
 }
+
+void Rooms::takes_no_work(NodeId id) {
+  free_.erase(id);
+  free_cpus_.erase(id);
+  rank(id, {});
+}
+
+void Rooms::rank(NodeId id, std::optional<std::size_t> workers) {
+  if (const auto it = ranked_.find(id); it != ranked_.end()) {
+    if (workers == it->second) return;
+    by_workers_.erase({it->second, id});
+    ranked_.erase(it);
+  }
+  if (!workers) return;
+  by_workers_.emplace(*workers, id);
+  ranked_.emplace(id, *workers);
+}
+
+std::optional<NodeId> Rooms::quietest() const { return by_workers_.empty() ? std::nullopt : std::optional(by_workers_.begin()->second); }
 
 void Rooms::forget(NodeId id) {
   if (const auto it = capacity_.find(id); it != capacity_.end()) {
@@ -44,8 +60,7 @@ void Rooms::forget(NodeId id) {
     capacity_.erase(it);
     ++growth_;  // who wished for it softly may be elsewhere now
   }
-  free_.erase(id);
-  free_cpus_.erase(id);
+  takes_no_work(id);
 }
 
 const Room& Rooms::free_for(const std::vector<Resources>& wants) const {

@@ -2,7 +2,10 @@
 // what there is.
 #pragma once
 
+#include <map>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "scheduler/state/placement.h"
 #include "scheduler/state/rows.h"
@@ -24,6 +27,9 @@ class Rooms {
   const Room& free() const { return free_; }
   // For these: what asks for CPUs need not look at nodes that have none left.
   const Room& free_for(const std::vector<actors::Resources>& wants) const;
+  // For what asks for nothing, and is work all the same: of the nodes that take work and have CPUs at all, free or not, one with the fewest
+  // processes.
+  std::optional<NodeId> quietest() const;
   // Of nodes that live and stay.
   const Room& capacity() const { return capacity_; }
   // The sum of that.
@@ -34,8 +40,12 @@ class Rooms {
  private:
   void refresh(NodeId id, const rows::Node& node);
   void forget(NodeId id);
+  void takes_no_work(NodeId id);
+  void rank(NodeId id, std::optional<std::size_t> workers);
 
   Room free_, free_cpus_, capacity_;
+  std::set<std::pair<std::size_t, NodeId>> by_workers_;
+  std::map<NodeId, std::size_t> ranked_;  // the same, by node
   actors::Resources all_;
   std::uint64_t growth_ = 1;
 };

@@ -43,6 +43,7 @@ def test_rows_are_filtered_limited_and_shown_as_wished(shoal_command, actors):
     assert ids("--filter", "state=dead") == [dead]
     assert ids("--filter", "state!=ALIVE", "--filter", "class=Log") == [dead]
     assert ids("--filter", "class=nothing") == []
+    assert ids("-f", f"actor_id={alive}", "-f", "class_name=log") == [alive]  # Ray's names
     assert len(ids("--limit", "1")) == 1
     assert len(shoal_command.json("list", "nodes", "--filter", "labels.zone=a")["rows"]) == 1
     assert shoal_command.json("list", "nodes", "--filter", "labels.zone=b")["rows"] == []
