@@ -691,6 +691,13 @@ def test_an_actor_knows_who_and_where_it_is():
     ray.kill(actor)
 
 
+@pytest.mark.parametrize("more", [{}, {"max_restarts": 1}, {"lifetime": "detached"}], ids=repr)
+def test_an_actor_knows_its_name(more):
+    actor = Knows.options(name=f"known {more}", **more).remote()
+    assert ray.get(actor.what.remote())["name"] == f"known {more}"
+    ray.kill(actor)
+
+
 def test_a_call_is_named_by_its_options_and_an_actor_asks_for_nothing_by_default():
     actor = Knows.remote()
     known = ray.get(actor.what.options(name="mine").remote())

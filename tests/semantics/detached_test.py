@@ -109,6 +109,33 @@ def test_its_job_is_listed_and_can_be_stopped(run, shoal_command):
     assert [j["state"] for j in shoal_command.json("list", "jobs")["rows"] if j["name"] == "detached c"] == ["STOPPED"]
 
 
+def test_a_detached_placement_group_outlives_its_driver_until_it_is_removed(run):
+    groups = "from shoal.util import get_placement_group, placement_group, remove_placement_group\n"
+    run(
+        groups
+        + """
+made = [placement_group([{"CPU": 1}], name="kept", lifetime="detached"), placement_group([{"CPU": 1}], name="of its job")]
+assert all(g.wait(60) for g in made)
+"""
+    )
+    out = run(
+        groups
+        + """
+from shoal.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+try:
+    get_placement_group("of its job")
+except ValueError:
+    print("gone", shoal.available_resources()["CPU"])
+kept = get_placement_group("kept")
+c = Counter.options(num_cpus=1, scheduling_strategy=PlacementGroupSchedulingStrategy(kept)).remote()
+print(shoal.get(c.add.remote()))
+remove_placement_group(kept)
+print(placement_group([{"CPU": 2}]).wait(60))
+"""
+    )
+    assert out == "gone 1.0\n1\nTrue\n"
+
+
 def test_a_generator_ends_with_the_driver_that_takes_its_items_and_its_actor_lives_on(run):
     body = """
 import itertools, time
