@@ -63,6 +63,7 @@ def test_init_says_where_the_cluster_is_and_ends_it_as_a_context():
         assert os.path.isdir(context.address_info["session_dir"])
         assert context.dashboard_url.startswith("http://127.0.0.1:")
         runtime = shoal.get_runtime_context()
+        assert runtime.gcs_address == context["gcs_address"] == context["address"]
         assert os.path.join(os.path.dirname(runtime.get_temp_dir()), runtime.get_session_name()) == context.address_info["session_dir"]
     assert not shoal.is_initialized()
     assert shoal.init(num_cpus=1).dashboard_url is None
@@ -72,7 +73,9 @@ def test_nodes_have_rays_names_too():
     shoal.init(num_cpus=1, resources={"slot": 2}, labels={"zone": "a"})
     (node,) = shoal.nodes()
     assert (node["NodeID"], node["Alive"], node["Labels"]) == (node["id"], True, {"zone": "a"})
+    assert node["alive"] is True
     assert node["Resources"]["slot"] == 2
+    assert [node[name] for name in ("NodeManagerAddress", "NodeManagerHostname", "NodeName")] == [node["host"]] * 3 == ["127.0.0.1"] * 3
     assert shoal.get_runtime_context().get_node_labels() == {"zone": "a"}
 
 
@@ -143,6 +146,40 @@ def test_offers_of_an_embedded_cluster_are_what_was_said():
     itself = {"node:127.0.0.1": 1, "node:__internal_head__": 1}
     assert shoal.cluster_resources() == {"CPU": 3, "GPU": 2, "memory": 1000, "slot": 1.5, **itself}
     assert node["state"] == "ALIVE"
+
+
+def test_memory_that_is_asked_for_is_reserved_and_what_asks_for_too_much_waits():
+    shoal.init(num_cpus=4, memory=1000)
+
+    @shoal.remote(memory=300)
+    def free():
+        return shoal.available_resources()["memory"]
+
+    holds = Log.options(memory=600).remote()
+    assert shoal.get(holds.all.remote()) == []
+    assert shoal.available_resources()["memory"] == 400
+    assert shoal.get(free.remote()) == 100
+    actor, ref = Log.options(memory=601).remote(), free.options(memory=602).remote()
+    rows = lambda: [r for r in state.session.list("actors") if r["state"] == "PENDING"]  # noqa: E731
+    for amount in (601, 602):
+        wait_until(lambda amount=amount: any(f"lacks memory {amount} " in r["pending_reason"] for r in rows()), 20, "why it waits")
+    shoal.kill(holds)
+    assert shoal.get(actor.all.remote(), timeout=60) == []
+    shoal.kill(actor)
+    assert shoal.get(ref, timeout=60) <= 398  # a worker that is idle may hold its 300 for a while
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_what_workers_print_is_shown_unless_log_to_driver_is_false(shoal_command, shown):
+    driver = shoal_command.driver(
+        BEGIN
+        + f"""
+shoal.init(num_cpus=1, log_to_driver={shown})
+shoal.get(Log.remote().say.remote("from the actor"))
+"""
+    )
+    assert driver.code() == 0, driver.err
+    assert ["from the actor" in text for text in (driver.out, driver.err)] == [shown] * 2
 
 
 @pytest.mark.parametrize("offer", [{"num_cpus": -1}, {"resources": {"": 1}}, {"memory": float("inf")}])
