@@ -368,10 +368,22 @@ class Mumbler:
         os.write(2, b"last \xff\xfe words\n")
         os._exit(3)
 
+    def end_after(self, lines):
+        os.write(2, "".join(f"line {i}\n" for i in range(lines)).encode())
+        os._exit(3)
+
 
 def test_last_words_that_are_no_text_are_told_as_far_as_they_can_be():
     with pytest.raises(ActorDiedError, match="last \ufffd\ufffd words"):
         shoal.get(Mumbler.remote().end.remote(), timeout=60)
+
+
+def test_of_many_last_words_the_latest_are_told_in_their_order():
+    with pytest.raises(ActorDiedError) as info:
+        shoal.get(Mumbler.remote().end_after.remote(100), timeout=60)
+    told = [line.strip() for line in str(info.value).splitlines() if line.strip().startswith("line ")]
+    assert 20 <= len(told) < 100
+    assert told == [f"line {i}" for i in range(100 - len(told), 100)]
 
 
 def test_the_exit_code_of_a_worker_is_told(log, other):
