@@ -39,10 +39,23 @@ def states(shoal_command):
     return {n["id"]: n["state"] for n in shoal_command.json("list", "nodes")["rows"]}
 
 
+def in_status(shoal_command):
+    """The same as `status -v` shows it, and how many of each node's CPUs are used."""
+    rows = {n["id"]: n["state"] for n in shoal_command.json("status", "-v")["node_rows"]}
+    shown = {}
+    for line in shoal_command("status", "-v").stdout.splitlines():
+        node, *words = line.split() or [""]
+        if node in rows:
+            shown[node] = words[0], words[2]  # between them is its address
+    assert {node: state for node, (state, _) in shown.items()} == rows
+    return shown
+
+
 def test_a_cordoned_node_takes_no_work_until_it_is_uncordoned(shoal_command, two_nodes):
     first, second = two_nodes
     assert shoal_command.json("cordon", second[:12])["now"] == "cordoned"
     assert states(shoal_command) == {first: "ALIVE", second: "CORDONED"}
+    assert in_status(shoal_command) == {first: ("ALIVE", "0/1"), second: ("CORDONED", "0/1")}
     driver = shoal_command.driver(
         DRIVER
         + f"""
@@ -72,12 +85,16 @@ actor = Here.remote()
 assert shoal.get(actor.node.remote()) == {second!r}
 print("there", flush=True)
 assert moved(actor, {second!r}) == {first!r}
+while (nodes := {{n["NodeID"]: n for n in shoal.nodes()}})[{second!r}]["state"] != "DEAD":
+    time.sleep(0.01)
+assert (nodes[{first!r}]["Alive"], nodes[{second!r}]["Alive"]) == (True, False)
 """
     )
     driver.said("there")
     shoal_command.json("uncordon", first)
     assert shoal_command.json("drain", second, "--deadline", "60")["now"] == "drained"
     assert states(shoal_command) == {first: "ALIVE", second: "DEAD"}
+    assert in_status(shoal_command)[second] == ("DEAD", "-")
     assert driver.code() == 0, driver.err
 
 
@@ -88,6 +105,7 @@ def test_what_cannot_move_has_until_the_deadline(shoal_command, two_nodes):
     job.said("begun")
     assert shoal_command.json("drain", second, "--deadline", "600", "--no-wait")["now"] == "draining"
     assert states(shoal_command)[second] == "DRAINING"
+    assert in_status(shoal_command)[second] == ("DRAINING", "1/1")
     assert shoal_command.json("list", "jobs")["rows"][0]["state"] == "RUNNING"
     assert shoal_command.json("drain", second, "--deadline", "0")["now"] == "drained"
     assert job.code() not in (0, None)

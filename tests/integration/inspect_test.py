@@ -249,7 +249,10 @@ def test_figures_of_this_machine(shoal_command):
 
 def test_health(shoal_command):
     assert shoal_command("health-check").returncode == 5
-    shoal_command.start(cpus=1)
+    cluster = shoal_command.start(cpus=1)
     assert shoal_command.json("health-check")["nodes"] == 1
+    os.kill(cluster.pid("node"), signal.SIGKILL)
+    wait_until(lambda: shoal_command("health-check").returncode != 0, 20, "the node's death")
+    assert shoal_command.json("health-check", code=1)["nodes"] == 0  # the head lives
     shoal_command.json("stop")
     assert shoal_command("health-check").returncode == 5
