@@ -79,8 +79,9 @@ def test_start_takes_resources_and_labels_as_ray_writes_them(shoal_command):
     assert (total["slot"], total["token"]) == (2, 0.5)
     (node,) = shoal_command.json("list", "nodes")["rows"]
     assert {"zone": "a", "disk": "fast", "rack": "1"}.items() <= node["labels"].items()
-    done = shoal_command("start", "--address", "127.0.0.1:1", "--min-worker-port", "1000")
-    assert "--min-worker-port has no effect" in done.stderr
+    for option in ("--min-worker-port", "--max-worker-port", "--node-manager-port", "--object-manager-port"):
+        done = shoal_command("start", "--address", "127.0.0.1:1", option, "1000")
+        assert f"{option} has no effect" in done.stderr
     for wrong in ("slot=1", '{"slot": "1"}', '{"slot": -1}', "[]"):
         fails(shoal_command("start", "--head", "--resources", wrong), 2, "--resources")
     assert shoal_command("stop", "--force").returncode == 0
@@ -157,8 +158,9 @@ def test_bad_usage_is_2_and_starts_nothing(shoal_command, words, texts):
     fails(shoal_command(*words), 2, *texts)
 
 
-def test_a_head_for_the_whole_network_is_refused(shoal_command):
-    fails(shoal_command("start", "--head", "--port", "0", "--host", "0.0.0.0"), 1, "every address")
+@pytest.mark.parametrize("option", ["--host", "--node-ip-address"])
+def test_a_head_for_the_whole_network_is_refused(shoal_command, option):
+    fails(shoal_command("start", "--head", "--port", "0", option, "0.0.0.0"), 1, "every address")
 
 
 def test_joining_what_is_not_there_is_refused(shoal_command):

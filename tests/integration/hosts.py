@@ -144,7 +144,7 @@ def two_hosts():
 
 
 def cluster_of(hosts):
-    said = hosts.a.json("start", "--head", "--host", A, "--port", "0", "--num-cpus", "4", "--label", "host=a")
+    said = hosts.a.json("start", "--head", "--node-ip-address", A, "--port", "0", "--num-cpus", "4", "--label", "host=a")
     cluster = SimpleNamespace(address=said["address"], fingerprint=said["ca_fingerprint"], session=Path(said["session"]))
     cluster.token = cluster.session / "token"
     cluster.joined = join(hosts.b, cluster)

@@ -98,6 +98,36 @@ time.sleep(600)
     driver.signal(signal.SIGKILL)
 
 
+def test_logs_follow_an_actor_or_a_process_to_its_end(shoal_command, cluster):
+    flag = shoal_command.home.parent / "go"
+    driver = shoal_command.driver(
+        DRIVER
+        + """
+actor, other = Speaker.options(max_restarts=0).remote(), Speaker.remote()
+print("id", actor._actor_id, shoal.get(actor.say.remote("first")), flush=True)
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.01)
+shoal.get([other.say.remote("of another"), actor.say.remote("last")])
+shoal.kill(actor)
+time.sleep(600)
+""",
+        GO=str(flag),
+    )
+    driver.said("id ")
+    _, actor, pid = next(line for line in driver.out.splitlines() if line.startswith("id ")).split()
+    both = [shoal_command.popen("logs", *words, "--follow") for words in (("actor", "--id", actor), ("worker", "--pid", pid))]
+    only_err = shoal_command.popen("logs", "actor", "--pid", pid, "-f", "--err")
+    for following in (*both, only_err):
+        following.said("(Speaker) err first")
+    for following in both:
+        following.said("(Speaker) first")
+    flag.touch()
+    assert [following.code() for following in (*both, only_err)] == [0, 0, 0]
+    out, err = "(Speaker) first\n(Speaker) last\n", "(Speaker) err first\n(Speaker) err last\n"
+    assert [(following.out, following.err) for following in (*both, only_err)] == [(out, err), (out, err), ("", err)]
+    driver.signal(signal.SIGKILL)
+
+
 def test_what_one_call_printed(shoal_command, cluster):
     driver = shoal_command.driver(
         """
