@@ -35,6 +35,28 @@ __all__ = [
 ]
 
 
+# Arguments of Ray's init that are not here, and what to do instead.
+_FEWER = "num_cpus= and memory= offer less than the machine has"
+_ETCD = "a head whose state outlives it is one of several over etcd: `shoal start --head --store etcd://..`"
+_NOT_HERE = {
+    "job_config": "namespace=, runtime_env= and logging_config= say what is in one",
+    "enable_resource_isolation": _FEWER,
+    "cgroup_path": _FEWER,
+    "system_reserved_cpu": _FEWER,
+    "system_reserved_memory": _FEWER,
+    "proxy_server_url": "include_dashboard=True: an HTTP interface of its own, on loopback",
+    "_enable_object_reconstruction": "max_retries= and max_task_retries= make calls again whose process died",
+    "_metrics_export_port": "include_dashboard=True and dashboard_port=: GET /metrics is of that interface",
+    "_node_ip_address": "a cluster over several hosts is begun by `shoal start --head --host ADDRESS`",
+    "_node_name": "labels= tells nodes apart",
+    "_plasma_directory": "object_store_memory= says how much is in memory, object_spilling_directory= where the rest goes",
+    "_redis_password": _ETCD,
+    "_redis_username": _ETCD,
+    "_tracing_startup_hook": "shoal.timeline() is a trace of what ran",
+}
+_CHANGE_NOTHING = {"_driver_object_store_memory", "_skip_env_hook"}  # nor do they in Ray: deprecated, and of a hook that is not set
+
+
 class ClusterContext:
     """What ``init`` returns: where the cluster is. ``with shoal.init(): ...`` shuts down at its end."""
 
@@ -99,6 +121,7 @@ def init(
     _temp_dir: str | None = None,
     _memory: float | None = None,
     _system_config: dict[str, Any] | None = None,
+    **others: Any,
 ) -> ClusterContext:
     """Connects this process to a cluster.
 
@@ -111,14 +134,17 @@ def init(
     answers, InvalidArgument when the token is refused or a cluster that runs is to offer something.
     ``namespace``: of the names of actors; default one of this job's own.
     ``runtime_env``: what processes of this job find around them unless an actor or a function has its own: ``env_vars``, ``working_dir``,
-    ``py_modules``, ``excludes``, ``pip``. ``include_dashboard``: a cluster of its own has the HTTP interface (jobs, state), on loopback.
+    ``py_modules``, ``excludes``, ``pip``, ``uv``, ``config`` (``RuntimeEnvConfig``). ``include_dashboard``: a cluster of its own has the
+    HTTP interface (jobs, state), on loopback.
     ``object_store_memory``: bytes that large values may take before those used longest ago are moved to files; default 30 % of the
     machine's memory, or of what its control groups leave of it. ``object_spilling_directory``: the folder for those files, on a disk;
     default the session's, or ``/var/tmp`` where that lies in memory. ``labels``: of the one node of that cluster, for ``label_selector``.
     ``logging_config``: a ``LoggingConfig`` for the root logger of this process and of all that the job starts. ``dashboard_port``: of that
     interface (default: 8265, or any free one). ``_temp_dir``: in place of ``$SHOAL_HOME``. Ray's ``logging_level``, ``logging_format``,
-    ``configure_logging`` and ``_system_config`` change nothing. Returns what says where the cluster is, for ``with`` as well.
+    ``configure_logging`` and ``_system_config`` change nothing; its other arguments are Unimplemented, unless None, False or "".
+    Returns what says where the cluster is, for ``with`` as well.
     """
+    _check_others(others)
     if local_mode:
         raise RuntimeError("local_mode is no longer supported, by Ray as well: init(num_cpus=...) starts a cluster of this process's own")
     if address is not None and address.startswith("ray://"):
@@ -196,6 +222,14 @@ def init(
     return ClusterContext(state.session)
 
 
+def _check_others(given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if name not in _NOT_HERE and name not in _CHANGE_NOTHING:
+            raise TypeError(f"init() got an unexpected keyword argument {name!r}")
+        if name in _NOT_HERE and value not in (None, False, ""):
+            raise Unimplemented(f"{name} of init() is not in this release", hint=_NOT_HERE[name])
+
+
 def _joined(address: str | None, home: str) -> str:
     """The address of the cluster that ``init`` joins, "" where it starts one."""
     if address in (None, "auto"):
@@ -238,8 +272,9 @@ def _open(folder: str, head: str, log_to_driver: bool, namespace: str | None, en
     state.runtime_env = _environment.merged(_environment.inherited(), environment)
 
 
-def shutdown() -> None:
-    """Leaves the cluster: what this driver created ends, and so does a cluster of its own."""
+def shutdown(*, wait_for_processes: bool = False, _exiting_interpreter: bool = False) -> None:
+    """Leaves the cluster: what this driver created ends, and so does a cluster of its own, which is always waited for."""
+    del wait_for_processes, _exiting_interpreter  # Ray's
     close()
 
 
@@ -247,9 +282,15 @@ def is_initialized() -> bool:
     return state.session is not None
 
 
-def put(value: Any) -> ObjectRef:
+def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None) -> ObjectRef:
     """Keeps a value: up to 100 KiB in this process, larger ones in shared memory, from where other processes read them without a copy.
     Raises ObjectStoreFullError when there is no room for one, neither in memory nor, for others, in files."""
+    if _owner is not None:
+        raise ValueError("put() has no _owner any more, as in Ray: a value belongs to the process that puts it")
+    if _tensor_transport is not None:
+        raise Unimplemented(
+            "_tensor_transport of put() is not in this release", hint="tensors are put as they are; shoal.collective sends them"
+        )
     if isinstance(value, ObjectRef):
         raise TypeError("put() of an ObjectRef: it is a reference already")
     return ObjectRef(_session().put(*_serialize.pack(value)))
@@ -377,7 +418,7 @@ def cancel(ray_waitable, *, force: bool = False, recursive: bool = True) -> None
 
 def nodes() -> list[dict[str, Any]]:
     """A row per node: id, host, state, pid, total and available resources, labels; and under Ray's names NodeID, Alive, Resources, Labels,
-    NodeManagerHostname, NodeManagerAddress, NodeName."""
+    NodeManagerHostname, NodeManagerAddress, NodeName (all three the address)."""
     return [{**row, **_rays_names(row)} for row in _session().list("nodes")]
 
 

@@ -22,8 +22,10 @@ from shoal.exceptions import RuntimeEnvSetupError, Unimplemented
 
 __all__ = ["check", "inherited", "merged", "prepare"]
 
-_KEYS = {"env_vars", "excludes", "pip", "py_modules", "uv", "working_dir"}
-_RAYS_OTHERS = {"conda", "config", "container", "image_uri", "java_jars", "mpi", "nsight", "worker_process_setup_hook"}
+_KEYS = {"config", "env_vars", "excludes", "pip", "py_modules", "uv", "working_dir"}
+_RAYS_OTHERS = {
+    "conda", "container", "image_uri", "java_jars", "mpi", "nsight", "py_executable", "rocprof_sys", "worker_process_setup_hook",
+}  # fmt: skip
 _ALWAYS_LEFT_OUT = (".git", ".venv", "venv", "__pycache__")  # as Ray has them
 
 
@@ -46,6 +48,7 @@ def check(env: Any) -> dict[str, Any]:
             raise TypeError(f"{key} of runtime_env is a list, not {type(env[key]).__name__}")
     if not isinstance(env.get("working_dir") or "", (str, os.PathLike)):
         raise TypeError(f"working_dir of runtime_env is a path, not {type(env['working_dir']).__name__}")
+    _check_config(env.get("config") or {})
     out = {k: v for k, v in env.items() if v}
     for tool in out.keys() & {"pip", "uv"}:
         out[tool] = _packages.check(tool, out[tool])
@@ -54,6 +57,19 @@ def check(env: Any) -> dict[str, Any]:
     if "py_modules" in out:
         out["py_modules"] = [_path_of(m) for m in out["py_modules"]]
     return out
+
+
+def _check_config(config: Any) -> None:
+    kinds = {"setup_timeout_seconds": int, "eager_install": bool, "log_files": list}
+    if not isinstance(config, dict):
+        raise TypeError(f"config of runtime_env is a dict, not {type(config).__name__}")
+    for name, value in config.items():
+        if name not in kinds:
+            raise ValueError(f"config of runtime_env has no {name}; there are {', '.join(kinds)}")
+        if not isinstance(value, kinds[name]):
+            raise TypeError(f"{name} of runtime_env is of {kinds[name].__name__}, not {value!r}")
+    if (timeout := config.get("setup_timeout_seconds", -1)) <= 0 and timeout != -1:
+        raise ValueError(f"setup_timeout_seconds of runtime_env is above 0, or -1 for none, not {timeout}")
 
 
 def _path_of(module: Any) -> str:
@@ -89,7 +105,8 @@ def prepare(env: dict[str, Any]) -> dict[str, Any]:
     env = check(env)
     if not env:
         return {}
-    done: dict[str, Any] = {k: env[k] for k in ("env_vars",) if k in env}
+    done: dict[str, Any] = {k: env[k] for k in ("config", "env_vars") if k in env}
+    end = _packages.end_of(env)
     path: list[str] = []
     out: dict[str, Any] = {"env": dict(env.get("env_vars", {}))}
     if "working_dir" in env:
@@ -101,7 +118,7 @@ def prepare(env: dict[str, Any]) -> dict[str, Any]:
     for tool in ("pip", "uv"):
         if tool in env:
             done[tool] = _packages.check(tool, env[tool])
-            path.append(_packages.installed(tool, done[tool], _store()))
+            path.append(_packages.installed(tool, done[tool], _store(), end))
     out["env"]["SHOAL_RUNTIME_ENV"] = json.dumps(done)
     if path and _shipping.needed():
         mine = [given for key in ("working_dir", "py_modules") for given in _list(done.get(key))]

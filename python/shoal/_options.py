@@ -25,14 +25,18 @@ __all__ = [
 
 _ANYWHERE = {"enable_task_events", "_labels"}  # Ray's: nothing depends on them
 ACTOR_OPTIONS = PLACEMENT_OPTIONS | _ANYWHERE | {
+    "object_store_memory", "enable_tensor_transport", "_actor_generator_backpressure_num_objects",
     "max_concurrency", "concurrency_groups", "max_pending_calls", "allow_out_of_order_execution",
     "runtime_env", "name", "namespace", "lifetime", "get_if_exists", "max_restarts", "max_task_retries",
 }  # fmt: skip
-_STREAMS = {"_generator_backpressure_num_objects"}
+_STREAMS = {"_generator_backpressure_num_objects", "_num_objects_per_yield"}
 FUNCTION_OPTIONS = PLACEMENT_OPTIONS | _ANYWHERE | _STREAMS | {
+    "object_store_memory",
     "runtime_env", "num_returns", "max_retries", "retry_exceptions", "max_calls", "name",
 }  # fmt: skip
-METHOD_OPTIONS = frozenset({"num_returns", "concurrency_group", "max_task_retries", "retry_exceptions", "name"} | _STREAMS | _ANYWHERE)
+METHOD_OPTIONS = frozenset({
+    "num_returns", "concurrency_group", "max_task_retries", "retry_exceptions", "name", "tensor_transport",
+} | _STREAMS | _ANYWHERE)  # fmt: skip
 _OF = {"actors": ACTOR_OPTIONS, "remote functions": FUNCTION_OPTIONS, "methods of actors": METHOD_OPTIONS}
 
 # Calls of an async actor that run at once, unless told otherwise.
@@ -122,18 +126,35 @@ def check_actor_options(options: dict[str, Any]) -> None:
         raise ValueError("get_if_exists needs the name of the actor to get")
 
 
-def _backpressure(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"_generator_backpressure_num_objects is an int, not {type(value).__name__}")
-    if value == 0:
-        raise ValueError("_generator_backpressure_num_objects is above 0, or -1 for none")
-    if value > 0:
-        raise Unimplemented("generators that wait until their results are taken", hint="leave _generator_backpressure_num_objects out")
+def _backpressure(name: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} is an int, not {type(value).__name__}")
+        if value == 0:
+            raise ValueError(f"{name} is above 0, or -1 for none")
+        if value > 0:
+            raise Unimplemented("generators that wait until their results are taken", hint=f"leave {name} out")
+
+    return check
 
 
+def _not_here(name: str, hint: str, default: Any = None) -> Callable[[Any], None]:
+    """An option of Ray's that nothing here does: what it is in Ray when it is left out may be said."""
+
+    def check(value: Any) -> None:
+        if value != default:
+            raise Unimplemented(f"the option {name} is not in this release", hint=hint)
+
+    return check
+
+
+_TENSORS = "tensors are passed as they are, through shared memory; shoal.collective sends them between actors"
 _CHECKS = {
-    "_generator_backpressure_num_objects": _backpressure,
+    "_actor_generator_backpressure_num_objects": _backpressure("_actor_generator_backpressure_num_objects"),
+    "_generator_backpressure_num_objects": _backpressure("_generator_backpressure_num_objects"),
+    "_num_objects_per_yield": _not_here("_num_objects_per_yield", "yield a list, or a value at a time", 1),
     "enable_task_events": _flag("enable_task_events"),
+    "enable_tensor_transport": _not_here("enable_tensor_transport", _TENSORS, False),
     "fallback_strategy": check_fallback,
     "placement_group_capture_child_tasks": _flag("placement_group_capture_child_tasks"),
     "allow_out_of_order_execution": _flag("allow_out_of_order_execution"),
@@ -145,6 +166,7 @@ _CHECKS = {
     "memory": _amount("memory"),
     "num_cpus": _amount("num_cpus"),
     "num_gpus": _amount("num_gpus"),
+    "object_store_memory": _not_here("object_store_memory", "nobody reserves of it: what has no room in memory goes to files"),
     "resources": _resources,
     "max_concurrency": _whole("max_concurrency", 1),
     "max_pending_calls": _whole("max_pending_calls", -1),
@@ -156,6 +178,7 @@ _CHECKS = {
     "num_returns": _num_returns,
     "retry_exceptions": _retry_exceptions,
     "runtime_env": _environment.check,
+    "tensor_transport": _not_here("tensor_transport", _TENSORS),
 }
 
 

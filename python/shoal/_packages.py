@@ -12,13 +12,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from shoal.exceptions import RuntimeEnvSetupError
 
-__all__ = ["check", "installed"]
+__all__ = ["check", "end_of", "installed"]
 
 _FIELDS = {
     "pip": {"pip_check": bool, "pip_version": str, "pip_install_options": list},
@@ -60,8 +61,15 @@ def _lines(file: Path) -> Iterator[str]:
             yield line
 
 
-def installed(tool: str, config: dict[str, Any], store: Path) -> str:
-    """A folder with these packages, from the index that the tool is configured for; made once for each ``config``."""
+def end_of(env: dict[str, Any]) -> float | None:
+    """Until when (of ``time.monotonic``) it may take to install what a runtime_env names, if its ``config`` says so."""
+    limit_s = env.get("config", {}).get("setup_timeout_seconds", -1)
+    return time.monotonic() + limit_s if limit_s > 0 else None
+
+
+def installed(tool: str, config: dict[str, Any], store: Path, end: float | None = None) -> str:
+    """A folder with these packages, from the index that the tool is configured for; made once for each ``config``. RuntimeEnvSetupError
+    when it fails, or is not done by ``end``."""
     text = json.dumps([sys.version, tool, config], sort_keys=True)
     target = store / (tool + "-" + hashlib.sha256(text.encode()).hexdigest()[:24])
     if target.exists():
@@ -69,10 +77,10 @@ def installed(tool: str, config: dict[str, Any], store: Path) -> str:
     making = Path(tempfile.mkdtemp(dir=store))
     try:
         with _requirements(config["packages"], store) as words:
-            command, env = (_pip if tool == "pip" else _uv)(config, store)
-            _run(tool, config, [*command, "--target", str(making), *words], env)
+            command, env = (_pip if tool == "pip" else _uv)(config, store, end)
+            _run(tool, config, [*command, "--target", str(making), *words], env, end)
         if config.get(f"{tool}_check"):
-            _run(tool, config, [sys.executable, "-m", "pip", "check"], {"PYTHONPATH": str(making)})
+            _run(tool, config, [sys.executable, "-m", "pip", "check"], {"PYTHONPATH": str(making)}, end)
         making.rename(target)
     except OSError:
         if not target.exists():  # unless another process was faster
@@ -92,15 +100,15 @@ def _requirements(packages: list[str], store: Path) -> Iterator[list[str]]:
         yield [*options, "-r", file.name]
 
 
-def _pip(config: dict[str, Any], store: Path) -> tuple[list[str], dict[str, str]]:
+def _pip(config: dict[str, Any], store: Path, end: float | None) -> tuple[list[str], dict[str, str]]:
     env = {}
     if version := config.get("pip_version"):  # another one than this interpreter's
-        env["PYTHONPATH"] = installed("pip", {"packages": [f"pip{version}"]}, store)
+        env["PYTHONPATH"] = installed("pip", {"packages": [f"pip{version}"]}, store, end)
     options = config.get("pip_install_options", ["--disable-pip-version-check"])
     return [sys.executable, "-m", "pip", "install", "--quiet", *options], env
 
 
-def _uv(config: dict[str, Any], store: Path) -> tuple[list[str], dict[str, str]]:
+def _uv(config: dict[str, Any], store: Path, end: float | None) -> tuple[list[str], dict[str, str]]:
     command = [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") else [shutil.which("uv") or ""]
     if not command[-1]:
         raise RuntimeEnvSetupError("uv of runtime_env: there is no uv here", hint="pip install uv, or use pip of runtime_env")
@@ -111,8 +119,15 @@ def _uv(config: dict[str, Any], store: Path) -> tuple[list[str], dict[str, str]]
     return [*command, "pip", "install", "--quiet", "--python", sys.executable, *config.get("uv_pip_install_options", ["--no-cache"])], {}
 
 
-def _run(tool: str, config: dict[str, Any], words: list[str], env: dict[str, str]) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, **env})
+def _run(tool: str, config: dict[str, Any], words: list[str], env: dict[str, str], end: float | None) -> None:
+    left = None if end is None else max(0.0, end - time.monotonic())
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, **env}, timeout=left)
+    except subprocess.TimeoutExpired:
+        raise RuntimeEnvSetupError(
+            f"{tool} of runtime_env was not done in time with {', '.join(config['packages'])}",
+            hint="a larger setup_timeout_seconds in config of runtime_env",
+        ) from None
     if done.returncode:
         last = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-5:])
         verb = "found a conflict among" if words[-1] == "check" else "failed to install"

@@ -163,7 +163,7 @@ def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
     env = json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}"))
     for tool in env.keys() & {"pip", "uv"}:
         with _locked(Path(own, f"{tool}.use"), fcntl.LOCK_EX):
-            here = _packages.installed(tool, env[tool], Path(own))
+            here = _packages.installed(tool, env[tool], Path(own), _packages.end_of(env))
         theirs = [p for p in path if p not in moved and p.startswith(os.path.join(told["store"], f"{tool}-"))]
         moved.update(dict.fromkeys(theirs, here))
 

@@ -29,7 +29,9 @@ __all__ = [
     "ObjectFreedError",
     "ObjectLostError",
     "ObjectReconstructionFailedError",
+    "ObjectRefStreamEndOfStreamError",
     "ObjectStoreFullError",
+    "OufOfBandObjectRefSerializationException",
     "OutOfDiskError",
     "OutOfMemoryError",
     "OwnerDiedError",
@@ -39,6 +41,7 @@ __all__ = [
     "RayCgraphCapacityExceeded",
     "RayChannelError",
     "RayChannelTimeoutError",
+    "RayDirectTransportError",
     "RayError",
     "RaySystemError",
     "RayTaskError",
@@ -47,6 +50,7 @@ __all__ = [
     "RpcError",
     "RuntimeEnvSetupError",
     "ShoalError",
+    "StreamingGeneratorReplayInconsistentError",
     "TaskCancelledError",
     "TaskError",
     "TaskPlacementGroupRemoved",
@@ -244,6 +248,22 @@ class UserCodeException(ShoalError):
 
 class UnserializableException(ShoalError):
     """What was raised could not travel. For ``except`` alone: a TaskError without a cause is what ``get`` raises."""
+
+
+class ObjectRefStreamEndOfStreamError(ShoalError):
+    """A generator has no more results. For ``except`` alone: StopIteration says so."""
+
+
+class StreamingGeneratorReplayInconsistentError(Internal):
+    """A generator that was run again had another number of results. For ``except`` alone."""
+
+
+class OufOfBandObjectRefSerializationException(ShoalError):
+    """A reference was pickled by other means than Shoal's. For ``except`` alone."""
+
+
+class RayDirectTransportError(Internal):
+    """A tensor did not come from another device. For ``except`` alone."""
 
 
 class TaskPlacementGroupRemoved(Cancelled):

@@ -14,7 +14,7 @@ from leftovers import wait_until
 
 import shoal
 from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented
-from shoal.job_submission import JobStatus, JobSubmissionClient, JobType
+from shoal.job_submission import DriverInfo, JobStatus, JobSubmissionClient, JobType
 
 
 @pytest.fixture
@@ -256,6 +256,9 @@ def test_an_embedded_cluster_has_the_interface_when_it_is_asked_for(home):
     shoal.init(num_cpus=1, include_dashboard=True)
     try:
         client = JobSubmissionClient()
+        (mine,) = client.list_jobs()
+        assert mine.driver_info == DriverInfo(id=mine.job_id, node_ip_address=None, pid=str(os.getpid()))
+        assert (mine.type, mine.driver_node_id, mine.driver_agent_http_address) == (JobType.DRIVER, None, None)
         assert ended(client, client.submit_job(entrypoint="true")) == JobStatus.SUCCEEDED
     finally:
         shoal.shutdown()

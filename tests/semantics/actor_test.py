@@ -642,7 +642,7 @@ def test_without_a_bound_any_number_of_calls_waits(recorder, gate):
         ({"num_returns": 2}, ValueError),
         ({"max_calls": 2}, ValueError),
         ({"max_retries": 2}, ValueError),
-        ({"colour": "red"}, TypeError),
+        ({"colour": "red"}, ValueError),
     ],
     ids=repr,
 )

@@ -10,7 +10,7 @@ from crew import Log
 
 import shoal
 from shoal.exceptions import RuntimeEnvSetupError
-from shoal.runtime_env import RuntimeEnv
+from shoal.runtime_env import RuntimeEnv, RuntimeEnvConfig
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -174,6 +174,12 @@ def test_an_environment_may_be_an_object_and_is_told_to_what_runs_in_it():
         ({"py_modules": "x"}, TypeError),
         ({"pip": 5}, TypeError),
         ({"conda": "x"}, NotImplementedError),
+        ({"py_executable": "python3"}, NotImplementedError),
+        ({"config": 5}, TypeError),
+        ({"config": {"setup_timeout_seconds": "1"}}, TypeError),
+        ({"config": {"setup_timeout_seconds": 0}}, ValueError),
+        ({"config": {"eager_install": 1}}, TypeError),
+        ({"config": {"colour": 1}}, ValueError),
     ],
     ids=lambda v: json.dumps(v) if not isinstance(v, type) else v.__name__,
 )
@@ -328,6 +334,23 @@ def test_uv_installs_where_it_is_there_and_says_so_where_it_is_not(tmp_path, mon
         variable.options(runtime_env={"uv": {**uv, "uv_version": "==0.8"}}).remote("A")
     with pytest.raises(ValueError, match="not both"):
         RuntimeEnv(uv=["x"], pip=["x"])
+
+
+def test_what_takes_longer_than_its_config_allows_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "uv").write_text("#!/bin/sh\nexec sleep 20\n")
+    (tmp_path / "uv").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(RuntimeEnvSetupError, match="not done in time with x"):
+        variable.options(runtime_env={"uv": ["x"], "config": {"setup_timeout_seconds": 1}}).remote("A")
+
+
+def test_a_config_that_limits_nothing_changes_nothing(tmp_path):
+    pip = ["--no-index", str(wheel_of(tmp_path, "unlimited", "there"))]
+    config = RuntimeEnvConfig(setup_timeout_seconds=-1, eager_install=False, log_files=["a.log"])
+    assert shoal.get(imported.options(runtime_env=RuntimeEnv(pip=pip, config=config)).remote("unlimited")) == "there"
+    assert shoal.get(variable.options(runtime_env={"env_vars": {"A": "b"}, "config": {"eager_install": True}}).remote("A")) == "b"
+    with pytest.raises(ValueError, match="setup_timeout_seconds"):
+        RuntimeEnvConfig(setup_timeout_seconds=0)
 
 
 def test_a_folder_that_this_host_does_not_have_is_replaced_by_the_sessions(monkeypatch):

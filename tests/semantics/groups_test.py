@@ -5,7 +5,7 @@ from crew import Log
 from leftovers import wait_until
 
 import shoal
-from shoal.exceptions import ActorDiedError, GetTimeoutError
+from shoal.exceptions import ActorDiedError, GetTimeoutError, Unimplemented
 from shoal.util import get_placement_group, placement_group, placement_group_table, remove_placement_group
 from shoal.util.scheduling_strategies import (
     DoesNotExist,
@@ -194,10 +194,28 @@ def test_what_is_no_bundle_is_a_value_error(bundles):
 def test_unknown_strategies_and_lifetimes_are_value_errors():
     with pytest.raises(ValueError, match="STRICT_SPREAD"):
         placement_group([{"CPU": 1}], strategy="SCATTER")
+    with pytest.raises(ValueError, match="strategy"):
+        placement_group([{"CPU": 1}], "")
     with pytest.raises(ValueError, match="lifetime"):
         placement_group([{"CPU": 1}], lifetime="long")
     with pytest.raises(ValueError, match="scheduling_strategy"):
         Log.options(scheduling_strategy="NEAR").remote()
+
+
+def test_rays_arguments_have_their_order_and_what_is_not_here_is_refused():
+    group = placement_group([{"CPU": 1}], None, "by order", None, None, [{}], None)
+    row = placement_group_table(group)
+    assert (row["name"], row["strategy"]) == ("by order", "PACK")
+    remove_placement_group(group)
+    here = shoal.nodes()[0]["id"]
+    with pytest.raises(Unimplemented, match="_soft_target_node_id"):
+        placement_group([{"CPU": 1}], "STRICT_PACK", "", None, here)
+    with pytest.raises(ValueError, match="STRICT_PACK"):
+        placement_group([{"CPU": 1}], _soft_target_node_id=here)
+    with pytest.raises(Unimplemented, match="topology_strategy"):
+        placement_group([{"CPU": 1}], topology_strategy={"ray.io/node-id": "PACK"})
+    with pytest.raises(ValueError, match="exclude each other"):
+        placement_group([{"CPU": 1}], "PACK", topology_strategy={"ray.io/node-id": "PACK"})
 
 
 def test_a_bundle_that_could_never_hold_it_is_a_value_error(group):

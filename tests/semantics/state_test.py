@@ -109,6 +109,37 @@ def test_logs_are_found_by_actor_process_and_file(recorder):
             state.get_log(filename=bad)
 
 
+def test_logs_are_shown_as_they_are_asked_for(recorder):
+    ray.get(recorder.__ray_call__.remote(lambda _: print("\x1b[1;31mr\u00f6t\x1b[0m\nplain", flush=True)))
+    who = {"actor_id": recorder._actor_id}
+    whole = "\x1b[1;31mr\u00f6t\x1b[0m\nplain\n"
+    wait_until(lambda: "".join(state.get_log(**who)) == whole, 20, "the lines")
+    assert "".join(state.get_log(**who, filter_ansi_code=True)) == "r\u00f6t\nplain\n"
+    assert b"".join(state.get_log(**who, encoding=None)) == whole.encode()
+    assert "".join(state.get_log(**who, encoding="ascii", errors="ignore", filter_ansi_code=True, tail=2)) == "rt\nplain\n"
+    with pytest.raises(UnicodeDecodeError):
+        next(state.get_log(**who, encoding="ascii", errors="strict"))
+    follow = state.get_log(**who, follow=True, _interval=0.01)
+    assert next(follow) == whole
+    ray.kill(recorder)
+    assert "".join(follow) == ""
+
+
+def test_what_is_asked_with_rays_arguments_is_answered(recorder):
+    ray.get(recorder.all.remote())
+    assert state.list_logs(glob_filter=None) == state.list_logs(glob_filter="*")
+    assert state.get_actor(recorder._actor_id, None, 30, True).class_name == "Recorder"
+    (node,) = state.list_nodes()
+    assert state.get_node(node.node_id, _explain=True) == state.get_node(node.node_id)
+    for get in (state.get_worker, state.get_job, state.get_placement_group, state.get_task):
+        assert get("0" * 16, _explain=True) is None
+    assert state.get_objects("0" * 16, _explain=True) == []
+    assert state.summarize_actors(raise_on_missing_output=False, _explain=True)["cluster"]["summary_by"] == "class"
+    assert state.list_jobs()[0].error_type is None
+    with pytest.raises(NotImplementedError, match=r"get_task\(\) of a reference"):
+        state.get_task(recorder.all.remote())
+
+
 def test_an_object_has_a_row_for_each_process_that_holds_it(recorder):
     ref = ray.put(bytes(1 << 20))
     (row,) = state.get_objects(ref.hex())

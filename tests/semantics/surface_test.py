@@ -50,7 +50,16 @@ def test_amounts_that_make_no_sense_are_refused_where_they_are_said(options, err
 
 @pytest.mark.parametrize(
     "name",
-    ["cloudpickle", "remote_function", "runtime_env", "types", "util.accelerators", "util.annotations", "util.serialization"],
+    [
+        "cloudpickle",
+        "job_submission",
+        "remote_function",
+        "runtime_env",
+        "types",
+        "util.accelerators",
+        "util.annotations",
+        "util.serialization",
+    ],
 )
 def test_modules_have_what_they_say(name):
     module = importlib.import_module(f"shoal.{name}")
@@ -70,9 +79,108 @@ def test_arguments_have_rays_names():
     assert ray.get(object_refs=ref, timeout=-1) == 1
     assert ray.wait(ray_waitables=[ref], num_returns=1, timeout=None, fetch_local=True) == ([ref], [])
     ray.cancel(ray_waitable=ref, force=False, recursive=True)
+    assert ray.get(ray.put(2, _owner=None, _tensor_transport=None)) == 2
     actor = Recorder.options(name="named-arguments").remote()
     assert ray.get(object_refs=[actor.__ray_ready__.remote()])
     ray.kill(actor=ray.get_actor(name="named-arguments", namespace=None), no_restart=True)
+
+
+# ---- arguments of Ray's that are not here
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"job_config": object()},
+        {"enable_resource_isolation": True},
+        {"cgroup_path": "/sys/fs/cgroup"},
+        {"system_reserved_cpu": 1.0},
+        {"system_reserved_memory": 1 << 30},
+        {"proxy_server_url": "http://host:8080"},
+        {"_enable_object_reconstruction": True},
+        {"_metrics_export_port": 8080},
+        {"_node_ip_address": "10.0.0.1"},
+        {"_node_name": "one"},
+        {"_plasma_directory": "/tmp"},
+        {"_redis_password": "secret"},
+        {"_redis_username": "me"},
+        {"_tracing_startup_hook": print},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_arguments_of_rays_init_that_are_not_here_are_refused_with_a_hint(given):
+    with pytest.raises(NotImplementedError, match=f"{next(iter(given))} of init") as refused:
+        ray.init(ignore_reinit_error=True, **given)
+    assert refused.value.hint
+    ray.init(ignore_reinit_error=True, **dict.fromkeys(given, None))
+
+
+def test_arguments_that_change_nothing_in_ray_either_are_taken_and_what_nobody_has_is_a_type_error():
+    ray.init(ignore_reinit_error=True, enable_resource_isolation=False, _redis_password="", _skip_env_hook=True)
+    ray.init(ignore_reinit_error=True, _driver_object_store_memory=1 << 30)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_cpu'"):
+        ray.init(ignore_reinit_error=True, num_cpu=4)
+    for named in ("shutdown", "put"):
+        with pytest.raises(TypeError, match="colour"):
+            getattr(ray, named)(**{"value": 1} if named == "put" else {}, colour="red")
+
+
+def test_shutdown_takes_rays_arguments(labelled):
+    ray.shutdown(wait_for_processes=True, _exiting_interpreter=True)
+    assert not ray.is_initialized()
+
+
+def test_put_has_no_owner_any_more_and_no_transport_yet(recorder):
+    with pytest.raises(ValueError, match="_owner"):
+        ray.put(1, _owner=recorder)
+    with pytest.raises(NotImplementedError, match="_tensor_transport"):
+        ray.put(1, _tensor_transport="nixl")
+
+
+@pytest.mark.parametrize(
+    ("of", "options"),
+    [
+        ("actor", {"object_store_memory": 1 << 20}),
+        ("actor", {"enable_tensor_transport": True}),
+        ("actor", {"_actor_generator_backpressure_num_objects": 2}),
+        ("function", {"object_store_memory": 1 << 20}),
+        ("function", {"_num_objects_per_yield": 2}),
+        ("method", {"_num_objects_per_yield": 2}),
+        ("method", {"tensor_transport": "nccl"}),
+    ],
+    ids=str,
+)
+def test_options_of_rays_that_are_not_here_are_refused_with_a_hint(recorder, of, options):
+    what = {"actor": Recorder, "function": one, "method": recorder.echo}[of]
+    with pytest.raises(NotImplementedError) as refused:
+        what.options(**options)
+    assert refused.value.hint
+    what.options(**dict.fromkeys(options, None))
+
+
+def test_defaults_of_such_options_are_taken():
+    assert ray.get(one.options(object_store_memory=None, _num_objects_per_yield=1).remote()) == 1
+    actor = Recorder.options(enable_tensor_transport=False, _actor_generator_backpressure_num_objects=-1).remote()
+    assert ray.get(actor.echo.options(_num_objects_per_yield=1, tensor_transport=None).remote(2)) == 2
+    with pytest.raises(ValueError, match="above 0"):
+        Recorder.options(_actor_generator_backpressure_num_objects=0)
+    with pytest.raises(ValueError, match="_num_objects_per_yield is no option of actors"):
+        Recorder.options(_num_objects_per_yield=1)
+
+
+@pytest.mark.parametrize("name", ["_spill_on_unavailable", "_fail_on_unavailable"])
+def test_an_affinity_that_does_not_wait_is_refused(name):
+    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    soft, node = name == "_spill_on_unavailable", ray.nodes()[0]["NodeID"]
+    with pytest.raises(NotImplementedError, match=name):
+        affinity(node, soft, **{name: True})
+    with pytest.raises(ValueError, match=name):
+        affinity(node, not soft, **{name: True})
+    taken = affinity(node, soft, _spill_on_unavailable=False, _fail_on_unavailable=False)
+    assert ray.get(one.options(scheduling_strategy=taken).remote(), timeout=GUARD_S) == 1
+
+
+# ---- exceptions
 
 
 @pytest.mark.parametrize(
@@ -87,11 +195,15 @@ def test_arguments_have_rays_names():
         ("NodeDiedError", RayError),
         ("ObjectFetchTimedOutError", ray.exceptions.ObjectLostError),
         ("ObjectReconstructionFailedError", ray.exceptions.ObjectLostError),
+        ("ObjectRefStreamEndOfStreamError", RayError),
+        ("OufOfBandObjectRefSerializationException", RayError),
         ("OutOfDiskError", RayError),
         ("PlasmaObjectNotAvailable", RayError),
         ("RayChannelError", ray.exceptions.RaySystemError),
+        ("RayDirectTransportError", ray.exceptions.RaySystemError),
         ("ReferenceCountingAssertionError", AssertionError),
         ("RpcError", RayError),
+        ("StreamingGeneratorReplayInconsistentError", ray.exceptions.RaySystemError),
         ("TaskPlacementGroupRemoved", RayError),
         ("UnserializableException", RayError),
         ("UserCodeException", RayError),

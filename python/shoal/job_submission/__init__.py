@@ -4,6 +4,6 @@ An entrypoint is a shell command line that runs on a node of the cluster; ``shoa
 """
 
 from shoal.job_submission._client import JobSubmissionClient
-from shoal.job_submission._details import DriverInfo, JobDetails, JobInfo, JobStatus, JobType
+from shoal.job_submission._details import DriverInfo, JobDetails, JobErrorType, JobInfo, JobStatus, JobType
 
-__all__ = ["DriverInfo", "JobDetails", "JobInfo", "JobStatus", "JobSubmissionClient", "JobType"]
+__all__ = ["DriverInfo", "JobDetails", "JobErrorType", "JobInfo", "JobStatus", "JobSubmissionClient", "JobType"]

@@ -30,14 +30,32 @@ class JobType(str, enum.Enum):
     DRIVER = "DRIVER"
 
 
+class JobErrorType(str, enum.Enum):
+    """Ray's kinds of failures. ``error_type`` of a job is a reason of Shoal's, which has no supervising actors."""
+
+    RUNTIME_ENV_SETUP_FAILURE = "RUNTIME_ENV_SETUP_FAILURE"
+    JOB_SUPERVISOR_ACTOR_START_TIMEOUT = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
+    JOB_SUPERVISOR_ACTOR_START_FAILURE = "JOB_SUPERVISOR_ACTOR_START_FAILURE"
+    JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE = "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE"
+    JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE = "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"
+    JOB_SUPERVISOR_ACTOR_DIED = "JOB_SUPERVISOR_ACTOR_DIED"
+    JOB_ENTRYPOINT_COMMAND_START_ERROR = "JOB_ENTRYPOINT_COMMAND_START_ERROR"
+    JOB_ENTRYPOINT_COMMAND_ERROR = "JOB_ENTRYPOINT_COMMAND_ERROR"
+
+
 @dataclass(frozen=True)
 class DriverInfo:
+    """``id`` is the job's, ``node_ip_address`` None: the cluster does not tell it here."""
+
+    id: str
+    node_ip_address: str | None
     pid: str
 
 
 @dataclass(frozen=True)
 class JobDetails:
-    """Times are in milliseconds since 1970, None while they are still to come. ``message`` says why it waits, or how it ended."""
+    """Times are in milliseconds since 1970, None while they are still to come. ``message`` says why it waits, or how it ended.
+    The ``driver_`` fields that say where it runs are always None: the HTTP interface does not tell."""
 
     type: JobType
     job_id: str
@@ -51,14 +69,16 @@ class JobDetails:
     metadata: dict[str, str] = field(default_factory=dict)
     runtime_env: dict[str, Any] = field(default_factory=dict)
     driver_info: DriverInfo | None = None
+    driver_agent_http_address: str | None = None
+    driver_node_id: str | None = None
     driver_exit_code: int | None = None
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> JobDetails:
         """From the HTTP interface's answer."""
-        driver = row["driver_info"]
+        driver = {"id": row["job_id"], "node_ip_address": None, **row["driver_info"]} if row["driver_info"] else None
         made = {"type": JobType(row["type"]), "status": JobStatus(row["status"]), "driver_info": DriverInfo(**driver) if driver else None}
-        return cls(**{**{name: row[name] for name in cls.__dataclass_fields__}, **made})
+        return cls(**{**{name: row.get(name) for name in cls.__dataclass_fields__}, **made})
 
 
 JobInfo = JobDetails

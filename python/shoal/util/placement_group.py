@@ -10,7 +10,7 @@ from shoal._client import ObjectRef, get
 from shoal._ids import PlacementGroupID
 from shoal._placement import label_matches
 from shoal._runtime import session, state
-from shoal.exceptions import GetTimeoutError
+from shoal.exceptions import GetTimeoutError, Unimplemented
 
 __all__ = [
     "PlacementGroup",
@@ -77,18 +77,19 @@ class PlacementGroup:
 
 def placement_group(
     bundles: list[dict[str, float]],
-    strategy: str = "PACK",
+    strategy: str | None = None,
     name: str = "",
     lifetime: str | None = None,
-    *,
+    _soft_target_node_id: str | None = None,
     bundle_label_selector: list[dict[str, str]] | None = None,
+    topology_strategy: dict[str, str] | None = None,
 ) -> PlacementGroup:
     """Reserves resources: all of ``bundles`` or none, each on one node. Returns at once; ``ready()`` and ``wait()`` tell when it is there.
 
-    ``strategy``: PACK (on as few nodes as it fits on), SPREAD (on as many as there are), STRICT_PACK (on one), STRICT_SPREAD (each on
-    another). ``bundle_label_selector``: of which nodes, for each bundle (``{}``: of all), as ``label_selector`` of an actor. What no node
-    can hold now waits for one that can. It ends with its job, or with ``lifetime="detached"`` by
-    ``remove_placement_group`` alone. Raises ValueError for what is no bundle, strategy or lifetime, and for a name that is taken.
+    ``strategy``: PACK (on as few nodes as it fits on; the default), SPREAD (on as many as there are), STRICT_PACK (on one), STRICT_SPREAD
+    (each on another). ``bundle_label_selector``: of which nodes, for each bundle (``{}``: of all), as ``label_selector`` of an actor. What
+    no node can hold now waits for one that can. It ends with its job, or with ``lifetime="detached"`` by ``remove_placement_group`` alone.
+    Raises ValueError for what is no bundle, strategy or lifetime, and for a name that is taken; Unimplemented for the two that are left.
     """
     if not isinstance(bundles, list) or not bundles or not all(isinstance(b, dict) and b for b in bundles):
         raise ValueError(f"bundles is a list, not empty, of dicts of amounts by resource, not {bundles!r}")
@@ -98,8 +99,17 @@ def placement_group(
                 raise ValueError(f"a bundle's amounts are numbers that are not negative, not {bundle!r}")
         if not any(bundle.values()):
             raise ValueError(f"a bundle reserves something: {bundle!r}")
+    if topology_strategy is not None and strategy is not None:
+        raise ValueError("strategy and topology_strategy exclude each other")
+    strategy = "PACK" if strategy is None else strategy
     if strategy not in _STRATEGIES:
         raise ValueError(f"a strategy is one of {', '.join(_STRATEGIES)}, not {strategy!r}")
+    if _soft_target_node_id and strategy != "STRICT_PACK":
+        raise ValueError(f"_soft_target_node_id is for STRICT_PACK only, not for {strategy}")
+    for what, given in (("_soft_target_node_id", _soft_target_node_id), ("topology_strategy", topology_strategy)):
+        if given:
+            hint = "bundle_label_selector= says which nodes a bundle may be on"
+            raise Unimplemented(f"{what} of placement_group() is not in this release", hint=hint)
     if lifetime not in (None, "detached"):
         raise ValueError(f"lifetime is 'detached' or None, not {lifetime!r}")
     if not isinstance(name, str):

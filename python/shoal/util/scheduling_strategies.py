@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.exceptions import Unimplemented
 from shoal.util.placement_group import PlacementGroup
 
 __all__ = [
@@ -33,6 +34,15 @@ class NodeAffinitySchedulingStrategy:
 
     node_id: str
     soft: bool
+    _spill_on_unavailable: bool = False
+    _fail_on_unavailable: bool = False
+
+    def __post_init__(self):
+        for name, needs in (("_spill_on_unavailable", True), ("_fail_on_unavailable", False)):
+            if getattr(self, name) and bool(self.soft) != needs:
+                raise ValueError(f"{name} is for soft={needs}")
+            if getattr(self, name):
+                raise Unimplemented(f"{name} is not in this release", hint="what is to be on a node that is full waits for it")
 
 
 class In:

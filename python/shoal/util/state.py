@@ -2,14 +2,16 @@
 
 Each call asks the cluster of this process, or the one at ``address`` (``"auto"``, ``"HOST:PORT"``, or ``"http://HOST:PORT"``), and needs no
 ``shoal.init``. A row is a dict whose fields are attributes as well. ``filters`` are ``(field, "=" or "!=", value)``, all of which hold;
-text is compared without regard to case.
+text is compared without regard to case. ``_explain`` changes nothing.
 """
 
 from __future__ import annotations
 
+import codecs
 import fnmatch
 import json
 import os
+import re
 import subprocess
 import time
 import warnings
@@ -20,6 +22,7 @@ from typing import Any
 
 from shoal import _native
 from shoal._http import Http
+from shoal._refs import ObjectRef
 from shoal._runtime import binary, state
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable, Unimplemented
 
@@ -139,6 +142,7 @@ def _job(r: dict[str, Any], detail: bool) -> StateRow:
         start_time=r["started_unix_ms"] or None,
         end_time=r["ended_unix_ms"] or None,
         metadata=r["metadata"],
+        error_type=r["cause"]["reason"] if r.get("cause") else None,
     )
     if detail:
         row.update(driver_exit_code=r["exit_code"] if r["ended_unix_ms"] else None, driver_pid=r["driver_pid"])
@@ -312,31 +316,34 @@ def _one(what: str, shape: Callable, id: str, address: str | None, timeout: floa
     return next((shape(r, True) for r in _raw(what, address, timeout) if id in (r["id"], r.get("submission_id"))), None)
 
 
-def get_actor(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | None:
+def get_actor(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> StateRow | None:
     """One actor with all its fields, None when there is none."""
     return _one("actors", _actor, id, address, timeout)
 
 
-def get_node(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | None:
+def get_node(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> StateRow | None:
     return _one("nodes", _node, id, address, timeout)
 
 
-def get_worker(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | None:
+def get_worker(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> StateRow | None:
     return _one("workers", _worker, id, address, timeout)
 
 
-def get_job(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | None:
+def get_job(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> StateRow | None:
     """By its id, or the one that it was submitted with."""
     return _one("jobs", _job, id, address, timeout)
 
 
-def get_placement_group(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | None:
+def get_placement_group(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> StateRow | None:
     return _one("groups", _group, id, address, timeout)
 
 
-def get_task(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> StateRow | list[StateRow] | None:
+def get_task(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> StateRow | list[StateRow] | None:
     """One task with all its fields, a row per attempt when there were several; None when nobody knows it. Unavailable when somebody who
-    might know it told nothing, and nobody else does."""
+    might know it told nothing, and nobody else does. Unimplemented for a reference."""
+    if isinstance(id, ObjectRef):
+        hint = "list_tasks() has its id, and so has the call: get_runtime_context().get_task_id()"
+        raise Unimplemented("get_task() of a reference: its id does not name the call", hint=hint)
     raw, missing = _asked("tasks", address, timeout)
     rows = [_task(r, True) for r in raw if r["id"] == id]
     if not rows and missing:
@@ -364,7 +371,7 @@ def summarize_tasks(
     return {"cluster": {"summary": summary, **totals, "summary_by": "func_name"}}
 
 
-def get_objects(id: str, address: str | None = None, timeout: float = _TIMEOUT_S) -> list[StateRow]:
+def get_objects(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> list[StateRow]:
     """A row per process that holds it; none when nobody does."""
     return list_objects(address, [("object_id", "=", id)], limit=1 << 30, timeout=timeout, detail=True)
 
@@ -390,8 +397,11 @@ def summarize_objects(
     return {"cluster": cluster}
 
 
-def summarize_actors(address: str | None = None, timeout: float = _TIMEOUT_S, **_: Any) -> dict[str, Any]:
+def summarize_actors(
+    address: str | None = None, timeout: float = _TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
+) -> dict[str, Any]:
     """How many actors of each class are in which state."""
+    del raise_on_missing_output, _explain  # the head knows them all
     rows = list_actors(address, limit=1 << 30, timeout=timeout)
     summary = {
         name: {"class_name": name, "state_counts": dict(Counter(r.state for r in rows if r.class_name == name))}
@@ -419,12 +429,13 @@ def list_logs(
     address: str | None = None,
     node_id: str | None = None,
     node_ip: str | None = None,
-    glob_filter: str = "*",
+    glob_filter: str | None = None,
     timeout: float = _TIMEOUT_S,
 ) -> dict[str, list[str]]:
     """The session's log files by what wrote them: "head", "node", "local", "worker_out", "worker_err".
     All nodes of a host share a folder: with ``node_id`` or ``node_ip`` those of workers are that node's. Those of another host come from a
     node there: Unavailable when none lives. ValueError for a node that is not there."""
+    glob_filter = "*" if glob_filter is None else glob_filter
     folder = _logs_folder(address)
     nodes, elsewhere = _nodes_named(folder, address, node_id, node_ip, timeout)
     theirs = None if nodes is None else {r.worker_id for r in list_workers(address, limit=1 << 30, timeout=timeout) if r.node_id in nodes}
@@ -482,20 +493,27 @@ def get_log(
     errors: str | None = "replace",
     submission_id: str | None = None,
     attempt_number: int = 0,
+    _interval: float | None = None,
+    filter_ansi_code: bool = False,
 ) -> Iterator[str]:
-    """A log, in pieces: of a file (``list_logs``), of an actor or a process (its stdout, or with ``suffix="err"`` its stderr), of a
-    submitted job, or what the last attempt of a task printed (all attempts of one process together, whatever ``attempt_number``;
-    Unimplemented where a process runs several at once, NotFound for a task that nobody knows). The last ``tail`` lines, or all that is
-    kept; ``follow``: and what is written from then on, until its process ends. A process is one of the node that
-    ``node_id`` or ``node_ip`` names, where one is named. What lies on another host comes from a node there, at most the last 16 MiB
-    (Unavailable when none lives), and cannot be followed (Unimplemented)."""
+    """A log, in pieces (of bytes with ``encoding=None``): of a file (``list_logs``), of an actor or a process (its stdout, or with
+    ``suffix="err"`` its stderr), of a submitted job, or what the last attempt of a task printed (all attempts of one process together,
+    whatever ``attempt_number``; Unimplemented where a process runs several at once, NotFound for a task that nobody knows). The last
+    ``tail`` lines, or all that is kept; ``follow``: and what is written from then on, looked for every ``_interval`` seconds, until its
+    process ends. ``filter_ansi_code``: without what colours it. A process is one of the node that ``node_id`` or ``node_ip`` names, where
+    one is named. What lies on another host comes from a node there, at most the last 16 MiB (Unavailable when none lives), and cannot be
+    followed (Unimplemented)."""
     del attempt_number
+
+    def shown(pieces: Iterator[bytes]) -> Iterator[str]:
+        return _shown(pieces, encoding, errors or "replace", filter_ansi_code)
+
     if suffix not in ("out", "err"):
         raise ValueError(f'suffix is "out" or "err", not {suffix!r}')
     if task_id is not None:
         if follow:
             raise Unimplemented("following one task", hint="pid=get_task(id).worker_pid: its process")
-        return _printed_by(task_id, address, tail, timeout, suffix)
+        return shown(_printed_by(task_id, address, tail, timeout, suffix))
     worker, folder = None, _logs_folder(address)
     nodes, elsewhere = _nodes_named(folder, address, node_id, node_ip, timeout)
     if filename is None:
@@ -509,13 +527,22 @@ def get_log(
         hint = f"`shoal logs worker --id {worker} -f`" if worker else "follow it there"
         raise Unimplemented("following a file of another host", hint=hint)
     if elsewhere:
-        return iter([_files_elsewhere(elsewhere, filename, tail, address, timeout).get("text", "")])
+        return shown(iter([_files_elsewhere(elsewhere, filename, tail, address, timeout).get("text", "").encode()]))
 
     def over() -> bool:
         row = None if worker is None else get_worker(worker, address, timeout)
         return row is None or not row.is_alive
 
-    return _pieces(path, tail, follow, over, encoding or "utf-8", errors or "replace")
+    return shown(_pieces(path, tail, follow, over, 0.1 if _interval is None else _interval))
+
+
+_COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
+
+
+def _shown(pieces: Iterator[bytes], encoding: str | None, errors: str, plain: bool) -> Iterator[Any]:
+    decode = codecs.getincrementaldecoder(encoding)(errors).decode if encoding else bytes
+    for piece in pieces:
+        yield decode(_COLOURS.sub(b"", piece) if plain else piece)
 
 
 def _node_elsewhere(folder: Path, worker: str, address: str | None, timeout: float) -> str:
@@ -526,9 +553,9 @@ def _node_elsewhere(folder: Path, worker: str, address: str | None, timeout: flo
     return node.node_id if node is not None and node.node_ip != here else ""
 
 
-def _printed_by(task: str, address: str | None, tail: int, timeout: float, suffix: str) -> Iterator[str]:
+def _printed_by(task: str, address: str | None, tail: int, timeout: float, suffix: str) -> Iterator[bytes]:
     said = _command("logs", "task", "--id", task, "--tail", str(tail), *_address(address), timeout=timeout)
-    return iter([log["text"] for log in said["logs"] if log["stream"] == f"std{suffix}"])
+    return iter([log["text"].encode() for log in said["logs"] if log["stream"] == f"std{suffix}"])
 
 
 def _worker_of(
@@ -552,13 +579,13 @@ def _worker_of(
     return rows[0].worker_id
 
 
-def _pieces(path: Path, tail: int, follow: bool, over: Callable[[], bool], encoding: str, errors: str) -> Iterator[str]:
+def _pieces(path: Path, tail: int, follow: bool, over: Callable[[], bool], interval_s: float) -> Iterator[bytes]:
     if not path.exists() and not follow:
         return
-    text = path.read_text(encoding, errors) if path.exists() else ""
-    at = path.stat().st_size if path.exists() else 0
+    text = path.read_bytes() if path.exists() else b""
+    at = len(text)
     lines = text.splitlines(keepends=True)
-    yield "".join(lines if tail < 0 else lines[len(lines) - tail :] if tail else [])
+    yield b"".join(lines if tail < 0 else lines[len(lines) - tail :] if tail else [])
     while follow:
         last = over()
         size = path.stat().st_size if path.exists() else 0
@@ -569,8 +596,8 @@ def _pieces(path: Path, tail: int, follow: bool, over: Callable[[], bool], encod
                 file.seek(at)
                 piece = file.read()
             at += len(piece)
-            yield piece.decode(encoding, errors)
+            yield piece
         elif last:
             return
         else:
-            time.sleep(0.1)
+            time.sleep(interval_s)
