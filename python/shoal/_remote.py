@@ -420,11 +420,12 @@ class RemoteFunction:
 def remote(*args, **options):
     """Decorator: ``@remote`` or ``@remote(num_cpus=1, num_gpus=0, memory=bytes, resources={...})`` on a class or a function.
 
-    An actor asks for no CPU unless told so, a task for one. Both take ``scheduling_strategy`` and ``label_selector``. An actor also takes
-    ``max_concurrency`` (threads; calls at once of a class with ``async def`` methods, 1000 by default), ``concurrency_groups`` (more of
-    these, by name), ``max_pending_calls``, ``name``, ``namespace``, ``get_if_exists``, ``lifetime``, ``max_restarts`` and
-    ``max_task_retries``; a function ``num_returns``, ``max_retries`` (3; -1: any number) after deaths of its process, those for want of
-    memory among them (then OutOfMemoryError), ``retry_exceptions``, ``max_calls`` of one process and ``name``.
+    An actor asks for no CPU unless told so, and goes to a node that has some, where few processes are; a task asks for one. Both take
+    ``scheduling_strategy`` and ``label_selector``. An actor also takes ``max_concurrency`` (threads; calls at once of a class with ``async
+    def`` methods, 1000 by default), ``concurrency_groups`` (more of these, by name), ``max_pending_calls``, ``name``, ``namespace``,
+    ``get_if_exists``, ``lifetime``, ``max_restarts`` and ``max_task_retries``; a function ``num_returns``, ``max_retries`` (3; -1: any
+    number) after deaths of its process, those for want of memory among them (then OutOfMemoryError), ``retry_exceptions``, ``max_calls``
+    of one process and ``name``.
     """
     if len(args) == 1 and not options and callable(args[0]):
         target = args[0]

@@ -505,9 +505,9 @@ def test_idle_functions_give_their_cpus_back():
 
 
 def test_unknown_options_and_those_of_a_later_release_are_told_apart():
-    with pytest.raises(TypeError, match="unknown option num_cpu"):
+    with pytest.raises(ValueError, match="unknown option num_cpu"):
         shoal.remote(num_cpu=1)
-    with pytest.raises(TypeError, match="unknown option"):
+    with pytest.raises(ValueError, match="unknown option"):
         Log.options(colour="red")
     with pytest.raises(Unimplemented, match="conda"):
         Log.options(runtime_env={"conda": "here"})
