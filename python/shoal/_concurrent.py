@@ -51,12 +51,14 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
         incoming = None  # with what came with it; the next one may be long in coming
         try:
             incoming = early.popleft() if early else session.next_call()
-            if incoming is not None and session.cancelled(incoming):  # before the actor was made
+            if incoming is None:
+                for key in session.take_cancelled():
+                    runner.cancel(key)
+            elif session.cancelled(incoming):  # before the actor was made
                 session.refuse_cancelled(incoming, runner.where(incoming.method))
-            elif incoming is not None:
+            else:
                 runner.begin(incoming)
-            for key in session.take_cancelled() if incoming is None else ():
-                runner.cancel(key)
+                incoming = None
         except SystemExit as error:  # of a signal's handler
             leave(error)
             if incoming is not None:  # it may not have begun
@@ -196,7 +198,7 @@ class _OnThreads(_Runner):
 
     def _release(self, incoming) -> None:
         """Once what came before is done."""
-        while waiting := tuple(self._waiting):
+        while waiting := [future for future in tuple(self._waiting) if not future.done()]:
             wait(waiting)
         self._run(CallInfo(self.where(incoming.method), None, incoming), (), {})
 
@@ -205,7 +207,7 @@ class _OnThreads(_Runner):
             if self._withdrawn(future):
                 self.refuse_late(call.incoming)
         self.refuse_graphs()
-        while waiting := dict(self._waiting):
+        while waiting := {future: call for future, call in tuple(self._waiting.items()) if not future.done()}:
             self.refuse_leaving(waiting.values())
             wait(waiting, return_when=FIRST_COMPLETED)
         if self._releasing is not None:  # it has the instance

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -119,16 +120,30 @@ def _uv(config: dict[str, Any], store: Path, end: float | None) -> tuple[list[st
     return [*command, "pip", "install", "--quiet", "--python", sys.executable, *config.get("uv_pip_install_options", ["--no-cache"])], {}
 
 
+_TIDY_S = 5.0  # for an installer to remove what it has begun
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_TIDY_S)
+    process.kill()
+
+
 def _run(tool: str, config: dict[str, Any], words: list[str], env: dict[str, str], end: float | None) -> None:
-    left = None if end is None else max(0.0, end - time.monotonic())
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, **env}, timeout=left)
-    except subprocess.TimeoutExpired:
-        raise RuntimeEnvSetupError(
-            f"{tool} of runtime_env was not done in time with {', '.join(config['packages'])}",
-            hint="a larger setup_timeout_seconds in config of runtime_env",
-        ) from None
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **env}) as done:
+        try:
+            out, err = done.communicate(timeout=None if end is None else max(0.0, end - time.monotonic()))
+        except BaseException as error:  # an interrupt, too
+            _end(done)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise RuntimeEnvSetupError(
+                f"{tool} of runtime_env was not done in time with {', '.join(config['packages'])}",
+                hint="a larger setup_timeout_seconds in config of runtime_env",
+            ) from None
     if done.returncode:
-        last = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-5:])
+        last = "\n".join((err.strip() or out.strip()).splitlines()[-5:])
         verb = "found a conflict among" if words[-1] == "check" else "failed to install"
         raise RuntimeEnvSetupError(f"{tool} of runtime_env {verb} {', '.join(config['packages'])}:\n{last}")

@@ -420,7 +420,7 @@ class RemoteFunction:
 def remote(*args, **options):
     """Decorator: ``@remote`` or ``@remote(num_cpus=1, num_gpus=0, memory=bytes, resources={...})`` on a class or a function.
 
-    An actor asks for no CPU unless told so, and goes to a node that has some, where few processes are; a task asks for one. Both take
+    An actor asks for no CPU unless told so, and goes to a node that has some: this one, or where few are; a task asks for one. Both take
     ``scheduling_strategy`` and ``label_selector``. An actor also takes ``max_concurrency`` (threads; calls at once of a class with ``async
     def`` methods, 1000 by default), ``concurrency_groups`` (more of these, by name), ``max_pending_calls``, ``name``, ``namespace``,
     ``get_if_exists``, ``lifetime``, ``max_restarts`` and ``max_task_retries``; a function ``num_returns``, ``max_retries`` (3; -1: any

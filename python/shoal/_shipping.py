@@ -161,9 +161,10 @@ def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
     Path(own).mkdir(mode=0o700, exist_ok=True)
     moved = {root: _here(package, Path(own)) for root, package in told["of"].items()}
     env = json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}"))
+    end = _packages.end_of(env)
     for tool in env.keys() & {"pip", "uv"}:
         with _locked(Path(own, f"{tool}.use"), fcntl.LOCK_EX):
-            here = _packages.installed(tool, env[tool], Path(own), _packages.end_of(env))
+            here = _packages.installed(tool, env[tool], Path(own), end)
         theirs = [p for p in path if p not in moved and p.startswith(os.path.join(told["store"], f"{tool}-"))]
         moved.update(dict.fromkeys(theirs, here))
 

@@ -394,6 +394,8 @@ def run() -> NoReturn:
     """A worker's process, from its beginning to its end."""
     try:
         code = main()
+    except SystemExit as error:  # of a signal's handler, between two calls
+        code = end(state.session, None, running.ending or error)
     except BaseException:
         traceback.print_exc()
         code = 1

@@ -44,19 +44,21 @@ Result<void> resolve(const json& rows, const std::string& what, std::vector<Filt
   const auto known = [&](const std::string& field) {
     return std::any_of(rows.begin(), rows.end(), [&](const json& row) { return row.contains(field); });
   };
+  const auto leads_somewhere = [&](const std::string& key) { return known(key) || known(key.substr(0, key.find('.'))); };
   const auto ours = [&](const std::string& key) -> std::string {
-    static const std::map<std::string, std::string> kNames = {
-        {"class_name", "class"}, {"func_or_class_name", "name"}, {"node_ip", "host"},         {"ray_namespace", "namespace"},
-        {"status", "state"},     {"worker_type", "role"},        {"resources_total", "total"}};
-    if (const auto it = kNames.find(key); it != kNames.end()) return it->second;
+    static const std::map<std::string, std::string> kNames = {{"class_name", "class"},      {"func_or_class_name", "name"},
+                                                              {"node_ip", "host"},          {"ray_namespace", "namespace"},
+                                                              {"resources_total", "total"}, {"status", "state"}};
+    const auto dot = std::min(key.find('.'), key.size());
+    if (const auto it = kNames.find(key.substr(0, dot)); it != kNames.end()) return it->second + key.substr(dot);
     if (!key.ends_with("_id")) return key;
     const std::string whose = key.substr(0, key.size() - 3);
     return whose + "s" == what || "placement_" + what == whose + "s" ? "id" : whose;
   };
   for (Filter& f : filters) {
-    if (known(f.key) || known(f.key.substr(0, f.key.find('.')))) continue;
-    if (const auto name = ours(f.key); known(name)) {
-      f.key = name;
+    if (leads_somewhere(f.key)) continue;
+    if (auto name = ours(f.key); leads_somewhere(name)) {
+      f.key = std::move(name);
       continue;
     }
     std::string fields;

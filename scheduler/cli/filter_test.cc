@@ -28,7 +28,7 @@ TEST(Filter, RowsAreKeptByTheirFields) {
 }
 
 TEST(Filter, FieldsThatNoRowHasAreRaysNamesOrRefused) {
-  const json rows = {{{"id", "1"}, {"class", "A"}}, {{"id", "2"}, {"node", "n"}, {"labels", {{"zone", "a"}}}}};
+  const json rows = {{{"id", "1"}, {"class", "A"}}, {{"id", "2"}, {"node", "n"}, {"total", {{"CPU", 1}}}, {"labels", {{"zone", "a"}}}}};
   const auto key_of = [&](const std::string& filter, const std::string& what = "actors") {
     std::vector<Filter> filters = {parse_filter("id=1").value(), parse_filter(filter).value()};
     const auto resolved = resolve(rows, what, filters);
@@ -37,6 +37,7 @@ TEST(Filter, FieldsThatNoRowHasAreRaysNamesOrRefused) {
   EXPECT_EQ(key_of("labels.rack=b"), "labels.rack");
   EXPECT_EQ(key_of("class_name=A"), "class");
   EXPECT_EQ(key_of("node_id=n"), "node");
+  EXPECT_EQ(key_of("resources_total.CPU=1"), "total.CPU");
   EXPECT_EQ(key_of("actor_id=1"), "id");
   EXPECT_EQ(key_of("placement_group_id=1", "groups"), "id");
   EXPECT_EQ(key_of("worker_id=1"), "actors have no 'worker_id' to filter by");

@@ -383,14 +383,29 @@ Load ClusterState::load() const {
   return out;
 }
 
+NodeId ClusterState::home_of(const Gang& gang) const {
+  const auto job = jobs_.find(gang.spec.job);
+  for (const WorkerId id : {gang.spec.creator, job == jobs_.end() ? WorkerId() : job->second.driver}) {
+    if (const auto w = workers_.find(id); w != workers_.end()) return w->second.row.node;
+  }
+  return {};
+}
+
 std::optional<std::vector<ClusterState::Site>> ClusterState::place_gang(const Gang& gang) const {
   const auto& where = gang.spec.where;
   if (where.group) return place_in_group(gang, groups_.at(where.group));
   const bool light = gang.wants.size() == 1 && gang.wants[0].empty();
   if (light && !where.node && where.labels.empty() && where.prefers.empty()) {
-    if (const auto node = rooms().quietest()) return std::vector<Site>{{*node, -1}};
+    if (const auto node = rooms().quietest(home_of(gang))) return std::vector<Site>{{*node, -1}};
   }
-  const Allowed allowed = only(rooms().free_for(gang.wants), where, gang.wants);
+  Allowed allowed = only(rooms().free_for(gang.wants), where, gang.wants);
+  if (light) {
+    Room with_cpus;
+    for (const auto& n : *allowed) {
+      if (nodes_.at(n.first).row.total.units("CPU") > 0) with_cpus.insert(with_cpus.end(), n);
+    }
+    if (!with_cpus.empty()) allowed = Allowed(std::move(with_cpus));
+  }
   const auto placed = [&](const Room& room) {
     return where.spread || light ? place(gang.wants, room, actors::Strategy::kSpread, load())
                                  : place(gang.wants, room, actors::Strategy::kPack);

@@ -295,6 +295,8 @@ class ClusterState {
   // Why no node or bundle, as they are, could ever hold it; for what waits for none.
   Result<void> check_where(const Gang& gang) const;
   std::optional<std::vector<Site>> place_gang(const Gang& gang) const;
+  // Where the process is that asked for it; none if nobody knows.
+  NodeId home_of(const Gang& gang) const;
   std::optional<std::vector<Site>> place_in_group(const Gang& gang, const Group& group) const;
   std::vector<actors::Resources> missing_bundles(const Group& group) const;
   bool place_group(GroupId id);

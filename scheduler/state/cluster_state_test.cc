@@ -45,6 +45,31 @@ TEST_F(ClusterStateTest, WhatAsksForNothingGoesWhereFewestAreOfNodesWithCpus) {
   EXPECT_EQ(place().node, NodeId{3});
 }
 
+TEST_F(ClusterStateTest, WhatAsksForNothingIsNearItsCreatorWhileThereAreCpusForIt) {
+  const JobId job = driver();
+  join(1, {{"CPU", 4}});
+  join(2, {{"CPU", 2}});
+  const auto place = [&] {
+    EXPECT_TRUE(state_.gang_requested(gang(job, 1, {})));
+    return taken<StartWorkerOn>().at(0).node;
+  };
+  state_.worker_updated(NodeId{2}, {WorkerId{77}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
+  EXPECT_EQ(place(), NodeId{2});
+  EXPECT_EQ(place(), NodeId{2});
+  EXPECT_EQ(place(), NodeId{1});  // it has as many as CPUs
+  EXPECT_EQ(place(), NodeId{1});
+}
+
+TEST_F(ClusterStateTest, WhatAsksForNothingButLabelsGoesToCpusToo) {
+  const JobId job = driver();
+  join(1, {});
+  join(2, {{"CPU", 1}});
+  auto g = gang(job, 1, {});
+  g.where.labels = {{"zone", {"a"}, true}};
+  ASSERT_TRUE(state_.gang_requested(g));
+  EXPECT_EQ(taken<StartWorkerOn>().at(0).node, NodeId{2});
+}
+
 TEST_F(ClusterStateTest, AnActorLivesWhenItsWorkerTakesCallsAndDiesWithIt) {
   const JobId job = driver();
   join(1, {{"CPU", 1}});

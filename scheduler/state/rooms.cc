@@ -52,7 +52,11 @@ void Rooms::rank(NodeId id, std::optional<std::size_t> workers) {
   ranked_.emplace(id, *workers);
 }
 
-std::optional<NodeId> Rooms::quietest() const { return by_workers_.empty() ? std::nullopt : std::optional(by_workers_.begin()->second); }
+std::optional<NodeId> Rooms::quietest(NodeId home) const {
+  const auto at = ranked_.find(home);
+  if (at != ranked_.end() && static_cast<std::int64_t>(at->second) * Resources::kUnit < capacity_.at(home).units("CPU")) return home;
+  return by_workers_.empty() ? std::nullopt : std::optional(by_workers_.begin()->second);
+}
 
 void Rooms::forget(NodeId id) {
   if (const auto it = capacity_.find(id); it != capacity_.end()) {

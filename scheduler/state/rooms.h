@@ -27,9 +27,9 @@ class Rooms {
   const Room& free() const { return free_; }
   // For these: what asks for CPUs need not look at nodes that have none left.
   const Room& free_for(const std::vector<actors::Resources>& wants) const;
-  // For what asks for nothing, and is work all the same: of the nodes that take work and have CPUs at all, free or not, one with the fewest
-  // processes.
-  std::optional<NodeId> quietest() const;
+  // For what asks for nothing, and is work all the same: of the nodes that take work and have CPUs at all, free or not, `home` as long as
+  // it has fewer processes than CPUs, or one with the fewest.
+  std::optional<NodeId> quietest(NodeId home) const;
   // Of nodes that live and stay.
   const Room& capacity() const { return capacity_; }
   // The sum of that.

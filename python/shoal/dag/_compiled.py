@@ -222,7 +222,8 @@ class CompiledDAG:
                     what = "of another job" if elsewhere[0] != place[0] else "on another node"
                     raise Unimplemented(
                         f"the actors of a compiled graph share memory with the process that executes it: {graph.actors[actor]!r} is {what}",
-                        hint="execute the graph without compiling it",
+                        hint="make them on this one (NodeAffinitySchedulingStrategy of get_runtime_context().get_node_id()), or execute "
+                        "the graph without compiling it",
                     )
         except BaseException:
             channels.close()

@@ -543,6 +543,8 @@ def _shown(pieces: Iterator[bytes], encoding: str | None, errors: str, plain: bo
     decode = codecs.getincrementaldecoder(encoding)(errors).decode if encoding else bytes
     for piece in pieces:
         yield decode(_COLOURS.sub(b"", piece) if plain else piece)
+    if encoding and (rest := decode(b"", True)):  # of a character that is cut off
+        yield rest
 
 
 def _node_elsewhere(folder: Path, worker: str, address: str | None, timeout: float) -> str:
