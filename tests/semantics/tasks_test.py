@@ -404,7 +404,7 @@ def test_arguments_that_a_function_cannot_take_are_a_type_error_where_it_is_call
         ({"retry_exceptions": [5]}, TypeError),
         ({"max_concurrency": 2}, ValueError),
         ({"concurrency_groups": {}}, ValueError),
-        ({"colour": "red"}, TypeError),
+        ({"colour": "red"}, ValueError),
     ],
     ids=repr,
 )
