@@ -1,4 +1,5 @@
-// A copy of memory by several cores: one alone does not fill the memory's bandwidth, nor gets fresh pages as fast as the kernel has them.
+// A copy of memory by several cores, past their caches: one alone does not fill the memory's bandwidth, nor gets fresh pages as fast as the
+// kernel has them.
 #pragma once
 
 #include <cstddef>
