@@ -22,7 +22,7 @@ inline void cpu_relax() {
 class Spin {
  public:
   struct Options {
-    std::chrono::nanoseconds limit = std::chrono::microseconds(60);      // of one run: somewhat more than what a wake-up costs
+    std::chrono::nanoseconds limit = std::chrono::microseconds(200);  // of one run: more than a wake-up, up to 100 us on virtual machines
     std::chrono::nanoseconds preempted = std::chrono::microseconds(20);  // longer than a few looks ever take
     int max_credit = 8;                                                  // a run that finds something earns one
     int miss_costs = 4;                                                  // a run that finds nothing
