@@ -3,8 +3,6 @@
 // A record says what it is in its first bytes. Plain values (None, bool, int, float, bytes, str) are written and read here; everything
 // else is a pickle with its buffers beside it, or, beyond the channel's limit, words that say where it lies: what they mean is the matter
 // of Python (shoal/dag/_channels.py). A channel has room for as many values at its limit as may be under way, so that a write never waits.
-#include <sched.h>
-
 #include <cstring>
 
 #include "actors/session/node_memory.h"
@@ -37,61 +35,6 @@ constexpr std::size_t kMaxBuffers = 1 << 14;
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 Error closed() { return unavailable("the channels of this graph are closed").with_reason("ChannelClosed"); }
-
-// Looks for as long as that has paid lately, then sleeps. Between looks the core is given to whoever wants it: the processes of a graph are
-// often more than the cores. Where somebody computes it comes back after milliseconds, while a sleeper is woken at once: then nobody looks
-// for a hundred times as long.
-class Patience {
- public:
-  template <class End, class Ready, class Sleep>
-  Waited wait(End& end, milliseconds limit, Ready&& ready, Sleep&& sleep) {
-    const auto over = [&] { return ready() || end.closed(); };
-    if (over() || look(over)) return ready() ? Waited::kReady : Waited::kClosed;
-    return sleep(limit, sleeping_);
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  static constexpr auto kLimit = std::chrono::microseconds(150);
-  static constexpr auto kLost = std::chrono::microseconds(100);  // longer than it takes the processes of a graph to look once each
-  static constexpr int kMaxCredit = 8, kMissCosts = 4, kProbeEvery = 32;
-
-  template <class Over>
-  bool look(Over&& over) {
-    auto before = Clock::now();
-    if (before < not_before_ || (credit_ <= 0 && ++passed_ % kProbeEvery != 0)) return false;
-    const auto end = before + kLimit;
-    while (before < end) {
-      for (int i = 0; i < 16; ++i) {
-        if (over()) {
-          credit_ = std::min(credit_ + 1, kMaxCredit);
-          return true;
-        }
-        runtime::cpu_relax();
-      }
-      sched_yield();
-      const auto now = Clock::now();
-      if (now - before > kLost) {
-        not_before_ = now + 100 * (now - before);
-        return over();
-      }
-      before = now;
-    }
-    credit_ = std::max(credit_ - kMissCosts, 0);
-    return false;
-  }
-
-  static Spin::Options never() {
-    Spin::Options o;
-    o.max_credit = 0;
-    o.probe_every = 1 << 30;
-    return o;
-  }
-  Clock::time_point not_before_{};
-  int credit_ = kMaxCredit;
-  std::uint32_t passed_ = 0;
-  Spin sleeping_{never()};
-};
 
 // The memory of a graph's channels.
 class Channels {
@@ -213,8 +156,7 @@ class Sender {
       if (const auto room = unwrap(ring_.reserve(bytes))) return room->data();
       {
         const nb::gil_scoped_release release;  // more is under way than there may be: the other end goes on
-        patience_.wait(
-            ring_, milliseconds(50), [] { return false; }, [&](milliseconds limit, Spin& spin) { return ring_.wait(bytes, limit, spin); });
+        ring_.wait(bytes, milliseconds(50), spin_);
       }
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
@@ -223,7 +165,7 @@ class Sender {
   std::shared_ptr<Mapping> memory_;
   runtime::RingWriter ring_;
   std::size_t limit_;
-  Patience patience_;
+  Spin spin_;
 };
 
 // One thread at a time.
@@ -263,8 +205,7 @@ class Receiver {
       if (end) limit = std::min(limit, std::max(milliseconds(0), std::chrono::ceil<milliseconds>(*end - Clock::now())));
       const Waited waited = [&] {
         const nb::gil_scoped_release release;
-        return patience_.wait(
-            ring_, limit, [&] { return !ring_.empty(); }, [&](milliseconds l, Spin& spin) { return ring_.wait(l, spin); });
+        return ring_.wait(limit, spin_);
       }();
       if (waited == Waited::kReady) return;
       if (waited == Waited::kClosed) raise(closed());
@@ -360,7 +301,7 @@ class Receiver {
   std::shared_ptr<Mapping> memory_;
   runtime::RingReader ring_;
   nb::object unpack_;
-  Patience patience_;
+  Spin spin_;
 };
 
 }  // namespace

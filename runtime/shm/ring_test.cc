@@ -349,26 +349,68 @@ TEST(RingGarbage, StaysWithinTheRing) {
   }
 }
 
-TEST(Spin, BecomesRareWhenNothingComesAndCommonWhenItDoes) {
-  Spin::Options options;
-  options.limit = 1us;
-  Spin spin(options);
-  const auto runs = [&](int sleeps, bool comes) {
+class SpinTest : public ::testing::Test {
+ protected:
+  int runs(int sleeps, bool comes) {
     int count = 0;
     for (int i = 0; i < sleeps; ++i) {
-      if (!spin.worth()) continue;
+      if (!spin_.worth()) continue;
       ++count;
-      EXPECT_EQ(spin.run([&] { return comes; }), comes);
+      EXPECT_EQ(spin_.run([&] { return comes; }), comes);
     }
     return count;
+  }
+  Spin::Options options() {
+    Spin::Options out;
+    out.limit = 1us;
+    return out;
+  }
+  Spin spin_{options()};
+};
+
+TEST_F(SpinTest, BecomesRareWhenNothingComesAndCommonWhenItDoes) {
+  EXPECT_EQ(runs(16, false), 16);  // all its credit
+  EXPECT_EQ(runs(800, false), 100);
+  EXPECT_EQ(runs(1000, true), 993);
+  EXPECT_EQ(runs(16, false), 16);
+  EXPECT_EQ(runs(800, false), 100);
+}
+
+TEST(Spin, LeavesTheCoreToWhoeverComputesThere) {
+  Spin::Options options;
+  options.alone = 0ns;
+  options.limit = 1h;
+  options.rest = 1'000'000;
+  Spin spin(options);
+  ASSERT_TRUE(spin.worth());
+  int looks = 0;
+  const auto computes = [&] {  // from its second look at the clock on, that is when the core was offered
+    if (++looks == 2 * options.looks) usleep(2000);
+    return false;
   };
-  EXPECT_TRUE(spin.worth());
-  EXPECT_FALSE(spin.run([] { return usleep(1000), false; }));  // somebody else had the core
-  EXPECT_EQ(runs(3200, false), 100);
-  EXPECT_GT(runs(1000, true), 900);
-  EXPECT_EQ(runs(8, false), 2);
-  EXPECT_EQ(runs(3200, false), 100);
-  EXPECT_GT(runs(200, true), 160);
+  EXPECT_FALSE(spin.run(computes));
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(spin.worth());
+}
+
+TEST(Spin, GoesOnAfterAPauseOfTheMachineItself) {
+  Spin::Options options;
+  options.alone = 0ns;
+  options.limit = 20ms;
+  options.rest = 1'000'000;
+  const auto goes_on = [&] {
+    Spin spin(options);
+    int looks = 0;
+    spin.run([&] {  // as from within: time has passed, and nobody else had the core
+      if (++looks != 2 * options.looks) return false;
+      const auto end = std::chrono::steady_clock::now() + 2ms;
+      while (std::chrono::steady_clock::now() < end) cpu_relax();
+      return false;
+    });
+    return looks > 2 * options.looks && spin.worth();
+  };
+  bool has = false;
+  for (int i = 0; i < 100 && !has; ++i) has = goes_on();  // others may really have had the core
+  EXPECT_TRUE(has);
 }
 
 }  // namespace
