@@ -179,6 +179,62 @@ def test_an_array_is_read_where_it_lies_and_cannot_be_written():
         back[0] = 1
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["f8", ">f8", "i2", "?", "c8", "S7", "U3", [("a", "i4"), ("b", "f8")]])
+def test_arrays_of_one_shape_each_have_their_own_values(dtype, order):
+    arrays = [np.zeros((100, 50), dtype=dtype, order=order) for _ in range(3)]
+    for i, array in enumerate(arrays):
+        np.ravel(array, order="A").view(np.uint8)[:] = i if np.dtype(dtype).kind != "U" else 0
+        head, buffers = dumps(array)
+        buffers = [memoryview(bytes(b)).toreadonly() for b in buffers]
+        first, again = loads(head, buffers), loads(head, buffers)
+        for value in (first, again):
+            assert type(value) is np.ndarray
+            assert (value.dtype, value.shape) == (array.dtype, array.shape)
+            assert value.flags.c_contiguous == array.flags.c_contiguous
+            assert value.flags.f_contiguous == array.flags.f_contiguous
+            assert not value.flags.writeable
+            assert value.tobytes() == array.tobytes()
+        assert (head in _serialize._known) == (array.dtype.names is None)
+
+
+class _Doubled(np.ndarray):
+    pass
+
+
+class _Made:
+    def __reduce__(self):
+        return np.add, (np.ones(1000), np.ones(1000))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(np.ones(1000),), np.ones(1000).view(_Doubled), _Made(), np.ones(1000)[::2], np.ones((2, 3, 500)).transpose(1, 0, 2)],
+    ids=["tuple", "subclass", "made of arrays", "slice", "transposed"],
+)
+def test_what_is_more_than_one_array_is_made_by_its_pickle_each_time(value):
+    before = dict(_serialize._known)
+    head, buffers = dumps(value)
+    loads(head, [memoryview(bytes(b)).toreadonly() for b in buffers])
+    assert _serialize._known == before
+
+
+def test_arrays_for_writing_are_not_taken_for_those_for_reading():
+    for _ in range(2):
+        held = []
+        head = pickle.dumps(np.ones(1000), protocol=5, buffer_callback=held.append)
+        array = loads(head, [memoryview(bytearray(held[0].raw()))])
+        array[0] = 7
+        assert array[0] == 7
+
+
+def test_the_shapes_that_are_known_are_bounded():
+    for n in range(1000, 2100):
+        head, buffers = dumps(np.zeros(n))
+        assert len(loads(head, buffers)) == n
+        assert len(_serialize._known) <= 1000
+
+
 def test_a_tensor_may_be_written_even_if_its_memory_may_not():
     head, buffers = dumps(torch.zeros(100_000))
     memory = bytes(buffers[0])

@@ -323,6 +323,8 @@ def get(object_refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None =
     through this value alone (its pages are copied then). ValueError for what is no reference, TypeError for a list with something else.
     """
     refs = object_refs  # its name is Ray's
+    if timeout is None and type(refs) is ObjectRef and refs._ref.ready:  # the most frequent, without a list
+        return load(refs)
     timeout = None if timeout == -1 else timeout  # likewise
     single = isinstance(refs, ObjectRef)
     if not single and isinstance(refs, ResultRef):
