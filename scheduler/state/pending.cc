@@ -21,6 +21,7 @@ bool same(const auto& a, const auto& b) { return a.gang == b.gang && a.job == b.
 
 ClusterState::Pending ClusterState::waiting(const Gang& gang) const {
   Pending out{gang.spec.id, {}, {}, now_};
+  out.of = gang.spec.job;
   if (gang.spec.where.group) return out;  // whose room changes unseen
   const Gang* const last = !pending_.empty() && pending_.back().like ? &gangs_.at(pending_.back().gang) : nullptr;
   const bool alike = last != nullptr && gang.wants == last->wants && gang.spec.where == last->spec.where;
@@ -28,9 +29,7 @@ ClusterState::Pending ClusterState::waiting(const Gang& gang) const {
   return out;
 }
 
-JobId ClusterState::job_of(const Pending& p) const {
-  return p.group ? groups_.at(p.group).row.job : p.gang ? gangs_.at(p.gang).spec.job : p.job;
-}
+JobId ClusterState::job_of(const Pending& p) const { return p.group ? groups_.at(p.group).row.job : p.gang ? p.of : p.job; }
 
 std::string ClusterState::name_of(const Pending& p) const {
   return p.group  ? "placement group " + to_string(p.group)
@@ -43,7 +42,7 @@ std::vector<Resources> ClusterState::wants_of(const Pending& p) const {
 }
 
 // Its room is the placement group's own.
-bool ClusterState::waits_in_group(const Pending& p) const { return p.gang && gangs_.at(p.gang).spec.where.group; }
+bool ClusterState::waits_in_group(const Pending& p) const { return p.gang && !p.like; }
 
 void ClusterState::place_pending() {
   while (place_pending_once()) {
