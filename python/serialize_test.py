@@ -198,6 +198,22 @@ def test_arrays_of_one_shape_each_have_their_own_values(dtype, order):
         assert (head in _serialize._known) == (array.dtype.names is None)
 
 
+def test_nobody_may_write_to_the_second_array_of_a_shape_either():
+    head, buffers = dumps(np.ones(1000))
+    for _ in range(2):
+        array = loads(head, [memoryview(bytearray(buffers[0])).toreadonly()])
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+
+
+class _Lazy:
+    def __init__(self, array):
+        self.array = array
+
+    def __reduce__(self):
+        return self.array.__reduce_ex__(5)
+
+
 class _Doubled(np.ndarray):
     pass
 
@@ -209,8 +225,16 @@ class _Made:
 
 @pytest.mark.parametrize(
     "value",
-    [(np.ones(1000),), np.ones(1000).view(_Doubled), _Made(), np.ones(1000)[::2], np.ones((2, 3, 500)).transpose(1, 0, 2)],
-    ids=["tuple", "subclass", "made of arrays", "slice", "transposed"],
+    [
+        (np.ones(1000),),
+        np.ones(1000).view(_Doubled),
+        _Made(),
+        np.ones(1000)[::2],
+        np.ones((2, 3, 500)).transpose(1, 0, 2),
+        _Lazy(np.ones((2, 3, 500)).transpose(1, 0, 2)),
+        np.ones(1000, dtype=np.dtype("f8", metadata={"unit": [1]})),
+    ],
+    ids=["tuple", "subclass", "made of arrays", "slice", "transposed", "transposed, by numpy's own pickle", "with metadata"],
 )
 def test_what_is_more_than_one_array_is_made_by_its_pickle_each_time(value):
     before = dict(_serialize._known)

@@ -19,6 +19,13 @@ using runtime::Spin;
 using runtime::Waited;
 using std::chrono::milliseconds;
 
+// A graph's processes are often more than the cores: the core is offered at once.
+Spin::Options offering() {
+  Spin::Options out;
+  out.alone = {};
+  return out;
+}
+
 enum class Kind : std::uint8_t { kNone, kFalse, kTrue, kInt, kFloat, kBytes, kText, kPickle, kElsewhere };
 
 struct Head {
@@ -165,7 +172,7 @@ class Sender {
   std::shared_ptr<Mapping> memory_;
   runtime::RingWriter ring_;
   std::size_t limit_;
-  Spin spin_;
+  Spin spin_{offering()};
 };
 
 // One thread at a time.
@@ -301,7 +308,7 @@ class Receiver {
   std::shared_ptr<Mapping> memory_;
   runtime::RingReader ring_;
   nb::object unpack_;
-  Spin spin_;
+  Spin spin_{offering()};
 };
 
 }  // namespace

@@ -254,14 +254,14 @@ def loads(head, buffers=()) -> Any:
         return pickle.loads(head, buffers=buffers)
     known = _known.get(head)
     if known is not None:
-        make, shape, dtype, order = known
-        return make(shape, dtype, buffers[0], 0, None, order)
+        make, dtype, shape, order = known
+        return make(buffers[0], dtype).reshape(shape, order=order)
     value = pickle.loads(head, buffers=buffers)
     numpy = sys.modules.get("numpy")
-    if numpy is not None and type(value) is numpy.ndarray and _is_one_array(head) and value.dtype.names is None:
-        if len(_known) == _MAX_KNOWN:
+    if numpy is not None and type(value) is numpy.ndarray and _is_all_of(value, head):
+        if len(_known) >= _MAX_KNOWN:
             _known.clear()
-        _known[head] = (numpy.ndarray, value.shape, value.dtype, "C" if value.flags.c_contiguous else "F")
+        _known[head] = (numpy.frombuffer, value.dtype, value.shape, "C" if value.flags.c_contiguous else "F")
     return value
 
 
@@ -269,9 +269,12 @@ def _is_for_reading(buffer) -> bool:
     return type(buffer) is memoryview and buffer.readonly
 
 
-def _is_one_array(head: bytes) -> bool:
-    """Whether a pickle of an array is nothing but numpy's own words for it: its function comes first, and its call last."""
-    return b"numeric\x94\x8c\x0b_frombuffer\x94\x93\x94(" in head[:50] and head.endswith(b"t\x94R\x94.")
+def _is_all_of(array, head: bytes) -> bool:
+    """Whether this pickle says nothing but the array's dtype, shape and order: then it is what numpy itself makes of it."""
+    flags, dtype = array.flags, array.dtype
+    if not (flags.c_contiguous or flags.f_contiguous) or dtype.names is not None or dtype.metadata is not None:
+        return False
+    return head == pickle.dumps(array, protocol=5, buffer_callback=lambda buffer: False)
 
 
 def dump_exception(error: BaseException, where: str, host: str = "") -> tuple[bytes, list[memoryview]]:

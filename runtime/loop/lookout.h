@@ -40,17 +40,19 @@ class Lookout {
   // The same, again and again for as long as that is worth it; `between` runs now and then, each time where there is nothing else to look
   // at, and ends it likewise.
   template <class Between>
-  bool look_long(Between&& between) {
+  bool look_long(Between&& between, std::chrono::nanoseconds at_most = std::chrono::nanoseconds::max()) {
     const bool memory = !awake_.empty(), sockets = !sockets_.empty() && sockets_.size() <= kFewSockets;
-    if (!memory && !sockets) return between_spin_.worth() && between_spin_.run(between);
+    if (!memory && !sockets) return between_spin_.worth() && between_spin_.run(between, at_most);
     Spin& spin = memory ? spin_ : socket_spin_;
     if (!spin.worth()) return false;
     const int every = memory ? kLooksBetween : kSocketLooksBetween;
     int looks = memory ? 0 : every - 1;  // nothing was looked at before a socket
-    return spin.run([&] {
-      const bool due = ++looks % every == 0;
-      return look() || (due && between()) || (sockets && (due || !memory) && look_at_next_socket());
-    });
+    return spin.run(
+        [&] {
+          const bool due = ++looks % every == 0;
+          return look() || (due && between()) || (sockets && (due || !memory) && look_at_next_socket());
+        },
+        at_most);
   }
   // Before the loop sleeps. False: it is not to sleep.
   bool doze();

@@ -42,7 +42,7 @@ void Loop::run_one(std::chrono::nanoseconds limit, Idle idle) {
   Lookout& lookout = impl_->lookout;
   if (idle == Idle::kSleep && lookout.empty()) return static_cast<void>(impl_->io.run_one_for(limit));
   if (impl_->found_in_memory()) return;
-  if (idle == Idle::kSpin && lookout.look_long([this] { return impl_->io.poll_one() > 0; })) return;
+  if (idle == Idle::kSpin && lookout.look_long([this] { return impl_->io.poll_one() > 0; }, limit)) return;
   if (!lookout.doze()) return static_cast<void>(lookout.look());
   impl_->io.run_one_for(limit);
 }

@@ -356,24 +356,26 @@ class SpinTest : public ::testing::Test {
     for (int i = 0; i < sleeps; ++i) {
       if (!spin_.worth()) continue;
       ++count;
-      EXPECT_EQ(spin_.run([&] { return comes; }), comes);
+      int looks = 0;
+      EXPECT_EQ(spin_.run([&] { return ++looks > options().looks && comes; }), comes);
     }
     return count;
   }
   Spin::Options options() {
     Spin::Options out;
-    out.limit = 1us;
+    out.alone = 1h;  // nobody else counts
+    out.limit = 20ms;
     return out;
   }
   Spin spin_{options()};
 };
 
 TEST_F(SpinTest, BecomesRareWhenNothingComesAndCommonWhenItDoes) {
-  EXPECT_EQ(runs(16, false), 16);  // all its credit
-  EXPECT_EQ(runs(800, false), 100);
+  EXPECT_EQ(runs(4, false), 4);  // all its credit
+  EXPECT_EQ(runs(80, false), 10);
   EXPECT_EQ(runs(1000, true), 993);
-  EXPECT_EQ(runs(16, false), 16);
-  EXPECT_EQ(runs(800, false), 100);
+  EXPECT_EQ(runs(4, false), 4);
+  EXPECT_EQ(runs(80, false), 10);
 }
 
 TEST(Spin, LeavesTheCoreToWhoeverComputesThere) {
@@ -390,6 +392,21 @@ TEST(Spin, LeavesTheCoreToWhoeverComputesThere) {
   };
   EXPECT_FALSE(spin.run(computes));
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(spin.worth());
+
+  // The same when what was awaited is there by then.
+  Spin late(options);
+  looks = 0;
+  EXPECT_TRUE(late.run([&] { return computes() || looks > 2 * options.looks; }));
+  EXPECT_FALSE(late.worth());
+}
+
+TEST(Spin, LooksForAsLongAsMayBeWaited) {
+  Spin::Options options;
+  options.limit = 1h;
+  Spin spin(options);
+  int looks = 0;
+  EXPECT_FALSE(spin.run([&] { return ++looks < 0; }, 0ns));
+  EXPECT_EQ(looks, options.looks + 1);
 }
 
 TEST(Spin, GoesOnAfterAPauseOfTheMachineItself) {
@@ -408,8 +425,9 @@ TEST(Spin, GoesOnAfterAPauseOfTheMachineItself) {
     });
     return looks > 2 * options.looks && spin.worth();
   };
+  const auto end = std::chrono::steady_clock::now() + 20s;
   bool has = false;
-  for (int i = 0; i < 100 && !has; ++i) has = goes_on();  // others may really have had the core
+  while (!has && std::chrono::steady_clock::now() < end) has = goes_on();  // others may really have had the core
   EXPECT_TRUE(has);
 }
 

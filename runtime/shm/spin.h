@@ -4,7 +4,7 @@
 // once both ends sleep between two words they go on so. But a look that finds nothing costs a core that others may need, perhaps the very
 // process that is waited for. So after a moment the core is offered to others between looks (they take it where more processes talk with
 // each other than there are cores), each run is bounded, and where most find nothing they become rare. Where somebody takes the core to
-// compute it comes back after milliseconds, while a sleeper is woken at once: then there are none for a hundred times as long.
+// compute it comes back after milliseconds, while a sleeper is woken at once: then there are none for thirty times as long.
 #pragma once
 
 #include <chrono>
@@ -27,8 +27,9 @@ class Spin {
     std::chrono::nanoseconds limit = std::chrono::microseconds(1000);  // of one run: more than a wake-up costs
     std::chrono::nanoseconds alone = std::chrono::microseconds(3);     // from its begin, before the core is offered
     std::chrono::nanoseconds lost = std::chrono::microseconds(500);    // who has the core for so long computes
-    int rest = 100;                                                    // times as long as it was lost there are no runs
-    int max_credit = 16;                                               // a run that finds something earns one, one that does not costs one
+    int rest = 30;                                                     // times as long as it was lost there are no runs
+    int max_credit = 16;                                               // a run that finds something by looking on earns one
+    int miss_costs = 4;                                                // a run up to the limit that finds nothing
     std::uint32_t probe_every = 8;                                     // without credit one run in so many tries again whether it pays
     int looks = 16;                                                    // between two looks at the clock
   };
@@ -38,10 +39,10 @@ class Spin {
   // Whether the next run is worth it. Counts: ask once per sleep.
   bool worth();
 
-  // Looks until look() is true or the limit has passed, and returns which.
+  // Looks until look() is true (what it returns), the limit or `at_most` has passed, or the core was lost to somebody.
   template <class Look>
-  bool run(Look&& look) {
-    begin();
+  bool run(Look&& look, std::chrono::nanoseconds at_most = std::chrono::nanoseconds::max()) {
+    begin(at_most);
     do {
       for (int i = 0; i < options_.looks; ++i) {
         if (look()) return found();
@@ -54,8 +55,9 @@ class Spin {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void begin();
+  void begin(std::chrono::nanoseconds at_most);
   bool goes_on();
+  bool lost(Clock::time_point now);
   bool found();
 
   Options options_;
@@ -63,8 +65,10 @@ class Spin {
   std::uint32_t passed_ = 0;
   Clock::time_point not_before_{};
   // of this run
-  Clock::time_point begun_{}, offered_{}, looked_{};  // offered: the core, for the first time
-  long switches_at_offer_ = 0;
+  std::chrono::nanoseconds at_most_{};
+  std::uint32_t batches_ = 0;
+  Clock::time_point begun_{}, looked_{};  // at the clock, before the core was offered
+  long switches_ = 0;
 };
 
 }  // namespace shoal::runtime
