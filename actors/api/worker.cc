@@ -57,7 +57,7 @@ class Server {
     if (makes_itself) make_again();
     std::optional<Answer> due;
     while (true) {
-      Turn turn = next(std::exchange(due, std::nullopt));
+      Turn turn = next(due);
       if (turn.incoming.call.method == kConstruct) {
         due.emplace(construct(std::move(turn)));
       } else if (turn.incoming.call.method == kRelease) {
@@ -71,18 +71,21 @@ class Server {
         turn.incoming.taken.began();
         loop_ ? loop_->begin(std::move(turn)) : threads_->begin(std::move(turn));
       } else {
-        due.emplace(call(std::move(turn.incoming)));
+        auto result = call(turn.incoming);
+        due.emplace(std::move(turn.incoming), std::move(result));
       }
     }
   }
 
  private:
   // Sends what is due, then waits for the next call: one taking of the loop for both.
-  Turn next(std::optional<Answer> due) {
+  Turn next(std::optional<Answer>& due) {
     std::optional<Turn> out;
     const auto turn = [&] {
-      // Answers to calls that arrived together go together.
-      if (due) send(*std::exchange(due, std::nullopt), !queue_->empty());
+      if (due) {
+        send(*due, !queue_->empty());  // answers to calls that arrived together go together
+        due.reset();
+      }
       const bool has_early = instance_ && !early_.empty();
       if (turns_) {
         while (!early_.empty()) add(pop(early_));
@@ -93,7 +96,7 @@ class Server {
         return out.has_value();
       }
       if (queue_->empty() && !has_early) return false;
-      out.emplace(Turn{0, has_early ? pop(early_) : queue_->pop()});
+      out.emplace(std::size_t{0}, has_early ? pop(early_) : queue_->pop());
       now_ = out->incoming.key();
       return true;
     };
@@ -102,7 +105,7 @@ class Server {
     return *std::move(out);
   }
   // `more`: answers that go with it.
-  void send(Answer answer, bool more) {
+  void send(Answer& answer, bool more) {
     const CallKey key = answer.incoming.key();
     if (cancelled_.any()) cancelled_.forget(key);
     if (turns_) begun_.erase(of(key));
@@ -156,13 +159,15 @@ class Server {
       }
     });
     if (wants.on_loop) return;
-    threads_.emplace(std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}),
-                     [this](Turn turn) { done(turn.group, call(std::move(turn.incoming))); });
+    threads_.emplace(std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}), [this](Turn turn) {
+      auto result = call(turn.incoming);
+      done(turn.group, {std::move(turn.incoming), std::move(result)});
+    });
   }
   // Of a call that ran beside others; any thread.
   void done(std::size_t group, Answer answer) {
     session_.own([&] {
-      send(std::move(answer), false);
+      send(answer, false);
       turns_->done(group);
     });
   }
@@ -235,11 +240,10 @@ class Server {
 
   Arguments arguments(const Incoming& incoming) const { return {incoming.call.args, &incoming.call.deps, &context_.hub(), &incoming}; }
 
-  Answer call(Incoming incoming) {
+  Result<Value> call(const Incoming& incoming) {
     const RunsCall runs({&context_, incoming.key(), incoming.call.method});
-    if (const auto wanted = check_cancelled(); !wanted) return {std::move(incoming), fail(wanted.error())};  // while it waited here
-    auto result = instance_->call(incoming.call.method, arguments(incoming));
-    return {std::move(incoming), std::move(result)};
+    SHOAL_OK(check_cancelled());  // while it waited here
+    return instance_->call(incoming.call.method, arguments(incoming));
   }
 
   Context& context_;

@@ -40,9 +40,26 @@ class FreshMemory final : public ValueMemory {
 }  // namespace
 
 const std::vector<ObjectKey> Value::kNoRefs;
+const std::shared_ptr<SharedMemory> Value::kNoMemory;
+
+Value::More& Value::more() {
+  if (!more_) {
+    more_ = std::make_shared<More>();
+  } else if (more_.use_count() > 1) {
+    more_ = std::make_shared<More>(*more_);
+  }
+  return *more_;
+}
+
+void Value::set_sizes(PieceSizes sizes) {
+  const std::size_t count = sizes.all().size();
+  has_one_ = count == 1;
+  if (count > 1 || (count == 1 && shared())) more().sizes = std::move(sizes).list();
+}
 
 void Value::refer(std::vector<ObjectKey> objects, std::shared_ptr<const void> hold) {
-  refs_ = objects.empty() ? nullptr : std::make_shared<const Refs>(Refs{std::move(objects), std::move(hold)});
+  if (objects.empty() && refs().empty()) return;
+  more().refs = objects.empty() ? nullptr : std::make_shared<const Refs>(Refs{std::move(objects), std::move(hold)});
 }
 
 std::size_t Value::total_bytes() const {
@@ -55,7 +72,7 @@ Result<Value> Value::of(std::span<const std::span<const std::byte>> pieces, Kind
   for (const auto& p : pieces) total += p.size();
   if (total > kMaxInlineBytes) return make_shared(pieces, kind, memory);
   Value out;
-  out.sizes_ = sizes_of(pieces);
+  out.set_sizes(sizes_of(pieces));
   out.kind_ = kind;
   const auto data = std::make_shared_for_overwrite<std::byte[]>(total);
   std::size_t at = 0;
@@ -90,10 +107,10 @@ Result<Value> Value::make_shared(std::span<const std::span<const std::byte>> pie
   ValueMemory& from = memory != nullptr ? *memory : fresh;
   SHOAL_TRY(Fd filled, from.fill(total, parts));
   Value out;
-  SHOAL_TRY(out.memory_, SharedMemory::of(std::move(filled), total));
-  out.memory_->referred = true;
-  from.keeps(out.memory_);
-  out.sizes_ = sizes_of(pieces);
+  SHOAL_TRY(out.more().memory, SharedMemory::of(std::move(filled), total));
+  out.memory()->referred = true;
+  from.keeps(out.memory());
+  out.set_sizes(sizes_of(pieces));
   out.kind_ = kind;
   return out;
 }
@@ -125,15 +142,16 @@ Result<std::vector<Value>> Value::split(std::size_t count) const {
     const Pieces own(begin, begin + num_pieces);
     next += num_pieces;
     Value part;
-    part.sizes_ = sizes_of(own);
-    if (shared() && part.total_bytes() > kMaxInlineBytes) {
-      part.memory_ = memory_;
-      part.start_ = static_cast<std::size_t>(own[0].data() - here.base);
-      part.own_ = std::make_shared<Own>();
+    const auto bytes = std::accumulate(own.begin(), own.end(), std::size_t{0}, [](std::size_t n, const auto& p) { return n + p.size(); });
+    if (shared() && bytes > kMaxInlineBytes) {
+      part.more().memory = memory();
+      part.more().start = static_cast<std::size_t>(own[0].data() - here.base);
+      part.more().own = std::make_shared<Own>();
+      part.set_sizes(sizes_of(own));
     } else {
       SHOAL_TRY(part, make(own));
     }
-    part.refs_ = refs_;  // of any of them
+    if (more_ && more_->refs) part.more().refs = more_->refs;  // of any of them
     out.push_back(std::move(part));
   }
   if (next != all.size()) return bad();
@@ -141,23 +159,24 @@ Result<std::vector<Value>> Value::split(std::size_t count) const {
 }
 
 Result<std::shared_ptr<SharedMemory>> Value::own_memory(ValueMemory* memory) const {
-  if (whole()) return memory_;
+  if (whole()) return this->memory();
+  Own& own = *more_->own;
   {
-    const std::lock_guard lock(own_->mutex);
-    if (own_->memory) return own_->memory;
+    const std::lock_guard lock(own.mutex);
+    if (own.memory) return own.memory;
   }
   SHOAL_TRY(const auto here, pin());
   SHOAL_TRY(const Value copy, make_shared(here.pieces, kind_, memory));  // without the lock: who waits for room must not stop the loop
-  const std::lock_guard lock(own_->mutex);
-  if (!own_->memory) own_->memory = copy.memory();
-  return own_->memory;
+  const std::lock_guard lock(own.mutex);
+  if (!own.memory) own.memory = copy.memory();
+  return own.memory;
 }
 
 Result<Value> Value::from_memory(Fd memory) {
   SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(memory));
   Value out;
-  SHOAL_TRY(out.memory_, SharedMemory::of(std::move(memory), bytes));
-  SHOAL_TRY(const auto mapping, out.memory_->mapping());
+  SHOAL_TRY(out.more().memory, SharedMemory::of(std::move(memory), bytes));
+  SHOAL_TRY(const auto mapping, out.memory()->mapping());
   const auto bad = [] { return fail(invalid_argument("a memory that holds no value")); };
   MemoryHeader header{};
   if (bytes < sizeof header) return bad();
@@ -166,15 +185,16 @@ Result<Value> Value::from_memory(Fd memory) {
       first_piece(header.num_pieces) > bytes) {
     return bad();
   }
-  out.sizes_ = PieceSizes(header.num_pieces);
+  PieceSizes sizes(header.num_pieces);
   std::size_t at = first_piece(header.num_pieces);
   for (std::size_t i = 0; i < header.num_pieces; ++i) {
     std::uint64_t size = 0;
     std::memcpy(&size, mapping->data() + sizeof header + 8 * i, 8);
     if (size > bytes || at + size > bytes) return bad();
-    out.sizes_.push_back(size);
+    sizes.push_back(size);
     at += aligned(size);
   }
+  out.set_sizes(std::move(sizes));
   out.kind_ = static_cast<Kind>(header.kind);
   return out;
 }
@@ -189,7 +209,7 @@ Result<Value> Value::from_inline(PieceSizes sizes, Bytes data, Kind kind) {
   if (all.empty() || all.size() > kMaxBuffers || total != data.size())
     return fail(invalid_argument("a value that does not fill its bytes"));
   Value out;
-  out.sizes_ = std::move(sizes);
+  out.set_sizes(std::move(sizes));
   out.inline_bytes_ = data.size();
   const auto kept = std::make_shared<Bytes>(std::move(data));
   out.inline_ = std::shared_ptr<const std::byte[]>(kept, kept->data());
@@ -202,16 +222,16 @@ Result<Value::Pinned> Value::pin() const {
   const std::byte* base = inline_.get();
   out.keep = inline_;
   if (shared()) {
-    std::shared_ptr<const runtime::Mapping> mapping = copy_;
+    std::shared_ptr<const runtime::Mapping> mapping = more_->copy;
     if (!mapping) {
-      SHOAL_TRY(mapping, memory_->mapping());
+      SHOAL_TRY(mapping, memory()->mapping());
     }
     base = mapping->data();
     out.keep = std::move(mapping);
   }
   out.base = base;
   out.pieces.reserve(num_pieces());
-  std::size_t at = start_ != 0 ? start_ : shared() ? first_piece(num_pieces()) : 0;
+  std::size_t at = !whole() ? more_->start : shared() ? first_piece(num_pieces()) : 0;
   for (const auto size : sizes()) {
     out.pieces.emplace_back(base + at, size);
     at += shared() ? aligned(size) : size;
@@ -220,7 +240,7 @@ Result<Value::Pinned> Value::pin() const {
 }
 
 Value::Pieces Value::pieces() const {
-  if (shared()) memory_->stay();
+  if (shared()) memory()->stay();
   auto here = pin();
   // Only a mapping that was given up can fail to come back.
   return here ? std::move(here->pieces) : Pieces(num_pieces());
@@ -238,7 +258,7 @@ Result<Value> Value::for_user() const {
     out.inline_ = std::shared_ptr<const std::byte[]>(copy, copy->data());
     return out;
   }
-  SHOAL_TRY(out.copy_, memory_->copy());
+  SHOAL_TRY(out.more().copy, memory()->copy());
   return out;
 }
 

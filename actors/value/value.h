@@ -38,6 +38,10 @@ class PieceSizes {
     }
   }
   std::span<const std::uint64_t> all() const { return count_ > 1 ? std::span<const std::uint64_t>(many_) : std::span(&one_, count_); }
+  std::vector<std::uint64_t> list() && {
+    if (count_ <= 1) many_.assign(count_, one_);
+    return std::move(many_);
+  }
 
  private:
   std::size_t count_ = 0;
@@ -75,8 +79,10 @@ class Value {
 
   Kind kind() const { return kind_; }
   bool raised() const { return kind_ == Kind::kRaised; }
-  bool shared() const { return memory_ != nullptr; }
-  std::span<const std::uint64_t> sizes() const { return sizes_.all(); }
+  bool shared() const { return memory() != nullptr; }
+  std::span<const std::uint64_t> sizes() const {
+    return more_ && !more_->sizes.empty() ? std::span<const std::uint64_t>(more_->sizes) : std::span(&inline_bytes_, has_one_ ? 1 : 0);
+  }
   std::size_t num_pieces() const { return sizes().size(); }
   std::size_t total_bytes() const;
   // Of those, what travels in a frame.
@@ -102,16 +108,16 @@ class Value {
   Result<Value> for_user() const;
 
   // Of a shared value: whether its memory holds nothing else. If not it cannot be passed on by a descriptor (own_memory).
-  bool whole() const { return start_ == 0; }
+  bool whole() const { return !more_ || more_->start == 0; }
   // Of a shared value: a memory that holds it and nothing else. Of a part it is made at the first call: by `memory`, which may wait for
   // room, or, without, as one that nobody counts. Any thread.
   Result<std::shared_ptr<SharedMemory>> own_memory(ValueMemory* memory = nullptr) const;
   // Of a shared value.
-  const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
+  const std::shared_ptr<SharedMemory>& memory() const { return more_ ? more_->memory : kNoMemory; }
   // Of one that is not.
   std::span<const std::byte> inline_data() const { return {inline_.get(), inline_bytes()}; }
   // What references among its bytes refer to; as long as a copy of this value lives here, so do these objects.
-  const std::vector<ObjectKey>& refs() const { return refs_ ? refs_->objects : kNoRefs; }
+  const std::vector<ObjectKey>& refs() const { return more_ && more_->refs ? more_->refs->objects : kNoRefs; }
   void refer(std::vector<ObjectKey> objects, std::shared_ptr<const void> hold);
 
  private:
@@ -119,20 +125,31 @@ class Value {
     std::vector<ObjectKey> objects;
     std::shared_ptr<const void> hold;
   };
-  static const std::vector<ObjectKey> kNoRefs;
-  PieceSizes sizes_;
-  std::shared_ptr<const Refs> refs_;           // null: it contains none
-  std::shared_ptr<const std::byte[]> inline_;  // null: shared, or empty
-  std::size_t inline_bytes_ = 0;
-  std::shared_ptr<SharedMemory> memory_;
-  std::shared_ptr<const runtime::Mapping> copy_;  // of for_user: instead of the memory
   struct Own {
     std::mutex mutex;
     std::shared_ptr<SharedMemory> memory;
   };
-  std::shared_ptr<Own> own_;  // of a part: what is passed on, once it was
-  std::size_t start_ = 0;     // of its first piece in the memory of a value of several; 0: the memory is its own
+  // What few values have.
+  struct More {
+    std::vector<std::uint64_t> sizes;  // empty: of one small piece
+    std::shared_ptr<const Refs> refs;  // null: it contains none
+    std::shared_ptr<SharedMemory> memory;
+    std::shared_ptr<const runtime::Mapping> copy;  // of for_user: instead of the memory
+    std::shared_ptr<Own> own;                      // of a part: what is passed on, once it was
+    std::size_t start = 0;                         // of its first piece in the memory of a value of several; 0: the memory is its own
+  };
+  static const std::vector<ObjectKey> kNoRefs;
+  static const std::shared_ptr<SharedMemory> kNoMemory;
+  // To be changed: no copy of this value sees it.
+  More& more();
+  void set_sizes(PieceSizes sizes);
+
+  // A value is moved several times on its way: it is six words, and what few have lies elsewhere.
+  std::shared_ptr<const std::byte[]> inline_;  // null: shared, or empty
+  std::uint64_t inline_bytes_ = 0;
+  std::shared_ptr<More> more_;  // null: it has none; not changed where another value has it, too
   Kind kind_ = Kind::kResult;
+  bool has_one_ = false;  // one piece, unless there is more
 };
 
 }  // namespace shoal::actors

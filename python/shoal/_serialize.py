@@ -240,7 +240,7 @@ def note_ref(ref) -> bool:
     return refs is not None
 
 
-_known: dict[bytes, tuple] = {}  # pickles that are one array and its memory: its shape, dtype and order
+_known: dict[bytes, tuple] = {}  # pickles that are one array and its memory: its maker, dtype, shape and order
 _MAX_KNOWN = 1000
 _MAX_KNOWN_BYTES = 200
 

@@ -361,7 +361,7 @@ class SpinTest : public ::testing::Test {
     }
     return count;
   }
-  Spin::Options options() {
+  static Spin::Options options() {
     Spin::Options out;
     out.alone = 1h;  // nobody else counts
     out.limit = 20ms;

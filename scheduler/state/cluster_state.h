@@ -234,7 +234,7 @@ class ClusterState {
     bool explained = false, warned = false;
     runtime::TimePoint not_before{};
     GangId like{};               // of gangs: for whom there is room exactly when there is for this one; none: it waits in a group
-    JobId of{};                  // of gangs
+    JobId gang_job{};            // of gangs: whose it is
     std::uint64_t tried_at = 0;  // Rooms::growth(): without more room it need not be tried again
     int windows = 0;             // in which room was kept for it
     runtime::TimePoint rests_until{};

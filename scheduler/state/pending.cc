@@ -21,7 +21,7 @@ bool same(const auto& a, const auto& b) { return a.gang == b.gang && a.job == b.
 
 ClusterState::Pending ClusterState::waiting(const Gang& gang) const {
   Pending out{gang.spec.id, {}, {}, now_};
-  out.of = gang.spec.job;
+  out.gang_job = gang.spec.job;
   if (gang.spec.where.group) return out;  // whose room changes unseen
   const Gang* const last = !pending_.empty() && pending_.back().like ? &gangs_.at(pending_.back().gang) : nullptr;
   const bool alike = last != nullptr && gang.wants == last->wants && gang.spec.where == last->spec.where;
@@ -29,7 +29,7 @@ ClusterState::Pending ClusterState::waiting(const Gang& gang) const {
   return out;
 }
 
-JobId ClusterState::job_of(const Pending& p) const { return p.group ? groups_.at(p.group).row.job : p.gang ? p.of : p.job; }
+JobId ClusterState::job_of(const Pending& p) const { return p.group ? groups_.at(p.group).row.job : p.gang ? p.gang_job : p.job; }
 
 std::string ClusterState::name_of(const Pending& p) const {
   return p.group  ? "placement group " + to_string(p.group)
