@@ -164,7 +164,7 @@ class Server {
       done(turn.group, {std::move(turn.incoming), std::move(result)});
     });
   }
-  // Of a call that ran beside others; any thread.
+  // Of a call that ran beside others; any thread. Its arguments are let go of without the loop.
   void done(std::size_t group, Answer answer) {
     session_.own([&] {
       send(answer, false);

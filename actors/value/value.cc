@@ -39,6 +39,8 @@ class FreshMemory final : public ValueMemory {
 
 }  // namespace
 
+static_assert(sizeof(Value) <= 48, "thousands of them are under way: what few have belongs to More");
+
 const std::vector<ObjectKey> Value::kNoRefs;
 const std::shared_ptr<SharedMemory> Value::kNoMemory;
 

@@ -211,6 +211,25 @@ TEST_F(ValueTest, BytesThatDoNotAddUpAreRefused) {
   EXPECT_FALSE(value_from(std::move(shared)));
 }
 
+TEST_F(ValueTest, WhatACopyRefersToIsItsOwn) {
+  const std::vector<ObjectKey> one(1), two(2);
+  for (const Value::Pieces& pieces : {Value::Pieces{bytes(head_)}, {bytes(head_), bytes(head_)}, {bytes(large_)}}) {
+    Value value = Value::make(pieces).value();
+    const Value none = value;
+    value.refer(one, nullptr);
+    Value copy = value;
+    copy.refer(two, nullptr);
+    Value again = copy;
+    again.refer({}, nullptr);
+    EXPECT_EQ(none.refs().size(), 0u);
+    EXPECT_EQ(value.refs().size(), 1u);
+    EXPECT_EQ(copy.refs().size(), 2u);
+    EXPECT_EQ(copy.for_user().value().refs().size(), 2u);
+    EXPECT_EQ(again.refs().size(), 0u);
+    expect_same(again, none);
+  }
+}
+
 TEST_F(ValueTest, APartIsCopiedOnceHoweverOftenItIsPassedOn) {
   const auto many = Value::make_many({{bytes(head_)}, {bytes(head_), bytes(large_)}}).value();
   const Value part = many.split(2).value()[1], copy = part;
