@@ -378,25 +378,42 @@ TEST_F(SpinTest, BecomesRareWhenNothingComesAndCommonWhenItDoes) {
   EXPECT_EQ(runs(80, false), 10);
 }
 
-TEST(Spin, LeavesTheCoreToWhoeverComputesThere) {
-  Spin::Options options;
-  options.alone = 0ns;
-  options.limit = 1h;
-  options.rest = 1'000'000;
-  Spin spin(options);
-  ASSERT_TRUE(spin.worth());
-  int looks = 0;
-  const auto computes = [&] {  // from its second look at the clock on, that is when the core was offered
-    if (++looks == 2 * options.looks) usleep(2000);
+// A core that is away for 2 ms in each of the first `times` batches of looks that follow an offer of it.
+class TakenCore {
+ public:
+  explicit TakenCore(int times) : times_(times) {
+    options.alone = 0ns;
+    options.limit = 1h;
+    options.rest = 1'000'000;
+  }
+  bool look() {
+    ++looks;
+    const int after = looks - options.looks;
+    if (after > 0 && after % options.looks_between == 0 && after / options.looks_between <= times_) usleep(2000);
     return false;
-  };
-  EXPECT_FALSE(spin.run(computes));
+  }
+  // It was away so often by then.
+  int last() const { return options.looks + times_ * options.looks_between; }
+
+  Spin::Options options;
+  int looks = 0;
+
+ private:
+  const int times_;
+};
+
+TEST(Spin, LeavesTheCoreToWhoeverComputesThere) {
+  TakenCore core(2);
+  Spin spin(core.options);
+  ASSERT_TRUE(spin.worth());
+  EXPECT_FALSE(spin.run([&] { return core.look(); }));
+  EXPECT_LE(core.looks, core.last() + 1);
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(spin.worth());
 
   // The same when what was awaited is there by then.
-  Spin late(options);
-  looks = 0;
-  EXPECT_TRUE(late.run([&] { return computes() || looks > 2 * options.looks; }));
+  TakenCore other(2);
+  Spin late(other.options);
+  EXPECT_TRUE(late.run([&] { return other.look() || other.looks == other.last(); }));
   EXPECT_FALSE(late.worth());
 }
 
@@ -410,20 +427,11 @@ TEST(Spin, LooksForAsLongAsMayBeWaited) {
 }
 
 TEST(Spin, GoesOnAfterAPauseOfTheMachineItself) {
-  Spin::Options options;
-  options.alone = 0ns;
-  options.limit = 20ms;
-  options.rest = 1'000'000;
-  const auto goes_on = [&] {
-    Spin spin(options);
-    int looks = 0;
-    spin.run([&] {  // as from within: time has passed, and nobody else had the core
-      if (++looks != 2 * options.looks) return false;
-      const auto end = std::chrono::steady_clock::now() + 2ms;
-      while (std::chrono::steady_clock::now() < end) cpu_relax();
-      return false;
-    });
-    return looks > 2 * options.looks && spin.worth();
+  const auto goes_on = [] {
+    TakenCore core(1);
+    Spin spin(core.options);
+    const bool found = spin.run([&] { return core.look() || core.looks > 1000; });
+    return found && core.looks > 1000 && spin.worth();
   };
   const auto end = std::chrono::steady_clock::now() + 20s;
   bool has = false;

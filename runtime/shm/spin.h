@@ -4,7 +4,8 @@
 // once both ends sleep between two words they go on so. But a look that finds nothing costs a core that others may need, perhaps the very
 // process that is waited for. So after a moment the core is offered to others between looks (they take it where more processes talk with
 // each other than there are cores), each run is bounded, and where most find nothing they become rare. Where somebody takes the core to
-// compute it comes back after milliseconds, while a sleeper is woken at once: then there are none for thirty times as long.
+// compute it comes back after milliseconds, each time, while a sleeper is woken at once: then there are none for thirty times as long. Once
+// alone tells nothing: a virtual machine has pauses of its own, and after a rest for each of them its wake-ups would be most of the time.
 #pragma once
 
 #include <chrono>
@@ -26,12 +27,13 @@ class Spin {
   struct Options {
     std::chrono::nanoseconds limit = std::chrono::microseconds(1000);  // of one run: more than a wake-up costs
     std::chrono::nanoseconds alone = std::chrono::microseconds(3);     // from its begin, before the core is offered
-    std::chrono::nanoseconds lost = std::chrono::microseconds(500);    // who has the core for so long computes
+    std::chrono::nanoseconds lost = std::chrono::microseconds(500);    // who has the core for so long, twice in a row, computes
     int rest = 30;                                                     // times as long as it was lost there are no runs
     int max_credit = 16;                                               // a run that finds something by looking on earns one
     int miss_costs = 4;                                                // a run up to the limit that finds nothing
     std::uint32_t probe_every = 8;                                     // without credit one run in so many tries again whether it pays
     int looks = 16;                                                    // between two looks at the clock
+    int looks_between = 2;                                             // between two offers of the core: others may have work for it
   };
   Spin() : Spin(Options()) {}
   explicit Spin(Options options) : options_(options), credit_(options.max_credit) {}
@@ -44,7 +46,7 @@ class Spin {
   bool run(Look&& look, std::chrono::nanoseconds at_most = std::chrono::nanoseconds::max()) {
     begin(at_most);
     do {
-      for (int i = 0; i < options_.looks; ++i) {
+      for (int i = 0; i < looks_; ++i) {
         if (look()) return found();
         cpu_relax();
       }
@@ -64,11 +66,12 @@ class Spin {
   int credit_;
   std::uint32_t passed_ = 0;
   Clock::time_point not_before_{};
+  bool was_lost_ = false;  // for long, when the core was offered last
   // of this run
   std::chrono::nanoseconds at_most_{};
+  int looks_ = 0;
   std::uint32_t batches_ = 0;
   Clock::time_point begun_{}, looked_{};  // at the clock, before the core was offered
-  long switches_ = 0;
 };
 
 }  // namespace shoal::runtime
