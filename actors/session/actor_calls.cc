@@ -335,10 +335,10 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
     return future;
   }
   if (!flushing_ && t.queue.empty() && all_ready(queued.deps)) {
-    runtime::Peer* const peer = open_peer(t);
-    if (peer != nullptr && !queued.in_portions(peer->identity().local)) {
+    Link* const link = open_link(t);
+    if (link != nullptr && !queued.in_portions(link->peer->identity().local)) {
       flushing_ = true;
-      send(id, t, *peer, std::move(queued));
+      send(id, t, *link, std::move(queued));
       flush_others();
       return future;
     }
@@ -386,27 +386,27 @@ void ActorCalls::flush_others() {
   flushing_ = false;
 }
 
-runtime::Peer* ActorCalls::open_peer(const Target& t) {
+ActorCalls::Link* ActorCalls::open_link(const Target& t) {
   if (t.dead || t.endpoint.empty() || !t.news.empty()) return nullptr;
   const auto link = links_.find(t.endpoint);
   if (link == links_.end() || link->second.peer == nullptr) return nullptr;
-  if (link->second.peer->queued_bytes() <= options_.high_water_bytes) return link->second.peer.get();
+  if (link->second.peer->queued_bytes() <= options_.high_water_bytes) return &link->second;
   link->second.full = any_full_ = true;
   return nullptr;
 }
 
 void ActorCalls::flush_now(ActorId id, Target& t) {
   for (std::size_t at = 0; at < t.queue.size();) {
-    runtime::Peer* const peer = open_peer(t);
-    if (peer == nullptr) return;
+    Link* const link = open_link(t);
+    if (link == nullptr) return;
     if (at > 0 && t.queue[at].call.method == kRelease) return;  // behind all that were made
     if (!t.queue[at].all_ready()) {
       if (!t.any_order) return;
       ++at;
       continue;
     }
-    if (t.queue[at].in_portions(peer->identity().local)) {
-      const auto sent = send_before(id, t, *peer, at);
+    if (t.queue[at].in_portions(link->peer->identity().local)) {
+      const auto sent = send_before(id, t, *link, at);
       if (sent && !*sent) return;
       at = 0;
       if (!sent) {
@@ -422,7 +422,7 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
     Queued q = std::move(t.queue[at]);
     t.queue.erase(t.queue.begin() + static_cast<std::ptrdiff_t>(at));
     t.queued_bytes -= q.call.args.inline_bytes();
-    send(id, t, *peer, std::move(q));
+    send(id, t, *link, std::move(q));
   }
 }
 
@@ -456,7 +456,7 @@ bool ActorCalls::argument_failed(ActorId id, Queued& q) {
 }
 
 // Nothing of it waits in this process: descriptors would be open for that.
-Result<bool> ActorCalls::send_before(ActorId id, Target& t, runtime::Peer& peer, std::size_t at) {
+Result<bool> ActorCalls::send_before(ActorId id, Target& t, Link& link, std::size_t at) {
   if (at > 0) {
     Queued q = std::move(t.queue[at]);
     t.queue.erase(t.queue.begin() + static_cast<std::ptrdiff_t>(at));
@@ -465,7 +465,7 @@ Result<bool> ActorCalls::send_before(ActorId id, Target& t, runtime::Peer& peer,
   Queued& q = t.queue.front();
   if (std::any_of(q.deps.begin(), q.deps.end(), [](const ValueFuture& d) { return !d.peek() || d.peek()->raised(); })) return true;
   (void)argument_failed(id, q);  // none has, and they are in the call now
-  Link& link = links_.at(t.endpoint);
+  runtime::Peer& peer = *link.peer;
   if (std::exchange(q.connection, link.connection) != link.connection) q.before = 0;
   const bool local = peer.identity().local;
   for (;;) {
@@ -498,12 +498,12 @@ void ActorCalls::stand_alone(std::span<const Value> values, bool local) {
   }
 }
 
-void ActorCalls::send(ActorId id, Target& t, runtime::Peer& peer, Queued&& q) {
+void ActorCalls::send(ActorId id, Target& t, Link& link, Queued&& q) {
   if (argument_failed(id, q)) return;
-  Link& link = links_.at(t.endpoint);
+  runtime::Peer& peer = *link.peer;
   q.call.from = link.introduced ? WorkerId() : self_;
   q.call.from_node = node_;
-  const bool local = link.peer->identity().local;
+  const bool local = peer.identity().local;
   const auto values = std::span(q.call.deps).subspan(q.before);
   stand_alone(values, local);
   auto message = to_message(q.call, local, q.before);

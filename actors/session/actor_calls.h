@@ -188,7 +188,7 @@ class ActorCalls final : public runtime::PeerHandler {
   void heard_made(const runtime::Peer& peer);
   static void now_made(Target& target);
   // Over which its calls go now; null when they have to wait.
-  runtime::Peer* open_peer(const Target& target);
+  Link* open_link(const Target& target);
   bool connected(const Target& target) const;
   void link_broke(const std::string& endpoint, const Error& why);
   void redial(const std::string& endpoint, const Error& why);
@@ -198,11 +198,11 @@ class ActorCalls final : public runtime::PeerHandler {
   static std::deque<Queued>::iterator place_of(Target& target, const Call& call);
   void flush_now(ActorId id, Target& target);
   void flush_others();
-  void send(ActorId id, Target& target, runtime::Peer& peer, Queued&& queued);
+  void send(ActorId id, Target& target, Link& link, Queued&& queued);
   // Whether what an argument came to is what the call comes to.
   bool argument_failed(ActorId id, Queued& queued);
   // What goes before the call at that place, which is the first of the queue from then on; whether all of that is sent.
-  Result<bool> send_before(ActorId id, Target& target, runtime::Peer& peer, std::size_t at);
+  Result<bool> send_before(ActorId id, Target& target, Link& link, std::size_t at);
   void forget_before(const Target& target, const Queued& queued);
   void stand_alone(std::span<const Value> values, bool local);
   void remember(Target& target, std::uint64_t number, Sent sent);

@@ -22,6 +22,11 @@ void describe(wire::Value::Builder m, const Value& value, bool local) {
   for (unsigned i = 0; i < sizes.size(); ++i) sizes.set(i, all[i]);
 }
 
+// One that needs no description where it is all there is in a message: one piece, that of the payload.
+bool is_plain(const Value& value, bool local) {
+  return value.num_pieces() == 1 && !value.raised() && value.refs().empty() && !(value.shared() && local);
+}
+
 // The bytes and descriptors of `first`, then of the others.
 Result<void> attach(runtime::Message& message, bool local, const Value& first, std::span<const Value> others = {}) {
   std::size_t total = 0;
@@ -70,6 +75,14 @@ Shape read_shape(wire::Value::Reader m) {
   KJ_REQUIRE(sizes.size() <= Value::kMaxBuffers, "too many buffers");
   out.sizes = PieceSizes(sizes.size());
   for (const auto s : sizes) out.sizes.push_back(s);
+  return out;
+}
+
+// What is_plain says of a value.
+Shape plain_shape(const runtime::Message& message) {
+  Shape out;
+  out.sizes = PieceSizes(1);
+  out.sizes.push_back(message.payload.size());
   return out;
 }
 
@@ -160,7 +173,8 @@ Result<runtime::Message> to_message(const Call& call, bool local, std::size_t se
     m.setFromNode(call.from_node.value);
     m.setTask(call.task);
     if (call.function) m.setFunction(*call.function);
-    describe(m.initArgs(), call.args, local);
+    if (!values.empty() || !is_plain(call.args, local)) describe(m.initArgs(), call.args, local);
+    if (values.empty()) return;
     auto deps = m.initDeps(static_cast<unsigned>(values.size()));
     for (unsigned i = 0; i < deps.size(); ++i) describe(deps[i], values[i], local);
   });
@@ -193,8 +207,8 @@ Result<Call> take_call(runtime::Message& message, ValueMemory* memory) {
               call.from_node = NodeId{m.getFromNode()};
               call.task = m.getTask();
               if (m.hasFunction()) call.function = shared_name({m.getFunction().cStr(), m.getFunction().size()});
-              args = read_shape(m.getArgs());
-              return read_shapes(m.getDeps());
+              args = m.hasArgs() ? read_shape(m.getArgs()) : plain_shape(message);
+              return m.hasDeps() ? read_shapes(m.getDeps()) : std::vector<Shape>();
             }));
   Detacher detach(message, memory);
   SHOAL_TRY(call.args, detach.next(std::move(args)));
@@ -305,12 +319,13 @@ Result<CancelCall> cancel_from(const Bytes& bytes) {
 
 Result<runtime::Message> to_message(const Value& value, bool local) {
   runtime::Message out;
-  out.body = runtime::write<wire::Value>([&](wire::Value::Builder m) { describe(m, value, local); });
+  if (!is_plain(value, local)) out.body = runtime::write<wire::Value>([&](wire::Value::Builder m) { describe(m, value, local); });
   SHOAL_OK(attach(out, local, value));
   return out;
 }
 
 Result<Value> value_from(runtime::Message message, ValueMemory* memory) {
+  if (message.body.empty()) return Detacher(message, memory).next(plain_shape(message));
   SHOAL_TRY(Shape shape, runtime::read<wire::Value>(message.body, read_shape));
   return Detacher(message, memory).next(std::move(shape));
 }

@@ -17,6 +17,8 @@ struct MemoryHeader {
 };
 constexpr std::uint64_t kMagic = 0x31764c414f4853ULL;  // "SHOALv1"
 
+constexpr std::size_t kCopied = 256;  // bytes from the wire: one piece of memory that is kept costs more than to copy so few
+
 std::size_t aligned(std::size_t n) { return (n + Value::kAlignment - 1) / Value::kAlignment * Value::kAlignment; }
 
 std::size_t first_piece(std::size_t num_pieces) { return aligned(sizeof(MemoryHeader) + 8 * num_pieces); }
@@ -213,9 +215,15 @@ Result<Value> Value::from_inline(PieceSizes sizes, Bytes data, Kind kind) {
   Value out;
   out.set_sizes(std::move(sizes));
   out.inline_bytes_ = data.size();
-  const auto kept = std::make_shared<Bytes>(std::move(data));
-  out.inline_ = std::shared_ptr<const std::byte[]>(kept, kept->data());
   out.kind_ = kind;
+  if (data.size() <= kCopied) {
+    const auto copy = std::make_shared_for_overwrite<std::byte[]>(total);
+    if (total > 0) std::memcpy(copy.get(), data.data(), total);
+    out.inline_ = copy;
+  } else {
+    const auto kept = std::make_shared<Bytes>(std::move(data));
+    out.inline_ = std::shared_ptr<const std::byte[]>(kept, kept->data());
+  }
   return out;
 }
 

@@ -95,6 +95,45 @@ TEST_F(ValueTest, ACallTravelsWithItsArgumentsAndReferences) {
   for (std::size_t i = 0; i < 3; ++i) expect_same(back.deps[i], call.deps[i]);
 }
 
+TEST_F(ValueTest, WhatIsPlainNeedsNoDescription) {
+  const auto answer = [&](const Value& value, bool local, bool plain) {
+    auto message = to_message(value, local).value();
+    EXPECT_EQ(message.body.empty(), plain);
+    const Value back = value_from(std::move(message)).value();
+    expect_same(back, value);
+    EXPECT_EQ(back.refs().size(), value.refs().size());
+    EXPECT_EQ(back.shared(), value.shared());
+  };
+  Value refers = Value::make({bytes(head_)}).value();
+  refers.refer({ObjectKey{}}, nullptr);
+  const Value long_one = Value::make({bytes(std::string(1000, 'x'))}).value(), large = Value::make({bytes(large_)}).value();
+  for (const bool local : {true, false}) {
+    answer(Value::make({bytes(head_)}).value(), local, true);
+    answer(Value::make({bytes(empty_)}).value(), local, true);
+    answer(long_one, local, true);
+    answer(large, local, !local);
+    answer(Value::make({bytes(head_), bytes(small_)}).value(), local, false);
+    answer(Value::make({bytes(head_)}, Value::Kind::kRaised).value(), local, false);
+    answer(refers, local, false);
+
+    Call call;
+    for (const Value& args : {Value::make({bytes(empty_)}).value(), long_one, large, refers}) {
+      call.args = args;
+      for (const auto& deps : {std::vector<Value>(), std::vector<Value>{Value::make({bytes(small_)}).value()}}) {
+        call.deps = deps;
+        const Call back = call_from(to_message(call, local).value()).value();
+        expect_same(back.args, call.args);
+        EXPECT_EQ(back.args.refs().size(), call.args.refs().size());
+        ASSERT_EQ(back.deps.size(), deps.size());
+        for (std::size_t i = 0; i < deps.size(); ++i) expect_same(back.deps[i], deps[i]);
+      }
+      const Call without = call_from(to_message(call, local, 1).value()).value();  // the reference's value went before
+      expect_same(without.args, call.args);
+      EXPECT_TRUE(without.deps.empty());
+    }
+  }
+}
+
 TEST_F(ValueTest, ToAnotherHostEverythingTravelsAsBytesAndIsSharedThere) {
   Call call;
   call.method = "add";
@@ -203,7 +242,7 @@ TEST_F(ValueTest, BytesThatDoNotAddUpAreRefused) {
   EXPECT_FALSE(Value::from_inline(sizes({~0ull, 5}), Bytes(4), Value::Kind::kResult));
   EXPECT_TRUE(Value::from_inline(sizes({1, 0, 3}), Bytes(4), Value::Kind::kResult));
   EXPECT_FALSE(Value::from_memory(runtime::make_memory("x", 100).value()));
-  auto message = to_message(Value::make({bytes(head_)}).value(), true).value();
+  auto message = to_message(Value::make({bytes(head_), bytes(small_)}).value(), true).value();
   message.payload = Bytes(2);
   EXPECT_FALSE(value_from(std::move(message)));
   auto shared = to_message(Value::make({bytes(large_)}).value(), true).value();

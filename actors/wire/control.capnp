@@ -470,7 +470,8 @@ struct ReadLog {
 # ---- to an actor -------------------------------------------------------------------------------------------------------------------
 
 # A serialized value (actors/value/value.h). Not shared: its bytes are the next of the frame's payload. Shared: they lie in a memory, the
-# next descriptor of the frame, which describes itself.
+# next descriptor of the frame, which describes itself. An answer without a body, and a call without args and deps: a plain value of one
+# piece, which is the whole payload.
 struct Value {
   head @0 :UInt64;
   buffers @1 :List(UInt64);
