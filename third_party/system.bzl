@@ -20,6 +20,7 @@ def _system_packages(ctx):
     versions = _versions(ctx, _names(linked[0]) + ["g++-12", "libc6-dev", "libstdc++-12-dev"])
     for name, version in _versions(ctx, _names(linked[1].partition("\n")[2])).items():
         ctx.file(name + ".h", "// %s %s\n" % (name, version))
+        ctx.file(name + ".cc", 'extern const char* const kLinkedWith;\nconst char* const kLinkedWith = "%s %s";\n' % (name, version))
     text = "\\n".join(["%s %s" % (n, versions[n]) for n in sorted(versions)])
     ctx.file("versions.cc", 'extern const char* const kBuiltWith;\nconst char* const kBuiltWith = "%s";\n' % text)
     ctx.file("versions.h", "// %s\n#pragma once\nextern const char* const kBuiltWith;  // name and version of each package\n" % text)

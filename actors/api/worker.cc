@@ -57,29 +57,30 @@ class Server {
     if (makes_itself) make_again();
     std::optional<Answer> due;
     while (true) {
-      Turn turn = next(due);
-      if (turn.incoming.call.method == kConstruct) {
-        due.emplace(construct(std::move(turn)));
-      } else if (turn.incoming.call.method == kRelease) {
-        due = release(std::move(turn.incoming));
-      } else if (turn.incoming.call.method == kLastWords) {
-        auto words = context_.functions().last_words(turn.incoming.call.args);
-        due.emplace(Answer{std::move(turn.incoming), std::move(words)});
+      auto turn = next(due);
+      Incoming& incoming = turn->incoming;
+      if (incoming.call.method == kConstruct) {
+        due.emplace(construct(*std::move(turn)));
+      } else if (incoming.call.method == kRelease) {
+        due = release(std::move(incoming));
+      } else if (incoming.call.method == kLastWords) {
+        auto words = context_.functions().last_words(incoming.call.args);
+        due.emplace(Answer{std::move(incoming), std::move(words)});
       } else if (!instance_) {
-        session_.own([&] { early_.push_back(std::move(turn.incoming)); });
+        session_.own([&] { early_.push_back(std::move(incoming)); });
       } else if (turns_) {
-        turn.incoming.taken.began();
-        loop_ ? loop_->begin(std::move(turn)) : threads_->begin(std::move(turn));
+        incoming.taken.began();
+        loop_ ? loop_->begin(*std::move(turn)) : threads_->begin(*std::move(turn));
       } else {
-        auto result = call(turn.incoming);
-        due.emplace(std::move(turn.incoming), std::move(result));
+        auto result = call(incoming);
+        due.emplace(std::move(incoming), std::move(result));
       }
     }
   }
 
  private:
   // Sends what is due, then waits for the next call: one taking of the loop for both.
-  Turn next(std::optional<Answer>& due) {
+  std::optional<Turn> next(std::optional<Answer>& due) {
     std::optional<Turn> out;
     const auto turn = [&] {
       if (due) {
@@ -102,7 +103,7 @@ class Server {
     };
     while (!session_.wait(turn)) {  // interrupted, which is nothing to a worker
     }
-    return *std::move(out);
+    return out;
   }
   // `more`: answers that go with it.
   void send(Answer& answer, bool more) {

@@ -64,16 +64,15 @@ void ActorHost::on_request(runtime::Peer& peer, runtime::Request request, runtim
     values.insert(values.end(), std::move_iterator(call->deps.begin()), std::move_iterator(call->deps.end()));
     call->deps = std::move(values);
   }
+  const auto it = actors_.find(call->actor);
+  if (it != actors_.end() && it->second.dead) return responder.fail(*it->second.dead);
+  if (it == actors_.end() && !default_) {
+    return responder.fail(not_found("no actor " + to_string(call->actor) + " lives in this process").with_reason("ActorDied"));
+  }
+  Hosted& actor = it != actors_.end() ? *it->second.actor : *default_;
   const auto caller = callers_.find(peer.number());
   const auto [from, from_node] = caller == callers_.end() ? std::pair<WorkerId, NodeId>() : caller->second;
-  Incoming incoming{*std::move(call), std::move(responder), peer.number(), peer.identity().local, from, from_node, references_};
-  const auto it = actors_.find(incoming.call.actor);
-  if (it != actors_.end()) {
-    if (it->second.dead) return incoming.responder.fail(*it->second.dead);
-    return it->second.actor->on_call(std::move(incoming));
-  }
-  if (default_) return default_->on_call(std::move(incoming));
-  incoming.responder.fail(not_found("no actor " + to_string(incoming.call.actor) + " lives in this process").with_reason("ActorDied"));
+  actor.on_call({*std::move(call), std::move(responder), peer.number(), peer.identity().local, from, from_node, references_});
 }
 
 void ActorHost::let_go(const std::vector<ObjectKey>& contains) {

@@ -1,6 +1,7 @@
 #include "actors/value/call.h"
 
 #include <algorithm>
+#include <optional>
 #include <span>
 
 #include "actors/wire/control.capnp.h"
@@ -78,14 +79,6 @@ Shape read_shape(wire::Value::Reader m) {
   return out;
 }
 
-// What is_plain says of a value.
-Shape plain_shape(const runtime::Message& message) {
-  Shape out;
-  out.sizes = PieceSizes(1);
-  out.sizes.push_back(message.payload.size());
-  return out;
-}
-
 void add_contained(std::vector<ObjectKey>& to, wire::Value::Reader m) {
   if (!m.hasContains()) return;
   const auto keys = read_keys(m.getContains());
@@ -100,10 +93,19 @@ std::vector<Shape> read_shapes(capnp::List<wire::Value>::Reader list) {
   return out;
 }
 
+// The only value of a message that does not describe it.
+Result<Value> plain_value(runtime::Message& message, ValueMemory* memory) {
+  const auto piece = message.payload.span();
+  if (piece.size() > Value::kMaxInlineBytes) return Value::make_shared({&piece, 1}, Value::Kind::kResult, memory);
+  PieceSizes sizes(1);
+  sizes.push_back(piece.size());
+  return Value::from_inline(std::move(sizes), std::move(message.payload), Value::Kind::kResult);
+}
+
 // Takes the values' bytes and descriptors off a message, in order.
 class Detacher {
  public:
-  Detacher(runtime::Message& message, ValueMemory* memory) : message_(message), memory_(memory) {}
+  Detacher(runtime::Message& message, ValueMemory* memory) : message_(message), memory_(memory), size_(message.payload.size()) {}
   Result<Value> next(Shape shape) {
     auto contains = std::move(shape.contains);
     SHOAL_TRY(Value value, bytes_of(std::move(shape)));
@@ -122,10 +124,10 @@ class Detacher {
     }
     std::size_t total = 0;
     for (const auto s : shape.sizes.all()) {
-      if (s > message_.payload.size()) return fail(invalid_argument("a value larger than its frame"));
+      if (s > size_) return fail(invalid_argument("a value larger than its frame"));
       total += s;
     }
-    if (total > message_.payload.size() - at_) return fail(invalid_argument("a value larger than its frame"));
+    if (total > size_ - at_) return fail(invalid_argument("a value larger than its frame"));
     const auto kind = shape.raised ? Value::Kind::kRaised : Value::Kind::kResult;
     if (total > Value::kMaxInlineBytes) {  // from another host: here it shall be passed on, and read, as any other large one
       Value::Pieces pieces;
@@ -135,14 +137,19 @@ class Detacher {
       }
       return Value::make_shared(pieces, kind, memory_);
     }
-    const bool all = at_ == 0 && total == message_.payload.size();
-    Bytes data = all ? std::move(message_.payload) : Bytes::copy_of(message_.payload.data() + at_, total);
+    Bytes data;
+    if (total == size_) {
+      data = std::move(message_.payload);
+    } else if (total > 0) {
+      data = Bytes::copy_of(message_.payload.data() + at_, total);
+    }
     at_ += total;
     return Value::from_inline(std::move(shape.sizes), std::move(data), kind);
   }
 
   runtime::Message& message_;
   ValueMemory* const memory_;
+  const std::size_t size_;
   std::size_t at_ = 0, next_fd_ = 0;
 };
 
@@ -198,7 +205,7 @@ namespace {
 // The body stays in the message.
 Result<Call> take_call(runtime::Message& message, ValueMemory* memory) {
   Call call;
-  Shape args;
+  std::optional<Shape> args;
   SHOAL_TRY(auto deps, runtime::read<wire::Call>(message.body, [&](wire::Call::Reader m) {
               call.actor = ActorId{m.getActor()};
               call.method = runtime::text(m.getMethod());
@@ -207,11 +214,16 @@ Result<Call> take_call(runtime::Message& message, ValueMemory* memory) {
               call.from_node = NodeId{m.getFromNode()};
               call.task = m.getTask();
               if (m.hasFunction()) call.function = shared_name({m.getFunction().cStr(), m.getFunction().size()});
-              args = m.hasArgs() ? read_shape(m.getArgs()) : plain_shape(message);
+              if (m.hasArgs()) args = read_shape(m.getArgs());
               return m.hasDeps() ? read_shapes(m.getDeps()) : std::vector<Shape>();
             }));
+  if (!args) {
+    if (!deps.empty()) return fail(invalid_argument("a call with references, and without arguments in which they stand"));
+    SHOAL_TRY(call.args, plain_value(message, memory));
+    return call;
+  }
   Detacher detach(message, memory);
-  SHOAL_TRY(call.args, detach.next(std::move(args)));
+  SHOAL_TRY(call.args, detach.next(*std::move(args)));
   SHOAL_TRY(call.deps, values_of(std::move(deps), detach));
   return call;
 }
@@ -325,7 +337,7 @@ Result<runtime::Message> to_message(const Value& value, bool local) {
 }
 
 Result<Value> value_from(runtime::Message message, ValueMemory* memory) {
-  if (message.body.empty()) return Detacher(message, memory).next(plain_shape(message));
+  if (message.body.empty()) return plain_value(message, memory);
   SHOAL_TRY(Shape shape, runtime::read<wire::Value>(message.body, read_shape));
   return Detacher(message, memory).next(std::move(shape));
 }

@@ -117,6 +117,12 @@ TEST_F(ValueTest, WhatIsPlainNeedsNoDescription) {
     answer(refers, local, false);
 
     Call call;
+    call.args = Value::make({bytes(head_)}).value();
+    const auto described = [&] { return to_message(call, local).value().body.size(); };
+    const auto plain_bytes = described();
+    call.args = Value::make({bytes(head_)}, Value::Kind::kRaised).value();
+    EXPECT_LT(plain_bytes, described());
+
     for (const Value& args : {Value::make({bytes(empty_)}).value(), long_one, large, refers}) {
       call.args = args;
       for (const auto& deps : {std::vector<Value>(), std::vector<Value>{Value::make({bytes(small_)}).value()}}) {

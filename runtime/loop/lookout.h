@@ -59,7 +59,7 @@ class Lookout {
 
  private:
   static constexpr int kAtOnce = 8;  // looked at by one look()
-  static constexpr int kLooksBetween = 64;
+  static constexpr int kLooksBetween = 32;
   static constexpr int kSocketLooksBetween = 8;
   static constexpr std::size_t kFewSockets = 8;  // of more of them epoll tells as soon
   static constexpr std::size_t kFew = 16;        // awake ones, among which none is sent to sleep for itself
@@ -77,8 +77,8 @@ class Lookout {
   Spin spin_;
   std::vector<std::shared_ptr<Polled>> sockets_;
   std::size_t next_socket_ = 0;
-  Spin socket_spin_{{.looks = 2}};
-  Spin between_spin_{{.looks = 2}};
+  Spin socket_spin_{{.looks = 2, .looks_between = 2}};
+  Spin between_spin_{{.looks = 2, .looks_between = 2}};
 };
 
 }  // namespace shoal::runtime

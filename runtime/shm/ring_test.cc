@@ -378,43 +378,41 @@ TEST_F(SpinTest, BecomesRareWhenNothingComesAndCommonWhenItDoes) {
   EXPECT_EQ(runs(80, false), 10);
 }
 
-// A core that is away for 2 ms in each of the first `times` batches of looks that follow an offer of it.
-class TakenCore {
- public:
-  explicit TakenCore(int times) : times_(times) {
-    options.alone = 0ns;
-    options.limit = 1h;
-    options.rest = 1'000'000;
-  }
-  bool look() {
-    ++looks;
-    const int after = looks - options.looks;
-    if (after > 0 && after % options.looks_between == 0 && after / options.looks_between <= times_) usleep(2000);
-    return false;
-  }
-  // It was away so often by then.
-  int last() const { return options.looks + times_ * options.looks_between; }
-
-  Spin::Options options;
-  int looks = 0;
-
- private:
-  const int times_;
-};
+// The core is away for 2 ms at each of the first so many offers.
+int offers_taken = 0;
+Spin::Options taken(int times) {
+  offers_taken = times;
+  Spin::Options out;
+  out.alone = 0ns;
+  out.limit = 1h;
+  out.rest = 1'000'000;
+  out.offer = [] {
+    if (offers_taken-- > 0) usleep(2000);
+  };
+  return out;
+}
 
 TEST(Spin, LeavesTheCoreToWhoeverComputesThere) {
-  TakenCore core(2);
-  Spin spin(core.options);
+  Spin spin(taken(100));
   ASSERT_TRUE(spin.worth());
-  EXPECT_FALSE(spin.run([&] { return core.look(); }));
-  EXPECT_LE(core.looks, core.last() + 1);
+  int looks = 0;
+  EXPECT_FALSE(spin.run([&] { return ++looks < 0; }));
+  EXPECT_EQ(offers_taken, 98);
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(spin.worth());
 
-  // The same when what was awaited is there by then.
-  TakenCore other(2);
-  Spin late(other.options);
-  EXPECT_TRUE(late.run([&] { return other.look() || other.looks == other.last(); }));
+  // The same when what was awaited is there by then, and when each run finds something after one offer.
+  const auto options = taken(100);
+  Spin late(options);
+  looks = 0;
+  EXPECT_TRUE(late.run([&] { return ++looks > options.looks + options.looks_between; }));
   EXPECT_FALSE(late.worth());
+  Spin brief(taken(100));
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(brief.worth());
+    looks = 0;
+    EXPECT_TRUE(brief.run([&] { return ++looks > options.looks; }));
+  }
+  EXPECT_FALSE(brief.worth());
 }
 
 TEST(Spin, LooksForAsLongAsMayBeWaited) {
@@ -426,17 +424,27 @@ TEST(Spin, LooksForAsLongAsMayBeWaited) {
   EXPECT_EQ(looks, options.looks + 1);
 }
 
+// Looks on, for as long as ever, after one long absence; and what a look does when it finds something counts for nothing.
 TEST(Spin, GoesOnAfterAPauseOfTheMachineItself) {
-  const auto goes_on = [] {
-    TakenCore core(1);
-    Spin spin(core.options);
-    const bool found = spin.run([&] { return core.look() || core.looks > 1000; });
-    return found && core.looks > 1000 && spin.worth();
-  };
-  const auto end = std::chrono::steady_clock::now() + 20s;
-  bool has = false;
-  while (!has && std::chrono::steady_clock::now() < end) has = goes_on();  // others may really have had the core
-  EXPECT_TRUE(has);
+  auto options = taken(1);
+  options.limit = 20ms;
+  options.lost = 500us;
+  Spin spin(options);
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_FALSE(spin.run([] { return false; }));
+  EXPECT_GE(std::chrono::steady_clock::now() - begun, 22ms);
+
+  options.limit = 1h;
+  Spin works(options);
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_TRUE(works.worth());
+    int looks = 0;
+    EXPECT_TRUE(works.run([&] {
+      if (++looks <= options.looks) return false;
+      usleep(2000);
+      return true;
+    }));
+  }
 }
 
 }  // namespace

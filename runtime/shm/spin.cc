@@ -11,6 +11,8 @@ namespace {
 constexpr std::chrono::milliseconds kLongestAway(20);  // what is longer was no turn of somebody's: this process was stopped
 }  // namespace
 
+void yield_core() { ::sched_yield(); }
+
 bool Spin::worth() {
   if (not_before_ != Clock::time_point()) {
     if (Clock::now() < not_before_) return false;
@@ -21,23 +23,14 @@ bool Spin::worth() {
 
 void Spin::begin(std::chrono::nanoseconds at_most) {
   begun_ = Clock::now();
+  away_ = {};
   at_most_ = at_most;
   looks_ = options_.looks;
   batches_ = 0;
 }
 
-bool Spin::lost(Clock::time_point now) {
-  if (looked_ < begun_) return false;  // it was not offered yet
-  const auto away = now - looked_;
-  const bool lost = away > options_.lost;
-  if (!std::exchange(was_lost_, lost) || !lost) return false;
-  not_before_ = now + options_.rest * std::min<Clock::duration>(away, kLongestAway);
-  return true;
-}
-
 bool Spin::found() {
-  if (batches_ == 0) return true;  // it was there: no merit of looking on
-  if (!lost(Clock::now())) credit_ = std::min(credit_ + 1, options_.max_credit);
+  if (batches_ > 0) credit_ = std::min(credit_ + 1, options_.max_credit);  // else it was there: no merit of looking on
   return true;
 }
 
@@ -45,17 +38,24 @@ bool Spin::goes_on() {
   ++batches_;
   const auto now = Clock::now();
   const auto since = now - begun_;
-  if (lost(now)) return false;
-  if (since >= options_.limit) {
+  if (since - away_ >= options_.limit) {
     credit_ = std::max(credit_ - options_.miss_costs, 0);
     return false;
   }
   if (since >= at_most_) return false;
   if (since < options_.alone) return true;
-  ::sched_yield();
-  looked_ = now;
+  options_.offer();
   looks_ = options_.looks_between;
-  return true;
+  const auto back = Clock::now();
+  return !lost(back - now, back);
+}
+
+// Of the offer alone: what a look finds it may also do, and that takes time.
+bool Spin::lost(Clock::duration away, Clock::time_point now) {
+  const bool lost = away > options_.lost, again = std::exchange(was_lost_, lost) && lost;
+  if (lost) away_ += away;
+  if (again) not_before_ = now + options_.rest * std::min<Clock::duration>(away, kLongestAway);
+  return again;
 }
 
 }  // namespace shoal::runtime

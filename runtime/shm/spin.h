@@ -5,7 +5,7 @@
 // process that is waited for. So after a moment the core is offered to others between looks (they take it where more processes talk with
 // each other than there are cores), each run is bounded, and where most find nothing they become rare. Where somebody takes the core to
 // compute it comes back after milliseconds, each time, while a sleeper is woken at once: then there are none for thirty times as long. Once
-// alone tells nothing: a virtual machine has pauses of its own, and after a rest for each of them its wake-ups would be most of the time.
+// alone tells nothing (a virtual machine has pauses of its own, and with a rest for each of them its wake-ups would be most of the time).
 #pragma once
 
 #include <chrono>
@@ -21,6 +21,8 @@ inline void cpu_relax() {
 #endif
 }
 
+void yield_core();
+
 // Of one thread at a time.
 class Spin {
  public:
@@ -33,7 +35,8 @@ class Spin {
     int miss_costs = 4;                                                // a run up to the limit that finds nothing
     std::uint32_t probe_every = 8;                                     // without credit one run in so many tries again whether it pays
     int looks = 16;                                                    // between two looks at the clock
-    int looks_between = 2;                                             // between two offers of the core: others may have work for it
+    int looks_between = 4;                                             // between two offers of the core: others may have work for it
+    void (*offer)() = &yield_core;
   };
   Spin() : Spin(Options()) {}
   explicit Spin(Options options) : options_(options), credit_(options.max_credit) {}
@@ -59,7 +62,7 @@ class Spin {
 
   void begin(std::chrono::nanoseconds at_most);
   bool goes_on();
-  bool lost(Clock::time_point now);
+  bool lost(Clock::duration away, Clock::time_point now);
   bool found();
 
   Options options_;
@@ -71,7 +74,8 @@ class Spin {
   std::chrono::nanoseconds at_most_{};
   int looks_ = 0;
   std::uint32_t batches_ = 0;
-  Clock::time_point begun_{}, looked_{};  // at the clock, before the core was offered
+  Clock::time_point begun_{};
+  Clock::duration away_{};  // of it, for long
 };
 
 }  // namespace shoal::runtime

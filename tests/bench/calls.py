@@ -1,4 +1,6 @@
-"""Calls of a C++ driver on one actor of the same host, beside a bare ping-pong over a unix socket (seconds)."""
+"""Calls of a C++ driver on one actor of the same host, beside a bare ping-pong over a unix socket (seconds).
+
+The driver, and so its worker, is linked with jemalloc, as examples/README.md suggests for programs with many calls under way."""
 
 import json
 
