@@ -1,4 +1,6 @@
-"""Calls on an actor of another host (network namespaces, TLS), beside a bare ping-pong over TCP between the same two (root)."""
+"""Calls on an actor of another host (network namespaces, TLS), beside a bare ping-pong over TCP between the same two (root).
+
+The C++ program is that of `bench calls`, with jemalloc."""
 
 import contextlib
 import json
