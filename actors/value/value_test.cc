@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "actors/value/call.h"
+#include "actors/wire/control.capnp.h"
+#include "runtime/wire/codec.h"
 
 namespace shoal::actors {
 namespace {
@@ -251,6 +253,8 @@ TEST_F(ValueTest, BytesThatDoNotAddUpAreRefused) {
   auto message = to_message(Value::make({bytes(head_), bytes(small_)}).value(), true).value();
   message.payload = Bytes(2);
   EXPECT_FALSE(value_from(std::move(message)));
+  runtime::Message references{runtime::write<wire::Call>([](wire::Call::Builder m) { m.initDeps(1).begin()->initBuffers(1); }), {}, {}};
+  EXPECT_FALSE(call_from(std::move(references)));  // without arguments in which they stand
   auto shared = to_message(Value::make({bytes(large_)}).value(), true).value();
   shared.fds.clear();
   EXPECT_FALSE(value_from(std::move(shared)));

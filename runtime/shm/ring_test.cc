@@ -428,7 +428,6 @@ TEST(Spin, LooksForAsLongAsMayBeWaited) {
 TEST(Spin, GoesOnAfterAPauseOfTheMachineItself) {
   auto options = taken(1);
   options.limit = 20ms;
-  options.lost = 500us;
   Spin spin(options);
   const auto begun = std::chrono::steady_clock::now();
   EXPECT_FALSE(spin.run([] { return false; }));
