@@ -278,6 +278,31 @@ def hooks_on_reduced_gradients(api):
     return seen
 
 
+@case(worlds=(4,))
+def hooks_that_communicate_between_replicas(api):
+    # Each replica is a mesh of its own; the hooks average over replicas. Ranks reach the end of a unit's backward at different times.
+    model, replicas = Net(), None
+    if not api.plain:
+        replicas = api.mesh_2d["replicate"].get_group()
+        sharded(api, model, mesh=api.mesh_2d["shard"])
+        spin = torch.ones(100, 100)
+
+        def late(module, grad_input, grad_output):
+            for _ in range(100 * (rank() % 3)):
+                torch.mm(spin, spin)
+
+        for block in model.blocks:
+            block.register_full_backward_hook(late)
+
+        def average(reduced):
+            torch.distributed.all_reduce(reduced, group=replicas)
+            reduced.div_(2)
+
+        for module in (model, *model.blocks):
+            module.set_all_reduce_hook(average)
+    return train(api, model, steps=8)
+
+
 @case(worlds=(2, 3))
 def clipped_gradients(api):
     norms = []

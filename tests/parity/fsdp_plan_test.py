@@ -111,6 +111,37 @@ def the_optimizer_in_backward_after_synchronised_micro_batches():
     expect_same(micro=2, synced=True)
 
 
+class _Communicating(torch.optim.SGD):
+    """Its step is a collective, as those of optimizers are that look at whole parameters."""
+
+    def step(self, closure=None):
+        ranks = torch.ones(())
+        torch.distributed.all_reduce(ranks)
+        assert ranks == WORLD
+        return super().step(closure)
+
+
+@use
+def an_optimizer_in_backward_that_communicates():
+    def train_with(optimizer_class, steps=8):
+        model = sharded()
+        spin = torch.ones(100, 100)
+
+        def late(module, grad_input, grad_output):  # each rank in other units than its peer
+            for _ in range(300 * (list(model.blocks).index(module) % 2 == torch.distributed.get_rank())):
+                torch.mm(spin, spin)
+
+        for block in model.blocks:
+            block.register_full_backward_hook(late)
+        shoal.fsdp.plan(model, optimizer_in_backward=optimizer_class(model.parameters(), lr=1e-2))
+        for step in range(steps):
+            model(batch(step)).square().mean().backward()
+        return [p.full_tensor() for p in model.parameters()]
+
+    ours, alone = train_with(_Communicating), train_with(torch.optim.SGD)
+    assert all(torch.equal(a, b) for a, b in zip(ours, alone, strict=True))
+
+
 @use
 def the_optimizer_in_backward_with_uneven_batches():
     from shoal.fsdp import join, plan

@@ -75,14 +75,13 @@ def _serve(roots: list[Root], optimizers: list[torch.optim.Optimizer], after_bac
             u = root.units_of[0][unit]
             if u.parameters and u.parameters[0].reducing:
                 model.await_reductions()
-                root.settle()
+                root.settle_all()
             u.publish(True)
-            root.settle()
         elif what == "window":
             for s in root.states:
                 s.to_sharded()
             model.finish_backward(True)
-            root.settle()
+            root.settle_all()
             if after_backward is not None:
                 after_backward()
             for optimizer in optimizers:

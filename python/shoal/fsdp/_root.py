@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,9 @@ class Root:
         self.skipped: list[State] = []  # in this backward pass: units that no forward of this rank ran, and that it has not published
         self.prefetch = 1  # how many forwards or backwards ahead a unit is unsharded
         self.in_backward_optimizer: OptimizerInBackward | None = None
+        # By model: what is reduced and not settled, and how many publications are not settled.
+        self.reduced: list[deque[tuple[int, list[bool]]]] = []
+        self.unsettled: list[int] = []
         for index, s in enumerate(states):
             s.root, s.index = self, index
         self._make_models()
@@ -67,10 +71,11 @@ class Root:
         by_actor: dict[int, list[Unit]] = {}
         for u in self.units:
             by_actor.setdefault(id(u.actor), []).append(u)
-        slots = max((s.max_input_buffers for s in self.states), default=2)
+        self.slots = max((s.max_input_buffers for s in self.states), default=2)
         self.units_of: list[list[Unit]] = list(by_actor.values())
+        self.reduced, self.unsettled = [deque() for _ in self.units_of], [0] * len(self.units_of)
         for place, units in enumerate(self.units_of):
-            model = units[0].actor.make_model([u.native for u in units], [u.state.name for u in units], slots=slots)
+            model = units[0].actor.make_model([u.native for u in units], [u.state.name for u in units], slots=self.slots)
             self.models.append(model)
             for index, u in enumerate(units):
                 u.model, u.place, u.index = model, place, index
@@ -215,18 +220,34 @@ class Root:
         self.unstepped = leave and self.in_backward_optimizer is None
         if self.samples is not None:
             self.samples_kept = 0 if synced else self.samples_kept + self.samples
-        self.settle()
+        self.settle_all()
         if self.in_backward_optimizer is not None:  # what it wrote is no news
             self.hold(self.states, why)
         self.backward = self.running = None
         self.run_hooks()
 
-    def settle(self) -> None:
-        for model, units in zip(self.models, self.units_of, strict=True):
-            for index, present in model.take_reduced():
-                units[index].gradients_done(present, self.accumulated)
-                if self.gives_up(units[index].state):
-                    self.in_backward_optimizer.update(units[index])
+    def published(self, place: int) -> None:
+        """A unit of this model was published. Hooks and the optimizer in backward run for the unit published ``slots`` before it: its
+        slot was used again, so it is reduced on every rank. The moment depends on the order of publications only, which all ranks share:
+        user code that communicates meets that of other ranks there."""
+        self.unsettled[place] += 1
+        self._settle(place, self.slots)
+
+    def settle_all(self) -> None:
+        """Behind a wait for all reductions: every rank has published the same units."""
+        for place in range(len(self.models)):
+            self._settle(place, 0)
+
+    def _settle(self, place: int, kept: int) -> None:
+        reduced, units = self.reduced[place], self.units_of[place]
+        reduced.extend(self.models[place].take_reduced())
+        # There is none left where another rank has started over: then this pass ends with Diverged.
+        while self.unsettled[place] > kept and reduced:
+            index, present = reduced.popleft()
+            self.unsettled[place] -= 1
+            units[index].gradients_done(present, self.accumulated)
+            if self.gives_up(units[index].state):
+                self.in_backward_optimizer.update(units[index])
 
     def gives_up(self, state: State) -> bool:
         """Whether a unit that is published now is updated as soon as it is reduced, and read no more in this step."""
@@ -275,7 +296,9 @@ class Root:
     def reset(self, states: list[State]) -> None:
         self.backward = self.running = None
         self.accumulated.clear()
-        for m in self.models:
+        for place, m in enumerate(self.models):
+            self.reduced[place].clear()
+            self.unsettled[place] = 0
             m.reset()
             if self.in_backward_optimizer is not None:  # units may have been updated: this version is not read again
                 m.open_window("reset_iter_state")

@@ -460,11 +460,10 @@ class State:
             if self.sync and u.parameters and u.parameters[0].reducing:
                 # Published before in this pass, by a graph of its own. Ranks publish in one order, so nobody waits for a rank that waits.
                 u.model.await_reductions()
-                self.root.settle()
+                self.root.settle_all()
             self._publish(u, self.reshard_after_backward)
         if self.reshard_after_backward or self.root.gives_up(self):
             self.to_sharded()
-        self.root.settle()
 
     def publish(self) -> None:
         """Of a unit that did not run in this pass: says so, with whatever gradients it has left."""

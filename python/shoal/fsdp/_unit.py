@@ -106,6 +106,8 @@ class Unit:
         self.model.backward_end(self.index, work, self.scale, self.everywhere, reshard, weight)
         for p in self.parameters:
             p.published()
+        if work:  # else there was nothing to publish
+            s.root.published(self.place)
 
     def gradients_done(self, present: list[bool], accumulated: dict[ShardedParameter, None]) -> None:
         done = [(p, p.gradient_done(has)) for p, has in zip(self.parameters, present, strict=True)]
