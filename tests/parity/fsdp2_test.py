@@ -10,6 +10,7 @@ import torch
 from beside import CASES, STEPS, Net, Seen, batch, case, full, loss_of, rank, run_cases, sharded, train, world
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.functional import softplus
 from uses import check
 
 import shoal
@@ -562,6 +563,141 @@ def a_tensor_that_gathers_itself(api):
         seen.see(f"gradient {step}", model.head.weight.grad._local_tensor)
         for p in model.parameters():
             p.grad = None
+    return seen
+
+
+# ---- parts that train in turns ------------------------------------------------------------------------------------------------------
+
+
+def _pair(api):
+    """A generator and a discriminator: sharded roots of their own, each with a unit inside."""
+    torch.manual_seed(0)
+    g = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 6))
+    d = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(), nn.Linear(8, 1))
+    for m in (g, d):
+        api.fully_shard(m[0], mesh=api.mesh, reshard_after_forward=True)
+        api.fully_shard(m, mesh=api.mesh)
+    return g, d, *(torch.optim.AdamW(m.parameters(), lr=0.02) for m in (g, d))
+
+
+def _over_ranks(api, loss):
+    ranks = range(world()) if api.plain else [rank()]
+    return sum(loss(r) for r in ranks) / len(ranks)
+
+
+def _noise(step, of_rank, features=8):
+    return batch(step, of_rank, features)[0]
+
+
+def _show_both(g, d):
+    seen = Seen()
+    seen.parameters(g, "generator: ")
+    seen.parameters(d, "discriminator: ")
+    return seen
+
+
+def _fooled(api, d, fake):
+    """The loss of a generator, whose output ``fake(r)`` is."""
+    return _over_ranks(api, lambda r: softplus(-d(fake(r))).mean())
+
+
+def _told_apart(api, d, step, fake):
+    """The loss of a discriminator."""
+    return _over_ranks(api, lambda r: softplus(-d(_noise(step, r, 6))).mean() + softplus(d(fake(r).detach())).mean())
+
+
+@case(worlds=(2, 3))
+def two_roots_in_turns_with_the_other_frozen(api):
+    g, d, g_opt, d_opt = _pair(api)
+    for step in range(4):
+        d.requires_grad_(True)
+        g.requires_grad_(False)
+        _told_apart(api, d, step, lambda r, step=step: g(_noise(step + 50, r))).backward()
+        assert all(p.grad is None for p in g.parameters())
+        d_opt.step()
+        d_opt.zero_grad()
+        d.requires_grad_(False)
+        g.requires_grad_(True)
+        _fooled(api, d, lambda r, step=step: g(_noise(step + 90, r))).backward()
+        assert all(p.grad is None for p in d.parameters())
+        g_opt.step()
+        g_opt.zero_grad()
+    return _show_both(g, d)
+
+
+@case(worlds=(2,))
+def two_roots_in_turns_over_one_forward_of_the_generator(api):
+    # The discriminator's step comes between the generator's forward and its backward; what the generator's leaves on it is dropped late.
+    g, d, g_opt, d_opt = _pair(api)
+    for step in range(3):
+        fakes = {r: g(_noise(step, r)) for r in (range(world()) if api.plain else [rank()])}
+        _told_apart(api, d, step + 50, fakes.get).backward()
+        d_opt.step()
+        g_opt.zero_grad()
+        _fooled(api, d, fakes.get).backward()
+        g_opt.step()
+        d_opt.zero_grad()
+        del fakes
+    return _show_both(g, d)
+
+
+@case(worlds=(2,))
+def two_roots_in_one_backward(api):
+    g, d, g_opt, d_opt = _pair(api)
+
+    def loss(step, r):
+        return d(g(_noise(step, r))).square().mean() + 0.1 * g(_noise(step + 9, r)).mean()
+
+    for step in range(3):
+        for opt in (g_opt, d_opt):
+            opt.zero_grad()
+        _over_ranks(api, functools.partial(loss, step)).backward()
+        for opt in (d_opt, g_opt):
+            opt.step()
+    return _show_both(g, d)
+
+
+@case(worlds=(2,), theirs=False)  # FSDP2 overlooks what is frozen by the sharded faces while the whole ones are shown
+def frozen_and_thawed_after_an_evaluation(api):
+    # The root is whole behind a forward without gradients: what is frozen and thawed there counts for the next step.
+    model = sharded(api, Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = list(model.parameters())  # as they are outside of forward
+    seen = Seen()
+    for step, (frozen, where) in enumerate([("head", model), (None, ()), ("inp", model), ("blocks.1", kept), ("", kept), ("head", kept)]):
+        with torch.no_grad():
+            model(batch(step, 0)[0])
+        shown = zip([name for name, _ in model.named_parameters()], kept if where is kept else model.parameters(), strict=True)
+        for name, p in shown if frozen is not None else ():
+            p.requires_grad_(not (frozen and name.startswith(frozen)))
+        loss_of(api, model, step).backward()
+        seen.gradients(model, f"{step}: ")
+        optimizer.step()
+        optimizer.zero_grad()
+    seen.parameters(model)
+    return seen
+
+
+@case(worlds=(2,))
+def frozen_and_thawed_while_gradients_are_accumulated(api):
+    model = sharded(api, Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = Seen()
+    for step in range(3):
+        for micro, trained in enumerate([(0, 1, 2), (0, 2), (1, 2)]):
+            for i, block in enumerate(model.blocks):
+                block.requires_grad_(i in trained)
+            model.head.requires_grad_(micro != 1)
+            if not api.plain:
+                model.set_requires_gradient_sync(micro == 2 or step == 1)
+                model.set_is_last_backward(micro == 2)
+            loss_of(api, model, step, micro).backward()
+        for module in (*model.blocks, model.head):
+            module.requires_grad_(True)
+        seen.gradients(model, f"{step}: ")
+        optimizer.step()
+        optimizer.zero_grad()
+    seen.parameters(model)
     return seen
 
 

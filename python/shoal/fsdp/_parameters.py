@@ -158,6 +158,19 @@ class ShardedParameter:
 
     # ---- the faces ----
 
+    def follow_requires_grad(self) -> None:
+        """The user froze or thawed the face that the module showed, or that an optimizer holds: the others follow."""
+        known, whole, row = self.requires_grad, self.unsharded, self.post_forward
+        if (
+            self.sharded.requires_grad != known
+            or (whole is not None and whole.requires_grad != known)
+            or (row is not None and row.requires_grad != known)
+        ):
+            self.requires_grad = not known
+            for face in (self.sharded, whole, row):
+                if face is not None:
+                    face.requires_grad_(not known)
+
     def register(self, face: nn.Parameter) -> None:
         """Registers one of the faces with the modules that have the parameter."""
         for module, attribute in self.owners:
@@ -295,7 +308,8 @@ class ShardedParameter:
         """(address of the whole gradient or 0, its dtype, address of the own rows or 0, accumulate, address of the partial sum or 0, it has
         one) for the reduction: the whole one stays alive until ``published``, the rest until ``gradient_done``. None may be under way: the
         next one adds to what it leaves. ``unused``: zeros where there is none. ``fresh``: the caller adds up itself."""
-        if not self.sharded.requires_grad:
+        self.follow_requires_grad()
+        if not (self.requires_grad or self.has_gradient() or self._has_partial):  # what it left before it was frozen still counts
             self._buffer = None
             self._pending.append([None, None, everywhere])
             return 0, 0, 0, False, 0, False

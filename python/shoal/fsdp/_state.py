@@ -253,8 +253,7 @@ class State:
             if u.gathered is not None:
                 u.gathered.unshard()
             for p in u.parameters:
-                if self.shows != "unsharded" and p.unsharded.requires_grad != p.sharded.requires_grad:  # frozen or thawed since
-                    p.unsharded.requires_grad_(p.sharded.requires_grad)
+                p.follow_requires_grad()
                 if not p.show(p.unsharded):
                     raise InvalidArgument(
                         f"parameter {p.name} of {self.name or 'the root'} was replaced while the write window was closed",
@@ -268,6 +267,7 @@ class State:
         self.shows = "sharded"
         for u in self.units:
             for p in u.parameters:
+                p.follow_requires_grad()
                 p.show(p.sharded)
             if u.gathered is not None:
                 u.gathered.reshard()
