@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import prune
 from uses import Uses, check, ranks, run
 
 from shoal import _native
@@ -158,6 +159,54 @@ def converted_to_another_dtype_before_the_first_forward():
 @use
 def converted_to_another_dtype_between_steps():
     _converted(False)
+
+
+@use
+def functional_call_with_other_weights_is_refused():
+    model, plain = shard(Net()), Net()
+    whole = {name: p.detach() + 0.1 for name, p in plain.named_parameters()}
+    for as_given in (
+        lambda: whole,
+        lambda: {name: nn.Parameter(t) for name, t in whole.items()},
+        lambda: {name: p.detach() + 0.1 for name, p in model.named_parameters()},
+        lambda: {"head.weight": whole["head.weight"]},
+        lambda: {"blocks.1.0.bias": nn.Parameter(whole["blocks.1.0.bias"])},
+    ):
+        for evaluated in (False, True):  # the write window is open, or closed
+            with torch.no_grad():
+                if evaluated:
+                    model(batch(0, 0))
+                    model.reshard()
+                before = [full(p).clone() for p in model.parameters()]
+                for call in (torch.func.functional_call, torch.nn.utils.stateless.functional_call):
+                    with pytest.raises(NotImplementedError, match=r"for one forward \(torch.func.functional_call"):
+                        call(model, as_given(), (batch(0, 0),))
+                model.reshard()
+                assert all(torch.equal(full(p), q) for p, q in zip(model.parameters(), before, strict=True))
+        torch.testing.assert_close(torch.func.functional_call(model, dict(model.named_parameters()), (batch(0, 0),)), plain(batch(0, 0)))
+        same_as_plain(model, plain, steps=1)
+
+
+@use
+def parametrized_after_sharding_is_refused():
+    def weight_norm(layer):
+        torch.nn.utils.parametrizations.weight_norm(layer)
+
+    def own(layer):
+        torch.nn.utils.parametrize.register_parametrization(layer, "weight", nn.Identity())
+
+    def pruned(layer):
+        prune.identity(layer, "weight")
+
+    for change in (weight_norm, own, pruned):
+        for evaluated in (False, True):
+            model = shard(Net())
+            if evaluated:
+                with torch.no_grad():
+                    model(batch(0, 0))
+            change(model.blocks[1][0])
+            with pytest.raises((NotImplementedError, ValueError), match=r"parameter 0.weight .*was replaced"):
+                model(batch(0, 0))
 
 
 @use

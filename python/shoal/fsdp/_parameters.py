@@ -7,6 +7,7 @@ counter, save all of it, and look tied.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import stateless
 
 from shoal import _native
 from shoal._tensors import dtensor, dtensor_parameter, long_lived, with_dtype
@@ -189,6 +191,12 @@ class ShardedParameter:
                 ours = False
         return ours
 
+    def refuse_substitutes(self) -> None:
+        for module, attribute in self.owners:
+            current = module._parameters.get(attribute)
+            if current is not None and not any(current is face for face in (self.sharded, self.unsharded, self.post_forward)):
+                refuse_substitute(self.name, current)
+
     def show_post_forward(self, mesh: Any) -> None:
         """This rank's rows on the smaller mesh, over the bytes of the whole parameter."""
         if self.post_forward is None:
@@ -245,7 +253,7 @@ class ShardedParameter:
             by = "nothing" if current is None else f"a {type(current.data).__name__} of shape {tuple(current.shape)}"
             raise Unimplemented(
                 f"parameter {self.name} was replaced by {by}",
-                hint="replace it by a tensor of the same shape, or copy into it",
+                hint="replace it by a tensor of the same shape, or copy into it; register parametrizations before fully_shard",
             )
         if isinstance(current, DTensor):
             if tuple(current.placements) != tuple(self.spec.placements) or current.device_mesh != self.spec.mesh:
@@ -443,6 +451,18 @@ class ShardedParameter:
             self._buffer = take(self.own_shape, self.dtype)
             self._buffer_uses = _uses(self._buffer)
         return self.dtensor(self._buffer.detach())
+
+
+def refuse_substitute(name: str, current: torch.Tensor) -> None:
+    """Raises when a tensor stands in a parameter's place for one forward only: torch.func.functional_call puts it there."""
+    frame = sys._getframe(1) if isinstance(current, nn.Parameter) else None  # a module takes nothing else for good
+    while frame is not None and frame.f_code is not stateless._functional_call.__code__:
+        frame = frame.f_back
+    if frame is not None or not isinstance(current, nn.Parameter):
+        raise Unimplemented(
+            f"parameter {name} of a sharded module was replaced by a tensor for one forward (torch.func.functional_call)",
+            hint="copy the values into the parameter (p.copy_ under no_grad), or call a module that is not sharded",
+        )
 
 
 def _typed(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.autograd import Variable
 from shoal import _native
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._collect import state_of
-from shoal.fsdp._parameters import ShardedParameter
+from shoal.fsdp._parameters import ShardedParameter, refuse_substitute
 from shoal.fsdp._plan import OptimizerInBackward, replan
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ class Root:
             for p in list(u.parameters):
                 for owner in list(p.owners):
                     current = owner[0]._parameters.get(owner[1])
+                    if current is not None and id(current) not in parameter_of:
+                        refuse_substitute(p.name, current)
                     # One tensor in two places, none of ours: the first of them takes it.
                     other = parameter_of.setdefault(id(current), p) if current is not None else p
                     if other is p:

@@ -255,6 +255,7 @@ class State:
             for p in u.parameters:
                 p.follow_requires_grad()
                 if not p.show(p.unsharded):
+                    p.refuse_substitutes()
                     raise InvalidArgument(
                         f"parameter {p.name} of {self.name or 'the root'} was replaced while the write window was closed",
                         hint="replace it inside `with shoal.fsdp.write(model)`, or by load_state_dict(assign=True)",
