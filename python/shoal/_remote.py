@@ -359,15 +359,20 @@ class ActorClass:
 
 
 class RemoteFunction:
-    """A function decorated with ``remote``."""
+    """A function decorated with ``remote``.
 
-    def __init__(self, function, options: dict[str, Any]):
+    Each has an identity, which its copies and what ``options`` makes of it share: a worker keeps one function for each identity, since
+    two functions of one factory are alike as pickles and yet have closures of their own.
+    """
+
+    def __init__(self, function, options: dict[str, Any], identity: bytes = b""):
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise Unimplemented("async remote functions are not in this release", hint="use an ordinary function")
         if not hasattr(function, "__name__"):
             raise TypeError(f"a remote function is a function, not {function!r}: write one that calls it")
         check_call_options(options, "remote functions", _OPTIONS)
         self._function, self._options, self._known = function, options, None  # known: to the session
+        self._identity = identity or os.urandom(_serialize.IDENTITY_BYTES)
         self._sent: list = []  # one at most; what options() makes of this has the same list
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
@@ -407,14 +412,14 @@ class RemoteFunction:
             options["num_returns"] = "streaming"
         name = options.get("name") or self.__name__
         if not self._sent or self._sent[0].session is not _session():
-            self._sent[:] = [Sent(self._function, name)]
+            self._sent[:] = [Sent(self._function, name, self._identity)]
         return Function(self._sent[0], name, _resources(options, 1), options)
 
     def __call__(self, *args, **kwargs):
         raise TypeError(f"call {self.__name__}.remote(...), or the plain function")
 
     def __reduce__(self):
-        return RemoteFunction, (self._function, self._options)
+        return RemoteFunction, (self._function, self._options, self._identity)
 
 
 def remote(*args, **options):

@@ -232,6 +232,14 @@ def pack_function(function: Any) -> tuple[bytes, list[memoryview], list]:
     return pack(function, _CodePickler)
 
 
+IDENTITY_BYTES, NUMBER_BYTES = 16, 8  # behind the pickle of a remote function; the second only of a large one
+
+
+def is_large(head, buffers) -> bool:
+    """Whether a packed function is too large to be compared with others as a whole."""
+    return bool(buffers) or len(head) >= _LARGE_BYTES
+
+
 def note_ref(ref) -> bool:
     """False when somebody else than pack() pickles it: then nobody knows where it goes."""
     refs = getattr(_pickled, "refs", None)

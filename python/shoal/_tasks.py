@@ -51,10 +51,13 @@ class Sent:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, function, name: str):
+    def __init__(self, function, name: str, identity: bytes):
         self.session, self._by_judgement = session(), {}
         try:
-            self.code = self.session.put(*_serialize.pack_function(function))
+            head, buffers, refs = _serialize.pack_function(function)
+            # What follows a pickle's end is no part of it: workers know functions by it (shoal._worker).
+            number = next(self._numbers).to_bytes(_serialize.NUMBER_BYTES, "big")
+            self.code = self.session.put(head + identity + (number if _serialize.is_large(head, buffers) else b""), buffers, refs)
         except _serialize.UNSENDABLE as error:
             hint = "shoal.util.inspect_serializability(..) of the function shows what it refers to"
             raise TypeError(f"remote function {name} cannot be sent: {error}; {hint}") from error

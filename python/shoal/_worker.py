@@ -184,17 +184,34 @@ def arguments(incoming, functions: dict | None = None) -> tuple[tuple, dict, dic
 
 
 _MAX_FUNCTIONS = 1000  # that a worker remembers
+_MAX_LARGE_FUNCTIONS = 16  # of these, with large values around them, which stay as long
+_NAME_BYTES = _serialize.IDENTITY_BYTES + _serialize.NUMBER_BYTES
 
 
 def _function(code, functions: dict):
+    """The same for all calls of one function, so that its closure and its globals stay. The caller put the function's identity behind the
+    pickle, hence functions of one factory differ here; copies that hold other values differ, too."""
     head, buffers = code
-    if buffers or type(head) is not bytes:  # with large values around it
-        return _serialize.loads(head, buffers)
+    if buffers or type(head) is not bytes:
+        return _large_function(head, buffers, functions)
     function = functions.get(head)
     if function is None:
-        if len(functions) == _MAX_FUNCTIONS:
+        if len(functions) >= _MAX_FUNCTIONS:
             functions.clear()
         function = functions[head] = _serialize.loads(head)
+    return function
+
+
+def _large_function(head, buffers, functions: dict):
+    """One with large values around it. Its name in ``functions`` is of the caller's number, too: its values are not compared."""
+    large = functions.setdefault(None, {})
+    name = bytes(head[-_NAME_BYTES:]) if _serialize.is_large(head, buffers) else bytes(head)
+    function = large.pop(name, None)
+    if function is None:
+        function = _serialize.loads(head, buffers)
+    large[name] = function  # the one that was called last
+    if len(large) > _MAX_LARGE_FUNCTIONS:
+        del large[next(iter(large))]
     return function
 
 

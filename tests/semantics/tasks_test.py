@@ -681,6 +681,62 @@ def test_arrays_that_code_refers_to_are_its_own():
     assert ray.get(Adds.options(max_restarts=1).remote().add.remote(), timeout=GUARD_S) == 1
 
 
+def _noting(large):
+    """A remote function with a list of its own in its closure; ``large``: with an array beside the pickle, too."""
+    seen, around = [], np.zeros(large)
+
+    @ray.remote(num_cpus=8)  # so that one worker runs all of them
+    def note(x):
+        seen.append(x)
+        return list(seen), around.size
+
+    return note
+
+
+@ray.remote(num_cpus=0)
+def _notes(function, copies):
+    """What one worker notes for each of these copies of a function."""
+    return [ray.get(f.remote(k))[0] for k, f in enumerate([function, *copies])]
+
+
+@pytest.mark.parametrize("large", [0, 4000, 100_000])
+def test_functions_of_one_factory_share_nothing_although_their_pickles_are_alike(large):
+    left, right = _noting(large), _noting(large)
+    assert ray.get([left.remote("left"), right.remote("right")], timeout=GUARD_S) == [(["left"], large), (["right"], large)]
+    named = left.options(name="named")  # the same function with other options has the same closure
+    assert ray.get([named.remote("named"), left.remote("again")], timeout=GUARD_S)[1][0] == ["left", "named", "again"]
+
+
+def test_a_function_that_is_defined_again_begins_anew():
+    notes = []
+    for k in range(3):
+        note = _noting(0)
+        notes.append(ray.get(note.remote(k), timeout=GUARD_S)[0])
+    assert notes == [[0], [1], [2]]
+
+
+def test_copies_of_a_function_are_the_same_function():
+    note = _noting(0)
+    copies = [ray.cloudpickle.loads(ray.cloudpickle.dumps(f)) for f in (note.options(), note)]
+    assert ray.get(_notes.remote(note, copies), timeout=GUARD_S) == [[0], [0, 1], [0, 1, 2]]
+
+
+def test_actors_of_one_factory_share_nothing():
+    def make(value):
+        seen = []
+
+        @ray.remote
+        class Notes:
+            def note(self):
+                seen.append(value)
+                return list(seen)
+
+        return Notes
+
+    one, two = make(1), make(2)
+    assert ray.get([a.remote().note.remote() for a in (one, two, one)], timeout=GUARD_S) == [[1], [2], [1]]
+
+
 def test_a_quick_task_does_not_wait_behind_a_long_one(tries):
     gate = Meeting.remote(2)
     long = meet.remote(gate)
