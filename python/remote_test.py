@@ -49,5 +49,5 @@ def test_options_add_to_those_of_the_decorator():
     class Counter:
         pass
 
-    assert _remote._resources(Counter.options(num_gpus=0.5)._options, 0) == {"CPU": 2, "GPU": 0.5, "slot": 1}
-    assert _remote._resources(Counter._options, 0) == {"CPU": 2, "slot": 1}
+    assert _remote._resources(Counter.options(num_gpus=0.5)._shoal_options, 0) == {"CPU": 2, "GPU": 0.5, "slot": 1}
+    assert _remote._resources(Counter._shoal_options, 0) == {"CPU": 2, "slot": 1}

@@ -386,9 +386,10 @@ def wait(
 def kill(actor, *, no_restart: bool = True) -> None:
     """Ends an actor at once; calls on it fail with ActorDiedError. With ``no_restart=False`` one that has ``max_restarts`` left only loses
     its process."""
-    actor_id = getattr(actor, "_actor_id", None)
-    if actor_id is None:
+    held = getattr(actor, "_shoal_actor", None)
+    if held is None:
         raise ValueError(f"kill() takes an actor handle, not {type(actor).__name__}; a call is ended by cancel()")
+    actor_id = held.id
     if state.session is None and not state.forked:  # no cluster is begun to end an actor
         raise ActorHandleNotFoundError(f"this process has left the cluster of actor {actor_id}")
     session = _session()

@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from shoal import _stream
-from shoal._context import CallInfo, concurrent_call, running
+from shoal._context import CallInfo, concurrent_call, method_of, running
 from shoal._ending import ActorExit, has_left, leave, take_graph_calls
 from shoal._handle import RELEASE
 from shoal._worker import BUILT_INS, arguments, end, fail_creation, made, refuse, reply
@@ -144,7 +144,7 @@ class _Runner:
     def function(self, method: str):
         if method in BUILT_INS:
             return lambda *args, **kwargs: BUILT_INS[method](running.instance, *args, **kwargs)
-        return getattr(running.instance, method)
+        return method_of(running.instance, method)
 
     def failed(self, incoming, error: BaseException) -> None:
         """Of a call: whatever was raised, by user code or on the way to it."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
-__all__ = ["CallInfo", "Running", "concurrent_call", "current_call", "parent_call", "running"]
+__all__ = ["CallInfo", "Running", "concurrent_call", "current_call", "method_of", "parent_call", "running"]
 
 
 class CallInfo:
@@ -24,6 +25,19 @@ class CallInfo:
         if not self._task_id:
             self._task_id = self.incoming.task_id if self.incoming is not None else os.urandom(16).hex()
         return self._task_id
+
+
+def method_of(instance, name: str):
+    """A method as the instance's class defines it, bound: an attribute of the instance hides nothing from callers of the actor."""
+    found = getattr(instance, name, None)
+    if type(found) is MethodType and found.__self__ is instance and found.__func__ is getattr(type(instance), name, None):
+        return found  # as most are
+    for cls in type(instance).__mro__:
+        if name in vars(cls):
+            own = vars(cls)[name]
+            bind = getattr(type(own), "__get__", None)
+            return own if bind is None else bind(own, instance, type(instance))
+    return getattr(instance, name)
 
 
 @dataclass

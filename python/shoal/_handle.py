@@ -38,7 +38,20 @@ from shoal.exceptions import (
     Unimplemented,
 )
 
-__all__ = ["GRAPH", "LAST_WORDS", "NO_ARGUMENTS", "RELEASE", "ActorHandle", "ActorMethod", "extra_of", "made_here", "results"]
+__all__ = [
+    "GRAPH",
+    "LAST_WORDS",
+    "NO_ARGUMENTS",
+    "RELEASE",
+    "ActorHandle",
+    "ActorMethod",
+    "extra_of",
+    "in_any_order",
+    "made_here",
+    "own",
+    "results",
+    "sharing",
+]
 
 _END_S = 5.0  # for what the thread of releases does, when the session ends
 RELEASE = "__shoal_release__"  # the method by which an actor is told that nobody refers to it
@@ -200,13 +213,13 @@ class ActorMethod:
         if takes := self._actor.options_of(self._name).get("takes"):
             Signature(*takes).check(self._where, args, kwargs)
 
-    def remote(self, *args, **kwargs) -> ObjectRef:
+    def remote(self, /, *args, **kwargs) -> ObjectRef:
         actor, name = self._actor, self._name
         if kwargs or not self._least <= len(args) <= self._most:
             self._check(args, kwargs)
         return ObjectRef(_session().call(actor.id, name, *_pack(args, kwargs), parent_call()), self._where)
 
-    def bind(self, *args, **kwargs):
+    def bind(self, /, *args, **kwargs):
         """A call that is not made yet: a node of a graph (``shoal.dag``)."""
         from shoal.dag._nodes import ClassMethodNode
 
@@ -215,17 +228,17 @@ class ActorMethod:
         self._check(args, kwargs)
         return ClassMethodNode(self, args, kwargs)
 
-    def options(self, **options) -> _MethodWithOptions:
+    def options(self, /, **options) -> _MethodWithOptions:
         """``num_returns``, ``concurrency_group``, ``name``, ``max_task_retries`` with ``retry_exceptions`` of the calls made through it."""
         check_call_options(options, "methods of actors")
         of = {**self._actor.options_of(self._name), **options}
         return _MethodWithOptions(self._actor, self._name, {k: v for k, v in of.items() if v is not None})
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, /, *args, **kwargs):
         raise TypeError(f"call {self._name}.remote(...): a method of an actor runs in the actor's process")
 
     def __reduce__(self):
-        return getattr, (ActorHandle._sharing(self._actor), self._name)
+        return getattr, (sharing(self._actor), self._name)
 
 
 class _MethodWithOptions(ActorMethod):
@@ -238,9 +251,9 @@ class _MethodWithOptions(ActorMethod):
         self._options = options
 
     def __reduce__(self):
-        return _method_of, (ActorHandle._sharing(self._actor), self._name, self._options)
+        return _method_of, (sharing(self._actor), self._name, self._options)
 
-    def remote(self, *args, **kwargs):
+    def remote(self, /, *args, **kwargs):
         actor, options, session = self._actor, self._options, _session()
         self._check(args, kwargs)
         where = options.get("name") or self._where
@@ -274,47 +287,17 @@ class ActorHandle:
         created: ObjectRef | None = None,
         max_pending: int = -1,
     ):
-        self._actor = _Actor(actor_id, class_name, methods, created, max_pending)
-
-    @classmethod
-    def _sharing(cls, actor: _Actor) -> ActorHandle:
-        """One more of the same actor, in the same process."""
-        out = cls.__new__(cls)
-        out._actor = actor
-        return out
+        # All other names are the user's, for methods.
+        self._shoal_actor = _Actor(actor_id, class_name, methods, created, max_pending)
 
     __class_getitem__ = classmethod(types.GenericAlias)
 
-    @property
-    def _actor_id(self) -> ActorID:
-        return ActorID(self._actor.id)
-
-    @property
-    def _created(self) -> ObjectRef | None:
-        return self._actor.created
-
-    def _own(self, restarts: bool = False, kept: list[_native.Ref] | None = None) -> ActorHandle:
-        """The actor, which this process has made, ends with this handle and those that come of it. ``kept``: what it is made from again."""
-        made_here.add(self._actor, restarts, kept)
-        return self
-
-    def _count(self, object_id: str, place: str) -> ActorHandle:
-        """One that has come from elsewhere, and counts."""
-        made_here.begin()
-        session = self._actor.counts = _session()
-        self._actor.stand = _Stand(session.hold(object_id, place), object_id, place)
-        return self
-
-    def _in_any_order(self) -> ActorHandle:
-        """Calls that wait for an argument hold up nobody, whoever makes them."""
-        self._actor.any_order = True
-        _session().in_any_order(self._actor.id, True)
-        return self
-
     def __getattr__(self, name: str) -> ActorMethod:
-        actor = self._actor
+        actor = self._shoal_actor
         options = BUILT_IN[name] if name in BUILT_IN else actor.methods.get(name)
         if options is None:
+            if name in _ID_NAMES:
+                return ActorID(actor.id)
             raise AttributeError(f"actor {actor.class_name} has no method {name}")
         plain = not options.keys() & METHOD_OPTIONS and actor.max_pending < 0
         method = ActorMethod(actor, name) if plain else _MethodWithOptions(actor, name, options)
@@ -322,13 +305,13 @@ class ActorHandle:
         return method
 
     def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *self._actor.methods})
+        return sorted({*object.__dir__(self), *self._shoal_actor.methods, *_ID_NAMES})
 
     def __repr__(self) -> str:
-        return f"Actor({self._actor.class_name}, {self._actor.id})"
+        return f"Actor({self._shoal_actor.class_name}, {self._shoal_actor.id})"
 
     def __reduce__(self):
-        actor = self._actor
+        actor = self._shoal_actor
         return _revive_handle, (actor.id, actor.class_name, actor.methods, actor.max_pending, actor.any_order, *actor.leaves())
 
     def __copy__(self) -> ActorHandle:
@@ -338,14 +321,44 @@ class ActorHandle:
         return self
 
     def __eq__(self, other) -> bool:
-        return isinstance(other, ActorHandle) and other._actor_id == self._actor_id
+        return isinstance(other, ActorHandle) and other._shoal_actor.id == self._shoal_actor.id
 
     def __hash__(self) -> int:
-        return hash(self._actor_id)
+        return hash(self._shoal_actor.id)
+
+
+_ID_NAMES = ("_actor_id", "_ray_actor_id")  # the actor's id, as in Ray, unless the class has methods of these names
+
+
+def sharing(actor: _Actor) -> ActorHandle:
+    """One more handle of the same actor, in the same process."""
+    out = ActorHandle.__new__(ActorHandle)
+    out._shoal_actor = actor
+    return out
+
+
+def own(handle: ActorHandle, restarts: bool = False, kept: list[_native.Ref] | None = None) -> ActorHandle:
+    """The actor, which this process has made, ends with this handle and those that come of it. ``kept``: what it is made from again."""
+    made_here.add(handle._shoal_actor, restarts, kept)
+    return handle
+
+
+def in_any_order(handle: ActorHandle) -> ActorHandle:
+    """Calls that wait for an argument hold up no other call, whoever makes them."""
+    handle._shoal_actor.any_order = True
+    _session().in_any_order(handle._shoal_actor.id, True)
+    return handle
+
+
+def _count(handle: ActorHandle, object_id: str, place: str) -> None:
+    """A handle that has come from elsewhere counts."""
+    made_here.begin()
+    session = handle._shoal_actor.counts = _session()
+    handle._shoal_actor.stand = _Stand(session.hold(object_id, place), object_id, place)
 
 
 def _method_of(handle: ActorHandle, name: str, options: dict[str, Any]) -> ActorMethod:
-    return _MethodWithOptions(handle._actor, name, options)
+    return _MethodWithOptions(handle._shoal_actor, name, options)
 
 
 def _foreign(class_name: str):
@@ -368,8 +381,8 @@ def _revive_handle(
     _session().know(actor_id, class_name)
     handle = ActorHandle(actor_id, class_name, methods, max_pending=max_pending)
     if object_id and actor_id != running.actor_id:  # its own does not keep it
-        handle._count(object_id, place)
-    return handle._in_any_order() if any_order else handle
+        _count(handle, object_id, place)
+    return in_any_order(handle) if any_order else handle
 
 
 class _Made(NamedTuple):

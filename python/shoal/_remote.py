@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal import _environment, _native, _serialize
 from shoal._client import get, put
-from shoal._handle import ActorHandle, _pack
+from shoal._handle import ActorHandle, _pack, in_any_order, own
 from shoal._options import (
     ACTOR_OPTIONS,
     FUNCTION_OPTIONS,
@@ -168,8 +168,8 @@ def _settings(cls: type, class_name: str, methods: dict, resources: dict[str, fl
 
 
 def _begins(session: _native.Session, handle: ActorHandle, arguments: list[_native.Ref]) -> None:
-    actor_id = handle._actor_id
-    when_ready(handle._created, lambda: _end_unmade(session, actor_id, arguments))
+    actor_id = handle._shoal_actor.id
+    when_ready(handle._shoal_actor.created, lambda: _end_unmade(session, actor_id, arguments))
 
 
 def _end_unmade(session: _native.Session, actor_id: str, arguments: list[_native.Ref]) -> None:
@@ -233,7 +233,7 @@ class ActorClass:
     """A class decorated with ``remote``."""
 
     def __init__(self, cls: type, options: dict[str, Any]):
-        self._cls, self._options = cls, self._checked(options)
+        self._shoal_cls, self._shoal_options = cls, self._shoal_checked(options)
         self.__name__, self.__doc__ = cls.__name__, cls.__doc__
 
     __class_getitem__ = classmethod(types.GenericAlias)
@@ -241,31 +241,31 @@ class ActorClass:
     @property
     def __ray_actor_class__(self) -> type:
         """The class that was decorated."""
-        return self._cls
+        return self._shoal_cls
 
     def __getattr__(self, name: str):
         """What the class itself has."""
-        if name.startswith("__") or "_cls" not in self.__dict__:
+        if name.startswith("__") or "_shoal_cls" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self._cls, name)
+        return getattr(self._shoal_cls, name)
 
     # Not before they are used: while a class that refers to itself is unpickled it is still empty.
     @cached_property
-    def _methods(self) -> dict[str, dict[str, Any]]:
-        return methods_of(self._cls)
+    def _shoal_methods(self) -> dict[str, dict[str, Any]]:
+        return methods_of(self._shoal_cls)
 
     @cached_property
-    def _takes(self) -> Signature | None:
-        return of_callable(self._cls)
+    def _shoal_takes(self) -> Signature | None:
+        return of_callable(self._shoal_cls)
 
     @cached_property
-    def _is_async(self) -> bool:
-        return is_async(self._cls)
+    def _shoal_is_async(self) -> bool:
+        return is_async(self._shoal_cls)
 
-    def _takes_any_order(self, options: dict[str, Any]) -> bool:
+    def _shoal_takes_any_order(self, options: dict[str, Any]) -> bool:
         """Whether a call that waits for its arguments holds up nobody behind it: calls of several threads or coroutines have no order that
         they could lose."""
-        chosen, concurrent = options.get("allow_out_of_order_execution"), self._is_async or (options.get("max_concurrency") or 1) > 1
+        chosen, concurrent = options.get("allow_out_of_order_execution"), self._shoal_is_async or (options.get("max_concurrency") or 1) > 1
         if concurrent and chosen is False:
             raise ValueError("allow_out_of_order_execution=False: calls of an async actor, or with max_concurrency above 1, have no order")
         return concurrent if chosen is None else chosen
@@ -274,17 +274,17 @@ class ActorClass:
         raise ActorClassInheritanceException(f"no class derives from the actor {self.__name__}: derive from the class, then decorate")
 
     @staticmethod
-    def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    def _shoal_checked(options: dict[str, Any]) -> dict[str, Any]:
         check_call_options(options, "actors", _OPTIONS)
         check_actor_options(options)
         return options
 
-    def options(self, **options) -> ActorClass:
+    def options(self, /, **options) -> ActorClass:
         other = object.__new__(ActorClass)  # what is known of the class stays
-        other.__dict__.update(self.__dict__, _options=self._checked({**self._options, **_check_options(options)}))
+        other.__dict__.update(self.__dict__, _shoal_options=self._shoal_checked({**self._shoal_options, **_check_options(options)}))
         return other
 
-    def remote(self, *args, **kwargs) -> ActorHandle:
+    def remote(self, /, *args, **kwargs) -> ActorHandle:
         """An actor. With ``name`` others find it (``get_actor``); ``lifetime="detached"``: it outlives its job, and what it prints is
         shown by ``shoal logs NAME`` alone; ``max_restarts``: its process is started again when it ends unasked, by ``sys.exit`` with
         another code than 0, too.
@@ -294,29 +294,31 @@ class ActorClass:
         with that one's process, also when that is started again; one that a remote function made, when the worker that ran it dies, but
         not when that is merely used up (``max_calls``) or idle.
         """
-        if self._takes is not None:
-            self._takes.check(self.__name__, args, kwargs)
-        options = {k: v for k, v in self._options.items() if v is not None}
+        if self._shoal_takes is not None:
+            self._shoal_takes.check(self.__name__, args, kwargs)
+        options = {k: v for k, v in self._shoal_options.items() if v is not None}
         resources, (placed, env) = _resources(options, 0), where(options)
         if not (options.get("name") or options.get("max_restarts") or options.get("lifetime") == "detached"):
             around = {"placed": placed, "env": env, "runtime_env": options.get("runtime_env")}
-            any_order = self._takes_any_order(options)
-            handle = create_gang(self._cls, 1, args, kwargs, resources=resources, options=options, **around)[0]._own()
-            return handle._in_any_order() if any_order else handle
+            any_order = self._shoal_takes_any_order(options)
+            handle = own(create_gang(self._shoal_cls, 1, args, kwargs, resources=resources, options=options, **around)[0])
+            return in_any_order(handle) if any_order else handle
         session, name, restarts = _session(), self.__name__, options.get("max_restarts", 0)
         detached = options.get("lifetime") == "detached"
-        settings = _settings(self._cls, name, self._methods, resources, options)
+        settings = _settings(self._shoal_cls, name, self._shoal_methods, resources, options)
         # A detached one makes itself, from its birth: who asked for it may be gone before it has a process. The call only tells when.
-        packed = _pack((), {}) if detached else _pack((_serialize.Code(self._cls), settings, *args), kwargs, ours=2)
+        packed = _pack((), {}) if detached else _pack((_serialize.Code(self._shoal_cls), settings, *args), kwargs, ours=2)
         limit = options.get("max_pending_calls", -1)
-        handle = ActorHandle(session.new_actor_id(), name, with_retries(self._methods, options.get("max_task_retries")), max_pending=limit)
-        handle._actor.any_order = self._takes_any_order(options)
+        handle = ActorHandle(
+            session.new_actor_id(), name, with_retries(self._shoal_methods, options.get("max_task_retries")), max_pending=limit
+        )
+        handle._shoal_actor.any_order = self._shoal_takes_any_order(options)
         env = {**env, "SHOAL_SELF_MADE": "1"} if detached else env
-        birth, kept = _birth(self._cls, settings, args, kwargs) if restarts or detached else (b"", [])
+        birth, kept = _birth(self._shoal_cls, settings, args, kwargs) if restarts or detached else (b"", [])
         for ref in kept if detached else ():  # its end is nobody's to hear of
             session.pin(ref)
         exists = session.create_actor(
-            handle._actor_id,
+            handle._shoal_actor.id,
             name,
             resources,
             launch(resources["CPU"], env=env, runtime_env=options.get("runtime_env")),
@@ -337,25 +339,25 @@ class ActorClass:
             called = options.get("name") or name
             print(f"shoal: what detached actors print is not shown here; to read it: shoal logs {called}", file=sys.stderr)
         try:
-            handle._actor.created = ObjectRef(session.call(handle._actor_id, "__init__", *packed), name)
+            handle._shoal_actor.created = ObjectRef(session.call(handle._shoal_actor.id, "__init__", *packed), name)
         except BaseException:
             with contextlib.suppress(Exception):
-                session.kill(handle._actor_id)
+                session.kill(handle._shoal_actor.id)
             raise
         if packed[2]:
             _begins(session, handle, packed[2])
-        if handle._actor.any_order:
-            handle._in_any_order()
-        return handle if detached else handle._own(bool(restarts), kept)
+        if handle._shoal_actor.any_order:
+            in_any_order(handle)
+        return handle if detached else own(handle, bool(restarts), kept)
 
-    def bind(self, *args, **kwargs):
+    def bind(self, /, *args, **kwargs):
         raise Unimplemented("graphs are of actors that are there", hint=f"make one with {self.__name__}.remote() and bind its methods")
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, /, *args, **kwargs):
         raise TypeError(f"make an actor with {self.__name__}.remote(...)")
 
     def __reduce__(self):
-        return ActorClass, (self._cls, self._options)
+        return ActorClass, (self._shoal_cls, self._shoal_options)
 
 
 class RemoteFunction:
@@ -380,7 +382,7 @@ class RemoteFunction:
     def _takes(self) -> Signature | None:
         return of_callable(self._function)
 
-    def options(self, **options) -> RemoteFunction:
+    def options(self, /, **options) -> RemoteFunction:
         options = {**self._options, **_check_options(options)}
         check_call_options(options, "remote functions", _OPTIONS)
         self._takes  # noqa: B018 which the other need not find out, too
@@ -388,7 +390,7 @@ class RemoteFunction:
         other.__dict__.update(self.__dict__, _options=options, _known=None)
         return other
 
-    def remote(self, *args, **kwargs) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
+    def remote(self, /, *args, **kwargs) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
         if (takes := self._takes) is not None and (kwargs or not takes.least <= len(args) <= takes.most):
             takes.check(self.__name__, args, kwargs)
         session, function = _session(), self._known
@@ -396,7 +398,7 @@ class RemoteFunction:
             function = self._known = self._know()
         return state.functions.submit(function, args, kwargs)
 
-    def bind(self, *args, **kwargs):
+    def bind(self, /, *args, **kwargs):
         """A call that is not made yet: a node of a graph (``shoal.dag``) that is executed as it is."""
         from shoal.dag._nodes import FunctionNode
 
@@ -415,7 +417,7 @@ class RemoteFunction:
             self._sent[:] = [Sent(self._function, name, self._identity)]
         return Function(self._sent[0], name, _resources(options, 1), options)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, /, *args, **kwargs):
         raise TypeError(f"call {self.__name__}.remote(...), or the plain function")
 
     def __reduce__(self):

@@ -145,8 +145,9 @@ class _Pool:
             for dead in [w for w in tuple(self.workers) if session().dead(w)]:
                 self.workers.pop(dead, None)
             self._many = 2 * len(self.workers) + _FEW
-        self.workers[worker._actor_id] = worker._created
-        self.native.add(worker._actor_id, worker._created._ref, node)
+        actor = worker._shoal_actor
+        self.workers[actor.id] = actor.created
+        self.native.add(actor.id, actor.created._ref, node)
 
     def let_go(self, worker: str) -> bool:
         """Whether it is made."""

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from shoal import _serialize, _stacks, _stream
 from shoal._client import put
-from shoal._context import CallInfo, parent_call, running
+from shoal._context import CallInfo, method_of, parent_call, running
 from shoal._ending import ActorExit, has_left, take_graph_calls, unless_left
 from shoal._handle import GRAPH, LAST_WORDS, NO_ARGUMENTS, RELEASE, _Dep, made_here
 from shoal._marks import mark_beginning, mark_output
@@ -126,7 +126,7 @@ def _serve(session, instance, early: deque) -> int:
                     if session.cancelled(incoming):  # just now
                         raise KeyboardInterrupt
                 built_in = BUILT_INS.get(method)
-                result = built_in(instance, *args, **kwargs) if built_in else getattr(instance, method)(*args, **kwargs)
+                result = built_in(instance, *args, **kwargs) if built_in else method_of(instance, method)(*args, **kwargs)
                 if extra is not None or result is LATER:
                     reply(session, incoming, result, extra)
                 else:
@@ -279,8 +279,8 @@ def end(session, incoming, error: SystemExit, behind: deque | None = None) -> in
 
 def _last_method(instance) -> None:
     """``__ray_shutdown__`` of an actor that ends in order, if it has one. What it raises is printed."""
-    last = getattr(instance, "__ray_shutdown__", None)
     try:
+        last = method_of(instance, "__ray_shutdown__") if hasattr(type(instance), "__ray_shutdown__") else None
         if callable(last):
             last()
     except BaseException:
@@ -322,11 +322,11 @@ def _leave(session) -> None:
             session.leave()
 
 
-def _call(instance, function, *args, **kwargs):
+def _call(instance, function, /, *args, **kwargs):
     return function(instance, *args, **kwargs)
 
 
-def _graph(instance, *args):
+def _graph(instance, /, *args):
     from shoal.dag._loop import graph_call  # which most actors do not need
 
     return graph_call(instance, *args)

@@ -13,7 +13,7 @@ class RuntimeEnv(dict):
     """``env_vars``, ``working_dir``, ``py_modules``, ``excludes``, ``pip``, ``uv``, ``config`` as keywords. TypeError or ValueError for
     what makes no sense."""
 
-    def __init__(self, **keys: Any):
+    def __init__(self, /, **keys: Any):
         super().__init__(_environment.check({k: v for k, v in keys.items() if v is not None}))
 
     def to_dict(self) -> dict[str, Any]:

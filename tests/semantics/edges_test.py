@@ -64,6 +64,103 @@ def test_a_handle_with_such_methods_is_still_a_handle():
     assert pickle.loads(pickle.dumps(table)) == table
 
 
+# ---- names that users' methods and arguments have
+
+
+def _of_ours() -> list[str]:
+    """Names with one underscore that our classes, and what pickles handles, have or had."""
+    had = ["_actor", "_own", "_count", "_created", "_sharing", "_in_any_order", "_actor_id", "_ray_actor_id", "_remote", "_shoal"]
+    ours = [*dir(Table.remote()), *dir(Table), *dir(Table.remote().__call__), *ray.actor.ActorMethod.__slots__]
+    return sorted({*had, *(n for n in ours if not n.startswith(("__", "_shoal_")) and n != "rows")})
+
+
+NAMES = ["remote", "options", "bind", "count", "get", "kill", "method", "items", "_cls", "_method", "_options", "_name", "_check"]
+
+
+def test_methods_have_whatever_names_the_user_gives_them():
+    names = [*NAMES, *_of_ours()]
+    service = ray.remote(type("Service", (), {name: (lambda self, name=name: name) for name in names})).remote()
+
+    @ray.remote
+    def through(handle):
+        return ray.get([getattr(handle, name).remote() for name in names], timeout=GUARD_S)
+
+    assert ray.get([getattr(service, name).remote() for name in names], timeout=GUARD_S) == names
+    assert ray.get(through.remote(service), timeout=GUARD_S) == names
+    del through
+    ray.kill(service)  # whose id has a method's name
+
+
+def test_a_class_keeps_its_own_attributes_when_it_is_decorated():
+    @ray.remote
+    class Settings:
+        _options, _methods, _cls = {"a": 1}, ["b"], "c"
+
+        @staticmethod
+        def _checked(x):
+            return x
+
+    assert (Settings._options, Settings._methods, Settings._cls, Settings._checked(2)) == ({"a": 1}, ["b"], "c", 2)
+
+
+class Keywords:
+    def __init__(this, **words):
+        this.words = words
+
+    def both(this, **words):
+        return this.words, words
+
+
+WORDS = {"self": 1, "cls": 2, "args": 3, "kwargs": 4, "instance": 5, "function": 6, "method": 7, "session": 8, "name": 9}
+
+
+@pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}, {"max_restarts": 1}, {"name": "keywords", "lifetime": "detached"}])
+def test_keywords_have_whatever_names_the_user_gives_them(options):
+    actor = ray.remote(Keywords).options(**options).remote(**WORDS)
+    calls = [actor.both.remote(**WORDS), actor.both.options(name="named").remote(**WORDS), actor.both.bind(**WORDS).execute()]
+    assert ray.get(calls, timeout=GUARD_S) == [(WORDS, WORDS)] * 3
+    called = actor.__ray_call__.remote(lambda keywords, **words: (keywords.words, words), **WORDS)
+    assert ray.get(called, timeout=GUARD_S) == (WORDS, WORDS)
+    ray.kill(actor)
+
+
+def test_so_have_keywords_of_functions():
+    @ray.remote
+    def both(**words):
+        return words
+
+    calls = [both.remote(**WORDS), both.options(num_cpus=0).remote(**WORDS), both.bind(**WORDS).execute()]
+    assert ray.get(calls, timeout=GUARD_S) == [WORDS] * 3
+
+
+class Shadowed:
+    def __init__(self):
+        self.called, self.fixed, self.of_class, self.__ray_shutdown__ = 1, 2, 3, 4
+
+    def called(self):
+        return "method", self.called
+
+    @staticmethod
+    def fixed(x):
+        return "static", x
+
+    @classmethod
+    def of_class(cls):
+        return cls.__name__
+
+
+class ShadowedAsync(Shadowed):
+    async def called(self):
+        return "method", self.called
+
+
+@pytest.mark.parametrize(("cls", "options"), [(Shadowed, {}), (Shadowed, {"max_concurrency": 2}), (ShadowedAsync, {})])
+def test_an_attribute_of_the_instance_does_not_hide_a_method(cls, options):
+    actor = ray.remote(cls).options(**options).remote()
+    calls = [actor.called.remote(), actor.fixed.remote(5), actor.of_class.remote(), actor.called.bind().execute()]
+    assert ray.get(calls, timeout=GUARD_S) == [("method", 1), ("static", 5), cls.__name__, ("method", 1)]
+
+
 # ---- the last method
 
 

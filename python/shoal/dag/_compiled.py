@@ -240,7 +240,7 @@ class CompiledDAG:
 
     # ---- executions
 
-    def execute(self, *args, **kwargs) -> CompiledDAGRef | list[CompiledDAGRef]:
+    def execute(self, /, *args, **kwargs) -> CompiledDAGRef | list[CompiledDAGRef]:
         """Submits an execution. RayCgraphCapacityExceeded when so many are under way or not fetched; those that nobody refers to are
         waited for instead."""
         if self._asyncio:
@@ -248,7 +248,7 @@ class CompiledDAG:
         execution = self._submit(args, kwargs)
         return [CompiledDAGRef(execution, k) for k in self._picks] if self._returns_list else CompiledDAGRef(execution, 0)
 
-    async def execute_async(self, *args, **kwargs) -> CompiledDAGFuture | list[CompiledDAGFuture]:
+    async def execute_async(self, /, *args, **kwargs) -> CompiledDAGFuture | list[CompiledDAGFuture]:
         """The same for asyncio, of a graph compiled with ``enable_asyncio``. What has come is not under way any more, awaited or not."""
         if not self._asyncio:
             raise ValueError("Use execute if enable_asyncio=False")
@@ -355,7 +355,7 @@ class CompiledDAG:
 
 def _call(session: _native.Session, handle: ActorHandle, *args) -> ObjectRef:
     """Never made again: an actor that was started again is in no graph."""
-    return ObjectRef(session.call(handle._actor_id, GRAPH, *_pack(args, {}), None, 0), repr(handle))
+    return ObjectRef(session.call(handle._shoal_actor.id, GRAPH, *_pack(args, {}), None, 0), repr(handle))
 
 
 def _settle_all(awaited: SimpleQueue) -> None:

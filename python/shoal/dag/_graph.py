@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal._handle import ActorHandle
+from shoal._handle import ActorHandle, sharing
 from shoal.dag import _schedule
 from shoal.dag._channels import Layout
 from shoal.dag._loop import Argument, Part, PlannedCall
@@ -30,7 +30,7 @@ class Graph:
         for node in self._methods:
             actor = node._method._actor
             if actor.id not in self.actors:
-                self.actors[actor.id] = ActorHandle._sharing(actor)
+                self.actors[actor.id] = sharing(actor)
             reads = tuple(dict.fromkeys(self._values[n] for n in nodes_in((node._args, node._kwargs))))
             if not reads:
                 raise ValueError(f"{node!r} takes neither the input nor another node: nothing would tell it to run")

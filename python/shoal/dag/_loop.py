@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal import _client, _native, _serialize
-from shoal._context import CallInfo, concurrent_call, parent_call, running
+from shoal._context import CallInfo, concurrent_call, method_of, parent_call, running
 from shoal._ending import ActorExit, leave
 from shoal._refs import ObjectRef, when_gone
 from shoal._runtime import state
@@ -243,7 +243,7 @@ def filled(value: Any, slots: list[Any]) -> Any:
 
 def _on_actor(method: str):
     """As the actor's own calls run: on the loop of its group, of one that has methods which are coroutines."""
-    function, loop_of = getattr(running.instance, method), getattr(running.runner, "loop_of", None)
+    function, loop_of = method_of(running.instance, method), getattr(running.runner, "loop_of", None)
     if loop_of is None:
         return function
     loop = loop_of(method)

@@ -31,7 +31,7 @@ class DAGNode:
         """The nodes among its arguments as they are now."""
         return list(nodes_in((self._args, self._kwargs)))
 
-    def execute(self, *args, **kwargs) -> ObjectRef | list[ObjectRef]:
+    def execute(self, /, *args, **kwargs) -> ObjectRef | list[ObjectRef]:
         """Makes the calls of the graph, each an ordinary one on its actor or of its function. Returns a reference to the result; for a
         MultiOutputNode a list of them."""
         return self._made({}, args, kwargs)

@@ -34,7 +34,7 @@ def Deprecated(*args: Any, message: str = "", warning: bool = False):
             made = target.__init__
 
             @functools.wraps(made)
-            def init(self, *args, **kwargs):
+            def init(self, /, *args, **kwargs):
                 warnings.warn(text, RayDeprecationWarning, stacklevel=2)
                 made(self, *args, **kwargs)
 
