@@ -132,24 +132,64 @@ def evaluate_then_write(config):
 
     import shoal.fsdp
 
-    model = sharded()
-    with torch.no_grad():
-        before = model(torch.ones(1, 17)).clone()
-    if config["sleeps"] and dist.get_rank() == 1:
-        time.sleep(0.5)
-    with shoal.fsdp.write(model):
+    model, record = sharded(), []
+    late = config["sleeps"] and dist.get_rank() == 1
+
+    def by_the_door():
+        with shoal.fsdp.write(model):
+            for p in model.parameters():
+                p.data.to_local().mul_(2)
+
+    def by_operators():
         for p in model.parameters():
-            p.data.to_local().mul_(2)
+            p.mul_(2)
+
+    def by_foreach_operators():
+        torch._foreach_mul_(list(model.parameters()), 2)
+
+    def by_rows():
+        for p in model.parameters():
+            p.to_local().data.mul_(2)
+
     with torch.no_grad():
-        after = model(torch.ones(1, 17)).clone()
-    return before, after
+        for write in (by_the_door, by_operators, by_foreach_operators, by_rows, lambda: None):
+            if late:  # the others want to write what this rank has not read yet
+                time.sleep(0.3)
+            record.append(model(torch.ones(1, 17)).clone())
+            model.reshard()
+            if late:
+                time.sleep(0.3)
+            write()
+    return record
 
 
-def test_writing_after_an_evaluation_takes_the_door_that_says_so():
+def test_writing_after_an_evaluation_waits_until_every_rank_has_read():
     calm, late = run(evaluate_then_write, sleeps=False), run(evaluate_then_write, sleeps=True)
     assert all(torch.equal(a, b) for of_calm, of_late in zip(calm, late, strict=True) for a, b in zip(of_calm, of_late, strict=True))
-    before, after = calm[0]
-    assert not torch.equal(before, after)
+    plain, expected = build(), []
+    with torch.no_grad():
+        for _ in range(5):
+            expected.append(plain(torch.ones(1, 17)).clone())
+            torch._foreach_mul_(list(plain.parameters()), 2)
+    for got, want in zip(calm[0], expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def write_on_one_rank(config):
+    import torch.distributed as dist
+
+    model = sharded()
+    with torch.no_grad():
+        model(torch.ones(1, 17))
+        model.reshard()
+        if dist.get_rank() == 1:
+            model[0].weight.mul_(2)
+    model(torch.ones(1, 17)).sum().backward()
+
+
+def test_a_write_of_one_rank_only_raises():
+    with pytest.raises(shoal.exceptions.InvalidArgument, match="all ranks wait for each other"):
+        run(write_on_one_rank)
 
 
 def stale_backward(config):

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._collect import state_of
 from shoal.fsdp._root import Root, roots_in
+from shoal.optim._fused import Fused
 
 
 def _bind(optimizer: torch.optim.Optimizer) -> None:
@@ -55,6 +56,8 @@ def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
         root.open_window("optimizer.step")
         for m in root.models:
             m.optimizer_begin()
+        if not isinstance(optimizer, Fused):  # whose kernels take addresses
+            root.show_rows(plain=True)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
@@ -63,6 +66,8 @@ def _after_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
             continue
         for m in root.models:
             m.optimizer_end()
+        if root.rows_plain:
+            root.show_rows(plain=False)
 
 
 register_optimizer_step_pre_hook(_before_step)
@@ -71,12 +76,12 @@ register_optimizer_step_post_hook(_after_step)
 
 @contextmanager
 def write(model: nn.Module):
-    """Opens the write window of a sharded model: inside, each rank may write its rows (``p.to_local()``, ``p.data``) by hand.
+    """Opens the write window of a sharded model: inside, each rank may write its rows by hand, by whatever means.
 
-    Needed after an evaluation forward, after a backward without synchronisation, and while the output of another forward is kept whose
-    backward may still come; else the window is open anyway between a synchronised backward and the next forward. Every rank must enter
-    it. What was written is seen by all ranks at their next forward. A forward raises when it finds that this rank has written while the
-    window was closed: another rank may have read half of it. Writes through ``.data`` leave no trace in torch, and are not found.
+    In-place operators of torch on a parameter, on ``p.data``, on ``p.to_local()`` and on views of them open the window themselves, as an
+    optimizer's step does. ``write`` is for what no operator shows: NumPy arrays (read-only while the window is closed), addresses,
+    kernels of the user's own. The window is closed from a forward to the next synchronised backward, and while the output of another
+    forward is kept whose backward may still come. Every rank must enter. All ranks see what was written at their next forward.
     """
     if not any(state_of(m) for m in model.modules()):
         raise InvalidArgument("nothing in this model was sharded by shoal.fsdp.fully_shard")

@@ -22,6 +22,7 @@ from shoal import _native
 from shoal._tensors import dtensor, dtensor_parameter, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._mesh import DataMesh
+from shoal.fsdp._rows import rows_of, whole_of
 
 # What the engine knows by another name: it only moves their bytes.
 _AS_BYTES = {getattr(torch, name): torch.uint8 for name in dir(torch) if name.startswith("float8_")}
@@ -70,9 +71,11 @@ class ShardedParameter:
         self._begin = begin
         self.empty = self.own_shape.numel() == 0
         self.own: torch.Tensor | None = None  # this rank's slices, in the arena
+        self.rows: torch.Tensor | None = None  # the same, as the user gets them
         self.sharded: nn.Parameter | None = None
         self.unsharded: nn.Parameter | None = None
-        self.post_forward: nn.Parameter | None = None  # on the smaller mesh of reshard_after_forward=n
+        self.whole_version = 0  # torch's count of writes to `unsharded`: nothing may write there
+        self.post_forward: nn.Parameter | None = None  # on the smaller mesh of reshard_after_forward=n; else whole, and guarded
         self.emptied = False  # by to_empty; nothing may have been written since
         self._accumulated: torch.Tensor | None = None  # whole gradients of backwards without reduction, in the reduce dtype
         self._partial: torch.Tensor | None = None  # what was reduced within this replica only
@@ -114,7 +117,7 @@ class ShardedParameter:
             if not meta:
                 self.own.copy_(source)
         # A parameter on the meta device has no values yet: they come with to_empty and an initialisation (adopt).
-        local = torch.empty_like(self.own, device="meta") if meta else self.own
+        local = torch.empty_like(self.own, device="meta") if meta else self._rows()
         if values is None:
             self.sharded._local_tensor = local
         else:
@@ -137,10 +140,21 @@ class ShardedParameter:
                 own.copy_(source)
         self.own = own
 
+    def _rows(self) -> torch.Tensor:
+        """This rank's slices as the user gets them: those that other ranks read where they lie know of writes."""
+        self.rows = self.own if self.external else rows_of(self.own, self)
+        return self.rows
+
+    def show_rows(self, plain: bool) -> None:
+        """``plain``: for an optimizer, whose step has opened the window; its operators then cost what they cost on any DTensor."""
+        if self.sharded._local_tensor is (self.rows if plain else self.own):
+            self.sharded._local_tensor = self.own if plain else self.rows
+
     def set_whole(self, whole: torch.Tensor) -> None:
         if self._whole_spec is not None:
             whole = dtensor(whole, with_dtype(self._whole_spec, whole.dtype))
         self.unsharded = nn.Parameter(whole, requires_grad=self.sharded.requires_grad)
+        self.whole_version = version_of(self.unsharded)
         self.post_forward = None
         self.mark()
 
@@ -206,10 +220,23 @@ class ShardedParameter:
             whole = self.unsharded.detach()
             piece = -(-self.shape[0] // mesh.size(1))
             begin = min(mesh.get_local_rank(1) * piece, self.shape[0])
-            local = whole[begin : min(begin + piece, self.shape[0])]
+            local = whole_of(whole[begin : min(begin + piece, self.shape[0])], self)
             spec = with_dtype(DTensorSpec(mesh, (Replicate(), Shard(0)), tensor_meta=self.spec.tensor_meta), local.dtype)
             self.post_forward = dtensor_parameter(local, spec, self.sharded.requires_grad)
             self.post_forward._shoal_state = self.state
+        self.show(self.post_forward)
+
+    def show_guarded(self) -> None:
+        """The whole parameter, which may be read and not written."""
+        if self.post_forward is None:
+            with torch.inference_mode(False), torch.no_grad():  # what is made here outlives an evaluation
+                face = whole_of(local_of(self.unsharded.detach()), self)
+                if self._whole_spec is not None:
+                    face = dtensor(face, self.unsharded._spec)
+                face.requires_grad_(self.requires_grad)
+                face._is_param = True
+                face._shoal_state, face._shoal_sharded = self.state, weakref.ref(self)
+            self.post_forward = face
         self.show(self.post_forward)
 
     # ---- what the user put in its place ----
@@ -291,10 +318,10 @@ class ShardedParameter:
             else:
                 self.own.copy_(local)
         if self.sharded.device == self.own.device:
-            self.sharded._local_tensor = self.own
+            self.sharded._local_tensor = self._rows()
             self.sharded.requires_grad_(requires_grad)
         else:  # it was on the meta device, and says so until it is another one; the object stays
-            torch.utils.swap_tensors(self.sharded, nn.Parameter(self.dtensor(self.own), requires_grad=requires_grad))
+            torch.utils.swap_tensors(self.sharded, nn.Parameter(self.dtensor(self._rows()), requires_grad=requires_grad))
 
     def change_dtype(self) -> None:
         """Its unit is built anew in the dtype that ``sharded`` has now."""
@@ -463,6 +490,11 @@ def refuse_substitute(name: str, current: torch.Tensor) -> None:
             f"parameter {name} of a sharded module was replaced by a tensor for one forward (torch.func.functional_call)",
             hint="copy the values into the parameter (p.copy_ under no_grad), or call a module that is not sharded",
         )
+
+
+def version_of(t: torch.Tensor | None) -> int:
+    """How often torch has written to it in place."""
+    return 0 if t is None or t.is_inference() else t._version
 
 
 def _typed(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

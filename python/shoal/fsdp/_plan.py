@@ -60,6 +60,7 @@ class OptimizerInBackward:
         if not updated:
             return
         unit.model.optimizer_begin()
+        unit.show_rows(plain=True)
         self.optimizer.param_groups, self.updating = [part for part in parts if part["params"]], True
         try:
             self.optimizer.step()
@@ -67,6 +68,7 @@ class OptimizerInBackward:
             self.optimizer.param_groups, self.updating = groups, False
             for group, part in zip(groups, parts, strict=True):  # what a step keeps in its groups
                 group.update({key: value for key, value in part.items() if key != "params"})
+            unit.show_rows(plain=False)
         unit.model.optimizer_end(unit.index)
         for p in unit.parameters:
             if p.sharded in updated:

@@ -71,6 +71,7 @@ class Root:
         by_actor: dict[int, list[Unit]] = {}
         for u in self.units:
             by_actor.setdefault(id(u.actor), []).append(u)
+        self.rows_plain = False  # while an optimizer steps
         self.slots = max((s.max_input_buffers for s in self.states), default=2)
         self.units_of: list[list[Unit]] = list(by_actor.values())
         self.reduced, self.unsettled = [deque() for _ in self.units_of], [0] * len(self.units_of)
@@ -113,8 +114,16 @@ class Root:
         for m in self.models:
             m.open_window(door)
 
+    def show_rows(self, plain: bool) -> None:
+        """``plain``: while an optimizer steps."""
+        self.rows_plain = plain
+        for u in self.units:
+            u.show_rows(plain)
+
     def adopt(self) -> None:
         """Takes over what the user put in the place of parameters; units whose dtypes or parameters changed are built anew."""
+        if self.rows_plain:  # an exception has left an optimizer's step
+            self.show_rows(plain=False)
         with torch.inference_mode(False), torch.no_grad():  # what is made here outlives an evaluation
             self._adopt()
 

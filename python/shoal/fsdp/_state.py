@@ -19,7 +19,7 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp._collect import managed, own_parameters, state_of
 from shoal.fsdp._mesh import DataMesh, of_mesh_info, post_forward_mesh
 from shoal.fsdp._names import clean
-from shoal.fsdp._parameters import ShardedParameter, local_of
+from shoal.fsdp._parameters import ShardedParameter, local_of, version_of
 from shoal.fsdp._root import ForwardToken, Root
 from shoal.fsdp._unit import Unit
 
@@ -57,7 +57,7 @@ class State:
         self.index = -1
         self.held: tuple[str, dict[str, int]] | None = None  # why the write window is closed, and how often parameters were written then
         self.name = type(modules[0]).__name__
-        self.shows = "sharded"  # which face: "unsharded", or "post_forward" on a smaller mesh
+        self.shows = "sharded"  # which face: "unsharded", or "post_forward", on a smaller mesh or guarded
         self.replaced = False  # others stand in the place of its parameters for a while (FSDP1's summon_full_params)
         self.in_backward = False
         self.ran = False  # forward since its last backward
@@ -279,11 +279,53 @@ class State:
             for p in u.parameters:
                 p.show_post_forward(u.post_forward_mesh)
 
+    def to_guarded(self) -> None:
+        """Behind an evaluation: whole parameters of units that keep them may be read, not written."""
+        if self.shows != "unsharded":
+            return
+        self.shows = "post_forward"
+        for u in self.units:
+            for p in u.parameters:
+                if u.gathered is None and not p.unsharded.is_inference():
+                    p.show_guarded()
+
     def door(self, name: str) -> None:
         """Opens the write window: before the first forward it is open."""
         self.to_sharded()
         if self.root is not None:
             self.root.open_window(name)
+
+    def guards(self, p: ShardedParameter) -> bool:
+        """Whether other ranks may read this parameter's rows now."""
+        root = self.root
+        if root is None or root.window_open:
+            return False
+        if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
+            return False  # of a unit that no rank reads any more
+        return all(u.gathered is None for u in self.units if p in u.parameters)
+
+    def before_write(self, p: ShardedParameter) -> None:
+        """The user writes to this rank's rows: that is a door to the write window, as an optimizer's step is."""
+        if not self.guards(p):
+            return
+        root, name = self.root, f"parameter {p.name} of {self.name or 'the root'}"
+        if root.joining:
+            raise InvalidArgument(
+                f"{name} is written inside join, after a forward: ranks that serve would take it for an optimizer's step",
+                hint="write before or behind the loop, or between a synchronised backward and the next forward",
+            )
+        if any(s.forwarding for s in root.states) or torch._C._current_graph_task_id() != -1:
+            raise InvalidArgument(
+                f"{name} is written inside a forward or backward pass, which other ranks may be in, too",
+                hint="write before the forward or behind the backward (register_post_accumulate_grad_hook runs there)",
+            )
+        root.open_window(f"a write to {name}")
+
+    def refuse_write_to_whole(self, p: ShardedParameter) -> None:
+        raise InvalidArgument(
+            f"parameter {p.name} of {self.name or 'the root'} is whole behind a forward, in memory of all ranks, and cannot be written",
+            hint="call reshard() on the module first: then it shows the sharded parameters, which may be written",
+        )
 
     def adopt_loaded(self) -> None:
         """load_state_dict(assign=True) has put tensors in the place of parameters: they go where they belong at once, so that an optimizer
@@ -294,8 +336,15 @@ class State:
 
     def writes(self) -> dict[str, int]:
         """How often torch has written in place to each parameter that other ranks read where it lies: what collectives bring they have."""
-        shared = (p for u in self.units if u.gathered is None for p in u.parameters)
-        return {p.name: sum(_version(t) for t in (p.sharded, p.sharded._local_tensor, p.unsharded)) for p in shared}
+        found = {}
+        for p in (p for u in self.units if u.gathered is None for p in u.parameters):
+            if version_of(p.unsharded) != p.whole_version:
+                raise InvalidArgument(
+                    f"the whole parameter {p.name} of {self.name or 'the root'} was written, whose memory all ranks share",
+                    hint="write to the sharded parameter, before the forward or behind the backward; behind a forward call reshard() first",
+                )
+            found[p.name] = version_of(p.sharded) + version_of(p.sharded._local_tensor)
+        return found
 
     def reserve_gradient(self, face: torch.Tensor) -> None:
         """Of one of its parameters: an optimizer was built of it."""
@@ -386,6 +435,9 @@ class State:
             self.to_sharded()
         elif not isinstance(self.reshard_after_forward, bool) and not self.in_backward:
             self.to_post_forward()
+        if outermost and not training:
+            for s in root.states if self.is_root else [self]:
+                s.to_guarded()
         if training and not (recomputed and self.in_backward):
             token = ForwardToken(root.versions())
             if self.is_root or outermost:
@@ -501,10 +553,6 @@ class _AfterBackward(torch.autograd.Function):
     def backward(ctx, *grads: torch.Tensor):
         ctx.state.inputs_done(ctx)
         return (None, *grads)
-
-
-def _version(t: torch.Tensor | None) -> int:
-    return 0 if t is None or t.is_inference() else t._version
 
 
 def _cast(dtype: torch.dtype, t: torch.Tensor) -> torch.Tensor:

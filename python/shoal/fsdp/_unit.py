@@ -71,6 +71,10 @@ class Unit:
     def adopt(self) -> bool:
         return sum(p.adopt() for p in self.parameters) > 0  # all of them
 
+    def show_rows(self, plain: bool) -> None:
+        for p in self.parameters:
+            p.show_rows(plain)
+
     # ---- a step ----
 
     def unshard(self) -> None:

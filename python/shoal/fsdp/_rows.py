@@ -1,0 +1,130 @@
+"""This rank's rows of a parameter as torch sees them: a tensor whose in-place operators open the write window first.
+
+Other ranks read the rows where they lie. An operator that writes (on the ``DTensor``, on ``p.data``, on ``p.to_local()``, on views of
+them, however old) therefore waits until no rank reads this version, as an optimizer's step does. Reading is as with any tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from shoal.fsdp._parameters import ShardedParameter
+
+
+class Rows(torch.Tensor):
+    """Made by ``rows_of``. What operators return is plain, views excepted; copies and pickles are plain."""
+
+    _parameter: weakref.ref[ShardedParameter]
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        effect = _effect(func)
+        if effect.writes:
+            for written in effect.written(args, kwargs or {}):
+                if isinstance(written, Rows):
+                    written.before_write()
+        with torch._C._DisableTorchDispatch():
+            out = func(*args, **(kwargs or {}))
+        if not effect.views:
+            return out
+        source = next(t for t in tree_leaves((args, kwargs)) if isinstance(t, Rows))
+        if isinstance(out, (list, tuple)):
+            return type(out)(_wrapped(t, type(source), source._parameter) for t in out)
+        return _wrapped(out, type(source), source._parameter)
+
+    def before_write(self) -> None:
+        p = self._parameter()
+        if p is not None and p.state is not None:
+            p.state.before_write(p)
+
+    def plain(self) -> torch.Tensor:
+        """The same memory, with writes that open nothing."""
+        with torch._C._DisableTorchDispatch():
+            return self.detach()
+
+    def numpy(self, *, force: bool = False):
+        """As of a plain tensor; read-only while the write window is closed, because no operator of torch would see a write."""
+        array = self.plain().numpy(force=force)
+        p = self._parameter()
+        if p is not None and p.state is not None and p.state.guards(p):
+            array.flags.writeable = False
+        return array
+
+    def __reduce_ex__(self, protocol):
+        return self.plain().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo):
+        return self.plain().clone()
+
+    def __repr__(self, **kwargs):
+        return self.plain().__repr__(**kwargs)
+
+
+def rows_of(own: torch.Tensor, parameter: ShardedParameter) -> Rows:
+    """``own``: the memory of this rank's rows."""
+    return _wrapped(own, Rows, weakref.ref(parameter))
+
+
+class Whole(Rows):
+    """A whole parameter behind an evaluation: all ranks share its memory, so no operator may write to it."""
+
+    def before_write(self) -> None:
+        p = self._parameter()
+        if p is not None and p.state is not None:
+            p.state.refuse_write_to_whole(p)
+
+
+def whole_of(t: torch.Tensor, parameter: ShardedParameter) -> Whole:
+    return _wrapped(t.detach(), Whole, weakref.ref(parameter))
+
+
+def _wrapped(t: Any, kind: type[Rows], parameter: weakref.ref[ShardedParameter]) -> Any:
+    if type(t) is not torch.Tensor:
+        return t
+    rows = torch.Tensor._make_subclass(kind, t)
+    rows._parameter = parameter
+    return rows
+
+
+# ---- what an operator does to its arguments ----
+
+
+@dataclass(frozen=True)
+class _Effect:
+    at: tuple[int, ...] = ()  # positions of arguments that it writes
+    named: tuple[str, ...] = ()  # their names
+    views: bool = False  # what it returns are views of its arguments
+
+    @property
+    def writes(self) -> bool:
+        return bool(self.at or self.named)
+
+    def written(self, args: tuple, kwargs: dict) -> list:
+        return tree_leaves([*(args[i] for i in self.at if i < len(args)), *(kwargs[name] for name in self.named if name in kwargs)])
+
+
+_COLLECTIVES_THAT_READ = {"c10d::send", "c10d::barrier", "c10d::monitored_barrier_"}
+
+
+@functools.cache
+def _effect(func) -> _Effect:
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return _Effect()
+    if schema.name.startswith("c10d::"):  # their schemas do not say what they write
+        return _Effect() if schema.name in _COLLECTIVES_THAT_READ else _Effect(at=(0,))
+    written = [(i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    return _Effect(
+        tuple(i for i, a in written if not a.kwarg_only),
+        tuple(a.name for _, a in written),
+        any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
+    )
