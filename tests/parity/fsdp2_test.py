@@ -657,6 +657,21 @@ def two_roots_in_one_backward(api):
     return _show_both(g, d)
 
 
+@case(worlds=(2,), theirs=False)  # FSDP2 keeps the sharded gradients of the root, which shows whole parameters
+def gradients_dropped_between_forward_and_backward(api):
+    model = sharded(api, Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        loss = loss_of(api, model, step)
+        model.zero_grad(set_to_none=step % 2 == 0)
+        loss.backward()
+        optimizer.step()
+    seen = Seen()
+    seen.gradients(model)
+    seen.parameters(model)
+    return seen
+
+
 @case(worlds=(2,), theirs=False)  # FSDP2 overlooks what is frozen by the sharded faces while the whole ones are shown
 def frozen_and_thawed_after_an_evaluation(api):
     # The root is whole behind a forward without gradients: what is frozen and thawed there counts for the next step.

@@ -4,6 +4,8 @@ import copy
 import gc
 import io
 import pickle
+import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -388,6 +390,45 @@ def writing_by_hand_between_two_forwards():
             model.blocks[1][0].weight.to_local().mul_(2)
         torch.testing.assert_close(model.blocks[1](torch.ones(2, 7)), plain.blocks[1](torch.ones(2, 7)))
         torch.testing.assert_close(model(batch(0, 0)), plain(batch(0, 0)))
+
+
+@use
+def writing_in_a_hook_behind_each_gradient():
+    # The window is closed there while the output of another forward is kept.
+    def train(model, ranks_of_loss):
+        def step(p):
+            p.data.add_(p.grad, alpha=-0.1)
+            p.grad = None
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        for i in range(3):
+            kept = model(batch(9, 0)) if i == 1 else None
+            (sum(loss_of(model, i, r) for r in ranks_of_loss) / len(ranks_of_loss)).backward()
+            del kept
+        return [full(p).detach() for p in model.parameters()]
+
+    for a, b in zip(train(shard(Net()), [rank()]), train(Net(), range(WORLD)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@use
+def writing_in_place_from_a_checkpoint_after_an_evaluation():
+    from torch.distributed import checkpoint
+
+    saved, model, plain = shard(Net()), shard(Net()), Net()
+    with torch.no_grad():
+        for p in (*saved.parameters(), *plain.parameters()):
+            p.mul_(1.5)
+        model(batch(0, 0))
+    path = [tempfile.mkdtemp()] if rank() == 0 else [None]
+    torch.distributed.broadcast_object_list(path, 0)
+    checkpoint.save(saved.state_dict(), checkpoint_id=path[0])
+    checkpoint.load(model.state_dict(), checkpoint_id=path[0])  # into the tensors of the state dict, which are the parameters'
+    torch.testing.assert_close(model(batch(0, 0)), plain(batch(0, 0)))
+    torch.distributed.barrier()
+    if rank() == 0:
+        shutil.rmtree(path[0])
 
 
 @use

@@ -81,6 +81,13 @@ class FSDPModule(TorchFSDPModule):
 
     # ---- gradients ----
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As ``nn.Module.zero_grad``. Behind a forward, where the module shows whole parameters, it reaches the sharded gradients, too."""
+        super().zero_grad(set_to_none)
+        for p in (p.sharded for s in self._states(True) for u in s.units for p in u.parameters):
+            if p.grad is not None:
+                p.grad = None if set_to_none else p.grad.detach().zero_()
+
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """False: backward keeps whole gradients (in the reduce dtype) and reduces nothing; the next synchronised one reduces the sum."""
         for s in self._states(recurse):
