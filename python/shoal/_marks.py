@@ -24,20 +24,47 @@ class _Marked(io.TextIOWrapper):
     _at_start = True  # of a line, as far as this stream knows
     _pipe = None  # the node's; user code may have put a file in its place
 
+    _writes = False  # it is this stream that writes to its buffer, and not a user
+
     def write(self, text: str, /) -> int:
         if not text:
             return 0
-        call, mark = running.incoming, ""
-        if self._at_start and call is not None:
-            mark = self._mark(call.task_id, running.where)
+        self._write(self._mark_of_call() + text)
         self._at_start = text.endswith("\n")
-        super().write(mark + text)
         return len(text)
+
+    def flush(self) -> None:
+        self._writes, before = True, self._writes
+        try:
+            super().flush()
+        finally:
+            self._writes = before
 
     def begin(self) -> None:
         if self._at_start:
-            super().write(self._mark(_NO_CALL, ""))
+            self._write(self._mark(_NO_CALL, ""))
             self.flush()
+
+    def mark_bytes(self, data) -> bytes:
+        """A user is about to write these bytes to the buffer: what is to be written first. Text that was written before them comes before
+        them."""
+        if self._writes or not (size := memoryview(data).nbytes):
+            return b""
+        self.flush()
+        mark = self._mark_of_call()
+        self._at_start = bytes(memoryview(data).cast("B")[size - 1 :]) == b"\n"
+        return mark.encode(self.encoding, self.errors)
+
+    def _write(self, text: str) -> None:
+        self._writes, before = True, self._writes
+        try:
+            super().write(text)
+        finally:
+            self._writes = before
+
+    def _mark_of_call(self) -> str:
+        call = running.incoming
+        return self._mark(call.task_id, running.where) if self._at_start and call is not None else ""
 
     def _mark(self, task: str, name: str) -> str:
         """What is to be written first, "" when it was."""
@@ -46,6 +73,28 @@ class _Marked(io.TextIOWrapper):
         self._said = task, name
         mark = f"{_MARK}{task} {name}".replace("\n", " ") + "\n"
         return mark.encode(self.encoding, "backslashreplace").decode(self.encoding)
+
+
+class _MarkedFile(io.FileIO):
+    """What a stream without a buffer writes to, and users through ``sys.stdout.buffer``."""
+
+    text: _Marked | None = None
+
+    def write(self, data, /) -> int | None:
+        if self.text is not None and (mark := self.text.mark_bytes(data)):
+            super().write(mark)
+        return super().write(data)
+
+
+class _MarkedBuffer(io.BufferedWriter):
+    """The same of a stream with a buffer."""
+
+    text: _Marked | None = None
+
+    def write(self, data, /) -> int:
+        if self.text is not None and (mark := self.text.mark_bytes(data)):
+            super().write(mark)
+        return super().write(data)
 
 
 def _file(stream: io.TextIOWrapper) -> tuple[int, int] | None:
@@ -67,12 +116,15 @@ def mark_output() -> None:
         if type(old) is not io.TextIOWrapper:
             continue
         old.flush()
-        raw = io.FileIO(old.fileno(), "wb", closefd=False)  # not the old one, which knew another file by this descriptor
+        # Not the old file, which knew another one by this descriptor.
+        kind, unbuffered = {"mode": "wb", "closefd": False}, isinstance(old.buffer, io.RawIOBase)
+        raw = (_MarkedFile if unbuffered else io.FileIO)(old.fileno(), **kind)
         raw.name = old.name
-        buffer: Any = raw if isinstance(old.buffer, io.RawIOBase) else io.BufferedWriter(raw)
+        buffer: Any = raw if unbuffered else _MarkedBuffer(raw)
         how = {"line_buffering": old.line_buffering, "write_through": old.write_through}
         new = _Marked(buffer, encoding=old.encoding, errors=old.errors, **how)
         new.mode, new._pipe = "w", _file(new)
+        buffer.text = new
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
         _streams.append(new)

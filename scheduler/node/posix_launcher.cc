@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <asio/io_context.hpp>
 #include <asio/posix/stream_descriptor.hpp>
 #include <asio/signal_set.hpp>
@@ -26,9 +27,21 @@ using runtime::ExitStatus;
 
 namespace {
 
-constexpr std::size_t kMaxLine = 64 << 10;  // longer ones are cut into several
+constexpr std::size_t kMaxLine = 4u << 20;  // bytes; a longer line becomes several
 constexpr std::size_t kReadBytes = 16 << 10;
 constexpr int kReadsPerWake = 8;
+
+// How many of these bytes are whole characters of UTF-8: all but the beginning of one at the end.
+std::size_t end_of_characters(std::string_view text) {
+  for (std::size_t back = 1; back <= std::min<std::size_t>(4, text.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if (byte < 0x80) break;     // a character of its own
+    if (byte < 0xC0) continue;  // inside of a character
+    const std::size_t size = byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
+    return back < size && back < text.size() ? text.size() - back : text.size();
+  }
+  return text.size();
+}
 
 // One output stream of a worker, in lines.
 class Pipe : public std::enable_shared_from_this<Pipe> {
@@ -54,14 +67,17 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
         finish();
         return false;
       }
-      buffer_.append(text, static_cast<std::size_t>(n));
-      const auto last = buffer_.rfind('\n');
-      if (last != std::string::npos) {
-        lines_(std::string_view(buffer_).substr(0, last + 1));
-        buffer_.erase(0, last + 1);
+      const std::string_view came(text, static_cast<std::size_t>(n));
+      const auto last = came.rfind('\n');
+      const std::size_t before = buffer_.size();
+      buffer_.append(came);
+      if (last != std::string_view::npos) {
+        lines_(std::string_view(buffer_).substr(0, before + last + 1));
+        buffer_.erase(0, before + last + 1);
       } else if (buffer_.size() > kMaxLine) {
-        lines_(buffer_ + "\n");
-        buffer_.clear();
+        const std::size_t end = end_of_characters(buffer_);
+        lines_(buffer_.substr(0, end) + "\n");
+        buffer_.erase(0, end);
       }
     }
     return descriptor_.is_open();

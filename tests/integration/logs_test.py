@@ -247,17 +247,25 @@ class Loud:
         print("while it is loaded")
 
 @call
+def writes_bytes(last):
+    print("text", end="", flush=False)
+    sys.stdout.buffer.write(b" and bytes of " + last + b"\\n")
+    sys.stdout.buffer.flush()
+    return shoal.get_runtime_context().get_task_id()
+
+@call
 def takes(what):
     return shoal.get_runtime_context().get_task_id()
 
 calls = (noisy, ()), (logs, ("one",)), (logs, ("two",)), (breaks_off, ()), (ends, ()), (größe, ()), (takes, (Loud(),))
+calls += (writes_bytes, (b"one",)), (writes_bytes, (b"two",))
 print("ids", *[shoal.get(f.remote(*args)) for f, args in calls], flush=True)
 time.sleep(600)
 """
     )
     driver.said("ids ")
     tasks = next(line.split()[1:] for line in driver.out.splitlines() if line.startswith("ids "))
-    assert len(tasks) == 7
+    assert len(tasks) == 9
 
     def printed(task):
         done = shoal_command("logs", "task", task)
@@ -270,6 +278,8 @@ time.sleep(600)
         4: ("(ends) after it\n", ""),
         5: ("(größe) in ASCII\n", ""),
         6: ("(takes) while it is loaded\n", ""),
+        7: ("(writes_bytes) text and bytes of one\n", ""),
+        8: ("(writes_bytes) text and bytes of two\n", ""),
     }
     for k, expected in texts.items():
         wait_until(lambda task=tasks[k], expected=expected: printed(task) == expected, 60, f"what {tasks[k]} printed")

@@ -1,6 +1,7 @@
 """Row A1, ``init(logging_config=)``: what a job's processes log, and how."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -83,3 +84,30 @@ def test_a_config_that_makes_no_sense_is_refused(wrong):
 def test_another_thing_than_a_config_is_refused():
     with pytest.raises(TypeError, match="LoggingConfig"):
         ray.init(logging_config={"encoding": "JSON"})
+
+
+LONG = """
+import json
+import shoal as ray
+
+
+@ray.remote
+class Says:
+    def say(self, n):
+        print(json.dumps({"n": n, "text": "\\u0416\\u6f22x" * n}, ensure_ascii=False))
+
+
+ray.init(num_cpus=1)
+says = Says.remote()
+ray.get([says.say.remote(n) for n in (1, 50_000, 150_000, 800_000)])
+ray.shutdown()
+"""
+
+
+def test_a_long_line_is_one_line():
+    """Up to 4 MiB; a longer one is cut between two characters."""
+    ran = subprocess.run([sys.executable, "-c", LONG], capture_output=True, timeout=GUARD_S, env={**os.environ, "PYTHONUTF8": "1"})
+    lines = [line.split(") ", 1)[1] for line in ran.stdout.decode().splitlines()]
+    assert [json.loads(line)["n"] for line in lines[:3]] == [1, 50_000, 150_000], ran.stderr
+    assert len(lines) == 5
+    assert json.loads("".join(lines[3:]))["n"] == 800_000
