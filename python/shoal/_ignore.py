@@ -71,11 +71,21 @@ def _regex(pattern: str) -> str:
 
 def files(folder: Path, patterns: Iterable[str], *, from_folders: bool) -> Iterator[tuple[Path, str]]:
     """(path, name within the folder) of its files that no pattern leaves out, sorted. ``from_folders``: nor those of the .gitignore files
-    in it; those of .rayignore files count in any case. What is no file (a pipe, a link to nothing) is not among them."""
-    yield from _walk(folder, "", [(Patterns(patterns), 0)], from_folders)
+    in it; those of .rayignore files count in any case. A link to a folder stands for what is in there, unless it leads to a folder around
+    it. What is no file (a pipe, a link to nothing) is not among them."""
+    yield from _walk(folder, "", [(Patterns(patterns), 0)], from_folders, ())
 
 
-def _walk(folder: Path, name: str, outer: list[tuple[Patterns, int]], from_folders: bool) -> Iterator[tuple[Path, str]]:
+def _leads_back(link: str, around: tuple[str, ...]) -> bool:
+    target = os.path.join(os.path.realpath(link), "")
+    return any(os.path.join(folder, "").startswith(target) for folder in around)
+
+
+def _walk(
+    folder: Path, name: str, outer: list[tuple[Patterns, int]], from_folders: bool, around: tuple[str, ...]
+) -> Iterator[tuple[Path, str]]:
+    """``around``: where the folders lie that this one is in, links followed."""
+    around = (*around, os.path.realpath(folder))
     here = list(outer)
     for file in _IN_FOLDERS if from_folders else _IN_FOLDERS[1:]:
         if (folder / file).is_file():
@@ -85,7 +95,8 @@ def _walk(folder: Path, name: str, outer: list[tuple[Patterns, int]], from_folde
         is_folder = entry.is_dir()
         if any(patterns.leave_out(inner[start:], is_folder) for patterns, start in here):
             continue
-        if is_folder and not entry.is_symlink():
-            yield from _walk(Path(entry.path), inner + "/", here, from_folders)
+        if is_folder:
+            if not entry.is_symlink() or not _leads_back(entry.path, around):
+                yield from _walk(Path(entry.path), inner + "/", here, from_folders, around)
         elif entry.is_file():
             yield Path(entry.path), inner

@@ -94,8 +94,12 @@ def launch(
     """How a worker of this driver is started: same interpreter, same import path, same folder, but for what ``runtime_env`` says. It
     computes with as many threads as it has CPUs, unless that says otherwise."""
     around = _environment.prepare(_environment.merged(_environment.inherited(), runtime_env or {}))
-    script = [os.path.dirname(os.path.abspath(sys.argv[0]))] if sys.argv and os.path.exists(sys.argv[0]) else []
-    path = [os.path.abspath(p) if p else os.getcwd() for p in sys.path if not p.endswith(".zip")]
+    # As Python itself reads sys.path: other entries than str count for nothing, nor does an archive that is not there.
+    there = [p for p in sys.path if isinstance(p, str) and (not p.endswith(".zip") or os.path.exists(p))]
+    path = [os.path.abspath(p) if p else os.getcwd() for p in there]
+    # First comes the script's folder, unless Python left that out: the main module of `python -m package.main` is no script.
+    scripts = {os.path.dirname(way(sys.argv[0])) for way in (os.path.abspath, os.path.realpath)} if sys.argv else set()
+    script = [p for p in path if p in scripts][:1]
     # Its own standard library and site-packages are the worker's, too: only what was added matters.
     own = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages(), sysconfig.get_config_var("DESTSHARED")}
     added = [p for p in path if p not in own]
@@ -181,10 +185,12 @@ def _end_unmade(session: _native.Session, actor_id: str, arguments: list[_native
 
 def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> tuple[bytes, list[_native.Ref]]:
     """What an actor is made from when it is started again, and the references in it: those among its arguments stay references, and large
-    arguments become some."""
+    arguments become some, as does a large class."""
+
+    code = _serialize.Code(cls)
 
     def packed() -> tuple[bytes, list[_native.Ref]]:
-        head, buffers, refs = _serialize.pack((_serialize.Code(cls), settings, args, kwargs))
+        head, buffers, refs = _serialize.pack((code, settings, args, kwargs))
         return pickle.dumps((bytes(head), [bytes(b) for b in buffers])), refs
 
     out, refs = packed()
@@ -193,9 +199,12 @@ def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> tu
         kwargs = {k: a if isinstance(a, ObjectRef) else put(a) for k, a in kwargs.items()}
         out, refs = packed()
     if len(out) > _MAX_BIRTH_BYTES:
+        code = put(code)
+        out, refs = packed()
+    if len(out) > _MAX_BIRTH_BYTES:
         raise InvalidArgument(
-            f"the class {cls.__name__} travels as {len(out)} bytes; one that is started again may have {_MAX_BIRTH_BYTES}",
-            hint="define it in a module that workers can import, without large values around it",
+            f"the actor {cls.__name__} travels as {len(out)} bytes; one that is started again may have {_MAX_BIRTH_BYTES}",
+            hint="pass fewer arguments, for example one list of them",
         )
     return out, refs
 
@@ -207,7 +216,7 @@ def from_birth(birth: bytes) -> tuple[type, dict[str, Any], tuple, dict]:
     def value(a):
         return get(a) if isinstance(a, ObjectRef) else a
 
-    return cls, settings, tuple(value(a) for a in args), {k: value(a) for k, a in kwargs.items()}
+    return value(cls), settings, tuple(value(a) for a in args), {k: value(a) for k, a in kwargs.items()}
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
@@ -275,7 +284,7 @@ class ActorClass:
 
     @staticmethod
     def _shoal_checked(options: dict[str, Any]) -> dict[str, Any]:
-        check_call_options(options, "actors", _OPTIONS)
+        options = check_call_options(options, "actors", _OPTIONS)
         check_actor_options(options)
         return options
 
@@ -372,7 +381,7 @@ class RemoteFunction:
             raise Unimplemented("async remote functions are not in this release", hint="use an ordinary function")
         if not hasattr(function, "__name__"):
             raise TypeError(f"a remote function is a function, not {function!r}: write one that calls it")
-        check_call_options(options, "remote functions", _OPTIONS)
+        options = check_call_options(options, "remote functions", _OPTIONS)
         self._function, self._options, self._known = function, options, None  # known: to the session
         self._identity = identity or os.urandom(_serialize.IDENTITY_BYTES)
         self._sent: list = []  # one at most; what options() makes of this has the same list
@@ -384,7 +393,7 @@ class RemoteFunction:
 
     def options(self, /, **options) -> RemoteFunction:
         options = {**self._options, **_check_options(options)}
-        check_call_options(options, "remote functions", _OPTIONS)
+        options = check_call_options(options, "remote functions", _OPTIONS)
         self._takes  # noqa: B018 which the other need not find out, too
         other = object.__new__(RemoteFunction)
         other.__dict__.update(self.__dict__, _options=options, _known=None)

@@ -2,13 +2,17 @@
 
 import json
 import os
+import subprocess
 import sys
 import zipfile
 
 import pytest
+from cast import GUARD_S
 from crew import Log
+from leftovers import wait_until
 
 import shoal
+from shoal import _ignore
 from shoal.exceptions import RuntimeEnvSetupError
 from shoal.runtime_env import RuntimeEnv, RuntimeEnvConfig
 
@@ -199,6 +203,76 @@ def test_what_is_no_file_is_left_out_of_a_working_dir(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     there = read.options(runtime_env={"working_dir": str(tmp_path)})
     assert shoal.get(there.remote("text")) == "here"
+
+
+def test_a_link_to_a_folder_stands_for_what_is_in_it(tmp_path):
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here / "inner", elsewhere / "deep"):
+        folder.mkdir(parents=True)
+    (elsewhere / "deep" / "text").write_text("linked")
+    (here / "linked").symlink_to(elsewhere)
+    (here / "inner" / "again").symlink_to(here)  # what leads back is left out
+    (elsewhere / "deep" / "up").symlink_to(tmp_path)
+    there = read.options(runtime_env={"working_dir": str(here)})
+    assert shoal.get(there.remote("linked/deep/text")) == "linked"
+    assert [name for _, name in _ignore.files(here, [], from_folders=True)] == ["linked/deep/text"]
+
+
+def test_the_import_path_of_a_process_is_its_drivers(tmp_path):
+    """The main module of ``python -m`` is no script; what is no str in ``sys.path`` counts for nothing; archives are imported from."""
+    package = tmp_path / "app"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "colorsys.py").write_text("mine = True\n")
+    with zipfile.ZipFile(tmp_path / "more.zip", "w") as archive:
+        archive.writestr("zipped.py", "VALUE = 5\n")
+    (package / "main.py").write_text(
+        """
+import colorsys, os, pathlib, sys
+import shoal
+from shoal import _ignore
+
+sys.path += [pathlib.Path("/no/such/folder"), os.path.abspath("more.zip")]
+shoal.init(address="local", num_cpus=1)
+
+@shoal.remote
+def look():
+    import app, colorsys, zipped
+    return hasattr(colorsys, "mine"), os.path.dirname(app.__file__) in sys.path, zipped.VALUE
+
+assert not hasattr(colorsys, "mine")
+assert shoal.get(look.remote()) == (False, False, 5), shoal.get(look.remote())
+"""
+    )
+    done = subprocess.run([sys.executable, "-m", "app.main"], cwd=tmp_path, capture_output=True, text=True, timeout=GUARD_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("options", [{"max_restarts": 1}, {"lifetime": "detached", "name": "large"}])
+def test_a_class_of_any_size_can_be_started_again(options):
+    text = "x" * (1 << 20)
+
+    @shoal.remote(**options)
+    class Large:
+        def size(self):
+            return len(text)
+
+        def end(self):
+            os._exit(1)
+
+    actor = Large.remote()
+    assert shoal.get(actor.size.remote(), timeout=GUARD_S) == 1 << 20
+    if "max_restarts" in options:
+        actor.end.remote()
+        wait_until(lambda: _answers(actor.size), GUARD_S, "its next life")
+    shoal.kill(actor)
+
+
+def _answers(method):
+    try:
+        return shoal.get(method.remote(), timeout=GUARD_S) == 1 << 20
+    except shoal.exceptions.ActorUnavailableError:
+        return False
 
 
 # ---- as Ray documents it
