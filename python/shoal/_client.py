@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import _environment, _native, _serialize
+from shoal._numbers import number, whole
 from shoal._refs import ObjectRef, ResultRef, Waitable, load
 from shoal._runtime import attach_worker, close, start_local, started_by_node, state
 from shoal._runtime import session as _session
@@ -196,9 +197,9 @@ def init(
         offers["GPU"] = num_gpus
     offers["memory"] = memory if memory is not None else _native.machine_memory()
     if object_store_memory is not None:
-        if isinstance(object_store_memory, bool) or not isinstance(object_store_memory, int) or object_store_memory <= 0:
+        offers["object_store_memory"] = whole("object_store_memory", object_store_memory)
+        if offers["object_store_memory"] <= 0:
             raise ValueError(f"object_store_memory is a number of bytes, not {object_store_memory!r}")
-        offers["object_store_memory"] = object_store_memory
     if object_spilling_directory is not None:
         object_spilling_directory = os.path.abspath(object_spilling_directory)
         if not os.path.isdir(object_spilling_directory):
@@ -325,7 +326,7 @@ def get(object_refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None =
     refs = object_refs  # its name is Ray's
     if timeout is None and type(refs) is ObjectRef and refs._ref.ready:  # the most frequent, without a list
         return load(refs)
-    timeout = None if timeout == -1 else timeout  # likewise
+    timeout = None if timeout is None or timeout == -1 else number("timeout", timeout)  # likewise
     single = isinstance(refs, ObjectRef)
     if not single and isinstance(refs, ResultRef):
         return refs.get(timeout)
@@ -366,8 +367,8 @@ def wait(
         raise TypeError("wait() takes a list of ObjectRefs and ObjectRefGenerators")
     if timeout is not None and timeout < 0:
         raise ValueError("a timeout is not negative")
-    if isinstance(num_returns, bool) or not isinstance(num_returns, int):
-        raise TypeError(f"num_returns is an int, not {type(num_returns).__name__}")
+    num_returns = whole("num_returns", num_returns)
+    timeout = None if timeout is None else number("timeout", timeout)
     if not refs:
         return [], []
     if len({r._id or id(r) for r in refs}) != len(refs):  # copies of one have its id

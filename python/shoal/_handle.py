@@ -230,7 +230,7 @@ class ActorMethod:
 
     def options(self, /, **options) -> _MethodWithOptions:
         """``num_returns``, ``concurrency_group``, ``name``, ``max_task_retries`` with ``retry_exceptions`` of the calls made through it."""
-        check_call_options(options, "methods of actors")
+        options = check_call_options(options, "methods of actors")
         of = {**self._actor.options_of(self._name), **options}
         return _MethodWithOptions(self._actor, self._name, {k: v for k, v in of.items() if v is not None})
 

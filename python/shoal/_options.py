@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal import _environment
+from shoal._numbers import number, whole
 from shoal._placement import PLACEMENT_OPTIONS, check_fallback
 from shoal._signature import of_method
 from shoal.exceptions import Unimplemented
@@ -43,40 +44,40 @@ _OF = {"actors": ACTOR_OPTIONS, "remote functions": FUNCTION_OPTIONS, "methods o
 ASYNC_MAX_CONCURRENCY = 1000
 
 
-def _whole(name: str, lowest: int) -> Callable[[Any], None]:
-    def check(value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} is an int, not {type(value).__name__}")
+def _whole(name: str, lowest: int) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        value = whole(name, value)
         if value < lowest:
             raise ValueError(f"{name} is at least {lowest}, not {value}")
+        return value
 
     return check
 
 
-def _amount(name: str) -> Callable[[Any], None]:
-    def check(value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{name} is a number, not {type(value).__name__}")
+def _amount(name: str) -> Callable[[Any], int | float]:
+    def check(value: Any) -> int | float:
+        value = number(name, value)
         if not 0 <= value < float("inf"):
             raise ValueError(f"{name} is 0 or more, not {value}")
+        return value
 
     return check
 
 
-def _resources(value: Any) -> None:
+def _resources(value: Any) -> dict[str, int | float]:
     if not isinstance(value, dict):
         raise TypeError(f"resources is a dict of amounts by name, not {type(value).__name__}")
-    for name, amount in value.items():
+    for name in value:
         if name in ("CPU", "GPU"):
             raise ValueError(f"{name} does not stand in resources: use num_{name.lower()}s")
-        _amount(f"resources[{name!r}]")(amount)
+    return {name: _amount(f"resources[{name!r}]")(amount) for name, amount in value.items()}
 
 
-def _num_returns(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise TypeError(f"num_returns is an int, not {type(value).__name__}")
+def _num_returns(value: Any) -> int | str:
+    value = value if isinstance(value, str) else whole("num_returns", value)
     if value not in ("streaming", "dynamic") and (isinstance(value, str) or value < 0):
         raise ValueError(f"num_returns is None, a non-negative int, 'streaming' or 'dynamic', not {value!r}")
+    return value
 
 
 def _retry_exceptions(value: Any) -> None:
@@ -88,13 +89,13 @@ def _retry_exceptions(value: Any) -> None:
             raise TypeError(f"retry_exceptions lists exception classes, not {cls!r}")
 
 
-def _concurrency_groups(value: Any) -> None:
+def _concurrency_groups(value: Any) -> dict[str, int]:
     if not isinstance(value, dict):
         raise TypeError(f"concurrency_groups is a dict of sizes by name, not {type(value).__name__}")
-    for name, size in value.items():
+    for name in value:
         if not isinstance(name, str):
             raise TypeError(f"the name of a concurrency group is a str, not {name!r}")
-        _whole(f"the size of the concurrency group {name}", 1)(size)
+    return {name: _whole(f"the size of the concurrency group {name}", 1)(size) for name, size in value.items()}
 
 
 def _text(name: str) -> Callable[[Any], None]:
@@ -128,8 +129,7 @@ def check_actor_options(options: dict[str, Any]) -> None:
 
 def _backpressure(name: str) -> Callable[[Any], None]:
     def check(value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} is an int, not {type(value).__name__}")
+        value = whole(name, value)
         if value == 0:
             raise ValueError(f"{name} is above 0, or -1 for none")
         if value > 0:
@@ -148,6 +148,11 @@ def _not_here(name: str, hint: str, default: Any = None) -> Callable[[Any], None
     return check
 
 
+# Their checks give the value back, with numbers as Python's own.
+_NUMBERS = frozenset({
+    "concurrency_groups", "max_calls", "max_concurrency", "max_pending_calls", "max_restarts", "max_retries", "max_task_retries", "memory",
+    "num_cpus", "num_gpus", "num_returns", "resources",
+})  # fmt: skip
 _TENSORS = "tensors are passed as they are, through shared memory; shoal.collective sends them between actors"
 _CHECKS = {
     "_actor_generator_backpressure_num_objects": _backpressure("_actor_generator_backpressure_num_objects"),
@@ -182,13 +187,17 @@ _CHECKS = {
 }
 
 
-def check_call_options(options: dict[str, Any], kind: str, others: frozenset[str] | set[str] = frozenset()) -> None:
-    """Raises Ray's error for an option that ``kind`` (of _OF) does not have, or for a value that makes no sense. None: the default."""
+def check_call_options(options: dict[str, Any], kind: str, others: frozenset[str] | set[str] = frozenset()) -> dict[str, Any]:
+    """The options, with numbers as Python's own. Raises Ray's error for an option that ``kind`` (of _OF) does not have, or for a value that
+    makes no sense. None: the default."""
+    out = dict(options)
     for name, value in options.items():
         if name not in others and name not in _OF[kind]:
             raise ValueError(f"{name} is no option of {kind}; there are {', '.join(sorted({*others, *_OF[kind]}))}")
         if value is not None and name in _CHECKS:  # where something goes is looked at when it goes there
-            _CHECKS[name](value)
+            checked = _CHECKS[name](value)
+            out[name] = checked if name in _NUMBERS else value
+    return out
 
 
 def method(*args, **options):
@@ -200,7 +209,7 @@ def method(*args, **options):
     unknown = options.keys() - METHOD_OPTIONS
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))} is no option of method(); there are {', '.join(sorted(METHOD_OPTIONS))}")
-    check_call_options(options, "methods of actors")
+    options = check_call_options(options, "methods of actors")
 
     def decorate(function):
         function.__shoal_options__ = {k: v for k, v in options.items() if v is not None}

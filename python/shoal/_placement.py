@@ -82,9 +82,10 @@ def where(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         group = strategy.placement_group
         if group.is_empty:
             return out, env
-        if not isinstance(strategy.placement_group_bundle_index, int):
-            raise ValueError(f"a bundle's index is an int, not {strategy.placement_group_bundle_index!r}")
-        out.update(group=group.id, bundle=strategy.placement_group_bundle_index)
+        index = strategy.placement_group_bundle_index
+        if not hasattr(index, "__index__"):
+            raise ValueError(f"a bundle's index is an int, not {index!r}")
+        out.update(group=group.id, bundle=int(index))
         return out, _group_env(group.id, bool(strategy.placement_group_capture_child_tasks))
     if kind == "NodeAffinitySchedulingStrategy":
         if not re.fullmatch(r"[0-9a-fA-F]+", str(strategy.node_id)):

@@ -6,10 +6,11 @@ import threading
 
 import numpy as np
 import pytest
-from cast import GUARD_S, Recorder
+from cast import GUARD_S, Gate, Recorder
 
 import shoal as ray
 from shoal.exceptions import ActorDiedError, RayActorError, RayError
+from shoal.util.metrics import Gauge
 
 
 @pytest.fixture
@@ -43,6 +44,49 @@ def test_amounts_that_make_no_sense_are_refused_where_they_are_said(options, err
         Recorder.options(**options)
     with pytest.raises(error, match=next(iter(options))):
         ray.remote(**options)(len)
+
+
+NUMBERS = [np.int64(2), np.uint8(2), np.float32(2), np.float64(2), np.array(2)]
+WHOLE = [n for n in NUMBERS if hasattr(n, "__index__") and not isinstance(n, float)]
+
+
+@pytest.mark.parametrize("two", NUMBERS, ids=lambda n: type(n).__name__)
+def test_amounts_and_timeouts_may_be_numbers_of_numpy(two):
+    f = ray.remote(num_cpus=two, resources={})(lambda: 1)
+    assert f._options["num_cpus"] == 2
+    assert type(f._options["num_cpus"]) in (int, float)
+    ref = f.remote()
+    assert ray.get(ref, timeout=two * 60) == 1
+    assert ray.wait([ref], timeout=two) == ([ref], [])
+    with pytest.raises(ray.exceptions.GetTimeoutError):
+        ray.get(Gate.remote().wait.remote(), timeout=two / 100)
+    group = ray.util.placement_group([{"CPU": two}])
+    assert group.wait(two * 60)
+    assert group.bundle_specs == [{"CPU": 2}]
+    ray.util.remove_placement_group(group)
+    Gauge("of_numpy").set(two)
+
+
+@pytest.mark.parametrize("two", WHOLE, ids=lambda n: type(n).__name__)
+def test_counts_may_be_numbers_of_numpy(two):
+    pair = ray.remote(num_returns=two, max_retries=two, max_calls=two)(lambda: (1, 2))
+    refs = pair.remote()
+    assert ray.wait(refs, num_returns=two, timeout=GUARD_S) == (refs, [])
+    options = {"max_concurrency": two, "max_restarts": two, "max_task_retries": two, "max_pending_calls": two, "memory": two}
+    actor = ray.remote(**options)(Recorder.__ray_actor_class__).remote()
+    assert ray.get(actor.echo.options(num_returns=two).remote((1, 2)), timeout=GUARD_S) == [1, 2]
+    ray.kill(actor)
+
+
+@pytest.mark.parametrize("wrong", ["2", True, np.bool_(True), [2], 1 + 2j], ids=repr)
+def test_what_is_no_number_is_a_type_error(wrong):
+    for use in (
+        lambda: ray.wait([ray.put(1)], num_returns=wrong),
+        lambda: ray.remote(num_cpus=wrong),
+        lambda: ray.remote(max_retries=wrong),
+    ):
+        with pytest.raises(TypeError):
+            use()(lambda: 1)
 
 
 # ---- names

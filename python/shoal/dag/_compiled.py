@@ -172,8 +172,9 @@ class CompiledDAG:
 
     def __init__(self, output: DAGNode, buffer_bytes: int | None, enable_asyncio: bool, max_in_flight: int | None):
         for name, value in (("_buffer_size_bytes", buffer_bytes), ("_max_inflight_executions", max_in_flight)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < 1):
                 raise ValueError(f"{name} is a positive int, not {value!r}")
+        buffer_bytes = None if buffer_bytes is None else int(buffer_bytes)
         self._in_flight = max_in_flight or _IN_FLIGHT
         graph = Graph(output)
         orders = {actor: [s.call for s in steps] for actor, steps in graph.plan.steps.items()}

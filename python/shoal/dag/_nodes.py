@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from shoal._numbers import whole
 from shoal._refs import ObjectRef
 from shoal.exceptions import Unimplemented
 
@@ -129,8 +130,9 @@ class InputNode(DAGNode):
         return self._part(name, getattr)
 
     def __getitem__(self, key: int | str) -> InputAttributeNode:
-        if not isinstance(key, (int, str)) or isinstance(key, bool):
+        if isinstance(key, bool) or not (isinstance(key, str) or hasattr(key, "__index__")):
             raise ValueError(f"an input is indexed by position (int) or keyword (str), not {key!r}")
+        key = key if isinstance(key, str) else whole("the position of an input", key)
         return self._part(key, lambda value, k: value[k])
 
     def _part(self, key: int | str, of_one: Callable[[Any, Any], Any]) -> InputAttributeNode:

@@ -30,8 +30,9 @@ class ScalingConfig:
     use_gpu: bool = False
 
     def __post_init__(self):
-        if not isinstance(self.num_workers, int) or self.num_workers < 1:
+        if isinstance(self.num_workers, str) or not hasattr(self.num_workers, "__index__") or self.num_workers < 1:
             raise InvalidArgument(f"num_workers is a number from 1 on, not {self.num_workers!r}")
+        object.__setattr__(self, "num_workers", int(self.num_workers))
         if self.use_gpu:
             raise Unimplemented("use_gpu=True is not in this release", hint="train on CPUs, or ask for custom resources")
 

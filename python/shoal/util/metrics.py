@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal import _native
+from shoal._numbers import number
 
 __all__ = ["Counter", "Gauge", "Histogram", "Metric"]
 
@@ -128,9 +129,13 @@ def _again(cls: type[Metric], arguments: tuple, default_tags: dict[str, str]) ->
     return cls(*arguments).set_default_tags(default_tags)
 
 
-def _number(value) -> None:
-    if not isinstance(value, int | float):
-        raise TypeError(f"value must be int or float, got {type(value)}.")
+def _number(value) -> int | float:
+    if isinstance(value, bool):
+        return int(value)
+    try:
+        return number("value", value)
+    except TypeError:
+        raise TypeError(f"value must be int or float, got {type(value)}.") from None
 
 
 class Counter(Metric):
@@ -140,7 +145,7 @@ class Counter(Metric):
 
     def inc(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
         """ValueError for a ``value`` that is not above 0 and finite, for a tag that is missing or unknown; TypeError for other types."""
-        _number(value)
+        value = _number(value)
         if not 0 < value < math.inf:
             raise ValueError(f"value must be >0, got {value}")
         series = self._at(tags)
@@ -157,7 +162,7 @@ class Gauge(Metric):
         """None: nothing. ValueError for a tag that is missing or unknown; TypeError for other types."""
         if value is None:
             return
-        _number(value)
+        value = _number(value)
         series = self._at(tags)
         if series is not None:
             series.set(value)
@@ -188,7 +193,7 @@ class Histogram(Metric):
 
     def observe(self, value: float, tags: dict[str, str] | None = None) -> None:
         """ValueError for NaN, for a tag that is missing or unknown; TypeError for other types."""
-        _number(value)
+        value = _number(value)
         if math.isnan(value):
             raise ValueError(f"value must be a number, got {value}")
         series = self._at(tags)

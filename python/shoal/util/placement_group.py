@@ -95,7 +95,7 @@ def placement_group(
         raise ValueError(f"bundles is a list, not empty, of dicts of amounts by resource, not {bundles!r}")
     for bundle in bundles:
         for resource, amount in bundle.items():
-            if not isinstance(resource, str) or not isinstance(amount, (int, float)) or isinstance(amount, bool) or amount < 0:
+            if not isinstance(resource, str) or isinstance(amount, (bool, str)) or not hasattr(amount, "__float__") or amount < 0:
                 raise ValueError(f"a bundle's amounts are numbers that are not negative, not {bundle!r}")
         if not any(bundle.values()):
             raise ValueError(f"a bundle reserves something: {bundle!r}")

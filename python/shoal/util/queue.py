@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from shoal._client import get, kill, wait
+from shoal._numbers import whole
 from shoal._remote import remote
 
 __all__ = ["Empty", "Full", "Queue"]
@@ -83,8 +84,7 @@ class Queue:
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:
         """Takes so many, or none: Empty."""
-        if not isinstance(num_items, int):
-            raise TypeError("Argument 'num_items' must be an int")
+        num_items = whole("num_items", num_items)
         if num_items < 0:
             raise ValueError("'num_items' must be nonnegative")
         return get(self.actor.get_nowait_batch.remote(num_items))

@@ -1,0 +1,34 @@
+"""Numbers as users give them: of numpy and others as well as Python's own."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+__all__ = ["number", "whole"]
+
+_BOOLS = ("bool", "bool_")  # Python's, and numpy's under its names
+
+
+def whole(name: str, value: Any) -> int:
+    """``value`` as an int: what stands for one (``__index__``), such as numpy's integers, but no bool. TypeError otherwise."""
+    if type(value) is int:
+        return value
+    if type(value).__name__ not in _BOOLS:
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{name} is an int, not {type(value).__name__}")
+
+
+def number(name: str, value: Any) -> int | float:
+    """``value`` as an int or float: what stands for one (``__index__``, ``__float__``), but no bool. TypeError otherwise."""
+    if type(value) is int or type(value) is float:
+        return value
+    if type(value).__name__ not in _BOOLS and (hasattr(value, "__index__") or hasattr(value, "__float__")):
+        try:
+            return operator.index(value)
+        except (AttributeError, TypeError):  # an array of floats has the method, too
+            return float(value)
+    raise TypeError(f"{name} is a number, not {type(value).__name__}")
