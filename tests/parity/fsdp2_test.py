@@ -566,6 +566,16 @@ def a_tensor_that_gathers_itself(api):
     return seen
 
 
+@case(worlds=(2,), plain=False)  # FSDP2 forgets what forward wrote, and so do we
+def embeddings_renormalised_in_forward(api):
+    model = Net()
+    torch.manual_seed(1)
+    model.emb = nn.Embedding(8, 8, max_norm=1.0)
+    forward = model.forward
+    model.forward = lambda x: forward(x + model.emb(torch.arange(4) + rank()))
+    return train(api, sharded(api, model))
+
+
 # ---- parts that train in turns ------------------------------------------------------------------------------------------------------
 
 

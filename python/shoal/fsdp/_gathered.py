@@ -1,5 +1,5 @@
-"""Units whose whole parameters are not read in the arena: those of devices, tensors with all-gather extensions, and communication that the
-user brings.
+"""Units whose whole parameters are not read in the arena: those of devices, tensors with all-gather extensions, communication that the
+user brings, and modules that write to whole parameters in forward (an embedding with ``max_norm``).
 
 Collectives over the process group bring the shards to memory of this rank's own, and on devices, or if a custom reduce_scatter says so,
 gradients to their owners, in FSDP2's layout: all parameters of a unit flat, one padded piece per rank.
@@ -25,6 +25,7 @@ class Gathered:
         self._unit = unit
         self.all_gather: Any = None  # torch.distributed.fsdp AllGather
         self.reduce_scatter: Any = None
+        self.private = False  # its modules write to whole parameters in forward
         self._whole: dict[ShardedParameter, list[tuple[torch.Tensor, int]]] = {}  # what holds a whole one, and its bytes
         self._shown = False
 
@@ -36,7 +37,7 @@ class Gathered:
     @property
     def whole_bytes(self) -> int:
         """Of whole parameters that it brings, while they are here."""
-        brought = (p for p in self._unit.parameters if (p.external or self.all_gather is not None) and not self._is_own(p))
+        brought = (p for p in self._unit.parameters if self._brings(p) and not self._is_own(p))
         return sum(p.shape.numel() * p.compute_dtype.itemsize for p in brought)
 
     def forget(self) -> None:
@@ -61,7 +62,7 @@ class Gathered:
                 if p not in self._whole:
                     self._whole[p] = []
                     p.set_whole(p.own.data)  # a version counter of its own
-            elif p.external or self.all_gather is not None:
+            elif self._brings(p):
                 plain.append(p)
         if plain:
             self._unshard_plain(plain)
@@ -74,6 +75,9 @@ class Gathered:
             if p in self._whole:
                 for t, _ in self._whole[p]:
                     t.untyped_storage().resize_(0)
+
+    def _brings(self, p: ShardedParameter) -> bool:
+        return p.external or self.private or self.all_gather is not None
 
     def _is_own(self, p: ShardedParameter) -> bool:
         """There is nothing to bring: this rank's slices are all of it, where it computes."""

@@ -61,6 +61,9 @@ class Unit:
     def _gather_external(self) -> None:
         if any(p.external for p in self.parameters):
             self.gather()
+        # Renormalised in forward: of the whole parameter each rank needs a copy to write to, as in FSDP2.
+        if any(getattr(m, "max_norm", None) is not None for p in self.parameters for m, _ in p.owners):
+            self.gather().private = True
 
     def gather(self) -> Gathered:
         """From now on collectives bring the whole parameters to memory of this rank's own."""
