@@ -48,7 +48,7 @@ def __getattr__(name: str):
         from shoal._logging import LoggingConfig
 
         return LoggingConfig
-    if name not in ("cloudpickle", "dag", "remote_function", "runtime_env", "types", "util"):
+    if name not in ("cloudpickle", "cluster_utils", "dag", "remote_function", "runtime_env", "types", "util"):
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     return importlib.import_module(f"shoal.{name}")
 

@@ -1,6 +1,7 @@
 """Placement over two nodes: labels, spreading, a node that is lost."""
 
 import pytest
+from leftovers import alive
 
 DRIVER = """
 import os, time
@@ -638,3 +639,58 @@ print("done")
 """
     )
     assert out == "done\n"
+
+
+CLUSTER = """
+import os
+import shoal as ray
+from shoal.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"head": 1}, "_system_config": {}})
+node = cluster.add_node(num_cpus=1, num_gpus=2, resources={"custom": 1}, labels={"zone": "b"}, env_vars={"MINE": "1"})
+try:
+    cluster.add_node(num_cpu=1)
+except TypeError as error:
+    assert "num_cpu" in str(error)
+cluster.connect(namespace="mine")
+cluster.wait_for_nodes()
+assert ray.get_runtime_context().namespace == "mine" and cluster.connected
+assert cluster.list_all_nodes() == [cluster.head_node, node] and cluster.worker_nodes == {node}
+assert {n["NodeID"] for n in ray.nodes()} == {cluster.head_node.node_id, node.unique_id}
+found = ray.cluster_resources()
+assert (found["CPU"], found["GPU"], found["custom"], found["head"]) == (3, 2, 1, 1), found
+
+@ray.remote(resources={"custom": 1}, num_cpus=0)
+def where():
+    return ray.get_runtime_context().get_node_id(), os.environ["MINE"]
+
+assert ray.get(where.remote()) == (node.node_id, "1")
+cluster.remove_node(node)
+cluster.wait_for_nodes()
+assert not node.remaining_processes_alive() and cluster.remaining_processes_alive()
+killed = [cluster.add_node(), cluster.add_node()]
+cluster.remove_node(killed[0], allow_graceful=False)
+killed[1].kill_raylet()
+assert not cluster.remaining_processes_alive()
+cluster.remove_node(killed[1])
+cluster.wait_for_nodes()
+assert cluster.list_all_nodes() == [cluster.head_node]
+try:
+    cluster.remove_node(cluster.head_node)
+except ValueError as error:
+    assert "connected" in str(error)
+assert not ray.is_initialized()
+ray.init(address=cluster.address)
+head = cluster.head_node
+cluster.shutdown()
+assert not ray.is_initialized() and not head.remaining_processes_alive() and cluster.address is None
+left = Cluster(initialize_head=True, connect=True)
+print("left", left.head_node.pid)
+"""
+
+
+def test_cluster_utils_starts_and_ends_nodes(shoal_command):
+    driver = shoal_command.driver(CLUSTER)
+    assert driver.code() == 0, driver.err
+    (pid,) = (int(line.split()[1]) for line in driver.out.splitlines() if line.startswith("left "))
+    assert not alive(pid)  # it ended with its driver
