@@ -59,6 +59,7 @@ class Running:
     graphs: dict = field(default_factory=dict)  # calls that are answered when their graphs end, or this actor
     unanswered: list = field(default_factory=list)  # calls that come to its death: one that is let go of is answered, with a bug of ours
     runner: Any = None  # of a concurrent actor
+    function: Any = None  # the remote function that runs, of a worker of functions
     turn: Any = None  # of an ordinary actor that is in compiled graphs: whose call may run (shoal.dag._loop)
 
 

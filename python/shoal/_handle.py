@@ -15,6 +15,7 @@ import pickle
 import threading
 import types
 from collections import deque
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -218,6 +219,11 @@ class ActorMethod:
         if kwargs or not self._least <= len(args) <= self._most:
             self._check(args, kwargs)
         return ObjectRef(_session().call(actor.id, name, *_pack(args, kwargs), parent_call()), self._where)
+
+    def _remote(self, /, args: Sequence | None = None, kwargs: dict[str, Any] | None = None, **options):
+        """Ray's other way to write ``options(**options).remote(*args, **kwargs)``."""
+        called = self.options(**options) if options else self
+        return called.remote(*(args or ()), **(kwargs or {}))
 
     def bind(self, /, *args, **kwargs):
         """A call that is not made yet: a node of a graph (``shoal.dag``)."""

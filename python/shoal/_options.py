@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal import _environment
 from shoal._numbers import number, whole
-from shoal._placement import PLACEMENT_OPTIONS, check_fallback
+from shoal._placement import NO_GROUP, PLACEMENT_OPTIONS, check_fallback, check_resource_name
 from shoal._signature import of_method
 from shoal.exceptions import Unimplemented
 
@@ -70,6 +70,7 @@ def _resources(value: Any) -> dict[str, int | float]:
     for name in value:
         if name in ("CPU", "GPU"):
             raise ValueError(f"{name} does not stand in resources: use num_{name.lower()}s")
+        check_resource_name(name)
     return {name: _amount(f"resources[{name!r}]")(amount) for name, amount in value.items()}
 
 
@@ -197,6 +198,8 @@ def check_call_options(options: dict[str, Any], kind: str, others: frozenset[str
         if value is not None and name in _CHECKS:  # where something goes is looked at when it goes there
             checked = _CHECKS[name](value)
             out[name] = checked if name in _NUMBERS else value
+        elif value is None and name == "placement_group":  # not the default, which is the group that its maker is in
+            out[name] = NO_GROUP
     return out
 
 

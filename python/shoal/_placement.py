@@ -11,6 +11,14 @@ PLACEMENT_OPTIONS = frozenset({
     "label_selector", "fallback_strategy",
 })  # fmt: skip
 
+NO_GROUP = "none"  # the option placement_group=None: in none, whatever its maker is in
+
+
+def check_resource_name(name: str) -> None:
+    if name == "bundle":
+        raise ValueError("The resource should not include `bundle`, which is reserved: placement groups count their bundles by it")
+
+
 Match = tuple[str, list[str], bool]  # label, values (none: any), negated
 
 
@@ -56,23 +64,43 @@ def _labels(options: dict[str, Any]) -> list[Match]:
     return next((c for c in choices if any(fits(labels, c) for labels in there)), wanted)
 
 
-def where(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """(what the head is told, environment of the process) for options of ``remote``."""
+def _check_bundle(group: Any, index: int, options: dict[str, Any], actor: str) -> None:
+    """Raises Ray's errors for a bundle that is not there, and for an actor (``actor``: its class) that says nothing of CPUs in a group that
+    has none: that would run beside what was reserved."""
+    if not -1 <= index < group.bundle_count:
+        raise ValueError(
+            f"placement group bundle index {index} is invalid. Valid placement group indexes: 0-{group.bundle_count - 1}, or -1 for any"
+        )
+    if actor and "num_cpus" not in options and not any(bundle.get("CPU", 0) >= 1 for bundle in group.bundle_specs):
+        raise ValueError(
+            f"Cannot schedule {actor} with the placement group because the actor requires 1 CPU for creation, but it cannot fit into any "
+            f"bundles for the placement group, {group.bundle_specs}. Say num_cpus=0, or reserve a CPU."
+        )
+
+
+def where(options: dict[str, Any], actor: str = "") -> tuple[dict[str, Any], dict[str, str]]:
+    """(what the head is told, environment of the process) for options of ``remote``. ``actor``: the class, of one."""
     strategy = options.get("scheduling_strategy")
     out: dict[str, Any] = {}
     env: dict[str, str] = {}
     if labels := _labels(options):
         out["labels"] = labels
-    group = options.get("placement_group")
+    group, index = options.get("placement_group"), options.get("placement_group_bundle_index", -1)
+    if group not in (None, "default") and strategy is not None:
+        raise ValueError("scheduling_strategy and placement_group exclude each other")
+    captured = strategy is None and group in (None, "default") and os.environ.get("SHOAL_GROUP_CAPTURES") == "1"
+    if strategy is None and index != -1 and group in (None, "default", NO_GROUP) and not captured:
+        raise ValueError("If placement group is not set, the value of bundle index must be -1.")
+    if group == NO_GROUP:
+        return out, env
     if group not in (None, "default"):
-        if strategy is not None:
-            raise ValueError("scheduling_strategy and placement_group exclude each other")
         from shoal.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         captures = options.get("placement_group_capture_child_tasks")
-        strategy = PlacementGroupSchedulingStrategy(group, options.get("placement_group_bundle_index", -1), captures)
-    if strategy is None and os.environ.get("SHOAL_GROUP_CAPTURES") == "1":
-        return {**out, "group": os.environ["SHOAL_GROUP"]}, _group_env(os.environ["SHOAL_GROUP"], True)
+        strategy = PlacementGroupSchedulingStrategy(group, index, captures)
+    if captured:
+        bundle = {} if index == -1 else {"bundle": int(index)}
+        return {**out, "group": os.environ["SHOAL_GROUP"], **bundle}, _group_env(os.environ["SHOAL_GROUP"], True)
     if strategy in (None, "DEFAULT"):
         return out, env
     if strategy == "SPREAD":
@@ -80,11 +108,14 @@ def where(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     kind = type(strategy).__name__
     if kind == "PlacementGroupSchedulingStrategy":
         group = strategy.placement_group
-        if group.is_empty:
-            return out, env
         index = strategy.placement_group_bundle_index
+        if group.is_empty:
+            if index != -1:
+                raise ValueError("If placement group is not set, the value of bundle index must be -1.")
+            return out, env
         if not hasattr(index, "__index__"):
             raise ValueError(f"a bundle's index is an int, not {index!r}")
+        _check_bundle(group, int(index), options, actor)
         out.update(group=group.id, bundle=int(index))
         return out, _group_env(group.id, bool(strategy.placement_group_capture_child_tasks))
     if kind == "NodeAffinitySchedulingStrategy":

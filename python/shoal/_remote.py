@@ -10,6 +10,7 @@ import site
 import sys
 import sysconfig
 import types
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -306,7 +307,7 @@ class ActorClass:
         if self._shoal_takes is not None:
             self._shoal_takes.check(self.__name__, args, kwargs)
         options = {k: v for k, v in self._shoal_options.items() if v is not None}
-        resources, (placed, env) = _resources(options, 0), where(options)
+        resources, (placed, env) = _resources(options, 0), where(options, self.__name__)
         if not (options.get("name") or options.get("max_restarts") or options.get("lifetime") == "detached"):
             around = {"placed": placed, "env": env, "runtime_env": options.get("runtime_env")}
             any_order = self._shoal_takes_any_order(options)
@@ -359,6 +360,10 @@ class ActorClass:
             in_any_order(handle)
         return handle if detached else own(handle, bool(restarts), kept)
 
+    def _remote(self, /, args: Sequence | None = None, kwargs: dict[str, Any] | None = None, **options) -> ActorHandle:
+        """Ray's other way to write ``options(**options).remote(*args, **kwargs)``."""
+        return self.options(**options).remote(*(args or ()), **(kwargs or {}))
+
     def bind(self, /, *args, **kwargs):
         raise Unimplemented("graphs are of actors that are there", hint=f"make one with {self.__name__}.remote() and bind its methods")
 
@@ -378,7 +383,10 @@ class RemoteFunction:
 
     def __init__(self, function, options: dict[str, Any], identity: bytes = b""):
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise Unimplemented("async remote functions are not in this release", hint="use an ordinary function")
+            raise ValueError(
+                f"'async def' should not be used for remote tasks ({getattr(function, '__qualname__', function)}): "
+                "write an ordinary function that calls asyncio.run() with it, or an actor with async methods"
+            )
         if not hasattr(function, "__name__"):
             raise TypeError(f"a remote function is a function, not {function!r}: write one that calls it")
         options = check_call_options(options, "remote functions", _OPTIONS)
@@ -406,6 +414,11 @@ class RemoteFunction:
         if function is None or function.session is not session:
             function = self._known = self._know()
         return state.functions.submit(function, args, kwargs)
+
+    def _remote(self, /, args: Sequence | None = None, kwargs: dict[str, Any] | None = None, **options):
+        """Ray's other way to write ``options(**options).remote(*args, **kwargs)``."""
+        called = self.options(**options) if options else self
+        return called.remote(*(args or ()), **(kwargs or {}))
 
     def bind(self, /, *args, **kwargs):
         """A call that is not made yet: a node of a graph (``shoal.dag``) that is executed as it is."""

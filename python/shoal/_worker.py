@@ -121,7 +121,8 @@ def _serve(session, instance, early: deque) -> int:
                 args, kwargs, extra = arguments(incoming, functions)
                 running.extra = extra
                 if functions is not None and args:
-                    running.where = args[0].__name__
+                    running.function = args[0]
+                    running.where = running.function.__name__
                     running.interruptible = True
                     if session.cancelled(incoming):  # just now
                         raise KeyboardInterrupt
@@ -149,7 +150,7 @@ def _serve(session, instance, early: deque) -> int:
                 return end(session, incoming, ActorExit(0), early)
             refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
         # What came with a call is given back now, not when the next one comes.
-        args = kwargs = extra = result = answer = incoming = running.incoming = running.info = running.extra = None
+        args = kwargs = extra = result = answer = incoming = running.incoming = running.info = running.extra = running.function = None
 
 
 def _next_in_turn(session):

@@ -371,6 +371,8 @@ _REASONS = {
 def from_error(code: int, reason: str, message: str, hint: str, context: list[str]) -> ShoalError:
     """The exception for an Error of the engine."""
     cls = _REASONS.get(reason, RpcError if _CODES[code] is Unavailable else _CODES[code])
+    if cls is ActorDiedError:  # in Ray's words
+        message = message.replace(" died: it was killed by shoal.kill", " died. The actor is dead because it was killed by shoal.kill", 1)
     if reason == "GroupRemoved" and cls is Cancelled:
         cls = TaskPlacementGroupRemoved
     return cls(message, reason=reason, hint=hint, context=tuple(context))

@@ -21,20 +21,20 @@ __all__ = ["RuntimeContext", "get_gpu_ids", "get_runtime_context"]
 
 
 class RuntimeContext:
-    """Ids are hexadecimal. What only a worker has is None in a driver, with a warning."""
+    """Ids are hexadecimal text with ``hex()``. What only a worker has is None in a driver, with a warning."""
 
-    def get_job_id(self) -> str:
-        return _session().job
+    def get_job_id(self) -> JobID:
+        return JobID(_session().job)
 
-    def get_node_id(self) -> str:
-        return _session().node
+    def get_node_id(self) -> NodeID:
+        return NodeID(_session().node)
 
-    def get_worker_id(self) -> str:
-        return _session().worker
+    def get_worker_id(self) -> WorkerID:
+        return WorkerID(_session().worker)
 
-    def get_actor_id(self) -> str | None:
+    def get_actor_id(self) -> ActorID | None:
         """None in a remote function."""
-        return (running.actor_id or None) if _in_worker("get_actor_id") else None
+        return ActorID(running.actor_id) if _in_worker("get_actor_id") and running.actor_id else None
 
     def get_actor_name(self) -> str | None:
         """``""`` of an actor without a name, None outside of actors."""
@@ -42,10 +42,10 @@ class RuntimeContext:
             return None
         return running.settings.get("name") or ""
 
-    def get_task_id(self) -> str | None:
+    def get_task_id(self) -> TaskID | None:
         """Of the call that is executed: another one each time."""
         call = _call("get_task_id")
-        return call.task_id if call else None
+        return TaskID(call.task_id) if call else None
 
     def get_task_name(self) -> str | None:
         """``Class.method`` or the function's name, unless the call was given a ``name``."""
@@ -53,24 +53,29 @@ class RuntimeContext:
         return ((call.extra or {}).get("name") or call.where) if call else None
 
     def get_task_function_name(self) -> str | None:
+        """``module.Class.method``, or ``module.function``."""
         call = _call("get_task_function_name")
-        return call.where if call else None
+        if call is None:
+            return None
+        of = running.cls if running.function is None else running.function
+        return f"{getattr(of, '__module__', None) or '__main__'}.{call.where}"
 
-    def get_placement_group_id(self) -> str | None:
+    def get_placement_group_id(self) -> PlacementGroupID | None:
         """Of the group that this actor or task is placed in."""
-        return os.environ.get("SHOAL_GROUP") or None
+        group = os.environ.get("SHOAL_GROUP")
+        return PlacementGroupID(group) if group else None
 
     @property
     def job_id(self) -> JobID:
-        return JobID(self.get_job_id())
+        return self.get_job_id()
 
     @property
     def node_id(self) -> NodeID:
-        return NodeID(self.get_node_id())
+        return self.get_node_id()
 
     @property
     def worker_id(self) -> WorkerID:
-        return WorkerID(self.get_worker_id())
+        return self.get_worker_id()
 
     @property
     def task_id(self) -> TaskID | None:

@@ -1,6 +1,9 @@
 """Placement groups and scheduling strategies, on one node."""
 
+import importlib
+
 import pytest
+from cast import GUARD_S
 from crew import Log
 from leftovers import wait_until
 
@@ -223,8 +226,53 @@ def test_a_bundle_that_could_never_hold_it_is_a_value_error(group):
         Log.options(num_cpus=3, scheduling_strategy=inside(group)).remote()
     with pytest.raises(ValueError, match="cannot fit into bundle 0"):
         Log.options(num_cpus=2, scheduling_strategy=inside(group, 0)).remote()
-    with pytest.raises(ValueError, match="bundle 2 of a placement group with 2"):
+    with pytest.raises(ValueError, match=r"placement group bundle index 2 is invalid\. Valid placement group indexes: 0-1"):
         Log.options(num_cpus=1, scheduling_strategy=inside(group, 2)).remote()
+
+
+@pytest.mark.parametrize("options", [{}, {"placement_group": None}])
+@pytest.mark.parametrize("target", [Log, shoal.remote(lambda: 1)], ids=["an actor", "a function"])
+def test_a_bundles_index_needs_a_group(target, options):
+    with pytest.raises(ValueError, match="If placement group is not set"):
+        target.options(placement_group_bundle_index=0, **options).remote()
+
+
+def test_an_actor_that_says_nothing_of_cpus_needs_a_group_with_some():
+    group = placement_group([{"memory": 1}])
+    with pytest.raises(ValueError, match=r"Cannot schedule Log .* requires 1 CPU for creation.*Say num_cpus=0"):
+        Log.options(scheduling_strategy=inside(group)).remote()
+    actor = Log.options(num_cpus=0, scheduling_strategy=inside(group)).remote()
+    assert shoal.get(actor.echo.remote(1)) == 1
+    remove_placement_group(group)
+
+
+def test_no_group_is_not_the_makers_group(group):
+    @shoal.remote(num_cpus=0)
+    def group_of(options):
+        return shoal.get(inner.options(**options).remote())
+
+    @shoal.remote(num_cpus=0)
+    def inner():
+        return shoal.get_runtime_context().get_placement_group_id()
+
+    captures = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+    maker = group_of.options(scheduling_strategy=captures)
+    choices = {}, {"placement_group": "default"}, {"placement_group": None}
+    assert shoal.get([maker.remote(c) for c in choices]) == [group.id, group.id, None]
+
+
+def test_bundle_is_a_name_of_ours():
+    with pytest.raises(ValueError, match="should not include `bundle`"):
+        placement_group([{"bundle": 1}])
+    with pytest.raises(ValueError, match="should not include `bundle`"):
+        Log.options(resources={"bundle": 1}).remote()
+
+
+def test_the_module_is_callable_as_the_function_of_its_name():
+    module = importlib.import_module("shoal.util.placement_group")
+    group = module([{"CPU": 1}])
+    assert group.wait(GUARD_S)
+    remove_placement_group(group)
 
 
 def test_a_strict_spread_needs_nodes():

@@ -96,6 +96,7 @@ def test_what_is_no_number_is_a_type_error(wrong):
     "name",
     [
         "cloudpickle",
+        "cluster_utils",
         "job_submission",
         "remote_function",
         "runtime_env",
@@ -334,6 +335,51 @@ class Knows:
         c = ray.get_runtime_context()
         same_worker, no_group = c.worker_id == c.get_worker_id(), c.current_placement_group_id.is_nil()
         return c.actor_id, c.get_actor_id(), c.task_id.is_nil(), c.node_id, same_worker, no_group
+
+
+def test_ids_of_the_context_are_ids():
+    @ray.remote
+    def ids():
+        context = ray.get_runtime_context()
+        return [context.get_job_id(), context.get_node_id(), context.get_worker_id(), context.get_task_id()]
+
+    kinds = [ray.JobID, ray.NodeID, ray.WorkerID, ray.TaskID]
+    found = ray.get(ids.remote(), timeout=GUARD_S)
+    assert [type(i) for i in found] == kinds
+    assert [i.hex() for i in found] == found
+    assert [type(i).from_hex(i.hex()) for i in found] == found
+
+
+def test_calls_may_be_written_with_underscore_remote():
+    @ray.remote
+    def add(x, y=0):
+        return x + y
+
+    made = Recorder._remote(num_cpus=0)
+    calls = [add._remote([1], {"y": 2}), add._remote(args=(1,), num_cpus=0), made.echo._remote([5]), made.echo._remote(kwargs={"value": 6})]
+    assert ray.get(calls, timeout=GUARD_S) == [3, 1, 5, 6]
+    assert ray.get(made.echo._remote(args=[(1, 2)], num_returns=2), timeout=GUARD_S) == [1, 2]
+    ray.kill(made)
+    with pytest.raises(ActorDiedError, match="The actor is dead because it was killed by"):
+        ray.get(made.echo.remote(1), timeout=GUARD_S)
+
+
+def test_the_name_of_a_function_has_its_module():
+    @ray.remote
+    def name():
+        return ray.get_runtime_context().get_task_function_name()
+
+    @ray.remote
+    class Named:
+        def name(self):
+            return ray.get_runtime_context().get_task_function_name()
+
+        async def soon(self):
+            return ray.get_runtime_context().get_task_function_name()
+
+    named = Named.remote()
+    calls = [name.remote(), named.name.remote(), named.soon.remote()]
+    assert ray.get(calls, timeout=GUARD_S) == [f"{__name__}.name", f"{__name__}.Named.name", f"{__name__}.Named.soon"]
 
 
 def test_a_class_is_seen_through_its_decorator():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+import types
 from typing import Any
 
 from shoal import _serialize
 from shoal._client import ObjectRef, get
 from shoal._ids import PlacementGroupID
-from shoal._placement import label_matches
+from shoal._placement import check_resource_name, label_matches
 from shoal._runtime import session, state
 from shoal.exceptions import GetTimeoutError, Unimplemented
 
@@ -97,6 +99,7 @@ def placement_group(
         for resource, amount in bundle.items():
             if not isinstance(resource, str) or isinstance(amount, (bool, str)) or not hasattr(amount, "__float__") or amount < 0:
                 raise ValueError(f"a bundle's amounts are numbers that are not negative, not {bundle!r}")
+            check_resource_name(resource)
         if not any(bundle.values()):
             raise ValueError(f"a bundle reserves something: {bundle!r}")
     if topology_strategy is not None and strategy is not None:
@@ -167,3 +170,14 @@ def get_current_placement_group() -> PlacementGroup | None:
     """The one that this actor or task is placed in."""
     group = os.environ.get("SHOAL_GROUP", "")
     return PlacementGroup(group) if group else None
+
+
+class _Callable(types.ModuleType):
+    """This module has the name of a function beside it: ``util.placement_group(...)`` works whichever of them the name means, as it means
+    the module where that was imported last."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PlacementGroup:
+        return placement_group(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable
