@@ -462,6 +462,17 @@ def writing_inside_a_forward_is_refused():
 
 
 @use
+def rows_among_dtensors_are_refused_as_plain_tensors_are():
+    weight = shard(Net()).blocks[1][0].weight.detach()
+    for write in (lambda: weight.to_local().copy_(weight), lambda: torch._foreach_mul_([weight.to_local(), weight], 2)):
+        with pytest.raises(RuntimeError, match=r"got mixed torch.Tensor and DTensor"):
+            write()
+    gathered = torch.distributed._functional_collectives.all_reduce(torch.ones(()), "sum", weight.device_mesh)
+    weight.to_local().copy_(gathered)
+    assert (weight.full_tensor() == WORLD).all()
+
+
+@use
 def rows_are_plain_where_they_are_copied():
     weight = shard(Net()).blocks[1][0].weight.detach()
     rows = weight.to_local()
@@ -477,22 +488,47 @@ def rows_are_plain_where_they_are_copied():
     assert repr(rows) == repr(rows.clone())
 
 
+def same_after_a_step(model, plain):
+    loss_of(model).backward()
+    (sum(loss_of(plain, of_rank=r) for r in range(WORLD)) / WORLD).backward()
+    for m in (model, plain):
+        torch.optim.SGD(m.parameters(), lr=0.1).step()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(full(p), q, rtol=1e-4, atol=1e-5)
+
+
 @use
-def writing_to_the_roots_whole_parameters_after_an_evaluation_is_refused():
-    model = shard(Net())
+def writing_to_the_roots_whole_parameters_after_an_evaluation():
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    model, plain = shard(Net()), Net()
     with torch.no_grad():
         model(batch(0, 0))
-        whole = model.head.weight
-        for write in (lambda: whole.mul_(2), lambda: whole.data.mul_(2), lambda: torch._foreach_mul_([whole], 2)):
-            with pytest.raises(ValueError, match=r"head.weight of the root is whole"):
-                write()
-        torch.testing.assert_close(model(batch(0, 0)), Net()(batch(0, 0)))
-        assert torch.equal(whole @ whole.T, Net().head.weight @ Net().head.weight.T)
+        before = model.head.weight
+        assert before.detach().numpy().flags.writeable is False
+        for i in range(3):
+            for m in (model, plain):
+                whole, bias, view = m.head.weight, m.head.bias, m.head.weight.data.t()[1:]
+                assert whole.mul_(1.1) is whole
+                torch._foreach_mul_([whole, bias], 1.1)
+                view.add_(whole.t()[1:], alpha=0.5)
+                m.inp.weight.data.copy_(m.inp.weight * 0.9)
+                whole[0] = 0.1 * i
+            if rank() == 0:  # the other one is late, and still has to see what was there when it wrote
+                for _ in range(20):
+                    before @ before.T
+            torch.testing.assert_close(model(batch(i, 0)), plain(batch(i, 0)))
         model.reshard()
-        model.head.weight.mul_(2)
-        plain = Net()
-        plain.head.weight.mul_(2)
-        torch.testing.assert_close(model(batch(0, 0)), plain(batch(0, 0)))
+        torch.testing.assert_close(full(model.head.weight), plain.head.weight)
+        model.head.weight.mul_(1)  # opens the window
+        with pytest.raises(ValueError, match=r"head.weight of the root is whole behind a forward"):
+            before.mul_(2)
+    same_after_a_step(model, plain)
+    model = shard(Net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    with torch.no_grad():
+        model(batch(0, 0))
+        with pytest.raises(ValueError, match=r"head.weight of the root is whole behind a forward"):
+            model.head.weight.mul_(2)
 
 
 @use

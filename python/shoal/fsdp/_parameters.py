@@ -226,11 +226,15 @@ class ShardedParameter:
             self.post_forward._shoal_state = self.state
         self.show(self.post_forward)
 
+    @property
+    def whole_offset(self) -> int:
+        return local_of(self.unsharded).storage_offset()
+
     def show_guarded(self) -> None:
-        """The whole parameter, which may be read and not written."""
+        """The whole parameter, whose memory no operator of the user writes."""
         if self.post_forward is None:
             with torch.inference_mode(False), torch.no_grad():  # what is made here outlives an evaluation
-                face = whole_of(local_of(self.unsharded.detach()), self)
+                face = whole_of(local_of(self.unsharded).data, self)  # with a count of writes of its own
                 if self._whole_spec is not None:
                     face = dtensor(face, self.unsharded._spec)
                 face.requires_grad_(self.requires_grad)

@@ -46,6 +46,7 @@ class Root:
         self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
         self.backward: weakref.ref[Backward] | None = None  # dead: an exception left it
         self.is_last_backward = True
+        self.copies: dict[ShardedParameter, torch.Tensor] = {}  # of whole parameters that the user writes behind an evaluation
         self.preliminary = False  # made by unshard(): the first forward may show that another module is the root
         self.running: State | None = None  # the unit whose forward the program called, maybe one inside the root
         self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, of those with hooks for that, in order
@@ -99,6 +100,8 @@ class Root:
         return all(m.window_open for m in self.models)
 
     def enter(self, training: bool) -> None:
+        if self.copies:
+            self.copies.clear()
         if not self.forwards:
             for s in self.states:
                 s.seen = False

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from shoal.fsdp._parameters import ShardedParameter
@@ -27,13 +27,23 @@ class Rows(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        effect = _effect(func)
-        if effect.writes:
-            for written in effect.written(args, kwargs or {}):
-                if isinstance(written, Rows):
-                    written.before_write()
+        if not all(issubclass(t, Rows) for t in types):
+            return NotImplemented  # a DTensor among the arguments says what is wrong, an AsyncCollectiveTensor waits
+        effect, kwargs = _effect(func), kwargs or {}
+        written = effect.written(args, kwargs) if effect.writes else ()
+        for t in written:
+            if isinstance(t, Rows):
+                t.before_write()
         with torch._C._DisableTorchDispatch():
-            out = func(*args, **(kwargs or {}))
+            if Whole not in types:
+                out = func(*args, **kwargs)
+            else:
+                out = func(*tree_map(_current, args), **tree_map(_current, kwargs))
+                for t in written:
+                    if isinstance(t, Whole):
+                        t.after_write()
+                if isinstance(out, torch.Tensor) and written:
+                    return written[0]
         if not effect.views:
             return out
         source = next(t for t in tree_leaves((args, kwargs)) if isinstance(t, Rows))
@@ -75,12 +85,37 @@ def rows_of(own: torch.Tensor, parameter: ShardedParameter) -> Rows:
 
 
 class Whole(Rows):
-    """A whole parameter behind an evaluation: all ranks share its memory, so no operator may write to it."""
+    """A whole parameter behind an evaluation, in memory that all ranks share. An operator that writes gets a copy of this rank's own, and
+    this rank's rows of the result are written: every rank writes the same."""
 
     def before_write(self) -> None:
         p = self._parameter()
         if p is not None and p.state is not None:
-            p.state.refuse_write_to_whole(p)
+            p.state.before_write_to_whole(p)
+
+    def after_write(self) -> None:
+        p = self._parameter()
+        if p is not None and (copy := _copy_of(p)) is not None:
+            p.own.copy_(p.slice(copy))
+
+    def numpy(self, *, force: bool = False):
+        array = super().numpy(force=force)
+        array.flags.writeable = False
+        return array
+
+
+def _copy_of(p: ShardedParameter) -> torch.Tensor | None:
+    root = None if p.state is None else p.state.root
+    return None if root is None else root.copies.get(p)
+
+
+def _current(t: Any) -> Any:
+    """Of what shows a whole parameter the same part of this rank's copy, if there is one."""
+    p = t._parameter() if isinstance(t, Whole) else None
+    copy = None if p is None else _copy_of(p)
+    if copy is None or t.untyped_storage().data_ptr() == copy.untyped_storage().data_ptr():
+        return t
+    return copy.as_strided(t.size(), t.stride(), t.storage_offset() - p.whole_offset)
 
 
 def whole_of(t: torch.Tensor, parameter: ShardedParameter) -> Whole:

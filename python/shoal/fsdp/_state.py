@@ -308,7 +308,32 @@ class State:
         """The user writes to this rank's rows: that is a door to the write window, as an optimizer's step is."""
         if not self.guards(p):
             return
-        root, name = self.root, f"parameter {p.name} of {self.name or 'the root'}"
+        self._check_write(p)
+        self.root.open_window(f"a write to {self._full_name(p)}")
+
+    def before_write_to_whole(self, p: ShardedParameter) -> None:
+        """The user writes to a whole parameter behind an evaluation. All of them are copied before other ranks may write their rows."""
+        root = self.root
+        if root is None or p in root.copies:
+            return
+        resharded = any(u.post_forward_mesh is not None for u in self.units)
+        if root.window_open or resharded or p.dtype != p.compute_dtype:
+            raise InvalidArgument(
+                f"{self._full_name(p)} is whole behind a forward, in memory of all ranks, and cannot be written",
+                hint="call reshard() on the module first: then it shows the sharded parameters, which may be written",
+            )
+        self._check_write(p)
+        for s in root.states:
+            if s.shows == "post_forward":
+                for q in (q for u in s.units if u.gathered is None and u.post_forward_mesh is None for q in u.parameters):
+                    root.copies[q] = local_of(q.unsharded.detach()).clone()
+        root.open_window(f"a write to {self._full_name(p)}")
+
+    def _full_name(self, p: ShardedParameter) -> str:
+        return f"parameter {p.name} of {self.name or 'the root'}"
+
+    def _check_write(self, p: ShardedParameter) -> None:
+        root, name = self.root, self._full_name(p)
         if root.joining:
             raise InvalidArgument(
                 f"{name} is written inside join, after a forward: ranks that serve would take it for an optimizer's step",
@@ -320,13 +345,6 @@ class State:
                 f"{name} is written inside a forward or backward pass, which other ranks may be in, too",
                 hint="write before the forward or behind the backward (register_post_accumulate_grad_hook runs there)",
             )
-        root.open_window(f"a write to {name}")
-
-    def refuse_write_to_whole(self, p: ShardedParameter) -> None:
-        raise InvalidArgument(
-            f"parameter {p.name} of {self.name or 'the root'} is whole behind a forward, in memory of all ranks, and cannot be written",
-            hint="call reshard() on the module first: then it shows the sharded parameters, which may be written",
-        )
 
     def adopt_loaded(self) -> None:
         """load_state_dict(assign=True) has put tensors in the place of parameters: they go where they belong at once, so that an optimizer
