@@ -28,6 +28,7 @@ from shoal._tasks import FunctionWorker
 from shoal.actor import exit_actor
 from shoal.exceptions import TaskCancelledError
 
+_CHILDREN_S = 2.0  # for children of multiprocessing to end when they are asked to
 _DRAIN_S = 5.0  # for answers that callers have not taken when a worker ends
 _AGAIN_S = 1.0  # before it is tried again to reach the head
 _LAST_METRICS_S = 9.0  # for its node to take what it measured; that is up to its loop alone
@@ -386,11 +387,31 @@ BUILT_INS = {
 }
 
 
+def _run_exit_handlers() -> None:
+    """Those of multiprocessing come last, and find no child of an actor or a function: they would wait for it, however long it runs."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is None or not state.is_worker:
+        atexit._run_exitfuncs()
+        return
+    atexit.unregister(util._exit_function)
+    try:
+        atexit._run_exitfuncs()
+    finally:
+        children = sys.modules["multiprocessing.process"].active_children()
+        for child in children:
+            child.terminate()
+        end = time.monotonic() + _CHILDREN_S
+        for child in children:
+            child.join(max(0.0, end - time.monotonic()))
+            child.kill()
+        util._exit_function()
+
+
 def run_exit(code: int) -> NoReturn:
     """Ends a worker: its exit handlers run, what it printed and answered is passed on, user threads do not keep it."""
     try:
         try:
-            atexit._run_exitfuncs()
+            _run_exit_handlers()
         except BaseException:
             traceback.print_exc()
         running.instance = None  # what its __del__ does is its last

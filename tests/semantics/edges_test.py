@@ -4,11 +4,12 @@ and nodes that cannot be."""
 import gc
 import os
 import pickle
+import time
 from pathlib import Path
 
 import pytest
 from cast import GUARD_S
-from leftovers import wait_until
+from leftovers import alive, wait_until
 
 import shoal as ray
 from shoal.exceptions import ActorDiedError, ActorUnschedulableError, RayTaskError
@@ -204,6 +205,31 @@ def test_an_actor_that_ends_in_order_has_a_last_method(kind, way, tmp_path):
     with pytest.raises(ActorDiedError):
         ray.get(getattr(actor, way).remote(), timeout=GUARD_S)
     assert (tmp_path / "notes").read_text() == "bye\n"
+
+
+@KINDS
+def test_children_of_an_actor_end_with_it(kind, tmp_path):
+    """Those of multiprocessing, too, for which Python waits when a process ends; the actor's exit handlers have run."""
+    actor = make(kind, tmp_path / "notes")
+
+    def begin(_, notes):
+        import atexit
+        import multiprocessing
+        import signal
+
+        atexit.register(lambda: Path(notes).touch())
+        fork = multiprocessing.get_context("fork")
+        patient = fork.Process(target=time.sleep, args=(1000,))
+        deaf = fork.Process(target=lambda: (signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(1000)))
+        patient.start()
+        deaf.start()
+        return os.getpid(), patient.pid, deaf.pid
+
+    pids = ray.get(actor.__ray_call__.remote(begin, str(tmp_path / "handler")), timeout=GUARD_S)
+    del actor
+    gc.collect()
+    wait_until(lambda: not any(map(alive, pids)), GUARD_S, "the end of the actor and its children")
+    assert (tmp_path / "handler").exists()
 
 
 @KINDS
