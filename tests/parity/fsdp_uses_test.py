@@ -473,6 +473,15 @@ def rows_among_dtensors_are_refused_as_plain_tensors_are():
 
 
 @use
+def rows_in_a_loss_have_gradients():
+    model, plain = shard(Net()), Net()
+    for m in (model, plain):
+        sum(local(p).square().sum() for p in m.blocks.parameters()).backward()
+    for p, q in zip(model.blocks.parameters(), plain.blocks.parameters(), strict=True):
+        torch.testing.assert_close(full(p.grad), q.grad)
+
+
+@use
 def rows_are_plain_where_they_are_copied():
     weight = shard(Net()).blocks[1][0].weight.detach()
     rows = weight.to_local()
@@ -486,6 +495,8 @@ def rows_are_plain_where_they_are_copied():
     assert type(loaded.to_local()) is torch.Tensor
     assert torch.equal(loaded.to_local(), rows)
     assert repr(rows) == repr(rows.clone())
+    assert rows.tolist() == rows.clone().tolist()
+    assert rows[0, 0].item() == rows.clone()[0, 0].item()
 
 
 def same_after_a_step(model, plain):

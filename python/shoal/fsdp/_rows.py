@@ -69,6 +69,9 @@ class Rows(torch.Tensor):
             array.flags.writeable = False
         return array
 
+    def tolist(self):
+        return self.plain().tolist()  # torch refuses it of a subclass
+
     def __reduce_ex__(self, protocol):
         return self.plain().__reduce_ex__(protocol)
 

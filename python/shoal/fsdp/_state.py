@@ -249,11 +249,13 @@ class State:
     # ---- the faces ----
 
     def to_unsharded(self) -> None:
+        third = self.shows == "post_forward"
         for u in self.units:
             if u.gathered is not None:
                 u.gathered.unshard()
             for p in u.parameters:
-                p.follow_requires_grad()
+                if third or p.unsharded.requires_grad != p.sharded.requires_grad:
+                    p.follow_requires_grad()
                 if not p.show(p.unsharded):
                     p.refuse_substitutes()
                     raise InvalidArgument(
@@ -265,10 +267,11 @@ class State:
     def to_sharded(self) -> None:
         if self.shows == "sharded":
             return
-        self.shows = "sharded"
+        third, self.shows = self.shows == "post_forward", "sharded"
         for u in self.units:
             for p in u.parameters:
-                p.follow_requires_grad()
+                if third or p.unsharded.requires_grad != p.sharded.requires_grad:
+                    p.follow_requires_grad()
                 p.show(p.sharded)
             if u.gathered is not None:
                 u.gathered.reshard()
