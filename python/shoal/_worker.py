@@ -101,7 +101,7 @@ def _interrupted(number, frame) -> None:
 
 def _serve(session, instance, early: deque) -> int:
     """An ordinary actor."""
-    functions = {} if isinstance(instance, FunctionWorker) else None  # by their pickles
+    functions = {} if isinstance(instance, FunctionWorker) else None  # by their pickles and identities
     while True:
         was_early = bool(early)
         if early and running.ending is None:
