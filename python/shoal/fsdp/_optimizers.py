@@ -12,7 +12,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._collect import state_of
 from shoal.fsdp._root import Root, roots_in
-from shoal.optim._fused import Fused
 
 
 def _bind(optimizer: torch.optim.Optimizer) -> None:
@@ -56,8 +55,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
         root.open_window("optimizer.step")
         for m in root.models:
             m.optimizer_begin()
-        if not isinstance(optimizer, Fused):  # whose kernels take addresses
-            root.show_rows(plain=True)
+        root.show_rows(plain=True)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
