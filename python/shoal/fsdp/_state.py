@@ -254,7 +254,7 @@ class State:
             if u.gathered is not None:
                 u.gathered.unshard()
             for p in u.parameters:
-                if third or p.unsharded.requires_grad != p.sharded.requires_grad:
+                if third or not (p.unsharded.requires_grad == p.sharded.requires_grad == p.requires_grad):
                     p.follow_requires_grad()
                 if not p.show(p.unsharded):
                     p.refuse_substitutes()
@@ -270,7 +270,7 @@ class State:
         third, self.shows = self.shows == "post_forward", "sharded"
         for u in self.units:
             for p in u.parameters:
-                if third or p.unsharded.requires_grad != p.sharded.requires_grad:
+                if third or not (p.unsharded.requires_grad == p.sharded.requires_grad == p.requires_grad):
                     p.follow_requires_grad()
                 p.show(p.sharded)
             if u.gathered is not None:
