@@ -529,7 +529,7 @@ def test_async_functions_are_refused():
     async def function():
         pass
 
-    with pytest.raises(Unimplemented, match="async"):
+    with pytest.raises(ValueError, match=r"asyncio\.run\(\)"):
         shoal.remote(function)
 
 
