@@ -2,7 +2,9 @@
 
 import dataclasses
 import re
+import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.nn.utils import prune
 from uses import Uses, check, ranks, run
 
 from shoal import _native
+from shoal.exceptions import InvalidArgument
 
 WORLD = 2
 use = Uses()
@@ -524,6 +527,55 @@ def an_unchanged_import_is_ours_after_install():
     from torch.distributed.fsdp import fully_shard
 
     assert fully_shard is not shoal.fsdp.fully_shard
+
+
+@use
+def names_imported_before_install_are_ours_after_it():
+    from types import ModuleType
+
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard, register_fsdp_forward_method
+
+    import shoal.fsdp
+    from shoal.fsdp1 import FullyShardedDataParallel as OurFSDP1
+
+    class Derived(FullyShardedDataParallel):
+        pass
+
+    class Lazy(ModuleType):
+        def __getattribute__(self, name):
+            raise AssertionError(f"install() loads a lazy module: it asks for {name}")
+
+    def shard_by_default(module, how=fully_shard):
+        return how(module)
+
+    early = ModuleType("early_importer")
+    early.shard, early.FSDP = fully_shard, FullyShardedDataParallel
+    theirs = dict(vars(early))
+    sys.modules |= {"early_importer": early, "lazy_module": Lazy("lazy_module"), "no_module": object()}
+    assert not shoal.fsdp.is_installed()
+    shoal.fsdp.install()
+    try:
+        assert shoal.fsdp.is_installed()
+        for sharded in (fully_shard(Net()), shard_by_default(Net()), partial(fully_shard, reshard_after_forward=False)(Net())):
+            assert isinstance(sharded, shoal.fsdp.FSDPModule)
+            assert isinstance(sharded, FSDPModule)
+            assert fully_shard.state(sharded) is shoal.fsdp.fully_shard.state(sharded)
+            register_fsdp_forward_method(sharded, "generate")
+            sharded.generate(batch(0, rank()))
+        assert early.shard is shoal.fsdp.fully_shard
+        wrapped = FullyShardedDataParallel(Net(), use_orig_params=True)  # of a name that install() cannot reach
+        assert isinstance(wrapped, OurFSDP1)
+        assert isinstance(wrapped, early.FSDP)
+        with pytest.raises(InvalidArgument, match="Derived was derived from torch's FullyShardedDataParallel before"):
+            Derived(Net())
+    finally:
+        shoal.fsdp.uninstall()
+        for name in ("early_importer", "lazy_module", "no_module"):
+            del sys.modules[name]
+    assert not shoal.fsdp.is_installed()
+    assert dict(vars(early)) == theirs
+    assert not isinstance(fully_shard(nn.Linear(2, 2)), shoal.fsdp.FSDPModule)
+    assert not isinstance(FullyShardedDataParallel.__new__(FullyShardedDataParallel), OurFSDP1)
 
 
 @use

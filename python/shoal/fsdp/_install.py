@@ -1,42 +1,135 @@
-"""Makes an unchanged ``from torch.distributed.fsdp import fully_shard`` ours."""
+"""Makes torch's FSDP names mean Shoal's: ``install``, ``uninstall``, ``is_installed``."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP1
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
+from torch.distributed.fsdp import register_fsdp_forward_method as torch_register_fsdp_forward_method
+from torch.distributed.fsdp import share_comm_ctx as torch_share_comm_ctx
+
+from shoal.exceptions import InvalidArgument
 from shoal.fsdp._fully_shard import fully_shard
 from shoal.fsdp._module import register_fsdp_forward_method, share_comm_ctx
 
-_OURS = {"fully_shard": fully_shard, "register_fsdp_forward_method": register_fsdp_forward_method, "share_comm_ctx": share_comm_ctx}
+# Where torch shows the names. Its other modules keep their own: they expect flat parameters of FSDP1.
 _WHERE = (
     "torch.distributed.fsdp",
     "torch.distributed.fsdp._fully_shard",
-    "torch.distributed.fsdp._fully_shard._fully_shard",
     "torch.distributed._composable.fsdp",
     "torch.distributed._composable.fsdp.fully_shard",
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
+    "torch.distributed.fsdp.sharded_grad_scaler",
 )
-_theirs: dict[tuple[str, str], object] = {}
+
+
+@dataclass
+class _Installed:
+    """What ``uninstall`` puts back."""
+
+    names: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)  # namespace, name, torch's
+    functions: list[tuple[FunctionType, CodeType]] = field(default_factory=list)
+    state: Callable = torch_fully_shard.state
+
+
+_installed: _Installed | None = None
+
+
+def is_installed() -> bool:
+    """Whether torch's FSDP names are Shoal's in this process."""
+    return _installed is not None
 
 
 def install() -> None:
-    """From now on ``torch.distributed.fsdp.fully_shard`` is Shoal's, for whoever imports it after this call.
+    """From now on torch's ``fully_shard`` and ``FullyShardedDataParallel`` are Shoal's, in modules that imported them before, too.
 
-    ``register_fsdp_forward_method`` and ``share_comm_ctx``, too; ``FSDPModule`` stays torch's, of which a module that Shoal sharded is an
-    instance. Call it before other imports: a name that a module has imported already stays what it was. ``uninstall`` takes it back.
+    So are ``register_fsdp_forward_method``, ``share_comm_ctx`` and ``ShardedGradScaler``. ``FSDPModule``, policies and enums stay torch's:
+    Shoal takes them, and a module that it sharded is an instance of torch's ``FSDPModule``. ``uninstall`` takes it back. Without a line in
+    the program: ``python -m shoal.fsdp.run script.py``, or ``SHOAL_FSDP=1``.
+
+    torch's functions call Shoal's, whoever holds them. Module-level names of torch's FSDP1 classes are rebound. A class that was derived
+    from torch's ``FullyShardedDataParallel`` before raises InvalidArgument where it is instantiated.
     """
-    import torch.distributed._composable.fsdp  # noqa: F401  old path of the same names
+    global _installed
+    if _installed is not None:
+        return
+    import torch.distributed._composable.fsdp  # old path of the same names
+    import torch.distributed.checkpoint.state_dict  # noqa: F401  it keeps torch's FSDP1, whether it is imported before or later
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as TorchShardedGradScaler
 
-    for where in _WHERE:
-        module = sys.modules.get(where)
-        for name, ours in _OURS.items():
-            theirs = getattr(module, name, None)
-            if callable(theirs) and theirs is not ours:
-                _theirs[where, name] = theirs
-                setattr(module, name, ours)
+    from shoal.fsdp1 import FullyShardedDataParallel, ShardedGradScaler
+
+    ours = {id(TorchFSDP1): FullyShardedDataParallel, id(TorchShardedGradScaler): ShardedGradScaler}
+    done = _Installed()
+    for theirs, function, forward in (
+        (torch_fully_shard, fully_shard, _fully_shard),
+        (torch_register_fsdp_forward_method, register_fsdp_forward_method, _register_fsdp_forward_method),
+        (torch_share_comm_ctx, share_comm_ctx, _share_comm_ctx),
+    ):
+        ours[id(theirs)] = function
+        done.functions.append((theirs, theirs.__code__))
+        theirs.__code__ = forward.__code__.replace(co_freevars=theirs.__code__.co_freevars)
+    torch_fully_shard.state = fully_shard.state
+    TorchFSDP1.__new__ = _new_fsdp1
+    for name, module in list(sys.modules.items()):
+        if not issubclass(type(module), ModuleType) or (name not in _WHERE and name.partition(".")[0] in ("torch", "shoal")):
+            continue
+        namespace = object.__getattribute__(module, "__dict__")  # a lazy module does not notice
+        for of, theirs in list(namespace.items()):
+            if id(theirs) in ours:
+                done.names.append((namespace, of, theirs))
+                namespace[of] = ours[id(theirs)]
+    _installed = done
 
 
 def uninstall() -> None:
-    """Gives torch its own functions back."""
-    for (where, name), theirs in _theirs.items():
-        setattr(sys.modules[where], name, theirs)
-    _theirs.clear()
+    """Gives torch its own functions and classes back. Names that were imported since ``install`` stay Shoal's."""
+    global _installed
+    if _installed is None:
+        return
+    for namespace, name, theirs in _installed.names:
+        namespace[name] = theirs
+    for theirs, code in _installed.functions:
+        theirs.__code__ = code
+    torch_fully_shard.state = _installed.state
+    _installed = None
+
+
+# Code of torch's functions while Shoal is installed: it runs in torch's namespace, so it imports what it calls.
+
+
+def _fully_shard(*args, **kwargs):
+    from shoal.fsdp import fully_shard
+
+    return fully_shard(*args, **kwargs)
+
+
+def _register_fsdp_forward_method(*args, **kwargs):
+    from shoal.fsdp import register_fsdp_forward_method
+
+    return register_fsdp_forward_method(*args, **kwargs)
+
+
+def _share_comm_ctx(*args, **kwargs):
+    from shoal.fsdp import share_comm_ctx
+
+    return share_comm_ctx(*args, **kwargs)
+
+
+def _new_fsdp1(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """``__new__`` of torch's FSDP1 from the first ``install`` on (Python cannot take a ``__new__`` out of a class again)."""
+    if _installed is None:
+        return object.__new__(cls)
+    from shoal.fsdp1 import FullyShardedDataParallel
+
+    if cls is not TorchFSDP1:
+        raise InvalidArgument(
+            f"{cls.__module__}.{cls.__qualname__} was derived from torch's FullyShardedDataParallel before shoal.fsdp.install()",
+            hint="call install() before that module is imported, or start the program with python -m shoal.fsdp.run",
+        )
+    return FullyShardedDataParallel(*args, **kwargs)
