@@ -11,6 +11,7 @@ from beside import CASES, STEPS, Net, Seen, batch, case, full, loss_of, rank, ru
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.functional import softplus
+from torch.testing._internal.two_tensor import TwoTensor
 from uses import check
 
 import shoal
@@ -542,6 +543,67 @@ class Halved(torch.Tensor):
             return None
         whole = gathered.to(param_dtype)
         return whole, (whole,)
+
+
+class Pair(TwoTensor):
+    """Two inner tensors, gathered into the tensors that the first gather handed over: ``out=`` has them already."""
+
+    def fsdp_pre_all_gather(self, mesh):
+        assert mesh.ndim == 1 and mesh.size() == world()
+        return (self.a, self.b), ("metadata", rank())
+
+    def fsdp_post_all_gather(self, outputs, metadata, param_dtype, *, out=None):
+        assert metadata == ("metadata", rank())
+        a, b = outputs
+        if out is None:
+            whole = Pair(a, b)
+            return whole, (a, b)
+        assert type(out) is Pair
+        for given, kept in ((a, out.a), (b, out.b)):
+            assert given.untyped_storage().data_ptr() == kept.untyped_storage().data_ptr()
+        return None
+
+
+def _pairs(api, kind=Pair):
+    model = Net()
+    for block in model.blocks:
+        block[0].weight = nn.Parameter(kind(block[0].weight.detach(), block[0].weight.detach().clone()))
+    return model
+
+
+@case(worlds=(1, 2))
+def extensions_whose_outputs_are_the_gathered_tensors(api):
+    model = _pairs(api) if not api.plain else Net()
+    sharded(api, model, reshard_after_forward=True)
+    with torch.no_grad():
+        x = batch(7, 0)[0]
+        values = [model(x) for _ in range(4)]
+        for value in values[1:]:
+            torch.testing.assert_close(value, values[0], rtol=0, atol=0)
+    return train(api, model)
+
+
+class Eighth(TwoTensor):
+    """Travels in float8 and a row of scales."""
+
+    def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
+        assert outer_stride == (outer_size[1], 1) and isinstance(module, nn.Linear) and mp_policy.param_dtype is None
+        scale = self.a.abs().amax(dim=1)
+        return ((self.a / scale[:, None]).to(torch.float8_e4m3fn), scale), None
+
+    def fsdp_post_all_gather(self, outputs, metadata, param_dtype, *, out=None):
+        values, scale = outputs
+        whole = values.to(param_dtype) * scale[:, None]
+        if out is None:
+            return whole, (*outputs, whole)
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
+            out.copy_(whole)
+        return None
+
+
+@case(worlds=(2,), plain=False)
+def extensions_that_travel_in_several_dtypes_beside_plain_parameters(api):
+    return train(api, sharded(api, _pairs(api, Eighth), reshard_after_forward=True))
 
 
 @case(worlds=(2,), plain=False)

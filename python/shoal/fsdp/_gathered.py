@@ -8,10 +8,12 @@ gradients to their owners, in FSDP2's layout: all parameters of a unit flat, one
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._prims_common import make_contiguous_strides_for
 
 from shoal.exceptions import Unimplemented
 from shoal.fsdp._parameters import ShardedParameter
@@ -20,13 +22,45 @@ if TYPE_CHECKING:
     from shoal.fsdp._unit import Unit
 
 
+# Dtypes that every backend gathers; all others travel as bytes.
+_GATHERED_AS_THEY_ARE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class _Whole:
+    """What holds a whole parameter that collectives bring. The tensors stay the same for as long as the unit lives, because autograd and
+    extensions keep views of them; their memory goes when the unit is resharded."""
+
+    def __init__(self, outputs: list[torch.Tensor] | tuple = ()):
+        self.outputs = tuple(outputs)  # a gather fills them
+        self._bytes: list[tuple[torch.UntypedStorage, int]] = []
+        self.keep(self.outputs)
+
+    def keep(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._bytes += [(t.untyped_storage(), t.untyped_storage().size()) for t in tensors]
+
+    def allocate(self) -> None:
+        for storage, size in self._bytes:
+            if storage.size() != size:
+                storage.resize_(size)
+
+    def free(self) -> None:
+        for storage, _ in self._bytes:
+            if storage.size() != 0:
+                storage.resize_(0)
+
+
+def _times(size: torch.Size, shards: int) -> tuple[int, ...]:
+    """Of that many tensors of this size, one behind the other; scalars become a row."""
+    return (size[0] * shards, *size[1:]) if size else (shards,)
+
+
 class Gathered:
     def __init__(self, unit: Unit):
         self._unit = unit
         self.all_gather: Any = None  # torch.distributed.fsdp AllGather
         self.reduce_scatter: Any = None
         self.private = False  # its modules write to whole parameters in forward
-        self._whole: dict[ShardedParameter, list[tuple[torch.Tensor, int]]] = {}  # what holds a whole one, and its bytes
+        self._whole: dict[ShardedParameter, _Whole] = {}
         self._shown = False
 
     @property
@@ -54,18 +88,26 @@ class Gathered:
             self._shown = True
 
     def _unshard(self) -> None:
-        plain = []
+        inputs: dict[ShardedParameter, list[torch.Tensor]] = {}
+        metadata: dict[ShardedParameter, Any] = {}
         for p in self._unit.parameters:
             if p.extended:
-                self._unshard_extended(p)
+                inputs[p], metadata[p] = self._extension_inputs(p)
             elif self._is_own(p):
                 if p not in self._whole:
-                    self._whole[p] = []
+                    self._whole[p] = _Whole()
                     p.set_whole(p.own.data)  # a version counter of its own
             elif self._brings(p):
-                plain.append(p)
-        if plain:
-            self._unshard_plain(plain)
+                inputs[p] = [self._padded(p)]
+        if not inputs:
+            return
+        parts = iter(self._gather([t for of_one in inputs.values() for t in of_one]))
+        for p, of_one in inputs.items():
+            gathered = [next(parts) for _ in of_one]
+            if p in metadata:
+                self._set_extended(p, of_one, gathered, metadata[p])
+            else:
+                self._set_plain(p, of_one[0], gathered[0])
 
     def reshard(self) -> None:
         if not self._shown:
@@ -73,8 +115,7 @@ class Gathered:
         self._shown = False
         for p in self._unit.parameters:
             if p in self._whole:
-                for t, _ in self._whole[p]:
-                    t.untyped_storage().resize_(0)
+                self._whole[p].free()
 
     def _brings(self, p: ShardedParameter) -> bool:
         return p.external or self.private or self.all_gather is not None
@@ -84,10 +125,20 @@ class Gathered:
         data = self._unit.data
         return p.external and data.shards == 1 and p.compute_dtype == p.dtype and p.home == data.device
 
-    def _gather(self, piece: torch.Tensor) -> torch.Tensor:
+    def _gather(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What all ranks bring of each input, in one collective: a row per rank, of elements or of bytes."""
+        data = self._unit.data
+        common = inputs[0].dtype if len({t.dtype for t in inputs}) == 1 else None
+        flat = [t.reshape(-1) for t in inputs]
+        if common not in _GATHERED_AS_THEY_ARE:  # gloo takes few dtypes; FSDP2 sends mixed ones as bytes, too
+            flat = [t.view(torch.uint8) for t in flat]
+        out = self._all_gathered(torch.cat(flat)).view(data.shards, -1)
+        return list(out.split([t.numel() for t in flat], dim=1))
+
+    def _all_gathered(self, piece: torch.Tensor) -> torch.Tensor:
         data = self._unit.data
         if data.shards == 1:
-            return piece.clone()
+            return piece
         size = (piece.numel() * data.shards,)
         if self.all_gather is None:
             out = torch.empty(size, dtype=piece.dtype, device=piece.device)
@@ -99,66 +150,83 @@ class Gathered:
         self.all_gather(output_tensor=out, input_tensor=own, group=data.shard_group, async_op=False)
         return out
 
-    def _unshard_plain(self, parameters: list[ShardedParameter]) -> None:
-        data = self._unit.data
-        dtypes = {p.compute_dtype for p in parameters}
-        pieces = []
-        for p in parameters:
-            size = list(p.shape)
-            size[p.dim] = -(-p.shape[p.dim] // data.shards)
-            padded = torch.zeros(size, dtype=p.compute_dtype, device=data.device)
-            if not p.empty:
-                padded.narrow(p.dim, 0, p.own_shape[p.dim]).copy_(p.own)
-            pieces.append(padded)
-        flat = [t.view(-1) if len(dtypes) == 1 else t.view(-1).view(torch.uint8) for t in pieces]
-        out = self._gather(torch.cat(flat)).view(data.shards, -1)
-        at = 0
-        for p, piece, bytes_ in zip(parameters, pieces, flat, strict=True):
-            if p not in self._whole:
-                whole = torch.empty(p.shape, dtype=p.compute_dtype, device=data.device)
-                p.set_whole(whole)
-                self._whole[p] = [(whole, whole.untyped_storage().size())]
-            whole = self._allocate(p)[0]
-            part = out[:, at : at + bytes_.numel()]
-            at += bytes_.numel()
-            part = part.clone(memory_format=torch.contiguous_format).view(p.compute_dtype).view(data.shards, *piece.shape)
-            joined = torch.cat(list(part), dim=p.dim).narrow(p.dim, 0, p.shape[p.dim])
-            with torch.autograd._unsafe_preserve_version_counter(whole):
-                whole.copy_(joined)
+    def _joined(self, gathered: torch.Tensor, size: torch.Size, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        """All ranks' pieces of this size, one behind the other along ``dim``."""
+        pieces = gathered.contiguous().view(dtype)
+        if dim == 0:
+            return pieces.view(_times(size, len(pieces)))
+        return torch.cat([piece.view(size) for piece in pieces], dim=dim)
 
-    def _unshard_extended(self, p: ShardedParameter) -> None:
+    def _padded(self, p: ShardedParameter) -> torch.Tensor:
+        """This rank's slices in the compute dtype, as large as those of the first rank."""
+        size = list(p.shape)
+        size[p.dim] = -(-p.shape[p.dim] // self._unit.data.shards)
+        padded = torch.zeros(size, dtype=p.compute_dtype, device=self._unit.data.device)
+        if not p.empty:
+            padded.narrow(p.dim, 0, p.own_shape[p.dim]).copy_(p.own)
+        return padded
+
+    def _set_plain(self, p: ShardedParameter, piece: torch.Tensor, gathered: torch.Tensor) -> None:
+        if p not in self._whole:
+            whole = torch.empty(p.shape, dtype=p.compute_dtype, device=self._unit.data.device)
+            p.set_whole(whole)
+            self._whole[p] = _Whole([whole])
+        self._whole[p].allocate()
+        (whole,) = self._whole[p].outputs
+        joined = self._joined(gathered, piece.shape, p.dim, p.compute_dtype)
+        with torch.autograd._unsafe_preserve_version_counter(whole):
+            whole.copy_(joined.narrow(p.dim, 0, p.shape[p.dim]))
+
+    # ---- all-gather extensions ----
+
+    def _extension_inputs(self, p: ShardedParameter) -> tuple[list[torch.Tensor], Any]:
+        """What fsdp_pre_all_gather brings of this rank's slices, and its metadata."""
         data, local = self._unit.data, p.own
-        whole_size = torch.Size(p.shape)
         asked = len(inspect.signature(local.fsdp_pre_all_gather).parameters)
         if asked == 1:
             inputs, metadata = local.fsdp_pre_all_gather(data.shard_mesh)
         elif asked == 5:
-            stride = torch.empty(whole_size, device="meta").stride()
-            inputs, metadata = local.fsdp_pre_all_gather(data.shard_mesh, whole_size, stride, p.owners[0][0], self._unit.state.mp_policy)
+            stride = make_contiguous_strides_for(p.shape)
+            inputs, metadata = local.fsdp_pre_all_gather(data.shard_mesh, p.shape, stride, p.owners[0][0], self._unit.state.mp_policy)
         else:
             raise AssertionError(
                 f"invalid fsdp_pre_all_gather of parameter {p.name}: expects (mesh, outer_size, outer_stride, module, mp_policy)"
             )
         padded = p.padded.size()
-        if local.size() != padded and any(t.size() != padded for t in inputs):
+        if (local.size() != padded or p.dim != 0) and any(t.size() != padded for t in inputs):
+            why = "unevenly sharded" if p.dim == 0 else f"sharded on dim {p.dim}"
             raise AssertionError(
-                f"parameter {p.name} is unevenly sharded: fsdp_pre_all_gather must return inputs of the padded size {padded}, "
+                f"parameter {p.name} is {why}: fsdp_pre_all_gather must return inputs of the padded size {tuple(padded)}, "
                 f"not {[tuple(t.size()) for t in inputs]}"
             )
-        outputs = tuple(self._gather(t.to(data.device).reshape(-1)).view(-1, *t.shape[1:]) for t in inputs)
-        dtype = p.compute_dtype
-        if p in self._whole:
-            self._allocate(p)
+        return [t.to(data.device) for t in inputs], metadata
+
+    def _set_extended(self, p: ShardedParameter, inputs: list[torch.Tensor], gathered: list[torch.Tensor], metadata: Any) -> None:
+        """As FSDP2 does: the first fsdp_post_all_gather makes the whole parameter, maybe of the very tensors that it is given. Each later
+        gather brings the values into the same tensors, and ``out=`` is the whole parameter, for what does not lie in them."""
+        data, known = self._unit.data, self._whole.get(p)
+        if known is None:
+            whole = _Whole([torch.empty(t.numel() * data.shards, dtype=t.dtype, device=data.device) for t in inputs])
+        else:
+            whole = known
+            if [(t.dtype, t.numel() * data.shards) for t in inputs] != [(t.dtype, t.numel()) for t in whole.outputs]:
+                raise AssertionError(
+                    f"fsdp_pre_all_gather of parameter {p.name} returned inputs of other sizes or dtypes than the first time: "
+                    f"{[(tuple(t.shape), t.dtype) for t in inputs]}"
+                )
+        whole.allocate()
+        with torch.autograd._unsafe_preserve_version_counter(tuple(whole.outputs)):
+            for t, part, out in zip(inputs, gathered, whole.outputs, strict=True):
+                out.copy_(self._joined(part, t.shape, p.dim, t.dtype).reshape(-1))
+        outputs = tuple(out.view(_times(t.shape, data.shards)) for t, out in zip(inputs, whole.outputs, strict=True))
+        local, dtype = p.own, p.compute_dtype
+        if known is not None:
             local.fsdp_post_all_gather(outputs, metadata, dtype, out=p.unsharded)
             return
-        whole, inner = local.fsdp_post_all_gather(outputs, metadata, dtype)
-        self._whole[p] = [(t, t.untyped_storage().size()) for t in inner]
-        p.set_whole(torch.as_strided(whole, whole_size, torch.empty(whole_size, device="meta").stride()))
-
-    def _allocate(self, p: ShardedParameter) -> list[torch.Tensor]:
-        for t, size in self._whole[p]:
-            t.untyped_storage().resize_(size)
-        return [t for t, _ in self._whole[p]]
+        made, inner = local.fsdp_post_all_gather(outputs, metadata, dtype)
+        whole.keep(inner)
+        self._whole[p] = whole
+        p.set_whole(torch.as_strided(made, p.shape, make_contiguous_strides_for(p.shape), storage_offset=0))
 
     # ---- gradients ----
 
