@@ -8,8 +8,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.utils import _apply_to_tensors
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from shoal import _native
+from shoal.exceptions import Unimplemented
 
 _SMALL = 64 << 10  # bytes: not worth pages of their own
 
@@ -44,6 +46,29 @@ def with_dtype(spec: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
     if meta is None or meta.dtype == dtype:
         return spec
     return DTensorSpec(spec.mesh, spec.placements, tensor_meta=TensorMeta(meta.shape, meta.stride, dtype))
+
+
+_NOTHING = torch.zeros(1, device="cpu")  # where a tensor without elements lies
+
+
+def in_memory(t: torch.Tensor) -> torch.Tensor:
+    """A contiguous strided tensor of the same values: kernels read it by its address. Of a wrapper subclass, whose elements lie in other
+    tensors, it is what ``copy_`` into a plain tensor gives, as FSDP2's reduction does."""
+    if t.layout != torch.strided:
+        t = t.to_dense()
+    if type(t) is not torch.Tensor and is_traceable_wrapper_subclass(t):
+        return torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t)
+    return t.contiguous()
+
+
+def address_of(t: torch.Tensor) -> int:
+    """Where the elements of a tensor lie: never 0, which stands for no tensor. Raises Unimplemented when it has no memory of its own."""
+    address = t.data_ptr()
+    if address == 0:
+        if t.numel() > 0:
+            raise Unimplemented(f"a {type(t).__name__} has no memory of its own", hint="pass a plain torch.Tensor of the same values")
+        address = _NOTHING.data_ptr()
+    return address
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:

@@ -549,7 +549,8 @@ class Pair(TwoTensor):
     """Two inner tensors, gathered into the tensors that the first gather handed over: ``out=`` has them already."""
 
     def fsdp_pre_all_gather(self, mesh):
-        assert mesh.ndim == 1 and mesh.size() == world()
+        assert mesh.ndim == 1
+        assert mesh.size() == world()
         return (self.a, self.b), ("metadata", rank())
 
     def fsdp_post_all_gather(self, outputs, metadata, param_dtype, *, out=None):
@@ -571,7 +572,7 @@ def _pairs(api, kind=Pair):
     return model
 
 
-@case(worlds=(1, 2))
+@case(worlds=(2,))
 def extensions_whose_outputs_are_the_gathered_tensors(api):
     model = _pairs(api) if not api.plain else Net()
     sharded(api, model, reshard_after_forward=True)
@@ -583,11 +584,47 @@ def extensions_whose_outputs_are_the_gathered_tensors(api):
     return train(api, model)
 
 
+@case(worlds=(2,), plain=False)
+def gradients_of_wrapper_tensors_are_added_up(api):
+    """Each inner tensor is a tensor of its own; what is reduced is what FSDP2 reduces."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 5))
+    model[0].weight = nn.Parameter(Pair(model[0].weight.detach(), model[0].weight.detach() / 2))
+    api.fully_shard(model[0], mesh=api.mesh)
+    api.fully_shard(model, mesh=api.mesh)
+    seen = Seen()
+    for step in range(4):
+        model.set_requires_gradient_sync(step != 1)
+        model(batch(step, rank())[0]).square().mean().backward()
+        if step != 1:
+            for name, p in model.named_parameters():
+                assert type(p.grad._local_tensor) is torch.Tensor
+                seen.see(f"gradient {name} {step}", p.grad)
+    for p in model.parameters():  # a gradient that the user made is added to
+        p.grad = torch.ones_like(p)
+    model(batch(9, rank())[0]).square().mean().backward()
+    for name, p in model.named_parameters():
+        local = p.grad._local_tensor
+        seen.see(f"last gradient {name}", torch.empty(local.shape).copy_(local))
+    return seen
+
+
+@case(worlds=(2,), theirs=False)  # FSDP2: "_chunk_cat expects non-empty tensor"
+def a_parameter_without_elements_has_a_gradient(api):
+    model = Net()
+    model.none = nn.Parameter(torch.empty(0, 12))
+    forward = model.forward
+    model.forward = lambda x: forward(x) + model.none.sum()
+    return train(api, sharded(api, model))
+
+
 class Eighth(TwoTensor):
     """Travels in float8 and a row of scales."""
 
     def fsdp_pre_all_gather(self, mesh, outer_size, outer_stride, module, mp_policy):
-        assert outer_stride == (outer_size[1], 1) and isinstance(module, nn.Linear) and mp_policy.param_dtype is None
+        assert outer_stride == (outer_size[1], 1)
+        assert isinstance(module, nn.Linear)
+        assert mp_policy.param_dtype is None
         scale = self.a.abs().amax(dim=1)
         return ((self.a / scale[:, None]).to(torch.float8_e4m3fn), scale), None
 

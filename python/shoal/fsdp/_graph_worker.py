@@ -10,6 +10,7 @@ from torch import nn
 
 from shoal import _native
 from shoal._runtime import state
+from shoal._tensors import address_of, in_memory
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _bootstrap, _graph
 from shoal.fsdp._collect import own_parameters
@@ -137,9 +138,9 @@ class _Program:
         gradients = []
         for p in self._parameters[unit]:
             g, p.grad = p.grad, None
-            gradients.append(None if g is None else (g.to_dense() if g.layout != torch.strided else g).to(p.dtype).contiguous())
+            gradients.append(None if g is None else in_memory(g).to(p.dtype))
         self._whole[unit, micro] = gradients
-        return [0 if g is None else g.data_ptr() for g in gradients]
+        return [0 if g is None else address_of(g) for g in gradients]
 
     def released(self, unit: int, micro: int) -> None:
         del self._whole[unit, micro]

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import stateless
 
 from shoal import _native
-from shoal._tensors import dtensor, dtensor_parameter, long_lived, with_dtype
+from shoal._tensors import address_of, dtensor, dtensor_parameter, in_memory, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._rows import rows_of, whole_of
@@ -357,19 +357,23 @@ class ShardedParameter:
             grad = self.zero_gradient()
         number = self._number if grad is None or grad.dtype == self.compute_dtype else _native.dtype_number(engine_dtype(grad.dtype))
         target = None if fresh else self.sharded.grad
-        if target is not None and target.dtype != self.dtype:  # kept so by the user
-            target, self.sharded.grad = target.to(self.dtype), None
+        if target is not None and not self._can_add_to(target._local_tensor):  # kept so by the user
+            target = self.dtensor(in_memory(target._local_tensor).to(self.dtype))
+            self.sharded.grad = target
         accumulate = target is not None
         if not accumulate and everywhere:
             target = self._fresh_grad()
         self._pending.append([target, grad, everywhere])
-        own = 0 if self.empty or target is None else target._local_tensor.data_ptr()
+        own = 0 if self.empty or target is None else address_of(target._local_tensor)
         partial = 0
         if not everywhere and self._partial is None:
             self._partial = torch.zeros(self.own_shape, dtype=torch.promote_types(self.reduce_dtype, torch.float32), device="cpu")
         if self._partial is not None:
             partial = self._partial.data_ptr()
-        return grad.data_ptr() if grad is not None else 0, number, own, accumulate, partial, self._has_partial
+        return 0 if grad is None else address_of(grad), number, own, accumulate, partial, self._has_partial
+
+    def _can_add_to(self, local: torch.Tensor) -> bool:
+        return type(local) is torch.Tensor and local.dtype == self.dtype and local.is_contiguous()
 
     def weigh(self, by: float) -> None:
         """Multiplies the whole gradient of the last backward, for a weighted mean."""
@@ -399,11 +403,9 @@ class ShardedParameter:
             self.unsharded.grad = None
             if self._whole_spec is not None:
                 grad = self._redistributed(grad)
-            if grad.layout != torch.strided:
-                grad = grad.to_dense()
+            grad = in_memory(grad)
             if dtype is not None:
                 grad = grad.to(dtype)
-            grad = grad.contiguous()
         if self._accumulated is not None:
             if grad is not None:
                 self._accumulated += grad
