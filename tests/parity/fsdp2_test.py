@@ -618,6 +618,92 @@ def a_parameter_without_elements_has_a_gradient(api):
     return train(api, sharded(api, model))
 
 
+def _in_bf16(model):
+    """Sets all-gather extensions on the local tensors of 2-D parameters, which may be plain."""
+
+    def pre(self, mesh):
+        padded = -(-self.shape_of_all[0] // world()) * self.shape_of_all[1]
+        flat = self.detach().to(torch.bfloat16).reshape(-1)
+        return (nn.functional.pad(flat, (0, padded - flat.numel())).view(-1, self.shape_of_all[1]),), None
+
+    def post(self, outputs, metadata, param_dtype, *, out=None):
+        (gathered,) = outputs
+        asked.append(out is None)
+        if out is None:
+            whole = gathered.to(param_dtype)
+            return whole, (gathered, whole)
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
+            out.copy_(gathered[: out.shape[0]])
+        return None
+
+    asked = []
+    for p in model.parameters():
+        if p.ndim == 2:
+            local = p._local_tensor
+            local.shape_of_all = tuple(p.shape)
+            local.fsdp_pre_all_gather = pre.__get__(local)
+            local.fsdp_post_all_gather = post.__get__(local)
+    return asked
+
+
+@case(worlds=(2, 3), plain=False)
+def extensions_set_on_local_tensors_after_fully_shard(api):
+    model = sharded(api, Net(width=12), reshard_after_forward=True)
+    asked = _in_bf16(model)
+    seen = train(api, model)
+    assert len(asked) > 8 * STEPS
+    assert asked.count(True) == 8
+    return seen
+
+
+@case(worlds=(2,), plain=False)
+def extensions_set_on_local_tensors_after_to_empty(api):
+    with torch.device("meta"):
+        model = sharded(api, Net())
+    model.to_empty(device="cpu")
+    asked = _in_bf16(model)
+    _fill(model)
+    seen = train(api, model)
+    assert asked.count(True) == 8
+    return seen
+
+
+def _fill(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(
+                torch.distributed.tensor.distribute_tensor(torch.linspace(-0.5, 0.4, p.numel()).view(p.shape), p.device_mesh, p.placements)
+            )
+
+
+@case(worlds=(2,))
+def a_wrapper_tensor_with_extensions_initialised_on_the_meta_device(api):
+    if api.plain:
+        model = Net()
+    else:
+        with torch.device("meta"):
+            model = sharded(api, _pairs(api))
+        local = model.blocks[0][0].weight._local_tensor
+        assert type(local) is Pair
+        assert local.is_meta
+        model.to_empty(device="cpu")
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            p.fill_(0.1 - 0.02 * i)
+    if not api.plain:
+        assert type(model.blocks[0][0].weight._local_tensor) is Pair
+    return train(api, model)
+
+
+@case(worlds=(2,), plain=False)
+def wrapper_tensors_without_extensions_stay_what_they_are(api):
+    model = sharded(api, _pairs(api, TwoTensor))
+    assert type(model.blocks[0][0].weight._local_tensor) is TwoTensor
+    seen = train(api, model)
+    assert type(model.blocks[0][0].weight._local_tensor) is TwoTensor
+    return seen
+
+
 class Eighth(TwoTensor):
     """Travels in float8 and a row of scales."""
 

@@ -1,5 +1,5 @@
-"""Units whose whole parameters are not read in the arena: those of devices, tensors with all-gather extensions, communication that the
-user brings, and modules that write to whole parameters in forward (an embedding with ``max_norm``).
+"""Parameters that are not read in the arena: those of devices, wrapper subclasses, tensors with all-gather extensions, communication that
+the user brings, and modules that write to whole parameters in forward (an embedding with ``max_norm``).
 
 Collectives over the process group bring the shards to memory of this rank's own, and on devices, or if a custom reduce_scatter says so,
 gradients to their owners, in FSDP2's layout: all parameters of a unit flat, one padded piece per rank.
@@ -159,9 +159,7 @@ class Gathered:
 
     def _padded(self, p: ShardedParameter) -> torch.Tensor:
         """This rank's slices in the compute dtype, as large as those of the first rank."""
-        size = list(p.shape)
-        size[p.dim] = -(-p.shape[p.dim] // self._unit.data.shards)
-        padded = torch.zeros(size, dtype=p.compute_dtype, device=self._unit.data.device)
+        padded = torch.zeros(p.padded_shape, dtype=p.compute_dtype, device=self._unit.data.device)
         if not p.empty:
             padded.narrow(p.dim, 0, p.own_shape[p.dim]).copy_(p.own)
         return padded
@@ -192,7 +190,7 @@ class Gathered:
             raise AssertionError(
                 f"invalid fsdp_pre_all_gather of parameter {p.name}: expects (mesh, outer_size, outer_stride, module, mp_policy)"
             )
-        padded = p.padded.size()
+        padded = p.padded_shape
         if (local.size() != padded or p.dim != 0) and any(t.size() != padded for t in inputs):
             why = "unevenly sharded" if p.dim == 0 else f"sharded on dim {p.dim}"
             raise AssertionError(

@@ -7,6 +7,7 @@ counter, save all of it, and look tied.
 
 from __future__ import annotations
 
+import enum
 import sys
 import weakref
 from collections import deque
@@ -17,16 +18,19 @@ from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import stateless
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from shoal import _native
 from shoal._tensors import address_of, dtensor, dtensor_parameter, in_memory, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._mesh import DataMesh
-from shoal.fsdp._rows import rows_of, whole_of
+from shoal.fsdp._rows import Rows, rows_of, whole_of
 
 # What the engine knows by another name: it only moves their bytes.
 _AS_BYTES = {getattr(torch, name): torch.uint8 for name in dir(torch) if name.startswith("float8_")}
 _POISON = {4: 0x7FC0DEAD, 2: 0x7FDE, 8: 0x7FF80000DEADDEAD, 1: 0x7F}  # NaNs that no computation gives, by size
+_META = torch.device("meta")
+_PLAIN = (torch.Tensor, nn.Parameter, Rows)
 _INTEGER = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -36,6 +40,20 @@ def engine_dtype(dtype: torch.dtype) -> str:
 
 def local_of(t: torch.Tensor) -> torch.Tensor:
     return t._local_tensor if isinstance(t, DTensor) else t
+
+
+class Kind(enum.Enum):
+    """What a parameter's local tensor is, and so who brings the whole one."""
+
+    MEMORY = enum.auto()  # plain memory, which the engine has on a CPU mesh
+    WRAPPER = enum.auto()  # a wrapper subclass: its elements lie in other tensors
+    EXTENDED = enum.auto()  # it has FSDP2's all-gather extensions, of its class or set on the object
+
+    @staticmethod
+    def of(local: torch.Tensor) -> Kind:
+        if hasattr(local, "fsdp_pre_all_gather"):
+            return Kind.EXTENDED
+        return Kind.WRAPPER if type(local) not in _PLAIN and is_traceable_wrapper_subclass(local) else Kind.MEMORY
 
 
 class ShardedParameter:
@@ -58,10 +76,7 @@ class ShardedParameter:
         local = local_of(original)
         self.shape, self.dtype = local.shape, local.dtype
         self.requires_grad = original.requires_grad
-        self.extended = hasattr(local, "fsdp_pre_all_gather")
-        if self.extended != hasattr(local, "fsdp_post_all_gather"):
-            raise AssertionError(f"both fsdp_pre_all_gather and fsdp_post_all_gather should be defined for parameter {name}")
-        self.external = self.extended or not data.in_arena  # the engine has no memory of it
+        self._set_kind(local)
         self.spec = data.spec_of(original, dim)
         self._whole_spec = original._spec if isinstance(original, DTensor) else None
         self._policy = policy
@@ -90,6 +105,25 @@ class ShardedParameter:
         """It was a DTensor before."""
         return self._whole_spec is not None
 
+    @property
+    def extended(self) -> bool:
+        return self.kind is Kind.EXTENDED
+
+    @property
+    def external(self) -> bool:
+        """The engine has no memory of it."""
+        return self.kind is not Kind.MEMORY or not self.data.in_arena
+
+    def _set_kind(self, local: torch.Tensor) -> None:
+        self.kind = Kind.of(local)
+        if self.extended != hasattr(local, "fsdp_post_all_gather"):
+            raise AssertionError(f"both fsdp_pre_all_gather and fsdp_post_all_gather should be defined for parameter {self.name}")
+        if self.extended and self.dim != 0 and self.shape[self.dim] % self.data.shards != 0:
+            raise NotImplementedError(
+                f"parameter {self.name} has all-gather extensions, and its dim {self.dim} of {self.shape[self.dim]} is not divisible by "
+                f"{self.data.shards} shards: shard it on dim 0"
+            )
+
     def _set_dtypes(self) -> None:
         floating = self.dtype.is_floating_point and self.dtype not in _AS_BYTES
         self.compute_dtype = self._policy.param_dtype or self.dtype if floating else self.dtype
@@ -107,8 +141,8 @@ class ShardedParameter:
         stays the same object."""
         source = self.sharded._local_tensor if values is None else self.slice(local_of(values.detach()))
         meta = source.device.type == "meta"
-        if self.extended:
-            self._bind_extended(source)
+        if self.kind is not Kind.MEMORY:
+            self._keep_local(source, values is not None)
         else:
             if self.empty or self.external:
                 self.own = torch.empty(self.own_shape, dtype=self.dtype, device=self.home, pin_memory=self.pinned)
@@ -117,7 +151,7 @@ class ShardedParameter:
             if not meta:
                 self.own.copy_(source)
         # A parameter on the meta device has no values yet: they come with to_empty and an initialisation (adopt).
-        local = torch.empty_like(self.own, device="meta") if meta else self._rows()
+        local = torch.empty_like(self.own, device="meta") if meta and not self.own.is_meta else self._rows()
         if values is None:
             self.sharded._local_tensor = local
         else:
@@ -129,16 +163,25 @@ class ShardedParameter:
             self.set_whole(whole)
         self.mark()
 
-    def _bind_extended(self, source: torch.Tensor) -> None:
-        # All ranks' pieces are as large as the first one's: an extension gathers them as they are.
-        size = list(self.shape)
-        size[self.dim] = -(-self.shape[self.dim] // self.data.shards)
+    def _keep_local(self, source: torch.Tensor, copied: bool) -> None:
+        """This rank's slices as a tensor of the user's class. ``copied``: as one of its own; else the object stays, because extensions may
+        be set on it."""
         with torch.no_grad():
-            self.padded = source.new_zeros(size, device=self.home)
-            own = self.padded.narrow(self.dim, 0, self.own_shape[self.dim])
-            if not self.empty:
-                own.copy_(source)
-        self.own = own
+            if copied or source.device not in (self.home, _META):
+                self.own = source.new_zeros(self.own_shape, device=_META if source.is_meta else self.home)
+                if not self.empty and not source.is_meta:
+                    self.own.copy_(source)
+                return
+            if isinstance(source, Rows):  # the engine forgets the memory that it has
+                memory = source.plain().clone()
+                with torch._C._DisableTorchDispatch():
+                    source.set_(memory)
+            self.own = source
+
+    @property
+    def padded_shape(self) -> torch.Size:
+        """Of the first rank's slices: no other rank has more."""
+        return torch.Size((*self.shape[: self.dim], -(-self.shape[self.dim] // self.data.shards), *self.shape[self.dim + 1 :]))
 
     def _rows(self) -> torch.Tensor:
         """This rank's slices as the user gets them: those that other ranks read where they lie know of writes."""
@@ -258,7 +301,7 @@ class ShardedParameter:
         if found:
             self.register(self.sharded)
             self.mark()
-        return self.sharded.dtype != self.dtype
+        return self.sharded.dtype != self.dtype or Kind.of(self.sharded._local_tensor) is not self.kind
 
     def adopt_early(self) -> None:
         """As adopt, of a replacement that has values and our dtype; others wait for the next forward."""
@@ -266,7 +309,7 @@ class ShardedParameter:
             current = module._parameters.get(attribute)
             if not isinstance(current, torch.Tensor) or current.is_meta:
                 return
-            if current.dtype != self.dtype or current.shape != self.global_shape:
+            if current.dtype != self.dtype or current.shape != self.global_shape or Kind.of(local_of(current)) is not self.kind:
                 return
         self.adopt()
 
@@ -275,7 +318,9 @@ class ShardedParameter:
         return self.spec.tensor_meta.shape
 
     def _in_arena(self, local: torch.Tensor) -> bool:
-        if self.extended:
+        if Kind.of(local) is not self.kind:
+            return False
+        if self.kind is not Kind.MEMORY:
             return local is self.own
         return local.dtype == self.dtype and local.data_ptr() == self.own.data_ptr()
 
@@ -310,25 +355,27 @@ class ShardedParameter:
         requires_grad = current.requires_grad
         if current is not self.sharded:
             current._shoal_sharded = weakref.ref(self)  # an optimizer may hold it
-        if local.dtype != self.dtype:  # the unit is built anew, from these
+        if local.dtype != self.dtype or Kind.of(local) is not self.kind:  # the unit is built anew, from these
             self.spec = with_dtype(self.spec, local.dtype)
-            replaced = nn.Parameter(self.dtensor(local.clone()), requires_grad=requires_grad)
+            set_on_it = isinstance(current, DTensor) and Kind.of(local) is Kind.EXTENDED
+            replaced = dtensor_parameter(local if set_on_it else local.clone(), self.spec, requires_grad)
             if current is not self.sharded:
                 torch.utils.swap_tensors(self.sharded, replaced)
             return
         with torch.no_grad():
-            if self.extended:
-                self._bind_extended(local)
+            if self.kind is not Kind.MEMORY:
+                self._keep_local(local, not isinstance(current, DTensor))
             else:
                 self.own.copy_(local)
         if self.sharded.device == self.own.device:
             self.sharded._local_tensor = self._rows()
             self.sharded.requires_grad_(requires_grad)
         else:  # it was on the meta device, and says so until it is another one; the object stays
-            torch.utils.swap_tensors(self.sharded, nn.Parameter(self.dtensor(self._rows()), requires_grad=requires_grad))
+            torch.utils.swap_tensors(self.sharded, dtensor_parameter(self._rows(), self.spec, requires_grad))
 
-    def change_dtype(self) -> None:
-        """Its unit is built anew in the dtype that ``sharded`` has now."""
+    def follow_sharded(self) -> None:
+        """Its unit is built anew in the dtype, and as the kind of tensor, that ``sharded`` has now."""
+        self._set_kind(self.sharded._local_tensor)
         self.dtype = self.sharded.dtype
         self.spec = self.sharded._spec
         self._buffer = None
@@ -337,7 +384,7 @@ class ShardedParameter:
     def poison(self) -> None:
         """After to_empty: whatever is not written until it is needed shall be found."""
         local = local_of(self.sharded)
-        if local.device.type != "meta" and local.dtype.is_floating_point and not self.extended:
+        if local.device.type != "meta" and local.dtype.is_floating_point and type(local) in _PLAIN:
             self.emptied = True
             local.view(_INTEGER[local.element_size()]).fill_(_POISON[local.element_size()])
 

@@ -163,6 +163,8 @@ class State:
         for u in self.units:
             if any(p.on_other_mesh for p in u.parameters):
                 raise NotImplementedError("reshard_after_forward as a number is not possible with parameters that are DTensors already")
+            if any(p.extended for p in u.parameters):
+                raise NotImplementedError("reshard_after_forward as a number is not possible with all-gather extensions")
             u.post_forward_mesh = post_forward_mesh(u.data, size)
 
     def unit_like(self, other: Unit) -> Unit:

@@ -46,7 +46,7 @@ class Unit:
         """With the parameters that it has now, of which some came from another unit or changed their dtype: the faces keep their values."""
         for p in self.parameters:
             p.state = self.state
-            p.change_dtype()
+            p.follow_sharded()
         if self.gathered is not None:
             self.gathered.forget()
         self._make_native()
