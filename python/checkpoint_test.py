@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from shoal import checkpoint
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound, ResourceExhausted, ShoalError, Unimplemented
@@ -394,6 +395,9 @@ def test_what_would_not_come_back_is_not_saved(tmp_path):
     optimizer.param_groups[0]["odd"] = object()
     with pytest.raises(Unimplemented, match="odd is a object"):
         checkpoint.save(tmp_path / "c", model, optimizer)
+    model.pair = torch.nn.Parameter(TwoTensor(torch.ones(1), torch.ones(1)))
+    with pytest.raises(Unimplemented, match="pair is a TwoTensor"):
+        checkpoint.save(tmp_path / "c", model)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):

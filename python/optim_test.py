@@ -9,6 +9,7 @@ import signal
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import shoal.optim
 from shoal.exceptions import InvalidArgument, Unimplemented
@@ -353,10 +354,23 @@ def test_bad_tensors_are_refused():
     p.grad = torch.zeros_like(p)
     with pytest.raises(Unimplemented, match="complex64"):
         shoal.optim.Adam([p]).step()
+    pair = nn.Parameter(TwoTensor(torch.ones(3), torch.ones(3)))
+    for kind in (shoal.optim.SGD, shoal.optim.AdamW):
+        pair.grad = torch.ones(3)
+        with pytest.raises(Unimplemented, match="inner tensors of a TwoTensor"):
+            kind([pair]).step()
     on_meta = nn.Parameter(torch.zeros(3, device="meta"))
     on_meta.grad = torch.zeros(3, device="meta")
     with pytest.raises(Unimplemented, match="on meta"):
         shoal.optim.SGD([on_meta]).step()
+
+
+def test_gradients_whose_elements_lie_in_other_tensors_count():
+    p = nn.Parameter(torch.zeros(3))
+    p.grad = TwoTensor(torch.ones(3), torch.full((3,), 2.0))
+    assert shoal.optim.clip_grad_norm_([p], 100.0) == pytest.approx(12**0.5)
+    shoal.optim.SGD([p], lr=1.0).step()
+    assert p.tolist() == [-2.0, -2.0, -2.0]  # as p.add_(p.grad, alpha=-1) leaves it
 
 
 def test_parameters_without_gradient_or_elements_stay():

@@ -51,12 +51,17 @@ def with_dtype(spec: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
 _NOTHING = torch.zeros(1, device="cpu")  # where a tensor without elements lies
 
 
+def is_wrapper(t: torch.Tensor) -> bool:
+    """Of a subclass whose elements lie in other tensors: it has no memory of its own."""
+    return type(t) is not torch.Tensor and is_traceable_wrapper_subclass(t)
+
+
 def in_memory(t: torch.Tensor) -> torch.Tensor:
     """A contiguous strided tensor of the same values: kernels read it by its address. Of a wrapper subclass, whose elements lie in other
     tensors, it is what ``copy_`` into a plain tensor gives, as FSDP2's reduction does."""
     if t.layout != torch.strided:
         t = t.to_dense()
-    if type(t) is not torch.Tensor and is_traceable_wrapper_subclass(t):
+    if is_wrapper(t):
         return torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t)
     return t.contiguous()
 

@@ -247,12 +247,15 @@ def test_the_ranks_that_are_left_go_on_in_a_new_generation(module_home):
 
 
 def refused(config):
+    from torch.testing._internal.two_tensor import TwoTensor
+
     import shoal.collective as sc
 
     out = []
     for call in (
         lambda: sc.all_reduce(torch.ones(1, dtype=torch.int16)),
         lambda: sc.all_reduce(torch.ones(1, device="meta")),
+        lambda: sc.all_reduce(TwoTensor(torch.ones(1), torch.ones(1))),
         lambda: sc.all_to_all(torch.ones(4)),
         lambda: sc.all_gather(torch.ones(2), torch.empty(5)),
         lambda: sc.broadcast(torch.ones(1), src=3),
@@ -269,6 +272,6 @@ def refused(config):
 
 
 def test_what_cannot_be_done_is_refused_by_name():
-    texts = ["int16", "meta", "4 rows", "[5]", "rank 3", "bxor", "str"]
+    texts = ["int16", "meta", "TwoTensor", "4 rows", "[5]", "rank 3", "bxor", "str"]
     for said in run(refused):
         assert all(t in s for t, s in zip(texts, said, strict=True)), said

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from shoal._tensors import is_wrapper
 from shoal.checkpoint import _manifest
 from shoal.checkpoint._manifest import Group, Manifest, Piece, Tensor
 from shoal.checkpoint._ranks import Ranks, checksum, local, named_tensors, parameter_names, writing
@@ -104,6 +105,11 @@ class _Shards:
             raise Unimplemented(f"{name} is on {mine.device}: checkpoints hold tensors of the CPU in this release")
         whole = shape[0] if shape else 1
         begin, end = self._ranks.rows(whole) if sharded else (0, whole)
+        if is_wrapper(mine):
+            raise Unimplemented(
+                f"{name} is a {type(mine).__name__}, whose elements lie in other tensors: checkpoints hold plain ones",
+                hint="use torch.distributed.checkpoint",
+            )
         if math.prod(shape) and begin < end and (sharded or self._ranks.rank == 0):
             mine = mine.contiguous()
             self._contents[kind][name] = mine

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from shoal._tensors import is_wrapper
 from shoal.collective._group import Group, Work
 from shoal.collective._group import group as _group
 from shoal.exceptions import InvalidArgument, Unimplemented
@@ -33,6 +34,10 @@ def _check(*tensors: torch.Tensor) -> None:
             raise InvalidArgument(f"a {type(t).__name__} is not a tensor")
         if t.device.type != "cpu":
             raise Unimplemented(f"collectives of tensors on {t.device} are not in this release", hint="move it to the CPU")
+        if is_wrapper(t):
+            raise Unimplemented(
+                f"collectives of a {type(t).__name__}, whose elements lie in other tensors, are not made", hint="pass the inner ones"
+            )
         if t.layout != torch.strided or t.is_quantized:
             raise Unimplemented(f"collectives of {t.layout} tensors are not made", hint="pass a dense tensor")
 

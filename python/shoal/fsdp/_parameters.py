@@ -18,10 +18,9 @@ from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import stateless
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from shoal import _native
-from shoal._tensors import address_of, dtensor, dtensor_parameter, in_memory, long_lived, with_dtype
+from shoal._tensors import address_of, dtensor, dtensor_parameter, in_memory, is_wrapper, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._rows import Rows, rows_of, whole_of
@@ -53,7 +52,7 @@ class Kind(enum.Enum):
     def of(local: torch.Tensor) -> Kind:
         if hasattr(local, "fsdp_pre_all_gather"):
             return Kind.EXTENDED
-        return Kind.WRAPPER if type(local) not in _PLAIN and is_traceable_wrapper_subclass(local) else Kind.MEMORY
+        return Kind.WRAPPER if is_wrapper(local) else Kind.MEMORY
 
 
 class ShardedParameter:

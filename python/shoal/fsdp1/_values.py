@@ -71,5 +71,5 @@ def broadcast(module: nn.Module, ignored: set[nn.Module], ignored_parameters: se
             for dim in range(mesh.ndim):
                 group = mesh.get_group(dim)
                 dist.broadcast(whole, src=dist.get_global_rank(group, 0), group=group)
-            if whole.data_ptr() != t.data_ptr():
+            if whole is not t:
                 t.copy_(whole)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
 from shoal import _native
+from shoal._tensors import address_of, in_memory
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.optim._local import DTYPES, local
 from shoal.optim._threads import num_threads
@@ -111,6 +112,5 @@ def _laid_out(p: torch.Tensor) -> torch.Tensor:
 
 
 def _power_sum(t: torch.Tensor, order: float) -> float:
-    if not t.is_contiguous():
-        t = t.contiguous()
-    return _native.power_sum(DTYPES[t.dtype], t.data_ptr(), t.numel(), order, num_threads())
+    t = in_memory(t)
+    return _native.power_sum(DTYPES[t.dtype], address_of(t), t.numel(), order, num_threads())

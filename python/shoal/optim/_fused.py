@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from shoal._tensors import dtensor, long_lived, with_dtype
+from shoal._tensors import dtensor, in_memory, is_wrapper, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.optim._local import DTYPES, local
 
@@ -142,6 +142,11 @@ class Fused:
                 f"not {str(values.dtype)[6:]} on {values.device}",
                 hint=f"use torch.optim.{type(self).__name__}",
             )
+        if is_wrapper(values):
+            raise Unimplemented(
+                f"shoal.optim.{type(self).__name__} updates plain memory, not the inner tensors of a {type(values).__name__}",
+                hint=f"use torch.optim.{type(self).__name__}",
+            )
         if not _dense(values):
             raise InvalidArgument(
                 f"a parameter of shape {list(values.shape)} has gaps or overlaps: strides {values.stride()}", hint="make it contiguous"
@@ -259,6 +264,8 @@ def gradient_of(p: torch.Tensor) -> torch.Tensor:
         if g.placements != p.placements or g.device_mesh != p.device_mesh:
             g = g.redistribute(p.device_mesh, p.placements)
     g = local(g)
+    if is_wrapper(g):
+        g = in_memory(g)
     if g.dtype not in DTYPES or not g.is_cpu:
         raise Unimplemented(f"shoal.optim has no gradients of {str(g.dtype)[6:]} on {g.device}", hint="use torch.optim")
     return g
