@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import itertools
 import pickle
 import shutil
 import tempfile
@@ -447,10 +448,19 @@ def writing_where_no_operator_sees_it_is_refused():
         model(batch(0, 0))
 
 
+def gather_by_extension(local):
+    """Of a parameter of seven elements on two ranks."""
+    local.fsdp_pre_all_gather = lambda mesh: ((nn.functional.pad(local.detach(), (0, 4 - len(local))),), None)
+    local.fsdp_post_all_gather = lambda outputs, metadata, dtype, out=None: None if out is not None else (outputs[0], outputs)
+
+
 @use
 def writing_inside_a_forward_is_refused():
-    for of_a_shown_module in (False, True):  # sharded rows of another unit; whole parameters of this one
+    # Sharded rows of another unit, or whole parameters of this one; alone in their unit, or beside one with all-gather extensions.
+    for of_a_shown_module, beside_an_extension in itertools.product((False, True), (False, True)):
         model = shard(Net())
+        for block in model.blocks if beside_an_extension else ():
+            gather_by_extension(block[2].bias._local_tensor)
 
         def halve(module, args, model=model, shown=of_a_shown_module):
             with torch.no_grad():

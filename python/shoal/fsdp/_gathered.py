@@ -71,7 +71,7 @@ class Gathered:
     @property
     def whole_bytes(self) -> int:
         """Of whole parameters that it brings, while they are here."""
-        brought = (p for p in self._unit.parameters if self._brings(p) and not self._is_own(p))
+        brought = (p for p in self._unit.parameters if self.brings(p) and not self._is_own(p))
         return sum(p.shape.numel() * p.compute_dtype.itemsize for p in brought)
 
     def forget(self) -> None:
@@ -97,7 +97,7 @@ class Gathered:
                 if p not in self._whole:
                     self._whole[p] = _Whole()
                     p.set_whole(p.own.data)  # a version counter of its own
-            elif self._brings(p):
+            elif self.brings(p):
                 inputs[p] = [self._padded(p)]
         if not inputs:
             return
@@ -117,7 +117,7 @@ class Gathered:
             if p in self._whole:
                 self._whole[p].free()
 
-    def _brings(self, p: ShardedParameter) -> bool:
+    def brings(self, p: ShardedParameter) -> bool:
         return p.external or self.private or self.all_gather is not None
 
     def _is_own(self, p: ShardedParameter) -> bool:

@@ -291,7 +291,7 @@ class State:
         self.shows = "post_forward"
         for u in self.units:
             for p in u.parameters:
-                if u.gathered is None and not p.unsharded.is_inference():
+                if u.in_arena(p) and not p.unsharded.is_inference():
                     p.show_guarded()
 
     def door(self, name: str) -> None:
@@ -307,7 +307,7 @@ class State:
             return False
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
             return False  # of a unit that no rank reads any more
-        return all(u.gathered is None for u in self.units if p in u.parameters)
+        return all(u.in_arena(p) for u in self.units if p in u.parameters)
 
     def before_write(self, p: ShardedParameter) -> None:
         """The user writes to this rank's rows: that is a door to the write window, as an optimizer's step is."""
@@ -330,7 +330,7 @@ class State:
         self._check_write(p)
         for s in root.states:
             if s.shows == "post_forward":
-                for q in (q for u in s.units if u.gathered is None and u.post_forward_mesh is None for q in u.parameters):
+                for q in (q for u in s.units if u.post_forward_mesh is None for q in u.parameters if u.in_arena(q)):
                     root.copies[q] = local_of(q.unsharded.detach()).clone()
         root.open_window(f"a write to {self._full_name(p)}")
 
@@ -361,7 +361,7 @@ class State:
     def writes(self) -> dict[str, int]:
         """How often torch has written in place to each parameter that other ranks read where it lies: what collectives bring they have."""
         found = {}
-        for p in (p for u in self.units if u.gathered is None for p in u.parameters):
+        for p in (p for u in self.units for p in u.parameters if u.in_arena(p)):
             if version_of(p.unsharded) != p.whole_version:
                 raise InvalidArgument(
                     f"the whole parameter {p.name} of {self.name or 'the root'} was written, whose memory all ranks share",

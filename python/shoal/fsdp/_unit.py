@@ -71,6 +71,10 @@ class Unit:
             self.gathered = Gathered(self)
         return self.gathered
 
+    def in_arena(self, p: ShardedParameter) -> bool:
+        """Other ranks read the rows of one of its parameters where they lie."""
+        return self.gathered is None or not self.gathered.brings(p)
+
     def adopt(self) -> bool:
         return sum(p.adopt() for p in self.parameters) > 0  # all of them
 
