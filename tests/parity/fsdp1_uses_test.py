@@ -1,5 +1,7 @@
 """Ways to use a model that FSDP1's wrapper holds: the wrapper, loss scaling, hooks, beginnings, arguments; in one run of two ranks."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +15,24 @@ use = Uses()
 
 
 # ---- the wrapper -------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def its_class_stays_what_it_was():
+    """Libraries compare types (Accelerate: ``type(model) is not FSDP``)."""
+    from torch.distributed.fsdp import FSDPModule
+
+    from shoal.fsdp1 import FullyShardedDataParallel
+
+    class Derived(FullyShardedDataParallel):
+        pass
+
+    for cls in (FullyShardedDataParallel, Derived):
+        model = cls(nn.Linear(4, 3))
+        assert type(model) is cls
+        assert isinstance(model, FSDPModule)
+        with pytest.raises(AssertionError, match="FSDP does not support deepcopy"):
+            copy.deepcopy(model)
 
 
 @use

@@ -33,6 +33,9 @@ class FSDPModule(TorchFSDPModule):
         self.__init__(*args, **kwargs)
         return self
 
+    def __deepcopy__(self, memo: dict) -> None:
+        raise AssertionError("FSDP does not support deepcopy. Please use state dict for serialization.")
+
     def _get_fsdp_state(self) -> State:
         state = state_of(self)
         if state is None:
@@ -228,9 +231,11 @@ _classes: dict[type, type] = {}
 
 
 def sharded_class(cls: type) -> type:
-    """``FSDP<Cls>``."""
+    """``FSDP<Cls>``; a class that is an ``FSDPModule`` already (FSDP1's wrapper) stays."""
+    if issubclass(cls, FSDPModule):
+        return cls
     if cls not in _classes:
-        _classes[cls] = type(f"FSDP{cls.__name__}", (FSDPModule, cls), {"__deepcopy__": _no_deepcopy, **_explained_methods(cls)})
+        _classes[cls] = type(f"FSDP{cls.__name__}", (FSDPModule, cls), _explained_methods(cls))
     return _classes[cls]
 
 
@@ -264,10 +269,6 @@ def _explained(cls: type, name: str) -> Callable:
             ) from error
 
     return method
-
-
-def _no_deepcopy(self, memo):
-    raise AssertionError("FSDP does not support deepcopy. Please use state dict for serialization.")
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:

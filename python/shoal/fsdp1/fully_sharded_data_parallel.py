@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp import fully_shard
+from shoal.fsdp import FSDPModule, fully_shard
 from shoal.fsdp._names import clean
 from shoal.fsdp1 import _arguments, _auto_wrap, _full_parameters, _meshes, _optimizer_state, _precision, _state_dict, _values
 from shoal.fsdp1._comm_hook import HookedReduceScatter
@@ -80,7 +80,7 @@ class _Elsewhere:
         raise AttributeError(self._hint)
 
 
-class FullyShardedDataParallel(nn.Module):
+class FullyShardedDataParallel(FSDPModule, nn.Module):
     """Wraps a module as a unit of fully sharded training, with the interface of FSDP1 (torch.distributed.fsdp, torch 2.13).
 
     Parameters stay themselves (FSDP1's ``use_orig_params=True``, whatever is given): ``DTensor``s over ``torch.chunk(dim=0)`` rows, in the
@@ -99,6 +99,9 @@ class FullyShardedDataParallel(nn.Module):
     prefetches backward and bounds what is under way by itself.
     Raises TypeError and ValueError for arguments that do not fit, ValueError for modules that DDP, ``fully_shard`` or torch's FSDP has.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> FullyShardedDataParallel:
+        return object.__new__(cls)  # it stays of this class when it is sharded: programs compare types
 
     StateDictType = _Elsewhere("there is no FullyShardedDataParallel.StateDictType: from shoal.fsdp1 import StateDictType")
 
