@@ -32,6 +32,8 @@ def strip(built: Path, to: Path):
 
 def stage(folder: Path):
     shutil.copytree(root / "python" / "shoal", folder / "shoal", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    shutil.copy(root / "python" / "_shoal_switch.py", folder)
+    shutil.copy(HERE / "shoal-fsdp.pth", folder)
     command = root / "bazel-bin" / "scheduler" / "cli" / "shoal"
     (folder / "shoal" / "bin").mkdir()
     strip(command, folder / "shoal" / "bin" / "shoal")

@@ -34,6 +34,7 @@ import os, shoal
 assert {environment!r} in shoal.__file__
 print("cpus", shoal.cluster_resources()["CPU"])  # it has joined the cluster made for it
 """
+SWITCH = "import sys; print('_shoal_switch' in sys.modules, 'torch' in sys.modules)"
 
 wheel = Path(sys.argv[1]).resolve()
 
@@ -68,6 +69,10 @@ with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
         sys.exit(f"smoke: the command is {version!r}, the package {said!r}")
     if "cannot import" in (doctor := run(command, "doctor", env=clean)) or said.split()[1] not in doctor:
         sys.exit(f"smoke: doctor does not find the package:\n{doctor}")
+    for value, loaded in (("", "False False"), ("1", "True False")):
+        started = run(python, "-c", SWITCH, env={**clean, "SHOAL_FSDP": value}, cwd=folder).strip()
+        if started != loaded:
+            sys.exit(f"smoke: an interpreter that starts with SHOAL_FSDP={value} has the switch and torch: {started}, expected {loaded}")
     script = folder / "job.py"
     script.write_text(SCRIPT.format(environment=str(environment)))
     if "cpus" not in (out := run(command, "submit", script, env=clean, cwd=folder)):  # a gang would want torch
@@ -77,4 +82,4 @@ with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
         if time.monotonic() > limit:
             sys.exit(f"smoke: still running: {left}")
         time.sleep(0.05)
-print(f"{wheel.name}: installed, imported, init, actor, shutdown, {version}, doctor and submit are fine")
+print(f"{wheel.name}: installed, imported, init, actor, shutdown, {version}, doctor, submit and the switch are fine")

@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from leftovers import alive, descendants, wait_until
+
+import shoal
 
 TRAIN = """
 import os, signal, sys, time
@@ -143,3 +146,86 @@ def test_torchrun_killed_outright_takes_all_along(shoal_command, torchrun):
     job.signal(signal.SIGKILL)
     job.code()
     wait_until(lambda: shoal_command("list", "actors", "--address", said["head_local"]).returncode == 5, 5, "the node's end")
+
+
+# Programs of torch's FSDP that name Shoal nowhere.
+
+TORCHS = """
+import sys
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+model, wrapped = (nn.Sequential(nn.Linear(8, 15), nn.ReLU(), nn.Linear(15, 3)) for _ in range(2))
+for unit in (model[0], model):
+    fully_shard(unit)
+for m in (model, FullyShardedDataParallel(wrapped, use_orig_params=True)):
+    m(torch.ones(4, 8)).sum().backward()
+print(f"{__name__} {sys.argv[1:]} {isinstance(model, FSDPModule)} {fully_shard.__module__} {type(m).__module__}", flush=True)
+torch.distributed.destroy_process_group()
+"""
+SHARDED_BY_SHOAL = "__main__ ['--lr', '1'] True shoal.fsdp._fully_shard shoal.fsdp1.fully_sharded_data_parallel"
+SAID_ONCE = "shoal: Shoal shards this model over 2 ranks (cpu), in the place of torch's FSDP; first unit: Linear\n"
+
+
+@pytest.mark.parametrize("way", ["script", "module", "variable"])
+def test_a_program_that_names_only_torch_is_sharded_by_shoal(shoal_command, way):
+    script = shoal_command.script(TORCHS, "torchs.py")
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    env = {"PYTHONPATH": f"{script.parent}:{os.environ['PYTHONPATH']}"}
+    if way == "variable":
+        # What site does in an environment that has the wheel; here site's folders are the test's environment.
+        starter = shoal_command.script(
+            f"import runpy, site, sys; site.addsitedir({str(PTH.parent)!r}); "
+            "assert 'torch.distributed.fsdp' not in sys.modules; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')",
+            "starter.py",
+        )
+        words, env = [*words, str(starter), str(script)], env | {"SHOAL_FSDP": "1"}
+    else:
+        words += ["-m", "shoal.fsdp.run", *([str(script)] if way == "script" else ["-m", "torchs"])]
+    job = shoal_command.program([*words, "--lr", "1"], **env)
+    assert job.code() == 0, job.err
+    assert job.out.splitlines() == [SHARDED_BY_SHOAL] * 2
+    assert job.err.count("Shoal shards this model") == job.err.count(SAID_ONCE) == 1, job.err
+
+
+PTH = next(p for p in (Path(m) / "wheel" / "shoal-fsdp.pth" for m in (Path(shoal.__file__).parents[1], "python")) if p.exists())
+
+
+@pytest.mark.parametrize("value", [None, "", "0", "1"])
+def test_the_variable_loads_nothing_before_a_program_imports_torchs_fsdp(shoal_command, value):
+    program = (
+        f"import site, sys; before = set(sys.modules); site.addsitedir({str(PTH.parent)!r}); new = set(sys.modules) - before; "
+        "print('_shoal_switch' in new, 'torch' in new, 'shoal' in new)"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "SHOAL_FSDP"} | ({} if value is None else {"SHOAL_FSDP": value})
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{value == '1'} False False\n", done.stderr
+
+
+def test_who_asks_shoal_itself_first_gets_the_variable_too(shoal_command):
+    program = (
+        "import {}; import shoal.fsdp, torch.distributed.fsdp as f; print(shoal.fsdp.is_installed(), f.FullyShardedDataParallel.__module__)"
+    )
+    for first in ("shoal.fsdp", "shoal.fsdp1", "torch._dynamo"):
+        starter = f"import site; site.addsitedir({str(PTH.parent)!r}); "
+        env = {**os.environ, "SHOAL_FSDP": "1"}
+        done = subprocess.run([sys.executable, "-c", starter + program.format(first)], env=env, capture_output=True, text=True, timeout=60)
+        assert done.stdout == "True shoal.fsdp1.fully_sharded_data_parallel\n", (first, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["-h"], 0, "usage: python -m shoal.fsdp.run"),
+        ([], 2, "usage: python -m shoal.fsdp.run"),
+        (["nowhere.py"], 1, "there is no file nowhere.py; a module is run with -m"),
+        (["--lr", "1"], 1, "--lr is no option of it"),
+    ],
+)
+def test_what_run_cannot_start_is_said(words, code, said):
+    done = subprocess.run([sys.executable, "-m", "shoal.fsdp.run", *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr

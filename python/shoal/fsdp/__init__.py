@@ -15,7 +15,7 @@ from shoal.fsdp._bootstrap import shard_actor_handles
 from shoal.fsdp._describe import ParameterSharding, ShardingDescription, describe_sharding
 from shoal.fsdp._fully_shard import fully_shard
 from shoal.fsdp._graph import Memory, StepGraph
-from shoal.fsdp._install import install, is_installed, uninstall
+from shoal.fsdp._install import install, install_if_asked, is_installed, uninstall
 from shoal.fsdp._join import join
 from shoal.fsdp._memory import MemoryEstimate, estimate_memory
 from shoal.fsdp._module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx, step_graph
@@ -48,3 +48,5 @@ __all__ = [
     "uninstall",
     "write",
 ]
+
+install_if_asked()

@@ -81,17 +81,21 @@ def fully_shard(
         raise TypeError(f"offload_policy should be an OffloadPolicy, got {type(offload_policy).__name__}")
     if type(offload_policy) not in (OffloadPolicy, CPUOffloadPolicy):
         raise Unimplemented(f"{type(offload_policy).__name__} is not in this release", hint="use CPUOffloadPolicy")
+    from shoal.fsdp import _install  # which imports this module
+
     data = data_mesh(mesh if mesh is not None else _bootstrap.default_mesh(), dp_mesh_dims)
     modules = tuple(_get_root_modules(listed)) if len(listed) > 1 else tuple(listed)
     guard = _LEASE_GUARD if lease_guard is None else lease_guard
     reshard = _checked_reshard(reshard_after_forward, data.shards, dp_mesh_dims is not None)
     offload = offload_policy if isinstance(offload_policy, CPUOffloadPolicy) else None
+    first = type(modules[0]).__name__
     state = State(modules, data, reshard, mp_policy, offload, guard)
     state.shard(ignored_params or set(), shard_placement_fn)
     for m in modules:
         m._shoal_fsdp_state = state
         m.__class__ = sharded_class(type(m))
     state.hook()
+    _install.announce(first, data)
     return module
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from _shoal_switch import after_import
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP1
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.fsdp import register_fsdp_forward_method as torch_register_fsdp_forward_method
 from torch.distributed.fsdp import share_comm_ctx as torch_share_comm_ctx
 
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._accelerate import shard_on_cpus
 from shoal.fsdp._fully_shard import fully_shard
+from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._module import register_fsdp_forward_method, share_comm_ctx
 
 # Where torch shows the names. Its other modules keep their own: they expect flat parameters of FSDP1.
@@ -35,9 +39,11 @@ class _Installed:
     names: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)  # namespace, name, torch's
     functions: list[tuple[FunctionType, CodeType]] = field(default_factory=list)
     state: Callable = torch_fully_shard.state
+    announced: set[tuple[tuple[int, ...], int]] = field(default_factory=set)  # the ranks of a mesh, and its replicas
 
 
 _installed: _Installed | None = None
+_accelerate_follows: list[bool] = []  # not empty: it was changed, or will be when it is imported
 
 
 def is_installed() -> bool:
@@ -84,7 +90,26 @@ def install() -> None:
             if id(theirs) in ours:
                 done.names.append((namespace, of, theirs))
                 namespace[of] = ours[id(theirs)]
+    if not _accelerate_follows:
+        _accelerate_follows.append(True)
+        after_import("accelerate.state", shard_on_cpus)
     _installed = done
+
+
+def install_if_asked() -> None:
+    """At the end of the import of ``shoal.fsdp`` and of ``shoal.fsdp1``: installs if $SHOAL_FSDP is set, and not "0"."""
+    half = sys.modules.get("shoal.fsdp1")  # imported first, it imports shoal.fsdp
+    if os.environ.get("SHOAL_FSDP", "0") not in ("", "0") and (half is None or hasattr(half, "FullyShardedDataParallel")):
+        install()
+
+
+def announce(unit: str, data: DataMesh) -> None:
+    """Where Shoal is installed: a line on stderr, once per ranks of a mesh, from the first of them."""
+    if _installed is None or data.index != 0 or data.key in _installed.announced:
+        return
+    _installed.announced.add(data.key)
+    over = f"{len(data.ranks)} rank{'s' if len(data.ranks) > 1 else ''} ({data.mesh.device_type})"
+    print(f"shoal: Shoal shards this model over {over}, in the place of torch's FSDP; first unit: {unit}", file=sys.stderr)
 
 
 def uninstall() -> None:
