@@ -52,6 +52,24 @@ def whole_state_dicts_are_those_of_the_module():
 
 
 @use
+def tensors_that_an_operator_reads_from_a_file_are_loaded():
+    """As Lightning has them: no tensors, but whatever torch calls with one finds its values."""
+
+    class Unread:
+        def __init__(self, tensor):
+            self._tensor, self.shape, self.dtype = tensor, tensor.shape, tensor.dtype
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            return function(*(a._tensor if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+    model, _ = trained()
+    other = sharded()
+    other.load_state_dict({k: Unread(v) for k, v in model.state_dict().items()})
+    expect_equal(whole(other), whole(model))
+
+
+@use
 def sharded_and_local_state_dicts_hold_this_ranks_rows():
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
     from shoal.fsdp1 import LocalStateDictConfig, ShardedStateDictConfig, StateDictType
@@ -136,13 +154,12 @@ def shoals_own_checkpoints():
     from shoal import checkpoint
 
     model, optimizer = trained()
-    folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder)
-    checkpoint.save(folder[0], model, optimizer)
-    assert set(checkpoint.read_manifest(folder[0]).tensors) == set(Net().state_dict())
+    folder = _shared_folder()
+    checkpoint.save(folder, model, optimizer)
+    assert set(checkpoint.read_manifest(folder).tensors) == set(Net().state_dict())
 
     def load(other, second):
-        checkpoint.load(folder[0], other, second)
+        checkpoint.load(folder, other, second)
 
     _expect_optimizer_goes_on(model, optimizer, load)
 
@@ -255,6 +272,12 @@ def summon_full_params_with_gradients():
 # ---- optimizer states --------------------------------------------------------------------------------------------------------------
 
 
+def _shared_folder():
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    return folder[0]
+
+
 def _expect_optimizer_goes_on(model, optimizer, load):
     """Saves with the model's optimizer, trains on, and trains a second model on from what ``load`` gave its optimizer: the same."""
     other = sharded()
@@ -297,6 +320,38 @@ def optimizer_states_of_every_kind_come_back():
 
 
 @use
+def optimizer_states_come_back_from_torchs_loader_of_sharded_ones():
+    """It returns ShardedTensors, cut over all ranks: as FULL_SHARD has them, and as NO_SHARD has not."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
+    from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
+
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import ShardingStrategy, StateDictType
+
+    def module():  # the last weight has no row for the second rank
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD):
+        model, other = (sharded(module(), auto_wrap_policy=None, sharding_strategy=strategy) for _ in range(2))
+        optimizer, second = adam(model), adam(other)
+        train(model, optimizer)
+        folder = _shared_folder()
+        for m in (model, other):
+            FSDP.set_state_dict_type(m, StateDictType.SHARDED_STATE_DICT)
+        dcp.save({"optim": FSDP.optim_state_dict(model, optimizer)}, checkpoint_id=folder)
+        other.load_state_dict(model.state_dict())
+        reader = dcp.FileSystemReader(folder)
+        loaded = load_sharded_optimizer_state_dict(other.state_dict(), optimizer_key="optim", storage_reader=reader)["optim"]
+        assert isinstance(loaded["state"]["0.weight"]["exp_avg"], ShardedTensor)
+        second.load_state_dict(FSDP.optim_state_dict_to_load(other, second, loaded))
+        for m, o in ((model, optimizer), (other, second)):
+            train(m, o, first=2)
+        expect_equal(whole(other), whole(model))
+
+
+@use
 def the_former_names_for_optimizer_states():
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
     from shoal.fsdp1 import OptimStateKeyType
@@ -306,11 +361,18 @@ def the_former_names_for_optimizer_states():
     assert bool(full) == (rank() == 0)
     everywhere = FSDP.full_optim_state_dict(model, optimizer, rank0_only=False)
     parts = FSDP.sharded_optim_state_dict(model, optimizer)
+
+    def renamed(state, model):  # to numbers and back, which sorts the names of a group; optimizers match their parameters by place
+        return FSDP.rekey_optim_state_dict(
+            FSDP.rekey_optim_state_dict(state, OptimStateKeyType.PARAM_ID, model), OptimStateKeyType.PARAM_NAME, model
+        )
+
     for make in (
         lambda other, second: FSDP.scatter_full_optim_state_dict(full if rank() == 0 else None, other, optim=second),
         lambda other, second: FSDP.scatter_full_optim_state_dict(full if rank() == 0 else None, other, optim_input=other.parameters()),
         lambda other, second: FSDP.shard_full_optim_state_dict(everywhere, other, optim=second),
         lambda other, second: FSDP.flatten_sharded_optim_state_dict(copy.deepcopy(parts), other, second),
+        lambda other, second: FSDP.optim_state_dict_to_load(other, second, renamed(everywhere, other)),
     ):
         model, optimizer = trained()
         _expect_optimizer_goes_on(model, optimizer, lambda other, second, make=make: second.load_state_dict(make(other, second)))

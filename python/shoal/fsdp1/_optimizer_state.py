@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._names import clean
@@ -134,7 +135,7 @@ def to_load(
         state[name if named else numbers[name]] = loaded
     groups = []
     for g in state_dict["param_groups"]:
-        params = [name for name in g["params"] if name in numbers]
+        params = sorted((name for name in g["params"] if name in numbers), key=numbers.__getitem__)  # an optimizer counts them off
         groups.append(_with_params(g, params if named else [numbers[name] for name in params]))
     return {"state": state, "param_groups": groups}
 
@@ -143,6 +144,8 @@ def _sharded(value: Any, p: nn.Parameter, kind: StateDictType) -> Any:
     """A value as the optimizer will write to it: memory of its own."""
     if not torch.is_tensor(value):
         return value
+    if isinstance(value, ShardedTensor):
+        return _of_sharded_tensor(value, p)
     value = value.detach()
     if value.dim() == 0 or isinstance(value, DTensor) or not isinstance(p, DTensor):
         return value.clone()
@@ -151,6 +154,29 @@ def _sharded(value: Any, p: nn.Parameter, kind: StateDictType) -> Any:
     if value.shape == p.shape:
         return rows_of(value.to(p.device), p).clone()
     return value.clone()
+
+
+def _of_sharded_tensor(value: ShardedTensor, p: nn.Parameter) -> torch.Tensor:
+    """What torch.distributed.checkpoint's loader of optimizer states returns, sharded as the parameter is. Collective where it is sharded
+    in another way: then a whole tensor at a time is summed over the ranks that have it."""
+    metadata = value.metadata()
+    bounds = {s.placement.rank(): (s.shard_offsets, s.shard_sizes) for s in metadata.shards_metadata if s.shard_sizes[0] > 0}
+    if isinstance(p, DTensor) and p.placements == (Shard(0),) and value.size() == p.shape:
+        rest = list(p.shape[1:])
+        cuts, wanted = 0, {}
+        for rank, rows in zip(p.device_mesh.mesh.tolist(), torch.arange(p.shape[0]).chunk(p.device_mesh.size()), strict=False):
+            wanted[rank] = ([cuts] + [0] * len(rest), [len(rows), *rest])
+            cuts += len(rows)
+        if {rank: (list(offsets), list(sizes)) for rank, (offsets, sizes) in bounds.items()} == wanted:
+            local = value.local_shards()[0].tensor if value.local_shards() else p.to_local().new_empty((0, *rest))
+            rows = local.detach().to(p.device, metadata.tensor_properties.dtype).clone()
+            return DTensor.from_local(rows, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+    whole = torch.zeros(value.size(), dtype=metadata.tensor_properties.dtype, device=p.device)
+    for shard in value.local_shards():
+        at = tuple(slice(o, o + n) for o, n in zip(shard.metadata.shard_offsets, shard.metadata.shard_sizes, strict=True))
+        whole[at] = shard.tensor.detach().to(p.device)
+    dist.all_reduce(whole, group=value._process_group)
+    return rows_of(whole, p).clone() if isinstance(p, DTensor) and whole.shape == p.shape else whole
 
 
 def _broadcast(state_dict: dict[str, Any] | None, group: Any) -> dict[str, Any]:

@@ -120,6 +120,8 @@ def from_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any)
     for m in unit._managed:
         key = prefix + PREFIX + m.name
         value = state_dict.get(key)
+        if not torch.is_tensor(value) and torch.overrides.is_tensor_like(value):  # a file's, which is read when an operator wants it
+            value = torch.empty(value.shape, dtype=value.dtype).copy_(value)
         if not torch.is_tensor(value) or isinstance(value, DTensor):
             continue
         p = m.parameter.detach()
