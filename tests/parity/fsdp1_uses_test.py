@@ -30,6 +30,8 @@ def its_class_stays_what_it_was():
     for cls in (FullyShardedDataParallel, Derived):
         model = cls(nn.Linear(4, 3))
         assert type(model) is cls
+        assert model.module._is_fsdp_managed_module  # transformers' generate asks for it
+        assert all(p._fsdp_flattened for p in model.parameters())  # Lightning asks for it
         assert isinstance(model, FSDPModule)
         with pytest.raises(AssertionError, match="FSDP does not support deepcopy"):
             copy.deepcopy(model)

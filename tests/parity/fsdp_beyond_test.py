@@ -506,6 +506,7 @@ def a_sharded_module_is_an_instance_of_torchs_class():
     assert type(model).__mro__[1] is shoal.fsdp.FSDPModule
     assert model._get_fsdp_state() is shoal.fsdp.fully_shard.state(model)
     assert type(model.blocks[0][:2]) is nn.Sequential
+    assert all(m._is_fsdp_managed_module and m._fsdp_use_orig_params for m in model.modules())  # transformers' generate asks for it
     with pytest.raises(AssertionError, match="FSDP does not support deepcopy"):
         __import__("copy").deepcopy(model)
 

@@ -92,6 +92,8 @@ def fully_shard(
     state = State(modules, data, reshard, mp_policy, offload, guard)
     state.shard(ignored_params or set(), shard_placement_fn)
     for m in modules:
+        for inner in m.modules():  # for torch.compile, and for libraries that ask whether a module is sharded
+            inner._is_fsdp_managed_module = inner._fsdp_use_orig_params = True
         m._shoal_fsdp_state = state
         m.__class__ = sharded_class(type(m))
     state.hook()

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from _shoal_switch import after_import
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP1
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.fsdp import register_fsdp_forward_method as torch_register_fsdp_forward_method
 from torch.distributed.fsdp import share_comm_ctx as torch_share_comm_ctx
 
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp._accelerate import shard_on_cpus
+from shoal.fsdp import _libraries
 from shoal.fsdp._fully_shard import fully_shard
 from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._module import register_fsdp_forward_method, share_comm_ctx
@@ -43,7 +42,6 @@ class _Installed:
 
 
 _installed: _Installed | None = None
-_accelerate_follows: list[bool] = []  # not empty: it was changed, or will be when it is imported
 
 
 def is_installed() -> bool:
@@ -90,10 +88,8 @@ def install() -> None:
             if id(theirs) in ours:
                 done.names.append((namespace, of, theirs))
                 namespace[of] = ours[id(theirs)]
-    if not _accelerate_follows:
-        _accelerate_follows.append(True)
-        after_import("accelerate.state", shard_on_cpus)
     _installed = done
+    _libraries.follow()
 
 
 def install_if_asked() -> None:

@@ -177,6 +177,8 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
             for name, p in m._parameters.items()
             if isinstance(p, DTensor)
         ]
+        for m in self._managed:
+            m.parameter._fsdp_flattened = True  # Lightning asks whether an optimizer has parameters of FSDP
         kept = _precision.kept_gradient_dtype(mixed_precision)
         for p in {m.parameter: None for m in self._managed} if kept is not None else ():
             _precision.keep_gradient_in(kept, p)
