@@ -6,6 +6,7 @@ import tempfile
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor, distribute_tensor
 from uses import Uses, check, ranks, run
 
@@ -13,12 +14,19 @@ WORLD = 2
 use = Uses()
 
 
+class Block(nn.Sequential):
+    def forward(self, x):  # dynamo compiles it; Sequential's own it leaves alone
+        for module in self:
+            x = module(x)
+        return x
+
+
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, blocks=2):
         super().__init__()
         torch.manual_seed(0)
         self.inp = nn.Linear(6, 7)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 7)) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 7)) for _ in range(blocks))
         self.head = nn.Linear(7, 5)
 
     def forward(self, x):
@@ -185,6 +193,7 @@ def a_state_dict_between_forward_and_backward_is_sharded():
 def _compiled(build):
     """Losses of five steps; none but the first two may compile anything."""
     torch._dynamo.reset()
+    counters.clear()
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = trained(model, optimizer)
@@ -193,8 +202,8 @@ def _compiled(build):
     return losses
 
 
-def _eager():
-    model = Net()
+def _eager(blocks=2):
+    model = Net(blocks)
     return trained(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=5)
 
 
@@ -207,6 +216,21 @@ def blocks_compiled_before_they_are_sharded():
         return shard(model)
 
     assert _compiled(build) == pytest.approx(_eager(), rel=1e-5)
+
+
+@use
+def many_blocks_compiled_as_one_graph_each_before_they_are_sharded():
+    """They are alike, and share what is compiled: a ninth compilation of one function is an error with ``fullgraph``."""
+
+    def build():
+        model = Net(blocks=10)
+        for block in model.blocks:
+            block.compile(backend="aot_eager", fullgraph=True)
+        return shard(model)
+
+    assert _compiled(build) == pytest.approx(_eager(blocks=10), rel=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
 
 
 @use
@@ -223,6 +247,7 @@ def blocks_wrapped_by_compile_before_they_are_sharded():
 @use
 def a_model_compiled_after_it_was_sharded():
     assert _compiled(lambda: torch.compile(shard(Net()), backend="aot_eager")) == pytest.approx(_eager(), rel=1e-5)
+    assert counters["frames"]["total"] == 4  # as with FSDP2: hooks are no frames of their own
 
 
 # ---- the run -------------------------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from shoal.fsdp._names import clean
 from shoal.fsdp._parameters import ShardedParameter, local_of, version_of
 from shoal.fsdp._root import ForwardToken, Root
 from shoal.fsdp._unit import Unit
+from shoal.fsdp._untraced import only_inlined, untraced
 
 
 class State:
@@ -193,8 +194,7 @@ class State:
             module.register_load_state_dict_pre_hook(lambda *_: self.door("load_state_dict"))
             module.register_load_state_dict_post_hook(lambda *_: self.adopt_loaded())
         for module in self._inside():
-            module.register_forward_pre_hook(self._enter_inside, prepend=True, with_kwargs=True)
-            module.register_forward_hook(self._leave_inside, always_call=True)
+            _hook_alike(module, self._enter_inside, self._leave_inside)
 
     def _inside(self) -> list[nn.Module]:
         """Modules of this unit below its own: the program may call one of them instead of the whole."""
@@ -392,6 +392,7 @@ class State:
 
     # ---- forward ----
 
+    @untraced
     def _pre_forward(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         if self.root is None:
             self.lazy_init()
@@ -440,6 +441,7 @@ class State:
             flat[i] = t
         return tree_unflatten(flat, spec)
 
+    @untraced
     def _post_forward(self, module: nn.Module, args: tuple, output: Any) -> Any:
         """Also after an exception in forward: then ``output`` is None."""
         if not self.forwarding:  # it has not even begun
@@ -475,6 +477,7 @@ class State:
             output = _apply_to_tensors(partial(_cast, self.mp_policy.output_dtype), output)
         return output
 
+    @only_inlined
     def _enter_inside(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         """A module inside is called. Mostly by this unit's own forward; if not, its forward is this unit's for that call."""
         if self.forwarding or self.replaced or (self.shows == "unsharded" and torch._C._current_graph_task_id() != -1):
@@ -482,6 +485,7 @@ class State:
         self.entered = module
         return self._pre_forward(module, args, kwargs)
 
+    @only_inlined
     def _leave_inside(self, module: nn.Module, args: tuple, output: Any) -> Any:
         if self.entered is not module:
             return None
@@ -500,6 +504,7 @@ class State:
 
     # ---- backward ----
 
+    @untraced
     def _pre_backward(self, token: ForwardToken, grad: torch.Tensor) -> torch.Tensor:
         if not torch._C._autograd._get_current_graph_task_keep_graph():  # else its backward may come again
             self.root.forwards.discard(token)
@@ -577,6 +582,19 @@ class _AfterBackward(torch.autograd.Function):
     def backward(ctx, *grads: torch.Tensor):
         ctx.state.inputs_done(ctx)
         return (None, *grads)
+
+
+_INSIDE = "shoal.fsdp"
+
+
+def _hook_alike(module: nn.Module, before: Callable, after: Callable) -> None:
+    """As register_forward_pre_hook and register_forward_hook, but under one name in all modules: their numbers would be among what dynamo
+    checks, and blocks that are alike would be compiled one by one."""
+    module._forward_pre_hooks[_INSIDE] = before
+    module._forward_pre_hooks.move_to_end(_INSIDE, last=False)
+    module._forward_pre_hooks_with_kwargs[_INSIDE] = True
+    module._forward_hooks[_INSIDE] = after
+    module._forward_hooks_always_called[_INSIDE] = True
 
 
 def _cast(dtype: torch.dtype, t: torch.Tensor) -> torch.Tensor:
