@@ -38,6 +38,39 @@ def its_class_stays_what_it_was():
 
 
 @use
+def a_flat_parameter_that_is_widened_widens_the_parameters():
+    """Accelerate does so for mixed precision with a model that was loaded in a lower one: it is to train in fp32."""
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import MixedPrecision
+
+    def loaded():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Sequential(nn.Linear(7, 3))).bfloat16()
+        model[0].weight.requires_grad_(False)
+        return model
+
+    policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    wrap = lambda module, recurse, nonwrapped_numel: recurse or isinstance(module, nn.Sequential)  # noqa: E731
+    model, wide = (sharded(m, mixed_precision=policy, auto_wrap_policy=wrap) for m in (loaded(), loaded().float()))
+    optimizers = adam(model), adam(wide)  # it holds the parameters
+    for unit in FSDP.fsdp_modules(model):
+        assert unit._has_params
+        flat = unit._flat_param
+        assert flat.dtype == torch.bfloat16
+        assert flat.requires_grad
+        assert flat.device.type == "cpu"
+        flat.data = flat.data.to(torch.float32)
+        unit._handle._orig_param_dtype = torch.float32
+        assert unit._flat_param.dtype == torch.float32
+    assert model._flat_param._fqns == ["0.weight", "0.bias"]
+    assert not FSDP(nn.Sequential(nn.ReLU()))._has_params
+    for m, o in zip((model, wide), optimizers, strict=True):
+        train(m, o)
+        assert all(p.dtype == torch.float32 for p in m.parameters())
+    expect_equal(whole(model), whole(wide))
+
+
+@use
 def it_prints_as_torchs():
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy

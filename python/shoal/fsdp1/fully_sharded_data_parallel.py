@@ -20,6 +20,7 @@ from shoal.fsdp import FSDPModule, fully_shard
 from shoal.fsdp._names import clean
 from shoal.fsdp1 import _arguments, _auto_wrap, _full_parameters, _meshes, _optimizer_state, _precision, _state_dict, _values
 from shoal.fsdp1._comm_hook import HookedReduceScatter
+from shoal.fsdp1._flat_parameter import FlatParameter
 from shoal.fsdp1._names import WRAPPED, modules_of
 from shoal.fsdp1.api import (
     BackwardPrefetch,
@@ -193,6 +194,18 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         """The wrapped module (inside a ``checkpoint_wrapper``, if it has one)."""
         inner = self._modules[WRAPPED]
         return inner._modules.get("_checkpoint_wrapped_module", inner)
+
+    @property
+    def _has_params(self) -> bool:
+        return bool(self._managed)
+
+    @property
+    def _flat_param(self) -> FlatParameter | None:
+        return FlatParameter(self) if self._managed else None
+
+    @property
+    def _handle(self) -> FlatParameter | None:
+        return self._flat_param
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
