@@ -106,7 +106,7 @@ def a_state_dict_goes_to_torch_and_back():
         ours, optimizer, whole, reference = both(name, options)
         train(optimizer, ours, 0, 2)
         train(reference, whole, 0, 4)
-        theirs = (shoal.optim if name == "Muon" else torch.optim).__dict__[name](ours)  # torch's Muon takes no shards
+        theirs = (shoal.optim if name == "Muon" else torch.optim).__dict__[name](ours)  # torch's Muon sums in another order
         theirs.load_state_dict(optimizer.state_dict())
         train(theirs, ours, 2, 3)
         again = type(optimizer)(ours)
@@ -345,6 +345,27 @@ def muon_over_two_axes():
         train(optimizer, ours, 0, 3)
         train(reference, whole, 0, 3)
         expect_close(ours, whole)
+
+
+@check(4)
+def torchs_muon_refuses_matrices_with_fewer_rows_than_ranks():
+    """What README says of it; ours takes them."""
+    from torch.distributed.tensor import Shard
+
+    import shoal.optim
+
+    for shape, taken in (((3, 8), False), ((8, 3), True), ((4, 8), True), ((3, 2), False)):
+        whole = nn.Parameter(noise(shape, 0))
+        ours, theirs = (nn.Parameter(distributed(whole.detach(), mesh_of(4), [Shard(0)])) for _ in range(2))
+        train(shoal.optim.Muon([ours]), [ours], 0, 2)
+        train(torch.optim.Muon([whole]), [whole], 0, 2)
+        expect_close([ours], [whole])
+        if taken:
+            train(torch.optim.Muon([theirs]), [theirs], 0, 2)
+            expect_close([theirs], [whole], rtol=0.1, atol=0.1)
+        else:
+            with pytest.raises(RuntimeError, match="placement changes are not supported"):
+                train(torch.optim.Muon([theirs]), [theirs], 0, 2)
 
 
 # ---- how they are run -------------------------------------------------------------------------------------------------------------------
