@@ -70,6 +70,40 @@ def sharded_unevenly_on_another_dim(api):
     return train(api, sharded(api, Net(width=7), shard_placement_fn=lambda p: Shard(-1)))
 
 
+class Routed(nn.Module):
+    """Experts that ranks with another place on the mesh's second dim have not."""
+
+    def __init__(self, place):
+        super().__init__()
+        torch.manual_seed(1)
+        self.dense, self.head = nn.Linear(8, 8), nn.Linear(8, 5)
+        torch.manual_seed(2 + place)
+        self.experts = nn.Parameter(torch.randn(3, 8, 8) / 8)
+
+    def forward(self, x):
+        x = torch.tanh(self.dense(x))
+        return self.head(x + torch.einsum("bi,eij->bj", x, self.experts))
+
+
+@case(worlds=(4,), plain=False)
+def experts_on_a_mesh_of_their_own(api):
+    """In one unit with parameters on all ranks, as torchtitan shards a block with expert parallelism."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
+    from torch.distributed.fsdp._fully_shard._fsdp_init import _get_mesh_info
+
+    experts, all_ranks = _get_mesh_info(api.mesh_tp["dp"], None), _get_mesh_info(api.mesh, None)
+    model = Routed(api.mesh_tp.get_local_rank("tp"))
+
+    def place(p):
+        return ShardPlacementResult(Shard(0), experts) if p is model.experts else ShardPlacementResult(Shard(0), all_ranks)
+
+    api.fully_shard(model, mesh=api.mesh, shard_placement_fn=place)
+    assert model.experts.device_mesh == api.mesh_tp["dp"]
+    model.set_gradient_divide_factor(1.0)
+    model.set_force_sum_reduction_for_comms(True)
+    return train(api, model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+
+
 @case(worlds=(1, 2, 3))
 def modules_in_one_unit(api):
     model = Net()
