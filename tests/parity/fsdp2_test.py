@@ -523,6 +523,60 @@ def on_dims_of_a_larger_mesh(api):
     return train(api, model, loss=loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+class Half(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 8))])
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.blocks[0](x)))
+
+
+def pipelined(api, schedule, stages_per_rank):
+    """Stages over one dim of the mesh, each sharded over the other; gradients of four microbatches are reduced at the end of a step."""
+    from torch.distributed import pipelining
+
+    stages, place = api.mesh_tp["tp"], api.mesh_tp.get_local_rank("tp")
+    parts = [sharded(api, Half(2 * turn + place), mesh=api.mesh_tp["dp"]) for turn in range(stages_per_rank)]
+    kept = [
+        pipelining.PipelineStage(part, 2 * turn + place, 2 * stages_per_rank, torch.device("cpu"), group=stages.get_group())
+        for turn, part in enumerate(parts)
+    ]
+    run = getattr(pipelining, schedule)(
+        kept if stages_per_rank > 1 else kept[0], n_microbatches=4, loss_fn=lambda y, target: (y - target).square().mean()
+    )
+    optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters()], lr=1e-2)
+    seen = Seen()
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(10 * step + rank() // 2)
+        x, target = torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
+        losses = []
+        if place == 0:
+            run.step(x)
+        else:
+            run.step(target=target, losses=losses)
+            seen.see(f"loss {step}", torch.stack(losses).mean())
+        for part in parts:
+            seen.gradients(part, f"step {step}, ")
+        optimizer.step()
+        optimizer.zero_grad()
+    for part in parts:
+        seen.parameters(part)
+    return seen
+
+
+@case(worlds=(4,), plain=False)
+def pipeline_stages(api):
+    return pipelined(api, "Schedule1F1B", 1)
+
+
+@case(worlds=(4,), plain=False)
+def pipeline_stages_without_bubbles(api):
+    return pipelined(api, "ScheduleInterleavedZeroBubble", 2)
+
+
 # ---- tensors with extensions ---------------------------------------------------------------------------------------------------------
 
 

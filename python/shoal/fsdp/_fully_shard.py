@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._composable.contract import STATE_KEY
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.utils import _get_root_modules
 
 from shoal.exceptions import InvalidArgument, Unimplemented
@@ -95,6 +97,7 @@ def fully_shard(
         for inner in m.modules():  # for torch.compile, and for libraries that ask whether a module is sharded
             inner._is_fsdp_managed_module = inner._fsdp_use_orig_params = True
         m._shoal_fsdp_state = state
+        m.__dict__.setdefault(STATE_KEY, {})[torch_fully_shard.__wrapped__] = state  # torch's fully_shard.state(m): pipeline stages ask it
         m.__class__ = sharded_class(type(m))
     state.hook()
     _install.announce(first, data)

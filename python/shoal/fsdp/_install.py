@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -37,7 +36,6 @@ class _Installed:
 
     names: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)  # namespace, name, torch's
     functions: list[tuple[FunctionType, CodeType]] = field(default_factory=list)
-    state: Callable = torch_fully_shard.state
     announced: set[tuple[tuple[int, ...], int]] = field(default_factory=set)  # the ranks of a mesh, and its replicas
 
 
@@ -78,7 +76,6 @@ def install() -> None:
         ours[id(theirs)] = function
         done.functions.append((theirs, theirs.__code__))
         theirs.__code__ = forward.__code__.replace(co_freevars=theirs.__code__.co_freevars)
-    torch_fully_shard.state = fully_shard.state
     TorchFSDP1.__new__ = _new_fsdp1
     for name, module in list(sys.modules.items()):
         if not issubclass(type(module), ModuleType) or (name not in _WHERE and name.partition(".")[0] in ("torch", "shoal")):
@@ -117,7 +114,6 @@ def uninstall() -> None:
         namespace[name] = theirs
     for theirs, code in _installed.functions:
         theirs.__code__ = code
-    torch_fully_shard.state = _installed.state
     _installed = None
 
 

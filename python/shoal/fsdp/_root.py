@@ -186,6 +186,14 @@ class Root:
 
     # ---- a backward pass ----
 
+    def reduce_kept(self) -> None:
+        """A synchronised backward pass in which no unit runs."""
+        self.recover()
+        for u in self.units:
+            u.published = False
+        self.skipped = []
+        self.finish_backward(Backward())
+
     def queue_callback(self) -> None:
         if self.backward is not None and self.backward() is not None:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -567,6 +568,19 @@ class State:
         u.model.backward_end(u.index, [], 1.0, True, reshard)
         for p in u.parameters:
             p.keep_gradient(self.root.samples)
+
+    # ---- what torch.distributed.pipelining asks of torch's state, behind the microbatches of a step ----
+
+    _fsdp_param_groups: tuple = ()  # it would end the backward of each
+
+    @property
+    def _state_ctx(self) -> SimpleNamespace:
+        return SimpleNamespace(all_states=self.root.states if self.root is not None else [])
+
+    def _root_post_backward_final_callback(self) -> None:
+        """Reduces the gradients that backward passes without synchronisation have kept."""
+        if self.root is not None:
+            self.root.reduce_kept()
 
 
 class _AfterBackward(torch.autograd.Function):
