@@ -205,15 +205,18 @@ def test_the_variable_loads_nothing_before_a_program_imports_torchs_fsdp(shoal_c
     assert done.stdout == f"{value == '1'} False False\n", done.stderr
 
 
-def test_who_asks_shoal_itself_first_gets_the_variable_too(shoal_command):
+@pytest.mark.parametrize("first", ["shoal.fsdp", "shoal.fsdp1", "torch._dynamo", "torch.distributed.checkpoint.state_dict"])
+def test_the_variable_is_read_whatever_is_imported_first(shoal_command, first):
     program = (
-        "import {}; import shoal.fsdp, torch.distributed.fsdp as f; print(shoal.fsdp.is_installed(), f.FullyShardedDataParallel.__module__)"
+        f"import site; site.addsitedir({str(PTH.parent)!r}); import {first}; "
+        "import shoal.fsdp, torch.distributed.fsdp as fsdp, torch.distributed.checkpoint.state_dict as dcp; "
+        "print(shoal.fsdp.is_installed(), fsdp.FullyShardedDataParallel.__module__, dcp.FSDP.__module__)"
     )
-    for first in ("shoal.fsdp", "shoal.fsdp1", "torch._dynamo"):
-        starter = f"import site; site.addsitedir({str(PTH.parent)!r}); "
-        env = {**os.environ, "SHOAL_FSDP": "1"}
-        done = subprocess.run([sys.executable, "-c", starter + program.format(first)], env=env, capture_output=True, text=True, timeout=60)
-        assert done.stdout == "True shoal.fsdp1.fully_sharded_data_parallel\n", (first, done.stderr)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "SHOAL_FSDP": "1"}, capture_output=True, text=True, timeout=60
+    )
+    module = "fully_sharded_data_parallel"
+    assert done.stdout == f"True shoal.fsdp1.{module} torch.distributed.fsdp.{module}\n", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ CASES = (
     Case("accelerate_fsdp2_whole_in_bf16", rel=2e-2),
     Case("accelerate_fsdp1_whole_in_bf16", rel=2e-2),
     Case("trainer_fsdp2_sharded"),
+    Case("trainer_fsdp1_sharded", beside="trainer_fsdp2_sharded"),
     Case("trainer_fsdp1_whole", beside="trainer_fsdp2_sharded"),
     Case("peft_adapters"),
     Case("lightning_fsdp2_sharded"),

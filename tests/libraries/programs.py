@@ -158,6 +158,11 @@ def trainer_fsdp2_sharded():
 
 
 @program
+def trainer_fsdp1_sharded():
+    return trained(1, "SHARDED_STATE_DICT")
+
+
+@program
 def trainer_fsdp1_whole():
     return trained(1, "FULL_STATE_DICT")
 

@@ -352,6 +352,43 @@ def optimizer_states_come_back_from_torchs_loader_of_sharded_ones():
 
 
 @use
+def a_sharded_state_is_loaded_into_that_of_an_optimizer_that_has_not_stepped():
+    """As Accelerate resumes: what torch.distributed.checkpoint loads into has to be there."""
+    import torch.distributed.checkpoint as dcp
+
+    import shoal.optim
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import StateDictType
+
+    for make in (
+        adam,
+        lambda m: shoal.optim.AdamW(m.parameters(), lr=1e-2),
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    ):
+        model, other = sharded(), sharded()
+        optimizer, second = make(model), make(other)
+        train(model, optimizer)
+        other.load_state_dict(model.state_dict())
+        before = whole(other)
+        folder = _shared_folder()
+        assert FSDP.optim_state_dict(other, second)["state"] == {}
+        for m in (model, other):
+            FSDP.set_state_dict_type(m, StateDictType.SHARDED_STATE_DICT)
+        dcp.save({"optim": FSDP.optim_state_dict(model, optimizer)}, checkpoint_id=folder)
+        into = {"optim": FSDP.optim_state_dict(other, second)}
+        assert len(second.state) == 0
+        assert all(p.grad is None for p in other.parameters())
+        assert all(values.get("step", 0) == 0 for values in into["optim"]["state"].values())
+        expect_equal(whole(other), before)
+        dcp.load(into, checkpoint_id=folder)
+        second.load_state_dict(FSDP.optim_state_dict_to_load(other, second, into["optim"]))
+        for m, o in ((model, optimizer), (other, second)):
+            train(m, o, first=2)
+        expect_equal(whole(other), whole(model))
+
+
+@use
 def the_former_names_for_optimizer_states():
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
     from shoal.fsdp1 import OptimStateKeyType

@@ -82,6 +82,26 @@ def saved(
     return {"state": state, "param_groups": groups}
 
 
+def before_the_first_step(optim: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state dict of an optimizer without state, with what its first step would make. The optimizer stays as it is. Collective.
+
+    As torch.distributed.checkpoint does it: a step with gradients and a learning rate of zero. It is not counted here.
+    """
+    from torch.distributed.checkpoint.state_dict import _init_optim_state  # it may be what imports us
+
+    while isinstance(getattr(optim, "optimizer", None), torch.optim.Optimizer):  # Accelerate's, around the user's
+        optim = optim.optimizer
+    if isinstance(optim, torch.optim.LBFGS):  # it has no step without a closure
+        return optim.state_dict()
+    _init_optim_state(optim)
+    for values in optim.state.values():
+        if "step" in values:
+            values["step"] = torch.zeros_like(values["step"]) if torch.is_tensor(values["step"]) else 0
+    made = optim.state_dict()
+    optim.state.clear()
+    return made
+
+
 def _with_params(group: dict[str, Any], params: list) -> dict[str, Any]:
     """A group's options, with other names for its parameters."""
     return {**copy.deepcopy({k: v for k, v in group.items() if k != "params"}), "params": params}

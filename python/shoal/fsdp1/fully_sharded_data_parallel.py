@@ -410,14 +410,20 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
     ) -> dict[str, Any]:
         """The optimizer's state by parameter names, in the form that ``state_dict_type`` says. Every rank must call it.
 
-        {"state": {name: {key: value}}, "param_groups": [{..., "params": [names]}]}; with ``rank0_only`` the others get {}.
+        {"state": {name: {key: value}}, "param_groups": [{..., "params": [names]}]}; with ``rank0_only`` the others get {}. The sharded
+        state of an optimizer that has not stepped has the values that its first step begins with: torch.distributed.checkpoint loads into
+        them.
         """
         settings = _state_dict.settings_of(model) or _state_dict.settings_for(StateDictType.FULL_STATE_DICT)
         config = settings.optim_state_dict_config
+        if optim_state_dict is None:
+            optim_state_dict = optim.state_dict()
+            if settings.state_dict_type is StateDictType.SHARDED_STATE_DICT and not optim_state_dict["state"]:
+                optim_state_dict = _optimizer_state.before_the_first_step(optim)
         return _optimizer_state.saved(
             model,
             optim,
-            optim.state_dict() if optim_state_dict is None else optim_state_dict,
+            optim_state_dict,
             settings.state_dict_type,
             rank0_only=getattr(config, "rank0_only", False),
             offload_to_cpu=config.offload_to_cpu,
