@@ -28,6 +28,9 @@ class Net(nn.Module):
             x = block(x)
         return self.head(x)
 
+    def predict(self, x):
+        return self(x).argmax(1)
+
 
 def sharded(module=None, **arguments):
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP

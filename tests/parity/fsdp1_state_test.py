@@ -225,6 +225,7 @@ def gradients_that_stay_in_the_dtype_of_their_reduction():
 
 @use
 def summon_full_params_shows_whole_parameters_and_takes_back_what_is_written():
+    from shoal.fsdp import register_fsdp_forward_method
     from shoal.fsdp1 import FullyShardedDataParallel as FSDP
 
     model, optimizer = trained()
@@ -233,9 +234,27 @@ def summon_full_params_shows_whole_parameters_and_takes_back_what_is_written():
         expect_equal({n: p.detach() for n, p in model.named_parameters()}, wanted)
         assert [n for n, _ in model.module.named_parameters()][:2] == ["inp.weight", "inp.bias"]
         model.head.weight.data.zero_()
-        with pytest.raises(ValueError, match="forward inside summon_full_params"):
+        with pytest.raises(ValueError, match="forward inside summon_full_params that wants gradients"):
             model(batch(0, rank()))
     expect_equal(whole(model), wanted)
+    # Evaluations inside, as transformers' Seq2SeqTrainer generates, and of ranks that run differently often.
+    register_fsdp_forward_method(model, "predict")
+    model.eval()
+    with torch.no_grad():
+        before = model(batch(0, rank()))
+        for options in ({}, {"recurse": False}):
+            with FSDP.summon_full_params(model, writeback=False, **options):
+                for _ in range(1 if options else 1 + rank()):
+                    torch.testing.assert_close(model(batch(0, rank())), before)
+                    torch.testing.assert_close(model.predict(batch(0, rank())), before.argmax(1))
+        with FSDP.summon_full_params(model, rank0_only=True, writeback=False):
+            if rank() == 0:
+                torch.testing.assert_close(model(batch(0, rank())), before)
+            else:
+                with pytest.raises(ValueError, match=r"no whole parameters \(rank0_only\)"):
+                    model(batch(0, rank()))
+    expect_equal(whole(model), wanted)
+    model.train()
     with FSDP.summon_full_params(model), FSDP.summon_full_params(model.blocks[0]), torch.no_grad():
         model.head.weight.mul_(2)
         model.blocks[0].lin.bias.fill_(3)

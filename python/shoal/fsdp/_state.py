@@ -395,6 +395,8 @@ class State:
 
     @untraced
     def _pre_forward(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if self.replaced:
+            return None
         if self.root is None:
             self.lazy_init()
         root, training = self.root, torch.is_grad_enabled()
@@ -495,6 +497,8 @@ class State:
 
     def run(self, module: nn.Module, method: Callable, args: tuple, kwargs: dict) -> Any:
         """A method of the module as its forward."""
+        if self.replaced:
+            return method(*args, **kwargs)
         args, kwargs = self._pre_forward(module, args, kwargs)
         try:
             output = method(*args, **kwargs)

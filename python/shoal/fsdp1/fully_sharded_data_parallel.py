@@ -234,14 +234,19 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the wrapped module; the root casts its inputs to ``param_dtype``, others if ``cast_forward_inputs`` says so."""
-        dtype = _precision.input_dtype(self.mixed_precision, self._is_root)
+        dtype = None if self._summoned else _precision.input_dtype(self.mixed_precision, self._is_root)
         if dtype is not None:
             args, kwargs = _precision.cast((args, kwargs), dtype)
         return self._modules[WRAPPED](*args, **kwargs)
 
     def _before_forward(self, args: tuple) -> None:
         if self._summoned:
-            raise InvalidArgument("forward inside summon_full_params", hint="call model.module(...), or leave the context first")
+            if torch.is_grad_enabled() or any(isinstance(m.module._parameters[m.attribute], DTensor) for m in self._managed):
+                raise InvalidArgument(
+                    "forward inside summon_full_params that wants gradients, or where this rank has no whole parameters (rank0_only)",
+                    hint="use torch.no_grad() and summon on all ranks, or leave the context first",
+                )
+            return
         self._lazy_init()
         if self._order is not None and torch.is_grad_enabled():
             self._follow_order()
