@@ -1,6 +1,6 @@
 """Training libraries shard with Shoal where SHOAL_FSDP=1 is all that says so, and train and resume with the losses they have without it.
 
-Not part of ``bazel test //...``: it installs the libraries of requirements-libraries.txt, and starts two ranks twenty times.
+Not part of ``bazel test //...``: it installs the libraries of requirements-libraries.txt, and starts two ranks about twenty times.
 """
 
 import functools
@@ -46,6 +46,7 @@ CASES = (
     Case("lightning_fsdp1_sharded", beside="lightning_fsdp2_sharded"),
     Case("lightning_fsdp1_whole", beside="lightning_fsdp2_sharded"),
     Case("llama_in_torchtitans_pattern"),
+    Case("a_loss_in_chunks_as_torchtitans"),
 )
 
 

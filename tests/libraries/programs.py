@@ -318,16 +318,19 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(i): Layer(dim) for i in range(3)})
         self.output = nn.Linear(dim, 64, bias=False)
 
+    def hidden(self, tokens):
+        x = self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            x = layer(x)
+        return self.norm(x)
+
     def init_weights(self):
         torch.manual_seed(0)
         for p in self.parameters():
             nn.init.trunc_normal_(p, std=0.1) if p.dim() > 1 else nn.init.ones_(p)
 
     def forward(self, tokens):
-        x = self.tok_embeddings(tokens)
-        for layer in self.layers.values():
-            x = layer(x)
-        return self.output(self.norm(x))
+        return self.output(self.hidden(tokens))
 
 
 @program
@@ -401,6 +404,59 @@ def llama_in_torchtitans_pattern():
     set_model_state_dict(model, {k: loaded[k] for k in weights})
     set_optimizer_state_dict(model, optimizer, {k: loaded[k] for k in moments}, options=flat)
     train(model, optimizer, 3)
+    return losses
+
+
+class Headless(Decoder):
+    forward = Decoder.hidden
+
+
+class _Backward(torch.autograd.Function):
+    """Goes on with a gradient that was computed before."""
+
+    @staticmethod
+    def forward(ctx, hidden, gradient, loss):
+        ctx.save_for_backward(gradient)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, loss_gradient):
+        return ctx.saved_tensors[0] * loss_gradient, None, None
+
+
+@program
+def a_loss_in_chunks_as_torchtitans():
+    """The head runs behind the forward, chunk by chunk, each with a backward pass of its own; only the last one reduces."""
+    dist.init_process_group("gloo")
+    model, losses = Headless(), []
+    model.init_weights()
+    head = model.output
+    for unit in (model.tok_embeddings, *model.layers.values(), model.norm, head, model):
+        fully_shard(unit)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(4):
+        tokens = torch.randint(0, 64, (4, 12), generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        hidden = model(tokens)
+        chunks = [chunk.detach().contiguous().requires_grad_() for chunk in hidden.chunk(3, 1)]
+        head.set_reshard_after_forward(False)
+        head.set_reshard_after_backward(False)
+        head.set_requires_gradient_sync(False, recurse=False)
+        head.unshard()
+        total = torch.zeros(())
+        for chunk, labels in zip(chunks, tokens.roll(-1, 1).chunk(3, 1), strict=True):
+            head.set_requires_gradient_sync(chunk is chunks[-1], recurse=False)
+            logits = head(chunk).flatten(0, 1)
+            loss = nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum") / tokens.numel()
+            loss.backward()
+            total += loss.detach()
+        head.set_reshard_after_forward(True)
+        head.set_reshard_after_backward(True)
+        head.reshard()
+        _Backward.apply(hidden, torch.cat([chunk.grad for chunk in chunks], 1), total).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses += [total.item(), norm.full_tensor().item()]
     return losses
 
 
