@@ -201,7 +201,8 @@ def test_the_variable_loads_nothing_before_a_program_imports_torchs_fsdp(shoal_c
         "print('_shoal_switch' in new, 'torch' in new, 'shoal' in new)"
     )
     env = {k: v for k, v in os.environ.items() if k != "SHOAL_FSDP"} | ({} if value is None else {"SHOAL_FSDP": value})
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    words = [sys.executable, "-S", "-c", program]  # without what this environment's own site does
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout == f"{value == '1'} False False\n", done.stderr
 
 
