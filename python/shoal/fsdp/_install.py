@@ -102,7 +102,7 @@ def announce(unit: str, data: DataMesh) -> None:
         return
     _installed.announced.add(data.key)
     over = f"{len(data.ranks)} rank{'s' if len(data.ranks) > 1 else ''} ({data.mesh.device_type})"
-    print(f"shoal: Shoal shards this model over {over}, in the place of torch's FSDP; first unit: {unit}", file=sys.stderr)
+    sys.stderr.write(f"shoal: Shoal shards this model over {over}, in the place of torch's FSDP; first unit: {unit}\n")  # in one piece
 
 
 def uninstall() -> None:
