@@ -90,7 +90,10 @@ def device_of(module: nn.Module, ignored: set[nn.Parameter], device_id: int | st
     """Where the unit computes: what ``device_id`` says, or where its parameters are; a number counts accelerators, if there are any."""
     device = _asked_device(module, ignored, device_id)
     if device.type != "cpu":
-        raise Unimplemented(f"FSDP on {device}: GPUs are not in this release", hint='pass device_id=torch.device("cpu")')
+        raise Unimplemented(
+            f"FSDP on {device}: GPUs are not in this release",
+            hint='pass device_id=torch.device("cpu"), or leave torch its FSDP1: no install(), no SHOAL_FSDP',
+        )
     return device
 
 
