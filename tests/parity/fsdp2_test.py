@@ -792,6 +792,45 @@ def wrapper_tensors_without_extensions_stay_what_they_are(api):
     return seen
 
 
+class CastPair(TwoTensor):
+    """Its inner tensors become what the policy's param_dtype says, behind the gather; the mesh is the shards' alone."""
+
+    def fsdp_pre_all_gather(self, mesh):
+        assert mesh.ndim == 1
+        assert mesh.size() == 2
+        return (self.a, self.b), None
+
+    def fsdp_post_all_gather(self, outputs, metadata, param_dtype, *, out=None):
+        a, b = outputs
+        if out is None:
+            whole = CastPair(a, b).to(param_dtype)
+            return whole, (a, b) if a.dtype == param_dtype else (a, b, whole.a, whole.b)
+        if a.dtype != param_dtype:
+            with torch.no_grad():
+                out.a.copy_(a)
+                out.b.copy_(b)
+        return None
+
+
+@case(worlds=(4,), plain=False)
+def extensions_among_the_shards_of_replicas(api):
+    return train(api, sharded(api, _pairs(api, CastPair), mesh=api.mesh_2d, reshard_after_forward=True))
+
+
+@case(worlds=(2,), plain=False, rtol=1e-4)
+def extensions_whose_whole_parameter_has_another_dtype(api):
+    policy = api.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return train(api, sharded(api, _pairs(api, CastPair), mp_policy=policy, reshard_after_forward=True))
+
+
+@case(worlds=(2,), plain=False)
+def extensions_of_parameters_sharded_on_dim_1(api):
+    def place(p):
+        return Shard(1) if isinstance(p, CastPair) else None
+
+    return train(api, sharded(api, _pairs(api, CastPair), shard_placement_fn=place))
+
+
 class Eighth(TwoTensor):
     """Travels in float8 and a row of scales."""
 
