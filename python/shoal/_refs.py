@@ -145,6 +145,13 @@ class ObjectRef(Waitable):
             _travelling().pin(self._ref)
         return _fetch, (object_id, self._where, self._owner)
 
+    def __copy__(self) -> ObjectRef:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> ObjectRef:
+        """Nothing of it changes, and no other process has to be counted: the copy is the reference itself."""
+        return self
+
     def __repr__(self) -> str:
         state = "pending" if not self._ref.ready else "failed" if self._ref.failed else "ready"
         return f"ObjectRef({self._where or 'put'}, {state})"

@@ -1,6 +1,8 @@
 """Row A3: the memory of objects: what is read stays what it was, is used again, is read-only, and is freed with the last reference."""
 
 import contextlib
+import copy
+import dataclasses
 import os
 import pickle
 import signal
@@ -199,6 +201,38 @@ def test_a_value_that_was_sent_away_is_freed_with_the_last_reference(holder):
     assert there(name)
     assert ray.get(holder.value.remote("it")) == ["kept"]
     ray.get(holder.drop.remote("it"))
+    assert is_freed(name)
+
+
+@dataclasses.dataclass
+class Part:
+    ref: object
+    number: int = 0
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda ref: copy.deepcopy({"x": [ref, ref]}),
+        lambda ref: dataclasses.asdict(Part(ref)),
+        lambda ref: dataclasses.replace(Part(ref), number=1),
+    ],
+    ids=["copy", "deepcopy", "deepcopy of a dict", "asdict", "replace"],
+)
+def test_a_copy_within_a_process_keeps_a_value_as_long_as_it_is_there_and_no_longer(holder, copied):
+    ref = ray.put("kept")
+    ray.get(holder.keep.remote("it", [ref]))
+    [borrowed] = ray.get(holder.give.remote("it"))
+    ray.get(holder.drop.remote("it"))
+    name, made = name_of(ref), [copied(ref), copied(borrowed)]
+    del ref, borrowed
+    other = given("other", holder)  # what is told in order has been told when this is freed
+    ray.get(holder.drop.remote("it"))
+    assert is_freed(other)
+    assert there(name)
+    del made
     assert is_freed(name)
 
 
