@@ -171,7 +171,9 @@ def init(
     if state.session is not None:
         if ignore_reinit_error:
             return ClusterContext(state.session)
-        raise RuntimeError("shoal.init() was called twice; call shoal.shutdown() in between, or pass ignore_reinit_error=True")
+        what = "an actor or a remote function is in its cluster already, also after shutdown()" if state.is_worker else ""
+        hint = "leave it out" if state.is_worker else "call shoal.shutdown() in between"
+        raise RuntimeError(f"shoal.init(): {what or 'it was called twice'}; {hint}, or pass ignore_reinit_error=True")
     del logging_level, logging_format, configure_logging  # Ray's, of its own messages: there are none here
     log_to_driver = True if log_to_driver is None else log_to_driver
     wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory, "resources": resources, "labels": labels}
@@ -274,9 +276,11 @@ def _open(folder: str, head: str, log_to_driver: bool, namespace: str | None, en
 
 
 def shutdown(*, wait_for_processes: bool = False, _exiting_interpreter: bool = False) -> None:
-    """Leaves the cluster: what this driver created ends, and so does a cluster of its own, which is always waited for."""
+    """Leaves the cluster: what this driver created ends, and so does a cluster of its own, which is always waited for. In an actor or a
+    remote function it does nothing: the process belongs to its node, and the call goes on."""
     del wait_for_processes, _exiting_interpreter  # Ray's
-    close()
+    if not state.is_worker:
+        close()
 
 
 def is_initialized() -> bool:

@@ -47,6 +47,7 @@ def other():
     shoal.kill(actor)
 
 
+LATE_S = 60  # a guard against a hang
 TOLD_S = 4  # a death that nobody tells of is noticed after 5 s of silence, or never
 
 
@@ -574,6 +575,43 @@ def test_init_twice_is_an_error_unless_it_is_asked_for():
         shoal.init()
     shoal.init(ignore_reinit_error=True)
     assert shoal.is_initialized()
+
+
+class Leaves:
+    def __init__(self, runs):
+        self.runs = runs
+
+    def run(self):
+        """What scripts do: the context manager and ``shutdown`` at the end of what became a remote function."""
+        with open(self.runs, "a") as file:
+            file.write("x")
+        shoal.shutdown()
+        with shoal.init(ignore_reinit_error=True):
+            pass
+        with pytest.raises(RuntimeError, match="is in its cluster"):
+            shoal.init(num_cpus=1)
+        return shoal.is_initialized(), shoal.get(square.remote(3)), os.getpid()
+
+
+class LeavesAsync(Leaves):
+    async def run(self):
+        return Leaves.run(self)
+
+
+@pytest.mark.parametrize("kind", ["function", "actor", "async actor", "threaded actor"])
+def test_shutdown_and_init_in_a_worker_leave_its_cluster_alone(kind, tmp_path):
+    runs = tmp_path / "runs"
+    if kind == "function":
+        run = shoal.remote(lambda: Leaves(str(runs)).run()).remote
+    else:
+        options = {"max_concurrency": 3} if kind == "threaded actor" else {"num_cpus": 0}
+        actor = shoal.remote(**options)(LeavesAsync if kind == "async actor" else Leaves).remote(str(runs))
+        run = actor.run.remote
+    results = [shoal.get(run(), timeout=LATE_S) for _ in range(2)]
+    assert [r[:2] for r in results] == [(True, 9)] * 2
+    assert len({r[2] for r in results}) == 1  # the process goes on
+    assert runs.read_text() == "xx"
+    assert shoal.get(square.remote(4), timeout=LATE_S) == 16
 
 
 def test_what_workers_print_appears_here_with_who_said_it(log, tmp_path):
