@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/process/process.h"
+#include "runtime/process/standard_streams.h"
 
 namespace shoal::actors {
 
@@ -45,6 +46,7 @@ Result<StartedRole> parse_report(const std::string& role, const std::string& lin
 }  // namespace
 
 Result<StartedRole> start_role(RoleStart start) {
+  runtime::open_standard_streams();
   const std::string role = start.words.empty() ? "" : start.words[0];
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return fail(from_errno(errno, "pipe"));

@@ -13,6 +13,7 @@
 #include "actors/session/telling.h"
 #include "actors/wire/cancelling.h"
 #include "runtime/process/process.h"
+#include "runtime/process/standard_streams.h"
 #include "runtime/wire/codec.h"
 
 namespace shoal::actors {
@@ -214,6 +215,7 @@ Session::~Session() {
 }
 
 Result<std::unique_ptr<Session>> Session::open(SessionOptions options) {
+  runtime::open_standard_streams();
   runtime::raise_descriptor_limit();
   std::unique_ptr<Session> session(new Session(std::move(options)));
   SHOAL_OK(session->connect());

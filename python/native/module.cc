@@ -7,6 +7,7 @@
 #include "actors/cluster/function_worker.h"
 #include "python/native/bindings.h"
 #include "runtime/core/version.h"
+#include "runtime/process/standard_streams.h"
 
 namespace shoal::python {
 
@@ -33,6 +34,7 @@ NB_MODULE(_native, m) {
       },
       nb::arg("code"), "Name of an error code.");
   m.def("die_with", &die_with, nb::arg("parent"), "Be killed when `parent`, whose child this process is or soon will be, ends.");
+  m.def("open_standard_streams", &runtime::open_standard_streams, "Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed.");
   bind_errors(m);
   bind_refs(m);
   bind_session(m);

@@ -83,6 +83,7 @@ def start_local(
 ):
     """Starts head and node in one process that ends with this one. ``home``: of its session, "" for the user's. ``http_port``: None for no
     HTTP interface, 0 for 8265 or any free one. Returns (process, what it said when it was ready)."""
+    _native.open_standard_streams()  # a pipe at 0, 1 or 2 would be replaced in the child
     reading, writing = os.pipe()
     command = [binary(), "role", "local", "--owner", str(os.getpid()), "--python", python, "--ready-fd", str(writing)]
     command += [f"--resource={name}={amount}" for name, amount in resources.items()]
@@ -114,7 +115,10 @@ def start_local(
                 raise DeadlineExceeded(f"the local cluster was not ready within {timeout:g} s")
             piece = os.read(reading, 4096)
             if not piece:
-                raise Unavailable(f"the local cluster ended before it was ready (exit code {process.wait()})")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, end - time.monotonic()))
+                how = "closed its pipe" if process.returncode is None else f"exit code {process.returncode}"
+                raise Unavailable(f"the local cluster ended before it was ready ({how})")
             said += piece
         said = json.loads(said)
         if "error" in said:

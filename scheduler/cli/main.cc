@@ -10,6 +10,7 @@
 #include <CLI/CLI.hpp>
 
 #include "runtime/core/version.h"
+#include "runtime/process/standard_streams.h"
 #include "scheduler/cli/commands.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/suggestion.h"
@@ -189,6 +190,7 @@ std::optional<Error> unknown_command(const CLI::App& app, int argc, char** argv)
 }
 
 int run(int argc, char** argv) {
+  runtime::open_standard_streams();
   std::signal(SIGPIPE, SIG_IGN);
   if (argc > 1 && std::string(argv[1]) == "role") return run_role(argc, argv);
   const bool submitting = argc > 1 && std::string(argv[1]) == "submit";

@@ -240,6 +240,28 @@ def test_sessions_that_another_user_could_have_put_there_are_not_looked_at(home)
     home.chmod(0o700)
 
 
+@pytest.mark.parametrize("closed", ["0", "12", "012"])
+def test_a_driver_without_standard_streams_has_a_cluster_and_its_results(shoal_command, tmp_path, closed):
+    out = tmp_path / "out"
+    driver = shoal_command.driver(
+        BEGIN
+        + f"""
+said = os.dup2(os.open({str(out)!r}, os.O_WRONLY | os.O_CREAT), 50)
+os.closerange(3, 50)
+for number in {closed!r}:
+    os.close(int(number))
+try:
+    shoal.init(num_cpus=1)
+    a = Log.remote()
+    shoal.get(a.say.remote("something"))
+    os.write(said, b"a value")
+except BaseException as error:
+    os.write(said, repr(error).encode())
+"""
+    )
+    assert (driver.code(), out.read_text()) == (0, "a value")
+
+
 def test_a_driver_that_ends_leaves_nothing_and_loses_no_line(shoal_command):
     driver = shoal_command.driver(
         BEGIN
