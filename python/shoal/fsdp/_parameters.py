@@ -196,6 +196,7 @@ class ShardedParameter:
         if self._whole_spec is not None:
             whole = dtensor(whole, with_dtype(self._whole_spec, whole.dtype))
         self.unsharded = nn.Parameter(whole, requires_grad=self.sharded.requires_grad)
+        self._hooks_go_to_sharded(self.unsharded)
         self.whole_version = version_of(self.unsharded)
         self.post_forward = None
         self.mark()
@@ -207,6 +208,19 @@ class ShardedParameter:
                 face._shoal_state = self.state
         if self.unsharded is not None:
             self.unsharded._shoal_sharded = weakref.ref(self)
+
+    def take_hooks(self, original: torch.Tensor) -> None:
+        """Hooks on gradients that were registered before fully_shard, and those that the user registers with the original later."""
+        if original._backward_hooks:
+            self.sharded._backward_hooks = original._backward_hooks  # the same dict, from which a handle removes its hook
+        if original._post_accumulate_grad_hooks:
+            self.sharded._post_accumulate_grad_hooks = original._post_accumulate_grad_hooks
+        self._hooks_go_to_sharded(original)
+
+    def _hooks_go_to_sharded(self, face: torch.Tensor) -> None:
+        """Whichever face the user registers a hook with, it gets the reduced gradient."""
+        face.register_hook = self.sharded.register_hook
+        face.register_post_accumulate_grad_hook = self.sharded.register_post_accumulate_grad_hook
 
     def slice(self, whole: torch.Tensor) -> torch.Tensor:
         return whole.narrow(self.dim, self._begin, self.own_shape[self.dim])
@@ -266,6 +280,7 @@ class ShardedParameter:
             spec = with_dtype(DTensorSpec(mesh, (Replicate(), Shard(0)), tensor_meta=self.spec.tensor_meta), local.dtype)
             self.post_forward = dtensor_parameter(local, spec, self.sharded.requires_grad)
             self.post_forward._shoal_state = self.state
+            self._hooks_go_to_sharded(self.post_forward)
         self.show(self.post_forward)
 
     @property
@@ -282,6 +297,7 @@ class ShardedParameter:
                 face.requires_grad_(self.requires_grad)
                 face._is_param = True
                 face._shoal_state, face._shoal_sharded = self.state, weakref.ref(self)
+                self._hooks_go_to_sharded(face)
             self.post_forward = face
         self.show(self.post_forward)
 
@@ -392,7 +408,7 @@ class ShardedParameter:
     def gradient_work(self, everywhere: bool, unused: bool, fresh: bool = False) -> tuple[int, int, int, bool, int, bool]:
         """(address of the whole gradient or 0, its dtype, address of the own rows or 0, accumulate, address of the partial sum or 0, it has
         one) for the reduction: the whole one stays alive until ``published``, the rest until ``gradient_done``. None may be under way: the
-        next one adds to what it leaves. ``unused``: zeros where there is none. ``fresh``: the caller adds up itself."""
+        next one adds to what it leaves. ``unused``: zeros where there is none. ``fresh``: the caller adds up itself, as behind hooks."""
         self.follow_requires_grad()
         if not (self.requires_grad or self.has_gradient() or self._has_partial):  # what it left before it was frozen still counts
             self._buffer = None
@@ -402,7 +418,7 @@ class ShardedParameter:
         if grad is None and unused:
             grad = self.zero_gradient()
         number = self._number if grad is None or grad.dtype == self.compute_dtype else _native.dtype_number(engine_dtype(grad.dtype))
-        target = None if fresh else self.sharded.grad
+        target = None if fresh or self.sharded._backward_hooks else self.sharded.grad
         if target is not None and not self._can_add_to(target._local_tensor):  # kept so by the user
             target = self.dtensor(in_memory(target._local_tensor).to(self.dtype))
             self.sharded.grad = target
@@ -496,10 +512,30 @@ class ShardedParameter:
         return target if present else None
 
     def set_gradient(self, gradient: DTensor) -> None:
+        """``gradient``: of one synchronised backward, reduced."""
+        if self.sharded._backward_hooks:
+            gradient = self._hooked(gradient)
         if self.sharded.grad is None:
             self.sharded.grad = gradient
         elif self.sharded.grad is not gradient:
             self.sharded.grad._local_tensor.add_(gradient._local_tensor)
+
+    def _hooked(self, gradient: DTensor) -> DTensor:
+        """What the hooks of Tensor.register_hook make of a reduced gradient. They see a DTensor, in which a norm is that of all ranks."""
+        with torch.no_grad():
+            for hook in tuple(self.sharded._backward_hooks.values()):
+                changed = hook(gradient)
+                if changed is None:
+                    continue
+                if not isinstance(changed, DTensor) or changed.shape != gradient.shape:
+                    raise TypeError(
+                        f"a hook on the gradient of parameter {self.name} should return None or a DTensor of shape {tuple(gradient.shape)}, "
+                        f"not {type(changed).__name__} of shape {tuple(getattr(changed, 'shape', ()))}"
+                    )
+                if changed.placements != gradient.placements:
+                    changed = changed.redistribute(placements=gradient.placements)
+                gradient = changed.to(gradient.dtype)
+        return gradient
 
     def forget_gradient(self) -> None:
         """The gradient was used, and nobody wants it any more: its memory is for another parameter's."""

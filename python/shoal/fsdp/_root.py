@@ -47,6 +47,7 @@ class Root:
         self.backward: weakref.ref[Backward] | None = None  # dead: an exception left it
         self.is_last_backward = True
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # of whole parameters that the user writes behind an evaluation
+        self.casts = 1  # how often what autocast keeps was forgotten
         self.preliminary = False  # made by unshard(): the first forward may show that another module is the root
         self.running: State | None = None  # the unit whose forward the program called, maybe one inside the root
         self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, of those with hooks for that, in order
@@ -116,6 +117,13 @@ class Root:
             s.held = None
         for m in self.models:
             m.open_window(door)
+        self.forget_casts()
+
+    def forget_casts(self) -> None:
+        """Autocast keeps casts of parameters for as long as its region lasts. Those of an earlier forward may be of old values. Autograd
+        runs their nodes behind the end of this forward's units, because they are older: the gradients would come too late."""
+        torch.clear_autocast_cache()
+        self.casts += 1
 
     def show_rows(self, plain: bool) -> None:
         """``plain``: while an optimizer steps."""
@@ -246,7 +254,21 @@ class Root:
         if self.in_backward_optimizer is not None:  # what it wrote is no news
             self.hold(self.states, why)
         self.backward = self.running = None
+        self._refuse_late()
         self.run_hooks()
+
+    def _refuse_late(self) -> None:
+        """Gradients that came behind the publication of their unit would count for the next step."""
+        late = [p for s in self.states if s.sync for u in s.units for p in u.parameters if p.has_gradient()]
+        if late:
+            for p in late:
+                p.drop_gradient()
+            names = ", ".join(f"{p.name} of {p.state.name or 'the root'}" for p in late)
+            raise InvalidArgument(
+                f"gradients came after the backward of their unit, and are not reduced: {names}. An operator had used the parameter before "
+                "the forward of that unit began",
+                hint="compute what depends on a parameter inside the forward of its unit",
+            )
 
     def published(self, place: int) -> None:
         """A unit of this model was published. Hooks and the optimizer in backward run for the unit published ``slots`` before it: its

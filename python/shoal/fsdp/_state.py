@@ -64,6 +64,7 @@ class State:
         self.in_backward = False
         self.ran = False  # forward since its last backward
         self.ends_unseen = False  # of the forward that is running
+        self.casts = 0  # Root.casts at its last forward
         self.seen = False  # in a forward of the root whose backward has not come, with gradients or under a checkpoint without
         self.forwarding = False  # a forward of it runs
         self.entered: nn.Module | None = None  # a module inside that was called instead of the whole
@@ -401,6 +402,9 @@ class State:
             self.lazy_init()
         root, training = self.root, torch.is_grad_enabled()
         root.preliminary, self.forwarding = False, True
+        if self.casts == root.casts:  # it has run since
+            root.forget_casts()
+        self.casts = root.casts
         if self.post_optim_event is not None:
             event, self.post_optim_event = self.post_optim_event, None
             (event.synchronize if hasattr(event, "synchronize") else event.wait)()

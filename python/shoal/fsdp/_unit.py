@@ -39,6 +39,8 @@ class Unit:
         for index, (p, original) in enumerate(zip(self.parameters, originals, strict=True)):
             p.state = self.state
             p.bind(self.native, index, original)
+            if original is not None:
+                p.take_hooks(original)
             p.register(p.sharded)
         self._gather_external()
 
