@@ -143,13 +143,14 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
   if (const auto it = pools_.find(key); it != pools_.end()) return it->second;
   auto pool = std::make_shared<Pool>(Pool{resources, options, {}});
   // On the loop, which waits for nobody: so the lock is one that nobody holds while he waits for the loop.
-  pool->tasks = hub_.session.make_task_pool([this] {
+  const auto wanted = [this] {
     {
       const std::lock_guard telling(mutex_);
       wanted_ = true;
     }
     changed_.notify_all();
-  });
+  };
+  pool->tasks = hub_.session.make_task_pool(wanted, false, resources.units("CPU") > 0);
   pools_[key] = pool;  // its first worker, too, is started by the thread: the head may be away
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   return pool;

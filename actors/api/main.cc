@@ -34,6 +34,7 @@ struct Environment {
   std::string name_space;                  // SHOAL_NAMESPACE: of its names, for a worker
   std::map<std::string, std::string> set;  // by what started a worker (kEnvNames)
   std::uint32_t restarts = 0;              // SHOAL_RESTARTS: of its actor
+  std::string retry_delay_ms;              // SHOAL_TASK_RETRY_DELAY_MS
   bool self_made = false;                  // SHOAL_SELF_MADE: the head keeps what it is made from
   std::optional<std::string> build_id;     // what it gives to one that shall serve as a worker of this binary
   bool from_node() const { return !node.empty() && !worker.empty(); }
@@ -58,6 +59,7 @@ Environment read_environment() {
   e.name_space = env("SHOAL_NAMESPACE");
   e.restarts = static_cast<std::uint32_t>(std::strtoul(env("SHOAL_RESTARTS").c_str(), nullptr, 10));
   e.self_made = !env("SHOAL_SELF_MADE").empty();
+  e.retry_delay_ms = env("SHOAL_TASK_RETRY_DELAY_MS");
   std::istringstream names(env(kEnvNames));
   for (std::string name; std::getline(names, name, ':');) e.set[name] = env(name.c_str());
   for (const char* name : {"SHOAL_BUILD_ID", "SHOAL_RESTARTS", "SHOAL_SELF_MADE"}) unsetenv(name);  // what this process starts is no worker
@@ -65,6 +67,10 @@ Environment read_environment() {
 }
 
 // ---- opening a session ----
+
+void set_retry_delay(const Environment& e, SessionOptions& o) {
+  if (!e.retry_delay_ms.empty()) o.retry_delay = std::chrono::milliseconds(std::strtoul(e.retry_delay_ms.c_str(), nullptr, 10));
+}
 
 Result<std::unique_ptr<Session>> attach(const Environment& e) {
   SHOAL_TRY(const auto folder, SessionFolder::open(e.session));
@@ -75,17 +81,19 @@ Result<std::unique_ptr<Session>> attach(const Environment& e) {
   o.job = JobId{parse_hex(e.job).value_or(0)};
   o.role = "worker";
   o.print_logs = !e.build_id;  // a job's own process says what the head warns of
+  set_retry_delay(e, o);
   return Session::open(std::move(o));
 }
 
-Result<std::unique_ptr<Session>> open_driver(const SessionFolder& folder, const std::string& head, const std::string& name,
-                                             bool print_logs) {
+Result<std::unique_ptr<Session>> open_driver(const Environment& e, const SessionFolder& folder, const std::string& head,
+                                             const std::string& name, bool print_logs) {
   SessionOptions o;
   SHOAL_TRY(o.credentials, folder.credentials());
   if (const auto info = folder.info()) o.own_node = info->node;
   o.head = head;
   o.name = name;
   o.print_logs = print_logs;
+  set_retry_delay(e, o);
   return Session::open(std::move(o));
 }
 
@@ -94,7 +102,7 @@ Result<std::unique_ptr<Session>> connect(const Environment& e, const std::string
   SHOAL_TRY(const std::string root, SessionFolder::root(e.home.c_str()));
   SHOAL_TRY(const auto folder, SessionFolder::at_address(root, e.address));
   SHOAL_TRY(const auto info, folder.info());
-  return open_driver(folder, info.way(), name, print_logs);
+  return open_driver(e, folder, info.way(), name, print_logs);
 }
 
 // ---- a cluster of its own ----
@@ -215,7 +223,7 @@ int run_main(int argc, char** argv, const Program& program, const std::function<
   const LocalCluster cluster(*std::move(started));
   const auto folder = SessionFolder::open(cluster.role().session);
   if (!folder) return print_error(folder.error());
-  return run_driver(open_driver(*folder, cluster.role().head_local, name, options.print_logs), driver, run, true);
+  return run_driver(open_driver(e, *folder, cluster.role().head_local, name, options.print_logs), driver, run, true);
 }
 
 }  // namespace shoal::actors::api

@@ -159,6 +159,7 @@ void ActorCalls::lose_sent(ActorId id, Target& t, const Error& cause, Lost what)
   const bool begun = t.made || what == Lost::kConnection;
   if (what == Lost::kProcess) t.made = false;  // its next one is not
   std::vector<runtime::Promise<Value>> lost;
+  bool again = false;
   auto sent = std::exchange(t.sent, {});
   for (auto it = sent.rbegin(); it != sent.rend(); ++it) {
     Sent& s = it->second;
@@ -173,12 +174,23 @@ void ActorCalls::lose_sent(ActorId id, Target& t, const Error& cause, Lost what)
       s.again->task = task_number(s.task, made);
       t.queued_bytes += s.again->args.inline_bytes();
       t.queue.push_front({std::move(*s.again), {}, std::move(s.promise), s.tries + 1});
+      again = true;
     } else {
       lost.push_back(std::move(s.promise));
     }
   }
+  if (again && what == Lost::kProcess && options_.retry_delay > runtime::Duration::zero()) delay(id, t);
   for (auto it = lost.rbegin(); it != lost.rend(); ++it) it->set(fail(cause));
   flush(id, t);
+}
+
+void ActorCalls::delay(ActorId id, Target& t) {
+  t.delays = true;
+  t.delay_over = clock_.after(options_.retry_delay, [this, id] {
+    Target& target = targets_.at(id);
+    target.delays = false;
+    flush(id, target);
+  });
 }
 
 void ActorCalls::no_more_news(const Error& cause) {
@@ -196,6 +208,13 @@ const Error* ActorCalls::cause(ActorId actor) const {
 bool ActorCalls::alive(ActorId actor) const {
   const auto it = targets_.find(actor);
   return it != targets_.end() && !it->second.dead && !it->second.endpoint.empty();
+}
+
+bool ActorCalls::waits_for_nobody(ActorId actor) const {
+  const auto it = targets_.find(actor);
+  if (it == targets_.end() || it->second.dead || it->second.worker || !it->second.endpoint.empty()) return false;
+  const auto is_ours = [](const Queued& q) { return q.call.method == "__init__" || q.call.method == kRelease; };
+  return std::all_of(it->second.queue.begin(), it->second.queue.end(), is_ours);
 }
 
 bool ActorCalls::connected(const Target& t) const {
@@ -400,7 +419,7 @@ void ActorCalls::flush_now(ActorId id, Target& t) {
     Link* const link = open_link(t);
     if (link == nullptr) return;
     if (at > 0 && t.queue[at].call.method == kRelease) return;  // behind all that were made
-    if (!t.queue[at].all_ready()) {
+    if ((t.delays && t.queue[at].tries > 0) || !t.queue[at].all_ready()) {
       if (!t.any_order) return;
       ++at;
       continue;
@@ -598,6 +617,11 @@ void ActorCalls::on_notice(runtime::Peer& peer, runtime::Request notice) {
 NodeId ActorCalls::node(ActorId actor) const {
   const auto it = targets_.find(actor);
   return it == targets_.end() ? NodeId() : it->second.node;
+}
+
+WorkerId ActorCalls::worker(ActorId actor) const {
+  const auto it = targets_.find(actor);
+  return it == targets_.end() ? WorkerId() : it->second.worker;
 }
 
 void ActorCalls::in_any_order(ActorId actor, bool any) {

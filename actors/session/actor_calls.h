@@ -38,6 +38,7 @@ class ActorCalls final : public runtime::PeerHandler {
   struct Options {
     runtime::Duration connect_timeout = std::chrono::seconds(5);
     runtime::Duration cause_grace = std::chrono::milliseconds(600);  // after a connection broke, and before each attempt to mend it
+    runtime::Duration retry_delay = {};                              // before what a process's death lost is sent to the next one
     runtime::Duration unreachable_after = std::chrono::seconds(30);  // of attempts: then what waits fails, and the attempts go on
     std::size_t max_queued = 1 << 20;                                // calls of one actor that are not sent yet
     std::size_t max_queued_bytes = 1 << 30;                          // of their small arguments
@@ -106,8 +107,9 @@ class ActorCalls final : public runtime::PeerHandler {
   // Those that were made in this call, likewise.
   void cancel_children(CallKey parent);
 
-  // Where its process is, once it has one.
+  // Where its process is, and which it is, once it has one.
   NodeId node(ActorId actor) const;
+  WorkerId worker(ActorId actor) const;
   // Keeps `what` until every call on this actor that was made here by now has its answer.
   void keep_until_answered(ActorId actor, std::shared_ptr<const void> what);
 
@@ -116,6 +118,8 @@ class ActorCalls final : public runtime::PeerHandler {
   // Whether it died before so many others that nothing is known of it any more (or never was).
   bool forgotten(ActorId actor) const { return forgot_ && !knows(actor); }
   bool alive(ActorId actor) const;
+  // Whether it has no process, and no call of a user's waits for one.
+  bool waits_for_nobody(ActorId actor) const;
 
  private:
   struct Queued {
@@ -167,6 +171,8 @@ class ActorCalls final : public runtime::PeerHandler {
     std::size_t unanswered = 0;
     std::vector<std::function<void()>> news;  // of its process's end, and what came after; while they wait nothing is sent
     runtime::Timer last_words;
+    bool delays = false;  // what is to be sent again, and in order what is behind it
+    runtime::Timer delay_over;
   };
   struct Link {
     std::unique_ptr<runtime::Peer> peer;  // null while connecting
@@ -221,6 +227,7 @@ class ActorCalls final : public runtime::PeerHandler {
   enum class Lost { kConnection, kProcess };
   static Error away(ActorId id, const Target& target, const Error& cause);
   void lose_sent(ActorId id, Target& target, const Error& cause, Lost what);
+  void delay(ActorId id, Target& target);
   void die(ActorId id, Target& target, const Error& cause);
   void keep_next(ActorId id, Target& target);
 

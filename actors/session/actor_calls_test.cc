@@ -55,8 +55,9 @@ class ActorCallsTest : public testing::Test {
   static constexpr ActorId kActor{7}, kOther{8};
   static constexpr WorkerId kWorker{70};
 
-  explicit ActorCallsTest(std::size_t socket_bytes = kSocketBytes, bool near = false)
-      : world_(world_options(socket_bytes)),
+  explicit ActorCallsTest(std::size_t socket_bytes = kSocketBytes, bool near = false, runtime::Duration retry_delay = {})
+      : calls_options_(options(retry_delay)),
+        world_(world_options(socket_bytes)),
         caller_network_(world_.fabric().attach(near ? "host" : "caller", 2)),
         at_(near ? runtime::Endpoint::unix_at("actors") : runtime::Endpoint::tcp("host", 1000)) {
     start_host();
@@ -96,20 +97,22 @@ class ActorCallsTest : public testing::Test {
     out.network.max_queued_bytes = socket_bytes;
     return out;
   }
-  static ActorCalls::Options options() {
+  static ActorCalls::Options options(runtime::Duration retry_delay) {
     ActorCalls::Options out;
+    out.retry_delay = retry_delay;
     out.max_queued_bytes = 8 * kSocketBytes;
     out.high_water_bytes = kSocketBytes / 4;
     return out;
   }
 
+  const ActorCalls::Options calls_options_;
   runtime::SimWorld world_;
   std::unique_ptr<runtime::SimNetwork> host_network_ = world_.fabric().attach("host", 1);
   std::unique_ptr<runtime::SimNetwork> caller_network_;
   const runtime::Endpoint at_;
   std::shared_ptr<Echo> actor_ = std::make_shared<Echo>();
   std::optional<ActorHost> host_;
-  ActorCalls calls_{world_.clock(), *caller_network_, options()};
+  ActorCalls calls_{world_.clock(), *caller_network_, calls_options_};
 };
 
 // Values of references among a call's arguments: more than a message holds go before it.
@@ -515,7 +518,9 @@ TEST_F(ActorCallsTest, TheCauseOfADeathComesInTimeForWhatWasSent) {
 
 class StartedAgainTest : public ActorCallsTest {
  protected:
-  explicit StartedAgainTest(bool near = true) : ActorCallsTest(kSocketBytes, near) { tell(ActorState::kAlive); }
+  explicit StartedAgainTest(bool near = true, runtime::Duration retry_delay = {}) : ActorCallsTest(kSocketBytes, near, retry_delay) {
+    tell(ActorState::kAlive);
+  }
   void tell(ActorState state) {
     ActorRow told = row(kActor, state);
     told.max_restarts = -1;
@@ -587,6 +592,57 @@ TEST_F(StartedAgainTest, WhoCallsLaterIsToldToo) {
   starts_again();
   ASSERT_TRUE(run_until_ready(sent[0]));
   EXPECT_EQ(outcome(sent[0]), "Unavailable/ActorUnavailable");
+}
+
+class StartedAgainLaterTest : public StartedAgainTest {
+ protected:
+  StartedAgainLaterTest() : StartedAgainTest(true, 10s) {}
+  ValueFuture again(const std::string& method) {
+    Call c;
+    c.actor = kActor;
+    c.method = method;
+    c.args = text_value("");
+    c.retries = 1;
+    return calls_.call(std::move(c), {});
+  }
+};
+
+TEST_F(StartedAgainLaterTest, WhatIsMadeAgainWaitsAndSoDoesWhatIsBehindItInOrder) {
+  const auto lost = again("hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  host_->made();
+  starts_again();
+  const auto behind = call(kActor, "behind");
+  world_.run_for(5s);
+  EXPECT_EQ(actor_->held.size(), 1u);
+  EXPECT_EQ(outcome(behind), "pending");
+  EXPECT_EQ(outcome(call(kOther, "other")), "pending");
+  ASSERT_TRUE(run_until_ready(behind));
+  EXPECT_EQ(actor_->held.size(), 2u);
+  EXPECT_EQ(actor_->heard.back(), "behind");
+}
+
+TEST_F(StartedAgainLaterTest, InAnyOrderOthersGoAndItIsCancelledAtOnce) {
+  calls_.in_any_order(kActor, true);
+  const auto lost = again("hold");
+  ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
+  host_->made();
+  starts_again();
+  ASSERT_TRUE(run_until_ready(call(kActor, "other"), 5s));
+  EXPECT_EQ(actor_->held.size(), 1u);
+  calls_.cancel(lost, {});
+  EXPECT_EQ(outcome(lost), "Cancelled/TaskCancelled");
+}
+
+TEST_F(ActorCallsTest, OneThatWasNeverPlacedWaitsForNobodyUntilACallDoes) {
+  EXPECT_TRUE(calls_.waits_for_nobody(kActor));
+  call(kActor, "__init__");
+  call(kActor, std::string(kRelease));
+  EXPECT_TRUE(calls_.waits_for_nobody(kActor));
+  call(kActor, "method");
+  EXPECT_FALSE(calls_.waits_for_nobody(kActor));
+  now_alive();
+  EXPECT_FALSE(calls_.waits_for_nobody(kOther));
 }
 
 // What its process said may be lost with the connection.
@@ -720,11 +776,11 @@ TEST_F(ActorCallsTest, OfThoseThatDiedOnlyTheLastAreRemembered) {
     calls_.updated(row(ActorId{n}, ActorState::kDead));
   };
   EXPECT_EQ(outcome(call(ActorId{99}, "next")), "NotFound/");  // nobody was forgotten
-  for (std::uint64_t n = 100; n < 100 + 2 * options().max_dead; ++n) dies(n);
+  for (std::uint64_t n = 100; n < 100 + 2 * calls_options_.max_dead; ++n) dies(n);
   calls_.expect(ActorId{50}, "Next");
   EXPECT_FALSE(calls_.knows(ActorId{100}));
   EXPECT_EQ(outcome(call(ActorId{100}, "next")), "Unavailable/ActorDied");
-  EXPECT_NE(calls_.cause(ActorId{99 + 2 * options().max_dead}), nullptr);
+  EXPECT_NE(calls_.cause(ActorId{99 + 2 * calls_options_.max_dead}), nullptr);
   now_alive();
   const auto next = call(kActor, "next");
   ASSERT_TRUE(run_until_ready(next));

@@ -171,7 +171,7 @@ Session::Session(SessionOptions options)
     traffic_ = [raw = network.get()] { return raw->traffic(); };
     network_ = std::move(network);
     book_ = std::make_unique<CallBook>(*clock_);
-    calls_ = std::make_unique<ActorCalls>(*clock_, *network_, ActorCalls::Options());
+    calls_ = std::make_unique<ActorCalls>(*clock_, *network_, ActorCalls::Options{.retry_delay = options_.retry_delay});
     calls_->note_in(*book_);
     actor_host_ = std::make_unique<ActorHost>(*clock_, *network_);
     host_requests_ = std::make_unique<HostRequests>(*clock_);
@@ -525,6 +525,15 @@ Result<void> Session::kill(ActorId actor, bool restart) {
   return {};
 }
 
+Result<bool> Session::withdraw(ActorId actor) {
+  if (!own([&] { return calls_->waits_for_nobody(actor); })) return false;
+  SHOAL_TRY(const Message reply, ask_head(Method::kWatchActor, to_bytes(ActorRef{actor})));
+  SHOAL_TRY(const auto row, from_bytes<ActorRow>(reply.body));
+  if (row.state != ActorState::kPending) return false;
+  SHOAL_OK(kill(actor));
+  return true;
+}
+
 Result<void> Session::retire(ActorId worker) {
   SHOAL_OK(ask_head(Method::kKillActor, to_bytes(KillActor{.actor = worker, .hand_on = true})));
   return {};
@@ -591,16 +600,35 @@ bool Session::dead(ActorId actor) {
   return own([&] { return calls_->cause(actor) != nullptr || calls_->forgotten(actor); });
 }
 
-std::shared_ptr<TaskPool> Session::make_task_pool(std::function<void()> wanted, bool spread) {
+std::shared_ptr<TaskPool> Session::make_task_pool(std::function<void()> wanted, bool spread, bool lends) {
   return own([&] {
     const auto call = [this](Call c, std::vector<ValueFuture> deps) { return calls_->call(std::move(c), std::move(deps)); };
     const auto cancel = [this](const ValueFuture& result, CancelHow how) { calls_->cancel(result, how); };
-    auto pool = std::make_shared<TaskPool>(*clock_, call, cancel, std::move(wanted), TaskPool::Options());
+    auto pool =
+        std::make_shared<TaskPool>(*clock_, call, cancel, std::move(wanted), TaskPool::Options{.retry_delay = options_.retry_delay});
     if (spread) pool->spread([this](ActorId worker) { return calls_->node(worker); });
+    if (lends) {
+      pool->lend({.lend = [this](ActorId worker) { lend(worker); },
+                  .resume = [this](ActorId worker, std::function<void(bool)> done) { resume(worker, done); }});
+    }
     pool->note_in(*book_, worker_, next_pool_task_);
     task_pools_.push_back(pool);
     return pool;
   });
+}
+
+// Of a worker that has nothing to do: its CPUs are for others until it has. Loop only.
+void Session::lend(ActorId worker) {
+  auto* head = head_->peer();
+  if (head != nullptr) head->notify(number(Method::kWorkerBlocked), body(to_bytes(WorkerBlocked{calls_->worker(worker), true})));
+}
+
+// Without a head nobody else gets them. Loop only.
+void Session::resume(ActorId worker, const std::function<void(bool)>& done) {
+  auto* head = head_->peer();
+  if (head == nullptr) return loop_.post([done] { done(true); });
+  head->call(number(Method::kWorkerBlocked), body(to_bytes(WorkerBlocked{calls_->worker(worker), false})), options_.control_timeout,
+             [done](const Result<Message>& reply) { done(reply || reply.error().code() != Code::kResourceExhausted); });
 }
 
 GroupId Session::new_group_id() {

@@ -52,6 +52,7 @@ struct SessionOptions {
   runtime::Duration head_timeout = std::chrono::seconds(60);  // for a head that died to be back, or another to lead
   runtime::Duration control_timeout = std::chrono::seconds(30);
   runtime::Duration connect_timeout = std::chrono::seconds(5);
+  runtime::Duration retry_delay = std::chrono::seconds(1);  // before a call is made again whose process died
 };
 
 class Session {
@@ -99,6 +100,8 @@ class Session {
   // Calls made after this fail, whatever the actor's process still does. `restart`: it only loses its process, if it is one that is started
   // again.
   Result<void> kill(ActorId actor, bool restart = false);
+  // Kills an actor that was never placed and that no call of a user's waits for here. Whether it did.
+  Result<bool> withdraw(ActorId actor);
   // Of a worker of functions that is idle or used up: kills it, but what it made (a function returned a handle) lives on, as if this
   // process had made it.
   Result<void> retire(ActorId worker);
@@ -131,7 +134,8 @@ class Session {
   Result<PackagePart> get_package(const std::string& name, std::uint64_t offset);
   // ---- remote functions ----
   // Its calls are this session's; it ends with it, if not before. `wanted` is called on the loop. Use it only while the loop is owned.
-  std::shared_ptr<TaskPool> make_task_pool(std::function<void()> wanted, bool spread = false);
+  // `lends`: its workers hold CPUs.
+  std::shared_ptr<TaskPool> make_task_pool(std::function<void()> wanted, bool spread, bool lends);
 
   // ---- placement groups ----
   // Accepted by the head; whether there is room for it, now or later, group_ready tells.
@@ -245,6 +249,8 @@ class Session {
   // Loop only.
   ValueFuture fetch_now(const ObjectKey& object, WorkerId owner);
   ValueFuture release(ActorId actor);
+  void lend(ActorId worker);
+  void resume(ActorId worker, const std::function<void(bool)>& done);
   Result<void> cancel_now(const ToCancel& what, CancelHow how);
   Result<void> cancel_published(const ObjectKey& object, CancelHow how);
   void count(const std::vector<References::Change>& changes);

@@ -24,10 +24,11 @@ TaskPool::TaskPool(runtime::Clock& clock, CallActor call, CancelCall cancel, std
 void TaskPool::close() {
   if (std::exchange(closed_, true)) return;
   *alive_ = false;
-  turn_over_ = {};  // of a loop that may be gone when the last that holds this lets it go
+  for (runtime::Timer* t : {&turn_over_, &delay_over_, &lend_timer_, &resume_timer_}) *t = {};  // their loop may end before this pool
   std::vector<std::pair<ItemPtr, Result<Value>>> ended;
   for (const auto& item : std::exchange(waiting_, {})) ended.emplace_back(item, fail(left()));
   for (const auto& [n, item] : std::exchange(blocked_, {})) ended.emplace_back(item, fail(left()));
+  for (const auto& [until, item] : std::exchange(delayed_, {})) ended.emplace_back(item, fail(left()));
   for (const auto& [n, judged] : std::exchange(judging_, {})) ended.emplace_back(judged.first, judged.second.peek());
   for (const auto& [id, w] : std::exchange(workers_, {})) {
     for (const auto& item : w.in_flight) ended.emplace_back(item, fail(left()));
@@ -79,6 +80,7 @@ void TaskPool::add(ActorId id, const ValueFuture& made, NodeId node) {
       if (node_) it->second.node = node_(id);
       it->second.made_at = it->second.idle_since = clock_.now();
       pause_ = {};
+      lend_later(options_.lend_after);
     } else {
       workers_.erase(it);
       if (!result && result.error().reason() == "Unschedulable") {
@@ -112,6 +114,12 @@ void TaskPool::dispatch_now() {
     const double takes = expected(waiting_.front()->task.function);
     const auto best = choose(takes);
     if (best == workers_.end() || (node_ && keeps_turn(best->second))) break;
+    if (best->second.cpus != Cpus::kHeld) {
+      if (num_with(Cpus::kAsked) >= waiting_.size()) break;
+      resume(best->first, best->second);
+      if (node_) break;  // it is this node's turn
+      continue;
+    }
     if (node_) turns_[best->second.node] = next_turn_++;
     const ItemPtr item = std::move(waiting_.front());
     waiting_.pop_front();
@@ -126,7 +134,8 @@ TaskPool::Workers::iterator TaskPool::choose(double takes) {
   auto best = workers_.end();
   for (auto it = workers_.begin(); it != workers_.end(); ++it) {
     const Worker& w = it->second;
-    if (!w.made || w.retired || w.dead) continue;
+    if (!w.made || w.retired || w.dead || w.cpus == Cpus::kAsked) continue;
+    if (w.cpus == Cpus::kRefused && clock_.now() < w.ask_after) continue;
     if (!w.in_flight.empty() && (w.expected + takes > pipelined || w.in_flight.size() >= options_.max_in_flight)) continue;
     if (best == workers_.end() || is_better(w, best->second)) best = it;
   }
@@ -135,7 +144,61 @@ TaskPool::Workers::iterator TaskPool::choose(double takes) {
 
 bool TaskPool::is_better(const Worker& one, const Worker& other) const {
   const auto [turn, others] = node_ ? std::pair(turn_of(one.node), turn_of(other.node)) : std::pair<std::uint64_t, std::uint64_t>();
-  return turn != others ? turn < others : one.in_flight.size() < other.in_flight.size();
+  if (turn != others) return turn < others;
+  if (one.cpus != other.cpus) return one.cpus == Cpus::kHeld;
+  return one.in_flight.size() < other.in_flight.size();
+}
+
+std::size_t TaskPool::num_with(Cpus cpus) const {
+  return static_cast<std::size_t>(std::count_if(
+      workers_.begin(), workers_.end(), [&](const auto& w) { return w.second.cpus == cpus && !w.second.retired && !w.second.dead; }));
+}
+
+void TaskPool::resume(ActorId id, Worker& worker) {
+  worker.cpus = Cpus::kAsked;
+  lending_.resume(id, [this, alive = alive_, id](bool has) {
+    if (*alive) resumed(id, has);
+  });
+}
+
+void TaskPool::resumed(ActorId id, bool has) {
+  const auto it = workers_.find(id);
+  if (it == workers_.end()) return;
+  Worker& w = it->second;
+  w.cpus = has ? Cpus::kHeld : Cpus::kRefused;
+  if (has) {
+    w.idle_since = clock_.now();
+    lend_later(options_.lend_after);
+  } else {
+    w.ask_after = clock_.now() + options_.resume_again;
+    resume_timer_ = clock_.after(options_.resume_again, [this, alive = alive_] {
+      if (*alive) dispatch();
+    });
+  }
+  dispatch();
+}
+
+void TaskPool::lend_later(runtime::Duration delay) {
+  if (!lending_.lend || std::exchange(lends_later_, true)) return;
+  lend_timer_ = clock_.after(delay, [this, alive = alive_] {
+    if (*alive) lend_idle();
+  });
+}
+
+void TaskPool::lend_idle() {
+  lends_later_ = false;
+  std::optional<runtime::Duration> next;
+  for (auto& [id, w] : workers_) {
+    if (!w.made || w.retired || w.dead || w.cpus != Cpus::kHeld || !w.in_flight.empty()) continue;
+    const auto left = w.idle_since + options_.lend_after - clock_.now();
+    if (left > runtime::Duration::zero()) {
+      next = std::min(next.value_or(left), left);
+      continue;
+    }
+    w.cpus = Cpus::kLent;
+    lending_.lend(id);
+  }
+  if (next) lend_later(*next);
 }
 
 std::uint64_t TaskPool::turn_of(NodeId node) const {
@@ -255,6 +318,8 @@ void TaskPool::done(ActorId id, const ItemPtr& item, const Result<Value>& result
       workers_.erase(it);
     } else if (w.retired) {
       want();
+    } else {
+      lend_later(options_.lend_after);
     }
   }
   dispatch();
@@ -268,11 +333,34 @@ void TaskPool::lost(Worker& w, const ItemPtr& item, const Error& how) {
     if (item->task.retries > 0) --item->task.retries;
     note(*item, how.reason() == kOutOfMemory ? kind_of_failure(how) : kWorkerDied, clock_.now());
     take_back(*item, true);
+    if (options_.retry_delay > runtime::Duration::zero()) return delay(item);
   } else {
     take_back(*item, false);
   }
   const auto at = std::min(w.again++, waiting_.size());
   waiting_.insert(waiting_.begin() + static_cast<std::ptrdiff_t>(at), item);
+}
+
+void TaskPool::delay(const ItemPtr& item) {
+  delayed_.emplace_back(clock_.now() + options_.retry_delay, item);
+  if (delayed_.size() == 1) end_delays();
+}
+
+// All wait equally long: the first of them is the next.
+void TaskPool::end_delays() {
+  bool over = false;
+  const auto now = clock_.now();
+  while (!delayed_.empty() && delayed_.front().first <= now) {
+    waiting_.push_back(std::move(delayed_.front().second));
+    delayed_.pop_front();
+    over = true;
+  }
+  if (!delayed_.empty()) {
+    delay_over_ = clock_.after(delayed_.front().first - now, [this, alive = alive_] {
+      if (*alive) end_delays();
+    });
+  }
+  if (over) dispatch();
 }
 
 void TaskPool::crashed(const ItemPtr& item, const Error& cause) {
@@ -293,7 +381,7 @@ void TaskPool::give_back(runtime::Duration lease) {
   Worker* oldest = nullptr;
   bool idle = false;
   for (auto& [id, w] : workers_) {
-    if (!w.made || w.retired || w.dead || w.made_at > over) continue;
+    if (!w.made || w.retired || w.dead || w.made_at > over || w.cpus != Cpus::kHeld) continue;
     if (w.in_flight.empty()) w.retired = idle = true;
     if (oldest == nullptr || w.made_at < oldest->made_at) oldest = &w;
   }
@@ -303,7 +391,8 @@ void TaskPool::give_back(runtime::Duration lease) {
 TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
   told_ = false;
   Wants out;
-  out.alone = workers_.empty();
+  out.empty = workers_.empty();
+  out.alone = std::all_of(workers_.begin(), workers_.end(), [](const auto& w) { return w.second.cpus == Cpus::kRefused; });
   const std::size_t starting = num_starting();
   for (auto& [id, w] : workers_) {
     if (w.dead || !w.in_flight.empty()) continue;
@@ -313,7 +402,8 @@ TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
   for (const ActorId id : out.ended) workers_.erase(id);
   out.condemned = std::exchange(condemned_, {});
   out.starting = starting > 0;
-  const std::size_t more = std::min(waiting_.size(), options_.max_workers - std::min(options_.max_workers, workers_.size()));
+  const std::size_t to_resume = std::min(waiting_.size(), num_with(Cpus::kLent) + num_with(Cpus::kAsked));
+  const std::size_t more = std::min(waiting_.size() - to_resume, options_.max_workers - std::min(options_.max_workers, workers_.size()));
   out.workers = more > starting && clock_.now() >= wants_after_ ? more - starting : 0;
   for (const std::uint64_t n : std::exchange(unjudged_, {})) {
     const auto it = judging_.find(n);
@@ -357,6 +447,12 @@ bool TaskPool::cancel_unsent(const ValueFuture& result) {
     blocked_.erase(it);
     break;
   }
+  for (auto it = delayed_.begin(); !found && it != delayed_.end(); ++it) {
+    if (!is_it(it->second)) continue;
+    found = it->second;
+    delayed_.erase(it);
+    break;
+  }
   for (auto it = judging_.begin(); !found && it != judging_.end(); ++it) {
     if (!is_it(it->second.first)) continue;
     found = it->second.first;
@@ -393,6 +489,7 @@ void TaskPool::cancel_children(CallKey parent, CancelHow how) {
   };
   for (const auto& item : waiting_) add(item);
   for (const auto& [n, item] : blocked_) add(item);
+  for (const auto& [until, item] : delayed_) add(item);
   for (const auto& [n, judged] : judging_) add(judged.first);
   for (const auto& [id, w] : workers_) std::for_each(w.in_flight.begin(), w.in_flight.end(), add);
   for (const auto& child : children) cancel(child, how);
@@ -430,8 +527,9 @@ std::uint64_t TaskPool::tell(std::vector<ToldTask>& out, std::size_t limit) cons
     add(item, TaskState::kPendingPlace);
   }
   for (const auto& [n, item] : blocked_) add(item, TaskState::kPendingArguments);
+  for (const auto& [until, item] : delayed_) add(item, TaskState::kPendingPlace);
   for (const auto& [n, judged] : judging_) add(judged.first, TaskState::kPendingPlace);
-  return waiting_.size() + blocked_.size() + judging_.size() - (out.size() - before);
+  return waiting_.size() + blocked_.size() + delayed_.size() + judging_.size() - (out.size() - before);
 }
 
 void TaskPool::count(CallBook::Counts& counts) const {
@@ -441,6 +539,7 @@ void TaskPool::count(CallBook::Counts& counts) const {
   };
   for (const auto& item : waiting_) note(item, TaskState::kPendingPlace);
   for (const auto& [n, item] : blocked_) note(item, TaskState::kPendingArguments);
+  for (const auto& [until, item] : delayed_) note(item, TaskState::kPendingPlace);
   for (const auto& [n, judged] : judging_) note(judged.first, TaskState::kPendingPlace);
 }
 

@@ -41,7 +41,8 @@ class TaskPool {
   struct Wants {
     std::size_t workers = 0;         // more of them, for what waits
     bool starting = false;           // some are not made yet
-    bool alone = false;              // there is none at all
+    bool alone = false;              // there is none at all that has its CPUs, or is to have them
+    bool empty = false;              // there is none at all
     std::vector<ActorId> ended;      // to be retired: idle for long, used up, or wanted back
     std::vector<ActorId> condemned;  // to be killed at once: what they run was cancelled by force
     std::vector<Judgement> raised;   // judged() is to be called for each
@@ -49,11 +50,19 @@ class TaskPool {
   struct Options {
     std::size_t max_workers = 4096;
     runtime::Duration pipelined = std::chrono::milliseconds(2);
-    std::size_t max_in_flight = 64;                         // of one worker
-    runtime::Duration turn_kept = std::chrono::seconds(5);  // for a node whose worker is being made
+    std::size_t max_in_flight = 64;                                  // of one worker
+    runtime::Duration turn_kept = std::chrono::seconds(5);           // for a node whose worker is being made
+    runtime::Duration retry_delay = {};                              // before another attempt of a task whose worker died
+    runtime::Duration lend_after = std::chrono::milliseconds(10);    // what a worker holds that has nothing to do,
+    runtime::Duration resume_again = std::chrono::milliseconds(20);  // and before it is asked for again that somebody else has now
   };
   using CallActor = std::function<ValueFuture(Call, std::vector<ValueFuture>)>;
   using CancelCall = std::function<void(const ValueFuture&, CancelHow)>;
+  // The CPUs of a worker that has nothing to do: others may have them; and whether it has them again, which is answered on the loop.
+  struct Lending {
+    std::function<void(ActorId)> lend;
+    std::function<void(ActorId, std::function<void(bool)>)> resume;
+  };
 
   // `wanted` is called when take_wants has something new to say, once until then.
   TaskPool(runtime::Clock& clock, CallActor call, CancelCall cancel, std::function<void()> wanted, Options options);
@@ -69,10 +78,12 @@ class TaskPool {
   }
   // From now on tasks are spread over nodes; `node` tells a worker's.
   void spread(std::function<NodeId(ActorId)> node) { node_ = std::move(node); }
+  // From now on the CPUs of idle workers are lent.
+  void lend(Lending lending) { lending_ = std::move(lending); }
   // Those that no worker has, until there are so many rows; returns how many were more.
   std::uint64_t tell(std::vector<ToldTask>& out, std::size_t limit) const;
   // Whether there are such; what a worker has is a call.
-  bool any_open() const { return !waiting_.empty() || !blocked_.empty() || !judging_.empty(); }
+  bool any_open() const { return !waiting_.empty() || !blocked_.empty() || !judging_.empty() || !delayed_.empty(); }
   // The same tasks, counted.
   void count(CallBook::Counts& counts) const;
 
@@ -114,9 +125,13 @@ class TaskPool {
     ActorId worker;             // that has it
   };
   using ItemPtr = std::shared_ptr<Item>;
+  // kAsked: it is being asked whether they are to be had again; kRefused: others had them then.
+  enum class Cpus { kHeld, kLent, kAsked, kRefused };
   struct Worker {
     bool made = false;
-    bool retired = false;  // gets no more
+    Cpus cpus = Cpus::kHeld;
+    runtime::TimePoint ask_after;  // once more
+    bool retired = false;          // gets no more
     bool dead = false;
     std::deque<ItemPtr> in_flight;
     double expected = 0;    // seconds that they take together
@@ -130,6 +145,11 @@ class TaskPool {
   void dispatch();
   void dispatch_now();
   Workers::iterator choose(double takes);
+  std::size_t num_with(Cpus cpus) const;
+  void resume(ActorId id, Worker& worker);
+  void resumed(ActorId id, bool has);
+  void lend_later(runtime::Duration delay);
+  void lend_idle();
   bool is_better(const Worker& one, const Worker& other) const;
   std::uint64_t turn_of(NodeId node) const;
   bool has_another() const;
@@ -146,6 +166,9 @@ class TaskPool {
   void note(const Item& item, std::string_view failure, runtime::TimePoint now);
   // It waits for another attempt; what was with a worker that had not begun it, for the same one.
   static void take_back(Item& item, bool began);
+  // It waits for a worker once options_.retry_delay is over.
+  void delay(const ItemPtr& item);
+  void end_delays();
   // What it came to is noted and told.
   void finish(const ItemPtr& item, const Result<Value>& result);
   bool cancel_unsent(const ValueFuture& result);
@@ -164,9 +187,14 @@ class TaskPool {
   runtime::TimePoint wants_after_;  // one could not be made, and others could
   runtime::Duration pause_ = {};
   runtime::Timer turn_over_;
+  Lending lending_;
+  runtime::Timer lend_timer_, resume_timer_;
+  bool lends_later_ = false;
   std::vector<ActorId> condemned_;  // to be killed, not told of yet
   std::deque<ItemPtr> waiting_;
-  std::map<std::uint64_t, ItemPtr> blocked_;  // by number: some of their references are not there yet
+  std::map<std::uint64_t, ItemPtr> blocked_;                    // by number: some of their references are not there yet
+  std::deque<std::pair<runtime::TimePoint, ItemPtr>> delayed_;  // until when, in this order
+  runtime::Timer delay_over_;
   std::map<std::uint64_t, std::pair<ItemPtr, ValueFuture>> judging_;
   std::vector<std::uint64_t> unjudged_;      // of them, not told of yet
   std::map<std::uint64_t, double> seconds_;  // that a call of a function takes

@@ -96,11 +96,38 @@ class TaskPoolTest : public testing::Test {
   }
   std::vector<std::string> cancelled_;
   std::set<ActorId> gone_;  // of which the pool has not heard yet
-  TaskPool pool_{world_.clock(),
-                 [this](Call call, std::vector<ValueFuture>) { return run(std::move(call)); },
-                 [this](const ValueFuture& attempt, CancelHow how) { cancel(attempt, how); },
-                 [this] { ++told_; },
-                 {}};
+  explicit TaskPoolTest(TaskPool::Options options = {})
+      : pool_(
+            world_.clock(), [this](Call call, std::vector<ValueFuture>) { return run(std::move(call)); },
+            [this](const ValueFuture& attempt, CancelHow how) { cancel(attempt, how); }, [this] { ++told_; }, options) {}
+  TaskPool pool_;
+};
+
+class DelayedTaskPoolTest : public TaskPoolTest {
+ protected:
+  DelayedTaskPoolTest() : TaskPoolTest({.retry_delay = 1s}) {}
+  TaskPool::Task mortal(const std::string& what) {
+    auto out = task(what);
+    out.retries = 1;
+    return out;
+  }
+};
+
+// A head that gives CPUs back when `room_` says so.
+class LendingTaskPoolTest : public TaskPoolTest {
+ protected:
+  LendingTaskPoolTest() {
+    pool_.lend({.lend = [this](ActorId id) { lent_.insert(id); },
+                .resume =
+                    [this](ActorId id, std::function<void(bool)> done) {
+                      ++asked_;
+                      if (room_) lent_.erase(id);
+                      done(room_);
+                    }});
+  }
+  std::set<ActorId> lent_;
+  bool room_ = true;
+  int asked_ = 0;
 };
 
 // Workers 1, 3, 5, .. are on node 1, the others on node 2.
@@ -309,6 +336,79 @@ TEST_F(TaskPoolTest, ADeathIsChargedToTheTaskThatRan) {
   returns("never");
   returns("third");
   EXPECT_EQ(outcome(second), "<never>");
+}
+
+TEST_F(DelayedTaskPoolTest, AnotherAttemptAfterADeathComesLaterAndHoldsUpNobody) {
+  worker(kA);
+  const auto first = pool_.submit(mortal("first"));
+  pass(500ms);
+  dies(kA);
+  worker(kB);
+  const auto second = submit("second");
+  EXPECT_EQ(running(), "2:second");
+  returns("second");
+  EXPECT_TRUE(pool_.any_open());
+  pass(900ms);
+  EXPECT_EQ(running(), "");
+  pass(200ms);
+  EXPECT_EQ(running(), "2:first");
+  returns("first");
+  EXPECT_EQ(outcome(first), "<first>");
+  EXPECT_FALSE(pool_.any_open());
+}
+
+TEST_F(DelayedTaskPoolTest, WhatIsCancelledMeanwhileOrClosedIsOverAtOnce) {
+  worker(kA);
+  worker(kB);
+  const auto first = pool_.submit(mortal("first")), second = pool_.submit(mortal("second"));
+  dies(kA);
+  dies(kB);
+  pool_.cancel(first, {});
+  EXPECT_EQ(outcome(first), "TaskCancelled");
+  pool_.close();
+  EXPECT_EQ(second.peek().error().code(), Code::kCancelled);
+}
+
+TEST_F(LendingTaskPoolTest, AWorkerWithoutWorkLendsItsCpusAndHasThemAgainBeforeItsNextTask) {
+  worker(kA);
+  submit("a");
+  pass(100ms);
+  EXPECT_TRUE(lent_.empty());
+  returns("a");
+  submit("b");  // no pause between them
+  returns("b");
+  EXPECT_EQ(asked_, 0);
+  pass(100ms);
+  EXPECT_EQ(lent_, std::set<ActorId>{kA});
+  submit("c");
+  EXPECT_EQ(running(), "1:c");
+  EXPECT_TRUE(lent_.empty());
+}
+
+TEST_F(LendingTaskPoolTest, WhileOthersHaveThemItRunsNothingAndAnotherWorkerIsWanted) {
+  worker(kA);
+  pass(100ms);
+  EXPECT_EQ(lent_, std::set<ActorId>{kA});
+  room_ = false;
+  submit("a");
+  EXPECT_EQ(running(), "");
+  const auto wants = pool_.take_wants(1h);
+  EXPECT_TRUE(wants.alone && !wants.empty);
+  EXPECT_EQ(wants.workers, 1u);
+  room_ = true;
+  pass(100ms);
+  EXPECT_EQ(running(), "1:a");
+  EXPECT_FALSE(pool_.take_wants(1h).alone);
+}
+
+TEST_F(LendingTaskPoolTest, NoMoreAreAskedThanThereAreTasks) {
+  worker(kA);
+  worker(kB);
+  pass(100ms);
+  EXPECT_EQ(lent_.size(), 2u);
+  submit("a");
+  EXPECT_EQ(lent_.size(), 1u);
+  EXPECT_EQ(pool_.take_wants(1h).workers, 0u);
 }
 
 TEST_F(TaskPoolTest, WhatRaisedIsJudgedIfThatIsWanted) {

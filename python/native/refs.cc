@@ -332,14 +332,15 @@ void bind_refs(nb::module_& m) {
   nb::class_<PyTaskPool>(m, "TaskPool", "Remote functions of one kind of worker: what waits, who runs it, what is run again.")
       .def(
           "__init__",
-          [](PyTaskPool* out, PySession& s, const Readiness& readiness, std::uint64_t number, bool spread) {
+          [](PyTaskPool* out, PySession& s, const Readiness& readiness, std::uint64_t number, bool spread, bool lends) {
             const auto use = s.use();
             Session& session = *use;
             const nb::gil_scoped_release release;
-            new (out) PyTaskPool{&s, session.make_task_pool([readiness, number] { readiness.note(number); }, spread)};
+            new (out) PyTaskPool{&s, session.make_task_pool([readiness, number] { readiness.note(number); }, spread, lends)};
           },
-          nb::arg("session"), nb::arg("readiness"), nb::arg("number"), nb::arg("spread") = false, nb::keep_alive<1, 2>(),
-          "`number` becomes ready when take_wants has something to say. `spread`: nodes have their turns.")
+          nb::arg("session"), nb::arg("readiness"), nb::arg("number"), nb::arg("spread"), nb::arg("lends"), nb::keep_alive<1, 2>(),
+          "`number` becomes ready when take_wants has something to say. `spread`: nodes have their turns. `lends`: its workers hold CPUs, "
+          "which are for others while they have nothing to do.")
       .def(
           "submit",
           [](const PyTaskPool& p, const std::string& name, std::uint64_t function, const nb::bytes& head,
@@ -422,12 +423,12 @@ void bind_refs(nb::module_& m) {
             for (const ActorId id : wants.ended) ended.append(to_string(id));
             for (const ActorId id : wants.condemned) condemned.append(to_string(id));
             for (const auto& r : wants.raised) raised.append(nb::make_tuple(r.id, r.function, Ref(r.raised)));
-            return nb::make_tuple(wants.workers, wants.starting, wants.alone, ended, condemned, raised);
+            return nb::make_tuple(wants.workers, wants.starting, wants.alone, wants.empty, ended, condemned, raised);
           },
           nb::arg("idle_s"),
-          "(how many more workers, whether some are not made yet, whether there is none, ids of those that are to end, and of those to be "
-          "killed "
-          "at once, [(id, function, ref) of what raised and is to be judged]).")
+          "(how many more workers, whether some are not made yet, whether there is none that has its CPUs, whether there is none, ids of "
+          "those "
+          "that are to end, and of those to be killed at once, [(id, function, ref) of what raised and is to be judged]).")
       .def(
           "judged",
           [](const PyTaskPool& p, std::uint64_t id, bool again) {

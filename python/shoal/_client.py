@@ -15,7 +15,7 @@ from typing import Any
 from shoal import _environment, _native, _serialize
 from shoal._numbers import number, whole
 from shoal._refs import ObjectRef, ResultRef, Waitable, load
-from shoal._runtime import attach_worker, close, start_local, started_by_node, state
+from shoal._runtime import attach_worker, close, retry_delay_ms, start_local, started_by_node, state
 from shoal._runtime import session as _session
 from shoal.exceptions import ActorHandleNotFoundError, GetTimeoutError, InvalidArgument, NotFound, Unimplemented
 
@@ -141,8 +141,10 @@ def init(
     machine's memory, or of what its control groups leave of it. ``object_spilling_directory``: the folder for those files, on a disk;
     default the session's, or ``/var/tmp`` where that lies in memory. ``labels``: of the one node of that cluster, for ``label_selector``.
     ``logging_config``: a ``LoggingConfig`` for the root logger of this process and of all that the job starts. ``dashboard_port``: of that
-    interface (default: 8265, or any free one). ``_temp_dir``: in place of ``$SHOAL_HOME``. Ray's ``logging_level``, ``logging_format``,
-    ``configure_logging`` and ``_system_config`` change nothing; its other arguments are Unimplemented, unless None, False or "".
+    interface (default: 8265, or any free one). ``_temp_dir``: in place of ``$SHOAL_HOME``. ``_system_config``: of Ray's
+    settings ``task_retry_delay_ms`` alone has an effect, in place of ``$SHOAL_TASK_RETRY_DELAY_MS`` (1000): the milliseconds before a call
+    is made again whose process died. Ray's ``logging_level``, ``logging_format`` and ``configure_logging`` change nothing; its other
+    arguments are Unimplemented, unless None, False or "".
     Returns what says where the cluster is, for ``with`` as well.
     """
     _check_others(others)
@@ -157,6 +159,9 @@ def init(
         raise Unimplemented("the HTTP interface is on loopback only: it speaks no TLS", hint="reach it through ssh -L")
     if _system_config is not None and not isinstance(_system_config, dict):
         raise TypeError(f"_system_config is a dict, not {type(_system_config).__name__}")
+    delay_ms = (_system_config or {}).get("task_retry_delay_ms")
+    if delay_ms is not None and (delay_ms := whole("task_retry_delay_ms", delay_ms)) < 0:
+        raise ValueError(f"task_retry_delay_ms is a number of milliseconds, not {delay_ms}")
     home = _temp_dir or os.environ.get("SHOAL_HOME", "")
     if _temp_dir is not None and not os.path.isabs(_temp_dir):
         raise ValueError(f"_temp_dir is an absolute path, not {_temp_dir!r}")
@@ -207,6 +212,7 @@ def init(
         if not os.path.isdir(object_spilling_directory):
             raise ValueError(f"object_spilling_directory is a folder that is there, not {object_spilling_directory!r}")
     offers.update(resources or {})
+    state.retry_delay_ms = delay_ms
     process, said = start_local(
         offers,
         labels=labels,
@@ -269,7 +275,9 @@ def _log(config) -> None:
 def _open(folder: str, head: str, log_to_driver: bool, namespace: str | None, environment: dict[str, Any]) -> None:
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "interactive"
     fold = os.environ.get("SHOAL_DEDUP_LOGS", "1") != "0"  # on a terminal
-    state.session = _native.Session.open(folder=folder, head=head, name=name, print_logs=log_to_driver, fold_logs=fold)
+    state.session = _native.Session.open(
+        folder=folder, head=head, name=name, print_logs=log_to_driver, fold_logs=fold, retry_delay_s=retry_delay_ms() / 1000
+    )
     state.shows_logs, state.told_of_detached = log_to_driver, False
     state.namespace = namespace or state.session.job
     state.runtime_env = _environment.merged(_environment.inherited(), environment)

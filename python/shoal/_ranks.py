@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal import _native
-from shoal._runtime import attach_worker, start_local, started_by_node, state
+from shoal._runtime import attach_worker, retry_delay_ms, start_local, started_by_node, state
 from shoal.exceptions import InvalidArgument
 
 # How long a rank waits for its peers, and when it says so (seconds).
@@ -126,4 +126,5 @@ def _open(folder: str, head: str = "", node: str = "", job: str = "") -> None:
         name="torchrun",
         print_logs=False,
         ends_job=False,
+        retry_delay_s=retry_delay_ms() / 1000,
     )

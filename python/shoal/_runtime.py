@@ -35,14 +35,25 @@ class _State:
     shows_logs: bool = False  # what its workers print: a driver's
     told_of_detached: bool = False  # that it does not show what detached actors print
     namespace: str = ""  # of the names of actors that this process makes and looks for
+    retry_delay_ms: int | None = None  # what init was given (_system_config)
 
     def forget(self) -> None:
         """There is no session any more."""
         self.session, self.cluster, self.functions, self.ending = None, None, None, []
-        self.runtime_env, self.logging = None, None
+        self.runtime_env, self.logging, self.retry_delay_ms = None, None, None
 
 
 state = _State()
+
+RETRY_DELAY = "SHOAL_TASK_RETRY_DELAY_MS"
+
+
+def retry_delay_ms() -> int:
+    """Before a call is made again whose process died; Ray's resubmission comes as late."""
+    text = os.environ.get(RETRY_DELAY, "1000")
+    if state.retry_delay_ms is None and not text.isdecimal():
+        raise InvalidArgument(f"{RETRY_DELAY} is a number of milliseconds, not {text!r}")
+    return int(text) if state.retry_delay_ms is None else state.retry_delay_ms
 
 
 def binary() -> str:
@@ -103,6 +114,7 @@ def start_local(
         env={
             **os.environ,
             **({"SHOAL_HOME": home} if home else {}),
+            RETRY_DELAY: str(retry_delay_ms()),
             "PYTHONPATH": os.pathsep.join(filter(None, [_package_path(), os.environ.get("PYTHONPATH")])),
         },
     )
@@ -153,6 +165,7 @@ def attach_worker() -> _native.Session:
         job=env["SHOAL_JOB_ID"],
         role=f"rank {env['RANK']}" if "RANK" in env else "worker",
         print_logs=not state.is_worker and env.get("RANK", "0") == "0",  # a job's own process says what the head warns of
+        retry_delay_s=retry_delay_ms() / 1000,
     )
     state.namespace = env.get("SHOAL_NAMESPACE", state.session.job)
     if "SHOAL_LOGGING" in env:

@@ -88,7 +88,7 @@ class _Pool:
     def __init__(self, owner: FunctionPool, number: int, resources: dict[str, float], placed: tuple[dict, dict, dict | None]):
         self.number, self.resources, self.placed = number, resources, placed
         self.spread = "spread" in placed[0]  # over nodes, each of which has a worker and its turn
-        self.native = _native.TaskPool(owner.session, owner.readiness, number, self.spread)
+        self.native = _native.TaskPool(owner.session, owner.readiness, number, self.spread, resources.get("CPU", 0) > 0)
         self._look_at, self._called, self._roomy = 0.0, False, []  # at the nodes; since then; what was seen
         self.judges: dict[int, Retries] = {}  # of functions whose failures may have to be judged
         self.empty = True  # of workers, when it was last looked at
@@ -156,9 +156,9 @@ class _Pool:
 
     def take(self, owner: FunctionPool, idle_s: float) -> tuple[int, bool, bool]:
         """What the pool wants, of which all is done here but to make workers: (how many, whether some are not made yet, whether there is
-        none)."""
+        none that has its CPUs)."""
         with owner.retiring:
-            workers, starting, alone, ended, condemned, raised = self.native.take_wants(idle_s)
+            workers, starting, alone, self.empty, ended, condemned, raised = self.native.take_wants(idle_s)
             owner.condemn(condemned)
             owner.end(self, ended)
         for task, function, ref in raised:
@@ -175,8 +175,7 @@ class _Pool:
                 self.spread_out(owner, waits)
         workers, starting, alone = self.take(owner, owner.IDLE_S)
         owner.see_off()
-        self.empty = alone
-        self.asleep = alone and not workers and not self.native.first_waiting()
+        self.asleep = self.empty and not workers and not self.native.first_waiting()
         if not workers:
             return False
         room = owner.room_for(self, workers, starting)
@@ -228,7 +227,7 @@ class _Leaving:
 class FunctionPool:
     """All pools of this process, and the thread that sees to them. Threads: any."""
 
-    IDLE_S = 2.0  # then a worker gives its CPU back
+    IDLE_S = 2.0  # then a worker ends; its CPUs are lent before that
     LAST_WORDS_S = 30.0  # in which it has to answer when it is asked what it leaves,
     NEEDED_S = 5.0  # which is that it is needed when calls that it has made are open for so long. It is asked again then
     LOOK_S = 0.1  # how often the cluster is asked for room while there is none

@@ -208,6 +208,12 @@ Result<Message> Head::answer(Client& client, Method method, const Bytes& bytes, 
       state_.worker_leaves(request.worker);
       return Message();
     }
+    case Method::kWorkerBlocked: {  // or not any more, if there is room
+      SHOAL_TRY(const auto request, from_bytes<actors::WorkerBlocked>(bytes));
+      if (request.blocked) return fail(invalid_argument("that a worker waits is told, not asked"));
+      SHOAL_OK(state_.worker_resumes(request.worker));
+      return Message();
+    }
     case Method::kFindActor: {
       SHOAL_TRY(const auto request, from_bytes<actors::FindActor>(bytes));
       SHOAL_TRY(const auto found, state_.find(request));

@@ -716,6 +716,17 @@ void ClusterState::worker_blocked(WorkerId id, bool blocked) {
   if (blocked) place_pending();
 }
 
+Result<void> ClusterState::worker_resumes(WorkerId id) {
+  const auto it = workers_.find(id);
+  if (it == workers_.end() || it->second.row.state == WorkerState::kExited) return fail(not_found("no running process " + to_string(id)));
+  if (it->second.lent == 0) return {};
+  const Worker& w = it->second;
+  const bool for_others = !w.group && (window_ || wanted_back(w.row.job));
+  if (for_others || source(w).units("CPU") < w.lent) return fail(resource_exhausted("others have its CPUs"));
+  worker_blocked(id, false);
+  return {};
+}
+
 void ClusterState::worker_exited(Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause) {
   worker.row.state = WorkerState::kExited;
   const auto of = jobs_.find(worker.row.job);

@@ -128,6 +128,8 @@ class ClusterState {
   void worker_leaves(WorkerId worker);
   // Its task waits for others, which may have its CPUs until it goes on: then more may run at once than there are CPUs.
   void worker_blocked(WorkerId worker, bool blocked);
+  // One whose CPUs are lent wants them again. ResourceExhausted when there is no room for them now, or others wait for it.
+  Result<void> worker_resumes(WorkerId worker);
   // StartWorkerOn failed, or nobody knows what came of it.
   void worker_not_started(WorkerId worker, int exit_code, const Error& cause);
   // The connection to its node was gone, or broke meanwhile: the node tells of it when it is back (node_joined), unless it is lost.

@@ -213,6 +213,28 @@ TEST_F(PendingTest, CpusThatWereLentAreNotLessThanNone) {
   EXPECT_NE(why.find("(0 of 2 free)"), std::string::npos) << why;
 }
 
+TEST_F(LentTest, CpusThatWereLentAreHadAgainWhereThereIsRoomForThem) {
+  const JobId a = job("a"), b = job("b");
+  functions(a, 2);
+  const WorkerId worker = running_.at(0).message.worker;
+  EXPECT_TRUE(state_.worker_resumes(worker));  // it has them
+  state_.worker_blocked(worker, true);
+  ask(b, 1, 2);  // what was free, and what it lent
+  started();
+  const auto refused = state_.worker_resumes(worker);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kResourceExhausted);
+  ends(b);
+  EXPECT_TRUE(state_.worker_resumes(worker));
+  ask(b, 1);
+  EXPECT_EQ(who(), "b");  // one CPU is free, not two
+  ask(b, 1);
+  EXPECT_EQ(who(), "");
+  state_.worker_blocked(worker, true);
+  EXPECT_EQ(who(), "b");
+  EXPECT_FALSE(state_.worker_resumes(WorkerId{99}));
+}
+
 TEST_F(PendingTest, AFunctionThatWaitsIsCalledByItsName) {
   join(1, {{"CPU", 1}});
   const JobId a = job("a");

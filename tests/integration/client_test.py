@@ -495,11 +495,32 @@ def test_a_function_that_ends_its_process_fails_and_the_next_one_runs():
 
 
 def test_idle_functions_give_their_cpus_back():
-    assert shoal.get(square.remote(2)) == 4
+    @shoal.remote(num_cpus=1.5)  # a pool of its own
+    def pid():
+        return os.getpid()
+
+    first = shoal.get(pid.remote())
     total = shoal.cluster_resources()["CPU"]
     assert total == 8
     wait_until(lambda: shoal.available_resources().get("CPU", 0) == total, 60, "every CPU free")
-    assert shoal.get(square.remote(2)) == 4
+    assert alive(first)  # the process is there for the next call
+    assert shoal.get(pid.remote()) == first
+
+
+def test_functions_never_hold_more_cpus_than_there_are(tmp_path):
+    running = tmp_path / "running"
+
+    def alone(other):
+        with open(running, "x"):  # raises where another one runs
+            pass
+        running.unlink()
+        return other
+
+    functions = [shoal.remote(num_cpus=cpus)(alone).remote for cpus in (8, 7.5, 5)]  # a pool of workers each
+    for _ in range(5):
+        assert shoal.get([functions[k % 3](k) for k in range(9)], timeout=LATE_S) == list(range(9))
+        assert shoal.get(functions[0](1), timeout=LATE_S) == 1
+        wait_until(lambda: shoal.available_resources().get("CPU", 0) == 8, 60, "every CPU free")
 
 
 # ---- options

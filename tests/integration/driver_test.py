@@ -1,5 +1,6 @@
 """A driver's life: how it begins, how it ends, in order or not, and that nothing of its cluster outlives it."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -8,13 +9,14 @@ import threading
 import time
 import warnings
 
+import cloudpickle
 import pytest
 from crew import Log
 from leftovers import alive, descendants, stat_of, stop_cluster_of, wait_until
 
 import shoal
 from shoal._runtime import state
-from shoal.exceptions import ActorDiedError, InvalidArgument, Unavailable
+from shoal.exceptions import ActorDiedError, Cancelled, InvalidArgument, TaskCancelledError, Unavailable
 
 CREW = os.path.dirname(__file__)
 BEGIN = f"""
@@ -238,6 +240,66 @@ def test_sessions_that_another_user_could_have_put_there_are_not_looked_at(home)
         with pytest.raises(InvalidArgument, match="private folder"):
             shoal.init(address)
     home.chmod(0o700)
+
+
+def note(path):
+    with open(path, "a") as file:
+        file.write(f"{time.monotonic()}\n")
+
+
+class Mortal:
+    def die(self, path):
+        note(path)
+        os._exit(1)
+
+
+def mortals():
+    """A function and a method that are made again twice, each."""
+    actor = shoal.remote(max_restarts=-1, max_task_retries=2)(Mortal).remote()
+    return shoal.remote(max_retries=2)(lambda path: Mortal().die(path)).remote, actor.die.remote
+
+
+@pytest.fixture
+def by_value():
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+def test_a_call_whose_process_died_is_made_again_after_a_delay(by_value, tmp_path):
+    delay_s = 0.3
+    shoal.init(num_cpus=2, _system_config={"task_retry_delay_ms": int(1000 * delay_s)})
+    for k, call in enumerate(mortals()):
+        path = tmp_path / str(k)
+        with pytest.raises(Unavailable):
+            shoal.get(call(str(path)), timeout=60)
+        times = [float(t) for t in path.read_text().split()]
+        assert len(times) == 3
+        assert all(b - a >= delay_s for a, b in itertools.pairwise(times))
+
+
+def test_during_that_delay_others_run_and_cancel_and_shutdown_are_immediate(by_value, tmp_path):
+    shoal.init(num_cpus=1, _system_config={"task_retry_delay_ms": 3_600_000})
+    paths = [str(tmp_path / str(k)) for k in range(4)]
+    die, actor_dies = mortals()
+    refs = [call(path) for call, path in zip((die, die, actor_dies, mortals()[1]), paths, strict=True)]
+    wait_until(lambda: all(map(os.path.exists, paths)), 30, "the first attempts")
+    assert shoal.get(shoal.remote(lambda: 9).remote(), timeout=60) == 9
+    for ref in refs[::2]:
+        shoal.cancel(ref)
+        with pytest.raises(TaskCancelledError):
+            shoal.get(ref, timeout=60)
+    assert shoal.wait(refs[1::2], num_returns=1, timeout=0)[0] == []
+    shoal.shutdown()
+    for ref in refs[1::2]:
+        with pytest.raises(Cancelled):
+            shoal.get(ref, timeout=60)
+
+
+def test_a_delay_that_is_none_is_a_value_error():
+    with pytest.raises(ValueError, match="task_retry_delay_ms"):
+        shoal.init(num_cpus=1, _system_config={"task_retry_delay_ms": -1})
 
 
 @pytest.mark.parametrize("closed", ["0", "12", "012"])

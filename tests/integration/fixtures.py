@@ -16,6 +16,7 @@ __all__ = ["home", "module_home", "shoal_command"]
 for name in [n for n in os.environ if n.startswith("SHOAL_") and n != "SHOAL_PYTHON"]:
     del os.environ[name]
 os.environ["SHOAL_MEMORY_USAGE_THRESHOLD"] = "0"  # nor what else runs on its machine, which of its workers live
+os.environ["SHOAL_TASK_RETRY_DELAY_MS"] = "10"  # tests that look at the delay choose their own
 sys.dont_write_bytecode = True
 
 
