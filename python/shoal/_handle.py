@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from shoal import _native, _serialize
+from shoal._client import wait
 from shoal._context import parent_call, running
 from shoal._ids import ActorID
 from shoal._options import BUILT_IN, METHOD_OPTIONS, check_call_options
@@ -30,12 +31,14 @@ from shoal._runtime import state
 from shoal._signature import Signature
 from shoal._stream import ObjectRefGenerator
 from shoal.exceptions import (
+    ActorDiedError,
     ActorUnavailableError,
     CrossLanguageError,
     NotFound,
     ObjectLostError,
     PendingCallsLimitExceeded,
     ResourceExhausted,
+    TaskCancelledError,
     Unimplemented,
 )
 
@@ -159,12 +162,12 @@ class _Actor:
     """What a handle and its methods know of their actor. ``counts``: the session in which its end is to be told (None: it does not count);
     ``stand``: what is counted, once a handle has left the process that made the actor."""
 
-    __slots__ = ("any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "stand")
+    __slots__ = ("any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "stand", "weak")
 
     def __init__(self, actor_id: str, class_name: str, methods: dict[str, dict[str, Any]], created: ObjectRef | None, max_pending: int):
         self.counts: _native.Session | None = None
         self.stand: _Stand | None = None
-        self.any_order = False
+        self.any_order = self.weak = False  # weak: it keeps nobody, wherever it goes
         self.id, self.class_name, self.methods, self.created = actor_id, class_name, methods, created
         self.max_pending, self.pending = max_pending, None
 
@@ -183,7 +186,9 @@ class _Actor:
 
     def leaves(self) -> tuple[str, ...]:
         """What a pickle of a handle carries besides: what makes it count."""
-        if self.id == running.actor_id:
+        if self.weak:
+            stand = None
+        elif self.id == running.actor_id:
             stand = running.stand or made_here.own_stand()
         elif self.counts is not None and self.counts is state.session:
             stand = self.stand or made_here.stand_for(self)
@@ -281,8 +286,8 @@ class ActorHandle:
     """Names an actor; may be passed to other actors and tasks. Calls of one caller run in the order in which they were made.
 
     The actor ends when no handle of it is left, in a process, on its way or in an object, and the calls that were made are done. One that
-    was pickled by hand keeps it as long as the process lives that did so. What ``get_actor`` gives, and copies of that, keep nobody; nor
-    does a handle that an actor has of itself, but those do that it gives to others.
+    was pickled by hand keeps it as long as the process lives that did so. What ``get_actor`` and ``current_actor`` give, and copies of
+    that, keep nobody. A handle of itself that an actor was given does not keep it either, but the copies do that it gives to others.
     """
 
     def __init__(
@@ -441,6 +446,41 @@ class MadeHere:
                 thread.start()
                 state.ending.append(self.end)
 
+    def settle(self) -> None:
+        """Returns when the actors were told of every handle that is gone by now."""
+        if self._thread is not None:
+            told = threading.Event()
+            self._queue.put(told)
+            told.wait(_END_S)
+
+    def is_alive(self, handle: ActorHandle) -> bool:
+        """As far as this process has heard."""
+        return not _session().dead(handle._shoal_actor.id)
+
+    def keep_on(self, handle: ActorHandle) -> bool:
+        """Of an actor that was found by its name: whether it lives on. One that this process has told to end, and that has not begun to,
+        is told nothing after all, and ends with this handle."""
+        self.settle()
+        session, actor = _session(), handle._shoal_actor
+        told = next((told for told in reversed(tuple(self._told)) if told[0].id == actor.id), None)
+        if told is None:
+            return self.is_alive(handle)
+        made, ref = told
+        session.cancel(ref._ref, False, False)
+        wait([ref], timeout=_END_S)
+        try:
+            if ref._ref.ready:
+                load(ref)
+        except TaskCancelledError:
+            with contextlib.suppress(ValueError):
+                self._told.remove(told)
+            self.add(actor, made.restarts, None)
+        except ActorDiedError:  # it has said so, or its node
+            return False
+        except Exception:
+            return self.is_alive(handle)
+        return True
+
     def end(self) -> None:
         """Returns when nothing of it uses the session any more."""
         thread, self._thread = self._thread, None
@@ -543,6 +583,9 @@ class MadeHere:
 
     def _run(self, queue: SimpleQueue) -> None:
         while (released := queue.get()) is not None:
+            if isinstance(released, threading.Event):
+                released.set()
+                continue
             session, actor_id, stand = released
             if session is state.session:  # not gone with its job; nor is this a forked child, and the actor its parent's
                 with contextlib.suppress(Exception):  # the session is closed meanwhile
@@ -557,9 +600,11 @@ class MadeHere:
         made = self._made.pop(actor_id, None)
         if made is None:
             return
+        with contextlib.suppress(Exception):  # the head is away: it is told once it is placed
+            if session.withdraw(actor_id):
+                self._kept.pop(actor_id, None)
+                return
         ref = ObjectRef(session.call(actor_id, RELEASE, *_pack((), {})))
-        while self._told and self._told[0][1]._ref.ready:
-            self._told.popleft()
         self._told.append((made, ref))
         when_ready(ref, lambda: self._tell_again(session, made, ref))
 
@@ -573,6 +618,8 @@ class MadeHere:
             later = threading.Timer(pause, self.put, ((session, made.id, None),))
             later.daemon = True
             later.start()
+            return
+        except TaskCancelledError:  # somebody refers to it again
             return
         except Exception:
             pass

@@ -9,14 +9,15 @@ import pickle
 import site
 import sys
 import sysconfig
+import time
 import types
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 from shoal import _environment, _native, _serialize
 from shoal._client import get, put
-from shoal._handle import ActorHandle, _pack, in_any_order, own
+from shoal._handle import ActorHandle, _pack, in_any_order, made_here, own
 from shoal._options import (
     ACTOR_OPTIONS,
     FUNCTION_OPTIONS,
@@ -48,6 +49,7 @@ __all__ = [
 
 _OPTIONS = {"num_cpus", "num_gpus", "memory", "resources", "accelerator_type"}
 _KNOWN = _OPTIONS | ACTOR_OPTIONS | FUNCTION_OPTIONS
+_ENDS_S, _AGAIN_S = 5.0, 0.002  # for the head to hear of an end of which this process has, and how often it is asked
 _MAX_BIRTH_BYTES = 1 << 19  # of actors/cluster/cluster.h
 
 
@@ -224,7 +226,19 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """The living actor of this name. ValueError (ActorNotFound) when there is none in the namespace (default: this job's)."""
     if not isinstance(name, str) or not name:
         raise (TypeError if name else ValueError)(f"the name of an actor is a str that is not empty, not {name!r}")
-    return _serialize.loads(_session().find_actor(name, namespace or state.namespace), [])
+    session = _session()
+    return _living(partial(session.find_actor, name, namespace or state.namespace), made_here.is_alive)
+
+
+def _living(find: Callable[[], bytes | None], lives: Callable[[ActorHandle], bool] = made_here.keep_on) -> ActorHandle | None:
+    """The actor that the head has by a name, asked again while it has one whose end this process has heard of, and the head not yet."""
+    until = time.monotonic() + _ENDS_S
+    while (found := find()) is not None:
+        handle = _serialize.loads(found, [])
+        if lives(handle) or time.monotonic() > until:
+            return handle
+        time.sleep(_AGAIN_S)
+    return None
 
 
 def list_named_actors(all_namespaces: bool = False) -> list[str] | list[dict[str, str]]:
@@ -327,7 +341,8 @@ class ActorClass:
         birth, kept = _birth(self._shoal_cls, settings, args, kwargs) if restarts or detached else (b"", [])
         for ref in kept if detached else ():  # its end is nobody's to hear of
             session.pin(ref)
-        exists = session.create_actor(
+        create = partial(
+            session.create_actor,
             handle._shoal_actor.id,
             name,
             resources,
@@ -342,8 +357,8 @@ class ActorClass:
             max_task_retries=options.get("max_task_retries", 0),
             birth=birth,
         )
-        if exists is not None:
-            return _serialize.loads(exists, [])
+        if (found := _living(create)) is not None:
+            return found
         if detached and state.shows_logs and not state.told_of_detached:
             state.told_of_detached = True
             called = options.get("name") or name

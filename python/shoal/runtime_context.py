@@ -135,13 +135,15 @@ class RuntimeContext:
 
     @property
     def current_actor(self) -> ActorHandle:
-        """A handle of the actor that runs this. RuntimeError outside of actors."""
+        """A handle of the actor that runs this, which keeps nobody, here and elsewhere, as in Ray. RuntimeError outside of actors."""
         if not running.actor_id:
             raise RuntimeError("current_actor is there in methods of actors only")
         name = running.settings["class_name"]
         _session().know(running.actor_id, name)
         methods = with_retries(methods_of(running.cls), running.settings.get("max_task_retries"))
-        return ActorHandle(running.actor_id, name, methods, max_pending=running.settings["max_pending_calls"])
+        handle = ActorHandle(running.actor_id, name, methods, max_pending=running.settings["max_pending_calls"])
+        handle._shoal_actor.weak = True
+        return handle
 
     @property
     def namespace(self) -> str:

@@ -4,9 +4,12 @@ import pickle
 import time
 
 import pytest
+from cast import Gate
 from crew import Log
+from leftovers import wait_until
 
 import shoal
+from shoal._handle import made_here
 from shoal.exceptions import ActorDiedError
 from shoal.util import list_named_actors
 
@@ -66,6 +69,32 @@ def test_get_if_exists_gets_the_one_that_exists_and_makes_it_otherwise(named):
     fresh = Log.options(name="fresh", get_if_exists=True).remote(3)
     assert shoal.get(fresh.all.remote()) == [3]
     shoal.kill(fresh)
+
+
+def test_get_if_exists_in_a_loop_never_gets_one_that_is_about_to_end():
+    def once():
+        log = Log.options(name="again", get_if_exists=True).remote()
+        return shoal.get([log.add.remote(1), log.all.remote()], timeout=60)
+
+    assert [once()[1][-1:] for _ in range(40)] == [[1]] * 40
+    made_here.settle()
+    wait_until(lambda: "again" not in list_named_actors(), 60, "the end of the last")
+
+
+def test_one_whose_end_waits_for_its_calls_goes_on_when_it_is_found():
+    gate = Gate.remote()
+    log = Log.options(name="busy").remote()
+    actor_id, late = log._actor_id, log.echo.remote(gate.wait.remote(then="late"))
+    del log
+    made_here.settle()  # it was told
+    found = Log.options(name="busy", get_if_exists=True).remote()
+    assert found._actor_id == actor_id
+    shoal.get(gate.open.remote())
+    assert shoal.get([late, found.add.remote(7)], timeout=60) == ["late", 1]
+    made_here.settle()
+    assert shoal.get(found.all.remote(), timeout=60) == [7]
+    del found
+    wait_until(lambda: "busy" not in list_named_actors(), 60, "its end")
 
 
 def test_get_if_exists_by_many_at_once_makes_one():

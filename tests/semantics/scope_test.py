@@ -54,7 +54,12 @@ class Counts:
         del me
         gc.collect()
 
-    def introduce(self, holder):
+    def introduce(self, holder, me):
+        ray.get(holder.keep.remote(me))
+
+    def has(self, holder):
+        """Who knows whose it is."""
+        self.holder = holder
         ray.get(holder.keep.remote([ray.get_runtime_context().current_actor]))
 
     def fails_until(self, n):
@@ -339,15 +344,38 @@ def test_one_that_may_be_started_again_is_told_although_it_dies(holder):
 def test_one_that_gave_itself_away_ends_with_that_handle(holder, concurrency):
     actor = Counts.options(max_concurrency=concurrency).remote()
     actor_id = actor._actor_id
-    ray.get(actor.introduce.remote(holder), timeout=GUARD_S)
+    ray.get(actor.introduce.remote(holder, [actor]), timeout=GUARD_S)
     del actor
     still_there(actor_id, holder.call.remote)
     (back,) = ray.get(holder.__ray_call__.remote(lambda self: self.handles), timeout=GUARD_S)
-    ray.get(back.introduce.remote(holder), timeout=GUARD_S)  # once more, in place of the first
+    ray.get(back.introduce.remote(holder, [back]), timeout=GUARD_S)  # once more, in place of the first
     del back
     still_there(actor_id, holder.call.remote)
     ray.get(holder.drop.remote(), timeout=GUARD_S)
     ends(actor_id)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_one_whose_actor_has_its_current_actor_ends_and_so_does_that_one(concurrency):
+    actor, other = Counts.options(max_concurrency=concurrency).remote(), Holder.remote()
+    ids = actor._actor_id, other._actor_id
+    ray.get(actor.has.remote(other), timeout=GUARD_S)
+    assert ray.get(other.call.remote(), timeout=GUARD_S) == 1  # while somebody keeps it, it is called by that handle
+    del other
+    still_there(ids[1], actor.call.remote)
+    del actor
+    for actor_id in ids:
+        ends(actor_id)
+
+
+def test_one_that_was_never_placed_is_withdrawn_with_its_last_handle(holder):
+    actor = Counts.options(resources={"nowhere": 1}).remote()
+    waits = Counts.options(resources={"nowhere": 1}).remote()
+    ids, call = (actor._actor_id, waits._actor_id), waits.call.remote()
+    del actor, waits
+    ends(ids[0])
+    assert row(ids[1])["state"] == "PENDING"  # somebody waits for what is to come of it
+    assert ray.wait([call], timeout=0) == ([], [call])
 
 
 def told_to_end(actor_id):
@@ -358,7 +386,7 @@ def told_to_end(actor_id):
 def test_one_that_gave_itself_away_may_be_told_twice_to_end(holder):
     actor = Counts.remote()
     actor_id = actor._actor_id
-    ray.get(actor.introduce.remote(holder), timeout=GUARD_S)
+    ray.get(actor.introduce.remote(holder, [actor]), timeout=GUARD_S)
     for _ in range(2):  # as by one who made it, and by the one who has it from there
         told_to_end(actor_id)
     del actor
@@ -371,7 +399,7 @@ def test_one_that_gave_itself_away_may_be_told_twice_to_end(holder):
 def test_one_that_waits_for_handles_of_itself_and_crashes_is_not_started_again(holder, concurrency):
     actor = Counts.options(max_restarts=-1, max_concurrency=concurrency).remote()
     actor_id, pid = actor._actor_id, ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=GUARD_S)
-    ray.get(actor.introduce.remote(holder), timeout=GUARD_S)
+    ray.get(actor.introduce.remote(holder, [actor]), timeout=GUARD_S)
     del actor
     told_to_end(actor_id)
     assert ray.get(holder.call.remote(), timeout=GUARD_S) == 1
