@@ -388,7 +388,7 @@ BUILT_INS = {
 
 
 def _run_exit_handlers() -> None:
-    """Those of multiprocessing come last, and find no child of an actor or a function: they would wait for it, however long it runs."""
+    """Those of multiprocessing come last and have a limit: they would wait for a child however long it runs, and for a queue's reader."""
     util = sys.modules.get("multiprocessing.util")
     if util is None or not state.is_worker:
         atexit._run_exitfuncs()
@@ -397,14 +397,21 @@ def _run_exit_handlers() -> None:
     try:
         atexit._run_exitfuncs()
     finally:
-        children = sys.modules["multiprocessing.process"].active_children()
-        for child in children:
-            child.terminate()
-        end = time.monotonic() + _CHILDREN_S
-        for child in children:
-            child.join(max(0.0, end - time.monotonic()))
-            child.kill()
-        util._exit_function()
+        ending = threading.Thread(target=_end_children, args=(util,), daemon=True, name="shoal-children")
+        ending.start()
+        ending.join(2 * _CHILDREN_S)
+
+
+def _end_children(util) -> None:
+    util._run_finalizers(0)  # of pools and managers first: a pool cannot end in order once its processes were killed
+    children = sys.modules["multiprocessing.process"].active_children()
+    for child in children:
+        child.terminate()
+    end = time.monotonic() + _CHILDREN_S
+    for child in children:
+        child.join(max(0.0, end - time.monotonic()))
+        child.kill()
+    util._exit_function()
 
 
 def run_exit(code: int) -> NoReturn:

@@ -232,6 +232,31 @@ def test_children_of_an_actor_end_with_it(kind, tmp_path):
     assert (tmp_path / "handler").exists()
 
 
+def _pool(actor):
+    import multiprocessing
+
+    pool = multiprocessing.get_context("fork").Pool(2)
+    actor.pool = pool, pool.apply_async(time.sleep, (1000,))
+    return [os.getpid(), *(p.pid for p in pool._pool)]
+
+
+def _queue(actor):
+    import multiprocessing
+
+    actor.queue = multiprocessing.get_context("fork").Queue()
+    actor.queue.put(bytes(1 << 20))  # more than a pipe holds
+    return [os.getpid()]
+
+
+@pytest.mark.parametrize("begin", [_pool, _queue])
+def test_what_a_pool_or_a_queue_still_has_to_do_does_not_keep_an_actor(begin, tmp_path):
+    actor = make(Leaves, tmp_path / "notes")
+    pids = ray.get(actor.__ray_call__.remote(begin), timeout=GUARD_S)
+    del actor
+    gc.collect()
+    wait_until(lambda: not any(map(alive, pids)), GUARD_S, "the end of the actor and its children")
+
+
 @KINDS
 def test_so_does_one_that_nobody_refers_to(kind, tmp_path):
     actor = make(kind, tmp_path / "notes")
