@@ -356,6 +356,34 @@ def buffers_are_cast_for_computing_and_saved_as_they_were():
     assert model.state_dict()["0.shift"].dtype == torch.float32
 
 
+@use
+def hooks_on_gradients_and_adapters_added_after_sharding():
+    def grown(model, block):
+        for p in model.parameters():
+            p.register_hook(lambda g: g / 2)
+        block.extra = nn.Parameter(torch.full((5,), 2.0))
+        block.register_forward_hook(lambda m, args, out: out * m.extra)
+
+    def models():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Sequential(nn.Linear(5, 5)))
+
+    plain, model = (
+        models(),
+        sharded(models(), auto_wrap_policy=lambda module, recurse, nonwrapped_numel: recurse or len([*module.children()])),
+    )
+    grown(plain, plain[2])
+    grown(model, model.module[2].module)
+    x = [torch.randn(4, 5, generator=torch.Generator().manual_seed(r)) for r in range(WORLD)]
+    model(x[rank()]).square().mean().backward()
+    (sum(plain(t).square().mean() for t in x) / WORLD).backward()
+    gradients = {name.replace("_fsdp_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
+    assert gradients.keys() == dict(plain.named_parameters()).keys()
+    for name, p in plain.named_parameters():
+        got = gradients[name]
+        torch.testing.assert_close(got.full_tensor() if isinstance(got, DTensor) else got, p.grad)
+
+
 # ---- arguments ---------------------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -932,6 +933,93 @@ def a_gradient_that_comes_behind_its_units_backward_is_named():
     Late.early = torch.zeros(1)
     model.zero_grad()
     loss_of(model).backward()
+
+
+# ---- parameters that are added -------------------------------------------------------------------------------------------------------
+
+
+class Adapted(nn.Module):
+    def __init__(self, base, seed):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.base = base
+        self.down = nn.Parameter(torch.randn(2, base.in_features, generator=generator))
+        self.up = nn.Parameter(torch.randn(base.out_features, 2, generator=generator))
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.down.T @ self.up.T
+
+
+def _adapt(model, seed, of_rank=0):
+    for i, block in enumerate(model.blocks):
+        block[2] = Adapted(block[2], seed + i + 100 * of_rank)
+    model.scale = nn.Parameter(torch.full((5,), 1.5 + of_rank))
+    model.head.register_forward_hook(lambda m, args, out: out * model.scale)
+
+
+def _train_both(models, step, backwards=1):
+    optimizers = [torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=0.1) for m in models]
+    for i in range(backwards):
+        if hasattr(models[0], "set_requires_gradient_sync"):
+            models[0].set_requires_gradient_sync(i != 0 or backwards == 1)
+        loss_of(models[0], step + i).backward()
+        (sum(loss_of(models[1], step + i, r) for r in range(WORLD)) / WORLD).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _expect_same(models):
+    for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(full(p), q, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@use
+def adapters_added_after_sharding():
+    for frozen in (False, True):
+        for trained_before in (False, True):
+            models = shard(Net()), Net()
+            if trained_before:
+                _train_both(models, 0)
+            for m in models:
+                m.requires_grad_(not frozen)
+            _adapt(models[0], 1, of_rank=rank())  # the first rank's count
+            _adapt(models[1], 1)
+            for step in range(3):
+                _train_both(models, 10 * step, backwards=1 + step)
+            assert models[0].scale.grad is None
+            assert models[0].blocks[0][2].unused.grad is None
+            _expect_same(models)
+
+
+@use
+def parameters_added_after_sharding_are_named():
+    model = shard(Net())
+    _adapt(model, 1)
+    with pytest.warns(UserWarning, match=r"added after the model was sharded \(.*scale.*blocks\.0\.2\.down"):
+        loss_of(model).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once
+        loss_of(model).backward()
+    model.set_gradient_divide_factor(1.0)
+    with pytest.raises(NotImplementedError, match=r"set_gradient_divide_factor.*blocks\.0\.2\.down"):
+        loss_of(model).backward()
+
+
+@use
+def parameters_that_are_ignored_keep_this_ranks_gradients():
+    from shoal.fsdp import fully_shard
+
+    for replaced in (False, True):
+        model = Net()
+        fully_shard(model, ignored_params={model.head.weight})
+        if replaced:
+            model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+        loss_of(model).backward()
+        plain = Net()
+        loss_of(plain).backward()
+        torch.testing.assert_close(model.head.weight.grad, plain.head.weight.grad)
 
 
 # ---- parameters that are replaced ----------------------------------------------------------------------------------------------------

@@ -529,7 +529,7 @@ class ShardedParameter:
                     continue
                 if not isinstance(changed, DTensor) or changed.shape != gradient.shape:
                     raise TypeError(
-                        f"a hook on the gradient of parameter {self.name} should return None or a DTensor of shape {tuple(gradient.shape)}, "
+                        f"a hook on the gradient of parameter {self.name} should return None or a DTensor of {tuple(gradient.shape)}, "
                         f"not {type(changed).__name__} of shape {tuple(getattr(changed, 'shape', ()))}"
                     )
                 if changed.placements != gradient.placements:

@@ -14,6 +14,7 @@ from torch.autograd import Variable
 
 from shoal import _native
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._added import Added
 from shoal.fsdp._collect import state_of
 from shoal.fsdp._parameters import ShardedParameter, refuse_substitute
 from shoal.fsdp._plan import OptimizerInBackward, replan
@@ -60,6 +61,7 @@ class Root:
         # By model: what is reduced and not settled, and how many publications are not settled.
         self.reduced: list[deque[tuple[int, list[bool]]]] = []
         self.unsettled: list[int] = []
+        self.added = Added(self)
         for index, s in enumerate(states):
             s.root, s.index = self, index
         self._make_models()
@@ -106,6 +108,7 @@ class Root:
         if not self.forwards:
             for s in self.states:
                 s.seen = False
+        self.added.look()
         for m in self.models:
             m.enter(training)
 
@@ -254,6 +257,8 @@ class Root:
         if self.in_backward_optimizer is not None:  # what it wrote is no news
             self.hold(self.states, why)
         self.backward = self.running = None
+        if synced:
+            self.added.reduce()
         self._refuse_late()
         self.run_hooks()
 

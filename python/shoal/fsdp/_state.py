@@ -52,6 +52,7 @@ class State:
         self.forward_prefetch: list[State] = []
         self.backward_prefetch: list[State] = []
         self.lease_guard = guard
+        self.ignored: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()  # attributes of modules
         self.units: list[Unit] = []
         self.root: Root | None = None
         self.outer: weakref.ref[State] | None = None  # the last one that was sharded around it
@@ -80,6 +81,9 @@ class State:
     # ---- set-up ----
 
     def shard(self, ignored: set[nn.Parameter], placement: Callable | None) -> None:
+        for m in (m for top in self.modules for m in top.modules()):
+            if names := {name for name, p in m._parameters.items() if p in ignored}:
+                self.ignored[m] = names
         found = own_parameters(self.modules, ignored)
         originals: dict[ShardedParameter, nn.Parameter] = {}
         meshes: dict[tuple, DataMesh] = {}

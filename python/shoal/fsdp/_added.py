@@ -1,0 +1,146 @@
+"""Parameters that were added to a sharded model, adapters for instance: each rank has all of them, and gradients are their mean."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
+
+from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.fsdp._collect import managed
+from shoal.fsdp._names import clean
+
+if TYPE_CHECKING:
+    from shoal.fsdp._mesh import DataMesh
+    from shoal.fsdp._root import Root
+
+
+class _Registrations:
+    """How many modules and parameters were registered in this process since the first model was sharded. A model whose root has seen this
+    count has no other parameters than then."""
+
+    count = 0
+    watched = False
+
+    @classmethod
+    def watch(cls) -> None:
+        if not cls.watched:
+            cls.watched = True
+            register_module_parameter_registration_hook(cls._one_more)
+            register_module_module_registration_hook(cls._one_more)
+
+    @classmethod
+    def _one_more(cls, *_) -> None:
+        cls.count += 1
+
+
+class Added:
+    """Of one root. Their values become those of the mesh's first rank when they are found, as DDP does."""
+
+    def __init__(self, root: Root):
+        self._root = root
+        self._parameters: dict[nn.Parameter, str] = {}
+        self._seen = -1  # _Registrations.count
+        _Registrations.watch()
+
+    def look(self) -> None:
+        """At a forward of the root, which all ranks share."""
+        if self._seen == _Registrations.count:
+            return
+        self._seen = _Registrations.count
+        known, self._parameters = self._parameters, self._find()
+        new = {p: name for p, name in self._parameters.items() if p not in known}
+        if not new:
+            return
+        for p, name in new.items():
+            if isinstance(p, DTensor):
+                raise Unimplemented(
+                    f"parameter {name} was added after the model was sharded and is a DTensor: its gradient would not be reduced",
+                    hint="add it before the model is sharded, or name it in ignored_params and reduce its gradient",
+                )
+        warnings.warn(
+            f"parameters were added after the model was sharded ({', '.join(new.values())}): they are not sharded, all ranks get the first "
+            "rank's values, and their gradients are averaged over ranks at the end of a backward pass",
+            stacklevel=2,
+        )
+        with torch.no_grad():
+            for p in new:
+                self._broadcast(p)
+
+    def _find(self) -> dict[nn.Parameter, str]:
+        """Parameters below the root's units that belong to no unit and were not ignored, by the first of their names."""
+        states = self._root.states
+        top = next((s for s in states if s.is_root), states[0]).module
+        ours = {(id(module), attribute) for u in self._root.units for p in u.parameters for module, attribute in p.owners}
+        found: dict[nn.Parameter, str] = {}
+        for prefix, module in top.named_modules():
+            ignored = [s.ignored[module] for s in states if module in s.ignored]
+            for attribute, p in module._parameters.items():
+                if p is None or (id(module), attribute) in ours or managed(p) is not None or is_lazy(p) or not p.is_floating_point():
+                    continue
+                if not any(attribute in names for names in ignored):
+                    found.setdefault(p, clean(f"{prefix}.{attribute}" if prefix else attribute))
+        return found
+
+    @property
+    def _data(self) -> DataMesh:
+        return self._root.states[0].data
+
+    def _groups(self) -> list[dist.ProcessGroup]:
+        data = self._data
+        return [data.mesh.get_group(dim) for dim in (data.replicate_dim, data.shard_dim) if dim is not None]
+
+    def _broadcast(self, p: nn.Parameter) -> None:
+        for group in self._groups():
+            dist.broadcast(p.detach(), group=group, group_src=0)
+
+    def reduce(self) -> None:
+        """At the end of a synchronised backward pass: each gradient becomes the mean of all ranks'. A part that is a mean already, of an
+        earlier pass, stays what it is. None stays None where no rank has a gradient."""
+        work = {p: name for p, name in self._parameters.items() if p.requires_grad or p.grad is not None}
+        if not work:
+            return
+        self._check(work)
+        by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+        for p in work:
+            by_dtype.setdefault(p.dtype, []).append(p)
+        for dtype, parameters in by_dtype.items():
+            self._average(dtype, parameters)
+
+    def _average(self, dtype: torch.dtype, parameters: list[nn.Parameter]) -> None:
+        device = parameters[0].device
+        has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32, device=device)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([g.reshape(-1).float() if dtype.itemsize < 4 else g.reshape(-1) for g in grads])
+        for group in self._groups():
+            dist.all_reduce(has, group=group)
+            dist.all_reduce(flat, group=group)
+        flat /= len(self._data.ranks)
+        for p, g, mean, ranks in zip(parameters, grads, flat.split([g.numel() for g in grads]), has.tolist(), strict=True):
+            if ranks:
+                g.copy_(mean.view_as(g))
+                p.grad = g
+
+    def _check(self, work: dict[nn.Parameter, str]) -> None:
+        names = ", ".join(work.values())
+        if self._root.joining:
+            raise InvalidArgument(
+                f"inside join, gradients of parameters that were added after sharding cannot be reduced ({names})",
+                hint="add them before the model is sharded",
+            )
+        if any(u.divide_factor is not None for u in self._root.units):
+            raise Unimplemented(
+                f"set_gradient_divide_factor does not reach parameters that were added after sharding ({names})",
+                hint="add them before the model is sharded",
+            )
+        if any(p._post_accumulate_grad_hooks for p in work):
+            raise Unimplemented(
+                f"hooks behind the accumulation of gradients run before these are reduced ({names}), which were added after sharding",
+                hint="add the parameters before the model is sharded, or step the optimizer behind the backward",
+            )
