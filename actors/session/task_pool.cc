@@ -115,7 +115,8 @@ void TaskPool::dispatch_now() {
     const auto best = choose(takes);
     if (best == workers_.end() || (node_ && keeps_turn(best->second))) break;
     if (best->second.cpus != Cpus::kHeld) {
-      if (num_with(Cpus::kAsked) >= waiting_.size()) break;
+      const auto asked = std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w.second.cpus == Cpus::kAsked; });
+      if (static_cast<std::size_t>(asked) >= waiting_.size()) break;
       resume(best->first, best->second);
       if (node_) break;  // it is this node's turn
       continue;
@@ -149,11 +150,6 @@ bool TaskPool::is_better(const Worker& one, const Worker& other) const {
   return one.in_flight.size() < other.in_flight.size();
 }
 
-std::size_t TaskPool::num_with(Cpus cpus) const {
-  return static_cast<std::size_t>(std::count_if(
-      workers_.begin(), workers_.end(), [&](const auto& w) { return w.second.cpus == cpus && !w.second.retired && !w.second.dead; }));
-}
-
 void TaskPool::resume(ActorId id, Worker& worker) {
   worker.cpus = Cpus::kAsked;
   lending_.resume(id, [this, alive = alive_, id](bool has) {
@@ -167,15 +163,29 @@ void TaskPool::resumed(ActorId id, bool has) {
   Worker& w = it->second;
   w.cpus = has ? Cpus::kHeld : Cpus::kRefused;
   if (has) {
+    w.pause = {};
     w.idle_since = clock_.now();
     lend_later(options_.lend_after);
   } else {
-    w.ask_after = clock_.now() + options_.resume_again;
-    resume_timer_ = clock_.after(options_.resume_again, [this, alive = alive_] {
-      if (*alive) dispatch();
-    });
+    w.pause = std::clamp(2 * w.pause, options_.resume_pause, options_.longest_resume_pause);
+    w.ask_after = clock_.now() + w.pause;
+    resume_later();
   }
   dispatch();
+}
+
+void TaskPool::resume_later() {
+  const auto now = clock_.now();
+  std::optional<runtime::TimePoint> next;
+  for (const auto& [id, w] : workers_) {
+    if (w.cpus == Cpus::kRefused && w.ask_after > now) next = std::min(next.value_or(w.ask_after), w.ask_after);
+  }
+  if (!next) return;
+  resume_timer_ = clock_.after(*next - now, [this, alive = alive_] {
+    if (!*alive) return;
+    dispatch();
+    resume_later();
+  });
 }
 
 void TaskPool::lend_later(runtime::Duration delay) {
@@ -392,7 +402,7 @@ TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
   told_ = false;
   Wants out;
   out.empty = workers_.empty();
-  out.alone = std::all_of(workers_.begin(), workers_.end(), [](const auto& w) { return w.second.cpus == Cpus::kRefused; });
+  out.alone = std::all_of(workers_.begin(), workers_.end(), [&](const auto& w) { return is_out(w.second); });
   const std::size_t starting = num_starting();
   for (auto& [id, w] : workers_) {
     if (w.dead || !w.in_flight.empty()) continue;
@@ -402,7 +412,9 @@ TaskPool::Wants TaskPool::take_wants(runtime::Duration idle) {
   for (const ActorId id : out.ended) workers_.erase(id);
   out.condemned = std::exchange(condemned_, {});
   out.starting = starting > 0;
-  const std::size_t to_resume = std::min(waiting_.size(), num_with(Cpus::kLent) + num_with(Cpus::kAsked));
+  const auto resumes = [&](const Worker& w) { return w.cpus != Cpus::kHeld && !w.retired && !w.dead && !is_out(w); };
+  const auto all = std::count_if(workers_.begin(), workers_.end(), [&](const auto& w) { return resumes(w.second); });
+  const std::size_t to_resume = std::min(waiting_.size(), static_cast<std::size_t>(all));
   const std::size_t more = std::min(waiting_.size() - to_resume, options_.max_workers - std::min(options_.max_workers, workers_.size()));
   out.workers = more > starting && clock_.now() >= wants_after_ ? more - starting : 0;
   for (const std::uint64_t n : std::exchange(unjudged_, {})) {

@@ -50,11 +50,13 @@ class TaskPool {
   struct Options {
     std::size_t max_workers = 4096;
     runtime::Duration pipelined = std::chrono::milliseconds(2);
-    std::size_t max_in_flight = 64;                                  // of one worker
-    runtime::Duration turn_kept = std::chrono::seconds(5);           // for a node whose worker is being made
-    runtime::Duration retry_delay = {};                              // before another attempt of a task whose worker died
-    runtime::Duration lend_after = std::chrono::milliseconds(10);    // what a worker holds that has nothing to do,
-    runtime::Duration resume_again = std::chrono::milliseconds(20);  // and before it is asked for again that somebody else has now
+    std::size_t max_in_flight = 64;                                // of one worker
+    runtime::Duration turn_kept = std::chrono::seconds(5);         // for a node whose worker is being made
+    runtime::Duration retry_delay = {};                            // before another attempt of a task whose worker died
+    runtime::Duration lend_after = std::chrono::milliseconds(10);  // what a worker holds that has nothing to do
+    // Before it is asked again for CPUs that somebody else had, at first, and each time twice as long. After the longest pause
+    // another worker is wanted, which waits for its turn.
+    runtime::Duration resume_pause = std::chrono::milliseconds(5), longest_resume_pause = std::chrono::milliseconds(80);
   };
   using CallActor = std::function<ValueFuture(Call, std::vector<ValueFuture>)>;
   using CancelCall = std::function<void(const ValueFuture&, CancelHow)>;
@@ -130,7 +132,8 @@ class TaskPool {
   struct Worker {
     bool made = false;
     Cpus cpus = Cpus::kHeld;
-    runtime::TimePoint ask_after;  // once more
+    runtime::TimePoint ask_after;  // once more, when others had them
+    runtime::Duration pause = {};  // until then
     bool retired = false;          // gets no more
     bool dead = false;
     std::deque<ItemPtr> in_flight;
@@ -145,7 +148,9 @@ class TaskPool {
   void dispatch();
   void dispatch_now();
   Workers::iterator choose(double takes);
-  std::size_t num_with(Cpus cpus) const;
+  // Others have its CPUs, and that for long.
+  bool is_out(const Worker& worker) const { return worker.cpus != Cpus::kHeld && worker.pause >= options_.longest_resume_pause; }
+  void resume_later();
   void resume(ActorId id, Worker& worker);
   void resumed(ActorId id, bool has);
   void lend_later(runtime::Duration delay);

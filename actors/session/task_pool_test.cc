@@ -392,6 +392,11 @@ TEST_F(LendingTaskPoolTest, WhileOthersHaveThemItRunsNothingAndAnotherWorkerIsWa
   room_ = false;
   submit("a");
   EXPECT_EQ(running(), "");
+  EXPECT_EQ(pool_.take_wants(1h).workers, 0u);  // they may soon be its own again
+  pass(70ms);
+  EXPECT_EQ(asked_, 4);
+  EXPECT_FALSE(pool_.take_wants(1h).alone);
+  pass(10ms);
   const auto wants = pool_.take_wants(1h);
   EXPECT_TRUE(wants.alone && !wants.empty);
   EXPECT_EQ(wants.workers, 1u);

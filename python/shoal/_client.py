@@ -309,7 +309,7 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None)
     return ObjectRef(_session().put(*_serialize.pack(value)))
 
 
-_SHORT_S = 0.02  # a wait for which nobody is told
+_SHORT_S = 0.002  # a wait for which nobody is told: of tasks that wait for each other each pays it
 
 
 def _wait(waits, enough, timeout: float | None, *what):

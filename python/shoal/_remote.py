@@ -12,7 +12,7 @@ import sysconfig
 import time
 import types
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 from shoal import _environment, _native, _serialize
@@ -91,6 +91,13 @@ def _logging() -> dict[str, str]:
     return to_environment(state.logging)
 
 
+@cache
+def interpreters_paths() -> frozenset[str]:
+    """Of the standard library and site-packages. The first call reads files; a zygote makes it for its workers."""
+    own = *sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages(), sysconfig.get_config_var("DESTSHARED")
+    return frozenset(own)
+
+
 def launch(
     cpus: float = 0, *, torch: bool = False, env: dict[str, str] | None = None, runtime_env: dict[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -104,8 +111,7 @@ def launch(
     scripts = {os.path.dirname(way(sys.argv[0])) for way in (os.path.abspath, os.path.realpath)} if sys.argv else set()
     script = [p for p in path if p in scripts][:1]
     # Its own standard library and site-packages are the worker's, too: only what was added matters.
-    own = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages(), sysconfig.get_config_var("DESTSHARED")}
-    added = [p for p in path if p not in own]
+    added = [p for p in path if p not in interpreters_paths()]
     ours = _package_path().split(os.pathsep)
     threads = {"OMP_NUM_THREADS": str(int(cpus))} if cpus >= 2 else {}
     return {

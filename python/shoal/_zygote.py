@@ -23,8 +23,9 @@ _MAX_REQUEST = 1 << 20
 def main() -> int | None:
     node, torch = int(sys.argv[1]), sys.argv[2] == "torch"
     link = socket.socket(fileno=_SOCKET)
-    from shoal import _native, _worker  # noqa: F401  what every worker needs
+    from shoal import _native, _remote, _worker  # noqa: F401  what every worker needs
 
+    _remote.interpreters_paths()
     if torch:
         _import_torch()
     _native.die_with(node)
