@@ -250,6 +250,51 @@ def a_model_compiled_after_it_was_sharded():
     assert counters["frames"]["total"] == 4  # as with FSDP2: hooks are no frames of their own
 
 
+# ---- inference mode ------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def state_dicts_taken_under_inference_mode():
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+    model, optimizer = pair()
+    trained(model, optimizer)
+    with torch.inference_mode():
+        model(torch.ones(4, 6))
+        state = model.state_dict()
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        whole, _ = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+        inner = {name: value.clone() for name, value in model.blocks[0].state_dict().items()}
+    kept = {name: value.full_tensor().clone() for name, value in state.items()}
+    for name, value in plain()[0].items():
+        torch.testing.assert_close(kept[name], value)
+        torch.testing.assert_close(whole[name], value)
+    assert inner.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    model_state = {name: value.clone() for name, value in model_state.items()}
+    states = {name: {key: value.clone() for key, value in values.items()} for name, values in optimizer_state["state"].items()}
+    assert trained(model, optimizer, begin=2) == pytest.approx(plain()[2], rel=1e-4)
+    model, optimizer = pair()  # and what was taken can be trained
+    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state | {"state": states})
+    assert trained(model, optimizer, begin=2) == pytest.approx(plain()[2], rel=1e-4)
+
+
+@use
+def optimizer_states_of_fsdp1_taken_under_inference_mode():
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import StateDictType
+
+    for kind in (StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT):
+        model = FSDP(Net())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        trained(model, optimizer)
+        with FSDP.state_dict_type(model, kind), torch.inference_mode():
+            state = model.state_dict()
+            FSDP.optim_state_dict(model, optimizer)
+        for name, value in plain()[0].items():
+            torch.testing.assert_close(full(state[name]), value)
+        assert trained(model, optimizer, begin=2) == pytest.approx(plain()[2], rel=1e-4)
+
+
 # ---- the run -------------------------------------------------------------------------------------------------------------------------
 
 

@@ -738,6 +738,41 @@ def a_gradients_memory_is_used_again_unless_somebody_holds_it():
     assert torch.equal(full(other.grad), copies["another parameter"])
 
 
+# ---- inputs that are changed in place ------------------------------------------------------------------------------------------------
+
+
+class Doubling(nn.Linear):
+    """Changes its input in place, or a view of it, or hands it on."""
+
+    def __init__(self, how):
+        super().__init__(7, 7)
+        self.how = how
+
+    def forward(self, x):
+        if self.how == "hands it on":
+            return x
+        (x if self.how == "all of it" else x[:, :2]).mul_(2)
+        return super().forward(x)
+
+
+@use
+def an_input_that_is_changed_in_place_is_named():
+    for how in ("all of it", "a view of it", "hands it on"):
+        model = Net()
+        model.blocks[1] = Doubling(how)
+        if how == "hands it on":
+            model.blocks[1].register_forward_hook(lambda m, args, out: out.mul_(2))
+        shard(model)
+        unit = "blocks\\.1" if how != "hands it on" else "the root|blocks\\.1"
+        with pytest.raises(RuntimeError, match=rf"(?s)modified inplace.*an input of ({unit}), a unit of fully_shard.*x\.clone"):
+            loss_of(model)
+        model.blocks[1].register_forward_pre_hook(lambda m, args: (args[0].clone(),))
+        model.reset_iter_state()
+        if how != "hands it on":
+            loss_of(model).backward()
+            assert model.inp.weight.grad is not None
+
+
 # ---- hooks ---------------------------------------------------------------------------------------------------------------------------
 
 

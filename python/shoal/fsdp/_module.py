@@ -203,6 +203,13 @@ class FSDPModule(TorchFSDPModule):
                 p.poison()
         return module
 
+    def state_dict(self, *args, **kwargs) -> dict[str, Any]:
+        """nn.Module's, under inference_mode, too: DTensors cannot be detached there, and what is saved is often trained on."""
+        if not torch.is_inference_mode_enabled():
+            return super().state_dict(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return super().state_dict(*args, **kwargs)
+
     def _states(self, recurse: bool) -> list[State]:
         modules = self.modules() if recurse else [self]
         return [s for s in map(state_of, modules) if s is not None]

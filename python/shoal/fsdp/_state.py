@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -447,7 +448,7 @@ class State:
         self.ends_unseen = not at
         if not at:
             return args, kwargs  # the end of the backward pass will say it
-        watched = _AfterBackward.apply(self, *(flat[i] for i in at))
+        watched = InputOfShardedUnit.apply(self, *(flat[i] for i in at))
         for i, t in zip(at, watched, strict=True):
             flat[i] = t
         return tree_unflatten(flat, spec)
@@ -457,6 +458,8 @@ class State:
         """Also after an exception in forward: then ``output`` is None."""
         if not self.forwarding:  # it has not even begun
             return output
+        if output is None:
+            self._explain(sys.exc_info()[1])
         self.forwarding = False
         root, training = self.root, torch.is_grad_enabled()
         recomputed = torch._C._current_graph_task_id() != -1
@@ -487,6 +490,15 @@ class State:
         if self.mp_policy.output_dtype is not None:
             output = _apply_to_tensors(partial(_cast, self.mp_policy.output_dtype), output)
         return output
+
+    def _explain(self, error: BaseException | None) -> None:
+        """Names the unit in autograd's complaint about a change in place, which names a function of ours or a view."""
+        text = str(error)
+        if isinstance(error, RuntimeError) and "being modified inplace" in text and "custom Function" in text and "fully_shard" not in text:
+            error.args = (
+                f"{text}\n  an input of {self.name or 'the root'}, a unit of fully_shard, was changed in place in its forward, or behind it "
+                "as its output\n  hint: change a copy (x = x.clone()); the unit's backward ends when the gradients of its inputs are there",
+            )
 
     @only_inlined
     def _enter_inside(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
@@ -595,7 +607,7 @@ class State:
             self.root.reduce_kept()
 
 
-class _AfterBackward(torch.autograd.Function):
+class InputOfShardedUnit(torch.autograd.Function):
     """The identity on a unit's inputs; its backward runs after everything that came after it, the unit's own backward included."""
 
     @staticmethod

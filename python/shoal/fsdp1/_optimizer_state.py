@@ -52,6 +52,7 @@ def _name(names: dict[nn.Parameter, str], p: nn.Parameter) -> str:
 # ---- saving ------------------------------------------------------------------------------------------------------------------------
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def saved(
     model: nn.Module,
