@@ -11,7 +11,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-constexpr std::chrono::milliseconds kShortWait{20};  // of which nobody is told
+constexpr std::chrono::milliseconds kShortWait{2};  // of which nobody is told
 
 }  // namespace
 

@@ -495,8 +495,11 @@ void Session::watch(ActorId actor, runtime::Duration timeout, std::function<void
                       });
 }
 
-ValueFuture Session::call(Call call, std::vector<ValueFuture> deps) {
-  return own([&] { return calls_->call(std::move(call), std::move(deps)); });
+ValueFuture Session::call(Call call, std::vector<ValueFuture> deps, std::uint64_t* task) {
+  return own([&] {
+    if (task != nullptr) *task = call.task = calls_->new_task();
+    return calls_->call(std::move(call), std::move(deps));
+  });
 }
 
 std::vector<ValueFuture> Session::split(const ValueFuture& whole, std::size_t count) {

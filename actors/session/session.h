@@ -91,7 +91,8 @@ class Session {
   Result<FoundActor> find_actor(const FindActor& request);
   // Makes an actor of another process known here: handles are values. NotFound when the head does not know it.
   Result<void> know(ActorId actor, const std::string& class_name);
-  ValueFuture call(Call call, std::vector<ValueFuture> deps);
+  // `task`: gets the number of one that has none yet.
+  ValueFuture call(Call call, std::vector<ValueFuture> deps, std::uint64_t* task = nullptr);
   // The `count` results of a call, each by itself.
   std::vector<ValueFuture> split(const ValueFuture& whole, std::size_t count);
   // See ActorCalls. Only while the loop is owned.

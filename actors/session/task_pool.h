@@ -91,6 +91,8 @@ class TaskPool {
 
   // What the function returned or raised; Unavailable/WorkerCrashed when its worker died each time.
   ValueFuture submit(Task task);
+  // Of the task that is submitted next: Call::task of its attempts has it. 0: they are not counted.
+  std::uint64_t next_number() const { return next_task_ == nullptr ? 0 : *next_task_; }
   // An actor whose method `run` runs a task. `made` fails when it will never be one: then what waits first is charged with that. `node`:
   // where it is to be, if that is known (of a pool that spreads).
   void add(ActorId worker, const ValueFuture& made, NodeId node = {});

@@ -246,7 +246,7 @@ namespace {
 std::vector<Ref> split(Session& session, const Ref& whole, std::size_t count) {
   std::vector<Ref> out;
   const auto source = whole.source() ? whole.source() : std::make_shared<Ref::Source>(Ref::Source{whole.future()});
-  for (auto& part : session.split(whole.future(), count)) out.emplace_back(std::move(part), source);
+  for (auto& part : session.split(whole.future(), count)) out.push_back(Ref(std::move(part), source).of_task(whole.task()));
   return out;
 }
 
@@ -272,6 +272,10 @@ void bind_refs(nb::module_& m) {
       .def_prop_ro("failed", &Ref::failed, "Of one that is ready: whether the method raised or could not be called.")
       .def("known_as", &Ref::known_as, nb::arg("fresh"), "The second half of its id: this one, unless it has been looked at before.")
       .def("value", &Ref::value, "(raised, head, buffers) of one that is ready.")
+      .def_prop_ro(
+          "task", [](const Ref& ref) { return ref.task() == 0 ? std::string() : hex(actors::task_number(ref.task(), 0)); },
+          "The number of the call of this process that it is of, as 16 digits; \"\" of none.")
+      .def("follows", &Ref::follows, nb::arg("other"), "It is of the same call.")
       .def(
           "split",
           [](const Ref& ref, PySession& s, std::size_t count) {
@@ -359,7 +363,12 @@ void bind_refs(nb::module_& m) {
             task.max_calls = max_calls;
             task.parent = key_of(parent);
             const nb::gil_scoped_release release;
-            return Ref(session.own([&] { return p.pool->submit(std::move(task)); }));
+            std::uint64_t number = 0;
+            auto result = session.own([&] {
+              number = p.pool->next_number();
+              return p.pool->submit(std::move(task));
+            });
+            return Ref(std::move(result)).of_task(number);
           },
           nb::arg("name"), nb::arg("function"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"), nb::arg("retries"),
           nb::arg("judge_raised"), nb::arg("max_calls"), nb::arg("parent") = nb::none(), nb::arg("refs") = nb::list(),

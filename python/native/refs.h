@@ -57,6 +57,13 @@ class Ref {
   const std::shared_ptr<const void>& hold() const { return hold_; }
   const actors::ValueFuture& future() const { return future_; }
   const std::shared_ptr<Source>& source() const { return source_; }
+  // Which call of this process it is of; 0: of none.
+  std::uint64_t task() const { return task_ == 0 && source_ ? source_->task : task_; }
+  Ref&& of_task(std::uint64_t task) && {
+    task_ = task;
+    return std::move(*this);
+  }
+  void follows(const Ref& other) { task_ = other.task(); }
   // What it follows from is to be cancelled for it.
   actors::Session::ToCancel to_cancel() const {
     if (!source_) return {[future = future_] { return future; }, [] {}};
@@ -79,6 +86,7 @@ class Ref {
   mutable std::shared_ptr<Followers> followers_;  // once there was one; the loop's
   actors::ObjectKey object_;                      // once it was published
   std::shared_ptr<const void> hold_;
+  std::uint64_t task_ = 0;
 };
 
 // Those of a call's arguments, each of which is held until it is there, whoever drops the reference. With the GIL.

@@ -513,7 +513,9 @@ void bind_session(nb::module_& m) {
             call.args = unwrap(make_value(session, head, buffers, refs));
             stand_alone(session, deps);
             const nb::gil_scoped_release release;
-            return Ref(session.call(std::move(call), std::move(futures)));
+            std::uint64_t task = 0;
+            auto result = session.call(std::move(call), std::move(futures), &task);
+            return Ref(std::move(result)).of_task(task);
           },
           nb::arg("actor"), nb::arg("method"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"), nb::arg("refs") = nb::list(),
           nb::arg("parent") = nb::none(), nb::arg("retries") = nb::none(),

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal import _native, _serialize
-from shoal._ids import JobID
+from shoal._ids import JobID, TaskID
 from shoal._runtime import session as _session
 from shoal._runtime import state
 from shoal.exceptions import ShoalError, TaskError, Unavailable
@@ -70,10 +70,11 @@ class ObjectRef(Waitable):
     be awaited.
     """
 
-    __slots__ = ("__weakref__", "_id", "_owner", "_ref", "_where")
+    __slots__ = ("__weakref__", "_id", "_owner", "_ref", "_task", "_where")
 
-    def __init__(self, ref: _native.Ref, where: str = "", object_id: str = "", owner: str = ""):
+    def __init__(self, ref: _native.Ref, where: str = "", object_id: str = "", owner: str = "", task: str = ""):
         self._ref, self._where, self._id, self._owner = ref, where, object_id, owner
+        self._task = task  # of a call of its owner, another process: which
 
     def _named(self) -> str:
         """Its id: most references never need one."""
@@ -101,6 +102,15 @@ class ObjectRef(Waitable):
     def job_id(self) -> JobID:
         """Of the job that made it."""
         return JobID(self._named()[:16])
+
+    def task_id(self) -> TaskID:
+        """Of the call that it is a result or an item of: that call's ``get_runtime_context().get_task_id()``. Nil of what was put."""
+        number = self._number()
+        return TaskID((self._owner or _travelling().place)[:16] + number) if number else TaskID.nil()
+
+    def _number(self) -> str:
+        """Which call of its owner; "" of none."""
+        return self._task or self._ref.task
 
     def is_nil(self) -> bool:
         return False
@@ -143,7 +153,7 @@ class ObjectRef(Waitable):
         object_id = self._publish()
         if not _serialize.note_ref(self._ref):
             _travelling().pin(self._ref)
-        return _fetch, (object_id, self._where, self._owner)
+        return _fetch, (object_id, self._where, self._owner, self._number())
 
     def __copy__(self) -> ObjectRef:
         return self
@@ -189,7 +199,10 @@ class _Afar(ObjectRef):
         held = _get_ref(self)
         if not _serialize.note_ref(held):
             _travelling().pin(held)
-        return _fetch, (self._id, self._where, self._owner)
+        return _fetch, (self._id, self._where, self._owner, self._task)
+
+    def _number(self) -> str:
+        return self._task
 
     def __repr__(self) -> str:
         return f"ObjectRef({self._where or 'put'}, on another node)"
@@ -198,11 +211,11 @@ class _Afar(ObjectRef):
 _get_ref, _set_ref = ObjectRef._ref.__get__, ObjectRef._ref.__set__
 
 
-def _fetch(object_id: str, where: str, owner: str) -> ObjectRef:
+def _fetch(object_id: str, where: str, owner: str, task: str = "") -> ObjectRef:
     session = _session()
     if owner[16:] == session.node:
-        return ObjectRef(session.borrow(object_id, owner), where, object_id, owner)
-    out = ObjectRef(session.hold(object_id, owner), where, object_id, owner)
+        return ObjectRef(session.borrow(object_id, owner), where, object_id, owner, task)
+    out = ObjectRef(session.hold(object_id, owner), where, object_id, owner, task)
     out.__class__ = _Afar
     return out
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator
 
 from shoal import _native, _serialize
 from shoal._client import wait
+from shoal._ids import TaskID
 from shoal._refs import ObjectRef, Waitable, awaits
 from shoal._runtime import session as _session
 from shoal.exceptions import ShoalError
@@ -58,6 +59,10 @@ class ObjectRefGenerator(Waitable):
         self._done = ObjectRef(done, self._where)
         self._session.follow_stream(self._stream, done)
         return self
+
+    def task_id(self) -> TaskID:
+        """Of the call."""
+        return self._done.task_id()
 
     def completed(self) -> ObjectRef:
         """Ready when the call is: its failure, or the number of items."""
@@ -106,6 +111,7 @@ class ObjectRefGenerator(Waitable):
         with self._lock:
             if self._item is None:
                 self._item = ObjectRef(self._session.next_item(self._stream), self._where)
+                self._item._ref.follows(self._done._ref)
             return self._item
 
     def _taken(self, item: ObjectRef) -> ObjectRef | None:

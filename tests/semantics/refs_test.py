@@ -172,6 +172,46 @@ def test_hex_and_binary_name_a_reference():
     assert bytes.fromhex(ref.hex()) == ref.binary()
 
 
+def this_task():
+    return ray.get_runtime_context().get_task_id()
+
+
+@ray.remote
+class Tasks:
+    def one(self):
+        return this_task()
+
+    def two(self):
+        return this_task(), this_task()
+
+    def items(self):
+        yield this_task()
+        yield this_task()
+
+    def raises_once(self):
+        self.raised = getattr(self, "raised", -1) + 1
+        if not self.raised:
+            raise ValueError
+        return this_task()
+
+    def whose(self, refs):
+        return [ref.task_id() for ref in refs]
+
+
+def test_a_reference_names_the_call_that_it_is_of(recorder):
+    actor = Tasks.remote()
+    ref, function = actor.one.remote(), ray.remote(this_task).remote()
+    refs = [ref, function, *actor.two.options(num_returns=2).remote(), *actor.items.options(num_returns="streaming").remote()]
+    refs.append(actor.raises_once.options(max_task_retries=1, retry_exceptions=True).remote())
+    names = [r.task_id() for r in refs]
+    assert names == ray.get(refs, timeout=GUARD_S)
+    assert len(set(names)) == 5
+    assert all(type(name) is ray.TaskID and not name.is_nil() for name in names)
+    assert ray.get(actor.whose.remote(refs), timeout=GUARD_S) == names  # in another process, too
+    assert [r.task_id() for r in ray.get(recorder.echo.remote(refs), timeout=GUARD_S)] == names
+    assert ray.put(1).task_id().is_nil()
+
+
 def test_threads_that_name_a_reference_at_once_give_it_one_name(gate, recorder, monkeypatch):
     """The second is done while the first looks for a name."""
     ref, named = gate.wait.remote(then="there"), []

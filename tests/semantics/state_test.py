@@ -136,8 +136,8 @@ def test_what_is_asked_with_rays_arguments_is_answered(recorder):
     assert state.get_objects("0" * 16, _explain=True) == []
     assert state.summarize_actors(raise_on_missing_output=False, _explain=True)["cluster"]["summary_by"] == "class"
     assert state.list_jobs()[0].error_type is None
-    with pytest.raises(NotImplementedError, match=r"get_task\(\) of a reference"):
-        state.get_task(recorder.all.remote())
+    with pytest.raises(ValueError, match="was put"):
+        state.get_task(ray.put(1))
 
 
 def test_an_object_has_a_row_for_each_process_that_holds_it(recorder):
@@ -240,12 +240,14 @@ def _states(*filters) -> list[str]:
 
 def test_a_function_that_ran_is_listed_also_when_its_worker_is_gone():
     first, second = ray.get([_whose_task.remote() for _ in range(2)])
+    ref = _whose_task.remote()
+    assert _known(lambda: state.get_task(ref)).task_id == ray.get(ref)
     row = _known(lambda: state.get_task(first))
     assert (row.task_id, row.name, row.func_or_class_name) == (first, "_whose_task", "_whose_task")
     assert (row.state, row.type, row.error_type, row.actor_id) == ("FINISHED", "NORMAL_TASK", None, None)
     assert (row.attempt_number, row.job_id) == (0, ray.get_runtime_context().get_job_id())
     assert 0 < row.start_time_ms <= row.end_time_ms
-    assert {r.task_id for r in _tasks(("name", "=", "_whose_task"))} == {first, second}
+    assert {r.task_id for r in _tasks(("name", "=", "_whose_task"))} == {first, second, ref.task_id()}
     assert "start_time_ms" not in _tasks(limit=1)[0]
     wait_until(lambda: not state.get_worker(row.worker_id).is_alive, 60, "the end of an idle worker")
     assert _known(lambda: state.get_task(first)).state == "FINISHED"

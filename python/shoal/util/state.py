@@ -340,10 +340,11 @@ def get_placement_group(id: str, address: str | None = None, timeout: float = _T
 
 def get_task(id: str, address: str | None = None, timeout: float = _TIMEOUT_S, _explain: bool = False) -> StateRow | list[StateRow] | None:
     """One task with all its fields, a row per attempt when there were several; None when nobody knows it. Unavailable when somebody who
-    might know it told nothing, and nobody else does. Unimplemented for a reference."""
+    might know it told nothing, and nobody else does. ``id``: of the task, or a reference to what it comes to."""
     if isinstance(id, ObjectRef):
-        hint = "list_tasks() has its id, and so has the call: get_runtime_context().get_task_id()"
-        raise Unimplemented("get_task() of a reference: its id does not name the call", hint=hint)
+        if (ref := id).task_id().is_nil():
+            raise ValueError(f"{ref!r} was put: no task returned it")
+        id = ref.task_id()
     raw, missing = _asked("tasks", address, timeout)
     rows = [_task(r, True) for r in raw if r["id"] == id]
     if not rows and missing:
