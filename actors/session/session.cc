@@ -563,7 +563,20 @@ ValueFuture Session::release(ActorId actor) {
   call.actor = actor;
   call.method = kRelease;
   call.args = *std::move(nothing);
+  if (calls_->waits_for_nobody(actor)) withdraw_soon(actor);
   return calls_->call(std::move(call), {});
+}
+
+// As withdraw(); its release is refused then. Loop only.
+void Session::withdraw_soon(ActorId actor) {
+  if (!head_->peer()) return;
+  head_->peer()->call(number(Method::kWatchActor), body(to_bytes(ActorRef{actor})), options_.control_timeout,
+                      [this, actor](const Result<Message>& reply) {
+                        const auto row = reply ? from_bytes<ActorRow>(reply->body) : Result<ActorRow>(fail(reply.error()));
+                        if (!row || row->state != ActorState::kPending || !head_->peer() || !calls_->waits_for_nobody(actor)) return;
+                        head_->peer()->call(number(Method::kKillActor), body(to_bytes(KillActor{actor, false})), options_.control_timeout,
+                                            [](const Result<Message>&) {});
+                      });
 }
 
 void Session::keep_until_answered(ActorId actor, std::shared_ptr<const void> what) {

@@ -250,6 +250,7 @@ class Session {
   // Loop only.
   ValueFuture fetch_now(const ObjectKey& object, WorkerId owner);
   ValueFuture release(ActorId actor);
+  void withdraw_soon(ActorId actor);
   void lend(ActorId worker);
   void resume(ActorId worker, const std::function<void(bool)>& done);
   Result<void> cancel_now(const ToCancel& what, CancelHow how);

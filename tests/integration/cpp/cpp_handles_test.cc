@@ -344,6 +344,16 @@ TEST_F(CppHandlesTest, OneThatMayBeStartedAgainIsNot) {
   EXPECT_EQ(row(id).num_restarts, 0u);
 }
 
+TEST_F(CppHandlesTest, OneThatWasNeverPlacedIsWithdrawnUnlessACallWaits) {
+  std::optional<Handle<Counts>> actor = counts({.resources = {{"nowhere", 1}}}), called = counts({.resources = {{"nowhere", 1}}});
+  const ActorId id = actor->id(), waits = called->id();
+  const auto call = called->call(&Counts::call);
+  actor.reset();
+  called.reset();
+  EXPECT_TRUE(ends(id));
+  EXPECT_EQ(row(waits).state, shoal::actors::ActorState::kPending);
+}
+
 TEST_F(CppHandlesTest, OneThatIsNeverMadeEnds) {
   std::optional<Handle<Holder>> actor = driver->spawn<Holder>({}, driver->remote<&makes_none>({.num_cpus = 0})()).value();
   const ActorId id = actor->id();
