@@ -150,7 +150,11 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
     }
     changed_.notify_all();
   };
-  pool->tasks = hub_.session.make_task_pool(wanted, false, resources.units("CPU") > 0);
+  // What else an idle worker holds is given back by its end alone: then others have to hear of it.
+  const auto& held = resources.all();
+  const bool lends =
+      resources.units("CPU") > 0 && std::all_of(held.begin(), held.end(), [](const auto& r) { return r.first == "CPU" || r.second == 0; });
+  pool->tasks = hub_.session.make_task_pool(wanted, false, lends);
   pools_[key] = pool;  // its first worker, too, is started by the thread: the head may be away
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   return pool;

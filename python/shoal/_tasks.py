@@ -88,7 +88,9 @@ class _Pool:
     def __init__(self, owner: FunctionPool, number: int, resources: dict[str, float], placed: tuple[dict, dict, dict | None]):
         self.number, self.resources, self.placed = number, resources, placed
         self.spread = "spread" in placed[0]  # over nodes, each of which has a worker and its turn
-        self.native = _native.TaskPool(owner.session, owner.readiness, number, self.spread, resources.get("CPU", 0) > 0)
+        # What else an idle worker holds is given back by its end alone: then others have to hear of it (wanted_back).
+        lends = {name for name, amount in resources.items() if amount} == {"CPU"}
+        self.native = _native.TaskPool(owner.session, owner.readiness, number, self.spread, lends)
         self._look_at, self._called, self._roomy = 0.0, False, []  # at the nodes; since then; what was seen
         self.judges: dict[int, Retries] = {}  # of functions whose failures may have to be judged
         self.empty = True  # of workers, when it was last looked at
