@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +28,20 @@ def long_lived(shape: torch.Size, dtype: torch.dtype, stride: tuple[int, ...] | 
         return zeros if stride is None else zeros.as_strided(shape, stride)
     flat = _native.private_memory(nbytes, touched).view(dtype)
     return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """For tensors that outlive the evaluation or the transform of torch.func in which they are made: without inference mode, gradients and
+    transforms."""
+    with ExitStack() as left:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+            left.enter_context(temporarily_clear_interpreter_stack())
+        left.enter_context(torch.inference_mode(False))
+        left.enter_context(torch.no_grad())
+        yield
 
 
 def dtensor(local: torch.Tensor, spec: DTensorSpec, requires_grad: bool = False) -> DTensor:

@@ -1178,6 +1178,75 @@ def an_inner_module_unsharded_before_the_first_forward():
         outer(batch(0, rank()))
 
 
+@use
+def one_module_of_a_group_unsharded_before_the_first_forward():
+    from shoal.fsdp import fully_shard
+
+    model = Net()
+    fully_shard([model.inp, model.head])
+    for block in model.blocks:
+        fully_shard(block)
+    for _ in range(2):  # the group has no root yet, then the whole model
+        model.head.unshard()
+        torch.testing.assert_close(model.inp.weight, Net().inp.weight)
+        model.inp.reshard()
+        assert isinstance(model.head.weight, DTensor)
+        if not isinstance(model, torch.distributed.fsdp.FSDPModule):
+            fully_shard(model)
+    loss_of(model).backward()
+    expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r))
+
+
+@use
+def a_first_forward_in_a_transform_after_to_empty():
+    with torch.device("meta"):
+        model = Net()
+    shard(model).to_empty(device="cpu")
+    plain = Net()
+    for m in (model, plain):
+        for p in m.parameters():
+            nn.init.constant_(p, 0.1)
+    x = batch(0, rank())
+    ours, theirs = (torch.func.jvp(m, (x,), (torch.ones_like(x),)) for m in (model, plain))
+    torch.testing.assert_close(ours, theirs)
+    loss_of(model).backward()
+    expect_gradients(model, plain, lambda m, r: loss_of(m, 0, r))
+
+
+# ---- torch's composable replicate ----------------------------------------------------------------------------------------------------
+
+
+def _replicated(replicate):
+    from shoal.fsdp import fully_shard
+
+    around, inside = Net(), Net()
+    for block in around.blocks:
+        fully_shard(block)
+    for block in inside.blocks:
+        replicate(block)
+    for model in (replicate(around), fully_shard(inside)):
+        for step in range(2):
+            loss_of(model, step).backward()
+            expect_gradients(model, Net(), lambda m, r, s=step: loss_of(m, s, r))
+            model.zero_grad()
+    with pytest.raises(RuntimeError, match=r"Cannot apply `replicate\(\)` on a Module already managed by `fully_shard`"):
+        replicate(around.blocks[0])
+
+
+@use
+def replicate_around_units_and_inside():
+    from torch.distributed._composable import replicate
+
+    _replicated(replicate)
+
+
+@use
+def replicate_of_fsdp2_around_units_and_inside():
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    _replicated(replicate)
+
+
 # ---- tied parameters -----------------------------------------------------------------------------------------------------------------
 
 

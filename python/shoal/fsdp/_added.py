@@ -13,8 +13,8 @@ from torch.nn.modules.module import register_module_module_registration_hook, re
 from torch.nn.parameter import is_lazy
 
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp._collect import managed
-from shoal.fsdp._names import clean
+from shoal.fsdp._collect import is_replicated, managed
+from shoal.fsdp._names import below
 
 if TYPE_CHECKING:
     from shoal.fsdp._mesh import DataMesh
@@ -76,16 +76,26 @@ class Added:
     def _find(self) -> dict[nn.Parameter, str]:
         """Parameters below the root's units that belong to no unit and were not ignored, by the first of their names."""
         states = self._root.states
-        top = next((s for s in states if s.is_root), states[0]).module
         ours = {(id(module), attribute) for u in self._root.units for p in u.parameters for module, attribute in p.owners}
         found: dict[nn.Parameter, str] = {}
-        for prefix, module in top.named_modules():
+        visited: set[nn.Module] = set()
+
+        def visit(module: nn.Module, prefix: str) -> None:
+            if module in visited or is_replicated(module):
+                return
+            visited.add(module)
             ignored = [s.ignored[module] for s in states if module in s.ignored]
             for attribute, p in module._parameters.items():
                 if p is None or (id(module), attribute) in ours or managed(p) is not None or is_lazy(p) or not p.is_floating_point():
                     continue
                 if not any(attribute in names for names in ignored):
-                    found.setdefault(p, clean(f"{prefix}.{attribute}" if prefix else attribute))
+                    found.setdefault(p, prefix + attribute)
+            for name, child in module._modules.items():
+                if child is not None:
+                    visit(child, below(prefix, name))
+
+        for top in next((s for s in states if s.is_root), states[0]).modules:
+            visit(top, "")
         return found
 
     @property

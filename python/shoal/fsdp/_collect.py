@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.distributed._composable.contract import REGISTRY_KEY
 
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._names import below
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 def state_of(module: nn.Module) -> State | None:
     return module.__dict__.get("_shoal_fsdp_state")
+
+
+def is_replicated(module: nn.Module) -> bool:
+    """torch's composable ``replicate`` manages it, and all that is below it."""
+    return "replicate" in module.__dict__.get(REGISTRY_KEY, ())
 
 
 def managed(p: nn.Parameter) -> ShardedParameter | None:
@@ -34,7 +40,7 @@ def own_parameters(modules: tuple[nn.Module, ...], ignored: set[nn.Parameter]) -
     visited: set[int] = set()
 
     def visit(m: nn.Module, prefix: str) -> None:
-        if id(m) in visited or (m not in modules and state_of(m) is not None):
+        if id(m) in visited or (m not in modules and state_of(m) is not None) or is_replicated(m):
             return
         visited.add(id(m))
         for attribute, p in m._parameters.items():

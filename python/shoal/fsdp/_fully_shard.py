@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._composable.contract import STATE_KEY
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY, RegistryItem
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
@@ -98,6 +98,7 @@ def fully_shard(
             inner._is_fsdp_managed_module = inner._fsdp_use_orig_params = True
         m._shoal_fsdp_state = state
         m.__dict__.setdefault(STATE_KEY, {})[torch_fully_shard.__wrapped__] = state  # torch's fully_shard.state(m): pipeline stages ask it
+        m.__dict__.setdefault(REGISTRY_KEY, {})["fully_shard"] = RegistryItem()  # torch's replicate leaves it out
         m.__class__ = sharded_class(type(m))
     state.hook()
     _install.announce(first, data)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._prims_common import make_contiguous_strides_for
 
+from shoal._tensors import lasting
 from shoal.exceptions import Unimplemented
 from shoal.fsdp._parameters import ShardedParameter
 
@@ -83,7 +84,7 @@ class Gathered:
 
     def unshard(self) -> None:
         if not self._shown:
-            with torch.inference_mode(False), torch.no_grad():  # what is made here outlives an evaluation
+            with lasting():
                 self._unshard()
             self._shown = True
 

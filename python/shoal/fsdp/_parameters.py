@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import stateless
 
 from shoal import _native
-from shoal._tensors import address_of, dtensor, dtensor_parameter, in_memory, is_wrapper, long_lived, with_dtype
+from shoal._tensors import address_of, dtensor, dtensor_parameter, in_memory, is_wrapper, lasting, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._rows import Rows, rows_of, whole_of
@@ -290,7 +290,7 @@ class ShardedParameter:
     def show_guarded(self) -> None:
         """The whole parameter, whose memory no operator of the user writes."""
         if self.post_forward is None:
-            with torch.inference_mode(False), torch.no_grad():  # what is made here outlives an evaluation
+            with lasting():
                 face = whole_of(local_of(self.unsharded).data, self)  # with a count of writes of its own
                 if self._whole_spec is not None:
                     face = dtensor(face, self.unsharded._spec)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from shoal import _native
+from shoal._tensors import lasting
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._added import Added
 from shoal.fsdp._collect import state_of
@@ -138,7 +139,7 @@ class Root:
         """Takes over what the user put in the place of parameters; units whose dtypes or parameters changed are built anew."""
         if self.rows_plain:  # an exception has left an optimizer's step
             self.show_rows(plain=False)
-        with torch.inference_mode(False), torch.no_grad():  # what is made here outlives an evaluation
+        with lasting():
             self._adopt()
 
     def _adopt(self) -> None:

@@ -217,12 +217,12 @@ class State:
             visit(m)
         return list(found)
 
-    def lazy_init(self) -> None:
-        """At the first forward: the module that runs it is the root of all units inside."""
-        if len(self.modules) > 1:
+    def lazy_init(self, preliminary: bool = False) -> None:
+        """At the first forward: the module that runs it is the root of all units inside. ``preliminary``: at an ``unshard`` before."""
+        if len(self.modules) > 1 and not preliminary:
             raise RuntimeError(f"FSDP requires a single root module but got {self.modules}")
         states: list[State] = []
-        for module in self.module.modules():
+        for module in (m for top in self.modules for m in top.modules()):
             s = state_of(module)
             if s is not None and s not in states:
                 states.append(s)
@@ -236,16 +236,17 @@ class State:
                 hint="run the whole model's forward first, or call fully_shard on the outer module before",
             )
         self._check_tied(states)
-        names = {id(m): clean(n) for n, m in self.module.named_modules()}
+        names = {id(m): clean(n) for top in self.modules for n, m in top.named_modules()}
         for s in states:
             s.is_root = s is self
             s.name = ", ".join(names[id(m)] for m in s.modules if id(m) in names)
             s.reshard_after_forward = not s.is_root if s.reshard_asked is None else s.reshard_asked
-        Root(states)
+        Root(states).preliminary = preliminary
 
     def _check_tied(self, states: list[State]) -> None:
         """Every parameter lies in a unit that is around all modules that have it."""
-        tied = {q for p in self.module.parameters() if getattr(p, "_shoal_state", self) not in states and (q := managed(p)) is not None}
+        parameters = (p for top in self.modules for p in top.parameters())
+        tied = {q for p in parameters if getattr(p, "_shoal_state", self) not in states and (q := managed(p)) is not None}
         for s in states:
             covered = s.covered()
             tied |= {p for u in s.units for p in u.parameters if not all(id(m) in covered for m, _ in p.owners)}
@@ -384,8 +385,7 @@ class State:
 
     def unshard(self) -> None:
         if self.root is None:
-            self.lazy_init()
-            self.root.preliminary = True
+            self.lazy_init(preliminary=True)
         if self.root.window_open:
             self.root.adopt()
         for u in self.units:
@@ -496,7 +496,7 @@ class State:
         text = str(error)
         if isinstance(error, RuntimeError) and "being modified inplace" in text and "custom Function" in text and "fully_shard" not in text:
             error.args = (
-                f"{text}\n  an input of {self.name or 'the root'}, a unit of fully_shard, was changed in place in its forward, or behind it "
+                f"{text}\n  an input of {self.name or 'the root'}, a unit of fully_shard, was changed in place in its forward or behind it "
                 "as its output\n  hint: change a copy (x = x.clone()); the unit's backward ends when the gradients of its inputs are there",
             )
 
