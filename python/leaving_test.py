@@ -163,7 +163,7 @@ class Wanting:
 
     def take_wants(self, _):
         wants, self.wants = self.wants, {}
-        return 0, False, False, wants.get("ended", []), wants.get("condemned", []), wants.get("raised", [])
+        return 0, False, 0, False, wants.get("ended", []), wants.get("condemned", []), wants.get("raised", [])
 
     def judged(self, task, again):
         self.answers.append((task, again))

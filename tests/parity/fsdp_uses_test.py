@@ -1040,6 +1040,9 @@ def parameters_added_after_sharding_are_named():
     model.set_gradient_divide_factor(1.0)
     with pytest.raises(NotImplementedError, match=r"set_gradient_divide_factor.*blocks\.0\.2\.down"):
         loss_of(model).backward()
+    model.extra = nn.Parameter(model.head.weight.detach().clone())  # a DTensor
+    with pytest.raises(NotImplementedError, match=r"parameter extra was added.*is a DTensor"):
+        loss_of(model).backward()
 
 
 @use

@@ -55,15 +55,9 @@ class Added:
             return
         self._seen = _Registrations.count
         known, self._parameters = self._parameters, self._find()
-        new = {p: name for p, name in self._parameters.items() if p not in known}
+        new = {p: name for p, name in self._parameters.items() if p not in known and not isinstance(p, DTensor)}
         if not new:
             return
-        for p, name in new.items():
-            if isinstance(p, DTensor):
-                raise Unimplemented(
-                    f"parameter {name} was added after the model was sharded and is a DTensor: its gradient would not be reduced",
-                    hint="add it before the model is sharded, or name it in ignored_params and reduce its gradient",
-                )
         warnings.warn(
             f"parameters were added after the model was sharded ({', '.join(new.values())}): they are not sharded, all ranks get the first "
             "rank's values, and their gradients are averaged over ranks at the end of a backward pass",
@@ -138,6 +132,12 @@ class Added:
                 p.grad = g
 
     def _check(self, work: dict[nn.Parameter, str]) -> None:
+        for p, name in work.items():
+            if isinstance(p, DTensor):
+                raise Unimplemented(
+                    f"parameter {name} was added after the model was sharded and is a DTensor: its gradient would not be reduced",
+                    hint="add it before the model is sharded, or name it in ignored_params and reduce its gradient",
+                )
         names = ", ".join(work.values())
         if self._root.joining:
             raise InvalidArgument(
