@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from shoal import _stream
@@ -48,22 +48,31 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
     session.tell_cancelled()
     session.hand_on()
     while runner.code is None:
-        incoming = None  # with what came with it; the next one may be long in coming
+        handed = []  # the call that runner.begin hands to another thread: the thread that takes it out of here answers it
         try:
             incoming = early.popleft() if early else session.next_call()
-            if incoming is None:
+            handed = [] if incoming is None else [incoming]
+            incoming = None  # with what came with it; the next one may be long in coming
+            if not handed:
                 for key in session.take_cancelled():
                     runner.cancel(key)
-            elif session.cancelled(incoming):  # before the actor was made
-                session.refuse_cancelled(incoming, runner.where(incoming.method))
+            elif session.cancelled(handed[0]):  # before the actor was made
+                session.refuse_cancelled(handed[0], runner.where(handed[0].method))
             else:
-                runner.begin(incoming)
-                incoming = None
+                runner.begin(handed)
         except SystemExit as error:  # of a signal's handler
             leave(error)
-            if incoming is not None:  # it may not have begun
-                runner.refuse_late(incoming)
+            if (untaken := incoming or taken(handed)) is not None:
+                runner.take_back(untaken)
     return runner.code
+
+
+def taken(handed: list) -> Any:
+    """The call that another thread handed on. None: that thread, or a third one, took it."""
+    try:
+        return handed.pop()
+    except IndexError:
+        return None
 
 
 class _Runner:
@@ -106,6 +115,10 @@ class _Runner:
     def exit(self, code: int) -> None:
         self.code = code
         self.session.stop_serving()
+
+    def take_back(self, incoming) -> None:
+        """A call whose begin was interrupted before another thread took it never runs."""
+        self.refuse_late(incoming)
 
     def too_late(self, incoming) -> bool:
         """Whether this call never has its turn."""
@@ -162,15 +175,16 @@ class _OnThreads(_Runner):
     def __init__(self, session, groups: dict[str, int]):
         super().__init__(session, groups)
         self._pools = {name: ThreadPoolExecutor(size, thread_name_prefix=f"shoal-{name or 'calls'}") for name, size in groups.items()}
-        self._waiting: dict[Future, CallInfo] = {}  # with their calls: those that are not done
-        self._withdrawing = threading.Lock()
+        self._calls: dict[CallInfo, list] = {}  # that are not done, with what they were handed on in
+        self._fewer, self._awaited = threading.Condition(), False  # of _calls; whether a thread waits for that
         self._releasing: threading.Thread | None = None
 
     def make(self, call: CallInfo, cls: type, args: tuple, kwargs: dict):
         concurrent_call.set(call)
         return cls(*args, **kwargs)
 
-    def begin(self, incoming) -> None:
+    def begin(self, handed: list) -> None:
+        incoming = handed[0]
         if self.too_late(incoming):
             return
         if incoming.method == RELEASE:
@@ -186,48 +200,70 @@ class _OnThreads(_Runner):
             self.failed(incoming, error)
             return
         call = CallInfo(self.where(incoming.method), extra, incoming)
+        self._calls[call] = handed  # before it may run: a thread that ends this actor waits for it
         try:
-            with self._leaves:  # whoever ends this actor knows of all calls that may run
-                future = pool.submit(self._run, call, args, kwargs)
-                self._waiting[future] = call
+            pool.submit(self._take, handed, call, args, kwargs)
         except RuntimeError as error:  # there are too many threads; a thread that is there may still find it
-            call.over = True
-            self.failed(incoming, error)
-            return
-        future.add_done_callback(self._waiting.pop)
+            if self._withdrawn(call, handed):
+                self.failed(incoming, error)
+
+    def take_back(self, incoming) -> None:
+        for call in tuple(self._calls):
+            if call.incoming is incoming:
+                self._done(call)
+        super().take_back(incoming)
+
+    def _done(self, call: CallInfo) -> None:
+        self._calls.pop(call, None)
+        if self._awaited:
+            with self._fewer:
+                self._fewer.notify_all()
 
     def _release(self, incoming) -> None:
         """Once what came before is done."""
-        while waiting := [future for future in tuple(self._waiting) if not future.done()]:
-            wait(waiting)
+        self._awaited = True
+        with self._fewer:
+            self._fewer.wait_for(lambda: not self._calls)
         self._run(CallInfo(self.where(incoming.method), None, incoming), (), {})
 
     def wind_up(self) -> None:
-        for future, call in tuple(self._waiting.items()):
-            if self._withdrawn(future):
+        for call, handed in tuple(self._calls.items()):
+            if self._withdrawn(call, handed):
                 self.refuse_late(call.incoming)
         self.refuse_graphs()
-        while waiting := {future: call for future, call in tuple(self._waiting.items()) if not future.done()}:
-            self.refuse_leaving(waiting.values())
-            wait(waiting, return_when=FIRST_COMPLETED)
+        self._awaited = True
+        with self._fewer:
+            while self._calls:
+                self.refuse_leaving(tuple(self._calls))
+                self._fewer.wait()
         if self._releasing is not None:  # it has the instance
             self._releasing.join()
         self.end()
 
     def cancel(self, key: tuple[int, int]) -> None:
         """What runs on a thread cannot be stopped."""
-        for future, call in tuple(self._waiting.items()):
-            if call.incoming.key == key and self._withdrawn(future):
+        for call, handed in tuple(self._calls.items()):
+            if call.incoming.key == key and self._withdrawn(call, handed):
                 self.session.refuse_cancelled(call.incoming, call.where)
 
-    def _withdrawn(self, future: Future) -> bool:
+    def _withdrawn(self, call: CallInfo, handed: list) -> bool:
         """Whether it will not run, and this caller is the first to see to that."""
-        with self._withdrawing:
-            return not future.cancelled() and future.cancel()
+        if taken(handed) is None:
+            return False
+        self._done(call)
+        return True
+
+    def _take(self, handed: list, call: CallInfo, args: tuple, kwargs: dict) -> None:
+        if taken(handed) is None:
+            return
+        try:
+            self._run(call, args, kwargs)
+        finally:
+            self._done(call)
 
     def _run(self, call: CallInfo, args: tuple, kwargs: dict) -> None:
         incoming = call.incoming
-        if call.over or self.too_late(incoming):
+        if self.too_late(incoming):
             return
         concurrent_call.set(call)
         self.session.began(incoming)
@@ -307,18 +343,25 @@ class _OnLoop(_Runner):
     def loop_of(self, method: str) -> asyncio.AbstractEventLoop:
         return self._lanes[self.group_of(method, None)].loop
 
-    def begin(self, incoming) -> None:
+    def begin(self, handed: list) -> None:
         self._taken += 1
+        incoming = handed[0]
         if len(self._lanes) == 1 or incoming.method == RELEASE:
-            self._main.do(self._begin, incoming)
+            self._main.do(self._begin, handed)
         elif (loaded := self._load(incoming)) is not None:  # here: its group's loop may be the only one that is not busy
-            loaded[0].do(self._start, incoming, *loaded)
+            loaded[0].do(self._take, handed, *loaded)
 
-    def _begin(self, incoming) -> None:
+    def _begin(self, handed: list) -> None:
+        if (incoming := taken(handed)) is None:
+            return
         if incoming.method == RELEASE:
             if not self.too_late(incoming):
                 self._releasing = self.loop.create_task(self._release(incoming))
         elif (loaded := self._load(incoming)) is not None:
+            self._start(incoming, *loaded)
+
+    def _take(self, handed: list, *loaded) -> None:
+        if (incoming := taken(handed)) is not None:
             self._start(incoming, *loaded)
 
     def _load(self, incoming) -> tuple[_Lane, CallInfo, tuple, dict] | None:
@@ -371,15 +414,15 @@ class _OnLoop(_Runner):
                 task.cancel()
 
     def _done(self, lane: _Lane, task: asyncio.Task) -> None:
-        call = lane.tasks.pop(task)
+        call = lane.tasks[task]
+        if task.cancelled():
+            if running.ending is not None and not call.began and not self.session.cancelled(call.incoming):
+                self.refuse_late(call.incoming)
+            else:
+                self.session.refuse_cancelled(call.incoming, call.where)
+        del lane.tasks[task]  # once it is answered: the process may end now
         if running.ending is not None:
             self._over.set()
-        if not task.cancelled():
-            return
-        if running.ending is not None and not call.began and not self.session.cancelled(call.incoming):
-            self.refuse_late(call.incoming)
-        else:
-            self.session.refuse_cancelled(call.incoming, call.where)
 
     def cancel(self, key: tuple[int, int]) -> None:
         for lane in self._lanes.values():

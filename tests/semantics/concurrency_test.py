@@ -275,6 +275,29 @@ def test_a_signals_handler_may_end_an_async_actor_after_the_calls_that_run(gate)
     assert row_of(actor)["num_restarts"] == 0
 
 
+@pytest.mark.parametrize("kind", ["async", "async with groups", "threads"])
+def test_a_call_that_a_signal_finds_between_two_threads_is_answered(kind):
+    class Signals:
+        def __init__(self, handled):
+            sys.setswitchinterval(GUARD_S)  # the main, which hands the call on, goes on once the call's own thread waits
+
+        def run(self):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.05)  # for the main to have ended its part, in which it may have refused the call
+            return "ran"
+
+    class SignalsAsync(Signals):
+        async def waits(self):
+            pass
+
+    groups = {"other": 1} if kind == "async with groups" else {}
+    actor = (
+        ray.remote(Signals if kind == "threads" else SignalsAsync).options(max_concurrency=2, concurrency_groups=groups).remote(Handled())
+    )
+    assert ray.get(actor.run.remote(), timeout=GUARD_S) == "ran"
+    wait_until(lambda: row_of(actor)["state"] == "DEAD", GUARD_S)
+
+
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_a_call_that_comes_with_the_signal_goes_to_the_next_life(concurrency):
     actor = ray.remote(Signalled).options(max_restarts=-1, max_task_retries=-1, max_concurrency=concurrency).remote(Handled(3))
