@@ -646,9 +646,14 @@ void ActorCalls::keep_next(ActorId id, Target& t) {
     const auto it = *alive ? targets_.find(id) : targets_.end();
     if (it != targets_.end() && --it->second.unanswered == 0) keep_next(id, it->second);
   };
-  t.unanswered = t.queue.size() + t.sent.size();
+  // The call that makes the actor, which may wait for room without end, is not among them: what ends the actor comes behind it.
+  std::vector<ValueFuture> queued;
+  for (const auto& q : t.queue) {
+    if (q.call.method != "__init__") queued.push_back(q.promise.future());
+  }
+  t.unanswered = queued.size() + t.sent.size();
   if (t.unanswered == 0) t.kept.clear();
-  for (const auto& q : t.queue) q.promise.future().then(answered);
+  for (const auto& q : queued) q.then(answered);
   for (const auto& [n, sent] : t.sent) sent.promise.future().then(answered);
 }
 

@@ -865,6 +865,18 @@ TEST_F(ActorCallsTest, WhatIsKeptStaysUntilTheCallsOfThatMomentAreAnswered) {
   EXPECT_FALSE(other.ready());
 }
 
+TEST_F(ActorCallsTest, NothingIsKeptForTheCallThatMakesAnActorThatIsNotPlaced) {
+  const auto made = call(kActor, "__init__");
+  auto what = std::make_shared<int>(), other = std::make_shared<int>();
+  const std::weak_ptr<int> kept = what, kept_for_call = other;
+  calls_.keep_until_answered(kActor, std::exchange(what, {}));
+  EXPECT_TRUE(kept.expired());
+  const auto method = call(kActor, "a");
+  calls_.keep_until_answered(kActor, std::exchange(other, {}));
+  EXPECT_FALSE(kept_for_call.expired());
+  EXPECT_FALSE(made.ready() || method.ready());
+}
+
 TEST_F(ActorCallsTest, NothingIsKeptForCallsThatAreNotMade) {
   (void)call(kOther, "a");
   for (const ActorId id : {kActor, ActorId{99}}) {

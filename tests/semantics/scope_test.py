@@ -378,6 +378,21 @@ def test_one_that_was_never_placed_is_withdrawn_with_its_last_handle(holder):
     assert ray.wait([call], timeout=0) == ([], [call])
 
 
+def test_so_it_is_with_one_whose_handles_were_elsewhere(holder):
+    @ray.remote(num_cpus=0)
+    def makes():
+        return [Counts.options(resources={"nowhere": 1}).remote()]
+
+    [made_by_function], made_here = ray.get(makes.remote(), timeout=GUARD_S), Counts.options(resources={"nowhere": 1}).remote()
+    ray.get(holder.keep.remote([made_here]), timeout=GUARD_S)
+    ids = made_by_function._actor_id, made_here._actor_id
+    del made_by_function, made_here
+    ends(ids[0])
+    assert row(ids[1])["state"] == "PENDING"  # the holder has it
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    ends(ids[1])
+
+
 def told_to_end(actor_id):
     """Once it has answered: it waits for handles of itself."""
     ray.get(ray.ObjectRef(ray._runtime.session().call(actor_id, RELEASE, *_pack((), {}))), timeout=GUARD_S)
