@@ -1,6 +1,7 @@
 """Ways to use a sharded model, in one run of two ranks: each ends with what a plain process has, or says why not."""
 
 import copy
+import functools
 import gc
 import io
 import itertools
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fsdp2_faults import FAULTS, try_fault
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
@@ -1403,6 +1405,11 @@ def an_exception_in_the_last_block():
 @use
 def an_exception_in_backward_of_one_rank():
     _left_by_an_exception(_reset, ranks=(0,))
+
+
+# ---- faults that torch names ---------------------------------------------------------------------------------------------------------
+
+use.update({name: functools.partial(try_fault, name) for name in FAULTS})
 
 
 # ---- the run -------------------------------------------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.utils import _get_root_modules
 
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import Unimplemented
 from shoal.fsdp import _bootstrap
 from shoal.fsdp._collect import state_of
+from shoal.fsdp._errors import ShardedTwice
 from shoal.fsdp._mesh import data_mesh
 from shoal.fsdp._module import sharded_class
 from shoal.fsdp._state import State
@@ -58,7 +59,8 @@ def fully_shard(
 
     A parameter that modules of several units have is placed in the innermost unit around them all.
     Raises TypeError for arguments of another type, ValueError for scalar parameters and containers without forward, InvalidArgument for
-    calls in the wrong order, NotImplementedError for what this release has not got.
+    calls in the wrong order, NotImplementedError for what this release has not got. A fault that torch names has torch's type and begins
+    with torch's words.
     Semantics: PyTorch FSDP2 (torch.distributed.fsdp.fully_shard, torch 2.13); collective in the sense that every rank must call it for the
     same modules in the same order.
     """
@@ -67,9 +69,12 @@ def fully_shard(
         if not isinstance(m, nn.Module):
             raise TypeError(f"fully_shard takes a module or a list of modules, not a {type(m).__name__}")
         if isinstance(m, (nn.ModuleList, nn.ModuleDict)) and type(m).forward is nn.Module.forward:
-            raise ValueError(f"fully_shard does not support containers that do not implement forward: {type(m).__name__}")
+            raise ValueError(f"fully_shard does not support containers that do not implement forward: {m}")
         if state_of(m) is not None:
-            raise InvalidArgument(f"fully_shard was called on this {type(m).__name__} before")
+            raise ShardedTwice(
+                "Each distinct composable distributed API can only be applied to a module once. fully_shard has already been applied to "
+                f"the following module:\n{m}"
+            )
     if not listed:
         raise ValueError("fully_shard was called with no module")
     if mesh is not None and not isinstance(mesh, DeviceMesh):
@@ -121,7 +126,7 @@ def _checked_reshard(asked: bool | int | None, shards: int, spmd: bool) -> bool 
     if asked is None or isinstance(asked, bool):
         return asked
     if not isinstance(asked, int):
-        raise ValueError(f"reshard_after_forward should be a bool or an int representing the group size to reshard to, not {asked!r}")
+        raise ValueError(f"reshard_after_forward should be a bool or an int representing the group size to reshard to, not {asked}")
     if spmd:
         raise NotImplementedError("reshard_after_forward as int is not yet supported with SPMD mesh (dp_mesh_dims)")
     if asked < 1 or asked > shards or shards % asked != 0:

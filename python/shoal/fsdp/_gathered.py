@@ -189,14 +189,16 @@ class Gathered:
             inputs, metadata = local.fsdp_pre_all_gather(data.shard_mesh, p.shape, stride, p.owners[0][0], self._unit.state.mp_policy)
         else:
             raise AssertionError(
-                f"invalid fsdp_pre_all_gather of parameter {p.name}: expects (mesh, outer_size, outer_stride, module, mp_policy)"
+                f"Invalid fsdp_pre_all_gather: {inspect.signature(local.fsdp_pre_all_gather)}\n"
+                "Expects fsdp_pre_all_gather(self, mesh: DeviceMesh, outer_size: torch.Size, outer_stride: tuple[int, ...], "
+                f"module: nn.Module, mp_policy: MixedPrecisionPolicy): parameter {p.name}"
             )
         padded = p.padded_shape
         if (local.size() != padded or p.dim != 0) and any(t.size() != padded for t in inputs):
-            why = "unevenly sharded" if p.dim == 0 else f"sharded on dim {p.dim}"
+            why = "unevenly sharded by FSDP" if p.dim == 0 else f"sharded by FSDP on dim {p.dim}"
             raise AssertionError(
-                f"parameter {p.name} is {why}: fsdp_pre_all_gather must return inputs of the padded size {tuple(padded)}, "
-                f"not {[tuple(t.size()) for t in inputs]}"
+                f"When a parameter is {why} (orig size={p.shape}, FSDP world size={data.mesh.size()}), fsdp_pre_all_gather must return "
+                f"all-gather inputs with the padded sharded size {padded} but got {[t.size() for t in inputs]}: parameter {p.name}"
             )
         return [t.to(data.device) for t in inputs], metadata
 

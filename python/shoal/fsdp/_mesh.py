@@ -18,13 +18,14 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 @dataclass(frozen=True, eq=False)
 class DataMesh:
     """``mesh`` has a shard dim, a replicate dim before it, or both. ``dims`` and ``spmd``: they are dims of that larger mesh, on which the
-    parameters are DTensors already."""
+    parameters are DTensors already. ``info``: torch's description of the same, where a ``shard_placement_fn`` gave one."""
 
     mesh: DeviceMesh
     shard_dim: int | None = 0
     replicate_dim: int | None = None
     dims: Any = None
     spmd: DeviceMesh | None = None
+    info: Any = None
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -69,6 +70,11 @@ class DataMesh:
     def shard_group(self):
         return self.mesh.get_group(self.shard_dim)
 
+    @property
+    def groups(self) -> tuple[Any, Any]:
+        """The process groups of the shards and of the replicas; None where there is no such dim."""
+        return tuple(None if dim is None else self.mesh.get_group(dim) for dim in (self.shard_dim, self.replicate_dim))
+
     @cached_property
     def shard_mesh(self) -> DeviceMesh:
         return self.mesh if self.mesh.ndim == 1 else self.mesh[self.mesh.mesh_dim_names[-1]]
@@ -80,10 +86,10 @@ class DataMesh:
 
     # ---- DTensors ----
 
-    def spec_of(self, original: torch.Tensor, dim: int) -> DTensorSpec:
+    def spec_of(self, name: str, original: torch.Tensor, dim: int) -> DTensorSpec:
         """The sharded parameter's. ValueError when a DTensor lies on other meshes than it should."""
         if self.spmd is not None:
-            return self._spmd_spec(original, dim)
+            return self._spmd_spec(name, original, dim)
         placements: list[Placement] = [] if self.replicate_dim is None else [Replicate()]
         if not isinstance(original, DTensor):
             if self.shard_dim is not None:
@@ -92,7 +98,7 @@ class DataMesh:
         # Tensor parallelism came first: its mesh lies inside.
         inner = original._spec
         if len(inner.placements) > 2:
-            raise NotImplementedError(f"fully_shard takes parameters on 1-D or 2-D model parallel meshes, not {inner.placements}")
+            raise NotImplementedError(f"FSDP only supports 1D TP/EP or 2D EP+TP, not {inner.placements}")
         if self.shard_dim is not None:
             split = inner.num_shards_map[dim]
             placements.append(_StridedShard(dim, split_factor=split) if split > 1 else Shard(dim))
@@ -100,18 +106,28 @@ class DataMesh:
             DeviceMesh._concatenate([self.mesh, inner.mesh]), (*placements, *inner.placements), tensor_meta=inner.tensor_meta
         )
 
-    def _spmd_spec(self, original: torch.Tensor, dim: int) -> DTensorSpec:
+    def _spmd_spec(self, name: str, original: torch.Tensor, dim: int) -> DTensorSpec:
         if not isinstance(original, DTensor):
-            raise ValueError("with dp_mesh_dims all parameters must be DTensors on the whole mesh (e.g. by distribute_module)")
+            raise ValueError(
+                "When dp_mesh_dims is provided, all parameters must be DTensors on the full SPMD mesh (e.g. via distribute_module). "
+                f"Got plain tensor for parameter '{name}'."
+            )
         spec = original._spec
-        if spec.mesh != self.spmd:
-            raise ValueError("with dp_mesh_dims parameters must be DTensors on the mesh that fully_shard gets")
+        if spec.mesh is not self.spmd:
+            raise ValueError(
+                "Expected param's DTensor mesh to be the same mesh passed to fully_shard, but got different mesh objects: parameter "
+                f"'{name}' is on another one"
+            )
         names, placements = spec.mesh.mesh_dim_names, list(spec.placements)
-        for name in (*self.dims.shard_names, *self.dims.replicate_names):
-            if not isinstance(placements[names.index(name)], Replicate):
-                raise ValueError(f"expected Replicate() on data parallel dim {name!r}, got {placements[names.index(name)]}")
-        for name in self.dims.shard_names:
-            at, split = names.index(name), 1
+        for what, dims in (("shard", self.dims.shard_names), ("replicate", self.dims.replicate_names)):
+            for index in map(names.index, dims):
+                if not isinstance(placements[index], Replicate):
+                    raise ValueError(
+                        f"Expected Replicate() on DP {what} dim '{names[index]}' (index {index}) but got {placements[index]}: parameter "
+                        f"'{name}'"
+                    )
+        for shard_name in self.dims.shard_names:
+            at, split = names.index(shard_name), 1
             for later in range(at + 1, spec.mesh.ndim):
                 p = spec.placements[later]
                 if isinstance(p, (Shard, _StridedShard)) and p.dim == dim:
@@ -121,14 +137,14 @@ class DataMesh:
             return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
         # Several dims that shard are one: the flattened mesh takes their place.
         meshes, flat, done = [], [], False
-        for name, placement in zip(names, placements, strict=True):
-            if name in self.dims.shard_names:
+        for dim_name, placement in zip(names, placements, strict=True):
+            if dim_name in self.dims.shard_names:
                 if not done:
                     meshes.append(self.mesh)
                     flat += [placement] if self.replicate_dim is None else [Replicate(), placement]
                 done = True
-            elif name not in self.dims.replicate_names:
-                meshes.append(spec.mesh[name])
+            elif dim_name not in self.dims.replicate_names:
+                meshes.append(spec.mesh[dim_name])
                 flat.append(placement)
         return DTensorSpec(DeviceMesh._concatenate(meshes), tuple(flat), tensor_meta=spec.tensor_meta)
 
@@ -147,7 +163,7 @@ def data_mesh(mesh: DeviceMesh, dims: Any = None) -> DataMesh:
     if dims is not None:
         return _of_named_dims(mesh, dims)
     if mesh.ndim not in (1, 2):
-        raise ValueError(f"fully_shard expects a 1-D or 2-D DeviceMesh but got {mesh}")
+        raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
     if mesh.ndim == 1:
         return DataMesh(mesh)
     if mesh.mesh_dim_names is None:
@@ -177,9 +193,8 @@ def _of_named_dims(mesh: DeviceMesh, dims: Any) -> DataMesh:
 
 def of_mesh_info(info: Any) -> DataMesh:
     """From torch's ``FSDPMeshInfo``, as a ``shard_placement_fn`` may give one."""
-    return DataMesh(
-        info.mesh, info.shard_mesh_dim, info.replicate_mesh_dim, getattr(info, "dp_mesh_dims", None), getattr(info, "spmd_mesh", None)
-    )
+    dims, spmd = getattr(info, "dp_mesh_dims", None), getattr(info, "spmd_mesh", None)
+    return DataMesh(info.mesh, info.shard_mesh_dim, info.replicate_mesh_dim, dims, spmd, info)
 
 
 def post_forward_mesh(data: DataMesh, size: int) -> DeviceMesh:

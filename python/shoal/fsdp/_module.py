@@ -17,6 +17,7 @@ from shoal import _native
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _example, _graph, _plan
 from shoal.fsdp._collect import state_of
+from shoal.fsdp._errors import ShardedOutsideForward
 from shoal.fsdp._state import State
 from shoal.fsdp._unit import Unit
 
@@ -138,8 +139,8 @@ class FSDPModule(TorchFSDPModule):
 
     def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: Any = None) -> None:
         """``hook(reduced)`` is called with this rank's reduced gradients, flat, in the reduce dtype, before they are accumulated."""
-        unit = self._only_unit("set_all_reduce_hook")
-        if stream is not None and unit.data.replicas > 1:
+        unit = self._only_unit("set_all_reduce_hook", "hook")
+        if stream is not None and unit.data.replicate_dim is not None:
             raise ValueError("stream cannot be set when using native HSDP")
         unit.all_reduce_hook = hook
 
@@ -157,10 +158,13 @@ class FSDPModule(TorchFSDPModule):
         """Nothing to set: gathers and reductions never wait for each other."""
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
-        """Nothing to set: gradients travel through shared memory."""
+        """Nothing to set: gradients travel through shared memory. AssertionError where the user brings the communication."""
+        self._refuse_custom("set_allocate_memory_from_process_group")
 
     def set_symm_mem_for_comm(self, backend: str = "NCCL") -> None:
-        """Nothing to set on a CPU mesh: whole parameters already lie in memory that all ranks share."""
+        """Nothing to set on a CPU mesh: whole parameters already lie in memory that all ranks share. AssertionError where the user brings
+        the communication."""
+        self._refuse_custom("set_symm_mem")
 
     def set_post_optim_event(self, event: Any) -> None:
         """The next forward waits for ``event`` (anything with ``synchronize()`` or ``wait()``), once."""
@@ -169,11 +173,20 @@ class FSDPModule(TorchFSDPModule):
     def _set_unshard_async_op(self, async_op: bool) -> None:
         """Nothing to set: unsharding allocates nothing."""
 
-    def _only_unit(self, what: str) -> Unit:
+    def _only_unit(self, method: str, argument: str = "custom comm") -> Unit:
         units = self._get_fsdp_state().units
         if len(units) > 1:
-            raise ValueError(f"{what} is not possible with parameters on several meshes (shard_placement_fn)")
+            raise ValueError(
+                f"{method} is not supported with multiple param groups (from per-param mesh via shard_placement_fn). The {argument} would "
+                "be ambiguous across groups with different meshes."
+            )
         return units[0]
+
+    def _refuse_custom(self, method: str) -> None:
+        for gathered in (u.gathered for u in self._get_fsdp_state().units if u.gathered is not None):
+            for what, comm in (("all gather", gathered.all_gather), ("reduce scatter", gathered.reduce_scatter)):
+                if comm is not None:
+                    raise AssertionError(f"cannot call {method}() when {what} comm is custom: {type(comm).__name__}")
 
     # ---- the rest ----
 
@@ -246,10 +259,6 @@ def sharded_class(cls: type) -> type:
     return _classes[cls]
 
 
-class ShardedOutsideForward(InvalidArgument, RuntimeError):
-    """A method other than forward computed with a parameter that is sharded. A RuntimeError, too: torch raises one."""
-
-
 def _explained_methods(cls: type) -> dict[str, Callable]:
     """The methods of its own that a module has beside forward: they say what is missing when they meet a sharded parameter."""
     known = {"forward", *dir(nn.Module), *dir(FSDPModule)}
@@ -271,7 +280,7 @@ def _explained(cls: type, name: str) -> Callable:
             if "got mixed torch.Tensor and DTensor" not in str(error):
                 raise
             raise ShardedOutsideForward(
-                f"{cls.__name__}.{name} computes with a parameter that is sharded, because it is not in forward",
+                f"{error}\n{cls.__name__}.{name} computes with a parameter that is sharded, because it is not in forward",
                 hint=f'call register_fsdp_forward_method(module, "{name}") after fully_shard',
             ) from error
 
@@ -298,7 +307,9 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
 def share_comm_ctx(modules: list[FSDPModule]) -> None:
     """There are no streams or buffers to share on one host. ValueError for modules that are not sharded."""
-    _states_of(modules)
+    for m in modules:
+        if not isinstance(m, FSDPModule):
+            raise ValueError(f"Expects list of FSDPModules but got {m}")
 
 
 def step_graph(model: nn.Module, example_inputs: Any = None, optimizer: torch.optim.Optimizer | None = None) -> _graph.StepGraph:

@@ -76,7 +76,7 @@ class ShardedParameter:
         self.shape, self.dtype = local.shape, local.dtype
         self.requires_grad = original.requires_grad
         self._set_kind(local)
-        self.spec = data.spec_of(original, dim)
+        self.spec = data.spec_of(name, original, dim)
         self._whole_spec = original._spec if isinstance(original, DTensor) else None
         self._policy = policy
         self._set_dtypes()
@@ -116,11 +116,14 @@ class ShardedParameter:
     def _set_kind(self, local: torch.Tensor) -> None:
         self.kind = Kind.of(local)
         if self.extended != hasattr(local, "fsdp_post_all_gather"):
-            raise AssertionError(f"both fsdp_pre_all_gather and fsdp_post_all_gather should be defined for parameter {self.name}")
+            raise AssertionError(
+                "Both fsdp_pre_all_gather and fsdp_post_all_gather should be defined if using all-gather extensions: parameter "
+                f"{self.name}, a {type(local).__name__}"
+            )
         if self.extended and self.dim != 0 and self.shape[self.dim] % self.data.shards != 0:
             raise NotImplementedError(
-                f"parameter {self.name} has all-gather extensions, and its dim {self.dim} of {self.shape[self.dim]} is not divisible by "
-                f"{self.data.shards} shards: shard it on dim 0"
+                f"FSDP does not support uneven sharding on dim {self.dim}: {self.shape} (world size: {self.data.shards}) of a parameter "
+                f"with all-gather extensions: shard {self.name} on dim 0"
             )
 
     def _set_dtypes(self) -> None:
@@ -358,9 +361,7 @@ class ShardedParameter:
         else:
             raise Unimplemented(f"parameter {self.name} was replaced by a plain tensor", hint="replace it by a DTensor placed alike")
         if local.device.type == "meta":
-            raise InvalidArgument(
-                f"parameter {self.name} is on the meta device", hint=f"call model.to_empty(device='{self.home.type}') and initialise it"
-            )
+            raise self.state.root.still_on_meta()
         if self.emptied and not self.empty and _is_poison(local):
             raise InvalidArgument(
                 f"parameter {self.name} was never initialised after to_empty",
@@ -483,7 +484,7 @@ class ShardedParameter:
         if isinstance(grad, AsyncCollectiveTensor):
             grad = grad.wait()
         if not isinstance(grad, DTensor):
-            raise AssertionError(f"the gradient of parameter {self.name} should be a DTensor, not a {type(grad).__name__}")
+            raise AssertionError(f"Expected DTensor, got {type(grad)}: the gradient of parameter {self.name}")
         wanted = list(self._whole_spec.placements)
         if self.data.dims is not None:  # what is partial over data parallel dims is summed by the reduction
             names = self._whole_spec.mesh.mesh_dim_names

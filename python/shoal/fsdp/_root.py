@@ -17,6 +17,8 @@ from shoal._tensors import lasting
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._added import Added
 from shoal.fsdp._collect import state_of
+from shoal.fsdp._errors import OnMetaDevice
+from shoal.fsdp._names import clean
 from shoal.fsdp._parameters import ShardedParameter, refuse_substitute
 from shoal.fsdp._plan import OptimizerInBackward, replan
 
@@ -28,10 +30,11 @@ if TYPE_CHECKING:
 class ForwardToken:
     """One forward pass whose backward has not come yet, or may come again. Dies with the autograd graph that would bring it."""
 
-    __slots__ = ("__weakref__", "versions")
+    __slots__ = ("__weakref__", "ended_in", "versions")
 
     def __init__(self, versions: list[int]):
         self.versions = versions
+        self.ended_in = -1  # autograd's number of the backward pass that freed the graph
 
 
 class Backward:
@@ -154,6 +157,20 @@ class Root:
             u.build_again()
         self._make_models()
         self.forwards.clear()
+
+    def still_on_meta(self) -> OnMetaDevice:
+        """The error for parameters without values: it names all of them."""
+        names = {id(m): clean(n) for n, m in next((s for s in self.states if s.is_root), self.states[0]).module.named_modules()}
+        found = []
+        for owner, attribute in (p.owners[0] for u in self.units for p in u.parameters):
+            current = owner._parameters.get(attribute)
+            if current is not None and current.is_meta:
+                found.append(f"{names[id(owner)]}.{attribute}" if names.get(id(owner)) else attribute)
+        return OnMetaDevice(
+            "FSDP parameters should be materialized from meta device before training, but the following were still on meta device: "
+            f"{found}\nFor example, call module.to_empty(device) to materialize to device and call module.reset_parameters() on each "
+            "module to initialize values."
+        )
 
     def _adopt_ties(self) -> dict[Unit, None]:
         """A parameter was put in the place of another one after fully_shard: both are one from now on, in the unit around both."""

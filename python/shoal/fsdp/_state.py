@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from shoal._tensors import tensors_in
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._collect import managed, own_parameters, state_of
+from shoal.fsdp._errors import RootRanLater, StaleBackward
 from shoal.fsdp._mesh import DataMesh, of_mesh_info, post_forward_mesh
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters import ShardedParameter, local_of, version_of
@@ -87,17 +88,25 @@ class State:
                 self.ignored[m] = names
         found = own_parameters(self.modules, ignored)
         originals: dict[ShardedParameter, nn.Parameter] = {}
-        meshes: dict[tuple, DataMesh] = {}
+        meshes: dict[tuple, DataMesh] = {}  # by process groups
+        if placement is not None and self.data.shard_dim is None:
+            raise ValueError(
+                "Per-param mesh via shard_placement_fn is not supported with DDPMeshInfo; it requires FSDPMeshInfo (or subclass): "
+                "this mesh has no dim that shards"
+            )
         for name, (parameter, owners) in found.items():
             self._check(name, parameter)
             dim, data = self._placed(name, parameter, placement)
-            known = meshes.setdefault(data.key, data)
-            if known is not data and known.mesh is not data.mesh:
-                raise ValueError(f"parameters on the same ranks must have the same FSDPMeshInfo, but {name} has another one")
-            p = ShardedParameter(name, parameter, owners, known, dim, self.mp_policy, self.home, self.pinned)
-            unit = next((u for u in self.units if u.data is known), None)
+            known = data if placement is None else meshes.setdefault(data.groups, data)
+            if known is not data:
+                raise ValueError(
+                    "Params sharing the same process group must use the same FSDPMeshInfo object, but got different objects: "
+                    f"{known.mesh} vs {data.mesh} of parameter {name}"
+                )
+            p = ShardedParameter(name, parameter, owners, data, dim, self.mp_policy, self.home, self.pinned)
+            unit = next((u for u in self.units if u.data is data), None)
             if unit is None:
-                unit = Unit(self, known)
+                unit = Unit(self, data)
                 self.units.append(unit)
             unit.parameters.append(p)
             originals[p] = parameter
@@ -146,7 +155,10 @@ class State:
             raise ValueError(f"fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal to 1.")
         local = local_of(parameter)
         if not local.is_contiguous():
-            raise NotImplementedError(f"fully_shard does not support non-contiguous parameters: {name} has stride {parameter.stride()}")
+            raise NotImplementedError(
+                f"FSDP does not support non-contiguous parameters yet: param.shape={parameter.shape} param.stride()={parameter.stride()}: "
+                f"parameter {name}"
+            )
         if parameter.device.type not in ("cpu", "meta", self.data.mesh.device_type):
             raise InvalidArgument(f"parameter {name} is on {parameter.device}, the mesh is of {self.data.mesh.device_type}")
 
@@ -155,8 +167,7 @@ class State:
         said = None if placement is None else placement(parameter)
         data = self.data
         if said is not None and hasattr(said, "mesh_info"):
-            if said.mesh_info.mesh is not data.mesh:
-                data = next((u.data for u in self.units if u.data.mesh is said.mesh_info.mesh), None) or of_mesh_info(said.mesh_info)
+            data = next((u.data for u in self.units if u.data.info is said.mesh_info), None) or of_mesh_info(said.mesh_info)
             said = said.placement
         if said is None:
             return 0, data
@@ -164,13 +175,13 @@ class State:
             raise ValueError(f"Invalid shard_placement_fn result: {said}")
         dim = said.dim + parameter.ndim if said.dim < 0 else said.dim
         if not 0 <= dim < parameter.ndim:
-            raise AssertionError(f"Shard dim {said.dim} is invalid for parameter {name} of shape {tuple(parameter.shape)}")
+            raise AssertionError(f"Shard dim {said.dim} is invalid for {parameter.ndim}D tensor: {parameter.shape}: parameter {name}")
         return dim, data
 
     def _reshard_to(self, size: int) -> None:
         for u in self.units:
             if any(p.on_other_mesh for p in u.parameters):
-                raise NotImplementedError("reshard_after_forward as a number is not possible with parameters that are DTensors already")
+                raise NotImplementedError("Resharding to smaller mesh is not supported for DTensor parameters yet")
             if any(p.extended for p in u.parameters):
                 raise NotImplementedError("reshard_after_forward as a number is not possible with all-gather extensions")
             u.post_forward_mesh = post_forward_mesh(u.data, size)
@@ -231,7 +242,9 @@ class State:
             for root in {id(s.root): s.root for s in taken}.values():
                 root.dissolve()
         else:
-            raise InvalidArgument(
+            first = next((clean(n) for n, m in self.module.named_modules() if state_of(m) is taken[0]), "")
+            raise RootRanLater(
+                f"FSDP state has already been lazily initialized for {first}\nFSDP requires running forward through the root module first: "
                 f"{type(taken[0].module).__name__} ran a forward of its own before the model that contains it",
                 hint="run the whole model's forward first, or call fully_shard on the outer module before",
             )
@@ -252,8 +265,9 @@ class State:
             tied |= {p for u in s.units for p in u.parameters if not all(id(m) in covered for m, _ in p.owners)}
         for p in tied:
             raise ValueError(
-                f"Parameter '{p.name}' of {p.state.name} is shared with a module outside: call fully_shard on a module that contains both, "
-                "or fully_shard([module_a, module_b])"
+                f"Parameter '{p.name}' is shared with a parameter already managed by another FSDP group. For shared/tied parameters, use "
+                "fully_shard([module_a, module_b]) to place them in the same FSDP group, or call fully_shard on a module that contains "
+                f"both: Parameter '{p.name}' of {p.state.name} is shared with a module outside"
             )
 
     # ---- the faces ----
@@ -531,9 +545,21 @@ class State:
 
     @untraced
     def _pre_backward(self, token: ForwardToken, grad: torch.Tensor) -> torch.Tensor:
+        task, freed_in = torch._C._current_graph_task_id(), token.ended_in
         if not torch._C._autograd._get_current_graph_task_keep_graph():  # else its backward may come again
             self.root.forwards.discard(token)
+            token.ended_in = task
         self.root.queue_callback()
+        try:
+            self._begin_backward(token)
+        except InvalidArgument as error:
+            if error.reason != "StaleBackward":
+                raise
+            again = "Trying to backward through the graph a second time: " if freed_in not in (-1, task) else ""
+            raise StaleBackward(again + error.message, reason=error.reason, hint=error.hint, context=error.context) from None
+        return grad
+
+    def _begin_backward(self, token: ForwardToken) -> None:
         if self.in_backward:  # for another forward maybe, that read another version
             for u in self.units:
                 u.model.check_version(u.index, token.versions[u.place])
@@ -546,7 +572,6 @@ class State:
             for s in self.backward_prefetch:
                 for u in s.units:
                     u.unshard()
-        return grad
 
     def more_to_come(self) -> bool:
         """Whether the backward pass that is running will leave this unit again, because its forward ran more than once."""
