@@ -212,9 +212,19 @@ bool ActorCalls::alive(ActorId actor) const {
 
 bool ActorCalls::waits_for_nobody(ActorId actor) const {
   const auto it = targets_.find(actor);
-  if (it == targets_.end() || it->second.dead || it->second.worker || !it->second.endpoint.empty()) return false;
+  if (it == targets_.end() || it->second.dead) return false;
+  const auto& queue = it->second.queue;
   const auto is_ours = [](const Queued& q) { return q.call.method == "__init__" || q.call.method == kRelease; };
-  return std::all_of(it->second.queue.begin(), it->second.queue.end(), is_ours);
+  if (!std::all_of(queue.begin(), queue.end(), is_ours)) return false;
+  return waits_for_arguments(actor) || (!it->second.worker && it->second.endpoint.empty());
+}
+
+bool ActorCalls::waits_for_arguments(ActorId actor) const {
+  const auto it = targets_.find(actor);
+  if (it == targets_.end() || it->second.queue.empty()) return false;
+  const Queued& first = it->second.queue.front();
+  const auto ready = [](const ValueFuture& dep) { return dep.ready(); };
+  return first.call.method == "__init__" && !std::all_of(first.deps.begin(), first.deps.end(), ready);
 }
 
 bool ActorCalls::connected(const Target& t) const {

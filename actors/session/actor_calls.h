@@ -118,8 +118,10 @@ class ActorCalls final : public runtime::PeerHandler {
   // Whether it died before so many others that nothing is known of it any more (or never was).
   bool forgotten(ActorId actor) const { return forgot_ && !knows(actor); }
   bool alive(ActorId actor) const;
-  // Whether it has no process, and no call of a user's waits for one.
+  // Whether it has no process, or waits for arguments, and no call of a user's waits for it.
   bool waits_for_nobody(ActorId actor) const;
+  // Whether its constructor waits for its arguments.
+  bool waits_for_arguments(ActorId actor) const;
 
  private:
   struct Queued {

@@ -532,7 +532,7 @@ Result<bool> Session::withdraw(ActorId actor) {
   if (!own([&] { return calls_->waits_for_nobody(actor); })) return false;
   SHOAL_TRY(const Message reply, ask_head(Method::kWatchActor, to_bytes(ActorRef{actor})));
   SHOAL_TRY(const auto row, from_bytes<ActorRow>(reply.body));
-  if (row.state != ActorState::kPending) return false;
+  if (row.state != ActorState::kPending && !own([&] { return calls_->waits_for_arguments(actor); })) return false;
   SHOAL_OK(kill(actor));
   return true;
 }
@@ -573,7 +573,8 @@ void Session::withdraw_soon(ActorId actor) {
   head_->peer()->call(number(Method::kWatchActor), body(to_bytes(ActorRef{actor})), options_.control_timeout,
                       [this, actor](const Result<Message>& reply) {
                         const auto row = reply ? from_bytes<ActorRow>(reply->body) : Result<ActorRow>(fail(reply.error()));
-                        if (!row || row->state != ActorState::kPending || !head_->peer() || !calls_->waits_for_nobody(actor)) return;
+                        if (!row || !head_->peer() || !calls_->waits_for_nobody(actor)) return;
+                        if (row->state != ActorState::kPending && !calls_->waits_for_arguments(actor)) return;
                         head_->peer()->call(number(Method::kKillActor), body(to_bytes(KillActor{actor, false})), options_.control_timeout,
                                             [](const Result<Message>&) {});
                       });

@@ -101,7 +101,7 @@ class Session {
   // Calls made after this fail, whatever the actor's process still does. `restart`: it only loses its process, if it is one that is started
   // again.
   Result<void> kill(ActorId actor, bool restart = false);
-  // Kills an actor that was never placed and that no call of a user's waits for here. Whether it did.
+  // Kills an actor that was never placed, or never had its arguments, if no call of a user's waits for it here. Whether it did.
   Result<bool> withdraw(ActorId actor);
   // Of a worker of functions that is idle or used up: kills it, but what it made (a function returned a handle) lives on, as if this
   // process had made it.

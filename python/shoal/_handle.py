@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from shoal import _native, _serialize
 from shoal._client import wait
@@ -162,7 +163,7 @@ class _Actor:
     """What a handle and its methods know of their actor. ``counts``: the session in which its end is to be told (None: it does not count);
     ``stand``: what is counted, once a handle has left the process that made the actor."""
 
-    __slots__ = ("any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "stand", "weak")
+    __slots__ = ("__weakref__", "any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "stand", "weak")
 
     def __init__(self, actor_id: str, class_name: str, methods: dict[str, dict[str, Any]], created: ObjectRef | None, max_pending: int):
         self.counts: _native.Session | None = None
@@ -287,7 +288,8 @@ class ActorHandle:
 
     The actor ends when no handle of it is left, in a process, on its way or in an object, and the calls that were made are done. One that
     was pickled by hand keeps it as long as the process lives that did so. What ``get_actor`` and ``current_actor`` give, and copies of
-    that, keep nobody. A handle of itself that an actor was given does not keep it either, but the copies do that it gives to others.
+    that, keep nobody; nor does what ``get_if_exists`` finds that another process has made. A handle of itself that an actor was given does
+    not keep it either, but the copies do that it gives to others.
     """
 
     def __init__(
@@ -391,6 +393,7 @@ def _revive_handle(
 ) -> ActorHandle:
     _session().know(actor_id, class_name)
     handle = ActorHandle(actor_id, class_name, methods, max_pending=max_pending)
+    handle._shoal_actor.weak = not object_id  # also of this process's own actor, which counts what it gives away of itself
     if object_id and actor_id != running.actor_id:  # its own does not keep it
         _count(handle, object_id, place)
     return in_any_order(handle) if any_order else handle
@@ -434,6 +437,7 @@ class MadeHere:
         self._made: dict[str, _Made] = {}
         self._kept: dict[str, list[_native.Ref]] = {}  # for those that may be started again
         self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_TOLD)  # that they end
+        self._held: WeakValueDictionary[str, _Actor] = WeakValueDictionary()  # what the handles share that count, of all in _made
         self.put = self._queue.put  # (session, actor, what stood for it), of a handle that is gone; which may be called anywhere
 
     def begin(self) -> None:
@@ -458,8 +462,11 @@ class MadeHere:
         return not _session().dead(handle._shoal_actor.id)
 
     def keep_on(self, handle: ActorHandle) -> bool:
-        """Of an actor that was found by its name: whether it lives on. One that this process has told to end, and that has not begun to,
-        is told nothing after all, and ends with this handle."""
+        """Of an actor that was found by its name: whether it lives on. One that this process has made ends with its last handle, and this
+        is one more. One that was told to end, and that has not begun to, is told nothing after all, and ends with this handle."""
+        if (held := self._held.get(handle._shoal_actor.id)) is not None:
+            handle._shoal_actor = held
+            return self.is_alive(handle)
         self.settle()
         session, actor = _session(), handle._shoal_actor
         told = next((told for told in reversed(tuple(self._told)) if told[0].id == actor.id), None)
@@ -496,6 +503,7 @@ class MadeHere:
         self._made[actor.id] = _Made(actor.id, actor.class_name, restarts)
         if kept:
             self._kept[actor.id] = kept
+        self._held[actor.id] = actor
         actor.counts = _session()
 
     def stand_for(self, actor: _Actor) -> _Stand | None:

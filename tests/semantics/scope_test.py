@@ -24,6 +24,7 @@ from shoal._tasks import FunctionPool
 from shoal.exceptions import ActorDiedError, ObjectLostError, Unavailable, WorkerCrashedError
 from shoal.util import ActorPool
 from shoal.util.queue import Queue
+from shoal.util.state import list_objects
 
 
 def row(actor_id):
@@ -378,6 +379,26 @@ def test_one_that_was_never_placed_is_withdrawn_with_its_last_handle(holder):
     assert ray.wait([call], timeout=0) == ([], [call])
 
 
+def test_so_it_is_with_one_that_waits_for_arguments(holder):
+    @ray.remote(resources={"nowhere": 1})
+    def never():
+        pass
+
+    @ray.remote
+    class Takes:
+        def __init__(self, argument, kept):
+            pass
+
+    kept = ray.put(bytes(1 << 20))
+    name = kept.hex()
+    actors = [cls.remote(never.remote(), [kept]) for cls in (Takes, Takes.options(max_restarts=-1), Takes.options(max_concurrency=2))]
+    ids = [actor._actor_id for actor in actors]
+    del actors, kept
+    for actor_id in ids:
+        ends(actor_id)
+    wait_until(lambda: name not in {o["object_id"] for o in list_objects()}, GUARD_S, "the end of what the arguments refer to")
+
+
 def test_so_it_is_with_one_whose_handles_were_elsewhere(holder):
     @ray.remote(num_cpus=0)
     def makes():
@@ -486,15 +507,46 @@ def test_one_that_only_waits_as_an_argument_stays(gate, holder):
 def test_a_name_does_not_keep_it():
     actor = Counts.options(name="called").remote()
     actor_id, found = actor._actor_id, ray.get_actor("called")
-    again = Counts.options(name="called", get_if_exists=True).remote()
-    kept = ray.put([found, again])  # handles that were found do not count, wherever they are
-    still_there(actor_id, ray.get(kept)[1].call.remote)
+    kept = ray.put([found])  # handles that were found do not count, wherever they are
+    still_there(actor_id, ray.get(kept)[0].call.remote)
     del actor
     ends(actor_id)
     with pytest.raises(ActorDiedError):
         ray.get(found.call.remote(), timeout=GUARD_S)
     with pytest.raises(ValueError, match="called"):
         ray.get_actor("called")
+
+
+def test_where_it_was_made_get_if_exists_gives_one_more_handle(holder):
+    actor = Counts.options(name="called").remote()
+    actor_id = actor._actor_id
+    for _ in range(3):  # as in a loop that keeps its variable
+        actor = Counts.options(name="called", get_if_exists=True).remote()
+        still_there(actor_id, actor.call.remote)
+    ray.get(holder.keep.remote([actor]), timeout=GUARD_S)
+    del actor
+    still_there(actor_id, lambda: holder.__ray_call__.remote(lambda me: ray.get(me.handles[0].call.remote())))
+    ray.get(holder.drop.remote(), timeout=GUARD_S)
+    ends(actor_id)
+
+
+@pytest.mark.parametrize("way", ["get_actor", "came back"])
+def test_an_actor_that_found_itself_ends_with_those_that_it_gave_that_to(way):
+    @ray.remote(num_cpus=0)
+    class Parent:
+        def have(self, way, name):
+            self.child = Holder.remote()
+            found = ray.get_actor(name) if way == "get_actor" else ray.get_runtime_context().current_actor
+            ray.get(self.child.keep.remote([found]))
+            if way == "came back":
+                ray.get(self.child.keep.remote(ray.get(self.child.__ray_call__.remote(lambda child: child.handles))))
+            return self.child._actor_id
+
+    parent = Parent.options(name="parent").remote()
+    ids = parent._actor_id, ray.get(parent.have.remote(way, "parent"), timeout=GUARD_S)
+    del parent
+    for actor_id in ids:
+        ends(actor_id)
 
 
 def test_one_with_a_name_stays_as_long_as_somebody_has_it(holder):
