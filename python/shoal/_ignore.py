@@ -72,7 +72,7 @@ def _regex(pattern: str) -> str:
 def files(folder: Path, patterns: Iterable[str], *, from_folders: bool) -> Iterator[tuple[Path, str]]:
     """(path, name within the folder) of its files that no pattern leaves out, sorted. ``from_folders``: nor those of the .gitignore files
     in it; those of .rayignore files count in any case. A link to a folder stands for what is in there, unless it leads to a folder around
-    it. What is no file (a pipe, a link to nothing) is not among them."""
+    it. What is no file (a pipe, a link to nothing or to itself) is not among them."""
     yield from _walk(folder, "", [(Patterns(patterns), 0)], from_folders, ())
 
 
@@ -92,11 +92,11 @@ def _walk(
             here.append((Patterns((folder / file).read_text(errors="replace").splitlines()), len(name)))
     for entry in sorted(os.scandir(folder), key=lambda e: e.name):
         inner = name + entry.name
-        is_folder = entry.is_dir()
+        is_folder = os.path.isdir(entry.path)  # a link to itself is neither folder nor file
         if any(patterns.leave_out(inner[start:], is_folder) for patterns, start in here):
             continue
         if is_folder:
             if not entry.is_symlink() or not _leads_back(entry.path, around):
                 yield from _walk(Path(entry.path), inner + "/", here, from_folders, around)
-        elif entry.is_file():
+        elif os.path.isfile(entry.path):
             yield Path(entry.path), inner

@@ -200,6 +200,8 @@ def test_a_folder_that_is_not_there_is_a_value_error():
 def test_what_is_no_file_is_left_out_of_a_working_dir(tmp_path):
     (tmp_path / "text").write_text("here")
     (tmp_path / ".#text").symlink_to("user@host.1:2")
+    (tmp_path / "there").symlink_to("back")
+    (tmp_path / "back").symlink_to("there")
     os.mkfifo(tmp_path / "pipe")
     there = read.options(runtime_env={"working_dir": str(tmp_path)})
     assert shoal.get(there.remote("text")) == "here"
