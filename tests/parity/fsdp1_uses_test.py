@@ -1,10 +1,12 @@
 """Ways to use a model that FSDP1's wrapper holds: the wrapper, loss scaling, hooks, beginnings, arguments; in one run of two ranks."""
 
 import copy
+import functools
 
 import pytest
 import torch
 import torch.distributed as dist
+from fsdp1_faults import FAULTS, try_fault
 from fsdp1_net import Block, Net, adam, batch, expect_equal, rank, sharded, train, trained, whole
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -208,9 +210,9 @@ def gradients_through_a_communication_hook():
         torch.testing.assert_close(t, whole(plain)[name])
     assert len(calls) == 3 * 3
     assert all(whole_numel == WORLD * numel for whole_numel, numel in calls)
-    with pytest.raises(ValueError, match="registered already"):
+    with pytest.raises(ValueError, match="already registered"):
         model.register_comm_hook(None, hook)
-    with pytest.raises(TypeError, match="is a function"):
+    with pytest.raises(TypeError, match="must be callable"):
         plain.register_comm_hook(None, 3)
     with pytest.raises(ValueError, match="on an inner unit"):
         plain.blocks[0].register_comm_hook(None, hook)
@@ -451,11 +453,11 @@ def names_that_never_were_are_explained():
         (lambda: sharded(forward_prefetch=None), "forward_prefetch should be a bool"),
         (lambda: sharded(param_init_fn=1), "param_init_fn should be a function"),
         (lambda: sharded(device_id=1.5), "device_id should be"),
-        (lambda: sharded(ignored_states=[1]), "ignored_states should hold"),
+        (lambda: sharded(ignored_states=[1]), "ignored_states expects all"),
         (lambda: sharded(ignored_modules=3), "ignored_modules should be an iterable"),
         (lambda: sharded(ignored_modules=[], ignored_states=[]), "both ignored_modules and ignored_states"),
         (lambda: sharded(auto_wrap_policy=3), "auto_wrap_policy should be"),
-        (lambda: sharded(sharding_strategy=fsdp1.ShardingStrategy.HYBRID_SHARD, auto_wrap_policy=None), "units must share their groups"),
+        (lambda: sharded(sharding_strategy=fsdp1.ShardingStrategy.HYBRID_SHARD, auto_wrap_policy=None), "Units must share their groups"),
         (lambda: FSDP(3), "wraps a module, not a int"),
     ):
         with pytest.raises((TypeError, ValueError, AttributeError), match=says):
@@ -492,6 +494,11 @@ def a_number_for_a_device_is_taken_where_there_is_no_accelerator():
         with pytest.raises(NotImplementedError, match=r"FSDP on cuda:0: GPUs are not in this release"):
             sharded(device_id=torch.device("cuda", 0))
         assert sharded(device_id=torch.device("cpu"), limit_all_gathers=False, forward_prefetch=True, backward_prefetch=None).rank == rank()
+
+
+# ---- faults that torch names ---------------------------------------------------------------------------------------------------------
+
+use.update({name: functools.partial(try_fault, name) for name in FAULTS})
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------------------------

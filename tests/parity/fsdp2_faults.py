@@ -330,19 +330,23 @@ def try_fault(name):
     """Raises AssertionError when ours is not caught where torch's is."""
     from torch.distributed import fsdp as theirs
 
-    import shoal.fsdp as ours
+    import shoal.fsdp
 
+    names = ("fully_shard", "register_fsdp_forward_method", "share_comm_ctx")
+    apis = [(who, {n: getattr(module, n) for n in names}) for who, module in (("theirs", theirs), ("ours", shoal.fsdp))]
     function, words = FAULTS[name]
-    methods = ("fully_shard", "register_fsdp_forward_method", "share_comm_ctx")
+    raise_alike(function, words, *(SimpleNamespace(name=who, **functions) for who, functions in apis))
+
+
+def raise_alike(function, words, theirs, ours):
+    """``function`` raises on both APIs, with messages in which ``words`` are, and what catches torch's error catches ours."""
     errors = []
-    for who, module in (("theirs", theirs), ("ours", ours)):
-        functions = {m: getattr(module, m, None) or getattr(theirs._fully_shard, m) for m in methods}
+    for api in (theirs, ours):
         try:
-            function(SimpleNamespace(name=who, **functions))
+            function(api)
         except Exception as error:
             errors.append(error)
         else:
-            raise AssertionError(f"{who} raised nothing")
-        assert re.search(words, str(errors[-1])), f"{who} raised {errors[-1]!r}"
-    torchs, ours = errors
-    assert isinstance(ours, type(torchs)), f"torch raises {type(torchs)}, Shoal {type(ours).__mro__}"
+            raise AssertionError(f"{api.name} raised nothing")
+        assert re.search(words, str(errors[-1])), f"{api.name} raised {errors[-1]!r}"
+    assert isinstance(errors[1], type(errors[0])), f"torch raises {type(errors[0])}, Shoal {type(errors[1]).__mro__}"

@@ -1407,6 +1407,30 @@ def an_exception_in_backward_of_one_rank():
     _left_by_an_exception(_reset, ranks=(0,))
 
 
+@use
+def keywords_of_any_name_reach_the_users_methods():
+    from shoal.fsdp import fully_shard, register_fsdp_forward_method
+
+    class Model(nn.Linear):
+        def forward(self, x, *, module, args, kwargs, method, state, output):
+            return super().forward(x) + module + args + kwargs + method + state + output
+
+        def scored(this, x, *, self, module):
+            return nn.Linear.forward(this, x) * self * module
+
+        def summed(this, *, self, cls):
+            return self + cls
+
+    keywords = dict.fromkeys(("module", "args", "kwargs", "method", "state", "output"), 1.0)
+    torch.manual_seed(0)
+    plain, x = Model(6, 3), batch(0, rank())
+    model = fully_shard(copy.deepcopy(plain))
+    register_fsdp_forward_method(model, "scored")
+    torch.testing.assert_close(model(x, **keywords), plain(x, **keywords))
+    torch.testing.assert_close(model.scored(x, self=2.0, module=3.0), plain.scored(x, self=2.0, module=3.0))
+    assert model.summed(self=1, cls=2) == 3
+
+
 # ---- faults that torch names ---------------------------------------------------------------------------------------------------------
 
 use.update({name: functools.partial(try_fault, name) for name in FAULTS})

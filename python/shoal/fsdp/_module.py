@@ -27,7 +27,7 @@ class FSDPModule(TorchFSDPModule):
 
     _orig_cls_mro_index = 3  # FSDP<Cls>, this, torch's, <Cls>
 
-    def __new__(cls, *args, **kwargs):
+    def __new__(cls, /, *args, **kwargs):
         # Indexing a sharded Sequential makes a module of its class: that one is not sharded.
         original = cls.__mro__[cls._orig_cls_mro_index]
         self = original.__new__(original, *args, **kwargs)
@@ -273,7 +273,7 @@ def _is_method(value: Any) -> bool:
 
 def _explained(cls: type, name: str) -> Callable:
     @functools.wraps(getattr(cls, name))
-    def method(self, *args, **kwargs):
+    def method(self, /, *args, **kwargs):  # the user's keywords may be called self
         try:
             return getattr(super(_classes[cls], self), name)(*args, **kwargs)
         except RuntimeError as error:
@@ -299,7 +299,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     original = getattr(module, method_name)
 
     @functools.wraps(original)
-    def method(self, *args, **kwargs):
+    def method(self, /, *args, **kwargs):  # the user's keywords may be called self
         return self._get_fsdp_state().run(self, original, args, kwargs)
 
     setattr(module, method_name, method.__get__(module, type(module)))

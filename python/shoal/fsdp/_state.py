@@ -152,7 +152,8 @@ class State:
 
     def _check(self, name: str, parameter: nn.Parameter) -> None:
         if parameter.dim() == 0:
-            raise ValueError(f"fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal to 1.")
+            api = getattr(self.module, "_api_name", "fully_shard")
+            raise ValueError(f"{api} doesn't support scalar parameters. Change {clean(name)} to a 1D tensor with numel equal to 1.")
         local = local_of(parameter)
         if not local.is_contiguous():
             raise NotImplementedError(

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import CPUOffload as _CPUOffload
 
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from shoal.fsdp._errors import OtherType
 from shoal.fsdp1.api import BackwardPrefetch, MixedPrecision, ShardingStrategy
 
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
@@ -81,7 +82,9 @@ def check_all(
     check("backward_prefetch", backward_prefetch, BackwardPrefetch)
     check("device_mesh", device_mesh, DeviceMesh)
     if param_init_fn is not None and not callable(param_init_fn):
-        raise TypeError(f"param_init_fn should be a function of a module, got {type(param_init_fn).__name__}")
+        raise OtherType(
+            f"Expected {param_init_fn} to be callable but got {type(param_init_fn)}: param_init_fn should be a function of a module"
+        )
     for name, value in flags.items():
         check(name, value, bool, optional=False)
 
@@ -130,7 +133,7 @@ def ignored_of(
 ) -> tuple[set[nn.Module], set[nn.Parameter]]:
     """(modules, parameters) that are left alone: those named, all below them, and those that units inside have left alone."""
     if ignored_modules is not None and ignored_states is not None:
-        raise InvalidArgument("both ignored_modules and ignored_states were given", hint="pass ignored_states only")
+        raise InvalidArgument("Cannot pass both ignored_modules and ignored_states at the same time. Please just pass ignored_states.")
     name = "ignored_modules" if ignored_modules is not None else "ignored_states"
     given = ignored_modules if ignored_modules is not None else ignored_states
     try:
@@ -138,13 +141,12 @@ def ignored_of(
     except TypeError:
         raise TypeError(f"{name} should be an iterable, got {type(given).__name__}") from None
     kinds = (nn.Module,) if name == "ignored_modules" else (nn.Module, nn.Parameter)
-    for item in items:
-        if not isinstance(item, kinds):
-            raise TypeError(f"{name} should hold {' or '.join(k.__name__ for k in kinds)}s, got {type(item).__name__}")
-        if hasattr(item, "_fsdp_wrapped_module"):
-            raise InvalidArgument(f"{name} should not include FSDP units", hint="ignore the module before it is wrapped")
-    if len({isinstance(item, nn.Module) for item in items}) > 1:
-        raise InvalidArgument("ignored_states should be all parameters or all modules")
+    if len({isinstance(item, nn.Module) for item in items}) > 1 or not all(isinstance(item, kinds) for item in items):
+        wanted = "nn.Module" if name == "ignored_modules" else "all nn.Parameter or all nn.Module"
+        types = sorted({type(item) for item in items}, key=repr)
+        raise OtherType(f"{name} expects {wanted} list elements but got types {types}")
+    if any(hasattr(item, "_fsdp_wrapped_module") for item in items):
+        raise InvalidArgument("`ignored_modules` should not include FSDP modules", hint="ignore the module before it is wrapped")
     modules = {m for item in items if isinstance(item, nn.Module) for m in item.modules()}
     parameters = {item for item in items if isinstance(item, nn.Parameter)}
     parameters |= {p for m in modules for p in m._parameters.values() if p is not None}

@@ -39,7 +39,8 @@ def check_mix(module: nn.Module, auto_wrap: bool) -> None:
             )
         if auto_wrap and is_unit(m):
             raise InvalidArgument(
-                f"auto_wrap_policy was given, and {where} is a unit already",
+                f"FSDP auto wrapping requires modules to not already have FSDP applied but found {name} in\n{module}\n"
+                f"{where} is a unit already",
                 hint="wrap by hand or by policy; ignored_states keeps a module out of both",
             )
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from shoal.exceptions import DeadlineExceeded, InvalidArgument, Unimplemented
 from shoal.fsdp import write
+from shoal.fsdp._errors import SummonedInside
 from shoal.fsdp1._names import is_unit
 from shoal.fsdp1.api import ShardingStrategy
 
@@ -64,14 +65,23 @@ def first_rank(unit: nn.Module) -> bool:
 
 
 def _check(units: list[nn.Module], writeback: bool, rank0_only: bool, offload_to_cpu: bool, with_grads: bool) -> None:
+    if torch._C._current_graph_task_id() != -1 or any(u._get_fsdp_state().forwarding for u in units):
+        raise SummonedInside(
+            "Cannot manually unshard parameters during forward/backward: gradients of the copies would be lost",
+            hint="enter summon_full_params before the forward, under torch.no_grad()",
+        )
     if writeback and rank0_only:
         raise Unimplemented(
-            "summon_full_params(writeback=True, rank0_only=True): others would write nothing", hint="pass writeback=False, or all ranks"
+            "writeback=True and rank0_only=True is not supported yet: other ranks would write nothing",
+            hint="pass writeback=False, or all ranks",
         )
     if with_grads and offload_to_cpu:
-        raise Unimplemented("summon_full_params(with_grads=True, offload_to_cpu=True)", hint="leave out one of them")
+        raise Unimplemented(
+            f"with_grads={with_grads}, use_orig_params=True, offload_to_cpu={offload_to_cpu} is not supported yet",
+            hint="leave out one of them",
+        )
     if offload_to_cpu and any(u.sharding_strategy is ShardingStrategy.NO_SHARD for u in units):
-        raise Unimplemented("summon_full_params(offload_to_cpu=True) with NO_SHARD", hint="leave out offload_to_cpu")
+        raise Unimplemented("offload_to_cpu=True and NO_SHARD is not supported yet", hint="leave out offload_to_cpu")
     if offload_to_cpu and not rank0_only:
         warnings.warn("offload_to_cpu without rank0_only: every rank of a host gets a copy in its memory", stacklevel=4)
 
@@ -91,7 +101,8 @@ def summon_full_params(
     rows. ``rank0_only``: only the first rank sees them. ``with_grads``: with whole ``.grad``, too. ``offload_to_cpu``: the copies lie on
     the host.
     Every rank must enter and leave it, outside of forward and backward.
-    Raises NotImplementedError for combinations that FSDP1 refuses (writeback with rank0_only, with_grads with offload_to_cpu).
+    Raises AssertionError inside these, NotImplementedError for combinations that FSDP1 refuses (writeback with rank0_only, with_grads with
+    offload_to_cpu).
     """
     units = [u for u in (units_of(module) if recurse else [module] if is_unit(module) else []) if not u._summoned]
     _check(units, writeback, rank0_only, offload_to_cpu, with_grads)

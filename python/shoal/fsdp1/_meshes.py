@@ -22,12 +22,12 @@ def base_mesh(process_group: Any, device_mesh: DeviceMesh | None, strategy: Shar
     Without either: all ranks; a hybrid strategy shards over the ranks of a host and replicates over hosts.
     """
     if process_group is not None and device_mesh is not None:
-        raise InvalidArgument("both process_group and device_mesh were given", hint="pass one of them")
+        raise InvalidArgument("Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them.")
     hybrid = strategy in HYBRID
     if device_mesh is not None:
         if device_mesh.ndim != (2 if hybrid else 1):
             raise InvalidArgument(
-                f"{strategy.name} takes a {'2-D' if hybrid else '1-D'} device_mesh, not one of {device_mesh.ndim} dimensions",
+                f"Expected device_mesh to have ndim={2 if hybrid else 1} but got {device_mesh.ndim} with {strategy.name}",
                 hint="HYBRID_SHARD takes init_device_mesh(..., (replicas, shards), mesh_dim_names=('replicate', 'shard')), the others 1-D",
             )
         return device_mesh
@@ -41,7 +41,8 @@ def base_mesh(process_group: Any, device_mesh: DeviceMesh | None, strategy: Shar
     if process_group is None:
         if not auto_wrap:
             raise InvalidArgument(
-                f"{strategy.name} without auto_wrap_policy needs to be told its ranks: units must share their groups",
+                f"Manual wrapping with {strategy} requires explicit specification of process group or device_mesh. Units must share their "
+                "groups",
                 hint="pass device_mesh (2-D), or process_group=(shard, replicate)",
             )
         world = dist.get_world_size()
@@ -50,7 +51,10 @@ def base_mesh(process_group: Any, device_mesh: DeviceMesh | None, strategy: Shar
             raise InvalidArgument(f"{world} ranks do not fill hosts of {per_host}", hint="pass a 2-D device_mesh")
         return init_device_mesh(device, (world // per_host, per_host), mesh_dim_names=_NAMES)
     if not (isinstance(process_group, tuple) and len(process_group) == 2):
-        raise InvalidArgument(f"{strategy.name} takes process_group=(shard, replicate), two groups")
+        raise InvalidArgument(
+            "Expected process_group to be passed in as either None or Tuple[dist.ProcessGroup, dist.ProcessGroup] but got "
+            f"{type(process_group)}: {strategy.name} takes process_group=(shard, replicate)"
+        )
     return _from_groups(*process_group, device)
 
 

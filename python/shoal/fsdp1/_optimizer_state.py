@@ -13,6 +13,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.tensor import DTensor, Shard
 
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._errors import KeyTypeUnknown
 from shoal.fsdp._names import clean
 from shoal.fsdp1._full_parameters import copied, rows_of, units_of
 from shoal.fsdp1.api import OptimStateKeyType, StateDictType
@@ -142,7 +143,10 @@ def to_load(
     if rank0_only:
         state_dict = _broadcast(state_dict, group)
     if not isinstance(state_dict, dict) or "state" not in state_dict or "param_groups" not in state_dict:
-        raise InvalidArgument("an optimizer state dict has 'state' and 'param_groups'", hint="load what FSDP.optim_state_dict returned")
+        raise InvalidArgument(
+            '`optim_state_dict` must have the keys "state"to be a valid optimizer state dict, and "param_groups"',
+            hint="load what FSDP.optim_state_dict returned",
+        )
     names = names_of(model)
     parameters = {name: p for p, name in names.items()}
     numbers = {_name(names, p): i for i, p in enumerate(_ordered(model, optim, optim_input))}
@@ -245,10 +249,12 @@ def rekeyed(
 ) -> dict[str, Any]:
     """The same states, by names or by the optimizer's numbers. Raises ValueError when the keys are a mixture."""
     if key_type not in (OptimStateKeyType.PARAM_NAME, OptimStateKeyType.PARAM_ID):
-        raise TypeError(f"optim_state_key_type should be an OptimStateKeyType, got {key_type!r}")
+        raise KeyTypeUnknown(f"Expected optim_state_key_type to be PARAM_NAME or PARAM_ID, got {key_type}")
     kinds = {type(key) for key in state_dict["state"]}
     if kinds - {str} and kinds - {int}:
-        raise InvalidArgument(f"the keys of this optimizer state are neither all names nor all numbers: {list(state_dict['state'])}")
+        raise InvalidArgument(
+            f"Invalid parameter keys: {state_dict['state'].keys()}", hint="they should be all names or all numbers of parameters"
+        )
     to_names = key_type is OptimStateKeyType.PARAM_NAME
     if kinds == {str if to_names else int}:
         return state_dict

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._errors import OtherConfig, SettingsDiffer
 from shoal.fsdp._names import clean
 from shoal.fsdp1._full_parameters import first_rank, rows_of, units_of, whole_values
 from shoal.fsdp1._names import PREFIX, modules_of
@@ -42,7 +43,7 @@ def settings_for(
     names = ("state_dict_config", "optim_state_dict_config")
     for name, given, cls in zip(names, (config, optim_config), _CONFIGS[state_dict_type], strict=True):
         if given is not None and not isinstance(given, cls):
-            raise TypeError(f"{state_dict_type.name} takes a {cls.__name__} as {name}, got {type(given).__name__}")
+            raise OtherConfig(f"Expected {name} of type {cls} but got {type(given)} with {state_dict_type.name}")
         made.append(given if given is not None else cls())
     return StateDictSettings(state_dict_type, *made)
 
@@ -51,16 +52,22 @@ def settings_of(module: nn.Module) -> StateDictSettings | None:
     """What is set in a tree; None when it has no unit. Raises InvalidArgument when its units differ."""
     found = [u._settings for u in units_of(module)]
     if any(s != found[0] for s in found):
-        raise InvalidArgument("the units of this model have different state dict settings", hint="set them on the whole model")
+        other = next(s for s in found if s != found[0])
+        raise SettingsDiffer(
+            f"All FSDP modules must have the same state dict settings.Got {other} and {found[0]}.", hint="set them on the whole model"
+        )
     return found[0] if found else None
 
 
 def set_settings(module: nn.Module, settings: StateDictSettings) -> StateDictSettings:
     """Sets them in a tree; returns what was set before."""
-    before = settings_of(module)
-    if before is None:
+    units = units_of(module)
+    if not units:
         raise InvalidArgument(f"{type(module).__name__} has no FSDP unit", hint="pass the model that FullyShardedDataParallel returned")
-    for unit in units_of(module):
+    if len({u._settings.state_dict_type for u in units}) > 1:
+        raise SettingsDiffer("All FSDP modules should have the same state_dict_type.", hint="set them on the whole model")
+    before = units[0]._settings
+    for unit in units:
         unit._settings = settings
     return before
 

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._errors import NoResetParameters
 from shoal.fsdp1._names import is_unit, modules_of
 
 
@@ -35,7 +36,11 @@ def materialize(module: nn.Module, ignored: set[nn.Module], param_init_fn: Calla
                 m.to_empty(device=device, recurse=False)
                 m.reset_parameters()
             else:
-                raise InvalidArgument(f"{name} is on the meta device and has no reset_parameters()", hint="pass param_init_fn")
+                raise NoResetParameters(
+                    f"{type(m).__name__!r} object has no attribute 'reset_parameters': {name} is on the meta device and has no "
+                    "reset_parameters()",
+                    hint="pass param_init_fn",
+                )
         if _on_meta(m):
             raise InvalidArgument(
                 f"param_init_fn left {name} on the meta device", hint="call module.to_empty(device=..., recurse=False) in it, then fill it"

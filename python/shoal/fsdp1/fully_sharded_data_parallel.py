@@ -15,8 +15,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import InvalidArgument
 from shoal.fsdp import FSDPModule, fully_shard
+from shoal.fsdp._errors import HookRefused, HookUnsupported, NotTheRoot, OtherType
 from shoal.fsdp._names import clean
 from shoal.fsdp1 import _arguments, _auto_wrap, _full_parameters, _meshes, _optimizer_state, _precision, _state_dict, _values
 from shoal.fsdp1._comm_hook import HookedReduceScatter
@@ -103,6 +104,8 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> FullyShardedDataParallel:
         return object.__new__(cls)  # it stays of this class when it is sharded: programs compare types
+
+    _api_name = "FSDP"  # what messages call it
 
     StateDictType = _Elsewhere("there is no FullyShardedDataParallel.StateDictType: from shoal.fsdp1 import StateDictType")
 
@@ -232,7 +235,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         inner = self._modules[WRAPPED]
         return dict.fromkeys([*inner._modules, *inner._parameters, *inner._buffers], WRAPPED)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the wrapped module; the root casts its inputs to ``param_dtype``, others if ``cast_forward_inputs`` says so."""
         dtype = None if self._summoned else _precision.input_dtype(self.mixed_precision, self._is_root)
         if dtype is not None:
@@ -276,10 +279,11 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
                 unit._is_root = False
             unit._buffers_of.cast()
 
-    def _require_root(self, what: str) -> None:
+    def _require_root(self, what: str, words: str, error: type[InvalidArgument] = NotTheRoot) -> None:
+        """``words``: torch's."""
         self._lazy_init()
         if not self._is_root:
-            raise InvalidArgument(f"{what} was called on an inner unit", hint="call it on the outermost FullyShardedDataParallel")
+            raise error(f"{words} {what} was called on an inner unit", hint="call it on the outermost FullyShardedDataParallel")
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """As a module's, with the names that parameters had before they were wrapped."""
@@ -317,7 +321,9 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, backward accumulates whole gradients and reduces nothing; the next backward outside reduces the sum. Root only."""
-        self._require_root("no_sync()")
+        self._require_root(
+            "no_sync()", "`no_sync()` on inner FSDP instances is not supported. Please call `no_sync()` on root FSDP module."
+        )
         self._not_synced += 1
         self.set_requires_gradient_sync(False)
         try:
@@ -331,7 +337,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
 
         Root only; every rank must call it.
         """
-        self._require_root("clip_grad_norm_()")
+        self._require_root("clip_grad_norm_()", "`clip_grad_norm_()` should only be called on the root FSDP instance:")
         return clip_grad_norm_(self.parameters(), float(max_norm), norm_type)
 
     def register_comm_hook(self, state: object, hook: Callable) -> None:
@@ -341,14 +347,18 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         As torch's ``default_hooks`` are written. Root only, once, before the first backward; every rank must do so. A world of one calls
         nothing. Raises NotImplementedError where parameters are replicated (NO_SHARD, hybrid strategies).
         """
-        self._require_root("register_comm_hook()")
-        if not callable(hook):
-            raise TypeError(f"a communication hook is a function, not a {type(hook).__name__}")
+        self._require_root("register_comm_hook()", "register_comm_hook can only be called on a root instance.", HookRefused)
         units = self.fsdp_modules(self)
-        if any(u._mesh.ndim > 1 for u in units):
-            raise Unimplemented("register_comm_hook where parameters are replicated", hint="take FULL_SHARD or SHARD_GRAD_OP")
+        for u in units:
+            if u._mesh.ndim > 1:
+                raise HookUnsupported(
+                    f"Communication hook is not supported for hybrid strategies: {u.sharding_strategy}",
+                    hint="take FULL_SHARD or SHARD_GRAD_OP",
+                )
         if any(u._comm_hook is not None for u in units):
-            raise InvalidArgument("a communication hook is registered already")
+            raise HookRefused("A communication hook is already registered")
+        if not callable(hook):
+            raise OtherType(f"The communication hook must be callable but got {hook}")
         for unit in units:
             unit._comm_hook = HookedReduceScatter(state, hook)
             unit.set_custom_reduce_scatter(unit._comm_hook)
