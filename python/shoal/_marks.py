@@ -1,5 +1,6 @@
 """Which call printed what. A worker that runs one call at a time writes a mark, a line of its own, before the first line that a call prints
-on a stream. Its node takes the marks out again (scheduler/node/task_marks.h): nobody else sees them."""
+on a stream. A worker of functions writes one, too, before a call of another function than the one before: C and other processes write past
+these streams. Its node takes the marks out again (scheduler/node/task_marks.h): nobody else sees them."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from typing import Any
 
 from shoal._context import running
 
-__all__ = ["mark_beginning", "mark_output"]
+__all__ = ["mark_beginning", "mark_function", "mark_output"]
 
 _MARK = "\x01shoal task "
 _NO_CALL = "0" * 32
 
 
 class _Marked(io.TextIOWrapper):
-    """What C and other processes write past it belongs to the call that printed last."""
+    """What C and other processes write past it belongs to the call that printed last, or to the function that was called since."""
 
     _said = ("", "")  # task and name of the last mark
     _at_start = True  # of a line, as far as this stream knows
@@ -44,6 +45,12 @@ class _Marked(io.TextIOWrapper):
         if self._at_start:
             self._write(self._mark(_NO_CALL, ""))
             self.flush()
+
+    def begin_function(self) -> None:
+        self.flush()
+        if mark := self._mark(running.incoming.task_id, running.where):
+            os.write(self.fileno(), mark.encode(self.encoding, self.errors))  # which ends a line that the function before has left open
+            self._at_start = True
 
     def mark_bytes(self, data) -> bytes:
         """A user is about to write these bytes to the buffer: what is to be written first. Text that was written before them comes before
@@ -79,6 +86,7 @@ class _MarkedFile(io.FileIO):
     """What a stream without a buffer writes to, and users through ``sys.stdout.buffer``."""
 
     text: _Marked | None = None
+    raw = property(lambda self: self)  # as of a stream with a buffer
 
     def write(self, data, /) -> int | None:
         if self.text is not None and (mark := self.text.mark_bytes(data)):
@@ -136,3 +144,18 @@ def mark_beginning() -> None:
     for stream in _streams:
         with contextlib.suppress(OSError, ValueError):  # it is closed
             stream.begin()
+
+
+_function = ""  # that was called last
+
+
+def mark_function() -> None:
+    """What is printed from now on is the running call's, at least by its function's name, whoever writes it. It costs two writes
+    where another function was called before, and nothing otherwise."""
+    global _function
+    if running.where == _function:
+        return
+    _function = running.where
+    for stream in _streams:
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            stream.begin_function()

@@ -20,7 +20,7 @@ from shoal._client import put
 from shoal._context import CallInfo, method_of, parent_call, running
 from shoal._ending import ActorExit, has_left, take_graph_calls, unless_left
 from shoal._handle import GRAPH, LAST_WORDS, NO_ARGUMENTS, RELEASE, _Dep, made_here
-from shoal._marks import mark_beginning, mark_output
+from shoal._marks import mark_beginning, mark_function, mark_output
 from shoal._refs import when_gone
 from shoal._remote import from_birth
 from shoal._runtime import attach_worker, state
@@ -124,6 +124,7 @@ def _serve(session, instance, early: deque) -> int:
                 if functions is not None and args:
                     running.function = args[0]
                     running.where = running.function.__name__
+                    mark_function()
                     running.interruptible = True
                     if session.cancelled(incoming):  # just now
                         raise KeyboardInterrupt

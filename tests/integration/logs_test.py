@@ -198,10 +198,10 @@ time.sleep(600)
 
 
 def test_whatever_writes_what_a_call_prints_is_its_own(shoal_command, cluster):
-    """Also loggers that were made before it, noise that is no call's, and what stands behind a line without an end."""
+    """Also loggers that were made before it, C and other processes, and what stands behind a line without an end."""
     driver = shoal_command.driver(
         """
-import logging, os, sys, time
+import ctypes, logging, os, subprocess, sys, time
 import shoal
 shoal.init(address="auto", logging_config=shoal.LoggingConfig(log_level="WARNING"))
 
@@ -257,15 +257,34 @@ def writes_bytes(last):
 def takes(what):
     return shoal.get_runtime_context().get_task_id()
 
+@call
+def prints_in_c():
+    library = ctypes.CDLL(None)
+    library.printf(b"of printf\\n")
+    library.fflush(None)
+    subprocess.run("echo of another process; echo its error >&2", shell=True)
+    sys.stdout.buffer.raw.write(b"unbuffered\\n")
+    return shoal.get_runtime_context().get_task_id()
+
+@call
+def leaves_open():
+    print("open", end="")
+    return shoal.get_runtime_context().get_task_id()
+
+@call
+def writes():
+    os.write(1, b"of write\\n")
+    return shoal.get_runtime_context().get_task_id()
+
 calls = (noisy, ()), (logs, ("one",)), (logs, ("two",)), (breaks_off, ()), (ends, ()), (größe, ()), (takes, (Loud(),))
-calls += (writes_bytes, (b"one",)), (writes_bytes, (b"two",))
+calls += (writes_bytes, (b"one",)), (writes_bytes, (b"two",)), (prints_in_c, ()), (leaves_open, ()), (writes, ())
 print("ids", *[shoal.get(f.remote(*args)) for f, args in calls], flush=True)
 time.sleep(600)
 """
     )
     driver.said("ids ")
     tasks = next(line.split()[1:] for line in driver.out.splitlines() if line.startswith("ids "))
-    assert len(tasks) == 9
+    assert len(tasks) == 12
 
     def printed(task):
         done = shoal_command("logs", "task", task)
@@ -273,13 +292,16 @@ time.sleep(600)
         return done.stdout, done.stderr
 
     texts = {
-        0: ("(noisy) beside noise\n", ""),
+        0: ("(noisy) beside noise\n", "(noisy) noise of a library\n"),
         3: ("(breaks_off) a line\n(breaks_off) no end\n", ""),
         4: ("(ends) after it\n", ""),
         5: ("(größe) in ASCII\n", ""),
         6: ("(takes) while it is loaded\n", ""),
         7: ("(writes_bytes) text and bytes of one\n", ""),
         8: ("(writes_bytes) text and bytes of two\n", ""),
+        9: ("(prints_in_c) of printf\n(prints_in_c) of another process\n(prints_in_c) unbuffered\n", "(prints_in_c) its error\n"),
+        10: ("(leaves_open) open\n", ""),
+        11: ("(writes) of write\n", ""),
     }
     for k, expected in texts.items():
         wait_until(lambda task=tasks[k], expected=expected: printed(task) == expected, 60, f"what {tasks[k]} printed")
