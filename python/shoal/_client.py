@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import _environment, _native, _serialize
-from shoal._numbers import number, whole
+from shoal._numbers import flag, number, whole
 from shoal._refs import ObjectRef, ResultRef, Waitable, load
 from shoal._runtime import attach_worker, close, retry_delay_ms, start_local, started_by_node, state
 from shoal._runtime import session as _session
@@ -425,7 +425,7 @@ def cancel(ray_waitable, *, force: bool = False, recursive: bool = True) -> None
     ref = getattr(ray_waitable, "_done", ray_waitable)  # of an ObjectRefGenerator
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"cancel() takes an ObjectRef, not {type(ref).__name__}; an actor is ended by kill()")
-    session = _session()
+    session, recursive, force = _session(), flag("recursive", recursive), flag("force", force)
     if not ref._owner:
         session.cancel(ref._ref, recursive, force)
     elif type(ref) is not ObjectRef or not ref._ref.ready:  # by its name: it may be a copy, also of one of this process's own

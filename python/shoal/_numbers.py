@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-__all__ = ["number", "whole"]
+__all__ = ["flag", "number", "whole"]
 
 _BOOLS = ("bool", "bool_")  # Python's, and numpy's under its names
 
@@ -32,3 +32,10 @@ def number(name: str, value: Any) -> int | float:
         except (AttributeError, TypeError):  # an array of floats has the method, too
             return float(value)
     raise TypeError(f"{name} is a number, not {type(value).__name__}")
+
+
+def flag(name: str, value: Any) -> bool:
+    """``value`` as a bool: Python's or numpy's. TypeError otherwise."""
+    if type(value).__name__ not in _BOOLS:
+        raise TypeError(f"{name} is a bool, not {type(value).__name__}")
+    return bool(value)

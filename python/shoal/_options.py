@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from shoal import _environment
-from shoal._numbers import number, whole
+from shoal._numbers import flag, number, whole
 from shoal._placement import NO_GROUP, PLACEMENT_OPTIONS, check_fallback, check_resource_name
 from shoal._signature import of_method
 from shoal.exceptions import Unimplemented
@@ -81,13 +82,16 @@ def _num_returns(value: Any) -> int | str:
     return value
 
 
-def _retry_exceptions(value: Any) -> None:
-    classes = value if isinstance(value, (list, tuple)) else None
-    if classes is None and not isinstance(value, bool):
-        raise TypeError(f"retry_exceptions is a bool or a list of exception classes, not {type(value).__name__}")
-    for cls in classes or ():
+def _retry_exceptions(value: Any) -> bool | list | tuple:
+    if not isinstance(value, (list, tuple)):
+        try:
+            return flag("retry_exceptions", value)
+        except TypeError as error:
+            raise TypeError(f"{error}, nor a list of exception classes") from None
+    for cls in value:
         if not (inspect.isclass(cls) and issubclass(cls, BaseException)):
             raise TypeError(f"retry_exceptions lists exception classes, not {cls!r}")
+    return value
 
 
 def _concurrency_groups(value: Any) -> dict[str, int]:
@@ -109,12 +113,8 @@ def _text(name: str) -> Callable[[Any], None]:
     return check
 
 
-def _flag(name: str) -> Callable[[Any], None]:
-    def check(value: Any) -> None:
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} is a bool, not {type(value).__name__}")
-
-    return check
+def _flag(name: str) -> Callable[[Any], bool]:
+    return partial(flag, name)
 
 
 def _lifetime(value: Any) -> None:
@@ -149,10 +149,11 @@ def _not_here(name: str, hint: str, default: Any = None) -> Callable[[Any], None
     return check
 
 
-# Their checks give the value back, with numbers as Python's own.
+# Their checks give the value back, with numbers and flags as Python's own.
 _NUMBERS = frozenset({
-    "concurrency_groups", "max_calls", "max_concurrency", "max_pending_calls", "max_restarts", "max_retries", "max_task_retries", "memory",
-    "num_cpus", "num_gpus", "num_returns", "resources",
+    "allow_out_of_order_execution", "concurrency_groups", "enable_task_events", "get_if_exists", "max_calls", "max_concurrency",
+    "max_pending_calls", "max_restarts", "max_retries", "max_task_retries", "memory", "num_cpus", "num_gpus", "num_returns",
+    "placement_group_capture_child_tasks", "resources", "retry_exceptions",
 })  # fmt: skip
 _TENSORS = "tensors are passed as they are, through shared memory; shoal.collective sends them between actors"
 _CHECKS = {

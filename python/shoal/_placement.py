@@ -109,6 +109,8 @@ def where(options: dict[str, Any], actor: str = "") -> tuple[dict[str, Any], dic
     if kind == "PlacementGroupSchedulingStrategy":
         group = strategy.placement_group
         index = strategy.placement_group_bundle_index
+        if not hasattr(group, "bundle_specs"):
+            raise TypeError(f"a placement group is what placement_group([..]) returns, not {group!r}; without one say 'DEFAULT'")
         if group.is_empty:
             if index != -1:
                 raise ValueError("If placement group is not set, the value of bundle index must be -1.")

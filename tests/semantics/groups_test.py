@@ -261,6 +261,12 @@ def test_no_group_is_not_the_makers_group(group):
     assert shoal.get([maker.remote(c) for c in choices]) == [group.id, group.id, None]
 
 
+@pytest.mark.parametrize("other", [None, "group", 3])
+def test_what_is_no_group_is_a_type_error(other):
+    with pytest.raises(TypeError, match="a placement group is what"):
+        shoal.remote(scheduling_strategy=PlacementGroupSchedulingStrategy(other))(lambda: 1).remote()
+
+
 def test_bundle_is_a_name_of_ours():
     with pytest.raises(ValueError, match="should not include `bundle`"):
         placement_group([{"bundle": 1}])

@@ -78,6 +78,18 @@ def test_counts_may_be_numbers_of_numpy(two):
     ray.kill(actor)
 
 
+def test_flags_may_be_of_numpy():
+    yes, no = np.bool_(True), np.bool_(False)
+    actor = Recorder.options(name="flagged", get_if_exists=yes, allow_out_of_order_execution=no, enable_task_events=no).remote()
+    assert ray.get(actor.echo.options(retry_exceptions=yes, max_task_retries=1).remote(2), timeout=GUARD_S) == 2
+    assert ray.get(ray.remote(retry_exceptions=no)(lambda: 1).remote(), timeout=GUARD_S) == 1
+    ray.cancel(actor.echo.remote(1), force=no, recursive=yes)
+    ray.kill(actor, no_restart=yes)
+    for wrong in (1, "yes"):
+        with pytest.raises(TypeError, match="retry_exceptions is a bool, not"):
+            ray.remote(retry_exceptions=wrong)(lambda: 1)
+
+
 @pytest.mark.parametrize("wrong", ["2", True, np.bool_(True), [2], 1 + 2j], ids=repr)
 def test_what_is_no_number_is_a_type_error(wrong):
     for use in (
