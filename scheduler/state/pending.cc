@@ -13,7 +13,7 @@ using actors::WorkerState;
 
 namespace {
 
-constexpr int kMaxLooks = 10;  // at all nodes, in one tick
+constexpr int kMaxPendingLooks = 10;  // at all nodes, in one tick
 
 bool same(const auto& a, const auto& b) { return a.gang == b.gang && a.job == b.job && a.group == b.group; }
 
@@ -146,7 +146,7 @@ bool ClusterState::wanted_back(JobId job) const {
   const double ours = shares_.of(job, rooms().all());
   int looks = 0;
   return std::any_of(pending_.begin(), pending_.end(), [&](const Pending& p) {
-    if (waits_in_group(p) || now_ < p.not_before || looks == kMaxLooks) return false;
+    if (waits_in_group(p) || now_ < p.not_before || looks == kMaxPendingLooks) return false;
     const JobId theirs = job_of(p);
     if (theirs != job && shares_.of(theirs, rooms().all()) >= ours) return false;
     ++looks;
@@ -171,7 +171,7 @@ void ClusterState::look_at_windows() {
   for (const auto& p : pending_) {
     if (now_ - p.since < options_.patience || now_ < p.rests_until || now_ < p.not_before || waits_in_group(p)) continue;
     if (p.like && p.like == like) continue;
-    if (++looks > kMaxLooks) return;
+    if (++looks > kMaxPendingLooks) return;
     if (!could_ever_fit(p)) {
       like = p.like;
       continue;

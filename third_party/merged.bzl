@@ -1,0 +1,15 @@
+"""Sources that are compiled as a few files, for rooms whose files spend most of their compile time in the same headers."""
+
+def merged(name, srcs, parts):
+    """Files `<name>_1.cc` to `<name>_<parts>.cc`, each of which includes its share of srcs in their order.
+
+    A library names them as srcs, and the files themselves as textual_hdrs. Names in anonymous namespaces are shared by one part.
+    """
+    size = (len(srcs) + parts - 1) // parts
+    outs = []
+    for i in range(parts):
+        out = "%s_%d.cc" % (name, i + 1)
+        lines = "".join(["#include \\\"%s/%s\\\"\\n" % (native.package_name(), s) for s in srcs[i * size:(i + 1) * size]])
+        native.genrule(name = "%s_part_%d" % (name, i + 1), outs = [out], cmd = "printf \"%s\" > $@" % lines)
+        outs.append(out)
+    return outs
