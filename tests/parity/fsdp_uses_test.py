@@ -871,6 +871,103 @@ def a_hook_that_returns_a_plain_tensor_is_refused():
         loss_of(model).backward()
 
 
+def _seen_whole(register, when):
+    """What hooks of each of two backward passes saw, whole: ``register(parameters, seen)`` is called at one of three moments."""
+    model, seen = Net(), []
+    kept = register(dict(model.named_parameters()), seen) if when == "before" else None
+    shard(model)
+    if when == "after":
+        kept = register(dict(model.named_parameters()), seen)
+    for _ in range(2):
+        loss = loss_of(model)
+        if when == "behind a forward" and kept is None:
+            kept = register(dict(model.named_parameters()), seen)
+        loss.backward()
+    del kept
+    return seen
+
+
+def _plain_gradients(times=1):
+    """Of all ranks' mean loss, by name."""
+    plain = Net()
+    for r in range(WORLD):
+        (loss_of(plain, 0, r) * times / WORLD).backward()
+    return {name: p.grad for name, p in plain.named_parameters()}
+
+
+@use
+def a_hook_on_several_gradients_sees_all_of_them_reduced():
+    def register(parameters, seen):
+        return torch.autograd.graph.register_multi_grad_hook(
+            list(parameters.values()), lambda grads: seen.append(dict(zip(parameters, (g.full_tensor() for g in grads), strict=True)))
+        )
+
+    for when in ("before", "after", "behind a forward"):
+        first, second = _seen_whole(register, when)
+        torch.testing.assert_close(first, _plain_gradients())
+        torch.testing.assert_close(second, _plain_gradients())
+
+
+@use
+def a_hook_on_any_of_several_gradients_runs_once_a_pass():
+    def register(parameters, seen):
+        hook = torch.autograd.graph.register_multi_grad_hook
+        return hook(list(parameters.values()), lambda g: seen.append(type(g)), mode="any")
+
+    for when in ("before", "after", "behind a forward"):
+        assert _seen_whole(register, when) == [DTensor, DTensor]
+
+
+@use
+def a_hook_on_gradients_of_sharded_and_other_tensors_is_refused():
+    model, x = shard(Net()), batch(0, rank()).requires_grad_()
+    torch.autograd.graph.register_multi_grad_hook([model.head.weight, x], lambda grads: None)
+    says = r"register_multi_grad_hook over parameter (head\.)?weight of the root, which is sharded, and tensors that are not"
+    with pytest.raises(NotImplementedError, match=says):
+        model(x).square().mean().backward()
+
+
+def _node(p):
+    return p.expand_as(p).grad_fn.next_functions[0][0]
+
+
+@use
+def hooks_on_the_nodes_that_accumulate_gradients_run_behind_the_reduction():
+    def register(parameters, seen):
+        nodes = {name: _node(p) for name, p in parameters.items()}
+        for name, node in nodes.items():
+            node.register_hook(lambda _, grads, name=name: seen.append((name, grads[0].full_tensor())))
+        return nodes
+
+    for when in ("before", "after"):
+        seen = _seen_whole(register, when)
+        count = len(_plain_gradients())
+        assert len(seen) == 2 * count, "once per parameter and pass"
+        torch.testing.assert_close(dict(seen[:count]), _plain_gradients())
+        torch.testing.assert_close(dict(seen[count:]), _plain_gradients(2))  # with what the pass before has left
+
+
+@use
+def a_hook_on_a_node_finds_the_gradient_and_may_change_it():
+    model = shard(Net())
+    weight, behind = model.head.weight, []
+    node = _node(weight)
+
+    def tripled(*_):
+        weight.grad.mul_(3)
+
+    node.register_hook(tripled)
+    weight.register_hook(lambda g: g / 2)
+    weight.register_post_accumulate_grad_hook(lambda p: behind.append(p.grad.full_tensor()))
+    loss_of(model).backward()
+    expected = _plain_gradients()["head.weight"] / 2
+    torch.testing.assert_close(behind, [expected])
+    torch.testing.assert_close(weight.grad.full_tensor(), 3 * expected)
+    del node
+    loss_of(model).backward()  # without a node it is as before
+    torch.testing.assert_close(weight.grad.full_tensor(), 4 * expected)
+
+
 # ---- autocast ------------------------------------------------------------------------------------------------------------------------
 
 

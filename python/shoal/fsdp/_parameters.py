@@ -22,6 +22,7 @@ from torch.nn.utils import stateless
 from shoal import _native
 from shoal._tensors import address_of, dtensor, dtensor_parameter, in_memory, is_wrapper, lasting, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.fsdp._hooks import has_node, run_node
 from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._rows import Rows, rows_of, whole_of
 
@@ -97,6 +98,7 @@ class ShardedParameter:
         self._buffer: torch.Tensor | None = None  # of gradients; used again when nobody else holds it
         self._buffer_uses = 0
         self.pool: Any = None  # of buffers that several parameters use in turn (BufferPool)
+        self._original: torch.Tensor | None = None  # where the user holds its node of autograd
         self._pending: deque[list] = deque()  # of each reduction under way: the gradient that it writes, the whole one that it reads
 
     @property
@@ -219,6 +221,8 @@ class ShardedParameter:
         if original._post_accumulate_grad_hooks:
             self.sharded._post_accumulate_grad_hooks = original._post_accumulate_grad_hooks
         self._hooks_go_to_sharded(original)
+        if has_node(original):
+            self._original = original
 
     def _hooks_go_to_sharded(self, face: torch.Tensor) -> None:
         """Whichever face the user registers a hook with, it gets the reduced gradient."""
@@ -525,6 +529,8 @@ class ShardedParameter:
         """What the hooks of Tensor.register_hook make of a reduced gradient. They see a DTensor, in which a norm is that of all ranks."""
         with torch.no_grad():
             for hook in tuple(self.sharded._backward_hooks.values()):
+                if self.state.root.multi_hooks.takes(self, hook, gradient):
+                    continue
                 changed = hook(gradient)
                 if changed is None:
                     continue
@@ -537,6 +543,31 @@ class ShardedParameter:
                     changed = changed.redistribute(placements=gradient.placements)
                 gradient = changed.to(gradient.dtype)
         return gradient
+
+    @property
+    def has_late_hooks(self) -> bool:
+        """Hooks may wait for the end of the pass: behind the accumulation, or on a node of autograd."""
+        return bool(self.sharded._post_accumulate_grad_hooks) or has_node(self.sharded) or self._original is not None
+
+    def run_late_hooks(self) -> None:
+        for hook in tuple((self.sharded._post_accumulate_grad_hooks or {}).values()):
+            hook(self.sharded)
+        gradient = self.sharded.grad
+        if gradient is not None and has_node(self.sharded):
+            run_node(self.sharded, gradient)
+        if gradient is None or self._original is None:
+            return
+        if not has_node(self._original):  # nobody holds it any more
+            self._original = None
+            return
+        if (self._original.device, self._original.dtype) != (gradient.device, gradient.dtype):
+            raise Unimplemented(
+                f"autograd's node of parameter {self.name} is held from before fully_shard, when it was {self._original.dtype} on "
+                f"{self._original.device}: hooks on it cannot run",
+                hint="take the node, and register hooks on it, after fully_shard",
+            )
+        run_node(self._original, gradient)
+        self._original.grad = None
 
     def forget_gradient(self) -> None:
         """The gradient was used, and nobody wants it any more: its memory is for another parameter's."""

@@ -129,7 +129,7 @@ class Unit:
             self._call_hook([(p, gradient._local_tensor) for p, gradient in done])
         for p, gradient in done:
             p.set_gradient(gradient)
-            if p.sharded._post_accumulate_grad_hooks:
+            if p.has_late_hooks:
                 accumulated[p] = None
 
     def _call_hook(self, gradients: list[tuple[ShardedParameter, torch.Tensor]]) -> None:
