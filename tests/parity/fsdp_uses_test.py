@@ -948,6 +948,23 @@ def hooks_on_the_nodes_that_accumulate_gradients_run_behind_the_reduction():
 
 
 @use
+def hooks_on_nodes_run_before_an_optimizer_in_backward():
+    from shoal.fsdp import plan
+
+    model, seen = shard(Net()), {}
+    weights = {name: p for name, p in model.named_parameters() if name.endswith("weight")}
+    nodes = {name: _node(p) for name, p in weights.items()}
+    for name, node in nodes.items():
+        node.register_hook(lambda _, grads, name=name: seen.update({name: grads[0].full_tensor()}))
+    plan(model, optimizer_in_backward=torch.optim.SGD(model.parameters(), lr=0.5))
+    loss_of(model).backward()
+    gradients = _plain_gradients()
+    torch.testing.assert_close(seen, {name: gradients[name] for name in weights})
+    for (name, p), q in zip(model.named_parameters(), Net().parameters(), strict=True):
+        torch.testing.assert_close(full(p.detach()), q.detach() - 0.5 * gradients[name])
+
+
+@use
 def a_hook_on_a_node_finds_the_gradient_and_may_change_it():
     model = shard(Net())
     weight, behind = model.head.weight, []

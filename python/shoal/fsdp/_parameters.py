@@ -552,6 +552,10 @@ class ShardedParameter:
     def run_late_hooks(self) -> None:
         for hook in tuple((self.sharded._post_accumulate_grad_hooks or {}).values()):
             hook(self.sharded)
+        self.run_nodes()
+
+    def run_nodes(self) -> None:
+        """Nodes of autograd that somebody holds, with the gradient that is there."""
         gradient = self.sharded.grad
         if gradient is not None and has_node(self.sharded):
             run_node(self.sharded, gradient)

@@ -59,6 +59,8 @@ class OptimizerInBackward:
         updated = {p for part in parts for p in part["params"]}
         if not updated:
             return
+        for p in unit.parameters:
+            p.run_nodes()
         unit.model.optimizer_begin()
         unit.show_rows(plain=True)
         self.optimizer.param_groups, self.updating = [part for part in parts if part["params"]], True
