@@ -14,12 +14,13 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import Shard
 from torch.distributed.utils import _apply_to_tensors
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal._tensors import tensors_in
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._collect import managed, own_parameters, state_of
-from shoal.fsdp._errors import RootRanLater, StaleBackward
+from shoal.fsdp._errors import NotInitialised, RootRanLater, StaleBackward
 from shoal.fsdp._mesh import DataMesh, of_mesh_info, post_forward_mesh
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters import ShardedParameter, local_of, version_of
@@ -151,6 +152,11 @@ class State:
         return {id(m) for top in self.modules for m in top.modules()}
 
     def _check(self, name: str, parameter: nn.Parameter) -> None:
+        if is_lazy(parameter):
+            raise NotInitialised(
+                f"Can't access the shape of an uninitialized parameter or buffer: {clean(name)}",
+                hint="call the module's forward once to initialise it, then fully_shard",
+            )
         if parameter.dim() == 0:
             api = getattr(self.module, "_api_name", "fully_shard")
             raise ValueError(f"{api} doesn't support scalar parameters. Change {clean(name)} to a 1D tensor with numel equal to 1.")
