@@ -840,6 +840,21 @@ def hooks_that_change_gradients():
 
 
 @use
+def hooks_may_return_one_tensor_each_time():
+    model = shard(Net())
+    kept = [torch.ones_like(p.detach()) for p in model.parameters()]
+    for p, t in zip(model.parameters(), kept, strict=True):
+        p.register_hook(lambda g, t=t: t)
+    for step in range(2):
+        loss_of(model, step).backward()
+        for p in model.parameters():
+            p.grad.mul_(0.5)
+    for p, t in zip(model.parameters(), kept, strict=True):
+        torch.testing.assert_close(full(t), torch.ones(p.shape), msg=lambda m: f"what the hook returns: {m}")
+        torch.testing.assert_close(full(p.grad), torch.full(p.shape, 0.75))
+
+
+@use
 def hooks_that_clip_gradients_by_their_norm():
     _hooked(_on_all, _clipped)
 

@@ -532,7 +532,7 @@ class ShardedParameter:
                 if self.state.root.multi_hooks.takes(self, hook, gradient):
                     continue
                 changed = hook(gradient)
-                if changed is None:
+                if changed is None or changed is gradient:
                     continue
                 if not isinstance(changed, DTensor) or changed.shape != gradient.shape:
                     raise TypeError(
@@ -541,7 +541,7 @@ class ShardedParameter:
                     )
                 if changed.placements != gradient.placements:
                     changed = changed.redistribute(placements=gradient.placements)
-                gradient = changed.to(gradient.dtype)
+                gradient = changed.to(gradient.dtype, copy=True)  # the hook may keep what it returns; later gradients are added to ours
         return gradient
 
     @property
