@@ -1160,6 +1160,39 @@ def adapters_added_after_sharding():
 
 
 @use
+def added_heads_trained_by_themselves():
+    """No unit is in the backward pass: features come of an evaluation."""
+    for frozen_at_first in (False, True):
+        model, plain = shard(Net()), Net()
+        for m in (model, plain):
+            torch.manual_seed(3)
+            m.probe = nn.Linear(5, 2).requires_grad_(not frozen_at_first)
+        with torch.no_grad():
+            model(batch(0, rank()))
+        for m in (model, plain):
+            m.probe.requires_grad_(True)
+        for step in range(2):
+            with torch.no_grad():
+                features, of_ranks = model(batch(step, rank())), [plain(batch(step, r)) for r in range(WORLD)]
+            model.probe(features).square().mean().backward()
+            (sum(plain.probe(x).square().mean() for x in of_ranks) / WORLD).backward()
+        for p, q in zip(model.probe.parameters(), plain.probe.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
+
+
+@use
+def complex_parameters_added_after_sharding():
+    models = shard(Net()), Net()
+    for m in models:
+        m.phase = nn.Parameter(torch.full((5,), 1 + 2j * (1 + (rank() if m is models[0] else 0))))
+        m.head.register_forward_hook(lambda _, args, out, m=m: (out * m.phase).imag)
+    loss_of(models[0]).backward()
+    (sum(loss_of(models[1], 0, r) for r in range(WORLD)) / WORLD).backward()
+    torch.testing.assert_close(models[0].phase.detach(), models[1].phase.detach())  # the first rank's
+    torch.testing.assert_close(models[0].phase.grad, models[1].phase.grad, rtol=1e-4, atol=1e-6)
+
+
+@use
 def parameters_added_after_sharding_are_named():
     model = shard(Net())
     _adapt(model, 1)

@@ -225,8 +225,13 @@ class Root:
         self.skipped = []
         self.finish_backward(Backward())
 
+    @property
+    def in_backward(self) -> bool:
+        """A backward pass has reached a unit, and has not ended."""
+        return self.backward is not None and self.backward() is not None
+
     def queue_callback(self) -> None:
-        if self.backward is not None and self.backward() is not None:
+        if self.in_backward:
             return
         self.recover()
         if self.joining and self.unstepped and any(s.sync for s in self.states):

@@ -373,8 +373,7 @@ class State:
                 f"{name} is written inside join, after a forward: ranks that serve would take it for an optimizer's step",
                 hint="write before or behind the loop, or between a synchronised backward and the next forward",
             )
-        in_backward = root.backward is not None and root.backward() is not None
-        if in_backward or any(s.forwarding for s in root.states):
+        if root.in_backward or any(s.forwarding for s in root.states):
             raise InvalidArgument(
                 f"{name} is written inside a forward or backward pass, which other ranks may be in, too",
                 hint="write before the forward or behind the backward (register_post_accumulate_grad_hook runs there)",
