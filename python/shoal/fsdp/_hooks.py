@@ -73,15 +73,17 @@ def has_node(leaf: torch.Tensor) -> bool:
     return leaf._use_count() > 1
 
 
-def run_node(leaf: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Runs that node and its hooks. ``leaf.grad`` is ``gradient`` in them; hooks of the tensor itself have run before."""
+def run_node(leaf: torch.Tensor, gradient: torch.Tensor, before: torch.Tensor | None, behind: bool = False) -> torch.Tensor | None:
+    """Runs that node and its hooks, which may change ``gradient``. Returns ``leaf.grad``: ``before``, to which the node has added. Hooks of
+    the tensor itself run elsewhere, but with ``behind`` those behind the accumulation."""
     kept = leaf._backward_hooks, leaf._post_accumulate_grad_hooks
-    leaf.grad = leaf._backward_hooks = None
-    leaf._post_accumulate_grad_hooks = OrderedDict()  # None would leave autograd those that it has
+    leaf._backward_hooks, leaf.grad = None, before
+    if not behind:
+        leaf._post_accumulate_grad_hooks = OrderedDict()  # None would leave autograd those that it has
     try:
         torch.autograd.backward((leaf,), (gradient,))
-    except BaseException:
-        leaf.grad = gradient
-        raise
     finally:
-        leaf._backward_hooks, leaf._post_accumulate_grad_hooks = kept
+        leaf._backward_hooks = kept[0]
+        if not behind:
+            leaf._post_accumulate_grad_hooks = kept[1]
+    return leaf.grad

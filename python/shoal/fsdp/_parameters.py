@@ -99,6 +99,7 @@ class ShardedParameter:
         self._buffer_uses = 0
         self.pool: Any = None  # of buffers that several parameters use in turn (BufferPool)
         self._original: torch.Tensor | None = None  # where the user holds its node of autograd
+        self._for_nodes: DTensor | None = None  # the reduced gradient of this pass, which nodes of autograd accumulate
         self._pending: deque[list] = deque()  # of each reduction under way: the gradient that it writes, the whole one that it reads
 
     @property
@@ -423,7 +424,7 @@ class ShardedParameter:
         if grad is None and unused:
             grad = self.zero_gradient()
         number = self._number if grad is None or grad.dtype == self.compute_dtype else _native.dtype_number(engine_dtype(grad.dtype))
-        target = None if fresh or self.sharded._backward_hooks else self.sharded.grad
+        target = None if fresh or self.sharded._backward_hooks or self._has_nodes else self.sharded.grad
         if target is not None and not self._can_add_to(target._local_tensor):  # kept so by the user
             target = self.dtensor(in_memory(target._local_tensor).to(self.dtype))
             self.sharded.grad = target
@@ -520,6 +521,14 @@ class ShardedParameter:
         """``gradient``: of one synchronised backward, reduced."""
         if self.sharded._backward_hooks:
             gradient = self._hooked(gradient)
+        if self._has_nodes:
+            if self._for_nodes is not None:
+                gradient._local_tensor.add_(self._for_nodes._local_tensor)
+            self._for_nodes = gradient
+        else:
+            self._accumulate(gradient)
+
+    def _accumulate(self, gradient: DTensor) -> None:
         if self.sharded.grad is None:
             self.sharded.grad = gradient
         elif self.sharded.grad is not gradient:
@@ -545,33 +554,50 @@ class ShardedParameter:
         return gradient
 
     @property
+    def _has_nodes(self) -> bool:
+        """Somebody holds, or held, a node of autograd that accumulates its gradient."""
+        return has_node(self.sharded) or self._original is not None
+
+    @property
     def has_late_hooks(self) -> bool:
         """Hooks may wait for the end of the pass: behind the accumulation, or on a node of autograd."""
-        return bool(self.sharded._post_accumulate_grad_hooks) or has_node(self.sharded) or self._original is not None
+        return bool(self.sharded._post_accumulate_grad_hooks) or self._for_nodes is not None
 
     def run_late_hooks(self) -> None:
+        if self._for_nodes is not None and has_node(self.sharded):
+            self.run_nodes(behind=True)
+            return
+        self.run_nodes()
         for hook in tuple((self.sharded._post_accumulate_grad_hooks or {}).values()):
             hook(self.sharded)
-        self.run_nodes()
 
-    def run_nodes(self) -> None:
-        """Nodes of autograd that somebody holds, with the gradient that is there."""
-        gradient = self.sharded.grad
-        if gradient is not None and has_node(self.sharded):
-            run_node(self.sharded, gradient)
-        if gradient is None or self._original is None:
+    def run_nodes(self, behind: bool = False) -> None:
+        """Nodes of autograd that somebody holds accumulate the gradient of this pass. The one from before fully_shard is the first.
+        ``behind``: hooks behind the accumulation run in the node of ``sharded``, before the node's own."""
+        gradient, self._for_nodes = self._for_nodes, None
+        if gradient is None:
             return
-        if not has_node(self._original):  # nobody holds it any more
-            self._original = None
-            return
-        if (self._original.device, self._original.dtype) != (gradient.device, gradient.dtype):
+        sharded, original = self.sharded, self._original
+        if original is not None and not has_node(original):  # nobody holds it any more
+            original = self._original = None
+        if original is not None and (original.device, original.dtype) != (gradient.device, gradient.dtype):
             raise Unimplemented(
-                f"autograd's node of parameter {self.name} is held from before fully_shard, when it was {self._original.dtype} on "
-                f"{self._original.device}: hooks on it cannot run",
+                f"autograd's node of parameter {self.name} is held from before fully_shard, when it was {original.dtype} on "
+                f"{original.device}: hooks on it cannot run",
                 hint="take the node, and register hooks on it, after fully_shard",
             )
-        run_node(self._original, gradient)
-        self._original.grad = None
+        also = has_node(sharded)
+        if original is not None:
+            total = run_node(original, gradient, None if also else sharded.grad)
+            original.grad = None
+            if also:
+                gradient = total
+            else:
+                sharded.grad = total
+        if also:
+            run_node(sharded, gradient, sharded.grad, behind)
+        elif original is None:
+            self._accumulate(gradient)
 
     def forget_gradient(self) -> None:
         """The gradient was used, and nobody wants it any more: its memory is for another parameter's."""
@@ -583,7 +609,7 @@ class ShardedParameter:
     def forget(self) -> None:
         """The engine has forgotten the reductions under way."""
         self._pending.clear()
-        self._partial, self._has_partial = None, False
+        self._partial, self._has_partial, self._for_nodes = None, False, None
 
     def use_pool(self, pool: Any) -> None:
         """Its gradients lie in memory that others use in turn."""

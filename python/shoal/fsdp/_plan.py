@@ -53,14 +53,14 @@ class OptimizerInBackward:
 
     def update(self, unit: Unit) -> None:
         """``unit``: one whose gradients are all there."""
+        for p in unit.parameters:
+            p.run_nodes()
         mine = {p.sharded for p in unit.parameters if p.sharded.grad is not None}
         groups = self.optimizer.param_groups
         parts = [{**group, "params": [p for p in group["params"] if p in mine]} for group in groups]
         updated = {p for part in parts for p in part["params"]}
         if not updated:
             return
-        for p in unit.parameters:
-            p.run_nodes()
         unit.model.optimizer_begin()
         unit.show_rows(plain=True)
         self.optimizer.param_groups, self.updating = [part for part in parts if part["params"]], True
