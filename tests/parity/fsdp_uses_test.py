@@ -1127,6 +1127,27 @@ def a_gradient_that_comes_behind_its_units_backward_is_named():
     loss_of(model).backward()
 
 
+# ---- torch.func ----------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def gradients_of_inputs_by_torch_func_that_are_trained_on():
+    def loss(model, step, of_rank):
+        x = batch(step, of_rank)
+        slopes = torch.func.vmap(torch.func.grad(lambda row: model(row).square().sum()))(x)
+        jacobians = torch.func.vmap(torch.func.jacrev(model))(x)
+        return slopes.square().mean() + jacobians.square().mean() + model(x).mean()
+
+    model, plain = shard(Net()), Net()
+    x = batch(7, rank())[0]
+    slope = torch.func.grad(lambda row: model(row).sum())(x)
+    torch.testing.assert_close(slope, torch.func.grad(lambda row: plain(row).sum())(x))
+    for step in range(2):
+        model.zero_grad()
+        loss(model, step, rank()).backward()
+        expect_gradients(model, plain, lambda m, r, step=step: loss(m, step, r))
+
+
 # ---- parameters that are added -------------------------------------------------------------------------------------------------------
 
 

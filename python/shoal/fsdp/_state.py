@@ -641,11 +641,16 @@ class State:
 class InputOfShardedUnit(torch.autograd.Function):
     """The identity on a unit's inputs; its backward runs after everything that came after it, the unit's own backward included."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, state: State, *inputs: torch.Tensor):
-        ctx.state, ctx.left_in = state, -1
-        state.ends.add(ctx)
+    def forward(state: State, *inputs: torch.Tensor):
         return inputs
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple) -> None:  # apart from forward: for transforms of torch.func
+        ctx.state, ctx.left_in = inputs[0], -1
+        ctx.state.ends.add(ctx)
 
     @staticmethod
     def backward(ctx, *grads: torch.Tensor):
