@@ -1,6 +1,5 @@
 #include "actors/session/line_printer.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -43,9 +42,6 @@ void LinePrinter::flush() {
 
 void LinePrinter::write(bool to_stderr, const std::string& text) {
   std::FILE* const stream = to_stderr ? stderr : stdout;
-  // A standard stream came with this process, or was put there for its children, too. Else the stream was closed, and the next file that
-  // the program opened has its number.
-  if ((fcntl(fileno(stream), F_GETFD) & FD_CLOEXEC) != 0) return;
   std::fwrite(text.data(), 1, text.size(), stream);
   std::fflush(stream);
 }

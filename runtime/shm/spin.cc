@@ -52,14 +52,10 @@ bool Spin::goes_on() {
 
 // Of the offer alone: what a look finds it may also do, and that takes time.
 bool Spin::lost(Clock::duration away, Clock::time_point now) {
-  if (away <= options_.lost) return false;
-  away_ += away;
-  if (now - std::exchange(lost_at_, now) >= options_.soon * away) return false;
-  const Clock::duration first = options_.rest * std::min<Clock::duration>(away, kLongestAway);
-  const bool helped = now - rest_over_ >= options_.soon * rest_;
-  rest_ = helped ? first : std::clamp<Clock::duration>(2 * rest_, first, std::max<Clock::duration>(first, options_.longest_rest));
-  not_before_ = rest_over_ = now + rest_;
-  return true;
+  const bool lost = away > options_.lost, again = std::exchange(was_lost_, lost) && lost;
+  if (lost) away_ += away;
+  if (again) not_before_ = now + options_.rest * std::min<Clock::duration>(away, kLongestAway);
+  return again;
 }
 
 }  // namespace shoal::runtime

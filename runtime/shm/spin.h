@@ -4,10 +4,8 @@
 // once both ends sleep between two words they go on so. But a look that finds nothing costs a core that others may need, perhaps the very
 // process that is waited for. So after a moment the core is offered to others between looks (they take it where more processes talk with
 // each other than there are cores), each run is bounded, and where most find nothing they become rare. Where somebody takes the core to
-// compute it comes back after milliseconds, while a sleeper is woken at once. So two losses that are close to each other are followed by a
-// rest: no runs for thirty times as long as the core was lost, and for twice as long as before where the rest before helped nothing. One
-// loss alone tells nothing (a virtual machine has pauses of its own, and with a rest for each of them its wake-ups would be most of the
-// time).
+// compute it comes back after milliseconds, each time, while a sleeper is woken at once: then there are none for thirty times as long. Once
+// alone tells nothing (a virtual machine has pauses of its own, and with a rest for each of them its wake-ups would be most of the time).
 #pragma once
 
 #include <chrono>
@@ -31,10 +29,8 @@ class Spin {
   struct Options {
     std::chrono::nanoseconds limit = std::chrono::microseconds(1000);  // of one run: more than a wake-up costs
     std::chrono::nanoseconds alone = std::chrono::microseconds(3);     // from its begin, before the core is offered
-    std::chrono::nanoseconds lost = std::chrono::microseconds(500);    // who has the core for so long, and soon again, computes
-    int soon = 10;                                                     // times as long as a loss or a rest
+    std::chrono::nanoseconds lost = std::chrono::microseconds(500);    // who has the core for so long, twice in a row, computes
     int rest = 30;                                                     // times as long as it was lost there are no runs
-    std::chrono::nanoseconds longest_rest = std::chrono::seconds(1);   // where rests follow each other soon, each twice as long
     int max_credit = 16;                                               // a run that finds something by looking on earns one
     int miss_costs = 4;                                                // a run up to the limit that finds nothing
     std::uint32_t probe_every = 8;                                     // without credit one run in so many tries again whether it pays
@@ -73,9 +69,7 @@ class Spin {
   int credit_;
   std::uint32_t passed_ = 0;
   Clock::time_point not_before_{};
-  Clock::time_point lost_at_{};    // for long, when it last was
-  Clock::duration rest_{};         // the last one,
-  Clock::time_point rest_over_{};  // and its end
+  bool was_lost_ = false;  // for long, when the core was offered last
   // of this run
   std::chrono::nanoseconds at_most_{};
   int looks_ = 0;

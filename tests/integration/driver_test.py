@@ -324,32 +324,6 @@ except BaseException as error:
     assert (driver.code(), out.read_text()) == (0, "a value")
 
 
-def test_lines_of_workers_do_not_go_into_a_file_that_has_the_number_of_a_closed_stream(shoal_command, tmp_path):
-    names = [tmp_path / name for name in ("out", "err")]
-    driver = shoal_command.driver(
-        BEGIN
-        + f"""
-os.close(1)
-os.close(2)
-files = [open(name, "w") for name in {[str(name) for name in names]!r}]
-assert [file.fileno() for file in files] == [1, 2]
-
-@shoal.remote
-def say():
-    print("printed")
-    print("printed", file=sys.stderr)
-
-shoal.init(num_cpus=1)
-shoal.get(say.remote())
-shoal.shutdown()
-for file in files:
-    file.write("a value")
-    file.close()
-"""
-    )
-    assert (driver.code(), [name.read_text() for name in names]) == (0, ["a value", "a value"])
-
-
 def test_a_driver_that_ends_leaves_nothing_and_loses_no_line(shoal_command):
     driver = shoal_command.driver(
         BEGIN

@@ -113,20 +113,6 @@ def modules_in_one_unit(api):
     return train(api, api.fully_shard(model, mesh=api.mesh))
 
 
-@case(worlds=(2,))
-def a_container_and_the_module_before_it_in_one_unit(api):
-    model = Net()
-    api.fully_shard([model.inp, model.blocks], mesh=api.mesh)
-    return train(api, api.fully_shard(model, mesh=api.mesh))
-
-
-@case(worlds=(2,), theirs=False)  # FSDP2 unshards it at the forward of the first module, which here is the last to run
-def a_container_and_the_module_behind_it_in_one_unit(api):
-    model = Net()
-    api.fully_shard([model.blocks, model.head], mesh=api.mesh)
-    return train(api, api.fully_shard(model, mesh=api.mesh))
-
-
 @case(worlds=(2, 3))
 def ignored_parameters(api):
     model = Net()

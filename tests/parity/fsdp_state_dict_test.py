@@ -250,25 +250,6 @@ def a_model_compiled_after_it_was_sharded():
     assert counters["frames"]["total"] == 4  # as with FSDP2: hooks are no frames of their own
 
 
-@use
-def blocks_compiled_around_a_unit_of_their_own():
-    """The unit breaks the graph, as one of FSDP2 does; blocks that are alike still share what is compiled."""
-    from shoal.fsdp import fully_shard
-
-    def build(fullgraph=False, blocks=10):
-        model = Net(blocks=blocks)
-        for block in model.blocks:
-            block.compile(backend="aot_eager", fullgraph=fullgraph)
-            fully_shard(block[2])
-        return shard(model)
-
-    assert _compiled(build) == pytest.approx(_eager(blocks=10), rel=1e-5)
-    assert counters["stats"]["unique_graphs"] < 10
-    torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"hooks of shoal\.fsdp are not traced"):
-        build(fullgraph=True, blocks=1)(torch.ones(4, 6))
-
-
 # ---- inference mode ------------------------------------------------------------------------------------------------------------------
 
 

@@ -840,21 +840,6 @@ def hooks_that_change_gradients():
 
 
 @use
-def hooks_may_return_one_tensor_each_time():
-    model = shard(Net())
-    kept = [torch.ones_like(p.detach()) for p in model.parameters()]
-    for p, t in zip(model.parameters(), kept, strict=True):
-        p.register_hook(lambda g, t=t: t)
-    for step in range(2):
-        loss_of(model, step).backward()
-        for p in model.parameters():
-            p.grad.mul_(0.5)
-    for p, t in zip(model.parameters(), kept, strict=True):
-        torch.testing.assert_close(full(t), torch.ones(p.shape), msg=lambda m: f"what the hook returns: {m}")
-        torch.testing.assert_close(full(p.grad), torch.full(p.shape, 0.75))
-
-
-@use
 def hooks_that_clip_gradients_by_their_norm():
     _hooked(_on_all, _clipped)
 
@@ -884,146 +869,6 @@ def a_hook_that_returns_a_plain_tensor_is_refused():
     model.head.bias.register_hook(lambda g: g.to_local())
     with pytest.raises(TypeError, match=r"a hook on the gradient of parameter bias|a hook on the gradient of parameter head\.bias"):
         loss_of(model).backward()
-
-
-def _seen_whole(register, when):
-    """What hooks of each of two backward passes saw, whole: ``register(parameters, seen)`` is called at one of three moments."""
-    model, seen = Net(), []
-    kept = register(dict(model.named_parameters()), seen) if when == "before" else None
-    shard(model)
-    if when == "after":
-        kept = register(dict(model.named_parameters()), seen)
-    for _ in range(2):
-        loss = loss_of(model)
-        if when == "behind a forward" and kept is None:
-            kept = register(dict(model.named_parameters()), seen)
-        loss.backward()
-    del kept
-    return seen
-
-
-def _plain_gradients(times=1):
-    """Of all ranks' mean loss, by name."""
-    plain = Net()
-    for r in range(WORLD):
-        (loss_of(plain, 0, r) * times / WORLD).backward()
-    return {name: p.grad for name, p in plain.named_parameters()}
-
-
-@use
-def a_hook_on_several_gradients_sees_all_of_them_reduced():
-    def register(parameters, seen):
-        return torch.autograd.graph.register_multi_grad_hook(
-            list(parameters.values()), lambda grads: seen.append(dict(zip(parameters, (g.full_tensor() for g in grads), strict=True)))
-        )
-
-    for when in ("before", "after", "behind a forward"):
-        first, second = _seen_whole(register, when)
-        torch.testing.assert_close(first, _plain_gradients())
-        torch.testing.assert_close(second, _plain_gradients())
-
-
-@use
-def a_hook_on_any_of_several_gradients_runs_once_a_pass():
-    def register(parameters, seen):
-        hook = torch.autograd.graph.register_multi_grad_hook
-        return hook(list(parameters.values()), lambda g: seen.append(type(g)), mode="any")
-
-    for when in ("before", "after", "behind a forward"):
-        assert _seen_whole(register, when) == [DTensor, DTensor]
-
-
-@use
-def a_hook_on_gradients_of_sharded_and_other_tensors_is_refused():
-    model, x = shard(Net()), batch(0, rank()).requires_grad_()
-    torch.autograd.graph.register_multi_grad_hook([model.head.weight, x], lambda grads: None)
-    says = r"register_multi_grad_hook over parameter (head\.)?weight of the root, which is sharded, and tensors that are not"
-    with pytest.raises(NotImplementedError, match=says):
-        model(x).square().mean().backward()
-
-
-def _node(p):
-    return p.expand_as(p).grad_fn.next_functions[0][0]
-
-
-@use
-def hooks_on_the_nodes_that_accumulate_gradients_run_behind_the_reduction():
-    def register(parameters, seen):
-        nodes = {name: _node(p) for name, p in parameters.items()}
-        for name, node in nodes.items():
-            node.register_hook(lambda _, grads, name=name: seen.append((name, grads[0].full_tensor())))
-        return nodes
-
-    for when in ("before", "after"):
-        seen = _seen_whole(register, when)
-        count = len(_plain_gradients())
-        assert len(seen) == 2 * count, "once per parameter and pass"
-        for of_pass in (seen[:count], seen[count:]):  # not what the pass before has left: as in torch
-            torch.testing.assert_close(dict(of_pass), _plain_gradients())
-
-
-@use
-def hooks_in_front_of_nodes_change_the_gradient_of_one_pass():
-    for when in ("before", "after", "both"):
-        model, plain = Net(), Net()
-
-        def register(m, nodes):
-            for p in m.parameters():
-                nodes.append(_node(p))
-                nodes[-1].register_prehook(lambda grads: (grads[0] * 2,))
-
-        nodes = []
-        for moment in ("before", "after"):
-            if when in (moment, "both"):
-                register(model, nodes)
-                register(plain, nodes)
-            if moment == "before":
-                shard(model)
-        for step in range(3):
-            model.set_requires_gradient_sync(step != 1)
-            loss_of(model, step).backward()
-        (sum(loss_of(plain, 0, r) for r in range(WORLD)) / WORLD).backward()
-        (sum(loss_of(plain, step, r) for step in (1, 2) for r in range(WORLD)) / WORLD).backward()
-        for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(full(p.grad), q.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name, w=when: f"{n}, {w}: {m}")
-
-
-@use
-def hooks_on_nodes_run_before_an_optimizer_in_backward():
-    from shoal.fsdp import plan
-
-    model, seen = shard(Net()), {}
-    weights = {name: p for name, p in model.named_parameters() if name.endswith("weight")}
-    nodes = {name: _node(p) for name, p in weights.items()}
-    for name, node in nodes.items():
-        node.register_hook(lambda _, grads, name=name: seen.update({name: grads[0].full_tensor()}))
-    plan(model, optimizer_in_backward=torch.optim.SGD(model.parameters(), lr=0.5))
-    loss_of(model).backward()
-    gradients = _plain_gradients()
-    torch.testing.assert_close(seen, {name: gradients[name] for name in weights})
-    for (name, p), q in zip(model.named_parameters(), Net().parameters(), strict=True):
-        torch.testing.assert_close(full(p.detach()), q.detach() - 0.5 * gradients[name])
-
-
-@use
-def a_hook_on_a_node_finds_the_gradient_and_may_change_it():
-    model = shard(Net())
-    weight, behind = model.head.weight, []
-    node = _node(weight)
-
-    def tripled(*_):
-        weight.grad.mul_(3)
-
-    node.register_hook(tripled)
-    weight.register_hook(lambda g: g / 2)
-    weight.register_post_accumulate_grad_hook(lambda p: behind.append(p.grad.full_tensor()))
-    loss_of(model).backward()
-    expected = _plain_gradients()["head.weight"] / 2
-    torch.testing.assert_close(behind, [expected])
-    torch.testing.assert_close(weight.grad.full_tensor(), 3 * expected)
-    del node
-    loss_of(model).backward()  # without a node it is as before
-    torch.testing.assert_close(weight.grad.full_tensor(), 4 * expected)
 
 
 # ---- autocast ------------------------------------------------------------------------------------------------------------------------
@@ -1127,27 +972,6 @@ def a_gradient_that_comes_behind_its_units_backward_is_named():
     loss_of(model).backward()
 
 
-# ---- torch.func ----------------------------------------------------------------------------------------------------------------------
-
-
-@use
-def gradients_of_inputs_by_torch_func_that_are_trained_on():
-    def loss(model, step, of_rank):
-        x = batch(step, of_rank)
-        slopes = torch.func.vmap(torch.func.grad(lambda row: model(row).square().sum()))(x)
-        jacobians = torch.func.vmap(torch.func.jacrev(model))(x)
-        return slopes.square().mean() + jacobians.square().mean() + model(x).mean()
-
-    model, plain = shard(Net()), Net()
-    x = batch(7, rank())[0]
-    slope = torch.func.grad(lambda row: model(row).sum())(x)
-    torch.testing.assert_close(slope, torch.func.grad(lambda row: plain(row).sum())(x))
-    for step in range(2):
-        model.zero_grad()
-        loss(model, step, rank()).backward()
-        expect_gradients(model, plain, lambda m, r, step=step: loss(m, step, r))
-
-
 # ---- parameters that are added -------------------------------------------------------------------------------------------------------
 
 
@@ -1204,39 +1028,6 @@ def adapters_added_after_sharding():
             assert models[0].scale.grad is None
             assert models[0].blocks[0][2].unused.grad is None
             _expect_same(models)
-
-
-@use
-def added_heads_trained_by_themselves():
-    """No unit is in the backward pass: features come of an evaluation."""
-    for frozen_at_first in (False, True):
-        model, plain = shard(Net()), Net()
-        for m in (model, plain):
-            torch.manual_seed(3)
-            m.probe = nn.Linear(5, 2).requires_grad_(not frozen_at_first)
-        with torch.no_grad():
-            model(batch(0, rank()))
-        for m in (model, plain):
-            m.probe.requires_grad_(True)
-        for step in range(2):
-            with torch.no_grad():
-                features, of_ranks = model(batch(step, rank())), [plain(batch(step, r)) for r in range(WORLD)]
-            model.probe(features).square().mean().backward()
-            (sum(plain.probe(x).square().mean() for x in of_ranks) / WORLD).backward()
-        for p, q in zip(model.probe.parameters(), plain.probe.parameters(), strict=True):
-            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
-
-
-@use
-def complex_parameters_added_after_sharding():
-    models = shard(Net()), Net()
-    for m in models:
-        m.phase = nn.Parameter(torch.full((5,), 1 + 2j * (1 + (rank() if m is models[0] else 0))))
-        m.head.register_forward_hook(lambda _, args, out, m=m: (out * m.phase).imag)
-    loss_of(models[0]).backward()
-    (sum(loss_of(models[1], 0, r) for r in range(WORLD)) / WORLD).backward()
-    torch.testing.assert_close(models[0].phase.detach(), models[1].phase.detach())  # the first rank's
-    torch.testing.assert_close(models[0].phase.grad, models[1].phase.grad, rtol=1e-4, atol=1e-6)
 
 
 @use

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import warnings
-import weakref
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
@@ -49,20 +46,15 @@ class Added:
     def __init__(self, root: Root):
         self._root = root
         self._parameters: dict[nn.Parameter, str] = {}
-        self._unwatched: set[nn.Parameter] = set()  # they were frozen: autograd takes no hook of them
-        self._reached_in = -1  # autograd's number of the backward pass that has reached one of them and has not reduced yet
         self._seen = -1  # _Registrations.count
         _Registrations.watch()
 
     def look(self) -> None:
         """At a forward of the root, which all ranks share."""
         if self._seen == _Registrations.count:
-            if self._unwatched:
-                self._watch(self._unwatched)
             return
         self._seen = _Registrations.count
         known, self._parameters = self._parameters, self._find()
-        self._watch({p for p in self._parameters if p not in known or p in self._unwatched})
         new = {p: name for p, name in self._parameters.items() if p not in known and not isinstance(p, DTensor)}
         if not new:
             return
@@ -88,9 +80,7 @@ class Added:
             visited.add(module)
             ignored = [s.ignored[module] for s in states if module in s.ignored]
             for attribute, p in module._parameters.items():
-                if p is None or (id(module), attribute) in ours or managed(p) is not None or is_lazy(p):
-                    continue
-                if not (p.is_floating_point() or p.is_complex()):
+                if p is None or (id(module), attribute) in ours or managed(p) is not None or is_lazy(p) or not p.is_floating_point():
                     continue
                 if not any(attribute in names for names in ignored):
                     found.setdefault(p, prefix + attribute)
@@ -112,36 +102,11 @@ class Added:
 
     def _broadcast(self, p: nn.Parameter) -> None:
         for group in self._groups():
-            dist.broadcast(_real(p.detach()), group=group, group_src=0)
-
-    # ---- gradients ----
-
-    def _watch(self, parameters: set[nn.Parameter]) -> None:
-        """A backward pass may reach them and no unit: a head that is trained on features of a frozen model, called by itself."""
-        reached = partial(_reached, weakref.ref(self))
-        self._unwatched = {p for p in parameters if not p.requires_grad}
-        for p in parameters - self._unwatched:
-            p.register_hook(reached)
-
-    def reached(self) -> None:
-        """In a backward pass, before a gradient is accumulated."""
-        task = torch._C._current_graph_task_id()
-        if self._reached_in != task:
-            self._reached_in = task
-            Variable._execution_engine.queue_callback(partial(self._end_of, task))
-
-    def _end_of(self, task: int) -> None:
-        """At the end of a backward pass. If it has reached a unit, the root reduces, now or before."""
-        if self._reached_in != task:
-            return
-        self._reached_in = -1
-        if not self._root.in_backward and any(s.sync for s in self._root.states):
-            self.reduce()
+            dist.broadcast(p.detach(), group=group, group_src=0)
 
     def reduce(self) -> None:
         """At the end of a synchronised backward pass: each gradient becomes the mean of all ranks'. A part that is a mean already, of an
         earlier pass, stays what it is. None stays None where no rank has a gradient."""
-        self._reached_in = -1
         work = {p: name for p, name in self._parameters.items() if p.requires_grad or p.grad is not None}
         if not work:
             return
@@ -156,15 +121,14 @@ class Added:
         device = parameters[0].device
         has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32, device=device)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        parts = [_real(g).reshape(-1) for g in grads]
-        flat = torch.cat([part.float() if part.dtype.itemsize < 4 else part for part in parts])
+        flat = torch.cat([g.reshape(-1).float() if dtype.itemsize < 4 else g.reshape(-1) for g in grads])
         for group in self._groups():
             dist.all_reduce(has, group=group)
             dist.all_reduce(flat, group=group)
         flat /= len(self._data.ranks)
-        for p, g, mean, ranks in zip(parameters, grads, flat.split([part.numel() for part in parts]), has.tolist(), strict=True):
+        for p, g, mean, ranks in zip(parameters, grads, flat.split([g.numel() for g in grads]), has.tolist(), strict=True):
             if ranks:
-                g.copy_(torch.view_as_complex(mean.view(*g.shape, 2)) if dtype.is_complex else mean.view_as(g))
+                g.copy_(mean.view_as(g))
                 p.grad = g
 
     def _check(self, work: dict[nn.Parameter, str]) -> None:
@@ -190,14 +154,3 @@ class Added:
                 f"hooks behind the accumulation of gradients run before these are reduced ({names}), which were added after sharding",
                 hint="add the parameters before the model is sharded, or step the optimizer behind the backward",
             )
-
-
-def _real(t: torch.Tensor) -> torch.Tensor:
-    """Of complex numbers their parts, which every backend sums: shape (..., 2)."""
-    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
-
-
-def _reached(added: weakref.ref[Added], grad: torch.Tensor) -> None:
-    """A hook on the gradient of an added parameter."""
-    if (known := added()) is not None:
-        known.reached()

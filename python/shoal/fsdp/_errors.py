@@ -13,14 +13,6 @@ class OnMetaDevice(InvalidArgument, RuntimeError):
     """Parameters were still on the meta device when they were needed."""
 
 
-class NotInitialised(InvalidArgument, RuntimeError):
-    """A lazy parameter has no shape yet."""
-
-
-class DividedByZero(InvalidArgument, ZeroDivisionError):
-    """Gradients were to be divided by zero."""
-
-
 class RootRanLater(InvalidArgument, RuntimeError):
     """An inner module ran a forward before the model that contains it."""
 

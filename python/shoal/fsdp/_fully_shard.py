@@ -42,7 +42,7 @@ def fully_shard(
 
     Call it bottom-up, then build the optimizer, then train as before. Returns its argument; each module is an ``FSDPModule`` from now on.
 
-    ``module``: or a list of modules, whose parameters are one unit. Containers without a forward may be in a list, as in FSDP2.
+    ``module``: or a list of modules, whose parameters are one unit.
     ``mesh``: 1-D: ``(Shard(0),)``; 2-D with names: ``(Replicate(), Shard(0))``, replicas of fully sharded ranks. By default all ranks of
     the process group (``init_process_group("gloo")`` is called if need be), on CUDA devices if it has NCCL. On a CUDA mesh each rank has
     unsharded parameters in its device's memory, brought and reduced there by the mesh's process groups.
@@ -68,7 +68,7 @@ def fully_shard(
     for m in listed:
         if not isinstance(m, nn.Module):
             raise TypeError(f"fully_shard takes a module or a list of modules, not a {type(m).__name__}")
-        if m is module and isinstance(m, (nn.ModuleList, nn.ModuleDict)) and type(m).forward is nn.Module.forward:
+        if isinstance(m, (nn.ModuleList, nn.ModuleDict)) and type(m).forward is nn.Module.forward:
             raise ValueError(f"fully_shard does not support containers that do not implement forward: {m}")
         if state_of(m) is not None:
             raise ShardedTwice(

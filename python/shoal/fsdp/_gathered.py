@@ -275,7 +275,7 @@ class Gathered:
             size[p.dim] = -(-p.shape[p.dim] // data.shards)
             own = part.view(size).narrow(p.dim, 0, p.own_shape[p.dim])
             p.set_gradient(p.dtensor(own.to(device=p.home, dtype=p.dtype, copy=True).contiguous()))
-            if p.has_late_hooks:
+            if p.sharded._post_accumulate_grad_hooks:
                 u.state.root.accumulated[p] = None
 
     def _scattered(self, flat: torch.Tensor) -> torch.Tensor:

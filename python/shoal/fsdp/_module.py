@@ -17,7 +17,7 @@ from shoal import _native
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _example, _graph, _plan
 from shoal.fsdp._collect import state_of
-from shoal.fsdp._errors import DividedByZero, ShardedOutsideForward
+from shoal.fsdp._errors import ShardedOutsideForward
 from shoal.fsdp._state import State
 from shoal.fsdp._unit import Unit
 
@@ -112,9 +112,7 @@ class FSDPModule(TorchFSDPModule):
             root.is_last_backward = is_last_backward
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Gradients are summed and divided by this instead of the number of ranks. ZeroDivisionError for 0."""
-        if factor == 0:
-            raise DividedByZero("float division by zero: gradients are divided by set_gradient_divide_factor's factor")
+        """Gradients are summed and divided by this instead of the number of ranks."""
         for u in self._get_fsdp_state().units:
             u.divide_factor = float(factor)
 

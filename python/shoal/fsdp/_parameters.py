@@ -22,7 +22,6 @@ from torch.nn.utils import stateless
 from shoal import _native
 from shoal._tensors import address_of, dtensor, dtensor_parameter, in_memory, is_wrapper, lasting, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp._hooks import has_node, run_node
 from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._rows import Rows, rows_of, whole_of
 
@@ -98,8 +97,6 @@ class ShardedParameter:
         self._buffer: torch.Tensor | None = None  # of gradients; used again when nobody else holds it
         self._buffer_uses = 0
         self.pool: Any = None  # of buffers that several parameters use in turn (BufferPool)
-        self._original: torch.Tensor | None = None  # where the user holds its node of autograd
-        self._for_nodes: DTensor | None = None  # the reduced gradient of this pass, which nodes of autograd accumulate
         self._pending: deque[list] = deque()  # of each reduction under way: the gradient that it writes, the whole one that it reads
 
     @property
@@ -222,8 +219,6 @@ class ShardedParameter:
         if original._post_accumulate_grad_hooks:
             self.sharded._post_accumulate_grad_hooks = original._post_accumulate_grad_hooks
         self._hooks_go_to_sharded(original)
-        if has_node(original):
-            self._original = original
 
     def _hooks_go_to_sharded(self, face: torch.Tensor) -> None:
         """Whichever face the user registers a hook with, it gets the reduced gradient."""
@@ -424,7 +419,7 @@ class ShardedParameter:
         if grad is None and unused:
             grad = self.zero_gradient()
         number = self._number if grad is None or grad.dtype == self.compute_dtype else _native.dtype_number(engine_dtype(grad.dtype))
-        target = None if fresh or self.sharded._backward_hooks or self._has_nodes else self.sharded.grad
+        target = None if fresh or self.sharded._backward_hooks else self.sharded.grad
         if target is not None and not self._can_add_to(target._local_tensor):  # kept so by the user
             target = self.dtensor(in_memory(target._local_tensor).to(self.dtype))
             self.sharded.grad = target
@@ -521,14 +516,6 @@ class ShardedParameter:
         """``gradient``: of one synchronised backward, reduced."""
         if self.sharded._backward_hooks:
             gradient = self._hooked(gradient)
-        if self._has_nodes:
-            if self._for_nodes is not None:
-                gradient._local_tensor.add_(self._for_nodes._local_tensor)
-            self._for_nodes = gradient
-        else:
-            self._accumulate(gradient)
-
-    def _accumulate(self, gradient: DTensor) -> None:
         if self.sharded.grad is None:
             self.sharded.grad = gradient
         elif self.sharded.grad is not gradient:
@@ -538,10 +525,8 @@ class ShardedParameter:
         """What the hooks of Tensor.register_hook make of a reduced gradient. They see a DTensor, in which a norm is that of all ranks."""
         with torch.no_grad():
             for hook in tuple(self.sharded._backward_hooks.values()):
-                if self.state.root.multi_hooks.takes(self, hook, gradient):
-                    continue
                 changed = hook(gradient)
-                if changed is None or changed is gradient:
+                if changed is None:
                     continue
                 if not isinstance(changed, DTensor) or changed.shape != gradient.shape:
                     raise TypeError(
@@ -550,54 +535,8 @@ class ShardedParameter:
                     )
                 if changed.placements != gradient.placements:
                     changed = changed.redistribute(placements=gradient.placements)
-                gradient = changed.to(gradient.dtype, copy=True)  # the hook may keep what it returns; later gradients are added to ours
+                gradient = changed.to(gradient.dtype)
         return gradient
-
-    @property
-    def _has_nodes(self) -> bool:
-        """Somebody holds, or held, a node of autograd that accumulates its gradient."""
-        return has_node(self.sharded) or self._original is not None
-
-    @property
-    def has_late_hooks(self) -> bool:
-        """Hooks may wait for the end of the pass: behind the accumulation, or on a node of autograd."""
-        return bool(self.sharded._post_accumulate_grad_hooks) or self._for_nodes is not None
-
-    def run_late_hooks(self) -> None:
-        if self._for_nodes is not None and has_node(self.sharded):
-            self.run_nodes(behind=True)
-            return
-        self.run_nodes()
-        for hook in tuple((self.sharded._post_accumulate_grad_hooks or {}).values()):
-            hook(self.sharded)
-
-    def run_nodes(self, behind: bool = False) -> None:
-        """Nodes of autograd that somebody holds accumulate the gradient of this pass. The one from before fully_shard is the first.
-        ``behind``: hooks behind the accumulation run in the node of ``sharded``, before the node's own."""
-        gradient, self._for_nodes = self._for_nodes, None
-        if gradient is None:
-            return
-        sharded, original = self.sharded, self._original
-        if original is not None and not has_node(original):  # nobody holds it any more
-            original = self._original = None
-        if original is not None and (original.device, original.dtype) != (gradient.device, gradient.dtype):
-            raise Unimplemented(
-                f"autograd's node of parameter {self.name} is held from before fully_shard, when it was {original.dtype} on "
-                f"{original.device}: hooks on it cannot run",
-                hint="take the node, and register hooks on it, after fully_shard",
-            )
-        also = has_node(sharded)
-        if original is not None:
-            total = run_node(original, gradient, None if also else sharded.grad)
-            original.grad = None
-            if also:
-                gradient = total
-            else:
-                sharded.grad = total
-        if also:
-            run_node(sharded, gradient, sharded.grad, behind)
-        elif original is None:
-            self._accumulate(gradient)
 
     def forget_gradient(self) -> None:
         """The gradient was used, and nobody wants it any more: its memory is for another parameter's."""
@@ -609,7 +548,7 @@ class ShardedParameter:
     def forget(self) -> None:
         """The engine has forgotten the reductions under way."""
         self._pending.clear()
-        self._partial, self._has_partial, self._for_nodes = None, False, None
+        self._partial, self._has_partial = None, False
 
     def use_pool(self, pool: Any) -> None:
         """Its gradients lie in memory that others use in turn."""

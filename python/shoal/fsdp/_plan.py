@@ -53,8 +53,6 @@ class OptimizerInBackward:
 
     def update(self, unit: Unit) -> None:
         """``unit``: one whose gradients are all there."""
-        for p in unit.parameters:
-            p.run_nodes()
         mine = {p.sharded for p in unit.parameters if p.sharded.grad is not None}
         groups = self.optimizer.param_groups
         parts = [{**group, "params": [p for p in group["params"] if p in mine]} for group in groups]

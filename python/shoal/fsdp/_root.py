@@ -18,7 +18,6 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp._added import Added
 from shoal.fsdp._collect import state_of
 from shoal.fsdp._errors import OnMetaDevice
-from shoal.fsdp._hooks import MultiHooks
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters import ShardedParameter, refuse_substitute
 from shoal.fsdp._plan import OptimizerInBackward, replan
@@ -56,7 +55,6 @@ class Root:
         self.casts = 1  # how often what autocast keeps was forgotten
         self.preliminary = False  # made by unshard(): the first forward may show that another module is the root
         self.running: State | None = None  # the unit whose forward the program called, maybe one inside the root
-        self.multi_hooks = MultiHooks()
         self.accumulated: dict[ShardedParameter, None] = {}  # in this backward pass, of those with hooks for that, in order
         self.samples: int | None = None  # of this rank's batch, where gradients are weighted by them
         self.samples_kept = 0  # of batches whose backwards reduced nothing
@@ -225,13 +223,8 @@ class Root:
         self.skipped = []
         self.finish_backward(Backward())
 
-    @property
-    def in_backward(self) -> bool:
-        """A backward pass has reached a unit, and has not ended."""
-        return self.backward is not None and self.backward() is not None
-
     def queue_callback(self) -> None:
-        if self.in_backward:
+        if self.backward is not None and self.backward() is not None:
             return
         self.recover()
         if self.joining and self.unstepped and any(s.sync for s in self.states):
@@ -330,9 +323,9 @@ class Root:
     def run_hooks(self) -> None:
         """Hooks of parameters that got a gradient in the pass that is over: they may write, so they come behind the window."""
         accumulated, self.accumulated = self.accumulated, {}
-        self.multi_hooks.run()
         for p in accumulated:
-            p.run_late_hooks()
+            for hook in tuple(p.sharded._post_accumulate_grad_hooks.values()):
+                hook(p.sharded)
 
     # ---- what is written while it should not be ----
 
@@ -370,7 +363,6 @@ class Root:
     def reset(self, states: list[State]) -> None:
         self.backward = self.running = None
         self.accumulated.clear()
-        self.multi_hooks.forget()
         for place, m in enumerate(self.models):
             self.reduced[place].clear()
             self.unsettled[place] = 0

@@ -14,13 +14,12 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import Shard
 from torch.distributed.utils import _apply_to_tensors
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal._tensors import tensors_in
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._collect import managed, own_parameters, state_of
-from shoal.fsdp._errors import NotInitialised, RootRanLater, StaleBackward
+from shoal.fsdp._errors import RootRanLater, StaleBackward
 from shoal.fsdp._mesh import DataMesh, of_mesh_info, post_forward_mesh
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters import ShardedParameter, local_of, version_of
@@ -152,11 +151,6 @@ class State:
         return {id(m) for top in self.modules for m in top.modules()}
 
     def _check(self, name: str, parameter: nn.Parameter) -> None:
-        if is_lazy(parameter):
-            raise NotInitialised(
-                f"Can't access the shape of an uninitialized parameter or buffer: {clean(name)}",
-                hint="call the module's forward once to initialise it, then fully_shard",
-            )
         if parameter.dim() == 0:
             api = getattr(self.module, "_api_name", "fully_shard")
             raise ValueError(f"{api} doesn't support scalar parameters. Change {clean(name)} to a 1D tensor with numel equal to 1.")
@@ -373,7 +367,8 @@ class State:
                 f"{name} is written inside join, after a forward: ranks that serve would take it for an optimizer's step",
                 hint="write before or behind the loop, or between a synchronised backward and the next forward",
             )
-        if root.in_backward or any(s.forwarding for s in root.states):
+        in_backward = root.backward is not None and root.backward() is not None
+        if in_backward or any(s.forwarding for s in root.states):
             raise InvalidArgument(
                 f"{name} is written inside a forward or backward pass, which other ranks may be in, too",
                 hint="write before the forward or behind the backward (register_post_accumulate_grad_hook runs there)",
@@ -641,16 +636,11 @@ class State:
 class InputOfShardedUnit(torch.autograd.Function):
     """The identity on a unit's inputs; its backward runs after everything that came after it, the unit's own backward included."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(state: State, *inputs: torch.Tensor):
+    def forward(ctx, state: State, *inputs: torch.Tensor):
+        ctx.state, ctx.left_in = state, -1
+        state.ends.add(ctx)
         return inputs
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple) -> None:  # apart from forward: for transforms of torch.func
-        ctx.state, ctx.left_in = inputs[0], -1
-        ctx.state.ends.add(ctx)
 
     @staticmethod
     def backward(ctx, *grads: torch.Tensor):

@@ -9,7 +9,6 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import _native
-from shoal._tensors import lasting
 from shoal.fsdp import _bootstrap
 from shoal.fsdp._gathered import Gathered
 from shoal.fsdp._mesh import DataMesh
@@ -105,13 +104,6 @@ class Unit:
 
     def publish(self, reshard: bool) -> None:
         """Brings this rank's gradients, or that there are none, once per backward pass and graph."""
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            with lasting():
-                self._publish(reshard)
-        else:
-            self._publish(reshard)
-
-    def _publish(self, reshard: bool) -> None:
         self.published = True
         s = self.state
         if self.gathered is not None and self.gathered.reduces:
@@ -137,7 +129,7 @@ class Unit:
             self._call_hook([(p, gradient._local_tensor) for p, gradient in done])
         for p, gradient in done:
             p.set_gradient(gradient)
-            if p.has_late_hooks:
+            if p.sharded._post_accumulate_grad_hooks:
                 accumulated[p] = None
 
     def _call_hook(self, gradients: list[tuple[ShardedParameter, torch.Tensor]]) -> None:

@@ -1,0 +1,17 @@
+"""Errors that are of torch_xla's class and of Shoal's: scripts that catch the one go on working."""
+
+from __future__ import annotations
+
+from shoal.exceptions import InvalidArgument
+
+
+class MeshError(InvalidArgument, AssertionError):
+    """The mesh is wrong: fix it."""
+
+
+class SpecError(InvalidArgument, AssertionError):
+    """The partition spec does not fit its mesh or its tensor: fix it."""
+
+
+class MarkError(InvalidArgument, RuntimeError):
+    """The tensor cannot be marked, or is not marked: fix it."""

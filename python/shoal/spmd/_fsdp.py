@@ -1,0 +1,155 @@
+"""FSDP by marking (``SpmdFullyShardedDataParallel``): parameters are split along the mesh's ``fsdp`` axis, outputs along the batch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from shoal.exceptions import InvalidArgument, ShoalError
+from shoal.spmd._device import DEVICE
+from shoal.spmd._marking import mark_sharding, text_of
+from shoal.spmd._mesh import Mesh, get_global_mesh
+from shoal.spmd._tensor import Tensor
+
+
+class WrapError(ShoalError, RuntimeError):
+    """The module cannot be wrapped: fix it."""
+
+    code = "InvalidArgument"
+
+
+class SpmdFullyShardedDataParallel(nn.Module):
+    """Splits the parameters of ``module`` in place and its outputs along the batch.
+
+    Every parameter is split along its largest dimension (the first of several) over the mesh's axis ``fsdp``; scalars, parameters that are
+    marked already and those of inner units are left alone. ``shard_output(output, mesh)`` marks the outputs; without it the output, or the
+    first of a tuple, is split along dimension 0. ``extra_data_axis``: outputs are split over this axis as well. Follows
+    torch_xla.experimental.spmd_fully_sharded_data_parallel. Raises ValueError for a wrong mesh and RuntimeError for a wrong module."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: Mesh | None = None,
+        shard_output: Callable[[Any, Mesh], None] | None = None,
+        auto_wrap_policy: Callable[..., bool] | None = None,
+        auto_wrapper_callable: Callable[..., nn.Module] | None = None,
+        extra_data_axis: str | None = None,
+    ):
+        _check_module(module)
+        mesh = get_global_mesh() if mesh is None else mesh
+        if mesh is None:
+            raise InvalidArgument("there is no mesh", hint="pass mesh=, or set one with shoal.spmd.set_global_mesh")
+        if mesh.axis_names is None or "fsdp" not in mesh.axis_names:
+            raise InvalidArgument(f"the mesh has no axis named 'fsdp': {mesh}", hint="name the axis that splits parameters 'fsdp'")
+        if extra_data_axis is not None and extra_data_axis not in mesh.axis_names:
+            raise InvalidArgument(
+                f"extra_data_axis {extra_data_axis!r} is no axis of the mesh", hint=f"it has {', '.join(mesh.axis_names)}"
+            )
+        super().__init__()
+        if auto_wrap_policy is not None:
+            _refuse_wrapped(module)
+            make = auto_wrapper_callable or functools.partial(SpmdFullyShardedDataParallel, extra_data_axis=extra_data_axis)
+            _wrap_children(module, auto_wrap_policy, lambda m: make(m, mesh=mesh, shard_output=shard_output), set())
+        module.to(DEVICE)
+        self._orig_module = module
+        self._mesh, self._extra_data_axis = mesh, extra_data_axis
+        self._shard_output = shard_output or self._split_batch
+        inner = {p for m in module.modules() if isinstance(m, SpmdFullyShardedDataParallel) for p in m.parameters()}
+        for p in module.parameters():
+            if p.dim() and p not in inner and text_of(p) == "":
+                mark_sharding(p, mesh, spec_of(p.shape))
+
+    @property
+    def module(self) -> nn.Module:
+        return self._orig_module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._orig_module(*args, **kwargs)
+        self._shard_output(output, self._mesh)
+        return output
+
+    def _split_batch(self, output: Any, mesh: Mesh) -> None:
+        first = output
+        if isinstance(output, tuple) and output and isinstance(output[0], torch.Tensor):
+            first = output[0]
+            warnings.warn("the output is a tuple: its first tensor is split along dimension 0; pass shard_output to decide", stacklevel=3)
+        if not isinstance(first, Tensor):
+            raise WrapError(f"the output is of type {type(output).__name__}", hint="pass shard_output, which marks its tensors")
+        if first.dim() == 0:
+            mark_sharding(first, mesh, ())
+            return
+        axes = "fsdp" if self._extra_data_axis is None else (self._extra_data_axis, "fsdp")
+        mark_sharding(first, mesh, (axes, *(None,) * (first.dim() - 1)))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_orig_module"), name)
+
+    def __getitem__(self, key: Any) -> nn.Module:
+        return self._orig_module[key]
+
+
+def spec_of(shape: torch.Size) -> tuple[str | None, ...]:
+    """How a parameter of this shape is split: along its largest dimension, the first of several."""
+    largest = max(range(len(shape)), key=lambda d: shape[d])
+    return tuple("fsdp" if d == largest else None for d in range(len(shape)))
+
+
+def _check_module(module: Any) -> None:
+    if isinstance(module, SpmdFullyShardedDataParallel):
+        raise WrapError("the module is wrapped already", hint="for nested units wrap the inner modules before the outer one")
+    if not isinstance(module, nn.Module) or type(module).forward in (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward):
+        raise WrapError(f"{type(module).__name__} defines no forward", hint="wrap modules whose forward the program calls")
+
+
+def _refuse_wrapped(module: nn.Module) -> None:
+    for name, m in module.named_modules():
+        if isinstance(m, SpmdFullyShardedDataParallel):
+            raise InvalidArgument(f"{name or 'the module'} is wrapped already", hint="wrap by hand or with auto_wrap_policy, not both")
+
+
+def _wrap_children(module: nn.Module, policy: Callable[..., bool], make: Callable[[nn.Module], nn.Module], ignored: set) -> int:
+    """Wraps the modules below that the policy names, innermost first. Returns how many elements of parameters lie in them."""
+    wrapped = 0
+    for name, child in list(module.named_children()):
+        total = sum(p.numel() for p in child.parameters())
+        if not _asked(policy, child, True, total):
+            continue
+        inside = _wrap_children(child, policy, make, ignored)
+        if type(child).forward in (nn.ModuleList.forward, nn.ModuleDict.forward) or not _asked(policy, child, False, total - inside):
+            wrapped += inside
+            continue
+        setattr(module, name, make(child))
+        wrapped += total
+    return wrapped
+
+
+def _asked(policy: Callable[..., bool], module: nn.Module, recurse: bool, elements: int) -> bool:
+    """torch's policies call the number of elements nonwrapped_numel, torch_xla's unwrapped_params."""
+    names = inspect.signature(policy).parameters
+    given = {n: elements for n in ("nonwrapped_numel", "unwrapped_params") if n in names}
+    return bool(policy(module=module, recurse=recurse, **given))
+
+
+def checkpoint_module(module: nn.Module) -> nn.Module:
+    """The same module, whose forward is computed again in the backward pass instead of keeping what it needs."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    module.forward = checkpointed
+    return module
+
+
+__all__ = ["SpmdFullyShardedDataParallel", "checkpoint_module", "spec_of"]

@@ -1,0 +1,244 @@
+"""Marking: which axes of a mesh split which dimensions of a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shoal.exceptions import InvalidArgument
+from shoal.spmd import runtime
+from shoal.spmd._array import Array, parts_of
+from shoal.spmd._errors import MarkError, SpecError
+from shoal.spmd._mesh import Mesh
+from shoal.spmd._sharding import Sharding, ShardingType, Spec
+from shoal.spmd._tensor import Box, Tensor
+
+
+@dataclass
+class XLAShard:
+    """One device's part. ``data``: a copy on the host, padded with zeros to the size that all parts have. ``indices``: its ranges of the
+    whole tensor, ``...`` when it has all of it. ``replica_id``: its number among the devices that hold the same part."""
+
+    data: torch.Tensor
+    indices: Any
+    shard_device: str
+    replica_id: int
+
+    @property
+    def unpadded_data(self) -> torch.Tensor:
+        return self.data if self.indices is ... else self.data[tuple(slice(0, i.stop - i.start) for i in self.indices)]
+
+    @unpadded_data.setter
+    def unpadded_data(self, value: torch.Tensor) -> None:
+        self.unpadded_data.copy_(value)
+
+
+class XLAShardedTensor(Tensor):
+    """A marked tensor, seen with its sharding; operators on it give such tensors. ``global_tensor``: the tensor that was marked."""
+
+    def __new__(cls, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False):
+        box = tensor if isinstance(tensor, Box) else tensor._box
+        t = super().__new__(cls, box)
+        t._global = None if isinstance(tensor, Box) else tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
+        t.mesh_shape, t.partition_spec = mesh_shape, partition_spec
+        return t
+
+    def __init__(self, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False):
+        pass
+
+    @classmethod
+    def result(cls, box: Box) -> XLAShardedTensor:
+        return cls(box)
+
+    @property
+    def global_tensor(self) -> Tensor:
+        if self._global is None:
+            self._global = Tensor(self._box)
+        return self._global
+
+    @property
+    def sharding_spec(self) -> str:
+        return text_of(self)
+
+    @property
+    def sharding_type(self) -> ShardingType | None:
+        return type_of(self)
+
+    @property
+    def local_shards(self) -> list[XLAShard]:
+        """Of all devices of this process, in their order."""
+        array = _marked_array(self)
+        sharding, tile = array.sharding, array.sharding.tile(array.shape)
+        cuts = parts_of(array.shape, sharding)
+        shards = []
+        for device in range(runtime.addressable_runtime_device_count()):
+            at = _position(sharding, device)
+            data = torch.zeros(tile, dtype=array.dtype)
+            data[tuple(slice(0, c.stop - c.start) for c in cuts[at])] = array.locals[at]
+            indices = ... if sharding.is_replicated else list(cuts[at])
+            shards.append(XLAShard(data, indices, f"CPU:{device}", sharding.replica(device)))
+        return shards
+
+    def load_local_shards_(self, shards: list[XLAShard]) -> None:
+        """Writes the shards of all devices, in their order, into the tensor."""
+        array = _marked_array(self)
+        sharding, tile = array.sharding, array.sharding.tile(array.shape)
+        n = runtime.addressable_runtime_device_count()
+        if sharding.is_replicated:
+            raise MarkError("load_local_shards_ of a replicated tensor", hint="write the tensor itself: tensor.copy_(value)")
+        if len(shards) != n:
+            raise MarkError(f"load_local_shards_ has {len(shards)} shards for {n} devices", hint="pass one per device, in their order")
+        for device, shard in enumerate(shards):
+            if tuple(shard.data.shape) != tile:
+                raise MarkError(f"the shard of device {device} has shape {tuple(shard.data.shape)} instead of {tile}, padding included")
+            if shard.shard_device.rpartition(":")[2] != str(device):
+                raise MarkError(f"shard {device} is of device {shard.shard_device}", hint="pass the shards in the order of their devices")
+            if sharding.replica(device) == 0:
+                at = _position(sharding, device)
+                array.locals[at].copy_(shard.data[tuple(slice(0, n) for n in array.locals[at].shape)])
+        self._box.wrote()
+
+
+def _position(sharding: Sharding, device: int) -> int:
+    flat = 0
+    for p, c in zip(sharding.parts, sharding.part(device), strict=True):
+        flat = flat * p + c
+    return flat
+
+
+def _marked_array(t: Tensor) -> Array:
+    if text_of(t) == "":
+        raise MarkError("the tensor is not sharded", hint="mark it with mark_sharding")
+    return t._box.array
+
+
+def text_of(t: Any) -> str:
+    """The sharding as XLA prints it; "" for a tensor that is not marked and lies whole on every device."""
+    sharding = t._box.array.sharding
+    return "" if t._box.mark is None and sharding.is_replicated else str(sharding)
+
+
+def type_of(t: Any) -> ShardingType | None:
+    return None if text_of(t) == "" else t._box.array.sharding.type
+
+
+def _tensor(t: Any, what: str) -> Tensor:
+    if not isinstance(t, Tensor):
+        of = t.type() if isinstance(t, torch.Tensor) else type(t).__name__
+        raise MarkError(f"Expected XLA tensor. Got: {of}. {what} takes tensors of the device", hint="move it with .to(xm.xla_device())")
+    return t
+
+
+def sharding_for(mesh: Mesh, spec: Spec, rank: int) -> Sharding:
+    if not isinstance(mesh, Mesh):
+        raise InvalidArgument(f"mesh is {type(mesh).__name__}, not a Mesh", hint="pass one, or set it with set_global_mesh")
+    spec = (spec,) if isinstance(spec, str) else tuple(spec)
+    sharding = Sharding.of(mesh, spec)
+    if len(spec) != rank:
+        raise SpecError(
+            f"partition spec {spec} has {len(spec)} entries for a tensor of {rank} dimensions",
+            hint="give one entry per dimension, None for whole",
+        )
+    return sharding
+
+
+def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
+    """Splits ``t`` in place: entry i of the spec names the mesh axes (a name, an index, a tuple of them, or None) that split dimension i.
+    Returns ``t`` seen with its sharding. Follows torch_xla.distributed.spmd.mark_sharding; raises SpecError, ValueError or MarkError."""
+    _tensor(t, "mark_sharding")
+    if not runtime.is_spmd():
+        raise MarkError("SPMD is off", hint="call shoal.spmd.runtime.use_spmd() at the program's begin")
+    sharding = sharding_for(mesh, partition_spec, t.dim())
+    box = t._box
+    if box.mark is not None and not box.mark.is_replicated and box.mark != sharding:
+        raise MarkError(
+            f"the tensor of shape {tuple(t.shape)} is marked {box.mark} and shall become {sharding}",
+            hint="an existing annotation must be cleared first, with clear_sharding(t)",
+        )
+    array = box.array
+    if array.sharding != sharding:
+        box.put(array.resharded(sharding))
+    box.mark = sharding
+    if isinstance(t, XLAShardedTensor):
+        t.mesh_shape, t.partition_spec = mesh.mesh_shape, partition_spec
+        return t
+    return XLAShardedTensor(t, mesh.mesh_shape, partition_spec)
+
+
+def clear_sharding(t: torch.Tensor) -> torch.Tensor:
+    """Makes ``t`` whole on every device and returns it."""
+    box = _tensor(t, "clear_sharding")._box
+    array = box.array
+    if not array.sharding.is_replicated:
+        box.put(array.resharded(Sharding.replicated(len(array.shape), len(array.sharding.devices))))
+    box.mark = None
+    return t.global_tensor if isinstance(t, XLAShardedTensor) else t
+
+
+class _WithGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, t, mesh, spec):
+        ctx.sharding = (mesh, spec)
+        out = t.detach().clone()
+        _mark_freely(out, sharding_for(mesh, spec, t.dim()))
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.detach().clone()
+        _mark_freely(gradient, sharding_for(*ctx.sharding, gradient.dim()))
+        return gradient, None, None
+
+
+def _mark_freely(t: Tensor, sharding: Sharding) -> None:
+    array = t._box.array
+    if array.sharding != sharding:
+        t._box.put(array.resharded(sharding))
+    t._box.mark = sharding
+
+
+def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
+    """A copy of ``t`` with this sharding, whose gradient gets it, too. ``t`` stays as it is."""
+    _tensor(t, "mark_sharding_with_gradients")
+    sharding_for(mesh, partition_spec, t.dim())
+    return _WithGradients.apply(t, mesh, partition_spec)
+
+
+def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
+    """Like mark_sharding, also over another mark."""
+    _tensor(t, "annotate_custom_sharding")
+    _mark_freely(t, sharding_for(mesh, partition_spec, t.dim()))
+    return t if isinstance(t, XLAShardedTensor) else XLAShardedTensor(t, mesh.mesh_shape, partition_spec)
+
+
+def wrap_if_sharded(t: Any) -> Any:
+    return XLAShardedTensor(t) if type(t) is not XLAShardedTensor and isinstance(t, Tensor) and text_of(t) else t
+
+
+def wrap_as_sharded_tensor(t: Any, mesh_shape=None, partition_spec=None) -> Any:
+    return t if isinstance(t, XLAShardedTensor) else XLAShardedTensor(t, mesh_shape, partition_spec)
+
+
+def unwrap_sharded_tensor(t: Any) -> Any:
+    return t.global_tensor if isinstance(t, XLAShardedTensor) else t
+
+
+@dataclass
+class ShardingSpec:
+    """How a loader splits what it loads. ``minibatch``: each process loads only its part of the batch."""
+
+    mesh: Mesh
+    partition_spec: Spec
+    minibatch: bool | None = False
+
+    def __post_init__(self) -> None:
+        Sharding.of(self.mesh, self.partition_spec)
+
+    def can_apply(self, t: torch.Tensor) -> bool:
+        return len(t.shape) == len(self.partition_spec)
+
+    def apply(self, t: torch.Tensor) -> None:
+        assert isinstance(t, Tensor), "the tensor is not on the device"
+        mark_sharding(t, self.mesh, self.partition_spec)

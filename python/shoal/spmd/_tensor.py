@@ -1,0 +1,410 @@
+"""Tensors on the logical device. A program sees ordinary tensors of device ``xla:0``; each has an Array of local tensors."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from shoal.exceptions import Unimplemented
+from shoal.spmd import _engine, runtime
+from shoal.spmd._array import Array
+from shoal.spmd._device import DEVICE
+from shoal.spmd._sharding import Sharding
+
+aten = torch.ops.aten
+
+
+class Box:
+    """What tensors that are one share. A view has the box of its base and makes its array anew when the base was written."""
+
+    def __init__(self, array: Array, base: Box | None = None, view: Any = None, aliases: bool = False):
+        self._array, self.base, self._view, self._aliases = array, base, view, aliases
+        self.mark: Sharding | None = None
+        self._written = 0  # times
+        self._seen = 0 if base is None else base.written
+
+    @property
+    def written(self) -> int:
+        self._refresh()
+        return self._written
+
+    @property
+    def array(self) -> Array:
+        self._refresh()
+        return self._array
+
+    def _refresh(self) -> None:
+        if self.base is None or self._seen == self.base.written:
+            return
+        self._seen, self._written = self.base.written, self._written + 1
+        func, args, kwargs, index = self._view
+        result = _engine.run(func, (self.base.array, *args), kwargs)
+        self._array, self._aliases = result.values[index], result.aliases
+        if self.mark is not None and self._array.sharding != self.mark:
+            self._array, self._aliases = self._array.resharded(self.mark), False
+
+    def put(self, array: Array) -> None:
+        """The same value in another layout: nothing was written."""
+        self._array, self._aliases = array, False
+        if self.base is None:
+            self._written += 1  # views lie on the old memory
+
+    def wrote(self) -> None:
+        """The local tensors of the array were changed in place."""
+        self._written += 1
+        if self.base is None:
+            return
+        if not self._aliases:
+            func, args, kwargs, index = self._view
+            below = self.base.array
+            whole = below.gathered()
+            part = func(whole, *args, **kwargs)
+            (part[index] if isinstance(part, (tuple, list)) else part).copy_(self._array.gathered())
+            if not below.sharding.is_replicated:
+                below.write(whole)
+        self.base.wrote()
+        self._seen = self.base.written
+
+
+class Tensor(torch.Tensor):
+    """Of device ``xla:0``. For autograd's engine it lies on the CPU: backward passes run in the calling thread, as those of the CPU do,
+    and what user code raises in them reaches the program."""
+
+    _box: Box
+
+    @staticmethod
+    def __new__(cls, box: Box, requires_grad: bool = False):
+        array = box._array
+        t = torch.Tensor._make_wrapper_subclass(cls, array.shape, dtype=array.dtype, device="cpu", requires_grad=requires_grad)
+        t._box = box
+        return t
+
+    def __init__(self, box: Box, requires_grad: bool = False):
+        pass
+
+    @property
+    def _is_param(self) -> bool:
+        return False
+
+    @_is_param.setter
+    def _is_param(self, value: bool) -> None:
+        if value and type(self) is Tensor:
+            self.__class__ = Parameter  # torch.nn.Parameter(t) asks for it
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return dispatch(func, args, kwargs or {})
+
+    @property
+    def device(self) -> torch.device:
+        return DEVICE
+
+    @property
+    def is_cpu(self) -> bool:
+        return False
+
+    @property
+    def is_xla(self) -> bool:
+        return True
+
+    def to(self, *args, **kwargs):
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
+        if device is not None and device.type != DEVICE.type:
+            return _ToHost.apply(self, dtype or self.dtype)
+        if (dtype is None or dtype == self.dtype) and not kwargs.get("copy", False):
+            return self
+        return super().to(dtype=dtype or self.dtype, copy=kwargs.get("copy", False))
+
+    def cpu(self, memory_format=torch.preserve_format):
+        return self.to("cpu")
+
+    def __repr__(self, *, tensor_contents=None):
+        whole = repr(self.detach().cpu())
+        name = type(self).__name__ if type(self) is not Tensor else "tensor"
+        return f"{name}{whole.removeprefix('tensor')[:-1]}, device='xla:0')"
+
+    def tolist(self):
+        return self.detach().cpu().tolist()
+
+    def numpy(self, *, force: bool = False):
+        if not force:
+            raise TypeError("can't convert xla:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+        return self.detach().cpu().numpy()
+
+    def __array__(self, dtype=None):
+        return np.asarray(self.detach().cpu().numpy(), dtype=dtype)
+
+    def __deepcopy__(self, memo):
+        if not self.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment")
+        with torch.no_grad():
+            copied = self.detach().clone()
+        copied._box.mark = self._box.mark
+        if isinstance(self, Parameter):
+            copied = torch.nn.Parameter(copied, self.requires_grad)
+        else:
+            copied.requires_grad_(self.requires_grad)
+        memo[id(self)] = copied
+        return copied
+
+    @property
+    def data(self):
+        return self.detach()
+
+    @data.setter
+    def data(self, value):
+        if not isinstance(value, Tensor) or value.shape != self.shape or value.dtype != self.dtype:
+            raise RuntimeError(
+                f"data of a tensor of the device (shape {tuple(self.shape)}, {self.dtype}) is set to a {type(value).__name__} of shape "
+                f"{tuple(value.shape)}, {value.dtype}: pass a tensor of the device that is alike"
+            )
+        self._box = value._box
+
+    def __reduce_ex__(self, protocol):
+        raise Unimplemented(
+            "a tensor of the logical device cannot be pickled", hint="pickle tensor.cpu(), or save it with shoal.spmd.checkpoint"
+        )
+
+
+class Parameter(Tensor):
+    """A Tensor that torch.nn.Parameter made."""
+
+    @property
+    def _is_param(self) -> bool:
+        return True
+
+    @_is_param.setter
+    def _is_param(self, value: bool) -> None:
+        pass
+
+
+class _ToHost(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, t, dtype):
+        ctx.dtype = t.dtype
+        whole = t._box.array.gathered()
+        return whole.to(dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return on_device(gradient.to(ctx.dtype, copy=True)), None
+
+
+def on_device(value: torch.Tensor) -> Tensor:
+    """Takes the memory over."""
+    return Tensor(Box(Array.whole(value, runtime.global_runtime_device_count())))
+
+
+_compatible = torch._has_compatible_shallow_copy_type
+
+
+def _may_share(input, from_):
+    """torch.nn.Module.to asks whether a parameter may take the memory of its copy over; otherwise it makes a new parameter."""
+    return input is from_ or (not (isinstance(input, Tensor) or isinstance(from_, Tensor)) and _compatible(input, from_))
+
+
+_may_share.__annotations__ = {"input": torch.Tensor, "from_": torch.Tensor, "return": bool}  # torch._dynamo compares signatures
+
+torch._has_compatible_shallow_copy_type = _may_share
+
+
+def is_on_device(t: Any) -> bool:
+    return isinstance(t, Tensor)
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+
+
+def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
+    found: list[Tensor] = []
+    for i, a in enumerate(func._schema.arguments):
+        if a.alias_info is not None and a.alias_info.is_write:
+            value = args[i] if i < len(args) and not a.kwarg_only else kwargs.get(a.name)
+            found += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
+    return found
+
+
+def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
+    special = SPECIAL.get(func)
+    if special is not None:
+        return special(func, args, kwargs)
+    if torch.Tag.inplace_view in func.tags:
+        return _reshaped(func, args)
+    flat, tree = tree_flatten((args, kwargs))
+    tensors = [a for a in flat if isinstance(a, Tensor)]
+    if func._schema.name.startswith(("aten::_foreach_", "aten::_fused_")) and any(not t._box.array.sharding.is_replicated for t in tensors):
+        return _one_by_one(func, args, kwargs)
+    cls = next((type(t).result for t in tensors if hasattr(type(t), "result")), Tensor)
+    for a in flat:
+        # Integers of the host may be indices, which torch makes of lists and slices.
+        if isinstance(a, torch.Tensor) and not isinstance(a, Tensor) and a.dim() > 0 and (a.is_floating_point() or a.is_complex()):
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, xla:0 and {a.device}! "
+                f"({func}: move the tensor of shape {tuple(a.shape)} with .to(device))"
+            )
+    to_host = False
+    if kwargs.get("device") is not None:
+        to_host = torch.device(kwargs["device"]).type != DEVICE.type
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+        flat, tree = tree_flatten((args, kwargs))
+    targets = _written(func, args, kwargs)
+    inner = tree_unflatten([a._box.array if isinstance(a, Tensor) else a for a in flat], tree)
+    result = _engine.run(func, *inner, written=[t._box.array for t in targets])
+    for t in targets:
+        if t._box.array.sharding.is_replicated and t._box.array.locals[0].shape != t.shape:
+            raise Unimplemented(
+                f"{func} gives its out= tensor of shape {tuple(t.shape)} another shape", hint="pass one of the result's shape"
+            )
+    for box in dict.fromkeys(t._box for t in targets):
+        box.wrote()
+    if to_host:
+        return result.values[0].gathered()
+    if _is_view(func):
+        base = args[0]._box
+        out = [cls(Box(v, base, (func, _plain(args[1:]), _plain(kwargs), i), result.aliases)) for i, v in enumerate(result.values)]
+    else:
+        out = [cls(Box(v)) if isinstance(v, Array) else v for v in result.values]
+        for i, r in enumerate(func._schema.returns):
+            if r.alias_info is not None and r.alias_info.is_write and i < len(out):
+                out[i] = targets[i]
+    return out if result.as_list and len(func._schema.returns) == 1 else tuple(out) if result.as_list else out[0] if out else None
+
+
+def _reshaped(func: Any, args: tuple) -> Any:
+    if func is aten.detach_.default:
+        return args[0]
+    raise Unimplemented(f"{func} changes the shape of a tensor of the device in place", hint="use the operator without the underscore")
+
+
+def _plain(value: Any) -> Any:
+    return tree_map(lambda a: a._box.array.gathered() if isinstance(a, Tensor) else a, value)
+
+
+def _one_by_one(func: Any, args: tuple, kwargs: dict) -> Any:
+    """An operator on lists of tensors: for each of their places alone, so that every tensor stays split as it is."""
+    places = max(len(a) for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)))
+    outs = []
+    for i in range(places):
+
+        def cut(a, at=i):
+            return [a[at]] if isinstance(a, (list, tuple)) and len(a) == places else a
+
+        outs.append(dispatch_one(func, tuple(map(cut, args)), {k: cut(v) for k, v in kwargs.items()}))
+    if not func._schema.returns:
+        return None
+    if len(func._schema.returns) == 1:
+        return [o[0] for o in outs]
+    return tuple([o[k][0] for o in outs] for k in range(len(func._schema.returns)))
+
+
+def dispatch_one(func: Any, args: tuple, kwargs: dict) -> Any:
+    flat, tree = tree_flatten((args, kwargs))
+    inner = tree_unflatten([a._box.array if isinstance(a, Tensor) else a for a in flat], tree)
+    targets = _written(func, args, kwargs)
+    result = _engine.run(func, *inner, written=[t._box.array for t in targets])
+    for box in dict.fromkeys(t._box for t in targets):
+        box.wrote()
+    return [Tensor(Box(v)) if isinstance(v, Array) else v for v in result.values]
+
+
+# ---- operators between host and device ------------------------------------------------------------------------------------------------
+
+
+def _copy(func, args, kwargs):
+    to, of = args[0], args[1]
+    if isinstance(to, Tensor) and isinstance(of, Tensor):
+        array = to._box.array
+        source = of._box.array
+        if source.shape == array.shape and source.sharding == array.sharding:
+            for a, b in zip(array.locals, source.locals, strict=True):
+                a.copy_(b)
+        else:
+            array.write(source.gathered().expand(array.shape))
+        to._box.wrote()
+    elif isinstance(to, Tensor):
+        to._box.array.write(of.expand(to.shape))
+        to._box.wrote()
+    else:
+        to.copy_(of._box.array.gathered())
+    return to
+
+
+def _to_copy(func, args, kwargs):
+    (t,) = args
+    device = kwargs.get("device")
+    if device is None or torch.device(device).type == DEVICE.type:
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking", "layout")}
+        cls = getattr(type(t), "result", Tensor)
+        return cls(Box(_engine.run(func, (t._box.array,), kwargs).values[0]))
+    whole = t._box.array.gathered()
+    copied = aten._to_copy.default(whole, **kwargs)
+    return copied.clone() if copied is whole else copied
+
+
+def _item(func, args, kwargs):
+    return func(args[0]._box.array.gathered())
+
+
+def _equal(func, args, kwargs):
+    a, b = (x._box.array.gathered() if isinstance(x, Tensor) else x for x in args)
+    return torch.equal(a, b)
+
+
+SPECIAL = {
+    aten.copy_.default: _copy,
+    aten._to_copy.default: _to_copy,
+    aten._local_scalar_dense.default: _item,
+    aten.equal.default: _equal,
+}
+
+
+# ---- factory functions on the device --------------------------------------------------------------------------------------------------
+
+_library = torch.library.Library("aten", "IMPL")
+
+
+def _made(overload: Any):
+    def make(*args, **kwargs):
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "layout")}
+        made = overload(*args, **kwargs, device="cpu")
+        # torch.tensor and its like fill what they get without asking subclasses; _from_data wraps it.
+        return made if torch._C._dispatch_tls_is_dispatch_key_excluded("Python") else on_device(made)
+
+    return make
+
+
+def _from_data(make: Any):
+    """torch.tensor, as_tensor: on the host first, then to the device."""
+
+    @functools.wraps(make)
+    def tensor(*args, **kwargs):
+        device = kwargs.get("device")
+        if device is None or torch.device(device).type != DEVICE.type:
+            return make(*args, **kwargs)
+        kwargs.pop("device")
+        requires_grad = kwargs.pop("requires_grad", False)
+        return on_device(make(*args, **kwargs).clone()).requires_grad_(requires_grad)
+
+    return tensor
+
+
+def _register() -> None:
+    names = (
+        "empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step", "eye", "eye.m", "linspace", "logspace",
+        "full", "zeros", "ones", "rand", "randn", "randint", "randint.low", "randperm", "tril_indices", "triu_indices", "scalar_tensor",
+        "rand.generator", "randn.generator", "randint.generator", "randint.low_generator", "randperm.generator",
+    )  # fmt: skip
+    for name in names:
+        packet, _, overload = name.partition(".")
+        _library.impl(name, _made(getattr(getattr(aten, packet), overload or "default")), "PrivateUse1")
+
+    torch.tensor, torch.as_tensor, torch.asarray = map(_from_data, (torch.tensor, torch.as_tensor, torch.asarray))
+
+
+_register()

@@ -1,0 +1,218 @@
+"""Facts of oracle.json, which torch_xla 2.9.0 gave, and the names that their code uses. README.md explains the fields."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import math
+import os
+import types
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+import shoal.spmd as xs
+from shoal.spmd import parallel_loader as pl
+from shoal.spmd import runtime as xr
+from shoal.spmd import xla_model as xm
+from shoal.spmd._marking import text_of as spec
+from shoal.spmd._marking import type_of
+from shoal.spmd.fsdp import SpmdFullyShardedDataParallel as FSDPv2
+from shoal.spmd.fsdp import checkpoint_module, wrap
+
+ORACLE = json.loads((Path(__file__).parent / "oracle.json").read_text())
+NUM_DEVICES = int(os.environ["SHOAL_SPMD_DEVICES"])
+
+# Sections of what is not there yet: the README of shoal.spmd names it.
+NOT_YET = {
+    "visualize",
+    "hybrid-mesh",
+    "dynamo",
+    "step",
+    "linear",
+    "distributed-tensor",
+    "checkpoint",
+    "documents",
+    "auto-sharding",
+    "examples",
+}
+# Binding facts that do not hold, each with its reason.
+EXCEPTIONS = {
+    "use-spmd-after-tensors-exist": "torch_xla loses the values of tensors that were made before use_spmd; Shoal keeps them",
+    "manual-sharding": "enable_manual_sharding is not there yet",
+    "manual-sharding-2d": "enable_manual_sharding is not there yet",
+    "manual-sharding-sums-are-per-shard": "enable_manual_sharding is not there yet",
+    "manual-sharding-global-mesh": "enable_manual_sharding is not there yet",
+}
+
+
+def facts(section: str) -> list[dict]:
+    """Those that bind, of this number of devices."""
+    return [f for f in ORACLE[section] if f.get("binding", True) and f.get("devices", 8) == NUM_DEVICES and f.get("id") not in EXCEPTIONS]
+
+
+# ---- names that code uses -------------------------------------------------------------------------------------------------------------
+
+device = xm.xla_device()
+torch_xla = types.SimpleNamespace(sync=lambda wait=False: None, device=xm.xla_device)
+
+
+def H(*shape):
+    return torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+
+
+def X(*shape):
+    return H(*shape).to(device)
+
+
+def plain(t):
+    return spec(t) in ("", "{replicated}")
+
+
+def kind(t):
+    found = type_of(t)
+    return None if found is None else found.name
+
+
+def host(t):
+    if isinstance(t, xs.XLAShardedTensor):
+        t = t.global_tensor
+    return t.detach().cpu() if isinstance(t, torch.Tensor) else torch.tensor(t)
+
+
+def same(a, b, tolerance=0.0):
+    a, b = host(a), host(b)
+    return a.shape == b.shape and bool(torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.relu, self.fc2 = nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)
+
+    def forward(self, x):
+        return self.fc2(self.relu(self.fc1(x)))
+
+
+class Fn(nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+
+    def forward(self, x):
+        return self.f(x)
+
+
+class Fn2(nn.Module):
+    def forward(self, x, scale=1.0):
+        return x * scale
+
+
+class L:
+    def __init__(self, batch, n=1):
+        self.batch, self.n = batch, n
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        return iter([self.batch] * self.n)
+
+
+NAMES = {
+    "torch": torch,
+    "np": np,
+    "nn": nn,
+    "copy": copy,
+    "functools": functools,
+    "os": os,
+    "torch_xla": torch_xla,
+    "xs": xs,
+    "xr": xr,
+    "xm": xm,
+    "pl": pl,
+    "FSDPv2": FSDPv2,
+    "checkpoint_module": checkpoint_module,
+    "wrap": wrap,
+    "transformer_auto_wrap_policy": transformer_auto_wrap_policy,
+    "device": device,
+    "H": H,
+    "X": X,
+    "spec": spec,
+    "plain": plain,
+    "kind": kind,
+    "same": same,
+    "Net": Net,
+    "Fn": Fn,
+    "Fn2": Fn2,
+    "L": L,
+}
+
+
+def plainly(value):
+    """As the file has it: tuples, sizes and tensors as lists, and so on."""
+    if isinstance(value, torch.Tensor):
+        return host(value).tolist()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, OrderedDict):
+        return [[plainly(k), plainly(v)] for k, v in value.items()]
+    if isinstance(value, dict):
+        return {k: plainly(v) for k, v in value.items()}
+    if isinstance(value, slice):
+        return [value.start, value.stop]
+    if isinstance(value, xs.ShardingType):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        return [plainly(v) for v in value]
+    return "..." if value is ... else value
+
+
+def close(a, b):
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(close, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(close(a[k], b[k]) for k in a)
+    numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (a, b))
+    return math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) if numbers else a == b
+
+
+def check(fact: dict) -> None:
+    """Runs the code of a fact and compares its result, or the class of its error."""
+    xs.set_global_mesh(None)
+    names = dict(NAMES)
+    if NUM_DEVICES == 8:
+        names["mesh"] = xs.Mesh(np.arange(8), (4, 2), ("data", "model"))
+        names["fmesh"] = xs.Mesh(np.arange(8), (8, 1), ("fsdp", "model"))
+        names["dmesh"] = xs.Mesh(np.arange(8), (2, 4, 1), ("data", "fsdp", "tensor"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if "error" not in fact:
+            exec(fact["code"], names)
+            got = plainly(names["result"])
+            assert close(got, fact["result"]), f"{fact['code']}\n  gives {got}\n  not   {fact['result']}"
+            return
+        raised = None
+        try:
+            exec(fact["code"], names)
+        except Exception as error:
+            raised = error
+        classes = [c.__name__ for c in type(raised).__mro__]
+        assert fact["error"] in classes, f"{fact['code']}\n  raises {raised!r}, not {fact['error']}"
+
+
+def operand(i: int, shape: list[int]) -> torch.Tensor:
+    k = torch.arange(math.prod(shape))
+    return (((k * (7 + 4 * i) + 3 * i) % 23 - 11) / 8).reshape(shape)
+
+
+def as_spec(entries: list) -> tuple:
+    return tuple(tuple(e) if isinstance(e, list) else e for e in entries)

@@ -1,0 +1,29 @@
+"""What torch_xla's SPMD does, case by case: each number of devices in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PROGRAM = """
+import json
+from walk import failures
+print(json.dumps(failures()))
+"""
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 6, 8])
+def test_binding_facts_hold(num_devices):
+    env = {**os.environ, "SHOAL_SPMD_DEVICES": str(num_devices), "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH"), *sys.path])])
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(f"{num_devices} devices: {found['held']}")
+    assert found["failed"] == [], "\n".join(found["failed"])

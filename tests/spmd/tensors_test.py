@@ -1,0 +1,155 @@
+"""Tensors of the logical device beside plain ones: views, writes, errors in backward passes, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+
+os.environ["SHOAL_SPMD_DEVICES"] = "8"
+
+import pytest
+import torch
+from torch import nn
+
+import shoal.spmd as xs
+import shoal.spmd.runtime as xr
+import shoal.spmd.xla_model as xm
+from shoal.exceptions import Unimplemented
+
+xr.use_spmd()
+DEVICE = xm.xla_device()
+MESH = xs.Mesh(range(8), (2, 4), ("x", "y"))
+SPECS = [("x", "y"), ("y", "x"), (None, "x"), (("y", "x"), None), (None, None)]
+
+# Each changes what it gets in place through a view, or reads a view that was taken before.
+WRITES = {
+    "rows": lambda t: t[2:5].fill_(-1),
+    "columns": lambda t: t[:, 1:3].mul_(2),
+    "transposed": lambda t: t.t()[1].add_(7),
+    "transposed rows": lambda t: t.t()[1:3].copy_(torch.zeros(2, t.shape[0], device=t.device)),
+    "view of a view": lambda t: t.view(-1)[3:11].view(2, 4)[1].zero_(),
+    "one element": lambda t: t[3, 2].fill_(9),
+    "several": lambda t: [part.add_(i) for i, part in enumerate(t.split(2, 1))],
+    "indices": lambda t: t.__setitem__(torch.tensor([1, 4], device=t.device), 5.0),
+    "mask": lambda t: t.masked_fill_(t > 10, 0.0),
+    "whole": lambda t: t.copy_(t.flip(0)),
+    "diagonal": lambda t: t.diagonal().add_(100),
+}
+
+
+def values(*shape):
+    return torch.arange(float(torch.Size(shape).numel())).view(shape)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("shape", [(8, 4), (7, 5)], ids=str)
+@pytest.mark.filterwarnings("ignore:shoal.spmd")
+def test_writes_through_views_reach_the_tensor_and_its_other_views(shape, spec):
+    for name, write in WRITES.items():
+        plain, t = values(*shape), values(*shape).to(DEVICE)
+        before = t[1:6].t()
+        xs.mark_sharding(t, MESH, spec)
+        after = t.view(-1)
+        write(plain)
+        write(t)
+        assert torch.equal(t.cpu(), plain), name
+        assert torch.equal(after.cpu(), plain.view(-1)), name
+        assert torch.equal(before.cpu(), plain[1:6].t()), name
+
+
+@pytest.mark.filterwarnings("ignore:shoal.spmd")
+def test_random_programs_give_what_plain_tensors_give():
+    steps = [
+        lambda a, b: a + b,
+        lambda a, b: a * b.mean(0),
+        lambda a, b: (a.t() @ b).t()[: a.shape[0]].sum() + a,
+        lambda a, b: torch.softmax(a / 10, random.choice([0, 1])),
+        lambda a, b: torch.cat([a[:3], b[3:]]),
+        lambda a, b: torch.where(a > b, a, b),
+        lambda a, b: nn.functional.layer_norm(a, a.shape[1:]),
+        lambda a, b: a.unsqueeze(0).expand(2, -1, -1).sum(0),
+        lambda a, b: a.reshape(-1).flip(0).view(a.shape),
+        lambda a, b: torch.stack([a, b]).amax(0),
+    ]
+    for seed in range(40):
+        random.seed(seed)
+        shape = random.choice([(8, 4), (7, 5), (6, 12)])
+        hosts = [torch.randn(shape, generator=torch.Generator().manual_seed(seed + i), dtype=torch.float64) for i in range(2)]
+        there = [h.to(DEVICE) for h in hosts]
+        for h, t in zip(hosts, there, strict=True):
+            xs.mark_sharding(t, MESH, random.choice(SPECS))
+            h.requires_grad_(), t.requires_grad_()
+        results = []
+        chosen, state = random.sample(steps, 4), random.getstate()
+        for a, b in (hosts, there):
+            random.setstate(state)
+            x, y = a, b
+            for step in chosen:
+                x, y = step(x, y), x
+            (x.square().sum() + y.sum()).backward()
+            results.append([x.detach().cpu(), a.grad.cpu(), b.grad.cpu() if b.grad is not None else torch.zeros(shape)])
+        torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9, msg=lambda m, s=seed: f"seed {s}: {m}")
+
+
+def test_errors_in_backward_reach_the_program():
+    x = torch.randn(4, 8).to(DEVICE).requires_grad_()
+    y = x * 2
+    y.register_hook(lambda g: 1 / 0)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            y.sum().backward(retain_graph=True)
+
+
+def test_dropout_is_that_of_the_unsharded_program():
+    t = torch.ones(64, 8).to(DEVICE)
+    xs.mark_sharding(t, MESH, ("y", "x"))
+    torch.manual_seed(3)
+    ours = nn.functional.dropout(t, 0.5)
+    torch.manual_seed(3)
+    assert torch.equal(ours.cpu(), nn.functional.dropout(torch.ones(64, 8), 0.5))
+
+
+@pytest.mark.filterwarnings("error:shoal.spmd")  # every operator of these has a rule
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_optimizers_give_what_they_give_for_plain_parameters(options):
+    plain, model = (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(2))
+    model.load_state_dict(plain.state_dict())
+    model.to(DEVICE)
+    xs.mark_sharding(model[0].weight, MESH, ("y", "x"))
+    xs.mark_sharding(model[2].weight, MESH, (None, "y"))
+    for m, make in ((plain, lambda x: x), (model, lambda x: x.to(DEVICE))):
+        optimizer = torch.optim.AdamW(m.parameters(), lr=0.1, **options)
+        for step in range(3):
+            optimizer.zero_grad()
+            m(make(values(4, 6) / 24 + step)).square().sum().backward()
+            optimizer.step()
+    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(q.detach().cpu(), p.detach())
+
+
+def test_what_is_not_there_says_so():
+    t = torch.ones(4, 8).to(DEVICE)
+    with pytest.raises(Unimplemented, match="changes the shape"):
+        t.transpose_(0, 1)
+    with pytest.raises(Unimplemented, match="cannot be pickled"):
+        torch.save(t, os.devnull)
+    with pytest.raises(RuntimeError, match=r"on the same device.*shape"):
+        t + torch.ones(4, 8)
+    with pytest.raises(Unimplemented, match="auto"):
+        xr.use_spmd(auto=True)
+    program = "import shoal.spmd.runtime as xr; xr.use_spmd()"
+    env = {**os.environ, "WORLD_SIZE": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert "SPMD over the 2 processes of this job is not there yet" in done.stderr
+
+
+def test_operators_without_a_rule_are_named_once():
+    t = torch.ones(8, 4).to(DEVICE)
+    xs.mark_sharding(t, MESH, ("x", "y"))
+    before = xs.replicated_ops().get("aten.tril.default", 0)
+    with pytest.warns(UserWarning, match=r"aten\.triu\.default has no rule"):
+        t.triu()
+    t.tril()
+    assert xs.replicated_ops()["aten.tril.default"] == before + 1
