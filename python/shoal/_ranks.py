@@ -29,10 +29,21 @@ _named: dict[tuple[str, int], int] = {}
 _attaching = threading.Lock()  # ranks may be threads of one process
 
 
-def require_process_group() -> None:
-    """There is a default process group; it is initialised from the environment if need be."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+_LAUNCHERS_SET = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def require_process_group(backend: str | None = "gloo") -> None:
+    """Initialises the default process group from the environment, if there is none. Raises InvalidArgument, a ValueError as torch's, with
+    torch's words where no launcher set that environment."""
+    if dist.is_initialized():
+        return
+    try:
+        dist.init_process_group(backend)
+    except ValueError as error:
+        if all(name in os.environ for name in _LAUNCHERS_SET):
+            raise
+        hint = "start the program with torchrun or shoal submit --num-workers, or run this in the loop of a shoal.train.Trainer"
+        raise InvalidArgument(str(error), hint=hint) from error
 
 
 def default_mesh() -> DeviceMesh:

@@ -154,20 +154,23 @@ TORCHS = """
 import sys
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy, fully_shard
 
 torch.distributed.init_process_group("gloo")
 torch.manual_seed(0)
 model, wrapped = (nn.Sequential(nn.Linear(8, 15), nn.ReLU(), nn.Linear(15, 3)) for _ in range(2))
 for unit in (model[0], model):
     fully_shard(unit)
-for m in (model, FullyShardedDataParallel(wrapped, use_orig_params=True)):
+for m in (model, FullyShardedDataParallel(wrapped, use_orig_params=True, sharding_strategy=ShardingStrategy.NO_SHARD)):
     m(torch.ones(4, 8)).sum().backward()
 print(f"{__name__} {sys.argv[1:]} {isinstance(model, FSDPModule)} {fully_shard.__module__} {type(m).__module__}", flush=True)
 torch.distributed.destroy_process_group()
 """
 SHARDED_BY_SHOAL = "__main__ ['--lr', '1'] True shoal.fsdp._fully_shard shoal.fsdp1.fully_sharded_data_parallel"
-SAID_ONCE = "shoal: Shoal shards this model over 2 ranks (cpu), in the place of torch's FSDP; first unit: Linear\n"
+SAID_ONCE = [  # for each mesh
+    "shoal: Shoal shards this model over 2 ranks (cpu), in the place of torch's FSDP; first unit: Linear\n",
+    "shoal: Shoal shards this model over 2 ranks (cpu, 2x1: replicas x shards), in the place of torch's FSDP; first unit: Sequential\n",
+]
 
 
 @pytest.mark.parametrize("way", ["script", "variable"])
@@ -188,7 +191,25 @@ def test_a_program_that_names_only_torch_is_sharded_by_shoal(shoal_command, way)
     job = shoal_command.program([*words, "--lr", "1"], **env)
     assert job.code() == 0, job.err
     assert job.out.count(SHARDED_BY_SHOAL) == 2, job.out  # of two processes: their lines may meet
-    assert job.err.count("Shoal shards this model") == job.err.count(SAID_ONCE) == 1, job.err
+    assert job.err.count("Shoal shards this model") == len(SAID_ONCE), job.err
+    assert [job.err.count(line) for line in SAID_ONCE] == [1, 1], job.err
+
+
+@pytest.mark.parametrize("api", ["shoal.fsdp.fully_shard", "shoal.fsdp1.FullyShardedDataParallel"])
+def test_a_program_that_no_launcher_started_learns_how_to_start_it(api):
+    module, _, name = api.rpartition(".")
+    program = f"""
+from torch import nn
+from {module} import {name}
+try:
+    {name}(nn.Linear(2, 2))
+except ValueError as error:  # torch's type
+    print(error)
+"""
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert "environment variable RANK expected, but not set" in done.stdout, done.stderr
+    assert "hint: start the program with torchrun or shoal submit --num-workers" in done.stdout, done.stdout
 
 
 PTH = next(p for p in (Path(m) / "wheel" / "shoal-fsdp.pth" for m in (Path(shoal.__file__).parents[1], "python")) if p.exists())

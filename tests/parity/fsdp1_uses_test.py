@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import warnings
 
 import pytest
 import torch
@@ -453,6 +454,11 @@ def names_that_never_were_are_explained():
         (lambda: sharded(forward_prefetch=None), "forward_prefetch should be a bool"),
         (lambda: sharded(param_init_fn=1), "param_init_fn should be a function"),
         (lambda: sharded(device_id=1.5), "device_id should be"),
+        (lambda: sharded(process_group="world"), "process_group should be a ProcessGroup or None, got str"),
+        (
+            lambda: sharded(sharding_strategy=fsdp1.ShardingStrategy.HYBRID_SHARD, process_group=("shard", "replicate")),
+            "a member of process_group should be a ProcessGroup, got str",
+        ),
         (lambda: sharded(ignored_states=[1]), "ignored_states expects all"),
         (lambda: sharded(ignored_modules=3), "ignored_modules should be an iterable"),
         (lambda: sharded(ignored_modules=[], ignored_states=[]), "both ignored_modules and ignored_states"),
@@ -488,9 +494,18 @@ def other_wrappers_inside_are_named():
 
 
 @use
-def a_number_for_a_device_is_taken_where_there_is_no_accelerator():
+def a_number_for_a_device_means_the_cpu_where_there_is_no_accelerator_with_one_warning():
+    from shoal.fsdp1 import _arguments
+
     if not torch.accelerator.is_available():
-        assert sharded(device_id=rank()).compute_device == torch.device("cpu")
+        _arguments._warn_of_no_accelerator.cache_clear()  # of other uses in this process
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            assert sharded(device_id=rank()).compute_device == torch.device("cpu")
+            sharded(device_id=rank())
+        assert [str(w.message).partition(":")[0] for w in seen if "device_id" in str(w.message)] == [
+            f"device_id={rank()} counts accelerators, and there is none here"
+        ]
         with pytest.raises(NotImplementedError, match=r"FSDP on cuda:0: GPUs are not in this release"):
             sharded(device_id=torch.device("cuda", 0))
         assert sharded(device_id=torch.device("cpu"), limit_all_gathers=False, forward_prefetch=True, backward_prefetch=None).rank == rank()

@@ -20,6 +20,7 @@ from shoal.fsdp._collect import state_of
 from shoal.fsdp._errors import ShardedTwice
 from shoal.fsdp._mesh import data_mesh
 from shoal.fsdp._module import sharded_class
+from shoal.fsdp._names import unwrapped
 from shoal.fsdp._state import State
 
 _LEASE_GUARD = os.environ.get("SHOAL_LEASE_GUARD", "0") == "1"
@@ -95,7 +96,7 @@ def fully_shard(
     guard = _LEASE_GUARD if lease_guard is None else lease_guard
     reshard = _checked_reshard(reshard_after_forward, data.shards, dp_mesh_dims is not None)
     offload = offload_policy if isinstance(offload_policy, CPUOffloadPolicy) else None
-    first = type(modules[0]).__name__
+    first = type(unwrapped(modules[0])).__name__
     state = State(modules, data, reshard, mp_policy, offload, guard)
     state.shard(ignored_params or set(), shard_placement_fn)
     for m in modules:

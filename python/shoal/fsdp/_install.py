@@ -101,7 +101,8 @@ def announce(unit: str, data: DataMesh) -> None:
     if _installed is None or data.index != 0 or data.key in _installed.announced:
         return
     _installed.announced.add(data.key)
-    over = f"{len(data.ranks)} rank{'s' if len(data.ranks) > 1 else ''} ({data.mesh.device_type})"
+    hybrid = f", {data.replicas}x{data.shards}: replicas x shards" if data.replicas > 1 else ""
+    over = f"{len(data.ranks)} rank{'s' if len(data.ranks) > 1 else ''} ({data.mesh.device_type}{hybrid})"
     sys.stderr.write(f"shoal: Shoal shards this model over {over}, in the place of torch's FSDP; first unit: {unit}\n")  # in one piece
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -106,12 +107,22 @@ def _asked_device(module: nn.Module, ignored: set[nn.Parameter], device_id: int 
             raise TypeError(f"device_id should be a number or a torch.device, got {type(device_id).__name__}")
         if isinstance(device_id, int):
             kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+            if kind is None:
+                _warn_of_no_accelerator(device_id)
             return torch.device(kind.type, device_id) if kind is not None else torch.device("cpu")
         return torch.device(device_id)
     for p in module.parameters():
         if p not in ignored and p.device.type not in ("cpu", "meta"):
             return p.device
     return torch.device("cpu")
+
+
+@cache  # each unit of a model has the same argument
+def _warn_of_no_accelerator(device_id: int) -> None:
+    warnings.warn(
+        f'device_id={device_id} counts accelerators, and there is none here: FSDP trains on the CPU, as device_id=torch.device("cpu") says',
+        stacklevel=5,
+    )
 
 
 def fully_shard_arguments(

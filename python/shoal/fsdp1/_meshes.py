@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from shoal._ranks import require_process_group
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp1._arguments import HYBRID
+from shoal.fsdp1._arguments import HYBRID, check
 from shoal.fsdp1.api import ShardingStrategy
 
 _NAMES = ("replicate", "shard")
@@ -31,11 +32,11 @@ def base_mesh(process_group: Any, device_mesh: DeviceMesh | None, strategy: Shar
                 hint="HYBRID_SHARD takes init_device_mesh(..., (replicas, shards), mesh_dim_names=('replicate', 'shard')), the others 1-D",
             )
         return device_mesh
-    if not dist.is_initialized():
-        dist.init_process_group("gloo" if device == "cpu" else None)
+    require_process_group("gloo" if device == "cpu" else None)
     if not hybrid:
         if isinstance(process_group, tuple):
             raise InvalidArgument(f"{strategy.name} takes one process group, not {len(process_group)}", hint="pairs are for HYBRID_SHARD")
+        check("process_group", process_group, dist.ProcessGroup)
         group = process_group if process_group is not None else dist.group.WORLD
         return DeviceMesh.from_group(group, device)
     if process_group is None:
@@ -55,6 +56,8 @@ def base_mesh(process_group: Any, device_mesh: DeviceMesh | None, strategy: Shar
             "Expected process_group to be passed in as either None or Tuple[dist.ProcessGroup, dist.ProcessGroup] but got "
             f"{type(process_group)}: {strategy.name} takes process_group=(shard, replicate)"
         )
+    for group in process_group:
+        check("a member of process_group", group, dist.ProcessGroup, optional=False)
     return _from_groups(*process_group, device)
 
 
