@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -13,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal import _environment, _native, _serialize
-from shoal._numbers import flag, number, whole
+from shoal._numbers import amount, flag, number, whole
+from shoal._options import meant
 from shoal._refs import ObjectRef, ResultRef, Waitable, load
 from shoal._runtime import attach_worker, close, retry_delay_ms, start_local, started_by_node, state
 from shoal._runtime import session as _session
@@ -150,6 +153,8 @@ def init(
     _check_others(others)
     if local_mode:
         raise RuntimeError("local_mode is no longer supported, by Ray as well: init(num_cpus=...) starts a cluster of this process's own")
+    if address is not None and not isinstance(address, str):
+        raise TypeError(f"address is a str, HOST:PORT, not {type(address).__name__}")
     if address is not None and address.startswith("ray://"):
         raise Unimplemented(
             "ray:// addresses: there is no client on a host that is not of the cluster",
@@ -199,10 +204,7 @@ def init(
         _open(folder, head, log_to_driver, namespace, environment)
         _log(logging_config)
         return ClusterContext(state.session)
-    offers = {"CPU": num_cpus if num_cpus is not None else len(os.sched_getaffinity(0))}
-    if num_gpus is not None:  # otherwise it counts them
-        offers["GPU"] = num_gpus
-    offers["memory"] = memory if memory is not None else _native.machine_memory()
+    offers = _offers(wanted)
     if object_store_memory is not None:
         offers["object_store_memory"] = whole("object_store_memory", object_store_memory)
         if offers["object_store_memory"] <= 0:
@@ -211,7 +213,6 @@ def init(
         object_spilling_directory = os.path.abspath(object_spilling_directory)
         if not os.path.isdir(object_spilling_directory):
             raise ValueError(f"object_spilling_directory is a folder that is there, not {object_spilling_directory!r}")
-    offers.update(resources or {})
     state.retry_delay_ms = delay_ms
     process, said = start_local(
         offers,
@@ -231,10 +232,25 @@ def init(
     return ClusterContext(state.session)
 
 
+def _offers(wanted: dict[str, Any]) -> dict[str, int | float]:
+    """What a cluster of this process's own offers, by the resource's name. ``wanted``: what ``init`` was given, by its argument's."""
+    given = {k: amount(k, wanted[k]) for k in ("num_cpus", "num_gpus", "memory") if wanted[k] is not None}
+    resources = wanted["resources"] or {}
+    if not isinstance(resources, dict):
+        raise TypeError(f"resources is a dict of amounts by name, not {type(resources).__name__}")
+    return {
+        "CPU": given["num_cpus"] if "num_cpus" in given else len(os.sched_getaffinity(0)),
+        **({"GPU": given["num_gpus"]} if "num_gpus" in given else {}),  # otherwise it counts them
+        "memory": given["memory"] if "memory" in given else _native.machine_memory(),
+        **{name: amount(f"resources[{name!r}]", wanted) for name, wanted in resources.items()},
+    }
+
+
 def _check_others(given: dict[str, Any]) -> None:
     for name, value in given.items():
         if name not in _NOT_HERE and name not in _CHANGE_NOTHING:
-            raise TypeError(f"init() got an unexpected keyword argument {name!r}")
+            known = inspect.signature(init).parameters
+            raise TypeError(f"init() got an unexpected keyword argument {name!r}; {meant(name, known.keys() - {'others'})}")
         if name in _NOT_HERE and value not in (None, False, ""):
             raise Unimplemented(f"{name} of init() is not in this release", hint=_NOT_HERE[name])
 
@@ -244,6 +260,7 @@ def _joined(address: str | None, home: str) -> str:
     if address in (None, "auto"):
         address = os.environ.get("SHOAL_ADDRESS") or address
     if address not in (None, "auto"):
+        _check_address(address)
         return "" if address == "local" else address
     shared = _native.shared_clusters(home)
     if len(shared) > 1:
@@ -253,6 +270,17 @@ def _joined(address: str | None, home: str) -> str:
             stacklevel=3,
         )
     return shared[0] if shared else address or ""
+
+
+def _check_address(address: str) -> None:
+    """InvalidArgument for what is neither "local" nor an address of a head, or of several with commas between."""
+    one = r"unix:@.+|(?!\w+://)\S+:\d+(/@.+)?"
+    if address != "local" and not all(re.fullmatch(one, part) for part in address.split(",")):
+        raise InvalidArgument(
+            f"{address!r} is no address of a cluster",
+            hint='HOST:PORT of a running one is expected, as `shoal start` prints it, or "auto" for the latest on this host, or "local" '
+            "for one of this process's own",
+        )
 
 
 def _refuse_offers(given: list[str], cluster: str) -> None:
@@ -306,7 +334,7 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None)
         )
     if isinstance(value, ObjectRef):
         raise TypeError("put() of an ObjectRef: it is a reference already")
-    return ObjectRef(_session().put(*_serialize.pack(value)))
+    return ObjectRef(_session().put(*_serialize.pack_named("the value that was put", value)))
 
 
 _SHORT_S = 0.002  # a wait for which nobody is told: of tasks that wait for each other each pays it

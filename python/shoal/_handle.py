@@ -88,8 +88,7 @@ def _unsendable(args: tuple, kwargs: dict, error: Exception) -> Exception:
         try:
             _serialize.pack(value)
         except _serialize.UNSENDABLE as own:
-            hint = "shoal.util.inspect_serializability(..) shows which part of it"
-            return TypeError(f"{name}, of type {type(value).__name__}, cannot be sent: {own}; {hint}")
+            return _serialize.unsendable(name, value, own)
     return error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-__all__ = ["flag", "number", "whole"]
+__all__ = ["amount", "flag", "number", "whole"]
 
 _BOOLS = ("bool", "bool_")  # Python's, and numpy's under its names
 
@@ -32,6 +32,14 @@ def number(name: str, value: Any) -> int | float:
         except (AttributeError, TypeError):  # an array of floats has the method, too
             return float(value)
     raise TypeError(f"{name} is a number, not {type(value).__name__}")
+
+
+def amount(name: str, value: Any) -> int | float:
+    """``value`` as a finite int or float of at least 0. TypeError or ValueError otherwise."""
+    value = number(name, value)
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name} is 0 or more, not {value}")
+    return value
 
 
 def flag(name: str, value: Any) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from shoal import _environment
-from shoal._numbers import flag, number, whole
+from shoal._numbers import amount, flag, whole
 from shoal._placement import NO_GROUP, PLACEMENT_OPTIONS, check_fallback, check_resource_name
 from shoal._signature import of_method
 from shoal.exceptions import Unimplemented
@@ -20,6 +20,7 @@ __all__ = [
     "check_actor_options",
     "check_call_options",
     "concurrency_of",
+    "meant",
     "method",
     "methods_of",
     "with_retries",
@@ -56,13 +57,16 @@ def _whole(name: str, lowest: int) -> Callable[[Any], int]:
 
 
 def _amount(name: str) -> Callable[[Any], int | float]:
-    def check(value: Any) -> int | float:
-        value = number(name, value)
-        if not 0 <= value < float("inf"):
-            raise ValueError(f"{name} is 0 or more, not {value}")
-        return value
+    return partial(amount, name)
 
-    return check
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """For the error that ``name`` is unknown: the known name that it resembles, else all of them but private ones."""
+    from difflib import get_close_matches
+
+    public = sorted(k for k in known if not k.startswith("_"))
+    close = get_close_matches(name, public, 1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(public)}"
 
 
 def _resources(value: Any) -> dict[str, int | float]:
@@ -72,7 +76,7 @@ def _resources(value: Any) -> dict[str, int | float]:
         if name in ("CPU", "GPU"):
             raise ValueError(f"{name} does not stand in resources: use num_{name.lower()}s")
         check_resource_name(name)
-    return {name: _amount(f"resources[{name!r}]")(amount) for name, amount in value.items()}
+    return {name: amount(f"resources[{name!r}]", wanted) for name, wanted in value.items()}
 
 
 def _num_returns(value: Any) -> int | str:
@@ -195,7 +199,7 @@ def check_call_options(options: dict[str, Any], kind: str, others: frozenset[str
     out = dict(options)
     for name, value in options.items():
         if name not in others and name not in _OF[kind]:
-            raise ValueError(f"{name} is no option of {kind}; there are {', '.join(sorted({*others, *_OF[kind]}))}")
+            raise ValueError(f"{name} is no option of {kind}; {meant(name, {*others, *_OF[kind]})}")
         if value is not None and name in _CHECKS:  # where something goes is looked at when it goes there
             checked = _CHECKS[name](value)
             out[name] = checked if name in _NUMBERS else value
@@ -210,9 +214,8 @@ def method(*args, **options):
         return args[0]
     if args or not options:
         raise TypeError("method() takes keyword options only, and at least one")
-    unknown = options.keys() - METHOD_OPTIONS
-    if unknown:
-        raise ValueError(f"{', '.join(sorted(unknown))} is no option of method(); there are {', '.join(sorted(METHOD_OPTIONS))}")
+    for name in options.keys() - METHOD_OPTIONS:
+        raise ValueError(f"{name} is no option of method(); {meant(name, METHOD_OPTIONS)}")
     options = check_call_options(options, "methods of actors")
 
     def decorate(function):

@@ -25,6 +25,7 @@ from shoal._options import (
     check_call_options,
     concurrency_of,
     is_async,
+    meant,
     methods_of,
     with_retries,
 )
@@ -56,7 +57,7 @@ _MAX_BIRTH_BYTES = 1 << 19  # of actors/cluster/cluster.h
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if name not in _KNOWN:
-            raise ValueError(f"unknown option {name}; there are {', '.join(sorted(_KNOWN))}")
+            raise ValueError(f"unknown option {name}; {meant(name, _KNOWN)}")
     if not isinstance(options.get("resources") or {}, dict):
         raise TypeError(f"resources is a dict of amounts by name, not {type(options['resources']).__name__}")
     for name in ("CPU", "GPU", "memory", "object_store_memory"):

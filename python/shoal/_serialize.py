@@ -227,6 +227,23 @@ def pack(value: Any, pickler: type[_Pickler] = _Pickler) -> tuple[bytes, list[me
         _pickled.refs = outer
 
 
+def unsendable(what: str, value: Any, error: Exception) -> TypeError:
+    """The error for a value that cannot be pickled. ``what`` names it: "argument 0", "the value that was put"."""
+    hint = "shoal.util.inspect_serializability(..) shows which part of it"
+    return TypeError(f"{what}, of type {type(value).__name__}, cannot be sent: {error}; {hint}")
+
+
+def pack_named(what: str, value: Any) -> tuple[bytes, list[memoryview], list]:
+    """As ``pack``. TypeError, with ``what``, for a value that cannot be pickled."""
+    try:
+        return pack(value)
+    except UNSENDABLE as error:
+        raise unsendable(what, value, error) from error
+
+
+RETURNED, YIELDED = "the value that it returned", "a value that it yielded"
+
+
 def pack_function(function: Any) -> tuple[bytes, list[memoryview], list]:
     """The same. Small arrays that it refers to are its own, and may be written to; large ones lie beside it, read-only, as values do."""
     return pack(function, _CodePickler)

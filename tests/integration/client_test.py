@@ -310,10 +310,26 @@ def test_constructor_arguments_that_cannot_be_pickled_leave_no_actor():
     assert shoal.available_resources() == shoal.cluster_resources()
 
 
-def test_a_result_that_cannot_be_pickled_is_an_error_of_the_call(log):
+def test_a_result_that_cannot_be_pickled_is_an_error_of_the_call_that_says_so(log):
     make_lock = shoal.remote(lambda: threading.Lock())
-    with pytest.raises(TypeError, match="lock"):
-        shoal.get(make_lock.remote())
+    for of_one_value in (make_lock.remote(), log.__ray_call__.remote(lambda _: threading.Lock())):
+        with pytest.raises(TypeError, match=r"the value that it returned, of type lock, cannot be sent.*inspect_serializability"):
+            shoal.get(of_one_value)
+    two_locks = shoal.remote(num_returns=2)(lambda: (1, threading.Lock()))
+    with pytest.raises(TypeError, match="the value that it returned, of type lock, cannot be sent"):
+        shoal.get(two_locks.remote()[1])
+
+    @shoal.remote
+    def yields_lock():
+        yield threading.Lock()
+
+    with pytest.raises(TypeError, match="a value that it yielded, of type lock, cannot be sent"):
+        shoal.get(list(yields_lock.remote()))
+
+
+def test_a_value_that_cannot_be_put_says_so():
+    with pytest.raises(TypeError, match=r"the value that was put, of type lock, cannot be sent.*inspect_serializability"):
+        shoal.put(threading.Lock())
 
 
 def test_an_actor_whose_init_raises_is_dead_and_says_why():
@@ -527,10 +543,17 @@ def test_functions_never_hold_more_cpus_than_there_are(tmp_path):
 
 
 def test_unknown_options_and_those_of_a_later_release_are_told_apart():
-    with pytest.raises(ValueError, match="unknown option num_cpu"):
-        shoal.remote(num_cpu=1)
-    with pytest.raises(ValueError, match="unknown option"):
+    meant = r"num_cpu\b.* did you mean num_cpus\?$"
+    for misspelt in (shoal.remote, Log.options, square.options):
+        with pytest.raises(ValueError, match=meant):
+            misspelt(num_cpu=1)
+    with pytest.raises(TypeError, match=meant):
+        shoal.init(num_cpu=1)
+    with pytest.raises(ValueError, match=r"num_retur is no option .* did you mean num_returns"):
+        shoal.method(num_retur=2)
+    with pytest.raises(ValueError, match=r"unknown option colour; there are accelerator_type, [^_]\w*,") as unlike:
         Log.options(colour="red")
+    assert not any(name.startswith("_") for name in str(unlike.value).split())
     with pytest.raises(Unimplemented, match="conda"):
         Log.options(runtime_env={"conda": "here"})
     with pytest.raises(TypeError):

@@ -89,6 +89,30 @@ def test_an_address_of_rays_client_is_told_what_there_is_instead(home):
         shoal.init(address="ray://127.0.0.1:10001")
 
 
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1", "127.0.0.1:1,there", "http://127.0.0.1:8265"])
+def test_what_is_no_address_says_what_is_expected(home, monkeypatch, address):
+    for given in ({"address": address}, {}):
+        monkeypatch.setenv("SHOAL_ADDRESS", address)
+        with pytest.raises(shoal.exceptions.InvalidArgument, match=f"'{address}' is no address of a cluster\n.*HOST:PORT.*auto.*local"):
+            shoal.init(**given)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "says"),
+    [
+        ({"num_cpus": -1}, ValueError, "num_cpus is 0 or more, not -1"),
+        ({"num_cpus": "x"}, TypeError, "num_cpus is a number, not str"),
+        ({"num_gpus": -1}, ValueError, "num_gpus is 0 or more, not -1"),
+        ({"memory": float("nan")}, ValueError, "memory is 0 or more, not nan"),
+        ({"resources": {"disk": "x"}}, TypeError, r"resources\['disk'\] is a number, not str"),
+        ({"resources": 5}, TypeError, "resources is a dict of amounts by name, not int"),
+    ],
+)
+def test_amounts_of_init_that_make_no_sense_name_the_argument(home, wrong, error, says):
+    with pytest.raises(error, match=says):
+        shoal.init(address="local", **wrong)
+
+
 def test_a_cluster_of_this_host_is_joined_from_another_home_and_left_alone_by_its_stop(shoal_command, cluster, tmp_path):
     (tmp_path / "other").mkdir(mode=0o700)
     elsewhere = shoal_command.env(SHOAL_HOME=str(tmp_path / "other"))
