@@ -4,15 +4,32 @@
 """
 
 import importlib.util
+import os
 import sys
+
+_ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
+
+
+def asked():
+    """Whether ``$SHOAL_FSDP`` is on, in upper or lower case. Raises ValueError for a value that is neither on nor off."""
+    value = os.environ.get("SHOAL_FSDP", "")
+    if (word := value.strip().lower()) not in _ON + _OFF:
+        raise ValueError(f"SHOAL_FSDP is 1, true, on or yes, or 0, false, off, no or empty, not {value!r}")
+    return word in _ON
 
 
 def switch_on():
-    """``shoal.fsdp`` is imported behind torch's FSDP, and reads the variable."""
-    after_import("torch.distributed.fsdp", _import_shoal)
+    """Where the variable is on, ``shoal.fsdp`` is imported behind torch's FSDP, and reads the variable again.
+
+    A value that is neither on nor off fails the import of torch's FSDP, not the start of the interpreter.
+    """
+    if os.environ.get("SHOAL_FSDP", "").strip().lower() not in _OFF:
+        after_import("torch.distributed.fsdp", _import_shoal)
 
 
 def _import_shoal(module):
+    if not asked():  # the program has switched it off since
+        return
     try:
         import shoal.fsdp  # noqa: F401
     except ModuleNotFoundError as error:  # some importers of torch's FSDP take a missing module for an answer

@@ -96,6 +96,10 @@ def _become_worker(request: dict, fds: list[int]) -> int:
         _spawn_instead(request)
     _reseed()
     end_children_with_this()
+    if "SHOAL_FSDP" in os.environ:  # the interpreter started without it
+        import _shoal_switch
+
+        _shoal_switch.switch_on()
     sys.path[:0] = [p for p in request["path"] if p not in sys.path]
     if request["script"]:
         from shoal import _stacks

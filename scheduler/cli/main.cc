@@ -54,14 +54,44 @@ std::string find_python(const std::string& argv0) {
   return "python3";
 }
 
-// What a job's processes get of the submitter's environment: all but what belongs to this very process.
+// Variables that name a cluster, its secrets or its store, this host, or what Shoal set for this very process. A job has its own.
+const std::set<std::string> kNotForJobs = {
+    "_",
+    "PWD",
+    "OLDPWD",
+    "SHOAL_ADDRESS",
+    "SHOAL_BUILD_ID",
+    "SHOAL_CA_FINGERPRINT",
+    "SHOAL_GROUP",
+    "SHOAL_GROUP_CAPTURES",
+    "SHOAL_HOME",
+    "SHOAL_HOST",
+    "SHOAL_JOB_ID",
+    "SHOAL_LOGGING",
+    "SHOAL_NAMESPACE",
+    "SHOAL_NODE",
+    "SHOAL_PACKAGES",
+    "SHOAL_RESTARTS",
+    "SHOAL_RUNTIME_ENV",
+    "SHOAL_SELF_MADE",
+    "SHOAL_SESSION",
+    "SHOAL_STORE_CA_FILE",
+    "SHOAL_STORE_CERT_FILE",
+    "SHOAL_STORE_IN_CLEAR_TEXT",
+    "SHOAL_STORE_KEY_FILE",
+    "SHOAL_TOKEN",
+    "SHOAL_TOKEN_FILE",
+    "SHOAL_WORKER_ID",
+};
+
+// The submitter's environment as a job's processes have it, with the settings of Shoal in it.
 std::vector<std::pair<std::string, std::string>> job_env() {
   std::vector<std::pair<std::string, std::string>> out;
   for (char** e = environ; *e != nullptr; ++e) {
     const std::string entry(*e);
     const auto equals = entry.find('=');
     const std::string name = entry.substr(0, equals);
-    if (equals != std::string::npos && name != "_" && name != "PWD" && name != "OLDPWD" && !name.starts_with("SHOAL_")) {
+    if (equals != std::string::npos && !kNotForJobs.contains(name)) {
       out.emplace_back(name, entry.substr(equals + 1));
     }
   }

@@ -91,6 +91,27 @@ def test_a_script_sees_the_submitters_folder_and_environment(shoal_command, eith
     assert done.stdout.split()[:2] == [str(shoal_command.home), "yes"], done
 
 
+@pytest.mark.parametrize("options", [(), ("--num-workers", "1")], ids=["a script", "a gang"])
+def test_a_job_has_the_submitters_settings_of_shoal_but_not_its_place(shoal_command, cluster, options):
+    text = """
+        import os
+        names = ("FSDP", "TIMEOUT", "TASK_RETRY_DELAY_MS", "SPMD_DEVICES")
+        print(*(os.environ.get("SHOAL_" + name) for name in names), end=" ")
+        print("SHOAL_GROUP" in os.environ, os.environ["SHOAL_WORKER_ID"] == "w", os.environ["SHOAL_SESSION"], end=" ")
+        if "RANK" in os.environ:
+            from torch.distributed.fsdp import fully_shard
+            print(fully_shard.__module__, end="")
+        print()
+        """
+    settings = {"SHOAL_FSDP": "1", "SHOAL_TIMEOUT": "77", "SHOAL_TASK_RETRY_DELAY_MS": "33", "SHOAL_SPMD_DEVICES": "2"}
+    place = {"SHOAL_GROUP": "g", "SHOAL_WORKER_ID": "w", "SHOAL_SESSION": "/nowhere"}
+    done = shoal_command("submit", *options, shoal_command.script(text), env=shoal_command.env(**settings, **place))
+    seen = f"1 77 33 2 False False {cluster.session}"
+    assert done.stdout.split() == [*(["[rank0]"] if options else []), *seen.split(), *(["shoal.fsdp._fully_shard"] if options else [])], (
+        done
+    )
+
+
 def test_every_rank_finds_the_submitters_modules(shoal_command, either):
     library = shoal_command.home.parent / "library"
     library.mkdir()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from leftovers import alive, descendants, wait_until
 
+import _shoal_switch
 import shoal
 
 TRAIN = """
@@ -239,6 +240,22 @@ def test_the_variable_is_read_whatever_is_imported_first(shoal_command, first):
     )
     module = "fully_sharded_data_parallel"
     assert done.stdout == f"True shoal.fsdp1.{module} torch.distributed.fsdp.{module}\n", done.stderr
+
+
+@pytest.mark.parametrize(("value", "on"), [("False", False), ("off", False), ("NO", False), ("On", True), ("yes", True), ("true", True)])
+def test_the_variable_is_on_or_off_in_words(monkeypatch, value, on):
+    monkeypatch.setenv("SHOAL_FSDP", value)
+    assert _shoal_switch.asked() is on
+
+
+@pytest.mark.parametrize(("value", "said"), [("off", "torch.distributed.fsdp"), ("2", "SHOAL_FSDP is 1, true, on or yes, or 0")])
+def test_torchs_fsdp_stays_when_the_variable_is_off_and_is_refused_when_it_is_neither(value, said):
+    program = f"import site; site.addsitedir({str(PTH.parent)!r}); import torch.distributed.fsdp as f; print(f.fully_shard.__module__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "SHOAL_FSDP": value}, capture_output=True, text=True, timeout=60
+    )
+    assert said in (done.stdout if value == "off" else done.stderr.splitlines()[-1]), done
+    assert done.returncode == (0 if value == "off" else 1), done
 
 
 def test_run_takes_a_module_as_python_does(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
@@ -13,6 +12,7 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.fsdp import register_fsdp_forward_method as torch_register_fsdp_forward_method
 from torch.distributed.fsdp import share_comm_ctx as torch_share_comm_ctx
 
+from _shoal_switch import asked
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _libraries
 from shoal.fsdp._fully_shard import fully_shard
@@ -90,9 +90,9 @@ def install() -> None:
 
 
 def install_if_asked() -> None:
-    """At the end of the import of ``shoal.fsdp`` and of ``shoal.fsdp1``: installs if $SHOAL_FSDP is set, and not "0"."""
+    """At the end of the import of ``shoal.fsdp`` and of ``shoal.fsdp1``: installs if $SHOAL_FSDP is on."""
     half = sys.modules.get("shoal.fsdp1")  # imported first, it imports shoal.fsdp
-    if os.environ.get("SHOAL_FSDP", "0") not in ("", "0") and (half is None or hasattr(half, "FullyShardedDataParallel")):
+    if asked() and (half is None or hasattr(half, "FullyShardedDataParallel")):
         install()
 
 
