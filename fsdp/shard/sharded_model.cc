@@ -118,14 +118,13 @@ int ShardedModel::first_lost() const {
 Error ShardedModel::lost(int rank) const {
   const auto& board = const_cast<Control&>(control_).board();
   const auto member = static_cast<std::uint32_t>(rank);
+  const bool gone = board.is_gone(member);
   Error e =
-      unavailable(board.is_gone(member) ? board.cause(member) : fmt::format("rank {} has left: its program is done with the model", rank))
+      unavailable(gone ? board.cause(member) : fmt::format("rank {} has left: it ended, raised an error, or let go of the model", rank))
           .with_reason("ActorDied");
-  if (board.is_gone(member)) {
+  if (gone || has_left(rank)) {
     e = std::move(e).with_hint(
         fmt::format("look at the output of rank {}; if it only had fewer batches than others, train inside shoal.fsdp.join", rank));
-  } else if (has_left(rank)) {
-    e = std::move(e).with_hint("every rank runs equally many forward and backward passes; else train inside shoal.fsdp.join");
   }
   return std::move(e)
       .in(fmt::format("ShardActor rank {}", rank))
@@ -367,13 +366,15 @@ void ShardedModel::forward_end(std::size_t unit, bool training, bool reshard_now
 Result<void> ShardedModel::check_version(std::size_t unit, std::uint64_t version) const {
   SHOAL_OK(check_given_up(unit));
   if (gate_.phase() == VersionGate::Phase::kReading && gate_.version() == version) return {};
-  return fail(invalid_argument(
-                  fmt::format("backward of unit {} needs parameters of version {}, but {} may have been written since",
-                              units_[unit]->name().empty() ? "(root)" : units_[unit]->name(), version,
-                              gate_.version() == version ? "they" : "version " + std::to_string(gate_.version()) + " is current and they"))
+  const auto& name = units_[unit]->name();
+  const std::string why = gate_.version() == version
+                              ? std::string("a write to them, or the backward pass that ended the step, came before it")
+                              : fmt::format("version {} is current: they were written since", gate_.version());
+  return fail(invalid_argument(fmt::format("backward of {} needs parameters of version {}, but {}",
+                                           name.empty() ? std::string("the root module") : "module '" + name + "'", version, why))
                   .with_reason("StaleBackward")
-                  .with_hint("run all backward passes of a step before the optimizer; before a backward that another one follows, call "
-                             "set_is_last_backward(False)")
+                  .with_hint("for a second backward over one graph call the first as backward(retain_graph=True); after a write or an "
+                             "optimizer's step call forward again")
                   .in(fmt::format("rank {}", rank_))
                   .in(fmt::format("step {}", step())));
 }

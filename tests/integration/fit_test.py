@@ -111,7 +111,16 @@ def test_one_ctrl_c_ends_stubborn_ranks(fit):
         ("raise", ["ValueError: the cause", "in loop", "rank 1 of 2"]),
         ("exit", ["SystemExit: 3", "in loop"]),
         ("kill", ["ActorDiedError", "SIGKILL", "rank 1 of 2"]),
-        ("return", ["ActorDiedError", "rank 1 has left", "waiting for the parameters of step 4", "shoal.fsdp.join"]),
+        (
+            "return",
+            [
+                "ActorDiedError",
+                "rank 1 has left",
+                "waiting for the parameters of step 4",
+                "look at the output of rank 1",
+                "shoal.fsdp.join",
+            ],
+        ),
     ],
 )
 def test_what_ends_a_rank_is_what_fit_raises(fit, how, texts):

@@ -182,6 +182,34 @@ def one_backward_over_two_versions_is_refused():
         (old + loss_of(model)).backward()
 
 
+@use
+def a_second_backward_says_how_the_graph_is_kept():
+    from shoal.fsdp import fully_shard
+
+    model = Net()
+    fully_shard(model.head)
+    optimizer = torch.optim.SGD(shard(model).parameters(), lr=0.1)
+    total = model(batch(0, rank())).sum()
+    total.backward()
+    stale = r"backward of module 'head' needs parameters .*\n.*\n *hint: .*"
+    with pytest.raises(RuntimeError, match=rf"a second time: {stale}backward\(retain_graph=True\)"):
+        total.backward()
+    kept = model(batch(0, rank())).sum()
+    kept.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=rf"^{stale}optimizer's step call forward again"):
+        kept.backward()
+
+
+@use
+def an_optimizer_built_too_early_says_when_to_build_it():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(shard(model)).backward()
+    with pytest.warns(UserWarning, match=r"not sharded: it has the sharded ones now; build it after fully_shard$"):
+        optimizer.step()
+
+
 # ---- writing by hand -----------------------------------------------------------------------------------------------------------------
 
 

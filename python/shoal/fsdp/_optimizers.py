@@ -33,7 +33,10 @@ def _bind(optimizer: torch.optim.Optimizer) -> None:
             group["params"][i] = parameter.sharded
             bound.append(parameter.name)
     if bound:
-        warnings.warn(f"an optimizer held {len(bound)} parameters that were not sharded: it has the sharded ones now", stacklevel=4)
+        warnings.warn(
+            f"an optimizer held {len(bound)} parameters that were not sharded: it has the sharded ones now; build it after fully_shard",
+            stacklevel=4,
+        )
 
 
 def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
