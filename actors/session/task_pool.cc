@@ -1,7 +1,11 @@
 #include "actors/session/task_pool.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
+
+#include "actors/cluster/function_worker.h"
 
 namespace shoal::actors {
 
@@ -376,7 +380,11 @@ void TaskPool::end_delays() {
 void TaskPool::crashed(const ItemPtr& item, const Error& cause) {
   const auto& message = cause.message();
   const auto colon = message.find("died: ");
-  const auto how = colon == std::string::npos ? message : message.substr(colon + 6);
+  auto how = colon == std::string::npos ? message : message.substr(colon + 6);
+  // How a node names such a process: "remote functions: f (pid 7) was killed", with the function that it was started for, maybe another.
+  const auto pid = how.find(" (pid ");
+  if (how.starts_with(kFunctionWorker) && pid != std::string::npos) how.replace(0, pid, "its process");
+  if (item->attempts > 0) how += fmt::format(" (tried {} time{})", item->attempts, item->attempts == 1 ? "" : "s");
   finish(item, fail(unavailable("the worker that ran " + item->task.name + " died: " + how)
                         .with_reason(cause.reason() == kOutOfMemory ? cause.reason() : "WorkerCrashed")
                         .with_hint(cause.hint())));

@@ -505,8 +505,10 @@ def test_a_function_that_ends_its_process_fails_and_the_next_one_runs():
     def ends():
         os._exit(9)
 
-    with pytest.raises(WorkerCrashedError, match="exited with code 9"):
-        shoal.get(ends.options(max_retries=0).remote(), timeout=60)
+    ended = r"the worker that ran ends died: its process \(pid \d+\) exited with code 9 \(tried {}\)"
+    for retries, tried in ((0, "1 time"), (1, "2 times")):
+        with pytest.raises(WorkerCrashedError, match=ended.format(tried)):
+            shoal.get(ends.options(max_retries=retries).remote(), timeout=60)
     assert shoal.get(square.remote(3), timeout=60) == 9
 
 

@@ -64,7 +64,7 @@ def test_a_function_is_run_again_and_then_fails(shoal_command):
     drive(
         shoal_command,
         """
-with pytest.raises(OutOfMemoryError, match="the worker that ran hog died: remote functions") as info:
+with pytest.raises(OutOfMemoryError, match="the worker that ran hog died: its process") as info:
     shoal.get(shoal.remote(hog).options(max_retries=1).remote(), timeout=GUARD_S)
 check(info.value)
 assert begun() == 2
