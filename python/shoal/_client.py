@@ -60,6 +60,20 @@ _NOT_HERE = {
 }
 _CHANGE_NOTHING = {"_driver_object_store_memory", "_skip_env_hook"}  # nor do they in Ray: deprecated, and of a hook that is not set
 
+_NO_EFFECT = {  # of _system_config: Ray's settings of its own processes that programs and their tests give most
+    "automatic_object_spilling_enabled", "enable_timeline", "enable_worker_prestart", "event_stats", "fetch_warn_timeout_milliseconds",
+    "gcs_rpc_server_reconnect_timeout_s", "gcs_server_request_timeout_seconds", "health_check_failure_threshold",
+    "health_check_initial_delay_ms", "health_check_period_ms", "health_check_timeout_ms", "idle_worker_killing_time_threshold_ms",
+    "kill_idle_workers_interval_ms", "lineage_pinning_enabled", "local_fs_capacity_threshold", "max_direct_call_object_size",
+    "max_io_workers", "max_lineage_bytes", "max_pending_lease_requests_per_scheduling_category", "max_task_args_memory_fraction",
+    "memory_monitor_refresh_ms", "memory_usage_threshold", "metrics_report_interval_ms", "min_spilling_size", "num_heartbeats_timeout",
+    "num_workers_soft_limit", "object_manager_default_chunk_size", "object_manager_max_bytes_in_flight", "object_spilling_config",
+    "object_spilling_threshold", "object_store_full_delay_ms", "object_timeout_milliseconds", "preallocate_plasma_memory",
+    "prestart_worker_first_driver", "raylet_heartbeat_period_milliseconds", "scheduler_spread_threshold",
+    "task_events_report_interval_ms", "task_rpc_inlined_bytes_limit", "worker_cap_enabled", "worker_lease_timeout_milliseconds",
+    "worker_register_timeout_seconds",
+}  # fmt: skip
+
 
 class ClusterContext:
     """What ``init`` returns: where the cluster is. ``with shoal.init(): ...`` shuts down at its end."""
@@ -146,8 +160,9 @@ def init(
     ``logging_config``: a ``LoggingConfig`` for the root logger of this process and of all that the job starts. ``dashboard_port``: of that
     interface (default: 8265, or any free one). ``_temp_dir``: in place of ``$SHOAL_HOME``. ``_system_config``: of Ray's
     settings ``task_retry_delay_ms`` alone has an effect, in place of ``$SHOAL_TASK_RETRY_DELAY_MS`` (1000): the milliseconds before a call
-    is made again whose process died. Ray's ``logging_level``, ``logging_format`` and ``configure_logging`` change nothing; its other
-    arguments are Unimplemented, unless None, False or "".
+    is made again whose process died. Ray's settings of its own processes have no effect; ValueError for a name that is unknown.
+    Ray's ``logging_level``, ``logging_format`` and ``configure_logging`` change nothing; its other arguments are
+    Unimplemented, unless None, False or "".
     Returns what says where the cluster is, for ``with`` as well.
     """
     _check_others(others)
@@ -162,8 +177,7 @@ def init(
         )
     if dashboard_host not in ("127.0.0.1", "localhost", "::1"):
         raise Unimplemented("the HTTP interface is on loopback only: it speaks no TLS", hint="reach it through ssh -L")
-    if _system_config is not None and not isinstance(_system_config, dict):
-        raise TypeError(f"_system_config is a dict, not {type(_system_config).__name__}")
+    check_system_config(_system_config)
     delay_ms = (_system_config or {}).get("task_retry_delay_ms")
     if delay_ms is not None and (delay_ms := whole("task_retry_delay_ms", delay_ms)) < 0:
         raise ValueError(f"task_retry_delay_ms is a number of milliseconds, not {delay_ms}")
@@ -244,6 +258,18 @@ def _offers(wanted: dict[str, Any]) -> dict[str, int | float]:
         "memory": given["memory"] if "memory" in given else _native.machine_memory(),
         **{name: amount(f"resources[{name!r}]", wanted) for name, wanted in resources.items()},
     }
+
+
+def check_system_config(given: Any) -> None:
+    """Raises TypeError for what is no dict, ValueError for a setting that neither Shoal nor a program of Ray's has."""
+    if given is None:
+        return
+    if not isinstance(given, dict):
+        raise TypeError(f"_system_config is a dict, not {type(given).__name__}")
+    known = {"task_retry_delay_ms"} | _NO_EFFECT
+    for name in given:
+        if name not in known:
+            raise ValueError(f"_system_config has no setting {name!r}; {meant(str(name), known)} (all but task_retry_delay_ms: no effect)")
 
 
 def _check_others(given: dict[str, Any]) -> None:

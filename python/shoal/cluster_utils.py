@@ -143,6 +143,7 @@ class Cluster:
         unknown = node_args.keys() - _OPTIONS.keys() - _OF_THE_HEAD - _CHANGE_NOTHING - {"resources", "labels", "env_vars"}
         if unknown:
             raise TypeError(f"add_node() got an unexpected keyword argument {min(unknown)!r}")
+        _client.check_system_config(node_args.get("_system_config"))
         given = {"num_cpus": 1, "num_gpus": 0, **{k: v for k, v in node_args.items() if v is not None}}
         words = ["start", *(["--head", "--port", "0"] if is_head else ["--address", self.address])]
         for name, option in _OPTIONS.items():

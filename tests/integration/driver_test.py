@@ -203,7 +203,7 @@ def test_init_offers_the_gpus_that_the_environment_shows(home, monkeypatch):
 
 
 def test_init_takes_rays_other_options(home, tmp_path):
-    unused = {"configure_logging": False, "logging_format": "%(message)s", "_system_config": {}, "log_to_driver": None}
+    unused = {"configure_logging": False, "logging_format": "%(message)s", "_system_config": {"max_io_workers": 1}, "log_to_driver": None}
     with shoal.init(num_cpus=1, _memory=1 << 30, **unused):
         assert shoal.cluster_resources()["memory"] == 1 << 30
     elsewhere = tmp_path / "temp"
@@ -214,12 +214,14 @@ def test_init_takes_rays_other_options(home, tmp_path):
         done = subprocess.run(child, capture_output=True, text=True, check=False, timeout=120)
         assert "already in use" in done.stderr
     for options, error in (
-        ({"local_mode": True}, RuntimeError),
-        ({"dashboard_host": "0.0.0.0"}, NotImplementedError),
-        ({"_system_config": 5}, TypeError),
-        ({"_temp_dir": "relative"}, ValueError),
+        ({"local_mode": True}, RuntimeError("local_mode")),
+        ({"dashboard_host": "0.0.0.0"}, NotImplementedError("loopback")),
+        ({"_system_config": 5}, TypeError("is a dict")),
+        ({"_system_config": {"task_retry_dely_ms": 1}}, ValueError("'task_retry_dely_ms'; did you mean task_retry_delay_ms")),
+        ({"_system_config": {"qqqq": 1}}, ValueError("there are .*max_io_workers, .*task_retry_delay_ms, ")),
+        ({"_temp_dir": "relative"}, ValueError("absolute")),
     ):
-        with pytest.raises(error):
+        with pytest.raises(type(error), match=str(error)):
             shoal.init(num_cpus=1, **options)
     assert not shoal.is_initialized()
 

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import _shoal_switch
 import pytest
 from leftovers import alive, descendants, wait_until
 
-import _shoal_switch
 import shoal
 
 TRAIN = """

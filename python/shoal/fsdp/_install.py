@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from _shoal_switch import asked
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP1
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.fsdp import register_fsdp_forward_method as torch_register_fsdp_forward_method
 from torch.distributed.fsdp import share_comm_ctx as torch_share_comm_ctx
 
-from _shoal_switch import asked
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _libraries
 from shoal.fsdp._fully_shard import fully_shard
