@@ -7,7 +7,6 @@ import functools
 import json
 import math
 import os
-import types
 import warnings
 from collections import OrderedDict
 from pathlib import Path
@@ -15,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_module, distribute_tensor
 
 import shoal.spmd as xs
 from shoal.spmd import parallel_loader as pl
@@ -32,11 +33,6 @@ NUM_DEVICES = int(os.environ["SHOAL_SPMD_DEVICES"])
 # Sections of what is not there yet: the README of shoal.spmd names it.
 NOT_YET = {
     "visualize",
-    "hybrid-mesh",
-    "dynamo",
-    "step",
-    "linear",
-    "distributed-tensor",
     "checkpoint",
     "documents",
     "auto-sharding",
@@ -45,10 +41,7 @@ NOT_YET = {
 # Binding facts that do not hold, each with its reason.
 EXCEPTIONS = {
     "use-spmd-after-tensors-exist": "torch_xla loses the values of tensors that were made before use_spmd; Shoal keeps them",
-    "manual-sharding": "enable_manual_sharding is not there yet",
-    "manual-sharding-2d": "enable_manual_sharding is not there yet",
-    "manual-sharding-sums-are-per-shard": "enable_manual_sharding is not there yet",
-    "manual-sharding-global-mesh": "enable_manual_sharding is not there yet",
+    "is-dtensor": "XLAShardedTensor is no DTensor: code for DTensors would reach for its local tensor",
 }
 
 
@@ -60,7 +53,8 @@ def facts(section: str) -> list[dict]:
 # ---- names that code uses -------------------------------------------------------------------------------------------------------------
 
 device = xm.xla_device()
-torch_xla = types.SimpleNamespace(sync=lambda wait=False: None, device=xm.xla_device)
+xs.install()
+import torch_xla  # noqa: E402  the one that install() makes
 
 
 def H(*shape):
@@ -152,7 +146,29 @@ NAMES = {
     "Fn": Fn,
     "Fn2": Fn2,
     "L": L,
+    "attrs": lambda slices, dims: _attributes(slices, dims),
+    "devtype": "xla",
+    "init_device_mesh": init_device_mesh,
+    "distribute_tensor": distribute_tensor,
+    "distribute_module": distribute_module,
+    "Shard": Shard,
+    "Replicate": Replicate,
+    "Partial": Partial,
 }
+
+
+_TRUE_ATTRIBUTES, _TRUE_HARDWARE = xr.global_runtime_device_attributes, xm.xla_device_hw
+
+
+def _attributes(slices, dims):
+    """Until the end of the fact the devices are TPUs with coordinates, x fastest."""
+    per_slice = math.prod(dims)
+    found = []
+    for i in range(slices * per_slice):
+        j = i % per_slice
+        coords = [j % dims[0], j // dims[0] % dims[1], j // (dims[0] * dims[1])]
+        found.append({"name": f"TPU:{i}", "core_on_chip": 0, "coords": coords, **({"slice_index": i // per_slice} if slices > 1 else {})})
+    xr.global_runtime_device_attributes, xm.xla_device_hw = lambda: found, lambda device=None: "TPU"
 
 
 def plainly(value):
@@ -188,6 +204,7 @@ def close(a, b):
 def check(fact: dict) -> None:
     """Runs the code of a fact and compares its result, or the class of its error."""
     xs.set_global_mesh(None)
+    xr.global_runtime_device_attributes, xm.xla_device_hw = _TRUE_ATTRIBUTES, _TRUE_HARDWARE
     names = dict(NAMES)
     if NUM_DEVICES == 8:
         names["mesh"] = xs.Mesh(np.arange(8), (4, 2), ("data", "model"))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from shoal.spmd._distribute import xla_distribute_module, xla_distribute_tensor
 from shoal.spmd._engine import replicated_ops
+from shoal.spmd._hybrid_mesh import HybridMesh
+from shoal.spmd._install import install
+from shoal.spmd._manual import disable_manual_sharding, enable_manual_sharding
 from shoal.spmd._marking import (
     ShardingSpec,
     XLAShard,
@@ -16,18 +20,31 @@ from shoal.spmd._marking import (
     wrap_if_sharded,
 )
 from shoal.spmd._mesh import Mesh, get_1d_mesh, get_global_mesh, set_global_mesh
+from shoal.spmd._patched import (
+    XLAPatchedLinear,
+    apply_backward_optimization_barrier,
+    apply_xla_patch_to_nn_linear,
+    xla_patched_nn_linear_forward,
+)
 from shoal.spmd._sharding import ShardingType
 
 __all__ = [
+    "HybridMesh",
     "Mesh",
     "ShardingSpec",
     "ShardingType",
+    "XLAPatchedLinear",
     "XLAShard",
     "XLAShardedTensor",
     "annotate_custom_sharding",
+    "apply_backward_optimization_barrier",
+    "apply_xla_patch_to_nn_linear",
     "clear_sharding",
+    "disable_manual_sharding",
+    "enable_manual_sharding",
     "get_1d_mesh",
     "get_global_mesh",
+    "install",
     "mark_sharding",
     "mark_sharding_with_gradients",
     "replicated_ops",
@@ -35,4 +52,7 @@ __all__ = [
     "unwrap_sharded_tensor",
     "wrap_as_sharded_tensor",
     "wrap_if_sharded",
+    "xla_distribute_module",
+    "xla_distribute_tensor",
+    "xla_patched_nn_linear_forward",
 ]

@@ -38,14 +38,14 @@ class XLAShard:
 class XLAShardedTensor(Tensor):
     """A marked tensor, seen with its sharding; operators on it give such tensors. ``global_tensor``: the tensor that was marked."""
 
-    def __new__(cls, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False):
+    def __new__(cls, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False, mesh: Mesh | None = None):
         box = tensor if isinstance(tensor, Box) else tensor._box
         t = super().__new__(cls, box)
         t._global = None if isinstance(tensor, Box) else tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
-        t.mesh_shape, t.partition_spec = mesh_shape, partition_spec
+        t.mesh_shape, t.partition_spec, t._mesh = mesh_shape, partition_spec, mesh
         return t
 
-    def __init__(self, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False):
+    def __init__(self, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False, mesh: Mesh | None = None):
         pass
 
     @classmethod
@@ -80,6 +80,21 @@ class XLAShardedTensor(Tensor):
             indices = ... if sharding.is_replicated else list(cuts[at])
             shards.append(XLAShard(data, indices, f"CPU:{device}", sharding.replica(device)))
         return shards
+
+    @property
+    def placements(self) -> tuple:
+        """Per axis of the mesh, torch's Shard or Replicate."""
+        from shoal.spmd._distribute import placements_of
+
+        if self._mesh is None or self.partition_spec is None:
+            raise InvalidArgument("the result of an operator has no placements", hint="mark it with mark_sharding")
+        return placements_of(self._mesh, self.partition_spec)
+
+    def redistribute(self, mesh: Mesh, placements: Any) -> XLAShardedTensor:
+        """A copy that lies as the placements, one per axis of the mesh, say."""
+        from shoal.spmd._distribute import redistributed
+
+        return redistributed(self, mesh, placements)
 
     def load_local_shards_(self, shards: list[XLAShard]) -> None:
         """Writes the shards of all devices, in their order, into the tensor."""
@@ -162,9 +177,9 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShard
         box.put(array.resharded(sharding))
     box.mark = sharding
     if isinstance(t, XLAShardedTensor):
-        t.mesh_shape, t.partition_spec = mesh.mesh_shape, partition_spec
+        t.mesh_shape, t.partition_spec, t._mesh = mesh.mesh_shape, partition_spec, mesh
         return t
-    return XLAShardedTensor(t, mesh.mesh_shape, partition_spec)
+    return XLAShardedTensor(t, mesh.mesh_shape, partition_spec, mesh=mesh)
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
@@ -182,17 +197,17 @@ class _WithGradients(torch.autograd.Function):
     def forward(ctx, t, mesh, spec):
         ctx.sharding = (mesh, spec)
         out = t.detach().clone()
-        _mark_freely(out, sharding_for(mesh, spec, t.dim()))
+        mark_freely(out, sharding_for(mesh, spec, t.dim()))
         return out
 
     @staticmethod
     def backward(ctx, gradient):
         gradient = gradient.detach().clone()
-        _mark_freely(gradient, sharding_for(*ctx.sharding, gradient.dim()))
+        mark_freely(gradient, sharding_for(*ctx.sharding, gradient.dim()))
         return gradient, None, None
 
 
-def _mark_freely(t: Tensor, sharding: Sharding) -> None:
+def mark_freely(t: Tensor, sharding: Sharding) -> None:
     array = t._box.array
     if array.sharding != sharding:
         t._box.put(array.resharded(sharding))
@@ -209,7 +224,7 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Sp
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
     """Like mark_sharding, also over another mark."""
     _tensor(t, "annotate_custom_sharding")
-    _mark_freely(t, sharding_for(mesh, partition_spec, t.dim()))
+    mark_freely(t, sharding_for(mesh, partition_spec, t.dim()))
     return t if isinstance(t, XLAShardedTensor) else XLAShardedTensor(t, mesh.mesh_shape, partition_spec)
 
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from shoal.exceptions import InvalidArgument
 from shoal.spmd import runtime
 from shoal.spmd._errors import MarkError
-from shoal.spmd._marking import ShardingSpec, _mark_freely, sharding_for
+from shoal.spmd._marking import ShardingSpec, mark_freely, sharding_for
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._tensor import Tensor, on_device
 
@@ -32,7 +32,7 @@ def upload(t: torch.Tensor, spec: ShardingSpec | None) -> Tensor:
             f"with minibatch=True the batch of {t.shape[0]} rows must be divisible by {n}, the devices of this process",
             hint="drop the last batch, or pad it",
         )
-    _mark_freely(made, sharding_for(spec.mesh, spec.partition_spec, t.dim()))
+    mark_freely(made, sharding_for(spec.mesh, spec.partition_spec, t.dim()))
     return made
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,8 +41,19 @@ def xrt_world_size() -> int:
     return 1
 
 
-def mark_step(wait: bool = False) -> None:
-    """Nothing waits for it: operators run at once."""
+_closures: list[tuple[Callable[..., Any], tuple]] = []
+
+
+def add_step_closure(closure: Callable[..., Any], args: tuple = (), run_async: bool = False) -> None:
+    """Runs it at the next step's end (``mark_step`` or ``torch_xla.sync``), in the order of the calls."""
+    _closures.append((closure, args))
+
+
+def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
+    """The end of a step. Operators have run already; closures run now."""
+    waiting, _closures[:] = _closures[:], []
+    for closure, args in waiting:
+        closure(*args)
 
 
 def wait_device_ops(devices: Any = ()) -> None:
@@ -51,8 +64,13 @@ def optimizer_step(optimizer: torch.optim.Optimizer, barrier: bool = False, opti
     return optimizer.step(**(optimizer_args or {}))
 
 
-def master_print(*args: Any, **kwargs: Any) -> None:
-    print(*args, **kwargs)
+def master_print(*args: Any, fd: Any = None, local: bool = False, flush: bool = False) -> None:
+    """Prints to ``fd`` (default: stdout)."""
+    print(*args, file=fd or sys.stdout, flush=flush)
+
+
+def set_rng_state(seed: int, device: Any = None) -> None:
+    torch.manual_seed(seed)
 
 
 def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) -> Any:

@@ -1,0 +1,49 @@
+"""``install()``: an unchanged script's ``import torch_xla...`` finds Shoal."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+
+from shoal.exceptions import InvalidArgument
+
+# torch_xla's module: ours, or what it consists of.
+MODULES: dict[str, str | dict[str, str]] = {
+    "torch_xla": "shoal.spmd.torch_xla",
+    "torch_xla.runtime": "shoal.spmd.runtime",
+    "torch_xla.core": {},
+    "torch_xla.core.xla_model": "shoal.spmd.xla_model",
+    "torch_xla.distributed": {},
+    "torch_xla.distributed.spmd": "shoal.spmd",
+    "torch_xla.distributed.spmd.xla_sharding": "shoal.spmd",
+    "torch_xla.distributed.parallel_loader": "shoal.spmd.parallel_loader",
+    "torch_xla.distributed.fsdp": "shoal.spmd.fsdp",
+    "torch_xla.distributed.fsdp.wrap": "shoal.spmd.fsdp.wrap",
+    "torch_xla.distributed.fsdp.utils": {"checkpoint_module": "shoal.spmd.fsdp"},
+    "torch_xla.experimental": {},
+    "torch_xla.experimental.spmd_fully_sharded_data_parallel": {"SpmdFullyShardedDataParallel": "shoal.spmd.fsdp"},
+    "torch_xla.utils": {},
+    "torch_xla.utils.utils": "shoal.spmd.utils",
+}
+
+
+def install() -> None:
+    """Puts Shoal in the place of torch_xla in this process. Raises InvalidArgument when the real one was imported before."""
+    real = sys.modules.get("torch_xla")
+    if real is not None and not getattr(real, "__version__", "").endswith("+shoal"):
+        raise InvalidArgument("torch_xla was imported already", hint="call shoal.spmd.install() before the first import of torch_xla")
+    for name, of in MODULES.items():
+        if isinstance(of, str):
+            module = importlib.import_module(of)
+        else:
+            module = types.ModuleType(name, "Part of torch_xla that Shoal stands for.")
+            module.__path__ = []
+            for attribute, source in of.items():
+                setattr(module, attribute, getattr(importlib.import_module(source), attribute))
+        sys.modules[name] = module
+    for name in MODULES:  # `import a.b` finds b as an attribute of a, too
+        parent, _, child = name.rpartition(".")
+        if parent and not hasattr(sys.modules[parent], child):
+            setattr(sys.modules[parent], child, sys.modules[name])
+    sys.modules["torch_xla"].__path__ = []

@@ -1,0 +1,93 @@
+"""Manual sharding: between enable_manual_sharding and disable_manual_sharding operators see one device's part, on every device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from shoal.exceptions import InvalidArgument
+from shoal.spmd._array import Array, parts_of
+from shoal.spmd._device import DEVICE
+from shoal.spmd._errors import MarkError
+from shoal.spmd._marking import XLAShardedTensor, sharding_for
+from shoal.spmd._mesh import Mesh, get_global_mesh
+from shoal.spmd._sharding import Spec
+from shoal.spmd._tensor import Box, Tensor
+
+
+class ManualTensor(torch.Tensor):
+    """A local tensor per part, all of one shape. Operators run on each alone, without communication."""
+
+    @staticmethod
+    def __new__(cls, local_tensors: list[torch.Tensor]):
+        first = local_tensors[0]
+        t = torch.Tensor._make_wrapper_subclass(cls, first.shape, dtype=first.dtype, device="cpu")
+        t.locals = local_tensors
+        return t
+
+    def __init__(self, local_tensors: list[torch.Tensor]):
+        pass
+
+    @property
+    def device(self) -> torch.device:
+        return DEVICE
+
+    def __repr__(self, *, tensor_contents=None):
+        return f"ManualTensor({len(self.locals)} parts of shape {tuple(self.shape)})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        flat, tree = tree_flatten((args, kwargs or {}))
+        parts = len(next(a for a in flat if isinstance(a, ManualTensor)).locals)
+        outs = []
+        for i in range(parts):
+            local = [_local(a, i) for a in flat]
+            local_args, local_kwargs = tree_unflatten(local, tree)
+            outs.append(func(*local_args, **local_kwargs))
+        if func._schema.is_mutable:
+            return args[0]
+        if isinstance(outs[0], (tuple, list)):
+            return type(outs[0])(ManualTensor(list(column)) for column in zip(*outs, strict=True))
+        return ManualTensor(outs) if isinstance(outs[0], torch.Tensor) else outs[0]
+
+
+def _local(a: Any, part: int) -> Any:
+    if isinstance(a, ManualTensor):
+        return a.locals[part]
+    if isinstance(a, Tensor):
+        if not a._box.array.sharding.is_replicated:
+            raise MarkError("an operator mixes a manual tensor with a sharded one", hint="make both manual, or clear the other's sharding")
+        return a._box.array.locals[0]
+    return a
+
+
+def _mesh(mesh: Mesh | None) -> Mesh:
+    mesh = mesh or get_global_mesh()
+    if mesh is None:
+        raise InvalidArgument("there is no mesh", hint="pass mesh=, or set one with set_global_mesh")
+    return mesh
+
+
+def enable_manual_sharding(t: torch.Tensor, partition_spec: Spec, *, mesh: Mesh | None = None) -> ManualTensor:
+    """Every device's part of ``t``, which has one shape: dimensions divide evenly."""
+    sharding = sharding_for(_mesh(mesh), partition_spec, t.dim())
+    if not sharding.even(t.shape):
+        raise MarkError(f"shape {tuple(t.shape)} does not divide evenly by {sharding.parts}", hint="pad the tensor")
+    return ManualTensor([local.clone() for local in t._box.array.resharded(sharding).locals])
+
+
+def disable_manual_sharding(t: ManualTensor, partition_spec: Spec, full_shape: Any, *, mesh: Mesh | None = None) -> XLAShardedTensor:
+    """The tensor of shape ``full_shape`` whose parts these are."""
+    mesh = _mesh(mesh)
+    sharding = sharding_for(mesh, partition_spec, len(full_shape))
+    tile = sharding.tile(full_shape)
+    if len(parts_of(full_shape, sharding)) != len(t.locals) or tuple(t.shape) != tile:
+        raise MarkError(f"{len(t.locals)} parts of shape {tuple(t.shape)} are no tensor of shape {tuple(full_shape)} under {sharding}")
+    box = Box(Array(full_shape, t.dtype, sharding, t.locals))
+    box.mark = sharding
+    return XLAShardedTensor(Tensor(box), mesh.mesh_shape, partition_spec)
+
+
+__all__ = ["disable_manual_sharding", "enable_manual_sharding"]

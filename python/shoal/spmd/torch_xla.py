@@ -1,0 +1,70 @@
+"""What ``import torch_xla`` gives a script after ``shoal.spmd.install()``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shoal.spmd import runtime
+from shoal.spmd import xla_model as _xm
+
+__version__ = "2.9.0+shoal"
+
+
+def device(index: int | None = None) -> torch.device:
+    """The one device that the program sees."""
+    return _xm.xla_device()
+
+
+def devices() -> list[torch.device]:
+    return [device()]
+
+
+def device_count() -> int:
+    return runtime.global_device_count()
+
+
+def real_devices() -> list[str]:
+    return [str(a["name"]) for a in runtime.global_runtime_device_attributes()]
+
+
+def sync(wait: bool = False, reset_scope: bool = True) -> None:
+    """The end of a step."""
+    _xm.mark_step(wait)
+
+
+def step() -> Any:
+    """``with torch_xla.step():`` ends a step."""
+    return _Step()
+
+
+class _Step:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: Any) -> None:
+        sync()
+
+
+def compile(f: Callable[..., Any] | None = None, full_graph: bool = False, name: str | None = None, **options: Any) -> Any:
+    """The function itself: operators run at once. A call is a step."""
+    if f is None:
+        return _Step()
+
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        out = f(*args, **kwargs)
+        sync()
+        return out
+
+    return stepped
+
+
+def manual_seed(seed: int, device: Any = None) -> None:
+    torch.manual_seed(seed)
+
+
+def launch(fn: Callable[..., Any], args: tuple = (), start_method: str = "spawn", debug_single_process: bool = False) -> None:
+    """One process runs the program: ``fn(0, *args)``."""
+    fn(0, *args)
