@@ -281,7 +281,9 @@ class ProcessGroupMover:
         left = [r for r, line in enumerate(lines) if line.get("left")]
         if left:
             raise Unavailable(
-                f"rank {left[0]} has left, rank {self.rank} waits in {what}", reason="ActorDied", hint="every rank must make the same calls"
+                f"rank {left[0]} has left, rank {self.rank} waits in {what}",
+                reason="ActorDied",
+                hint=f"look at the output of rank {left[0]}; every rank must make the same calls",
             )
         stands = before is not None and all(
             line.get("waits") and line["waits"] == old.get("waits") and line["looks"] > old["looks"]

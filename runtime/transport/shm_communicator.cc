@@ -499,7 +499,7 @@ void ShmCommunicator::check_left(const ShmOperation& operation, int missing, Tim
   const std::string why = gone ? board_.cause(static_cast<std::uint32_t>(missing)) : "it is done with the communicator";
   ledger_.fail(unavailable(fmt::format("rank {} has left, rank {} waits for it in {}: {}", missing, rank(), operation.what(), why))
                    .with_reason("ActorDied")
-                   .with_hint("every rank must make the same calls"));
+                   .with_hint(fmt::format("look at the output of rank {}; every rank must make the same calls", missing)));
 }
 
 Result<void> ShmCommunicator::look(const OperationPtr& until, bool asking) {

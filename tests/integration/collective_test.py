@@ -169,7 +169,7 @@ MISTAKES = {f.__name__[1:]: f for f in (_other_order, _other_dtype, _mutual, _le
         ("other_order", ["InvalidArgument", "differ", "sum of 12 bytes of float32) 'a', step 7", "16 bytes of float32) 'b', step 7"]),
         ("other_dtype", ["InvalidArgument", "rank 2", "float64", "'norm'"]),
         ("mutual", ["InvalidArgument", "wait for each other", "rank 0 waits for rank 1 in recv", "'token', step 2", "'end', step 3"]),
-        ("leaves", ["ActorDied", "rank 2 has left", "'last', step 9"]),
+        ("leaves", ["ActorDied", "rank 2 has left", "'last', step 9", "look at the output of rank 2"]),
         ("aborts", ["Cancelled", "enough"]),
     ],
 )
@@ -187,7 +187,7 @@ def test_what_goes_wrong_is_named_on_every_rank(mistake, texts):
     [
         ("other_order", ["InvalidArgument", "differ", "(36 bytes) 'a', step 7", "(48 bytes) 'b', step 7"]),
         ("mutual", ["InvalidArgument", "wait in different calls", "rank 0 waits in recv from rank 1", "'token', step 2", "'end', step 3"]),
-        ("leaves", ["ActorDied", "rank 2 has left", "'last', step 9"]),
+        ("leaves", ["ActorDied", "rank 2 has left", "'last', step 9", "look at the output of rank 2"]),
         ("aborts", ["Cancelled", "enough"]),
     ],
 )
