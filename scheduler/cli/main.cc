@@ -264,6 +264,7 @@ int run(int argc, char** argv) {
     return sub;
   };
 
+  const CLI::Validator amount([](std::string& text) { return text.starts_with('-') ? "an amount is 0 or more, not " + text : ""; }, "");
   StartOptions starting;
   auto* start_command = shared(app.add_subcommand("start", "Start a cluster (--head), or add a node to one (--address HOST:PORT)"));
   start_command->add_flag("--head", starting.head, "Start a head and a node here");
@@ -272,9 +273,10 @@ int run(int argc, char** argv) {
                             "joins (default: its address on the way to the head)");
   starting.port = 7460;
   start_command->add_option("--port", starting.port, "Port of the head; 0 for any free one")->capture_default_str();
-  start_command->add_option("--num-cpus", starting.num_cpus, "CPUs that the node offers (logical; default: what the machine has)");
-  start_command->add_option("--num-gpus", starting.num_gpus, "GPUs that the node offers");
-  start_command->add_option("--memory", starting.memory, "Bytes of memory that the node offers");
+  start_command->add_option("--num-cpus", starting.num_cpus, "CPUs that the node offers (logical; default: what the machine has)")
+      ->check(amount);
+  start_command->add_option("--num-gpus", starting.num_gpus, "GPUs that the node offers")->check(amount);
+  start_command->add_option("--memory", starting.memory, "Bytes of memory that the node offers")->check(amount);
   start_command->add_option_function<std::uint64_t>(
       "--object-store-memory", [&](std::uint64_t bytes) { starting.resources.push_back("object_store_memory=" + std::to_string(bytes)); },
       "Bytes of memory that objects may take before they are moved to files (default: 30 % of the machine's)");
@@ -507,8 +509,9 @@ int run(int argc, char** argv) {
       shared(app.add_subcommand("submit", "Run a script (SCRIPT [ARGS]) or a command (-- CMD) as a job; exits with its code"));
   submit_command->add_option("--num-workers", submitting_options.num_workers,
                              "A gang of N processes with torchrun's environment variables");
-  submit_command->add_option("--num-cpus", submitting_options.num_cpus, "CPUs of each process (default: 1 in a gang, else 0)");
-  submit_command->add_option("--num-gpus", submitting_options.num_gpus, "GPUs of each process");
+  submit_command->add_option("--num-cpus", submitting_options.num_cpus, "CPUs of each process (default: 1 in a gang, else 0)")
+      ->check(amount);
+  submit_command->add_option("--num-gpus", submitting_options.num_gpus, "GPUs of each process")->check(amount);
   submit_command->add_option("--resource", submitting_options.resources, "NAME=AMOUNT of each process, as often as needed");
   submit_command->add_flag("--wait", submitting_options.wait, "Wait for nodes that can hold the job, even if none is present");
   submit_command->add_option("--name", submitting_options.name, "Name of the job (default: the script's)");
@@ -545,9 +548,9 @@ int run(int argc, char** argv) {
                                  "A YAML or JSON file: env_vars, working_dir, pip, py_modules, excludes");
   job_submit_command->add_option("--runtime-env-json", job.runtime_env_json, "The same as JSON text");
   job_submit_command->add_option("--metadata-json", job.metadata_json, "Strings by name, shown with the job");
-  job_submit_command->add_option("--entrypoint-num-cpus", job.num_cpus, "CPUs of its process (default: 0)");
-  job_submit_command->add_option("--entrypoint-num-gpus", job.num_gpus, "GPUs of its process");
-  job_submit_command->add_option("--entrypoint-memory", job.memory, "Bytes of memory of its process");
+  job_submit_command->add_option("--entrypoint-num-cpus", job.num_cpus, "CPUs of its process (default: 0)")->check(amount);
+  job_submit_command->add_option("--entrypoint-num-gpus", job.num_gpus, "GPUs of its process")->check(amount);
+  job_submit_command->add_option("--entrypoint-memory", job.memory, "Bytes of memory of its process")->check(amount);
   job_submit_command->add_option("--entrypoint-resources", job.resources_json, "JSON: amounts by name");
   job_submit_command->add_flag("!--no-wait", job.wait, "Do not wait for its end");
   job_submit_command->callback([&] {

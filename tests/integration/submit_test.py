@@ -179,6 +179,7 @@ def test_submit_speaks_json(shoal_command, cluster):
         ([], 121, ["nothing to run"]),
         (["--num-workers", "-1", "x.py"], 121, ["num-workers"]),
         (["--num-gpus", "lots", "x.py"], 121, ["num-gpus"]),
+        (["--num-cpus", "-1", "x.py"], 121, ["num-cpus", "0 or more, not -1"]),
         (["--bad", "x.py"], 121, ["--bad"]),
         (["--resource", "slot", "--", "true"], 121, ["NAME=AMOUNT"]),
         (["--address", "127.0.0.1:1", "--", "true"], 124, ["no running cluster"]),
