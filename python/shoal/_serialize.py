@@ -13,8 +13,7 @@ import threading
 import traceback
 from typing import Any
 
-import cloudpickle
-
+from shoal import cloudpickle
 from shoal.exceptions import TaskError, bare, parts
 
 # A buffer smaller than this travels inside the pickle.

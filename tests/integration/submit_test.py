@@ -80,6 +80,32 @@ def test_an_exception_ends_with_its_traceback_last(shoal_command, either):
     assert not any("_zygote" in line for line in lines)
 
 
+def test_tracebacks_of_functions_and_actors_name_the_script_and_its_lines(shoal_command, cluster):
+    script = shoal_command.script(
+        """
+        import shoal
+        @shoal.remote
+        def boom():
+            return [(lambda: 1 / 0)() for _ in "a"]
+        @shoal.remote
+        class Actor:
+            def fails(self):
+                raise KeyError("nothing there")
+        for ref in (boom.remote(), Actor.remote().fails.remote()):
+            try:
+                shoal.get(ref)
+            except Exception as error:
+                print(error.traceback_str if hasattr(error, "traceback_str") else error)
+        """
+    )
+    done = shoal_command("submit", script)
+    lines = script.read_text().splitlines()
+    for name, what in (("boom", "return [(lam"), ("<lambda>", "return [(lam"), ("fails", "raise KeyError")):
+        number = next(i for i, line in enumerate(lines, 1) if what in line)
+        assert f'File "{script}", line {number}, in {name}\n    {lines[number - 1].strip()}' in done.stdout, done
+    assert "<dynamic-code>" not in done.stdout, done
+
+
 def test_a_command_of_any_kind_is_a_job_too(shoal_command, either):
     done = shoal_command("submit", "--", "sh", "-c", "echo $0 $1; exit 4", "a b", "--json")
     assert (done.returncode, done.stdout) == (4, "a b --json\n"), done
