@@ -219,6 +219,24 @@ std::optional<Error> unknown_command(const CLI::App& app, int argc, char** argv)
   return std::nullopt;
 }
 
+// Which argument the command lacks, and what may stand there.
+std::optional<Error> missing_argument(const CLI::App& app) {
+  const CLI::App* at = &app;
+  std::string command = "shoal";
+  while (!at->get_subcommands().empty()) {
+    at = at->get_subcommands().front();
+    command += " " + at->get_name();
+  }
+  for (const CLI::Option* option : at->get_options()) {
+    if (!option->get_required() || option->count() > 0) continue;
+    return invalid_argument("`" + command + "` lacks " + (option->get_positional() ? "its argument `" : "the option `") +
+                            option->get_name() + "`")
+        .with_reason("Usage")
+        .with_hint(option->get_description());
+  }
+  return std::nullopt;
+}
+
 int run(int argc, char** argv) {
   runtime::open_standard_streams();
   std::signal(SIGPIPE, SIG_IGN);
@@ -414,7 +432,7 @@ int run(int argc, char** argv) {
   DutyOptions duty;
   const auto duty_command = [&](const char* name, const char* about, actors::NodeDuty wished) {
     auto* sub = shared(app.add_subcommand(name, about));
-    sub->add_option("node", duty.node, "The node's id, or the beginning of it")->required();
+    sub->add_option("node", duty.node, "The node's id, or the beginning of it; `shoal list nodes` shows the ids")->required();
     sub->callback([&, wished] {
       duty.duty = wished;
       code = set_duty(common, duty);
@@ -426,10 +444,12 @@ int run(int argc, char** argv) {
   auto* drain_command = duty_command("drain", "A node leaves: actors that may restart move, what else runs there has until the deadline",
                                      actors::NodeDuty::kDrains);
   drain_command->add_option("--deadline", duty.deadline_s, "Seconds")->capture_default_str()->check(CLI::Range(0.0, 7 * 24 * 3600.0));
-  drain_command->add_flag("!--no-wait", duty.wait, "Do not wait until it has left");
+  drain_command->add_flag_callback("--no-wait", [&] { duty.wait = false; }, "Do not wait until it has left");
   auto* drain_node_command = shared(app.add_subcommand("drain-node", "The same with Ray's options; does not wait"));
   drain_node_command->add_option("--node-id", duty.node, "The node's id (default: the only one that there is)");
-  drain_node_command->add_option("--reason", duty.reason, "Why: a node that is idle is drained for the first only if it is")
+  drain_node_command
+      ->add_option("--reason", duty.reason,
+                   "Why: DRAIN_NODE_REASON_IDLE_TERMINATION (only if the node is idle), or DRAIN_NODE_REASON_PREEMPTION")
       ->required()
       ->check(CLI::IsMember({kIdleTermination, "DRAIN_NODE_REASON_PREEMPTION"}));
   drain_node_command->add_option("--reason-message", duty.message, "Why, in words")->required();
@@ -459,7 +479,7 @@ int run(int argc, char** argv) {
   auto* describe_command = shared(app.add_subcommand("describe", "One of them, why it waits or ended, and what to do next"));
   for (auto* sub : {get_command, describe_command}) {
     sub->add_option("what", getting.what, whats)->required();
-    sub->add_option("id", getting.id, "Its id, or the beginning of it")->required();
+    sub->add_option("id", getting.id, "Its id, or the beginning of it; `shoal list` shows the ids: shoal list actors, ..")->required();
   }
   formatted(get_command, getting.format, {"json", "yaml"});
   get_command->callback([&] { code = get(common, getting); });
@@ -552,7 +572,7 @@ int run(int argc, char** argv) {
   job_submit_command->add_option("--entrypoint-num-gpus", job.num_gpus, "GPUs of its process")->check(amount);
   job_submit_command->add_option("--entrypoint-memory", job.memory, "Bytes of memory of its process")->check(amount);
   job_submit_command->add_option("--entrypoint-resources", job.resources_json, "JSON: amounts by name");
-  job_submit_command->add_flag("!--no-wait", job.wait, "Do not wait for its end");
+  job_submit_command->add_flag_callback("--no-wait", [&] { job.wait = false; }, "Do not wait for its end");
   job_submit_command->callback([&] {
     if (command.empty()) throw CLI::ValidationError("say what to run: shoal job submit [OPTIONS] -- CMD");
     job.words = command;
@@ -563,13 +583,14 @@ int run(int argc, char** argv) {
   });
   const auto job_subcommand = [&](const char* name, const char* about, int (*run)(const Common&, const JobOptions&)) {
     auto* sub = shared(job_command->add_subcommand(name, about));
-    sub->add_option("id", job.id, "Its submission id, or its id")->required();
+    sub->add_option("id", job.id, "Its submission id, or its id; `shoal list jobs` shows both")->required();
     sub->callback([&, run] { code = run(common, job); });
     return sub;
   };
   job_subcommand("status", "How a job is; exits with 1 when it failed or was stopped", job_status);
   job_subcommand("logs", "What a job printed", job_logs)->add_flag("-f,--follow", job.follow, "Go on as it prints");
-  job_subcommand("stop", "Ask a job to end", job_stop)->add_flag("!--no-wait", job.wait, "Do not wait for its end");
+  job_subcommand("stop", "Ask a job to end", job_stop)
+      ->add_flag_callback("--no-wait", [&] { job.wait = false; }, "Do not wait for its end");
   job_subcommand("delete", "Forget a job that has ended", job_delete);
   shared(job_command->add_subcommand("list", "Every job that is known"))->callback([&] {
     listing.what = "jobs";
@@ -590,6 +611,10 @@ int run(int argc, char** argv) {
     if (e.get_exit_code() == 0) return app.exit(e);
     if (const auto unknown = unknown_command(app, argc, argv)) {
       print_error(*unknown, common.json);
+      return kUsage;
+    }
+    if (const auto missing = missing_argument(app); missing && e.get_name() == "RequiredError") {
+      print_error(*missing, common.json);
       return kUsage;
     }
     app.exit(e);

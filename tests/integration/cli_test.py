@@ -1,5 +1,6 @@
 """The command line: start, stop, status, list, logs, doctor; with and without --json; several clusters side by side."""
 
+import json
 import os
 import re
 import signal
@@ -385,6 +386,35 @@ def test_a_head_that_nobody_can_start_again_is_unreachable_and_stop_ends_the_res
     fails(shoal_command("submit", "--", "true"), 124, *said)
     os.kill(cluster.pid("node"), signal.SIGCONT)
     assert shoal_command.json("stop")["stopped"] == [{"session": str(cluster.session), "killed": 0}]
+
+
+KINDS = "actors, nodes, workers, jobs, groups, tasks, objects or runtime-envs"
+
+
+@pytest.mark.parametrize(
+    ("words", "lacks", "hint"),
+    [
+        *((word, "what", KINDS) for word in ("list", "summary", "get", "describe")),
+        *((word, "id", "shoal list actors") for word in ("get actor", "describe actor")),
+        *((word, "node", "shoal list nodes") for word in ("drain", "cordon", "uncordon")),
+        *((f"job {word}", "id", "shoal list jobs") for word in ("status", "logs", "stop", "delete")),
+        ("drain-node", "--reason", "DRAIN_NODE_REASON_PREEMPTION"),
+    ],
+)
+def test_a_command_without_its_argument_says_what_there_is(shoal_command, words, lacks, hint):
+    done = shoal_command(*words.split())
+    assert done.returncode == 2, done
+    said, hinted = done.stderr.splitlines()
+    assert f"`shoal {words.removesuffix(' actor')}` lacks" in said, done
+    assert f"`{lacks}`" in said, done
+    assert hint in hinted, done
+    error = json.loads(shoal_command(*words.split(), "--json").stdout)
+    assert hint in json.dumps(error), error
+
+
+@pytest.mark.parametrize("words", ["drain", "job submit", "job stop"])
+def test_help_shows_no_wait_as_it_is_typed(shoal_command, words):
+    assert re.search(r"--no-wait +Do not wait", shoal_command(*words.split(), "--help").stdout)
 
 
 def test_version_and_help_are_0(shoal_command):
