@@ -360,7 +360,7 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None)
         )
     if isinstance(value, ObjectRef):
         raise TypeError("put() of an ObjectRef: it is a reference already")
-    return ObjectRef(_session().put(*_serialize.pack_named("the value that was put", value)))
+    return ObjectRef(_session().put(*_serialize.pack(value, what="the value that was put")))
 
 
 _SHORT_S = 0.002  # a wait for which nobody is told: of tasks that wait for each other each pays it

@@ -119,7 +119,9 @@ def _pack(args: tuple, kwargs: dict, extra: dict[str, Any] | None = None, first:
     try:
         head, buffers, refs = _serialize.pack((args, kwargs, extra) if extra else (args, kwargs))
     except _serialize.UNSENDABLE as error:
-        raise _unsendable(args[ours:], kwargs, error) from error
+        if (named := _unsendable(args[ours:], kwargs, error)) is error:
+            raise
+        raise named from error
     return head, buffers, deps, refs
 
 

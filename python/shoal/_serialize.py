@@ -133,7 +133,11 @@ class Code:
 
     def __reduce__(self):
         with io.BytesIO() as file:
-            _CodePickler(file, protocol=5).dump(self.what)
+            try:
+                _CodePickler(file, protocol=5).dump(self.what)
+            except UNSENDABLE as error:
+                hint = "shoal.util.inspect_serializability(..) of it shows what it refers to"
+                raise TypeError(f"class {self.what.__name__} cannot be sent: {error}; {hint}") from error
             return pickle.loads, (file.getvalue(),)
 
 
@@ -214,14 +218,19 @@ def dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> tuple[bytes, list[m
 _pickled = threading.local()  # .refs: the references that pack() has come upon in this thread
 
 
-def pack(value: Any, pickler: type[_Pickler] = _Pickler) -> tuple[bytes, list[memoryview], list]:
-    """(head, buffers, refs): the same, and the references in it, so that what they refer to stays as long as this value."""
+def pack(value: Any, pickler: type[_Pickler] = _Pickler, what: str = "") -> tuple[bytes, list[memoryview], list]:
+    """(head, buffers, refs): the same, and the references in it, so that what they refer to stays as long as this value. ``what`` names it
+    in the TypeError for a value that cannot be pickled; without, pickle's own error is raised."""
     if small(value):
         return pickle.dumps(value, protocol=5), [], []
     outer = getattr(_pickled, "refs", None)
     refs = _pickled.refs = []
     try:
         return (*dumps(value, pickler), refs)
+    except UNSENDABLE as error:
+        if not what:
+            raise
+        raise unsendable(what, value, error) from error
     finally:
         _pickled.refs = outer
 
@@ -230,14 +239,6 @@ def unsendable(what: str, value: Any, error: Exception) -> TypeError:
     """The error for a value that cannot be pickled. ``what`` names it: "argument 0", "the value that was put"."""
     hint = "shoal.util.inspect_serializability(..) shows which part of it"
     return TypeError(f"{what}, of type {type(value).__name__}, cannot be sent: {error}; {hint}")
-
-
-def pack_named(what: str, value: Any) -> tuple[bytes, list[memoryview], list]:
-    """As ``pack``. TypeError, with ``what``, for a value that cannot be pickled."""
-    try:
-        return pack(value)
-    except UNSENDABLE as error:
-        raise unsendable(what, value, error) from error
 
 
 RETURNED, YIELDED = "the value that it returned", "a value that it yielded"

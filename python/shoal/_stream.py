@@ -158,7 +158,7 @@ def publish(session: _native.Session, incoming: _native.Incoming, values: Iterat
     count = 0
     with _closing(values):
         for value in values:
-            item = None if session.cancelled(incoming) else session.item(*_serialize.pack_named(_serialize.YIELDED, value))
+            item = None if session.cancelled(incoming) else session.item(*_serialize.pack(value, what=_serialize.YIELDED))
             if item is None or session.give_item(incoming, stream, count, item, True) is None:
                 raise CallerGone
             count += 1
@@ -174,7 +174,7 @@ async def publish_async(session: _native.Session, incoming: _native.Incoming, va
         async for value in items:
             if session.cancelled(incoming):
                 raise CallerGone
-            item = session.item(*_serialize.pack_named(_serialize.YIELDED, value))
+            item = session.item(*_serialize.pack(value, what=_serialize.YIELDED))
             while not (given := session.give_item(incoming, stream, count, item, False)):
                 if given is None:
                     raise CallerGone

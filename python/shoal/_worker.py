@@ -133,7 +133,7 @@ def _serve(session, instance, early: deque) -> int:
                 if extra is not None or result is LATER:
                     reply(session, incoming, result, extra)
                 else:
-                    answer = _serialize.pack_named(_serialize.RETURNED, result)
+                    answer = _serialize.pack(result, what=_serialize.RETURNED)
                     if running.ending is not None:
                         unless_left()
             finally:
@@ -242,13 +242,13 @@ def reply(session, incoming, result, extra: dict[str, Any] | None, call: CallInf
             raise TypeError(f"with num_returns={count} a tuple or list is returned, not {type(result).__name__}") from error
         if len(values) != count:
             raise ValueError(f"Task returned {len(values)} objects, but num_returns={count}.")
-        parts = [_serialize.pack_named(_serialize.RETURNED, v) for v in values]
+        parts = [_serialize.pack(v, what=_serialize.RETURNED) for v in values]
         unless_left()
         if call is not None:
             call.over = True
         session.reply_many(incoming, parts)
         return
-    answer = _serialize.pack_named(_serialize.RETURNED, result)
+    answer = _serialize.pack(result, what=_serialize.RETURNED)
     unless_left()
     if call is not None:
         call.over = True

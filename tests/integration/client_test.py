@@ -327,6 +327,18 @@ def test_a_result_that_cannot_be_pickled_is_an_error_of_the_call_that_says_so(lo
         shoal.get(list(yields_lock.remote()))
 
 
+def test_a_class_that_refers_to_what_cannot_be_pickled_says_so():
+    lock = threading.Lock()
+
+    class Holds:
+        def get(self):
+            return lock
+
+    for options in ({}, {"max_restarts": 1}):
+        with pytest.raises(TypeError, match=r"class Holds cannot be sent: .*lock.*inspect_serializability"):
+            shoal.remote(Holds).options(**options).remote()
+
+
 def test_a_value_that_cannot_be_put_says_so():
     with pytest.raises(TypeError, match=r"the value that was put, of type lock, cannot be sent.*inspect_serializability"):
         shoal.put(threading.Lock())
