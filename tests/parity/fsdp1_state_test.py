@@ -441,7 +441,7 @@ def the_former_names_for_optimizer_states():
     assert set(named["state"]) == set(everywhere["state"])
     with pytest.raises(ValueError, match="should be all names or all numbers"):
         FSDP.rekey_optim_state_dict({"state": {0: {}, "a": {}}, "param_groups": []}, OptimStateKeyType.PARAM_ID, plain)
-    with pytest.raises(ValueError, match='must have the keys "state".*"param_groups"'):
+    with pytest.raises(ValueError, match=r'must have the keys "state".*"param_groups"'):
         FSDP.optim_state_dict_to_load(model, optimizer, {"exp_avg": 1})
 
 
