@@ -18,6 +18,10 @@ check() {
 out=$("$COUNTER") || { echo "it failed: $out"; exit 1; }
 check "$out"
 
+# As `bazel run` starts it: the command is neither named nor on PATH, but built in the same tree.
+out=$(env -u SHOAL_BINARY PATH=/usr/bin:/bin "$COUNTER" 2>&1) || { echo "it found no command: $out"; exit 1; }
+check "$out"
+
 "$SHOAL_BINARY" start --head --port 0 --num-cpus 2 >/dev/null || exit 1
 out=$(SHOAL_ADDRESS=auto "$COUNTER") || { echo "it failed on a running cluster: $out"; exit 1; }
 check "$out"

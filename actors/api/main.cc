@@ -120,18 +120,30 @@ std::vector<std::string> resource_words(const MainOptions& o) {
   return out;
 }
 
+// The shoal command for a program without $SHOAL_BINARY: beside the program, in the tree of Bazel's outputs that it lies in, or on PATH.
+fs::path find_command(const fs::path& program) {
+  const auto runs = [](const fs::path& file) { return access(file.c_str(), X_OK) == 0; };
+  if (const auto beside = program.parent_path() / "shoal"; runs(beside)) return beside;
+  for (auto folder = program.parent_path(); folder.has_relative_path(); folder = folder.parent_path()) {
+    // bazel-out/CONFIGURATION/bin
+    if (folder.filename() != "bin" || folder.parent_path().parent_path().filename() != "bazel-out") continue;
+    if (const auto built = folder / "scheduler" / "cli" / "shoal"; runs(built)) return built;
+  }
+  return "shoal";
+}
+
 Result<StartedRole> start_local(const Environment& e, const fs::path& program, const MainOptions& options) {
   RoleStart start;
-  start.program = "shoal";  // on PATH, unless it is elsewhere
-  if (const auto beside = program.parent_path() / "shoal"; access(beside.c_str(), X_OK) == 0) start.program = beside;
-  if (!e.binary.empty()) start.program = e.binary;
+  start.program = e.binary.empty() ? find_command(program).string() : e.binary;
   start.words = {"local", "--owner", std::to_string(getpid())};
   for (auto& w : resource_words(options)) start.words.push_back(std::move(w));
   for (char** entry = environ; *entry != nullptr; ++entry) start.env.emplace_back(*entry);
   start.cwd = "";  // SHOAL_HOME may be relative
   auto started = start_role(std::move(start));
   if (!started && started.error().code() == Code::kNotFound) {
-    return fail(Error(started.error()).with_hint("set SHOAL_BINARY to the shoal command, or SHOAL_ADDRESS to a cluster that runs"));
+    return fail(Error(started.error())
+                    .with_hint("set SHOAL_BINARY to the shoal command (in this workspace `bazel build //scheduler:shoal` makes it), or "
+                               "SHOAL_ADDRESS to a cluster that runs"));
   }
   return started;
 }

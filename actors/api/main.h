@@ -6,7 +6,7 @@
 //
 // In a worker it serves the one actor of its process and never calls `run`. A driver connects to the cluster at $SHOAL_ADDRESS ("auto": the
 // latest of this user), or starts one of its own that ends with it: the shoal command's `role local`, at $SHOAL_BINARY, else beside the
-// program, else on PATH. The environment is read here and nowhere else.
+// program, else where this workspace's Bazel built both, else on PATH. The environment is read here and nowhere else.
 #pragma once
 
 #include <functional>
