@@ -83,6 +83,6 @@ def failures() -> dict:
             try:
                 CHECKS.get(section, check)(f)
                 held[section] += 1
-            except Exception:
+            except BaseException:  # CheckpointException is no Exception
                 failed.append(f"{section} {f['id']}: {traceback.format_exc(limit=-3)}")
     return {"held": dict(held), "failed": failed}

@@ -8,6 +8,24 @@ from torch.utils import backend_registration as backend
 torch.utils.rename_privateuse1_backend("xla")
 
 
+class _Stream:
+    """Operators run at once, so that there is nothing to wait for."""
+
+    device_type, device_index, stream_id = "xla", 0, 0
+
+    def wait_stream(self, other: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
 class _Module(backend._DummyBackendModule):
     """``torch.xla``: what torch asks of a device module."""
 
@@ -26,6 +44,20 @@ class _Module(backend._DummyBackendModule):
     @staticmethod
     def get_amp_supported_dtype() -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
+
+    Stream = _Stream
+
+    @staticmethod
+    def current_stream(device: object = None) -> _Stream:
+        return _Stream()
+
+    @staticmethod
+    def stream(stream: _Stream) -> _Stream:
+        return stream
+
+    @staticmethod
+    def synchronize(device: object = None) -> None:
+        pass
 
     @staticmethod
     def get_rng_state(device: object = None) -> torch.Tensor:

@@ -1,0 +1,243 @@
+"""Checkpoints of sharded tensors in torch.distributed.checkpoint's format, readable at any mesh and by plain torch
+(``torch_xla.experimental.distributed_checkpoint``)."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import signal
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner, create_default_local_load_plan
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.utils._pytree import tree_map
+
+from shoal.exceptions import InvalidArgument
+from shoal.spmd._array import Array, parts_of
+from shoal.spmd._tensor import Box, Tensor
+
+
+class _StepError(InvalidArgument, AssertionError):
+    """The step was not saved, or the setting is wrong: fix it."""
+
+
+def _chunks(array: Array) -> dict[torch.Size, tuple[ChunkStorageMetadata, torch.Tensor]]:
+    """The parts that have elements, by where they begin."""
+    found = {}
+    for cut, local in zip(parts_of(array.shape, array.sharding), array.locals, strict=True):
+        offsets = torch.Size(c.start for c in cut)
+        if local.numel() or len(array.locals) == 1:
+            found[offsets] = (ChunkStorageMetadata(offsets, local.shape), local)
+    return found
+
+
+class SPMDSavePlanner(DefaultSavePlanner):
+    """Writes each part of a sharded tensor once. Of whole tensors one copy is written."""
+
+    def set_up_planner(self, state_dict: dict, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        if isinstance(storage_meta, bool):  # torch_xla's order
+            storage_meta, is_coordinator = None, storage_meta
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        there = {name: v for name, v in self.state_dict.items() if isinstance(v, Tensor)}
+        self.sharded_state_dict = {name: t for name, t in there.items() if not t._box.array.sharding.is_replicated}
+        whole = {name: t._box.array.locals[0].detach() for name, t in there.items() if name not in self.sharded_state_dict}
+        self.unsharded_state_dict = {name: whole.get(name, v) for name, v in self.state_dict.items() if name not in self.sharded_state_dict}
+        self.state_dict = self.unsharded_state_dict
+        self._parts = {name: _chunks(t._box.array) for name, t in self.sharded_state_dict.items()}
+
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        items = list(plan.items)
+        for name, t in self.sharded_state_dict.items():
+            properties = TensorProperties(dtype=t.dtype, requires_grad=t.requires_grad)
+            for offsets, (chunk, _) in self._parts[name].items():
+                data = TensorWriteData(chunk=chunk, properties=properties, size=t.shape)
+                items.append(WriteItem(index=MetadataIndex(name, offsets), type=WriteItemType.SHARD, tensor_data=data))
+        self.plan = dataclasses.replace(plan, items=items)
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        parts = self._parts.get(index.fqn)
+        return super().lookup_object(index) if parts is None else parts[torch.Size(index.offset or ())][1].detach()
+
+
+class SPMDLoadPlanner(DefaultLoadPlanner):
+    """Reads into the parts of the tensors as they lie. Raises a CheckpointException about a tensor of another shape."""
+
+    def create_local_plan(self) -> LoadPlan:
+        there = {name: v for name, v in self.state_dict.items() if isinstance(v, Tensor)}
+        rest = {name: v for name, v in self.state_dict.items() if name not in there}
+        plan = create_default_local_load_plan(rest, self.metadata, not self.allow_partial_load)
+        items: list[ReadItem] = list(plan.items)
+        self._there, self._parts = there, {name: _chunks(t._box.array) for name, t in there.items()}
+        for name, t in there.items():
+            saved = self.metadata.state_dict_metadata.get(name)
+            if saved is None:
+                if self.allow_partial_load:
+                    continue
+                raise RuntimeError(f"Missing key in checkpoint state_dict: {name}.")
+            if not isinstance(saved, TensorStorageMetadata) or saved.size != t.shape:
+                what = f"a tensor of shape {tuple(saved.size)}" if isinstance(saved, TensorStorageMetadata) else "no tensor"
+                raise InvalidArgument(f"{name} is {what} in the checkpoint and has shape {tuple(t.shape)} here")
+            items += create_read_items_for_chunk_list(name, saved, [chunk for chunk, _ in self._parts[name].values()])
+        return dataclasses.replace(plan, items=items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        parts = self._parts.get(index.fqn)
+        return super().lookup_tensor(index) if parts is None else parts[torch.Size(index.offset or ())][1].detach()
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        t = self._there.get(read_item.dest_index.fqn)
+        if t is not None:
+            t._box.wrote()
+
+
+class CheckpointManager:
+    """Checkpoints of steps in the folder ``path``, one folder each. ``save_interval``: steps between two. ``max_to_keep``: the oldest
+    beyond that many are deleted (0: none). ``max_pending_async``: writes that ``save_async`` has under way at most.
+    ``chkpt_on_preemption``: after SIGTERM the next step is saved whatever its number. Follows
+    torch_xla.experimental.distributed_checkpoint.CheckpointManager. Raises AssertionErrors for wrong settings and unknown steps."""
+
+    def __init__(
+        self,
+        path: str,
+        save_interval: int,
+        max_to_keep: int | None = 0,
+        max_pending_async: int | None = 1,
+        process_group: dist.ProcessGroup | None = None,
+        chkpt_on_preemption: bool = True,
+    ):
+        if not (dist.is_available() and dist.is_initialized()):
+            raise _StepError("a process group is required", hint="call torch.distributed.init_process_group('gloo') first")
+        for wrong, text in (
+            (save_interval <= 0, "save_interval must be positive"),
+            ((max_to_keep or 0) < 0, "max_to_keep must be non-negative"),
+            ((max_pending_async or 0) <= 0, "max_pending_async must be positive"),
+        ):
+            if wrong:
+                raise AssertionError(text)
+        self._path, self._interval, self._keep, self._group = Path(path), save_interval, max_to_keep or 0, process_group
+        self._slots = threading.Semaphore(max_pending_async or 1)
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
+        self._path.mkdir(parents=True, exist_ok=True)
+        steps = (p for p in self._path.iterdir() if p.name.isdecimal() and (p / ".metadata").exists())
+        self._steps = deque(int(p.name) for p in sorted(steps, key=lambda p: (p / ".metadata").stat().st_mtime_ns))
+        self._preempted: threading.Event | None = None
+        if chkpt_on_preemption:
+            self._preempted = threading.Event()
+            before = signal.getsignal(signal.SIGTERM)
+
+            def preempt(number, frame):
+                self._preempted.set()
+                if callable(before):
+                    before(number, frame)
+
+            signal.signal(signal.SIGTERM, preempt)
+
+    def should_save(self, step: int) -> bool:
+        return step % self._interval == 0 or (self._preempted is not None and self._preempted.is_set())
+
+    def save(self, step: int, state_dict: dict, force: bool = False) -> bool:
+        """Whether it was saved: every ``save_interval`` steps, or with ``force``."""
+        if not (force or self.should_save(step)):
+            return False
+        self._write(step, state_dict)
+        return True
+
+    def save_async(self, step: int, state_dict: dict, force: bool = False) -> bool:
+        """The same, but a thread writes what the tensors hold now. ``join`` waits for it and raises its error."""
+        if not (force or self.should_save(step)):
+            return False
+        self._slots.acquire()
+        copied = tree_map(_copy, state_dict)
+
+        def write():
+            try:
+                self._write(step, copied)
+            except BaseException as error:
+                self._errors.append(error)
+            finally:
+                self._slots.release()
+
+        thread = threading.Thread(target=write, name=f"shoal-checkpoint-{step}")
+        self._threads.append(thread)
+        thread.start()
+        return True
+
+    def join(self) -> None:
+        while self._threads:
+            self._threads.pop().join()
+        if self._errors:
+            raise self._errors.pop(0)
+
+    def restore(self, step: int, state_dict: dict) -> None:
+        """Reads into the tensors of ``state_dict``."""
+        if step not in self._steps:
+            raise _StepError(f"step {step} was not saved in {self._path}", hint=f"saved steps: {self.all_steps()}")
+        dcp.load(
+            state_dict, storage_reader=dcp.FileSystemReader(self._path / str(step)), planner=SPMDLoadPlanner(), process_group=self._group
+        )
+
+    def all_steps(self) -> list[int]:
+        return sorted(self._steps)
+
+    def reached_preemption(self, step: int) -> bool:
+        """Whether SIGTERM came."""
+        if self._preempted is None:
+            raise _StepError("preemption is not watched", hint="pass chkpt_on_preemption=True")
+        return self._preempted.is_set()
+
+    def _write(self, step: int, state_dict: dict) -> None:
+        with self._lock:
+            folder, fresh = self._path / str(step), self._path / f".{step}.{time.time_ns()}"
+            dcp.save(state_dict, storage_writer=dcp.FileSystemWriter(fresh), planner=SPMDSavePlanner(), process_group=self._group)
+            if folder.exists():
+                shutil.rmtree(folder)
+            fresh.rename(folder)
+            if step in self._steps:
+                self._steps.remove(step)
+            self._steps.append(step)
+            while self._keep and len(self._steps) > self._keep:
+                shutil.rmtree(self._path / str(self._steps.popleft()))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        array = value._box.array
+        copied = Tensor(Box(Array(array.shape, array.dtype, array.sharding, [local.detach().clone() for local in array.locals])))
+        copied._box.mark = value._box.mark
+        return copied
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Makes the optimizer's state, so that a checkpoint can be read into it: one step with gradients of zero. Parameters, their gradients
+    and state that is there already stay what they are. Of closures' optimizers (LBFGS) nothing is made."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if all(p in optimizer.state for p in parameters):
+        return optimizer
+    held = [(p, p.detach().clone(), p.grad) for p in parameters]
+    for p in parameters:
+        p.grad = None if p in optimizer.state else torch.zeros_like(p)
+    try:
+        optimizer.step()
+    finally:
+        with torch.no_grad():
+            for p, value, gradient in held:
+                p.copy_(value)
+                p.grad = gradient
+    return optimizer
+
+
+__all__ = ["CheckpointManager", "SPMDLoadPlanner", "SPMDSavePlanner", "prime_optimizer"]

@@ -1,0 +1,70 @@
+"""Shardings as tables (``torch_xla.distributed.spmd.debugging``)."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from shoal.exceptions import InvalidArgument, NotFound
+from shoal.spmd import runtime
+from shoal.spmd._marking import text_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_TILED = re.compile(r"\{devices=\[([\d,]+)\]([\d,]+)( last_tile_dim_replicate)?\}")
+_COLOURS = ("blue", "green", "magenta", "cyan", "yellow", "red", "bright_blue", "bright_green")
+
+
+def visualize_tensor_sharding(t: torch.Tensor, **options) -> Table:
+    """Prints which devices hold which part of a tensor of the device. Options: those of visualize_sharding."""
+    return visualize_sharding(text_of(t), **options)
+
+
+def visualize_sharding(sharding: str, use_color: bool = True, scale: float = 1.0, min_width: int = 9, max_width: int = 80) -> Table:
+    """Prints a sharding, a text as ``XLAShardedTensor.sharding_spec`` has it, as a table of its first two dimensions, and returns the
+    table. Needs rich. Raises InvalidArgument, a ValueError, for another text."""
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.padding import Padding
+        from rich.style import Style
+        from rich.table import Table
+    except ImportError:
+        raise NotFound("tables of shardings are drawn with rich, which is not installed", hint="pip install rich") from None
+    table = Table(show_header=False, show_lines=True, padding=0, box=box.SQUARE, pad_edge=False)
+    hardware = str(runtime.global_runtime_device_attributes()[0]["name"]).partition(":")[0]
+    count = 0
+    for row in _cells(sharding):
+        cells = []
+        for devices in row:
+            text = f"{hardware} {devices[0] if len(devices) == 1 else devices}"
+            style = Style(bgcolor=_COLOURS[count % len(_COLOURS)]) if use_color else Style()
+            cells.append(Padding(text, (1, 1, 1, 1), style=style))
+            count += 1
+        table.add_row(*cells)
+    console = Console(width=max_width)
+    console.print(f"Visualizing {sharding} (showing up to the first two dimensions)", markup=False, highlight=False, soft_wrap=True)
+    console.print(table)
+    return table
+
+
+def _cells(sharding: str) -> list[list[list[int]]]:
+    """Devices per row and column. Of further dimensions a cell has all devices."""
+    if sharding in ("", "{replicated}"):
+        return [[list(range(runtime.global_runtime_device_count()))]]
+    found = _TILED.fullmatch(sharding)
+    if found is None:
+        raise InvalidArgument(f"{sharding!r} is no sharding", hint="pass {replicated} or {devices=[..]..}, as sharding_spec has it")
+    tiles, ids = ([int(n) for n in text.split(",")] for text in found.groups()[:2])
+    if math.prod(tiles) != len(ids):
+        raise InvalidArgument(f"{sharding!r} has {math.prod(tiles)} places for {len(ids)} devices")
+    parts = tiles[:-1] if found[3] else tiles
+    rows, columns = (1, parts[0]) if len(parts) == 1 else parts[:2]
+    per_cell = len(ids) // (rows * columns)
+    starts = range(0, len(ids), per_cell)
+    cells = [ids[s : s + per_cell] for s in starts]
+    return [cells[r * columns : (r + 1) * columns] for r in range(rows)]
