@@ -71,6 +71,7 @@ const std::set<std::string> kNotForJobs = {
     "SHOAL_NAMESPACE",
     "SHOAL_NODE",
     "SHOAL_PACKAGES",
+    "SHOAL_PYTHON",
     "SHOAL_RESTARTS",
     "SHOAL_RUNTIME_ENV",
     "SHOAL_SELF_MADE",

@@ -152,6 +152,26 @@ def test_a_driver_may_itself_be_a_single_rank_of_torchruns(shoal_command, enviro
     assert driver.out.endswith("last 2\n")
 
 
+def test_ranks_have_the_drivers_settings_of_shoal_but_for_what_a_runtime_env_has(shoal_command):
+    shoal_command.start(cpus=4)
+    script = shoal_command.script("""
+        import shoal
+        from shoal.train import ScalingConfig, Trainer
+
+        def loop():
+            import os
+            from torch.distributed.fsdp import fully_shard
+            from shoal._ranks import TIMEOUT
+            return fully_shard.__module__, os.environ["SHOAL_FSDP"], TIMEOUT
+
+        shoal.init(runtime_env={"env_vars": {"SHOAL_TIMEOUT": "66"}})
+        print(Trainer(loop, scaling_config=ScalingConfig(num_workers=1)).fit().returns)
+        """)
+    done = shoal_command("submit", script, env=shoal_command.env(SHOAL_FSDP="1", SHOAL_TIMEOUT="77"))
+    assert shoal_command("stop").returncode == 0
+    assert done.stdout == "[('shoal.fsdp._fully_shard', '1', 66.0)]\n", done
+
+
 def test_a_trainer_in_every_rank_of_a_gang_is_refused(shoal_command):
     done = shoal_command("submit", "--num-workers", "2", shoal_command.script(TRAIN, "fit.py"), "never", "3")
     assert done.returncode == 1, done

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal import _serialize
+from shoal import _environment, _serialize
 from shoal._client import ObjectRef, kill
 from shoal._refs import load
 from shoal._remote import ActorHandle, create_gang
@@ -18,6 +18,7 @@ from shoal._runtime import session, state
 from shoal.exceptions import ActorDiedError, InvalidArgument, ResourceExhausted, TaskError, Unimplemented
 from shoal.train._worker import TrainWorker
 
+_SETTINGS = ("SHOAL_FSDP", "SHOAL_LEASE_GUARD", "SHOAL_TIMEOUT")  # of this process's environment that its ranks read, too
 _NEWS_S = 2.0  # for the news of a death to come, of which another rank has told
 
 
@@ -51,6 +52,7 @@ class Trainer:
 
     The loop gets ``train_loop_config`` if there is one. It finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in its
     environment and a gloo process group initialised; ``shoal.fsdp.fully_shard`` works in it without further ado.
+    ``SHOAL_FSDP``, ``SHOAL_LEASE_GUARD`` and ``SHOAL_TIMEOUT`` are this process's, unless a ``runtime_env`` has them.
     ``on_report``: called in the driver with rank 0's metrics at each report.
     """
 
@@ -77,7 +79,9 @@ class Trainer:
         resources = {"CPU": 1.0, **(self._scaling.resources_per_worker or {})}
         s = session()
         try:
-            workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True)
+            given = _environment.inherited().get("env_vars", {})
+            settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ and name not in given}
+            workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True, env=settings)
         except ResourceExhausted as error:
             if state.cluster is not None:  # of this process's own: no node will join it
                 error.hint = (
