@@ -688,40 +688,54 @@ def _noting(large):
     """A remote function with a list of its own in its closure; ``large``: with an array beside the pickle, too."""
     seen, around = [], np.zeros(large)
 
-    @ray.remote(num_cpus=8)  # so that one worker runs all of them
+    @ray.remote
     def note(x):
         seen.append(x)
-        return list(seen), around.size
+        return x, list(seen), os.getpid(), around.size
 
     return note
 
 
+def expect_one_closure_per_worker(calls):
+    """Results of ``note``, in their order, of one function: each saw what the calls before it in its worker noted, and nothing else."""
+    before = {}
+    for x, seen, pid, _ in calls:
+        before.setdefault(pid, []).append(x)
+        assert seen == before[pid]
+
+
 @ray.remote(num_cpus=0)
 def _notes(function, copies):
-    """What one worker notes for each of these copies of a function."""
-    return [ray.get(f.remote(k))[0] for k, f in enumerate([function, *copies])]
+    return [ray.get(f.remote(k)) for k, f in enumerate([function, *copies])]
 
 
 @pytest.mark.parametrize("large", [0, 4000, 100_000])
 def test_functions_of_one_factory_share_nothing_although_their_pickles_are_alike(large):
     left, right = _noting(large), _noting(large)
-    assert ray.get([left.remote("left"), right.remote("right")], timeout=GUARD_S) == [(["left"], large), (["right"], large)]
     named = left.options(name="named")  # the same function with other options has the same closure
-    assert ray.get([named.remote("named"), left.remote("again")], timeout=GUARD_S)[1][0] == ["left", "named", "again"]
+    of_left, of_right = [], []
+    for k in range(4):
+        of_left.append(ray.get(left.remote(f"left {k}"), timeout=GUARD_S))
+        of_right.append(ray.get(right.remote(f"right {k}"), timeout=GUARD_S))
+        of_left.append(ray.get(named.remote(f"named {k}"), timeout=GUARD_S))
+    expect_one_closure_per_worker(of_left)
+    expect_one_closure_per_worker(of_right)
+    assert {size for *_, size in of_left + of_right} == {large}
+    assert len({pid for _, _, pid, _ in of_left}) < len(of_left)
 
 
 def test_a_function_that_is_defined_again_begins_anew():
     notes = []
     for k in range(3):
         note = _noting(0)
-        notes.append(ray.get(note.remote(k), timeout=GUARD_S)[0])
+        notes.append(ray.get(note.remote(k), timeout=GUARD_S)[1])
     assert notes == [[0], [1], [2]]
 
 
 def test_copies_of_a_function_are_the_same_function():
     note = _noting(0)
     copies = [ray.cloudpickle.loads(ray.cloudpickle.dumps(f)) for f in (note.options(), note)]
-    assert ray.get(_notes.remote(note, copies), timeout=GUARD_S) == [[0], [0, 1], [0, 1, 2]]
+    expect_one_closure_per_worker(ray.get(_notes.remote(note, copies), timeout=GUARD_S))
 
 
 def test_actors_of_one_factory_share_nothing():
