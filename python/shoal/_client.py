@@ -247,7 +247,7 @@ def init(
 
 
 def _offers(wanted: dict[str, Any]) -> dict[str, int | float]:
-    """What a cluster of this process's own offers, by the resource's name. ``wanted``: what ``init`` was given, by its argument's."""
+    """Amounts that a cluster of this process's own offers, by the resource's name. ``wanted``: the arguments of ``init``, by name."""
     given = {k: amount(k, wanted[k]) for k in ("num_cpus", "num_gpus", "memory") if wanted[k] is not None}
     resources = wanted["resources"] or {}
     if not isinstance(resources, dict):

@@ -19,7 +19,7 @@ _NO_CALL = "0" * 32
 
 
 class _Marked(io.TextIOWrapper):
-    """What C and other processes write past it belongs to the call that printed last, or to the function that was called since."""
+    """Output that C and other processes write past it belongs to the call that printed last, or to the function called since."""
 
     _said = ("", "")  # task and name of the last mark
     _at_start = True  # of a line, as far as this stream knows
@@ -150,7 +150,7 @@ _function = ""  # that was called last
 
 
 def mark_function() -> None:
-    """What is printed from now on is the running call's, at least by its function's name, whoever writes it. It costs two writes
+    """Gives output from now on the name of the running call's function, also output of C and of other processes. It costs two writes
     where another function was called before, and nothing otherwise."""
     global _function
     if running.where == _function:

@@ -53,7 +53,7 @@ EXCEPTIONS = {
 
 
 def facts(section: str) -> list[dict]:
-    """Those that bind, of this number of devices."""
+    """Facts that bind, of this number of devices."""
     return [f for f in ORACLE[section] if f.get("binding", True) and f.get("devices", 8) == NUM_DEVICES and f.get("id") not in EXCEPTIONS]
 
 

@@ -36,8 +36,8 @@ class Array:
         """Itself when it lies so already; otherwise of memory of its own."""
         if sharding == self.sharding:
             return self
-        if sharding.parts == self.sharding.parts:  # other devices hold the same parts: no byte moves within a process
-            return Array(self.shape, self.dtype, sharding, self.locals)
+        if sharding.parts == self.sharding.parts:  # other devices hold the same parts
+            return Array(self.shape, self.dtype, sharding, [local.clone() for local in self.locals])
         whole = self.gathered()
         if sharding.is_replicated:
             return Array(self.shape, self.dtype, sharding, [whole.clone() if whole is self.locals[0] else whole])

@@ -68,13 +68,13 @@ class XLAShardedTensor(Tensor):
 
     @property
     def local_shards(self) -> list[XLAShard]:
-        """Of all devices of this process, in their order."""
+        """One per device of this process, in their order."""
         array = _marked_array(self)
         sharding, tile = array.sharding, array.sharding.tile(array.shape)
         cuts = parts_of(array.shape, sharding)
         shards = []
         for device in range(runtime.addressable_runtime_device_count()):
-            at = _position(sharding, device)
+            at = sharding.position(device)
             data = torch.zeros(tile, dtype=array.dtype)
             data[tuple(slice(0, c.stop - c.start) for c in cuts[at])] = array.locals[at]
             indices = ... if sharding.is_replicated else list(cuts[at])
@@ -111,16 +111,9 @@ class XLAShardedTensor(Tensor):
             if shard.shard_device.rpartition(":")[2] != str(device):
                 raise MarkError(f"shard {device} is of device {shard.shard_device}", hint="pass the shards in the order of their devices")
             if sharding.replica(device) == 0:
-                at = _position(sharding, device)
+                at = sharding.position(device)
                 array.locals[at].copy_(shard.data[tuple(slice(0, n) for n in array.locals[at].shape)])
         self._box.wrote()
-
-
-def _position(sharding: Sharding, device: int) -> int:
-    flat = 0
-    for p, c in zip(sharding.parts, sharding.part(device), strict=True):
-        flat = flat * p + c
-    return flat
 
 
 def _marked_array(t: Tensor) -> Array:

@@ -118,6 +118,10 @@ class Sharding:
             coordinate.append(c)
         return tuple(reversed(coordinate))
 
+    def position(self, device: int) -> int:
+        """The place of a device's part among all parts in row-major order."""
+        return self._position[device] // self.copies
+
     def replica(self, device: int) -> int:
         """The position of a device among those that hold the same part."""
         return self._position[device] % self.copies
@@ -127,7 +131,7 @@ class Sharding:
         return tuple(-(-n // p) for n, p in zip(shape, self.parts, strict=True))
 
     def ranges(self, device: int, shape: Sequence[int]) -> tuple[slice, ...]:
-        """What a device holds of a tensor of this shape."""
+        """The ranges that a device holds of a tensor of this shape."""
         cuts = zip(shape, self.tile(shape), self.part(device), strict=True)
         return tuple(slice(min(i * chunk, n), min((i + 1) * chunk, n)) for n, chunk, i in cuts)
 

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 class Box:
-    """What tensors that are one share. A view has the box of its base and makes its array anew when the base was written."""
+    """The value that tensors of one memory share. A view has the box of its base and makes its array anew when the base was written."""
 
     def __init__(self, array: Array, base: Box | None = None, view: Any = None, aliases: bool = False):
         self._array, self.base, self._view, self._aliases = array, base, view, aliases
@@ -71,8 +71,8 @@ class Box:
 
 
 class Tensor(torch.Tensor):
-    """Of device ``xla:0``. For autograd's engine it lies on the CPU: backward passes run in the calling thread, as those of the CPU do,
-    and what user code raises in them reaches the program."""
+    """A tensor of device ``xla:0``. For autograd's engine it lies on the CPU: backward passes run in the calling thread, as those of the
+    CPU do, and errors of user code in them reach the program."""
 
     _box: Box
 
@@ -210,10 +210,6 @@ def _may_share(input, from_):
 _may_share.__annotations__ = {"input": torch.Tensor, "from_": torch.Tensor, "return": bool}  # torch._dynamo compares signatures
 
 torch._has_compatible_shallow_copy_type = _may_share
-
-
-def is_on_device(t: Any) -> bool:
-    return isinstance(t, Tensor)
 
 
 def _is_view(func: Any) -> bool:

@@ -43,7 +43,7 @@ def global_runtime_device_count() -> int:
 
 
 def addressable_runtime_device_count() -> int:
-    """Those of this process."""
+    """Devices of this process."""
     return _num_devices()
 
 

@@ -1,4 +1,4 @@
-"""What ``import torch_xla`` gives a script after ``shoal.spmd.install()``."""
+"""The module that ``import torch_xla`` finds after ``shoal.spmd.install()``."""
 
 from __future__ import annotations
 
