@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +14,8 @@ import torch
 from shoal.exceptions import InvalidArgument, NotFound
 from shoal.spmd import runtime
 from shoal.spmd._marking import text_of
+from shoal.spmd._picture import picture
+from shoal.spmd._sharding import Sharding
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,14 +24,29 @@ _TILED = re.compile(r"\{devices=\[([\d,]+)\]([\d,]+)( last_tile_dim_replicate)?\
 _COLOURS = ("blue", "green", "magenta", "cyan", "yellow", "red", "bright_blue", "bright_green")
 
 
-def visualize_tensor_sharding(t: torch.Tensor, **options) -> Table:
+def visualize_tensor_sharding(t: torch.Tensor, **options) -> Table | str:
     """Prints which devices hold which part of a tensor of the device. Options: those of visualize_sharding."""
-    return visualize_sharding(text_of(t), **options)
+    return visualize_sharding(text_of(t), **({"shape": tuple(t.shape)} | options))
 
 
-def visualize_sharding(sharding: str, use_color: bool = True, scale: float = 1.0, min_width: int = 9, max_width: int = 80) -> Table:
+def visualize_sharding(
+    sharding: str,
+    use_color: bool = True,
+    scale: float = 1.0,
+    min_width: int = 9,
+    max_width: int = 80,
+    *,
+    svg: str | os.PathLike | None = None,
+    shape: Sequence[int] | None = None,
+) -> Table | str:
     """Prints a sharding, a text as ``XLAShardedTensor.sharding_spec`` has it, as a table of its first two dimensions, and returns the
-    table. Needs rich. Raises InvalidArgument, a ValueError, for another text."""
+    table. Needs rich. Raises InvalidArgument, a ValueError, for another text.
+
+    ``svg``: a file that ends in .svg. The picture is written there and its text returned; nothing is printed, and rich is not needed. It
+    has all dimensions, parts to scale, copies as several ids in a cell. ``shape``: the tensor's sizes for the picture; without it all parts
+    are drawn equally large."""
+    if svg is not None:
+        return _written(sharding, svg, shape)
     try:
         from rich import box
         from rich.console import Console
@@ -52,17 +72,39 @@ def visualize_sharding(sharding: str, use_color: bool = True, scale: float = 1.0
     return table
 
 
-def _cells(sharding: str) -> list[list[list[int]]]:
-    """Devices per row and column. Of further dimensions a cell has all devices."""
-    if sharding in ("", "{replicated}"):
-        return [[list(range(runtime.global_runtime_device_count()))]]
+def _written(text: str, path: str | os.PathLike, shape: Sequence[int] | None) -> str:
+    if Path(path).suffix.lower() != ".svg":
+        raise InvalidArgument(f"{path} is no .svg file: pictures are SVG only", hint=f'svg="{Path(path).with_suffix(".svg")}"')
+    if text in ("", "{replicated}"):
+        sharding = Sharding.replicated(len(shape or ()), runtime.global_runtime_device_count())
+    else:
+        tiles, ids, copied = _parsed(text)
+        sharding = Sharding(tuple(tiles[:-1] if copied else tiles), tuple(ids))
+    shape = sharding.parts if shape is None else tuple(shape)
+    if len(shape) != len(sharding.parts):
+        raise InvalidArgument(f"{text!r} splits {len(sharding.parts)} dimensions, but shape {shape} has {len(shape)}")
+    drawn = picture(sharding, shape, text or "not marked: {replicated}")
+    Path(path).write_text(drawn)
+    return drawn
+
+
+def _parsed(sharding: str) -> tuple[list[int], list[int], bool]:
+    """Tiles, device ids, and whether the last tile is the number of copies."""
     found = _TILED.fullmatch(sharding)
     if found is None:
         raise InvalidArgument(f"{sharding!r} is no sharding", hint="pass {replicated} or {devices=[..]..}, as sharding_spec has it")
     tiles, ids = ([int(n) for n in text.split(",")] for text in found.groups()[:2])
     if math.prod(tiles) != len(ids):
         raise InvalidArgument(f"{sharding!r} has {math.prod(tiles)} places for {len(ids)} devices")
-    parts = tiles[:-1] if found[3] else tiles
+    return tiles, ids, bool(found[3])
+
+
+def _cells(sharding: str) -> list[list[list[int]]]:
+    """Devices per row and column. Of further dimensions a cell has all devices."""
+    if sharding in ("", "{replicated}"):
+        return [[list(range(runtime.global_runtime_device_count()))]]
+    tiles, ids, copied = _parsed(sharding)
+    parts = tiles[:-1] if copied else tiles
     rows, columns = (1, parts[0]) if len(parts) == 1 else parts[:2]
     per_cell = len(ids) // (rows * columns)
     starts = range(0, len(ids), per_cell)
