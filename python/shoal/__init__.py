@@ -37,7 +37,7 @@ SCRIPT_MODE, WORKER_MODE = 0, 1  # Ray's numbers for a driver and a worker
 
 
 def timeline(filename: str | None = None):
-    """What ran where and when, as events of a Chrome trace (Perfetto shows them): returned, or written to a file."""
+    """Returns what ran where and when, as events of a Chrome trace (Perfetto shows them), or writes it to a file."""
     from shoal.util.state import _timeline
 
     return _timeline(filename)

@@ -76,7 +76,7 @@ _NO_EFFECT = {  # of _system_config: Ray's settings of its own processes that pr
 
 
 class ClusterContext:
-    """What ``init`` returns: where the cluster is. ``with shoal.init(): ...`` shuts down at its end."""
+    """The answer of ``init``: where the cluster is. ``with shoal.init(): ...`` shuts down at its end."""
 
     def __init__(self, session: _native.Session):
         self._folder = session.folder
@@ -92,7 +92,7 @@ class ClusterContext:
 
     @property
     def dashboard_url(self) -> str | None:
-        """Of the HTTP interface, where there is one."""
+        """The address of the HTTP interface, where there is one."""
         try:
             return json.loads(Path(self._folder, "info.json").read_text()).get("http") or None
         except (OSError, ValueError):

@@ -105,7 +105,7 @@ class _Runner:
             self.end()
 
     def wind_up(self) -> None:
-        """What waits for its turn is refused. Once nothing runs the process ends."""
+        """Refuses the calls that wait for their turn. Once nothing runs the process ends."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -160,7 +160,7 @@ class _Runner:
         return method_of(running.instance, method)
 
     def failed(self, incoming, error: BaseException) -> None:
-        """Of a call: whatever was raised, by user code or on the way to it."""
+        """Answers a call with what was raised, by user code or on the way to it."""
         if isinstance(error, AsyncioActorExit) or has_left():
             error = ActorExit(0)
         if isinstance(error, SystemExit):
@@ -241,7 +241,7 @@ class _OnThreads(_Runner):
         self.end()
 
     def cancel(self, key: tuple[int, int]) -> None:
-        """What runs on a thread cannot be stopped."""
+        """Withdraws a call that has not begun: one that runs on a thread cannot be stopped."""
         for call, handed in tuple(self._calls.items()):
             if call.incoming.key == key and self._withdrawn(call, handed):
                 self.session.refuse_cancelled(call.incoming, call.where)

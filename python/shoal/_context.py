@@ -1,4 +1,4 @@
-"""What this process runs right now: the actor it is, and the call that is being executed."""
+"""The state of what this process runs right now: the actor it is, and the call that is being executed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def method_of(instance, name: str):
 
 @dataclass
 class Running:
-    """Of a worker. What is said of a call is the main thread's; those of a concurrent actor have their own (concurrent_call)."""
+    """The state of a worker. Fields of a call are the main thread's; those of a concurrent actor have their own (concurrent_call)."""
 
     actor_id: str = ""  # "" in a worker that runs functions
     cls: type | None = None

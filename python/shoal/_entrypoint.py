@@ -1,4 +1,4 @@
-"""What a submitted job starts with when its ``runtime_env`` has to be prepared: ``python -m shoal._entrypoint COMMAND``.
+"""The program that a submitted job starts with when its ``runtime_env`` has to be prepared: ``python -m shoal._entrypoint COMMAND``.
 
 Installs and copies what ``$SHOAL_RUNTIME_ENV`` names, then becomes the command: its process is the job's.
 """

@@ -30,7 +30,7 @@ _ALWAYS_LEFT_OUT = (".git", ".venv", "venv", "__pycache__")  # as Ray has them
 
 
 def check(env: Any) -> dict[str, Any]:
-    """What is given, if it is one that can be made."""
+    """Returns the environment given, if it is one that can be made."""
     if env is None:
         return {}
     if not isinstance(env, dict):
@@ -73,7 +73,7 @@ def _check_config(config: Any) -> None:
 
 
 def _path_of(module: Any) -> str:
-    """Of a module that was imported, too."""
+    """The path of a module's source; a module may be given as its path, or imported."""
     if isinstance(module, (str, os.PathLike)):
         return os.fspath(module)
     if not isinstance(module, types.ModuleType) or not (getattr(module, "__file__", None) or getattr(module, "__path__", None)):
@@ -85,7 +85,7 @@ def _path_of(module: Any) -> str:
 
 
 def inherited() -> dict[str, Any]:
-    """What this process was started with, or ``init`` was given: what its children get unless told otherwise."""
+    """The environment that this process was started with, or ``init`` was given: what its children get unless told otherwise."""
     if state.runtime_env is None:
         state.runtime_env = json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}"))
     return state.runtime_env

@@ -76,7 +76,7 @@ class _Dep:
         return _Dep, (self.k,)
 
 
-# What most calls are made with, packed.
+# The arguments of most calls, packed.
 NO_ARGUMENTS = _serialize.dumps(((), {}))[0]
 
 _Packed = tuple[bytes, list[memoryview], list[_native.Ref], list[_native.Ref]]
@@ -138,7 +138,7 @@ def streaming(extra: dict[str, Any], where: str) -> tuple[dict[str, Any], Object
 
 
 def results(ref: _native.Ref, extra: dict[str, Any], where: str, items: ObjectRefGenerator | None = None):
-    """What ``.remote()`` returns: one reference, a list of them, one that grows, or nothing."""
+    """The answer of ``.remote()``: one reference, a list of them, one that grows, or nothing."""
     num_returns = extra.get("num_returns", 1)
     if num_returns in (1, "dynamic"):
         return ObjectRef(ref, where)
@@ -161,7 +161,7 @@ def _stand(session: _native.Session) -> _Stand:
 
 
 class _Actor:
-    """What a handle and its methods know of their actor. ``counts``: the session in which its end is to be told (None: it does not count);
+    """The state that a handle and its methods share. ``counts``: the session in which its end is to be told (None: it does not count);
     ``stand``: what is counted, once a handle has left the process that made the actor."""
 
     __slots__ = ("__weakref__", "any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "stand", "weak")
@@ -187,7 +187,7 @@ class _Actor:
         return self.pending
 
     def leaves(self) -> tuple[str, ...]:
-        """What a pickle of a handle carries besides: what makes it count."""
+        """The part of a handle's pickle that makes it count."""
         if self.weak:
             stand = None
         elif self.id == running.actor_id:
@@ -376,7 +376,7 @@ def _method_of(handle: ActorHandle, name: str, options: dict[str, Any]) -> Actor
 
 
 def _foreign(class_name: str):
-    """What a C++ program's actor is found as (actors/api/launch.cc writes this call as a pickle)."""
+    """Refuses to unpickle an actor of a C++ program (actors/api/launch.cc writes this call as a pickle)."""
     raise CrossLanguageError(
         f"the actor is a {class_name} of a C++ program: its arguments are of C++ types, in CBOR, and not pickles",
         hint="call it from C++ (Context::get_actor), or let the two meet in files or sockets",
@@ -463,7 +463,7 @@ class MadeHere:
         return not _session().dead(handle._shoal_actor.id)
 
     def keep_on(self, handle: ActorHandle) -> bool:
-        """Of an actor that was found by its name: whether it lives on. One that this process has made ends with its last handle, and this
+        """Whether an actor that was found by its name lives on. One that this process has made ends with its last handle, and this
         is one more. One that was told to end, and that has not begun to, is told nothing after all, and ends with this handle."""
         if (held := self._held.get(handle._shoal_actor.id)) is not None:
             handle._shoal_actor = held
@@ -530,8 +530,8 @@ class MadeHere:
             return running.stand
 
     def may_end(self, actor_id: str, class_name: str) -> bool:
-        """Of this process's actor, which was told to end. If not: it is told again when the handles are gone that it has given away of
-        itself. Others may tell it more than once."""
+        """Whether this process's actor, which was asked to end, may. If not, it is asked again when the handles are gone that it has given
+        away of itself. Several processes may ask it."""
         with self._lock:
             if actor_id in self._made:
                 return False
@@ -544,11 +544,11 @@ class MadeHere:
         return False
 
     def all(self) -> list[_Made]:
-        """What is to be another's (adopt). Of one that was told to end, and has not answered, too: this process's word may be lost."""
+        """The actors that another process is to have (adopt), those included that were asked to end and have not answered."""
         return [*tuple(self._made.values()), *(made for made, ref in tuple(self._told) if not ref._ref.ready)]
 
     def last_words(self) -> tuple[list[_Made], _Keeps]:
-        """What this process leaves, and with it whatever that may be made from again."""
+        """The actors that this process leaves, and the references that they may be made from again."""
         kept = [ref for refs in tuple(self._kept.values()) for ref in refs]
         return self.all(), _Keeps(kept)
 
@@ -573,7 +573,7 @@ class MadeHere:
             del made[0]
 
     def _watch(self, session: _native.Session, made: _Made) -> None:
-        """Nobody will ever put the object: whoever gets it hears of its end. (Whose it was to be is not asked: that one may be gone.)"""
+        """Waits for the end of an object that is never put. (The fetch names no owner: that one may be gone.)"""
         object_id, place = made.stand
         ref = ObjectRef(session.fetch(object_id, "0" * 16 + place[16:]))
         when_ready(ref, lambda: self._freed(session, made, ref))

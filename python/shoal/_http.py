@@ -83,7 +83,7 @@ class Http:
             raise Unavailable(f"no answer from {self.address}: {error}", hint="is the cluster running? see shoal status") from error
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """What it answers, from JSON. Raises RuntimeError with the status, as Ray does."""
+        """Returns the answer, decoded from JSON. Raises RuntimeError with the status, as Ray does."""
         with self.open(method, path, body) as response:
             text = response.read().decode()
             if response.status != 200:

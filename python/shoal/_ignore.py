@@ -17,7 +17,7 @@ _IN_FOLDERS = (".gitignore", ".rayignore")
 
 
 class Patterns:
-    """Of one list, in its order."""
+    """The patterns of one list, in its order."""
 
     def __init__(self, lines: Iterable[str]):
         self._rules = [rule for line in lines if (rule := _rule(str(line)))]

@@ -1,6 +1,7 @@
-"""Which call printed what. A worker that runs one call at a time writes a mark, a line of its own, before the first line that a call prints
-on a stream. A worker of functions writes one, too, before a call of another function than the one before: C and other processes write past
-these streams. Its node takes the marks out again (scheduler/node/task_marks.h): nobody else sees them."""
+"""Marks in a worker's output that say which call printed what. A worker that runs one call at a time writes a mark, a line of its
+own, before the first line that a call prints on a stream. A worker of functions writes one, too, before a call of another function than the
+one before: C and other processes write past these streams. Its node takes the marks out again (scheduler/node/task_marks.h), so that no
+reader sees them."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ class _Marked(io.TextIOWrapper):
         return self._mark(call.task_id, running.where) if self._at_start and call is not None else ""
 
     def _mark(self, task: str, name: str) -> str:
-        """What is to be written first, "" when it was."""
+        """The mark to write first; "" when it was written."""
         if (task, name) == self._said or _file(self) != self._pipe:
             return ""
         self._said = task, name
@@ -83,7 +84,7 @@ class _Marked(io.TextIOWrapper):
 
 
 class _MarkedFile(io.FileIO):
-    """What a stream without a buffer writes to, and users through ``sys.stdout.buffer``."""
+    """The file that a stream without a buffer writes to, and users through ``sys.stdout.buffer``."""
 
     text: _Marked | None = None
     raw = property(lambda self: self)  # as of a stream with a buffer

@@ -230,7 +230,7 @@ BUILT_IN = {"__ray_ready__": {}, "__ray_call__": {}, "__ray_terminate__": {}}
 
 
 def _callables(cls: type) -> list[tuple[str, Any]]:
-    """What of a class can be called on an actor: of names with two underscores those that the class itself gave a function."""
+    """The methods of a class that can be called on an actor: of names with two underscores those that the class itself gave a function."""
     there = inspect.getmembers(cls, callable)
     return [(name, f) for name, f in there if not name.startswith("__") or (inspect.isfunction(f) and name not in vars(object))]
 
@@ -257,7 +257,7 @@ def is_async(cls: type) -> bool:
 
 
 def concurrency_of(cls: type, options: dict[str, Any], methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What a worker has to know of it; empty for an ordinary actor, whose calls run one after the other in the main thread."""
+    """Settings of concurrency that a worker needs; empty for an ordinary actor, whose calls run one after the other in the main thread."""
     groups = dict(options.get("concurrency_groups") or {})
     for name, of in methods.items():
         if of.get("concurrency_group") not in (None, *groups):

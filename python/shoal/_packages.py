@@ -50,7 +50,7 @@ def check(tool: str, given: Any) -> dict[str, Any]:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """Of a file of requirements: comments left out, continued lines joined, other files in their place, paths of options made whole."""
+    """Lines of a file of requirements: comments left out, continued lines joined, other files in their place, paths made whole."""
     for line in file.read_text().replace("\\\n", " ").splitlines():
         line = line.split(" #")[0].strip()
         words = line.replace("=", " ", 1).split(None, 1) if line.startswith("--") else [line[:2], line[2:].strip()]

@@ -131,7 +131,7 @@ def where(options: dict[str, Any], actor: str = "") -> tuple[dict[str, Any], dic
 
 
 def _node_id(text: str) -> str:
-    """What the head is told: of an id that no node of ours can have (Ray's are longer; 0 would be any) one that none has."""
+    """The id sent to the head. An id that no node of ours can have (Ray's are longer; 0 would be any) becomes one that none has."""
     return text if len(text) <= 16 and int(text, 16) else "f" * 16
 
 

@@ -94,11 +94,11 @@ class _Message:
 
 
 class ProcessGroupMover:
-    """What a native Communicator calls to move bytes. Memory is (address, bytes), counts are bytes, a call is (label, step, timeout, what:
-    the collective, its operation and dtype)."""
+    """The object that a native Communicator calls to move bytes. Memory is (address, bytes), counts are bytes. A call is (label, step,
+    timeout, what: the collective, its operation and dtype)."""
 
     def __init__(self, ranks: Sequence[int], name: str, timeout: float, warn_after: float):
-        # Of its own: what the user does with his groups at the same time is not mixed up with this.
+        # A group of its own: what the user does with other groups at the same time is not mixed up with this.
         self._group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True, timeout=timedelta(days=365))
         self.rank, self.world_size = list(ranks).index(dist.get_rank()), len(ranks)
         self._at = [sorted(ranks).index(r) for r in ranks]  # a process group has its ranks in ascending order

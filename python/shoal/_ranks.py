@@ -77,7 +77,7 @@ def _host_key() -> str:
 
 @dataclass(frozen=True)
 class Host:
-    """Which of a mesh's ranks this process can share memory with, itself included."""
+    """The ranks of a mesh that this process can share memory with, itself included."""
 
     ranks: tuple[int, ...]
     shared: bool  # it is all of them
@@ -120,7 +120,7 @@ def _attach(store: dist.Store, key: str) -> None:
 
 
 def process_group_communicator(name: str, ranks: tuple[int, ...]) -> _native.Communicator:
-    """Of ranks that do not all share memory: gloo moves the bytes."""
+    """A communicator of ranks that do not all share memory: gloo moves the bytes."""
     from shoal._process_group import ProcessGroupMover
 
     mover = ProcessGroupMover(ranks, name, TIMEOUT, WARN_AFTER)

@@ -43,7 +43,7 @@ __all__ = [
 
 
 def new_object_id() -> str:
-    """Of this job: 32 hexadecimal digits, the first half of which are the job's."""
+    """A new id of this job: 32 hexadecimal digits, the first half of which are the job's."""
     return f"{_session().job}{os.urandom(8).hex()}"
 
 
@@ -56,7 +56,7 @@ def _travelling() -> _native.Session:
 
 
 class Waitable:
-    """What ``wait`` takes."""
+    """The base of everything that ``wait`` takes."""
 
     __slots__ = ()
 
@@ -100,16 +100,16 @@ class ObjectRef(Waitable):
         return self._named()
 
     def job_id(self) -> JobID:
-        """Of the job that made it."""
+        """The id of the job that made it."""
         return JobID(self._named()[:16])
 
     def task_id(self) -> TaskID:
-        """Of the call that it is a result or an item of: that call's ``get_runtime_context().get_task_id()``. Nil of what was put."""
+        """The id of the call that gave it: that call's ``get_runtime_context().get_task_id()``. Nil for an object that was put."""
         number = self._number()
         return TaskID((self._owner or _travelling().place)[:16] + number) if number else TaskID.nil()
 
     def _number(self) -> str:
-        """Which call of its owner; "" of none."""
+        """The number of its call among its owner's; "" for an object that was put."""
         return self._task or self._ref.task
 
     def is_nil(self) -> bool:
@@ -254,7 +254,7 @@ def _tell(future: asyncio.Future) -> None:
 
 
 def _settle(future, ref: ObjectRef) -> None:
-    """Of asyncio or of a thread; nobody may want it any more."""
+    """Gives the result to a future of asyncio or of a thread, which may be cancelled by then."""
     from concurrent.futures import InvalidStateError
 
     if future.done():
@@ -394,7 +394,7 @@ class _Once:
             return self._thread
 
 
-# What a user's code waits for may need ours; what the callback of a pool waits for, both.
+# A call that a user's code waits for may need our threads; one that the callback of a pool waits for, both.
 _for_us, _for_users, _for_pools = _Once(), _Once(), _Once()
 
 

@@ -94,7 +94,7 @@ def _logging() -> dict[str, str]:
 
 @cache
 def interpreters_paths() -> frozenset[str]:
-    """Of the standard library and site-packages. The first call reads files; a zygote makes it for its workers."""
+    """The folders of the standard library and of site-packages. The first call reads files; a zygote makes it for its workers."""
     own = *sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages(), sysconfig.get_config_var("DESTSHARED")
     return frozenset(own)
 
@@ -145,7 +145,7 @@ def create_gang(
     name, options = name or cls.__name__, options or {}
     session = _session()
     methods = with_retries(methods_of(cls), options.get("max_task_retries"))
-    # What cannot travel shall not leave actors behind.
+    # Packed first: arguments that cannot travel shall not leave actors behind.
     packed = _pack_creation(cls, name, methods, args, kwargs or {}, resources, options)
     how = launch(resources.get("CPU", 0), torch=torch, env=env, runtime_env=runtime_env)
     ids = session.create_gang(name, count, resources, how, refuse_infeasible, placed or {})
@@ -194,8 +194,8 @@ def _end_unmade(session: _native.Session, actor_id: str, arguments: list[_native
 
 
 def _birth(cls: type, settings: dict[str, Any], args: tuple, kwargs: dict) -> tuple[bytes, list[_native.Ref]]:
-    """What an actor is made from when it is started again, and the references in it: those among its arguments stay references, and large
-    arguments become some, as does a large class."""
+    """Packs what an actor is made from when it is started again, with the references in it. References among its arguments stay so, and
+    large arguments become some, as does a large class."""
 
     code = _serialize.Code(cls)
 
@@ -275,7 +275,7 @@ class ActorClass:
         return self._shoal_cls
 
     def __getattr__(self, name: str):
-        """What the class itself has."""
+        """Returns the attribute of the class itself."""
         if name.startswith("__") or "_shoal_cls" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self._shoal_cls, name)

@@ -1,4 +1,4 @@
-"""What is run again: how often, after which exceptions, and methods of actors that are (``max_task_retries`` with ``retry_exceptions``)."""
+"""Rules for what is run again: how often, after which exceptions, and which methods (``max_task_retries`` with ``retry_exceptions``)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Retries:
 
 
 def raised(attempt: _native.Ref) -> bool:
-    """Of one that failed: whether user code raised. Otherwise its process died."""
+    """Whether user code raised in an attempt that failed. Otherwise its process died."""
     try:
         return attempt.value()[0]
     except Exception:

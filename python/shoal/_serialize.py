@@ -90,7 +90,7 @@ class _Memory:
 
 
 def beside(value: Any) -> Any:
-    """What to pickle in place of a value (an argument, a result, what is put): large ``bytes`` are copied once less that way."""
+    """Returns what to pickle in place of a value (an argument, a result, what is put): large ``bytes`` are copied once less that way."""
     return _Memory(value) if (type(value) is bytes or type(value) is bytearray) and len(value) >= _LARGE_BYTES else value
 
 

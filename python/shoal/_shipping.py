@@ -89,7 +89,7 @@ def unpack(file: str | os.PathLike | IO[bytes], into: Path) -> int:
 
 
 def keep_packed(folder: Path, into: Path) -> None:
-    """What a folder has before anybody works in it."""
+    """Packs a folder as it is before anybody works in it."""
     fd, making = tempfile.mkstemp(dir=into.parent)
     with os.fdopen(fd, "w+b") as file:
         pack(files_in(folder), file)
@@ -226,7 +226,7 @@ def _bring(package: str, target: Path) -> int:
 
 
 def _forget_others(own: Path) -> None:
-    """What nobody uses, longest ago first, as long as there is too much of it."""
+    """Deletes copies that no process uses, those used longest ago first, as long as they take too much room."""
     have = sorted((u.stat().st_mtime_ns, int(u.read_text() or 0), u) for u in own.glob("*.use") if u.with_suffix("").is_dir())
     too_much = sum(size for _, size, _ in have) - int(os.environ.get(_CACHE, _CACHE_BYTES))
     for _, size, use in have:

@@ -1,4 +1,4 @@
-"""What a call may be given: a wrong one is a TypeError where it is made, as Ray has it, not only where its result is asked for."""
+"""Checks of a call's arguments: a wrong one is a TypeError where it is made, as Ray has it, not only where its result is asked for."""
 
 from __future__ import annotations
 

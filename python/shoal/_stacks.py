@@ -1,4 +1,4 @@
-"""What each thread of a worker runs, for `shoal stack`: written by a signal handler that needs no lock, so that one that hangs tells it."""
+"""The stacks of a worker's threads, for `shoal stack`: written by a signal handler that needs no lock, so that one that hangs tells it."""
 
 from __future__ import annotations
 

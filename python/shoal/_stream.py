@@ -23,7 +23,7 @@ _LOOK_S = 0.002  # at a caller that takes nothing just now
 
 
 class DynamicObjectRefGenerator:
-    """What a call with ``num_returns="dynamic"`` comes to, once it is over: references to all that it yielded, in order."""
+    """The result of a call with ``num_returns="dynamic"``, once it is over: references to all that it yielded, in order."""
 
     def __init__(self, refs: list[ObjectRef]):
         self._refs = refs
@@ -55,13 +55,13 @@ class ObjectRefGenerator(Waitable):
         self._lock = threading.Lock()  # of threads that take from it; held for no wait
 
     def _follow(self, done: _native.Ref) -> ObjectRefGenerator:
-        """Of the call that was made."""
+        """Follows the call that was made; ``done`` ends with it."""
         self._done = ObjectRef(done, self._where)
         self._session.follow_stream(self._stream, done)
         return self
 
     def task_id(self) -> TaskID:
-        """Of the call."""
+        """The id of the call."""
         return self._done.task_id()
 
     def completed(self) -> ObjectRef:
@@ -115,7 +115,7 @@ class ObjectRefGenerator(Waitable):
             return self._item
 
     def _taken(self, item: ObjectRef) -> ObjectRef | None:
-        """What ``next`` returns; None for nothing: at the end, or when somebody else took it."""
+        """The reference that ``next`` returns; None for nothing: at the end, or when somebody else took it."""
         with self._lock:
             if self._over or self._item is not item:
                 return None
@@ -150,7 +150,7 @@ def _is_end(item: _native.Ref) -> bool:
 
 
 class CallerGone(Exception):
-    """Of a call that yields: nobody hears it any more, or ever will."""
+    """Raised in a call that yields when no process takes its items any more."""
 
 
 def publish(session: _native.Session, incoming: _native.Incoming, values: Iterator, stream: int) -> int:

@@ -1,4 +1,4 @@
-"""What ``shoal job submit`` has Python do, in a process of its own (``python -m shoal._submitting``): ``yaml FILE`` prints it as JSON,
+"""The Python part of ``shoal job submit``, a process of its own (``python -m shoal._submitting``): ``yaml FILE`` prints it as JSON,
 ``pack FOLDER INTO [EXCLUDED..]`` makes a package of a folder (or of a .zip as it is) and prints its name."""
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Sent:
         self.session, self._by_judgement = session(), {}
         try:
             head, buffers, refs = _serialize.pack_function(function)
-            # What follows a pickle's end is no part of it: workers know functions by it (shoal._worker).
+            # Bytes behind a pickle's end are no part of it: workers know functions by it (shoal._worker).
             number = next(self._numbers).to_bytes(_serialize.NUMBER_BYTES, "big")
             self.code = self.session.put(head + identity + (number if _serialize.is_large(head, buffers) else b""), buffers, refs)
         except _serialize.UNSENDABLE as error:
@@ -88,7 +88,7 @@ class _Pool:
     def __init__(self, owner: FunctionPool, number: int, resources: dict[str, float], placed: tuple[dict, dict, dict | None]):
         self.number, self.resources, self.placed = number, resources, placed
         self.spread = "spread" in placed[0]  # over nodes, each of which has a worker and its turn
-        # What else an idle worker holds is given back by its end alone: then others have to hear of it (wanted_back).
+        # An idle worker gives back other resources than CPUs by its end alone: then others have to be asked for theirs (wanted_back).
         lends = {name for name, amount in resources.items() if amount} == {"CPU"}
         self.native = _native.TaskPool(owner.session, owner.readiness, number, self.spread, lends)
         self._look_at, self._called, self._roomy = 0.0, False, []  # at the nodes; since then; what was seen
@@ -108,7 +108,7 @@ class _Pool:
             self.grow(function)
 
     def called(self, owner: FunctionPool) -> None:
-        """Of one that spreads: its thread is to look at the nodes again, if it has not lately."""
+        """Has the thread of a pool that spreads look at the nodes again, if it has not lately."""
         if not self._called and time.monotonic() >= self._look_at:
             self._called = True
             os.eventfd_write(owner.readiness.fd, 1)
@@ -157,7 +157,7 @@ class _Pool:
         return created is not None and created._ref.ready and not created._ref.failed
 
     def take(self, owner: FunctionPool, idle_s: float) -> tuple[int, bool, bool]:
-        """What the pool wants, of which all is done here but to make workers: (how many, whether some are not made yet, whether there is
+        """Does all that the pool wants but to make workers. Returns (how many, whether some are not made yet, whether there is
         none that has its CPUs)."""
         with owner.retiring:
             workers, starting, alone, self.empty, ended, condemned, raised = self.native.take_wants(idle_s)
@@ -269,8 +269,8 @@ class FunctionPool:
         self._leaving.extend(map(_Leaving, workers))
 
     def end(self, pool: _Pool, workers: list[str]) -> None:
-        """Of workers that have nothing to do. Those that are made say first what they leave; nobody waits for that here (see_off). The
-        others leave nothing."""
+        """Ends workers that have nothing to do. Those that are made say first what they leave, which see_off waits for. The others leave
+        nothing."""
         for worker in workers:
             leaving = _Leaving(worker)
             with contextlib.suppress(Exception):  # the session is closed
@@ -279,7 +279,7 @@ class FunctionPool:
             self._leaving.append(leaving)
 
     def ask(self, leaving: _Leaving) -> None:
-        """What it leaves."""
+        """Asks a worker that is to end what it leaves."""
         leaving.ask(self.session)
         self.readiness.add(self.session, leaving.words._ref, 0)
         self.session.hand_over()

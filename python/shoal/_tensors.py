@@ -68,7 +68,7 @@ _NOTHING = torch.zeros(1, device="cpu")  # where a tensor without elements lies
 
 
 def is_wrapper(t: torch.Tensor) -> bool:
-    """Of a subclass whose elements lie in other tensors: it has no memory of its own."""
+    """Whether ``t`` is of a subclass whose elements lie in other tensors: it has no memory of its own."""
     return type(t) is not torch.Tensor and is_traceable_wrapper_subclass(t)
 
 
@@ -93,7 +93,7 @@ def address_of(t: torch.Tensor) -> int:
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
-    """Of whatever a forward returns: lists, mappings, dataclasses."""
+    """The tensors in whatever a forward returns: lists, mappings, dataclasses."""
     if torch.is_tensor(output):
         return [output]
     found: list[torch.Tensor] = []

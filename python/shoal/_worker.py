@@ -85,13 +85,13 @@ def main() -> int:
 
 
 def _end_with(worker: str, node: str) -> None:
-    """Nobody else calls a worker of functions than the process that made it. (On another node the head ends it.)"""
+    """Ends this process with the one that made it, as no other calls a worker of functions. (On another node the head ends it.)"""
     if node == state.session.node:
         when_gone(worker, lambda: os._exit(1))
 
 
 def _interrupted(number, frame) -> None:
-    """Of SIGINT: the call that runs may be one that nobody wants any more. Without such a reason Python's own answer to it."""
+    """Handles SIGINT: the call that runs may have been cancelled. Otherwise Python's own handler answers."""
     if state.session is None or not state.session.take_interrupt():
         signal.default_int_handler(number, frame)
     if running.interruptible and state.session.cancelled(running.incoming):
@@ -151,7 +151,7 @@ def _serve(session, instance, early: deque) -> int:
             if has_left():
                 return end(session, incoming, ActorExit(0), early)
             refuse(session, incoming, error, running.where or f"{type(instance).__name__}.{method}")
-        # What came with a call is given back now, not when the next one comes.
+        # Values that came with a call are given back now, not when the next call comes.
         args = kwargs = extra = result = answer = incoming = running.incoming = running.info = running.extra = running.function = None
 
 
@@ -340,7 +340,7 @@ class _Released(ActorExit):
 
 
 def _release(instance) -> object:
-    """Nobody else refers to it than those, if any, to whom it gave itself."""
+    """Ends this actor: no process refers to it, except perhaps those to which it gave itself."""
     if made_here.may_end(running.actor_id, running.settings["class_name"]):
         raise _Released(0)
     if not running.settings["restarts"]:
@@ -362,8 +362,8 @@ def _stay(incoming) -> None:
 
 
 def _last_words(_, within: float) -> tuple | None:
-    """Of one that is to be retired: what it has made is its keeper's from then on. None: after so many seconds calls that it has made are
-    still open, or workers of its own are, and would be lost with it. It is to be asked again then; its CPUs are for others meanwhile."""
+    """Hands what a worker that is to be retired has made to its keeper. None: after so many seconds calls that it has made are still open,
+    or workers of its own are, and would be lost with it. It is to be asked again then; its CPUs are for others meanwhile."""
     session, functions, until = state.session, state.functions, time.monotonic() + within
     if state.lends and not (session.wait_calls(0.0) and (functions is None or functions.idle())):
         state.lends = False  # for good: it runs nothing any more

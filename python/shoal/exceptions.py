@@ -1,4 +1,4 @@
-"""What Shoal raises. One class per code, named by what the caller should do, and the names that users of Ray know beneath them."""
+"""The exceptions that Shoal raises. One class per code, named by what the caller should do; the names of Ray lie beneath them."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class RayActorError(Unavailable):
 
     @property
     def error_msg(self) -> str:
-        """What happened: Ray's name for the message."""
+        """The message, by Ray's name."""
         return str(self)
 
     @property
@@ -174,7 +174,7 @@ class RayActorError(Unavailable):
 
     @property
     def actor_id(self) -> str | None:
-        """Of the actor, where it is known."""
+        """The id of the actor, where it is known."""
         for frame in self.context:
             if frame.startswith("actor ") and frame.endswith(")"):
                 return frame[:-1].rpartition("(")[2]
@@ -199,7 +199,7 @@ class ObjectLostError(Unavailable):
 
 
 class ObjectFreedError(ObjectLostError):
-    """Nobody referred to it any more when somebody wanted it after all."""
+    """The object was freed, as no reference to it was left, before this call asked for it."""
 
 
 class OwnerDiedError(ObjectLostError):
@@ -247,7 +247,7 @@ class UserCodeException(ShoalError):
 
 
 class UnserializableException(ShoalError):
-    """What was raised could not travel. For ``except`` alone: a TaskError without a cause is what ``get`` raises."""
+    """The exception that was raised could not travel. For ``except`` alone: a TaskError without a cause is what ``get`` raises."""
 
 
 class ObjectRefStreamEndOfStreamError(ShoalError):
@@ -344,7 +344,7 @@ _CODES = [
 ]
 
 
-# What Ray has a name for, by reason.
+# Failures that Ray has a name for, by reason.
 _REASONS = {
     "ActorDied": ActorDiedError,
     "ActorUnavailable": ActorUnavailableError,

@@ -43,7 +43,7 @@ class RuntimeContext:
         return running.settings.get("name") or ""
 
     def get_task_id(self) -> TaskID | None:
-        """Of the call that is executed: another one each time."""
+        """The id of the call that is executed: another one each time."""
         call = _call("get_task_id")
         return TaskID(call.task_id) if call else None
 
@@ -61,7 +61,7 @@ class RuntimeContext:
         return f"{getattr(of, '__module__', None) or '__main__'}.{call.where}"
 
     def get_placement_group_id(self) -> PlacementGroupID | None:
-        """Of the group that this actor or task is placed in."""
+        """The id of the group that this actor or task is placed in."""
         group = os.environ.get("SHOAL_GROUP")
         return PlacementGroupID(group) if group else None
 
@@ -112,7 +112,7 @@ class RuntimeContext:
 
     @property
     def runtime_env(self) -> RuntimeEnv:
-        """Of this job, or of this actor or task."""
+        """The environment of this job, or of this actor or task."""
         return RuntimeEnv(**_environment.inherited())
 
     def get_runtime_env_string(self) -> str:
@@ -126,11 +126,11 @@ class RuntimeContext:
         return _session().folder
 
     def get_assigned_resources(self) -> dict[str, float]:
-        """What the actor or the function asked for: by default nothing and one CPU."""
+        """The resources that the actor or the function asked for: by default nothing and one CPU."""
         return dict(running.settings.get("resources") or {}) if _in_worker("get_assigned_resources") else {}
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
-        """Of the devices that this worker may use, by kind."""
+        """The ids of the devices that this worker may use, by kind."""
         return {"GPU": _visible_gpus()}
 
     @property
@@ -160,7 +160,7 @@ class RuntimeContext:
         return int(os.environ.get("SHOAL_RESTARTS", "0")) > 0
 
     def get(self) -> dict[str, Any]:
-        """What there is of job_id, node_id, namespace, task_id and actor_id."""
+        """Those of job_id, node_id, namespace, task_id and actor_id that this process has."""
         out = {"job_id": self.get_job_id(), "node_id": self.get_node_id(), "namespace": self.namespace}
         if state.is_worker:
             out |= {k: v for k, v in (("task_id", self.get_task_id()), ("actor_id", self.get_actor_id())) if v is not None}
@@ -178,7 +178,7 @@ def _call(what: str) -> CallInfo | None:
 
 
 def get_runtime_context() -> RuntimeContext:
-    """Of this process. Connects it (``init``) if need be."""
+    """The context of this process. Connects it (``init``) if need be."""
     _session()
     return RuntimeContext()
 
@@ -190,6 +190,6 @@ def _visible_gpus() -> list[str]:
 
 
 def get_gpu_ids() -> list[int | str]:
-    """Of the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` says; none in a worker that asked for none."""
+    """The ids of the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` says; none in a worker that asked for none."""
     _session()
     return [int(i) if i.isdigit() else i for i in _visible_gpus()]

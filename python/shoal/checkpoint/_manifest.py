@@ -77,7 +77,7 @@ def _checksum(body: dict) -> str:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """What the checkpoint in the folder ``path`` holds; none of its tensors is read.
+    """Reads what the checkpoint in the folder ``path`` holds; none of its tensors is read.
 
     Raises NotFound when there is none, InvalidArgument when it is not one of Shoal's, Unimplemented when a later release wrote it, DataLoss
     when it is damaged.

@@ -1,4 +1,4 @@
-"""What the ranks of a checkpoint share: who they are, which rows each has, and one opinion on whether it went well."""
+"""The knowledge that the ranks of a checkpoint share: who they are, which rows each has, and one opinion on whether it went well."""
 
 from __future__ import annotations
 

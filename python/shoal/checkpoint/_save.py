@@ -90,7 +90,7 @@ def _has_tuple_or_odd_key(value: Any) -> bool:
 
 
 class _Shards:
-    """What this rank writes: its rows of sharded tensors, and on rank 0 those that every rank has whole."""
+    """The tensors that this rank writes: its rows of sharded tensors, and on rank 0 those that every rank has whole."""
 
     def __init__(self, ranks: Ranks, folder: Path):
         self._ranks, self._folder = ranks, folder
@@ -145,7 +145,7 @@ def _apart(contents: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _describe(shards: _Shards, tensors: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """What the manifest says of the tensors and the optimizer; every tensor is noted in ``shards``."""
+    """The manifest's entries of the tensors and the optimizer; every tensor is noted in ``shards``."""
     described: dict[str, Any] = {"tensors": {name: shards.add("model", name, t) for name, t in tensors.items()}}
     if optimizer is None:
         return described
@@ -210,7 +210,7 @@ def _commit(path: Path, temporary: Path, manifest: Manifest) -> None:
         _fsync(path)
         os.replace(text, path / _manifest.FILE)
         _fsync(path)
-        # What is ours and not in use any more.
+        # Files of ours that are not in use any more.
         for old in path.iterdir():
             if old.name == _SAVING or (_manifest.FOLDER.fullmatch(old.name) and old.name != manifest.folder):
                 shutil.rmtree(old)

@@ -64,7 +64,7 @@ class Group:
 
     @property
     def transport(self) -> str:
-        """What carries its messages: ``"shm"``, or ``"gloo"`` where the ranks do not share memory."""
+        """The carrier of its messages: ``"shm"``, or ``"gloo"`` where the ranks do not share memory."""
         return self._native.transport
 
     def abort(self, cause: str) -> None:

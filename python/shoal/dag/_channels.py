@@ -60,7 +60,7 @@ class Layout:
 
 
 class Raised:
-    """What a method raised, packed: it takes the place of its result, and of all that would follow from it."""
+    """The exception that a method raised, packed: it takes the place of its result, and of all that would follow from it."""
 
     __slots__ = ("buffers", "head")
 
@@ -77,8 +77,8 @@ class Raised:
 
 
 class Packed:
-    """What a channel gives for a value that is not plain. One that lies elsewhere is given back when it was loaded, or when nobody wants
-    it any more."""
+    """The form in which a channel gives a value that is not plain. One that lies elsewhere is given back when it was loaded, or when no
+    reader wants it any more."""
 
     __slots__ = ("_buffers", "_elsewhere", "_head", "_raised")
 
@@ -132,7 +132,7 @@ class Outgoing:
             write()
 
     def writes(self, senders: list[_native.Sender], value: Any) -> list[Callable[[], Any]]:
-        """What writes it to each of them. What cannot travel raises here, and nothing is written."""
+        """Returns the functions that write it to each of them. A value that cannot travel raises here, and nothing is written."""
         if type(value) is Raised:
             return self._packed(senders, value.head, value.buffers, True)
         if senders and senders[0].takes(value):
@@ -153,7 +153,7 @@ class Outgoing:
         return out
 
     def end(self) -> None:
-        """Nobody reads any more."""
+        """Gives back the values that lie elsewhere: the readers are gone."""
         with contextlib.suppress(Exception):
             for object_id in self._elsewhere:
                 state.session.drop(object_id)

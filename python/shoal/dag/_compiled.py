@@ -94,7 +94,7 @@ class _Execution:
 
 
 class _Result:
-    """Of one execution, for ``get`` and ``await``: once."""
+    """The result of one execution, for ``get`` and ``await``: once."""
 
     __slots__ = ()
 
@@ -168,7 +168,7 @@ class CompiledDAGFuture(_Result):
 
 
 class CompiledDAG:
-    """What ``experimental_compile`` returns. ``teardown`` ends it; so does its last reference's end, and the death of one of its actors."""
+    """The graph that ``experimental_compile`` returns. It ends with ``teardown``, its last reference, or one of its actors."""
 
     def __init__(self, output: DAGNode, buffer_bytes: int | None, enable_asyncio: bool, max_in_flight: int | None):
         for name, value in (("_buffer_size_bytes", buffer_bytes), ("_max_inflight_executions", max_in_flight)):

@@ -15,7 +15,7 @@ WHOLE: _schedule.InputKey = ("input", None)
 
 
 class Graph:
-    """What nodes say, as the schedule's calls and values."""
+    """The nodes of a graph as the schedule's calls and values."""
 
     def __init__(self, output: DAGNode):
         nodes = output._graph()

@@ -45,7 +45,7 @@ class PlannedCall:
 
 @dataclass(frozen=True)
 class Part:
-    """What one actor does in a graph."""
+    """The work of one actor in a graph."""
 
     layout: Layout
     in_flight: int
@@ -56,7 +56,7 @@ class Part:
 
 
 class Turn:
-    """Of an actor whose calls run one at a time: whoever waits for it gets it in order."""
+    """The turn of an actor whose calls run one at a time: threads that wait for it get it in order."""
 
     def __init__(self, taken: bool):
         self._mine, self._waiting = threading.Lock(), deque()
@@ -211,7 +211,7 @@ class _Loop:
 
 
 def _made(call: _Call, slots: list[Any], turn) -> Any:
-    """What the call returns, or what it, or one that it needs, raised."""
+    """Returns the call's result, or the exception that it, or one that it needs, raised."""
     for slot in call.needs:
         if type(slots[slot]) is Raised:
             return slots[slot]

@@ -38,7 +38,7 @@ class DAGNode:
         return self._made({}, args, kwargs)
 
     def _made(self, made: dict[int, Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What stands for it in the arguments of calls, in one execution."""
+        """The value that stands for this node in the arguments of calls, in one execution."""
         if self._number not in made:
             for node in self._in_order():
                 if node._number not in made:
@@ -110,7 +110,7 @@ class DAGNode:
 
 
 class InputNode(DAGNode):
-    """What ``execute`` is called with: ``with InputNode() as inp``. ``inp[0]`` and ``inp.x`` (or ``inp["x"]``) are one argument each."""
+    """The arguments of ``execute``: ``with InputNode() as inp``. ``inp[0]`` and ``inp.x`` (or ``inp["x"]``) are one argument each."""
 
     def __init__(self, *args, **kwargs):
         if args or kwargs:

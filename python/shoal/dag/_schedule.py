@@ -75,7 +75,7 @@ def order(calls: list[Call]) -> list[int]:
 
 
 def plan(calls: list[Call], outputs: list[Value]) -> Plan:
-    """What everybody does in one execution."""
+    """Plans what each actor does in one execution."""
     out = Plan([], {}, {}, {})
     known: dict[tuple[Value, str], int] = {}
     writes = defaultdict(list)  # channels by value
@@ -108,7 +108,7 @@ def plan(calls: list[Call], outputs: list[Value]) -> Plan:
 
 
 def find_deadlock(calls: list[Call], orders: dict[str, list[int]]) -> str:
-    """Who would wait for whom, without end, if each actor made its calls in this order; empty if all come to their end."""
+    """Names the calls that would wait for each other without end if each actor made its calls in this order; empty if all end."""
     done: set[int] = set()
     at = dict.fromkeys(orders, 0)
 

@@ -41,7 +41,7 @@ class _Registrations:
 
 
 class Added:
-    """Of one root. Their values become those of the mesh's first rank when they are found, as DDP does."""
+    """Parameters added to one root after sharding. Their values become those of the mesh's first rank when they are found, as DDP does."""
 
     def __init__(self, root: Root):
         self._root = root

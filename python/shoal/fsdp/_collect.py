@@ -1,4 +1,4 @@
-"""Which parameters a call of fully_shard takes, and which modules and parameters are some unit's already."""
+"""Collects the parameters that a call of fully_shard takes; modules and parameters of other units are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies where: the parameters of a sharded model, as a table."""
+"""A description of what lies where: the parameters of a sharded model, as a table."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ShardingDescription:
 
 
 def describe_sharding(model: nn.Module) -> ShardingDescription:
-    """Which unit gathers each parameter of ``model``, how it is placed, and what of it is this rank's. Neither changes nor sends anything.
+    """Shows which unit gathers each parameter of ``model``, how it is placed, and which rows are this rank's. Changes and sends nothing.
 
     Tied parameters come once, by their first name; what no unit has is listed as it is.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.fsdp._parameters import ShardedParameter
     from shoal.fsdp._state import State
 
-# What needs values, or an operator that says nothing of shapes.
+# A forward that needs values, or has an operator that says nothing of shapes.
 _NOT_FAKED = (
     fake_tensor.DataDependentOutputException,
     fake_tensor.DynamicOutputShapeException,
@@ -106,7 +106,7 @@ def _step(model: nn.Module, args: tuple, kwargs: dict) -> None:
 
 
 def _leaves(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What a backward will accumulate gradients in."""
+    """The leaves in which a backward will accumulate gradients."""
     found, seen = [], set()
     nodes = [t.grad_fn for t in outputs]
     while nodes:

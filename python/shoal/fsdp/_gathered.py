@@ -28,7 +28,7 @@ _GATHERED_AS_THEY_ARE = (torch.float32, torch.bfloat16, torch.float16, torch.flo
 
 
 class _Whole:
-    """What holds a whole parameter that collectives bring. The tensors stay the same for as long as the unit lives, because autograd and
+    """The holder of a whole parameter that collectives bring. The tensors stay the same for as long as the unit lives, because autograd and
     extensions keep views of them; their memory goes when the unit is resharded."""
 
     def __init__(self, outputs: list[torch.Tensor] | tuple = ()):
@@ -51,7 +51,7 @@ class _Whole:
 
 
 def _times(size: torch.Size, shards: int) -> tuple[int, ...]:
-    """Of that many tensors of this size, one behind the other; scalars become a row."""
+    """The size of ``shards`` tensors of this size, one behind the other; scalars become a row."""
     return (size[0] * shards, *size[1:]) if size else (shards,)
 
 
@@ -71,7 +71,7 @@ class Gathered:
 
     @property
     def whole_bytes(self) -> int:
-        """Of whole parameters that it brings, while they are here."""
+        """Bytes of the whole parameters that it brings, while they are here."""
         brought = (p for p in self._unit.parameters if self.brings(p) and not self._is_own(p))
         return sum(p.shape.numel() * p.compute_dtype.itemsize for p in brought)
 
@@ -127,7 +127,7 @@ class Gathered:
         return p.external and data.shards == 1 and p.compute_dtype == p.dtype and p.home == data.device
 
     def _gather(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What all ranks bring of each input, in one collective: a row per rank, of elements or of bytes."""
+        """All ranks' parts of each input, gathered in one collective: a row per rank, of elements or of bytes."""
         data = self._unit.data
         common = inputs[0].dtype if len({t.dtype for t in inputs}) == 1 else None
         flat = [t.reshape(-1) for t in inputs]
@@ -179,7 +179,7 @@ class Gathered:
     # ---- all-gather extensions ----
 
     def _extension_inputs(self, p: ShardedParameter) -> tuple[list[torch.Tensor], Any]:
-        """What fsdp_pre_all_gather brings of this rank's slices, and its metadata."""
+        """The tensors that fsdp_pre_all_gather makes of this rank's slices, and its metadata."""
         data, local = self._unit.data, p.own
         asked = len(inspect.signature(local.fsdp_pre_all_gather).parameters)
         if asked == 1:

@@ -35,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the engine holds on this host for a model, in bytes, over all of its ranks.
+    """Memory that the engine holds on this host for a model, in bytes, over all of its ranks.
 
     ``arenas``: whole parameters, and shards that are not in place; ``slots``: gradients on their way; ``control``: the words that ranks
     share. These three lie in the node's memory (ranks that share none have their own: then they are this rank's). ``gradients``: of each
@@ -57,7 +57,7 @@ class Memory:
 
     @property
     def node_bytes(self) -> int:
-        """What the node holds: exactly its arenas."""
+        """Bytes that the node holds: exactly its arenas."""
         return self.arenas + self.slots + self.control
 
     @property
@@ -108,7 +108,7 @@ class StepGraph:
         return [n for n in self.nodes if n.label == label]
 
     def peak_bytes(self) -> int:
-        """What the engine holds at most while this step runs, on this host and for all ranks, in bytes: ``print(graph.memory)`` has the
+        """The most that the engine holds while this step runs, on this host and for all ranks, in bytes: ``print(graph.memory)`` has the
         parts. Exact before the first step runs; activations are in it only where ``step_graph`` was given ``example_inputs``, and
         the state of an optimizer that the engine does not run only where that was given. With both it is what the job's processes take
         beside what they took before the model was built, but for the gaps that malloc leaves.

@@ -19,7 +19,7 @@ BATCH = -1  # as the input of a node: no other node's output
 
 
 class GraphWorker:
-    """What ``shoal.fsdp.graph.place`` puts on the cluster, once per rank."""
+    """The actor that ``shoal.fsdp.graph.place`` puts on the cluster, once per rank."""
 
     def __init__(self, model: Callable[[], Mapping[str, nn.Module]], batch: Callable[[int, int], tuple], loss: Callable, lease_guard: bool):
         self._build, self._batch, self._loss, self._lease_guard = model, batch, loss, lease_guard
@@ -88,7 +88,7 @@ class GraphWorker:
         return _graph.of_model(self._runner, self._runner.memory)
 
     def rows_bytes(self) -> int:
-        """What the engine has allocated beside the arenas, on this rank."""
+        """Bytes that the engine has allocated beside the arenas, on this rank."""
         return self._runner.rows_bytes
 
     def norm(self) -> float:

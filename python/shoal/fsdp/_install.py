@@ -32,7 +32,7 @@ _WHERE = (
 
 @dataclass
 class _Installed:
-    """What ``uninstall`` puts back."""
+    """The names that ``uninstall`` puts back."""
 
     names: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)  # namespace, name, torch's
     functions: list[tuple[FunctionType, CodeType]] = field(default_factory=list)

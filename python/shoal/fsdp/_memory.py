@@ -29,7 +29,7 @@ class MemoryEstimate:
 
     @property
     def sharded(self) -> int:
-        """What a rank holds all the time: its rows of weights, gradients and optimizer state."""
+        """Bytes that a rank holds all the time: its rows of weights, gradients and optimizer state."""
         return self.weights + self.gradients + self.optimizer
 
     @property

@@ -1,4 +1,4 @@
-"""Which ranks share a unit's parameters: a ``DeviceMesh`` as fully_shard takes it, in the engine's terms."""
+"""The ranks that share a unit's parameters: a ``DeviceMesh`` as fully_shard takes it, in the engine's terms."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DataMesh:
 
     @cached_property
     def shard(self) -> int:
-        """Which shard is this rank's."""
+        """The index of this rank's shard."""
         return 0 if self.shard_dim is None else self.mesh.get_local_rank(self.shard_dim)
 
     @cached_property
@@ -154,7 +154,7 @@ def _meta(t: torch.Tensor) -> TensorMeta:
 
 
 def data_mesh(mesh: DeviceMesh, dims: Any = None) -> DataMesh:
-    """What fully_shard's ``mesh`` and ``dp_mesh_dims`` say. Raises ValueError or AssertionError, as FSDP2 does, for meshes that it does not
+    """Reads fully_shard's ``mesh`` and ``dp_mesh_dims``. Raises ValueError or AssertionError, as FSDP2 does, for meshes that it does not
     take."""
     if mesh.device_type not in ("cpu", "cuda"):
         raise Unimplemented(f"a {mesh.device_type} mesh is not in this release", hint='use init_device_mesh("cpu" or "cuda", ...)')

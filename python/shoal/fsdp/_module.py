@@ -234,7 +234,7 @@ class FSDPModule(TorchFSDPModule):
 
 
 class UnshardHandle(TorchUnshardHandle):
-    """What ``unshard(async_op=True)`` returns: on one host it is done."""
+    """The handle that ``unshard(async_op=True)`` returns: on one host the work is done by then."""
 
     def wait(self) -> None:
         return None

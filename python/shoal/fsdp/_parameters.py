@@ -25,7 +25,7 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._mesh import DataMesh
 from shoal.fsdp._rows import Rows, rows_of, whole_of
 
-# What the engine knows by another name: it only moves their bytes.
+# Dtypes that the engine knows by another name: it only moves their bytes.
 _AS_BYTES = {getattr(torch, name): torch.uint8 for name in dir(torch) if name.startswith("float8_")}
 _POISON = {4: 0x7FC0DEAD, 2: 0x7FDE, 8: 0x7FF80000DEADDEAD, 1: 0x7F}  # NaNs that no computation gives, by size
 _META = torch.device("meta")
@@ -42,7 +42,7 @@ def local_of(t: torch.Tensor) -> torch.Tensor:
 
 
 class Kind(enum.Enum):
-    """What a parameter's local tensor is, and so who brings the whole one."""
+    """The kind of a parameter's local tensor, which decides how the whole one is brought."""
 
     MEMORY = enum.auto()  # plain memory, which the engine has on a CPU mesh
     WRAPPER = enum.auto()  # a wrapper subclass: its elements lie in other tensors
@@ -182,7 +182,7 @@ class ShardedParameter:
 
     @property
     def padded_shape(self) -> torch.Size:
-        """Of the first rank's slices: no other rank has more."""
+        """The shape of the first rank's slices: no other rank has more."""
         return torch.Size((*self.shape[: self.dim], -(-self.shape[self.dim] // self.data.shards), *self.shape[self.dim + 1 :]))
 
     def _rows(self) -> torch.Tensor:
@@ -522,7 +522,7 @@ class ShardedParameter:
             self.sharded.grad._local_tensor.add_(gradient._local_tensor)
 
     def _hooked(self, gradient: DTensor) -> DTensor:
-        """What the hooks of Tensor.register_hook make of a reduced gradient. They see a DTensor, in which a norm is that of all ranks."""
+        """Runs the hooks of Tensor.register_hook on a reduced gradient. They see a DTensor, in which a norm is that of all ranks."""
         with torch.no_grad():
             for hook in tuple(self.sharded._backward_hooks.values()):
                 changed = hook(gradient)

@@ -103,8 +103,8 @@ def replan(root: Root) -> None:
 
 
 def memory_of(root: Root, activations: int | None = None, optimizer: torch.optim.Optimizer | None = None) -> Memory:
-    """What the engine holds for a model, and the optimizer given, or the one in backward if its states are known; then gradients are of
-    three units at most: two on their way, one made."""
+    """Memory that the engine holds for a model and the optimizer given, or the one in backward if its states are known. Then gradients
+    are of three units at most: two on their way, one made."""
     kinds = [m.memory for m in root.models]
     held = {kind: sum(m[kind] for m in kinds) for kind in kinds[0]}
     held["optimizer"] = None if optimizer is None else _state_bytes(root, optimizer)
@@ -130,7 +130,7 @@ def _outside_arenas(root: Root) -> int:
 
 
 def _state_bytes(root: Root, optimizer: torch.optim.Optimizer) -> int:
-    """Of all ranks' states of the model's parameters, those of one element excepted."""
+    """Bytes of all ranks' states of the model's parameters, those of one element excepted."""
     parameters = {id(p.sharded): p for u in root.units for p in u.parameters}
     total = 0
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""What the units of one model share: the native models, and where the program is."""
+"""The state that the units of one model share: the native models, and where the program is."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _copy_of(p: ShardedParameter) -> torch.Tensor | None:
 
 
 def _current(t: Any) -> Any:
-    """Of what shows a whole parameter the same part of this rank's copy, if there is one."""
+    """For a view of a whole parameter, the same part of this rank's copy, if there is one."""
     p = t._parameter() if isinstance(t, Whole) else None
     copy = None if p is None else _copy_of(p)
     if copy is None or t.untyped_storage().data_ptr() == copy.untyped_storage().data_ptr():

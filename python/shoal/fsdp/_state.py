@@ -1,4 +1,4 @@
-"""What a call of fully_shard keeps: modules, their units, and the hooks that tell the engine where the program is."""
+"""The state of a call of fully_shard: modules, their units, and the hooks that tell the engine where the program is."""
 
 from __future__ import annotations
 
@@ -394,7 +394,7 @@ class State:
         return found
 
     def reserve_gradient(self, face: torch.Tensor) -> None:
-        """Of one of its parameters: an optimizer was built of it."""
+        """Gets the memory of one parameter's gradient, as an optimizer was built of it."""
         for p in (p for u in self.units for p in u.parameters if p.sharded is face):
             p.reserve_gradient()
 
@@ -599,7 +599,7 @@ class State:
             self.to_sharded()
 
     def publish(self) -> None:
-        """Of a unit that did not run in this pass: says so, with whatever gradients it has left."""
+        """Announces that the unit did not run in this pass, with whatever gradients it has left."""
         for u in self.units:
             if self.sync and not u.published:
                 self._publish(u, False)
@@ -666,5 +666,5 @@ def _cast(dtype: torch.dtype, t: torch.Tensor) -> torch.Tensor:
 
 
 def _samples(args: tuple, kwargs: dict) -> int:
-    """Of a batch: dim 0 of its first tensor."""
+    """The number of samples in a batch: dim 0 of its first tensor."""
     return next((t.shape[0] for t in tree_flatten((args, kwargs))[0] if torch.is_tensor(t) and t.dim() > 0), 1)

@@ -1,4 +1,4 @@
-"""What torch.compile may not do to hooks of the modules that it compiles."""
+"""Keeps torch.compile from tracing hooks of the modules that it compiles."""
 
 from __future__ import annotations
 

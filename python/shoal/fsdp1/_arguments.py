@@ -1,4 +1,4 @@
-"""What the constructor is given: checked, and said in the words of ``fully_shard``."""
+"""The arguments of the constructor: checked, and said in the words of ``fully_shard``."""
 
 from __future__ import annotations
 

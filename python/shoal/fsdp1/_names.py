@@ -1,4 +1,4 @@
-"""Who of a tree is a unit, and what is whose."""
+"""The units of a tree of modules, and the parameters of each."""
 
 from __future__ import annotations
 

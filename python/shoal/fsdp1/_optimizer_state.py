@@ -136,7 +136,7 @@ def to_load(
     group: Any = None,
     optim_input: Given = None,
 ) -> dict[str, Any]:
-    """What ``optim.load_state_dict`` takes on this rank: values sharded as their parameters are, by number (``named``: by name).
+    """The state dict for ``optim.load_state_dict`` on this rank: values sharded as their parameters are, by number (``named``: by name).
 
     ``rank0_only``: only rank 0 has the state dict; the others get their rows from it.
     """
@@ -182,7 +182,7 @@ def _sharded(value: Any, p: nn.Parameter, kind: StateDictType) -> Any:
 
 
 def _of_sharded_tensor(value: ShardedTensor, p: nn.Parameter) -> torch.Tensor:
-    """What torch.distributed.checkpoint's loader of optimizer states returns, sharded as the parameter is. Collective where it is sharded
+    """A ShardedTensor of torch.distributed.checkpoint's loader, sharded as the parameter is. Collective where it is sharded
     in another way: then a whole tensor at a time is summed over the ranks that have it."""
     metadata = value.metadata()
     bounds = {s.placement.rank(): (s.shard_offsets, s.shard_sizes) for s in metadata.shards_metadata if s.shard_sizes[0] > 0}

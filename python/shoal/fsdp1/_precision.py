@@ -18,7 +18,7 @@ def cast(values: Any, dtype: torch.dtype) -> Any:
 
 
 def input_dtype(policy: MixedPrecision | None, is_root: bool) -> torch.dtype | None:
-    """What a unit casts its inputs to: the root as ``cast_root_forward_inputs`` says, any as ``cast_forward_inputs`` says."""
+    """The dtype that a unit casts its inputs to: the root as ``cast_root_forward_inputs`` says, any as ``cast_forward_inputs`` says."""
     if policy is None or not (policy.cast_forward_inputs or (is_root and policy.cast_root_forward_inputs)):
         return None
     return policy.param_dtype

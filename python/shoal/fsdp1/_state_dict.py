@@ -49,7 +49,7 @@ def settings_for(
 
 
 def settings_of(module: nn.Module) -> StateDictSettings | None:
-    """What is set in a tree; None when it has no unit. Raises InvalidArgument when its units differ."""
+    """The settings of a tree; None when it has no unit. Raises InvalidArgument when its units differ."""
     found = [u._settings for u in units_of(module)]
     if any(s != found[0] for s in found):
         other = next(s for s in found if s != found[0])

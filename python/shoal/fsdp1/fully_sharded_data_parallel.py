@@ -392,13 +392,13 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         state_dict_config: StateDictConfig | None = None,
         optim_state_dict_config: OptimStateDictConfig | None = None,
     ) -> StateDictSettings:
-        """What ``state_dict`` and ``optim_state_dict`` of all units in a tree return and take; returns what was set before."""
+        """Sets what ``state_dict`` and ``optim_state_dict`` of all units in a tree return and take. Returns the settings before."""
         settings = _state_dict.settings_for(state_dict_type, state_dict_config, optim_state_dict_config)
         return _state_dict.set_settings(module, settings)
 
     @staticmethod
     def get_state_dict_type(module: nn.Module) -> StateDictSettings | None:
-        """What is set; None when the tree has no unit."""
+        """The settings of a tree; None when it has no unit."""
         return _state_dict.settings_of(module)
 
     @staticmethod
@@ -454,7 +454,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
         load_directly: bool = False,
         group: Any = None,
     ) -> dict[str, Any]:
-        """What ``optim.load_state_dict`` takes, of what ``optim_state_dict`` returned (of any number of ranks, if whole).
+        """The state dict for ``optim.load_state_dict``, made of what ``optim_state_dict`` returned (of any number of ranks, if whole).
 
         ``load_directly``: loads it, too. With ``rank0_only`` the others' argument is not looked at: rank 0 sends them their part.
         """
@@ -492,7 +492,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
     def shard_full_optim_state_dict(
         full_optim_state_dict: dict[str, Any], model: nn.Module, optim_input: Any = None, optim: torch.optim.Optimizer | None = None
     ) -> dict[str, Any]:
-        """What ``optim.load_state_dict`` takes, of a whole state that every rank has."""
+        """The state dict for ``optim.load_state_dict``, made of a whole state that every rank has."""
         return _optimizer_state.to_load(model, optim, full_optim_state_dict, StateDictType.FULL_STATE_DICT, optim_input=optim_input)
 
     @staticmethod
@@ -512,7 +512,7 @@ class FullyShardedDataParallel(FSDPModule, nn.Module):
     def flatten_sharded_optim_state_dict(
         sharded_optim_state_dict: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer
     ) -> dict[str, Any]:
-        """What ``optim.load_state_dict`` takes, of what ``sharded_optim_state_dict`` returned (nothing is flattened here)."""
+        """The state dict for ``optim.load_state_dict``, made of what ``sharded_optim_state_dict`` returned (nothing is flattened here)."""
         return _optimizer_state.to_load(model, optim, sharded_optim_state_dict, StateDictType.SHARDED_STATE_DICT)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Which modules become units: torch's policies, and the names that older programs use."""
+"""Policies for which modules become units: torch's policies, and the names that older programs use."""
 
 from __future__ import annotations
 

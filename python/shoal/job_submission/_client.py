@@ -96,11 +96,11 @@ class JobSubmissionClient:
         return self._http.ask("DELETE", _path(job_id))["deleted"]
 
     def get_job_logs(self, job_id: str) -> str:
-        """What the entrypoint has printed so far: of the last 16 MiB of each of its processes."""
+        """The output of the entrypoint so far: at most the last 16 MiB of each of its processes."""
         return self._http.ask("GET", _path(job_id, "logs"))["logs"]
 
     async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
-        """What the entrypoint prints, from its beginning, piece by piece, until it ends."""
+        """Yields the output of the entrypoint, from its beginning, piece by piece, until it ends."""
         loop = asyncio.get_running_loop()
         response = await loop.run_in_executor(None, lambda: self._http.open("GET", _path(job_id, "logs/tail"), patient=True))
         try:

@@ -1,4 +1,4 @@
-"""What is known of a job."""
+"""The description of a job."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _over_ranks(sums: torch.Tensor, order: float, group: dist.ProcessGroup) -> t
 
 
 def _laid_out(p: torch.Tensor) -> torch.Tensor:
-    """What lies here of the gradient, when it is laid out as its parameter: it may still be a sum to be taken over ranks."""
+    """This rank's part of the gradient, when it is laid out as its parameter: it may still be a sum to be taken over ranks."""
     g = p.grad
     if isinstance(g, DTensor) and g.placements != p.placements:
         g = g.redistribute(p.device_mesh, p.placements)

@@ -1,4 +1,4 @@
-"""What the fused optimizers share: shards of parameters as the kernels want them, master weights, GradScaler, state dicts."""
+"""The parts that the fused optimizers share: shards of parameters as the kernels want them, master weights, GradScaler, state dicts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Fused:
         self._reserve()
 
     def _reserve(self) -> None:
-        """What the training of sharded parameters will keep gets its memory now: else the first step would wait for the system to give it,
+        """Gets the memory that the training of sharded parameters will keep: else the first step would wait for the system to give it,
         and find out that there is none."""
         self._reserved: dict[int, list[torch.Tensor]] = {}  # zeros, by parameter: its first step takes them
         for group in self.param_groups:
@@ -115,7 +115,7 @@ class Fused:
         return len(self._keys(group)) + self._has_master(p, group)
 
     def state_bytes(self, p: torch.Tensor, group: dict[str, Any]) -> int:
-        """That it keeps of each element of a parameter, from its first step on."""
+        """Bytes that it keeps for each element of a parameter, from its first step on."""
         return self._num_states(p, group) * self._state_dtype(p, group).itemsize
 
     def _state_dtype(self, p: torch.Tensor, group: dict[str, Any]) -> torch.dtype:
@@ -134,7 +134,7 @@ class Fused:
                 yield p
 
     def _values(self, p: torch.Tensor) -> torch.Tensor:
-        """What this rank has of a parameter, in a form that the kernels take."""
+        """This rank's part of a parameter, in a form that the kernels take."""
         values = local(p)
         if values.device.type != "cpu" or values.dtype not in DTYPES:
             raise Unimplemented(
@@ -154,7 +154,7 @@ class Fused:
         return values
 
     def _shard(self, p: torch.Tensor, state: dict[str, Any], group: dict[str, Any], keys: tuple[str, ...]) -> _Shard | None:
-        """What the kernel is given for `p` and its states `keys`; None where this rank has no rows of it."""
+        """The kernel's arguments for `p` and its states `keys`; None where this rank has no rows of it."""
         values = local(p)
         if values.numel() == 0:
             return None

@@ -37,7 +37,7 @@ class TrainContext:
 
 
 class _Here:
-    """What a Trainer's worker knows; None in other processes."""
+    """The context of a Trainer's worker; None in other processes."""
 
     driver: ActorHandle | None = None
     reports = 0

@@ -150,7 +150,8 @@ class Trainer:
 
     @staticmethod
     def _first_cause(s, runs: list[ObjectRef]) -> BaseException:
-        """Of ranks that have failed. One that saw another die may be quicker than the news of that death: this is waited for."""
+        """The first cause among ranks that have failed. A rank that saw another die may be quicker than the news of that death,
+        which is waited for."""
         until = time.monotonic() + _NEWS_S
         while True:
             errors = [e for e in (_failure(r, f"rank {rank} of {len(runs)}") for rank, r in enumerate(runs)) if e is not None]

@@ -1,4 +1,4 @@
-"""What a Trainer places on the cluster: one of these per rank, forked from a process that has imported torch."""
+"""The actor that a Trainer places on the cluster, one per rank, forked from a process that has imported torch."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def map_unordered(
 
 
 class FailureTuple(NamedTuple):
-    """What cannot be sent: the object, what it is called, and what it is a part of."""
+    """An object that cannot be sent: the object, its name, and the object that it is a part of."""
 
     obj: Any
     name: str

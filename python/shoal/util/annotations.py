@@ -11,7 +11,7 @@ __all__ = ["Deprecated", "DeveloperAPI", "PublicAPI", "RayDeprecationWarning"]
 
 
 class RayDeprecationWarning(DeprecationWarning):
-    """Of what ``Deprecated(warning=True)`` marks."""
+    """The warning for what ``Deprecated(warning=True)`` marks."""
 
 
 def _plain(*args: Any, **_: Any):

@@ -43,7 +43,7 @@ def _full(name: str) -> None:
 
 
 class Metric:
-    """What the three have in common. Not to be made itself."""
+    """The base of the three kinds of metrics. Not to be made itself."""
 
     _kind = ""
 

@@ -40,7 +40,7 @@ class _Process:
 
 
 class AsyncResult:
-    """Of calls that are under way."""
+    """The result of calls that are under way."""
 
     def __init__(self, refs: list[ObjectRef], single: bool, callback: Callable | None = None, error_callback: Callable | None = None):
         self._refs, self._single, self._callbacks = refs, single, (callback, error_callback)

@@ -43,7 +43,7 @@ class PlacementGroup:
 
     @property
     def bundle_specs(self) -> list[dict[str, float]]:
-        """What each bundle reserves."""
+        """The resources that each bundle reserves."""
         if self._bundles is None:
             self._bundles = session().group(self.id)["bundles"]
         return self._bundles
@@ -147,7 +147,7 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
 
 
 def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
-    """Of one group, or of all by id: name, bundles by index, the node of each, strategy and state (PENDING, CREATED, RESCHEDULING,
+    """Describes one group, or all by id: name, bundles by index, the node of each, strategy and state (PENDING, CREATED, RESCHEDULING,
     REMOVED)."""
     if placement_group is not None:
         return _table_row(session().group(placement_group.id))

@@ -1,4 +1,4 @@
-"""What a cluster has: ``list_actors``, ``get_node``, ``summarize_actors``, ``list_logs`` and the like. Names and fields are Ray's.
+"""Queries of a cluster's state: ``list_actors``, ``get_node``, ``summarize_actors``, ``list_logs`` and others. Names and fields are Ray's.
 
 Each call asks the cluster of this process, or the one at ``address`` (``"auto"``, ``"HOST:PORT"``, or ``"http://HOST:PORT"``), and needs no
 ``shoal.init``. A row is a dict whose fields are attributes as well. ``filters`` are ``(field, "=" or "!=", value)``, all of which hold;
@@ -212,7 +212,7 @@ def _address(address: str | None) -> list[str]:
 
 
 def _run(*words: str, timeout: float) -> str:
-    """What the command says."""
+    """Returns the command's output."""
     try:
         done = subprocess.run([binary(), *words, "--json"], capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired as error:
@@ -236,7 +236,7 @@ def _raw(what: str, address: str | None, timeout: float) -> list[dict[str, Any]]
 
 
 def _told(what: str, address: str | None, timeout: float, raise_on_missing_output: bool) -> list[dict[str, Any]]:
-    """What nodes and their processes tell of themselves. Of those that told nothing Unavailable, or a warning."""
+    """Returns what nodes and their processes report. For those that do not report it raises Unavailable, or warns."""
     rows, missing = _asked(what, address, timeout)
     if missing and raise_on_missing_output:
         raise _incomplete(what, missing)
