@@ -39,9 +39,7 @@ NUM_DEVICES = int(os.environ["SHOAL_SPMD_DEVICES"])
 
 # Sections of what is not there yet: the README of shoal.spmd names it.
 NOT_YET = {
-    "documents",
     "auto-sharding",
-    "examples",
 }
 # Binding facts that do not hold, each with its reason.
 EXCEPTIONS = {
@@ -233,15 +231,20 @@ def close(a, b):
     return math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) if numbers else a == b
 
 
-def check(fact: dict) -> None:
-    """Runs the code of a fact and compares its result, or the class of its error."""
-    xs.set_global_mesh(None)
-    xr.global_runtime_device_attributes, xm.xla_device_hw = _TRUE_ATTRIBUTES, _TRUE_HARDWARE
+def all_names() -> dict:
     names = dict(NAMES)
     if NUM_DEVICES == 8:
         names["mesh"] = xs.Mesh(np.arange(8), (4, 2), ("data", "model"))
         names["fmesh"] = xs.Mesh(np.arange(8), (8, 1), ("fsdp", "model"))
         names["dmesh"] = xs.Mesh(np.arange(8), (2, 4, 1), ("data", "fsdp", "tensor"))
+    return names
+
+
+def check(fact: dict, names: dict | None = None) -> None:
+    """Runs the code of a fact and compares its result, or the class of its error. ``names``: those of the code, all if left out."""
+    xs.set_global_mesh(None)
+    xr.global_runtime_device_attributes, xm.xla_device_hw = _TRUE_ATTRIBUTES, _TRUE_HARDWARE
+    names = all_names() if names is None else names
     if dist.is_initialized():
         dist.destroy_process_group()
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as names["tmp"]:

@@ -6,6 +6,7 @@ import traceback
 import warnings
 from collections import Counter
 
+import guides
 import torch
 import training
 from facts import NAMES, NOT_YET, NUM_DEVICES, ORACLE, as_spec, check, device, facts, operand, same, spec, xr, xs
@@ -70,6 +71,7 @@ def trained(f: dict) -> None:
 
 
 CHECKS = {"sharding": sharding, "mesh": mesh, "ops": op, "fsdpv2-parameters": parameter, "training": trained}
+CHECKS |= {"documents": guides.document, "examples": guides.example}
 
 
 def failures() -> dict:
@@ -84,5 +86,5 @@ def failures() -> dict:
                 CHECKS.get(section, check)(f)
                 held[section] += 1
             except BaseException:  # CheckpointException is no Exception
-                failed.append(f"{section} {f['id']}: {traceback.format_exc(limit=-3)}")
+                failed.append(f"{section} {f.get('id')}: {traceback.format_exc(limit=-3)}")
     return {"held": dict(held), "failed": failed}
