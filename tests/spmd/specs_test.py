@@ -1,0 +1,163 @@
+"""Every partition spec of tensors of rank 0 to 4 on every mesh of 8 devices with 1 to 3 axes, beside index arithmetic.
+
+The reference is the rule of PyTorch/XLA: a dimension of n elements in p parts has chunks of ceil(n / p). The device at mesh coordinate c
+holds the part that c names along the dimension's axes, the first axis most significant. Devices of one part are its replicas, by id.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["SHOAL_SPMD_DEVICES"] = "8"
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import shoal.spmd as xs
+import shoal.spmd.runtime as xr
+import shoal.spmd.xla_model as xm
+from shoal.spmd._sharding import Sharding, ShardingType
+
+xr.use_spmd()
+DEVICE = xm.xla_device()
+MESHES = [m for rank in (1, 2, 3) for m in itertools.product((1, 2, 4, 8), repeat=rank) if math.prod(m) == 8]
+SIZES = [8, 4, 16, 10, 7, 5, 3, 2, 1, 9, 0]  # even, uneven, and smaller than the number of parts
+AXES = ("x", "y", "z")
+
+
+def specs(num_axes: int, rank: int) -> list[tuple[tuple[int, ...], ...]]:
+    """Per dimension the axes that split it: every choice of axes, in every order, each axis once."""
+    found = [((),) * rank]
+    for axis in range(num_axes):
+        found += [
+            (*spec[:dim], (*spec[dim][:at], axis, *spec[dim][at:]), *spec[dim + 1 :])
+            for spec in found
+            for dim in range(rank)
+            for at in range(len(spec[dim]) + 1)
+        ]
+    return found
+
+
+def written(spec: tuple[tuple[int, ...], ...], draw: random.Random) -> tuple:
+    """The spec as a program may write it: names or indices; a single axis alone or as a tuple; None or () for none."""
+
+    def entry(axes):
+        axes = tuple(draw.choice((a, AXES[a])) for a in axes)
+        if not axes:
+            return draw.choice((None, None, ()))
+        return axes[0] if len(axes) == 1 and draw.random() < 0.7 else axes
+
+    return tuple(map(entry, spec))
+
+
+class Reference:
+    """What each device holds. ``parts``: per dimension. ``held``: devices x dimensions, the part's coordinate."""
+
+    def __init__(self, mesh: tuple[int, ...], ids: np.ndarray, spec: tuple[tuple[int, ...], ...]):
+        coordinates = np.empty((8, len(mesh)), dtype=int)
+        coordinates[ids] = np.indices(mesh).reshape(len(mesh), 8).T
+        self.parts = np.array([math.prod(mesh[a] for a in axes) for axes in spec], dtype=int)
+        self.held = np.zeros((8, len(spec)), dtype=int)
+        for dim, axes in enumerate(spec):
+            for a in axes:
+                self.held[:, dim] = self.held[:, dim] * mesh[a] + coordinates[:, a]
+        flat = np.zeros(8, dtype=int)
+        for dim, p in enumerate(self.parts):
+            flat = flat * p + self.held[:, dim]
+        self.copies = 8 // int(np.prod(self.parts))
+        self.replicas = np.arange(8) if self.copies == 8 else (np.tril(flat[:, None] == flat[None, :], -1)).sum(1)
+        order = np.argsort(flat, kind="stable")
+        if self.copies == 8:
+            self.type, self.text = ShardingType.REPLICATED, "{replicated}"
+        else:
+            whole = self.copies == 1
+            tiles = list(self.parts) if whole else [*self.parts, self.copies]
+            last = "" if whole else " last_tile_dim_replicate"
+            self.type = ShardingType.TILED if whole else ShardingType.PARTIAL
+            self.text = f"{{devices=[{','.join(map(str, tiles))}]{','.join(map(str, order))}{last}}}"
+
+    def tile(self, shape: np.ndarray) -> np.ndarray:
+        return -(-shape // self.parts)
+
+    def bounds(self, shape: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First and past-the-last index per device and dimension."""
+        tile = self.tile(shape)
+        return np.minimum(self.held * tile, shape), np.minimum((self.held + 1) * tile, shape)
+
+    def padded(self, whole: np.ndarray) -> list[np.ndarray]:
+        """Per device its part, with zeros up to the tile."""
+        shape = np.array(whole.shape, dtype=int)
+        tile = self.tile(shape)
+        full = np.zeros(self.parts * tile, whole.dtype)
+        full[tuple(map(slice, shape))] = whole
+        starts = self.held * tile
+        return [full[tuple(slice(s, s + t) for s, t in zip(starts[d], tile, strict=True))] for d in range(8)]
+
+
+@pytest.fixture(scope="module")
+def checked():
+    counts = {"specs": 0, "shapes": 0, "tensors": 0}
+    yield counts
+    print("\nmesh and spec pairs: {specs}, with shapes: {shapes}, tensors: {tensors}".format(**counts))
+
+
+def test_there_are_as_many_meshes_and_specs_as_there_can_be():
+    assert len(MESHES) == 1 + 4 + 10
+    for num_axes, rank in itertools.product((1, 2, 3), range(5)):
+        # k of the axes, in a row of lists, one per dimension: r (r + 1) .. (r + k - 1) ways
+        ways = sum(math.comb(num_axes, k) * math.prod(range(rank, rank + k)) for k in range(num_axes + 1))
+        assert len(set(specs(num_axes, rank))) == len(specs(num_axes, rank)) == ways
+
+
+@pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "permuted"])
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+def test_devices_hold_what_index_arithmetic_says(sizes, shuffled, checked):
+    draw = random.Random(f"{sizes} {shuffled}")
+    ids = np.arange(8)
+    while shuffled and (ids == np.arange(8)).all():
+        ids = np.array(draw.sample(range(8), 8))
+    mesh = xs.Mesh(ids, sizes, AXES[: len(sizes)])
+    for rank in range(5):
+        for spec in specs(len(sizes), rank):
+            expected = Reference(sizes, ids, spec)
+            spoken = written(spec, draw)
+            sharding = Sharding.of(mesh, spoken)
+            where = f"mesh {sizes} of devices {ids.tolist()}, spec {spoken}"
+            assert (str(sharding), sharding.type) == (expected.text, expected.type), where
+            if expected.copies < 8:
+                assert [sharding.replica(d) for d in range(8)] == expected.replicas.tolist(), where
+            for _ in range(2):
+                shape = np.array([draw.choice(SIZES) for _ in range(rank)], dtype=int)
+                first, last = expected.bounds(shape)
+                for d in range(8):
+                    assert [(s.start, s.stop) for s in sharding.ranges(d, shape.tolist())] == list(
+                        zip(first[d].tolist(), last[d].tolist(), strict=True)
+                    ), f"{where}, shape {shape.tolist()}, device {d}"
+                checked["shapes"] += 1
+            checked["specs"] += 1
+            if rank == 4 and math.prod(shape.tolist()) > 2000:
+                shape = np.minimum(shape, 5)
+            check_tensor(mesh, spoken, expected, shape, where)
+            checked["tensors"] += 1
+
+
+def check_tensor(mesh, spec, expected: Reference, shape: np.ndarray, where: str) -> None:
+    whole = np.arange(1, shape.prod() + 1, dtype=np.float32).reshape(shape)
+    t = torch.from_numpy(whole).to(DEVICE)
+    marked = xs.mark_sharding(t, mesh, spec)
+    where = f"{where}, shape {shape.tolist()}"
+    assert (marked.sharding_spec, marked.sharding_type) == (expected.text, expected.type), where
+    first, last = expected.bounds(shape)
+    for d, (shard, data) in enumerate(zip(marked.local_shards, expected.padded(whole), strict=True)):
+        assert shard.replica_id == expected.replicas[d], f"{where}, device {d}"
+        if expected.copies == 8:
+            assert shard.indices is ..., f"{where}, device {d}"
+        else:
+            assert shard.indices == [slice(a, b) for a, b in zip(first[d], last[d], strict=True)], f"{where}, device {d}"
+        assert np.array_equal(shard.data.numpy(), data), f"{where}, device {d}"
+    assert np.array_equal(t.cpu().numpy(), whole), where
