@@ -132,8 +132,17 @@ void ClusterState::node_lost(NodeId node, const Error& cause) {
   const Error lost =
       (drained ? unavailable("its node was drained").with_reason("NodeDrained") : Error(cause)).in("node " + to_string(node));
   act(Disconnect{node, lost});
-  for (const auto& [id, w] : workers_) {
-    if (w.row.node == node && w.row.state != WorkerState::kExited) worker_exited(workers_.edit(id), 128 + SIGKILL, lost);
+  const auto leads = [&](const Worker& w) {  // its end ends a job
+    const auto j = jobs_.find(w.row.job);
+    return j != jobs_.end() && (j->second.driver == w.row.id || std::ranges::count(j->second.processes, w.row.id) > 0);
+  };
+  // Those that lead a job come last: actors of the node died with the node, and not because their job ended.
+  for (const bool leading : {false, true}) {
+    for (const auto& [id, w] : workers_) {
+      if (w.row.node == node && w.row.state != WorkerState::kExited && leads(w) == leading) {
+        worker_exited(workers_.edit(id), 128 + SIGKILL, lost);
+      }
+    }
   }
   lose_bundles(node);
   // Who has to be on this node, and waited for room there, waits for nothing.

@@ -310,6 +310,20 @@ TEST_F(ClusterStateTest, WhoseNodeWasNotReachedEndsWithIt) {
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kDead);
 }
 
+TEST_F(ClusterStateTest, AnActorOfALostNodeDiesOfThatAlsoIfItsDriverWasThere) {
+  for (const std::uint64_t driver_id : {1u, 5000000u}) {  // before all other workers, and behind some
+    const NodeId node = join(driver_id, {{"CPU", 4}});
+    const JobId job = driver();
+    state_.worker_updated(node, {WorkerId{driver_id}, WorkerState::kRunning, 100, "", 0, {}, job, "driver"});
+    const auto g = gang(job, 4, {{"CPU", 1}});
+    ASSERT_TRUE(state_.gang_requested(g));
+    for (const auto& s : taken<StartWorkerOn>()) ready(s);
+    state_.node_lost(node, unavailable("the node is gone"));
+    EXPECT_EQ(state_.job(job)->state, JobState::kFailed);
+    for (const auto& a : g.actors) EXPECT_NE(state_.actor(a.id)->cause->message().find("the node is gone"), std::string::npos);
+  }
+}
+
 TEST_F(ClusterStateTest, AJobWhoseNodeWasNotReachedForAPortWaitsForItsPlaceAgain) {
   const NodeId node = join(1, {{"CPU", 2}});
   actors::JobSpec spec;

@@ -466,15 +466,14 @@ print("pids", worker, shoal._runtime.state.cluster.pid, child)
     os.kill(child, signal.SIGKILL)
 
 
-def test_sigkill_of_the_embedded_cluster_fails_what_waits_within_a_second():
+def test_sigkill_of_the_embedded_cluster_fails_what_waits():
     shoal.init(num_cpus=2)
     cluster = shoal._runtime.state.cluster.pid
     actor = Log.remote()
     pids = [shoal.get(actor.pid.remote()), *shoal.get(actor.fork_sleepers.remote(2))]
     ref = actor.sleep.remote(1000)
-    began = time.monotonic()
     os.kill(cluster, signal.SIGKILL)
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="is gone"):  # its closed connections say so; silence would be another cause
         shoal.get(ref, timeout=60)
     for call in (
         lambda: shoal.nodes(),
@@ -482,9 +481,8 @@ def test_sigkill_of_the_embedded_cluster_fails_what_waits_within_a_second():
         lambda: shoal.kill(actor),
         lambda: shoal.get(actor.echo.remote(1), timeout=60),
     ):
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="is gone"):
             call()
-    assert time.monotonic() - began < 4  # told: silence is noticed after 5 s
     gone(pids)
     shoal.shutdown()
     shoal.init(num_cpus=2)
@@ -619,11 +617,9 @@ def test_a_worker_of_a_node_that_was_killed_dies_with_its_children(shoal_command
     actor = Log.remote()
     pids = [shoal.get(actor.pid.remote()), *shoal.get(actor.fork_sleepers.remote(2))]
     ref = actor.sleep.remote(1000)
-    began = time.monotonic()
     os.kill(cluster.pid("node"), signal.SIGKILL)
-    with pytest.raises(ActorDiedError):
+    with pytest.raises(ActorDiedError, match="its node's process ended"):  # one that is silent "stopped answering"
         shoal.get(ref, timeout=60)
-    assert time.monotonic() - began < 4  # told: silence is noticed after 5 s
     gone(pids)
     wait_until(lambda: shoal.nodes()[0]["state"] == "DEAD", 5, "the head to know")
     shoal.shutdown()

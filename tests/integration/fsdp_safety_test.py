@@ -279,10 +279,8 @@ def test_killing_a_shard_actor_by_its_handle_fails_the_step_on_every_rank_with_i
 
 
 def test_a_rank_that_is_killed_is_named_to_all():
-    began = time.monotonic()
     with pytest.raises(ActorDiedError, match="SIGKILL"):
         run(train_until_killed, how="sigkill")
-    assert time.monotonic() - began < 30
 
 
 def different_models(config):
