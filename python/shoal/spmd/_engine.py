@@ -17,6 +17,11 @@ from shoal.spmd._rules import Grid, Plan
 _replicated: Counter[str] = Counter()
 # Without a rule for a reason: the random stream is one, whatever lies where.
 RANDOM = torch.Tag.nondeterministic_seeded
+# Views whose meaning is a bit of the tensor, which operators below torch's dispatcher do not see.
+RESOLVED = {
+    torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
+    torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
+}
 
 
 def replicated_ops() -> dict[str, int]:
@@ -33,6 +38,7 @@ class Result:
 
 def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> Result:
     """``args`` and ``kwargs`` hold Arrays. Arrays in ``written`` are changed in place and stay split as they are."""
+    func = RESOLVED.get(func, func)
     flat, tree = tree_flatten((args, kwargs))
     where = [i for i, a in enumerate(flat) if isinstance(a, Array)]
     arrays = [flat[i] for i in where]
@@ -144,6 +150,7 @@ def _by_parts(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: l
 def _joined(values: list[Any], labels: Any, plan: Plan, grid: Grid, cells: list[dict]) -> Any:
     if not isinstance(values[0], torch.Tensor):
         return values[0]
+    assert values[0].dim() == len(labels), f"a rule says {labels} of a result of shape {tuple(values[0].shape)}"
     sharding = grid.sharding(labels)
     parts: list[torch.Tensor | None] = [None] * max(1, _count(sharding.parts))
     for value, cell in zip(values, cells, strict=True):

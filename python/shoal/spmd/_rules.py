@@ -107,7 +107,8 @@ def find(func: Any) -> Rule | None:
     one_by_one = name.startswith("_foreach_") and name not in ("_foreach_norm", "_foreach_max", "_foreach_powsum")
     if found is None and (one_by_one or torch.Tag.pointwise in func.tags):
         return pointwise
-    return found
+    has_out = any(a.kwarg_only and a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+    return found if found is pointwise or not has_out else None
 
 
 def _dims(dims: Any, rank: int) -> list[int]:
@@ -284,10 +285,10 @@ def unsqueeze(func, arrays, args, kwargs):
 @rule("squeeze")
 def squeeze(func, arrays, args, kwargs):
     shape = arrays[0].shape
-    over = set(_dims(args[1] if len(args) > 1 else None, len(shape)))
-    gone = {d for d, n in enumerate(shape) if n == 1 and d in over}
-    labels = tuple(None if d in gone else d for d in range(len(shape)))
-    return Plan([labels], [tuple(d for d in range(len(shape)) if d not in gone)])
+    over = set() if len(args) > 1 and args[1] == [] else set(_dims(args[1] if len(args) > 1 else None, len(shape)))
+    gone = {d for d in over if shape[d] == 1}
+    labels = tuple(None if d in over else d for d in range(len(shape)))  # a part may be of size 1 where the whole is not
+    return Plan([labels], [tuple(label for d, label in enumerate(labels) if d not in gone)])
 
 
 @rule("select")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from shoal.spmd._device import DEVICE
 from shoal.spmd._sharding import Sharding
 
 aten = torch.ops.aten
+# References in dispatch() to a tensor of the host that torch's C++ code made for this call. One that the program holds has more.
+REFERENCES = 5
 
 
 class Box:
@@ -62,8 +65,11 @@ class Box:
             func, args, kwargs, index = self._view
             below = self.base.array
             whole = below.gathered()
-            part = func(whole, *args, **kwargs)
-            (part[index] if isinstance(part, (tuple, list)) else part).copy_(self._array.gathered())
+            if func in _engine.RESOLVED:  # its own inverse
+                whole.copy_(_engine.RESOLVED[func](self._array.gathered()))
+            else:
+                part = func(whole, *args, **kwargs)
+                (part[index] if isinstance(part, (tuple, list)) else part).copy_(self._array.gathered())
             if not below.sharding.is_replicated:
                 below.write(whole)
         self.base.wrote()
@@ -112,12 +118,15 @@ class Tensor(torch.Tensor):
         return True
 
     def to(self, *args, **kwargs):
-        device, dtype, *_ = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
+        copy = kwargs.pop("copy", False)
+        if sum(isinstance(a, bool) for a in args) == 2:  # non_blocking, copy
+            *args, copy = args
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
         if device is not None and device.type != DEVICE.type:
             return _ToHost.apply(self, dtype or self.dtype)
-        if (dtype is None or dtype == self.dtype) and not kwargs.get("copy", False):
+        if (dtype is None or dtype == self.dtype) and not copy:
             return self
-        return super().to(dtype=dtype or self.dtype, copy=kwargs.get("copy", False))
+        return super().to(dtype=dtype or self.dtype, copy=copy)
 
     def cpu(self, memory_format=torch.preserve_format):
         return self.to("cpu")
@@ -217,12 +226,19 @@ def _is_view(func: Any) -> bool:
     return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 
 
-def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
-    found: list[Tensor] = []
+def _arrays(flat: list[Any], tree: Any, targets: list[torch.Tensor]) -> tuple[Any, list[Array]]:
+    """Arguments with arrays for tensors, those of the host whole, and the arrays of the targets."""
+    n = runtime.global_runtime_device_count()
+    held = {id(a): a._box.array if isinstance(a, Tensor) else Array.whole(a, n) for a in flat if isinstance(a, torch.Tensor)}
+    return tree_unflatten([held.get(id(a), a) for a in flat], tree), [held[id(t)] for t in targets]
+
+
+def _written(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
     for i, a in enumerate(func._schema.arguments):
         if a.alias_info is not None and a.alias_info.is_write:
             value = args[i] if i < len(args) and not a.kwarg_only else kwargs.get(a.name)
-            found += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
+            found += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, torch.Tensor)]
     return found
 
 
@@ -231,33 +247,29 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     if special is not None:
         return special(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags:
-        return _reshaped(func, args)
+        return _reshaped(func, args, kwargs)
     flat, tree = tree_flatten((args, kwargs))
     tensors = [a for a in flat if isinstance(a, Tensor)]
     if func._schema.name.startswith(("aten::_foreach_", "aten::_fused_")) and any(not t._box.array.sharding.is_replicated for t in tensors):
         return _one_by_one(func, args, kwargs)
     cls = next((type(t).result for t in tensors if hasattr(type(t), "result")), Tensor)
-    for a in flat:
-        # Integers of the host may be indices, which torch makes of lists and slices.
-        if isinstance(a, torch.Tensor) and not isinstance(a, Tensor) and a.dim() > 0 and (a.is_floating_point() or a.is_complex()):
-            raise RuntimeError(
-                f"Expected all tensors to be on the same device, but found at least two devices, xla:0 and {a.device}! "
-                f"({func}: move the tensor of shape {tuple(a.shape)} with .to(device))"
-            )
+    targets = _written(func, args, kwargs)
+    in_backward = torch._C._current_graph_task_id() != -1
+    if not in_backward:
+        _check_devices(func, flat, targets)
     to_host = False
     if kwargs.get("device") is not None:
-        to_host = torch.device(kwargs["device"]).type != DEVICE.type
+        to_host = torch.device(kwargs["device"]).type != DEVICE.type and not in_backward
         kwargs = {**kwargs, "device": torch.device("cpu")}
         flat, tree = tree_flatten((args, kwargs))
-    targets = _written(func, args, kwargs)
-    inner = tree_unflatten([a._box.array if isinstance(a, Tensor) else a for a in flat], tree)
-    result = _engine.run(func, *inner, written=[t._box.array for t in targets])
-    for t in targets:
-        if t._box.array.sharding.is_replicated and t._box.array.locals[0].shape != t.shape:
+    inner, written = _arrays(flat, tree, targets)
+    result = _engine.run(func, *inner, written=written)
+    for t, array in zip(targets, written, strict=True):
+        if array.sharding.is_replicated and array.locals[0].shape != t.shape:
             raise Unimplemented(
                 f"{func} gives its out= tensor of shape {tuple(t.shape)} another shape", hint="pass one of the result's shape"
             )
-    for box in dict.fromkeys(t._box for t in targets):
+    for box in dict.fromkeys(t._box for t in targets if isinstance(t, Tensor)):
         box.wrote()
     if to_host:
         return result.values[0].gathered()
@@ -272,10 +284,36 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     return out if result.as_list and len(func._schema.returns) == 1 else tuple(out) if result.as_list else out[0] if out else None
 
 
-def _reshaped(func: Any, args: tuple) -> Any:
+def _check_devices(func: Any, flat: list[Any], targets: list[torch.Tensor]) -> None:
+    """Raises for a tensor of the host that the program mixes with those of the device. torch's C++ code makes some for its own use.
+    Integers may be indices, which torch makes of lists and slices."""
+    for a in flat:
+        if isinstance(a, Tensor) or not isinstance(a, torch.Tensor):
+            continue
+        target = any(a is t for t in targets)
+        if not target and (a.dim() == 0 or not (a.is_floating_point() or a.is_complex())):
+            continue
+        if sys.getrefcount(a) > REFERENCES + target or (a._is_view() and sys.getrefcount(a._base) > REFERENCES - 2):
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, xla:0 and {a.device}! "
+                f"({func}: move the tensor of shape {tuple(a.shape)} with .to(device))"
+            )
+
+
+def _reshaped(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The tensor becomes a view of what it was."""
+    t = args[0]
     if func is aten.detach_.default:
-        return args[0]
-    raise Unimplemented(f"{func} changes the shape of a tensor of the device in place", hint="use the operator without the underscore")
+        return t
+    packet = getattr(aten, func._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    view = getattr(packet, "int" if packet is aten.transpose else func._overloadname, None)
+    if view is None or not _is_view(view) or view is aten.as_strided.default or t._box.mark is not None:
+        raise Unimplemented(f"{func} changes the shape of a tensor of the device in place", hint="use the operator without the underscore")
+    result = _engine.run(view, (t._box.array, *args[1:]), kwargs)
+    t._box = Box(result.values[0], t._box, (view, args[1:], kwargs, 0), result.aliases)
+    with torch._C._DisableTorchDispatch():  # shape and strides of the tensor itself
+        func(*args, **kwargs)
+    return t
 
 
 def _plain(value: Any) -> Any:
@@ -300,11 +338,10 @@ def _one_by_one(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def dispatch_one(func: Any, args: tuple, kwargs: dict) -> Any:
-    flat, tree = tree_flatten((args, kwargs))
-    inner = tree_unflatten([a._box.array if isinstance(a, Tensor) else a for a in flat], tree)
     targets = _written(func, args, kwargs)
-    result = _engine.run(func, *inner, written=[t._box.array for t in targets])
-    for box in dict.fromkeys(t._box for t in targets):
+    inner, written = _arrays(*tree_flatten((args, kwargs)), targets)
+    result = _engine.run(func, *inner, written=written)
+    for box in dict.fromkeys(t._box for t in targets if isinstance(t, Tensor)):
         box.wrote()
     return [Tensor(Box(v)) if isinstance(v, Array) else v for v in result.values]
 
