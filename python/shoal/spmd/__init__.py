@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.spmd import _torch  # noqa: F401  teaches torch's functions the device
 from shoal.spmd._distribute import xla_distribute_module, xla_distribute_tensor
 from shoal.spmd._engine import replicated_ops
 from shoal.spmd._hybrid_mesh import HybridMesh

@@ -29,6 +29,10 @@ def replicated_ops() -> dict[str, int]:
     return dict(_replicated)
 
 
+def forget_replicated_ops() -> None:
+    _replicated.clear()
+
+
 class Result:
     """``values``: per result an Array, or what is no tensor. ``aliases``: local results are views of local arguments."""
 

@@ -107,8 +107,12 @@ def spec_of(shape: torch.Size) -> tuple[str | None, ...]:
 def _check_module(module: Any) -> None:
     if isinstance(module, SpmdFullyShardedDataParallel):
         raise WrapError("the module is wrapped already", hint="for nested units wrap the inner modules before the outer one")
-    if not isinstance(module, nn.Module) or type(module).forward in (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward):
+    if not isinstance(module, nn.Module) or not _has_forward(module):
         raise WrapError(f"{type(module).__name__} defines no forward", hint="wrap modules whose forward the program calls")
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return "forward" in vars(module) or type(module).forward not in (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward)
 
 
 def _refuse_wrapped(module: nn.Module) -> None:
@@ -125,7 +129,7 @@ def _wrap_children(module: nn.Module, policy: Callable[..., bool], make: Callabl
         if not _asked(policy, child, True, total):
             continue
         inside = _wrap_children(child, policy, make, ignored)
-        if type(child).forward in (nn.ModuleList.forward, nn.ModuleDict.forward) or not _asked(policy, child, False, total - inside):
+        if not _has_forward(child) or not _asked(policy, child, False, total - inside):
             wrapped += inside
             continue
         setattr(module, name, make(child))

@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from shoal.exceptions import Unimplemented
-from shoal.spmd import _engine, runtime
+from shoal.spmd import _engine, _rules, runtime
 from shoal.spmd._array import Array
 from shoal.spmd._device import DEVICE
 from shoal.spmd._sharding import Sharding
@@ -136,6 +136,15 @@ class Tensor(torch.Tensor):
         name = type(self).__name__ if type(self) is not Tensor else "tensor"
         return f"{name}{whole.removeprefix('tensor')[:-1]}, device='xla:0')"
 
+    def __format__(self, spec):
+        return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def new_tensor(self, data, *, dtype=None, device=None, requires_grad: bool = False):
+        return torch.tensor(data, dtype=dtype or self.dtype, device=device or DEVICE, requires_grad=requires_grad)
+
+    def get_device(self) -> int:
+        return 0
+
     def tolist(self):
         return self.detach().cpu().tolist()
 
@@ -146,6 +155,9 @@ class Tensor(torch.Tensor):
 
     def __array__(self, dtype=None):
         return np.asarray(self.detach().cpu().numpy(), dtype=dtype)
+
+    def __copy__(self):
+        return self.detach().requires_grad_(self.requires_grad)
 
     def __deepcopy__(self, memo):
         if not self.is_leaf:
@@ -246,6 +258,8 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     special = SPECIAL.get(func)
     if special is not None:
         return special(func, args, kwargs)
+    if _consists_of_others(func):
+        return func.decompose(*args, **kwargs)
     if torch.Tag.inplace_view in func.tags:
         return _reshaped(func, args, kwargs)
     flat, tree = tree_flatten((args, kwargs))
@@ -298,6 +312,12 @@ def _check_devices(func: Any, flat: list[Any], targets: list[torch.Tensor]) -> N
                 f"Expected all tensors to be on the same device, but found at least two devices, xla:0 and {a.device}! "
                 f"({func}: move the tensor of shape {tuple(a.shape)} with .to(device))"
             )
+
+
+@functools.cache
+def _consists_of_others(func: Any) -> bool:
+    """Such an operator comes here in inference mode only; otherwise autograd has taken it apart."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and _rules.find(func) is None
 
 
 def _reshaped(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -369,15 +389,11 @@ def _copy(func, args, kwargs):
 
 
 def _to_copy(func, args, kwargs):
+    """Of .float(), .type_as and autograd, which name the CPU as the device; ``Tensor.to`` is what copies to the host."""
     (t,) = args
-    device = kwargs.get("device")
-    if device is None or torch.device(device).type == DEVICE.type:
-        kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking", "layout")}
-        cls = getattr(type(t), "result", Tensor)
-        return cls(Box(_engine.run(func, (t._box.array,), kwargs).values[0]))
-    whole = t._box.array.gathered()
-    copied = aten._to_copy.default(whole, **kwargs)
-    return copied.clone() if copied is whole else copied
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking", "layout")}
+    cls = getattr(type(t), "result", Tensor)
+    return cls(Box(_engine.run(func, (t._box.array,), kwargs).values[0]))
 
 
 def _item(func, args, kwargs):

@@ -57,7 +57,8 @@ class MpDeviceLoader:
     of the loader and of the upload are raised where the batch would have come."""
 
     def __init__(self, loader: Any, device: Any, input_sharding: InputSharding = None, device_prefetch_size: int = 8, **kwargs: Any):
-        self._loader, self._sharding, self._ahead = loader, input_sharding, max(1, device_prefetch_size)
+        self._loader, self._ahead = loader, max(1, device_prefetch_size)
+        self._parallel_loader_kwargs = {"input_sharding": input_sharding}  # libraries set it later
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -78,7 +79,7 @@ class MpDeviceLoader:
         def upload_all() -> None:
             try:
                 for batch in self._loader:
-                    if not put((_placed(batch, self._sharding), None)):
+                    if not put((_placed(batch, self._parallel_loader_kwargs["input_sharding"]), None)):
                         return
             except BaseException as error:  # raised in the program's thread
                 put((None, error))
@@ -98,3 +99,13 @@ class MpDeviceLoader:
         finally:
             left.set()
             thread.join()
+
+
+class ParallelLoader:
+    """The older way to write an MpDeviceLoader. ``devices``: the logical device."""
+
+    def __init__(self, cpu_loader: Any, devices: Any, input_sharding: InputSharding = None, device_prefetch_size: int = 8, **kwargs: Any):
+        self._loader = MpDeviceLoader(cpu_loader, devices, input_sharding, device_prefetch_size)
+
+    def per_device_loader(self, device: Any) -> MpDeviceLoader:
+        return self._loader

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
+
+import torch
 
 from shoal.exceptions import InvalidArgument, Unimplemented
 
@@ -31,6 +34,13 @@ def use_spmd(auto: bool = False) -> None:
     if auto:
         raise Unimplemented("use_spmd(auto=True) is not there yet", hint="mark parameters and inputs with mark_sharding")
     _spmd = True
+    run_eagerly()
+
+
+def run_eagerly() -> None:
+    """Functions of torch.compile run as they are: dynamo would trace this package's Python instead of their operators."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.set_stance("force_eager")
 
 
 def is_spmd() -> bool:
@@ -87,3 +97,19 @@ def local_process_count() -> int:
 def global_runtime_device_attributes() -> list[dict[str, object]]:
     """Per device its name."""
     return [{"name": f"CPU:{i}"} for i in range(_num_devices())]
+
+
+def device_type() -> str:
+    return "CPU"
+
+
+def using_pjrt() -> bool:
+    return True
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+def initialize_cache(path: str, readonly: bool = False) -> None:
+    """Nothing: there are no compiled programs to keep."""

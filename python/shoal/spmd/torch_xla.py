@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,7 @@ def step() -> Any:
     return _Step()
 
 
-class _Step:
+class _Step(contextlib.ContextDecorator):
     def __enter__(self) -> None:
         return None
 
@@ -49,16 +50,12 @@ class _Step:
 
 
 def compile(f: Callable[..., Any] | None = None, full_graph: bool = False, name: str | None = None, **options: Any) -> Any:
-    """The function itself: operators run at once. A call is a step."""
-    if f is None:
-        return _Step()
+    """The function itself: operators run at once. A call is a step. Without a function: a decorator, or a ``with`` block of one step."""
+    return _Step() if f is None else _Step()(f)
 
-    def stepped(*args: Any, **kwargs: Any) -> Any:
-        out = f(*args, **kwargs)
-        sync()
-        return out
 
-    return stepped
+def eager_mode(enable: bool) -> None:
+    """Operators run at once either way."""
 
 
 def manual_seed(seed: int, device: Any = None) -> None:

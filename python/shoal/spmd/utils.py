@@ -1,9 +1,11 @@
-"""``torch_xla.utils.utils``: what scripts use of it."""
+"""``torch_xla.utils``: what scripts use of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from torch.utils import checkpoint as _torch
 
 
 class SampleGenerator:
@@ -17,3 +19,8 @@ class SampleGenerator:
 
     def __len__(self) -> int:
         return self._count
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool = False, **kwargs: Any) -> Any:
+    """torch.utils.checkpoint.checkpoint: the function is computed again in the backward pass."""
+    return _torch.checkpoint(function, *args, use_reentrant=use_reentrant, **kwargs)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from shoal.spmd import runtime
 from shoal.spmd._device import DEVICE
@@ -69,8 +72,14 @@ def master_print(*args: Any, fd: Any = None, local: bool = False, flush: bool = 
     print(*args, file=fd or sys.stdout, flush=flush)
 
 
-def set_rng_state(seed: int, device: Any = None) -> None:
-    torch.manual_seed(seed)
+def set_rng_state(seed: int | torch.Tensor, device: Any = None) -> None:
+    """``seed``: a number, or what get_rng_state returned."""
+    torch.set_rng_state(seed) if isinstance(seed, torch.Tensor) else torch.manual_seed(seed)
+
+
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    """torch.get_rng_state(): the device's random numbers are those of the host's generator."""
+    return torch.get_rng_state()
 
 
 def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) -> Any:
@@ -78,3 +87,54 @@ def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) 
     from shoal.spmd.parallel_loader import _placed
 
     return _placed(data, input_sharding)
+
+
+def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False) -> None:
+    """torch.save of ``data`` with its tensors on the host, in the first process unless ``master_only`` is False. All processes call it."""
+    on_host = _maybe_convert_to_cpu(data)
+    if not master_only or is_master_ordinal():
+        torch.save(on_host, file_or_path)
+    rendezvous("xla_model.save")
+
+
+def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
+    """The same structure with its tensors on the host; libraries call it."""
+    return tree_map(lambda a: a.detach().cpu() if convert and isinstance(a, torch.Tensor) else a, data)
+
+
+def rendezvous(tag: str, payload: bytes = b"", replicas: Any = ()) -> list[bytes]:
+    """Waits for all processes. Returns what each of them passed."""
+    return [payload]
+
+
+def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> Any:
+    """``reduce_fn`` of what each process passes. A tensor of the device arrives on the host."""
+    return reduce_fn([_maybe_convert_to_cpu(data)])
+
+
+REDUCE_SUM, REDUCE_MUL, REDUCE_AND, REDUCE_OR, REDUCE_MIN, REDUCE_MAX = "sum", "mul", "and", "or", "min", "max"
+
+
+def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = None, pin_layout: bool = True) -> Any:
+    """Tensors times ``scale``: the program is the one participant, whose tensors have all rows. A list is changed in place."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs * scale
+    for t in inputs:
+        t.mul_(scale)
+    return None
+
+
+def all_gather(value: torch.Tensor, dim: int = 0, groups: Any = None, output: Any = None, pin_layout: bool = True) -> torch.Tensor:
+    """The tensor itself, of the one participant."""
+    return value if output is None else output.copy_(value)
+
+
+def reduce_gradients(optimizer: torch.optim.Optimizer, groups: Any = None, pin_layout: bool = True) -> None:
+    """Nothing: gradients are those of the whole batch."""
+
+
+def get_memory_info(device: Any = None) -> dict[str, int]:
+    """Bytes of this host's memory: ``bytes_used`` by this process, ``bytes_limit`` of the machine."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    used = int(Path("/proc/self/statm").read_text().split()[1]) * page
+    return {"bytes_used": used, "bytes_limit": os.sysconf("SC_PHYS_PAGES") * page}

@@ -1,6 +1,20 @@
 """``SpmdFullyShardedDataParallel`` and its helpers."""
 
+from typing import Any
+
+from shoal.exceptions import Unimplemented
 from shoal.spmd._fsdp import SpmdFullyShardedDataParallel, checkpoint_module
 from shoal.spmd.fsdp import wrap
 
-__all__ = ["SpmdFullyShardedDataParallel", "checkpoint_module", "wrap"]
+
+class XlaFullyShardedDataParallel:
+    """torch_xla's other FSDP, of one process per device and without SPMD, is not there."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        raise Unimplemented(
+            "XlaFullyShardedDataParallel is not there",
+            hint="use SpmdFullyShardedDataParallel, or shoal.fsdp1.FullyShardedDataParallel with one process per device",
+        )
+
+
+__all__ = ["SpmdFullyShardedDataParallel", "XlaFullyShardedDataParallel", "checkpoint_module", "wrap"]

@@ -1,0 +1,46 @@
+"""What the program did so far (``torch_xla.debug.metrics``). A counter per operator that had no rule for sharded tensors."""
+
+from __future__ import annotations
+
+from shoal.spmd import _engine
+
+
+def counter_names() -> list[str]:
+    """Operators without a rule, as ``aten.tril.default``."""
+    return list(_engine.replicated_ops())
+
+
+def counter_value(name: str) -> int | None:
+    """How often the operator ran on whole tensors; None when it did not."""
+    return _engine.replicated_ops().get(name)
+
+
+def executed_fallback_ops() -> list[str]:
+    return counter_names()
+
+
+def clear_counters() -> None:
+    _engine.forget_replicated_ops()
+
+
+def clear_all() -> None:
+    clear_counters()
+
+
+def metric_names() -> list[str]:
+    """None: operators run at once, nothing is compiled."""
+    return []
+
+
+def metric_data(name: str) -> None:
+    return None
+
+
+def metrics_report() -> str:
+    """Lines of ``Counter: NAME`` and ``Value: TIMES``."""
+    return "".join(f"Counter: {name}\n  Value: {times}\n" for name, times in _engine.replicated_ops().items())
+
+
+def short_metrics_report(counter_names: list[str] | None = None, metric_names: list[str] | None = None) -> str:
+    found = _engine.replicated_ops()
+    return "".join(f"Counter: {n}\n  Value: {found[n]}\n" for n in (found if counter_names is None else counter_names) if n in found)

@@ -1,0 +1,24 @@
+"""Named ranges of a profile (``torch_xla.debug.profiler``): torch.profiler shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.profiler import record_function
+
+from shoal.exceptions import Unimplemented
+
+
+class Trace(record_function):
+    """``with Trace("name"):`` is a range of torch.profiler."""
+
+    def __init__(self, name: str, **kwargs: Any):
+        super().__init__(name, str(kwargs) if kwargs else None)
+
+
+class StepTrace(Trace):
+    """A range that is one step."""
+
+
+def start_server(port: int, only_on_master: bool = True) -> None:
+    raise Unimplemented("there is no profile server", hint="run the steps under torch.profiler.profile(), which shows Trace and StepTrace")

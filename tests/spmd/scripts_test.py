@@ -1,0 +1,269 @@
+"""What scripts of PyTorch/XLA do besides marking: compiled models, mixed precision, saving, hooks, recomputation, loaders of dicts."""
+# ruff: noqa: E402  imports of torch_xla come after install()
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import warnings
+
+os.environ["SHOAL_SPMD_DEVICES"] = "8"
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+
+import shoal.spmd
+from shoal.exceptions import Unimplemented
+
+shoal.spmd.install()
+
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
+import torch_xla.debug.profiler as xp
+import torch_xla.distributed.parallel_loader as pl
+import torch_xla.distributed.spmd as xs
+import torch_xla.distributed.xla_backend
+import torch_xla.distributed.xla_multiprocessing as xmp
+import torch_xla.runtime as xr
+import torch_xla.utils.checkpoint
+from torch_xla.amp import GradScaler, autocast, syncfree
+from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel as FSDPv2
+
+xr.use_spmd()
+DEVICE = xm.xla_device()
+MESH = xs.Mesh(np.arange(8), (8, 1), ("fsdp", "model"))
+X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
+
+
+def batch() -> torch.Tensor:
+    x = X.to(DEVICE)
+    xs.mark_sharding(x, MESH, ("fsdp", None))
+    return x
+
+
+def trained(model, x, step=lambda f: f, context=lambda: torch.autocast("cpu", enabled=False), optimizer=torch.optim.AdamW):
+    """Losses of three steps."""
+    optimizer = optimizer(model.parameters(), lr=1e-2)
+
+    def one(x):
+        optimizer.zero_grad()
+        with context():
+            loss = model(x).float().square().mean()
+        loss.backward()
+        xm.optimizer_step(optimizer)
+        return loss.detach()
+
+    one = step(one)
+    return [one(x).item() for _ in range(3)]
+
+
+@pytest.mark.filterwarnings("error")
+def test_compiled_models_and_steps_run_as_they_are():
+    want = trained(net(), X)
+    sharded = FSDPv2(net(), mesh=MESH)
+    for model, step in [
+        (torch.compile(FSDPv2(net(), mesh=MESH)), lambda f: f),
+        (torch.compile(FSDPv2(net(), mesh=MESH), backend="openxla", fullgraph=True), lambda f: f),
+        (FSDPv2(torch.compile(net()), mesh=MESH), lambda f: f),
+        (FSDPv2(net(), mesh=MESH), torch.compile),
+        (FSDPv2(net(), mesh=MESH), torch_xla.compile),
+        (FSDPv2(net(), mesh=MESH), torch_xla.compile(full_graph=True)),
+        (sharded, torch_xla.step()),
+    ]:
+        assert trained(model, batch(), step) == pytest.approx(want, rel=1e-6)
+    assert not torch._dynamo.utils.counters["frames"]  # nothing was traced
+    before = []
+    xm.add_step_closure(before.append, (1,))
+    with torch_xla.compile():
+        sharded(batch())
+    assert before == [1]
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        lambda: torch.autocast("xla", dtype=torch.bfloat16),
+        lambda: torch.autocast("xla"),
+        lambda: torch.amp.autocast(device_type=DEVICE.type, dtype=torch.bfloat16),
+        lambda: autocast(DEVICE),
+    ],
+)
+def test_autocast_trains_as_on_the_host(context):
+    model = FSDPv2(net(), mesh=MESH)
+    with context():
+        assert torch.is_autocast_enabled("xla")
+        out = model(batch())
+        with torch.autocast("xla", enabled=False):
+            assert model(batch()).dtype == torch.float32
+    assert out.dtype == torch.bfloat16
+    assert not torch.is_autocast_enabled("xla")
+    want = trained(net(), X, context=lambda: torch.autocast("cpu", dtype=torch.bfloat16))
+    assert want != trained(net(), X)
+    assert trained(model, batch(), context=context) == pytest.approx(want, rel=2e-3)
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.filterwarnings("ignore:shoal.spmd")
+def test_a_step_with_an_infinite_gradient_on_one_device_is_skipped():
+    model = FSDPv2(net(), mesh=MESH)
+    optimizer, scaler = syncfree.SGD(model.parameters(), lr=0.1), GradScaler(init_scale=1024.0)
+    scaler.scale(model(batch()).sum()).backward()
+    true, before = model[0].weight.grad.detach().cpu() / 1024, model[0].weight.detach().cpu()
+    model[0].weight.grad[31, 3] = float("inf")
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(model[0].weight.cpu(), before)
+    assert scaler.get_scale() == 512
+    optimizer.zero_grad()
+    scaler.scale(model(batch()).sum()).backward()
+    scaler.step(optimizer)
+    torch.testing.assert_close(model[0].weight.detach().cpu(), before - 0.1 * true)
+
+
+def test_states_are_saved_from_the_host_and_loaded_into_sharded_modules(tmp_path):
+    model, host = FSDPv2(net(), mesh=MESH), net()
+    xm.save({"model": model.state_dict(), "step": 3}, tmp_path / "state.pt")
+    read = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert read["step"] == 3
+    assert all(torch.equal(v, host.state_dict()[k.removeprefix("_orig_module.")]) for k, v in read["model"].items())
+    for p in model.parameters():
+        p.data.zero_()
+    assert str(model.load_state_dict(read["model"])) == "<All keys matched successfully>"
+    assert torch.equal(model(batch()).cpu(), FSDPv2(net(), mesh=MESH)(batch()).cpu())
+    assert xs.XLAShardedTensor(model[0].weight).sharding_spec == "{devices=[8,1]0,1,2,3,4,5,6,7}"
+    with pytest.raises(Unimplemented, match=r"cannot be pickled[\s\S]*tensor.cpu()"):
+        torch.save(model.state_dict(), io.BytesIO())
+    with pytest.raises(Unimplemented, match=r'xla:0[\s\S]*map_location="cpu"'):
+        torch.load(tmp_path / "state.pt", map_location=DEVICE)
+    torch.save(model.cpu().state_dict(), tmp_path / "state.pt")
+    assert torch.equal(torch.load(tmp_path / "state.pt")["_orig_module.0.bias"], host[0].bias)
+
+
+def test_copies_keep_their_sharding():
+    model = FSDPv2(net(), mesh=MESH)
+    copied = copy.deepcopy(model)
+    copied[0].weight.data.zero_()
+    assert model[0].weight.abs().sum() > 0
+    assert xs.XLAShardedTensor(copied[0].weight).sharding_spec == "{devices=[8,1]0,1,2,3,4,5,6,7}"
+    x = batch()
+    again = copy.copy(x)
+    again.zero_()
+    assert x.sum() == 0
+
+
+def test_optimizer_states_move_to_another_optimizer():
+    losses = []
+    for moves in (False, True):
+        model = FSDPv2(net(), mesh=MESH)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for step in range(4):
+            if moves and step == 2:
+                state = optimizer.state_dict()
+                optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+                optimizer.load_state_dict(state)
+            optimizer.zero_grad()
+            loss = model(batch()).square().mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+
+
+def test_text_of_tensors_and_hooks():
+    x = xs.mark_sharding(torch.ones(8, 2).to(DEVICE), MESH, ("fsdp", None))
+    assert repr(x[0]) == "XLAShardedTensor([1., 1.], device='xla:0')"
+    assert f"{x.sum():.1f} {x.global_tensor.mean():.0f}" == "16.0 1"
+    assert x.new_tensor([1, 2]).device == DEVICE
+    model, seen = FSDPv2(net(), mesh=MESH), []
+    model.register_forward_hook(lambda m, inputs, out: seen.append(out.shape))
+    model[0].weight.register_hook(lambda g: g * 0)
+    model[2].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.shape))
+    model(batch()).sum().backward()
+    assert seen == [(8, 8), (8, 32)]
+    assert model[0].weight.grad.abs().sum() == 0
+
+
+def test_recomputation_gives_the_same_gradients():
+    gradients = []
+    for run in [
+        lambda m, x: m(x),
+        lambda m, x: checkpoint(m, x, use_reentrant=False),
+        lambda m, x: checkpoint(m, x, use_reentrant=True),
+        torch_xla.utils.checkpoint.checkpoint,
+    ]:
+        model, x = FSDPv2(net(), mesh=MESH), batch().requires_grad_()
+        with torch.autocast("xla", dtype=torch.bfloat16):
+            out = run(model, x)
+        out.float().sum().backward()
+        gradients.append(x.grad.cpu())
+    assert all(torch.equal(g, gradients[0]) for g in gradients)
+
+
+def test_loaders_of_dicts():
+    rows = [{"input_ids": torch.arange(12) + i, "label": i, "name": f"row {i}"} for i in range(16)]
+    spec = xs.ShardingSpec(MESH, ("fsdp", None))
+    loader = pl.MpDeviceLoader(DataLoader(rows, batch_size=8, drop_last=True), DEVICE, input_sharding=spec, loader_prefetch_size=4)
+    assert len(loader) == 2
+    for i, found in enumerate(loader):
+        assert xs.XLAShardedTensor(found["input_ids"]).sharding_spec == "{devices=[8,1]0,1,2,3,4,5,6,7}"
+        assert torch.equal(found["input_ids"].cpu(), torch.arange(12) + torch.arange(8)[:, None] + 8 * i)
+        assert found["label"].tolist() == list(range(8 * i, 8 * i + 8))
+        assert found["name"][0] == f"row {8 * i}"
+    older = pl.ParallelLoader(DataLoader(rows, batch_size=8), [DEVICE]).per_device_loader(DEVICE)
+    older._parallel_loader_kwargs["input_sharding"] = {"input_ids": spec, "label": None, "name": None}  # as transformers does
+    assert [xs.XLAShardedTensor(b["input_ids"]).sharding_type.name for b in older] == ["TILED", "TILED"]
+
+
+@pytest.mark.filterwarnings("error:shoal.spmd")
+def test_without_gradients():
+    model = FSDPv2(net(), mesh=MESH).eval()
+    with torch.no_grad():
+        assert not model(batch()).requires_grad
+    with torch.inference_mode():
+        out = model(batch())
+        assert torch.allclose(out.cpu(), net()(X), atol=1e-6)
+        assert torch.equal(F.layer_norm(out, (8,)).t().cpu(), F.layer_norm(out.cpu(), (8,)).t())
+
+
+def test_calls_between_processes_and_reports():
+    ran = []
+    xmp.spawn(lambda index, word: ran.append((index, word)), args=("go",))
+    assert ran == [(0, "go")]
+    assert xm.mesh_reduce("loss", torch.tensor(3.0, device=DEVICE), lambda found: sum(found) / len(found)).device.type == "cpu"
+    assert xm.rendezvous("saved", b"x") == [b"x"]
+    assert torch.equal(xm.all_reduce(xm.REDUCE_SUM, batch(), scale=0.5).cpu(), X * 0.5)
+    state = xm.get_rng_state()
+    first = torch.rand(3, device=DEVICE).cpu()
+    xm.set_rng_state(state)
+    assert torch.equal(torch.rand(3, device=DEVICE).cpu(), first)
+    assert 0 < xm.get_memory_info(DEVICE)["bytes_used"] < xm.get_memory_info(DEVICE)["bytes_limit"]
+    met.clear_all()
+    with xp.StepTrace("step"), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        batch().nonzero()
+    assert "aten.nonzero.default has no rule" in str(said[0].message)
+    assert met.metrics_report() == "Counter: aten.nonzero.default\n  Value: 1\n"
+    assert met.counter_value("aten.nonzero.default") == 1
+    with pytest.raises(Unimplemented, match="SpmdFullyShardedDataParallel"):
+        XlaFullyShardedDataParallel(net())
+
+
+def test_a_process_group_by_the_address_xla():
+    torch.distributed.init_process_group("gloo", init_method="xla://")
+    try:
+        assert torch.distributed.get_world_size() == 1
+    finally:
+        torch.distributed.destroy_process_group()
