@@ -1,0 +1,62 @@
+"""The examples of shoal.spmd. Each compares its losses with plain torch and fails where they differ."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shoal.spmd
+
+EXAMPLES = [Path("examples", f"spmd_{name}.py").absolute() for name in ("guide", "fsdp", "resnet", "2d")]
+# Each as `python EXAMPLE` would run it; torch is imported once for all.
+RUNNER = "import runpy, sys; [runpy.run_path(path, run_name='__main__') for path in sys.argv[1:]]"
+THEIRS = {
+    "shoal.spmd.runtime": "torch_xla.runtime",
+    "shoal.spmd.xla_model": "torch_xla.core.xla_model",
+    "shoal.spmd.parallel_loader": "torch_xla.distributed.parallel_loader",
+    "shoal.spmd.fsdp.wrap": "torch_xla.distributed.fsdp.wrap",
+    "shoal.spmd.fsdp import SpmdFullyShardedDataParallel": "torch_xla.experimental.spmd_fully_sharded_data_parallel import "
+    "SpmdFullyShardedDataParallel",
+    "shoal.spmd.fsdp": "torch_xla.distributed.fsdp",
+    "shoal.spmd": "torch_xla.distributed.spmd",
+}
+
+
+def printed(argv, **env):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **env}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def losses(text):
+    """Per example its losses."""
+    found = [float(loss) for loss in re.findall(r"^step \d+ loss ([\d.]+)$", text, re.MULTILINE)]
+    assert len(found) == 10 * len(EXAMPLES), text
+    return [found[i : i + 10] for i in range(0, len(found), 10)]
+
+
+def test_in_one_process_that_plays_four_devices():
+    said = printed([sys.executable, "-c", RUNNER, *map(str, EXAMPLES)], SHOAL_SPMD_DEVICES="4")
+    assert said.count("as plain torch") == len(EXAMPLES)
+    assert all(of[-1] < 0.8 * of[0] for of in losses(said))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_only_imports_differ_from_a_script_of_torch_xla(example):
+    shoal.spmd.install()
+    ours = [line for line in example.read_text().splitlines() if re.match(r"(import|from) ", line)]
+    theirs = list(ours)
+    for name, of in THEIRS.items():
+        theirs = [re.sub(rf"\b{re.escape(name)}(?![.\w])", of, line) for line in theirs]
+    assert "shoal" not in "\n".join(theirs)
+    found = [{}, {}]
+    for lines, names in zip((ours, theirs), found, strict=True):
+        exec("\n".join(lines), names)
+        names.pop("__builtins__")
+    assert found[0] == found[1]
