@@ -1,59 +1,81 @@
-"""The value of a tensor on the devices: a local tensor per part. In one process, devices that hold copies of a part share it."""
+"""The value of a tensor on the devices: a local tensor per part. Devices of one process that hold copies of a part share it."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
 import torch
 
 from shoal.spmd._sharding import Sharding
+from shoal.spmd._world import Piece, world
 
 
 class Array:
-    """``locals``: per part of the sharding, in row-major order, a tensor of this part's ranges without padding."""
+    """``locals``: for each part that this process holds, by its position among all parts in row-major order, a tensor of this part's
+    ranges without padding."""
 
     __slots__ = ("dtype", "locals", "shape", "sharding")
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, sharding: Sharding, local_tensors: list[torch.Tensor]):
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, sharding: Sharding, local_tensors: dict[int, torch.Tensor]):
         self.shape, self.dtype, self.sharding, self.locals = tuple(shape), dtype, sharding, local_tensors
 
     @classmethod
     def whole(cls, value: torch.Tensor, num_devices: int) -> Array:
         """A replicated array of this memory."""
-        return cls(value.shape, value.dtype, Sharding.replicated(value.dim(), num_devices), [value])
+        return cls(value.shape, value.dtype, Sharding.replicated(value.dim(), num_devices), {0: value})
 
-    def gathered(self) -> torch.Tensor:
+    def gathered(self, label: str = "gather") -> torch.Tensor:
         """The whole tensor; the local tensor itself when the array is replicated."""
         if self.sharding.is_replicated:
             return self.locals[0]
-        whole = torch.empty(self.shape, dtype=self.dtype)
-        for cut, local in zip(parts_of(self.shape, self.sharding), self.locals, strict=True):
-            whole[cut] = local
-        return whole
+        return self.resharded(Sharding.replicated(len(self.shape), world().num_devices), label).locals[0]
 
-    def resharded(self, sharding: Sharding) -> Array:
-        """Itself when it lies so already; otherwise of memory of its own."""
+    def resharded(self, sharding: Sharding, label: str = "reshard") -> Array:
+        """Itself when it lies so already; otherwise of memory of its own. Processes communicate unless each has what it needs."""
         if sharding == self.sharding:
             return self
-        if sharding.parts == self.sharding.parts:  # other devices hold the same parts
-            return Array(self.shape, self.dtype, sharding, [local.clone() for local in self.locals])
-        whole = self.gathered()
-        if sharding.is_replicated:
-            return Array(self.shape, self.dtype, sharding, [whole.clone() if whole is self.locals[0] else whole])
-        pieces = [whole[cut].clone(memory_format=torch.contiguous_format) for cut in parts_of(self.shape, sharding)]
-        return Array(self.shape, self.dtype, sharding, pieces)
+        plan = world().transfer(self.sharding, sharding, self.shape)
+        received: list[list[torch.Tensor]] = [[] for _ in plan.receives]
+        if plan.remote:
+            sent = [[self.locals[p.source][p.of] for p in pieces] for pieces in plan.sends]
+            expected = [[p.shape for p in pieces] for pieces in plan.receives]
+            received = world().travel(sent, expected, self.dtype, label)
+        found = [(p, self.locals[p.source][p.of]) for p in plan.own]
+        found += [(p, t) for pieces, ts in zip(plan.receives, received, strict=True) for p, t in zip(pieces, ts, strict=True)]
+        by_target: dict[int, list[tuple[Piece, torch.Tensor]]] = {t: [] for t in world().held(sharding)}
+        for piece, value in found:
+            by_target[piece.target].append((piece, value))
+        cuts = parts_of(self.shape, sharding)
+        return Array(self.shape, self.dtype, sharding, {t: _assembled(cuts[t], by_target[t], self.dtype) for t in by_target})
 
     def write(self, whole: torch.Tensor) -> None:
         """Into the memory that is there."""
-        for cut, local in zip(parts_of(self.shape, self.sharding), self.locals, strict=True):
-            local.copy_(whole[cut])
+        cuts = parts_of(self.shape, self.sharding)
+        for position, local in self.locals.items():
+            local.copy_(whole[cuts[position]])
 
 
-def parts_of(shape: Sequence[int], sharding: Sharding) -> list[tuple[slice, ...]]:
+def _assembled(cut: tuple[slice, ...], pieces: list[tuple[Piece, torch.Tensor]], dtype: torch.dtype) -> torch.Tensor:
+    shape = tuple(c.stop - c.start for c in cut)
+    if len(pieces) == 1 and pieces[0][0].shape == shape:
+        return pieces[0][1].clone(memory_format=torch.contiguous_format)
+    made = torch.empty(shape, dtype=dtype)
+    for piece, value in pieces:
+        made[piece.to] = value
+    return made
+
+
+def parts_of(shape: Sequence[int], sharding: Sharding) -> tuple[tuple[slice, ...], ...]:
     """Per part the ranges that it has of a tensor of this shape."""
+    return _parts_of(tuple(shape), sharding)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parts_of(shape: tuple[int, ...], sharding: Sharding) -> tuple[tuple[slice, ...], ...]:
     tile = sharding.tile(shape)
-    return [
+    return tuple(
         tuple(slice(min(i * chunk, n), min((i + 1) * chunk, n)) for i, chunk, n in zip(part, tile, shape, strict=True))
         for part in itertools.product(*map(range, sharding.parts))
-    ]
+    )

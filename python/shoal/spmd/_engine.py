@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shoal.spmd import _rules, runtime
-from shoal.spmd._array import Array
-from shoal.spmd._rules import Grid, Plan
+from shoal.spmd import _rules
+from shoal.spmd._array import Array, parts_of
+from shoal.spmd._rules import Plan
+from shoal.spmd._sharding import Sharding
+from shoal.spmd._world import world
 
 _replicated: Counter[str] = Counter()
 # Without a rule for a reason: the random stream is one, whatever lies where.
@@ -34,10 +37,49 @@ def forget_replicated_ops() -> None:
 
 
 class Result:
-    """``values``: per result an Array, or what is no tensor. ``aliases``: local results are views of local arguments."""
+    """``values``: per result an Array, or what is no tensor. ``aliases``: local results are views of local arguments. ``origins``: by
+    position of a result's part the position of the first argument's part that it was computed from; None when arguments were laid out
+    anew, or are whole."""
 
-    def __init__(self, values: list[Any], aliases: bool, as_list: bool):
-        self.values, self.aliases, self.as_list = values, aliases, as_list
+    def __init__(self, values: list[Any], aliases: bool, as_list: bool, origins: dict[int, int] | None = None):
+        self.values, self.aliases, self.as_list, self.origins = values, aliases, as_list, origins
+
+
+@dataclass
+class Cell:
+    """One part of an operator's work. Positions: of the parts that it reads and makes, per argument and result."""
+
+    inputs: list[int]
+    outputs: list[int | None]
+    size: list[int] | None  # of its result, for operators that are given it
+
+
+@dataclass
+class Sum:
+    """How results that are sums over cells come together. ``order``: per position that this process holds, its cells in order, each as
+    (process that sends it, its place among what that process sends; for our own cells the cell). ``sends``: per process, own cells."""
+
+    order: dict[int, list[tuple[int, int]]]
+    sends: list[list[int]]
+    receives: list[list[int]]  # per process, positions
+    of_all: bool  # each process brings one cell, in the order of processes, and all get the sum
+
+
+@dataclass
+class Output:
+    sharding: Sharding
+    shape: tuple[int, ...]
+    sum: Sum | None
+
+
+@dataclass
+class Prepared:
+    """How an operator runs on arrays that lie in a certain way. None as ``cells``: on whole tensors."""
+
+    inputs: list[Sharding]
+    cells: list[Cell] | None
+    outputs: list[Output | None]
+    size_argument: int | None
 
 
 def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> Result:
@@ -46,37 +88,121 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
     flat, tree = tree_flatten((args, kwargs))
     where = [i for i, a in enumerate(flat) if isinstance(a, Array)]
     arrays = [flat[i] for i in where]
+    if RANDOM in func.tags:
+        world().verify_stream(str(func))
     if all(a.sharding.is_replicated for a in arrays):
         return _whole(func, flat, tree, where, arrays)
-    plan = _plan(func, arrays, args, kwargs)
-    if plan is None:
-        return _replicate(func, flat, tree, where, arrays, written)
     targets = [i for i, a in enumerate(arrays) if any(a is w for w in written)]
-    by_size = sorted(range(len(arrays)), key=lambda i: -arrays[i].locals[0].numel() * len(arrays[i].locals))
+    prepared = _prepared(func, flat, tree, arrays, targets)
+    if prepared.cells is None:
+        if prepared.size_argument is None and RANDOM not in func.tags:
+            _count_replicated(func)
+        return _replicate(func, flat, tree, where, arrays, written)
+    return _by_parts(func, flat, tree, where, arrays, prepared)
+
+
+_known: OrderedDict[Any, Prepared] = OrderedDict()
+_MOST_KNOWN = 8192
+
+
+def _prepared(func: Any, flat: list[Any], tree: Any, arrays: list[Array], targets: list[int]) -> Prepared:
+    """The plan of an operator. It depends on shapes, dtypes, shardings and constants other than floats: steps of a program repeat it."""
+    constants = tuple(
+        (a.shape, a.dtype, a.sharding) if isinstance(a, Array) else type(a) if isinstance(a, (float, torch.Tensor)) else a for a in flat
+    )
+    key = (func, tree, constants, tuple(targets))
+    try:
+        found = _known.get(key)
+    except TypeError:  # a constant that cannot be hashed
+        return _prepare(func, flat, tree, arrays, targets)
+    if found is None:
+        found = _known[key] = _prepare(func, flat, tree, arrays, targets)
+        if len(_known) > _MOST_KNOWN:
+            _known.popitem(last=False)
+    return found
+
+
+_WHOLE = Prepared([], None, [], None)
+_CHOSEN_WHOLE = Prepared([], None, [], 0)  # there is a rule, which does not fit what is written
+
+
+def _prepare(func: Any, flat: list[Any], tree: Any, arrays: list[Array], targets: list[int]) -> Prepared:
+    found = None if RANDOM in func.tags else _rules.find(func)
+    args, kwargs = tree_unflatten(flat, tree)
+    plan = None if found is None else found(func, arrays, args, kwargs)
+    if plan is None:
+        return _WHOLE
+    by_size = sorted(range(len(arrays)), key=lambda i: -_count(arrays[i].shape))
     inside_out = {label for labels in plan.outputs for label in labels or () if label is not None}
 
     def allowed(label: Any) -> bool:
         return label in inside_out or plan.combine is not None
 
-    grid = _rules.grid_of(
-        plan, arrays, runtime.global_runtime_device_count(), [*targets, *(i for i in by_size if i not in targets)], allowed
-    )
-    if any(grid.sharding(plan.inputs[i]) != arrays[i].sharding for i in targets):
-        return _replicate(func, flat, tree, where, arrays, written)
-    return _by_parts(func, flat, tree, where, arrays, plan, grid)
+    n = world().num_devices
+    grid = _rules.grid_of(plan, arrays, n, [*targets, *(i for i in by_size if i not in targets)], allowed)
+    inputs = [grid.sharding(labels) for labels in plan.inputs]
+    if any(inputs[i] != arrays[i].sharding for i in targets):
+        return _CHOSEN_WHOLE
+    all_cells = grid.cells()
+    holders = [sorted({world().process_of(d) for d in grid.devices(c)}) for c in all_cells]
+    mine = [i for i, processes in enumerate(holders) if world().rank in processes]
+    cells = []
+    for i in mine:
+        size = None
+        if plan.size_argument is not None:
+            labels = plan.outputs[0] or ()
+            size = _rules.local_shape(plan.out_shapes[0], grid.sharding(labels), grid.position(labels, all_cells[i]))
+        cells.append(Cell([grid.position(labels, all_cells[i]) for labels in plan.inputs], [], size))
+    outputs: list[Output | None] = []
+    for k, labels in enumerate(plan.outputs):
+        if labels is None:
+            outputs.append(None)
+            for cell in cells:
+                cell.outputs.append(None)
+            continue
+        at = [grid.position(labels, c) for c in all_cells]
+        for cell, i in zip(cells, mine, strict=True):
+            cell.outputs.append(at[i])
+        sharding = grid.sharding(labels)
+        sum_ = None if len(set(at)) == len(at) else _sum_of(at, holders, mine, sharding)
+        outputs.append(Output(sharding, _out_sizes(plan, k, arrays), sum_))
+    return Prepared(inputs, cells, outputs, plan.size_argument)
 
 
-def _plan(func: Any, arrays: list[Array], args: tuple, kwargs: dict) -> Plan | None:
-    if RANDOM in func.tags:
-        return None
-    found = _rules.find(func)
-    plan = None if found is None else found(func, arrays, args, kwargs)
-    if plan is None:
-        name = str(func)
-        _replicated[name] += 1
-        if _replicated[name] == 1:
-            warnings.warn(f"shoal.spmd: {name} has no rule for sharded tensors and runs on whole ones", stacklevel=6)
-    return plan
+def _out_sizes(plan: Plan, k: int, arrays: Sequence[Array]) -> tuple[int | None, ...]:
+    """Sizes of a result's dimensions, as far as labels say them; None: that of the local result, which is whole there."""
+    labels = plan.outputs[k] or ()
+    if k < len(plan.out_shapes):
+        return tuple(plan.out_shapes[k])
+    sizes = {label: n for ls, a in zip(plan.inputs, arrays, strict=True) for label, n in zip(ls, a.shape, strict=True)}
+    return tuple(None if label is None else sizes.get(label) for label in labels)
+
+
+def _sum_of(at: list[int], holders: list[list[int]], mine: list[int], sharding: Sharding) -> Sum:
+    w = world()
+    sends: list[list[int]] = [[] for _ in range(w.num_processes)]
+    receives: list[list[int]] = [[] for _ in range(w.num_processes)]
+    order: dict[int, list[tuple[int, int]]] = {}
+    for position in range(_count(sharding.parts)):
+        cells = [i for i, p in enumerate(at) if p == position]
+        for receiver in sorted({w.process_of(d) for d in sharding.holders(position)}):
+            for i in cells:
+                sender = receiver if receiver in holders[i] else holders[i][receiver % len(holders[i])]
+                if receiver == w.rank:
+                    order.setdefault(position, []).append((sender, mine.index(i) if sender == w.rank else len(receives[sender])))
+                    if sender != w.rank:
+                        receives[sender].append(position)
+                elif sender == w.rank:
+                    sends[receiver].append(mine.index(i))
+    of_all = w.num_processes > 1 and set(at) == {0} and holders == [[p] for p in range(w.num_processes)]
+    return Sum(order, sends, receives, of_all)
+
+
+def _count_replicated(func: Any) -> None:
+    name = str(func)
+    _replicated[name] += 1
+    if _replicated[name] == 1:
+        warnings.warn(f"shoal.spmd: {name} has no rule for sharded tensors and runs on whole ones", stacklevel=6)
 
 
 def _called(func: Any, flat: list[Any], tree: Any) -> tuple[list[Any], bool]:
@@ -100,7 +226,7 @@ def _called(func: Any, flat: list[Any], tree: Any) -> tuple[list[Any], bool]:
 
 
 def _shares(a: Any, b: torch.Tensor) -> bool:
-    return isinstance(a, torch.Tensor) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    return isinstance(a, torch.Tensor) and a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
 def _whole(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: list[Array]) -> Result:
@@ -108,59 +234,83 @@ def _whole(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: list
     for i, a in zip(where, arrays, strict=True):
         flat[i] = a.locals[0]
     values, as_list = _called(func, flat, tree)
-    n = runtime.global_runtime_device_count()
+    n = world().num_devices
     aliases = bool(arrays) and all(_shares(v, arrays[0].locals[0]) for v in values)
-    return Result([Array.whole(v, n) if isinstance(v, torch.Tensor) else v for v in values], aliases, as_list)
+    return Result([Array.whole(v, n) if isinstance(v, torch.Tensor) else v for v in values], aliases, as_list, {0: 0})
 
 
 def _replicate(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: list[Array], written: Sequence[Array]) -> Result:
-    whole = [Array.whole(a.gathered(), runtime.global_runtime_device_count()) for a in arrays]
+    name = str(func)
+    whole = [Array.whole(a.gathered(name), world().num_devices) for a in arrays]
     result = _whole(func, flat, tree, where, whole)
     for a, w in zip(arrays, whole, strict=True):
         if any(a is target for target in written) and not a.sharding.is_replicated:
             a.write(w.locals[0])
-    result.aliases = False
+    result.aliases, result.origins = False, None
     return result
 
 
-def _by_parts(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: list[Array], plan: Plan, grid: Grid) -> Result:
-    lying = [a.resharded(grid.sharding(labels)) for a, labels in zip(arrays, plan.inputs, strict=True)]
+def _by_parts(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: list[Array], prepared: Prepared) -> Result:
+    name = func._schema.name
+    lying = [a.resharded(s, name) for a, s in zip(arrays, prepared.inputs, strict=True)]
     same = all(a is b for a, b in zip(lying, arrays, strict=True))
-    cells = grid.cells()
     per_cell: list[list[Any]] = []
     as_list = False
-    for cell in cells:
+    for cell in prepared.cells:
         local = list(flat)
-        for i, a, labels in zip(where, lying, plan.inputs, strict=True):
-            local[i] = a.locals[grid.position(labels, cell)]
-        if plan.size_argument is not None:
+        for i, a, position in zip(where, lying, cell.inputs, strict=True):
+            local[i] = a.locals[position]
+        of = tree
+        if cell.size is not None:
             args, kwargs = tree_unflatten(local, tree)
-            shape, labels = plan.out_shapes[0], plan.outputs[0] or ()
-            size = _rules.local_shape(shape, grid.sharding(labels), grid.position(labels, cell))
-            args = (*args[: plan.size_argument], size, *args[plan.size_argument + 1 :])
-            local, of = tree_flatten((args, kwargs))
-        else:
-            of = tree
+            at = prepared.size_argument
+            local, of = tree_flatten(((*args[:at], cell.size, *args[at + 1 :]), kwargs))
         values, as_list = _called(func, local, of)
         per_cell.append(values)
-    outputs = plan.outputs
-    if len(outputs) != len(per_cell[0]):
-        outputs = [outputs[0]] * len(per_cell[0])
-    results = [_joined([values[i] for values in per_cell], labels, plan, grid, cells) for i, labels in enumerate(outputs)]
-    first = lying[0].locals[grid.position(plan.inputs[0], cells[0])]
-    return Result(results, same and all(_shares(v, first) for v in per_cell[0]), as_list)
+    count = len(per_cell[0])
+    outputs = prepared.outputs if len(prepared.outputs) == count else [prepared.outputs[0]] * count
+    results = []
+    for k, output in enumerate(outputs):
+        values = [values[k] for values in per_cell]
+        positions = [cell.outputs[k if len(cell.outputs) == count else 0] for cell in prepared.cells]
+        results.append(values[0] if not isinstance(values[0], torch.Tensor) else _joined(values, positions, output, name))
+    first = prepared.cells[0]
+    origins = {cell.outputs[0]: cell.inputs[0] for cell in prepared.cells} if same and first.outputs and first.inputs else None
+    aliases = same and all(
+        _shares(v, lying[0].locals[cell.inputs[0]]) for cell, values in zip(prepared.cells, per_cell, strict=True) for v in values
+    )
+    return Result(results, aliases, as_list, origins)
 
 
-def _joined(values: list[Any], labels: Any, plan: Plan, grid: Grid, cells: list[dict]) -> Any:
-    if not isinstance(values[0], torch.Tensor):
-        return values[0]
-    assert values[0].dim() == len(labels), f"a rule says {labels} of a result of shape {tuple(values[0].shape)}"
-    sharding = grid.sharding(labels)
-    parts: list[torch.Tensor | None] = [None] * max(1, _count(sharding.parts))
-    for value, cell in zip(values, cells, strict=True):
-        at = grid.position(labels, cell)
-        parts[at] = value if parts[at] is None else parts[at] + value  # in the order of the parts, as ranks do it
-    return Array(_shape_of(parts, sharding), values[0].dtype, sharding, parts)
+def _joined(values: list[torch.Tensor], positions: list[int], output: Output, name: str) -> Array:
+    local = values[0].shape
+    assert len(local) == len(output.shape), f"a rule says {len(output.shape)} dimensions of a local result of shape {tuple(local)}"
+    shape = tuple(n if n is not None else local[d] for d, n in enumerate(output.shape))
+    if output.sum is None:
+        parts = dict(zip(positions, values, strict=True))
+    else:
+        parts = _summed(values, output.sum, parts_of(shape, output.sharding), name)
+    return Array(shape, values[0].dtype, output.sharding, parts)
+
+
+def _summed(values: list[torch.Tensor], of: Sum, cuts: Sequence[tuple[slice, ...]], name: str) -> dict[int, torch.Tensor]:
+    """In the order of cells, so that the result does not depend on who computes them; half precision adds up in float32."""
+    w = world()
+    if of.of_all:
+        return {0: w.all_reduce(values[0], name)}
+    received: list[list[torch.Tensor]] = [[] for _ in of.receives]
+    if w.num_processes > 1:
+        expected = [[tuple(c.stop - c.start for c in cuts[position]) for position in positions] for positions in of.receives]
+        received = w.travel([[values[i] for i in cells] for cells in of.sends], expected, values[0].dtype, name)
+    parts = {}
+    for position, cells in of.order.items():
+        found = [values[i] if sender == w.rank else received[sender][i] for sender, i in cells]
+        wide = torch.float32 if found[0].dtype in (torch.bfloat16, torch.float16) else found[0].dtype
+        total = found[0].to(wide)
+        for value in found[1:]:
+            total = total + value.to(wide)
+        parts[position] = total.to(found[0].dtype)
+    return parts
 
 
 def _count(parts: Sequence[int]) -> int:
@@ -168,12 +318,3 @@ def _count(parts: Sequence[int]) -> int:
     for p in parts:
         n *= p
     return n
-
-
-def _shape_of(parts: list[torch.Tensor], sharding: Any) -> tuple[int, ...]:
-    """Sizes along a dimension add up over the parts that differ in it alone."""
-    shape = []
-    for dim, p in enumerate(sharding.parts):
-        stride = _count(sharding.parts[dim + 1 :])
-        shape.append(sum(parts[i * stride].shape[dim] for i in range(p)))
-    return tuple(shape)

@@ -15,3 +15,7 @@ class SpecError(InvalidArgument, AssertionError):
 
 class MarkError(InvalidArgument, RuntimeError):
     """The tensor cannot be marked, or is not marked: fix it."""
+
+
+class DivergedError(InvalidArgument, RuntimeError):
+    """Processes that run one program have different values: fix the program."""

@@ -8,26 +8,27 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._array import Array, parts_of
+from shoal.spmd._array import Array
 from shoal.spmd._device import DEVICE
 from shoal.spmd._errors import MarkError
 from shoal.spmd._marking import XLAShardedTensor, sharding_for
 from shoal.spmd._mesh import Mesh, get_global_mesh
 from shoal.spmd._sharding import Spec
 from shoal.spmd._tensor import Box, Tensor
+from shoal.spmd._world import world
 
 
 class ManualTensor(torch.Tensor):
     """A local tensor per part, all of one shape. Operators run on each alone, without communication."""
 
     @staticmethod
-    def __new__(cls, local_tensors: list[torch.Tensor]):
-        first = local_tensors[0]
+    def __new__(cls, local_tensors: dict[int, torch.Tensor]):
+        first = next(iter(local_tensors.values()))
         t = torch.Tensor._make_wrapper_subclass(cls, first.shape, dtype=first.dtype, device="cpu")
         t.locals = local_tensors
         return t
 
-    def __init__(self, local_tensors: list[torch.Tensor]):
+    def __init__(self, local_tensors: dict[int, torch.Tensor]):
         pass
 
     @property
@@ -40,17 +41,17 @@ class ManualTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         flat, tree = tree_flatten((args, kwargs or {}))
-        parts = len(next(a for a in flat if isinstance(a, ManualTensor)).locals)
+        positions = list(next(a for a in flat if isinstance(a, ManualTensor)).locals)
         outs = []
-        for i in range(parts):
-            local = [_local(a, i) for a in flat]
+        for position in positions:
+            local = [_local(a, position) for a in flat]
             local_args, local_kwargs = tree_unflatten(local, tree)
             outs.append(func(*local_args, **local_kwargs))
         if func._schema.is_mutable:
             return args[0]
         if isinstance(outs[0], (tuple, list)):
-            return type(outs[0])(ManualTensor(list(column)) for column in zip(*outs, strict=True))
-        return ManualTensor(outs) if isinstance(outs[0], torch.Tensor) else outs[0]
+            return type(outs[0])(ManualTensor(dict(zip(positions, column, strict=True))) for column in zip(*outs, strict=True))
+        return ManualTensor(dict(zip(positions, outs, strict=True))) if isinstance(outs[0], torch.Tensor) else outs[0]
 
 
 def _local(a: Any, part: int) -> Any:
@@ -75,7 +76,7 @@ def enable_manual_sharding(t: torch.Tensor, partition_spec: Spec, *, mesh: Mesh 
     sharding = sharding_for(_mesh(mesh), partition_spec, t.dim())
     if not sharding.even(t.shape):
         raise MarkError(f"shape {tuple(t.shape)} does not divide evenly by {sharding.parts}", hint="pad the tensor")
-    return ManualTensor([local.clone() for local in t._box.array.resharded(sharding).locals])
+    return ManualTensor({position: local.clone() for position, local in t._box.array.resharded(sharding).locals.items()})
 
 
 def disable_manual_sharding(t: ManualTensor, partition_spec: Spec, full_shape: Any, *, mesh: Mesh | None = None) -> XLAShardedTensor:
@@ -83,7 +84,7 @@ def disable_manual_sharding(t: ManualTensor, partition_spec: Spec, full_shape: A
     mesh = _mesh(mesh)
     sharding = sharding_for(mesh, partition_spec, len(full_shape))
     tile = sharding.tile(full_shape)
-    if len(parts_of(full_shape, sharding)) != len(t.locals) or tuple(t.shape) != tile:
+    if list(world().held(sharding)) != sorted(t.locals) or tuple(t.shape) != tile:
         raise MarkError(f"{len(t.locals)} parts of shape {tuple(t.shape)} are no tensor of shape {tuple(full_shape)} under {sharding}")
     box = Box(Array(full_shape, t.dtype, sharding, t.locals))
     box.mark = sharding

@@ -14,6 +14,7 @@ from shoal.spmd._errors import MarkError, SpecError
 from shoal.spmd._mesh import Mesh
 from shoal.spmd._sharding import Sharding, ShardingType, Spec
 from shoal.spmd._tensor import Box, Tensor
+from shoal.spmd._world import world
 
 
 @dataclass
@@ -73,7 +74,7 @@ class XLAShardedTensor(Tensor):
         sharding, tile = array.sharding, array.sharding.tile(array.shape)
         cuts = parts_of(array.shape, sharding)
         shards = []
-        for device in range(runtime.addressable_runtime_device_count()):
+        for device in world().devices:
             at = sharding.position(device)
             data = torch.zeros(tile, dtype=array.dtype)
             data[tuple(slice(0, c.stop - c.start) for c in cuts[at])] = array.locals[at]
@@ -97,21 +98,26 @@ class XLAShardedTensor(Tensor):
         return redistributed(self, mesh, placements)
 
     def load_local_shards_(self, shards: list[XLAShard]) -> None:
-        """Writes the shards of all devices, in their order, into the tensor."""
+        """Writes the shards of this process's devices, in their order, into the tensor."""
         array = _marked_array(self)
         sharding, tile = array.sharding, array.sharding.tile(array.shape)
-        n = runtime.addressable_runtime_device_count()
+        devices = world().devices
         if sharding.is_replicated:
             raise MarkError("load_local_shards_ of a replicated tensor", hint="write the tensor itself: tensor.copy_(value)")
-        if len(shards) != n:
-            raise MarkError(f"load_local_shards_ has {len(shards)} shards for {n} devices", hint="pass one per device, in their order")
-        for device, shard in enumerate(shards):
+        if len(shards) != len(devices):
+            raise MarkError(
+                f"load_local_shards_ has {len(shards)} shards for {len(devices)} devices of this process",
+                hint="pass one per device, in their order",
+            )
+        written = set()
+        for device, shard in zip(devices, shards, strict=True):
             if tuple(shard.data.shape) != tile:
                 raise MarkError(f"the shard of device {device} has shape {tuple(shard.data.shape)} instead of {tile}, padding included")
             if shard.shard_device.rpartition(":")[2] != str(device):
                 raise MarkError(f"shard {device} is of device {shard.shard_device}", hint="pass the shards in the order of their devices")
-            if sharding.replica(device) == 0:
-                at = sharding.position(device)
+            at = sharding.position(device)
+            if at not in written:  # the first copy that this process has
+                written.add(at)
                 array.locals[at].copy_(shard.data[tuple(slice(0, n) for n in array.locals[at].shape)])
         self._box.wrote()
 

@@ -55,6 +55,10 @@ class Grid:
         names = list(self.parts)
         return [dict(zip(names, c, strict=True)) for c in itertools.product(*(range(self.parts[n]) for n in names))]
 
+    def devices(self, cell: dict[Label, int]) -> list[int]:
+        """Those that compute a cell."""
+        return [d for d in range(self.num_devices) if all(self.columns[label][d] == i for label, i in cell.items())]
+
     def position(self, labels: Labels, cell: dict[Label, int]) -> int:
         """Which of the parts of ``sharding(labels)`` belongs to a cell."""
         flat = 0

@@ -122,6 +122,10 @@ class Sharding:
         """The place of a device's part among all parts in row-major order."""
         return self._position[device] // self.copies
 
+    def holders(self, position: int) -> tuple[int, ...]:
+        """The devices that hold the part at this place."""
+        return self.devices[position * self.copies : (position + 1) * self.copies]
+
     def replica(self, device: int) -> int:
         """The position of a device among those that hold the same part."""
         return self._position[device] % self.copies

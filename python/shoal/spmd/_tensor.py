@@ -11,10 +11,11 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from shoal.exceptions import Unimplemented
-from shoal.spmd import _engine, _rules, runtime
+from shoal.spmd import _engine, _rules
 from shoal.spmd._array import Array
 from shoal.spmd._device import DEVICE
 from shoal.spmd._sharding import Sharding
+from shoal.spmd._world import world
 
 aten = torch.ops.aten
 # References in dispatch() to a tensor of the host that torch's C++ code made for this call. One that the program holds has more.
@@ -24,8 +25,8 @@ REFERENCES = 5
 class Box:
     """The value that tensors of one memory share. A view has the box of its base and makes its array anew when the base was written."""
 
-    def __init__(self, array: Array, base: Box | None = None, view: Any = None, aliases: bool = False):
-        self._array, self.base, self._view, self._aliases = array, base, view, aliases
+    def __init__(self, array: Array, base: Box | None = None, view: Any = None, aliases: bool = False, origins: dict | None = None):
+        self._array, self.base, self._view, self._aliases, self._origins = array, base, view, aliases, origins
         self.mark: Sharding | None = None
         self._written = 0  # times
         self._seen = 0 if base is None else base.written
@@ -46,34 +47,69 @@ class Box:
         self._seen, self._written = self.base.written, self._written + 1
         func, args, kwargs, index = self._view
         result = _engine.run(func, (self.base.array, *args), kwargs)
-        self._array, self._aliases = result.values[index], result.aliases
+        self._array, self._aliases, self._origins = result.values[index], result.aliases, result.origins
         if self.mark is not None and self._array.sharding != self.mark:
-            self._array, self._aliases = self._array.resharded(self.mark), False
+            self._array, self._aliases, self._origins = self._array.resharded(self.mark), False, None
 
     def put(self, array: Array) -> None:
         """The same value in another layout: nothing was written."""
-        self._array, self._aliases = array, False
+        self._array, self._aliases, self._origins = array, False, None
         if self.base is None:
             self._written += 1  # views lie on the old memory
 
     def wrote(self) -> None:
         """The local tensors of the array were changed in place."""
+        self.carry_over()
+        self.touch()
+
+    def touch(self) -> None:
+        """Views of this value are made anew when they are asked for."""
+        if self.base is not None:
+            self.base.touch()
+            self._seen = self.base.written
         self._written += 1
+
+    @property
+    def is_written_locally(self) -> bool:
+        """Whether a write reaches the memory that the value is a view of without communication."""
+        return self.base is None or (self._origins is not None and self.base.is_written_locally)
+
+    def carry_over(self) -> None:
+        """Brings what was written to the memory that this is a view of, where that is another one."""
         if self.base is None:
             return
-        if not self._aliases:
+        if self._origins is not None:
+            if not self._aliases:
+                self._carry_over_by_parts(self._origins)
+        else:
             func, args, kwargs, index = self._view
             below = self.base.array
-            whole = below.gathered()
+            whole = below.gathered(str(func))
             if func in _engine.RESOLVED:  # its own inverse
-                whole.copy_(_engine.RESOLVED[func](self._array.gathered()))
+                whole.copy_(_engine.RESOLVED[func](self._array.gathered(str(func))))
             else:
                 part = func(whole, *args, **kwargs)
-                (part[index] if isinstance(part, (tuple, list)) else part).copy_(self._array.gathered())
+                (part[index] if isinstance(part, (tuple, list)) else part).copy_(self._array.gathered(str(func)))
             if not below.sharding.is_replicated:
                 below.write(whole)
-        self.base.wrote()
-        self._seen = self.base.written
+        self.base.carry_over()
+
+    def _carry_over_by_parts(self, origins: dict[int, int]) -> None:
+        """A local result that is a copy, as reshape makes it of memory with gaps: its elements go back to where they came from. Processes
+        do not communicate, because memory may have gaps on some of them only."""
+        func, args, kwargs, index = self._view
+        below = self.base.array
+        if func in _engine.RESOLVED:  # its own inverse
+            for position, local in self._array.locals.items():
+                below.locals[origins[position]].copy_(_engine.RESOLVED[func](local))
+            return
+        numbered = {p: torch.arange(local.numel()).view(local.shape) for p, local in below.locals.items()}
+        places = _engine.run(func, (Array(below.shape, torch.int64, below.sharding, numbered), *args), kwargs).values[index]
+        for position, local in self._array.locals.items():
+            to = below.locals[origins[position]]
+            elements = to.flatten()
+            elements[places.locals[position].flatten()] = local.flatten()
+            to.copy_(elements.view(to.shape))
 
 
 class Tensor(torch.Tensor):
@@ -217,7 +253,7 @@ class _ToHost(torch.autograd.Function):
 
 def on_device(value: torch.Tensor) -> Tensor:
     """Takes the memory over."""
-    return Tensor(Box(Array.whole(value, runtime.global_runtime_device_count())))
+    return Tensor(Box(Array.whole(value, world().num_devices)))
 
 
 _compatible = torch._has_compatible_shallow_copy_type
@@ -233,6 +269,9 @@ _may_share.__annotations__ = {"input": torch.Tensor, "from_": torch.Tensor, "ret
 torch._has_compatible_shallow_copy_type = _may_share
 
 
+_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+
 def _is_view(func: Any) -> bool:
     returns = func._schema.returns
     return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
@@ -240,7 +279,7 @@ def _is_view(func: Any) -> bool:
 
 def _arrays(flat: list[Any], tree: Any, targets: list[torch.Tensor]) -> tuple[Any, list[Array]]:
     """Arguments with arrays for tensors, those of the host whole, and the arrays of the targets."""
-    n = runtime.global_runtime_device_count()
+    n = world().num_devices
     held = {id(a): a._box.array if isinstance(a, Tensor) else Array.whole(a, n) for a in flat if isinstance(a, torch.Tensor)}
     return tree_unflatten([held.get(id(a), a) for a in flat], tree), [held[id(t)] for t in targets]
 
@@ -255,6 +294,11 @@ def _written(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
 
 
 def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
+    if func.namespace in _COLLECTIVES:
+        raise Unimplemented(
+            f"{func} on a tensor of the device: SPMD moves shards itself and is not mixed with torch.distributed's collectives",
+            hint="compute with the tensor: it is the global one on every process",
+        )
     special = SPECIAL.get(func)
     if special is not None:
         return special(func, args, kwargs)
@@ -289,7 +333,10 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
         return result.values[0].gathered()
     if _is_view(func):
         base = args[0]._box
-        out = [cls(Box(v, base, (func, _plain(args[1:]), _plain(kwargs), i), result.aliases)) for i, v in enumerate(result.values)]
+        out = [
+            cls(Box(v, base, (func, _plain(args[1:]), _plain(kwargs), i), result.aliases, result.origins))
+            for i, v in enumerate(result.values)
+        ]
     else:
         out = [cls(Box(v)) if isinstance(v, Array) else v for v in result.values]
         for i, r in enumerate(func._schema.returns):
@@ -375,12 +422,13 @@ def _copy(func, args, kwargs):
         array = to._box.array
         source = of._box.array
         if source.shape == array.shape and source.sharding == array.sharding:
-            for a, b in zip(array.locals, source.locals, strict=True):
-                a.copy_(b)
+            for position, local in array.locals.items():
+                local.copy_(source.locals[position])
         else:
-            array.write(source.gathered().expand(array.shape))
+            array.write(source.gathered("copy_").expand(array.shape))
         to._box.wrote()
     elif isinstance(to, Tensor):
+        world().verify_tensor(of)
         to._box.array.write(of.expand(to.shape))
         to._box.wrote()
     else:
@@ -394,6 +442,12 @@ def _to_copy(func, args, kwargs):
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking", "layout")}
     cls = getattr(type(t), "result", Tensor)
     return cls(Box(_engine.run(func, (t._box.array,), kwargs).values[0]))
+
+
+def _same(func, args, kwargs):
+    """The same value under another wrapper: marks and layouts are those of both. torch.nn.Parameter is made so."""
+    (t,) = args
+    return getattr(type(t), "result", Tensor)(t._box)
 
 
 def _item(func, args, kwargs):
@@ -410,6 +464,8 @@ SPECIAL = {
     aten._to_copy.default: _to_copy,
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
+    aten.detach.default: _same,
+    aten.alias.default: _same,
 }
 
 
@@ -421,6 +477,8 @@ _library = torch.library.Library("aten", "IMPL")
 def _made(overload: Any):
     def make(*args, **kwargs):
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "layout")}
+        if _engine.RANDOM in overload.tags:
+            world().verify_stream(str(overload))
         made = overload(*args, **kwargs, device="cpu")
         # torch.tensor and its like fill what they get without asking subclasses; _from_data wraps it.
         return made if torch._C._dispatch_tls_is_dispatch_key_excluded("Python") else on_device(made)
@@ -438,7 +496,9 @@ def _from_data(make: Any):
             return make(*args, **kwargs)
         kwargs.pop("device")
         requires_grad = kwargs.pop("requires_grad", False)
-        return on_device(make(*args, **kwargs).clone()).requires_grad_(requires_grad)
+        value = make(*args, **kwargs).clone()
+        world().verify_tensor(value)
+        return on_device(value).requires_grad_(requires_grad)
 
     return tensor
 

@@ -7,8 +7,8 @@ import dataclasses
 import shutil
 import signal
 import threading
-import time
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 from shoal.exceptions import InvalidArgument
 from shoal.spmd._array import Array, parts_of
 from shoal.spmd._tensor import Box, Tensor
+from shoal.spmd._world import world
 
 
 class _StepError(InvalidArgument, AssertionError):
@@ -31,11 +32,12 @@ class _StepError(InvalidArgument, AssertionError):
 
 
 def _chunks(array: Array) -> dict[torch.Size, tuple[ChunkStorageMetadata, torch.Tensor]]:
-    """The parts that have elements, by where they begin."""
+    """The parts of this process that have elements, by where they begin."""
     found = {}
-    for cut, local in zip(parts_of(array.shape, array.sharding), array.locals, strict=True):
-        offsets = torch.Size(c.start for c in cut)
-        if local.numel() or len(array.locals) == 1:
+    cuts = parts_of(array.shape, array.sharding)
+    for position, local in array.locals.items():
+        offsets = torch.Size(c.start for c in cuts[position])
+        if local.numel() or len(cuts) == 1:
             found[offsets] = (ChunkStorageMetadata(offsets, local.shape), local)
     return found
 
@@ -88,6 +90,10 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
             if not isinstance(saved, TensorStorageMetadata) or saved.size != t.shape:
                 what = f"a tensor of shape {tuple(saved.size)}" if isinstance(saved, TensorStorageMetadata) else "no tensor"
                 raise InvalidArgument(f"{name} is {what} in the checkpoint and has shape {tuple(t.shape)} here")
+            if world().num_processes > 1:
+                if not t._box.is_written_locally:
+                    raise InvalidArgument(f"{name} is a view that lies in another way than its base", hint="load into the base")
+                t._box.touch()  # on every process, also on those that read no element of it
             items += create_read_items_for_chunk_list(name, saved, [chunk for chunk, _ in self._parts[name].values()])
         return dataclasses.replace(plan, items=items)
 
@@ -97,7 +103,9 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         t = self._there.get(read_item.dest_index.fqn)
-        if t is not None:
+        if t is not None and world().num_processes > 1:
+            t._box.carry_over()
+        elif t is not None:
             t._box.wrote()
 
 
@@ -125,11 +133,13 @@ class CheckpointManager:
         ):
             if wrong:
                 raise AssertionError(text)
-        self._path, self._interval, self._keep, self._group = Path(path), save_interval, max_to_keep or 0, process_group
+        self._path, self._interval, self._keep = Path(path), save_interval, max_to_keep or 0
+        # The writing thread has groups of its own: the program may communicate at the same time.
+        self._group = process_group or (dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None)
+        self._votes = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
         self._slots = threading.Semaphore(max_pending_async or 1)
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._errors: list[BaseException] = []
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="shoal-checkpoint")  # one: every process writes in the same order
+        self._pending: list[Future] = []
         self._path.mkdir(parents=True, exist_ok=True)
         steps = (p for p in self._path.iterdir() if p.name.isdecimal() and (p / ".metadata").exists())
         self._steps = deque(int(p.name) for p in sorted(steps, key=lambda p: (p / ".metadata").stat().st_mtime_ns))
@@ -146,13 +156,21 @@ class CheckpointManager:
             signal.signal(signal.SIGTERM, preempt)
 
     def should_save(self, step: int) -> bool:
-        return step % self._interval == 0 or (self._preempted is not None and self._preempted.is_set())
+        return step % self._interval == 0 or (self._preempted is not None and self._agreed(self._preempted.is_set()))
+
+    def _agreed(self, flag: bool) -> bool:
+        """Whether it is set on any process: signals reach them at different steps."""
+        if self._votes is None:
+            return flag
+        votes = torch.tensor([int(flag)])
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._votes)
+        return bool(votes.item())
 
     def save(self, step: int, state_dict: dict, force: bool = False) -> bool:
         """Whether it was saved: every ``save_interval`` steps, or with ``force``."""
         if not (force or self.should_save(step)):
             return False
-        self._write(step, state_dict)
+        self._writer.submit(self._write, step, state_dict).result()
         return True
 
     def save_async(self, step: int, state_dict: dict, force: bool = False) -> bool:
@@ -165,21 +183,18 @@ class CheckpointManager:
         def write():
             try:
                 self._write(step, copied)
-            except BaseException as error:
-                self._errors.append(error)
             finally:
                 self._slots.release()
 
-        thread = threading.Thread(target=write, name=f"shoal-checkpoint-{step}")
-        self._threads.append(thread)
-        thread.start()
+        self._pending.append(self._writer.submit(write))
         return True
 
     def join(self) -> None:
-        while self._threads:
-            self._threads.pop().join()
-        if self._errors:
-            raise self._errors.pop(0)
+        """Returns when everything is written. Raises the error of the first write that failed."""
+        waiting, self._pending = self._pending, []
+        errors = [error for error in (f.exception() for f in waiting) if error is not None]
+        if errors:
+            raise errors[0]
 
     def restore(self, step: int, state_dict: dict) -> None:
         """Reads into the tensors of ``state_dict``."""
@@ -196,26 +211,39 @@ class CheckpointManager:
         """Whether SIGTERM came."""
         if self._preempted is None:
             raise _StepError("preemption is not watched", hint="pass chkpt_on_preemption=True")
-        return self._preempted.is_set()
+        return self._agreed(self._preempted.is_set())
 
     def _write(self, step: int, state_dict: dict) -> None:
-        with self._lock:
-            folder, fresh = self._path / str(step), self._path / f".{step}.{time.time_ns()}"
-            dcp.save(state_dict, storage_writer=dcp.FileSystemWriter(fresh), planner=SPMDSavePlanner(), process_group=self._group)
+        folder, fresh = self._path / str(step), self._path / f".{step}.new"
+        first = dist.get_rank(self._group) == 0
+        if first and fresh.exists():  # of a process that died while it wrote
+            shutil.rmtree(fresh)
+        self._barrier()
+        dcp.save(state_dict, storage_writer=dcp.FileSystemWriter(fresh), planner=SPMDSavePlanner(), process_group=self._group)
+        if first:
             if folder.exists():
                 shutil.rmtree(folder)
             fresh.rename(folder)
-            if step in self._steps:
-                self._steps.remove(step)
-            self._steps.append(step)
-            while self._keep and len(self._steps) > self._keep:
-                shutil.rmtree(self._path / str(self._steps.popleft()))
+        if step in self._steps:
+            self._steps.remove(step)
+        self._steps.append(step)
+        while self._keep and len(self._steps) > self._keep:
+            oldest = self._steps.popleft()
+            if first:
+                shutil.rmtree(self._path / str(oldest))
+        self._barrier()
+
+    def _barrier(self) -> None:
+        if dist.get_world_size() > 1:
+            dist.barrier(group=self._group)
 
 
 def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         array = value._box.array
-        copied = Tensor(Box(Array(array.shape, array.dtype, array.sharding, [local.detach().clone() for local in array.locals])))
+        copied = Tensor(
+            Box(Array(array.shape, array.dtype, array.sharding, {p: local.detach().clone() for p, local in array.locals.items()}))
+        )
         copied._box.mark = value._box.mark
         return copied
     return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -11,32 +11,55 @@ import torch
 from torch.utils._pytree import tree_map
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd import runtime
+from shoal.spmd._array import Array, parts_of
 from shoal.spmd._errors import MarkError
 from shoal.spmd._marking import ShardingSpec, mark_freely, sharding_for
 from shoal.spmd._sharding import Sharding
-from shoal.spmd._tensor import Tensor, on_device
+from shoal.spmd._tensor import Box, Tensor, on_device
+from shoal.spmd._world import digest, world
 
 InputSharding = ShardingSpec | dict[str, ShardingSpec | None] | None
 
 
 def upload(t: torch.Tensor, spec: ShardingSpec | None) -> Tensor:
     """A copy of a host tensor on the device, split as the spec says if it has as many dimensions, else whole."""
+    if spec is not None and spec.minibatch and spec.can_apply(t):
+        return _joined(t, spec)
     made = on_device(t.detach().clone())
-    n = runtime.global_runtime_device_count()
     if spec is None or not spec.can_apply(t):
-        made._box.mark = Sharding.replicated(t.dim(), n)
-        return made
-    if spec.minibatch and t.shape[0] % n:
-        raise MarkError(
-            f"with minibatch=True the batch of {t.shape[0]} rows must be divisible by {n}, the devices of this process",
-            hint="drop the last batch, or pad it",
-        )
-    mark_freely(made, sharding_for(spec.mesh, spec.partition_spec, t.dim()))
+        made._box.mark = Sharding.replicated(t.dim(), world().num_devices)
+    else:
+        mark_freely(made, sharding_for(spec.mesh, spec.partition_spec, t.dim()))
     return made
 
 
-def _placed(batch: Any, sharding: InputSharding) -> Any:
+def _joined(t: torch.Tensor, spec: ShardingSpec) -> Tensor:
+    """The global batch, of which this process has loaded its rows: those behind the rows of the processes before it."""
+    w = world()
+    rows = t.shape[0]
+    if rows % len(w.devices):
+        raise MarkError(
+            f"with minibatch=True the batch of {rows} rows must be divisible by {len(w.devices)}, the devices of this process",
+            hint="drop the last batch, or pad it",
+        )
+    shape = (rows * w.num_processes, *t.shape[1:])
+    sharding = sharding_for(spec.mesh, spec.partition_spec, t.dim())
+    begin, cuts, parts = w.rank * rows, parts_of(shape, sharding), {}
+    for position in w.held(sharding):
+        first, *rest = cuts[position]
+        if first.start < begin or first.stop > begin + rows:
+            raise MarkError(
+                f"process {w.rank} has rows {begin} to {begin + rows} of the batch, its devices hold rows {first.start} to {first.stop}",
+                hint="with minibatch=True the first dimension is split over all processes in their order",
+            )
+        parts[position] = t[(slice(first.start - begin, first.stop - begin), *rest)].clone(memory_format=torch.contiguous_format)
+    made = Tensor(Box(Array(shape, t.dtype, sharding, parts)))
+    made._box.mark = sharding
+    return made
+
+
+def _placed(batch: Any, sharding: InputSharding, digests: list[int] | None = None) -> Any:
+    """``digests``: gets a number for each tensor that has to be equal on all processes."""
     if isinstance(sharding, dict):
         if not isinstance(batch, dict):
             raise InvalidArgument(
@@ -46,9 +69,23 @@ def _placed(batch: Any, sharding: InputSharding) -> Any:
         missing = [k for k in batch if k not in sharding]
         if missing:
             raise KeyError(f"input_sharding has no keys {missing}: give each a ShardingSpec, or None for whole")
-        return {k: _placed(v, sharding[k]) for k, v in batch.items()}
-    placed = tree_map(lambda a: upload(a, sharding) if isinstance(a, torch.Tensor) and not isinstance(a, Tensor) else a, batch)
+        return {k: _placed(v, sharding[k], digests) for k, v in batch.items()}
+
+    def place(a: Any) -> Any:
+        if not isinstance(a, torch.Tensor) or isinstance(a, Tensor):
+            return a
+        if digests is not None and not (sharding is not None and sharding.minibatch and sharding.can_apply(a)):
+            digests.append(digest(a))
+        return upload(a, sharding)
+
+    placed = tree_map(place, batch)
     return list(placed) if type(placed) is tuple else placed
+
+
+def verify(digests: list[int]) -> None:
+    """Every process calls it with what it loaded. Raises DivergedError."""
+    if digests:
+        world().verify("a batch of the loader (without minibatch=True every process loads the whole batch)", hash(tuple(digests)))
 
 
 class MpDeviceLoader:
@@ -79,22 +116,24 @@ class MpDeviceLoader:
         def upload_all() -> None:
             try:
                 for batch in self._loader:
-                    if not put((_placed(batch, self._parallel_loader_kwargs["input_sharding"]), None)):
+                    digests = [] if world().verifies else None
+                    if not put((_placed(batch, self._parallel_loader_kwargs["input_sharding"], digests), digests, None)):
                         return
             except BaseException as error:  # raised in the program's thread
-                put((None, error))
+                put((None, None, error))
             else:
-                put((None, StopIteration()))
+                put((None, None, StopIteration()))
 
         thread = threading.Thread(target=upload_all, name="shoal-spmd-loader", daemon=True)
         thread.start()
         try:
             while True:
-                batch, error = ready.get()
+                batch, digests, error = ready.get()
                 if isinstance(error, StopIteration):
                     return
                 if error is not None:
                     raise error
+                verify(digests or [])
                 yield batch
         finally:
             left.set()

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from functools import cache
 
 import torch
 
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import Unimplemented
+from shoal.spmd._world import Processes, world
 
 _spmd = False
 
 
-@cache
-def _num_devices() -> int:
-    text = os.environ.get("SHOAL_SPMD_DEVICES", "")
-    if not text:
-        return len(os.sched_getaffinity(0))
-    if not text.isdecimal() or int(text) == 0:
-        raise InvalidArgument(f"SHOAL_SPMD_DEVICES is {text!r}", hint="give the number of devices that this process plays")
-    return int(text)
-
-
 def use_spmd(auto: bool = False) -> None:
-    """From now on the program sees its devices as one. ``auto``: Shoal chooses shardings; not there yet."""
+    """From now on the program sees its devices as one. In a program of several processes, each of which has its devices, rank 0's random
+    states are taken over by all. ``auto``: Shoal chooses shardings; not there yet."""
     global _spmd
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise Unimplemented(
-            f"SPMD over the {os.environ['WORLD_SIZE']} processes of this job is not there yet: each would play all devices",
-            hint="run the program as one process; SHOAL_SPMD_DEVICES says how many devices it plays",
-        )
     if auto:
         raise Unimplemented("use_spmd(auto=True) is not there yet", hint="mark parameters and inputs with mark_sharding")
+    if not _spmd and isinstance(world(), Processes):
+        world().begin()
     _spmd = True
     run_eagerly()
 
@@ -49,17 +36,17 @@ def is_spmd() -> bool:
 
 def global_runtime_device_count() -> int:
     """Devices that shards are spread over."""
-    return _num_devices()
+    return world().num_devices
 
 
 def addressable_runtime_device_count() -> int:
     """Devices of this process."""
-    return _num_devices()
+    return len(world().devices)
 
 
 def global_device_count() -> int:
     """Devices that the program sees: one under SPMD."""
-    return 1 if _spmd else _num_devices()
+    return 1 if _spmd else world().num_devices
 
 
 def local_device_count() -> int:
@@ -83,20 +70,21 @@ def local_ordinal() -> int:
 
 
 def process_index() -> int:
-    return 0
+    """This process among those that run the program."""
+    return world().rank
 
 
 def process_count() -> int:
-    return 1
+    return world().num_processes
 
 
 def local_process_count() -> int:
-    return 1
+    return world().num_processes
 
 
 def global_runtime_device_attributes() -> list[dict[str, object]]:
     """Per device its name."""
-    return [{"name": f"CPU:{i}"} for i in range(_num_devices())]
+    return [{"name": f"CPU:{i}"} for i in range(world().num_devices)]
 
 
 def device_type() -> str:

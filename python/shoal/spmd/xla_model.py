@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from shoal.spmd import runtime
 from shoal.spmd._device import DEVICE
+from shoal.spmd._world import world
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
@@ -29,15 +30,16 @@ def xla_device_hw(device: Any) -> str:
 
 
 def is_master_ordinal(local: bool = True) -> bool:
-    return True
+    """Whether this is the process that prints and writes for all."""
+    return runtime.process_index() == 0
 
 
 def get_local_ordinal() -> int:
-    return 0
+    return runtime.process_index()
 
 
 def get_ordinal() -> int:
-    return 0
+    return runtime.process_index()
 
 
 def xrt_world_size() -> int:
@@ -68,8 +70,9 @@ def optimizer_step(optimizer: torch.optim.Optimizer, barrier: bool = False, opti
 
 
 def master_print(*args: Any, fd: Any = None, local: bool = False, flush: bool = False) -> None:
-    """Prints to ``fd`` (default: stdout)."""
-    print(*args, file=fd or sys.stdout, flush=flush)
+    """Prints to ``fd`` (default: stdout), in the first process."""
+    if is_master_ordinal():
+        print(*args, file=fd or sys.stdout, flush=flush)
 
 
 def set_rng_state(seed: int | torch.Tensor, device: Any = None) -> None:
@@ -84,9 +87,12 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 
 def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) -> Any:
     """Copies of host tensors on the device, split as ``input_sharding`` (a ShardingSpec) says."""
-    from shoal.spmd.parallel_loader import _placed
+    from shoal.spmd.parallel_loader import _placed, verify
 
-    return _placed(data, input_sharding)
+    digests: list[int] | None = [] if world().verifies else None
+    placed = _placed(data, input_sharding, digests)
+    verify(digests or [])
+    return placed
 
 
 def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False) -> None:
@@ -104,12 +110,12 @@ def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:
 
 def rendezvous(tag: str, payload: bytes = b"", replicas: Any = ()) -> list[bytes]:
     """Waits for all processes. Returns what each of them passed."""
-    return [payload]
+    return world().passed(payload)
 
 
 def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> Any:
     """``reduce_fn`` of what each process passes. A tensor of the device arrives on the host."""
-    return reduce_fn([_maybe_convert_to_cpu(data)])
+    return reduce_fn(world().passed(_maybe_convert_to_cpu(data)))
 
 
 REDUCE_SUM, REDUCE_MUL, REDUCE_AND, REDUCE_OR, REDUCE_MIN, REDUCE_MAX = "sum", "mul", "and", "or", "min", "max"

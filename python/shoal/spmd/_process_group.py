@@ -1,0 +1,53 @@
+"""The process group of a program with one process per device, which Shoal makes of the launcher's environment."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from shoal._ranks import require_process_group
+from shoal.exceptions import InvalidArgument
+
+
+def ensure() -> None:
+    """Initialises the default process group unless the program did. A later ``init_process_group`` of the program (for
+    torch.distributed.checkpoint) finds it there and returns."""
+    if dist.is_initialized():
+        _check(dist.get_backend())
+        return
+    require_process_group()
+    init = dist.init_process_group
+
+    @functools.wraps(init)
+    def init_process_group(backend: str | None = None, *args, **kwargs) -> None:
+        if not dist.is_initialized():  # after destroy_process_group
+            return init(backend, *args, **kwargs)
+        _check(backend or "gloo")
+        dist.init_process_group = distributed_c10d.init_process_group = init
+        return None
+
+    dist.init_process_group = distributed_c10d.init_process_group = init_process_group
+
+
+def _check(backend: str) -> None:
+    if "gloo" not in backend:
+        raise InvalidArgument(
+            f"the process group is of backend {backend!r}: SPMD moves shards itself and is not mixed with another library's collectives",
+            hint="use a group for the CPU: torch.distributed.init_process_group('gloo')",
+        )
+
+
+def _from_environment(url: str, **kwargs):
+    """``init_method="xla://"``, as torch_xla's programs have it."""
+    if "RANK" in os.environ:
+        yield from distributed_c10d.rendezvous("env://", **kwargs)
+    else:
+        yield dist.HashStore(), 0, 1
+
+
+with contextlib.suppress(RuntimeError):  # registered already
+    dist.register_rendezvous_handler("xla", _from_environment)

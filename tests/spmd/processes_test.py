@@ -1,0 +1,101 @@
+"""One process per device beside one process that plays all devices: the same program prints the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PROGRAM = """
+import json, sys
+import numpy as np, torch, shoal.spmd as xs, shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
+import shoal.spmd.parallel_loader as pl
+from shoal.spmd.fsdp import SpmdFullyShardedDataParallel
+
+xr.use_spmd()
+device, third = xm.xla_device(), xr.process_index() == 2
+torch.randn(8, 4).to(device)  # the same on all ranks: use_spmd made their random states equal
+
+def error(f):
+    try:
+        f()
+    except RuntimeError as e:
+        return str(e)
+
+found = {
+    "value": error(lambda: (torch.ones(8, 4) * (1 + third)).to(device)),
+    "loader": error(lambda: next(iter(pl.MpDeviceLoader([torch.ones(4) * third], device)))),
+    "collective": error(lambda: torch.distributed.all_reduce(torch.ones(4, device=device))),
+}
+net = SpmdFullyShardedDataParallel(torch.nn.Linear(64, 256, bias=False), xs.Mesh(np.arange(4), (4, 1), ("fsdp", "model")))
+optimizer = torch.optim.AdamW(net.parameters())
+net(torch.ones(4, 64, device=device)).sum().backward()
+optimizer.step()
+held = [*net.parameters(), *(v for s in optimizer.state.values() for v in s.values() if v.dim())]
+found["bytes"] = [sum(t.nbytes for t in h._box.array.locals.values()) for h in held]
+torch.rand(int(third))
+found["stream"] = error(lambda: torch.rand(4, device=device))
+with open(f"{sys.argv[1]}/{xr.process_index()}", "w") as out:
+    json.dump(found, out)
+"""
+
+
+def run(program: list[str], processes: int = 0, **env: str) -> subprocess.CompletedProcess:
+    """The program as one process, or as several under torchrun."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", str(port)] if processes else []
+    full = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **env}
+    return subprocess.run([sys.executable, *launcher, *program], env=full, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one process prints that plays four devices."""
+    done = run([str(HERE / "same_program.py"), str(tmp_path_factory.mktemp("checkpoints"))], SHOAL_SPMD_DEVICES="4")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("processes", [4, 2])  # with one device each, with two
+def test_several_processes_compute_the_bits_of_one(processes, alone, tmp_path):
+    done = run([str(HERE / "same_program.py"), str(tmp_path)], processes, SHOAL_SPMD_DEVICES="4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == alone.splitlines()
+    assert len(alone.splitlines()) > 80
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Per rank what the program above found."""
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "program.py").write_text(PROGRAM)
+    done = run([str(folder / "program.py"), str(folder)], 4)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / str(rank)).read_text()) for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    "what", ["value: float32 tensor of shape (8, 4)", "loader: batch of the loader", "stream: random generator before aten.rand"]
+)
+def test_every_process_names_the_rank_with_another_global_input(what, found):
+    key, text = what.split(": ")
+    for f in found:
+        assert text in f[key]
+        assert "differs on rank 2 from the other ranks" in f[key]
+
+
+def test_collectives_of_another_library_are_refused(found):
+    assert all("not mixed with torch.distributed's collectives" in f["collective"] for f in found)
+
+
+def test_a_process_holds_its_shards_only(found):
+    for f in found:
+        assert f["bytes"] == [16384] * 3  # a quarter of 64 x 256 float32: weight and two moments

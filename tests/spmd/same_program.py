@@ -1,0 +1,140 @@
+"""A program that prints what it computes, bit by bit: in one process that plays all devices, or in one process per device.
+
+Arguments: an empty folder for checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.utils.data import DataLoader
+
+import shoal.spmd as xs
+import shoal.spmd.checkpoint as xc
+import shoal.spmd.parallel_loader as pl
+import shoal.spmd.runtime as xr
+import shoal.spmd.xla_model as xm
+from shoal.spmd.fsdp import SpmdFullyShardedDataParallel
+
+warnings.filterwarnings("ignore", message="shoal.spmd")
+xr.use_spmd()
+N, DEVICE = xr.global_runtime_device_count(), xm.xla_device()
+LINE = xs.Mesh(np.arange(N), (N, 1), ("fsdp", "model"))
+SQUARE = xs.Mesh(np.arange(N)[::-1], (N // 2, 2), ("x", "y"))  # of devices in another order
+SPECS = [("x", "y"), ("y", "x"), (("y", "x"), None), (None, ("y", "x")), ("y", None), (None, None)]
+
+
+def show(name: str, *tensors: torch.Tensor) -> None:
+    """Every process computes it, the first one prints."""
+    whole = [t.detach().cpu() for t in tensors]
+    if xr.process_index() == 0:
+        bits = hashlib.sha256(b"".join(t.contiguous().flatten().view(torch.uint8).numpy().tobytes() for t in whole)).hexdigest()[:16]
+        print(name, [tuple(t.shape) for t in whole], [f"{t.double().sum():.6g}" for t in whole], bits)
+
+
+def marked(t: torch.Tensor, mesh: xs.Mesh, spec: tuple) -> torch.Tensor:
+    t = t.to(DEVICE)
+    xs.mark_sharding(t, mesh, spec)
+    return t
+
+
+def operators() -> None:
+    for shape, spec in itertools.product([(8, 12), (7, 13), (1, 3)], SPECS):
+        t = marked(torch.randn(shape), SQUARE, spec)
+        show(f"operators {shape} {spec}", t.sum(), t.sum(0), t.mean(1), t @ t.T, t.T @ t, t.softmax(0), t.bfloat16().sum(1), t.amax(0))
+        show("random", torch.rand_like(t), nn.functional.dropout(t, 0.5), torch.randn(3, 5, device=DEVICE))
+        before = t.t()
+        t[:1].mul_(2)
+        t.view(-1)[::2].add_(1)
+        t.t()[0].sub_(3)
+        t.t().reshape(-1)[1:3].zero_()
+        show("written", t, before, t.cumsum(1), torch.cat([t, t.flip(0)]), t.sort(1).values)
+
+
+def gradients() -> None:
+    for spec in SPECS:
+        t = marked(torch.randn(6, 8), SQUARE, spec).requires_grad_()
+        other = marked(torch.randn(8, 5), SQUARE, spec[::-1])
+        loss = (xs.mark_sharding_with_gradients(t @ other, SQUARE, spec).tanh().cumsum(0) ** 2).mean()
+        loss.backward()
+        show(f"gradients {spec}", loss, t.grad)
+    x = marked(torch.arange(float(8 * N)).view(2 * N, 4), LINE, ("fsdp", None))
+    inside = xs.enable_manual_sharding(x, ("fsdp", None), mesh=LINE)
+    show("manual", xs.disable_manual_sharding(inside * 2 + 1, ("fsdp", None), x.shape, mesh=LINE).global_tensor)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 24), nn.GELU(), nn.LayerNorm(24), nn.Dropout(0.2), nn.Linear(24, 6))
+
+
+def training(folder: Path) -> None:
+    for name, specs in {
+        "fsdpv2": None,
+        "2-D": [("x", "y"), ("y",), (None, "x")],
+        "uneven": [(None, ("y", "x")), ("x",), ("y", "x")],
+    }.items():
+        net = model().to(DEVICE)
+        mesh, batch = (LINE, "fsdp") if specs is None else (SQUARE, ("x", "y"))
+        if specs is None:
+            net = SpmdFullyShardedDataParallel(net, mesh)
+        else:
+            for p, spec in zip((net[1].weight, net[1].bias, net[5].weight), specs, strict=True):
+                xs.mark_sharding(p, mesh, spec)
+        for optimizer in (torch.optim.AdamW(net.parameters(), lr=0.05), torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)):
+            data = list(zip(torch.randint(0, 11, (8 * N, 3)), torch.randint(0, 6, (8 * N, 3)), strict=True))
+            loader = pl.MpDeviceLoader(DataLoader(data, batch_size=4 * N), DEVICE, xs.ShardingSpec(mesh, (batch, None)))
+            for x, y in loader:
+                loss = nn.functional.cross_entropy(net(x).flatten(0, 1), y.flatten())
+                loss.backward()
+                norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                show(f"training {name}", loss, norm)
+        show(f"trained {name}", *net.parameters())
+        checkpoint(folder / name, net, mesh)
+
+
+def checkpoint(folder: Path, net: nn.Module, mesh: xs.Mesh) -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", init_method="xla://")
+    state = {"model": net.state_dict()}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), planner=xc.SPMDSavePlanner())
+    other = model().to(DEVICE)
+    names = dict(zip(dict(net.named_parameters()), other.parameters(), strict=True))
+    xs.mark_sharding(other[1].weight, SQUARE, ("y", "x"))
+    xs.mark_sharding(other[5].weight, SQUARE, (None, ("y", "x")))
+    views = {name: p.detach() for name, p in names.items()}
+    dcp.load({"model": views}, storage_reader=dcp.FileSystemReader(folder), planner=xc.SPMDLoadPlanner())
+    show("loaded", *other.parameters())
+    manager = xc.CheckpointManager(str(folder / "steps"), save_interval=2, max_to_keep=2)
+    saved = [manager.save_async(step, state) for step in range(6)]
+    manager.join()
+    manager.restore(2, {"model": views})
+    if xr.process_index() == 0:
+        print("steps", saved, manager.all_steps(), sorted(p.name for p in (folder / "steps").iterdir()))
+
+
+def minibatches() -> None:
+    """Each process loads its rows of the batch; one process loads all of them."""
+    rows = torch.arange(float(24 * N)).view(6 * N, 4)
+    batches = [rows[: 2 * N], rows[2 * N :]]
+    share = [b.view(xr.process_count(), -1, 4)[xr.process_index()] for b in batches]
+    for t in pl.MpDeviceLoader(share, DEVICE, xs.ShardingSpec(LINE, ("fsdp", None), minibatch=True)):
+        show("minibatch", t, t.sum(0))
+
+
+if __name__ == "__main__":
+    torch.manual_seed(3)
+    operators()
+    gradients()
+    minibatches()
+    training(Path(sys.argv[1]))
