@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -48,10 +47,7 @@ with open(f"{sys.argv[1]}/{xr.process_index()}", "w") as out:
 
 def run(program: list[str], processes: int = 0, **env: str) -> subprocess.CompletedProcess:
     """The program as one process, or as several under torchrun."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", str(port)] if processes else []
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes else []
     full = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **env}
     return subprocess.run([sys.executable, *launcher, *program], env=full, capture_output=True, text=True, check=False)
 
