@@ -73,7 +73,7 @@ def found(tmp_path_factory):
     """Per rank what the program above found."""
     folder = tmp_path_factory.mktemp("program")
     (folder / "program.py").write_text(PROGRAM)
-    done = run([str(folder / "program.py"), str(folder)], 4)
+    done = run([str(folder / "program.py"), str(folder)], 4, SHOAL_SPMD_DEVICES="4")
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / str(rank)).read_text()) for rank in range(4)]
 

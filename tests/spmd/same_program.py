@@ -22,6 +22,7 @@ import shoal.spmd as xs
 import shoal.spmd.checkpoint as xc
 import shoal.spmd.parallel_loader as pl
 import shoal.spmd.runtime as xr
+import shoal.spmd.xla_backend  # noqa: F401  for init_method="xla://"
 import shoal.spmd.xla_model as xm
 from shoal.spmd.fsdp import SpmdFullyShardedDataParallel
 

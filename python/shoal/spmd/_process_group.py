@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -39,15 +37,3 @@ def _check(backend: str) -> None:
             f"the process group is of backend {backend!r}: SPMD moves shards itself and is not mixed with another library's collectives",
             hint="use a group for the CPU: torch.distributed.init_process_group('gloo')",
         )
-
-
-def _from_environment(url: str, **kwargs):
-    """``init_method="xla://"``, as torch_xla's programs have it."""
-    if "RANK" in os.environ:
-        yield from distributed_c10d.rendezvous("env://", **kwargs)
-    else:
-        yield dist.HashStore(), 0, 1
-
-
-with contextlib.suppress(RuntimeError):  # registered already
-    dist.register_rendezvous_handler("xla", _from_environment)
