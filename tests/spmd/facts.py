@@ -37,10 +37,6 @@ from shoal.spmd.fsdp import checkpoint_module, wrap
 ORACLE = json.loads((Path(__file__).parent / "oracle.json").read_text())
 NUM_DEVICES = int(os.environ["SHOAL_SPMD_DEVICES"])
 
-# Sections of what is not there yet: the README of shoal.spmd names it.
-NOT_YET = {
-    "auto-sharding",
-}
 # Binding facts that do not hold, each with its reason.
 EXCEPTIONS = {
     "use-spmd-after-tensors-exist": "torch_xla loses the values of tensors that were made before use_spmd; Shoal keeps them",

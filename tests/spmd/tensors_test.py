@@ -179,8 +179,6 @@ def test_what_is_not_there_says_so():
         t.resize_(2, 2)
     with pytest.raises(Unimplemented, match="cannot be pickled"):
         torch.save(t, os.devnull)
-    with pytest.raises(Unimplemented, match="auto"):
-        xr.use_spmd(auto=True)
 
 
 def test_operators_without_a_rule_are_named_once():

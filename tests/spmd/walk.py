@@ -9,7 +9,7 @@ from collections import Counter
 import guides
 import torch
 import training
-from facts import NAMES, NOT_YET, NUM_DEVICES, ORACLE, as_spec, check, device, facts, operand, same, spec, xr, xs
+from facts import NAMES, NUM_DEVICES, ORACLE, as_spec, check, device, facts, operand, same, spec, xr, xs
 from torch import nn
 
 from shoal.spmd._sharding import Sharding
@@ -77,10 +77,11 @@ CHECKS |= {"documents": guides.document, "examples": guides.example}
 def failures() -> dict:
     held: Counter[str] = Counter()
     failed: list[str] = []
-    sections = [s for s in ORACLE if s not in NOT_YET and s != "about"]
-    for section in sorted(sections, key=lambda s: s != "before-use-spmd"):
+    # Modes that stay on: those that need it off come first, those that need it on last.
+    order = {"before-use-spmd": -1, "auto-sharding": 1}
+    for section in sorted((s for s in ORACLE if s != "about"), key=lambda s: order.get(s, 0)):
         if section != "before-use-spmd":
-            xr.use_spmd()
+            xr.use_spmd(auto=section == "auto-sharding")
         for f in facts(section):
             try:
                 CHECKS.get(section, check)(f)

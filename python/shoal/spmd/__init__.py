@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shoal.spmd import _torch  # noqa: F401  teaches torch's functions the device
-from shoal.spmd._distribute import xla_distribute_module, xla_distribute_tensor
+from shoal.spmd._auto import Machine, ShardingPlan, auto_shard
+from shoal.spmd._distribute import auto_policy, xla_distribute_module, xla_distribute_tensor
 from shoal.spmd._engine import replicated_ops
 from shoal.spmd._hybrid_mesh import HybridMesh
 from shoal.spmd._install import install
@@ -31,7 +32,9 @@ from shoal.spmd._sharding import ShardingType
 
 __all__ = [
     "HybridMesh",
+    "Machine",
     "Mesh",
+    "ShardingPlan",
     "ShardingSpec",
     "ShardingType",
     "XLAPatchedLinear",
@@ -40,6 +43,8 @@ __all__ = [
     "annotate_custom_sharding",
     "apply_backward_optimization_barrier",
     "apply_xla_patch_to_nn_linear",
+    "auto_policy",
+    "auto_shard",
     "clear_sharding",
     "disable_manual_sharding",
     "enable_manual_sharding",

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.spmd._auto import choose_at_first_call
 from shoal.spmd._device import DEVICE
 from shoal.spmd._marking import XLAShardedTensor, mark_freely, mark_sharding, sharding_for
 from shoal.spmd._mesh import Mesh
@@ -47,6 +48,10 @@ def xla_distribute_tensor(t: torch.Tensor, device_mesh: DeviceMesh, placements: 
     return mark_sharding(t if isinstance(t, Tensor) else t.to(DEVICE), convert_to_xla_mesh(device_mesh), spec)
 
 
+def auto_policy(name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+    """As ``partition_fn`` of distribute_module: specs are chosen at the module's first call, see auto_shard."""
+
+
 def xla_distribute_module(
     module: nn.Module,
     device_mesh: DeviceMesh,
@@ -54,12 +59,14 @@ def xla_distribute_module(
     input_fn: Callable[..., Any] | None = None,
     output_fn: Callable[..., Any] | None = None,
 ) -> nn.Module:
-    """``torch.distributed.tensor.distribute_module``: ``partition_fn`` marks parameters of every module below."""
-    if partition_fn is None:
-        raise Unimplemented("distribute_module without partition_fn chooses placements itself, which is not there yet", hint="pass one")
+    """``torch.distributed.tensor.distribute_module``: ``partition_fn`` marks parameters of every module below; without one they are whole.
+    With ``auto_policy`` Shoal marks them."""
     module.to(DEVICE)
+    if partition_fn is auto_policy:
+        choose_at_first_call(module, convert_to_xla_mesh(device_mesh))
     for name, m in module.named_modules():
-        partition_fn(name, m, device_mesh)
+        if partition_fn is not None:
+            partition_fn(name, m, device_mesh)
     if input_fn is not None:
         module.register_forward_pre_hook(lambda _, inputs: input_fn(inputs, device_mesh))
     if output_fn is not None:

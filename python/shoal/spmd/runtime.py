@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
 
-from shoal.exceptions import Unimplemented
 from shoal.spmd._world import Processes, world
 
 _spmd = False
 
 
-def use_spmd(auto: bool = False) -> None:
+def use_spmd(auto: bool = False, memory_budget: int | str | None = None) -> None:
     """From now on the program sees its devices as one. In a program of several processes, each of which has its devices, rank 0's random
-    states are taken over by all. ``auto``: Shoal chooses shardings; not there yet."""
+    states are taken over by all. ``auto`` (or XLA_AUTO_SPMD=1): Shoal chooses specs for what nobody marks, under ``memory_budget`` per
+    device, at the first call of a module: see shoal.spmd.auto_shard."""
     global _spmd
-    if auto:
-        raise Unimplemented("use_spmd(auto=True) is not there yet", hint="mark parameters and inputs with mark_sharding")
     if not _spmd and isinstance(world(), Processes):
         world().begin()
     _spmd = True
+    if auto or os.environ.get("XLA_AUTO_SPMD") == "1":
+        from shoal.spmd import _auto
+
+        os.environ["XLA_AUTO_SPMD"] = "1"
+        _auto.enable(memory_budget)
     run_eagerly()
 
 

@@ -1,0 +1,202 @@
+"""What an operator costs the devices, for each way in which its arguments lie: time, memory, and what has to travel."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils._pytree import tree_unflatten
+
+from shoal.spmd import _engine, _rules
+from shoal.spmd._array import Array
+from shoal.spmd._sharding import Sharding
+from shoal.spmd._trace import GRADIENT, MARK, Kind, Op, Trace, Value
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a device can do, and the links between devices. A collective takes ``latency`` seconds for each of its steps, and each device
+    receives ``bandwidth`` bytes per second (the alpha-beta model). An operator takes the longer one of its additions and multiplications at
+    ``flops`` and its bytes at ``memory_bandwidth``. The defaults are those of CPU cores of one host; for accelerators pass theirs."""
+
+    latency: float = 30e-6  # seconds
+    bandwidth: float = 5e9  # bytes per second
+    flops: float = 50e9  # per second
+    memory_bandwidth: float = 10e9  # bytes per second
+
+
+@dataclass(frozen=True)
+class Collective:
+    """``received``: bytes by the device that receives most. ``argument``: which argument is laid out anew; None: results are summed."""
+
+    name: str
+    received: float
+    seconds: float
+    argument: int | None
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of one operator. ``made``: bytes per device of each result that has memory of its own. ``extra``: bytes per device of arguments that
+    are laid out anew for the operator's time. ``outputs``: how results lie."""
+
+    outputs: tuple[int, ...]
+    seconds: float
+    collectives: tuple[Collective, ...]
+    made: tuple[float, ...]
+    extra: float
+
+
+@functools.lru_cache(maxsize=65536)
+def received(shape: tuple[int, ...], source: Sharding, target: Sharding) -> int:
+    """Elements that a device gets from others when a tensor is laid out anew: of the device that gets most."""
+    if source == target or source.is_replicated:
+        return 0
+    most = 0
+    for d in range(len(source.devices)):
+        has, needs = source.ranges(d, shape), target.ranges(d, shape)
+        common = math.prod(max(0, min(a.stop, b.stop) - max(a.start, b.start)) for a, b in zip(has, needs, strict=True))
+        most = max(most, math.prod(b.stop - b.start for b in needs) - common)
+    return most
+
+
+def local_bytes(value: Value, sharding: Sharding) -> float:
+    """Of the largest part."""
+    return math.prod(sharding.tile(value.shape)) * value.dtype.itemsize
+
+
+class Prices:
+    """Prices of a trace's operators. Shardings are numbers here: ``number`` gives them, ``shardings`` are behind them."""
+
+    def __init__(self, trace: Trace, num_devices: int, machine: Machine):
+        self.trace, self.num_devices, self.machine = trace, num_devices, machine
+        self.shardings: list[Sharding] = []
+        self._numbers: dict[Sharding, int] = {}
+        self._bytes: dict[tuple[int, int], float] = {}
+
+    def number(self, sharding: Sharding) -> int:
+        found = self._numbers.get(sharding)
+        if found is None:
+            found = self._numbers[sharding] = len(self.shardings)
+            self.shardings.append(sharding)
+        return found
+
+    def bytes(self, value: int, sharding: int) -> float:
+        found = self._bytes.get((value, sharding))
+        if found is None:
+            found = self._bytes[value, sharding] = local_bytes(self.trace.values[value], self.shardings[sharding])
+        return found
+
+    def price(self, op: Op, inputs: Sequence[int]) -> Price:
+        lying = [self.shardings[s] for s in inputs]
+        if op.kind in (GRADIENT, MARK):
+            target = op.sharding if op.kind == MARK else lying[1]
+            value = self.trace.values[op.inputs[0]]
+            moved = self._moved(value, lying[0], target, 0)
+            return Price((self.number(target),), sum(c.seconds for c in moved), tuple(moved), (local_bytes(value, target),), 0.0)
+        return self._price(self.trace.kinds[op.kind], lying)
+
+    def _price(self, kind: Kind, lying: list[Sharding]) -> Price:
+        arrays = [Array(v.shape, v.dtype, s, []) for v, s in zip(kind.inputs, lying, strict=True)]
+        if kind.func._schema.name == "aten::copy_":  # the engine lays the source out as the target
+            return self._alike(kind, arrays, arrays[0].sharding)
+        if all(s.is_replicated for s in lying):
+            return self._whole(kind, arrays, [])
+        leaves = list(kind.leaves)
+        for i, a in zip(kind.places, arrays, strict=True):
+            leaves[i] = a
+        args, kwargs = tree_unflatten(leaves, kind.tree)
+        found = laid_out(kind.func, arrays, args, kwargs, kind.written, self.num_devices)
+        if found is None:
+            return self._whole(kind, arrays, kind.written)
+        plan, grid = found
+        inputs = [grid.sharding(labels) for labels in plan.inputs]
+        moved = [c for k, a in enumerate(arrays) for c in self._moved(kind.inputs[k], a.sharding, inputs[k], k)]
+        labels_of = plan.outputs if len(plan.outputs) == len(kind.outputs) else [plan.outputs[0]] * len(kind.outputs)
+        outputs, sums = [], []
+        for value, labels in zip(kind.outputs, labels_of, strict=True):
+            outputs.append(None if value is None else grid.sharding(labels))
+            parts = 1 if value is None else math.prod(p for label, p in grid.parts.items() if label not in (labels or ()))
+            if parts > 1:
+                sums.append(self._summed(local_bytes(value, outputs[-1]), parts))
+        sizes = {label: n for labels, a in zip(plan.inputs, arrays, strict=True) for label, n in zip(labels, a.shape, strict=True)}
+        share = math.prod(-(-sizes[label] // p) / sizes[label] for label, p in grid.parts.items() if sizes.get(label))
+        return self._priced(kind, inputs, outputs, [*moved, *sums], share, [c.argument for c in moved])
+
+    def _alike(self, kind: Kind, arrays: list[Array], target: Sharding) -> Price:
+        """Pointwise into the first argument."""
+        rank = len(target.parts)
+        inputs = [target, *(a.sharding for a in arrays[1:])]
+        moved = []
+        for k, a in enumerate(arrays[1:], 1):
+            if len(a.shape) == rank and a.shape == arrays[0].shape:
+                inputs[k] = target
+                moved += self._moved(kind.inputs[k], a.sharding, target, k)
+        return self._priced(kind, inputs, [target] * len(kind.outputs), moved, 1.0, [c.argument for c in moved])
+
+    def _whole(self, kind: Kind, arrays: list[Array], written: Sequence[int]) -> Price:
+        whole = [self._replicated(len(a.shape)) for a in arrays]
+        moved = [c for k, a in enumerate(arrays) for c in self._moved(kind.inputs[k], a.sharding, whole[k], k)]
+        outputs = [None if v is None else self._replicated(len(v.shape)) for v in kind.outputs]
+        for k, place in enumerate(written):  # results that are arguments keep their layout
+            if k < len(outputs) and outputs[k] is not None and kind.outputs[k].shape == kind.inputs[place].shape:
+                outputs[k] = arrays[place].sharding
+        return self._priced(kind, whole, outputs, moved, 1.0, [c.argument for c in moved])
+
+    def _priced(self, kind, inputs, outputs, collectives, share: float, laid_anew: Sequence[int | None]) -> Price:
+        held = [0.0 if v is None else local_bytes(v, s) for v, s in zip(kind.outputs, outputs, strict=True)]
+        read = [local_bytes(v, s) for v, s in zip(kind.inputs, inputs, strict=True)]
+        extra = sum(read[k] for k in set(laid_anew) if k is not None)
+        seconds = 0.0
+        if not kind.is_view:
+            m = self.machine
+            seconds = max(kind.flops * share / m.flops, (sum(read) + sum(held)) / m.memory_bandwidth)
+        numbers = tuple(-1 if s is None else self.number(s) for s in outputs)
+        made = tuple(0.0 if kind.is_view and not laid_anew else b for b in held)
+        return Price(numbers, seconds + sum(c.seconds for c in collectives), tuple(collectives), made, 0.0 if kind.is_view else extra)
+
+    def _replicated(self, rank: int) -> Sharding:
+        return Sharding.replicated(rank, self.num_devices)
+
+    def _moved(self, value: Value, source: Sharding, target: Sharding, argument: int) -> list[Collective]:
+        elements = received(value.shape, source, target)
+        if elements == 0:
+            return []
+        covers = all(
+            t == 1 or (t, tc) == (s, sc) for s, t, sc, tc in zip(source.parts, target.parts, source.columns, target.columns, strict=True)
+        )
+        steps = math.ceil(math.log2(max(2, math.prod(source.parts) / (math.prod(target.parts) if covers else 1))))
+        size = elements * value.dtype.itemsize
+        seconds = steps * self.machine.latency + size / self.machine.bandwidth
+        return [Collective("all_gather" if covers else "all_to_all", size, seconds, argument)]
+
+    def _summed(self, size: float, parts: int) -> Collective:
+        """all_reduce: each device receives what it sums, then the sums of the others."""
+        got = 2 * (parts - 1) / parts * size
+        return Collective("all_reduce", got, 2 * math.ceil(math.log2(parts)) * self.machine.latency + got / self.machine.bandwidth, None)
+
+
+def laid_out(func: Any, arrays: list[Array], args: tuple, kwargs: dict, targets: Sequence[int], num_devices: int):
+    """The rule's plan and the grid that the engine takes, None for whole tensors."""
+    rule = None if _engine.RANDOM in func.tags else _rules.find(func)
+    plan = None if rule is None else rule(func, arrays, args, kwargs)
+    if plan is None:
+        return None
+    by_size = sorted(range(len(arrays)), key=lambda i: -math.prod(arrays[i].shape))
+    inside_out = {label for labels in plan.outputs for label in labels or () if label is not None}
+    grid = _rules.grid_of(
+        plan,
+        arrays,
+        num_devices,
+        [*targets, *(i for i in by_size if i not in targets)],
+        lambda label: label in inside_out or plan.combine is not None,
+    )
+    if any(grid.sharding(plan.inputs[i]) != arrays[i].sharding for i in targets):
+        return None
+    return plan, grid
+
+
+__all__ = ["Collective", "Machine", "Price", "Prices", "laid_out", "local_bytes", "received"]
