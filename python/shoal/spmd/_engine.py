@@ -11,15 +11,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shoal.spmd import _rules
+from shoal.spmd import _rules, _rules_indexing, _rules_layers  # noqa: F401  they register rules
 from shoal.spmd._array import Array, parts_of
-from shoal.spmd._rules import Plan
+from shoal.spmd._rules import COMBINED, RANDOM, Plan, Steps
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import world
 
 _replicated: Counter[str] = Counter()
-# Without a rule for a reason: the random stream is one, whatever lies where.
-RANDOM = torch.Tag.nondeterministic_seeded
 # Views whose meaning is a bit of the tensor, which operators below torch's dispatcher do not see.
 RESOLVED = {
     torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
@@ -56,13 +54,14 @@ class Cell:
 
 @dataclass
 class Sum:
-    """How results that are sums over cells come together. ``order``: per position that this process holds, its cells in order, each as
+    """How results of cells come together: by ``combine``. ``order``: per position that this process holds, its cells in order, each as
     (process that sends it, its place among what that process sends; for our own cells the cell). ``sends``: per process, own cells."""
 
     order: dict[int, list[tuple[int, int]]]
     sends: list[list[int]]
     receives: list[list[int]]  # per process, positions
     of_all: bool  # each process brings one cell, in the order of processes, and all get the sum
+    combine: str
 
 
 @dataclass
@@ -74,12 +73,13 @@ class Output:
 
 @dataclass
 class Prepared:
-    """How an operator runs on arrays that lie in a certain way. None as ``cells``: on whole tensors."""
+    """How an operator runs on arrays that lie in a certain way. None as ``cells``: on whole tensors, or as ``steps``."""
 
     inputs: list[Sharding]
     cells: list[Cell] | None
     outputs: list[Output | None]
     size_argument: int | None
+    steps: Steps | None = None
 
 
 def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> Result:
@@ -88,17 +88,29 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
     flat, tree = tree_flatten((args, kwargs))
     where = [i for i, a in enumerate(flat) if isinstance(a, Array)]
     arrays = [flat[i] for i in where]
-    if RANDOM in func.tags:
+    if RANDOM in func.tags and _rules.find(func) is None:
         world().verify_stream(str(func))
     if all(a.sharding.is_replicated for a in arrays):
         return _whole(func, flat, tree, where, arrays)
     targets = [i for i, a in enumerate(arrays) if any(a is w for w in written)]
+    if func._schema.name.startswith("aten::_fused_") and kwargs.get("grad_scale") is None:
+        targets = [i for i in targets if i != 1]  # gradients are read only
     prepared = _prepared(func, flat, tree, arrays, targets)
+    if prepared.steps is not None:
+        values = prepared.steps.run(_op, *prepared.steps.given, *args, **kwargs)
+        return Result(values, False, len(values) != 1 or isinstance(func._schema.returns[0].type, torch.ListType))
     if prepared.cells is None:
         if prepared.size_argument is None and RANDOM not in func.tags:
             _count_replicated(func)
         return _replicate(func, flat, tree, where, arrays, written)
     return _by_parts(func, flat, tree, where, arrays, prepared)
+
+
+def _op(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs a step of an operator."""
+    first = func._schema.arguments[0].alias_info
+    result = run(func, args, kwargs, [args[0]] if first is not None and first.is_write else [])
+    return result.values if result.as_list else result.values[0]
 
 
 _known: OrderedDict[Any, Prepared] = OrderedDict()
@@ -107,8 +119,9 @@ _MOST_KNOWN = 8192
 
 def _prepared(func: Any, flat: list[Any], tree: Any, arrays: list[Array], targets: list[int]) -> Prepared:
     """The plan of an operator. It depends on shapes, dtypes, shardings and constants other than floats: steps of a program repeat it."""
+    ignored = torch.Tensor if _rules.reads_floats(func) else (float, torch.Tensor)
     constants = tuple(
-        (a.shape, a.dtype, a.sharding) if isinstance(a, Array) else type(a) if isinstance(a, (float, torch.Tensor)) else a for a in flat
+        (a.shape, a.dtype, a.sharding) if isinstance(a, Array) else type(a) if isinstance(a, ignored) else (type(a), a) for a in flat
     )
     key = (func, tree, constants, tuple(targets))
     try:
@@ -127,11 +140,13 @@ _CHOSEN_WHOLE = Prepared([], None, [], 0)  # there is a rule, which does not fit
 
 
 def _prepare(func: Any, flat: list[Any], tree: Any, arrays: list[Array], targets: list[int]) -> Prepared:
-    found = None if RANDOM in func.tags else _rules.find(func)
+    found = _rules.find(func)
     args, kwargs = tree_unflatten(flat, tree)
     plan = None if found is None else found(func, arrays, args, kwargs)
     if plan is None:
         return _WHOLE
+    if isinstance(plan, Steps):
+        return Prepared([], None, [], None, plan)
     by_size = sorted(range(len(arrays)), key=lambda i: -_count(arrays[i].shape))
     inside_out = {label for labels in plan.outputs for label in labels or () if label is not None}
 
@@ -139,7 +154,7 @@ def _prepare(func: Any, flat: list[Any], tree: Any, arrays: list[Array], targets
         return label in inside_out or plan.combine is not None
 
     n = world().num_devices
-    grid = _rules.grid_of(plan, arrays, n, [*targets, *(i for i in by_size if i not in targets)], allowed)
+    grid = _rules.grid_of(plan, arrays, n, [*targets, *(i for i in by_size if i not in targets)], allowed, len(targets))
     inputs = [grid.sharding(labels) for labels in plan.inputs]
     if any(inputs[i] != arrays[i].sharding for i in targets):
         return _CHOSEN_WHOLE
@@ -164,7 +179,10 @@ def _prepare(func: Any, flat: list[Any], tree: Any, arrays: list[Array], targets
         for cell, i in zip(cells, mine, strict=True):
             cell.outputs.append(at[i])
         sharding = grid.sharding(labels)
-        sum_ = None if len(set(at)) == len(at) else _sum_of(at, holders, mine, sharding)
+        sum_ = None
+        if len(set(at)) != len(at):
+            assert plan.combine is not None, f"the rule of {func} does not say how parts of result {k} come together"
+            sum_ = _sum_of(at, holders, mine, sharding, plan.combine)
         outputs.append(Output(sharding, _out_sizes(plan, k, arrays), sum_))
     return Prepared(inputs, cells, outputs, plan.size_argument)
 
@@ -178,7 +196,7 @@ def _out_sizes(plan: Plan, k: int, arrays: Sequence[Array]) -> tuple[int | None,
     return tuple(None if label is None else sizes.get(label) for label in labels)
 
 
-def _sum_of(at: list[int], holders: list[list[int]], mine: list[int], sharding: Sharding) -> Sum:
+def _sum_of(at: list[int], holders: list[list[int]], mine: list[int], sharding: Sharding, combine: str) -> Sum:
     w = world()
     sends: list[list[int]] = [[] for _ in range(w.num_processes)]
     receives: list[list[int]] = [[] for _ in range(w.num_processes)]
@@ -194,8 +212,8 @@ def _sum_of(at: list[int], holders: list[list[int]], mine: list[int], sharding: 
                         receives[sender].append(position)
                 elif sender == w.rank:
                     sends[receiver].append(mine.index(i))
-    of_all = w.num_processes > 1 and set(at) == {0} and holders == [[p] for p in range(w.num_processes)]
-    return Sum(order, sends, receives, of_all)
+    of_all = combine == "sum" and w.num_processes > 1 and set(at) == {0} and holders == [[p] for p in range(w.num_processes)]
+    return Sum(order, sends, receives, of_all, combine)
 
 
 def _count_replicated(func: Any) -> None:
@@ -264,7 +282,8 @@ def _by_parts(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: l
         if cell.size is not None:
             args, kwargs = tree_unflatten(local, tree)
             at = prepared.size_argument
-            local, of = tree_flatten(((*args[:at], cell.size, *args[at + 1 :]), kwargs))
+            size = cell.size if isinstance(args[at], (list, tuple)) else cell.size[0]
+            local, of = tree_flatten(((*args[:at], size, *args[at + 1 :]), kwargs))
         values, as_list = _called(func, local, of)
         per_cell.append(values)
     count = len(per_cell[0])
@@ -308,7 +327,7 @@ def _summed(values: list[torch.Tensor], of: Sum, cuts: Sequence[tuple[slice, ...
         wide = torch.float32 if found[0].dtype in (torch.bfloat16, torch.float16) else found[0].dtype
         total = found[0].to(wide)
         for value in found[1:]:
-            total = total + value.to(wide)
+            total = COMBINED[of.combine](total, value.to(wide))
         parts[position] = total.to(found[0].dtype)
     return parts
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,8 +29,23 @@ class Plan:
     inputs: list[Labels]
     outputs: list[Labels | None]
     out_shapes: list[tuple[int, ...]] = field(default_factory=list)  # for operators that are given the size of their result
-    combine: str | None = None  # "sum": of parts along labels that outputs do not have
-    size_argument: int | None = None  # position of the result's size, which is the local one for a part
+    combine: str | None = None  # a name in COMBINED: what becomes of parts along labels that an output does not have
+    size_argument: int | None = None  # position of the result's size (or of its first dimension), which is the local one for a part
+    nonempty: bool = False  # a part without elements is an error
+
+
+class Steps:
+    """An operator as a sequence of others. ``run`` gets a function that runs an operator on arrays, then ``given``, then the operator's
+    arguments, and returns the results as a list."""
+
+    def __init__(self, run: Callable[..., list[Any]], *given: Any):
+        self.run, self.given = run, given
+
+
+# Two results of parts become one. Parts are taken in their order.
+COMBINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum, "hypot": torch.hypot,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,8 +83,11 @@ class Grid:
         return flat
 
 
-def grid_of(plan: Plan, arrays: Sequence[Array], num_devices: int, leaders: Sequence[int], allowed: Callable[[Label], bool]) -> Grid:
-    """Takes over how the arrays are split, the first ones first, as far as labels, sizes and other arrays allow."""
+def grid_of(
+    plan: Plan, arrays: Sequence[Array], num_devices: int, leaders: Sequence[int], allowed: Callable[[Label], bool], num_fixed: int
+) -> Grid:
+    """Takes over how the arrays are split, the first ones first, as far as labels, sizes and other arrays allow. The first ``num_fixed``
+    leaders also decide what is not split."""
     sizes: dict[Label, set[int]] = {}
     for labels, shape in [
         *((ls, a.shape) for ls, a in zip(plan.inputs, arrays, strict=True)),
@@ -78,11 +96,13 @@ def grid_of(plan: Plan, arrays: Sequence[Array], num_devices: int, leaders: Sequ
         for label, n in zip(labels or (), shape, strict=True):
             sizes.setdefault(label, set()).add(n)
     grid = Grid({}, {}, num_devices)
-    for i in leaders:
+    for place, i in enumerate(leaders):
         for label, p, column in zip(plan.inputs[i], arrays[i].sharding.parts, arrays[i].sharding.columns, strict=True):
-            if p == 1 or label is None or label in grid.parts or not allowed(label):
+            if label is None or label in grid.parts or not allowed(label) or (p == 1 and place >= num_fixed):
                 continue
             if len(sizes[label]) > 1 and any(n % p for n in sizes[label]):
+                continue
+            if plan.nonempty and any((p - 1) * -(-n // p) >= n for n in sizes[label]):
                 continue
             wider = Grid({**grid.parts, label: p}, {**grid.columns, label: column}, num_devices)
             if Sharding.of_columns(list(wider.parts.values()), list(wider.columns.values()), num_devices) is not None:
@@ -92,22 +112,33 @@ def grid_of(plan: Plan, arrays: Sequence[Array], num_devices: int, leaders: Sequ
 
 # ---- rules: each gets the arrays, the arguments, and the positions of the arrays among them -----------------------------------------
 
-Rule = Callable[[Any, list[Array], tuple, dict], "Plan | None"]
+Rule = Callable[[Any, list[Array], tuple, dict], "Plan | Steps | None"]
 RULES: dict[str, Rule] = {}
+READ_FLOATS: set[str] = set()  # of these the values of floats decide; of all others a plan holds for any
+# Without a rule of their own these have none: the random stream is one, whatever lies where.
+RANDOM = torch.Tag.nondeterministic_seeded
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str, reads_floats: bool = False) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
         for name in names:
             RULES[name] = function
+        if reads_floats:
+            READ_FLOATS.update(names)
         return function
 
     return register
 
 
+def reads_floats(func: Any) -> bool:
+    return func._schema.name.removeprefix("aten::") in READ_FLOATS
+
+
 def find(func: Any) -> Rule | None:
     name = func._schema.name.removeprefix("aten::")
-    found = RULES.get(name) or RULES.get(name.removesuffix("_"))
+    found = RULES.get(name) or RULES.get(name.removesuffix("_")) or RULES.get(name.removesuffix("_copy"))
+    if found is None and RANDOM in func.tags:
+        return None
     one_by_one = name.startswith("_foreach_") and name not in ("_foreach_norm", "_foreach_max", "_foreach_powsum")
     if found is None and (one_by_one or torch.Tag.pointwise in func.tags):
         return pointwise
@@ -121,7 +152,7 @@ def _dims(dims: Any, rank: int) -> list[int]:
     return [d % rank if rank else 0 for d in ([dims] if isinstance(dims, int) else dims)]
 
 
-def _argument(func: Any, args: tuple, kwargs: dict, name: str, default: Any = None) -> Any:
+def argument(func: Any, args: tuple, kwargs: dict, name: str, default: Any = None) -> Any:
     for i, a in enumerate(func._schema.arguments):
         if a.name == name:
             return (
@@ -130,8 +161,18 @@ def _argument(func: Any, args: tuple, kwargs: dict, name: str, default: Any = No
     return default
 
 
+def changed(func: Any, args: tuple, kwargs: dict, **new: Any) -> tuple[tuple, dict]:
+    """The arguments of a call with others for some names."""
+    names = [a.name for a in func._schema.arguments if not a.kwarg_only]
+    by_position = {n: v for n, v in new.items() if n in names[: len(args)]}
+    args = tuple(by_position.get(names[i], a) for i, a in enumerate(args))
+    return args, {**kwargs, **{n: v for n, v in new.items() if n not in by_position}}
+
+
 POINTWISE = """clone _to_copy zeros_like ones_like empty_like full_like detach alias lift_fresh fill zero where masked_fill
-    _fused_adamw _fused_adam _fused_sgd"""
+    _fused_adamw _fused_adam _fused_sgd rsub floor_divide complex polar nan_to_num _prelu_kernel _prelu_kernel_backward
+    hardswish hardswish_backward elu_backward leaky_relu_backward softshrink_backward hardshrink_backward hardtanh_backward
+    hardsigmoid_backward mish_backward softplus_backward log_sigmoid_forward log_sigmoid_backward rrelu_with_noise_backward"""
 
 
 @rule(*POINTWISE.split())
@@ -146,13 +187,16 @@ def pointwise(func, arrays, args, kwargs):
 
 
 KEEPING = {
-    *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "argsort", "topk", "flip", "roll"),
-    *("softmax", "log_softmax", "_softmax", "_log_softmax"),
+    *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "argsort", "topk", "flip", "roll", "glu"),
+    *("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax", "_fft_r2c", "_fft_c2r", "_fft_c2c"),
 }
 REDUCING = {
-    *("sum", "nansum", "mean", "prod", "any", "all", "norm", "linalg_vector_norm", "logsumexp", "var", "std", "var_mean", "std_mean"),
-    *("amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "median", "mode", "kthvalue"),
+    *("sum", "nansum", "mean", "prod", "any", "all", "norm", "logsumexp", "var", "std", "var_mean", "std_mean", "count_nonzero"),
+    *("amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "median", "nanmedian", "mode", "kthvalue"),
 }
+COMBINE = {
+    "sum": "sum", "nansum": "sum", "count_nonzero": "sum", "prod": "prod", "any": "max", "all": "min", "amax": "max", "amin": "min",
+}  # fmt: skip
 
 
 @rule(*REDUCING, *KEEPING)
@@ -161,22 +205,84 @@ def along_dims(func, arrays, args, kwargs):
         return pointwise(func, arrays, args, kwargs) if func._schema.name in ("aten::max", "aten::min") else None
     (a,) = arrays
     rank, name = len(a.shape), func._schema.name.removeprefix("aten::").removesuffix("_")
-    keeps = name in KEEPING
-    dims = _argument(func, args, kwargs, "dims", None)
+    dims = argument(func, args, kwargs, "dims", None)
     if dims is None:
         default = -1 if name in ("sort", "topk", "argsort") else None
-        dims = _argument(func, args, kwargs, "dim", default)
+        dims = argument(func, args, kwargs, "dim", default)
     over = _dims(dims, rank)
-    if not over and keeps:
-        over = list(range(rank))
-    keepdim = bool(_argument(func, args, kwargs, "keepdim", False))
-    combine = "sum" if name in ("sum", "nansum") and a.dtype.is_floating_point else None
+    if name in KEEPING:
+        over = over or list(range(rank))
+        inside = tuple(None if d in over else d for d in range(rank))
+        return Plan([inside], [inside] * len(func._schema.returns), nonempty="fft" in name)
+    keepdim = bool(argument(func, args, kwargs, "keepdim", False))
+    if name in MEANS and any(a.sharding.parts[d] > 1 for d in over) and not a.dtype.is_complex:
+        return Steps(MEANS[name], over, keepdim)
+    combine = COMBINE.get(name)
+    if name in ("max", "min") and len(func._schema.returns) == 1:
+        combine = name
+    return _reduced(func, a, over, keepdim, combine)
+
+
+def _reduced(func: Any, a: Array, over: Sequence[int], keepdim: bool, combine: str | None) -> Plan:
+    rank = len(a.shape)
     inputs = tuple(d if d not in over else (f"r{d}" if combine else None) for d in range(rank))
-    if keeps:
-        out: Labels = tuple(None if d in over else d for d in range(rank))
-    else:
-        out = tuple(None if d in over else d for d in range(rank) if keepdim or d not in over)
-    return Plan([inputs], [out] * len(func._schema.returns), combine=combine)
+    out = tuple(None if d in over else d for d in range(rank) if keepdim or d not in over)
+    empty_is_neutral = combine in (None, "sum", "prod", "hypot") or func._schema.name in ("aten::any", "aten::all")
+    return Plan([inputs], [out] * len(func._schema.returns), combine=combine, nonempty=not empty_is_neutral)
+
+
+def _mean(op, over, kept, a, *args, dtype=None, **kwargs):
+    total = op(aten.sum.dim_IntList, a, over, kept, dtype=dtype)
+    return [op(aten.div.Tensor, total, math.prod(a.shape[d] for d in over))]
+
+
+def _var_mean(op, over, kept, a, *args, correction=None, **kwargs):
+    count = math.prod(a.shape[d] for d in over)
+    mean = op(aten.div.Tensor, op(aten.sum.dim_IntList, a, over, True), count)
+    centered = op(aten.sub.Tensor, a, mean)
+    squares = op(aten.sum.dim_IntList, op(aten.mul.Tensor, centered, centered), over, kept)
+    var = op(aten.div.Tensor, squares, float(max(0, count - (1 if correction is None else correction))))
+    return [var, mean if kept else op(aten.sum.dim_IntList, mean, over)]
+
+
+def _roots(values):
+    def steps(op, *args, **kwargs):
+        var, *rest = values(op, *args, **kwargs)
+        return [op(aten.sqrt.default, var), *rest]
+
+    return steps
+
+
+def _var(op, *args, **kwargs):
+    return _var_mean(op, *args, **kwargs)[:1]
+
+
+MEANS = {"mean": _mean, "var": _var, "var_mean": _var_mean, "std": _roots(_var), "std_mean": _roots(_var_mean)}
+
+
+@rule("linalg_vector_norm", reads_floats=True)
+def vector_norm(func, arrays, args, kwargs):
+    (a,) = arrays
+    order = float(argument(func, args, kwargs, "ord"))
+    combine = {2.0: "hypot", 1.0: "sum", 0.0: "sum", math.inf: "max", -math.inf: "min"}.get(order)
+    over = _dims(argument(func, args, kwargs, "dim"), len(a.shape))
+    return _reduced(func, a, over, bool(argument(func, args, kwargs, "keepdim")), combine)
+
+
+@rule("_foreach_norm")
+def foreach_norm(func, arrays, args, kwargs):
+    return Steps(_norms)
+
+
+def _norms(op, tensors, order=2, dtype=None):
+    return [op(aten.linalg_vector_norm.default, t, order, dtype=dtype) for t in tensors]
+
+
+@rule("glu_backward")
+def glu_backward(func, arrays, args, kwargs):
+    rank = len(arrays[0].shape)
+    labels = tuple(None if d == args[2] % max(rank, 1) else d for d in range(rank))
+    return Plan([labels, labels], [labels])
 
 
 @rule("_softmax_backward_data", "_log_softmax_backward_data")
@@ -205,6 +311,21 @@ def addmm(func, arrays, args, kwargs):
     return Plan([labels, ("m", None), (None, "n")], [("m", "n")])
 
 
+@rule("baddbmm", "addbmm", "addmv", "addr")
+def added(func, arrays, args, kwargs):
+    """The sum is not split: what is added is added once."""
+    inputs, out = {
+        "baddbmm": ([("b", "m", None), ("b", None, "n")], ("b", "m", "n")),
+        "addbmm": ([(None, "m", None), (None, None, "n")], ("m", "n")),
+        "addmv": ([("m", None), (None,)], ("m",)),
+        "addr": ([("m",), ("n",)], ("m", "n")),
+    }[func._schema.name.removeprefix("aten::").removesuffix("_")]
+    sizes = {label: n for labels, a in zip(inputs, arrays[1:], strict=True) for label, n in zip(labels, a.shape, strict=True)}
+    shape = arrays[0].shape
+    bias = tuple(label if n == sizes[label] else None for label, n in zip(out[len(out) - len(shape) :], shape, strict=True))
+    return Plan([bias, *inputs], [out], nonempty=True)
+
+
 @rule("dot", "vdot")
 def dot(func, arrays, args, kwargs):
     return Plan([("k",), ("k",)], [()], combine="sum")
@@ -215,24 +336,34 @@ def mv(func, arrays, args, kwargs):
     return Plan([("m", "k"), ("k",)], [("m",)], combine="sum")
 
 
-@rule("embedding")
-def embedding(func, arrays, args, kwargs):
-    rank = len(arrays[1].shape)
-    return Plan([(None, "w"), tuple(range(rank))], [(*range(rank), "w")])
+# Of each result, how many dimensions belong to a matrix. Leading dimensions are a batch.
+OF_MATRICES = {
+    "triu": (2,), "tril": (2,), "linalg_qr": (2, 2), "linalg_inv_ex": (2, 0), "_linalg_det": (0, 2, 1), "_linalg_slogdet": (0, 0, 2, 1),
+    "linalg_cholesky_ex": (2, 0), "cholesky": (2,), "linalg_lu_factor_ex": (2, 1, 0), "linalg_lu": (2, 2, 2), "linalg_matrix_exp": (2,),
+    "linalg_eig": (1, 2), "_linalg_eigh": (1, 2), "_linalg_svd": (2, 1, 2), "linalg_solve_triangular": (2,), "cholesky_solve": (2,),
+    "cholesky_inverse": (2,),
+}  # fmt: skip
 
 
-@rule("native_layer_norm")
-def layer_norm(func, arrays, args, kwargs):
-    rank, normed = len(arrays[0].shape), len(args[1])
-    labels = tuple(d if d < rank - normed else None for d in range(rank))
-    return Plan([labels, *((None,) * len(a.shape) for a in arrays[1:])], [labels, labels, labels])
+@rule(*OF_MATRICES)
+def of_matrices(func, arrays, args, kwargs):
+    name = func._schema.name.removeprefix("aten::").removesuffix("_")
+    whole = argument(func, args, kwargs, "compute_uv") is False or argument(func, args, kwargs, "compute_v") is False
+    if whole or argument(func, args, kwargs, "mode") == "r" or any(len(a.shape) != len(arrays[0].shape) for a in arrays):
+        return None
+    batch = tuple(d if all(a.shape[d] == n for a in arrays) else None for d, n in enumerate(arrays[0].shape[:-2]))
+    return Plan([(*batch, None, None)] * len(arrays), [(*batch, *(None,) * n) for n in OF_MATRICES[name]])
 
 
-@rule("convolution")
-def convolution(func, arrays, args, kwargs):
-    rank = len(arrays[0].shape)
-    rest = (None,) * (rank - 2)
-    return Plan([("n", None, *rest), *((None,) * len(a.shape) for a in arrays[1:])], [("n", None, *rest)])
+@rule("linalg_cross")
+def cross(func, arrays, args, kwargs):
+    plan = pointwise(func, arrays, args, kwargs)
+    dim = argument(func, args, kwargs, "dim") % len(plan.outputs[0])
+    return replace(
+        plan,
+        inputs=[tuple(None if d == dim else d for d in labels) for labels in plan.inputs],
+        outputs=[tuple(None if d == dim else d for d in plan.outputs[0])],
+    )
 
 
 @rule("cat")
@@ -240,7 +371,7 @@ def cat(func, arrays, args, kwargs):
     rank = max(len(a.shape) for a in arrays)
     if any(len(a.shape) != rank for a in arrays):  # an empty one of torch's old kind
         return None
-    dim = _dims(_argument(func, args, kwargs, "dim", 0), rank)[0]
+    dim = _dims(argument(func, args, kwargs, "dim", 0), rank)[0]
     labels = tuple(None if d == dim else d for d in range(rank))
     return Plan([labels] * len(arrays), [labels])
 
@@ -248,7 +379,7 @@ def cat(func, arrays, args, kwargs):
 @rule("stack")
 def stack(func, arrays, args, kwargs):
     rank = len(arrays[0].shape)
-    dim = _argument(func, args, kwargs, "dim", 0) % (rank + 1)
+    dim = argument(func, args, kwargs, "dim", 0) % (rank + 1)
     labels = tuple(range(rank))
     return Plan([labels] * len(arrays), [(*labels[:dim], None, *labels[dim:])])
 
@@ -302,15 +433,42 @@ def select(func, arrays, args, kwargs):
     return Plan([tuple(None if d == dim else d for d in range(rank))], [tuple(d for d in range(rank) if d != dim)])
 
 
-@rule("slice", "narrow", "split", "split_with_sizes", "unbind", "index_select", "gather")
+@rule("slice", "narrow", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unbind")
 def along_one(func, arrays, args, kwargs):
     if len(arrays) != 1:
         return None
     rank = len(arrays[0].shape)
-    dim = _argument(func, args, kwargs, "dim", 0) % rank
+    dim = argument(func, args, kwargs, "dim", 0) % rank
     inside = tuple(None if d == dim else d for d in range(rank))
-    out = tuple(d for d in range(rank) if d != dim) if func._schema.name == "aten::unbind" else inside
+    out = tuple(d for d in range(rank) if d != dim) if func._schema.name.startswith("aten::unbind") else inside
     return Plan([inside], [out])
+
+
+@rule("diagonal")
+def diagonal(func, arrays, args, kwargs):
+    rank = len(arrays[0].shape)
+    gone = {argument(func, args, kwargs, "dim1") % rank, argument(func, args, kwargs, "dim2") % rank}
+    inside = tuple(None if d in gone else d for d in range(rank))
+    return Plan([inside], [(*(d for d in range(rank) if d not in gone), None)])
+
+
+@rule("unfold")
+def unfold(func, arrays, args, kwargs):
+    rank = len(arrays[0].shape)
+    inside = tuple(None if d == args[1] % max(rank, 1) else d for d in range(rank))
+    return Plan([inside], [(*inside, None)])
+
+
+@rule("view_as_real")
+def view_as_real(func, arrays, args, kwargs):
+    labels = tuple(range(len(arrays[0].shape)))
+    return Plan([labels], [(*labels, None)])
+
+
+@rule("view_as_complex")
+def view_as_complex(func, arrays, args, kwargs):
+    labels = tuple(range(len(arrays[0].shape) - 1))
+    return Plan([(*labels, None)], [labels])
 
 
 @rule("expand")
