@@ -14,7 +14,14 @@ import shoal.spmd
 
 EXAMPLES = [Path("examples", f"spmd_{name}.py").absolute() for name in ("guide", "fsdp", "resnet", "2d")]
 # Each as `python EXAMPLE` would run it; torch is imported once for all.
-RUNNER = "import runpy, sys; [runpy.run_path(path, run_name='__main__') for path in sys.argv[1:]]"
+RUNNER = """
+import runpy, sys
+import shoal.spmd.xla_model as xm
+for path in sys.argv[1:]:
+    runpy.run_path(path, run_name="__main__")
+xm.add_step_closure(xm.master_print, ("of the last step",))
+print("end")
+"""
 THEIRS = {
     "shoal.spmd.runtime": "torch_xla.runtime",
     "shoal.spmd.xla_model": "torch_xla.core.xla_model",
@@ -44,6 +51,7 @@ def losses(text):
 def test_in_one_process_that_plays_four_devices():
     said = printed([sys.executable, "-c", RUNNER, *map(str, EXAMPLES)], SHOAL_SPMD_DEVICES="4")
     assert said.count("as plain torch") == len(EXAMPLES)
+    assert said.endswith("end\nof the last step\n")  # at exit
     assert all(of[-1] < 0.8 * of[0] for of in losses(said))
 
 

@@ -35,6 +35,10 @@ import torch_xla.runtime as xr
 import torch_xla.utils.checkpoint
 from torch_xla.amp import GradScaler, autocast, syncfree
 from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+from torch_xla.experimental.assume_pure import assume_pure
+from torch_xla.experimental.custom_kernel import flash_attention
+from torch_xla.experimental.scan import scan
+from torch_xla.experimental.scan_layers import scan_layers
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel as FSDPv2
 
 xr.use_spmd()
@@ -259,6 +263,81 @@ def test_calls_between_processes_and_reports():
     assert met.counter_value("aten.nonzero.default") == 1
     with pytest.raises(Unimplemented, match="SpmdFullyShardedDataParallel"):
         XlaFullyShardedDataParallel(net())
+
+
+def test_closures_run_at_the_end_of_their_step():
+    ran = []
+    for i, _ in enumerate(pl.MpDeviceLoader([X, X, X], DEVICE)):
+        assert ran == list(range(i))
+        xm.add_step_closure(ran.append, (i,))
+    assert ran == [0, 1, 2]
+    xm.add_step_closure(ran.append, (3,))
+    xm.wait_device_ops()
+    assert ran == [0, 1, 2, 3]
+
+
+def test_the_rate_is_counts_per_second():
+    tracker = xm.RateTracker()
+    tracker.add(10)
+    first = tracker.rate()
+    assert first >= tracker.global_rate() > 0
+    assert tracker.rate() == pytest.approx(0.4 * first)
+
+
+def test_scan_stacks_what_a_function_makes_of_each_row():
+    def total(carry, x):
+        carry += x  # in place
+        return carry, {"sum": carry}
+
+    begin = torch.zeros(16, device=DEVICE)
+    last, sums = scan(total, begin, batch())
+    torch.testing.assert_close(sums["sum"].cpu(), X.cumsum(0))
+    assert torch.equal(last.cpu(), sums["sum"][-1].cpu())
+    assert begin.abs().sum() == 0
+    with pytest.raises(ValueError, match=r"lengths \[7, 8\]"):
+        scan(total, begin, (batch(), batch()[1:]))
+    model = net().to(DEVICE)
+    assert torch.equal(scan_layers(model, batch()).cpu(), assume_pure(model)(batch()).cpu())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("options", [(), ("segments",), ("bias",), ("segments", "bias")], ids=str)
+@pytest.mark.filterwarnings("ignore:shoal.spmd")
+def test_flash_attention_is_attention(causal, options):
+    random = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(8, 2, n, 4, generator=random) for n in (5, 6, 6))
+    scores, given = q @ k.mT * 0.5, {}
+    if "bias" in options:
+        given["ab"] = torch.randn(8, 2, 5, 6, generator=random)
+        scores = scores + given["ab"]
+    if causal:
+        scores = scores.masked_fill(torch.ones(5, 6, dtype=torch.bool).triu(1), -torch.inf)
+    if "segments" in options:
+        given |= {
+            "q_segment_ids": torch.tensor([[0, 0, 1, 1, 1]]).repeat(8, 1),
+            "kv_segment_ids": torch.tensor([[0, 0, 1, 1, 1, 1]]).repeat(8, 1),
+        }
+        scores = scores.masked_fill(given["q_segment_ids"][:, None, :, None] != given["kv_segment_ids"][:, None, None], -torch.inf)
+    there = {name: t.to(DEVICE) for name, t in given.items()}
+    spec = ("fsdp", None, None, None)
+    out = flash_attention(*(t.to(DEVICE) for t in (q, k, v)), causal, sm_scale=0.5, partition_spec=spec, mesh=MESH, **there)
+    torch.testing.assert_close(out.cpu(), scores.softmax(-1) @ v)
+    assert torch_xla._XLAC._get_xla_sharding_spec(out) == "{devices=[8,1,1,1]0,1,2,3,4,5,6,7}"
+
+
+def test_shard_as_splits_two_structures_alike():
+    whole, split = X.to(DEVICE).requires_grad_(), batch()
+    (b,), (a,) = xs.shard_as([split], [whole])
+    assert torch_xla._XLAC._get_xla_sharding_specs([a, b]) == ["{devices=[8,1]0,1,2,3,4,5,6,7}"] * 2
+    (a,), (b,) = xs.shard_as([whole], [split])
+    assert [xs.XLAShardedTensor(t).sharding_spec for t in (a, b)] == ["{devices=[8,1]0,1,2,3,4,5,6,7}"] * 2
+    assert torch_xla._XLAC._get_xla_sharding_spec(whole) == ""
+    (a * b).sum().backward()
+    assert torch.equal(whole.grad.cpu(), X)
+    with pytest.raises(AssertionError, match="structures"):
+        xs.shard_as([whole], (split, split))
+    with pytest.raises(AssertionError, match=r"\(8, 16\) and \(1, 16\)"):
+        xs.shard_as(whole, split[:1])
 
 
 def test_a_process_group_by_the_address_xla():

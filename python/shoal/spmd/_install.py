@@ -12,6 +12,7 @@ from shoal.exceptions import InvalidArgument
 MODULES: dict[str, str | dict[str, str]] = {
     "torch_xla": "shoal.spmd.torch_xla",
     "torch_xla.runtime": "shoal.spmd.runtime",
+    "torch_xla._XLAC": "shoal.spmd._xlac",
     "torch_xla.amp": "shoal.spmd.amp",
     "torch_xla.amp.syncfree": {"SGD": "torch.optim", "Adam": "torch.optim", "AdamW": "torch.optim"},
     "torch_xla.core": {},
@@ -32,6 +33,10 @@ MODULES: dict[str, str | dict[str, str]] = {
     "torch_xla.distributed.xla_backend": "shoal.spmd.xla_backend",
     "torch_xla.distributed.xla_multiprocessing": "shoal.spmd.xla_multiprocessing",
     "torch_xla.experimental": {"compile": "shoal.spmd.torch_xla", "eager_mode": "shoal.spmd.torch_xla"},
+    "torch_xla.experimental.assume_pure": {"assume_pure": "shoal.spmd.scan"},
+    "torch_xla.experimental.custom_kernel": {"flash_attention": "shoal.spmd.flash_attention"},
+    "torch_xla.experimental.scan": {"scan": "shoal.spmd.scan"},
+    "torch_xla.experimental.scan_layers": {"scan_layers": "shoal.spmd.scan"},
     "torch_xla.experimental.xla_sharding": "shoal.spmd",
     "torch_xla.experimental.xla_sharded_tensor": {"XLAShard": "shoal.spmd", "XLAShardedTensor": "shoal.spmd"},
     "torch_xla.experimental.spmd_fully_sharded_data_parallel": {"SpmdFullyShardedDataParallel": "shoal.spmd.fsdp"},

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal.exceptions import InvalidArgument
 from shoal.spmd import runtime
@@ -225,6 +226,26 @@ def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) 
     _tensor(t, "annotate_custom_sharding")
     mark_freely(t, sharding_for(mesh, partition_spec, t.dim()))
     return t if isinstance(t, XLAShardedTensor) else XLAShardedTensor(t, mesh.mesh_shape, partition_spec)
+
+
+def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
+    """Copies of two structures of tensors, in which tensors of one place are split alike: as in ``a``, or as in ``b`` where ``a`` is whole.
+    Raises SpecError for structures or shapes that differ."""
+
+    def alike(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if x.shape != y.shape:
+            raise SpecError(f"shard_as has tensors of shapes {tuple(x.shape)} and {tuple(y.shape)} in one place")
+        sharding = (x if not x._box.array.sharding.is_replicated else y)._box.array.sharding
+        copies = x.clone(), y.clone()
+        for t in copies:
+            mark_freely(t, sharding)
+        return copies
+
+    (of_a, tree), (of_b, other) = tree_flatten(a), tree_flatten(b)
+    if tree != other:
+        raise SpecError(f"shard_as has structures that differ: {tree} and {other}")
+    pairs = [alike(_tensor(x, "shard_as"), _tensor(y, "shard_as")) for x, y in zip(of_a, of_b, strict=True)]
+    return tree_unflatten([x for x, _ in pairs], tree), tree_unflatten([y for _, y in pairs], tree)
 
 
 def wrap_if_sharded(t: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from shoal.exceptions import InvalidArgument
+from shoal.spmd import xla_model
 from shoal.spmd._array import Array, parts_of
 from shoal.spmd._errors import MarkError
 from shoal.spmd._marking import ShardingSpec, mark_freely, sharding_for
@@ -135,6 +136,7 @@ class MpDeviceLoader:
                     raise error
                 verify(digests or [])
                 yield batch
+                xla_model.mark_step()  # asking for the next batch ends a step
         finally:
             left.set()
             thread.join()

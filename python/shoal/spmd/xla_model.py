@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,11 @@ _closures: list[tuple[Callable[..., Any], tuple]] = []
 
 
 def add_step_closure(closure: Callable[..., Any], args: tuple = (), run_async: bool = False) -> None:
-    """Runs it at the next step's end (``mark_step`` or ``torch_xla.sync``), in the order of the calls."""
+    """Runs it at the next step's end (``mark_step``, ``torch_xla.sync``, the next batch of an MpDeviceLoader), in the order of the calls;
+    what the last step added runs at the program's end."""
+    if not _closures:
+        atexit.unregister(mark_step)
+        atexit.register(mark_step)
     _closures.append((closure, args))
 
 
@@ -62,7 +68,8 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
 
 
 def wait_device_ops(devices: Any = ()) -> None:
-    """Operators run at once."""
+    """Operators have run; closures run now."""
+    mark_step()
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer, barrier: bool = False, optimizer_args: dict | None = None) -> Any:
@@ -144,3 +151,34 @@ def get_memory_info(device: Any = None) -> dict[str, int]:
     page = os.sysconf("SC_PAGE_SIZE")
     used = int(Path("/proc/self/statm").read_text().split()[1]) * page
     return {"bytes_used": used, "bytes_limit": os.sysconf("SC_PHYS_PAGES") * page}
+
+
+def broadcast_master_param(model: torch.nn.Module) -> None:
+    """Nothing: the program has one copy of each parameter."""
+
+
+def xla_real_devices(devices: Any = None) -> list[str]:
+    """Names of the devices behind the logical one."""
+    return [str(a["name"]) for a in runtime.global_runtime_device_attributes()]
+
+
+class RateTracker:
+    """``add(n)`` counts; ``rate()`` is the count per second since the last call, smoothed; ``global_rate()`` that since the begin."""
+
+    def __init__(self, smooth_factor: float = 0.4):
+        self._kept, self._begin = smooth_factor, time.monotonic()
+        self._last, self._total, self._count, self._rate = self._begin, 0.0, 0.0, None
+
+    def add(self, count: float) -> None:
+        self._count += count
+        self._total += count
+
+    def rate(self) -> float:
+        now = time.monotonic()
+        fresh = self._count / max(now - self._last, 1e-9)
+        self._rate = fresh if self._rate is None else self._kept * self._rate + (1 - self._kept) * fresh
+        self._last, self._count = now, 0.0
+        return self._rate
+
+    def global_rate(self) -> float:
+        return self._total / max(time.monotonic() - self._begin, 1e-9)

@@ -1,0 +1,39 @@
+"""Loops that torch_xla compiles once (``torch_xla.experimental.scan``, ``scan_layers``, ``assume_pure``), run turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from shoal.exceptions import InvalidArgument
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def scan(fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, partition_fn: Any = None, is_fn_pure: bool = False) -> tuple:
+    """``fn(carry, x) -> (carry, y)`` for each entry of the first dimension of ``xs``, a tensor or a structure of them. Returns the last
+    carry and all ``y``, stacked. Raises InvalidArgument (a ValueError) for tensors of unequal length, or of none."""
+    lengths = {len(x) for x in tree_flatten(xs)[0]}
+    if len(lengths) != 1 or 0 in lengths:
+        raise InvalidArgument(f"scan goes over tensors of lengths {sorted(lengths)}", hint="pass tensors of one length, 1 or more")
+    carry, ys = tree_map(torch.clone, init), []
+    for i in range(*lengths):
+        carry, y = fn(carry, tree_map(lambda x, at=i: x[at], xs))
+        ys.append(tree_map(torch.clone, y))  # fn may change its carry in place
+    return carry, tree_map(lambda *of: torch.stack(of), *ys)
+
+
+def scan_layers(layers: Iterable[nn.Module], input_data: Any, partition_fn: Any = None, is_layer_pure: bool = False) -> Any:
+    """Each layer gets what the one before returned."""
+    for layer in layers:
+        input_data = layer(input_data)
+    return input_data
+
+
+def assume_pure(fn: F) -> F:
+    """The function itself: nothing is traced that could be kept."""
+    return fn
