@@ -74,7 +74,7 @@ def main():
         mark(x, ("fsdp", None))
     losses = train(model, marked)
     for step, loss in enumerate(losses):
-        xm.master_print(f"step {step} loss {loss:.4f}")
+        xm.master_print(f"step {step} loss {loss:.6f}")
     plain = network(lambda t, spec: None)
     torch.testing.assert_close(losses, train(plain, data), rtol=1e-5, atol=1e-6)
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):

@@ -110,7 +110,7 @@ def main():
     loader = pl.MpDeviceLoader(data, xm.xla_device(), input_sharding=xs.ShardingSpec(mesh, ("fsdp", None)))
     losses = train(model, loader)
     for step, loss in enumerate(losses):
-        xm.master_print(f"step {step} loss {loss:.4f}")
+        xm.master_print(f"step {step} loss {loss:.6f}")
 
     torch.manual_seed(0)
     torch.testing.assert_close(losses, train(Decoder(), data), rtol=1e-5, atol=0)

@@ -66,6 +66,6 @@ for place, mark, found in ((device, lambda x: xs.mark_sharding(x, mesh, ("data",
         optimizer.step()
         found.append(loss.item())
 for step, loss in enumerate(losses):
-    xm.master_print(f"step {step} loss {loss:.4f}")
+    xm.master_print(f"step {step} loss {loss:.6f}")
 torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
 xm.master_print("as plain torch")

@@ -81,7 +81,7 @@ def main():
     model, plain = network().to(device), network()
     losses, expected = train(model, loader), train(plain, host_loader)
     for step, loss in enumerate(losses):
-        xm.master_print(f"step {step} loss {loss:.4f}")
+        xm.master_print(f"step {step} loss {loss:.6f}")
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
     found = accuracy(model, loader)
     assert found == accuracy(plain, host_loader)

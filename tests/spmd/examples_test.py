@@ -20,7 +20,7 @@ import shoal.spmd.xla_model as xm
 for path in sys.argv[1:]:
     runpy.run_path(path, run_name="__main__")
 xm.add_step_closure(xm.master_print, ("of the last step",))
-print("end")
+xm.master_print("end")
 """
 THEIRS = {
     "shoal.spmd.runtime": "torch_xla.runtime",
@@ -48,11 +48,30 @@ def losses(text):
     return [found[i : i + 10] for i in range(0, len(found), 10)]
 
 
-def test_in_one_process_that_plays_four_devices():
-    said = printed([sys.executable, "-c", RUNNER, *map(str, EXAMPLES)], SHOAL_SPMD_DEVICES="4")
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runner") / "runner.py"
+    path.write_text(RUNNER)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def alone(runner):
+    """What they print in one process that plays four devices."""
+    return printed([sys.executable, runner, *map(str, EXAMPLES)], SHOAL_SPMD_DEVICES="4")
+
+
+def test_in_one_process_that_plays_four_devices(alone):
+    assert alone.count("as plain torch") == len(EXAMPLES)
+    assert alone.endswith("end\nof the last step\n")  # at exit
+    assert all(of[-1] < 0.8 * of[0] for of in losses(alone))
+
+
+def test_in_two_processes_of_two_devices(runner, alone):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    said = printed([sys.executable, *torchrun, runner, *map(str, EXAMPLES)], SHOAL_SPMD_DEVICES="4")
     assert said.count("as plain torch") == len(EXAMPLES)
-    assert said.endswith("end\nof the last step\n")  # at exit
-    assert all(of[-1] < 0.8 * of[0] for of in losses(said))
+    assert losses(said) == losses(alone)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
