@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.utils._pytree import tree_unflatten
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shoal.spmd import _engine, _rules
+from shoal.spmd import _engine
 from shoal.spmd._array import Array
+from shoal.spmd._rules import Steps
 from shoal.spmd._sharding import Sharding
-from shoal.spmd._trace import GRADIENT, MARK, Kind, Op, Trace, Value
+from shoal.spmd._trace import GRADIENT, MARK, Kind, Op, Trace, Value, is_view
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Prices:
         return self._price(self.trace.kinds[op.kind], lying)
 
     def _price(self, kind: Kind, lying: list[Sharding]) -> Price:
-        arrays = [Array(v.shape, v.dtype, s, []) for v, s in zip(kind.inputs, lying, strict=True)]
+        arrays = [Array(v.shape, v.dtype, s, {}) for v, s in zip(kind.inputs, lying, strict=True)]
         if kind.func._schema.name == "aten::copy_":  # the engine lays the source out as the target
             return self._alike(kind, arrays, arrays[0].sharding)
         if all(s.is_replicated for s in lying):
@@ -109,10 +111,11 @@ class Prices:
         for i, a in zip(kind.places, arrays, strict=True):
             leaves[i] = a
         args, kwargs = tree_unflatten(leaves, kind.tree)
-        found = laid_out(kind.func, arrays, args, kwargs, kind.written, self.num_devices)
-        if found is None:
+        plan, grid = _engine.laid_out(_engine.RESOLVED.get(kind.func, kind.func), arrays, args, kwargs, kind.written)
+        if isinstance(plan, Steps):
+            return self._steps(kind, plan, arrays, args, kwargs)
+        if plan is None or grid is None:
             return self._whole(kind, arrays, kind.written)
-        plan, grid = found
         inputs = [grid.sharding(labels) for labels in plan.inputs]
         moved = [c for k, a in enumerate(arrays) for c in self._moved(kind.inputs[k], a.sharding, inputs[k], k)]
         labels_of = plan.outputs if len(plan.outputs) == len(kind.outputs) else [plan.outputs[0]] * len(kind.outputs)
@@ -125,6 +128,41 @@ class Prices:
         sizes = {label: n for labels, a in zip(plan.inputs, arrays, strict=True) for label, n in zip(labels, a.shape, strict=True)}
         share = math.prod(-(-sizes[label] // p) / sizes[label] for label, p in grid.parts.items() if sizes.get(label))
         return self._priced(kind, inputs, outputs, [*moved, *sums], share, [c.argument for c in moved])
+
+    def _steps(self, kind: Kind, plan: Steps, arrays: list[Array], args: tuple, kwargs: dict) -> Price:
+        prices: list[Price] = []
+        collectives: list[Collective] = []
+
+        def step(func: Any, *args: Any, **kwargs: Any) -> Any:
+            leaves, tree = tree_flatten((args, kwargs))
+            places = [i for i, a in enumerate(leaves) if isinstance(a, Array)]
+            given = [leaves[i] for i in places]
+            stored = list(leaves)
+            for i, a in zip(places, given, strict=True):
+                stored[i], leaves[i] = torch.empty(a.shape, dtype=a.dtype, device="meta"), None
+            positional, named = tree_unflatten(stored, tree)
+            made = func(*positional, **named)
+            results = made if isinstance(made, (list, tuple)) else [made]
+            values = [Value(tuple(r.shape), r.dtype) if isinstance(r, torch.Tensor) else None for r in results]
+            inputs = tuple(Value(a.shape, a.dtype) for a in given)
+            write = func._schema.arguments[0].alias_info
+            written = (0,) if write is not None and write.is_write else ()
+            of = Kind(func, tuple(leaves), tree, tuple(places), inputs, tuple(values), written, is_view(func), 0.0)
+            price = self._price(of, [a.sharding for a in given])
+            prices.append(price)
+            for c in price.collectives:  # of an argument of the whole, or of what a step before gave
+                whose = next((k for k, a in enumerate(arrays) if c.argument is not None and a is given[c.argument]), None)
+                collectives.append(replace(c, argument=whose))
+            outs = [
+                r if v is None else Array(v.shape, v.dtype, self.shardings[s], {})
+                for r, v, s in zip(results, values, price.outputs, strict=True)
+            ]
+            return outs if isinstance(made, (list, tuple)) else outs[0]
+
+        results = plan.run(step, *plan.given, *args, **kwargs)
+        numbers = tuple(self.number(r.sharding) if isinstance(r, Array) else -1 for r in results)
+        made = tuple(0.0 if v is None else local_bytes(v, r.sharding) for v, r in zip(kind.outputs, results, strict=True))
+        return Price(numbers, sum(p.seconds for p in prices), tuple(collectives), made, max(p.extra for p in prices))
 
     def _alike(self, kind: Kind, arrays: list[Array], target: Sharding) -> Price:
         """Pointwise into the first argument."""
@@ -179,24 +217,4 @@ class Prices:
         return Collective("all_reduce", got, 2 * math.ceil(math.log2(parts)) * self.machine.latency + got / self.machine.bandwidth, None)
 
 
-def laid_out(func: Any, arrays: list[Array], args: tuple, kwargs: dict, targets: Sequence[int], num_devices: int):
-    """The rule's plan and the grid that the engine takes, None for whole tensors."""
-    rule = None if _engine.RANDOM in func.tags else _rules.find(func)
-    plan = None if rule is None else rule(func, arrays, args, kwargs)
-    if plan is None:
-        return None
-    by_size = sorted(range(len(arrays)), key=lambda i: -math.prod(arrays[i].shape))
-    inside_out = {label for labels in plan.outputs for label in labels or () if label is not None}
-    grid = _rules.grid_of(
-        plan,
-        arrays,
-        num_devices,
-        [*targets, *(i for i in by_size if i not in targets)],
-        lambda label: label in inside_out or plan.combine is not None,
-    )
-    if any(grid.sharding(plan.inputs[i]) != arrays[i].sharding for i in targets):
-        return None
-    return plan, grid
-
-
-__all__ = ["Collective", "Machine", "Price", "Prices", "laid_out", "local_bytes", "received"]
+__all__ = ["Collective", "Machine", "Price", "Prices", "local_bytes", "received"]

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal.spmd import _rules, _rules_indexing, _rules_layers  # noqa: F401  they register rules
 from shoal.spmd._array import Array, parts_of
-from shoal.spmd._rules import COMBINED, RANDOM, Plan, Steps
+from shoal.spmd._rules import COMBINED, RANDOM, Grid, Plan, Steps
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import world
 
@@ -139,14 +139,13 @@ _WHOLE = Prepared([], None, [], None)
 _CHOSEN_WHOLE = Prepared([], None, [], 0)  # there is a rule, which does not fit what is written
 
 
-def _prepare(func: Any, flat: list[Any], tree: Any, arrays: list[Array], targets: list[int]) -> Prepared:
+def laid_out(func: Any, arrays: list[Array], args: tuple, kwargs: dict, targets: Sequence[int]) -> tuple[Plan | Steps | None, Grid | None]:
+    """The rule's plan, and how parts of arrays meet in it. ``targets``: positions of arrays that are written. Without a plan there is no
+    rule; without a grid the rule does not fit what is written, or has steps."""
     found = _rules.find(func)
-    args, kwargs = tree_unflatten(flat, tree)
     plan = None if found is None else found(func, arrays, args, kwargs)
-    if plan is None:
-        return _WHOLE
-    if isinstance(plan, Steps):
-        return Prepared([], None, [], None, plan)
+    if plan is None or isinstance(plan, Steps):
+        return plan, None
     by_size = sorted(range(len(arrays)), key=lambda i: -_count(arrays[i].shape))
     inside_out = {label for labels in plan.outputs for label in labels or () if label is not None}
 
@@ -155,9 +154,16 @@ def _prepare(func: Any, flat: list[Any], tree: Any, arrays: list[Array], targets
 
     n = world().num_devices
     grid = _rules.grid_of(plan, arrays, n, [*targets, *(i for i in by_size if i not in targets)], allowed, len(targets))
+    return plan, None if any(grid.sharding(plan.inputs[i]) != arrays[i].sharding for i in targets) else grid
+
+
+def _prepare(func: Any, flat: list[Any], tree: Any, arrays: list[Array], targets: list[int]) -> Prepared:
+    plan, grid = laid_out(func, arrays, *tree_unflatten(flat, tree), targets)
+    if isinstance(plan, Steps):
+        return Prepared([], None, [], None, plan)
+    if plan is None or grid is None:
+        return _WHOLE if plan is None else _CHOSEN_WHOLE
     inputs = [grid.sharding(labels) for labels in plan.inputs]
-    if any(inputs[i] != arrays[i].sharding for i in targets):
-        return _CHOSEN_WHOLE
     all_cells = grid.cells()
     holders = [sorted({world().process_of(d) for d in grid.devices(c)}) for c in all_cells]
     mine = [i for i, processes in enumerate(holders) if world().rank in processes]

@@ -189,7 +189,7 @@ class _Recorder(TorchDispatchMode):
                     tuple(like),
                     tuple(made),
                     tuple(k for k, i in enumerate(places) if any(flat[i] is w for w in written)),
-                    _is_view(func),
+                    is_view(func),
                     _flops(func, args, kwargs, out),
                 )
             )
@@ -209,7 +209,7 @@ def _written(func: Any, args: tuple, kwargs: dict) -> list[Any]:
     return found
 
 
-def _is_view(func: Any) -> bool:
+def is_view(func: Any) -> bool:
     alias = func._schema.returns[0].alias_info if func._schema.returns else None
     return func._schema.name in _VIEWS or (alias is not None and not alias.is_write)
 
@@ -306,4 +306,4 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
             vars(m).update(attributes)
 
 
-__all__ = ["GRADIENT", "MARK", "Kind", "Op", "Trace", "Untraceable", "Value", "input_name", "record"]
+__all__ = ["GRADIENT", "MARK", "Kind", "Op", "Trace", "Untraceable", "Value", "input_name", "is_view", "record"]
