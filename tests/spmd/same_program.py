@@ -124,6 +124,35 @@ def checkpoint(folder: Path, net: nn.Module, mesh: xs.Mesh) -> None:
         print("steps", saved, manager.all_steps(), sorted(p.name for p in (folder / "steps").iterdir()))
 
 
+def decided_by_values() -> None:
+    """Shapes and random numbers that depend on what tensors hold, and streams of their own."""
+    own = torch.Generator().manual_seed(7)
+    for spec in SPECS:
+        t = marked((torch.randn(6, 8) * 2).round(), SQUARE, spec)
+        show(f"decided by values {spec}", t.nonzero(), t.masked_select(t > 1), t.unique(), t[t[:, 0] > 0], t.topk(2, 1).indices)
+        show("streams", torch.multinomial(t.abs() + 0.1, 2), torch.poisson(t.abs()), t.clone().normal_(generator=own), t.clone().random_(9))
+        copied = torch.empty(6, 8)
+        copied.copy_(t)
+        t[torch.tensor([0, 5])] += 0.5
+        t[t > 2] = -1.0
+        show("copied", copied, t, torch.rand(2), torch.rand(2, generator=own))
+
+
+def optimizers() -> None:
+    for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(DEVICE)
+        xs.mark_sharding(net[0].weight, SQUARE, ("y", "x"))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, **options)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for _ in range(3):
+            net(marked(torch.randn(4, 6), SQUARE, ("x", None))).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            xm.mark_step()
+        show(f"optimized {options}", *net.parameters())
+
+
 def minibatches() -> None:
     """Each process loads its rows of the batch; one process loads all of them."""
     rows = torch.arange(float(24 * N)).view(6 * N, 4)
@@ -137,5 +166,7 @@ if __name__ == "__main__":
     torch.manual_seed(3)
     operators()
     gradients()
+    decided_by_values()
+    optimizers()
     minibatches()
     training(Path(sys.argv[1]))

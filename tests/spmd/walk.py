@@ -74,12 +74,13 @@ CHECKS = {"sharding": sharding, "mesh": mesh, "ops": op, "fsdpv2-parameters": pa
 CHECKS |= {"documents": guides.document, "examples": guides.example}
 
 
-def failures() -> dict:
+def failures(wanted: set[str] | None = None) -> dict:
+    """How many facts hold per section, and what of the others went wrong. ``wanted``: these sections alone."""
     held: Counter[str] = Counter()
     failed: list[str] = []
     # Modes that stay on: those that need it off come first, those that need it on last.
     order = {"before-use-spmd": -1, "auto-sharding": 1}
-    for section in sorted((s for s in ORACLE if s != "about"), key=lambda s: order.get(s, 0)):
+    for section in sorted((s for s in ORACLE if s != "about" and (wanted is None or s in wanted)), key=lambda s: order.get(s, 0)):
         if section != "before-use-spmd":
             xr.use_spmd(auto=section == "auto-sharding")
         for f in facts(section):

@@ -16,7 +16,7 @@ from shoal.spmd._device import DEVICE
 from shoal.spmd._marking import XLAShardedTensor, mark_freely, mark_sharding, sharding_for
 from shoal.spmd._mesh import Mesh
 from shoal.spmd._sharding import Spec, axes_of
-from shoal.spmd._tensor import Box, Tensor
+from shoal.spmd._tensor import Tensor
 
 
 class _DimError(InvalidArgument, IndexError):
@@ -87,6 +87,6 @@ def redistributed(t: XLAShardedTensor, mesh: Mesh, placements: Sequence[Placemen
     if any(p.is_partial() for p in placements):
         raise Unimplemented("redistribute to Partial is not there", hint="use Shard(dim) or Replicate()")
     spec = convert_to_xla_partition_spec(t.dim(), placements)
-    copied = Tensor(Box(t._box.array)).clone()
+    copied = Tensor(t._box).clone()
     mark_freely(copied, sharding_for(mesh, spec, t.dim()))
     return XLAShardedTensor(copied, mesh.mesh_shape, spec, mesh=mesh)

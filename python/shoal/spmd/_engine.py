@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shoal.spmd import _rules, _rules_indexing, _rules_layers  # noqa: F401  they register rules
+from shoal.spmd import _rules, _rules_indexing, _rules_layers, _world  # noqa: F401  they register rules
 from shoal.spmd._array import Array, parts_of
 from shoal.spmd._rules import COMBINED, RANDOM, Grid, Plan, Steps
 from shoal.spmd._sharding import Sharding
@@ -27,11 +27,15 @@ RESOLVED = {
 
 def replicated_ops() -> dict[str, int]:
     """Operators that had no rule for sharded tensors, with how often they ran on whole tensors."""
+    if _world.controller is not None:
+        return _world.controller.ask(("replicated",))
     return dict(_replicated)
 
 
 def forget_replicated_ops() -> None:
     _replicated.clear()
+    if _world.controller is not None:
+        _world.controller.add(("forget_replicated",))
 
 
 class Result:

@@ -41,9 +41,10 @@ class XLAShardedTensor(Tensor):
     """A marked tensor, seen with its sharding; operators on it give such tensors. ``global_tensor``: the tensor that was marked."""
 
     def __new__(cls, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False, mesh: Mesh | None = None):
-        box = tensor if isinstance(tensor, Box) else tensor._box
+        made = not isinstance(tensor, torch.Tensor)  # of a box
+        box = tensor if made else tensor._box
         t = super().__new__(cls, box)
-        t._global = None if isinstance(tensor, Box) else tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
+        t._global = None if made else tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
         t.mesh_shape, t.partition_spec, t._mesh = mesh_shape, partition_spec, mesh
         return t
 
@@ -172,9 +173,7 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShard
             f"the tensor of shape {tuple(t.shape)} is marked {box.mark} and shall become {sharding}",
             hint="an existing annotation must be cleared first, with clear_sharding(t)",
         )
-    array = box.array
-    if array.sharding != sharding:
-        box.put(array.resharded(sharding))
+    box.lay(sharding)
     box.mark = sharding
     if isinstance(t, XLAShardedTensor):
         t.mesh_shape, t.partition_spec, t._mesh = mesh.mesh_shape, partition_spec, mesh
@@ -185,9 +184,7 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShard
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     """Makes ``t`` whole on every device and returns it."""
     box = _tensor(t, "clear_sharding")._box
-    array = box.array
-    if not array.sharding.is_replicated:
-        box.put(array.resharded(Sharding.replicated(len(array.shape), len(array.sharding.devices))))
+    box.lay(Sharding.replicated(t.dim(), runtime.global_runtime_device_count()))
     box.mark = None
     return t.global_tensor if isinstance(t, XLAShardedTensor) else t
 
@@ -208,9 +205,7 @@ class _WithGradients(torch.autograd.Function):
 
 
 def mark_freely(t: Tensor, sharding: Sharding) -> None:
-    array = t._box.array
-    if array.sharding != sharding:
-        t._box.put(array.resharded(sharding))
+    t._box.lay(sharding)
     t._box.mark = sharding
 
 

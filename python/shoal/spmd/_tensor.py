@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from shoal.exceptions import Unimplemented
-from shoal.spmd import _engine, _rules
+from shoal.spmd import _engine, _rules, _world
 from shoal.spmd._array import Array
 from shoal.spmd._device import DEVICE
 from shoal.spmd._sharding import Sharding
@@ -50,6 +50,12 @@ class Box:
         self._array, self._aliases, self._origins = result.values[index], result.aliases, result.origins
         if self.mark is not None and self._array.sharding != self.mark:
             self._array, self._aliases, self._origins = self._array.resharded(self.mark), False, None
+
+    def lay(self, sharding: Sharding) -> None:
+        """The same value, split as the sharding says."""
+        array = self.array
+        if array.sharding != sharding:
+            self.put(array.resharded(sharding))
 
     def put(self, array: Array) -> None:
         """The same value in another layout: nothing was written."""
@@ -253,6 +259,8 @@ class _ToHost(torch.autograd.Function):
 
 def on_device(value: torch.Tensor) -> Tensor:
     """Takes the memory over."""
+    if _world.controller is not None:
+        return _world.controller.uploaded(value)
     return Tensor(Box(Array.whole(value, world().num_devices)))
 
 
@@ -284,7 +292,7 @@ def _arrays(flat: list[Any], tree: Any, targets: list[torch.Tensor]) -> tuple[An
     return tree_unflatten([held.get(id(a), a) for a in flat], tree), [held[id(t)] for t in targets]
 
 
-def _written(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+def written_by(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for i, a in enumerate(func._schema.arguments):
         if a.alias_info is not None and a.alias_info.is_write:
@@ -299,22 +307,24 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
             f"{func} on a tensor of the device: SPMD moves shards itself and is not mixed with torch.distributed's collectives",
             hint="compute with the tensor: it is the global one on every process",
         )
+    if _world.controller is not None:
+        return _world.controller.dispatch(func, args, kwargs)
     special = SPECIAL.get(func)
     if special is not None:
         return special(func, args, kwargs)
-    if _consists_of_others(func):
+    if consists_of_others(func):
         return func.decompose(*args, **kwargs)
     if torch.Tag.inplace_view in func.tags:
-        return _reshaped(func, args, kwargs)
+        return reshaped(func, args, kwargs)
     flat, tree = tree_flatten((args, kwargs))
     tensors = [a for a in flat if isinstance(a, Tensor)]
     if func._schema.name.startswith(("aten::_foreach_", "aten::_fused_")) and any(not t._box.array.sharding.is_replicated for t in tensors):
         return _one_by_one(func, args, kwargs)
     cls = next((type(t).result for t in tensors if hasattr(type(t), "result")), Tensor)
-    targets = _written(func, args, kwargs)
+    targets = written_by(func, args, kwargs)
     in_backward = torch._C._current_graph_task_id() != -1
     if not in_backward:
-        _check_devices(func, flat, targets)
+        check_devices(func, flat, targets)
     to_host = False
     if kwargs.get("device") is not None:
         to_host = torch.device(kwargs["device"]).type != DEVICE.type and not in_backward
@@ -345,7 +355,7 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     return out if result.as_list and len(func._schema.returns) == 1 else tuple(out) if result.as_list else out[0] if out else None
 
 
-def _check_devices(func: Any, flat: list[Any], targets: list[torch.Tensor]) -> None:
+def check_devices(func: Any, flat: list[Any], targets: list[torch.Tensor]) -> None:
     """Raises for a tensor of the host that the program mixes with those of the device. torch's C++ code makes some for its own use.
     Integers may be indices, which torch makes of lists and slices."""
     for a in flat:
@@ -362,12 +372,12 @@ def _check_devices(func: Any, flat: list[Any], targets: list[torch.Tensor]) -> N
 
 
 @functools.cache
-def _consists_of_others(func: Any) -> bool:
+def consists_of_others(func: Any) -> bool:
     """Such an operator comes here in inference mode only; otherwise autograd has taken it apart."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and _rules.find(func) is None
 
 
-def _reshaped(func: Any, args: tuple, kwargs: dict) -> Any:
+def reshaped(func: Any, args: tuple, kwargs: dict) -> Any:
     """The tensor becomes a view of what it was."""
     t = args[0]
     if func is aten.detach_.default:
@@ -376,8 +386,7 @@ def _reshaped(func: Any, args: tuple, kwargs: dict) -> Any:
     view = getattr(packet, "int" if packet is aten.transpose else func._overloadname, None)
     if view is None or not _is_view(view) or view is aten.as_strided.default or t._box.mark is not None:
         raise Unimplemented(f"{func} changes the shape of a tensor of the device in place", hint="use the operator without the underscore")
-    result = _engine.run(view, (t._box.array, *args[1:]), kwargs)
-    t._box = Box(result.values[0], t._box, (view, args[1:], kwargs, 0), result.aliases)
+    t._box = dispatch(view, args, kwargs)._box
     with torch._C._DisableTorchDispatch():  # shape and strides of the tensor itself
         func(*args, **kwargs)
     return t
@@ -405,7 +414,7 @@ def _one_by_one(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def dispatch_one(func: Any, args: tuple, kwargs: dict) -> Any:
-    targets = _written(func, args, kwargs)
+    targets = written_by(func, args, kwargs)
     inner, written = _arrays(*tree_flatten((args, kwargs)), targets)
     result = _engine.run(func, *inner, written=written)
     for box in dict.fromkeys(t._box for t in targets if isinstance(t, Tensor)):
@@ -479,9 +488,12 @@ def _made(overload: Any):
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "layout")}
         if _engine.RANDOM in overload.tags:
             world().verify_stream(str(overload))
-        made = overload(*args, **kwargs, device="cpu")
         # torch.tensor and its like fill what they get without asking subclasses; _from_data wraps it.
-        return made if torch._C._dispatch_tls_is_dispatch_key_excluded("Python") else on_device(made)
+        excluded = torch._C._dispatch_tls_is_dispatch_key_excluded("Python")
+        if _world.controller is not None and not excluded and _engine.RANDOM not in overload.tags:
+            return _world.controller.make(overload, args, kwargs)
+        made = overload(*args, **kwargs, device="cpu")
+        return made if excluded else on_device(made)
 
     return make
 

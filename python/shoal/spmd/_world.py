@@ -155,6 +155,10 @@ class Processes(World):
         _process_group.ensure()
         return collective.group()
 
+    def abort(self, cause: str) -> None:
+        """Ends what any process waits for, and all that follows."""
+        self._group.abort(cause)
+
     def travel(self, sent, expected, dtype, label):
         from shoal import collective
 
@@ -232,6 +236,7 @@ def _count(shape: Sequence[int]) -> int:
 
 
 _world: World | None = None
+controller: Any = None  # in a program that drives the processes of the devices
 
 
 def world() -> World:

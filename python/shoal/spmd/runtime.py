@@ -7,17 +7,25 @@ import sys
 
 import torch
 
+from shoal.exceptions import InvalidArgument
+from shoal.spmd import _world
 from shoal.spmd._world import Processes, world
 
 _spmd = False
 
 
-def use_spmd(auto: bool = False, memory_budget: int | str | None = None) -> None:
+def use_spmd(auto: bool = False, memory_budget: int | str | None = None, workers: int | None = None) -> None:
     """From now on the program sees its devices as one. In a program of several processes, each of which has its devices, rank 0's random
     states are taken over by all. ``auto`` (or XLA_AUTO_SPMD=1): Shoal chooses specs for what nobody marks, under ``memory_budget`` per
-    device, at the first call of a module: see shoal.spmd.auto_shard."""
+    device, at the first call of a module: see shoal.spmd.auto_shard. ``workers``: the devices are those of so many processes, which Shoal
+    places on its cluster and this program drives (default: ``SHOAL_SPMD_WORKERS``; without it, or 0: none)."""
     global _spmd
-    if not _spmd and isinstance(world(), Processes):
+    workers = _workers() if workers is None else workers
+    if workers and _world.controller is None:
+        from shoal.spmd import _controller  # of Shoal's actors, for which others have no need
+
+        _controller.begin(workers)
+    elif not _spmd and isinstance(world(), Processes):
         world().begin()
     _spmd = True
     if auto or os.environ.get("XLA_AUTO_SPMD") == "1":
@@ -26,6 +34,13 @@ def use_spmd(auto: bool = False, memory_budget: int | str | None = None) -> None
         os.environ["XLA_AUTO_SPMD"] = "1"
         _auto.enable(memory_budget)
     run_eagerly()
+
+
+def _workers() -> int:
+    text = os.environ.get("SHOAL_SPMD_WORKERS", "")
+    if text and not text.isdecimal():
+        raise InvalidArgument(f"SHOAL_SPMD_WORKERS is {text!r}", hint="give the number of processes that the program drives")
+    return int(text or 0)
 
 
 def run_eagerly() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from shoal.spmd import runtime
+from shoal.spmd import _world, runtime
 from shoal.spmd._device import DEVICE
 from shoal.spmd._world import world
 
@@ -61,15 +61,19 @@ def add_step_closure(closure: Callable[..., Any], args: tuple = (), run_async: b
 
 
 def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
-    """The end of a step. Operators have run already; closures run now."""
+    """The end of a step. Operators have run already, or are sent to the ranks now; closures run then."""
+    if _world.controller is not None:
+        _world.controller.flush()
     waiting, _closures[:] = _closures[:], []
     for closure, args in waiting:
         closure(*args)
 
 
 def wait_device_ops(devices: Any = ()) -> None:
-    """Operators have run; closures run now."""
+    """Until all that was recorded has run; closures run now. Without ranks of their own operators have run at once."""
     mark_step()
+    if _world.controller is not None:
+        _world.controller.wait()
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer, barrier: bool = False, optimizer_args: dict | None = None) -> Any:

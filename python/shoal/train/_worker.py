@@ -15,18 +15,22 @@ from shoal.exceptions import TaskError
 from shoal.train._context import _Here
 
 
+def free_port() -> int:
+    """A TCP port of this host, outside the range from which the kernel takes ports for others."""
+    for _ in range(200):
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as s:
+            try:
+                s.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no free TCP port between 20000 and 32000")
+
+
 class TrainWorker:
     def free_port(self) -> int:
-        """A TCP port of this host, outside the range from which the kernel takes ports for others."""
-        for _ in range(200):
-            port = random.randrange(20_000, 32_000)
-            with socket.socket() as s:
-                try:
-                    s.bind(("", port))
-                except OSError:
-                    continue
-                return port
-        raise OSError("no free TCP port between 20000 and 32000")
+        return free_port()
 
     def run(self, loop, config: dict[str, Any] | None, environment: dict[str, str], driver: ActorHandle) -> Any:
         """Runs the loop of one rank, with a gloo process group unless the loop makes another."""

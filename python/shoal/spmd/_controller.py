@@ -1,0 +1,246 @@
+"""One program that drives the processes of other devices: ``xr.use_spmd(workers=N)``.
+
+Items (see _replaying) are collected into batches, which go to every rank's actor and are run there while the program goes on. Whatever the
+program reads waits for its answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import threading
+import warnings
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal import _client
+from shoal._remote import ActorHandle, create_gang
+from shoal._runtime import session, state
+from shoal.exceptions import Cancelled, InvalidArgument, ShoalError, Unavailable
+from shoal.spmd import _world
+from shoal.spmd._replaying import Failure, Rank
+from shoal.spmd._world import OneProcess
+
+_ITEMS = 200  # of a batch, at least; idle ranks get one of _FEW
+_FEW = 32
+_UNDER_WAY = 8  # batches that are not answered yet
+_AGREE_S = 5.0  # for the other ranks to fail, too, where one has
+
+
+class _Batch:
+    __slots__ = ("kept", "names", "positions", "refs")
+
+    def __init__(self, refs: list, items: list, positions: list, kept: list):
+        self.refs, self.names, self.positions, self.kept = refs, items, positions, kept
+
+
+class Controller:
+    """Batches on their way to ``ranks``, and what comes back."""
+
+    def __init__(self, ranks: list[ActorHandle]):
+        self.lock = threading.RLock()
+        self.queue: deque[Any] = deque()  # (item, where the program stood), or the number of a tensor that nobody has any more
+        self._ranks = ranks
+        self._beside: list[Any] = []  # large values of this batch
+        self._under_way: deque[_Batch] = deque()
+        self._cause: BaseException | None = None
+        self._operators: dict[int, str] = {}  # names by template
+
+    def add(self, item: tuple) -> None:
+        self.queue.append((item, _position()))
+
+    def pace(self) -> None:
+        """Sends what has been collected if it is enough."""
+        collected = len(self.queue)
+        if collected >= _ITEMS or (collected >= _FEW and not self._busy()):
+            self.flush()
+
+    def _busy(self) -> bool:
+        return bool(self._under_way) and not all(r._ref.ready for r in self._under_way[-1].refs)
+
+    def beside(self, value: torch.Tensor) -> int:
+        self._beside.append(_client.put(value))
+        return len(self._beside) - 1
+
+    def flush(self) -> None:
+        """Sends what has been collected."""
+        with self.lock:
+            self._refuse_after_failure()
+            if self.queue:
+                self._send()
+            while self._under_way and (len(self._under_way) > _UNDER_WAY or all(r._ref.ready for r in self._under_way[0].refs)):
+                self._answered(self._under_way.popleft())
+
+    def ask(self, item: tuple) -> Any:
+        """Rank 0's answer to a question, after all that was recorded."""
+        with self.lock:
+            self._refuse_after_failure()
+            self.add(item)
+            self._send()
+            while True:
+                batch = self._under_way.popleft()
+                answer = self._answered(batch)
+                if not self._under_way:
+                    return answer
+
+    def wait(self) -> None:
+        """Until all that was recorded has run."""
+        self.ask(("idle",))
+
+    def _send(self) -> None:
+        items, positions = [], []
+        for _ in range(len(self.queue)):
+            entry = self.queue.popleft()
+            item, at = (entry, None) if type(entry) is int else entry
+            items.append(item)
+            positions.append(at)
+            if type(item) is tuple and item[0] == "template":
+                self._operators[item[1]] = item[2]
+        kept, self._beside = self._beside, []
+        packed = pickle.dumps(items, protocol=5)
+        refs = [rank.run.remote(packed, kept) for rank in self._ranks]
+        self._under_way.append(_Batch(refs, [self._name(i) for i in items], positions, kept))
+
+    def _name(self, item: Any) -> Any:
+        if type(item) is tuple:
+            return item[0] if type(item[0]) is int else item[1] if item[0] == "ask" else item[0]
+        return "free"
+
+    def _answered(self, batch: _Batch) -> Any:
+        """Waits for a batch. Raises what went wrong in it: the first rank's that was not merely a consequence."""
+        found: dict[int, Any] = {}
+        failed: dict[int, Failure] = {}
+        waiting = list(batch.refs)
+        while waiting:
+            # Ranks that one has left alone in an operator would wait for it.
+            ready, waiting = _client.wait(waiting, timeout=_AGREE_S if failed else None)
+            if not ready:
+                rank = min(failed)
+                self._ranks[rank].abort.remote(f"rank {rank} failed: {failed[rank].error}")
+                ready, waiting = _client.wait(waiting)
+            rank = batch.refs.index(ready[0])
+            try:
+                found[rank], said = _client.get(ready[0])
+            except ShoalError as error:
+                error.context = (*error.context, f"rank {rank} of {len(batch.refs)}")
+                self._cause = error
+                raise
+            if isinstance(found[rank], Failure):
+                failed[rank] = found[rank]
+            if rank == 0:
+                self._warn(batch, said)
+        if not failed:
+            return found[0]
+        own = [r for r, f in failed.items() if not isinstance(f.error, (Cancelled, Unavailable))]
+        rank = min(own or failed)
+        error = self._explained(batch, rank, failed[rank])
+        if not failed[rank].stays or len(failed) < len(found):
+            self._cause = error
+        raise error
+
+    def _explained(self, batch: _Batch, rank: int, failure: Failure) -> BaseException:
+        """The error with the operator, the program's line and the rank."""
+        name = batch.names[failure.item]
+        name = self._operators.get(name, name)
+        at = _line(batch.positions[failure.item])
+        where = f"{name}{at and f', {at}'}, rank {rank} of {len(self._ranks)}"
+        error = failure.error
+        if isinstance(error, ShoalError):
+            error.context = (*error.context, where)
+        elif error.args and isinstance(error.args[0], str) and not isinstance(error, KeyError):
+            error.args = (f"{error.args[0]}\n  in: {where}", *error.args[1:])
+        return error
+
+    def _warn(self, batch: _Batch, said: list) -> None:
+        for item, text, category in said:
+            file, number = _file_and_line(batch.positions[item])
+            warnings.warn_explicit(text, category, file, number)
+
+    def _refuse_after_failure(self) -> None:
+        if self._cause is not None:
+            raise Unavailable(
+                f"the ranks have stopped: an operator failed before ({self._cause})", hint="fix what it says, and start the program again"
+            ) from self._cause
+
+    def pids(self) -> list[int]:
+        """The processes of the ranks."""
+        return _client.get([rank.pid.remote() for rank in self._ranks])
+
+    def end(self) -> None:
+        """Runs what was recorded, and ends the ranks."""
+        try:
+            if self._cause is None:
+                self.wait()
+        except BaseException as error:  # the program's own end is near, and nobody else would say so
+            print(f"shoal.spmd: the last operators failed: {error}", file=sys.stderr)
+        for rank in self._ranks:
+            with contextlib.suppress(Exception):
+                _client.kill(rank)
+
+
+# ---- where in the program an operator stands -------------------------------------------------------------------------------------------
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_is_library: dict[str, bool] = {}
+
+
+def _position() -> tuple[Any, int] | None:
+    """Of the innermost frame that is neither torch's nor ours."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        inside = _is_library.get(name)
+        if inside is None:
+            inside = _is_library[name] = name.startswith(_LIBRARIES)
+        if not inside:
+            return frame.f_code, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def _file_and_line(at: Any) -> tuple[str, int]:
+    if at is None:
+        return "<unknown>", 0
+    code, last = at
+    for begin, end, line in code.co_lines():
+        if begin <= last < end and line is not None:
+            return code.co_filename, line
+    return code.co_filename, code.co_firstlineno
+
+
+def _line(at: Any) -> str:
+    return "" if at is None else "line {1} of {0}".format(*_file_and_line(at))
+
+
+def begin(workers: int) -> None:
+    """Starts the ranks; from now on tensors of the device lie with them."""
+    from shoal.spmd._recording import Recorder
+
+    devices = int(os.environ.get("SHOAL_SPMD_DEVICES") or workers)
+    if devices % workers:
+        raise InvalidArgument(
+            f"SHOAL_SPMD_DEVICES is {devices}, which {workers} workers cannot share equally",
+            hint="leave it unset for one device per worker, or give a multiple of their number",
+        )
+    if state.session is None:
+        _client.init(num_cpus=None if os.environ.get("SHOAL_ADDRESS") else max(workers, len(os.sched_getaffinity(0))))
+    # What the ranks get is the same by construction: they need not compare it.
+    env = {"SHOAL_SPMD_DEVICES": str(devices), "SHOAL_SPMD_WORKERS": "", "SHOAL_SPMD_VERIFY": "0"}
+    env |= {"SHOAL_TIMEOUT": os.environ["SHOAL_TIMEOUT"]} if "SHOAL_TIMEOUT" in os.environ else {}
+    ranks = create_gang(Rank, workers, resources={"CPU": 1.0}, torch=True, refuse_infeasible=True, env=env, name="spmd")
+    common = {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers), "MASTER_ADDR": session().host}
+    common["MASTER_PORT"] = str(_client.get(ranks[0].free_port.remote()))
+    _client.get([rank.begin.remote({**common, "RANK": str(r), "LOCAL_RANK": str(r)}) for r, rank in enumerate(ranks)])
+    _world._world, _world.controller = OneProcess(devices), Recorder(ranks)
+    state.ending.append(end)
+
+
+def end() -> None:
+    controller, _world.controller = _world.controller, None
+    if controller is not None:
+        controller.end()

@@ -1,0 +1,434 @@
+"""The operators of a program that controls ranks: what it records of them, and what it knows of their results.
+
+A tensor here has a shape, a dtype and a number, by which the ranks name it. The first time that an operator comes with arguments of these
+shapes, dtypes and constants, the ranks say what its results look like. From then on it is recorded, and the program goes on at once.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from shoal.exceptions import Unimplemented
+from shoal.spmd._array import Array, parts_of
+from shoal.spmd._controller import Controller
+from shoal.spmd._device import DEVICE
+from shoal.spmd._replaying import CONSTANT, LIST, TENSOR, VALUE, Large, Small, Stream, state_bytes, state_tensor
+from shoal.spmd._sharding import Sharding
+from shoal.spmd._tensor import SPECIAL, Box, Parameter, Tensor, check_devices, consists_of_others, reshaped, written_by
+from shoal.spmd._world import world
+
+aten = torch.ops.aten
+_LARGE = 1 << 16  # bytes: a value of the host that travels beside the batch
+_DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+# Random operators that take as many numbers as their tensors have elements: this process counts them by running them, too.
+_COUNTED = {"bernoulli", "bernoulli_", "native_dropout", "uniform_", "random_", "exponential_"}
+
+
+class Meta:
+    """A shape with a dtype: one object for each."""
+
+    __slots__ = ("dtype", "shape")
+    _known: ClassVar[dict[tuple, Meta]] = {}
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype):
+        self.shape, self.dtype = shape, dtype
+
+    @classmethod
+    def of(cls, shape: Any, dtype: torch.dtype) -> Meta:
+        key = (tuple(shape), dtype)
+        found = cls._known.get(key)
+        if found is None:
+            found = cls._known[key] = cls(*key)
+        return found
+
+
+class RemoteBox:
+    """What a Tensor has of a value that lies on the ranks."""
+
+    __slots__ = ("_array", "_held", "_mark", "_sharding", "is_view", "number", "recorder")
+
+    def __init__(self, recorder: Recorder, number: int, meta: Meta, is_view: bool = False, sharding: Sharding | None = None):
+        self.recorder, self.number, self._array, self.is_view = recorder, number, meta, is_view
+        self._mark: Sharding | None = None
+        self._sharding = sharding  # if it is known; a view's changes with that of its base
+        self._held: tuple[Sharding, dict[int, weakref.ref]] | None = None
+
+    def __del__(self) -> None:
+        self.recorder.queue.append(self.number)
+
+    @property
+    def mark(self) -> Sharding | None:
+        return self._mark
+
+    @mark.setter
+    def mark(self, sharding: Sharding | None) -> None:
+        self._mark = sharding
+        parts, devices = (None, ()) if sharding is None else (sharding.parts, sharding.devices)
+        self.recorder.add(("mark", self.number, parts, devices))
+
+    def lay(self, sharding: Sharding) -> None:
+        self.recorder.add(("lay", self.number, sharding.parts, sharding.devices))
+        self._sharding = None if self.is_view else sharding
+
+    @property
+    def sharding(self) -> Sharding:
+        if self._sharding is not None:
+            return self._sharding
+        found = Sharding(*self.recorder.ask(("sharding", self.number)))
+        if not self.is_view:
+            self._sharding = found
+        return found
+
+    @property
+    def array(self) -> RemoteArray:
+        return RemoteArray(self)
+
+    def whole(self) -> torch.Tensor:
+        return self.recorder.ask(("whole", self.number))
+
+    def held(self, sharding: Sharding, parts: dict[int, torch.Tensor]) -> None:
+        self._held = (sharding, {position: weakref.ref(p) for position, p in parts.items()})
+
+    def wrote(self) -> None:
+        """The parts that the program has were written: they go back."""
+        assert self._held is not None  # who writes has asked for them
+        whole = self.whole()
+        cuts = parts_of(self._array.shape, self._held[0])
+        for position, ref in self._held[1].items():
+            if (part := ref()) is not None:
+                whole[cuts[position]] = part
+        self.recorder.dispatch(aten.copy_.default, (Tensor(self), whole), {})
+
+
+class RemoteArray(Array):
+    """A value on the ranks, of which the program has a copy as soon as it looks at its parts."""
+
+    def __init__(self, box: RemoteBox):
+        self._box, self.shape, self.dtype = box, box._array.shape, box._array.dtype
+        self._locals: dict[int, torch.Tensor] | None = None
+
+    @property
+    def sharding(self) -> Sharding:
+        return self._box.sharding
+
+    @property
+    def locals(self) -> dict[int, torch.Tensor]:
+        if self._locals is None:
+            whole, sharding = self._box.whole(), self.sharding
+            cuts = enumerate(parts_of(self.shape, sharding))
+            self._locals = {0: whole} if sharding.is_replicated else {position: whole[cut].clone() for position, cut in cuts}
+            self._box.held(sharding, self._locals)
+        return self._locals
+
+    def gathered(self, label: str = "") -> torch.Tensor:
+        return self._box.whole()
+
+
+class _Function:
+    """What the schema of an operator says."""
+
+    __slots__ = ("composite", "counted", "dynamic", "func", "keyword_scalars", "name", "random", "reshapes", "scalars", "view")
+
+    def __init__(self, func: Any):
+        schema = func._schema
+        self.func, self.name = func, str(func)
+        scalars = {a.name: "Scalar" in str(a.type) or str(a.type) == "number" or "number" in str(a.type) for a in schema.arguments}
+        self.scalars = tuple(scalars[a.name] for a in schema.arguments if not a.kwarg_only)
+        self.keyword_scalars = scalars
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.counted = schema.name.removeprefix("aten::") in _COUNTED
+        self.dynamic = any(tag in func.tags for tag in _DYNAMIC)
+        self.composite = consists_of_others(func)
+        self.reshapes = torch.Tag.inplace_view in func.tags
+        info = schema.returns[0].alias_info if schema.returns else None
+        self.view = info is not None and not info.is_write
+
+
+class _Plan:
+    """``results``: per result a Meta, the place of a tensor among the arguments, or None. None: the ranks are asked each time."""
+
+    __slots__ = ("draws", "kind", "new", "results", "template")
+
+    def __init__(self, template: int):
+        self.template = template
+        self.results: list | None = None
+        self.kind: type | None = None
+        self.new = 0
+        self.draws = True  # numbers of the random stream
+
+
+class _Call:
+    """The arguments of one call: its key among the plans, tensors, and values that are sent along."""
+
+    __slots__ = ("boxes", "cls", "generator", "host", "key", "tensors", "values")
+
+    def __init__(self, func: Any):
+        self.key: list[Any] = [func]
+        self.tensors: list[Tensor] = []
+        self.boxes: list[int] = []
+        self.values: list[Any] = []
+        self.host = False  # whether a tensor of the host is among them
+        self.cls: Any = Tensor
+        self.generator: torch.Generator | None = None
+
+
+class Recorder(Controller):
+    """``dispatch`` for tensors of the ranks."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._functions: dict[Any, _Function] = {}
+        self._plans: dict[tuple, _Plan] = {}
+        self._templates = 0
+        self._next = 0
+
+    def dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        special = _SPECIAL.get(func)
+        return self.operator(func, args, kwargs) if special is None else special(self, func, args, kwargs)
+
+    def operator(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        f = self._functions.get(func)
+        if f is None:
+            f = self._functions[func] = _Function(func)
+        if f.composite:
+            return func.decompose(*args, **kwargs)
+        if f.reshapes:
+            return reshaped(func, args, kwargs)
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type != DEVICE.type:
+            if not in_backward():
+                return func(*_on_host(args), **_on_host(kwargs))
+            kwargs = {**kwargs, "device": DEVICE}  # of autograd, which takes tensors of the device for the CPU's
+        with self.lock:
+            call = _Call(func)
+            a = None
+            for i, a in enumerate(args):
+                self._walk(call, a, f.scalars[i])
+            for name, a in kwargs.items():
+                call.key.append(name)
+                self._walk(call, a, f.keyword_scalars[name])
+            if call.host:
+                del a  # check_devices counts references
+                targets = written_by(func, args, kwargs)
+                if not in_backward():
+                    check_devices(func, tree_leaves((args, kwargs)), targets)
+                if not all(isinstance(t, Tensor) for t in targets):
+                    return self._into_host(func, args, kwargs, targets)
+            if f.random:
+                call.key += [v for v in call.values if type(v) is float]
+            plan = self._plans.get(tuple(call.key))
+            if plan is None:
+                plan = self._plans[tuple(call.key)] = self._planned(f, call, args, kwargs)
+            random = self._random(f, plan, call, args, kwargs) if f.random else None
+            first = self._next
+            item = (plan.template, call.boxes, call.values, first, random)
+            if plan.results is None or (random is not None and random[1] is None):
+                return self._asked(f, plan, call, item)
+            self._next += plan.new
+            self.add(item)
+            self.pace()
+        return self._made(f, plan.kind, plan.results, call, first)
+
+    # ---- arguments
+
+    def _walk(self, call: _Call, a: Any, scalar: bool) -> None:
+        kind = type(a)
+        if kind in _OURS or isinstance(a, Tensor):
+            box = a._box
+            if type(box) is not RemoteBox:
+                box = self.adopt(a)
+            call.key.append(box._array)
+            call.boxes.append(box.number)
+            call.tensors.append(a)
+            if call.cls is Tensor:
+                call.cls = getattr(kind, "result", Tensor)
+        elif kind is float or kind is complex or (scalar and (kind is int or kind is bool)):
+            call.key.append(kind)
+            call.values.append(a)
+        elif kind is int or kind is bool or a is None or kind in _CONSTANTS:
+            call.key.append(a)
+        elif isinstance(a, (list, tuple)):
+            if any(isinstance(e, torch.Tensor) for e in a):
+                call.key.append(len(a))
+                for e in a:
+                    self._walk(call, e, scalar)
+            elif scalar:
+                call.key += [len(a), *map(type, a)]
+                call.values.append(list(a))
+            else:
+                call.key.append(tuple(a))
+        elif isinstance(a, torch.Tensor):
+            call.host = True
+            call.key += [torch.Tensor, tuple(a.shape), a.dtype]
+            call.values.append(self.sent(a))
+        elif isinstance(a, torch.Generator):
+            call.key.append(torch.Generator)
+            call.values.append(Stream(state_bytes(a.get_state())))
+            call.generator = a
+        else:
+            call.key.append(kind)
+            call.values.append(a)
+
+    def _tree(self, a: Any, scalar: bool) -> tuple:
+        """The place of an argument in a template; in step with _walk."""
+        kind = type(a)
+        if isinstance(a, Tensor):
+            return (TENSOR,)
+        if kind is float or kind is complex or (scalar and (kind is int or kind is bool)):
+            return (VALUE,)
+        if kind is int or kind is bool or a is None or kind in _CONSTANTS:
+            return (CONSTANT, a)
+        if isinstance(a, (list, tuple)):
+            if any(isinstance(e, torch.Tensor) for e in a):
+                return (LIST, [self._tree(e, scalar) for e in a])
+            return (VALUE,) if scalar else (CONSTANT, list(a))
+        return (VALUE,)
+
+    def sent(self, value: torch.Tensor) -> Small | Large:
+        """A copy of a tensor of the host for the batch."""
+        if value.numel() * value.element_size() < _LARGE:
+            return Small.of(value)
+        return Large(self.beside(value.detach()))
+
+    def _planned(self, f: _Function, call: _Call, args: tuple, kwargs: dict) -> _Plan:
+        plan = _Plan(self._templates)
+        self._templates += 1
+        positional = [self._tree(a, f.scalars[i]) for i, a in enumerate(args)]
+        keyword = [(name, self._tree(a, f.keyword_scalars[name])) for name, a in kwargs.items()]
+        self.add(("template", plan.template, f.name, positional, keyword))
+        return plan
+
+    def _into_host(self, func: Any, args: tuple, kwargs: dict, targets: list[torch.Tensor]) -> Any:
+        """An operator that writes to a tensor of the host, which torch's own code made: it runs here."""
+        if any(isinstance(t, Tensor) for t in targets):
+            raise Unimplemented(f"{func} writes to a tensor of the host and to one of the device", hint="move both to the device")
+        return func(*_on_host(args), **_on_host(kwargs))
+
+    # ---- results
+
+    def _asked(self, f: _Function, plan: _Plan, call: _Call, item: tuple) -> Any:
+        kind, found, after = self.ask(("ask", *item))
+        results = [Meta.of(*r) if type(r) is tuple and len(r) == 2 else r for r in found]
+        self._next += sum(type(r) is Meta for r in results)
+        if item[4] is not None:
+            if after != item[4][0]:
+                (torch.default_generator if call.generator is None else call.generator).set_state(state_tensor(after))
+            else:
+                plan.draws = False
+        if not f.dynamic and all(type(r) is not tuple or r[0] is None for r in results):
+            plan.kind, plan.results, plan.new = kind, results, self._next - item[3]
+        return self._made(f, kind, results, call, item[3])
+
+    def _made(self, f: _Function, kind: type | None, results: list, call: _Call, first: int) -> Any:
+        out = []
+        for r in results:
+            if type(r) is Meta:
+                out.append(call.cls(RemoteBox(self, first, r, f.view)))
+                first += 1
+            else:
+                out.append(r[0] if type(r) is tuple else call.tensors[r])
+        return out[0] if kind is None else kind(out)
+
+    # ---- the random stream, which is this process's
+
+    def _random(self, f: _Function, plan: _Plan, call: _Call, args: tuple, kwargs: dict) -> tuple[bytes, int | None]:
+        """The state before the operator and, if this process knows it without asking, a checksum of the one behind it. Without a state the
+        operator is one that takes no numbers."""
+        if not plan.draws:
+            return b"", 0
+        generator = torch.default_generator if call.generator is None else call.generator
+        before = state_bytes(generator.get_state())
+        if plan.results is None or not f.counted or any(t._box.is_view for t in call.tensors):
+            return before, None
+        args, kwargs = tree_map(lambda a: torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, Tensor) else a, (args, kwargs))
+        f.func(*args, **kwargs)
+        return before, zlib.crc32(state_bytes(generator.get_state()))
+
+    # ---- values of the host
+
+    def adopt(self, t: Tensor) -> RemoteBox:
+        """A tensor that lies in this process goes to the ranks."""
+        old: Box = t._box
+        box = self._put(old.array.gathered(), pace=False)
+        if old.mark is not None or not old.array.sharding.is_replicated:
+            box.lay(old.array.sharding)
+            box.mark = old.mark
+        t._box = box
+        return box
+
+    def uploaded(self, value: torch.Tensor) -> Tensor:
+        return Tensor(self._put(value))
+
+    def _put(self, value: torch.Tensor, pace: bool = True) -> RemoteBox:
+        with self.lock:
+            number = self._next
+            self._next += 1
+            self.add(("put", number, self.sent(value)))
+            if pace:  # not amid the arguments of an operator
+                self.pace()
+        return self._fresh(number, Meta.of(value.shape, value.dtype))
+
+    def _fresh(self, number: int, meta: Meta) -> RemoteBox:
+        return RemoteBox(self, number, meta, sharding=Sharding.replicated(len(meta.shape), world().num_devices))
+
+    def make(self, overload: Any, args: tuple, kwargs: dict) -> Tensor:
+        """A factory function whose values do not depend on the random stream."""
+        like = overload(*args, **kwargs, device="meta")
+        with self.lock:
+            number = self._next
+            self._next += 1
+            self.add(("make", number, str(overload), args, kwargs))
+            self.pace()
+        return Tensor(self._fresh(number, Meta.of(like.shape, like.dtype)))
+
+
+def _on_host(value: Any) -> Any:
+    return tree_map(lambda a: a._box.array.gathered() if isinstance(a, Tensor) else a, value)
+
+
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+_CONSTANTS = {str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+_OURS = {Tensor, Parameter}
+
+
+# ---- operators between host and device ------------------------------------------------------------------------------------------------
+
+
+def _copy(recorder: Recorder, func, args, kwargs):
+    to, of = args[0], args[1]
+    if isinstance(to, Tensor):
+        if not isinstance(of, Tensor) and of.dim() > 0:  # by the ranks from here, whatever its dtype
+            of = Tensor(recorder._put(of))
+        return recorder.operator(func, (to, of, *args[2:]), kwargs)
+    to.copy_(of._box.array.gathered())
+    return to
+
+
+def _to_copy(recorder: Recorder, func, args, kwargs):
+    return recorder.operator(func, args, {k: v for k, v in kwargs.items() if k in ("dtype", "memory_format")})
+
+
+def _item(recorder: Recorder, func, args, kwargs):
+    t = args[0]
+    if t.numel() != 1:
+        return func(t._box.array.gathered())  # which says what is wrong
+    return recorder.ask(("item", t._box.number if type(t._box) is RemoteBox else recorder.adopt(t).number))
+
+
+_SPECIAL: dict[Any, Callable] = {
+    aten.copy_.default: _copy,
+    aten._to_copy.default: _to_copy,
+    aten._local_scalar_dense.default: _item,
+}
+for _func, _run in SPECIAL.items():  # those that are made of others
+    if _func not in _SPECIAL and _func is not aten.equal.default:
+        _SPECIAL[_func] = lambda recorder, func, args, kwargs, run=_run: run(func, args, kwargs)

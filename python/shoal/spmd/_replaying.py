@@ -1,0 +1,304 @@
+"""What a rank does for a program that drives it: the operators of its batches, on tensors that have numbers.
+
+An item of a batch is
+
+- a number: nobody has that tensor any more;
+- ``(template, numbers, values, first, random)``: an operator. The template has its arguments but for tensors, given by their numbers, and
+  values that change from call to call. New tensors of its result get the numbers from ``first`` on;
+- ``("template", number, operator, positional, keyword)``, once for each; ``("lay", number, parts, devices)``: another sharding;
+  ``("mark", number, parts or None, devices)``; ``("put", number, value)``, ``("make", number, operator, arguments, keyword arguments)``;
+  ``("trace_on",)``, ``("forget_replicated",)``;
+- as the last one of a batch, a question: ``("ask", *operator)``, ``("whole", number)``, ``("item", number)``, ``("sharding", number)``,
+  ``("replicated",)``, ``("traced",)``, ``("idle",)``.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import warnings
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shoal._client import get
+from shoal.exceptions import Internal
+from shoal.spmd import _engine, _tensor, runtime
+from shoal.spmd._sharding import Sharding
+from shoal.spmd._world import Processes, world
+from shoal.train._worker import free_port
+
+TENSOR, VALUE, CONSTANT, LIST = range(4)  # what a template has at a place
+QUESTIONS = {"ask", "whole", "item", "sharding", "replicated", "traced", "idle"}
+
+
+class Large:
+    """Stands for a value of the host that lies beside the batch, in memory that all ranks read."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int):
+        self.index = index
+
+    def __reduce__(self):
+        return Large, (self.index,)
+
+
+class Small:
+    """A tensor of the host inside the batch."""
+
+    __slots__ = ("dtype", "raw", "shape")
+
+    def __init__(self, dtype: torch.dtype, shape: tuple[int, ...], raw: bytes):
+        self.dtype, self.shape, self.raw = dtype, shape, raw
+
+    @classmethod
+    def of(cls, t: torch.Tensor) -> Small:
+        dense = t.detach().resolve_conj().resolve_neg().contiguous()
+        return cls(t.dtype, tuple(t.shape), dense.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+    def tensor(self) -> torch.Tensor:
+        if not self.raw:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.frombuffer(bytearray(self.raw), dtype=self.dtype).reshape(self.shape)
+
+    def __reduce__(self):
+        return Small, (self.dtype, self.shape, self.raw)
+
+
+class Stream:
+    """Stands for a torch.Generator in this state."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: bytes):
+        self.state = state
+
+    def __reduce__(self):
+        return Stream, (self.state,)
+
+
+@dataclass
+class Failure:
+    """An item that raised. ``stays``: it was a question, and the program can go on."""
+
+    item: int
+    error: BaseException
+    stays: bool
+
+
+class _Template:
+    __slots__ = ("func", "keyword", "name", "positional", "results")
+
+    def __init__(self, name: str, positional: list, keyword: list):
+        func: Any = torch.ops
+        for part in name.split("."):
+            func = getattr(func, part)
+        self.name, self.func, self.positional, self.keyword = name, func, positional, keyword
+        self.results: list | None = None  # what the first call gave
+
+
+def state_bytes(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()
+
+
+def _state(generator: torch.Generator | None) -> bytes:
+    return state_bytes(torch.get_rng_state() if generator is None else generator.get_state())
+
+
+def state_tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+class Replay:
+    """The tensors of a rank by number, and what is done to them."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[int, _tensor.Tensor] = {}
+        self._templates: dict[int, _Template] = {}
+        self._stopped = False
+        self._trace: list[tuple[str, float, float]] | None = None
+        self._larges: list[torch.Tensor] = []
+
+    def run(self, packed: bytes, larges: list) -> tuple[Any, list]:
+        """(the answer to the question, or a Failure; warnings, each with the item that gave it)"""
+        if self._stopped:
+            raise Internal("a batch came after one that failed")
+        items, said = pickle.loads(packed), []
+        self._larges = [get(ref) for ref in larges]
+        answer, at = None, 0
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+            warnings.simplefilter("always")
+            try:
+                for at, item in enumerate(items):
+                    answer = self._do(item)
+                    if caught:
+                        said += [(at, str(w.message), w.category) for w in caught]
+                        caught.clear()
+            except Exception as error:
+                stays = type(items[at]) is tuple and items[at][0] in QUESTIONS
+                self._stopped = not stays
+                answer = Failure(at, error.with_traceback(None), stays)
+                if self._stopped:
+                    abort(f"rank {world().rank} failed: {error}")
+        self._larges = []
+        return answer, said
+
+    def _do(self, item: Any) -> Any:
+        if type(item) is int:
+            del self.tensors[item]
+            return None
+        if type(item[0]) is int:
+            self._operator(item)
+            return None
+        return getattr(self, "_" + item[0])(*item[1:])
+
+    # ---- operators
+
+    def _fill(self, place: tuple, numbers: Any, values: Any) -> Any:
+        kind = place[0]
+        if kind == TENSOR:
+            return self.tensors[next(numbers)]
+        if kind == VALUE:
+            v = next(values)
+            if type(v) is Small:
+                return v.tensor()
+            if type(v) is Large:
+                return self._larges[v.index]
+            if type(v) is Stream:
+                return torch.Generator().set_state(state_tensor(v.state))
+            return v
+        return place[1] if kind == CONSTANT else [self._fill(p, numbers, values) for p in place[1]]
+
+    def _called(self, item: tuple) -> tuple[_Template, Any, list, bytes | None]:
+        """(the template, the result, the tensors among the arguments, the state of the random stream afterwards)"""
+        number, numbers, values, _, random = item
+        t = self._templates[number]
+        tensors, rest = iter(numbers), iter(values)
+        args = tuple([self._fill(p, tensors, rest) for p in t.positional])
+        kwargs = {name: self._fill(p, tensors, rest) for name, p in t.keyword}
+        generator = kwargs.get("generator")
+        if random is not None and random[0] and generator is None:
+            torch.set_rng_state(state_tensor(random[0]))
+        expected = None if random is None else random[1] if random[0] else zlib.crc32(_state(generator))
+        begin = time.time() if self._trace is not None else 0.0
+        out = _tensor.dispatch(t.func, args, kwargs)
+        if self._trace is not None:
+            self._trace.append((t.name, begin, time.time()))
+        after = None
+        if random is not None:
+            after = _state(generator)
+            if expected is not None and expected != zlib.crc32(after):
+                raise Internal(f"{t.name} took other numbers of the random stream than the controller has counted")
+        return t, out, [self.tensors[n] for n in numbers], after
+
+    def _results(self, out: Any, given: list) -> list:
+        """Per result: (shape, dtype) of a new tensor, the place among the tensors that were given, or (value,)."""
+        found: list[Any] = []
+        for o in out if isinstance(out, (list, tuple)) else [out]:
+            if isinstance(o, _tensor.Tensor):
+                same = [i for i, g in enumerate(given) if g is o]
+                found.append(same[0] if same else (tuple(o.shape), o.dtype))
+            else:
+                found.append((o,))
+        return found
+
+    def _keep(self, out: Any, results: list, first: int) -> None:
+        for o, r in zip(out if isinstance(out, (list, tuple)) else [out], results, strict=True):
+            if type(r) is tuple and len(r) == 2:
+                self.tensors[first] = o
+                first += 1
+
+    def _operator(self, item: tuple) -> None:
+        t, out, given, _ = self._called(item)
+        found = self._results(out, given)
+        if found != t.results:
+            raise Internal(f"{t.name} gives {found}, where it gave {t.results} before")
+        self._keep(out, found, item[3])
+
+    def _ask(self, *item: Any) -> tuple:
+        """(as a list, a tuple or one; results; the state of the random stream)"""
+        t, out, given, after = self._called(item)
+        t.results = self._results(out, given)
+        self._keep(out, t.results, item[3])
+        return (type(out) if isinstance(out, (list, tuple)) else None), t.results, after
+
+    def _template(self, number: int, name: str, positional: list, keyword: list) -> None:
+        self._templates[number] = _Template(name, positional, keyword)
+
+    def _make(self, number: int, name: str, args: tuple, kwargs: dict) -> None:
+        func: Any = torch.ops
+        for part in name.split("."):
+            func = getattr(func, part)
+        self.tensors[number] = _tensor.on_device(func(*args, **kwargs, device="cpu"))
+
+    def _put(self, number: int, value: Any) -> None:
+        self.tensors[number] = _tensor.on_device(value.tensor() if type(value) is Small else self._larges[value.index])
+
+    # ---- shardings
+
+    def _lay(self, number: int, parts: tuple, devices: tuple) -> None:
+        self.tensors[number]._box.lay(Sharding(parts, devices))
+
+    def _mark(self, number: int, parts: tuple | None, devices: tuple) -> None:
+        self.tensors[number]._box.mark = None if parts is None else Sharding(parts, devices)
+
+    # ---- questions
+
+    def _whole(self, number: int) -> torch.Tensor | None:
+        whole = self.tensors[number]._box.array.gathered()
+        return whole.contiguous() if world().rank == 0 else None
+
+    def _item(self, number: int) -> Any:
+        return self.tensors[number]._box.array.gathered().item()
+
+    def _sharding(self, number: int) -> tuple:
+        s = self.tensors[number]._box.array.sharding
+        return s.parts, s.devices
+
+    def _replicated(self) -> dict[str, int]:
+        return _engine.replicated_ops()
+
+    def _forget_replicated(self) -> None:
+        _engine.forget_replicated_ops()
+
+    def _traced(self) -> list:
+        found, self._trace = self._trace or [], None
+        return found
+
+    def _idle(self) -> None:
+        pass
+
+    def _trace_on(self) -> None:
+        self._trace = []
+
+
+def abort(cause: str) -> None:
+    """Ends what the other ranks wait for."""
+    if isinstance(world(), Processes):
+        world().abort(cause)
+
+
+class Rank:
+    """The actor of a rank."""
+
+    def free_port(self) -> int:
+        return free_port()
+
+    def begin(self, environment: dict[str, str]) -> None:
+        """Joins the other ranks; the environment is that of a launcher."""
+        os.environ.update(environment)
+        runtime.use_spmd()
+        self._replay = Replay()
+
+    def abort(self, cause: str) -> None:
+        abort(cause)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def run(self, packed: bytes, larges: list) -> Any:
+        return self._replay.run(packed, larges)

@@ -1,0 +1,117 @@
+"""One controller: the program of a process that plays all devices, and the same one driving ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fixtures import *  # noqa: F403
+
+HERE = Path(__file__).parent
+
+
+def run(program: list[str], *, workers: int, devices: int) -> subprocess.CompletedProcess:
+    env = {**os.environ, "SHOAL_SPMD_WORKERS": str(workers), "SHOAL_SPMD_DEVICES": str(devices), "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH"), *sys.path])])
+    command = [sys.executable, "-W", "ignore", *program]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
+
+
+# The others take longer; README.md says how to run them all.
+SECTIONS = {"autograd", "loader", "marking", "ops", "returned-value", "shards", "dynamo", "distributed-tensor"}
+FACTS = f"""
+import json, walk
+print(json.dumps(walk.failures({SECTIONS!r})))
+"""
+
+
+def test_a_controller_of_two_ranks_gives_the_bits_of_one_process(home, tmp_path):
+    found = []
+    for workers in (0, 2):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        done = run([str(HERE / "same_program.py"), str(folder)], workers=workers, devices=4)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.splitlines())
+    assert found[1] == found[0]
+    assert len(found[0]) > 100
+
+
+def test_facts_of_torch_xla_hold_under_a_controller(home):
+    done = run(["-c", FACTS], workers=1, devices=8)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout.splitlines()[-1])
+    print(facts["held"])
+    assert facts["held"].keys() == SECTIONS
+    assert facts["failed"] == [], "\n".join(facts["failed"])
+
+
+ERRORS = """
+import os, signal, sys, warnings
+import torch
+import shoal.spmd as xs, shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
+from shoal.exceptions import ActorDiedError
+from shoal.spmd import _world
+
+def caught(action):
+    try:
+        action()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+xr.use_spmd()
+device = xm.xla_device()
+table = torch.nn.Embedding(4, 3).to(device)
+good, bad = torch.tensor([0, 3], device=device), torch.tensor([0, 9], device=device)
+for t in (good, bad):
+    xs.mark_sharding(t, xs.get_1d_mesh("x"), ("x",))  # rank 1 has what is bad
+
+# The first time an operator is asked for: raised where it stands, and the program goes on.
+error = caught(lambda: table.weight @ table.weight)
+assert isinstance(error, RuntimeError) and "cannot be multiplied" in str(error), error
+assert "aten.mm.default, line" in str(error) and __file__ in str(error), error
+assert table(good).sum().shape == ()
+
+# Operators that have run are recorded. A wrong one among them is raised at the next read, and is the end.
+"""
+
+
+AFTERWARDS = """
+table(bad).sum()  # THE LINE
+error = caught(lambda: print((good + 1).sum().item()))
+assert isinstance(error, IndexError) and "aten.embedding.default, line" in str(error) and "rank 1 of 2" in str(error), error
+line = 1 + next(i for i, text in enumerate(open(__file__)) if "# THE LINE" in text)
+assert f"line {line} of {__file__}" in str(error), error
+for action in (lambda: good.tolist(), lambda: xm.wait_device_ops(), lambda: print(table.weight)):
+    again = caught(action)
+    assert "an operator failed before" in str(again) and "embedding" in str(again), again
+print("done")
+"""
+
+
+DEATH = """
+os.kill(_world.controller.pids()[1], signal.SIGKILL)
+error = caught(lambda: (good.sum() + 1).tolist())  # the sum needs both
+assert isinstance(error, ActorDiedError) and "rank 1" in str(error), error
+assert "an operator failed before" in str(caught(lambda: (good + 1).tolist()))
+print("done")
+"""
+
+
+@pytest.mark.parametrize("then", [AFTERWARDS, DEATH], ids=["an operator fails", "a rank dies"])
+def test_errors_of_ranks_reach_the_program(home, tmp_path, then):
+    script = tmp_path / "script.py"
+    script.write_text(ERRORS + then)
+    done = run([str(script)], workers=2, devices=2)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_what_nobody_reads_is_reported_at_the_end(home, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ERRORS + "table(bad).sum()")
+    assert "the last operators failed: index out of range" in run([str(script)], workers=2, devices=2).stderr
