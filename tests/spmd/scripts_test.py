@@ -200,6 +200,29 @@ def test_text_of_tensors_and_hooks():
     assert model[0].weight.grad.abs().sum() == 0
 
 
+def test_sharded_tensors_are_made_of_tensors_of_the_device():
+    x = xs.XLAShardedTensor(torch.ones(8, 2).to(DEVICE), requires_grad=True)
+    x.sum().backward()
+    assert x.grad.shape == (8, 2)
+    with pytest.raises(RuntimeError, match="takes tensors of the device"):
+        xs.XLAShardedTensor(torch.ones(8, 2))
+    shard = xs.mark_sharding(torch.ones(8, 2).to(DEVICE), MESH, ("fsdp", None)).local_shards[3]
+    assert shard.indices == [slice(3, 4, 1), slice(0, 2, 1)]
+
+
+def test_a_hybrid_mesh_has_the_numbers_in_the_names_of_devices(monkeypatch):
+    places = [(x, y) for y in range(2) for x in range(2)]
+    found = [
+        {"name": f"TPU:{4 * of + n}", "slice_index": of, "coords": [x, y, 0], "core_on_chip": 0}
+        for of in (1, 0)
+        for n, (x, y) in zip((2, 1, 0, 3), places, strict=True)
+    ]
+    monkeypatch.setattr(xr, "global_runtime_device_attributes", lambda: found)
+    monkeypatch.setattr(xm, "xla_device_hw", lambda device: "TPU")
+    mesh = xs.HybridMesh(ici_mesh_shape=(2, 2), dcn_mesh_shape=(2, 1), axis_names=("data", "model"))
+    assert mesh.get_logical_mesh().tolist() == [[2, 1], [0, 3], [6, 5], [4, 7]]
+
+
 def test_recomputation_gives_the_same_gradients():
     gradients = []
     for run in [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.spmd import _torch  # noqa: F401  teaches torch's functions the device
+import os
+
+from shoal.spmd import _torch, runtime  # noqa: F401  _torch teaches torch's functions the device
 from shoal.spmd._auto import Machine, ShardingPlan, auto_shard
 from shoal.spmd._distribute import auto_policy, xla_distribute_module, xla_distribute_tensor
 from shoal.spmd._engine import replicated_ops
@@ -64,3 +66,6 @@ __all__ = [
     "xla_distribute_tensor",
     "xla_patched_nn_linear_forward",
 ]
+
+if os.environ.get("XLA_USE_SPMD", "").lower() in ("1", "true"):  # instead of use_spmd()
+    runtime.use_spmd()

@@ -23,9 +23,10 @@ class HybridMesh(Mesh):
         dcn = (1,) * len(ici) if dcn_mesh_shape is None else tuple(dcn_mesh_shape)
         if len(ici) != len(dcn):
             raise MeshError(f"ici_mesh_shape {ici} and dcn_mesh_shape {dcn} have different numbers of axes")
-        attributes = runtime.global_runtime_device_attributes()
+        # A device's number is that in its name, whatever its place in the list.
+        attributes = {int(str(a["name"]).rpartition(":")[2]): a for a in runtime.global_runtime_device_attributes()}
         slices: dict[int, list[int]] = {}
-        for device, a in enumerate(attributes):
+        for device, a in attributes.items():
             slices.setdefault(int(a.get("slice_index", 0)), []).append(device)
         if len(slices) == 1 and math.prod(dcn) > 1:
             raise InvalidArgument(
@@ -43,7 +44,7 @@ class HybridMesh(Mesh):
         super().__init__(whole.flatten(), whole.shape, axis_names)
 
 
-def _within(devices: list[int], attributes: list[dict], shape: tuple[int, ...]) -> np.ndarray:
+def _within(devices: list[int], attributes: dict[int, dict], shape: tuple[int, ...]) -> np.ndarray:
     """The devices of one slice in this shape. The last axis, which communicates most, gets the first axes of the torus that fit."""
     if math.prod(shape) != len(devices):
         raise InvalidArgument(f"ici_mesh_shape {shape} has {math.prod(shape)} places, but a slice has {len(devices)} devices")

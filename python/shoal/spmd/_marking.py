@@ -42,8 +42,8 @@ class XLAShardedTensor(Tensor):
 
     def __new__(cls, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False, mesh: Mesh | None = None):
         made = not isinstance(tensor, torch.Tensor)  # of a box
-        box = tensor if made else tensor._box
-        t = super().__new__(cls, box)
+        box = tensor if made else _tensor(tensor, "XLAShardedTensor")._box
+        t = super().__new__(cls, box, requires_grad)
         t._global = None if made else tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
         t.mesh_shape, t.partition_spec, t._mesh = mesh_shape, partition_spec, mesh
         return t
@@ -80,7 +80,7 @@ class XLAShardedTensor(Tensor):
             at = sharding.position(device)
             data = torch.zeros(tile, dtype=array.dtype)
             data[tuple(slice(0, c.stop - c.start) for c in cuts[at])] = array.locals[at]
-            indices = ... if sharding.is_replicated else list(cuts[at])
+            indices = ... if sharding.is_replicated else [slice(c.start, c.stop, 1) for c in cuts[at]]
             shards.append(XLAShard(data, indices, f"CPU:{device}", sharding.replica(device)))
         return shards
 
