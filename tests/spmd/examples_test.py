@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fixtures import *  # noqa: F403
 
 import shoal.spmd
 
@@ -71,6 +72,11 @@ def test_in_two_processes_of_two_devices(runner, alone):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     said = printed([sys.executable, *torchrun, runner, *map(str, EXAMPLES)], SHOAL_SPMD_DEVICES="4")
     assert said.count("as plain torch") == len(EXAMPLES)
+    assert losses(said) == losses(alone)
+
+
+def test_under_one_controller_of_two_ranks(runner, alone, home):
+    said = printed([sys.executable, runner, *map(str, EXAMPLES)], SHOAL_SPMD_DEVICES="4", SHOAL_SPMD_WORKERS="2")
     assert losses(said) == losses(alone)
 
 
