@@ -270,7 +270,7 @@ nb::list rows_of(const actors::ListReply& reply) {
 
 std::unique_ptr<PySession> open_session(const std::string& folder, const std::string& head, const std::string& node,
                                         const std::string& name, const std::string& role, const std::string& worker, const std::string& job,
-                                        bool print_logs, bool fold_logs, bool ends_job, double retry_delay_s) {
+                                        bool print_logs, bool fold_logs, bool ends_job, double retry_delay_s, double head_timeout_s) {
   actors::SessionOptions o;
   const auto session_folder = unwrap(actors::SessionFolder::open(folder));
   o.credentials = unwrap(session_folder.credentials());
@@ -284,7 +284,9 @@ std::unique_ptr<PySession> open_session(const std::string& folder, const std::st
   o.print_logs = print_logs;
   o.fold_logs = fold_logs;
   o.ends_job = ends_job;
-  o.retry_delay = std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(retry_delay_s));
+  using Seconds = std::chrono::duration<double>;
+  o.retry_delay = std::chrono::duration_cast<runtime::Duration>(Seconds(retry_delay_s));
+  o.head_timeout = std::chrono::duration_cast<runtime::Duration>(Seconds(head_timeout_s));
   return PySession::open(std::move(o));
 }
 
@@ -351,7 +353,7 @@ void bind_session(nb::module_& m) {
   session
       .def_static("open", &open_session, nb::kw_only(), nb::arg("folder"), nb::arg("head") = "", nb::arg("node") = "", nb::arg("name") = "",
                   nb::arg("role") = "driver", nb::arg("worker") = "", nb::arg("job") = "", nb::arg("print_logs") = true,
-                  nb::arg("fold_logs") = false, nb::arg("ends_job") = true, nb::arg("retry_delay_s"))
+                  nb::arg("fold_logs") = false, nb::arg("ends_job") = true, nb::arg("retry_delay_s"), nb::arg("head_timeout_s") = 60.0)
       .def("close", &PySession::close)
       .def("abandon_after_fork", &PySession::abandon_after_fork)
       .def_prop_ro("job", [](PySession& s) { return to_string(s.use()->job()); })
