@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launch import run
 
 HERE = Path(__file__).parent
 PROGRAM = """
@@ -43,13 +41,6 @@ found["stream"] = error(lambda: torch.rand(4, device=device))
 with open(f"{sys.argv[1]}/{xr.process_index()}", "w") as out:
     json.dump(found, out)
 """
-
-
-def run(program: list[str], processes: int = 0, **env: str) -> subprocess.CompletedProcess:
-    """The program as one process, or as several under torchrun."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes else []
-    full = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **env}
-    return subprocess.run([sys.executable, *launcher, *program], env=full, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -87,6 +87,7 @@ class ShardedParameter:
         self.own: torch.Tensor | None = None  # this rank's slices, in the arena
         self.rows: torch.Tensor | None = None  # the same, as the user gets them
         self.sharded: nn.Parameter | None = None
+        self.front: nn.Parameter | None = None  # what modules show in place of `sharded`: a package with tensors of its own sets it
         self.unsharded: nn.Parameter | None = None
         self.whole_version = 0  # torch's count of writes to `unsharded`: nothing may write there
         self.post_forward: nn.Parameter | None = None  # on the smaller mesh of reshard_after_forward=n; else whole, and guarded
@@ -248,17 +249,21 @@ class ShardedParameter:
 
     def register(self, face: nn.Parameter) -> None:
         """Registers one of the faces with the modules that have the parameter."""
+        if face is self.sharded and self.front is not None:
+            face = self.front
         for module, attribute in self.owners:
             module._parameters[attribute] = face
 
     def show(self, face: nn.Parameter) -> bool:
         """As ``register``, but leaves what the user put in the parameter's place. True when there was nothing such."""
         ours = True
+        if face is self.sharded and self.front is not None:
+            face = self.front
         for module, attribute in self.owners:
             current = module._parameters.get(attribute)
             if current is face:
                 continue
-            if current is self.sharded or current is self.unsharded or (current is self.post_forward and current is not None):
+            if current is not None and any(current is f for f in (self.sharded, self.unsharded, self.post_forward, self.front)):
                 module._parameters[attribute] = face
             else:
                 ours = False
@@ -267,7 +272,7 @@ class ShardedParameter:
     def refuse_substitutes(self) -> None:
         for module, attribute in self.owners:
             current = module._parameters.get(attribute)
-            if current is not None and not any(current is face for face in (self.sharded, self.unsharded, self.post_forward)):
+            if current is not None and not any(current is f for f in (self.sharded, self.unsharded, self.post_forward, self.front)):
                 refuse_substitute(self.name, current)
 
     def show_post_forward(self, mesh: Any) -> None:
@@ -312,6 +317,8 @@ class ShardedParameter:
         found = False
         for module, attribute in self.owners:  # of several that differ, the last one counts, as when they are loaded one by one
             current = module._parameters.get(attribute)
+            if current is self.front and current is not None:
+                current = self.sharded
             if current is self.unsharded or (current is self.sharded and self._in_arena(current._local_tensor)):
                 continue
             self._take(current)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -36,6 +37,8 @@ class Array:
         """Itself when it lies so already; otherwise of memory of its own. Processes communicate unless each has what it needs."""
         if sharding == self.sharding:
             return self
+        if not self.sharding.is_replicated:
+            note(f"{label} needs it laid out in another way")
         plan = world().transfer(self.sharding, sharding, self.shape)
         received: list[list[torch.Tensor]] = [[] for _ in plan.receives]
         if plan.remote:
@@ -55,6 +58,35 @@ class Array:
         cuts = parts_of(self.shape, self.sharding)
         for position, local in self.locals.items():
             local.copy_(whole[cuts[position]])
+
+
+_seen: list[str] | None = None
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[list[str]]:
+    """Notes where operators move elements between devices, add up over them, or draw random numbers."""
+    global _seen
+    before, _seen = _seen, []
+    try:
+        yield _seen
+    finally:
+        _seen = before
+
+
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    global _seen
+    before, _seen = _seen, None
+    try:
+        yield
+    finally:
+        _seen = before
+
+
+def note(what: str) -> None:
+    if _seen is not None:
+        _seen.append(what)
 
 
 def _assembled(cut: tuple[slice, ...], pieces: list[tuple[Piece, torch.Tensor]], dtype: torch.dtype) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal.spmd import _rules, _rules_indexing, _rules_layers, _world  # noqa: F401  they register rules
-from shoal.spmd._array import Array, parts_of
+from shoal.spmd._array import Array, note, parts_of
 from shoal.spmd._rules import COMBINED, RANDOM, Grid, Plan, Steps
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import world
@@ -325,6 +325,7 @@ def _joined(values: list[torch.Tensor], positions: list[int], output: Output, na
 def _summed(values: list[torch.Tensor], of: Sum, cuts: Sequence[tuple[slice, ...]], name: str) -> dict[int, torch.Tensor]:
     """In the order of cells, so that the result does not depend on who computes them; half precision adds up in float32."""
     w = world()
+    note(f"{name} adds up over the devices")
     if of.of_all:
         return {0: w.all_reduce(values[0], name)}
     received: list[list[torch.Tensor]] = [[] for _ in of.receives]

@@ -13,10 +13,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from shoal.exceptions import InvalidArgument, ShoalError
+from shoal.spmd import _units
 from shoal.spmd._device import DEVICE
 from shoal.spmd._marking import mark_sharding, text_of
 from shoal.spmd._mesh import Mesh, get_global_mesh
 from shoal.spmd._tensor import Tensor
+from shoal.spmd._units import Unit, largest_dim
 
 
 class WrapError(ShoalError, RuntimeError):
@@ -61,7 +63,12 @@ class SpmdFullyShardedDataParallel(nn.Module):
         self._orig_module = module
         self._mesh, self._extra_data_axis = mesh, extra_data_axis
         self._shard_output = shard_output or self._split_batch
-        inner = {p for m in module.modules() if isinstance(m, SpmdFullyShardedDataParallel) for p in m.parameters()}
+        inside = [m for m in module.modules() if isinstance(m, SpmdFullyShardedDataParallel)]
+        self._unit: Unit | None = None
+        if extra_data_axis is None and all(m._unit is not None for m in inside) and _units.allows(module, mesh, [m._unit for m in inside]):
+            self._unit = Unit(module)
+            return
+        inner = {p for m in inside for p in m.parameters()}
         for p in module.parameters():
             if p.dim() and p not in inner and text_of(p) == "":
                 mark_sharding(p, mesh, spec_of(p.shape))
@@ -71,7 +78,13 @@ class SpmdFullyShardedDataParallel(nn.Module):
         return self._orig_module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = self._orig_module(*args, **kwargs)
+        if self._unit is None:
+            output = self._orig_module(*args, **kwargs)
+        else:
+            inside = [m._unit for m in self._orig_module.modules() if isinstance(m, SpmdFullyShardedDataParallel)]
+            output = self._unit.run(args, kwargs, [self._unit, *inside])
+            if _units.on_rows():
+                return output  # of a unit inside, an ordinary tensor
         self._shard_output(output, self._mesh)
         return output
 
@@ -100,8 +113,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
 
 def spec_of(shape: torch.Size) -> tuple[str | None, ...]:
     """How a parameter of this shape is split: along its largest dimension, the first of several."""
-    largest = max(range(len(shape)), key=lambda d: shape[d])
-    return tuple("fsdp" if d == largest else None for d in range(len(shape)))
+    return tuple("fsdp" if d == largest_dim(shape) else None for d in range(len(shape)))
 
 
 def _check_module(module: Any) -> None:
@@ -152,6 +164,7 @@ def checkpoint_module(module: nn.Module) -> nn.Module:
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
+    checkpointed._shoal_checkpointed = True
     module.forward = checkpointed
     return module
 

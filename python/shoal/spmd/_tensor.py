@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from shoal.exceptions import Unimplemented
@@ -62,6 +63,11 @@ class Box:
         self._array, self._aliases, self._origins = array, False, None
         if self.base is None:
             self._written += 1  # views lie on the old memory
+
+    def before_write(self) -> None:
+        """An operator is about to change the local tensors in place."""
+        if self.base is not None:
+            self.base.before_write()
 
     def wrote(self) -> None:
         """The local tensors of the array were changed in place."""
@@ -245,6 +251,10 @@ class Parameter(Tensor):
         pass
 
 
+# torch's optimizers update all parameters by operators on lists, as on other devices than CPUs.
+_foreach_supported_types += [Tensor, Parameter]
+
+
 class _ToHost(torch.autograd.Function):
     @staticmethod
     def forward(ctx, t, dtype):
@@ -330,6 +340,9 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
         to_host = torch.device(kwargs["device"]).type != DEVICE.type and not in_backward
         kwargs = {**kwargs, "device": torch.device("cpu")}
         flat, tree = tree_flatten((args, kwargs))
+    for t in targets:
+        if isinstance(t, Tensor):
+            t._box.before_write()
     inner, written = _arrays(flat, tree, targets)
     result = _engine.run(func, *inner, written=written)
     for t, array in zip(targets, written, strict=True):
@@ -396,8 +409,48 @@ def _plain(value: Any) -> Any:
     return tree_map(lambda a: a._box.array.gathered() if isinstance(a, Tensor) else a, value)
 
 
+def _together(func: Any, args: tuple, kwargs: dict) -> Any:
+    """An operator on lists of tensors in one call, where this process has one part of each and each place of the lists is split in one
+    way. Returns NotImplemented otherwise."""
+    if _rules.find(func) is not _rules.pointwise:
+        return NotImplemented
+    flat, tree = tree_flatten((args, kwargs))
+    at = [i for i, a in enumerate(flat) if isinstance(a, Tensor)]
+    arrays = [flat[i]._box.array for i in at]
+    if any(len(a.locals) != 1 for a in arrays):
+        return NotImplemented
+    lists = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]
+    like: list[Array] = []
+    for place in zip(*lists, strict=True) if len({len(a) for a in lists}) == 1 else [None]:
+        if place is None or not isinstance(place[0], Tensor):
+            return NotImplemented
+        like.append(place[0]._box.array)
+        if any(t.dim() and (not isinstance(t, Tensor) or t._box.array.sharding != like[-1].sharding) for t in place):
+            return NotImplemented
+    targets = written_by(func, args, kwargs)
+    for t in targets:
+        if isinstance(t, Tensor):
+            t._box.before_write()
+    for i, a in zip(at, arrays, strict=True):
+        (flat[i],) = a.locals.values()
+    args, kwargs = tree_unflatten(flat, tree)
+    out = func(*args, **kwargs)
+    for box in dict.fromkeys(t._box for t in targets if isinstance(t, Tensor)):
+        box.wrote()
+
+    def made(values: list[torch.Tensor]) -> list[Tensor]:
+        return [Tensor(Box(Array(a.shape, v.dtype, a.sharding, dict.fromkeys(a.locals, v)))) for v, a in zip(values, like, strict=True)]
+
+    if not func._schema.returns:
+        return None
+    return made(out) if len(func._schema.returns) == 1 else tuple(map(made, out))
+
+
 def _one_by_one(func: Any, args: tuple, kwargs: dict) -> Any:
     """An operator on lists of tensors: for each of their places alone, so that every tensor stays split as it is."""
+    out = _together(func, args, kwargs)
+    if out is not NotImplemented:
+        return out
     places = max(len(a) for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)))
     outs = []
     for i in range(places):
@@ -415,6 +468,9 @@ def _one_by_one(func: Any, args: tuple, kwargs: dict) -> Any:
 
 def dispatch_one(func: Any, args: tuple, kwargs: dict) -> Any:
     targets = written_by(func, args, kwargs)
+    for t in targets:
+        if isinstance(t, Tensor):
+            t._box.before_write()
     inner, written = _arrays(*tree_flatten((args, kwargs)), targets)
     result = _engine.run(func, *inner, written=written)
     for box in dict.fromkeys(t._box for t in targets if isinstance(t, Tensor)):
@@ -427,6 +483,8 @@ def dispatch_one(func: Any, args: tuple, kwargs: dict) -> Any:
 
 def _copy(func, args, kwargs):
     to, of = args[0], args[1]
+    if isinstance(to, Tensor):
+        to._box.before_write()
     if isinstance(to, Tensor) and isinstance(of, Tensor):
         array = to._box.array
         source = of._box.array

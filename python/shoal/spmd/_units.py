@@ -1,0 +1,371 @@
+"""Units of SpmdFullyShardedDataParallel on the engine of ``shoal.fsdp``, in programs with one process per device.
+
+A process runs the module on its rows of the batch, with ordinary tensors: no operator costs more than in any program, parameters are
+unsharded and dropped unit by unit, and gradients are reduced in their owners' memory. That is the global program only if rows do not meet:
+no operator may sum over the batch, lay it out anew or draw random numbers. A unit finds out at the first call with inputs of such shapes:
+it runs operator by operator, on whole parameters, and looks for operators that move anything. The engine's outputs have to equal those of
+that run. Otherwise the unit runs operator by operator, on the same memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.optim.optimizer import _foreach_supported_types
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from shoal.exceptions import Unimplemented
+from shoal.spmd._array import Array, observed, unobserved
+from shoal.spmd._sharding import Sharding
+from shoal.spmd._tensor import Box, Parameter, Tensor
+from shoal.spmd._world import Processes, world
+
+if TYPE_CHECKING:
+    from shoal.fsdp._parameters import ShardedParameter
+    from shoal.spmd._mesh import Mesh
+
+_log = logging.getLogger("shoal.spmd")
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of outputs, relative to the largest: the two runs may add up in other orders
+
+
+class EngineBox(Box):
+    """The value of a parameter whose rows lie in the engine's memory. ``whole``: stands for it while a unit looks at itself."""
+
+    def __init__(self, parameter: ShardedParameter, sharding: Sharding):
+        self._parameter, self._sharding = parameter, sharding
+        self.whole: Array | None = None
+        super().__init__(self._made())
+        self.mark = sharding
+
+    def _made(self) -> Array:
+        p = self._parameter
+        return Array(p.shape, p.dtype, self._sharding, {self._sharding.position(world().rank): p.own})
+
+    @property
+    def array(self) -> Array:
+        if self.whole is not None:
+            return self.whole
+        if next(iter(self._array.locals.values())) is not self._parameter.own:  # the unit was built anew
+            self._array = self._made()
+        return self._array
+
+    def before_write(self) -> None:
+        self._parameter.state.before_write(self._parameter)
+
+    def put(self, array: Array) -> None:
+        raise Unimplemented(
+            f"parameter {self._parameter.name} is split by SpmdFullyShardedDataParallel and keeps that sharding",
+            hint="mark parameters before the module is wrapped: marked ones are left alone",
+        )
+
+
+class EngineParameter(Parameter):
+    """A parameter of an engine's unit. Its gradient is that of the engine, and what operators on it gave."""
+
+    _engine: ShardedParameter
+    _known: tuple | None = None
+
+    @property
+    def grad(self):
+        reduced, operators = self._engine.sharded.grad, torch.Tensor.grad.__get__(self)
+        if reduced is None:
+            return operators
+        if self._known is None or self._known[0] is not reduced:
+            box = self._box
+            array = box._made()
+            array.locals = dict.fromkeys(array.locals, reduced._local_tensor)
+            self._known = (reduced, Tensor(Box(array)))
+        if operators is not None:  # this parameter was used beside its unit, too
+            torch.Tensor.grad.__set__(self, None)
+            with torch.no_grad():
+                self._known[1].add_(operators)
+        return self._known[1]
+
+    @grad.setter
+    def grad(self, value):
+        if self._known is not None and value is self._known[1]:
+            return
+        self._engine.sharded.grad = self._known = None
+        torch.Tensor.grad.__set__(self, value)
+
+    @grad.deleter
+    def grad(self):
+        self.grad = None
+
+
+_foreach_supported_types.append(EngineParameter)
+
+
+class _Enter(torch.autograd.Function):
+    """This process's rows of a tensor of the device; of a whole one, all of it."""
+
+    @staticmethod
+    def forward(ctx, t):
+        array = t._box.array
+        ctx.shape, ctx.sharding = array.shape, array.sharding
+        (local,) = array.locals.values()
+        return local.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.sharding.is_replicated:
+            return Tensor(Box(Array.whole(world().all_reduce(gradient, "backward of an input"), world().num_devices)))
+        return _on_device(gradient, ctx.shape, ctx.sharding)
+
+
+class _Leave(torch.autograd.Function):
+    """The tensor of the device that has these rows on this process."""
+
+    @staticmethod
+    def forward(ctx, local, shape, sharding):
+        ctx.sharding = sharding
+        return _on_device(local.detach(), shape, sharding)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (local,) = gradient._box.array.resharded(ctx.sharding, "backward of an output").locals.values()
+        return local.detach(), None, None
+
+
+def _on_device(local: torch.Tensor, shape: tuple[int, ...], sharding: Sharding) -> Tensor:
+    return Tensor(Box(Array(shape, local.dtype, sharding, {sharding.position(world().rank): local})))
+
+
+def allows(module: nn.Module, mesh: Mesh, inner: list[Unit]) -> bool:
+    """Whether this module can be a unit: each process has one device, all of them in order on the axis ``fsdp``, and every parameter is
+    a whole floating-point tensor that nothing else is made of."""
+    w = world()
+    if not isinstance(w, Processes) or w.per_process != 1 or dict(mesh.shape())["fsdp"] != w.num_devices:
+        return False
+    if mesh.device_ids.tolist() != list(range(w.num_devices)):
+        return False
+    theirs = {id(m) for unit in inner for m in unit.module.modules()}
+    own = [p for m in module.modules() if id(m) not in theirs for p in m._parameters.values() if p is not None]
+    buffers = any(b is not None for b in module.buffers())
+    checkpointed = any(hasattr(m.forward, "_shoal_checkpointed") for m in module.modules())
+    return bool(own) and not (buffers and checkpointed) and all(map(_fits, own))
+
+
+def _fits(p: nn.Parameter) -> bool:
+    if type(p) is not Parameter or p._backward_hooks or p._post_accumulate_grad_hooks or p.grad is not None:
+        return False
+    plain = p._box.base is None and p._box.mark is None and p._box.array.sharding.is_replicated
+    return plain and p.is_floating_point() and p.dim() > 0 and p.numel() > 0
+
+
+def largest_dim(shape: torch.Size) -> int:
+    """The dimension that is split: the largest, the first of several."""
+    return max(range(len(shape)), key=lambda d: shape[d])
+
+
+class Unit:
+    """One wrapped module."""
+
+    def __init__(self, module: nn.Module):
+        from shoal.fsdp import fully_shard
+        from shoal.fsdp._collect import state_of
+
+        self.module = module
+        self._outputs: dict[Any, list | None] = {}  # per kind of call: shapes and shardings of its outputs; None: operator by operator
+        self._never = False  # its training forward is no program on rows: units inside may be
+        self.reason: str | None = None  # of the last kind of call that runs operator by operator
+        originals: dict[tuple[int, str], nn.Parameter] = {}
+        plain: dict[int, nn.Parameter] = {}
+        for m in module.modules():
+            for name, p in m._parameters.items():
+                if p is None or isinstance(p, EngineParameter):
+                    continue
+                originals[id(m), name] = p
+                if id(p) not in plain:
+                    plain[id(p)] = nn.Parameter(p._box.array.locals[0], requires_grad=p.requires_grad)
+                m._parameters[name] = plain[id(p)]
+        mesh = init_device_mesh("cpu", (world().num_processes,))
+        with _local_buffers(module):
+            fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=lambda p: Shard(largest_dim(p.shape)))
+        module.set_gradient_divide_factor(1.0)  # gradients are those of the whole batch
+        self.state = state_of(module)
+        for q in (q for u in self.state.units for q in u.parameters):
+            owner, name = q.owners[0]
+            front = originals[id(owner), name]
+            parts = tuple(mesh.size() if d == q.dim else 1 for d in range(len(q.shape)))
+            front._box = EngineBox(q, Sharding(parts, tuple(range(mesh.size()))))
+            front.__class__, front._engine, front._shoal_state = EngineParameter, q, self.state
+            q.front = front
+            q.register(q.sharded)
+
+    @property
+    def parameters(self) -> list[EngineParameter]:
+        return [q.front for u in self.state.units for q in u.parameters]
+
+    def run(self, args: tuple, kwargs: dict, units: list[Unit]) -> Any:
+        """The module's outputs. ``units``: this one and those inside."""
+        if _way is not None:
+            return self._run_inside(args, kwargs)
+        flat, tree = tree_flatten((args, kwargs))
+        key = self._key(flat, tree)
+        if key not in self._outputs:
+            outputs = None if self._never else self._look(flat, tree, units)
+            if outputs is not None:
+                output, same = self._on_rows(flat, tree, units, outputs)
+                if same:
+                    self._outputs[key] = [(shape, sharding) for shape, sharding, _ in outputs]
+                    return output
+            self._outputs[key] = None
+            self._never |= torch.is_grad_enabled() and not any(self._outputs.values())
+            _log.info("%s runs operator by operator: %s", type(self.module).__name__, self.reason)
+        outputs = self._outputs[key]
+        if outputs is not None:
+            return self._on_rows(flat, tree, units, outputs)[0]
+        with _paused([self] if self._never else units), contextlib.nullcontext() if self._never else _going("operators"):
+            return self.module(*args, **kwargs)
+
+    def _run_inside(self, args: tuple, kwargs: dict) -> Any:
+        if _way != "looking":
+            return self.module(*args, **kwargs)
+        with unobserved():
+            for p in self.parameters:
+                p._box.whole = Array.whole(p._box.array.gathered(), world().num_devices)
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            for p in self.parameters:
+                p._box.whole = None
+
+    def _key(self, flat: list[Any], tree: Any) -> Any:
+        """What decides how a call runs: shapes, dtypes and shardings, constants, and modes."""
+        inputs = tuple((tuple(a.shape), a.dtype, a._box.array.sharding) if isinstance(a, Tensor) else _constant(a) for a in flat)
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), tuple(m.training for m in self.module.modules())
+        return inputs, str(tree), modes
+
+    def _look(self, flat: list[Any], tree: Any, units: list[Unit]) -> list | None:
+        """Shape, sharding and rows of each output, if the module is a program on rows; None otherwise."""
+        inputs = [a for a in flat if isinstance(a, Tensor)]
+        if any(isinstance(a, torch.Tensor) and not isinstance(a, Tensor) for a in flat):
+            return self._because("an input is a tensor of the host")
+        if not any(_by_rows(t._box.array.sharding) for t in inputs):
+            return self._because("no input is split over the batch")
+        if not all(_by_rows(t._box.array.sharding) or t._box.array.sharding.is_replicated for t in inputs):
+            return self._because("an input is split in another dimension than the batch")
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for u in units for p in u.parameters):
+            return self._because("a parameter has hooks")
+        copies = [a.detach().clone() if isinstance(a, Tensor) else a for a in flat]
+        before = [c._box.written for c in copies if isinstance(c, Tensor)]
+        held = [(b, b.detach().clone()) for b in self.module.buffers()]
+        state = torch.get_rng_state()
+        args, kwargs = tree_unflatten(copies, tree)
+        try:
+            with _paused(units), _going("looking"), torch.no_grad(), observed() as seen:
+                output = self._run_inside(args, kwargs)
+        except Exception as error:  # the run that follows raises it, if it is the program's
+            return self._because(f"its forward raised {type(error).__name__} without gradients")
+        finally:
+            torch.set_rng_state(state)
+            with torch.no_grad():
+                for b, value in held:
+                    b.copy_(value)
+        if seen:
+            return self._because(seen[0])
+        if before != [c._box.written for c in copies if isinstance(c, Tensor)]:
+            return self._because("it writes to its inputs")
+        found = []
+        for o in tree_flatten(output)[0]:
+            if not isinstance(o, Tensor):
+                if o is not None and not isinstance(o, (int, float, str, bool)):
+                    return self._because(f"an output is a {type(o).__name__}")
+                continue
+            if not _by_rows(o._box.array.sharding):
+                return self._because("an output is not split over the batch")
+            found.append((o._box.array.shape, o._box.array.sharding, next(iter(o._box.array.locals.values()))))
+        return found
+
+    def _because(self, reason: str) -> None:
+        self.reason = reason
+
+    def _on_rows(self, flat: list[Any], tree: Any, units: list[Unit], outputs: list) -> tuple[Any, bool]:
+        """The outputs, and whether they are those of the look that ``outputs`` may have (on every process)."""
+        for p in (p for u in units for p in u.parameters):
+            if p._engine.sharded.requires_grad != p.requires_grad:
+                p._engine.sharded.requires_grad_(p.requires_grad)
+        args, kwargs = tree_unflatten([_Enter.apply(a) if isinstance(a, Tensor) else a for a in flat], tree)
+        with _going("rows"), _local_buffers(self.module):
+            made, made_tree = tree_flatten(self.module(*args, **kwargs))
+        at = [i for i, o in enumerate(made) if isinstance(o, torch.Tensor)]
+        if len(outputs[0]) == 3:
+            alike = len(at) == len(outputs) and all(_close(made[i], local) for i, (_, _, local) in zip(at, outputs, strict=True))
+            if not all(world().passed(alike)):
+                self._because("its outputs depend on how many rows it gets")
+                return None, False
+        for i, (shape, sharding, *_) in zip(at, outputs, strict=True):
+            made[i] = _Leave.apply(made[i], shape, sharding)
+        return tree_unflatten(made, made_tree), True
+
+
+def _constant(a: Any) -> Any:
+    return (type(a), a) if isinstance(a, (int, float, bool, str, torch.dtype, type(None))) else (type(a), id(a))
+
+
+def _by_rows(sharding: Sharding) -> bool:
+    n = world().num_devices
+    return sharding.parts[:1] == (n,) and sharding.devices == tuple(range(n))
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    tolerance = _TOLERANCE.get(b.dtype, 1e-2)
+    a, b = a.detach().double(), b.detach().double()
+    scale = float(b.abs().max()) if b.numel() else 1.0
+    return torch.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True)
+
+
+# How the outermost unit that runs now runs: "rows", "operators", "looking"; None outside of units.
+_way: str | None = None
+
+
+def on_rows() -> bool:
+    """Whether a unit runs on this process's rows, with ordinary tensors."""
+    return _way == "rows"
+
+
+@contextlib.contextmanager
+def _going(way: str) -> Iterator[None]:
+    global _way
+    before, _way = _way, way
+    try:
+        yield
+    finally:
+        _way = before
+
+
+@contextlib.contextmanager
+def _paused(units: list[Unit]) -> Iterator[None]:
+    """Modules run without the engine, on the parameters that the program sees."""
+    for u in units:
+        u.state.replaced = True
+    try:
+        yield
+    finally:
+        for u in units:
+            u.state.replaced = False
+
+
+@contextlib.contextmanager
+def _local_buffers(module: nn.Module) -> Iterator[None]:
+    """Modules have ordinary tensors as buffers, in the same memory."""
+    held = [(m, name, b) for m in module.modules() for name, b in m._buffers.items() if isinstance(b, Tensor)]
+    for m, name, b in held:
+        (m._buffers[name],) = b._box.array.locals.values()
+    try:
+        yield
+    finally:
+        for m, name, b in held:
+            m._buffers[name] = b

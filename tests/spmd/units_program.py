@@ -1,0 +1,232 @@
+"""Models under SpmdFullyShardedDataParallel with one process per device, beside the same models in plain torch.
+
+Argument: a folder, in which each rank writes what it found, by case: the largest difference of losses, gradients and parameters, and why
+the outermost unit ran operator by operator (null: it ran on its rows).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import shoal.spmd as xs
+import shoal.spmd.runtime as xr
+import shoal.spmd.xla_model as xm
+from shoal.spmd.fsdp import SpmdFullyShardedDataParallel as FSDPv2
+from shoal.spmd.fsdp import checkpoint_module
+
+warnings.filterwarnings("ignore")
+xr.use_spmd()
+N, DEVICE = xr.global_runtime_device_count(), xm.xla_device()
+MESH = xs.Mesh(np.arange(N), (N, 1), ("fsdp", "model"))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 12, after=lambda x: x):
+        super().__init__()
+        self.norm, self.up, self.down, self.after = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(3 * width, width), after
+
+    def forward(self, x):
+        return self.after(x + self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    """``after``: applied to the output, and within each block. ``loss``: the forward ends with the mean of squares."""
+
+    def __init__(self, after=lambda x: x, inside=lambda x: x, loss: bool = False, buffer: bool = False):
+        super().__init__()
+        self.first, self.blocks, self.last = nn.Linear(5, 12), nn.ModuleList(Block(12, inside) for _ in range(2)), nn.Linear(12, 7)
+        self.after, self.loss = after, loss
+        if buffer:
+            self.register_buffer("scale", torch.linspace(0.5, 1.5, 12))
+
+    def forward(self, x):
+        x = self.first(x)
+        if hasattr(self, "scale"):
+            x = x * self.scale
+        for block in self.blocks:
+            x = block(x)
+        x = self.after(self.last(x))
+        return x.square().mean() if self.loss else x
+
+
+def wrapped(model: nn.Module, inner: bool = True, outer: bool = True) -> nn.Module:
+    if inner:
+        for i, block in enumerate(model.blocks):
+            model.blocks[i] = FSDPv2(block, MESH)
+    return FSDPv2(model, MESH) if outer else model.to(DEVICE)
+
+
+def rows(s: int, count: int = 4) -> torch.Tensor:
+    return torch.randn(count * N, 5, generator=torch.Generator().manual_seed(s))
+
+
+def marked(x: torch.Tensor) -> torch.Tensor:
+    x = x.to(DEVICE)
+    xs.mark_sharding(x, MESH, ("fsdp", None))
+    return x
+
+
+def loss_of(model, x):
+    y = model(x)
+    return y if y.dim() == 0 else (y.square().mean(1) * 1.5).mean()
+
+
+def train(model, put, *, optimizer=None, loss=loss_of, batches=None, steps=4, parts=1, clip=False):
+    """Losses and last gradients."""
+    made = (optimizer or (lambda ps: torch.optim.AdamW(ps, lr=0.05)))([p for p in model.parameters() if p.requires_grad])
+    found = []
+    for s in range(steps):
+        for part in range(parts):
+            x = put(batches[s % len(batches)] if batches else rows(10 * s + part))
+            value = loss(model, x) / parts
+            value.backward()
+            found.append(value.detach().cpu().view(1))
+        if clip:
+            found.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1).detach().cpu().view(1))
+        grads = [p.grad.detach().cpu().clone().flatten() for p in model.parameters() if p.grad is not None]
+        made.step()
+        made.zero_grad()
+    return [*found, *grads, *(p.detach().cpu().clone().flatten() for p in model.parameters())]
+
+
+def double(make, change=lambda m: None, wrap=wrapped, before=lambda m: None, **options):
+    """Trains the model plain and wrapped. Returns (difference, reason)."""
+    torch.manual_seed(3)
+    plain = make()
+    ours = copy.deepcopy(plain)
+    before(plain), before(ours)
+    ours = wrap(ours)
+    change(plain), change(ours)
+    torch.manual_seed(4)
+    want = train(plain, lambda x: x.clone(), **options)
+    torch.manual_seed(4)
+    got = train(ours, marked, **options)
+    assert len(want) == len(got), (len(want), len(got))
+    gap = max(float((a - b).abs().max()) if a.numel() else 0.0 for a, b in zip(got, want, strict=True))
+    return gap, reason_of(ours)
+
+
+def reason_of(model) -> str | None:
+    unit = next(m._unit for m in model.modules() if isinstance(m, FSDPv2))
+    return unit.reason
+
+
+def freeze(model) -> None:
+    next(p for n, p in model.named_parameters() if n.endswith("first.weight")).requires_grad_(False)
+
+
+def with_penalty(model, x):
+    return loss_of(model, x) + 0.01 * sum(p.square().sum() for p in model.parameters())
+
+
+def twice(model, x):
+    return loss_of(model, x) + loss_of(model, x.flip(1))
+
+
+def differentiable_input(model, x):
+    x = x.detach().requires_grad_()
+    y = loss_of(model, x)
+    (g,) = torch.autograd.grad(y, x, create_graph=False, retain_graph=True)
+    return y + 0.1 * g.detach().square().sum()
+
+
+def saving():
+    """A state dict loads after training, into the same memory, and training goes on."""
+    torch.manual_seed(3)
+    plain = Net()
+    ours = wrapped(copy.deepcopy(plain))
+    saved = {n: v.detach().cpu().clone() for n, v in ours.state_dict().items()}
+    want = train(plain, lambda x: x)
+    train(ours, marked)
+    with torch.no_grad():
+        ours(marked(rows(0)))
+    ours.load_state_dict({n: v.to(DEVICE) for n, v in saved.items()})
+    got = train(ours, marked)
+    for p in ours.parameters():
+        p.data.mul_(0.5)
+    halves = [p.detach().cpu().flatten() for p in ours.parameters()]
+    want += [p.detach().flatten() / 2 for p in plain.parameters()]
+    return max(float((a - b).abs().max()) for a, b in zip([*got, *halves], want, strict=True)), reason_of(ours)
+
+
+def built_before():
+    """An optimizer that has the parameters from before they were wrapped."""
+    torch.manual_seed(3)
+    plain = Net()
+    ours = copy.deepcopy(plain).to(DEVICE)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (plain, ours)]
+    ours = wrapped(ours)
+    results = [
+        train(m, put, optimizer=lambda _, o=o: o) for m, put, o in zip((plain, ours), (lambda x: x, marked), optimizers, strict=True)
+    ]
+    return max(float((a - b).abs().max()) for a, b in zip(*results, strict=True)), reason_of(ours)
+
+
+def evaluated():
+    torch.manual_seed(3)
+    plain = Net(inside=nn.Dropout(0.5))
+    ours = wrapped(copy.deepcopy(plain)).eval()
+    plain.eval()
+    with torch.no_grad():
+        found = [(plain(rows(s)), ours(marked(rows(s))).cpu()) for s in range(3)]
+    return max(float((a - b).abs().max()) for a, b in found), reason_of(ours)
+
+
+def checkpointed(model) -> None:
+    for block in model.blocks:
+        checkpoint_module(block)
+
+
+def plain_descent(ps):  # a bias in front of a mean that is taken away has no gradient but rounding, which Adam makes large
+    return torch.optim.SGD(ps, lr=0.1)
+
+
+CASES = {
+    "plain": lambda: double(Net),
+    "buffer": lambda: double(lambda: Net(buffer=True)),
+    "only the outer module": lambda: double(Net, wrap=lambda m: wrapped(m, inner=False)),
+    "only the blocks": lambda: double(Net, wrap=lambda m: wrapped(m, outer=False)),
+    "momentum": lambda: double(Net, optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9)),
+    "fused": lambda: double(Net, optimizer=lambda ps: torch.optim.AdamW(ps, lr=0.05, fused=True)),
+    "clipped": lambda: double(Net, clip=True),
+    "accumulated": lambda: double(Net, parts=2),
+    "uneven batches": lambda: double(Net, batches=[rows(0)[:-1], rows(1), rows(2)[: 3 * N + 1]]),
+    "frozen": lambda: double(Net, change=freeze),
+    "penalty": lambda: double(Net, loss=with_penalty),
+    "two forwards": lambda: double(Net, loss=twice),
+    "gradient of the input": lambda: double(Net, loss=differentiable_input),
+    "checkpointed": lambda: double(Net, before=checkpointed),
+    "saving": saving,
+    "optimizer built before": built_before,
+    "evaluated": evaluated,
+    "dropout": lambda: double(lambda: Net(inside=nn.Dropout(0.3))),
+    "loss inside": lambda: double(lambda: Net(loss=True)),
+    "mean of the batch": lambda: double(lambda: Net(after=lambda x: x - x.mean(0)), optimizer=plain_descent),
+    "number of rows": lambda: double(lambda: Net(after=lambda x: x / x.shape[0])),
+    "batch norm": lambda: double(lambda: Net(after=nn.BatchNorm1d(7)), optimizer=plain_descent),
+}
+
+
+def main() -> None:
+    found = {}
+    for name, case in CASES.items():
+        try:
+            found[name] = case()
+        except Exception:
+            found[name] = traceback.format_exc()
+            break  # ranks may not be at the same operator any more
+    Path(sys.argv[1], str(xr.process_index())).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Units of SpmdFullyShardedDataParallel with one process per device: on the engine of shoal.fsdp where rows do not meet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launch import run
+
+HERE = Path(__file__).parent
+OPERATORS = {  # cases in which rows meet, and what is said about them
+    "dropout": "needs it laid out in another way",
+    "loss inside": "adds up over the devices",
+    "mean of the batch": "adds up over the devices",
+    "number of rows": "depend on how many rows it gets",
+    "batch norm": "over the devices",
+}
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def found(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("units")
+    done = run([str(HERE / "units_program.py"), str(folder)], request.param, SHOAL_SPMD_DEVICES=str(request.param))
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / str(rank)).read_text()) for rank in range(request.param)]
+
+
+def test_training_is_that_of_plain_torch(found):
+    for rank in found:
+        errors = {name: what for name, what in rank.items() if isinstance(what, str)}
+        assert not errors, "\n".join(errors.values())
+        assert {name: gap for name, (gap, _) in rank.items() if gap > 1e-5} == {}
+        assert len(rank) == 22
+
+
+def test_units_run_on_rows_unless_rows_meet(found):
+    for rank in found:
+        for name, (_, reason) in rank.items():
+            assert (OPERATORS[name] in reason) if name in OPERATORS else reason is None, f"{name}: {reason}"
