@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
+import importlib.util
 import io
 import os
+import types
 import warnings
 
 os.environ["SHOAL_SPMD_DEVICES"] = "8"
@@ -249,6 +252,9 @@ def test_loaders_of_dicts():
         assert torch.equal(found["input_ids"].cpu(), torch.arange(12) + torch.arange(8)[:, None] + 8 * i)
         assert found["label"].tolist() == list(range(8 * i, 8 * i + 8))
         assert found["name"][0] == f"row {8 * i}"
+    for workers in (0, 1):
+        pinned = pl.MpDeviceLoader(DataLoader(rows, batch_size=8, pin_memory=True, num_workers=workers), DEVICE)
+        assert [b["label"].sum().item() for b in pinned] == [28, 92]
     older = pl.ParallelLoader(DataLoader(rows, batch_size=8), [DEVICE]).per_device_loader(DEVICE)
     older._parallel_loader_kwargs["input_sharding"] = {"input_ids": spec, "label": None, "name": None}  # as transformers does
     assert [xs.XLAShardedTensor(b["input_ids"]).sharding_type.name for b in older] == ["TILED", "TILED"]
@@ -361,6 +367,44 @@ def test_shard_as_splits_two_structures_alike():
         xs.shard_as([whole], (split, split))
     with pytest.raises(AssertionError, match=r"\(8, 16\) and \(1, 16\)"):
         xs.shard_as(whole, split[:1])
+
+
+def test_libraries_find_torch_xla():
+    assert importlib.util.find_spec("torch_xla") is not None
+    assert importlib.metadata.version("torch_xla") == torch_xla.__version__
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("torch_xla_extra")
+
+
+def test_a_model_that_transformers_wraps_trains_as_in_plain_torch(monkeypatch):
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.integrations.tpu import tpu_spmd_dataloader, wrap_model_xla_fsdp
+
+    monkeypatch.setattr(xm, "optimizer_step", xm.optimizer_step)  # wrap_model_xla_fsdp replaces it
+    monkeypatch.setattr(shoal.spmd._mesh, "_global", xs.Mesh(np.arange(8), (8, 1), ("fsdp", "tensor")))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32}
+    torch.manual_seed(0)
+    plain = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes))
+    options = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "min_num_params": 0, "xla_fsdp_grad_ckpt": True}
+    args = types.SimpleNamespace(fsdp_config=options, xla_fsdp_config={})
+    model = wrap_model_xla_fsdp(copy.deepcopy(plain).to(DEVICE), args, is_fsdp_xla_v2_enabled=True)
+    assert isinstance(model.model.layers[0], FSDPv2)
+    rows = [{"input_ids": (torch.arange(6) * i) % 32, "labels": (torch.arange(6) * i) % 32} for i in range(24)]
+    losses = []
+    for m, loader in (
+        (model, tpu_spmd_dataloader(pl.MpDeviceLoader(DataLoader(rows, batch_size=8), DEVICE))),
+        (plain, DataLoader(rows, batch_size=8)),
+    ):
+        optimizer = torch.optim.AdamW(m.parameters(), lr=1e-2)
+        losses.append([])
+        for found in loader:
+            optimizer.zero_grad()
+            loss = m(**found).loss
+            loss.backward()
+            nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+            xm.optimizer_step(optimizer)
+            losses[-1].append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_a_process_group_by_the_address_xla():

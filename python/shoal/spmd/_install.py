@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+from importlib import metadata
+from typing import Any
 
 from shoal.exceptions import InvalidArgument
 
@@ -53,6 +55,25 @@ MODULES: dict[str, str | dict[str, str]] = {
 }
 
 
+class _Metadata(metadata.Distribution):
+    """Libraries ask importlib.metadata whether torch_xla is there, and which version of it."""
+
+    def read_text(self, filename: str) -> str | None:
+        version = sys.modules["torch_xla"].__version__
+        return f"Metadata-Version: 2.1\nName: torch_xla\nVersion: {version}\n" if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Any:
+        raise FileNotFoundError(path)
+
+
+class _Finder(metadata.DistributionFinder):
+    def find_spec(self, *args: Any) -> None:
+        return None
+
+    def find_distributions(self, context: Any = metadata.DistributionFinder.Context()) -> list[metadata.Distribution]:  # noqa: B008
+        return [_Metadata()] if context.name in ("torch_xla", "torch-xla") else []
+
+
 def install() -> None:
     """Puts Shoal in the place of torch_xla in this process. Raises InvalidArgument when the real one was imported before."""
     real = sys.modules.get("torch_xla")
@@ -72,3 +93,5 @@ def install() -> None:
         if parent and not hasattr(sys.modules[parent], child):
             setattr(sys.modules[parent], child, sys.modules[name])
     sys.modules["torch_xla"].__path__ = []
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

@@ -47,7 +47,13 @@ def _refuse(storage: Any, location: str) -> Any:
     return None
 
 
+def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """The tensor itself: the logical device reads any memory of the host."""
+    return self
+
+
 torch.compile = _compile(torch.compile)
+torch.Tensor.pin_memory = _pin_memory
 for _name in ("set_autocast_enabled", "is_autocast_enabled", "set_autocast_dtype", "get_autocast_dtype"):
     setattr(torch, _name, _of_cpu(getattr(torch, _name)))
 serialization.register_package(0, lambda storage: None, _refuse)

@@ -157,6 +157,19 @@ def get_memory_info(device: Any = None) -> dict[str, int]:
     return {"bytes_used": used, "bytes_limit": os.sysconf("SC_PHYS_PAGES") * page}
 
 
+def set_replication(device: Any, devices: Any) -> None:
+    """Nothing: the program is the one participant of all_reduce."""
+
+
+def collective_broadcast(tensors: list[torch.Tensor], root_ordinal: int = 0, groups: Any = None, pin_layout: bool = True) -> None:
+    """Nothing: the program has one copy of each tensor."""
+
+
+def _fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Gradients of the optimizer's parameters; libraries call it."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
 def broadcast_master_param(model: torch.nn.Module) -> None:
     """Nothing: the program has one copy of each parameter."""
 
