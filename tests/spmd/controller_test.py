@@ -14,11 +14,11 @@ from fixtures import *  # noqa: F403
 HERE = Path(__file__).parent
 
 
-def run(program: list[str], *, workers: int, devices: int) -> subprocess.CompletedProcess:
+def run(program: list[str], *, workers: int, devices: int, folder: Path | None = None) -> subprocess.CompletedProcess:
     env = {**os.environ, "SHOAL_SPMD_WORKERS": str(workers), "SHOAL_SPMD_DEVICES": str(devices), "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH"), *sys.path])])
     command = [sys.executable, "-W", "ignore", *program]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
 
 
 # The others take longer; README.md says how to run them all.
@@ -51,11 +51,11 @@ def test_facts_of_torch_xla_hold_under_a_controller(home):
 
 
 ERRORS = """
-import os, signal, sys, warnings
+import json, os, signal
 import torch
 import shoal.spmd as xs, shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
 from shoal.exceptions import ActorDiedError
-from shoal.spmd import _world
+from shoal.spmd import _recording, _world
 
 def caught(action):
     try:
@@ -95,6 +95,30 @@ print("done")
 
 
 DEATH = """
+# More operators than are kept, and a timeline of them.
+_recording._PLANS = 4
+values = torch.arange(40.0).view(8, 5)
+t = values.to(device)
+xs.mark_sharding(t, xs.get_1d_mesh("x"), ("x", None))
+with xs.timeline("timeline.json"):
+    found = [[t[i, j:].sum().item() for j in range(5)] for i in range(8)]  # HERE
+    t.t() @ t
+assert found == [[values[i, j:].sum().item() for j in range(5)] for i in range(8)], found
+events = json.load(open("timeline.json"))["traceEvents"]
+names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+assert names == {0: "controller", 1: "rank 0", 2: "rank 1"}, names
+spans = {name: [e for e in events if e["ph"] == "X" and e["pid"] == row] for row, name in names.items()}
+assert spans["controller"] and all(e["ts"] >= 0 and e["dur"] >= 0 for row in spans.values() for e in row)
+ran = [[e["name"] for e in spans[f"rank {r}"] if "args" in e] for r in range(2)]
+assert ran[0] == ran[1] and ran[0].count("aten.sum.default") == 40 and ran[0][-1] == "aten.mm.default", ran[0]
+line = 1 + next(i for i, text in enumerate(open(__file__)) if "# HERE" in text)
+at = {e["args"]["line"] for row in spans.values() for e in row if e["name"] == "aten.sum.default"}
+assert at == {f"line {line} of {__file__}"}, at
+product = spans["rank 1"][-1]
+inside = [e for e in spans["rank 1"] if "communicate" in e["name"] and product["ts"] <= e["ts"] <= product["ts"] + product["dur"]]
+assert inside and inside[0]["dur"] <= product["dur"], spans["rank 1"][-3:]
+
+# A rank that dies is named.
 os.kill(_world.controller.pids()[1], signal.SIGKILL)
 error = caught(lambda: (good.sum() + 1).tolist())  # the sum needs both
 assert isinstance(error, ActorDiedError) and "rank 1" in str(error), error
@@ -103,11 +127,11 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("then", [AFTERWARDS, DEATH], ids=["an operator fails", "a rank dies"])
+@pytest.mark.parametrize("then", [AFTERWARDS, DEATH], ids=["an operator fails", "a timeline, then a rank dies"])
 def test_errors_of_ranks_reach_the_program(home, tmp_path, then):
     script = tmp_path / "script.py"
     script.write_text(ERRORS + then)
-    done = run([str(script)], workers=2, devices=2)
+    done = run([str(script)], workers=2, devices=2, folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 

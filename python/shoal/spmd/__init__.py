@@ -32,6 +32,7 @@ from shoal.spmd._patched import (
     xla_patched_nn_linear_forward,
 )
 from shoal.spmd._sharding import ShardingType
+from shoal.spmd._timeline import timeline
 
 __all__ = [
     "HybridMesh",
@@ -59,6 +60,7 @@ __all__ = [
     "replicated_ops",
     "set_global_mesh",
     "shard_as",
+    "timeline",
     "unwrap_sharded_tensor",
     "wrap_as_sharded_tensor",
     "wrap_if_sharded",

@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import warnings
 from collections import deque
 from pathlib import Path
@@ -50,6 +51,9 @@ class Controller:
         self._under_way: deque[_Batch] = deque()
         self._cause: BaseException | None = None
         self._operators: dict[int, str] = {}  # names by template
+        self._lines: list[str] | None = None  # of operators, while their times are taken
+        self._collected: list[tuple[float, float, int]] = []  # batches: begin, end, items
+        self._since = 0.0
 
     def add(self, item: tuple) -> None:
         self.queue.append((item, _position()))
@@ -88,6 +92,22 @@ class Controller:
                 if not self._under_way:
                     return answer
 
+    def trace(self) -> None:
+        """From here on the ranks note when they run operators."""
+        with self.lock:
+            self.flush()
+            self.add(("trace",))
+            self._lines, self._collected, self._since = [], [], time.time()
+
+    def traced(self) -> tuple[list[tuple[float, float, int]], list[list[tuple[str, float, float, str]]]]:
+        """What was noted: per batch (begin, end, items), and per rank (name, begin, end, line of the program) of operators and what they
+        waited for."""
+        with self.lock:
+            self.ask(("idle",))
+            lines, self._lines = self._lines or [], None
+            found = _client.get([rank.traced.remote() for rank in self._ranks])
+        return self._collected, [[(name, a, b, "" if i is None else lines[i]) for name, a, b, i in spans] for spans in found]
+
     def wait(self) -> None:
         """Until all that was recorded has run."""
         self.ask(("idle",))
@@ -99,9 +119,15 @@ class Controller:
             item, at = (entry, None) if type(entry) is int else entry
             items.append(item)
             positions.append(at)
+            if self._lines is not None and type(item) is tuple and (type(item[0]) is int or item[0] == "ask"):
+                self._lines.append(_line(at))
             if type(item) is tuple and item[0] == "template":
                 self._operators[item[1]] = item[2]
         kept, self._beside = self._beside, []
+        if self._lines is not None:
+            now = time.time()
+            self._collected.append((self._since, now, len(items)))
+            self._since = now
         packed = pickle.dumps(items, protocol=5)
         refs = [rank.run.remote(packed, kept) for rank in self._ranks]
         self._under_way.append(_Batch(refs, [self._name(i) for i in items], positions, kept))
@@ -221,6 +247,11 @@ def begin(workers: int) -> None:
     """Starts the ranks; from now on tensors of the device lie with them."""
     from shoal.spmd._recording import Recorder
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InvalidArgument(
+            f"this process is rank {os.environ.get('RANK', '?')} of {os.environ['WORLD_SIZE']} already: each of them would drive workers",
+            hint="start one process, or leave workers= and SHOAL_SPMD_WORKERS out: each process has its devices then",
+        )
     devices = int(os.environ.get("SHOAL_SPMD_DEVICES") or workers)
     if devices % workers:
         raise InvalidArgument(

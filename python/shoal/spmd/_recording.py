@@ -1,11 +1,13 @@
 """The operators of a program that controls ranks: what it records of them, and what it knows of their results.
 
 A tensor here has a shape, a dtype and a number, by which the ranks name it. The first time that an operator comes with arguments of these
-shapes, dtypes and constants, the ranks say what its results look like. From then on it is recorded, and the program goes on at once.
+shapes, dtypes and constants, the ranks say what its results look like (of views this process knows). From then on it is recorded, and the
+program goes on at once. Ranks compare what an operator gives with what the program was promised.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 import zlib
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from shoal.spmd._world import world
 
 aten = torch.ops.aten
 _LARGE = 1 << 16  # bytes: a value of the host that travels beside the batch
+_PLANS = 1 << 14  # that are kept: programs whose shapes change at every step have ever new ones
 _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # Random operators that take as many numbers as their tensors have elements: this process counts them by running them, too.
 _COUNTED = {"bernoulli", "bernoulli_", "native_dropout", "uniform_", "random_", "exponential_"}
@@ -222,9 +225,13 @@ class Recorder(Controller):
                     return self._into_host(func, args, kwargs, targets)
             if f.random:
                 call.key += [v for v in call.values if type(v) is float]
-            plan = self._plans.get(tuple(call.key))
+            key = tuple(call.key)
+            plan = self._plans.get(key)
             if plan is None:
-                plan = self._plans[tuple(call.key)] = self._planned(f, call, args, kwargs)
+                if len(self._plans) == _PLANS:
+                    self._plans.clear()
+                    self.add(("forget_templates",))
+                plan = self._plans[key] = self._planned(f, call, args, kwargs)
             random = self._random(f, plan, call, args, kwargs) if f.random else None
             first = self._next
             item = (plan.template, call.boxes, call.values, first, random)
@@ -299,10 +306,20 @@ class Recorder(Controller):
     def _planned(self, f: _Function, call: _Call, args: tuple, kwargs: dict) -> _Plan:
         plan = _Plan(self._templates)
         self._templates += 1
+        if f.view and not call.host:  # of indices there are many, and what a view looks like is the same without values
+            with contextlib.suppress(Exception):  # the ranks say what is wrong
+                plan.kind, plan.results = self._viewed(f, args, kwargs)
+                plan.new = len(plan.results)
         positional = [self._tree(a, f.scalars[i]) for i, a in enumerate(args)]
         keyword = [(name, self._tree(a, f.keyword_scalars[name])) for name, a in kwargs.items()]
-        self.add(("template", plan.template, f.name, positional, keyword))
+        expected = None if plan.results is None else [(m.shape, m.dtype) for m in plan.results]
+        self.add(("template", plan.template, f.name, positional, keyword, expected))
         return plan
+
+    def _viewed(self, f: _Function, args: tuple, kwargs: dict) -> tuple[type | None, list[Meta]]:
+        out = f.func(*_without_values(args), **_without_values(kwargs))
+        kind = type(out) if isinstance(out, (list, tuple)) else None
+        return kind, [Meta.of(o.shape, o.dtype) for o in (out if kind else [out])]
 
     def _into_host(self, func: Any, args: tuple, kwargs: dict, targets: list[torch.Tensor]) -> Any:
         """An operator that writes to a tensor of the host, which torch's own code made: it runs here."""
@@ -390,6 +407,10 @@ class Recorder(Controller):
 
 def _on_host(value: Any) -> Any:
     return tree_map(lambda a: a._box.array.gathered() if isinstance(a, Tensor) else a, value)
+
+
+def _without_values(value: Any) -> Any:
+    return tree_map(lambda a: torch.empty(a.shape, dtype=a.dtype, device="meta") if isinstance(a, Tensor) else a, value)
 
 
 def in_backward() -> bool:

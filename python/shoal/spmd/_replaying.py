@@ -5,11 +5,11 @@ An item of a batch is
 - a number: nobody has that tensor any more;
 - ``(template, numbers, values, first, random)``: an operator. The template has its arguments but for tensors, given by their numbers, and
   values that change from call to call. New tensors of its result get the numbers from ``first`` on;
-- ``("template", number, operator, positional, keyword)``, once for each; ``("lay", number, parts, devices)``: another sharding;
+- ``("template", number, operator, positional, keyword, results)``, once for each; ``("lay", number, parts, devices)``: another sharding;
   ``("mark", number, parts or None, devices)``; ``("put", number, value)``, ``("make", number, operator, arguments, keyword arguments)``;
-  ``("trace_on",)``, ``("forget_replicated",)``;
+  ``("forget_templates",)``, ``("forget_replicated",)``, ``("trace",)``;
 - as the last one of a batch, a question: ``("ask", *operator)``, ``("whole", number)``, ``("item", number)``, ``("sharding", number)``,
-  ``("replicated",)``, ``("traced",)``, ``("idle",)``.
+  ``("replicated",)``, ``("idle",)``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pickle
 import time
 import warnings
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ from shoal.spmd._world import Processes, world
 from shoal.train._worker import free_port
 
 TENSOR, VALUE, CONSTANT, LIST = range(4)  # what a template has at a place
-QUESTIONS = {"ask", "whole", "item", "sharding", "replicated", "traced", "idle"}
+QUESTIONS = {"ask", "whole", "item", "sharding", "replicated", "idle"}
 
 
 class Large:
@@ -93,12 +94,12 @@ class Failure:
 class _Template:
     __slots__ = ("func", "keyword", "name", "positional", "results")
 
-    def __init__(self, name: str, positional: list, keyword: list):
+    def __init__(self, name: str, positional: list, keyword: list, results: list | None):
         func: Any = torch.ops
         for part in name.split("."):
             func = getattr(func, part)
         self.name, self.func, self.positional, self.keyword = name, func, positional, keyword
-        self.results: list | None = None  # what the first call gave
+        self.results = results  # what every call has to give
 
 
 def state_bytes(state: torch.Tensor) -> bytes:
@@ -120,7 +121,8 @@ class Replay:
         self.tensors: dict[int, _tensor.Tensor] = {}
         self._templates: dict[int, _Template] = {}
         self._stopped = False
-        self._trace: list[tuple[str, float, float]] | None = None
+        self._spans: list[tuple[str, float, float, int | None]] | None = None  # name, begin, end, number of the operator
+        self._numbered = 0
         self._larges: list[torch.Tensor] = []
 
     def run(self, packed: bytes, larges: list) -> tuple[Any, list]:
@@ -184,10 +186,11 @@ class Replay:
         if random is not None and random[0] and generator is None:
             torch.set_rng_state(state_tensor(random[0]))
         expected = None if random is None else random[1] if random[0] else zlib.crc32(_state(generator))
-        begin = time.time() if self._trace is not None else 0.0
+        begin = time.time() if self._spans is not None else 0.0
         out = _tensor.dispatch(t.func, args, kwargs)
-        if self._trace is not None:
-            self._trace.append((t.name, begin, time.time()))
+        if self._spans is not None:
+            self._spans.append((t.name, begin, time.time(), self._numbered))
+            self._numbered += 1
         after = None
         if random is not None:
             after = _state(generator)
@@ -216,7 +219,7 @@ class Replay:
         t, out, given, _ = self._called(item)
         found = self._results(out, given)
         if found != t.results:
-            raise Internal(f"{t.name} gives {found}, where it gave {t.results} before")
+            raise Internal(f"{t.name} gives {found}, where the program was promised {t.results}")
         self._keep(out, found, item[3])
 
     def _ask(self, *item: Any) -> tuple:
@@ -226,8 +229,8 @@ class Replay:
         self._keep(out, t.results, item[3])
         return (type(out) if isinstance(out, (list, tuple)) else None), t.results, after
 
-    def _template(self, number: int, name: str, positional: list, keyword: list) -> None:
-        self._templates[number] = _Template(name, positional, keyword)
+    def _template(self, number: int, name: str, positional: list, keyword: list, results: list | None) -> None:
+        self._templates[number] = _Template(name, positional, keyword, results)
 
     def _make(self, number: int, name: str, args: tuple, kwargs: dict) -> None:
         func: Any = torch.ops
@@ -265,15 +268,34 @@ class Replay:
     def _forget_replicated(self) -> None:
         _engine.forget_replicated_ops()
 
-    def _traced(self) -> list:
-        found, self._trace = self._trace or [], None
-        return found
-
     def _idle(self) -> None:
         pass
 
-    def _trace_on(self) -> None:
-        self._trace = []
+    def _forget_templates(self) -> None:
+        self._templates.clear()
+
+    # ---- times
+
+    def _trace(self) -> None:
+        self._spans, self._numbered = [], 0
+        for name in ("travel", "all_reduce"):
+            setattr(world(), name, self._timed(getattr(world(), name)))
+
+    def _timed(self, communicate: Callable) -> Callable:
+        def timed(*args: Any) -> Any:
+            begin = time.time()
+            try:
+                return communicate(*args)
+            finally:
+                self._spans.append((f"communicate {args[-1]}", begin, time.time(), None))
+
+        return timed
+
+    def traced(self) -> list[tuple[str, float, float, int | None]]:
+        found, self._spans = self._spans or [], None
+        for name in ("travel", "all_reduce"):
+            world().__dict__.pop(name, None)
+        return found
 
 
 def abort(cause: str) -> None:
@@ -296,6 +318,9 @@ class Rank:
 
     def abort(self, cause: str) -> None:
         abort(cause)
+
+    def traced(self) -> list:
+        return self._replay.traced()
 
     def pid(self) -> int:
         return os.getpid()
