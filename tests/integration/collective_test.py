@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from command import LIMIT_S
 
 import shoal
 from shoal.exceptions import Cancelled, InvalidArgument, Unavailable, Unimplemented
@@ -238,7 +239,7 @@ def test_the_ranks_that_are_left_go_on_in_a_new_generation(module_home):
         for r in range(WORLD)
     ]
     try:
-        said = [p.communicate(timeout=60) for p in ranks]
+        said = [p.communicate(timeout=LIMIT_S) for p in ranks]
     finally:
         for p in ranks:
             p.kill()

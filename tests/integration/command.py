@@ -17,7 +17,7 @@ from leftovers import wait_until
 
 from shoal._runtime import binary
 
-LIMIT_S = 120  # nothing here takes a tenth of it where nothing else runs
+LIMIT_S = 240  # nothing here takes a tenth of it where nothing else runs
 
 
 @contextlib.contextmanager

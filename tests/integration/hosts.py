@@ -158,7 +158,7 @@ def join(host, cluster, *words, code=0):
     )  # fmt: skip
 
 
-def drive(host, body, within=90, **env):
+def drive(host, body, within=LIMIT_S, **env):
     driver = host.driver(ACTORS + body, **env)
     assert driver.code(within) == 0, driver.err
     return driver.out

@@ -69,7 +69,7 @@ assert shoal.get(here.echo.remote(2)) == 2
     )
     driver.said("calling")
     hosts.pull_cable()
-    assert driver.code(60) == 0, driver.err
+    assert driver.code() == 0, driver.err
     assert "died with its node" in driver.out
     states = {n["labels"]["host"]: n["state"] for n in hosts.a.json("list", "nodes")["rows"]}
     assert states == {"a": "ALIVE", "b": "DEAD"}

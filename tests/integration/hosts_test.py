@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command import LIMIT_S
 from hosts import cluster_of, drive, two_hosts
 
 
@@ -107,7 +108,7 @@ with socket.create_connection(({host!r}, {port})) as s:
         said += piece
 print(said.hex())
 """
-    done = subprocess.run([*hosts.b.before, sys.executable, "-c", ask], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*hosts.b.before, sys.executable, "-c", ask], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     said = bytes.fromhex(done.stdout)
     assert said[:1] in (b"", b"\x15"), said  # a TLS alert at most

@@ -28,7 +28,7 @@ def nodes(request):
 
 def run(nodes, body):
     driver = nodes.a.driver("import sys\n" + DRIVER + SPEAKER + body, HEAD=nodes.address)
-    assert driver.code(90) == 0, driver.err
+    assert driver.code() == 0, driver.err
     return driver.out, driver.err
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import _shoal_switch
 import pytest
+from command import LIMIT_S
 from leftovers import alive, descendants, wait_until
 
 import shoal
@@ -208,7 +209,7 @@ except ValueError as error:  # torch's type
     print(error)
 """
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert "environment variable RANK expected, but not set" in done.stdout, done.stderr
     assert "hint: start the program with torchrun or shoal submit --num-workers" in done.stdout, done.stdout
 
@@ -224,7 +225,7 @@ def test_the_variable_loads_nothing_before_a_program_imports_torchs_fsdp(shoal_c
     )
     env = {k: v for k, v in os.environ.items() if k != "SHOAL_FSDP"} | ({} if value is None else {"SHOAL_FSDP": value})
     words = [sys.executable, "-S", "-c", program]  # without what this environment's own site does
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.stdout == f"{value == '1'} False False\n", done.stderr
 
 
@@ -236,7 +237,7 @@ def test_the_variable_is_read_whatever_is_imported_first(shoal_command, first):
         "print(shoal.fsdp.is_installed(), fsdp.FullyShardedDataParallel.__module__, dcp.FSDP.__module__)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "SHOAL_FSDP": "1"}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], env={**os.environ, "SHOAL_FSDP": "1"}, capture_output=True, text=True, timeout=LIMIT_S
     )
     module = "fully_sharded_data_parallel"
     assert done.stdout == f"True shoal.fsdp1.{module} torch.distributed.fsdp.{module}\n", done.stderr
@@ -252,7 +253,7 @@ def test_the_variable_is_on_or_off_in_words(monkeypatch, value, on):
 def test_torchs_fsdp_stays_when_the_variable_is_off_and_is_refused_when_it_is_neither(value, said):
     program = f"import site; site.addsitedir({str(PTH.parent)!r}); import torch.distributed.fsdp as f; print(f.fully_shard.__module__)"
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "SHOAL_FSDP": value}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], env={**os.environ, "SHOAL_FSDP": value}, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert said in (done.stdout if value == "off" else done.stderr.splitlines()[-1]), done
     assert done.returncode == (0 if value == "off" else 1), done
@@ -262,7 +263,7 @@ def test_run_takes_a_module_as_python_does(tmp_path):
     (tmp_path / "named.py").write_text("import sys, torch.distributed.fsdp as f; print(__name__, sys.argv[1:], f.fully_shard.__module__)\n")
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
     words = [sys.executable, "-m", "shoal.fsdp.run", "-m", "named", "-m", "7"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.stdout == "__main__ ['-m', '7'] shoal.fsdp._fully_shard\n", done.stderr
 
 
@@ -276,6 +277,6 @@ def test_run_takes_a_module_as_python_does(tmp_path):
     ],
 )
 def test_what_run_cannot_start_is_said(words, code, said):
-    done = subprocess.run([sys.executable, "-m", "shoal.fsdp.run", *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "shoal.fsdp.run", *words], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == code
     assert said in done.stdout + done.stderr

@@ -15,7 +15,7 @@ from shoal import checkpoint
 from shoal._runtime import binary
 
 SCRIPT = str(Path("examples/train_gpt.py").absolute())
-LIMIT_S = 120  # none takes a tenth of it on an idle machine
+LIMIT_S = 240  # none takes a tenth of it on an idle machine
 SMALL = ["--layers=2", "--width=32", "--heads=2", "--context=32", "--batch=12", "--warmup=4", "--lr=1e-2"]
 SMALL += ["--validate-every=4", "--validation-windows=8", "--sample-bytes=20"]
 

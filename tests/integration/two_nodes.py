@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
-from command import Command
+from command import LIMIT_S, Command
 from fixtures import home_of_its_own
 from hosts import ACTORS, A, join, two_hosts
 
@@ -110,7 +110,7 @@ def two_nodes(kind, *of_b):
         command.end()
 
 
-def run(nodes, body, on="a", within=90):
+def run(nodes, body, on="a", within=LIMIT_S):
     driver = getattr(nodes, on).driver(DRIVER + body, HEAD=nodes.address)
     assert driver.code(within) == 0, driver.err
     return driver.out

@@ -17,6 +17,8 @@ import shoal
 from shoal.exceptions import InvalidArgument
 from shoal.train import ScalingConfig, Trainer
 
+LIMIT_S = 240  # a guard against a hang
+
 STEPS, GLOBAL_BATCH = 8, 12
 CFG = gpt.CONFIGS["T"]
 
@@ -208,7 +210,7 @@ def test_under_torchrun_each_host_has_a_node_of_its_own(tmp_path):
         subprocess.Popen(words, env={**env, "RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(2)
     ]
     try:
-        said = [p.communicate(timeout=90) for p in ranks]
+        said = [p.communicate(timeout=LIMIT_S) for p in ranks]
     finally:
         for p in ranks:
             p.kill()

@@ -2,7 +2,7 @@
 
 import os
 
-os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
+os.environ.setdefault("SHOAL_TIMEOUT", "100")  # a rank that is left alone says so
 
 import pytest
 import torch

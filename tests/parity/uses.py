@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 
-os.environ.setdefault("SHOAL_TIMEOUT", "20")  # a rank that is left alone says so
+os.environ.setdefault("SHOAL_TIMEOUT", "100")  # a rank that is left alone says so
 
 import pytest
 import torch

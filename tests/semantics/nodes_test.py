@@ -272,7 +272,7 @@ assert shoal.wait(calls, timeout=0.1)[0] == []
 os.kill(other["pid"], signal.SIGKILL)
 for call, error in zip(calls, (shoal.exceptions.ActorUnschedulableError, shoal.exceptions.TaskUnschedulableError)):
     try:
-        shoal.get(call, timeout=30)
+        shoal.get(call, timeout=60)
     except error as raised:
         assert "was lost" in str(raised), raised
     else:
