@@ -162,6 +162,23 @@ def minibatches() -> None:
         show("minibatch", t, t.sum(0))
 
 
+def automatic() -> None:
+    """All processes choose the same specs, and count the bytes that all devices received."""
+    net = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    xs.communicated(reset=True)
+    plan = xs.auto_shard(net, torch.empty(32, 64), memory_budget="350KiB", quiet=True)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        x = torch.randn(32, 64).to(DEVICE)
+        loss = (net(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        show("automatic", loss)
+    if xr.process_index() == 0:
+        print(plan.specs, plan.input_specs, xs.communicated(), xs.explain(net[0].weight).operator)
+
+
 if __name__ == "__main__":
     torch.manual_seed(3)
     operators()
@@ -169,4 +186,5 @@ if __name__ == "__main__":
     decided_by_values()
     optimizers()
     minibatches()
+    automatic()
     training(Path(sys.argv[1]))

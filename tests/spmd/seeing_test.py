@@ -1,7 +1,8 @@
-"""What shows where tensors lie: pictures of shardings."""
+"""What shows where tensors lie and what travels: pictures of shardings, explanations, counted bytes."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import xml.etree.ElementTree as ElementTree
 
@@ -9,6 +10,7 @@ os.environ["SHOAL_SPMD_DEVICES"] = "8"
 
 import pytest
 import torch
+from torch import nn
 
 import shoal.spmd as xs
 import shoal.spmd.runtime as xr
@@ -94,3 +96,100 @@ def test_pictures_refuse_other_files_and_shapes(tmp_path):
     with pytest.raises(InvalidArgument, match="splits 2 dimensions"):
         debugging.visualize_sharding("{devices=[8,1]0,1,2,3,4,5,6,7}", svg=tmp_path / "a.svg", shape=(8,))
     assert list(tmp_path.iterdir()) == []
+
+
+LINE = xs.Mesh(range(8), (8,), ("d",))
+
+
+def marked(spec, *shape, mesh=LINE):
+    t = torch.arange(float(torch.Size(shape).numel())).view(shape).to(xm.xla_device())
+    xs.mark_sharding(t, mesh, spec)
+    return t
+
+
+def source_of(explanation) -> str:
+    """The line of this file that it names."""
+    file, line = explanation.source
+    assert file == __file__
+    return inspect.getsource(inspect.getmodule(marked)).splitlines()[line - 1].strip()
+
+
+def test_a_marked_tensor_is_explained_by_its_mark():
+    t = marked((None, ("y",)), 6, 5, mesh=MESH)
+    found = xs.explain(t)
+    assert (found.operator, source_of(found)) == ("mark_sharding", "xs.mark_sharding(t, mesh, spec)")
+    assert found.communicated == ()  # each device had it whole
+    shards = xs.XLAShardedTensor(t).local_shards
+    held = {d: [(r.start, r.stop) for r in ranges] for devices, ranges in found.parts for d in devices}
+    assert held == {d: [(i.start, i.stop) for i in s.indices] for d, s in enumerate(shards) if s.unpadded_data.numel()}
+    whole = torch.ones(4, device=xm.xla_device())
+    assert "made whole" in str(xs.explain(whole))
+    with pytest.raises(RuntimeError, match="explain gets a Tensor of the host"):
+        xs.explain(torch.ones(4))
+
+
+def test_operators_are_explained_with_their_line_and_the_bytes_that_travelled():
+    xs.communicated(reset=True)
+    rows, columns = marked(("d", None), 16, 16), marked((None, "d"), 16, 16)
+    assert xs.communicated() == {}
+    product = rows.t() @ rows  # each device adds the products of two rows up
+    total = rows + columns
+    summed, added = xs.explain(product), xs.explain(total)
+    assert (summed.operator, source_of(summed)) == ("aten::mm", "product = rows.t() @ rows  # each device adds the products of two rows up")
+    assert summed.communicated == (("all_reduce", 8 * 2 * 7 * 16 * 16 * 4 // 8),)
+    # A device needs two rows and holds two columns: 4 of 32 elements are there.
+    assert (added.operator, added.communicated) == ("aten::add", (("all_to_all", 8 * 28 * 4),))
+    same = (rows * 2).exp()
+    assert xs.explain(same).communicated == ()
+    assert "aten::exp" in str(xs.explain(same))
+    assert xs.communicated() == {"all_reduce": summed.num_bytes, "all_to_all": added.num_bytes}
+    assert xs.communicated("operator") == {"aten::add": added.num_bytes, "aten::mm": summed.num_bytes}
+    rows.cpu()
+    assert xs.communicated("operator", reset=True)["read"] == 8 * 14 * 16 * 4
+    assert xs.communicated() == {}
+    with pytest.raises(InvalidArgument, match="communicated"):
+        xs.communicated("device")
+
+
+def test_operators_of_several_steps_and_without_a_rule_are_explained_as_one():
+    t = marked(("d", None), 16, 4)
+    mean = xs.explain(t.mean(0))
+    assert (mean.operator, mean.communicated) == ("aten::mean", (("all_reduce", 8 * 2 * 7 * 4 * 4 // 8),))
+    with pytest.warns(UserWarning, match="no rule"):
+        found = xs.explain(torch.trace(t))
+    assert (found.operator, found.communicated) == ("aten.trace.default", (("all_gather", 8 * 14 * 4 * 4),))
+
+
+def test_lines_are_those_of_the_program_above_modules_and_backward_passes():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+
+        def forward(self, x):
+            return self.inner(x)  # the forward pass
+
+    model = Model().to(xm.xla_device())
+    y = model(marked(("d", None), 16, 16))
+    assert source_of(xs.explain(y)) == "return self.inner(x)  # the forward pass"
+    y.sum().backward()  # the backward pass
+    found = xs.explain(model.inner[0].weight.grad)
+    assert source_of(found) == "y.sum().backward()  # the backward pass"
+
+
+@pytest.mark.filterwarnings("ignore:shoal.spmd")
+def test_a_step_moves_what_automatic_sharding_planned():
+    for batch, budget in ((8, None), (512, None), (512, 300_000)):
+        model = nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 64))
+        x = torch.randn(batch, 64).to(xm.xla_device())
+        machine = xs.Machine(flops=1e9, latency=1e-6)
+        plan = xs.auto_shard(model, x, memory_budget=budget, machine=machine, quiet=True)
+        xs.communicated(reset=True)
+        y = model(x)
+        y.backward(torch.ones_like(y))
+        planned: dict[str, float] = dict(plan.activations)
+        for row in plan.rows:
+            for name, n in row.collectives.items():
+                planned[name] = planned.get(name, 0) + n
+        assert planned, "something travels"
+        assert xs.communicated() == {name: 8 * n for name, n in planned.items()}

@@ -8,6 +8,7 @@ from shoal.spmd import _torch, runtime  # noqa: F401  _torch teaches torch's fun
 from shoal.spmd._auto import Machine, ShardingPlan, auto_shard
 from shoal.spmd._distribute import auto_policy, xla_distribute_module, xla_distribute_tensor
 from shoal.spmd._engine import replicated_ops
+from shoal.spmd._explain import Explanation, explain
 from shoal.spmd._hybrid_mesh import HybridMesh
 from shoal.spmd._install import install
 from shoal.spmd._manual import disable_manual_sharding, enable_manual_sharding
@@ -33,8 +34,10 @@ from shoal.spmd._patched import (
 )
 from shoal.spmd._sharding import ShardingType
 from shoal.spmd._timeline import timeline
+from shoal.spmd._traffic import communicated
 
 __all__ = [
+    "Explanation",
     "HybridMesh",
     "Machine",
     "Mesh",
@@ -50,8 +53,10 @@ __all__ = [
     "auto_policy",
     "auto_shard",
     "clear_sharding",
+    "communicated",
     "disable_manual_sharding",
     "enable_manual_sharding",
+    "explain",
     "get_1d_mesh",
     "get_global_mesh",
     "install",

@@ -9,31 +9,33 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from shoal.spmd import _traffic
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import Piece, world
 
 
 class Array:
     """``locals``: for each part that this process holds, by its position among all parts in row-major order, a tensor of this part's
-    ranges without padding."""
+    ranges without padding. ``origin``: what laid it out so; None when it was made whole."""
 
-    __slots__ = ("dtype", "locals", "shape", "sharding")
+    __slots__ = ("dtype", "locals", "origin", "shape", "sharding")
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, sharding: Sharding, local_tensors: dict[int, torch.Tensor]):
         self.shape, self.dtype, self.sharding, self.locals = tuple(shape), dtype, sharding, local_tensors
+        self.origin: _traffic.Origin | None = None
 
     @classmethod
     def whole(cls, value: torch.Tensor, num_devices: int) -> Array:
         """A replicated array of this memory."""
         return cls(value.shape, value.dtype, Sharding.replicated(value.dim(), num_devices), {0: value})
 
-    def gathered(self, label: str = "gather") -> torch.Tensor:
+    def gathered(self, label: str = "read") -> torch.Tensor:
         """The whole tensor; the local tensor itself when the array is replicated."""
         if self.sharding.is_replicated:
             return self.locals[0]
         return self.resharded(Sharding.replicated(len(self.shape), world().num_devices), label).locals[0]
 
-    def resharded(self, sharding: Sharding, label: str = "reshard") -> Array:
+    def resharded(self, sharding: Sharding, label: str = "mark_sharding") -> Array:
         """Itself when it lies so already; otherwise of memory of its own. Processes communicate unless each has what it needs."""
         if sharding == self.sharding:
             return self
@@ -51,7 +53,11 @@ class Array:
         for piece, value in found:
             by_target[piece.target].append((piece, value))
         cuts = parts_of(self.shape, sharding)
-        return Array(self.shape, self.dtype, sharding, {t: _assembled(cuts[t], by_target[t], self.dtype) for t in by_target})
+        made = Array(self.shape, self.dtype, sharding, {t: _assembled(cuts[t], by_target[t], self.dtype) for t in by_target})
+        move = _traffic.move_of(self.shape, self.sharding, sharding)
+        moves = () if move is None else _traffic.count(label, move.collective, move.total * self.dtype.itemsize)
+        made.origin = _traffic.origin(label, moves, 2)
+        return made
 
     def write(self, whole: torch.Tensor) -> None:
         """Into the memory that is there."""

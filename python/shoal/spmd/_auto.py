@@ -480,9 +480,9 @@ class _Problem:
         def owner(op: Any, c: Collective) -> int:
             if op.kind == GRADIENT:
                 return op.inputs[1]
-            if c.argument is None or origin.get(op.inputs[c.argument]) is None:
-                return next((feeds[o] for o in op.outputs if o in feeds), -1)
-            return origin[op.inputs[c.argument]]
+            if c.result is not None:
+                return feeds.get(op.outputs[c.result], -1)
+            return -1 if c.argument is None else origin.get(op.inputs[c.argument], -1)
 
         def visit(op: Any, p: Price) -> None:
             for c in p.collectives:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from shoal.spmd._array import Array
 from shoal.spmd._rules import Steps
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._trace import GRADIENT, MARK, Kind, Op, Trace, Value, is_view
+from shoal.spmd._traffic import move_of, summed
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class Collective:
-    """``received``: bytes by the device that receives most. ``argument``: which argument is laid out anew; None: results are summed."""
+    """``received``: bytes by the device that receives most. ``argument``: which argument is laid out anew. ``result``: which result is
+    added up. Both are None of what an operator's steps move for each other."""
 
     name: str
     received: float
     seconds: float
-    argument: int | None
+    argument: int | None = None
+    result: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,19 +52,6 @@ class Price:
     collectives: tuple[Collective, ...]
     made: tuple[float, ...]
     extra: float
-
-
-@functools.lru_cache(maxsize=65536)
-def received(shape: tuple[int, ...], source: Sharding, target: Sharding) -> int:
-    """Elements that a device gets from others when a tensor is laid out anew: of the device that gets most."""
-    if source == target or source.is_replicated:
-        return 0
-    most = 0
-    for d in range(len(source.devices)):
-        has, needs = source.ranges(d, shape), target.ranges(d, shape)
-        common = math.prod(max(0, min(a.stop, b.stop) - max(a.start, b.start)) for a, b in zip(has, needs, strict=True))
-        most = max(most, math.prod(b.stop - b.start for b in needs) - common)
-    return most
 
 
 def local_bytes(value: Value, sharding: Sharding) -> float:
@@ -120,11 +109,11 @@ class Prices:
         moved = [c for k, a in enumerate(arrays) for c in self._moved(kind.inputs[k], a.sharding, inputs[k], k)]
         labels_of = plan.outputs if len(plan.outputs) == len(kind.outputs) else [plan.outputs[0]] * len(kind.outputs)
         outputs, sums = [], []
-        for value, labels in zip(kind.outputs, labels_of, strict=True):
+        for k, (value, labels) in enumerate(zip(kind.outputs, labels_of, strict=True)):
             outputs.append(None if value is None else grid.sharding(labels))
             parts = 1 if value is None else math.prod(p for label, p in grid.parts.items() if label not in (labels or ()))
             if parts > 1:
-                sums.append(self._summed(local_bytes(value, outputs[-1]), parts))
+                sums.append(self._summed(local_bytes(value, outputs[-1]), parts, k))
         sizes = {label: n for labels, a in zip(plan.inputs, arrays, strict=True) for label, n in zip(labels, a.shape, strict=True)}
         share = math.prod(-(-sizes[label] // p) / sizes[label] for label, p in grid.parts.items() if sizes.get(label))
         return self._priced(kind, inputs, outputs, [*moved, *sums], share, [c.argument for c in moved])
@@ -152,7 +141,7 @@ class Prices:
             prices.append(price)
             for c in price.collectives:  # of an argument of the whole, or of what a step before gave
                 whose = next((k for k, a in enumerate(arrays) if c.argument is not None and a is given[c.argument]), None)
-                collectives.append(replace(c, argument=whose))
+                collectives.append(replace(c, argument=whose, result=None))
             outs = [
                 r if v is None else Array(v.shape, v.dtype, self.shardings[s], {})
                 for r, v, s in zip(results, values, price.outputs, strict=True)
@@ -200,21 +189,19 @@ class Prices:
         return Sharding.replicated(rank, self.num_devices)
 
     def _moved(self, value: Value, source: Sharding, target: Sharding, argument: int) -> list[Collective]:
-        elements = received(value.shape, source, target)
-        if elements == 0:
+        move = move_of(value.shape, source, target)
+        if move is None:
             return []
-        covers = all(
-            t == 1 or (t, tc) == (s, sc) for s, t, sc, tc in zip(source.parts, target.parts, source.columns, target.columns, strict=True)
-        )
-        steps = math.ceil(math.log2(max(2, math.prod(source.parts) / (math.prod(target.parts) if covers else 1))))
-        size = elements * value.dtype.itemsize
-        seconds = steps * self.machine.latency + size / self.machine.bandwidth
-        return [Collective("all_gather" if covers else "all_to_all", size, seconds, argument)]
+        parts = math.prod(source.parts) / (math.prod(target.parts) if move.collective == "all_gather" else 1)
+        size = move.most * value.dtype.itemsize
+        seconds = math.ceil(math.log2(max(2, parts))) * self.machine.latency + size / self.machine.bandwidth
+        return [Collective(move.collective, size, seconds, argument)]
 
-    def _summed(self, size: float, parts: int) -> Collective:
+    def _summed(self, size: float, parts: int, result: int) -> Collective:
         """all_reduce: each device receives what it sums, then the sums of the others."""
-        got = 2 * (parts - 1) / parts * size
-        return Collective("all_reduce", got, 2 * math.ceil(math.log2(parts)) * self.machine.latency + got / self.machine.bandwidth, None)
+        got = summed(size, parts)
+        seconds = 2 * math.ceil(math.log2(parts)) * self.machine.latency + got / self.machine.bandwidth
+        return Collective("all_reduce", got, seconds, result=result)
 
 
-__all__ = ["Collective", "Machine", "Price", "Prices", "local_bytes", "received"]
+__all__ = ["Collective", "Machine", "Price", "Prices", "local_bytes"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shoal.spmd import _rules, _rules_indexing, _rules_layers, _world  # noqa: F401  they register rules
+from shoal.spmd import _rules, _rules_indexing, _rules_layers, _traffic, _world  # noqa: F401  they register rules
 from shoal.spmd._array import Array, note, parts_of
 from shoal.spmd._rules import COMBINED, RANDOM, Grid, Plan, Steps
 from shoal.spmd._sharding import Sharding
@@ -73,6 +73,7 @@ class Output:
     sharding: Sharding
     shape: tuple[int, ...]
     sum: Sum | None
+    summands: int  # cells per part
 
 
 @dataclass
@@ -101,7 +102,16 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
         targets = [i for i in targets if i != 1]  # gradients are read only
     prepared = _prepared(func, flat, tree, arrays, targets)
     if prepared.steps is not None:
-        values = prepared.steps.run(_op, *prepared.steps.given, *args, **kwargs)
+        moves: list[tuple[str, int]] = []
+
+        def step(func: Any, *args: Any, **kwargs: Any) -> Any:
+            made = _op(func, *args, **kwargs)
+            for a in made if isinstance(made, list) else [made]:
+                moves.extend(a.origin[3] if isinstance(a, Array) and a.origin else ())
+            return made
+
+        values = prepared.steps.run(step, *prepared.steps.given, *args, **kwargs)
+        _came_from(values, _traffic.origin(func._schema.name, tuple(moves), 2))
         return Result(values, False, len(values) != 1 or isinstance(func._schema.returns[0].type, torch.ListType))
     if prepared.cells is None:
         if prepared.size_argument is None and RANDOM not in func.tags:
@@ -193,7 +203,7 @@ def _prepare(func: Any, flat: list[Any], tree: Any, arrays: list[Array], targets
         if len(set(at)) != len(at):
             assert plan.combine is not None, f"the rule of {func} does not say how parts of result {k} come together"
             sum_ = _sum_of(at, holders, mine, sharding, plan.combine)
-        outputs.append(Output(sharding, _out_sizes(plan, k, arrays), sum_))
+        outputs.append(Output(sharding, _out_sizes(plan, k, arrays), sum_, len(at) // len(set(at))))
     return Prepared(inputs, cells, outputs, plan.size_argument)
 
 
@@ -264,24 +274,40 @@ def _whole(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: list
     values, as_list = _called(func, flat, tree)
     n = world().num_devices
     aliases = bool(arrays) and all(_shares(v, arrays[0].locals[0]) for v in values)
-    return Result([Array.whole(v, n) if isinstance(v, torch.Tensor) else v for v in values], aliases, as_list, {0: 0})
+    made = [Array.whole(v, n) if isinstance(v, torch.Tensor) else v for v in values]
+    if aliases and arrays[0].origin is not None:  # the same memory
+        _came_from(made, arrays[0].origin)
+    return Result(made, aliases, as_list, {0: 0})
 
 
 def _replicate(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: list[Array], written: Sequence[Array]) -> Result:
     name = str(func)
-    whole = [Array.whole(a.gathered(name), world().num_devices) for a in arrays]
+    laid = [a.resharded(Sharding.replicated(len(a.shape), world().num_devices), name) for a in arrays]
+    whole = [Array.whole(a.locals[0], world().num_devices) for a in laid]
     result = _whole(func, flat, tree, where, whole)
     for a, w in zip(arrays, whole, strict=True):
         if any(a is target for target in written) and not a.sharding.is_replicated:
             a.write(w.locals[0])
     result.aliases, result.origins = False, None
+    _came_from(result.values, _traffic.origin(name, _moved(laid, arrays), 4))
     return result
+
+
+def _moved(laid: list[Array], arrays: list[Array]) -> _traffic.Moves:
+    return tuple(m for a, b in zip(laid, arrays, strict=True) if a is not b for m in a.origin[3])
+
+
+def _came_from(values: list[Any], origin: _traffic.Origin) -> None:
+    for value in values:
+        if isinstance(value, Array):
+            value.origin = origin
 
 
 def _by_parts(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: list[Array], prepared: Prepared) -> Result:
     name = func._schema.name
     lying = [a.resharded(s, name) for a, s in zip(arrays, prepared.inputs, strict=True)]
     same = all(a is b for a, b in zip(lying, arrays, strict=True))
+    origin = _traffic.origin(name, () if same else _moved(lying, arrays), 4)
     per_cell: list[list[Any]] = []
     as_list = False
     for cell in prepared.cells:
@@ -302,7 +328,7 @@ def _by_parts(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: l
     for k, output in enumerate(outputs):
         values = [values[k] for values in per_cell]
         positions = [cell.outputs[k if len(cell.outputs) == count else 0] for cell in prepared.cells]
-        results.append(values[0] if not isinstance(values[0], torch.Tensor) else _joined(values, positions, output, name))
+        results.append(values[0] if not isinstance(values[0], torch.Tensor) else _joined(values, positions, output, origin))
     first = prepared.cells[0]
     origins = {cell.outputs[0]: cell.inputs[0] for cell in prepared.cells} if same and first.outputs and first.inputs else None
     aliases = same and all(
@@ -311,15 +337,21 @@ def _by_parts(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: l
     return Result(results, aliases, as_list, origins)
 
 
-def _joined(values: list[torch.Tensor], positions: list[int], output: Output, name: str) -> Array:
+def _joined(values: list[torch.Tensor], positions: list[int], output: Output, origin: _traffic.Origin) -> Array:
     local = values[0].shape
     assert len(local) == len(output.shape), f"a rule says {len(output.shape)} dimensions of a local result of shape {tuple(local)}"
     shape = tuple(n if n is not None else local[d] for d, n in enumerate(output.shape))
     if output.sum is None:
         parts = dict(zip(positions, values, strict=True))
     else:
+        name, code, instruction, moves = origin
         parts = _summed(values, output.sum, parts_of(shape, output.sharding), name)
-    return Array(shape, values[0].dtype, output.sharding, parts)
+        elements = _traffic.summed(_count(output.sharding.tile(shape)), output.summands)
+        moved = _traffic.count(name, "all_reduce", round(world().num_devices * elements * values[0].dtype.itemsize))
+        origin = name, code, instruction, moves + moved
+    made = Array(shape, values[0].dtype, output.sharding, parts)
+    made.origin = origin
+    return made
 
 
 def _summed(values: list[torch.Tensor], of: Sum, cuts: Sequence[tuple[slice, ...]], name: str) -> dict[int, torch.Tensor]:

@@ -23,6 +23,7 @@ from shoal.spmd._device import DEVICE
 from shoal.spmd._replaying import CONSTANT, LIST, TENSOR, VALUE, Large, Small, Stream, state_bytes, state_tensor
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._tensor import SPECIAL, Box, Parameter, Tensor, check_devices, consists_of_others, reshaped, written_by
+from shoal.spmd._traffic import Origin
 from shoal.spmd._world import world
 
 aten = torch.ops.aten
@@ -119,6 +120,10 @@ class RemoteArray(Array):
     @property
     def sharding(self) -> Sharding:
         return self._box.sharding
+
+    @property
+    def origin(self) -> Origin | None:
+        return self._box.recorder.ask(("origin", self._box.number))
 
     @property
     def locals(self) -> dict[int, torch.Tensor]:

@@ -9,7 +9,7 @@ An item of a batch is
   ``("mark", number, parts or None, devices)``; ``("put", number, value)``, ``("make", number, operator, arguments, keyword arguments)``;
   ``("forget_templates",)``, ``("forget_replicated",)``, ``("trace",)``;
 - as the last one of a batch, a question: ``("ask", *operator)``, ``("whole", number)``, ``("item", number)``, ``("sharding", number)``,
-  ``("replicated",)``, ``("idle",)``.
+  ``("origin", number)``, ``("communicated", by, reset)``, ``("replicated",)``, ``("idle",)``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import torch
 
 from shoal._client import get
 from shoal.exceptions import Internal
-from shoal.spmd import _engine, _tensor, runtime
+from shoal.spmd import _engine, _tensor, _traffic, runtime
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import Processes, world
 from shoal.train._worker import free_port
 
 TENSOR, VALUE, CONSTANT, LIST = range(4)  # what a template has at a place
-QUESTIONS = {"ask", "whole", "item", "sharding", "replicated", "idle"}
+QUESTIONS = {"ask", "whole", "item", "sharding", "origin", "communicated", "replicated", "idle"}
 
 
 class Large:
@@ -261,6 +261,14 @@ class Replay:
     def _sharding(self, number: int) -> tuple:
         s = self.tensors[number]._box.array.sharding
         return s.parts, s.devices
+
+    def _origin(self, number: int) -> tuple | None:
+        """Of a Tensor's array; the program's lines are not here."""
+        found = self.tensors[number]._box.array.origin
+        return found and (found[0], None, 0, found[3])
+
+    def _communicated(self, by: str, reset: bool) -> dict[str, int]:
+        return _traffic.communicated(by, reset=reset)
 
     def _replicated(self) -> dict[str, int]:
         return _engine.replicated_ops()

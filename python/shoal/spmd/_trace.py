@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd import runtime
+from shoal.spmd import _world, runtime
 from shoal.spmd._array import Array
 from shoal.spmd._device import DEVICE
 from shoal.spmd._sharding import Sharding
@@ -123,13 +123,12 @@ class _Recorder(TorchDispatchMode):
         if not isinstance(a, torch.Tensor):
             return a
         if isinstance(a, Tensor):
-            array = a._box.array
-            if all(local.is_meta for local in _locals(array)):
+            if isinstance(a._box, Box) and all(local.is_meta for local in a._box.array.locals.values()):
                 return a
             if id(a._box) not in self._twins:
                 self._kept.append(a._box)
                 self._twins[id(a._box)] = _twin(a)
-                self.number(self._twins[id(a._box)], array.sharding)
+                self.number(self._twins[id(a._box)], a._box.array.sharding)
             return self._twins[id(a._box)]
         return a if a.is_meta or a.dim() == 0 else torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
 
@@ -297,9 +296,11 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
     """What a forward pass leaves in attributes of modules and takes from the random stream is put back."""
     saved = [(m, dict(vars(m))) for m in module.modules()]
     state = torch.get_rng_state()
+    controller, _world.controller = _world.controller, None  # nothing of this is for its ranks
     try:
         yield
     finally:
+        _world.controller = controller
         torch.set_rng_state(state)
         for m, attributes in saved:
             vars(m).clear()

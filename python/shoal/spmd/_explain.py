@@ -1,0 +1,72 @@
+"""Where a tensor lies, what laid it out so, and what was communicated for it."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from dataclasses import dataclass
+from types import CodeType
+
+import torch
+
+from shoal.spmd import _traffic
+from shoal.spmd._array import parts_of
+from shoal.spmd._errors import MarkError
+from shoal.spmd._tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """``parts``: per part that is not empty the devices that hold it and its ranges. ``operator``: which laid the tensor out; None when it
+    was made whole, from a value of the host or by operators on whole tensors. ``source``: file and line of the program that called it.
+    ``communicated``: (collective, bytes that all devices received together) for this call, to lay arguments out and to add results up."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sharding: str
+    parts: tuple[tuple[tuple[int, ...], tuple[slice, ...]], ...]
+    operator: str | None
+    source: tuple[str, int] | None
+    communicated: tuple[tuple[str, int], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(n for _, n in self.communicated)
+
+    def __str__(self) -> str:
+        lines = [f"tensor of shape {self.shape}, {str(self.dtype).removeprefix('torch.')}: {self.sharding}"]
+        for devices, ranges in self.parts:
+            names = f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
+            lines.append(f"  {names}: [{', '.join(f'{r.start}:{r.stop}' for r in ranges)}]")
+        if self.operator is None:
+            lines.append("made whole: no operator on split tensors gave it")
+            return "\n".join(lines)
+        where = ""
+        if self.source is not None:
+            file, line = self.source
+            where = f" at {os.path.relpath(file)}:{line}: {linecache.getline(file, line).strip()}"
+        lines.append(f"laid out by {self.operator}{where}")
+        lines += [f"  {collective}: {n} bytes" for collective, n in self.communicated]
+        so_far = _traffic.communicated("operator").get(self.operator, 0)
+        lines.append(f"all devices received {self.num_bytes} bytes for it, and {so_far} for all calls of {self.operator}")
+        return "\n".join(lines)
+
+
+def explain(t: torch.Tensor) -> Explanation:
+    """Of a tensor of the device; ``print`` it. Raises MarkError for a tensor of the host."""
+    if not isinstance(t, Tensor):
+        raise MarkError(f"explain gets a {type(t).__name__} of the host", hint="move it with .to(xm.xla_device())")
+    array = t._box.array
+    sharding = array.sharding
+    cuts = parts_of(array.shape, sharding)
+    parts = tuple((sharding.holders(i), cut) for i, cut in enumerate(cuts) if all(c.stop > c.start for c in cut))
+    operator, code, instruction, moves = array.origin or (None, None, 0, ())
+    source = None if code is None else (code.co_filename, _line(code, instruction))
+    return Explanation(tuple(t.shape), t.dtype, str(sharding), parts, operator, source, moves)
+
+
+def _line(code: CodeType, instruction: int) -> int:
+    return next((line for start, stop, line in code.co_lines() if start <= instruction < stop and line), code.co_firstlineno)
+
+
+__all__ = ["Explanation", "explain"]
