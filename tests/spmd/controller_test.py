@@ -75,6 +75,9 @@ for t in (good, bad):
 error = caught(lambda: table.weight @ table.weight)
 assert isinstance(error, RuntimeError) and "cannot be multiplied" in str(error), error
 assert "aten.mm.default, line" in str(error) and __file__ in str(error), error
+smaller = torch.nn.Embedding(3, 3).to(device)
+error = caught(lambda: smaller(bad))
+assert isinstance(error, IndexError) and "rank 1 of 2" in str(error), error  # rank 0 has run it
 assert table(good).sum().shape == ()
 
 # Operators that have run are recorded. A wrong one among them is raised at the next read, and is the end.

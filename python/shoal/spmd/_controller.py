@@ -141,12 +141,12 @@ class Controller:
         """Waits for a batch. Raises what went wrong in it: the first rank's that was not merely a consequence."""
         found: dict[int, Any] = {}
         failed: dict[int, Failure] = {}
-        waiting = list(batch.refs)
+        waiting, aborted = list(batch.refs), False
         while waiting:
             # Ranks that one has left alone in an operator would wait for it.
             ready, waiting = _client.wait(waiting, timeout=_AGREE_S if failed else None)
             if not ready:
-                rank = min(failed)
+                rank, aborted = min(failed), True
                 self._ranks[rank].abort.remote(f"rank {rank} failed: {failed[rank].error}")
                 ready, waiting = _client.wait(waiting)
             rank = batch.refs.index(ready[0])
@@ -165,7 +165,7 @@ class Controller:
         own = [r for r, f in failed.items() if not isinstance(f.error, (Cancelled, Unavailable))]
         rank = min(own or failed)
         error = self._explained(batch, rank, failed[rank])
-        if not failed[rank].stays or len(failed) < len(found):
+        if aborted or not failed[rank].stays:
             self._cause = error
         raise error
 
