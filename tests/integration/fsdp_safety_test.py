@@ -13,7 +13,7 @@ import shoal
 from shoal.exceptions import ActorDiedError
 from shoal.train import ScalingConfig, Trainer
 
-STEPS, WORLD, SLEEP = 5, 3, 2.0
+STEPS, WORLD, SLEEP = 5, 3, 0.7
 
 
 def build():
@@ -80,24 +80,26 @@ def _late_load(model, optimizer, state, step):
 UPDATES = {"step": _plain, "clip_by_hand": _clip_by_hand, "ema_swap": _ema_swap, "sgd_by_hand": _sgd_by_hand, "late_load": _late_load}
 
 
-def loop(config):
-    import torch.distributed as dist
+CASES = [(u, w) for u in UPDATES for w in ("forward", "step")] + [("late_load", "load")]  # an update, and where a rank sleeps
+UNDISTURBED = [(u, "nowhere") for u in UPDATES]
 
-    rank = dist.get_rank()
+
+def train(update, where):
+    rank = torch.distributed.get_rank()
     model = sharded()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    sleeps = config["sleeps"] and rank == 1
-    state, record = {"sleeps": sleeps and config["where"] == "load"}, []
+    sleeps = rank == 1
+    state, record = {"sleeps": sleeps and where == "load"}, []
     for step in range(STEPS):
         x, y = batch(step, rank)
         loss = F.mse_loss(model(x), y)
-        if sleeps and step == 2 and config["where"] == "forward":
+        if sleeps and step == 2 and where == "forward":
             time.sleep(SLEEP)
         loss.backward()
         record.append([p.grad.to_local().clone() for p in model.parameters()])
-        UPDATES[config["update"]](model, optimizer, state, step)
+        UPDATES[update](model, optimizer, state, step)
         optimizer.zero_grad()
-        if sleeps and step == 2 and config["where"] == "step":
+        if sleeps and step == 2 and where == "step":
             time.sleep(SLEEP)
     record.append([p.to_local().clone() for p in model.parameters()])
     return record
@@ -114,16 +116,20 @@ def run(function, world=WORLD, **config):
     return Trainer(function, train_loop_config=config, scaling_config=ScalingConfig(num_workers=world)).fit().returns
 
 
-_undisturbed = {}
+def train_all(config):
+    return {case: train(*case) for case in UNDISTURBED + CASES}
 
 
-@pytest.mark.parametrize(("update", "where"), [(u, w) for u in UPDATES for w in ("forward", "step")] + [("late_load", "load")])
-def test_a_rank_that_sleeps_changes_no_bit(update, where):
-    if update not in _undisturbed:
-        _undisturbed[update] = run(loop, update=update, where=where, sleeps=False)
-    disturbed = run(loop, update=update, where=where, sleeps=True)
-    for rank in range(WORLD):
-        for got, expected in zip(disturbed[rank], _undisturbed[update][rank], strict=True):
+@pytest.fixture(scope="module")
+def trained():
+    """What each case gave on each rank, of one gang of ranks that goes through all of them."""
+    return run(train_all)
+
+
+@pytest.mark.parametrize(("update", "where"), CASES)
+def test_a_rank_that_sleeps_changes_no_bit(trained, update, where):
+    for of_rank in trained:
+        for got, expected in zip(of_rank[update, where], of_rank[update, "nowhere"], strict=True):
             assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
