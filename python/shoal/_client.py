@@ -38,6 +38,7 @@ __all__ = [
     "wait",
 ]
 
+HEAD_TIMEOUT_S = 60.0  # that a driver waits for a head that died to be back, or for another one to lead
 
 # Arguments of Ray's init that are not here, and what to do instead.
 _FEWER = "num_cpus= and memory= offer less than the machine has"
@@ -330,7 +331,13 @@ def _open(folder: str, head: str, log_to_driver: bool, namespace: str | None, en
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "interactive"
     fold = os.environ.get("SHOAL_DEDUP_LOGS", "1") != "0"  # on a terminal
     state.session = _native.Session.open(
-        folder=folder, head=head, name=name, print_logs=log_to_driver, fold_logs=fold, retry_delay_s=retry_delay_ms() / 1000
+        folder=folder,
+        head=head,
+        name=name,
+        print_logs=log_to_driver,
+        fold_logs=fold,
+        retry_delay_s=retry_delay_ms() / 1000,
+        head_timeout_s=HEAD_TIMEOUT_S,
     )
     state.shows_logs, state.told_of_detached = log_to_driver, False
     state.namespace = namespace or state.session.job

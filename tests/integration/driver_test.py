@@ -15,6 +15,7 @@ from crew import Log
 from leftovers import alive, descendants, stat_of, stop_cluster_of, wait_until
 
 import shoal
+from shoal import _client
 from shoal._runtime import state
 from shoal.exceptions import ActorDiedError, Cancelled, InvalidArgument, TaskCancelledError, Unavailable
 
@@ -626,7 +627,8 @@ def test_a_worker_of_a_node_that_was_killed_dies_with_its_children(shoal_command
     assert shoal_command("stop").returncode == 0
 
 
-def test_calls_between_live_actors_go_on_without_a_head(shoal_command):
+def test_calls_between_live_actors_go_on_without_a_head(shoal_command, monkeypatch):
+    monkeypatch.setattr(_client, "HEAD_TIMEOUT_S", 2.0)
     cluster = shoal_command.start()
     shoal.init(cluster.address)
     actor, other = Log.remote(), Log.remote()
