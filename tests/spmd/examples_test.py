@@ -1,4 +1,4 @@
-"""The examples of shoal.spmd. Each compares its losses with plain torch and fails where they differ."""
+"""The examples of shoal.spmd, and its README's program. Each example compares its losses with plain torch and fails where they differ."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fixtures import *  # noqa: F403
 import shoal.spmd
 
 EXAMPLES = [Path("examples", f"spmd_{name}.py").absolute() for name in ("guide", "fsdp", "resnet", "2d")]
+README = next(p for p in (Path("python/shoal/spmd/README.md"), Path(shoal.spmd.__file__).with_name("README.md")) if p.exists())
 # Each as `python EXAMPLE` would run it; torch is imported once for all.
 RUNNER = """
 import runpy, sys
@@ -44,39 +45,44 @@ def printed(argv, **env):
 
 def losses(text):
     """Per example its losses."""
-    found = [float(loss) for loss in re.findall(r"^step \d+ loss ([\d.]+)$", text, re.MULTILINE)]
+    found = [float(loss) for loss in re.findall(r"^step \d+ loss (\d+\.\d{6})$", text, re.MULTILINE)]
     assert len(found) == 10 * len(EXAMPLES), text
     return [found[i : i + 10] for i in range(0, len(found), 10)]
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runner") / "runner.py"
-    path.write_text(RUNNER)
-    return str(path)
+def programs(tmp_path_factory):
+    """What runs them all, and their paths."""
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "runner.py").write_text(RUNNER)
+    (folder / "readme.py").write_text(re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1])
+    return [str(folder / "runner.py"), str(folder / "readme.py"), *map(str, EXAMPLES)]
 
 
 @pytest.fixture(scope="module")
-def alone(runner):
+def alone(programs):
     """What they print in one process that plays four devices."""
-    return printed([sys.executable, runner, *map(str, EXAMPLES)], SHOAL_SPMD_DEVICES="4")
+    return printed([sys.executable, *programs], SHOAL_SPMD_DEVICES="4")
 
 
 def test_in_one_process_that_plays_four_devices(alone):
     assert alone.count("as plain torch") == len(EXAMPLES)
     assert alone.endswith("end\nof the last step\n")  # at exit
     assert all(of[-1] < 0.8 * of[0] for of in losses(alone))
+    of_readme = [float(loss) for loss in re.findall(r"^step \d+ loss (\d+\.\d{3})$", alone, re.MULTILINE)]
+    assert len(of_readme) == 20
+    assert of_readme[-1] < 0.5 * of_readme[0]
 
 
-def test_in_two_processes_of_two_devices(runner, alone):
+def test_in_two_processes_of_two_devices(programs, alone):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    said = printed([sys.executable, *torchrun, runner, *map(str, EXAMPLES)], SHOAL_SPMD_DEVICES="4")
+    said = printed([sys.executable, *torchrun, *programs], SHOAL_SPMD_DEVICES="4")
     assert said.count("as plain torch") == len(EXAMPLES)
     assert losses(said) == losses(alone)
 
 
-def test_under_one_controller_of_two_ranks(runner, alone, home):
-    said = printed([sys.executable, runner, *map(str, EXAMPLES)], SHOAL_SPMD_DEVICES="4", SHOAL_SPMD_WORKERS="2")
+def test_under_one_controller_of_two_ranks(programs, alone, home):
+    said = printed([sys.executable, *programs], SHOAL_SPMD_DEVICES="4", SHOAL_SPMD_WORKERS="2")
     assert losses(said) == losses(alone)
 
 
