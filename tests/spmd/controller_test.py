@@ -105,7 +105,7 @@ t = values.to(device)
 xs.mark_sharding(t, xs.get_1d_mesh("x"), ("x", None))
 with xs.timeline("timeline.json"):
     found = [[t[i, j:].sum().item() for j in range(5)] for i in range(8)]  # HERE
-    t.t() @ t
+    gram = t.t() @ t  # OVER THERE
 assert found == [[values[i, j:].sum().item() for j in range(5)] for i in range(8)], found
 events = json.load(open("timeline.json"))["traceEvents"]
 names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
@@ -120,6 +120,10 @@ assert at == {f"line {line} of {__file__}"}, at
 product = spans["rank 1"][-1]
 inside = [e for e in spans["rank 1"] if "communicate" in e["name"] and product["ts"] <= e["ts"] <= product["ts"] + product["dur"]]
 assert inside and inside[0]["dur"] <= product["dur"], spans["rank 1"][-3:]
+
+found = xs.explain(gram)
+line = 1 + next(i for i, text in enumerate(open(__file__)) if "# OVER THERE" in text)
+assert (found.operator, found.source) == ("aten::mm", (__file__, line)) and found.num_bytes > 0, found
 
 # A rank that dies is named.
 os.kill(_world.controller.pids()[1], signal.SIGKILL)

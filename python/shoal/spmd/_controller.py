@@ -15,6 +15,7 @@ import time
 import warnings
 from collections import deque
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from shoal.spmd import _world
 from shoal.spmd._replaying import Failure, Rank
 from shoal.spmd._world import OneProcess
 
+Position = tuple[CodeType, int] | None  # code of the program and the instruction in it
 _ITEMS = 200  # of a batch, at least; idle ranks get one of _FEW
 _FEW = 32
 _UNDER_WAY = 8  # batches that are not answered yet
@@ -55,8 +57,10 @@ class Controller:
         self._collected: list[tuple[float, float, int]] = []  # batches: begin, end, items
         self._since = 0.0
 
-    def add(self, item: tuple) -> None:
-        self.queue.append((item, _position()))
+    def add(self, item: tuple) -> Position:
+        at = called_from()
+        self.queue.append((item, at))
+        return at
 
     def pace(self) -> None:
         """Sends what has been collected if it is enough."""
@@ -215,7 +219,7 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _is_library: dict[str, bool] = {}
 
 
-def _position() -> tuple[Any, int] | None:
+def called_from() -> Position:
     """Of the innermost frame that is neither torch's nor ours."""
     frame: Any = sys._getframe(2)
     while frame is not None:
@@ -229,7 +233,7 @@ def _position() -> tuple[Any, int] | None:
     return None
 
 
-def _file_and_line(at: Any) -> tuple[str, int]:
+def _file_and_line(at: Position) -> tuple[str, int]:
     if at is None:
         return "<unknown>", 0
     code, last = at
@@ -239,7 +243,7 @@ def _file_and_line(at: Any) -> tuple[str, int]:
     return code.co_filename, code.co_firstlineno
 
 
-def _line(at: Any) -> str:
+def _line(at: Position) -> str:
     return "" if at is None else "line {1} of {0}".format(*_file_and_line(at))
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from shoal.exceptions import Unimplemented
 from shoal.spmd._array import Array, parts_of
-from shoal.spmd._controller import Controller
+from shoal.spmd._controller import Controller, Position, called_from
 from shoal.spmd._device import DEVICE
 from shoal.spmd._replaying import CONSTANT, LIST, TENSOR, VALUE, Large, Small, Stream, state_bytes, state_tensor
 from shoal.spmd._sharding import Sharding
@@ -55,12 +55,13 @@ class Meta:
 class RemoteBox:
     """What a Tensor has of a value that lies on the ranks."""
 
-    __slots__ = ("_array", "_held", "_mark", "_sharding", "is_view", "number", "recorder")
+    __slots__ = ("_array", "_held", "_mark", "_sharding", "at", "is_view", "number", "recorder")
 
     def __init__(self, recorder: Recorder, number: int, meta: Meta, is_view: bool = False, sharding: Sharding | None = None):
         self.recorder, self.number, self._array, self.is_view = recorder, number, meta, is_view
         self._mark: Sharding | None = None
         self._sharding = sharding  # if it is known; a view's changes with that of its base
+        self.at: Position = None  # where the program laid it out
         self._held: tuple[Sharding, dict[int, weakref.ref]] | None = None
 
     def __del__(self) -> None:
@@ -77,7 +78,7 @@ class RemoteBox:
         self.recorder.add(("mark", self.number, parts, devices))
 
     def lay(self, sharding: Sharding) -> None:
-        self.recorder.add(("lay", self.number, sharding.parts, sharding.devices))
+        self.at = self.recorder.add(("lay", self.number, sharding.parts, sharding.devices))
         self._sharding = None if self.is_view else sharding
 
     @property
@@ -123,7 +124,8 @@ class RemoteArray(Array):
 
     @property
     def origin(self) -> Origin | None:
-        return self._box.recorder.ask(("origin", self._box.number))
+        found = self._box.recorder.ask(("origin", self._box.number))
+        return found and (found[0], *(self._box.at or (None, 0)), found[1])
 
     @property
     def locals(self) -> dict[int, torch.Tensor]:
@@ -243,9 +245,9 @@ class Recorder(Controller):
             if plan.results is None or (random is not None and random[1] is None):
                 return self._asked(f, plan, call, item)
             self._next += plan.new
-            self.add(item)
+            at = self.add(item)
             self.pace()
-        return self._made(f, plan.kind, plan.results, call, first)
+        return self._made(f, plan.kind, plan.results, call, first, at)
 
     # ---- arguments
 
@@ -345,13 +347,15 @@ class Recorder(Controller):
                 plan.draws = False
         if not f.dynamic and all(type(r) is not tuple or r[0] is None for r in results):
             plan.kind, plan.results, plan.new = kind, results, self._next - item[3]
-        return self._made(f, kind, results, call, item[3])
+        return self._made(f, kind, results, call, item[3], called_from())
 
-    def _made(self, f: _Function, kind: type | None, results: list, call: _Call, first: int) -> Any:
+    def _made(self, f: _Function, kind: type | None, results: list, call: _Call, first: int, at: Position) -> Any:
         out = []
         for r in results:
             if type(r) is Meta:
-                out.append(call.cls(RemoteBox(self, first, r, f.view)))
+                box = RemoteBox(self, first, r, f.view)
+                box.at = at
+                out.append(call.cls(box))
                 first += 1
             else:
                 out.append(r[0] if type(r) is tuple else call.tensors[r])

@@ -263,9 +263,9 @@ class Replay:
         return s.parts, s.devices
 
     def _origin(self, number: int) -> tuple | None:
-        """Of a Tensor's array; the program's lines are not here."""
+        """Which operator laid it out, and what moved for it. The program knows the line."""
         found = self.tensors[number]._box.array.origin
-        return found and (found[0], None, 0, found[3])
+        return found and (found[0], found[3])
 
     def _communicated(self, by: str, reset: bool) -> dict[str, int]:
         return _traffic.communicated(by, reset=reset)
