@@ -12,6 +12,7 @@ import os
 import tempfile
 import warnings
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from shoal.spmd import runtime as xr
 from shoal.spmd import xla_model as xm
 from shoal.spmd._marking import text_of as spec
 from shoal.spmd._marking import type_of
+from shoal.spmd._world import world
 from shoal.spmd.fsdp import SpmdFullyShardedDataParallel as FSDPv2
 from shoal.spmd.fsdp import checkpoint_module, wrap
 
@@ -44,11 +46,49 @@ EXCEPTIONS = {
     "prime-adamw": "torch_xla decays the weights by a step; Shoal leaves them alone",
     "is-dtensor": "XLAShardedTensor is no DTensor: code for DTensors would reach for its local tensor",
 }
+# Those that do not hold where the devices are several processes'.
+EXCEPTIONS_OF_PROCESSES = {"manager-no-group": "use_spmd has made the process group that a manager needs"}
+
+# Answers about this process, where it is one of several.
+ANSWERS_OF_A_PROCESS = {
+    "addressable-runtime-device-count": lambda w: w.per_process,
+    "world": lambda w: [1, 0, 0, w.rank, w.num_processes, w.num_processes],
+    "master": lambda w: [w.rank == 0, w.rank],
+    "master-print": lambda w: "hello\n" if w.rank == 0 else "",
+    "planner-split": lambda w: [["weight"], ["bias"], w.per_process + 1],  # the parts of its devices
+}
+# What such a process runs instead, as (these words, those): it loads its rows of the batch.
+CODE_OF_A_PROCESS = {"minibatch-even": ("reshape(16, 3)", "reshape(16, 3).chunk(xr.process_count())[xr.process_index()]")}
 
 
 def facts(section: str) -> list[dict]:
     """Facts that bind, of this number of devices."""
-    return [f for f in ORACLE[section] if f.get("binding", True) and f.get("devices", 8) == NUM_DEVICES and f.get("id") not in EXCEPTIONS]
+    several = xr.process_count() > 1
+    left_out = EXCEPTIONS | EXCEPTIONS_OF_PROCESSES if several else EXCEPTIONS
+    found = [f for f in ORACLE[section] if f.get("binding", True) and f.get("devices", 8) == NUM_DEVICES and f.get("id") not in left_out]
+    return list(map(_of_a_process, found)) if several else found
+
+
+def _of_a_process(fact: dict) -> dict:
+    key = fact.get("id")
+    if key in ANSWERS_OF_A_PROCESS:
+        return fact | {"result": ANSWERS_OF_A_PROCESS[key](world())}
+    if key in CODE_OF_A_PROCESS:
+        assert CODE_OF_A_PROCESS[key][0] in fact["code"]
+        return fact | {"code": fact["code"].replace(*CODE_OF_A_PROCESS[key])}
+    return fact
+
+
+def see_all_shards() -> None:
+    """From now on local_shards has those of all processes, in the order of devices; load_local_shards_ takes a process's own of them."""
+    cls = xs.XLAShardedTensor
+    own, load = cls.local_shards.fget, cls.load_local_shards_
+
+    def load_own(t, shards):
+        load(t, [s for s in shards if int(s.shard_device.rpartition(":")[2]) in world().devices])
+
+    cls.local_shards = property(lambda t: [s for shards in world().passed(own(t)) for s in shards])
+    cls.load_local_shards_ = load_own
 
 
 # ---- names that code uses -------------------------------------------------------------------------------------------------------------
@@ -236,14 +276,24 @@ def all_names() -> dict:
     return names
 
 
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """An empty folder, which all processes share and leave together."""
+    with tempfile.TemporaryDirectory() as own:
+        try:
+            yield world().passed(own)[0]
+        finally:
+            world().passed(None)
+
+
 def check(fact: dict, names: dict | None = None) -> None:
     """Runs the code of a fact and compares its result, or the class of its error. ``names``: those of the code, all if left out."""
     xs.set_global_mesh(None)
     xr.global_runtime_device_attributes, xm.xla_device_hw = _TRUE_ATTRIBUTES, _TRUE_HARDWARE
     names = all_names() if names is None else names
-    if dist.is_initialized():
+    if dist.is_initialized() and xr.process_count() == 1:
         dist.destroy_process_group()
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as names["tmp"]:
+    with warnings.catch_warnings(), _folder() as names["tmp"]:
         warnings.simplefilter("ignore")
         if "error" not in fact:
             exec(fact["code"], names)

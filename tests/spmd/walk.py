@@ -9,10 +9,11 @@ from collections import Counter
 import guides
 import torch
 import training
-from facts import NAMES, NUM_DEVICES, ORACLE, as_spec, check, device, facts, operand, same, spec, xr, xs
+from facts import NAMES, NUM_DEVICES, ORACLE, as_spec, check, device, facts, operand, same, see_all_shards, spec, xr, xs
 from torch import nn
 
 from shoal.spmd._sharding import Sharding
+from shoal.spmd._world import world
 from shoal.spmd.fsdp import SpmdFullyShardedDataParallel as FSDPv2
 
 
@@ -75,7 +76,10 @@ CHECKS |= {"documents": guides.document, "examples": guides.example}
 
 
 def failures(wanted: set[str] | None = None) -> dict:
-    """How many facts hold per section, and what of the others went wrong. ``wanted``: these sections alone."""
+    """How many facts hold per section, and what of the others went wrong. ``wanted``: these sections alone. Several processes walk in step;
+    a fact holds if it does on all of them."""
+    if xr.process_count() > 1:
+        see_all_shards()
     held: Counter[str] = Counter()
     failed: list[str] = []
     # Modes that stay on: those that need it off come first, those that need it on last.
@@ -84,9 +88,14 @@ def failures(wanted: set[str] | None = None) -> dict:
         if section != "before-use-spmd":
             xr.use_spmd(auto=section == "auto-sharding")
         for f in facts(section):
+            wrong = None
             try:
                 CHECKS.get(section, check)(f)
-                held[section] += 1
             except BaseException:  # CheckpointException is no Exception
-                failed.append(f"{section} {f.get('id')}: {traceback.format_exc(limit=-3)}")
+                wrong = traceback.format_exc(limit=-3)
+            on_ranks = {rank: text for rank, text in enumerate(world().passed(wrong)) if text is not None}
+            if on_ranks:
+                failed.append(f"{section} {f.get('id')}: {on_ranks}")
+            else:
+                held[section] += 1
     return {"held": dict(held), "failed": failed}

@@ -100,28 +100,35 @@ class XLAShardedTensor(Tensor):
         return redistributed(self, mesh, placements)
 
     def load_local_shards_(self, shards: list[XLAShard]) -> None:
-        """Writes the shards of this process's devices, in their order, into the tensor."""
+        """Writes the shards of this process's devices, in their order, into the tensor. All processes call it. Raises MarkError on each of
+        them for shards that do not fit on one."""
         array = _marked_array(self)
-        sharding, tile = array.sharding, array.sharding.tile(array.shape)
-        devices = world().devices
-        if sharding.is_replicated:
+        if array.sharding.is_replicated:
             raise MarkError("load_local_shards_ of a replicated tensor", hint="write the tensor itself: tensor.copy_(value)")
-        if len(shards) != len(devices):
-            raise MarkError(
-                f"load_local_shards_ has {len(shards)} shards for {len(devices)} devices of this process",
-                hint="pass one per device, in their order",
-            )
+        wrong = [(rank, text) for rank, text in enumerate(world().passed(_misfit(array, shards))) if text is not None]
+        if wrong:
+            where = f" on rank {wrong[0][0]}" if world().num_processes > 1 else ""
+            raise MarkError(f"load_local_shards_{where}: {wrong[0][1]}", hint="pass one shard per device of the process, in their order")
         written = set()
-        for device, shard in zip(devices, shards, strict=True):
-            if tuple(shard.data.shape) != tile:
-                raise MarkError(f"the shard of device {device} has shape {tuple(shard.data.shape)} instead of {tile}, padding included")
-            if shard.shard_device.rpartition(":")[2] != str(device):
-                raise MarkError(f"shard {device} is of device {shard.shard_device}", hint="pass the shards in the order of their devices")
-            at = sharding.position(device)
+        for device, shard in zip(world().devices, shards, strict=True):
+            at = array.sharding.position(device)
             if at not in written:  # the first copy that this process has
                 written.add(at)
                 array.locals[at].copy_(shard.data[tuple(slice(0, n) for n in array.locals[at].shape)])
         self._box.wrote()
+
+
+def _misfit(array: Array, shards: list[XLAShard]) -> str | None:
+    """Why the array cannot take these shards of this process's devices."""
+    devices, tile = world().devices, array.sharding.tile(array.shape)
+    if len(shards) != len(devices):
+        return f"{len(shards)} shards for {len(devices)} devices"
+    for device, shard in zip(devices, shards, strict=True):
+        if tuple(shard.data.shape) != tile:
+            return f"the shard of device {device} has shape {tuple(shard.data.shape)} instead of {tile}, padding included"
+        if shard.shard_device.rpartition(":")[2] != str(device):
+            return f"the shard for device {device} is of device {shard.shard_device}"
+    return None
 
 
 def _marked_array(t: Tensor) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pickle
 import random
 import zlib
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from shoal.exceptions import InvalidArgument
 from shoal.spmd import _process_group
@@ -208,9 +208,12 @@ class Processes(World):
             self.verify(f"the state of torch's random generator before {label}", digest(torch.get_rng_state()))
 
     def passed(self, value):
-        found: list[Any] = [None] * self.num_processes
-        dist.all_gather_object(found, value)
-        return found
+        from shoal import collective
+
+        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        lengths = collective.all_gather(torch.tensor([len(mine)]), group=self._group, label="passed").tolist()
+        sent = collective.all_gather(mine, sizes=lengths, group=self._group, label="passed")
+        return [pickle.loads(part.numpy().tobytes()) for part in sent.split(lengths)]
 
 
 def digest(t: torch.Tensor) -> int:
