@@ -212,10 +212,10 @@ def init(
         state.runtime_env = _environment.merged(_environment.inherited(), environment)
         _log(logging_config)
         return ClusterContext(state.session)
-    joined = _joined(address, home)
-    if joined:
-        _refuse_offers(given, joined)
-        folder, head = _native.find_session(joined, home)
+    running = joined(address, home)
+    if running:
+        _refuse_offers(given, running)
+        folder, head = _native.find_session(running, home)
         _open(folder, head, log_to_driver, namespace, environment)
         _log(logging_config)
         return ClusterContext(state.session)
@@ -282,7 +282,7 @@ def _check_others(given: dict[str, Any]) -> None:
             raise Unimplemented(f"{name} of init() is not in this release", hint=_NOT_HERE[name])
 
 
-def _joined(address: str | None, home: str) -> str:
+def joined(address: str | None, home: str) -> str:
     """The address of the cluster that ``init`` joins, "" where it starts one."""
     if address in (None, "auto"):
         address = os.environ.get("SHOAL_ADDRESS") or address

@@ -142,7 +142,9 @@ def test_errors_of_ranks_reach_the_program(home, tmp_path, then):
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
-def test_what_nobody_reads_is_reported_at_the_end(home, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(ERRORS + "table(bad).sum()")
-    assert "the last operators failed: index out of range" in run([str(script)], workers=2, devices=2).stderr
+def test_what_nobody_reads_is_reported_at_the_end_of_a_job(shoal_command):
+    cluster = shoal_command.start(cpus=3)
+    script = shoal_command.script(ERRORS + "table(bad).sum()\n")
+    done = shoal_command("submit", script, env=shoal_command.env(SHOAL_SPMD_WORKERS="2"))
+    assert "the last operators failed: index out of range" in done.stderr, done
+    assert shoal_command("stop", "--address", cluster.address).returncode in (0, 3)

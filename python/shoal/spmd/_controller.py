@@ -22,7 +22,7 @@ import torch
 
 from shoal import _client
 from shoal._remote import ActorHandle, create_gang
-from shoal._runtime import session, state
+from shoal._runtime import session, started_by_node, state
 from shoal.exceptions import Cancelled, InvalidArgument, ShoalError, Unavailable
 from shoal.spmd import _world
 from shoal.spmd._replaying import Failure, Rank
@@ -256,14 +256,16 @@ def begin(workers: int) -> None:
             f"this process is rank {os.environ.get('RANK', '?')} of {os.environ['WORLD_SIZE']} already: each of them would drive workers",
             hint="start one process, or leave workers= and SHOAL_SPMD_WORKERS out: each process has its devices then",
         )
-    devices = int(os.environ.get("SHOAL_SPMD_DEVICES") or workers)
+    devices = _world.world().num_devices if os.environ.get("SHOAL_SPMD_DEVICES") else workers
     if devices % workers:
         raise InvalidArgument(
             f"SHOAL_SPMD_DEVICES is {devices}, which {workers} workers cannot share equally",
             hint="leave it unset for one device per worker, or give a multiple of their number",
         )
     if state.session is None:
-        _client.init(num_cpus=None if os.environ.get("SHOAL_ADDRESS") else max(workers, len(os.sched_getaffinity(0))))
+        # A cluster of this process's own has room for all ranks: CPUs are logical.
+        own = not started_by_node() and not _client.joined(None, os.environ.get("SHOAL_HOME", ""))
+        _client.init(num_cpus=max(workers, len(os.sched_getaffinity(0))) if own else None)
     # What the ranks get is the same by construction: they need not compare it.
     env = {"SHOAL_SPMD_DEVICES": str(devices), "SHOAL_SPMD_WORKERS": "", "SHOAL_SPMD_VERIFY": "0"}
     env |= {"SHOAL_TIMEOUT": os.environ["SHOAL_TIMEOUT"]} if "SHOAL_TIMEOUT" in os.environ else {}
