@@ -56,7 +56,7 @@ class Array:
         made = Array(self.shape, self.dtype, sharding, {t: _assembled(cuts[t], by_target[t], self.dtype) for t in by_target})
         move = _traffic.move_of(self.shape, self.sharding, sharding)
         moves = () if move is None else _traffic.count(label, move.collective, move.total * self.dtype.itemsize)
-        made.origin = _traffic.origin(label, moves, 2)
+        made.origin = _traffic.origin(label, moves)
         return made
 
     def write(self, whole: torch.Tensor) -> None:

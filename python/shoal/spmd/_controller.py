@@ -26,6 +26,7 @@ from shoal._runtime import session, started_by_node, state
 from shoal.exceptions import Cancelled, InvalidArgument, ShoalError, Unavailable
 from shoal.spmd import _world
 from shoal.spmd._replaying import Failure, Rank
+from shoal.spmd._traffic import line_of
 from shoal.spmd._world import OneProcess
 
 Position = tuple[CodeType, int] | None  # code of the program and the instruction in it
@@ -234,13 +235,7 @@ def called_from() -> Position:
 
 
 def _file_and_line(at: Position) -> tuple[str, int]:
-    if at is None:
-        return "<unknown>", 0
-    code, last = at
-    for begin, end, line in code.co_lines():
-        if begin <= last < end and line is not None:
-            return code.co_filename, line
-    return code.co_filename, code.co_firstlineno
+    return ("<unknown>", 0) if at is None else line_of(*at)
 
 
 def _line(at: Position) -> str:

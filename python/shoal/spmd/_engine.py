@@ -107,11 +107,11 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
         def step(func: Any, *args: Any, **kwargs: Any) -> Any:
             made = _op(func, *args, **kwargs)
             for a in made if isinstance(made, list) else [made]:
-                moves.extend(a.origin[3] if isinstance(a, Array) and a.origin else ())
+                moves.extend(a.origin[2] if isinstance(a, Array) and a.origin else ())
             return made
 
         values = prepared.steps.run(step, *prepared.steps.given, *args, **kwargs)
-        _came_from(values, _traffic.origin(func._schema.name, tuple(moves), 2))
+        _came_from(values, _traffic.origin(func._schema.name, tuple(moves)))
         return Result(values, False, len(values) != 1 or isinstance(func._schema.returns[0].type, torch.ListType))
     if prepared.cells is None:
         if prepared.size_argument is None and RANDOM not in func.tags:
@@ -289,12 +289,12 @@ def _replicate(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: 
         if any(a is target for target in written) and not a.sharding.is_replicated:
             a.write(w.locals[0])
     result.aliases, result.origins = False, None
-    _came_from(result.values, _traffic.origin(name, _moved(laid, arrays), 4))
+    _came_from(result.values, _traffic.origin(name, _moved(laid, arrays)))
     return result
 
 
 def _moved(laid: list[Array], arrays: list[Array]) -> _traffic.Moves:
-    return tuple(m for a, b in zip(laid, arrays, strict=True) if a is not b for m in a.origin[3])
+    return tuple(m for a, b in zip(laid, arrays, strict=True) if a is not b for m in a.origin[2])
 
 
 def _came_from(values: list[Any], origin: _traffic.Origin) -> None:
@@ -307,7 +307,7 @@ def _by_parts(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: l
     name = func._schema.name
     lying = [a.resharded(s, name) for a, s in zip(arrays, prepared.inputs, strict=True)]
     same = all(a is b for a, b in zip(lying, arrays, strict=True))
-    origin = _traffic.origin(name, () if same else _moved(lying, arrays), 4)
+    origin = _traffic.origin(name, () if same else _moved(lying, arrays))
     per_cell: list[list[Any]] = []
     as_list = False
     for cell in prepared.cells:
@@ -344,11 +344,11 @@ def _joined(values: list[torch.Tensor], positions: list[int], output: Output, or
     if output.sum is None:
         parts = dict(zip(positions, values, strict=True))
     else:
-        name, code, instruction, moves = origin
+        name, stack, moves = origin
         parts = _summed(values, output.sum, parts_of(shape, output.sharding), name)
         elements = _traffic.summed(_count(output.sharding.tile(shape)), output.summands)
         moved = _traffic.count(name, "all_reduce", round(world().num_devices * elements * values[0].dtype.itemsize))
-        origin = name, code, instruction, moves + moved
+        origin = name, stack, moves + moved
     made = Array(shape, values[0].dtype, output.sharding, parts)
     made.origin = origin
     return made

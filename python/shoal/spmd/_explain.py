@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 import os
 from dataclasses import dataclass
-from types import CodeType
 
 import torch
 
@@ -57,16 +56,12 @@ def explain(t: torch.Tensor) -> Explanation:
     if not isinstance(t, Tensor):
         raise MarkError(f"explain gets a {type(t).__name__} of the host", hint="move it with .to(xm.xla_device())")
     array = t._box.array
-    sharding = array.sharding
+    sharding, origin = array.sharding, array.origin
     cuts = parts_of(array.shape, sharding)
     parts = tuple((sharding.holders(i), cut) for i, cut in enumerate(cuts) if all(c.stop > c.start for c in cut))
-    operator, code, instruction, moves = array.origin or (None, None, 0, ())
-    source = None if code is None else (code.co_filename, _line(code, instruction))
+    source = origin and _traffic.source(origin)
+    operator, _, moves = origin or (None, None, ())
     return Explanation(tuple(t.shape), t.dtype, str(sharding), parts, operator, source, moves)
-
-
-def _line(code: CodeType, instruction: int) -> int:
-    return next((line for start, stop, line in code.co_lines() if start <= instruction < stop and line), code.co_firstlineno)
 
 
 __all__ = ["Explanation", "explain"]

@@ -125,7 +125,7 @@ class RemoteArray(Array):
     @property
     def origin(self) -> Origin | None:
         found = self._box.recorder.ask(("origin", self._box.number))
-        return found and (found[0], *(self._box.at or (None, 0)), found[1])
+        return found and (found[0], self._box.at, found[1])
 
     @property
     def locals(self) -> dict[int, torch.Tensor]:

@@ -265,7 +265,7 @@ class Replay:
     def _origin(self, number: int) -> tuple | None:
         """Which operator laid it out, and what moved for it. The program knows the line."""
         found = self.tensors[number]._box.array.origin
-        return found and (found[0], found[3])
+        return found and (found[0], found[2])
 
     def _communicated(self, by: str, reset: bool) -> dict[str, int]:
         return _traffic.communicated(by, reset=reset)

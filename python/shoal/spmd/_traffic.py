@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import math
 import os
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from types import CodeType
+from typing import Any
 
 import torch
+from torch._C._profiler import gather_traceback, symbolize_tracebacks
 
 from shoal.exceptions import InvalidArgument
 from shoal.spmd import _world
@@ -57,8 +58,8 @@ def summed(elements: int, parts: int) -> float:
     return 2 * (parts - 1) / parts * elements
 
 
-# Which operator laid an array out: its name, code and instruction of the program that called it, and what moved for it.
-Origin = tuple[str, CodeType | None, int, Moves]
+# Which operator laid an array out: its name, where the program called it (a stack, or code and instruction), and what moved for it.
+Origin = tuple[str, Any, Moves]
 
 _bytes: Counter[tuple[str, str]] = Counter()  # by operator and collective
 
@@ -70,7 +71,8 @@ def count(operator: str, collective: str, num_bytes: int) -> Moves:
 
 def communicated(by: str = "collective", *, reset: bool = False) -> dict[str, int]:
     """Bytes that all devices received from others since the program's start or the last ``reset``, ``by`` "collective" or "operator". In
-    one process that plays all devices they are those that the devices would receive."""
+    one process that plays all devices they are those that the devices would receive. Not counted: what units of
+    SpmdFullyShardedDataParallel move on the engine of shoal.fsdp, see shoal.fsdp.step_graph."""
     if by not in ("collective", "operator"):
         raise InvalidArgument(f"communicated(by={by!r})", hint='by is "collective" or "operator"')
     if _world.controller is not None:
@@ -86,23 +88,23 @@ def communicated(by: str = "collective", *, reset: bool = False) -> dict[str, in
 _ROOTS = tuple(os.path.dirname(f) + os.sep for f in (torch.__file__, os.path.dirname(os.path.dirname(__file__))))
 
 
-class _Inside(dict):
-    """By file: whether its code is torch's or this package's."""
-
-    def __missing__(self, file: str) -> bool:
-        self[file] = file.startswith(_ROOTS) or (file.startswith("<") and file not in ("<stdin>", "<string>"))
-        return self[file]
+def origin(operator: str, moves: Moves) -> Origin:
+    """For every operator on split tensors: it costs less than a microsecond, because names and lines wait until somebody asks."""
+    return operator, gather_traceback(True, False, False), moves
 
 
-_inside = _Inside()
+def source(of: Origin) -> tuple[str, int] | None:
+    """File and line of the innermost frame that is neither torch's nor this package's."""
+    if of[1] is None or isinstance(of[1], tuple):
+        return of[1] and line_of(*of[1])
+    for frame in symbolize_tracebacks([of[1]])[0]:
+        file = frame["filename"]
+        if not file.startswith(_ROOTS) and (not file.startswith("<") or file in ("<stdin>", "<string>")):
+            return file, frame["line"]
+    return None
 
 
-def origin(operator: str, moves: Moves, skipped: int) -> Origin:
-    """``skipped``: frames from this one on that are this package's for sure. For every operator on split tensors: it has to be cheap."""
-    frame = sys._getframe(skipped)
-    try:
-        while _inside[frame.f_code.co_filename]:
-            frame = frame.f_back
-    except AttributeError:  # above the first frame
-        return operator, None, 0, moves
-    return operator, frame.f_code, frame.f_lasti, moves
+def line_of(code: CodeType, instruction: int) -> tuple[str, int]:
+    """File and line."""
+    lines = (line for start, stop, line in code.co_lines() if start <= instruction < stop and line)
+    return code.co_filename, next(lines, code.co_firstlineno)
