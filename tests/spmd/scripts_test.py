@@ -171,6 +171,36 @@ def test_copies_keep_their_sharding():
     assert x.sum() == 0
 
 
+def test_tied_parameters_stay_tied():
+    model = net()
+    model.append(nn.Linear(8, 32))
+    model[3].weight = model[0].weight = nn.Parameter(torch.ones(32, 8))
+    model[3].bias = model[0].bias
+    first, again = model.to(DEVICE)[0], model[3]
+    assert again.weight is first.weight
+    assert again.bias is first.bias
+    tied, other = (torch_xla._XLAC._xla_get_tensor_id(t) for t in (again.weight.t(), model[2].weight))
+    assert tied == torch_xla._XLAC._xla_get_tensor_id(first.weight) != other
+    assert model.cpu()[0].weight is again.weight
+    assert again.weight.device.type == "cpu"
+
+
+def test_parametrizations_are_set_on_the_device():
+    torch.manual_seed(0)
+    plain = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 8))
+    torch.manual_seed(0)
+    model = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 8).to(DEVICE))
+    torch.testing.assert_close(model(batch()).cpu(), plain(X))
+
+
+def test_memory_of_the_host_is_a_copy():
+    t = torch.ones(3, device=DEVICE)
+    assert np.from_dlpack(t).tolist() == [1, 1, 1]
+    for use in (t.share_memory_, t.untyped_storage, t.storage):
+        with pytest.raises(NotImplementedError, match=r"tensor.cpu\(\)"):
+            use()
+
+
 def test_optimizer_states_move_to_another_optimizer():
     losses = []
     for moves in (False, True):

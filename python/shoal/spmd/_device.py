@@ -13,6 +13,9 @@ class _Stream:
 
     device_type, device_index, stream_id = "xla", 0, 0
 
+    def __init__(self, device: object = None, priority: int = 0):
+        pass
+
     def wait_stream(self, other: object) -> None:
         pass
 

@@ -233,6 +233,27 @@ class Tensor(torch.Tensor):
             )
         self._box = value._box
 
+    def set_(self, source=None, *args, **kwargs):
+        if isinstance(source, Tensor) and not args and not kwargs:
+            self.data = source
+            return self
+        return super().set_(source, *args, **kwargs)
+
+    def untyped_storage(self):
+        raise Unimplemented("a tensor of the device has no storage: its parts lie in several", hint="take tensor.cpu()")
+
+    storage = untyped_storage
+
+    def share_memory_(self):
+        raise Unimplemented("share_memory_ of a tensor of the device: its parts are no memory of this kind", hint="share tensor.cpu()")
+
+    def __dlpack__(self, **kwargs):
+        """Of a copy on the host."""
+        return self.detach().cpu().__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.detach().cpu().__dlpack_device__()
+
     def __reduce_ex__(self, protocol):
         raise Unimplemented(
             "a tensor of the logical device cannot be pickled", hint="pickle tensor.cpu(), or save it with shoal.spmd.checkpoint"

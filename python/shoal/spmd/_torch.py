@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import serialization
+from torch import nn, serialization
 
 from shoal.exceptions import Unimplemented
 from shoal.spmd import runtime
@@ -47,12 +47,32 @@ def _refuse(storage: Any, location: str) -> Any:
     return None
 
 
+def _keeping_ties(apply: Callable) -> Callable:
+    """``model.to(device)`` makes a new parameter for each place of an old one; places that shared one share the new one."""
+
+    @functools.wraps(apply)
+    def applied(self: nn.Module, fn: Callable, recurse: bool = True) -> nn.Module:
+        places: dict[nn.Parameter, list[tuple[dict, str]]] = {}
+        for module in self.modules() if recurse else [self]:
+            for name, p in module._parameters.items():
+                if p is not None:
+                    places.setdefault(p, []).append((module._parameters, name))
+        apply(self, fn, recurse)
+        for (parameters, first), *others in places.values():
+            for of, name in others:
+                of[name] = parameters[first]
+        return self
+
+    return applied
+
+
 def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     """The tensor itself: the logical device reads any memory of the host."""
     return self
 
 
 torch.compile = _compile(torch.compile)
+nn.Module._apply = _keeping_ties(nn.Module._apply)
 torch.Tensor.pin_memory = _pin_memory
 for _name in ("set_autocast_enabled", "is_autocast_enabled", "set_autocast_dtype", "get_autocast_dtype"):
     setattr(torch, _name, _of_cpu(getattr(torch, _name)))

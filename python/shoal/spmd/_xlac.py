@@ -22,5 +22,13 @@ def _get_xla_sharding_type(t: torch.Tensor) -> ShardingType | None:
     return type_of(t)
 
 
+def _xla_get_tensor_id(t: torch.Tensor) -> int:
+    """A number that tensors of one memory share; libraries find tied parameters by it."""
+    box = t._box
+    while box.base is not None:
+        box = box.base
+    return id(box)
+
+
 def _xla_metrics_report() -> str:
     return metrics.metrics_report()
