@@ -9,7 +9,7 @@ from pathlib import Path
 from launch import PEERS
 from report import load
 
-BENCHES = ["first", "actors", "step", "parity", "calls", "hosts_calls", "head", "optim", "peak", "soak"]
+BENCHES = ["first", "actors", "step", "spmd", "parity", "calls", "hosts_calls", "head", "optim", "peak", "soak"]
 
 
 def main() -> int:

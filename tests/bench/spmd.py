@@ -1,0 +1,74 @@
+"""shoal.spmd beside fully_shard: steps of FSDPv2 and of marks by hand, two processes; marks of 1 GB (about 4 minutes)."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from launch import OURS, Failed, run, say, torchrun, version
+from report import Report, Row
+
+NEEDS_PEERS = False
+ROWS = {
+    "S": [
+        Row("step S, FSDPv2 beside fully_shard", "s", "S FSDPv2", "S fully_shard", goal=("<=", 1.05), paired=True),
+        Row("step S, marks beside fully_shard", "s", "S marks", "S fully_shard", goal=("<=", 1.5), paired=True),
+    ],
+    "T": [
+        Row("step T, FSDPv2 beside fully_shard", "s", "T FSDPv2", "T fully_shard", paired=True),
+        Row("step T, marks beside fully_shard", "s", "T marks", "T fully_shard", paired=True),
+    ],
+    "mark": [Row("mark_sharding of 1 GB beside one copy", "s", "mark", "copy", goal=("<=", 1.2), paired=True)],
+}
+STEPS = {"S": 12, "T": 40}
+MARK = """
+import json, time, torch
+import shoal.spmd as xs, shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
+xr.use_spmd()
+mesh = xs.Mesh(range(4), (4,), ("x",))
+host = torch.empty(1 << 14, 1 << 14).fill_(1.0)
+found = {"mark": [], "copy": []}
+for _ in range(5):
+    t = host.to(xm.xla_device())
+    begin = time.perf_counter()
+    xs.mark_sharding(t, mesh, ("x", None))
+    found["mark"].append(time.perf_counter() - begin)
+    del t
+    begin = time.perf_counter()
+    copies = [part.clone() for part in host.chunk(4)]
+    found["copy"].append(time.perf_counter() - begin)
+    del copies
+print(json.dumps(found))
+"""
+
+
+def add_options(parser):
+    parser.add_argument("--only", choices=list(ROWS), action="append", help="only these rows, as often as needed")
+    parser.add_argument("--rounds", type=int, default=2, help="jobs per config")
+
+
+def measure(options) -> Report:
+    parts = options.only or list(ROWS)
+    report = Report("spmd", [row for part in ROWS if part in parts for row in ROWS[part]])
+    report.versions["torch"] = version(OURS / "python", "torch")
+    for r in range(options.rounds):
+        for part in parts:
+            say(f"bench spmd: round {r + 1} of {options.rounds}: {part}")
+            try:
+                for series, values in (_marks() if part == "mark" else _steps(part)).items():
+                    report.add(series, values)
+            except Failed as error:
+                report.failures |= dict.fromkeys({s for row in ROWS[part] for s in (row.ours, row.peer)}, str(error))
+                say(f"bench spmd: {part} failed: {error}")
+    return report
+
+
+def _steps(config: str) -> dict[str, list[float]]:
+    with tempfile.TemporaryDirectory(prefix="shoal-bench.") as folder:
+        out = Path(folder, "figures.json")
+        run(torchrun(OURS, "spmd_step.py", "--config", config, "--steps", STEPS[config], "--out", out), limit=600)
+        figures = json.loads(out.read_text())
+    return {f"{config} {way}": seconds for way, seconds in figures["step_s"].items()}
+
+
+def _marks() -> dict[str, list[float]]:
+    return json.loads(run(["env", "SHOAL_SPMD_DEVICES=4", OURS / "python", "-c", MARK]))
