@@ -16,13 +16,15 @@ from shoal.spmd._world import Piece, world
 
 class Array:
     """``locals``: for each part that this process holds, by its position among all parts in row-major order, a tensor of this part's
-    ranges without padding. ``origin``: what laid it out so; None when it was made whole."""
+    ranges without padding. ``origin``: what laid it out so; None when it was made whole. ``yields``: operators lay it out as their other
+    arguments need it, whatever their sizes: a parameter of SpmdFullyShardedDataParallel, which is gathered for the rows of the batch."""
 
-    __slots__ = ("dtype", "locals", "origin", "shape", "sharding")
+    __slots__ = ("dtype", "locals", "origin", "shape", "sharding", "yields")
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, sharding: Sharding, local_tensors: dict[int, torch.Tensor]):
         self.shape, self.dtype, self.sharding, self.locals = tuple(shape), dtype, sharding, local_tensors
         self.origin: _traffic.Origin | None = None
+        self.yields = False
 
     @classmethod
     def whole(cls, value: torch.Tensor, num_devices: int) -> Array:
@@ -52,8 +54,9 @@ class Array:
         by_target: dict[int, list[tuple[Piece, torch.Tensor]]] = {t: [] for t in world().held(sharding)}
         for piece, value in found:
             by_target[piece.target].append((piece, value))
-        cuts = parts_of(self.shape, sharding)
-        made = Array(self.shape, self.dtype, sharding, {t: _assembled(cuts[t], by_target[t], self.dtype) for t in by_target})
+        cuts, order = parts_of(self.shape, sharding), _order(next(iter(self.locals.values())))
+        made = Array(self.shape, self.dtype, sharding, {t: _assembled(cuts[t], by_target[t], self.dtype, order) for t in by_target})
+        made.yields = self.yields
         move = _traffic.move_of(self.shape, self.sharding, sharding)
         moves = () if move is None else _traffic.count(label, move.collective, move.total * self.dtype.itemsize)
         made.origin = _traffic.origin(label, moves)
@@ -95,14 +98,18 @@ def note(what: str) -> None:
         _seen.append(what)
 
 
-def _assembled(cut: tuple[slice, ...], pieces: list[tuple[Piece, torch.Tensor]], dtype: torch.dtype) -> torch.Tensor:
+def _assembled(cut: tuple[slice, ...], pieces: list[tuple[Piece, torch.Tensor]], dtype: torch.dtype, order: list[int]) -> torch.Tensor:
+    """A tensor whose dimensions lie in memory in this order, outermost first."""
     shape = tuple(c.stop - c.start for c in cut)
-    if len(pieces) == 1 and pieces[0][0].shape == shape:
-        return pieces[0][1].clone(memory_format=torch.contiguous_format)
-    made = torch.empty(shape, dtype=dtype)
+    made = torch.empty([shape[d] for d in order], dtype=dtype).permute([order.index(d) for d in range(len(order))])
     for piece, value in pieces:
         made[piece.to] = value
     return made
+
+
+def _order(local: torch.Tensor) -> list[int]:
+    """Of a tensor's dimensions in memory. A matrix that is laid out anew stays transposed, so that products of it have the same bits."""
+    return sorted(range(local.dim()), key=lambda d: (-local.stride(d), d))
 
 
 def parts_of(shape: Sequence[int], sharding: Sharding) -> tuple[tuple[slice, ...], ...]:

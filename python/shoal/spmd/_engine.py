@@ -96,7 +96,7 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
     if RANDOM in func.tags and _rules.find(func) is None:
         world().verify_stream(str(func))
     if all(a.sharding.is_replicated for a in arrays):
-        return _whole(func, flat, tree, where, arrays)
+        return _yielding(_whole(func, flat, tree, where, arrays), arrays)
     targets = [i for i, a in enumerate(arrays) if any(a is w for w in written)]
     if func._schema.name.startswith("aten::_fused_") and kwargs.get("grad_scale") is None:
         targets = [i for i in targets if i != 1]  # gradients are read only
@@ -117,7 +117,16 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
         if prepared.size_argument is None and RANDOM not in func.tags:
             _count_replicated(func)
         return _replicate(func, flat, tree, where, arrays, written)
-    return _by_parts(func, flat, tree, where, arrays, prepared)
+    return _yielding(_by_parts(func, flat, tree, where, arrays, prepared), arrays)
+
+
+def _yielding(result: Result, arrays: list[Array]) -> Result:
+    """What is made of parameters alone (their transposes, their casts) yields as they do."""
+    if arrays and all(a.yields for a in arrays):
+        for v in result.values:
+            if isinstance(v, Array):
+                v.yields = True
+    return result
 
 
 def _op(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +144,8 @@ def _prepared(func: Any, flat: list[Any], tree: Any, arrays: list[Array], target
     """The plan of an operator. It depends on shapes, dtypes, shardings and constants other than floats: steps of a program repeat it."""
     ignored = torch.Tensor if _rules.reads_floats(func) else (float, torch.Tensor)
     constants = tuple(
-        (a.shape, a.dtype, a.sharding) if isinstance(a, Array) else type(a) if isinstance(a, ignored) else (type(a), a) for a in flat
+        (a.shape, a.dtype, a.sharding, a.yields) if isinstance(a, Array) else type(a) if isinstance(a, ignored) else (type(a), a)
+        for a in flat
     )
     key = (func, tree, constants, tuple(targets))
     try:
@@ -160,7 +170,7 @@ def laid_out(func: Any, arrays: list[Array], args: tuple, kwargs: dict, targets:
     plan = None if found is None else found(func, arrays, args, kwargs)
     if plan is None or isinstance(plan, Steps):
         return plan, None
-    by_size = sorted(range(len(arrays)), key=lambda i: -_count(arrays[i].shape))
+    by_size = sorted(range(len(arrays)), key=lambda i: (arrays[i].yields, -_count(arrays[i].shape)))
     inside_out = {label for labels in plan.outputs for label in labels or () if label is not None}
 
     def allowed(label: Any) -> bool:

@@ -72,6 +72,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         for p in module.parameters():
             if p.dim() and p not in inner and text_of(p) == "":
                 mark_sharding(p, mesh, spec_of(p.shape))
+                p._box.let_yield()
 
     @property
     def module(self) -> nn.Module:

@@ -77,6 +77,9 @@ class RemoteBox:
         parts, devices = (None, ()) if sharding is None else (sharding.parts, sharding.devices)
         self.recorder.add(("mark", self.number, parts, devices))
 
+    def let_yield(self) -> None:
+        self.recorder.add(("yield", self.number))
+
     def lay(self, sharding: Sharding) -> None:
         self.at = self.recorder.add(("lay", self.number, sharding.parts, sharding.devices))
         self._sharding = None if self.is_view else sharding
@@ -117,6 +120,7 @@ class RemoteArray(Array):
     def __init__(self, box: RemoteBox):
         self._box, self.shape, self.dtype = box, box._array.shape, box._array.dtype
         self._locals: dict[int, torch.Tensor] | None = None
+        self.yields = False  # the ranks know
 
     @property
     def sharding(self) -> Sharding:

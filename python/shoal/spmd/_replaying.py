@@ -6,8 +6,8 @@ An item of a batch is
 - ``(template, numbers, values, first, random)``: an operator. The template has its arguments but for tensors, given by their numbers, and
   values that change from call to call. New tensors of its result get the numbers from ``first`` on;
 - ``("template", number, operator, positional, keyword, results)``, once for each; ``("lay", number, parts, devices)``: another sharding;
-  ``("mark", number, parts or None, devices)``; ``("put", number, value)``, ``("make", number, operator, arguments, keyword arguments)``;
-  ``("forget_templates",)``, ``("forget_replicated",)``, ``("trace",)``;
+  ``("mark", number, parts or None, devices)``; ``("yield", number)``; ``("put", number, value)``; ``("make", number, operator, arguments,
+  keyword arguments)``; ``("forget_templates",)``, ``("forget_replicated",)``, ``("trace",)``;
 - as the last one of a batch, a question: ``("ask", *operator)``, ``("whole", number)``, ``("item", number)``, ``("sharding", number)``,
   ``("origin", number)``, ``("communicated", by, reset)``, ``("replicated",)``, ``("idle",)``.
 """
@@ -248,6 +248,9 @@ class Replay:
 
     def _mark(self, number: int, parts: tuple | None, devices: tuple) -> None:
         self.tensors[number]._box.mark = None if parts is None else Sharding(parts, devices)
+
+    def _yield(self, number: int) -> None:
+        self.tensors[number]._box.let_yield()
 
     # ---- questions
 

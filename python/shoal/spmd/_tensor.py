@@ -58,8 +58,13 @@ class Box:
         if array.sharding != sharding:
             self.put(array.resharded(sharding))
 
+    def let_yield(self) -> None:
+        """Operators lay the value out as their other arguments need it."""
+        self.array.yields = True
+
     def put(self, array: Array) -> None:
         """The same value in another layout: nothing was written."""
+        array.yields = self._array.yields
         self._array, self._aliases, self._origins = array, False, None
         if self.base is None:
             self._written += 1  # views lie on the old memory
