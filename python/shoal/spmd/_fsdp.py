@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from shoal.exceptions import InvalidArgument, ShoalError
 from shoal.spmd import _units
 from shoal.spmd._device import DEVICE
-from shoal.spmd._marking import mark_sharding, text_of
+from shoal.spmd._marking import mark_freely, mark_sharding, sharding_for, text_of
 from shoal.spmd._mesh import Mesh, get_global_mesh
+from shoal.spmd._sharding import Sharding
 from shoal.spmd._tensor import Tensor
 from shoal.spmd._units import Unit, largest_dim
 
@@ -73,6 +74,8 @@ class SpmdFullyShardedDataParallel(nn.Module):
             if p.dim() and p not in inner and text_of(p) == "":
                 mark_sharding(p, mesh, spec_of(p.shape))
                 p._box.let_yield()
+                if p.requires_grad:
+                    p.register_hook(functools.partial(_split, sharding_for(mesh, spec_of(p.shape), p.dim())))
 
     @property
     def module(self) -> nn.Module:
@@ -115,6 +118,13 @@ class SpmdFullyShardedDataParallel(nn.Module):
 def spec_of(shape: torch.Size) -> tuple[str | None, ...]:
     """How a parameter of this shape is split: along its largest dimension, the first of several."""
     return tuple("fsdp" if d == largest_dim(shape) else None for d in range(len(shape)))
+
+
+def _split(sharding: Sharding, gradient: Tensor) -> Tensor:
+    """A parameter's gradient, split as the parameter is."""
+    gradient = gradient.detach()
+    mark_freely(gradient, sharding)
+    return gradient
 
 
 def _check_module(module: Any) -> None:

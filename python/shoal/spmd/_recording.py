@@ -22,7 +22,7 @@ from shoal.spmd._controller import Controller, Position, called_from
 from shoal.spmd._device import DEVICE
 from shoal.spmd._replaying import CONSTANT, LIST, TENSOR, VALUE, Large, Small, Stream, state_bytes, state_tensor
 from shoal.spmd._sharding import Sharding
-from shoal.spmd._tensor import SPECIAL, Box, Parameter, Tensor, check_devices, consists_of_others, reshaped, written_by
+from shoal.spmd._tensor import SPECIAL, Box, Parameter, Tensor, check_devices, consists_of_others, reshaped, transposed_strides, written_by
 from shoal.spmd._traffic import Origin
 from shoal.spmd._world import world
 
@@ -55,7 +55,7 @@ class Meta:
 class RemoteBox:
     """What a Tensor has of a value that lies on the ranks."""
 
-    __slots__ = ("_array", "_held", "_mark", "_sharding", "at", "is_view", "number", "recorder")
+    __slots__ = ("_array", "_held", "_mark", "_sharding", "at", "is_view", "number", "recorder", "strides")
 
     def __init__(self, recorder: Recorder, number: int, meta: Meta, is_view: bool = False, sharding: Sharding | None = None):
         self.recorder, self.number, self._array, self.is_view = recorder, number, meta, is_view
@@ -63,6 +63,7 @@ class RemoteBox:
         self._sharding = sharding  # if it is known; a view's changes with that of its base
         self.at: Position = None  # where the program laid it out
         self._held: tuple[Sharding, dict[int, weakref.ref]] | None = None
+        self.strides: tuple[int, ...] | None = None
 
     def __del__(self) -> None:
         self.recorder.queue.append(self.number)
@@ -247,11 +248,11 @@ class Recorder(Controller):
             first = self._next
             item = (plan.template, call.boxes, call.values, first, random)
             if plan.results is None or (random is not None and random[1] is None):
-                return self._asked(f, plan, call, item)
+                return self._asked(f, plan, call, item, args)
             self._next += plan.new
             at = self.add(item)
             self.pace()
-        return self._made(f, plan.kind, plan.results, call, first, at)
+        return self._made(f, plan.kind, plan.results, call, first, at, args)
 
     # ---- arguments
 
@@ -340,7 +341,7 @@ class Recorder(Controller):
 
     # ---- results
 
-    def _asked(self, f: _Function, plan: _Plan, call: _Call, item: tuple) -> Any:
+    def _asked(self, f: _Function, plan: _Plan, call: _Call, item: tuple, args: tuple) -> Any:
         kind, found, after = self.ask(("ask", *item))
         results = [Meta.of(*r) if type(r) is tuple and len(r) == 2 else r for r in found]
         self._next += sum(type(r) is Meta for r in results)
@@ -351,14 +352,15 @@ class Recorder(Controller):
                 plan.draws = False
         if not f.dynamic and all(type(r) is not tuple or r[0] is None for r in results):
             plan.kind, plan.results, plan.new = kind, results, self._next - item[3]
-        return self._made(f, kind, results, call, item[3], called_from())
+        return self._made(f, kind, results, call, item[3], called_from(), args)
 
-    def _made(self, f: _Function, kind: type | None, results: list, call: _Call, first: int, at: Position) -> Any:
-        out = []
+    def _made(self, f: _Function, kind: type | None, results: list, call: _Call, first: int, at: Position, args: tuple) -> Any:
+        out, strides = [], transposed_strides(f.func, args) if f.view else None
         for r in results:
             if type(r) is Meta:
                 box = RemoteBox(self, first, r, f.view)
                 box.at = at
+                box.strides = strides
                 out.append(call.cls(box))
                 first += 1
             else:

@@ -26,6 +26,8 @@ REFERENCES = 5
 class Box:
     """The value that tensors of one memory share. A view has the box of its base and makes its array anew when the base was written."""
 
+    strides: tuple[int, ...] | None = None  # of a transposed view, as of a plain tensor; None: as if it were contiguous
+
     def __init__(self, array: Array, base: Box | None = None, view: Any = None, aliases: bool = False, origins: dict | None = None):
         self._array, self.base, self._view, self._aliases, self._origins = array, base, view, aliases, origins
         self.mark: Sharding | None = None
@@ -138,7 +140,9 @@ class Tensor(torch.Tensor):
     @staticmethod
     def __new__(cls, box: Box, requires_grad: bool = False):
         array = box._array
-        t = torch.Tensor._make_wrapper_subclass(cls, array.shape, dtype=array.dtype, device="cpu", requires_grad=requires_grad)
+        t = torch.Tensor._make_wrapper_subclass(
+            cls, array.shape, strides=box.strides, dtype=array.dtype, device="cpu", requires_grad=requires_grad
+        )
         t._box = box
         return t
 
@@ -321,6 +325,20 @@ def _is_view(func: Any) -> bool:
     return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 
 
+def transposed_strides(func: Any, args: tuple) -> tuple[int, ...] | None:
+    """Strides of a transposed view. Autograd reads them: products of a transposed matrix have backward formulas of their own."""
+    if func is aten.t.default and args[0].dim() == 2:
+        return args[0].stride()[::-1]
+    if func is aten.transpose.int and args[0].dim():
+        strides = list(args[0].stride())
+        i, j = args[1], args[2]
+        strides[i], strides[j] = strides[j], strides[i]
+        return tuple(strides)
+    if func is aten.permute.default:
+        return tuple(args[0].stride(d) for d in args[1])
+    return None
+
+
 def _arrays(flat: list[Any], tree: Any, targets: list[torch.Tensor]) -> tuple[Any, list[Array]]:
     """Arguments with arrays for tensors, those of the host whole, and the arrays of the targets."""
     n = world().num_devices
@@ -381,11 +399,12 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     if to_host:
         return result.values[0].gathered()
     if _is_view(func):
-        base = args[0]._box
-        out = [
-            cls(Box(v, base, (func, _plain(args[1:]), _plain(kwargs), i), result.aliases, result.origins))
-            for i, v in enumerate(result.values)
-        ]
+        base, strides = args[0]._box, transposed_strides(func, args)
+        out = []
+        for i, v in enumerate(result.values):
+            box = Box(v, base, (func, _plain(args[1:]), _plain(kwargs), i), result.aliases, result.origins)
+            box.strides = strides
+            out.append(cls(box))
     else:
         out = [cls(Box(v)) if isinstance(v, Array) else v for v in result.values]
         for i, r in enumerate(func._schema.returns):
