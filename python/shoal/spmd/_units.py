@@ -46,7 +46,9 @@ class EngineBox(Box):
 
     def _made(self) -> Array:
         p = self._parameter
-        return Array(p.shape, p.dtype, self._sharding, {self._sharding.position(world().rank): p.own})
+        made = Array(p.shape, p.dtype, self._sharding, {self._sharding.position(world().rank): p.own})
+        made.yields = True
+        return made
 
     @property
     def array(self) -> Array:
@@ -75,6 +77,8 @@ class EngineParameter(Parameter):
     @property
     def grad(self):
         reduced, operators = self._engine.sharded.grad, torch.Tensor.grad.__get__(self)
+        if operators is not None:
+            operators._box.lay(self._box.mark)
         if reduced is None:
             return operators
         if self._known is None or self._known[0] is not reduced:
