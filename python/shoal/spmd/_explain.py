@@ -17,8 +17,9 @@ from shoal.spmd._tensor import Tensor
 @dataclass(frozen=True)
 class Explanation:
     """``parts``: per part that is not empty the devices that hold it and its ranges. ``operator``: which laid the tensor out; None when it
-    was made whole, from a value of the host or by operators on whole tensors. ``source``: file and line of the program that called it.
-    ``communicated``: (collective, bytes that all devices received together) for this call, to lay arguments out and to add results up."""
+    was made so, from a value of the host, by operators on whole tensors, by a loader, or as a parameter of an FSDP unit. ``source``: file
+    and line of the program that called it. ``communicated``: (collective, bytes that all devices received together) for this call, to lay
+    arguments out and to add results up."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -38,7 +39,8 @@ class Explanation:
             names = f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
             lines.append(f"  {names}: [{', '.join(f'{r.start}:{r.stop}' for r in ranges)}]")
         if self.operator is None:
-            lines.append("made whole: no operator on split tensors gave it")
+            made = "whole" if self.sharding == "{replicated}" else "so, by a loader or as the parameter of a unit"
+            lines.append(f"no operator on split tensors gave it: it was made {made}")
             return "\n".join(lines)
         where = ""
         if self.source is not None:

@@ -225,9 +225,9 @@ def _flops(func: Any, args: tuple, kwargs: dict, out: Any) -> float:
 
 
 def record(module: nn.Module, args: tuple, kwargs: dict, training: bool) -> Trace:
-    """Of ``module(*args, **kwargs)`` and, when ``training``, of the backward pass from its floating-point results. Tensors in ``args`` and
-    ``kwargs`` may lie anywhere: only their shapes count. The module and the random stream stay as they are. Raises Untraceable when the
-    program reads a value, which tensors without memory have not."""
+    """Of ``module(*args, **kwargs)`` and, when ``training``, of the backward pass from its results: the scalars, if there are any. Tensors
+    in ``args`` and ``kwargs`` may lie anywhere: only their shapes count. The module and the random stream stay as they are. Raises
+    Untraceable when the program reads a value, which tensors without memory have not."""
     trace = Trace()
     recorder = _Recorder(trace)
     parameters, buffers = {}, {}
@@ -286,6 +286,7 @@ class _Step(nn.Module):
     def forward(self, args: tuple, kwargs: dict) -> list[Tensor]:
         results = [t for t in tree_flatten(self.module(*args, **kwargs))[0] if isinstance(t, Tensor)]
         with_gradients = [t for t in results if t.requires_grad]
+        with_gradients = [t for t in with_gradients if t.dim() == 0] or with_gradients  # beside a loss nothing else is trained
         if self._training and with_gradients:
             torch.autograd.backward(with_gradients, [torch.ones_like(t) for t in with_gradients])
         return results
