@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import xml.etree.ElementTree as ElementTree
@@ -175,6 +176,36 @@ def test_lines_are_those_of_the_program_above_modules_and_backward_passes():
     y.sum().backward()  # the backward pass
     found = xs.explain(model.inner[0].weight.grad)
     assert source_of(found) == "y.sum().backward()  # the backward pass"
+
+
+def test_layers_split_by_columns_and_rows_add_up_once():
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+    net = copy.deepcopy(plain).to(xm.xla_device())
+    for p, spec in ((net[0].weight, ("d", None)), (net[0].bias, ("d",)), (net[2].weight, (None, "d"))):
+        xs.mark_sharding(p, LINE, spec)
+    x = torch.randn(4, 16)
+    xs.communicated(reset=True)
+    y = net(x.to(xm.xla_device()))
+    only = {"all_reduce": 8 * 2 * 7 * 4 * 16 * 4 // 8}
+    assert (xs.explain(y).operator, xs.communicated()) == ("aten::addmm", only)
+    torch.testing.assert_close(y.cpu(), plain(x))
+    xs.communicated(reset=True)
+    y.sum().backward()
+    assert xs.communicated() == {}
+    plain(x).sum().backward()
+    for p, q in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.cpu(), q.grad)
+    bias, a, b = (torch.randn(s) for s in ((6,), (5, 16), (16, 6)))
+    there = [t.to(xm.xla_device()) for t in (bias, a, b)]
+    xs.mark_sharding(there[1], LINE, (None, "d"))
+    xs.mark_sharding(there[2], LINE, ("d", None))
+    for beta, alpha in ((1, 1), (2, 0.5), (0, 3)):
+        want = torch.addmm(bias, a, b, beta=beta, alpha=alpha)
+        torch.testing.assert_close(torch.addmm(*there, beta=beta, alpha=alpha).cpu(), want)
+    there[0] = torch.zeros(5, 6, device=xm.xla_device())
+    there[0].addmm_(*there[1:])
+    torch.testing.assert_close(there[0].cpu(), a @ b)
 
 
 @pytest.mark.filterwarnings("ignore:shoal.spmd")

@@ -302,9 +302,17 @@ def bmm(func, arrays, args, kwargs):
     return Plan([("b", "m", "k"), ("b", "k", "n")], [("b", "m", "n")], combine="sum")
 
 
+def _added_product(op, bias, a, b, *, beta=1, alpha=1):
+    product = op(aten.mm.default, a, b)
+    product = product if alpha == 1 else op(aten.mul.Tensor, product, alpha)
+    return [product if beta == 0 else op(aten.add.Tensor, product, bias, alpha=beta)]
+
+
 @rule("addmm")
 def addmm(func, arrays, args, kwargs):
-    bias = arrays[0]
+    bias, a, b = arrays
+    if func._schema.name == "aten::addmm" and a.sharding.parts[1] > 1 and a.sharding.columns[1] == b.sharding.columns[0]:
+        return Steps(_added_product)  # what is summed over is split alike: results are added up, nothing else moves
     labels = ("m", "n")[2 - len(bias.shape) :]
     out = (arrays[1].shape[0], arrays[2].shape[1])
     labels = tuple(None if n == 1 and o != 1 else label for label, n, o in zip(labels, bias.shape, out[2 - len(bias.shape) :], strict=True))
