@@ -140,6 +140,35 @@ def differentiable_input(model, x):
     return y + 0.1 * g.detach().square().sum()
 
 
+class Scaled(Net):
+    """``scale``: how a second input comes to the output."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scaled = scale
+
+    def forward(self, x, y):
+        return super().forward(x) * self.scaled(y)
+
+
+def with_scale(shape):
+    """The second input is whole on all devices and wants a gradient."""
+
+    def loss(model, x):
+        y = torch.linspace(-1, 1, shape[0] * shape[1], dtype=x.dtype, device=x.device).view(shape).requires_grad_()
+        value = (model(x, y).square().mean(1) * 1.5).mean()
+        (g,) = torch.autograd.grad(value, y, retain_graph=True)
+        return value + g.detach().square().sum()
+
+    return loss
+
+
+def many(x):
+    if x.shape[0] == 1:
+        raise RuntimeError("one row is too few")
+    return x
+
+
 def saving():
     """A state dict loads after training, into the same memory, and training goes on."""
     torch.manual_seed(3)
@@ -205,6 +234,10 @@ CASES = {
     "penalty": lambda: double(Net, loss=with_penalty),
     "two forwards": lambda: double(Net, loss=twice),
     "gradient of the input": lambda: double(Net, loss=differentiable_input),
+    "scale per row": lambda: double(lambda: Scaled(torch.exp), loss=with_scale((4 * N, 1)), optimizer=plain_descent),
+    "scale per column": lambda: double(lambda: Scaled(torch.exp), loss=with_scale((1, 7)), optimizer=plain_descent),
+    "scale of a sum": lambda: double(lambda: Scaled(lambda y: y.sum(0) / 9), loss=with_scale((4 * N, 7)), optimizer=plain_descent),
+    "one rank has too few rows": lambda: double(lambda: Net(inside=many), batches=[rows(0)[: 2 * N - 1]]),
     "checkpointed": lambda: double(Net, before=checkpointed),
     "saving": saving,
     "optimizer built before": built_before,

@@ -3,15 +3,17 @@
 A process runs the module on its rows of the batch, with ordinary tensors: no operator costs more than in any program, parameters are
 unsharded and dropped unit by unit, and gradients are reduced in their owners' memory. That is the global program only if rows do not meet:
 no operator may sum over the batch, lay it out anew or draw random numbers. A unit finds out at the first call with inputs of such shapes:
-it runs operator by operator, on whole parameters, and looks for operators that move anything. The engine's outputs have to equal those of
-that run. Otherwise the unit runs operator by operator, on the same memory.
+it runs operator by operator, on whole parameters, and looks for operators that move anything. Then each process tries it on its rows, with
+ordinary tensors; outputs have to be those of the first run on all of them. Otherwise the unit runs operator by operator, on the same
+memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,34 +110,35 @@ _foreach_supported_types.append(EngineParameter)
 
 
 class _Enter(torch.autograd.Function):
-    """This process's rows of a tensor of the device; of a whole one, all of it."""
+    """What this process has of a tensor of the device that is split so."""
 
     @staticmethod
-    def forward(ctx, t):
+    def forward(ctx, t, sharding):
         array = t._box.array
-        ctx.shape, ctx.sharding = array.shape, array.sharding
-        (local,) = array.locals.values()
+        ctx.shape, ctx.lay, ctx.sharding = array.shape, array.sharding, sharding
+        (local,) = array.resharded(sharding).locals.values()
         return local.detach()
 
     @staticmethod
     def backward(ctx, gradient):
         if ctx.sharding.is_replicated:
-            return Tensor(Box(Array.whole(world().all_reduce(gradient, "backward of an input"), world().num_devices)))
-        return _on_device(gradient, ctx.shape, ctx.sharding)
+            return Tensor(Box(Array.whole(world().all_reduce(gradient, "backward of an input"), world().num_devices))), None
+        array = _on_device(gradient, ctx.shape, ctx.sharding)._box.array
+        return Tensor(Box(array.resharded(ctx.lay, "backward of an input"))), None
 
 
 class _Leave(torch.autograd.Function):
     """The tensor of the device that has these rows on this process."""
 
     @staticmethod
-    def forward(ctx, local, shape, sharding):
+    def forward(ctx, local, shape, sharding, make):
         ctx.sharding = sharding
-        return _on_device(local.detach(), shape, sharding)
+        return make(_on_device(local.detach(), shape, sharding)._box)
 
     @staticmethod
     def backward(ctx, gradient):
         (local,) = gradient._box.array.resharded(ctx.sharding, "backward of an output").locals.values()
-        return local.detach(), None, None
+        return local.detach(), None, None, None
 
 
 def _on_device(local: torch.Tensor, shape: tuple[int, ...], sharding: Sharding) -> Tensor:
@@ -169,6 +172,19 @@ def largest_dim(shape: torch.Size) -> int:
     return max(range(len(shape)), key=lambda d: shape[d])
 
 
+@dataclass
+class Way:
+    """How a kind of call runs on rows. ``entering``: how each input that is a tensor is split then. ``outputs``: shapes, shardings and what
+    makes tensors of them, wrappers if an input is one."""
+
+    entering: list[Sharding]
+    outputs: list[tuple[tuple[int, ...], Sharding, Callable[[Box], Tensor]]]
+
+
+class _Stopped(Exception):
+    """Another process could not go on with a trial."""
+
+
 class Unit:
     """One wrapped module."""
 
@@ -177,7 +193,7 @@ class Unit:
         from shoal.fsdp._collect import state_of
 
         self.module = module
-        self._outputs: dict[Any, list | None] = {}  # per kind of call: shapes and shardings of its outputs; None: operator by operator
+        self._ways: dict[Any, Way | None] = {}  # per kind of call; None: operator by operator
         self._never = False  # its training forward is no program on rows: units inside may be
         self.reason: str | None = None  # of the last kind of call that runs operator by operator
         originals: dict[tuple[int, str], nn.Parameter] = {}
@@ -214,32 +230,37 @@ class Unit:
             return self._run_inside(args, kwargs)
         flat, tree = tree_flatten((args, kwargs))
         key = self._key(flat, tree)
-        if key not in self._outputs:
-            outputs = None if self._never else self._look(flat, tree, units)
-            if outputs is not None:
-                output, same = self._on_rows(flat, tree, units, outputs)
-                if same:
-                    self._outputs[key] = [(shape, sharding) for shape, sharding, _ in outputs]
-                    return output
-            self._outputs[key] = None
-            self._never |= torch.is_grad_enabled() and not any(self._outputs.values())
-            _log.info("%s runs operator by operator: %s", type(self.module).__name__, self.reason)
-        outputs = self._outputs[key]
-        if outputs is not None:
-            return self._on_rows(flat, tree, units, outputs)[0]
+        if key not in self._ways:
+            self._ways[key] = None if self._never else self._look(flat, tree, units)
+            if self._ways[key] is None:
+                self._never |= torch.is_grad_enabled() and not any(self._ways.values())
+                _log.info("%s runs operator by operator: %s", type(self.module).__name__, self.reason)
+        way = self._ways[key]
+        if way is not None:
+            return self._on_rows(flat, tree, units, way)
         with _paused([self] if self._never else units), contextlib.nullcontext() if self._never else _going("operators"):
             return self.module(*args, **kwargs)
 
     def _run_inside(self, args: tuple, kwargs: dict) -> Any:
-        if _way != "looking":
+        if _way not in ("looking", "trying"):
             return self.module(*args, **kwargs)
+        if _way == "trying" and not all(world().passed(True)):
+            raise _Stopped
         with unobserved():
-            for p in self.parameters:
-                p._box.whole = Array.whole(p._box.array.gathered(), world().num_devices)
+            whole = {p: Array.whole(p._box.array.gathered(), world().num_devices) for p in self.parameters}
+        places = [(m, name, m._parameters[name]) for p in whole for m, name in p._engine.owners] if _way == "trying" else []
         try:
+            for p, array in whole.items():
+                if _way == "trying":
+                    for m, name in p._engine.owners:
+                        m._parameters[name] = nn.Parameter(array.locals[0], requires_grad=False)
+                else:
+                    p._box.whole = array
             return self.module(*args, **kwargs)
         finally:
-            for p in self.parameters:
+            for m, name, p in places:
+                m._parameters[name] = p
+            for p in whole:
                 p._box.whole = None
 
     def _key(self, flat: list[Any], tree: Any) -> Any:
@@ -248,71 +269,103 @@ class Unit:
         modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), tuple(m.training for m in self.module.modules())
         return inputs, str(tree), modes
 
-    def _look(self, flat: list[Any], tree: Any, units: list[Unit]) -> list | None:
-        """Shape, sharding and rows of each output, if the module is a program on rows; None otherwise."""
+    def _look(self, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
+        """If the module is a program on rows, how it runs so."""
         inputs = [a for a in flat if isinstance(a, Tensor)]
+        given = [t._box.array.sharding for t in inputs]
         if any(isinstance(a, torch.Tensor) and not isinstance(a, Tensor) for a in flat):
             return self._because("an input is a tensor of the host")
-        if not any(_by_rows(t._box.array.sharding) for t in inputs):
+        if not any(map(_by_rows, given)):
             return self._because("no input is split over the batch")
-        if not all(_by_rows(t._box.array.sharding) or t._box.array.sharding.is_replicated for t in inputs):
+        if not all(_by_rows(s) or s.is_replicated for s in given):
             return self._because("an input is split in another dimension than the batch")
         if any(p._backward_hooks or p._post_accumulate_grad_hooks for u in units for p in u.parameters):
             return self._because("a parameter has hooks")
+        counts = {t.shape[0] for t in inputs if _by_rows(t._box.array.sharding)}
+        cut = [_rows(t.dim()) if t.shape[:1] and t.shape[0] in counts else s for t, s in zip(inputs, given, strict=True)]
+        for entering in [cut, given] if cut != given else [given]:
+            way = self._looked(flat, tree, units, entering)
+            if way is not None:
+                self.reason = None
+                return way
+        return None
+
+    def _looked(self, flat: list[Any], tree: Any, units: list[Unit], entering: list[Sharding]) -> Way | None:
         copies = [a.detach().clone() if isinstance(a, Tensor) else a for a in flat]
-        before = [c._box.written for c in copies if isinstance(c, Tensor)]
-        held = [(b, b.detach().clone()) for b in self.module.buffers()]
-        state = torch.get_rng_state()
-        args, kwargs = tree_unflatten(copies, tree)
+        inputs = [c for c in copies if isinstance(c, Tensor)]
+        for t, sharding in zip(inputs, entering, strict=True):
+            t._box.lay(sharding)
+        before = [t._box.written for t in inputs]
+        local = [next(iter(c._box.array.locals.values())).clone() if isinstance(c, Tensor) else c for c in copies]
         try:
-            with _paused(units), _going("looking"), torch.no_grad(), observed() as seen:
-                output = self._run_inside(args, kwargs)
+            with _going("looking"), self._leaving_no_trace(units), observed() as seen:
+                output = self._run_inside(*tree_unflatten(copies, tree))
         except Exception as error:  # the run that follows raises it, if it is the program's
             return self._because(f"its forward raised {type(error).__name__} without gradients")
+        if seen:
+            return self._because(seen[0])
+        if before != [t._box.written for t in inputs]:
+            return self._because("it writes to its inputs")
+        flat_output = tree_flatten(output)[0]
+        outputs = [o for o in flat_output if isinstance(o, Tensor)]
+        for o in flat_output:
+            if not isinstance(o, (Tensor, int, float, str, bool, type(None))):
+                return self._because(f"an output is a {type(o).__name__}")
+        if not all(_by_rows(o._box.array.sharding) for o in outputs):
+            return self._because("an output is not split over the batch")
+        if not self._tried(local, tree, units, [next(iter(o._box.array.locals.values())) for o in outputs]):
+            return self._because("its outputs depend on how many rows it gets")
+        return Way(entering, [(tuple(o.shape), o._box.array.sharding, getattr(type(o), "result", Tensor)) for o in outputs])
+
+    def _tried(self, local: list[Any], tree: Any, units: list[Unit], wanted: list[torch.Tensor]) -> bool:
+        """Whether the module gives these rows of outputs on these rows of inputs, on every process. One that fails says so where the others
+        begin their next unit."""
+        try:
+            with _going("trying"), self._leaving_no_trace(units), _local_buffers(self.module):
+                output = self._run_inside(*tree_unflatten(local, tree))
+        except _Stopped:
+            return False
+        except Exception:
+            return all(world().passed(False))
+        made = [o for o in tree_flatten(output)[0] if isinstance(o, torch.Tensor)]
+        return all(world().passed(len(made) == len(wanted) and all(map(_close, made, wanted))))
+
+    @contextlib.contextmanager
+    def _leaving_no_trace(self, units: list[Unit]) -> Iterator[None]:
+        """The engine does not run; buffers and the random stream are put back."""
+        held = [(b, b.detach().clone()) for b in self.module.buffers()]
+        state = torch.get_rng_state()
+        try:
+            with _paused(units), torch.no_grad():
+                yield
         finally:
             torch.set_rng_state(state)
             with torch.no_grad():
                 for b, value in held:
                     b.copy_(value)
-        if seen:
-            return self._because(seen[0])
-        if before != [c._box.written for c in copies if isinstance(c, Tensor)]:
-            return self._because("it writes to its inputs")
-        found = []
-        for o in tree_flatten(output)[0]:
-            if not isinstance(o, Tensor):
-                if o is not None and not isinstance(o, (int, float, str, bool)):
-                    return self._because(f"an output is a {type(o).__name__}")
-                continue
-            if not _by_rows(o._box.array.sharding):
-                return self._because("an output is not split over the batch")
-            found.append((o._box.array.shape, o._box.array.sharding, next(iter(o._box.array.locals.values()))))
-        return found
 
     def _because(self, reason: str) -> None:
         self.reason = reason
 
-    def _on_rows(self, flat: list[Any], tree: Any, units: list[Unit], outputs: list) -> tuple[Any, bool]:
-        """The outputs, and whether they are those of the look that ``outputs`` may have (on every process)."""
+    def _on_rows(self, flat: list[Any], tree: Any, units: list[Unit], way: Way) -> Any:
         for p in (p for u in units for p in u.parameters):
             if p._engine.sharded.requires_grad != p.requires_grad:
                 p._engine.sharded.requires_grad_(p.requires_grad)
-        args, kwargs = tree_unflatten([_Enter.apply(a) if isinstance(a, Tensor) else a for a in flat], tree)
+        entering = iter(way.entering)
+        args, kwargs = tree_unflatten([_Enter.apply(a, next(entering)) if isinstance(a, Tensor) else a for a in flat], tree)
         with _going("rows"), _local_buffers(self.module):
             made, made_tree = tree_flatten(self.module(*args, **kwargs))
-        at = [i for i, o in enumerate(made) if isinstance(o, torch.Tensor)]
-        if len(outputs[0]) == 3:
-            alike = len(at) == len(outputs) and all(_close(made[i], local) for i, (_, _, local) in zip(at, outputs, strict=True))
-            if not all(world().passed(alike)):
-                self._because("its outputs depend on how many rows it gets")
-                return None, False
-        for i, (shape, sharding, *_) in zip(at, outputs, strict=True):
-            made[i] = _Leave.apply(made[i], shape, sharding)
-        return tree_unflatten(made, made_tree), True
+        outputs = iter(way.outputs)
+        return tree_unflatten([_Leave.apply(o, *next(outputs)) if isinstance(o, torch.Tensor) else o for o in made], made_tree)
 
 
 def _constant(a: Any) -> Any:
     return (type(a), a) if isinstance(a, (int, float, bool, str, torch.dtype, type(None))) else (type(a), id(a))
+
+
+def _rows(rank: int) -> Sharding:
+    n = world().num_devices
+    return Sharding((n, *(1,) * (rank - 1)), tuple(range(n)))
 
 
 def _by_rows(sharding: Sharding) -> bool:
@@ -331,13 +384,13 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True)
 
 
-# How the outermost unit that runs now runs: "rows", "operators", "looking"; None outside of units.
+# How the outermost unit that runs now runs: "rows", "operators", "looking", "trying"; None outside of units.
 _way: str | None = None
 
 
 def on_rows() -> bool:
     """Whether a unit runs on this process's rows, with ordinary tensors."""
-    return _way == "rows"
+    return _way in ("rows", "trying")
 
 
 @contextlib.contextmanager
