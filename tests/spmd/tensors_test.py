@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import shoal.optim
 import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
@@ -110,15 +112,25 @@ def test_dropout_is_that_of_the_unsharded_program():
 
 
 @pytest.mark.filterwarnings("error:shoal.spmd")  # every operator of these has a rule
-@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
-def test_optimizers_give_what_they_give_for_plain_parameters(options):
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        torch.optim.AdamW,
+        functools.partial(torch.optim.AdamW, foreach=True),
+        functools.partial(torch.optim.AdamW, fused=True),
+        shoal.optim.AdamW,
+        functools.partial(shoal.optim.SGD, momentum=0.9),
+    ],
+    ids=["loop", "foreach", "fused", "shoal.optim.AdamW", "shoal.optim.SGD"],
+)
+def test_optimizers_give_what_they_give_for_plain_parameters(make_optimizer):
     plain, model = (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(2))
     model.load_state_dict(plain.state_dict())
     model.to(DEVICE)
     xs.mark_sharding(model[0].weight, MESH, ("y", "x"))
     xs.mark_sharding(model[2].weight, MESH, (None, "y"))
     for m, make in ((plain, lambda x: x), (model, lambda x: x.to(DEVICE))):
-        optimizer = torch.optim.AdamW(m.parameters(), lr=0.1, **options)
+        optimizer = make_optimizer(m.parameters(), lr=0.1)
         for step in range(3):
             optimizer.zero_grad()
             m(make(values(4, 6) / 24 + step)).square().sum().backward()

@@ -176,7 +176,9 @@ class Root:
         """A parameter was put in the place of another one after fully_shard: both are one from now on, in the unit around both."""
         changed: dict[Unit, None] = {}
         unit_of = {id(p.sharded): u for u in self.units for p in u.parameters}
-        parameter_of = {id(face): p for u in self.units for p in u.parameters for face in (p.sharded, p.unsharded, p.front) if face is not None}
+        parameter_of = {
+            id(face): p for u in self.units for p in u.parameters for face in (p.sharded, p.unsharded, p.front) if face is not None
+        }
         for u in self.units:
             for p in list(u.parameters):
                 for owner in list(p.owners):

@@ -83,10 +83,13 @@ class Fused:
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One update, by ``torch.get_num_threads()`` threads at most. ``closure``: computes the loss again, which is returned.
+        """One update, by ``torch.get_num_threads()`` threads at most. Tensors of ``shoal.spmd``'s device are updated by torch's fused
+        operator, and no state is kept beside torch's. ``closure``: computes the loss again, which is returned.
 
         With ``found_inf`` set by a GradScaler and not zero nothing is updated; with ``grad_scale`` gradients are divided by it first.
         """
+        if any(p.device.type == "xla" for group in self.param_groups for p in group["params"]):
+            return self._step_of_torch(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -99,6 +102,18 @@ class Fused:
                     if not p.requires_grad:  # frozen after it was built
                         self._reserved.pop(id(p), None)
         return loss
+
+    def _step_of_torch(self, closure: Any) -> Any:
+        """Tensors of shoal.spmd's device: torch's fused operator gets all of them in one call, part by part."""
+        for group in self.param_groups:
+            if any(self._has_master(p, group) for p in group["params"]):
+                raise Unimplemented(
+                    f"shoal.optim.{type(self).__name__} keeps no master weights of tensors of shoal.spmd's device",
+                    hint="pass master_weights=False, or keep the parameters in float32 under autocast",
+                )
+            if "fused" in group:
+                group["fused"] = True
+        return _without_dynamo(super().step)(self, closure)
 
     def _has_master(self, p: torch.Tensor, group: dict[str, Any]) -> bool:
         return p.dtype in LOW_PRECISION and group.get("master_weights") is not False
