@@ -1,4 +1,4 @@
-"""shoal.spmd beside fully_shard: steps of FSDPv2 and of marks by hand, two processes; marks of 1 GB (about 4 minutes)."""
+"""shoal.spmd beside fully_shard: steps of FSDPv2, of marks by hand, and under one controller; marks of 1 GB (about 5 minutes)."""
 
 import json
 import tempfile
@@ -12,10 +12,14 @@ ROWS = {
     "S": [
         Row("step S, FSDPv2 beside fully_shard", "s", "S FSDPv2", "S fully_shard", goal=("<=", 1.05), paired=True),
         Row("step S, marks beside fully_shard", "s", "S marks", "S fully_shard", goal=("<=", 1.5), paired=True),
+        Row("step S, one controller beside processes", "s", "S controller", "S FSDPv2", goal=("<=", 1.15)),
+        Row("S, the controller per operator beside 60 us", "s", "S operator", "60 us", goal=("<=", 1.0)),
     ],
     "T": [
         Row("step T, FSDPv2 beside fully_shard", "s", "T FSDPv2", "T fully_shard", paired=True),
         Row("step T, marks beside fully_shard", "s", "T marks", "T fully_shard", paired=True),
+        Row("step T, one controller beside processes", "s", "T controller", "T FSDPv2"),
+        Row("T, the controller per operator beside 60 us", "s", "T operator", "60 us", goal=("<=", 1.0)),
     ],
     "mark": [Row("mark_sharding of 1 GB beside one copy", "s", "mark", "copy", goal=("<=", 1.2), paired=True)],
 }
@@ -67,7 +71,12 @@ def _steps(config: str) -> dict[str, list[float]]:
         out = Path(folder, "figures.json")
         run(torchrun(OURS, "spmd_step.py", "--config", config, "--steps", STEPS[config], "--out", out), limit=600)
         figures = json.loads(out.read_text())
-    return {f"{config} {way}": seconds for way, seconds in figures["step_s"].items()}
+        driven = ["spmd_driven.py", "--config", config, "--steps", STEPS[config], "--out", out]
+        run(["env", "SHOAL_SPMD_WORKERS=2", OURS / "python", *driven], limit=600)
+        under_controller = json.loads(out.read_text())
+    found = {f"{config} {way}": seconds for way, seconds in figures["step_s"].items()}
+    found |= {f"{config} controller": under_controller["step_s"], f"{config} operator": under_controller["operator_s"]}
+    return found | {"60 us": [60e-6]}
 
 
 def _marks() -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from fixtures import *  # noqa: F403
 from launch import run
 
 HERE = Path(__file__).parent
@@ -57,6 +58,12 @@ def test_several_processes_compute_the_bits_of_one(processes, alone, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == alone.splitlines()
     assert len(alone.splitlines()) > 80
+
+
+def test_one_controller_of_two_ranks_computes_the_bits_of_one_process(alone, home, tmp_path):
+    done = run([str(HERE / "same_program.py"), str(tmp_path)], SHOAL_SPMD_DEVICES="4", SHOAL_SPMD_WORKERS="2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == alone.splitlines()
 
 
 @pytest.fixture(scope="module")
