@@ -1,6 +1,7 @@
 """A step that a driver writes by hand: the example as it stands, its mathematics, its messages, and how it ends when a rank does."""
 
 import functools
+import gc
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import graph_driver
 import pytest
 import torch
+from leftovers import wait_until
 from torch import nn
 
 import shoal
@@ -25,11 +27,33 @@ MSE = nn.functional.mse_loss
 LOSS = graph_driver.loss
 
 
-@pytest.fixture
-def cluster(home):
-    shoal.init(num_cpus=4)
-    yield home
+placed = []
+
+
+def place(*args, **options):
+    placed.append(graph.place(*args, **options))
+    return placed[-1]
+
+
+@pytest.fixture(scope="module")
+def shared(module_home):
+    shoal.init(num_cpus=8)
+    yield
     shoal.shutdown()
+
+
+@pytest.fixture
+def cluster(shared):
+    """The module's cluster, on which nothing runs."""
+    yield
+    while placed:
+        placed.pop().close()
+    gc.collect()
+    wait_until(
+        lambda: not any(a["state"] == "ALIVE" and a["class"] != "TrainReports" for a in shoal._runtime.state.session.list("actors")),
+        5,
+        "the end of all actors",
+    )
 
 
 def plain_losses(steps, **adamw):
@@ -54,12 +78,12 @@ def assert_same(losses, **adamw):
 
 def example_ranks(step=None, **options):
     options = {"optimizer": graph.AdamW(lr=3e-3), **options}
-    ranks = graph.place(graph_driver.model, graph_driver.batch, LOSS, num_workers=2, **options)
+    ranks = place(graph_driver.model, graph_driver.batch, LOSS, num_workers=2, **options)
     ranks.send(step or graph_driver.write_step())
     return ranks
 
 
-def test_the_example_prints_falling_losses_and_draws_its_step(home, tmp_path):
+def test_the_example_prints_falling_losses_and_draws_its_step(module_home, tmp_path):
     done = subprocess.run([sys.executable, graph_driver.__file__], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert_same([float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)])
@@ -92,6 +116,25 @@ def test_a_step_is_one_message_per_rank(cluster):
         assert (s1 - s0, r1 - r0) == (steps + 1, steps + 1)
 
 
+def test_wrong_use_is_refused_in_the_driver(cluster):
+    ranks = place(graph_driver.model, graph_driver.batch, LOSS, num_workers=2)
+    with pytest.raises(InvalidArgument, match="no step to run"):
+        ranks.step()
+    with pytest.raises(InvalidArgument, match=r"the step has the units embed, the model embed, blocks\.0, blocks\.1, head"):
+        ranks.send(graph.Step(["embed"]))
+    step = graph.Step(graph_driver.UNITS)
+    step.forward("embed", after=step.unshard("head"))
+    with pytest.raises(InvalidArgument, match=r"forward\(embed\) \(node 1\) has no unshard before it"):
+        ranks.send(step)
+    sent = shoal._runtime.state.session.traffic()[0]
+    ranks.send(graph_driver.write_step())
+    assert shoal._runtime.state.session.traffic()[0] == sent + 2
+    with pytest.raises(InvalidArgument, match="have a graph already"):
+        ranks.send(graph_driver.write_step())
+    with pytest.raises(InvalidArgument, match="num_workers"):
+        place(graph_driver.model, graph_driver.batch, MSE, num_workers=0)
+
+
 def test_losses_are_those_of_one_process_and_no_parameter_is_read_outside_its_lease(cluster):
     # With an eps as large as the gradients AdamW sees their scale, too: a sum where the mean belongs would show.
     adamw = {"lr": 2e-2, "betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.1}
@@ -102,7 +145,10 @@ def test_losses_are_those_of_one_process_and_no_parameter_is_read_outside_its_le
 def test_the_head_lists_the_gang_of_shard_actors(cluster):
     ranks = example_ranks()
     shoal.get(ranks.step())
-    rows = sorted((r for r in shoal._runtime.state.session.list("actors") if r["class"] == "ShardActor"), key=lambda r: r["rank"])
+    rows = sorted(
+        (r for r in shoal._runtime.state.session.list("actors") if r["class"] == "ShardActor" and r["state"] != "DEAD"),
+        key=lambda r: r["rank"],
+    )
     assert [(r["rank"], r["world_size"], r["state"]) for r in rows] == [(0, 2, "ALIVE"), (1, 2, "ALIVE")]
     numel = sum(p.numel() for unit in graph_driver.model().values() for p in unit.parameters())
     assert sum(int(r["attributes"]["bytes"]) for r in rows) == 4 * numel
@@ -154,9 +200,7 @@ PASSES = {
 
 @pytest.mark.parametrize("name", PASSES)
 def test_losses_are_bitwise_those_of_fully_shard(cluster, name, tmp_path):
-    ranks = graph.place(
-        graph_driver.model, graph_driver.batch, LOSS, num_workers=2, optimizer=graph.AdamW(lr=3e-3), offload_folder=tmp_path
-    )
+    ranks = place(graph_driver.model, graph_driver.batch, LOSS, num_workers=2, optimizer=graph.AdamW(lr=3e-3), offload_folder=tmp_path)
     passes = dict(PASSES[name])
     if "bucket_bytes" in passes:
         passes["unit_bytes"] = ranks.unit_bytes
@@ -190,7 +234,7 @@ def seeded_batch(rank, step):
 
 def test_a_recomputed_unit_drops_what_it_dropped_before(cluster):
     def losses(recompute):
-        ranks = graph.place(dropping, seeded_batch, MSE, num_workers=2, optimizer=graph.AdamW(lr=1e-2))
+        ranks = place(dropping, seeded_batch, MSE, num_workers=2, optimizer=graph.AdamW(lr=1e-2))
         ranks.send(plain_step(["a", "b", "c"]).passes(recompute=recompute))
         out = [shoal.get(ranks.step()) for _ in range(4)]
         ranks.close()
@@ -326,7 +370,7 @@ def trapped(do):
         torch.manual_seed(0)
         return {"a": nn.Linear(4, 4), "trap": nn.Sequential(Trap(do)), "b": nn.Linear(4, 4)}
 
-    ranks = graph.place(model, batch_with_a_trap, MSE, num_workers=2)
+    ranks = place(model, batch_with_a_trap, MSE, num_workers=2)
     ranks.send(plain_step(["a", "trap", "b"]))
     return ranks
 
@@ -387,25 +431,6 @@ def test_a_killed_shard_actor_fails_the_next_step(cluster):
         steps_for_ever()
 
 
-def test_wrong_use_is_refused_in_the_driver(cluster):
-    ranks = graph.place(graph_driver.model, graph_driver.batch, LOSS, num_workers=2)
-    with pytest.raises(InvalidArgument, match="no step to run"):
-        ranks.step()
-    with pytest.raises(InvalidArgument, match=r"the step has the units embed, the model embed, blocks\.0, blocks\.1, head"):
-        ranks.send(graph.Step(["embed"]))
-    step = graph.Step(graph_driver.UNITS)
-    step.forward("embed", after=step.unshard("head"))
-    with pytest.raises(InvalidArgument, match=r"forward\(embed\) \(node 1\) has no unshard before it"):
-        ranks.send(step)
-    sent = shoal._runtime.state.session.traffic()[0]
-    ranks.send(graph_driver.write_step())
-    assert shoal._runtime.state.session.traffic()[0] == sent + 2
-    with pytest.raises(InvalidArgument, match="have a graph already"):
-        ranks.send(graph_driver.write_step())
-    with pytest.raises(InvalidArgument, match="num_workers"):
-        graph.place(graph_driver.model, graph_driver.batch, MSE, num_workers=0)
-
-
 def tied():
     shared = nn.Linear(4, 4)
     return {"a": nn.Sequential(shared), "b": nn.Sequential(shared)}
@@ -417,8 +442,8 @@ def doubles():
 
 def test_a_model_that_cannot_be_placed_or_run_says_so(cluster):
     with pytest.raises(InvalidArgument, match="units a and b share a parameter"):
-        graph.place(tied, graph_driver.batch, LOSS, num_workers=2)
-    ranks = graph.place(doubles, graph_driver.batch, LOSS, num_workers=2)
+        place(tied, graph_driver.batch, LOSS, num_workers=2)
+    ranks = place(doubles, graph_driver.batch, LOSS, num_workers=2)
     with pytest.raises(Unimplemented, match=r"optimizer_update\(embed\) .* is float64, and AdamW updates float32"):
         ranks.send(graph_driver.write_step())
     ranks.close()
