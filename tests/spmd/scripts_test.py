@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.metadata
 import importlib.util
 import io
 import os
+import re
 import types
 import warnings
 
@@ -37,12 +39,18 @@ import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.runtime as xr
 import torch_xla.utils.checkpoint
 from torch_xla.amp import GradScaler, autocast, syncfree
-from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel, checkpoint_module
+from torch_xla.distributed.fsdp.utils import apply_xla_patch_to_nn_linear
+from torch_xla.distributed.fsdp.wrap import recursive_wrap, size_based_auto_wrap_policy
 from torch_xla.experimental.assume_pure import assume_pure
 from torch_xla.experimental.custom_kernel import flash_attention
+from torch_xla.experimental.gradient_accumulation import gradient_accumulation
 from torch_xla.experimental.scan import scan
 from torch_xla.experimental.scan_layers import scan_layers
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel as FSDPv2
+from torch_xla.experimental.spmd_fully_sharded_data_parallel import _prepare_spmd_partition_spec as partition_spec_of
+from torch_xla.test import test_utils
+from torch_xla.utils import utils as xu
 
 xr.use_spmd()
 DEVICE = xm.xla_device()
@@ -357,6 +365,45 @@ def test_scan_stacks_what_a_function_makes_of_each_row():
         scan(total, begin, (batch(), batch()[1:]))
     model = net().to(DEVICE)
     assert torch.equal(scan_layers(model, batch()).cpu(), assume_pure(model)(batch()).cpu())
+
+
+def test_accumulated_gradients_are_those_of_the_mean_loss():
+    model, plain = FSDPv2(net(), mesh=MESH), net()
+    parts = X.view(2, 4, 16).to(DEVICE)
+
+    def step(x, seen):
+        return model(x).square().mean(), seen + len(x)
+
+    loss, seen = gradient_accumulation(step, (parts,), model, torch.tensor(0, device=DEVICE))
+    whole = plain(X).square().mean()
+    whole.backward()
+    assert seen.item() == 8
+    assert loss.item() == pytest.approx(whole.item(), rel=1e-6)
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.cpu(), q.grad)
+    with pytest.raises(ValueError, match=r"lengths \[\]"):
+        gradient_accumulation(step, (), model)
+
+
+def test_helpers_of_training_scripts(monkeypatch, capsys):
+    policy = functools.partial(size_based_auto_wrap_policy, min_num_params=500)
+    model, wrapped = recursive_wrap(apply_xla_patch_to_nn_linear(net(), xs.xla_patched_nn_linear_forward), policy, checkpoint_module)
+    assert wrapped == 16 * 32 + 32  # the first layer alone has as many
+    assert torch.equal(model(X), net()(X))
+    assert [partition_spec_of(torch.ones(2, 3), shard_maximal=m) for m in (False, True)] == [("fsdp", None), (None, "fsdp")]
+    assert partition_spec_of(torch.ones(2), "data") == (("data", "fsdp"),)
+    monkeypatch.setenv("STEPS", "3")
+    assert [xu.getenv_as("STEPS", int), xu.getenv_as("STEPS", bool), xu.getenv_as("NO_STEPS", int, 5)] == [3, True, 5]
+    assert [xu.check_env_flag("STEPS"), xu.check_env_flag("NO_STEPS", "1")] == [False, True]
+    test_utils.print_training_update(DEVICE, 3, torch.tensor(0.5, device=DEVICE), 10.0, 9.0, epoch=1)
+    test_utils.print_test_update(DEVICE, 75.0, epoch=1)
+    assert re.fullmatch(
+        r"Training Device=xla:0 Step=3 Loss=0.50000 Rate=10.00 GlobalRate=9.00 Epoch=1 Time=\S+\n"
+        r"Test Device=xla:0 Epoch=1 Accuracy=75.00 Time=\S+\n",
+        capsys.readouterr().out,
+    )
+    with pytest.warns(UserWarning, match=r"torch\.profiler\.profile"):
+        xp.start_server(9012)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -127,6 +127,13 @@ def _split(sharding: Sharding, gradient: Tensor) -> Tensor:
     return gradient
 
 
+def _prepare_spmd_partition_spec(param: torch.Tensor, extra_data_axis: str | None = None, shard_maximal: bool = False) -> tuple:
+    """torch_xla's: dimension 0, or the largest one, over fsdp, and over ``extra_data_axis`` before it. Programs import it."""
+    at = max(range(param.dim()), key=lambda d: param.shape[d], default=0) if shard_maximal else 0
+    axes = "fsdp" if extra_data_axis is None else (extra_data_axis, "fsdp")
+    return tuple(axes if d == at else None for d in range(param.dim()))
+
+
 def _check_module(module: Any) -> None:
     if isinstance(module, SpmdFullyShardedDataParallel):
         raise WrapError("the module is wrapped already", hint="for nested units wrap the inner modules before the outer one")

@@ -1,8 +1,8 @@
-"""Loops that torch_xla compiles once (``torch_xla.experimental.scan``, ``scan_layers``, ``assume_pure``), run turn by turn."""
+"""Loops that torch_xla compiles once (``torch_xla.experimental``'s ``scan`` and its kind), run turn by turn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +32,23 @@ def scan_layers(layers: Iterable[nn.Module], input_data: Any, partition_fn: Any 
     for layer in layers:
         input_data = layer(input_data)
     return input_data
+
+
+def gradient_accumulation(train_step: Callable[..., Any], iterable_tensors: Sequence[torch.Tensor], model: nn.Module, *carried: Any) -> Any:
+    """For each entry of the first dimension of the tensors: ``train_step(*entries, *carried)``, which returns a loss, or a tuple of a loss
+    and what the next turn is given. Parameters get the gradients of the mean loss. Returns it, or a tuple of it and what was carried.
+    Raises InvalidArgument (a ValueError) for no tensors, tensors of unequal length, or of none."""
+    lengths = {len(t) for t in iterable_tensors}
+    if len(lengths) != 1 or 0 in lengths:
+        raise InvalidArgument(f"gradient_accumulation goes over tensors of lengths {sorted(lengths)}", hint="pass tensors of one length")
+    steps, total, last = len(iterable_tensors[0]), 0.0, carried
+    for i in range(steps):
+        out = train_step(*(t[i] for t in iterable_tensors), *last)
+        loss, *last = out if isinstance(out, (tuple, list)) else (out,)
+        loss = loss / steps
+        loss.backward()
+        total = total + loss.detach()
+    return (total, *last) if last else total
 
 
 def assume_pure(fn: F) -> F:

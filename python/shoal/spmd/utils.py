@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,19 @@ class SampleGenerator:
 
     def __len__(self) -> int:
         return self._count
+
+
+def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:
+    """The environment variable as a value of this type; "true" and numbers other than 0 are True. ``defval`` if it is not set."""
+    text = os.environ.get(name)
+    if text is None:
+        return defval
+    return text.lower() == "true" or (text.isdecimal() and int(text) != 0) if type is bool else type(text)
+
+
+def check_env_flag(name: str, default: str = "") -> bool:
+    """Whether the environment variable says yes."""
+    return os.environ.get(name, default).upper() in ("ON", "1", "YES", "TRUE", "Y")
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool = False, **kwargs: Any) -> Any:
