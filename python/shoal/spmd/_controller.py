@@ -23,7 +23,7 @@ import torch
 from shoal import _client
 from shoal._remote import ActorHandle, create_gang
 from shoal._runtime import session, started_by_node, state
-from shoal.exceptions import Cancelled, InvalidArgument, ShoalError, Unavailable
+from shoal.exceptions import Cancelled, InvalidArgument, ResourceExhausted, ShoalError, Unavailable
 from shoal.spmd import _world
 from shoal.spmd._replaying import Failure, Rank
 from shoal.spmd._traffic import line_of
@@ -83,7 +83,7 @@ class Controller:
             if self.queue:
                 self._send()
             while self._under_way and (len(self._under_way) > _UNDER_WAY or all(r._ref.ready for r in self._under_way[0].refs)):
-                self._answered(self._under_way.popleft())
+                self._answered()
 
     def ask(self, item: tuple) -> Any:
         """Rank 0's answer to a question, after all that was recorded."""
@@ -91,11 +91,9 @@ class Controller:
             self._refuse_after_failure()
             self.add(item)
             self._send()
-            while True:
-                batch = self._under_way.popleft()
-                answer = self._answered(batch)
-                if not self._under_way:
-                    return answer
+            while self._under_way:
+                answer = self._answered()
+            return answer
 
     def trace(self) -> None:
         """From here on the ranks note when they run operators."""
@@ -142,9 +140,12 @@ class Controller:
             return item[0] if type(item[0]) is int else item[1] if item[0] == "ask" else item[0]
         return "free"
 
-    def _answered(self, batch: _Batch) -> Any:
-        """Waits for a batch. Raises what went wrong in it: the first rank's that was not merely a consequence."""
+    def _answered(self) -> Any:
+        """Waits for the oldest batch; Ctrl-C leaves it under way. Raises what went wrong in it: the first rank's that was not merely a
+        consequence."""
+        batch = self._under_way[0]
         found: dict[int, Any] = {}
+        said: dict[int, list] = {}
         failed: dict[int, Failure] = {}
         waiting, aborted = list(batch.refs), False
         while waiting:
@@ -156,15 +157,16 @@ class Controller:
                 ready, waiting = _client.wait(waiting)
             rank = batch.refs.index(ready[0])
             try:
-                found[rank], said = _client.get(ready[0])
+                found[rank], said[rank] = _client.get(ready[0])
             except ShoalError as error:
+                self._under_way.popleft()
                 error.context = (*error.context, f"rank {rank} of {len(batch.refs)}")
                 self._cause = error
                 raise
             if isinstance(found[rank], Failure):
                 failed[rank] = found[rank]
-            if rank == 0:
-                self._warn(batch, said)
+        self._under_way.popleft()
+        self._warn(batch, said[0])
         if not failed:
             return found[0]
         own = [r for r, f in failed.items() if not isinstance(f.error, (Cancelled, Unavailable))]
@@ -251,6 +253,8 @@ def begin(workers: int) -> None:
             f"this process is rank {os.environ.get('RANK', '?')} of {os.environ['WORLD_SIZE']} already: each of them would drive workers",
             hint="start one process, or leave workers= and SHOAL_SPMD_WORKERS out: each process has its devices then",
         )
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise InvalidArgument(f"workers is {workers!r}", hint="give the number of processes that the program drives, from 1 on")
     devices = _world.world().num_devices if os.environ.get("SHOAL_SPMD_DEVICES") else workers
     if devices % workers:
         raise InvalidArgument(
@@ -264,7 +268,12 @@ def begin(workers: int) -> None:
     # What the ranks get is the same by construction: they need not compare it.
     env = {"SHOAL_SPMD_DEVICES": str(devices), "SHOAL_SPMD_WORKERS": "", "SHOAL_SPMD_VERIFY": "0"}
     env |= {"SHOAL_TIMEOUT": os.environ["SHOAL_TIMEOUT"]} if "SHOAL_TIMEOUT" in os.environ else {}
-    ranks = create_gang(Rank, workers, resources={"CPU": 1.0}, torch=True, refuse_infeasible=True, env=env, name="spmd")
+    try:
+        ranks = create_gang(Rank, workers, resources={"CPU": 1.0}, torch=True, refuse_infeasible=True, env=env, name="spmd")
+    except ResourceExhausted as error:
+        if state.cluster is not None:  # of this process's own: no node will join it
+            error.hint = f"CPUs are logical: begin with shoal.init(num_cpus={workers})"
+        raise
     common = {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers), "MASTER_ADDR": session().host}
     common["MASTER_PORT"] = str(_client.get(ranks[0].free_port.remote()))
     _client.get([rank.begin.remote({**common, "RANK": str(r), "LOCAL_RANK": str(r)}) for r, rank in enumerate(ranks)])

@@ -388,7 +388,7 @@ class Recorder(Controller):
         """A tensor that lies in this process goes to the ranks."""
         old: Box = t._box
         box = self._put(old.array.gathered(), pace=False)
-        if old.mark is not None or not old.array.sharding.is_replicated:
+        if len(old.array.sharding.devices) == world().num_devices:
             box.lay(old.array.sharding)
             box.mark = old.mark
         t._box = box

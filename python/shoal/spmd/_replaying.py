@@ -122,7 +122,7 @@ class Replay:
         self._templates: dict[int, _Template] = {}
         self._stopped = False
         self._spans: list[tuple[str, float, float, int | None]] | None = None  # name, begin, end, number of the operator
-        self._numbered = 0
+        self._numbered = -1
         self._larges: list[torch.Tensor] = []
 
     def run(self, packed: bytes, larges: list) -> tuple[Any, list]:
@@ -186,11 +186,11 @@ class Replay:
         if random is not None and random[0] and generator is None:
             torch.set_rng_state(state_tensor(random[0]))
         expected = None if random is None else random[1] if random[0] else zlib.crc32(_state(generator))
+        self._numbered += 1
         begin = time.time() if self._spans is not None else 0.0
         out = _tensor.dispatch(t.func, args, kwargs)
         if self._spans is not None:
             self._spans.append((t.name, begin, time.time(), self._numbered))
-            self._numbered += 1
         after = None
         if random is not None:
             after = _state(generator)
@@ -288,7 +288,7 @@ class Replay:
     # ---- times
 
     def _trace(self) -> None:
-        self._spans, self._numbered = [], 0
+        self._spans, self._numbered = [], -1
         for name in ("travel", "all_reduce"):
             setattr(world(), name, self._timed(getattr(world(), name)))
 
