@@ -29,6 +29,7 @@ from shoal.exceptions import InvalidArgument
 from shoal.spmd import runtime
 from shoal.spmd._costs import Collective, Machine, Price, Prices, local_bytes
 from shoal.spmd._device import DEVICE
+from shoal.spmd._errors import MarkError
 from shoal.spmd._marking import mark_freely, mark_sharding
 from shoal.spmd._mesh import Mesh, get_global_mesh
 from shoal.spmd._sharding import Sharding, Spec
@@ -103,7 +104,7 @@ class ShardingPlan:
                 f"Automatic sharding over {self.mesh.size()} devices, mesh {axes}",
                 *table,
                 f"A step takes about {_time(self.seconds)} and {_size(self.peak_bytes)}{budget} per device; "
-                f"with everything whole {_time(self.whole_seconds)} and {_size(self.whole_bytes)}.",
+                f"with these whole {_time(self.whole_seconds)} and {_size(self.whole_bytes)}.",
             ]
         )
 
@@ -153,8 +154,10 @@ def auto_shard(
     parameter (2 for Adam) and activations; None: as much as the fastest choice takes. ``machine``: speeds, see Machine. A module in eval
     mode is planned for forward passes alone.
 
-    Raises InvalidArgument for a budget that no choice keeps (it names the smallest one that can be kept), and for a module whose forward
+    Raises MarkError when SPMD is off, InvalidArgument for a budget that no choice keeps (it names the smallest one that can be kept), and for a module whose forward
     reads values."""
+    if apply and not runtime.is_spmd():
+        raise MarkError("SPMD is off", hint="call shoal.spmd.runtime.use_spmd() at the program's begin, or pass apply=False")
     args, kwargs = _arguments(example_inputs)
     plan = _planned(module, args, kwargs, mesh, memory_budget, optimizer_states, machine or Machine())
     if not quiet:
@@ -448,7 +451,7 @@ class _Problem:
     def _reason(self, choice: Choice, i: int, budget: int | None) -> str:
         d = self.decisions[i]
         if len(d.candidates) == 1:
-            return "too small to split"
+            return "there is one device" if self.mesh.size() == 1 else "too small to split"
         seconds, _ = self.price(choice)
         others = []
         for c in range(len(d.candidates)):

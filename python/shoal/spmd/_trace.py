@@ -257,7 +257,7 @@ def record(module: nn.Module, args: tuple, kwargs: dict, training: bool) -> Trac
         except (RuntimeError, NotImplementedError, TypeError) as error:
             raise Untraceable(
                 f"{type(module).__name__} cannot be traced without values: {type(error).__name__}: {str(error).splitlines()[0]}",
-                hint="mark parameters and inputs with mark_sharding, or let forward read no values (item, numpy, if t > 0)",
+                hint="check the shapes of the inputs; let forward read no values (item, numpy, if t > 0), or mark with mark_sharding",
             ) from error
     trace.outputs = [recorder.number(t) for t in outputs]
     return trace
