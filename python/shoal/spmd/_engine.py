@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -253,24 +254,48 @@ def _count_replicated(func: Any) -> None:
         warnings.warn(f"shoal.spmd: {name} has no rule for sharded tensors and runs on whole ones", stacklevel=6)
 
 
+# A part need not have the memory for a view that the whole has.
+VIEWS = {"view", "_unsafe_view", "_reshape_alias"}
+# These read memory as it lies: torch makes their arguments contiguous where it calls them, as far as their tensors say that they are not.
+CONTIGUOUS = {
+    "native_group_norm", "native_group_norm_backward", "_scaled_dot_product_flash_attention_for_cpu", "_pdist_forward", "_pdist_backward",
+    "_scaled_dot_product_flash_attention_for_cpu_backward", "_weight_norm_interface", "_weight_norm_interface_backward",
+    "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex",
+}  # fmt: skip
+
+
 def _called(func: Any, flat: list[Any], tree: Any) -> tuple[list[Any], bool]:
-    strided = []
-    if func._schema.name.startswith("aten::_fused_"):  # these read memory as it lies
+    name, strided = func._schema.name.removeprefix("aten::"), []
+    if name.startswith("_fused_") or name in CONTIGUOUS:
         strided = [(i, a) for i, a in enumerate(flat) if isinstance(a, torch.Tensor) and not a.is_contiguous()]
         flat = list(flat)
         for i, a in strided:
             flat[i] = a.contiguous()
     args, kwargs = tree_unflatten(flat, tree)
+    is_complex = any(isinstance(a, torch.Tensor) and a.is_complex() for a in flat)
     try:
-        out = func(*args, **kwargs)
+        with _with_conjugates() if is_complex else contextlib.nullcontext():
+            out = func(*args, **kwargs)
     except RuntimeError as error:
-        if "view size is not compatible" not in str(error):
+        if name not in VIEWS or "view size is not compatible" not in str(error):
             raise
         out = torch.ops.aten.reshape.default(*args, **kwargs)
-    for i, a in strided:
-        a.copy_(flat[i])
+    if name not in CONTIGUOUS:
+        for i, a in strided:
+            a.copy_(flat[i])
     as_list = isinstance(out, (tuple, list))
-    return (list(out) if as_list else [out]), as_list
+    values = list(out) if as_list else [out]
+    if is_complex:
+        values = [v.resolve_conj().resolve_neg() if isinstance(v, torch.Tensor) else v for v in values]
+    return values, as_list
+
+
+@contextlib.contextmanager
+def _with_conjugates():
+    """Lazy conjugates that an operator makes for itself are seen: below a subclass torch's dispatcher leaves out what resolves them."""
+    keys = torch._C.DispatchKey
+    with torch._C._SetExcludeDispatchKeyGuard(keys.Conjugate, False), torch._C._SetExcludeDispatchKeyGuard(keys.Negative, False):
+        yield
 
 
 def _shares(a: Any, b: torch.Tensor) -> bool:

@@ -135,6 +135,8 @@ def reads_floats(func: Any) -> bool:
 
 
 def find(func: Any) -> Rule | None:
+    if any(a.kwarg_only and a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):
+        return None  # out= tensors get their sizes from the operator
     name = func._schema.name.removeprefix("aten::")
     found = RULES.get(name) or RULES.get(name.removesuffix("_")) or RULES.get(name.removesuffix("_copy"))
     if found is None and RANDOM in func.tags:
@@ -142,8 +144,7 @@ def find(func: Any) -> Rule | None:
     one_by_one = name.startswith("_foreach_") and name not in ("_foreach_norm", "_foreach_max", "_foreach_powsum")
     if found is None and (one_by_one or torch.Tag.pointwise in func.tags):
         return pointwise
-    has_out = any(a.kwarg_only and a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
-    return found if found is pointwise or not has_out else None
+    return found
 
 
 def _dims(dims: Any, rank: int) -> list[int]:
