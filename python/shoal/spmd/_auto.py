@@ -154,8 +154,8 @@ def auto_shard(
     parameter (2 for Adam) and activations; None: as much as the fastest choice takes. ``machine``: speeds, see Machine. A module in eval
     mode is planned for forward passes alone.
 
-    Raises MarkError when SPMD is off, InvalidArgument for a budget that no choice keeps (it names the smallest one that can be kept), and for a module whose forward
-    reads values."""
+    Raises MarkError when SPMD is off, and InvalidArgument for a budget that no choice keeps (it names the smallest one that can be kept)
+    and for a module whose forward reads values."""
     if apply and not runtime.is_spmd():
         raise MarkError("SPMD is off", hint="call shoal.spmd.runtime.use_spmd() at the program's begin, or pass apply=False")
     args, kwargs = _arguments(example_inputs)
