@@ -201,3 +201,14 @@ def test_operators_without_a_rule_are_named_once():
         t.diag_embed()
     t.trace()
     assert xs.replicated_ops()["aten.trace.default"] == before + 1
+
+
+@pytest.mark.parametrize("move", [lambda t: t.cpu(), lambda t: xs.mark_sharding_with_gradients(t, MESH, ("x",))], ids=["cpu", "mark"])
+def test_gradients_through_moves_can_be_differentiated_again(move):
+    found = []
+    for device, through in (("cpu", lambda t: t), (DEVICE, move)):
+        x = values(8).to(device).requires_grad_()
+        (g,) = torch.autograd.grad((through(x) ** 3).sum(), x, create_graph=True)
+        (g.square().sum() + x.sum()).backward()
+        found.append(x.grad.cpu())
+    assert torch.equal(*found)

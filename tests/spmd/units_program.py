@@ -6,6 +6,7 @@ the outermost unit ran operator by operator (null: it ran on its rows).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import sys
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
+from shoal.exceptions import Unimplemented
 from shoal.spmd.fsdp import SpmdFullyShardedDataParallel as FSDPv2
 from shoal.spmd.fsdp import checkpoint_module
 
@@ -201,6 +203,44 @@ def built_before():
     return max(float((a - b).abs().max()) for a, b in zip(*results, strict=True)), reason_of(ours)
 
 
+def assigned():
+    """Parameters are assigned, and loaded by shards behind an evaluation. The engine uses those values."""
+    torch.manual_seed(3)
+    plain = Net()
+    ours = wrapped(copy.deepcopy(plain))
+    for p in (*plain.parameters(), *ours.parameters()):
+        p.data = p.data * 0.5
+    with torch.no_grad():
+        ours(marked(rows(0)))
+        for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
+            p.mul_(1.5)
+            sharded = xs.XLAShardedTensor(q)
+            shards = sharded.local_shards
+            for shard in shards:
+                shard.data.mul_(1.5)
+            sharded.load_local_shards_(shards)
+    results = train(plain, lambda x: x), train(ours, marked)
+    return max(float((a - b).abs().max()) for a, b in zip(*results, strict=True)), reason_of(ours)
+
+
+def twice_differentiated():
+    """A penalty on the gradient of the input. The engine cannot, and says so; operator by operator it is that of plain torch."""
+    torch.manual_seed(3)
+    plain = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 3))
+    engine, operators = (copy.deepcopy(plain).to(DEVICE) for _ in range(2))
+    xs.mark_sharding(operators[0].bias, MESH, (None,))
+    found = []
+    for model in (plain, FSDPv2(operators, MESH), FSDPv2(engine, MESH)):
+        x = (rows(0) if model is plain else marked(rows(0))).requires_grad_()
+        y = model(x)
+        (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        with contextlib.suppress(Unimplemented):
+            (y.mean() + g.square().sum()).backward()
+        found.append([p.grad.detach().cpu().clone() for p in model.parameters() if p.grad is not None])
+    assert len(found[2]) < len(found[0]), "the engine differentiates again"
+    return max(float((a - b).abs().max()) for a, b in zip(*found[:2], strict=True)), reason_of(model)
+
+
 def evaluated():
     torch.manual_seed(3)
     plain = Net(inside=nn.Dropout(0.5))
@@ -240,6 +280,8 @@ CASES = {
     "one rank has too few rows": lambda: double(lambda: Net(inside=many), batches=[rows(0)[: 2 * N - 1]]),
     "checkpointed": lambda: double(Net, before=checkpointed),
     "saving": saving,
+    "assigned": assigned,
+    "differentiated twice": twice_differentiated,
     "optimizer built before": built_before,
     "evaluated": evaluated,
     "dropout": lambda: double(lambda: Net(inside=nn.Dropout(0.3))),

@@ -122,7 +122,6 @@ def spec_of(shape: torch.Size) -> tuple[str | None, ...]:
 
 def _split(sharding: Sharding, gradient: Tensor) -> Tensor:
     """A parameter's gradient, split as the parameter is."""
-    gradient = gradient.detach()
     mark_freely(gradient, sharding)
     return gradient
 

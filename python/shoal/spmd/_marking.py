@@ -109,6 +109,7 @@ class XLAShardedTensor(Tensor):
         if wrong:
             where = f" on rank {wrong[0][0]}" if world().num_processes > 1 else ""
             raise MarkError(f"load_local_shards_{where}: {wrong[0][1]}", hint="pass one shard per device of the process, in their order")
+        self._box.before_write()
         written = set()
         for device, shard in zip(world().devices, shards, strict=True):
             at = array.sharding.position(device)
@@ -206,7 +207,7 @@ class _WithGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        gradient = gradient.detach().clone()
+        gradient = gradient.clone()
         mark_freely(gradient, sharding_for(*ctx.sharding, gradient.dim()))
         return gradient, None, None
 

@@ -104,6 +104,9 @@ class RemoteBox:
     def held(self, sharding: Sharding, parts: dict[int, torch.Tensor]) -> None:
         self._held = (sharding, {position: weakref.ref(p) for position, p in parts.items()})
 
+    def before_write(self) -> None:
+        """The parts are copies."""
+
     def wrote(self) -> None:
         """The parts that the program has were written: they go back."""
         assert self._held is not None  # who writes has asked for them

@@ -294,7 +294,20 @@ class _ToHost(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return on_device(gradient.to(ctx.dtype, copy=True)), None
+        return _OfHost.apply(gradient, ctx.dtype), None
+
+
+class _OfHost(torch.autograd.Function):
+    """The gradient of a copy on the host. It can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx, gradient, dtype):
+        ctx.dtype = gradient.dtype
+        return on_device(gradient.to(dtype, copy=True))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _ToHost.apply(gradient, ctx.dtype), None
 
 
 def on_device(value: torch.Tensor) -> Tensor:

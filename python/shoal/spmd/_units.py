@@ -105,8 +105,35 @@ class EngineParameter(Parameter):
     def grad(self):
         self.grad = None
 
+    @property
+    def data(self):
+        return self.detach()
+
+    @data.setter
+    def data(self, value):
+        """The values go into the engine's memory, which stays where it is."""
+        if not isinstance(value, Tensor) or value.shape != self.shape or value.dtype != self.dtype:
+            Tensor.data.fset(self, value)  # says what is wrong
+        with torch.no_grad():
+            self.copy_(value)
+
 
 _foreach_supported_types.append(EngineParameter)
+
+
+class _Once(torch.autograd.Function):
+    """``make(gradient)``, which cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx, gradient, make):
+        return make(gradient.detach())
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise Unimplemented(
+            "gradients of a module under SpmdFullyShardedDataParallel are differentiated again, which the engine of shoal.fsdp cannot do",
+            hint="mark one of its parameters before the module is wrapped: then it runs operator by operator",
+        )
 
 
 class _Enter(torch.autograd.Function):
@@ -121,10 +148,13 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        if ctx.sharding.is_replicated:
-            return Tensor(Box(Array.whole(world().all_reduce(gradient, "backward of an input"), world().num_devices))), None
-        array = _on_device(gradient, ctx.shape, ctx.sharding)._box.array
-        return Tensor(Box(array.resharded(ctx.lay, "backward of an input"))), None
+        def make(gradient):
+            if ctx.sharding.is_replicated:
+                return Tensor(Box(Array.whole(world().all_reduce(gradient, "backward of an input"), world().num_devices)))
+            array = _on_device(gradient, ctx.shape, ctx.sharding)._box.array
+            return Tensor(Box(array.resharded(ctx.lay, "backward of an input")))
+
+        return _Once.apply(gradient, make), None
 
 
 class _Leave(torch.autograd.Function):
@@ -137,8 +167,12 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        (local,) = gradient._box.array.resharded(ctx.sharding, "backward of an output").locals.values()
-        return local.detach(), None, None, None
+        def make(gradient):
+            array = gradient._box.array if isinstance(gradient, Tensor) else Array.whole(gradient, world().num_devices)  # torch's zeros
+            (local,) = array.resharded(ctx.sharding, "backward of an output").locals.values()
+            return local.detach()
+
+        return _Once.apply(gradient, make), None, None, None
 
 
 def _on_device(local: torch.Tensor, shape: tuple[int, ...], sharding: Sharding) -> Tensor:

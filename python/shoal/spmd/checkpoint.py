@@ -90,6 +90,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
             if not isinstance(saved, TensorStorageMetadata) or saved.size != t.shape:
                 what = f"a tensor of shape {tuple(saved.size)}" if isinstance(saved, TensorStorageMetadata) else "no tensor"
                 raise InvalidArgument(f"{name} is {what} in the checkpoint and has shape {tuple(t.shape)} here")
+            t._box.before_write()
             if world().num_processes > 1:
                 if not t._box.is_written_locally:
                     raise InvalidArgument(f"{name} is a view that lies in another way than its base", hint="load into the base")
