@@ -5,20 +5,19 @@ import socket
 import sys
 from pathlib import Path
 
-import forked_ranks
 import pytest
 import torch
 
 EXAMPLES = Path("examples").absolute()
-TWO_RANKS = [str(Path(forked_ranks.__file__)), "2"]
+LAUNCHER = str(Path(__file__).with_name("forked_ranks.py"))
 LIMIT_S = 300  # none takes a tenth of it on an idle machine
 
 
 @pytest.fixture
 def run(shoal_command):
-    """Runs an example, ``theirs`` with torch's import, and gives what it said."""
+    """Runs an example, ``theirs`` with torch's import, and gives what it said. ``ranks`` 0: it starts them itself."""
 
-    def start(name, *options, ranks=True, theirs=False):
+    def start(name, *options, ranks=2, theirs=False):
         script = EXAMPLES / name
         if theirs:
             text = script.read_text()
@@ -28,7 +27,7 @@ def run(shoal_command):
         with socket.socket() as free:  # for the example that starts its ranks itself
             free.bind(("localhost", 0))
             port = str(free.getsockname()[1])
-        argv = [sys.executable, *(TWO_RANKS if ranks else []), str(script), *map(str, options)]
+        argv = [sys.executable, LAUNCHER, str(ranks), str(script), *map(str, options)]
         job = shoal_command.program(argv, OMP_NUM_THREADS="1", MASTER_PORT=port, TQDM_DISABLE="1", PYTHONFAULTHANDLER="1")
         assert job.code(LIMIT_S) == 0, f"{job.out}\n{job.err}"
         return job.out
@@ -48,16 +47,16 @@ def expect_same_losses(ours, theirs, count, rel=1e-4):
 @pytest.mark.parametrize(("at_least", "units"), [(100, 5), (20000, 2)])
 def test_the_convnet_trains_as_with_torchs_fsdp(run, at_least, units):
     small = ["--limit", 90, "--epochs", 2, "--batch-size", 16, "--min-num-params", at_least]
-    ours = run("fsdp1_convnet.py", *small, ranks=False)
+    ours = run("fsdp1_convnet.py", *small, ranks=0)
     if at_least == 20000:
-        expect_same_losses(ours, run("fsdp1_convnet.py", *small, ranks=False, theirs=True), 4)
+        expect_same_losses(ours, run("fsdp1_convnet.py", *small, ranks=0, theirs=True), 4)
     printed = ours[ours.index("FullyShardedDataParallel(") :]
     assert printed.count("FullyShardedDataParallel(") == units
     assert printed.startswith("FullyShardedDataParallel(\n  (_fsdp_wrapped_module): Net(\n")
 
 
 def test_the_convnet_is_saved_whole(run, tmp_path):
-    said = run("fsdp1_convnet.py", "--limit", 60, "--epochs", 1, "--cpu-offload", "--save-model", tmp_path / "net.pt", ranks=False)
+    said = run("fsdp1_convnet.py", "--limit", 60, "--epochs", 1, "--cpu-offload", "--save-model", tmp_path / "net.pt", ranks=0)
     assert said.count("FullyShardedDataParallel(") == 1
     states = torch.load(tmp_path / "net.pt", weights_only=True)
     assert states["fc1.weight"].shape == (128, 9216)
