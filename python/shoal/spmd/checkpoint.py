@@ -7,7 +7,7 @@ import dataclasses
 import shutil
 import signal
 import threading
-from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -141,9 +141,7 @@ class CheckpointManager:
         self._slots = threading.Semaphore(max_pending_async or 1)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="shoal-checkpoint")  # one: every process writes in the same order
         self._pending: list[Future] = []
-        self._path.mkdir(parents=True, exist_ok=True)
-        steps = (p for p in self._path.iterdir() if p.name.isdecimal() and (p / ".metadata").exists())
-        self._steps = deque(int(p.name) for p in sorted(steps, key=lambda p: (p / ".metadata").stat().st_mtime_ns))
+        self._steps: list[int] = self._in_first(self._saved)
         self._preempted: threading.Event | None = None
         if chkpt_on_preemption:
             self._preempted = threading.Event()
@@ -155,6 +153,26 @@ class CheckpointManager:
                     before(number, frame)
 
             signal.signal(signal.SIGTERM, preempt)
+
+    def _saved(self) -> list[int]:
+        """Steps in the folder, the oldest first."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        found = (p for p in self._path.iterdir() if p.name.isdecimal() and (p / ".metadata").exists())
+        return [int(p.name) for p in sorted(found, key=lambda p: (p / ".metadata").stat().st_mtime_ns)]
+
+    def _in_first(self, action: Callable[[], Any]) -> Any:
+        """What it returns, or raises, in the first process, which runs it."""
+        outcome: list[Any] = [None, None]
+        if dist.get_rank(self._group) == 0:
+            try:
+                outcome = [action(), None]
+            except OSError as error:
+                outcome = [None, error]
+        if dist.get_world_size(self._group) > 1:
+            dist.broadcast_object_list(outcome, group=self._group, group_src=0)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
 
     def should_save(self, step: int) -> bool:
         return step % self._interval == 0 or (self._preempted is not None and self._agreed(self._preempted.is_set()))
@@ -216,27 +234,25 @@ class CheckpointManager:
 
     def _write(self, step: int, state_dict: dict) -> None:
         folder, fresh = self._path / str(step), self._path / f".{step}.new"
-        first = dist.get_rank(self._group) == 0
-        if first and fresh.exists():  # of a process that died while it wrote
-            shutil.rmtree(fresh)
-        self._barrier()
-        dcp.save(state_dict, storage_writer=dcp.FileSystemWriter(fresh), planner=SPMDSavePlanner(), process_group=self._group)
-        if first:
+
+        def begin() -> None:
+            if fresh.exists():  # of a process that died while it wrote
+                shutil.rmtree(fresh)
+
+        def end() -> None:
             if folder.exists():
                 shutil.rmtree(folder)
             fresh.rename(folder)
-        if step in self._steps:
-            self._steps.remove(step)
-        self._steps.append(step)
-        while self._keep and len(self._steps) > self._keep:
-            oldest = self._steps.popleft()
-            if first:
-                shutil.rmtree(self._path / str(oldest))
-        self._barrier()
+            for old in dropped:
+                shutil.rmtree(self._path / str(old))
 
-    def _barrier(self) -> None:
-        if dist.get_world_size() > 1:
-            dist.barrier(group=self._group)
+        self._in_first(begin)
+        dcp.save(state_dict, storage_writer=dcp.FileSystemWriter(fresh), planner=SPMDSavePlanner(), process_group=self._group)
+        steps = [s for s in self._steps if s != step] + [step]
+        kept = steps[-self._keep :] if self._keep else steps
+        dropped = steps[: len(steps) - len(kept)]
+        self._in_first(end)
+        self._steps = kept
 
 
 def _copy(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Iterator
@@ -13,13 +14,15 @@ from torch.utils._pytree import tree_map
 from shoal.exceptions import InvalidArgument
 from shoal.spmd import xla_model
 from shoal.spmd._array import Array, parts_of
-from shoal.spmd._errors import MarkError
+from shoal.spmd._errors import DivergedError, MarkError
 from shoal.spmd._marking import ShardingSpec, mark_freely, sharding_for
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._tensor import Box, Tensor, on_device
 from shoal.spmd._world import digest, world
 
 InputSharding = ShardingSpec | dict[str, ShardingSpec | None] | None
+# Of a tensor that a process loaded: dtype and shape, and a number for its values if all processes have to load the same ones.
+Loaded = tuple[str, int | None]
 
 
 def upload(t: torch.Tensor, spec: ShardingSpec | None) -> Tensor:
@@ -59,8 +62,8 @@ def _joined(t: torch.Tensor, spec: ShardingSpec) -> Tensor:
     return made
 
 
-def _placed(batch: Any, sharding: InputSharding, digests: list[int] | None = None) -> Any:
-    """``digests``: gets a number for each tensor that has to be equal on all processes."""
+def _placed(batch: Any, sharding: InputSharding, loaded: list[Loaded] | None = None) -> Any:
+    """``loaded``: gets an entry for each tensor."""
     if isinstance(sharding, dict):
         if not isinstance(batch, dict):
             raise InvalidArgument(
@@ -70,23 +73,44 @@ def _placed(batch: Any, sharding: InputSharding, digests: list[int] | None = Non
         missing = [k for k in batch if k not in sharding]
         if missing:
             raise KeyError(f"input_sharding has no keys {missing}: give each a ShardingSpec, or None for whole")
-        return {k: _placed(v, sharding[k], digests) for k, v in batch.items()}
+        return {k: _placed(v, sharding[k], loaded) for k, v in batch.items()}
 
     def place(a: Any) -> Any:
         if not isinstance(a, torch.Tensor) or isinstance(a, Tensor):
             return a
-        if digests is not None and not (sharding is not None and sharding.minibatch and sharding.can_apply(a)):
-            digests.append(digest(a))
+        if loaded is not None:
+            part = sharding is not None and sharding.minibatch and sharding.can_apply(a)
+            loaded.append((f"{str(a.dtype).removeprefix('torch.')} of shape {tuple(a.shape)}", None if part else digest(a)))
         return upload(a, sharding)
 
     placed = tree_map(place, batch)
     return list(placed) if type(placed) is tuple else placed
 
 
-def verify(digests: list[int]) -> None:
-    """Every process calls it with what it loaded. Raises DivergedError."""
-    if digests:
-        world().verify("a batch of the loader (without minibatch=True every process loads the whole batch)", hash(tuple(digests)))
+def verify(loaded: list[Loaded] | None, end: str | None = None) -> None:
+    """Every process calls it with what it loaded, or why it loaded nothing. Raises DivergedError on all of them if they differ."""
+    if not world().verifies:
+        return
+    found = world().passed((end, loaded))
+    usual = max(found, key=lambda f: (found.count(f), -found.index(f)))
+    rank = next((r for r, f in enumerate(found) if f != usual), None)
+    if rank is None:
+        return
+    (end, loaded), (usual_end, usual_loaded) = found[rank], usual
+    if end != usual_end:
+        raise DivergedError(
+            f"on rank {rank} the loader {end or 'goes on'}, on other ranks it {usual_end or 'goes on'}",
+            hint="every process gets as many batches, whole ones or its rows of them: for example with drop_last=True",
+        )
+    for (what, of), (usual_what, usual_of) in zip(loaded or [], usual_loaded or [], strict=False):
+        if what != usual_what:
+            raise DivergedError(f"a tensor of a batch of the loader is {what} on rank {rank} and {usual_what} on other ranks")
+        if of != usual_of:
+            break
+    raise DivergedError(
+        f"a batch of the loader (without minibatch=True every process loads the whole batch) differs on rank {rank} from the other ranks",
+        hint="every process runs the same program: seed alike, and load the same values",
+    )
 
 
 class MpDeviceLoader:
@@ -117,8 +141,8 @@ class MpDeviceLoader:
         def upload_all() -> None:
             try:
                 for batch in self._loader:
-                    digests = [] if world().verifies else None
-                    if not put((_placed(batch, self._parallel_loader_kwargs["input_sharding"], digests), digests, None)):
+                    loaded: list[Loaded] | None = [] if world().verifies else None
+                    if not put((_placed(batch, self._parallel_loader_kwargs["input_sharding"], loaded), loaded, None)):
                         return
             except BaseException as error:  # raised in the program's thread
                 put((None, None, error))
@@ -129,12 +153,15 @@ class MpDeviceLoader:
         thread.start()
         try:
             while True:
-                batch, digests, error = ready.get()
+                batch, loaded, error = ready.get()
                 if isinstance(error, StopIteration):
+                    verify(None, "ends")
                     return
                 if error is not None:
+                    with contextlib.suppress(DivergedError):
+                        verify(None, f"raises {type(error).__name__}: {error}")
                     raise error
-                verify(digests or [])
+                verify(loaded)
                 yield batch
                 xla_model.mark_step()  # asking for the next batch ends a step
         finally:

@@ -98,11 +98,11 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 
 def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) -> Any:
     """Copies of host tensors on the device, split as ``input_sharding`` (a ShardingSpec) says."""
-    from shoal.spmd.parallel_loader import _placed, verify
+    from shoal.spmd.parallel_loader import Loaded, _placed, verify
 
-    digests: list[int] | None = [] if world().verifies else None
-    placed = _placed(data, input_sharding, digests)
-    verify(digests or [])
+    loaded: list[Loaded] | None = [] if world().verifies else None
+    placed = _placed(data, input_sharding, loaded)
+    verify(loaded)
     return placed
 
 

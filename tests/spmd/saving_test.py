@@ -1,0 +1,100 @@
+"""Loaders and checkpoints of several processes: what one rank meets, all ranks learn; a checkpoint is there or it is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from launch import run
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """After the program ran with four devices of two processes until one of these died."""
+    made = tmp_path_factory.mktemp("saving")
+    done = run([str(HERE / "saving_program.py"), str(made), "first"], 2, SHOAL_SPMD_DEVICES="4")
+    assert len(list(made.glob("first.*"))) == 2, done.stderr
+    assert "SIGKILL" in done.stderr, done.stderr
+    return made
+
+
+@pytest.fixture(scope="module")
+def first(folder):
+    return [json.loads((folder / f"first.{rank}").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def then(folder, first):
+    """After it went on with three devices of three processes."""
+    done = run([str(HERE / "saving_program.py"), str(folder), "then"], 3, SHOAL_SPMD_DEVICES="3")
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"then.{rank}").read_text()) for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("what", "text", "of_the_last"),
+    [
+        ("other shape", "float32 of shape (8, 2) on rank 1 and float32 of shape (4, 2) on other ranks", None),
+        ("uneven", "on rank 1 the loader raises MarkError", "batch of 5 rows must be divisible by 2"),
+        ("ends", "on rank 1 the loader ends, on other ranks it goes on", None),
+        ("raises", "on rank 1 the loader raises OSError: the disk is gone, on other ranks it goes on", "the disk is gone"),
+        ("shards", "on rank 1: 1 shards for 2 devices", None),
+    ],
+)
+def test_what_one_ranks_loader_meets_all_ranks_raise(first, what, text, of_the_last):
+    errors = [f["loaders"][what] for f in first]
+    assert text in errors[0][1]
+    assert (of_the_last or text) in errors[1][1]
+
+
+def test_loaders_go_on_after_errors(first):
+    assert [f["loaders"]["afterwards"] for f in first] == [None, None]
+
+
+def test_a_checkpoint_has_what_tensors_held_when_it_was_asked_for(first):
+    for f in first:
+        assert f["saved"] == [True, False, True, False, True, False, True]
+        assert f["steps"] == [4, 6]  # two are kept
+        assert f["restored"] == f["values"]["4"] == first[0]["values"]["4"]
+        assert f["values"]["4"] != f["values"]["5"]
+
+
+def test_a_signal_to_one_rank_saves_on_all(first):
+    for f in first:
+        assert f["should save"] == [False, False]
+        assert f["should save after a signal"] == [True, True]
+        assert f["saved after a signal"]
+        assert f["steps after a signal"] == [6, 9]
+
+
+def test_a_failed_write_of_one_rank_is_raised_on_all_and_keeps_what_is_there(first):
+    for f in first:
+        for failed in ("a write failed", "another one"):
+            assert f[failed][0] == "CheckpointException"
+            assert "the disk is gone" in f[failed][1]
+        assert f["steps after failures"] == [6, 9]
+
+
+def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoints_before(first, then):
+    for t in then:
+        assert t["steps"] == [6, 9]
+        assert t["restored"] == first[0]["restored"]  # what step 9 saved
+
+
+def test_other_processes_go_on_where_these_ended(then, folder):
+    for t in then:
+        assert t["steps afterwards"] == [9, 10]
+        assert t["folders"] == ["10", "9"]
+
+
+def test_plain_torch_reads_the_checkpoints(then, folder):
+    state = {
+        "model": {name: torch.empty(shape) for name, shape in {"0.weight": (6, 5), "0.bias": 6, "2.weight": (3, 6), "2.bias": 3}.items()}
+    }
+    dcp.load(state, storage_reader=dcp.FileSystemReader(folder / "steps" / "10"), no_dist=True)
+    assert [t.tolist() for t in state["model"].values()] == then[0]["restored"]["model"]
