@@ -1,4 +1,4 @@
-"""shoal.spmd beside fully_shard: steps of FSDPv2, of marks by hand, and under one controller; marks of 1 GB (about 5 minutes)."""
+"""shoal.spmd beside fully_shard: steps of FSDPv2, of marks, and under one controller; marks of 1 GB; automatic sharding (5 minutes)."""
 
 import json
 import tempfile
@@ -22,6 +22,10 @@ ROWS = {
         Row("T, the controller per operator beside 60 us", "s", "T operator", "60 us", goal=("<=", 1.0)),
     ],
     "mark": [Row("mark_sharding of 1 GB beside one copy", "s", "mark", "copy", goal=("<=", 1.2), paired=True)],
+    "auto": [
+        Row("automatic sharding of config M beside 10 s", "s", "auto M", "10 s", goal=("<=", 1.0)),
+        Row("what explain keeps, per operator, beside 1 us", "s", "kept", "1 us", goal=("<=", 1.0)),
+    ],
 }
 STEPS = {"S": 12, "T": 40}
 MARK = """
@@ -43,6 +47,32 @@ for _ in range(5):
     del copies
 print(json.dumps(found))
 """
+AUTO = """
+import json, time, torch, gpt
+import shoal.spmd as xs, shoal.spmd.runtime as xr
+from shoal.spmd import _traffic
+xr.use_spmd()
+config = gpt.CONFIGS["M"]
+with torch.device("meta"):
+    model = gpt.GPT(**config)
+    ids = torch.empty(config["batch"], config["seq"], dtype=torch.long)
+begin = time.perf_counter()
+plan = xs.auto_shard(model, ids, apply=False)
+found = {"auto M": [time.perf_counter() - begin], "kept": []}
+
+def below(frames):  # as many as a layer in a block of a model has
+    if frames:
+        return below(frames - 1)
+    begin = time.perf_counter()
+    for _ in range(100):
+        _traffic.origin("aten::mm", ())
+    return (time.perf_counter() - begin) / 100
+
+for _ in range(9):
+    found["kept"].append(min(below(20) for _ in range(50)))
+print(json.dumps(found | {"10 s": [10.0], "1 us": [1e-6]}))
+"""
+PROGRAMS = {"mark": (4, MARK), "auto": (8, AUTO)}
 
 
 def add_options(parser):
@@ -58,7 +88,7 @@ def measure(options) -> Report:
         for part in parts:
             say(f"bench spmd: round {r + 1} of {options.rounds}: {part}")
             try:
-                for series, values in (_marks() if part == "mark" else _steps(part)).items():
+                for series, values in (_printed(part) if part in PROGRAMS else _steps(part)).items():
                     report.add(series, values)
             except Failed as error:
                 report.failures |= dict.fromkeys({s for row in ROWS[part] for s in (row.ours, row.peer)}, str(error))
@@ -79,5 +109,6 @@ def _steps(config: str) -> dict[str, list[float]]:
     return found | {"60 us": [60e-6]}
 
 
-def _marks() -> dict[str, list[float]]:
-    return json.loads(run(["env", "SHOAL_SPMD_DEVICES=4", OURS / "python", "-c", MARK]))
+def _printed(part: str) -> dict[str, list[float]]:
+    devices, program = PROGRAMS[part]
+    return json.loads(run(["env", f"SHOAL_SPMD_DEVICES={devices}", OURS / "python", "-c", program]))
