@@ -185,7 +185,22 @@ def test_mixing_devices_is_refused_but_tensors_that_torch_makes_for_itself_are_n
     torch.testing.assert_close(ours.grad.cpu(), plain.grad, rtol=1e-12, atol=1e-12)
 
 
+def test_views_of_running_statistics_see_what_batch_norm_writes():
+    mean, x = torch.zeros(4).to(DEVICE), torch.randn(8, 4).to(DEVICE)
+    xs.mark_sharding(x, MESH, ("x", None))
+    xs.mark_sharding(mean, MESH, ("y",))
+    seen = mean.view(2, 2)
+    before = seen + 0
+    nn.functional.batch_norm(x, mean, torch.ones(4).to(DEVICE), training=True, momentum=1.0)
+    torch.testing.assert_close(seen.cpu().view(-1), x.cpu().mean(0))
+    assert not torch.equal(seen.cpu(), before.cpu())
+
+
 def test_what_is_not_there_says_so():
+    split = torch.ones(4, 8).to(DEVICE)
+    xs.mark_sharding(split, MESH, ("x", None))
+    with pytest.raises(Unimplemented, match="of a view of a tensor that is split"):
+        split[:, 1:].as_strided((2, 2), (1, 2))
     t = torch.ones(4, 8).to(DEVICE)
     with pytest.raises(Unimplemented, match="changes the shape"):
         t.resize_(2, 2)

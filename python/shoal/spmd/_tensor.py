@@ -365,6 +365,8 @@ def written_by(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
         if a.alias_info is not None and a.alias_info.is_write:
             value = args[i] if i < len(args) and not a.kwarg_only else kwargs.get(a.name)
             found += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, torch.Tensor)]
+    if func is aten.native_batch_norm.default and args[5]:  # its schema does not say that it updates the running statistics
+        found += [v for v in args[3:5] if v is not None]
     return found
 
 
@@ -379,6 +381,8 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     special = SPECIAL.get(func)
     if special is not None:
         return special(func, args, kwargs)
+    if func._schema.name.startswith("aten::as_strided"):
+        _check_memory(func, args[0]._box)
     if consists_of_others(func):
         return func.decompose(*args, **kwargs)
     if torch.Tag.inplace_view in func.tags:
@@ -424,6 +428,13 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
             if r.alias_info is not None and r.alias_info.is_write and i < len(out):
                 out[i] = targets[i]
     return out if result.as_list and len(func._schema.returns) == 1 else tuple(out) if result.as_list else out[0] if out else None
+
+
+def _check_memory(func: Any, box: Box) -> None:
+    """Raises unless the memory of the tensor is what it is for a plain one."""
+    array = box.array
+    if not array.sharding.is_replicated and (box.base is not None or not all(t.is_contiguous() for t in array.locals.values())):
+        raise Unimplemented(f"{func} of a view of a tensor that is split", hint="clone() it first, or use the view's own operators")
 
 
 def check_devices(func: Any, flat: list[Any], targets: list[torch.Tensor]) -> None:
