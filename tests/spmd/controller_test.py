@@ -109,6 +109,21 @@ product = spans["rank 1"][-1]
 inside = [e for e in spans["rank 1"] if "communicate" in e["name"] and product["ts"] <= e["ts"] <= product["ts"] + product["dur"]]
 assert inside and inside[0]["dur"] <= product["dur"], spans["rank 1"][-3:]
 
+# Of indices only masks decide shapes, so that the ranks are asked.
+_recording._PLANS = 1000
+rows = torch.tensor([6, 1], device=device)
+def indexed(k):
+    return [t[rows - k], t[torch.tensor([k, 3])]]
+indexed(0), t[t[:, 0] > 20]
+asked, ask = [], _world.controller.ask
+_world.controller.ask = lambda item: asked.append(item[0]) or ask(item)
+found = indexed(1)
+assert asked == [], asked
+found.append(t[t[:, 0] > 5])
+_world.controller.ask = ask
+assert asked, found
+assert [f.tolist() for f in found] == [values[i].tolist() for i in ([5, 0], [1, 3], slice(2, 8))], found
+
 found = xs.explain(gram)
 line = 1 + next(i for i, text in enumerate(open(__file__)) if "# OVER THERE" in text)
 assert (found.operator, found.source) == ("aten::mm", (__file__, line)) and found.num_bytes > 0, found

@@ -156,7 +156,8 @@ class _Function:
     def __init__(self, func: Any):
         schema = func._schema
         self.func, self.name = func, str(func)
-        scalars = {a.name: "Scalar" in str(a.type) or str(a.type) == "number" or "number" in str(a.type) for a in schema.arguments}
+        # A Scalar, several of them, or a tensor for which a number stands.
+        scalars = {a.name: any(word in str(a.type) for word in ("number", "Tensor")) for a in schema.arguments}
         self.scalars = tuple(scalars[a.name] for a in schema.arguments if not a.kwarg_only)
         self.keyword_scalars = scalars
         self.random = torch.Tag.nondeterministic_seeded in func.tags
@@ -166,6 +167,13 @@ class _Function:
         self.reshapes = torch.Tag.inplace_view in func.tags
         info = schema.returns[0].alias_info if schema.returns else None
         self.view = info is not None and not info.is_write
+
+    def depends_on_values(self, call: _Call) -> bool:
+        """Whether values of its arguments decide what shape the result has."""
+        if self.func is not aten.index.Tensor:
+            return self.dynamic
+        masks = {torch.bool, torch.uint8}
+        return not masks.isdisjoint(t.dtype for t in call.tensors[1:]) or any(k in masks for k in call.key if isinstance(k, torch.dtype))
 
 
 class _Plan:
@@ -353,7 +361,7 @@ class Recorder(Controller):
                 (torch.default_generator if call.generator is None else call.generator).set_state(state_tensor(after))
             else:
                 plan.draws = False
-        if not f.dynamic and all(type(r) is not tuple or r[0] is None for r in results):
+        if not f.depends_on_values(call) and all(type(r) is not tuple or r[0] is None for r in results):
             plan.kind, plan.results, plan.new = kind, results, self._next - item[3]
         return self._made(f, kind, results, call, item[3], called_from(), args)
 
