@@ -10,6 +10,8 @@ import importlib.util
 import io
 import os
 import re
+import subprocess
+import sys
 import types
 import warnings
 
@@ -120,6 +122,7 @@ def test_autocast_trains_as_on_the_host(context):
     model = FSDPv2(net(), mesh=MESH)
     with context():
         assert torch.is_autocast_enabled("xla")
+        assert torch.get_autocast_dtype("xla") == torch.bfloat16
         out = model(batch())
         with torch.autocast("xla", enabled=False):
             assert model(batch()).dtype == torch.float32
@@ -129,6 +132,23 @@ def test_autocast_trains_as_on_the_host(context):
     assert want != trained(net(), X)
     assert trained(model, batch(), context=context) == pytest.approx(want, rel=2e-3)
     assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_the_hosts_functions_are_compiled_while_spmd_is_off():
+    program = """
+import torch
+import shoal.spmd
+linear = torch.nn.Linear(4, 4)
+def f(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = linear(x)
+    return y + 1 if torch.is_autocast_enabled("cpu") else y
+assert torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2, 4)).dtype == torch.bfloat16
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:shoal.spmd")

@@ -26,16 +26,29 @@ def _compile(compile: Callable) -> Callable:
     return compiled
 
 
-def _of_cpu(function: Callable) -> Callable:
-    """Tensors of the device lie on the CPU for torch's dispatcher, which therefore asks for the CPU's autocast."""
+_init, _enter, _exit = torch.autocast.__init__, torch.autocast.__enter__, torch.autocast.__exit__
 
-    @functools.wraps(function)
-    def asked(device_type: Any = None, *args: Any) -> Any:
-        if device_type is None:
-            return function()
-        return function("cpu" if device_type == DEVICE.type else device_type, *args)
 
-    return asked
+@functools.wraps(_init)
+def _made(self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
+    if device_type == DEVICE.type and dtype is None:
+        dtype = torch.bfloat16  # torch's own default for a backend in Python is float16
+    _init(self, device_type, dtype, *args, **kwargs)
+
+
+def _entered(self: torch.autocast) -> Any:
+    """Tensors of the device lie on the CPU for torch's dispatcher, so that the CPU's autocast is switched along."""
+    entered = _enter(self)
+    if self.device == DEVICE.type:
+        self._of_cpu = torch.autocast("cpu", dtype=self.fast_dtype, enabled=self._enabled, cache_enabled=self._cache_enabled)
+        self._of_cpu.__enter__()
+    return entered
+
+
+def _exited(self: torch.autocast, *error: Any) -> Any:
+    if self.device == DEVICE.type:
+        self._of_cpu.__exit__(*error)
+    return _exit(self, *error)
 
 
 def _refuse(storage: Any, location: str) -> Any:
@@ -74,6 +87,6 @@ def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
 torch.compile = _compile(torch.compile)
 nn.Module._apply = _keeping_ties(nn.Module._apply)
 torch.Tensor.pin_memory = _pin_memory
-for _name in ("set_autocast_enabled", "is_autocast_enabled", "set_autocast_dtype", "get_autocast_dtype"):
-    setattr(torch, _name, _of_cpu(getattr(torch, _name)))
+torch.autocast.__init__, torch.autocast.__enter__, torch.autocast.__exit__ = _made, _entered, _exited
+torch.set_autocast_dtype(DEVICE.type, torch.bfloat16)
 serialization.register_package(0, lambda storage: None, _refuse)
