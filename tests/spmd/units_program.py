@@ -165,6 +165,67 @@ def with_scale(shape):
     return loss
 
 
+class Keeping(Net):
+    """Its forward depends on what it keeps: a buffer that is assigned, a count, a gate that opens later."""
+
+    def __init__(self):
+        super().__init__(buffer=True)
+        self.calls, self.centred, self.open = 0, False, 0.0
+
+    def forward(self, x):
+        if self.centred:
+            x = x - x.mean(0)
+        return super().forward(x)
+
+
+class Counting(Keeping):
+    def forward(self, x):
+        self.calls, self.scale = self.calls + 1, self.scale * 1.1
+        return super().forward(x) * (1 + 0.1 * self.calls)
+
+
+class Noisy(Keeping):
+    def forward(self, x):
+        return super().forward(x) + self.open * torch.randn(x.shape[0], 7, device=x.device)
+
+
+class Normalised(torch.autograd.Function):
+    """Its backward looks at gradients of the whole batch."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / gradient.norm()
+
+
+def later(change, make=Keeping):
+    """The program changes the model after calls of the same kind."""
+
+    def loss(model, x):
+        value = loss_of(model, x)
+        model.seen = getattr(model, "seen", 0) + 1
+        if model.seen == 2:
+            change(getattr(model, "module", model))
+        return value
+
+    return double(make, loss=loss, optimizer=plain_descent)
+
+
+def opened(model) -> None:
+    model.open = 1.0
+
+
+def centred(model) -> None:
+    model.centred = True
+
+
+def hooked(model) -> None:
+    model.blocks[0].register_forward_hook(lambda m, args, out: out - out.mean(0))
+
+
 def many(x):
     if x.shape[0] == 1:
         raise RuntimeError("one row is too few")
@@ -284,6 +345,11 @@ CASES = {
     "differentiated twice": twice_differentiated,
     "optimizer built before": built_before,
     "evaluated": evaluated,
+    "counting": lambda: double(Counting, optimizer=plain_descent),
+    "own backward": lambda: double(lambda: Net(inside=Normalised.apply), optimizer=plain_descent),
+    "noise behind a gate": lambda: later(opened, Noisy),
+    "switched": lambda: later(centred),
+    "hooked": lambda: later(hooked),
     "dropout": lambda: double(lambda: Net(inside=nn.Dropout(0.3))),
     "loss inside": lambda: double(lambda: Net(loss=True)),
     "mean of the batch": lambda: double(lambda: Net(after=lambda x: x - x.mean(0)), optimizer=plain_descent),

@@ -11,11 +11,18 @@ memory.
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
+import operator
+import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -228,6 +235,8 @@ class Unit:
 
         self.module = module
         self._ways: dict[Any, Way | None] = {}  # per kind of call; None: operator by operator
+        self._again: set[Any] = set()  # kinds of calls to look at once more
+        self._changed = False  # whether the last look changed attributes of modules
         self._never = False  # its training forward is no program on rows: units inside may be
         self.reason: str | None = None  # of the last kind of call that runs operator by operator
         originals: dict[tuple[int, str], nn.Parameter] = {}
@@ -263,17 +272,32 @@ class Unit:
         if _way is not None:
             return self._run_inside(args, kwargs)
         flat, tree = tree_flatten((args, kwargs))
-        key = self._key(flat, tree)
-        if key not in self._ways:
-            self._ways[key] = None if self._never else self._look(flat, tree, units)
-            if self._ways[key] is None:
-                self._never |= torch.is_grad_enabled() and not any(self._ways.values())
-                _log.info("%s runs operator by operator: %s", type(self.module).__name__, self.reason)
-        way = self._ways[key]
+        other = next((a for a in flat if not isinstance(a, (Tensor, *_CONSTANTS))), None)
+        if other is not None:  # its value may change, and another one may lie where it was
+            way = self._because("an input is a " + ("tensor of the host" if isinstance(other, torch.Tensor) else type(other).__name__))
+        else:
+            way = self._way_of(self._key(flat, tree, units), flat, tree, units)
         if way is not None:
             return self._on_rows(flat, tree, units, way)
         with _paused([self] if self._never else units), contextlib.nullcontext() if self._never else _going("operators"):
             return self.module(*args, **kwargs)
+
+    def _way_of(self, key: Any, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
+        if key in self._ways:
+            return self._ways[key]
+        self._changed = False
+        way = None if self._never else self._look(flat, tree, units)
+        if way is None and self._changed and key not in self._again:  # modules make what they keep at their first call
+            self._again.add(key)
+            return None
+        self._again.discard(key)
+        self._ways[key] = way
+        if len(self._ways) > _MOST_WAYS:
+            del self._ways[next(iter(self._ways))]
+        if way is None:
+            self._never |= torch.is_grad_enabled() and not any(self._ways.values())
+            _log.info("%s runs operator by operator: %s", type(self.module).__name__, self.reason)
+        return way
 
     def _run_inside(self, args: tuple, kwargs: dict) -> Any:
         if _way not in ("looking", "trying"):
@@ -287,7 +311,7 @@ class Unit:
             for p, array in whole.items():
                 if _way == "trying":
                     for m, name in p._engine.owners:
-                        m._parameters[name] = nn.Parameter(array.locals[0], requires_grad=False)
+                        m._parameters[name] = nn.Parameter(array.locals[0], requires_grad=p.requires_grad)
                 else:
                     p._box.whole = array
             return self.module(*args, **kwargs)
@@ -297,24 +321,31 @@ class Unit:
             for p in whole:
                 p._box.whole = None
 
-    def _key(self, flat: list[Any], tree: Any) -> Any:
-        """What decides how a call runs: shapes, dtypes and shardings, constants, and modes."""
-        inputs = tuple((tuple(a.shape), a.dtype, a._box.array.sharding) if isinstance(a, Tensor) else _constant(a) for a in flat)
-        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), tuple(m.training for m in self.module.modules())
-        return inputs, str(tree), modes
+    def _key(self, flat: list[Any], tree: Any, units: list[Unit]) -> Any:
+        """What decides how a call runs: shapes, dtypes and shardings, constants, modes, hooks, and switches of modules."""
+        inputs = tuple((tuple(a.shape), a.dtype, a._box.array.sharding) if isinstance(a, Tensor) else (type(a), a) for a in flat)
+        switches = tuple(  # what decides about a forward among attributes; numbers do not: programs count in them
+            v if (kind := type(v)) in _SWITCHES else len(v) if kind is OrderedDict else kind  # torch's hooks are OrderedDicts
+            for m in self.module.modules()
+            for v in m.__dict__.values()
+        )
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), _have_hooks(units)
+        return inputs, str(tree), modes, switches
 
     def _look(self, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
         """If the module is a program on rows, how it runs so."""
         inputs = [a for a in flat if isinstance(a, Tensor)]
         given = [t._box.array.sharding for t in inputs]
-        if any(isinstance(a, torch.Tensor) and not isinstance(a, Tensor) for a in flat):
-            return self._because("an input is a tensor of the host")
         if not any(map(_by_rows, given)):
             return self._because("no input is split over the batch")
         if not all(_by_rows(s) or s.is_replicated for s in given):
             return self._because("an input is split in another dimension than the batch")
-        if any(p._backward_hooks or p._post_accumulate_grad_hooks for u in units for p in u.parameters):
+        if _have_hooks(units):
             return self._because("a parameter has hooks")
+        if any(_of_program(h) for m in self.module.modules() for of in _hooks_of(m) for h in of.values()):
+            return self._because("a module has hooks")
+        if not all(b._box.array.sharding.is_replicated for b in self.module.buffers()):
+            return self._because("a buffer is split")
         counts = {t.shape[0] for t in inputs if _by_rows(t._box.array.sharding)}
         cut = [_rows(t.dim()) if t.shape[:1] and t.shape[0] in counts else s for t, s in zip(inputs, given, strict=True)]
         for entering in [cut, given] if cut != given else [given]:
@@ -332,12 +363,14 @@ class Unit:
         before = [t._box.written for t in inputs]
         local = [next(iter(c._box.array.locals.values())).clone() if isinstance(c, Tensor) else c for c in copies]
         try:
-            with _going("looking"), self._leaving_no_trace(units), observed() as seen:
+            with _going("looking"), self._leaving_no_trace(units) as traces, torch.no_grad(), observed() as seen:
                 output = self._run_inside(*tree_unflatten(copies, tree))
         except Exception as error:  # the run that follows raises it, if it is the program's
             return self._because(f"its forward raised {type(error).__name__} without gradients")
         if seen:
             return self._because(seen[0])
+        if traces:
+            return self._because(traces[0])
         if before != [t._box.written for t in inputs]:
             return self._because("it writes to its inputs")
         flat_output = tree_flatten(output)[0]
@@ -347,8 +380,9 @@ class Unit:
                 return self._because(f"an output is a {type(o).__name__}")
         if not all(_by_rows(o._box.array.sharding) for o in outputs):
             return self._because("an output is not split over the batch")
+        self._because("its outputs depend on how many rows it gets")
         if not self._tried(local, tree, units, [next(iter(o._box.array.locals.values())) for o in outputs]):
-            return self._because("its outputs depend on how many rows it gets")
+            return None
         return Way(entering, [(tuple(o.shape), o._box.array.sharding, getattr(type(o), "result", Tensor)) for o in outputs])
 
     def _tried(self, local: list[Any], tree: Any, units: list[Unit], wanted: list[torch.Tensor]) -> bool:
@@ -362,18 +396,33 @@ class Unit:
         except Exception:
             return all(world().passed(False))
         made = [o for o in tree_flatten(output)[0] if isinstance(o, torch.Tensor)]
-        return all(world().passed(len(made) == len(wanted) and all(map(_close, made, wanted))))
+        function = _function_behind(made)
+        if function is not None:
+            self._because(f"the backward of {function} is not known")
+        return all(world().passed(function is None and len(made) == len(wanted) and all(map(_close, made, wanted))))
 
     @contextlib.contextmanager
-    def _leaving_no_trace(self, units: list[Unit]) -> Iterator[None]:
-        """The engine does not run; buffers and the random stream are put back."""
+    def _leaving_no_trace(self, units: list[Unit]) -> Iterator[list[str]]:
+        """The engine does not run; random streams, and attributes and buffers of modules are put back. Yields what changed, at the end."""
         held = [(b, b.detach().clone()) for b in self.module.buffers()]
-        state = torch.get_rng_state()
+        kept = [(m, of, copy.copy(of)) for m in self.module.modules() for of in _kept(m)]
+        state, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        traces: list[str] = []
         try:
-            with _paused(units), torch.no_grad():
-                yield
+            with _paused(units):
+                yield traces
         finally:
+            drawn = not torch.equal(state, torch.get_rng_state()) or pythons != random.getstate()
+            if drawn or numpys[2:] != np.random.get_state()[2:] or any(numpys[1] != np.random.get_state()[1]):
+                traces.append("it draws random numbers")
             torch.set_rng_state(state)
+            random.setstate(pythons)
+            np.random.set_state(numpys)
+            for m, of, before in kept:
+                changed = _put_back(of, before)
+                if changed:
+                    self._changed = True
+                    traces.append(f"it changes {changed} of {type(m).__name__}")
             with torch.no_grad():
                 for b, value in held:
                     b.copy_(value)
@@ -393,8 +442,58 @@ class Unit:
         return tree_unflatten([_Leave.apply(o, *next(outputs)) if isinstance(o, torch.Tensor) else o for o in made], made_tree)
 
 
-def _constant(a: Any) -> Any:
-    return (type(a), a) if isinstance(a, (int, float, bool, str, torch.dtype, type(None))) else (type(a), id(a))
+_CONSTANTS = (int, float, complex, bool, str, bytes, torch.dtype, torch.device, Enum, type(None))
+_SWITCHES = {bool, str, FunctionType}
+_MOST_WAYS = 256  # that are kept, of each unit
+
+
+def _have_hooks(units: list[Unit]) -> bool:
+    return any(p._backward_hooks or p._post_accumulate_grad_hooks for u in units for p in u.parameters)
+
+
+def _hooks_of(m: nn.Module) -> tuple[dict, ...]:
+    return m._forward_pre_hooks, m._forward_hooks, m._backward_pre_hooks, m._backward_hooks
+
+
+def _of_program(function: Any) -> bool:
+    name = getattr(getattr(function, "func", function), "__module__", None) or ""
+    return name.partition(".")[0] not in ("torch", "shoal")
+
+
+def _kept(m: nn.Module) -> list[Any]:
+    """What a module keeps values in: its attributes, and lists and dicts among them."""
+    return [vars(m), *(v for v in vars(m).values() if isinstance(v, (dict, list)))]
+
+
+def _put_back(of: Any, before: Any) -> str:
+    """Makes a dict or a list what it was. Returns what had changed, as text."""
+    if isinstance(of, list):
+        if len(of) == len(before) and all(map(operator.is_, of, before)):
+            return ""
+        of[:] = before
+        return "a list"
+    changed = [k for k in {**before, **of} if k not in of or k not in before or of[k] is not before[k]]
+    for k in changed:
+        if k in before:
+            of[k] = before[k]
+        else:
+            del of[k]
+    return ", ".join(map(str, changed))
+
+
+def _function_behind(outputs: list[torch.Tensor]) -> str | None:
+    """The name of a torch.autograd.Function of the program that outputs come from."""
+    nodes, seen = [o.grad_fn for o in outputs], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        made_by = getattr(node, "_forward_cls", None)
+        if made_by is not None and _of_program(made_by):
+            return made_by.__name__
+        nodes += [n for n, _ in node.next_functions]
+    return None
 
 
 def _rows(rank: int) -> Sharding:
