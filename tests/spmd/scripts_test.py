@@ -304,7 +304,9 @@ def test_loaders_of_dicts():
     rows = [{"input_ids": torch.arange(12) + i, "label": i, "name": f"row {i}"} for i in range(16)]
     spec = xs.ShardingSpec(MESH, ("fsdp", None))
     loader = pl.MpDeviceLoader(DataLoader(rows, batch_size=8, drop_last=True), DEVICE, input_sharding=spec, loader_prefetch_size=4)
-    assert len(loader) == 2
+    assert (len(loader), loader.batch_size, loader.dataset) == (2, 8, rows)
+    with pytest.raises(AttributeError, match="no attribute 'rows'"):
+        loader.rows  # noqa: B018
     for i, found in enumerate(loader):
         assert xs.XLAShardedTensor(found["input_ids"]).sharding_spec == "{devices=[8,1]0,1,2,3,4,5,6,7}"
         assert torch.equal(found["input_ids"].cpu(), torch.arange(12) + torch.arange(8)[:, None] + 8 * i)

@@ -125,6 +125,12 @@ class MpDeviceLoader:
     def __len__(self) -> int:
         return len(self._loader)
 
+    def __getattr__(self, name: str) -> Any:
+        """What else the loader has: ``dataset``, ``batch_size``, ``sampler``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
     def __iter__(self) -> Iterator[Any]:
         ready: queue.Queue = queue.Queue(self._ahead)
         left = threading.Event()
