@@ -73,6 +73,25 @@ def gradients() -> None:
     show("manual", xs.disable_manual_sharding(inside * 2 + 1, ("fsdp", None), x.shape, mesh=LINE).global_tensor)
 
 
+def layers() -> None:
+    """Operators that consist of others where a dimension is split, and results of parts that come together otherwise than as sums."""
+    for axes in ("x", ("y", "x")):
+        parts = (nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 8), nn.Flatten())
+        net = nn.Sequential(*parts).to(DEVICE)
+        x = marked(torch.randn(2 * N, 4, 6, 6), SQUARE, (axes, None, None, None)).requires_grad_()
+        out, classes = net(x), torch.arange(2 * N).to(DEVICE) % 7
+        loss = nn.functional.cross_entropy(out, classes) + nn.functional.mse_loss(out, out.detach().roll(1, 0))
+        attended = nn.functional.scaled_dot_product_attention(x, x, x * 2, is_causal=True)
+        (loss + attended[:, [0, 3, 3]].square().mean()).backward()
+        show(f"layers {axes}", loss, attended, x.grad, *(p.grad for p in net.parameters()), *net[1].buffers())
+    for spec in SPECS:
+        t = marked(torch.randn(6, 8), SQUARE, spec)
+        norms = [torch.linalg.vector_norm(t, order) for order in (0, 1, 2, 3, float("inf"))]
+        show(f"combined {spec}", *norms, t.var(0), t.std(), t.prod(1), t.amax(), t.amin(0), (t > 2).any(), (t > -3).all(1))
+        at = torch.tensor([1, 0, 1]).to(DEVICE)
+        show("indexed", t[at], t.index_add(0, at, t[:3]), t.gather(1, at.expand(6, 3)), t.tril(), nn.functional.pad(t, (1, 0, 0, 2)))
+
+
 def model(dropout: float = 0.2) -> nn.Module:
     return nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 24), nn.GELU(), nn.LayerNorm(24), nn.Dropout(dropout), nn.Linear(24, 6))
 
@@ -183,6 +202,7 @@ if __name__ == "__main__":
     torch.manual_seed(3)
     operators()
     gradients()
+    layers()
     decided_by_values()
     optimizers()
     minibatches()
