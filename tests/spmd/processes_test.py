@@ -37,6 +37,8 @@ net(torch.ones(4, 64, device=device)).sum().backward()
 optimizer.step()
 held = [*net.parameters(), *(v for s in optimizer.state.values() for v in s.values() if v.dim())]
 found["bytes"] = [sum(t.nbytes for t in h._box.array.locals.values()) for h in held]
+own = torch.Generator().manual_seed(int(third))
+found["generator"] = error(lambda: torch.ones(8, device=device).bernoulli_(0.5, generator=own))
 torch.rand(int(third))
 found["stream"] = error(lambda: torch.rand(4, device=device))
 with open(f"{sys.argv[1]}/{xr.process_index()}", "w") as out:
@@ -77,7 +79,13 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "what", ["value: float32 tensor of shape (8, 4)", "loader: batch of the loader", "stream: random generator before aten.rand"]
+    "what",
+    [
+        "value: float32 tensor of shape (8, 4)",
+        "loader: batch of the loader",
+        "stream: random generator before aten.rand",
+        "generator: random generator before aten.bernoulli_",
+    ],
 )
 def test_every_process_names_the_rank_with_another_global_input(what, found):
     key, text = what.split(": ")

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import shoal.spmd as xs
 import shoal.spmd.runtime as xr
@@ -189,6 +190,26 @@ class Noisy(Keeping):
         return super().forward(x) + self.open * torch.randn(x.shape[0], 7, device=x.device)
 
 
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("by", torch.linspace(0.5, 1.5, 12))
+
+    def forward(self, x):
+        return torch.tanh(x * self.by)
+
+
+class Again(nn.Module):
+    """The program checkpoints what has a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 12), Scale(), nn.Linear(12, 7))
+
+    def forward(self, x):
+        return checkpoint(self.body, x, use_reentrant=False)
+
+
 class Normalised(torch.autograd.Function):
     """Its backward looks at gradients of the whole batch."""
 
@@ -340,6 +361,7 @@ CASES = {
     "scale of a sum": lambda: double(lambda: Scaled(lambda y: y.sum(0) / 9), loss=with_scale((4 * N, 7)), optimizer=plain_descent),
     "one rank has too few rows": lambda: double(lambda: Net(inside=many), batches=[rows(0)[: 2 * N - 1]]),
     "checkpointed": lambda: double(Net, before=checkpointed),
+    "checkpointed by the program": lambda: double(Again, wrap=lambda m: FSDPv2(m, MESH)),
     "saving": saving,
     "assigned": assigned,
     "differentiated twice": twice_differentiated,

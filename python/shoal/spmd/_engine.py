@@ -95,7 +95,7 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
     where = [i for i, a in enumerate(flat) if isinstance(a, Array)]
     arrays = [flat[i] for i in where]
     if RANDOM in func.tags and _rules.find(func) is None:
-        world().verify_stream(str(func))
+        world().verify_stream(str(func), kwargs.get("generator"))
     if all(a.sharding.is_replicated for a in arrays):
         return _yielding(_whole(func, flat, tree, where, arrays), arrays)
     targets = [i for i, a in enumerate(arrays) if any(a is w for w in written)]

@@ -614,7 +614,7 @@ def _made(overload: Any):
     def make(*args, **kwargs):
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "layout")}
         if _engine.RANDOM in overload.tags:
-            world().verify_stream(str(overload))
+            world().verify_stream(str(overload), kwargs.get("generator"))
         # torch.tensor and its like fill what they get without asking subclasses; _from_data wraps it.
         excluded = torch._C._dispatch_tls_is_dispatch_key_excluded("Python")
         if _world.controller is not None and not excluded and _engine.RANDOM not in overload.tags:

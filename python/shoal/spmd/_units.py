@@ -252,6 +252,10 @@ class Unit:
         mesh = init_device_mesh("cpu", (world().num_processes,))
         with _local_buffers(module):
             fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=lambda p: Shard(largest_dim(p.shape)))
+        for m in module.modules():
+            if m._buffers and _begin_again not in m._forward_pre_hooks.values():
+                m.register_forward_pre_hook(_begin_again, with_kwargs=True)
+                m.register_forward_hook(_end_again, always_call=True)
         module.set_gradient_divide_factor(1.0)  # gradients are those of the whole batch
         self.state = state_of(module)
         for q in (q for u in self.state.units for q in u.parameters):
@@ -559,3 +563,22 @@ def _local_buffers(module: nn.Module) -> Iterator[None]:
     finally:
         for m, name, b in held:
             m._buffers[name] = b
+
+
+_swapped: list[tuple[nn.Module, dict]] = []
+
+
+def _begin_again(m: nn.Module, args: tuple, kwargs: dict) -> None:
+    """torch.utils.checkpoint computes a forward on rows again, in the backward pass: with ordinary tensors as buffers, as it was."""
+    if _way is not None or torch._C._current_graph_task_id() == -1:
+        return
+    if any(isinstance(a, torch.Tensor) and not isinstance(a, Tensor) for a in tree_flatten((args, kwargs))[0]):
+        _swapped.append((m, dict(m._buffers)))
+        for name, b in m._buffers.items():
+            if isinstance(b, Tensor):
+                (m._buffers[name],) = b._box.array.locals.values()
+
+
+def _end_again(m: nn.Module, args: tuple, output: Any) -> None:
+    if _swapped and _swapped[-1][0] is m:
+        m._buffers.update(_swapped.pop()[1])

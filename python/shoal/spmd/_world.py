@@ -112,8 +112,8 @@ class World:
     def verify_tensor(self, t: torch.Tensor) -> None:
         """The same of a host tensor that the program takes for one global tensor."""
 
-    def verify_stream(self, label: str) -> None:
-        """The same of the random stream, before an operator draws from it."""
+    def verify_stream(self, label: str, generator: torch.Generator | None = None) -> None:
+        """The same of the random stream, or of a generator, before an operator draws from it."""
 
     def passed(self, value: Any) -> list[Any]:
         """What each process passes, in their order."""
@@ -203,9 +203,10 @@ class Processes(World):
         if self.verifies:
             self.verify(f"a {str(t.dtype).removeprefix('torch.')} tensor of shape {tuple(t.shape)} that is sent to the device", digest(t))
 
-    def verify_stream(self, label):
+    def verify_stream(self, label, generator=None):
         if self.verifies:
-            self.verify(f"the state of torch's random generator before {label}", digest(torch.get_rng_state()))
+            state = torch.get_rng_state() if generator is None else generator.get_state()
+            self.verify(f"the state of torch's random generator before {label}", digest(state))
 
     def passed(self, value):
         from shoal import collective
