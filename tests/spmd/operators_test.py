@@ -225,8 +225,9 @@ def _check(op, call, sample, draw: random.Random, watch: Watch, checked: dict, w
         out = sample.output_process_fn_grad(call(arguments[0], *arguments[1], **arguments[2]))
         return [*tree_leaves(out), *(_gradients(out, arguments) if with_gradients else [])]
 
+    # stft reads memory as it lies, which is refused for views of split tensors
     leaves, tree = tree_flatten(given)
-    pairs = [_pair(t, draw, op.name not in RANDOM) if isinstance(t, torch.Tensor) else (t, t) for t in leaves]
+    pairs = [_pair(t, draw, op.name not in RANDOM and op.name != "stft") if isinstance(t, torch.Tensor) else (t, t) for t in leaves]
     plain, there = (tree_unflatten([pair[i] for pair in pairs], tree) for i in (0, 1))
     try:
         expected = list(map(_on_host, of(plain)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from typing import Any
 
@@ -431,9 +432,12 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _check_memory(func: Any, box: Box) -> None:
-    """Raises unless the memory of the tensor is what it is for a plain one."""
-    array = box.array
-    if not array.sharding.is_replicated and (box.base is not None or not all(t.is_contiguous() for t in array.locals.values())):
+    """Raises unless the memory of the tensor is what it is for a plain one: all that its base has, in this order."""
+    array, base = box.array, box
+    while base.base is not None:
+        base = base.base
+    same = math.prod(base.array.shape) == math.prod(array.shape) and all(t.is_contiguous() for t in array.locals.values())
+    if not array.sharding.is_replicated and not same:
         raise Unimplemented(f"{func} of a view of a tensor that is split", hint="clone() it first, or use the view's own operators")
 
 
