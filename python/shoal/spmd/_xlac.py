@@ -23,9 +23,9 @@ def _get_xla_sharding_type(t: torch.Tensor) -> ShardingType | None:
 
 
 def _xla_get_tensor_id(t: torch.Tensor) -> int:
-    """A number that tensors of one memory share; libraries find tied parameters by it."""
+    """A number that tensors of one memory share (a view under a controller has its own). Libraries find tied parameters by it."""
     box = t._box
-    while box.base is not None:
+    while getattr(box, "base", None) is not None:
         box = box.base
     return id(box)
 
