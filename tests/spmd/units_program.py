@@ -323,6 +323,25 @@ def twice_differentiated():
     return max(float((a - b).abs().max()) for a, b in zip(*found[:2], strict=True)), reason_of(model)
 
 
+def asked_for():
+    """Gradients of parameters that a program asks for, which are the engine's, are refused in both forms. Training goes on."""
+    refused = []
+
+    def loss(model, x):
+        parameters = list(model.parameters())
+        for ask in (lambda y: torch.autograd.grad(y, parameters, allow_unused=True), lambda y: y.backward(inputs=parameters)):
+            if isinstance(model, FSDPv2):
+                try:
+                    ask(loss_of(model, x))
+                except Unimplemented:
+                    refused.append(ask)
+        return loss_of(model, x)
+
+    found = double(Net, loss=loss)
+    assert len(refused) == 8, len(refused)
+    return found
+
+
 def evaluated():
     torch.manual_seed(3)
     plain = Net(inside=nn.Dropout(0.5))
@@ -366,6 +385,7 @@ CASES = {
     "assigned": assigned,
     "differentiated twice": twice_differentiated,
     "optimizer built before": built_before,
+    "asked for": asked_for,
     "evaluated": evaluated,
     "counting": lambda: double(Counting, optimizer=plain_descent),
     "own backward": lambda: double(lambda: Net(inside=Normalised.apply), optimizer=plain_descent),

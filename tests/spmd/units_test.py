@@ -37,7 +37,7 @@ def test_training_is_that_of_plain_torch(found):
         errors = {name: what for name, what in rank.items() if isinstance(what, str)}
         assert not errors, "\n".join(errors.values())
         assert {name: gap for name, (gap, _) in rank.items() if gap > 1e-5} == {}
-        assert len(rank) == 34
+        assert len(rank) == 35
 
 
 def test_units_run_on_rows_unless_rows_meet(found):

@@ -165,21 +165,37 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """The tensor of the device that has these rows on this process."""
+    """The tensor of the device that has these rows on this process. ``leaf`` and parameters have no gradients here: they say what a
+    backward pass is for."""
 
     @staticmethod
-    def forward(ctx, local, shape, sharding, make):
+    def forward(ctx, local, shape, sharding, make, leaf, *parameters):
         ctx.sharding = sharding
         return make(_on_device(local.detach(), shape, sharding)._box)
 
     @staticmethod
     def backward(ctx, gradient):
+        _, (leaf, _), *parameters = ctx.next_functions
+        if leaf is not None and not _is_wanted(leaf) and any(_is_wanted(p) for p, _ in parameters if p is not None):
+            raise Unimplemented(
+                "torch.autograd.grad or backward(inputs=) of parameters that the engine of shoal.fsdp has",
+                hint="call loss.backward() and read their grad, or mark one of them before the module is wrapped",
+            )
+
         def make(gradient):
             array = gradient._box.array if isinstance(gradient, Tensor) else Array.whole(gradient, world().num_devices)  # torch's zeros
             (local,) = array.resharded(ctx.sharding, "backward of an output").locals.values()
             return local.detach()
 
-        return _Once.apply(gradient, make), None, None, None
+        return _Once.apply(gradient, make), *(None for _ in range(4 + len(parameters)))
+
+
+def _is_wanted(node: Any) -> bool:
+    """Whether the backward pass that runs computes the gradient of a leaf."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # so it answers about leaves that torch.autograd.grad was given
+        return True
 
 
 def _on_device(local: torch.Tensor, shape: tuple[int, ...], sharding: Sharding) -> Tensor:
@@ -443,7 +459,11 @@ class Unit:
         with _going("rows"), _local_buffers(self.module):
             made, made_tree = tree_flatten(self.module(*args, **kwargs))
         outputs = iter(way.outputs)
-        return tree_unflatten([_Leave.apply(o, *next(outputs)) if isinstance(o, torch.Tensor) else o for o in made], made_tree)
+        asked = [torch.zeros((), requires_grad=True), *(p for u in units for p in u.parameters)]
+        of = [(asked if o.requires_grad else [None]) if isinstance(o, torch.Tensor) else [] for o in made]
+        return tree_unflatten(
+            [_Leave.apply(o, *next(outputs), *a) if isinstance(o, torch.Tensor) else o for o, a in zip(made, of, strict=True)], made_tree
+        )
 
 
 _CONSTANTS = (int, float, complex, bool, str, bytes, torch.dtype, torch.device, Enum, type(None))
