@@ -89,8 +89,7 @@ class Controller:
         """Rank 0's answer to a question, after all that was recorded."""
         with self.lock:
             self._refuse_after_failure()
-            self.add(item)
-            self._send()
+            self._send(item)
             while self._under_way:
                 answer = self._answered()
             return answer
@@ -115,10 +114,13 @@ class Controller:
         """Until all that was recorded has run."""
         self.ask(("idle",))
 
-    def _send(self) -> None:
+    def _send(self, question: tuple | None = None) -> None:
+        """The batch that was collected. A question is its last item, whatever other threads and the garbage collector add meanwhile."""
         items, positions = [], []
-        for _ in range(len(self.queue)):
-            entry = self.queue.popleft()
+        entries = [self.queue.popleft() for _ in range(len(self.queue))]
+        if question is not None:
+            entries.append((question, called_from()))
+        for entry in entries:
             item, at = (entry, None) if type(entry) is int else entry
             items.append(item)
             positions.append(at)

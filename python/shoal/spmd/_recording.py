@@ -1,8 +1,8 @@
 """The operators of a program that controls ranks: what it records of them, and what it knows of their results.
 
 A tensor here has a shape, a dtype and a number, by which the ranks name it. The first time that an operator comes with arguments of these
-shapes, dtypes and constants, the ranks say what its results look like (of views this process knows). From then on it is recorded, and the
-program goes on at once. Ranks compare what an operator gives with what the program was promised.
+shapes, dtypes and constants, the ranks say what its results look like (of rows and ranges this process knows). From then on it is
+recorded, and the program goes on at once. Ranks compare what an operator gives with what the program was promised.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ aten = torch.ops.aten
 _LARGE = 1 << 16  # bytes: a value of the host that travels beside the batch
 _PLANS = 1 << 14  # that are kept: programs whose shapes change at every step have ever new ones
 _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_INDEXING = {"aten::select", "aten::slice", "aten::split", "aten::split_with_sizes", "aten::unbind"}
 # Random operators that take as many numbers as their tensors have elements: this process counts them by running them, too.
 _COUNTED = {"bernoulli", "bernoulli_", "native_dropout", "uniform_", "random_", "exponential_"}
 
@@ -151,7 +152,7 @@ class RemoteArray(Array):
 class _Function:
     """What the schema of an operator says."""
 
-    __slots__ = ("composite", "counted", "dynamic", "func", "keyword_scalars", "name", "random", "reshapes", "scalars", "view")
+    __slots__ = ("composite", "counted", "dynamic", "func", "indexes", "keyword_scalars", "name", "random", "reshapes", "scalars", "view")
 
     def __init__(self, func: Any):
         schema = func._schema
@@ -167,6 +168,7 @@ class _Function:
         self.reshapes = torch.Tag.inplace_view in func.tags
         info = schema.returns[0].alias_info if schema.returns else None
         self.view = info is not None and not info.is_write
+        self.indexes = self.view and schema.name in _INDEXING
 
     def depends_on_values(self, call: _Call) -> bool:
         """Whether values of its arguments decide what shape the result has."""
@@ -329,7 +331,7 @@ class Recorder(Controller):
     def _planned(self, f: _Function, call: _Call, args: tuple, kwargs: dict) -> _Plan:
         plan = _Plan(self._templates)
         self._templates += 1
-        if f.view and not call.host:  # of indices there are many, and what a view looks like is the same without values
+        if f.indexes:  # of indices there are many, and what such a view looks like is the same without values
             with contextlib.suppress(Exception):  # the ranks say what is wrong
                 plan.kind, plan.results = self._viewed(f, args, kwargs)
                 plan.new = len(plan.results)
