@@ -331,6 +331,17 @@ def test_without_gradients():
         assert torch.equal(F.layer_norm(out, (8,)).t().cpu(), F.layer_norm(out.cpu(), (8,)).t())
 
 
+@pytest.mark.filterwarnings("ignore:shoal.spmd")
+def test_a_transformer_is_evaluated_with_padding():
+    torch.manual_seed(0)
+    plain = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, batch_first=True), 1).eval()
+    padded = torch.tensor([[False, False, True]]).repeat(8, 1)
+    x = X[:, None].repeat(1, 3, 1)
+    with torch.no_grad():
+        found = copy.deepcopy(plain).to(DEVICE)(x.to(DEVICE), src_key_padding_mask=padded.to(DEVICE))
+        torch.testing.assert_close(found.cpu()[:, :2], plain(x, src_key_padding_mask=padded)[:, :2], rtol=1e-5, atol=1e-5)
+
+
 def test_calls_between_processes_and_reports():
     ran = []
     xmp.spawn(lambda index, word: ran.append((index, word)), args=("go",))

@@ -34,6 +34,7 @@ def use_spmd(auto: bool = False, memory_budget: int | str | None = None, workers
         os.environ["XLA_AUTO_SPMD"] = "1"
         _auto.enable(memory_budget)
     run_eagerly()
+    torch.backends.mha.set_fastpath_enabled(False)  # in eval mode torch.nn.TransformerEncoder would make nested tensors
 
 
 def _workers() -> int:
