@@ -49,6 +49,9 @@ EXCEPTIONS = {
 # Those that do not hold where the devices are several processes'.
 EXCEPTIONS_OF_PROCESSES = {"manager-no-group": "use_spmd has made the process group that a manager needs"}
 
+if xr.addressable_runtime_device_count() == 1:
+    EXCEPTIONS_OF_PROCESSES["minibatch-uneven"] = "any number of rows is even over a process's one device"
+
 # Answers about this process, where it is one of several.
 ANSWERS_OF_A_PROCESS = {
     "addressable-runtime-device-count": lambda w: w.per_process,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import shoal.spmd as xs
 import shoal.spmd.runtime as xr
@@ -79,6 +79,10 @@ def marked(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def whole(x: torch.Tensor) -> torch.Tensor:
+    return x.to(DEVICE)
+
+
 def loss_of(model, x):
     y = model(x)
     return y if y.dim() == 0 else (y.square().mean(1) * 1.5).mean()
@@ -102,7 +106,7 @@ def train(model, put, *, optimizer=None, loss=loss_of, batches=None, steps=4, pa
     return [*found, *grads, *(p.detach().cpu().clone().flatten() for p in model.parameters())]
 
 
-def double(make, change=lambda m: None, wrap=wrapped, before=lambda m: None, **options):
+def double(make, change=lambda m: None, wrap=wrapped, before=lambda m: None, put=None, **options):
     """Trains the model plain and wrapped. Returns (difference, reason)."""
     torch.manual_seed(3)
     plain = make()
@@ -113,7 +117,7 @@ def double(make, change=lambda m: None, wrap=wrapped, before=lambda m: None, **o
     torch.manual_seed(4)
     want = train(plain, lambda x: x.clone(), **options)
     torch.manual_seed(4)
-    got = train(ours, marked, **options)
+    got = train(ours, put or marked, **options)
     assert len(want) == len(got), (len(want), len(got))
     gap = max(float((a - b).abs().max()) if a.numel() else 0.0 for a, b in zip(got, want, strict=True))
     return gap, reason_of(ours)
@@ -208,6 +212,17 @@ class Again(nn.Module):
 
     def forward(self, x):
         return checkpoint(self.body, x, use_reentrant=False)
+
+
+class NetAgain(Net):
+    """The program checkpoints its blocks, which may be wrapped."""
+
+    def forward(self, x):
+        x = self.first(x)
+        with set_checkpoint_early_stop(False):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+        return self.last(x)
 
 
 class Normalised(torch.autograd.Function):
@@ -381,6 +396,9 @@ CASES = {
     "one rank has too few rows": lambda: double(lambda: Net(inside=many), batches=[rows(0)[: 2 * N - 1]]),
     "checkpointed": lambda: double(Net, before=checkpointed),
     "checkpointed by the program": lambda: double(Again, wrap=lambda m: FSDPv2(m, MESH)),
+    "checkpointed, whole inputs": lambda: double(Net, before=checkpointed, put=whole, optimizer=plain_descent),
+    "all checkpointed": lambda: double(Net, before=checkpoint_module, optimizer=plain_descent),
+    "blocks checkpointed by the program": lambda: double(NetAgain),
     "saving": saving,
     "assigned": assigned,
     "differentiated twice": twice_differentiated,

@@ -87,7 +87,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         else:
             inside = [m._unit for m in self._orig_module.modules() if isinstance(m, SpmdFullyShardedDataParallel)]
             output = self._unit.run(args, kwargs, [self._unit, *inside])
-            if _units.on_rows():
+            if _units.on_rows() or _units.is_again(args, kwargs):
                 return output  # of a unit inside, an ordinary tensor
         self._shard_output(output, self._mesh)
         return output
@@ -179,7 +179,7 @@ def checkpoint_module(module: nn.Module) -> nn.Module:
 
     @functools.wraps(forward)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return checkpoint(_units.as_now(forward), *args, use_reentrant=False, **kwargs)
 
     checkpointed._shoal_checkpointed = True
     module.forward = checkpointed

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import operator
 import random
@@ -125,7 +126,13 @@ class EngineParameter(Parameter):
             self.copy_(value)
 
 
+EngineParameter.__name__ = EngineParameter.__qualname__ = "Parameter"  # as the program sees it
 _foreach_supported_types.append(EngineParameter)
+
+
+@functools.cache
+def _named_as(cls: type, sharded: type) -> type:
+    return type(cls.__name__, (sharded,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
 
 
 class _Once(torch.autograd.Function):
@@ -265,13 +272,14 @@ class Unit:
                 if id(p) not in plain:
                     plain[id(p)] = nn.Parameter(p._box.array.locals[0], requires_grad=p.requires_grad)
                 m._parameters[name] = plain[id(p)]
-        mesh = init_device_mesh("cpu", (world().num_processes,))
+        mesh, cls = init_device_mesh("cpu", (world().num_processes,)), type(module)
         with _local_buffers(module):
             fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=lambda p: Shard(largest_dim(p.shape)))
         for m in module.modules():
             if m._buffers and _begin_again not in m._forward_pre_hooks.values():
                 m.register_forward_pre_hook(_begin_again, with_kwargs=True)
                 m.register_forward_hook(_end_again, always_call=True)
+        module.__class__ = _named_as(cls, type(module))
         module.set_gradient_divide_factor(1.0)  # gradients are those of the whole batch
         self.state = state_of(module)
         for q in (q for u in self.state.units for q in u.parameters):
@@ -291,6 +299,9 @@ class Unit:
         """The module's outputs. ``units``: this one and those inside."""
         if _way is not None:
             return self._run_inside(args, kwargs)
+        if is_again(args, kwargs):
+            with _going("rows"):
+                return self.module(*args, **kwargs)
         flat, tree = tree_flatten((args, kwargs))
         other = next((a for a in flat if not isinstance(a, (Tensor, *_CONSTANTS))), None)
         if other is not None:  # its value may change, and another one may lie where it was
@@ -551,7 +562,7 @@ def on_rows() -> bool:
 
 
 @contextlib.contextmanager
-def _going(way: str) -> Iterator[None]:
+def _going(way: str | None) -> Iterator[None]:
     global _way
     before, _way = _way, way
     try:
@@ -560,16 +571,40 @@ def _going(way: str) -> Iterator[None]:
         _way = before
 
 
+_units_paused: list[Unit] = []
+
+
 @contextlib.contextmanager
 def _paused(units: list[Unit]) -> Iterator[None]:
     """Modules run without the engine, on the parameters that the program sees."""
+    global _units_paused
+    before, _units_paused = _units_paused, [*_units_paused, *units]
     for u in units:
         u.state.replaced = True
     try:
         yield
     finally:
+        _units_paused = before
         for u in units:
-            u.state.replaced = False
+            u.state.replaced = u in before
+
+
+def is_again(args: tuple, kwargs: dict) -> bool:
+    """Whether the backward pass computes a forward again that ran on rows: torch.utils.checkpoint has the ordinary tensors that came in."""
+    if _way not in (None, "rows") or torch._C._current_graph_task_id() == -1:
+        return False
+    return any(isinstance(a, torch.Tensor) and not isinstance(a, Tensor) for a in tree_flatten((args, kwargs))[0])
+
+
+def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which runs later as it would now: the backward pass computes the forward of a checkpointed module again."""
+    way, units = _way, _units_paused
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _going(way), _paused(units):
+            return function(*args, **kwargs)
+
+    return run
 
 
 @contextlib.contextmanager
@@ -590,9 +625,7 @@ _swapped: list[tuple[nn.Module, dict]] = []
 
 def _begin_again(m: nn.Module, args: tuple, kwargs: dict) -> None:
     """torch.utils.checkpoint computes a forward on rows again, in the backward pass: with ordinary tensors as buffers, as it was."""
-    if _way is not None or torch._C._current_graph_task_id() == -1:
-        return
-    if any(isinstance(a, torch.Tensor) and not isinstance(a, Tensor) for a in tree_flatten((args, kwargs))[0]):
+    if is_again(args, kwargs):
         _swapped.append((m, dict(m._buffers)))
         for name, b in m._buffers.items():
             if isinstance(b, Tensor):
