@@ -13,6 +13,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -258,6 +259,22 @@ def centred(model) -> None:
     model.centred = True
 
 
+class Telling(Net):
+    """What it returns depends on an object that the program changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(both=False)
+
+    def forward(self, x):
+        y = super().forward(x)
+        return torch.cat((y, y.sin()), 1) if self.config.both else y
+
+
+def told(model) -> None:
+    model.config.both = True
+
+
 def hooked(model) -> None:
     model.blocks[0].register_forward_hook(lambda m, args, out: out - out.mean(0))
 
@@ -409,6 +426,7 @@ CASES = {
     "own backward": lambda: double(lambda: Net(inside=Normalised.apply), optimizer=plain_descent),
     "noise behind a gate": lambda: later(opened, Noisy),
     "switched": lambda: later(centred),
+    "other outputs": lambda: later(told, Telling),
     "hooked": lambda: later(hooked),
     "dropout": lambda: double(lambda: Net(inside=nn.Dropout(0.3))),
     "loss inside": lambda: double(lambda: Net(loss=True)),

@@ -249,6 +249,10 @@ class _Stopped(Exception):
     """Another process could not go on with a trial."""
 
 
+class _Otherwise(Exception):
+    """The module gave other outputs than the ones of its way: the program changed it."""
+
+
 class Unit:
     """One wrapped module."""
 
@@ -304,12 +308,18 @@ class Unit:
                 return self.module(*args, **kwargs)
         flat, tree = tree_flatten((args, kwargs))
         other = next((a for a in flat if not isinstance(a, (Tensor, *_CONSTANTS))), None)
+        key = None
         if other is not None:  # its value may change, and another one may lie where it was
             way = self._because("an input is a " + ("tensor of the host" if isinstance(other, torch.Tensor) else type(other).__name__))
         else:
-            way = self._way_of(self._key(flat, tree, units), flat, tree, units)
+            key = self._key(flat, tree, units)
+            way = self._way_of(key, flat, tree, units)
         if way is not None:
-            return self._on_rows(flat, tree, units, way)
+            try:
+                return self._on_rows(flat, tree, units, way)
+            except _Otherwise:
+                del self._ways[key]
+                return self.run(args, kwargs, units)
         with _paused([self] if self._never else units), contextlib.nullcontext() if self._never else _going("operators"):
             return self.module(*args, **kwargs)
 
@@ -469,6 +479,8 @@ class Unit:
         args, kwargs = tree_unflatten([_Enter.apply(a, next(entering)) if isinstance(a, Tensor) else a for a in flat], tree)
         with _going("rows"), _local_buffers(self.module):
             made, made_tree = tree_flatten(self.module(*args, **kwargs))
+        if [o.shape[1:] for o in made if isinstance(o, torch.Tensor)] != [shape[1:] for shape, *_ in way.outputs]:
+            raise _Otherwise
         outputs = iter(way.outputs)
         asked = [torch.zeros((), requires_grad=True), *(p for u in units for p in u.parameters)]
         of = [(asked if o.requires_grad else [None]) if isinstance(o, torch.Tensor) else [] for o in made]
