@@ -410,8 +410,10 @@ class Unit:
             return self._because(f"its forward raised {type(error).__name__} without gradients")
         if seen:
             return self._because(seen[0])
-        if traces:
-            return self._because(traces[0])
+        said = [t for ts in world().passed(traces) for t in ts]  # a loader's thread may draw random numbers, too, on some of them
+        if said:
+            self._changed = any(again for _, again in said)
+            return self._because(said[0][0])
         if before != [t._box.written for t in inputs]:
             return self._because("it writes to its inputs")
         flat_output = tree_flatten(output)[0]
@@ -443,27 +445,27 @@ class Unit:
         return all(world().passed(function is None and len(made) == len(wanted) and all(map(_close, made, wanted))))
 
     @contextlib.contextmanager
-    def _leaving_no_trace(self, units: list[Unit]) -> Iterator[list[str]]:
-        """The engine does not run; random streams, and attributes and buffers of modules are put back. Yields what changed, at the end."""
+    def _leaving_no_trace(self, units: list[Unit]) -> Iterator[list[tuple[str, bool]]]:
+        """The engine does not run; random streams, and attributes and buffers of modules are put back. Yields what changed, at the end, and
+        whether a second run may leave it as it is."""
         held = [(b, b.detach().clone()) for b in self.module.buffers()]
         kept = [(m, of, copy.copy(of)) for m in self.module.modules() for of in _kept(m)]
         state, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        traces: list[str] = []
+        traces: list[tuple[str, bool]] = []
         try:
             with _paused(units):
                 yield traces
         finally:
             drawn = not torch.equal(state, torch.get_rng_state()) or pythons != random.getstate()
             if drawn or numpys[2:] != np.random.get_state()[2:] or any(numpys[1] != np.random.get_state()[1]):
-                traces.append("it draws random numbers")
+                traces.append(("it draws random numbers", False))
             torch.set_rng_state(state)
             random.setstate(pythons)
             np.random.set_state(numpys)
             for m, of, before in kept:
                 changed = _put_back(of, before)
                 if changed:
-                    self._changed = True
-                    traces.append(f"it changes {changed} of {type(m).__name__}")
+                    traces.append((f"it changes {changed} of {type(m).__name__}", True))
             with torch.no_grad():
                 for b, value in held:
                     b.copy_(value)
