@@ -27,6 +27,7 @@ import shoal.spmd.xla_model as xm
 from shoal.exceptions import Unimplemented
 from shoal.spmd.fsdp import SpmdFullyShardedDataParallel as FSDPv2
 from shoal.spmd.fsdp import checkpoint_module
+from shoal.spmd.parallel_loader import MpDeviceLoader
 
 warnings.filterwarnings("ignore")
 xr.use_spmd()
@@ -355,6 +356,23 @@ def twice_differentiated():
     return max(float((a - b).abs().max()) for a, b in zip(*found[:2], strict=True)), reason_of(model)
 
 
+def loaded():
+    """The thread of a loader draws random numbers while the unit looks at its module."""
+    torch.manual_seed(3)
+    plain = Net()
+    ours = wrapped(copy.deepcopy(plain))
+
+    def batches():
+        for s in range(4):
+            for _ in range(5000):
+                torch.rand(10)
+            yield rows(s)
+
+    loader = MpDeviceLoader(batches(), DEVICE, input_sharding=xs.ShardingSpec(MESH, ("fsdp", None)))
+    gaps = [(ours(x).detach().cpu() - plain(rows(s)).detach()).abs().max() for s, x in enumerate(loader)]
+    return float(max(gaps)), reason_of(ours)
+
+
 def asked_for():
     """Gradients of parameters that a program asks for, which are the engine's, are refused in both forms. Training goes on."""
     refused = []
@@ -421,6 +439,7 @@ CASES = {
     "differentiated twice": twice_differentiated,
     "optimizer built before": built_before,
     "asked for": asked_for,
+    "loaded": loaded,
     "evaluated": evaluated,
     "counting": lambda: double(Counting, optimizer=plain_descent),
     "own backward": lambda: double(lambda: Net(inside=Normalised.apply), optimizer=plain_descent),

@@ -35,7 +35,7 @@ from shoal.exceptions import Unimplemented
 from shoal.spmd._array import Array, observed, unobserved
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._tensor import Box, Parameter, Tensor
-from shoal.spmd._world import Processes, world
+from shoal.spmd._world import Processes, loading, world
 
 if TYPE_CHECKING:
     from shoal.fsdp._parameters import ShardedParameter
@@ -404,7 +404,7 @@ class Unit:
         before = [t._box.written for t in inputs]
         local = [next(iter(c._box.array.locals.values())).clone() if isinstance(c, Tensor) else c for c in copies]
         try:
-            with _going("looking"), self._leaving_no_trace(units) as traces, torch.no_grad(), observed() as seen:
+            with _going("looking"), _loaders_waiting(), self._leaving_no_trace(units) as traces, torch.no_grad(), observed() as seen:
                 output = self._run_inside(*tree_unflatten(copies, tree))
         except Exception as error:  # the run that follows raises it, if it is the program's
             return self._because(f"its forward raised {type(error).__name__} without gradients")
@@ -432,7 +432,7 @@ class Unit:
         """Whether the module gives these rows of outputs on these rows of inputs, on every process. One that fails says so where the others
         begin their next unit."""
         try:
-            with _going("trying"), self._leaving_no_trace(units), _local_buffers(self.module):
+            with _going("trying"), _loaders_waiting(), self._leaving_no_trace(units), _local_buffers(self.module):
                 output = self._run_inside(*tree_unflatten(local, tree))
         except _Stopped:
             return False
@@ -583,6 +583,20 @@ def _going(way: str | None) -> Iterator[None]:
         yield
     finally:
         _way = before
+
+
+_PATIENCE_S = 5.0  # with the thread of a loader; one that waits for the program is left alone
+
+
+@contextlib.contextmanager
+def _loaders_waiting() -> Iterator[None]:
+    """Threads of loaders draw no random numbers meanwhile."""
+    alone = loading.acquire(timeout=_PATIENCE_S)
+    try:
+        yield
+    finally:
+        if alone:
+            loading.release()
 
 
 _units_paused: list[Unit] = []

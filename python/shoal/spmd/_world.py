@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import random
+import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -239,6 +240,8 @@ def _count(shape: Sequence[int]) -> int:
     return n
 
 
+# A loader's thread holds it while it loads a batch, for which it may draw random numbers.
+loading = threading.Lock()
 _world: World | None = None
 controller: Any = None  # in a program that drives the processes of the devices
 

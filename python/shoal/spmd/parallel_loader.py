@@ -18,7 +18,7 @@ from shoal.spmd._errors import DivergedError, MarkError
 from shoal.spmd._marking import ShardingSpec, mark_freely, sharding_for
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._tensor import Box, Tensor, on_device
-from shoal.spmd._world import digest, world
+from shoal.spmd._world import digest, loading, world
 
 InputSharding = ShardingSpec | dict[str, ShardingSpec | None] | None
 # Of a tensor that a process loaded: dtype and shape, and a number for its values if all processes have to load the same ones.
@@ -113,6 +113,9 @@ def verify(loaded: list[Loaded] | None, end: str | None = None) -> None:
     )
 
 
+_END = object()
+
+
 class MpDeviceLoader:
     """Iterates over ``loader`` and yields its batches on the device. A thread uploads up to ``device_prefetch_size`` batches ahead.
     ``input_sharding``: a ShardingSpec for all tensors (those of other rank stay whole), or one per key of batches that are dicts. Errors
@@ -146,14 +149,19 @@ class MpDeviceLoader:
 
         def upload_all() -> None:
             try:
-                for batch in self._loader:
+                batches = iter(self._loader)
+                while True:
+                    with loading:
+                        batch = next(batches, _END)
+                    if batch is _END:
+                        break
                     loaded: list[Loaded] | None = [] if world().verifies else None
                     if not put((_placed(batch, self._parallel_loader_kwargs["input_sharding"], loaded), loaded, None)):
                         return
             except BaseException as error:  # raised in the program's thread
                 put((None, None, error))
-            else:
-                put((None, None, StopIteration()))
+                return
+            put((None, None, StopIteration()))
 
         thread = threading.Thread(target=upload_all, name="shoal-spmd-loader", daemon=True)
         thread.start()
