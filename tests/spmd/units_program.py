@@ -433,6 +433,7 @@ CASES = {
     "checkpointed by the program": lambda: double(Again, wrap=lambda m: FSDPv2(m, MESH)),
     "checkpointed, whole inputs": lambda: double(Net, before=checkpointed, put=whole, optimizer=plain_descent),
     "all checkpointed": lambda: double(Net, before=checkpoint_module, optimizer=plain_descent),
+    "all checkpointed, whole inputs": lambda: double(Net, before=checkpoint_module, put=whole, optimizer=plain_descent),
     "blocks checkpointed by the program": lambda: double(NetAgain),
     "saving": saving,
     "assigned": assigned,

@@ -10,6 +10,7 @@ from launch import run
 
 HERE = Path(__file__).parent
 OPERATORS = {  # cases in which rows meet, and what is said about them
+    "all checkpointed, whole inputs": "no input is split over the batch",
     "checkpointed, whole inputs": "no input is split over the batch",
     "dropout": "needs it laid out in another way",
     "loss inside": "adds up over the devices",

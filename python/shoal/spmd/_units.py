@@ -432,7 +432,9 @@ class Unit:
         """Whether the module gives these rows of outputs on these rows of inputs, on every process. One that fails says so where the others
         begin their next unit."""
         try:
-            with _going("trying"), _loaders_waiting(), self._leaving_no_trace(units), _local_buffers(self.module):
+            # A checkpoint around the module counts what its forward saves: this is none of it.
+            unseen = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+            with _going("trying"), _loaders_waiting(), self._leaving_no_trace(units), _local_buffers(self.module), unseen:
                 output = self._run_inside(*tree_unflatten(local, tree))
         except _Stopped:
             return False
