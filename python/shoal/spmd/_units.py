@@ -314,12 +314,13 @@ class Unit:
         else:
             key = self._key(flat, tree, units)
             way = self._way_of(key, flat, tree, units)
-        if way is not None:
+        for last in (False, True):
+            if way is None:
+                break
             try:
                 return self._on_rows(flat, tree, units, way)
             except _Otherwise:
-                del self._ways[key]
-                return self.run(args, kwargs, units)
+                way = self._ways[key] = None if last else self._look(flat, tree, units)
         with _paused([self] if self._never else units), contextlib.nullcontext() if self._never else _going("operators"):
             return self.module(*args, **kwargs)
 
@@ -329,6 +330,8 @@ class Unit:
         self._changed = False
         way = None if self._never else self._look(flat, tree, units)
         if way is None and self._changed and key not in self._again:  # modules make what they keep at their first call
+            if len(self._again) > _MOST_WAYS:
+                self._again.clear()
             self._again.add(key)
             return None
         self._again.discard(key)
