@@ -99,7 +99,9 @@ def process_count() -> int:
 
 
 def local_process_count() -> int:
-    return world().num_processes
+    """Processes of this host."""
+    count = world().num_processes
+    return int(os.environ.get("LOCAL_WORLD_SIZE", count)) if count > 1 else 1
 
 
 def global_runtime_device_attributes() -> list[dict[str, object]]:
