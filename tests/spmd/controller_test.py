@@ -109,7 +109,7 @@ product = spans["rank 1"][-1]
 inside = [e for e in spans["rank 1"] if "communicate" in e["name"] and product["ts"] <= e["ts"] <= product["ts"] + product["dur"]]
 assert inside and inside[0]["dur"] <= product["dur"], spans["rank 1"][-3:]
 
-# Of indices only masks decide shapes, so that the ranks are asked.
+# Among indices, masks alone decide shapes, so that the ranks are asked.
 _recording._PLANS = 1000
 rows = torch.tensor([6, 1], device=device)
 def indexed(k):

@@ -49,7 +49,7 @@ def losses(text):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """What runs them all, and their paths."""
+    """The program that runs them all, and their paths."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "runner.py").write_text(RUNNER)
     (folder / "readme.py").write_text(re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1])
@@ -58,7 +58,7 @@ def programs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(programs):
-    """What they print in one process that plays four devices."""
+    """Their output in one process that plays four devices."""
     return printed(programs)
 
 

@@ -60,7 +60,7 @@ ANSWERS_OF_A_PROCESS = {
     "master-print": lambda w: "hello\n" if w.rank == 0 else "",
     "planner-split": lambda w: [["weight"], ["bias"], w.per_process + 1],  # the parts of its devices
 }
-# What such a process runs instead, as (these words, those): it loads its rows of the batch.
+# Code that such a process runs instead, as (these words, those): it loads its rows of the batch.
 CODE_OF_A_PROCESS = {"minibatch-even": ("reshape(16, 3)", "reshape(16, 3).chunk(xr.process_count())[xr.process_index()]")}
 
 

@@ -33,7 +33,7 @@ SHAPES = [(8,), (2, 4), (2, 2, 2)]
 MESHES = [xs.Mesh(ids, shape) for shape in SHAPES for ids in (range(8), np.random.default_rng(5).permutation(8))]
 DTYPES = [torch.float64, torch.float32, torch.int64, torch.bool, torch.complex128]
 
-# What these return is not determined by their arguments.
+# Arguments of these do not determine their results.
 UNDETERMINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 NOT_THERE = {
     "resize_": "changes the size of memory",
@@ -87,7 +87,7 @@ NOT_WITH_OUT = {
 }
 
 
-# What most programs use has more rounds.
+# Operators that most programs use have more rounds.
 USUAL = (
     *("__getitem__", "add", "amax", "amin", "baddbmm", "bmm", "cat", "conj", "cumsum", "diagonal", "einsum", "expand", "flatten", "gather"),
     *("index", "linalg.vector_norm", "log_softmax", "matmul", "max", "mean", "min", "mm", "movedim", "narrow", "nn.functional.", "norm"),
@@ -135,7 +135,7 @@ def _on_host(value):
 
 
 def _gradients(outputs, arguments) -> list:
-    """Of all inputs, for gradients of all outputs that are the same everywhere."""
+    """Gradients of all inputs, for gradients of all outputs that are the same everywhere."""
     of = [o for o in tree_leaves(outputs) if isinstance(o, torch.Tensor) and o.requires_grad]
     inputs = [a for a in tree_leaves(arguments) if isinstance(a, torch.Tensor) and a.requires_grad]
     if not of or not inputs:
@@ -146,7 +146,7 @@ def _gradients(outputs, arguments) -> list:
 
 
 class Watch:
-    """What the engine does for a case: operators by name, those that it splits, and whether parts were added up."""
+    """The engine's work for a case: operators by name, those that it splits, and whether parts were added up."""
 
     def __init__(self, patch):
         self.ran, self.split, self.added = set(), set(), False

@@ -20,7 +20,7 @@ found = walk.failures()
 if walk.xr.process_index() == 0:
     print(json.dumps(found))
 """
-# Devices and processes. Of 2, 3 and 6 devices there are facts about index ranges and counts alone.
+# Devices and processes. Facts about 2, 3 and 6 devices are about index ranges and counts alone.
 SLICE = "8 over 2, 4 over 4"
 
 

@@ -48,7 +48,7 @@ with open(f"{sys.argv[1]}/{xr.process_index()}", "w") as out:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What one process prints that plays four devices."""
+    """Output of one process that plays four devices."""
     done = run([str(HERE / "same_program.py"), str(tmp_path_factory.mktemp("checkpoints"))], SHOAL_SPMD_DEVICES="4")
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""What scripts of PyTorch/XLA do besides marking: compiled models, mixed precision, saving, hooks, recomputation, loaders of dicts."""
+"""Scripts of PyTorch/XLA beyond marking: compiled models, mixed precision, saving, hooks, recomputation, loaders of dicts."""
 # ruff: noqa: E402  imports of torch_xla come after install()
 
 from __future__ import annotations

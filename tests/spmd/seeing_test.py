@@ -1,4 +1,4 @@
-"""What shows where tensors lie and what travels: pictures of shardings, explanations, counted bytes."""
+"""Tools that show where tensors lie and what travels: pictures of shardings, explanations, counted bytes."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def written(spec: tuple[tuple[int, ...], ...], draw: random.Random) -> tuple:
 
 
 class Reference:
-    """What each device holds. ``parts``: per dimension. ``held``: devices x dimensions, the part's coordinate."""
+    """The ranges that each device holds. ``parts``: per dimension. ``held``: devices x dimensions, the part's coordinate."""
 
     def __init__(self, mesh: tuple[int, ...], ids: np.ndarray, spec: tuple[tuple[int, ...], ...]):
         coordinates = np.empty((8, len(mesh)), dtype=int)

@@ -261,7 +261,7 @@ def centred(model) -> None:
 
 
 class Telling(Net):
-    """What it returns depends on an object that the program changes."""
+    """Its result depends on an object that the program changes."""
 
     def __init__(self):
         super().__init__()
@@ -272,7 +272,7 @@ class Telling(Net):
         return torch.cat((y, y.sin()), 1) if self.config.both else y
 
 
-def told(model) -> None:
+def both_asked(model) -> None:
     model.config.both = True
 
 
@@ -446,7 +446,7 @@ CASES = {
     "own backward": lambda: double(lambda: Net(inside=Normalised.apply), optimizer=plain_descent),
     "noise behind a gate": lambda: later(opened, Noisy),
     "switched": lambda: later(centred),
-    "other outputs": lambda: later(told, Telling),
+    "other outputs": lambda: later(both_asked, Telling),
     "hooked": lambda: later(hooked),
     "dropout": lambda: double(lambda: Net(inside=nn.Dropout(0.3))),
     "loss inside": lambda: double(lambda: Net(loss=True)),

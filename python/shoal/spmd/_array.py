@@ -108,7 +108,7 @@ def _assembled(cut: tuple[slice, ...], pieces: list[tuple[Piece, torch.Tensor]],
 
 
 def _order(local: torch.Tensor) -> list[int]:
-    """Of a tensor's dimensions in memory. A matrix that is laid out anew stays transposed, so that products of it have the same bits."""
+    """A tensor's dimensions in the order of memory. A matrix stays transposed when it is laid out anew: its products have the same bits."""
     return sorted(range(local.dim()), key=lambda d: (-local.stride(d), d))
 
 

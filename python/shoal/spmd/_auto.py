@@ -74,7 +74,7 @@ class Row:
 
 @dataclass
 class ShardingPlan:
-    """What ``auto_shard`` chose. ``str(plan)`` is a table with reasons. ``specs`` and ``input_specs``: by name. ``seconds`` of a step by
+    """The choice of ``auto_shard``. ``str(plan)`` is a table with reasons. ``specs`` and ``input_specs``: by name. ``seconds`` of a step by
     the cost model and ``peak_bytes`` per device; ``whole_seconds`` and ``whole_bytes``: the same when nothing is split. ``activations``:
     bytes that a device receives per step for tensors that are neither parameters, their gradients nor inputs, by collective."""
 
@@ -219,7 +219,7 @@ def _bytes_of(text: int | str) -> int:
 
 
 def _meshes() -> list[Mesh]:
-    """Of the program, or all of two axes: (n, 1) first."""
+    """The program's mesh, or all meshes of two axes: (n, 1) first."""
     if get_global_mesh() is not None:
         return [get_global_mesh()]
     n = runtime.global_runtime_device_count()

@@ -102,7 +102,7 @@ class Controller:
             self._lines, self._collected, self._since = [], [], time.time()
 
     def traced(self) -> tuple[list[tuple[float, float, int]], list[list[tuple[str, float, float, str]]]]:
-        """What was noted: per batch (begin, end, items), and per rank (name, begin, end, line of the program) of operators and what they
+        """Notes: per batch (begin, end, items), and per rank (name, begin, end, line of the program) of operators and what they
         waited for."""
         with self.lock:
             self.ask(("idle",))
@@ -225,7 +225,7 @@ _is_library: dict[str, bool] = {}
 
 
 def called_from() -> Position:
-    """Of the innermost frame that is neither torch's nor ours."""
+    """The line of the innermost frame that is neither torch's nor ours."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -267,7 +267,7 @@ def begin(workers: int) -> None:
         # A cluster of this process's own has room for all ranks: CPUs are logical.
         own = not started_by_node() and not _client.joined(None, os.environ.get("SHOAL_HOME", ""))
         _client.init(num_cpus=max(workers, len(os.sched_getaffinity(0))) if own else None)
-    # What the ranks get is the same by construction: they need not compare it.
+    # The ranks get the same by construction and need not compare it.
     env = {"SHOAL_SPMD_DEVICES": str(devices), "SHOAL_SPMD_WORKERS": "", "SHOAL_SPMD_VERIFY": "0"}
     env |= {"SHOAL_TIMEOUT": os.environ["SHOAL_TIMEOUT"]} if "SHOAL_TIMEOUT" in os.environ else {}
     try:

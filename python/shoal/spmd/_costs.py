@@ -1,4 +1,4 @@
-"""What an operator costs the devices, for each way in which its arguments lie: time, memory, and what has to travel."""
+"""The cost of an operator to the devices, for each way in which its arguments lie: time, memory, and what has to travel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.spmd._traffic import move_of, summed
 
 @dataclass(frozen=True)
 class Machine:
-    """What a device can do, and the links between devices. A collective takes ``latency`` seconds for each of its steps, and each device
+    """Figures of a device, and of the links between devices. A collective takes ``latency`` seconds for each of its steps, and each device
     receives ``bandwidth`` bytes per second (the alpha-beta model). An operator takes the longer one of its additions and multiplications at
     ``flops`` and its bytes at ``memory_bandwidth``. The defaults are those of CPU cores of one host; for accelerators pass theirs."""
 
@@ -44,8 +44,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class Price:
-    """Of one operator. ``made``: bytes per device of each result that has memory of its own. ``extra``: bytes per device of arguments that
-    are laid out anew for the operator's time. ``outputs``: how results lie."""
+    """The cost of one operator. ``made``: bytes per device of each result that has memory of its own. ``extra``: bytes per device of
+    arguments that are laid out anew for the operator's time. ``outputs``: how results lie."""
 
     outputs: tuple[int, ...]
     seconds: float
@@ -55,7 +55,7 @@ class Price:
 
 
 def local_bytes(value: Value, sharding: Sharding) -> float:
-    """Of the largest part."""
+    """The size of the largest part."""
     return math.prod(sharding.tile(value.shape)) * value.dtype.itemsize
 
 

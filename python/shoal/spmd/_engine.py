@@ -122,7 +122,7 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
 
 
 def _yielding(result: Result, arrays: list[Array]) -> Result:
-    """What is made of parameters alone (their transposes, their casts) yields as they do."""
+    """Results of parameters alone (transposes, casts) yield as parameters do."""
     if arrays and all(a.yields for a in arrays):
         for v in result.values:
             if isinstance(v, Array):

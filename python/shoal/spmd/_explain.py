@@ -54,7 +54,7 @@ class Explanation:
 
 
 def explain(t: torch.Tensor) -> Explanation:
-    """Of a tensor of the device; ``print`` it. Raises MarkError for a tensor of the host."""
+    """Explains a tensor of the device; ``print`` the result. Raises MarkError for a tensor of the host."""
     if not isinstance(t, Tensor):
         raise MarkError(f"explain gets a {type(t).__name__} of the host", hint="move it with .to(xm.xla_device())")
     array = t._box.array

@@ -54,7 +54,7 @@ class Meta:
 
 
 class RemoteBox:
-    """What a Tensor has of a value that lies on the ranks."""
+    """A Tensor's end of a value that lies on the ranks."""
 
     __slots__ = ("_array", "_held", "_mark", "_sharding", "at", "is_view", "number", "recorder", "strides")
 
@@ -150,7 +150,7 @@ class RemoteArray(Array):
 
 
 class _Function:
-    """What the schema of an operator says."""
+    """Facts of an operator's schema."""
 
     __slots__ = ("composite", "counted", "dynamic", "func", "indexes", "keyword_scalars", "name", "random", "reshapes", "scalars", "view")
 

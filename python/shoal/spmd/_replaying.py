@@ -1,4 +1,4 @@
-"""What a rank does for a program that drives it: the operators of its batches, on tensors that have numbers.
+"""The rank's side of a program that drives it: operators of batches, on tensors that have numbers.
 
 An item of a batch is
 

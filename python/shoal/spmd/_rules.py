@@ -345,7 +345,7 @@ def mv(func, arrays, args, kwargs):
     return Plan([("m", "k"), ("k",)], [("m",)], combine="sum")
 
 
-# Of each result, how many dimensions belong to a matrix. Leading dimensions are a batch.
+# Per result, how many dimensions belong to a matrix. Leading dimensions are a batch.
 OF_MATRICES = {
     "triu": (2,), "tril": (2,), "linalg_qr": (2, 2), "linalg_inv_ex": (2, 0), "_linalg_det": (0, 2, 1), "_linalg_slogdet": (0, 0, 2, 1),
     "linalg_cholesky_ex": (2, 0), "cholesky": (2,), "linalg_lu_factor_ex": (2, 1, 0), "linalg_lu": (2, 2, 2), "linalg_matrix_exp": (2,),

@@ -258,7 +258,7 @@ class Tensor(torch.Tensor):
         raise Unimplemented("share_memory_ of a tensor of the device: its parts are no memory of this kind", hint="share tensor.cpu()")
 
     def __dlpack__(self, **kwargs):
-        """Of a copy on the host."""
+        """The number of a copy on the host."""
         return self.detach().cpu().__dlpack__(**kwargs)
 
     def __dlpack_device__(self):
@@ -577,7 +577,7 @@ def _copy(func, args, kwargs):
 
 
 def _to_copy(func, args, kwargs):
-    """Of .float(), .type_as and autograd, which name the CPU as the device; ``Tensor.to`` is what copies to the host."""
+    """Serves .float(), .type_as and autograd, which name the CPU as the device; ``Tensor.to`` is what copies to the host."""
     (t,) = args
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking", "layout")}
     cls = getattr(type(t), "result", Tensor)

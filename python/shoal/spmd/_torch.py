@@ -1,4 +1,4 @@
-"""What torch's own functions do on the logical device: autocast acts as on the CPU, and compiled functions run operator by operator."""
+"""torch's own functions on the logical device: autocast acts as on the CPU, and compiled functions run operator by operator."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Kind:
-    """What operators that cost alike have in common. ``leaves``: arguments, with None for tensors, which are at ``places``."""
+    """The properties that operators of one cost share. ``leaves``: arguments, with None for tensors, which are at ``places``."""
 
     func: Any
     leaves: tuple[Any, ...]
@@ -225,8 +225,8 @@ def _flops(func: Any, args: tuple, kwargs: dict, out: Any) -> float:
 
 
 def record(module: nn.Module, args: tuple, kwargs: dict, training: bool) -> Trace:
-    """Of ``module(*args, **kwargs)`` and, when ``training``, of the backward pass from its results: the scalars, if there are any. Tensors
-    in ``args`` and ``kwargs`` may lie anywhere: only their shapes count. The module and the random stream stay as they are. Raises
+    """The operators of ``module(*args, **kwargs)`` and, when ``training``, of the backward pass from its results: the scalars, if
+    there are any. Tensors in ``args`` and ``kwargs`` may lie anywhere: only their shapes count. The module and the random stream stay as they are. Raises
     Untraceable when the program reads a value, which tensors without memory have not."""
     trace = Trace()
     recorder = _Recorder(trace)
@@ -270,7 +270,7 @@ def _lying(t: torch.Tensor) -> Sharding:
 
 
 def input_name(args: tuple, kwargs: dict, place: int) -> str:
-    """Of the leaf at this place of ``tree_flatten((args, kwargs))``."""
+    """The name of the leaf at this place of ``tree_flatten((args, kwargs))``."""
     paths = torch.utils._pytree.tree_flatten_with_path((args, kwargs))[0]
     keys = [str(getattr(k, "key", getattr(k, "idx", k))) for k in paths[place][0]]
     return ".".join(keys[1:])
@@ -294,7 +294,7 @@ class _Step(nn.Module):
 
 @contextlib.contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """What a forward pass leaves in attributes of modules and takes from the random stream is put back."""
+    """Puts back what a forward pass leaves in attributes of modules and takes from the random stream."""
     saved = [(m, dict(vars(m))) for m in module.modules()]
     state = torch.get_rng_state()
     controller, _world.controller = _world.controller, None  # nothing of this is for its ranks

@@ -1,4 +1,4 @@
-"""What travels between devices, counted where it does: where tensors are laid out anew, and where results are sums over parts.
+"""Counts the bytes that travel between devices, where tensors are laid out anew and where results are sums over parts.
 
 Bytes are those that all devices receive together, if each had its memory to itself, whichever processes play them. A device that needs
 ranges which it does not hold receives them once: an all_gather when they complete what it holds, otherwise an all_to_all. Sums over n

@@ -1,7 +1,7 @@
 """Units of SpmdFullyShardedDataParallel on the engine of ``shoal.fsdp``, in programs with one process per device.
 
 A process runs the module on its rows of the batch, with ordinary tensors: no operator costs more than in any program, parameters are
-unsharded and dropped unit by unit, and gradients are reduced in their owners' memory. That is the global program only if rows do not meet:
+unsharded and dropped unit by unit, and gradients are reduced in their owners' memory. It is the global program only if rows do not meet:
 no operator may sum over the batch, lay it out anew or draw random numbers. A unit finds out at the first call with inputs of such shapes:
 it runs operator by operator, on whole parameters, and looks for operators that move anything. Then each process tries it on its rows, with
 ordinary tensors; outputs have to be those of the first run on all of them. Otherwise the unit runs operator by operator, on the same
@@ -151,7 +151,7 @@ class _Once(torch.autograd.Function):
 
 
 class _Enter(torch.autograd.Function):
-    """What this process has of a tensor of the device that is split so."""
+    """This process's rows of a tensor of the device that is split so."""
 
     @staticmethod
     def forward(ctx, t, sharding):
@@ -366,7 +366,7 @@ class Unit:
                 p._box.whole = None
 
     def _key(self, flat: list[Any], tree: Any, units: list[Unit]) -> Any:
-        """What decides how a call runs: shapes, dtypes and shardings, constants, modes, hooks, and switches of modules."""
+        """The facts that decide how a call runs: shapes, dtypes and shardings, constants, modes, hooks, and switches of modules."""
         inputs = tuple((tuple(a.shape), a.dtype, a._box.array.sharding) if isinstance(a, Tensor) else (type(a), a) for a in flat)
         switches = tuple(  # what decides about a forward among attributes; numbers do not: programs count in them
             v if (kind := type(v)) in _SWITCHES else len(v) if kind is OrderedDict else kind  # torch's hooks are OrderedDicts
@@ -515,7 +515,7 @@ def _of_program(function: Any) -> bool:
 
 
 def _kept(m: nn.Module) -> list[Any]:
-    """What a module keeps values in: its attributes, and lists and dicts among them."""
+    """The places where a module keeps values: its attributes, and lists and dicts among them."""
     return [vars(m), *(v for v in vars(m).values() if isinstance(v, (dict, list)))]
 
 

@@ -44,7 +44,7 @@ class Piece:
 
 @dataclass
 class Transfer:
-    """What one process does when a tensor is laid out anew. ``sends`` and ``receives``: per process, in the same order on both sides."""
+    """One process's part when a tensor is laid out anew. ``sends`` and ``receives``: per process, in the same order on both sides."""
 
     own: list[Piece] = field(default_factory=list)
     sends: list[list[Piece]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class World:
                         plan.sends[receiver].append(piece)
         return plan
 
-    # What processes do together. In one process there is nothing to do.
+    # Processes do the following together. One process has nothing to do.
 
     def travel(self, sent: list[list[torch.Tensor]], expected: list[list[tuple[int, ...]]], dtype: torch.dtype, label: str) -> list[list]:
         """Sends tensors to each process; returns the tensors of these shapes from each."""
@@ -117,7 +117,7 @@ class World:
         """The same of the random stream, or of a generator, before an operator draws from it."""
 
     def passed(self, value: Any) -> list[Any]:
-        """What each process passes, in their order."""
+        """The values that processes pass, in the order of ranks."""
         return [value]
 
 
@@ -247,7 +247,7 @@ controller: Any = None  # in a program that drives the processes of the devices
 
 
 def world() -> World:
-    """That of this process; the first call fixes it."""
+    """The world of this process; the first call fixes it."""
     global _world
     if _world is None:
         processes = int(os.environ.get("WORLD_SIZE", "1"))

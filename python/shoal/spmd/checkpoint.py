@@ -43,7 +43,7 @@ def _chunks(array: Array) -> dict[torch.Size, tuple[ChunkStorageMetadata, torch.
 
 
 class SPMDSavePlanner(DefaultSavePlanner):
-    """Writes each part of a sharded tensor once. Of whole tensors one copy is written."""
+    """Writes each part of a sharded tensor once, and one copy of a whole tensor."""
 
     def set_up_planner(self, state_dict: dict, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         if isinstance(storage_meta, bool):  # torch_xla's order
@@ -161,7 +161,7 @@ class CheckpointManager:
         return [int(p.name) for p in sorted(found, key=lambda p: (p / ".metadata").stat().st_mtime_ns)]
 
     def _in_first(self, action: Callable[[], Any]) -> Any:
-        """What it returns, or raises, in the first process, which runs it."""
+        """Runs it in the first process; every process gets its result or its error."""
         outcome: list[Any] = [None, None]
         if dist.get_rank(self._group) == 0:
             try:
@@ -268,7 +268,7 @@ def _copy(value: Any) -> Any:
 
 def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Makes the optimizer's state, so that a checkpoint can be read into it: one step with gradients of zero. Parameters, their gradients
-    and state that is there already stay what they are. Of closures' optimizers (LBFGS) nothing is made."""
+    and state that is there already stay what they are. Optimizers that need closures (LBFGS) get none."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if all(p in optimizer.state for p in parameters):
         return optimizer

@@ -100,7 +100,7 @@ def _parsed(sharding: str) -> tuple[list[int], list[int], bool]:
 
 
 def _cells(sharding: str) -> list[list[list[int]]]:
-    """Devices per row and column. Of further dimensions a cell has all devices."""
+    """Devices per row and column. A cell has the devices of all parts along further dimensions."""
     if sharding in ("", "{replicated}"):
         return [[list(range(runtime.global_runtime_device_count()))]]
     tiles, ids, copied = _parsed(sharding)

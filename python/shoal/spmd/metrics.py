@@ -1,4 +1,4 @@
-"""What the program did so far (``torch_xla.debug.metrics``). A counter per operator that had no rule for sharded tensors."""
+"""Counters of the program so far (``torch_xla.debug.metrics``). A counter per operator that had no rule for sharded tensors."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from shoal.spmd._tensor import Box, Tensor, on_device
 from shoal.spmd._world import digest, loading, world
 
 InputSharding = ShardingSpec | dict[str, ShardingSpec | None] | None
-# Of a tensor that a process loaded: dtype and shape, and a number for its values if all processes have to load the same ones.
+# Describes a tensor that a process loaded: dtype and shape, and a number for its values if all processes have to load the same ones.
 Loaded = tuple[str, int | None]
 
 
@@ -129,7 +129,7 @@ class MpDeviceLoader:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
-        """What else the loader has: ``dataset``, ``batch_size``, ``sampler``."""
+        """Other attributes of the loader: ``dataset``, ``batch_size``, ``sampler``."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._loader, name)
