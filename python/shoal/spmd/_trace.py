@@ -225,9 +225,9 @@ def _flops(func: Any, args: tuple, kwargs: dict, out: Any) -> float:
 
 
 def record(module: nn.Module, args: tuple, kwargs: dict, training: bool) -> Trace:
-    """The operators of ``module(*args, **kwargs)`` and, when ``training``, of the backward pass from its results: the scalars, if
-    there are any. Tensors in ``args`` and ``kwargs`` may lie anywhere: only their shapes count. The module and the random stream stay as they are. Raises
-    Untraceable when the program reads a value, which tensors without memory have not."""
+    """The operators of ``module(*args, **kwargs)`` and, when ``training``, of the backward pass from its results: the scalars, if there
+    are any. Tensors in ``args`` and ``kwargs`` may lie anywhere: only their shapes count. The module and the random stream stay as they
+    are. Raises Untraceable when the program reads a value, which tensors without memory have not."""
     trace = Trace()
     recorder = _Recorder(trace)
     parameters, buffers = {}, {}
