@@ -19,12 +19,15 @@ class Array:
     ranges without padding. ``origin``: what laid it out so; None when it was made whole. ``yields``: operators lay it out as their other
     arguments need it, whatever their sizes: a parameter of SpmdFullyShardedDataParallel, which is gathered for the rows of the batch."""
 
-    __slots__ = ("dtype", "locals", "origin", "shape", "sharding", "yields")
+    __slots__ = ("dtype", "locals", "order", "origin", "shape", "sharding", "yields")
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, sharding: Sharding, local_tensors: dict[int, torch.Tensor]):
         self.shape, self.dtype, self.sharding, self.locals = tuple(shape), dtype, sharding, local_tensors
         self.origin: _traffic.Origin | None = None
         self.yields = False
+        self.order: tuple[int, ...] | None = (
+            None  # of dimensions in memory, outermost first, after a transposition; the same on all processes
+        )
 
     @classmethod
     def whole(cls, value: torch.Tensor, num_devices: int) -> Array:
@@ -46,17 +49,19 @@ class Array:
         plan = world().transfer(self.sharding, sharding, self.shape)
         received: list[list[torch.Tensor]] = [[] for _ in plan.receives]
         if plan.remote:
-            sent = [[self.locals[p.source][p.of] for p in pieces] for pieces in plan.sends]
-            expected = [[p.shape for p in pieces] for pieces in plan.receives]
-            received = world().travel(sent, expected, self.dtype, label)
+            order = self.order or tuple(range(len(self.shape)))  # elements travel as they lie, so that they are copied in one stretch
+            back = [order.index(d) for d in range(len(order))]
+            sent = [[self.locals[p.source][p.of].permute(order) for p in pieces] for pieces in plan.sends]
+            expected = [[tuple(p.shape[d] for d in order) for p in pieces] for pieces in plan.receives]
+            received = [[t.permute(back) for t in ts] for ts in world().travel(sent, expected, self.dtype, label)]
         found = [(p, self.locals[p.source][p.of]) for p in plan.own]
         found += [(p, t) for pieces, ts in zip(plan.receives, received, strict=True) for p, t in zip(pieces, ts, strict=True)]
         by_target: dict[int, list[tuple[Piece, torch.Tensor]]] = {t: [] for t in world().held(sharding)}
         for piece, value in found:
             by_target[piece.target].append((piece, value))
-        cuts, order = parts_of(self.shape, sharding), _order(next(iter(self.locals.values())))
+        cuts, order = parts_of(self.shape, sharding), list(self.order or _order(next(iter(self.locals.values()))))
         made = Array(self.shape, self.dtype, sharding, {t: _assembled(cuts[t], by_target[t], self.dtype, order) for t in by_target})
-        made.yields = self.yields
+        made.yields, made.order = self.yields, self.order
         move = _traffic.move_of(self.shape, self.sharding, sharding)
         moves = () if move is None else _traffic.count(label, move.collective, move.total * self.dtype.itemsize)
         made.origin = _traffic.origin(label, moves)

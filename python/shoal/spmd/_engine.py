@@ -97,7 +97,7 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
     if RANDOM in func.tags and _rules.find(func) is None:
         world().verify_stream(str(func), kwargs.get("generator"))
     if all(a.sharding.is_replicated for a in arrays):
-        return _yielding(_whole(func, flat, tree, where, arrays), arrays)
+        return _said(_whole(func, flat, tree, where, arrays), func, args, arrays)
     targets = [i for i, a in enumerate(arrays) if any(a is w for w in written)]
     if func._schema.name.startswith("aten::_fused_") and kwargs.get("grad_scale") is None:
         targets = [i for i in targets if i != 1]  # gradients are read only
@@ -118,16 +118,27 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
         if prepared.size_argument is None and RANDOM not in func.tags:
             _count_replicated(func)
         return _replicate(func, flat, tree, where, arrays, written)
-    return _yielding(_by_parts(func, flat, tree, where, arrays, prepared), arrays)
+    return _said(_by_parts(func, flat, tree, where, arrays, prepared), func, args, arrays)
 
 
-def _yielding(result: Result, arrays: list[Array]) -> Result:
-    """Results of parameters alone (transposes, casts) yield as parameters do."""
+def _said(result: Result, func: Any, args: tuple, arrays: list[Array]) -> Result:
+    """Results of parameters alone (transposes, casts) yield as parameters do. Transposed views say in which order their dimensions lie."""
     if arrays and all(a.yields for a in arrays):
         for v in result.values:
             if isinstance(v, Array):
                 v.yields = True
+    if func in _TRANSPOSING:
+        dims = list(range(len(arrays[0].shape)))
+        if func is torch.ops.aten.permute.default:
+            dims = [d % len(dims) for d in args[1]]
+        elif dims:
+            i, j = args[1:3] if func is torch.ops.aten.transpose.int else (0, -1)
+            dims[i], dims[j] = dims[j], dims[i]
+        result.values[0].order = tuple(dims.index(d) for d in arrays[0].order or range(len(dims)))
     return result
+
+
+_TRANSPOSING = {torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.permute.default}
 
 
 def _op(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -394,7 +405,7 @@ def _summed(values: list[torch.Tensor], of: Sum, cuts: Sequence[tuple[slice, ...
     w = world()
     note(f"{name} adds up over the devices")
     if of.of_all:
-        return {0: w.all_reduce(values[0], name)}
+        return {0: w.all_reduce(values[0].contiguous(), name)}  # no tensor but this result has its memory
     received: list[list[torch.Tensor]] = [[] for _ in of.receives]
     if w.num_processes > 1:
         expected = [[tuple(c.stop - c.start for c in cuts[position]) for position in positions] for positions in of.receives]

@@ -125,7 +125,7 @@ class RemoteArray(Array):
     def __init__(self, box: RemoteBox):
         self._box, self.shape, self.dtype = box, box._array.shape, box._array.dtype
         self._locals: dict[int, torch.Tensor] | None = None
-        self.yields = False  # the ranks know
+        self.yields, self.order = False, None  # the ranks know
 
     @property
     def sharding(self) -> Sharding:

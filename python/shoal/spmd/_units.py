@@ -164,7 +164,14 @@ class _Enter(torch.autograd.Function):
     def backward(ctx, gradient):
         def make(gradient):
             if ctx.sharding.is_replicated:
-                return Tensor(Box(Array.whole(world().all_reduce(gradient, "backward of an input"), world().num_devices)))
+                return Tensor(
+                    Box(
+                        Array.whole(
+                            world().all_reduce(gradient.clone(memory_format=torch.contiguous_format), "backward of an input"),
+                            world().num_devices,
+                        )
+                    )
+                )
             array = _on_device(gradient, ctx.shape, ctx.sharding)._box.array
             return Tensor(Box(array.resharded(ctx.lay, "backward of an input")))
 

@@ -99,7 +99,7 @@ class World:
         raise NotImplementedError
 
     def all_reduce(self, value: torch.Tensor, label: str) -> torch.Tensor:
-        """The sum of one tensor of each process, in their order."""
+        """The sum of one contiguous tensor of each process, in their order. It may take the tensor's memory."""
         raise NotImplementedError
 
     @property
@@ -165,7 +165,7 @@ class Processes(World):
 
         sizes = [sum(map(_count, shapes)) for shapes in expected]
         flat = [t.reshape(-1) for ts in sent for t in ts]
-        buffer = torch.cat(flat) if flat else torch.empty(0, dtype=dtype)
+        buffer = flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0, dtype=dtype)
         got = collective.all_to_all(
             buffer, send_sizes=[sum(t.numel() for t in ts) for ts in sent], receive_sizes=sizes, group=self._group, label=label
         )
@@ -181,7 +181,7 @@ class Processes(World):
     def all_reduce(self, value, label):
         from shoal import collective
 
-        return collective.all_reduce(value.clone(memory_format=torch.contiguous_format), group=self._group, label=label)
+        return collective.all_reduce(value, group=self._group, label=label)
 
     @property
     def verifies(self):
