@@ -37,7 +37,7 @@ if sys.argv[3:] != ["plain"]:
     for t in (t for batch in batches for t in batch):
         xs.mark_sharding(t, mesh, ("fsdp", None))
 
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)  # with 1e-3 config S diverges, and rounding with it
 losses = []
 for x, y in batches:
     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
