@@ -25,7 +25,7 @@ WIDTH, HEADS, KV_HEADS, LAYERS, VOCABULARY, LENGTH, STEPS = 32, 4, 2, 2, 128, 32
 
 
 class Output:
-    """What the model returns: FSDPv2 asks shard_output which of it are activations."""
+    """The model's outputs: FSDPv2 asks shard_output which of them are activations."""
 
     def __init__(self, logits: torch.Tensor):
         self.logits = logits

@@ -97,7 +97,7 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
     if RANDOM in func.tags and _rules.find(func) is None:
         world().verify_stream(str(func), kwargs.get("generator"))
     if all(a.sharding.is_replicated for a in arrays):
-        return _said(_whole(func, flat, tree, where, arrays), func, args, arrays)
+        return _annotated(_whole(func, flat, tree, where, arrays), func, args, arrays)
     targets = [i for i, a in enumerate(arrays) if any(a is w for w in written)]
     if func._schema.name.startswith("aten::_fused_") and kwargs.get("grad_scale") is None:
         targets = [i for i in targets if i != 1]  # gradients are read only
@@ -118,10 +118,10 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
         if prepared.size_argument is None and RANDOM not in func.tags:
             _count_replicated(func)
         return _replicate(func, flat, tree, where, arrays, written)
-    return _said(_by_parts(func, flat, tree, where, arrays, prepared), func, args, arrays)
+    return _annotated(_by_parts(func, flat, tree, where, arrays, prepared), func, args, arrays)
 
 
-def _said(result: Result, func: Any, args: tuple, arrays: list[Array]) -> Result:
+def _annotated(result: Result, func: Any, args: tuple, arrays: list[Array]) -> Result:
     """Results of parameters alone (transposes, casts) yield as parameters do. Transposed views say in which order their dimensions lie."""
     if arrays and all(a.yields for a in arrays):
         for v in result.values:

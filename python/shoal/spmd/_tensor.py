@@ -236,12 +236,16 @@ class Tensor(torch.Tensor):
 
     @data.setter
     def data(self, value):
+        self._check_alike(value)
+        self._box = value._box
+
+    def _check_alike(self, value: torch.Tensor) -> None:
+        """Raises unless this tensor's data can be set to the value."""
         if not isinstance(value, Tensor) or value.shape != self.shape or value.dtype != self.dtype:
             raise RuntimeError(
                 f"data of a tensor of the device (shape {tuple(self.shape)}, {self.dtype}) is set to a {type(value).__name__} of shape "
                 f"{tuple(value.shape)}, {value.dtype}: pass a tensor of the device that is alike"
             )
-        self._box = value._box
 
     def set_(self, source=None, *args, **kwargs):
         if isinstance(source, Tensor) and not args and not kwargs:

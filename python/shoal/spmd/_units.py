@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from shoal.exceptions import Unimplemented
 from shoal.spmd._array import Array, observed, unobserved
 from shoal.spmd._sharding import Sharding
-from shoal.spmd._tensor import Box, Parameter, Tensor
+from shoal.spmd._tensor import Box, Parameter, Tensor, on_device
 from shoal.spmd._world import Processes, loading, world
 
 if TYPE_CHECKING:
@@ -120,8 +120,7 @@ class EngineParameter(Parameter):
     @data.setter
     def data(self, value):
         """The values go into the engine's memory, which stays where it is."""
-        if not isinstance(value, Tensor) or value.shape != self.shape or value.dtype != self.dtype:
-            Tensor.data.fset(self, value)  # says what is wrong
+        self._check_alike(value)
         with torch.no_grad():
             self.copy_(value)
 
@@ -164,14 +163,8 @@ class _Enter(torch.autograd.Function):
     def backward(ctx, gradient):
         def make(gradient):
             if ctx.sharding.is_replicated:
-                return Tensor(
-                    Box(
-                        Array.whole(
-                            world().all_reduce(gradient.clone(memory_format=torch.contiguous_format), "backward of an input"),
-                            world().num_devices,
-                        )
-                    )
-                )
+                own = gradient.clone(memory_format=torch.contiguous_format)
+                return on_device(world().all_reduce(own, "backward of an input"))
             array = _on_device(gradient, ctx.shape, ctx.sharding)._box.array
             return Tensor(Box(array.resharded(ctx.lay, "backward of an input")))
 
