@@ -150,11 +150,11 @@ class Watch:
 
     def __init__(self, patch):
         self.ran, self.split, self.added = set(), set(), False
-        run, by_parts, summed = _engine.run, _engine._by_parts, _engine._summed
+        run_flat, by_parts, summed = _engine.run_flat, _engine._by_parts, _engine._summed
 
-        def watched_run(func, *args, **kwargs):
+        def watched_run(func, *args):
             self.ran.add(func._schema.name.removeprefix("aten::").removesuffix("_"))
-            return run(func, *args, **kwargs)
+            return run_flat(func, *args)
 
         def watched_parts(func, *args):
             self.split.add(str(func))
@@ -164,7 +164,7 @@ class Watch:
             self.added = True
             return summed(*args)
 
-        patch.setattr(_engine, "run", watched_run)
+        patch.setattr(_engine, "run_flat", watched_run)
         patch.setattr(_engine, "_by_parts", watched_parts)
         patch.setattr(_engine, "_summed", watched_sum)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal.spmd import _rules, _rules_indexing, _rules_layers, _traffic, _world  # noqa: F401  they register rules
 from shoal.spmd._array import Array, note, parts_of
+from shoal.spmd._operator import Form, Operator, flatten, operator_of, unflatten
 from shoal.spmd._rules import COMBINED, RANDOM, Grid, Plan, Steps
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import world
@@ -90,18 +90,23 @@ class Prepared:
 
 def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> Result:
     """``args`` and ``kwargs`` hold Arrays. Arrays in ``written`` are changed in place and stay split as they are."""
+    return run_flat(func, *flatten(args, kwargs), written)
+
+
+def run_flat(func: Any, flat: list[Any], form: Form, written: Sequence[Array] = ()) -> Result:
+    """``run`` of arguments that ``flatten`` has made."""
     func = RESOLVED.get(func, func)
-    flat, tree = tree_flatten((args, kwargs))
-    where = [i for i, a in enumerate(flat) if isinstance(a, Array)]
+    op = operator_of(func)
+    where = [i for i, a in enumerate(flat) if type(a) is Array]
     arrays = [flat[i] for i in where]
-    if RANDOM in func.tags and _rules.find(func) is None:
-        world().verify_stream(str(func), kwargs.get("generator"))
+    if op.random and _rules.find(func) is None:
+        world().verify_stream(str(func), unflatten(flat, form)[1].get("generator"))
     if all(a.sharding.is_replicated for a in arrays):
-        return _annotated(_whole(func, flat, tree, where, arrays), func, args, arrays)
-    targets = [i for i, a in enumerate(arrays) if any(a is w for w in written)]
-    if func._schema.name.startswith("aten::_fused_") and kwargs.get("grad_scale") is None:
+        return _annotated(_whole(func, op, flat, form, where, arrays), func, flat, arrays)
+    targets = [i for i, a in enumerate(arrays) if any(a is w for w in written)] if written else []
+    if op.is_fused and unflatten(flat, form)[1].get("grad_scale") is None:
         targets = [i for i in targets if i != 1]  # gradients are read only
-    prepared = _prepared(func, flat, tree, arrays, targets)
+    prepared = _prepared(func, flat, form, arrays, targets)
     if prepared.steps is not None:
         moves: list[tuple[str, int]] = []
 
@@ -111,17 +116,18 @@ def run(func: Any, args: tuple, kwargs: dict, written: Sequence[Array] = ()) -> 
                 moves.extend(a.origin[2] if isinstance(a, Array) and a.origin else ())
             return made
 
+        args, kwargs = unflatten(flat, form)
         values = prepared.steps.run(step, *prepared.steps.given, *args, **kwargs)
-        _came_from(values, _traffic.origin(func._schema.name, tuple(moves)))
+        _came_from(values, _traffic.origin(op.qualified_name, tuple(moves)))
         return Result(values, False, len(values) != 1 or isinstance(func._schema.returns[0].type, torch.ListType))
     if prepared.cells is None:
-        if prepared.size_argument is None and RANDOM not in func.tags:
+        if prepared.size_argument is None and not op.random:
             _count_replicated(func)
-        return _replicate(func, flat, tree, where, arrays, written)
-    return _annotated(_by_parts(func, flat, tree, where, arrays, prepared), func, args, arrays)
+        return _replicate(func, op, flat, form, where, arrays, written)
+    return _annotated(_by_parts(func, op, flat, form, where, arrays, prepared), func, flat, arrays)
 
 
-def _annotated(result: Result, func: Any, args: tuple, arrays: list[Array]) -> Result:
+def _annotated(result: Result, func: Any, flat: list[Any], arrays: list[Array]) -> Result:
     """Results of parameters alone (transposes, casts) yield as parameters do. Transposed views say in which order their dimensions lie."""
     if arrays and all(a.yields for a in arrays):
         for v in result.values:
@@ -130,9 +136,9 @@ def _annotated(result: Result, func: Any, args: tuple, arrays: list[Array]) -> R
     if func in _TRANSPOSING:
         dims = list(range(len(arrays[0].shape)))
         if func is torch.ops.aten.permute.default:
-            dims = [d % len(dims) for d in args[1]]
+            dims = [d % len(dims) for d in flat[1:]]
         elif dims:
-            i, j = args[1:3] if func is torch.ops.aten.transpose.int else (0, -1)
+            i, j = flat[1:3] if func is torch.ops.aten.transpose.int else (0, -1)
             dims[i], dims[j] = dims[j], dims[i]
         result.values[0].order = tuple(dims.index(d) for d in arrays[0].order or range(len(dims)))
     return result
@@ -152,20 +158,25 @@ _known: OrderedDict[Any, Prepared] = OrderedDict()
 _MOST_KNOWN = 8192
 
 
-def _prepared(func: Any, flat: list[Any], tree: Any, arrays: list[Array], targets: list[int]) -> Prepared:
+def _prepared(func: Any, flat: list[Any], form: Form, arrays: list[Array], targets: list[int]) -> Prepared:
     """The plan of an operator. It depends on shapes, dtypes, shardings and constants other than floats: steps of a program repeat it."""
     ignored = torch.Tensor if _rules.reads_floats(func) else (float, torch.Tensor)
-    constants = tuple(
-        (a.shape, a.dtype, a.sharding, a.yields) if isinstance(a, Array) else type(a) if isinstance(a, ignored) else (type(a), a)
-        for a in flat
-    )
-    key = (func, tree, constants, tuple(targets))
+    parts: list[Any] = [func, form, *targets]
+    for a in flat:
+        kind = type(a)
+        if kind is Array:
+            parts += (Array, a.shape, a.dtype, a.sharding, a.yields)
+        elif isinstance(a, ignored):
+            parts.append(kind)
+        else:
+            parts += (kind, a)
+    key = tuple(parts)
     try:
         found = _known.get(key)
     except TypeError:  # a constant that cannot be hashed
-        return _prepare(func, flat, tree, arrays, targets)
+        return _prepare(func, flat, form, arrays, targets)
     if found is None:
-        found = _known[key] = _prepare(func, flat, tree, arrays, targets)
+        found = _known[key] = _prepare(func, flat, form, arrays, targets)
         if len(_known) > _MOST_KNOWN:
             _known.popitem(last=False)
     return found
@@ -193,8 +204,8 @@ def laid_out(func: Any, arrays: list[Array], args: tuple, kwargs: dict, targets:
     return plan, None if any(grid.sharding(plan.inputs[i]) != arrays[i].sharding for i in targets) else grid
 
 
-def _prepare(func: Any, flat: list[Any], tree: Any, arrays: list[Array], targets: list[int]) -> Prepared:
-    plan, grid = laid_out(func, arrays, *tree_unflatten(flat, tree), targets)
+def _prepare(func: Any, flat: list[Any], form: Form, arrays: list[Array], targets: list[int]) -> Prepared:
+    plan, grid = laid_out(func, arrays, *unflatten(flat, form), targets)
     if isinstance(plan, Steps):
         return Prepared([], None, [], None, plan)
     if plan is None or grid is None:
@@ -275,17 +286,20 @@ CONTIGUOUS = {
 }  # fmt: skip
 
 
-def _called(func: Any, flat: list[Any], tree: Any) -> tuple[list[Any], bool]:
-    name, strided = func._schema.name.removeprefix("aten::"), []
-    if name.startswith("_fused_") or name in CONTIGUOUS:
+def _called(func: Any, op: Operator, flat: list[Any], form: Form) -> tuple[list[Any], bool]:
+    name, strided = op.name, []
+    if op.is_fused or name in CONTIGUOUS:
         strided = [(i, a) for i, a in enumerate(flat) if isinstance(a, torch.Tensor) and not a.is_contiguous()]
         flat = list(flat)
         for i, a in strided:
             flat[i] = a.contiguous()
-    args, kwargs = tree_unflatten(flat, tree)
+    args, kwargs = unflatten(flat, form)
     is_complex = any(isinstance(a, torch.Tensor) and a.is_complex() for a in flat)
     try:
-        with _with_conjugates() if is_complex else contextlib.nullcontext():
+        if is_complex:
+            with _with_conjugates():
+                out = func(*args, **kwargs)
+        else:
             out = func(*args, **kwargs)
     except RuntimeError as error:
         if name not in VIEWS or "view size is not compatible" not in str(error):
@@ -313,11 +327,11 @@ def _shares(a: Any, b: torch.Tensor) -> bool:
     return isinstance(a, torch.Tensor) and a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
-def _whole(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: list[Array]) -> Result:
+def _whole(func: Any, op: Operator, flat: list[Any], form: Form, where: list[int], arrays: list[Array]) -> Result:
     flat = list(flat)
     for i, a in zip(where, arrays, strict=True):
         flat[i] = a.locals[0]
-    values, as_list = _called(func, flat, tree)
+    values, as_list = _called(func, op, flat, form)
     n = world().num_devices
     aliases = bool(arrays) and all(_shares(v, arrays[0].locals[0]) for v in values)
     made = [Array.whole(v, n) if isinstance(v, torch.Tensor) else v for v in values]
@@ -326,11 +340,13 @@ def _whole(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: list
     return Result(made, aliases, as_list, {0: 0})
 
 
-def _replicate(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: list[Array], written: Sequence[Array]) -> Result:
+def _replicate(
+    func: Any, op: Operator, flat: list[Any], form: Form, where: list[int], arrays: list[Array], written: Sequence[Array]
+) -> Result:
     name = str(func)
     laid = [a.resharded(Sharding.replicated(len(a.shape), world().num_devices), name) for a in arrays]
     whole = [Array.whole(a.locals[0], world().num_devices) for a in laid]
-    result = _whole(func, flat, tree, where, whole)
+    result = _whole(func, op, flat, form, where, whole)
     for a, w in zip(arrays, whole, strict=True):
         if any(a is target for target in written) and not a.sharding.is_replicated:
             a.write(w.locals[0])
@@ -349,8 +365,8 @@ def _came_from(values: list[Any], origin: _traffic.Origin) -> None:
             value.origin = origin
 
 
-def _by_parts(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: list[Array], prepared: Prepared) -> Result:
-    name = func._schema.name
+def _by_parts(func: Any, op: Operator, flat: list[Any], form: Form, where: list[int], arrays: list[Array], prepared: Prepared) -> Result:
+    name = op.qualified_name
     lying = [a.resharded(s, name) for a, s in zip(arrays, prepared.inputs, strict=True)]
     same = all(a is b for a, b in zip(lying, arrays, strict=True))
     origin = _traffic.origin(name, () if same else _moved(lying, arrays))
@@ -360,13 +376,13 @@ def _by_parts(func: Any, flat: list[Any], tree: Any, where: list[int], arrays: l
         local = list(flat)
         for i, a, position in zip(where, lying, cell.inputs, strict=True):
             local[i] = a.locals[position]
-        of = tree
+        of = form
         if cell.size is not None:
-            args, kwargs = tree_unflatten(local, tree)
+            args, kwargs = unflatten(local, form)
             at = prepared.size_argument
             size = cell.size if isinstance(args[at], (list, tuple)) else cell.size[0]
-            local, of = tree_flatten(((*args[:at], size, *args[at + 1 :]), kwargs))
-        values, as_list = _called(func, local, of)
+            local, of = flatten((*args[:at], size, *args[at + 1 :]), kwargs)
+        values, as_list = _called(func, op, local, of)
         per_cell.append(values)
     count = len(per_cell[0])
     outputs = prepared.outputs if len(prepared.outputs) == count else [prepared.outputs[0]] * count

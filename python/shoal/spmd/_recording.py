@@ -20,9 +20,10 @@ from shoal.exceptions import Unimplemented
 from shoal.spmd._array import Array, parts_of
 from shoal.spmd._controller import Controller, Position, called_from
 from shoal.spmd._device import DEVICE
+from shoal.spmd._operator import Operator
 from shoal.spmd._replaying import CONSTANT, LIST, TENSOR, VALUE, Large, Small, Stream, state_bytes, state_tensor
 from shoal.spmd._sharding import Sharding
-from shoal.spmd._tensor import SPECIAL, Box, Parameter, Tensor, check_devices, consists_of_others, reshaped, transposed_strides, written_by
+from shoal.spmd._tensor import SPECIAL, Box, Parameter, Tensor, check_devices, consists_of_others, reshaped, transposed_strides
 from shoal.spmd._traffic import Origin
 from shoal.spmd._world import world
 
@@ -149,26 +150,22 @@ class RemoteArray(Array):
         return self._box.whole()
 
 
-class _Function:
-    """Facts of an operator's schema."""
+class _Function(Operator):
+    """Facts of an operator that recording needs beside."""
 
-    __slots__ = ("composite", "counted", "dynamic", "func", "indexes", "keyword_scalars", "name", "random", "reshapes", "scalars", "view")
+    __slots__ = ("composite", "counted", "dynamic", "func", "indexes", "keyword_scalars", "scalars")
 
     def __init__(self, func: Any):
-        schema = func._schema
-        self.func, self.name = func, str(func)
+        super().__init__(func)
+        self.func = func
         # A Scalar, several of them, or a tensor for which a number stands.
-        scalars = {a.name: any(word in str(a.type) for word in ("number", "Tensor")) for a in schema.arguments}
-        self.scalars = tuple(scalars[a.name] for a in schema.arguments if not a.kwarg_only)
+        scalars = {a.name: any(word in str(a.type) for word in ("number", "Tensor")) for a in func._schema.arguments}
+        self.scalars = tuple(scalars[a.name] for a in func._schema.arguments if not a.kwarg_only)
         self.keyword_scalars = scalars
-        self.random = torch.Tag.nondeterministic_seeded in func.tags
-        self.counted = schema.name.removeprefix("aten::") in _COUNTED
+        self.counted = self.name in _COUNTED
         self.dynamic = any(tag in func.tags for tag in _DYNAMIC)
         self.composite = consists_of_others(func)
-        self.reshapes = torch.Tag.inplace_view in func.tags
-        info = schema.returns[0].alias_info if schema.returns else None
-        self.view = info is not None and not info.is_write
-        self.indexes = self.view and schema.name in _INDEXING
+        self.indexes = self.is_view and self.qualified_name in _INDEXING
 
     def depends_on_values(self, call: _Call) -> bool:
         """Whether values of its arguments decide what shape the result has."""
@@ -243,7 +240,7 @@ class Recorder(Controller):
                 self._walk(call, a, f.keyword_scalars[name])
             if call.host:
                 del a  # check_devices counts references
-                targets = written_by(func, args, kwargs)
+                targets = f.written_by(args, kwargs)
                 if not in_backward():
                     check_devices(func, tree_leaves((args, kwargs)), targets)
                 if not all(isinstance(t, Tensor) for t in targets):
@@ -338,7 +335,7 @@ class Recorder(Controller):
         positional = [self._tree(a, f.scalars[i]) for i, a in enumerate(args)]
         keyword = [(name, self._tree(a, f.keyword_scalars[name])) for name, a in kwargs.items()]
         expected = None if plan.results is None else [(m.shape, m.dtype) for m in plan.results]
-        self.add(("template", plan.template, f.name, positional, keyword, expected))
+        self.add(("template", plan.template, str(f.func), positional, keyword, expected))
         return plan
 
     def _viewed(self, f: _Function, args: tuple, kwargs: dict) -> tuple[type | None, list[Meta]]:
@@ -368,10 +365,10 @@ class Recorder(Controller):
         return self._made(f, kind, results, call, item[3], called_from(), args)
 
     def _made(self, f: _Function, kind: type | None, results: list, call: _Call, first: int, at: Position, args: tuple) -> Any:
-        out, strides = [], transposed_strides(f.func, args) if f.view else None
+        out, strides = [], transposed_strides(f.func, args) if f.is_view else None
         for r in results:
             if type(r) is Meta:
-                box = RemoteBox(self, first, r, f.view)
+                box = RemoteBox(self, first, r, f.is_view)
                 box.at = at
                 box.strides = strides
                 out.append(call.cls(box))

@@ -14,6 +14,8 @@ An item of a batch is
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import pickle
 import time
@@ -315,6 +317,18 @@ def abort(cause: str) -> None:
         world().abort(cause)
 
 
+# Of mallopt in glibc's malloc.h: freed memory at the heap's end that stays, and the size from which each allocation is a mapping of its own.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def _keep_freed_memory() -> None:
+    """A step allocates what the step before freed. glibc keeps it, so that the kernel does not clear new pages for each result."""
+    with contextlib.suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # glibc's maximum
+
+
 class Rank:
     """The actor of a rank."""
 
@@ -323,6 +337,7 @@ class Rank:
 
     def begin(self, environment: dict[str, str]) -> None:
         """Joins the other ranks; the environment is that of a launcher."""
+        _keep_freed_memory()
         os.environ.update(environment)
         runtime.use_spmd()
         self._replay = Replay()

@@ -6,6 +6,7 @@ in p parts has chunks of ceil(n / p): part i holds [min(i * chunk, n), min((i + 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -47,7 +48,15 @@ class Sharding:
     parts: tuple[int, ...]
     devices: tuple[int, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.parts, self.devices))
+
     @classmethod
+    @functools.cache
     def replicated(cls, rank: int, num_devices: int) -> Sharding:
         return cls((1,) * rank, tuple(range(num_devices)))
 
@@ -87,7 +96,7 @@ class Sharding:
     def copies(self) -> int:
         return len(self.devices) // math.prod(self.parts)
 
-    @property
+    @cached_property
     def is_replicated(self) -> bool:
         return all(p == 1 for p in self.parts)
 

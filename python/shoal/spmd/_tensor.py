@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch.optim.optimizer import _foreach_supported_types
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from shoal.exceptions import Unimplemented
 from shoal.spmd import _engine, _rules, _world
 from shoal.spmd._array import Array
 from shoal.spmd._device import DEVICE
+from shoal.spmd._operator import flatten, operator_of, unflatten
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import world
 
@@ -338,11 +339,6 @@ torch._has_compatible_shallow_copy_type = _may_share
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
-def _is_view(func: Any) -> bool:
-    returns = func._schema.returns
-    return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
-
-
 def transposed_strides(func: Any, args: tuple) -> tuple[int, ...] | None:
     """Strides of a transposed view. Autograd reads them: products of a transposed matrix have backward formulas of their own."""
     if func is aten.t.default and args[0].dim() == 2:
@@ -357,22 +353,11 @@ def transposed_strides(func: Any, args: tuple) -> tuple[int, ...] | None:
     return None
 
 
-def _arrays(flat: list[Any], tree: Any, targets: list[torch.Tensor]) -> tuple[Any, list[Array]]:
+def _arrays(flat: list[Any], targets: list[torch.Tensor]) -> tuple[list[Any], list[Array]]:
     """Arguments with arrays for tensors, those of the host whole, and the arrays of the targets."""
     n = world().num_devices
     held = {id(a): a._box.array if isinstance(a, Tensor) else Array.whole(a, n) for a in flat if isinstance(a, torch.Tensor)}
-    return tree_unflatten([held.get(id(a), a) for a in flat], tree), [held[id(t)] for t in targets]
-
-
-def written_by(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for i, a in enumerate(func._schema.arguments):
-        if a.alias_info is not None and a.alias_info.is_write:
-            value = args[i] if i < len(args) and not a.kwarg_only else kwargs.get(a.name)
-            found += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, torch.Tensor)]
-    if func is aten.native_batch_norm.default and args[5]:  # its schema does not say that it updates the running statistics
-        found += [v for v in args[3:5] if v is not None]
-    return found
+    return [held.get(id(a), a) for a in flat], [held[id(t)] for t in targets]
 
 
 def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -386,18 +371,19 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     special = SPECIAL.get(func)
     if special is not None:
         return special(func, args, kwargs)
-    if func._schema.name.startswith("aten::as_strided"):
+    op = operator_of(func)
+    if op.strided:
         _check_memory(func, args[0]._box)
     if consists_of_others(func):
         return func.decompose(*args, **kwargs)
-    if torch.Tag.inplace_view in func.tags:
+    if op.reshapes:
         return reshaped(func, args, kwargs)
-    flat, tree = tree_flatten((args, kwargs))
+    flat, form = flatten(args, kwargs)
     tensors = [a for a in flat if isinstance(a, Tensor)]
-    if func._schema.name.startswith(("aten::_foreach_", "aten::_fused_")) and any(not t._box.array.sharding.is_replicated for t in tensors):
+    if op.on_lists and any(not t._box.array.sharding.is_replicated for t in tensors):
         return _one_by_one(func, args, kwargs)
     cls = next((type(t).result for t in tensors if hasattr(type(t), "result")), Tensor)
-    targets = written_by(func, args, kwargs)
+    targets = op.written_by(args, kwargs)
     in_backward = torch._C._current_graph_task_id() != -1
     if not in_backward:
         check_devices(func, flat, targets)
@@ -405,12 +391,12 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     if kwargs.get("device") is not None:
         to_host = torch.device(kwargs["device"]).type != DEVICE.type and not in_backward
         kwargs = {**kwargs, "device": torch.device("cpu")}
-        flat, tree = tree_flatten((args, kwargs))
+        flat, form = flatten(args, kwargs)
     for t in targets:
         if isinstance(t, Tensor):
             t._box.before_write()
-    inner, written = _arrays(flat, tree, targets)
-    result = _engine.run(func, *inner, written=written)
+    inner, written = _arrays(flat, targets)
+    result = _engine.run_flat(func, inner, form, written)
     for t, array in zip(targets, written, strict=True):
         if array.sharding.is_replicated and array.locals[0].shape != t.shape:
             raise Unimplemented(
@@ -420,19 +406,19 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
         box.wrote()
     if to_host:
         return result.values[0].gathered()
-    if _is_view(func):
+    if op.is_view:
         base, strides = args[0]._box, transposed_strides(func, args)
+        rest = (args[1:], kwargs) if len(tensors) == 1 else (_plain(args[1:]), _plain(kwargs))
         out = []
         for i, v in enumerate(result.values):
-            box = Box(v, base, (func, _plain(args[1:]), _plain(kwargs), i), result.aliases, result.origins)
+            box = Box(v, base, (func, *rest, i), result.aliases, result.origins)
             box.strides = strides
             out.append(cls(box))
     else:
         out = [cls(Box(v)) if isinstance(v, Array) else v for v in result.values]
-        for i, r in enumerate(func._schema.returns):
-            if r.alias_info is not None and r.alias_info.is_write and i < len(out):
-                out[i] = targets[i]
-    return out if result.as_list and len(func._schema.returns) == 1 else tuple(out) if result.as_list else out[0] if out else None
+        for i in op.written_returns[: len(out)]:
+            out[i] = targets[i]
+    return out if result.as_list and op.num_returns == 1 else tuple(out) if result.as_list else out[0] if out else None
 
 
 def _check_memory(func: Any, box: Box) -> None:
@@ -474,7 +460,7 @@ def reshaped(func: Any, args: tuple, kwargs: dict) -> Any:
         return t
     packet = getattr(aten, func._schema.name.removeprefix("aten::").removesuffix("_"), None)
     view = getattr(packet, "int" if packet is aten.transpose else func._overloadname, None)
-    if view is None or not _is_view(view) or view is aten.as_strided.default or t._box.mark is not None:
+    if view is None or not operator_of(view).is_view or view is aten.as_strided.default or t._box.mark is not None:
         raise Unimplemented(f"{func} changes the shape of a tensor of the device in place", hint="use the operator without the underscore")
     t._box = dispatch(view, args, kwargs)._box
     with torch._C._DisableTorchDispatch():  # shape and strides of the tensor itself
@@ -491,7 +477,7 @@ def _together(func: Any, args: tuple, kwargs: dict) -> Any:
     way. Returns NotImplemented otherwise."""
     if _rules.find(func) is not _rules.pointwise:
         return NotImplemented
-    flat, tree = tree_flatten((args, kwargs))
+    flat, form = flatten(args, kwargs)
     at = [i for i, a in enumerate(flat) if isinstance(a, Tensor)]
     arrays = [flat[i]._box.array for i in at]
     if any(len(a.locals) != 1 for a in arrays):
@@ -504,13 +490,13 @@ def _together(func: Any, args: tuple, kwargs: dict) -> Any:
         like.append(place[0]._box.array)
         if any(t.dim() and (not isinstance(t, Tensor) or t._box.array.sharding != like[-1].sharding) for t in place):
             return NotImplemented
-    targets = written_by(func, args, kwargs)
+    targets = operator_of(func).written_by(args, kwargs)
     for t in targets:
         if isinstance(t, Tensor):
             t._box.before_write()
     for i, a in zip(at, arrays, strict=True):
         (flat[i],) = a.locals.values()
-    args, kwargs = tree_unflatten(flat, tree)
+    args, kwargs = unflatten(flat, form)
     out = func(*args, **kwargs)
     for box in dict.fromkeys(t._box for t in targets if isinstance(t, Tensor)):
         box.wrote()
@@ -518,9 +504,9 @@ def _together(func: Any, args: tuple, kwargs: dict) -> Any:
     def made(values: list[torch.Tensor]) -> list[Tensor]:
         return [Tensor(Box(Array(a.shape, v.dtype, a.sharding, dict.fromkeys(a.locals, v)))) for v, a in zip(values, like, strict=True)]
 
-    if not func._schema.returns:
+    if not operator_of(func).num_returns:
         return None
-    return made(out) if len(func._schema.returns) == 1 else tuple(map(made, out))
+    return made(out) if operator_of(func).num_returns == 1 else tuple(map(made, out))
 
 
 def _one_by_one(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -536,20 +522,21 @@ def _one_by_one(func: Any, args: tuple, kwargs: dict) -> Any:
             return [a[at]] if isinstance(a, (list, tuple)) and len(a) == places else a
 
         outs.append(dispatch_one(func, tuple(map(cut, args)), {k: cut(v) for k, v in kwargs.items()}))
-    if not func._schema.returns:
+    if not operator_of(func).num_returns:
         return None
-    if len(func._schema.returns) == 1:
+    if operator_of(func).num_returns == 1:
         return [o[0] for o in outs]
     return tuple([o[k][0] for o in outs] for k in range(len(func._schema.returns)))
 
 
 def dispatch_one(func: Any, args: tuple, kwargs: dict) -> Any:
-    targets = written_by(func, args, kwargs)
+    targets = operator_of(func).written_by(args, kwargs)
     for t in targets:
         if isinstance(t, Tensor):
             t._box.before_write()
-    inner, written = _arrays(*tree_flatten((args, kwargs)), targets)
-    result = _engine.run(func, *inner, written=written)
+    flat, form = flatten(args, kwargs)
+    inner, written = _arrays(flat, targets)
+    result = _engine.run_flat(func, inner, form, written)
     for box in dict.fromkeys(t._box for t in targets if isinstance(t, Tensor)):
         box.wrote()
     return [Tensor(Box(v)) if isinstance(v, Array) else v for v in result.values]
