@@ -1,17 +1,24 @@
-"""Runs a script on ranks with torchrun's variables, at the cost of one import of torch: ``python forked_ranks.py COUNT SCRIPT ARGS..``
+"""Runs scripts on ranks with torchrun's variables, at the cost of one import of torch: ``python forked_ranks.py COUNT SCRIPT ARGS..``
 
 The ranks are forked from this process. It ends with 1 when a rank failed, which takes the others along. With a COUNT of 0 the script starts
 its ranks itself, by ``torch.multiprocessing.spawn``, which forks them then.
+
+``Server`` runs several such command lines, each in a fork of one process that imported torch and what else is asked for.
 """
 
 import functools
+import gc
+import importlib
+import json
 import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 
 import torch
+import torch._dynamo  # an optimizer imports it
 import torch.distributed.fsdp  # the larger part of what each rank imports
 import torch.multiprocessing
 
@@ -29,8 +36,8 @@ def run_script(argv: list[str]) -> None:
     runpy.run_path(argv[0], run_name="__main__")
 
 
-def main() -> int:
-    count, argv = int(sys.argv[1]), sys.argv[2:]
+def start(count: int, argv: list[str]) -> int:
+    """Returns the exit code, in the ranks as well."""
     if count == 0:
         torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
         run_script(argv)
@@ -57,5 +64,58 @@ def main() -> int:
     return 1 if failed else 0
 
 
+class Server:
+    """``modules``: what scripts import besides. One command line runs at a time."""
+
+    def __init__(self, modules: list[str], **env: str):
+        words = [sys.executable, __file__, "serve", *modules]
+        self._process = subprocess.Popen(
+            words, env={**os.environ, **env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+        )
+
+    def run(self, count: int, argv: list[str], env: dict[str, str], out: str, err: str, limit_s: int) -> int:
+        """Returns the exit code; -9 when the limit has passed. ``out``, ``err``: files for what is printed."""
+        request = {"count": count, "argv": argv, "env": env, "out": out, "err": err, "limit_s": limit_s}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+def serve(modules: list[str]) -> int:
+    for name in modules:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
+        pid = os.fork()
+        if pid == 0:
+            become(request)
+            return start(request["count"], request["argv"])
+        signal.signal(signal.SIGALRM, lambda *_, group=pid: os.killpg(group, signal.SIGKILL))
+        signal.alarm(request["limit_s"])
+        _, status = os.waitpid(pid, 0)
+        signal.alarm(0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+    return 0
+
+
+def become(request: dict) -> None:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for number, path, flags in ((0, os.devnull, 0), (1, request["out"], os.O_WRONLY), (2, request["err"], os.O_WRONLY)):
+        file = os.open(path, flags | os.O_CREAT, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(request["env"])
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1] == "serve":
+        sys.exit(serve(sys.argv[2:]))
+    sys.exit(start(int(sys.argv[1]), sys.argv[2:]))

@@ -2,19 +2,27 @@
 
 import re
 import socket
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked_ranks import Server
 
 EXAMPLES = Path("examples").absolute()
-LAUNCHER = str(Path(__file__).with_name("forked_ranks.py"))
 LIMIT_S = 300  # none takes a tenth of it on an idle machine
+IMPORTED = ["sklearn.datasets", "tokenizers", "torch.distributed.checkpoint.state_dict", "tqdm", "transformers.models.t5.modeling_t5"]
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A process that has imported what the examples import besides Shoal. It is older than every test's own processes."""
+    server = Server(IMPORTED, OMP_NUM_THREADS="1", TQDM_DISABLE="1")
+    yield server
+    server.end()
 
 
 @pytest.fixture
-def run(shoal_command):
+def run(server, shoal_command):
     """Runs an example, ``theirs`` with torch's import, and gives what it said. ``ranks`` 0: it starts them itself."""
 
     def start(name, *options, ranks=2, theirs=False):
@@ -27,10 +35,11 @@ def run(shoal_command):
         with socket.socket() as free:  # for the example that starts its ranks itself
             free.bind(("localhost", 0))
             port = str(free.getsockname()[1])
-        argv = [sys.executable, LAUNCHER, str(ranks), str(script), *map(str, options)]
-        job = shoal_command.program(argv, OMP_NUM_THREADS="1", MASTER_PORT=port, TQDM_DISABLE="1", PYTHONFAULTHANDLER="1")
-        assert job.code(LIMIT_S) == 0, f"{job.out}\n{job.err}"
-        return job.out
+        env = shoal_command.env(OMP_NUM_THREADS="1", MASTER_PORT=port, TQDM_DISABLE="1", PYTHONFAULTHANDLER="1")
+        out, err = shoal_command.script("", "out"), shoal_command.script("", "err")
+        code = server.run(ranks, [str(script), *map(str, options)], env, str(out), str(err), LIMIT_S)
+        assert code == 0, f"{code}: {out.read_text()}\n{err.read_text()}"
+        return out.read_text()
 
     return start
 
