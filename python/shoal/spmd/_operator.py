@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# The layout of arguments: per positional argument None, or the length of a list; then the names of keyword arguments, and the same for them.
+# The layout of arguments: per positional one None, or the length of a list; then the names of keyword arguments, and the same for them.
 Form = tuple[tuple[int | None, ...], tuple[str, ...], tuple[int | None, ...]]
 
 

@@ -317,7 +317,7 @@ def abort(cause: str) -> None:
         world().abort(cause)
 
 
-# Of mallopt in glibc's malloc.h: freed memory at the heap's end that stays, and the size from which each allocation is a mapping of its own.
+# Parameters of glibc's mallopt: freed memory at the heap's end that stays, and the size from which each allocation is a mapping of its own.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 

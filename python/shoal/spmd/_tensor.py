@@ -608,11 +608,11 @@ _library = torch.library.Library("aten", "IMPL")
 def _made(overload: Any):
     def make(*args, **kwargs):
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "layout")}
-        if _engine.RANDOM in overload.tags:
+        if operator_of(overload).random:
             world().verify_stream(str(overload), kwargs.get("generator"))
         # torch.tensor and its like fill what they get without asking subclasses; _from_data wraps it.
         excluded = torch._C._dispatch_tls_is_dispatch_key_excluded("Python")
-        if _world.controller is not None and not excluded and _engine.RANDOM not in overload.tags:
+        if _world.controller is not None and not excluded and not operator_of(overload).random:
             return _world.controller.make(overload, args, kwargs)
         made = overload(*args, **kwargs, device="cpu")
         return made if excluded else on_device(made)
