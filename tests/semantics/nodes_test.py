@@ -599,7 +599,7 @@ def test_a_reduce_of_many_arguments_on_another_node(run):
 def total(*parts):
     return len(parts), sum(int(p[-1]) for p in parts)
 
-@shoal.remote(num_cpus=0)
+@shoal.remote(num_cpus=1)  # a worker for each CPU, not for each call
 def part(k, size):
     return np.full(size // 8, k)
 
