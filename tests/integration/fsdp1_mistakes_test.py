@@ -1,8 +1,9 @@
 """Mistakes that would be waited for: they end with a sentence that says what to do."""
 
-import sys
-
 import pytest
+from forked_ranks import Server
+
+LIMIT_S = 240  # a guard against a hang
 
 PROGRAM = """
 import torch, torch.distributed as dist
@@ -23,6 +24,13 @@ dist.barrier()
 """
 
 
+@pytest.fixture(scope="module")
+def server():
+    server = Server([], OMP_NUM_THREADS="1")
+    yield server
+    server.end()
+
+
 @pytest.mark.parametrize(
     "what",
     [
@@ -37,11 +45,12 @@ dist.barrier()
     ],
     ids=["state_dict", "rank0_only", "summon_full_params"],
 )
-def test_what_is_gathered_on_one_rank_only_names_the_others_and_says_so(shoal_command, what):
+def test_what_is_gathered_on_one_rank_only_names_the_others_and_says_so(server, shoal_command, what):
     script = shoal_command.script(PROGRAM.replace("WHAT", what), "train.py")
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    job = shoal_command.program(words, SHOAL_TIMEOUT="2")
-    assert job.code() == 1
-    assert "DeadlineExceeded: rank 0 waited 2 s for the parameters of step 0" in job.err
-    assert "rank 1 is between backward and its next forward" in job.err
-    assert "every rank must call this, not one inside `if rank == 0:`" in job.err
+    out, err = shoal_command.script("", "out"), shoal_command.script("", "err")
+    env = shoal_command.env(SHOAL_TIMEOUT="2", OMP_NUM_THREADS="1")
+    assert server.run(2, [str(script)], env, str(out), str(err), LIMIT_S) == 1
+    said = err.read_text()
+    assert "DeadlineExceeded: rank 0 waited 2 s for the parameters of step 0" in said
+    assert "rank 1 is between backward and its next forward" in said
+    assert "every rank must call this, not one inside `if rank == 0:`" in said
