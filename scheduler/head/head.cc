@@ -52,7 +52,8 @@ Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       packages_(clock, options_.packages, [this](const std::string& name) { return state_.mentions(name); }) {}
 
 Head::~Head() {
-  *alive_ = false;  // connections that close now fail what is pending on them: that is no news of a node
+  *alive_ = false;   // connections that close now fail what is pending on them: that is no news of a node
+  clients_.clear();  // before the answers that wait for a commit: clients see a broken connection, and ask the next head
 }
 
 Result<void> Head::start() {

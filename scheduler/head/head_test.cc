@@ -37,7 +37,7 @@ class LockedStore final : public Store {
 class HeadTest : public testing::Test, public runtime::PeerHandler {
  protected:
   HeadTest() {
-    EXPECT_TRUE(head_.start());
+    EXPECT_TRUE(head_->start());
     client_network_->connect(runtime::Endpoint::tcp("head", 6400), runtime::Role::kClient, 5s, [this](auto connection) {
       client_ = std::make_unique<runtime::Peer>(*std::move(connection), world_.clock(), *this);
     });
@@ -95,7 +95,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
     me.resources = actors::Resources::of({{"CPU", 1}}).value();
     node.peer->call(actors::number(Method::kRegisterNode), {to_bytes(me), {}, {}}, 5s, [](auto r) { EXPECT_TRUE(r); });
     world_.run_for(100ms);
-    EXPECT_EQ(head_.state().node(id)->state, actors::NodeState::kAlive);
+    EXPECT_EQ(head_->state().node(id)->state, actors::NodeState::kAlive);
   }
   std::map<JobId, std::string> jobs_kept() {
     std::map<JobId, std::string> out;
@@ -113,7 +113,8 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   std::map<pid_t, std::function<void()>> watched_;
   std::unique_ptr<runtime::SimNetwork> head_network_ = world_.fabric().attach("head", 1);
   std::unique_ptr<runtime::SimNetwork> client_network_ = world_.fabric().attach("client", 2);
-  Head head_{world_.clock(), world_.random(), *head_network_, store_, runtime::make_null_log(), options()};
+  std::unique_ptr<Head> head_ =
+      std::make_unique<Head>(world_.clock(), world_.random(), *head_network_, store_, runtime::make_null_log(), options());
   std::unique_ptr<runtime::Peer> client_;
   std::vector<actors::ActorRow> told_;
   bool holds_ = false;  // what nodes are asked
@@ -229,6 +230,18 @@ TEST_F(HeadTest, WhatWasKeptWhileTheLeaseEndedIsNotTold) {
   client_.reset();
 }
 
+TEST_F(HeadTest, AHeadThatEndsBreaksConnectionsInsteadOfAnsweringWhatWaitsForACommit) {
+  store_.slow = true;
+  std::optional<Result<runtime::Message>> decided;
+  call(Method::kSubmitJob, to_bytes(waiting()), decided);
+  world_.run_for(100ms);
+  ASSERT_EQ(store_.num_commits, 1);
+  head_.reset();
+  world_.run_for(1s);
+  ASSERT_TRUE(decided && !*decided);
+  EXPECT_EQ(decided->error().reason(), "Disconnected");
+}
+
 // A second name for one connection would outlive it.
 TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
   std::unique_ptr<runtime::Peer> node;
@@ -275,11 +288,11 @@ TEST_F(HeadTest, AConnectionThatBreaksWhileAWorkerStartsIsNotTheWorkersEnd) {
   ASSERT_TRUE(world_.run_until([&] { return starts() == 1; }, 5s));
   node.peer.reset();
   world_.run_for(1s);
-  EXPECT_EQ(head_.state().actor(gang.actors[0].id)->state, actors::ActorState::kStarting);
+  EXPECT_EQ(head_->state().actor(gang.actors[0].id)->state, actors::ActorState::kStarting);
   join(again, "node", 4, runtime::Endpoint::tcp("node", 1), NodeId{5});
   again.peer->notify(actors::number(Method::kHeartbeat), {});
   ASSERT_TRUE(world_.run_until([&] { return starts() == 2; }, 5s));
-  EXPECT_EQ(head_.state().actor(gang.actors[0].id)->num_restarts, 0);
+  EXPECT_EQ(head_->state().actor(gang.actors[0].id)->num_restarts, 0);
   held_.clear();
 }
 
@@ -289,10 +302,10 @@ TEST_F(HeadTest, ANodeThatIsGoneFromItsHostIsLostAtOnce) {
   join(node, "node", 3, runtime::Endpoint::tcp("node", 0), NodeId{5});
   node.peer.reset();
   world_.run_for(4s);
-  EXPECT_EQ(head_.state().node(NodeId{5})->state, actors::NodeState::kAlive);
+  EXPECT_EQ(head_->state().node(NodeId{5})->state, actors::NodeState::kAlive);
   node.listener.reset();
   world_.run_for(500ms);
-  EXPECT_EQ(head_.state().node(NodeId{5})->state, actors::NodeState::kDead);
+  EXPECT_EQ(head_->state().node(NodeId{5})->state, actors::NodeState::kDead);
 }
 
 // A name on this host says nothing of another: a node whose socket is elsewhere has the time of its heartbeats.
@@ -302,9 +315,9 @@ TEST_F(HeadTest, ANodeThatListensWhereTheHeadCannotAskIsLostByItsSilence) {
   EXPECT_TRUE(watched_.empty());
   node.peer.reset();
   world_.run_for(4s);
-  EXPECT_EQ(head_.state().node(NodeId{5})->state, actors::NodeState::kAlive);
+  EXPECT_EQ(head_->state().node(NodeId{5})->state, actors::NodeState::kAlive);
   world_.run_for(2s);
-  EXPECT_EQ(head_.state().node(NodeId{5})->state, actors::NodeState::kDead);
+  EXPECT_EQ(head_->state().node(NodeId{5})->state, actors::NodeState::kDead);
 }
 
 // Though it came over TCP, it is known by the kernel's word for who listens on its socket, whatever it says of itself.
@@ -314,8 +327,8 @@ TEST_F(HeadTest, ANodeOfThisHostThatJoinedByPortIsWatched) {
   ASSERT_EQ(watched_.size(), 1u);
   ASSERT_TRUE(watched_.contains(3));
   watched_[3]();
-  EXPECT_EQ(head_.state().node(NodeId{5})->state, actors::NodeState::kDead);
-  EXPECT_EQ(head_.state().alive_nodes().size(), 0u);
+  EXPECT_EQ(head_->state().node(NodeId{5})->state, actors::NodeState::kDead);
+  EXPECT_EQ(head_->state().alive_nodes().size(), 0u);
 }
 
 // So that a call made after kill() returned fails, whatever the process still does.

@@ -62,6 +62,7 @@ Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
 
 Node::~Node() {
   *alive_ = false;
+  clients_.clear();  // before the answers that they wait for: clients see a broken connection
   launcher_.set_events(nullptr);
 }
 
