@@ -44,10 +44,11 @@ EXCEPTIONS = {
     "use-spmd-after-tensors-exist": "torch_xla loses the values of tensors that were made before use_spmd; Shoal keeps them",
     "load-wrong-shape": "torch_xla reads into a tensor of another shape without a word; Shoal raises",
     "prime-adamw": "torch_xla decays the weights by a step; Shoal leaves them alone",
+    "manager-no-group": "torch_xla's manager wants a process group; Shoal's one process needs none",
     "is-dtensor": "XLAShardedTensor is no DTensor: code for DTensors would reach for its local tensor",
 }
 # Those that do not hold where the devices are several processes'.
-EXCEPTIONS_OF_PROCESSES = {"manager-no-group": "use_spmd has made the process group that a manager needs"}
+EXCEPTIONS_OF_PROCESSES: dict[str, str] = {}
 
 if xr.addressable_runtime_device_count() == 1:
     EXCEPTIONS_OF_PROCESSES["minibatch-uneven"] = "any number of rows is even over a process's one device"

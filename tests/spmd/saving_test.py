@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from fixtures import *  # noqa: F403
 from launch import run
 
 HERE = Path(__file__).parent
@@ -98,3 +99,37 @@ def test_plain_torch_reads_the_checkpoints(then, folder):
     }
     dcp.load(state, storage_reader=dcp.FileSystemReader(folder / "steps" / "10"), no_dist=True)
     assert [t.tolist() for t in state["model"].values()] == then[0]["restored"]["model"]
+
+
+# As in one process, in several, and under a controller: the number of devices, processes of torchrun, ranks of the controller.
+PLACES = {"one process": (4, 0, 0), "more devices": (8, 0, 0), "two processes": (2, 2, 0), "a controller": (4, 0, 2)}
+
+
+def manage(place: str, *words: str) -> list[str]:
+    """The lines of manager_program.py there."""
+    devices, processes, workers = PLACES[place]
+    env = {"SHOAL_SPMD_DEVICES": str(devices), "SHOAL_SPMD_WORKERS": str(workers)}
+    done = run([str(HERE / "manager_program.py"), *words], processes, **env)
+    assert done.returncode == 0, done.stderr
+    assert "torch.distributed is disabled" not in done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("group", ["none", "gloo", "xla"])
+def test_a_manager_needs_no_process_group(group, tmp_path):
+    """Scripts of torch_xla that make one go on working."""
+    saved = manage("one process", str(tmp_path), "save", group)
+    assert saved[0] == "[] [1, 2]"
+    assert manage("more devices", str(tmp_path), "restore", group) == ["[1, 2] [1, 2, 3]", *saved[1:]]
+
+
+@pytest.mark.parametrize(("of", "to"), [("one process", "two processes"), ("two processes", "more devices")])
+def test_a_manager_restores_what_other_processes_saved(of, to, tmp_path):
+    saved = manage(of, str(tmp_path), "save", "none")
+    assert manage(to, str(tmp_path), "restore", "none") == ["[1, 2] [1, 2, 3]", *saved[1:]]
+
+
+@pytest.mark.parametrize(("of", "to"), [("one process", "a controller"), ("a controller", "more devices")])
+def test_a_controllers_manager_restores_and_saves_as_one_process(of, to, tmp_path, home):
+    saved = manage(of, str(tmp_path), "save", "none")
+    assert manage(to, str(tmp_path), "restore", "none") == ["[1, 2] [1, 2, 3]", *saved[1:]]

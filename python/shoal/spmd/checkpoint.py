@@ -7,6 +7,7 @@ import dataclasses
 import shutil
 import signal
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.utils._pytree import tree_map
 
 from shoal.exceptions import InvalidArgument
+from shoal.spmd import _process_group
 from shoal.spmd._array import Array, parts_of
 from shoal.spmd._tensor import Box, Tensor
 from shoal.spmd._world import world
@@ -113,8 +115,9 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 class CheckpointManager:
     """Checkpoints of steps in the folder ``path``, one folder each. ``save_interval``: steps between two. ``max_to_keep``: the oldest
     beyond that many are deleted (0: none). ``max_pending_async``: writes that ``save_async`` has under way at most.
-    ``chkpt_on_preemption``: after SIGTERM the next step is saved whatever its number. Follows
-    torch_xla.experimental.distributed_checkpoint.CheckpointManager. Raises AssertionErrors for wrong settings and unknown steps."""
+    ``chkpt_on_preemption``: after SIGTERM the next step is saved whatever its number. One process, and a controller, need no process
+    group; several processes have that of ``use_spmd``. Follows torch_xla.experimental.distributed_checkpoint.CheckpointManager. Raises
+    AssertionErrors for wrong settings and unknown steps."""
 
     def __init__(
         self,
@@ -125,8 +128,6 @@ class CheckpointManager:
         process_group: dist.ProcessGroup | None = None,
         chkpt_on_preemption: bool = True,
     ):
-        if not (dist.is_available() and dist.is_initialized()):
-            raise _StepError("a process group is required", hint="call torch.distributed.init_process_group('gloo') first")
         for wrong, text in (
             (save_interval <= 0, "save_interval must be positive"),
             ((max_to_keep or 0) < 0, "max_to_keep must be non-negative"),
@@ -135,9 +136,14 @@ class CheckpointManager:
             if wrong:
                 raise AssertionError(text)
         self._path, self._interval, self._keep = Path(path), save_interval, max_to_keep or 0
+        if world().num_processes > 1:
+            _process_group.ensure()
+        several = dist.is_initialized() and dist.get_world_size() > 1
         # The writing thread has groups of its own: the program may communicate at the same time.
-        self._group = process_group or (dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None)
-        self._votes = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
+        self._group = process_group or (dist.new_group(backend="gloo") if several else None)
+        self._votes = dist.new_group(backend="gloo") if several else None
+        if not dist.is_initialized():  # torch says so at each save and restore
+            warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
         self._slots = threading.Semaphore(max_pending_async or 1)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="shoal-checkpoint")  # one: every process writes in the same order
         self._pending: list[Future] = []
@@ -162,6 +168,8 @@ class CheckpointManager:
 
     def _in_first(self, action: Callable[[], Any]) -> Any:
         """Runs it in the first process; every process gets its result or its error."""
+        if self._group is None:
+            return action()
         outcome: list[Any] = [None, None]
         if dist.get_rank(self._group) == 0:
             try:
