@@ -523,3 +523,83 @@ def test_a_process_group_by_the_address_xla():
         assert torch.distributed.get_world_size() == 1
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_modules_of_torch_xla_with_a_meaning_here(tmp_path):
+    import torch_xla.core.functions as xf
+    import torch_xla.core.xla_env_vars as xenv
+    import torch_xla.experimental.eager as eager
+    import torch_xla.utils.serialization as xser
+    import torch_xla.version
+
+    assert torch_xla.version.__version__ == torch_xla.__version__
+    assert [xenv.PJRT_DEVICE, xenv.TPU_VISIBLE_CHIPS] == ["PJRT_DEVICE", "TPU_VISIBLE_CHIPS"]
+    assert eager.is_eager_mode()
+
+    @eager.eager_mode_context(True)
+    def doubled(x):
+        with eager.eager_mode_context(False):
+            return x * 2
+
+    x = batch().requires_grad_()
+    xf.all_gather(xf.all_reduce(xm.REDUCE_SUM, eager.compile(doubled)(x), scale=3.0), dim=0).sum().backward()
+    assert torch.equal(x.grad.cpu(), torch.full((8, 16), 6.0))
+    torch.testing.assert_close(xf.distributed_mm(x, x.t()).cpu(), X @ X.T)
+    with pytest.raises(Unimplemented, match=r"torchvision\.ops\.nms"):
+        xf.nms(x, x, 0.5, 0.5, 3)
+    xser.save({"x": x, "step": 3}, tmp_path / "x.pt")
+    found = xser.load(tmp_path / "x.pt")
+    assert found["step"] == 3
+    assert torch.equal(found["x"], X)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("torch_xla.stablehlo", "Shoal makes no StableHLO: export the model on the host"),
+        ("torch_xla._internal.pjrt", "There is no PJRT beneath Shoal: torch_xla.runtime"),
+        ("torch_xla.core.xla_builder", "Shoal builds no XLA computations"),
+        ("torch_xla.distributed.spmd._mesh", "README of shoal.spmd lists"),  # of Shoal's own folder
+        ("torch_xla.nowhere", "README of shoal.spmd lists"),
+    ],
+)
+def test_modules_that_are_not_there_say_what_to_do_instead(name, text):
+    above, _, last = name.rpartition(".")
+    with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'.*{text}|No module named '{above}'.*{text}"):
+        importlib.import_module(name)
+    if not hasattr(sys.modules.get(above), last):
+        with pytest.raises(ImportError, match=text):
+            exec(f"from {above} import {last}")
+
+
+def test_functions_of_xlac():
+    xlac = torch_xla._XLAC
+    x = X.to(DEVICE)
+    xlac._xla_mark_sharding(x, MESH.get_op_sharding(("fsdp", None)))
+    assert str(MESH.get_op_sharding(("fsdp", None))) == xlac._get_xla_sharding_spec(x) == "{devices=[8,1]0,1,2,3,4,5,6,7}"
+    with pytest.raises(ValueError, match="splits 1 dimensions, and the tensor has 2"):
+        xlac._xla_mark_sharding(x, MESH.get_op_sharding(("fsdp",)))
+    assert not hasattr(xlac, "_get_xla_tensors_hlo")
+    for name, hint in (("_get_xla_tensors_hlo", "explain"), ("_get_xla_tensors_text", "explain"), ("_xla_nothing", "README")):
+        with pytest.raises(AttributeError, match=rf"torch_xla\._XLAC\.{name} is not there[\s\S]*{hint}"):
+            getattr(xlac, name)
+
+
+def test_a_manual_tensor_is_its_own_global_tensor():
+    manual = xs.enable_manual_sharding(batch(), ("fsdp", None), mesh=MESH).global_tensor
+    assert manual.shape == (1, 16)
+    whole = xs.disable_manual_sharding(manual * 2, ("fsdp", None), (8, 16), mesh=MESH).global_tensor
+    assert torch.equal(whole.cpu(), X * 2)
+
+
+def test_loaders_refuse_other_types_of_specs():
+    spec = xs.ShardingSpec(MESH, ("fsdp", None))
+    for make in (
+        lambda s: pl.MpDeviceLoader([X], DEVICE, input_sharding=s),
+        lambda s: pl.ParallelLoader([X], [DEVICE], input_sharding=s),
+        lambda s: xm.send_cpu_data_to_device([X], DEVICE, input_sharding=s),
+    ):
+        with pytest.raises(TypeError, match=r"input_sharding is of type list[\s\S]*a dict with one"):
+            make([spec, spec])
+        with pytest.raises(TypeError, match="input_sharding has a value of type tuple"):
+            make({"x": spec, "y": ("fsdp", None), "z": None})

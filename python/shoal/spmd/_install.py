@@ -18,6 +18,8 @@ MODULES: dict[str, str | dict[str, str]] = {
     "torch_xla.amp": "shoal.spmd.amp",
     "torch_xla.amp.syncfree": {"SGD": "torch.optim", "Adam": "torch.optim", "AdamW": "torch.optim"},
     "torch_xla.core": {},
+    "torch_xla.core.functions": "shoal.spmd.functions",
+    "torch_xla.core.xla_env_vars": "shoal.spmd.xla_env_vars",
     "torch_xla.core.xla_model": "shoal.spmd.xla_model",
     "torch_xla.debug": {},
     "torch_xla.debug.metrics": "shoal.spmd.metrics",
@@ -41,6 +43,7 @@ MODULES: dict[str, str | dict[str, str]] = {
     "torch_xla.distributed.xla_backend": "shoal.spmd.xla_backend",
     "torch_xla.distributed.xla_multiprocessing": "shoal.spmd.xla_multiprocessing",
     "torch_xla.experimental": {"compile": "shoal.spmd.torch_xla", "eager_mode": "shoal.spmd.torch_xla"},
+    "torch_xla.experimental.eager": dict.fromkeys(("compile", "eager_mode", "eager_mode_context", "is_eager_mode"), "shoal.spmd.torch_xla"),
     "torch_xla.experimental.assume_pure": {"assume_pure": "shoal.spmd.scan"},
     "torch_xla.experimental.custom_kernel": {"flash_attention": "shoal.spmd.flash_attention"},
     "torch_xla.experimental.gradient_accumulation": {"gradient_accumulation": "shoal.spmd.scan"},
@@ -57,7 +60,18 @@ MODULES: dict[str, str | dict[str, str]] = {
     "torch_xla.test.test_utils": "shoal.spmd.reporting",
     "torch_xla.utils": {},
     "torch_xla.utils.checkpoint": {"checkpoint": "shoal.spmd.utils"},
+    "torch_xla.utils.serialization": {"load": "shoal.spmd.utils", "save": "shoal.spmd.xla_model"},
     "torch_xla.utils.utils": "shoal.spmd.utils",
+    "torch_xla.version": {"__version__": "shoal.spmd.torch_xla"},
+}
+
+# Modules of torch_xla that are not there, with those beneath them: what a program does instead.
+ABSENT = {
+    "torch_xla._dynamo": "Shoal compiles nothing: torch.compile runs functions as they are",
+    "torch_xla._internal": "there is no PJRT beneath Shoal: torch_xla.runtime says which devices and processes there are",
+    "torch_xla.core.dynamo_bridge": "Shoal compiles nothing: torch.compile runs functions as they are",
+    "torch_xla.core.xla_builder": "Shoal builds no XLA computations: write them with operators of torch",
+    "torch_xla.stablehlo": "Shoal makes no StableHLO: export the model on the host with torch.export.export(model.cpu(), args)",
 }
 
 
@@ -73,8 +87,15 @@ class _Metadata(metadata.Distribution):
 
 
 class _Finder(metadata.DistributionFinder):
-    def find_spec(self, *args: Any) -> None:
-        return None
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Raises for modules that are not there; install() has put the others in their places."""
+        name = name.removeprefix("shoal.spmd.")  # `from torch_xla import a` asks by the name of the module that is in its place
+        if not name.startswith("torch_xla."):
+            return
+        words = name.split(".")
+        above = (".".join(words[:n]) for n in range(len(words), 1, -1))
+        instead = next((ABSENT[a] for a in above if a in ABSENT), "the README of shoal.spmd lists the modules of torch_xla that are there")
+        raise ModuleNotFoundError(f"No module named {name!r}. {instead[0].upper()}{instead[1:]}.")
 
     def find_distributions(self, context: Any = metadata.DistributionFinder.Context()) -> list[metadata.Distribution]:  # noqa: B008
         return [_Metadata()] if context.name in ("torch_xla", "torch-xla") else []
@@ -100,4 +121,4 @@ def install() -> None:
             setattr(sys.modules[parent], child, sys.modules[name])
     sys.modules["torch_xla"].__path__ = []
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+        sys.meta_path.insert(0, _Finder())  # before torch_xla's names are looked for in Shoal's folders

@@ -35,6 +35,11 @@ class ManualTensor(torch.Tensor):
     def device(self) -> torch.device:
         return DEVICE
 
+    @property
+    def global_tensor(self) -> ManualTensor:
+        """The tensor itself, as an XLAShardedTensor has its own."""
+        return self
+
     def __repr__(self, *, tensor_contents=None):
         return f"ManualTensor({len(self.locals)} parts of shape {tuple(self.shape)})"
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from shoal.spmd import runtime
 from shoal.spmd._errors import MeshError
+from shoal.spmd._sharding import Sharding, Spec
 
 
 class Mesh:
@@ -58,6 +59,10 @@ class Mesh:
     def get_axis_name_idx(self, name: str) -> int | None:
         """None for an unknown name."""
         return self.axis_names.index(name) if self.axis_names is not None and name in self.axis_names else None
+
+    def get_op_sharding(self, partition_spec: Spec) -> Sharding:
+        """The sharding of a tensor with this spec. ``str`` gives XLA's text; ``torch_xla._XLAC._xla_mark_sharding`` takes it."""
+        return Sharding.of(self, partition_spec)
 
     def __str__(self) -> str:
         return str({"device_ids": self.device_ids.tolist(), "mesh_shape": self.mesh_shape, "axis_names": self.axis_names})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.spmd import metrics
-from shoal.spmd._marking import text_of, type_of
-from shoal.spmd._sharding import ShardingType
+from shoal.spmd._marking import mark_freely, text_of, type_of
+from shoal.spmd._sharding import Sharding, ShardingType
 
 
 def _get_xla_sharding_spec(t: torch.Tensor) -> str:
@@ -22,6 +25,13 @@ def _get_xla_sharding_type(t: torch.Tensor) -> ShardingType | None:
     return type_of(t)
 
 
+def _xla_mark_sharding(t: torch.Tensor, sharding: Sharding) -> None:
+    """``sharding``: what Mesh.get_op_sharding gave."""
+    if len(sharding.parts) != t.dim():
+        raise InvalidArgument(f"the sharding splits {len(sharding.parts)} dimensions, and the tensor has {t.dim()}")
+    mark_freely(t, sharding)
+
+
 def _xla_get_tensor_id(t: torch.Tensor) -> int:
     """A number that tensors of one memory share (a view under a controller has its own). Libraries find tied parameters by it."""
     box = t._box
@@ -32,3 +42,31 @@ def _xla_get_tensor_id(t: torch.Tensor) -> int:
 
 def _xla_metrics_report() -> str:
     return metrics.metrics_report()
+
+
+class _Absent(Unimplemented, AttributeError):
+    """A function of torch_xla._XLAC that is not there."""
+
+
+# By words in the name.
+_INSTEAD = {
+    "hlo": "Shoal compiles no programs: print(shoal.spmd.explain(t)) says where a tensor lies, what laid it out, and what travelled",
+    "graph": "Shoal records no graphs: shoal.spmd.timeline says when each operator ran",
+    "counter": "use torch_xla.debug.metrics",
+    "metric": "use torch_xla.debug.metrics",
+    "spec": "use shoal.spmd.XLAShardedTensor(t).sharding_spec",
+    "shard": "use shoal.spmd's functions: mark_sharding, clear_sharding, XLAShardedTensor(t).local_shards",
+    "device": "use torch_xla.runtime",
+    "rng": "use torch_xla.core.xla_model.set_rng_state and get_rng_state",
+    "sync": "operators run at once: use torch_xla.sync()",
+    "step": "operators run at once: use torch_xla.sync()",
+    "": "use the functions of torch_xla's modules that shoal.spmd's README lists",
+}
+_INSTEAD = {"tensors_text": _INSTEAD["hlo"], "tensors_dump": _INSTEAD["hlo"], **_INSTEAD}
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    hint = next(text for words, text in _INSTEAD.items() if words in name.lower())
+    raise _Absent(f"torch_xla._XLAC.{name} is not there", hint=hint)

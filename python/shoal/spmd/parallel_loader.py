@@ -25,6 +25,21 @@ InputSharding = ShardingSpec | dict[str, ShardingSpec | None] | None
 Loaded = tuple[str, int | None]
 
 
+class _SpecError(InvalidArgument, TypeError):
+    """input_sharding is of another type: pass a ShardingSpec or a dict of them."""
+
+
+def _check(sharding: Any) -> None:
+    wrong = next(
+        (s for s in (sharding.values() if isinstance(sharding, dict) else [sharding]) if not isinstance(s, ShardingSpec | None)), None
+    )
+    if wrong is not None:
+        raise _SpecError(
+            f"input_sharding {'has a value' if isinstance(sharding, dict) else 'is'} of type {type(wrong).__name__}",
+            hint="give one ShardingSpec for all tensors, or a dict with one (or None) per key of batches that are dicts",
+        )
+
+
 def upload(t: torch.Tensor, spec: ShardingSpec | None) -> Tensor:
     """A copy of a host tensor on the device, split as the spec says if it has as many dimensions, else whole."""
     if spec is not None and spec.minibatch and spec.can_apply(t):
@@ -64,6 +79,7 @@ def _joined(t: torch.Tensor, spec: ShardingSpec) -> Tensor:
 
 def _placed(batch: Any, sharding: InputSharding, loaded: list[Loaded] | None = None) -> Any:
     """``loaded``: gets an entry for each tensor."""
+    _check(sharding)
     if isinstance(sharding, dict):
         if not isinstance(batch, dict):
             raise InvalidArgument(
@@ -119,9 +135,10 @@ _END = object()
 class MpDeviceLoader:
     """Iterates over ``loader`` and yields its batches on the device. A thread uploads up to ``device_prefetch_size`` batches ahead.
     ``input_sharding``: a ShardingSpec for all tensors (those of other rank stay whole), or one per key of batches that are dicts. Errors
-    of the loader and of the upload are raised where the batch would have come."""
+    of the loader and of the upload are raised where the batch would have come. Raises a TypeError for another ``input_sharding``."""
 
     def __init__(self, loader: Any, device: Any, input_sharding: InputSharding = None, device_prefetch_size: int = 8, **kwargs: Any):
+        _check(input_sharding)
         self._loader, self._ahead = loader, max(1, device_prefetch_size)
         self._parallel_loader_kwargs = {"input_sharding": input_sharding}  # libraries set it later
 

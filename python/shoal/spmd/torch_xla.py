@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -56,6 +56,17 @@ def compile(f: Callable[..., Any] | None = None, full_graph: bool = False, name:
 
 def eager_mode(enable: bool) -> None:
     """Operators run at once either way."""
+
+
+def is_eager_mode() -> bool:
+    """Operators run at once."""
+    return True
+
+
+@contextlib.contextmanager
+def eager_mode_context(enable: bool) -> Iterator[None]:
+    """A ``with`` block, or a decorator: operators run at once either way."""
+    yield
 
 
 def manual_seed(seed: int, device: Any = None) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.utils import checkpoint as _torch
 
 
@@ -38,3 +39,8 @@ def check_env_flag(name: str, default: str = "") -> bool:
 def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool = False, **kwargs: Any) -> Any:
     """torch.utils.checkpoint.checkpoint: the function is computed again in the backward pass."""
     return _torch.checkpoint(function, *args, use_reentrant=use_reentrant, **kwargs)
+
+
+def load(path: Any) -> Any:
+    """What ``xm.save`` or ``torch_xla.utils.serialization.save`` wrote, with its tensors on the host."""
+    return torch.load(path, map_location="cpu")
