@@ -20,17 +20,30 @@ os.environ["SHOAL_TASK_RETRY_DELAY_MS"] = "10"  # tests that look at the delay c
 sys.dont_write_bytecode = True
 
 
-def home_of_its_own():
+# Workers import the module of a test for its actors' classes, and pytest with it: the interpreter that they are forked from has done that.
+WARM = """import sys
+if "shoal._zygote" in sys.orig_argv:
+    import pytest
+"""
+
+
+def home_of_its_own(warm=False):
     base = Path(tempfile.mkdtemp(prefix="shoal-test."))
     home = base / "home"
     home.mkdir(mode=0o700)
     os.environ["SHOAL_HOME"] = str(home)
+    path = os.environ.get("PYTHONPATH", "")
+    if warm:
+        (base / "site").mkdir()
+        (base / "site" / "sitecustomize.py").write_text(WARM)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(base / "site"), path]))
     leftovers = Leftovers(home)
     try:
         yield home
         leftovers.assert_nothing()
     finally:
         del os.environ["SHOAL_HOME"]
+        os.environ["PYTHONPATH"] = path
         shutil.rmtree(base, ignore_errors=True)
 
 
@@ -43,7 +56,7 @@ def home():
 @pytest.fixture(scope="module")
 def module_home():
     """The same for a module whose tests share a cluster."""
-    yield from home_of_its_own()
+    yield from home_of_its_own(warm=True)
 
 
 @pytest.fixture
