@@ -17,6 +17,12 @@ class Gate:
     def __init__(self):
         self.events: dict[str, asyncio.Event] = {}
         self.come: list = []
+        self.comes = asyncio.Event()
+
+    def _add(self, who):
+        self.come.append(who)
+        self.comes.set()
+        self.comes = asyncio.Event()
 
     def _event(self, name: str) -> asyncio.Event:
         return self.events.setdefault(name, asyncio.Event())
@@ -30,16 +36,16 @@ class Gate:
 
     async def arrive(self, who, name: str = ""):
         """Notes who is there, then waits."""
-        self.come.append(who)
+        self._add(who)
         await self._event(name).wait()
 
     async def note(self, who):
-        self.come.append(who)
+        self._add(who)
 
     async def arrived(self, count: int) -> list:
         """Who has come, once so many have."""
         while len(self.come) < count:
-            await asyncio.sleep(0.001)
+            await self.comes.wait()
         return list(self.come)
 
     async def seen(self) -> list:
