@@ -3,7 +3,10 @@
 The ranks are forked from this process. It ends with 1 when a rank failed, which takes the others along. With a COUNT of 0 the script starts
 its ranks itself, by ``torch.multiprocessing.spawn``, which forks them then.
 
-``Server`` runs several such command lines, each in a fork of one process that imported torch and what else is asked for.
+``python forked_ranks.py torchrun OPTIONS.. SCRIPT ARGS..`` is torchrun, its agent and its report, with two ranks that were forked from it
+before it had threads.
+
+``Server`` runs several scripts, each in a fork of one process that imported torch and what else is asked for.
 """
 
 import functools
@@ -16,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import torch
 import torch._dynamo  # an optimizer imports it
@@ -62,6 +66,61 @@ def start(count: int, argv: list[str]) -> int:
             for other in ranks:
                 os.kill(other, signal.SIGTERM)
     return 1 if failed else 0
+
+
+class Seed:
+    """A process that is forked now and becomes a rank later. It has what torchrun uses of a Popen."""
+
+    def __init__(self):
+        asked, self._ask = os.pipe()
+        self.pid = os.fork()
+        self.code = None
+        if self.pid == 0:
+            os.close(self._ask)
+            with open(asked) as file:
+                request = file.readline()
+            if not request:  # torchrun has ended, or was killed
+                os._exit(0)
+            argv, env = json.loads(request)
+            os.environ.clear()
+            os.environ.update(env)
+            torch.set_num_threads(1)
+            torch.seed()
+            run_script(argv)
+            sys.exit()
+        os.close(asked)
+
+    def grow(self, argv: list[str], env: dict[str, str]) -> "Seed":
+        with open(self._ask, "w") as file:
+            file.write(json.dumps([argv, env]) + "\n")
+        return self
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def wait(self, timeout: float) -> int:
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("a rank", timeout)
+            time.sleep(0.01)
+        return self.code
+
+
+def torchrun(options: list[str]) -> None:
+    from torch.distributed import run as torchs
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    seeds = []
+    for _ in range(2):
+        seeds.append(Seed())
+        os.setpgid(seeds[-1].pid, seeds[-1].pid)  # torchrun signals the group
+    # (interpreter, -u, script, ..)
+    subprocess_handler.SubprocessHandler._popen = lambda _, words, env: seeds.pop(0).grow(words[2:], env)
+    torchs.main(["--standalone", "--nproc-per-node", "2", *options])
 
 
 class Server:
@@ -118,4 +177,6 @@ def become(request: dict) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         sys.exit(serve(sys.argv[2:]))
+    if sys.argv[1] == "torchrun":
+        sys.exit(torchrun(sys.argv[2:]))
     sys.exit(start(int(sys.argv[1]), sys.argv[2:]))

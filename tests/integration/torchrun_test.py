@@ -47,14 +47,17 @@ dist.destroy_process_group()
 """
 
 
+LAUNCHER = str(Path(__file__).with_name("forked_ranks.py"))
+
+
 @pytest.fixture
 def torchrun(shoal_command):
-    """torchrun with 2 ranks of the program above: steps, the rank that fails, and how."""
+    """torchrun with 2 ranks of the program above: steps, the rank that fails, and how. ``fresh``: ranks are interpreters of their own."""
 
-    def start(steps: int, victim: int = -1, how: str = "never"):
+    def start(steps: int, victim: int = -1, how: str = "never", fresh: bool = False):
         script = shoal_command.script(TRAIN, "train.py")
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-        return shoal_command.program([*words, str(steps), str(victim), how])
+        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if fresh else [LAUNCHER, "torchrun"]
+        return shoal_command.program([sys.executable, *words, str(script), str(steps), str(victim), how], OMP_NUM_THREADS="1")
 
     return start
 
@@ -85,7 +88,7 @@ def test_its_shard_actors_are_listed_at_the_private_nodes_address(shoal_command,
 
 
 def test_a_run_that_ends_well_leaves_no_session_folder(shoal_command, torchrun):
-    assert torchrun(10).code() == 0
+    assert torchrun(10, fresh=True).code() == 0
     wait_until(lambda: not list(shoal_command.home.iterdir()), 5, "the end of the session")
 
 
@@ -127,7 +130,7 @@ print(f"rank {rank}: {y.sum().item()}", flush=True)
 def test_a_rank_that_has_done_its_part_may_end_before_the_others(shoal_command):
     """Rank 1 ends while rank 0 still reads the rows it owned: they are the node's."""
     script = shoal_command.script(EVALUATE, "evaluate.py")
-    words = [sys.executable, str(Path(__file__).with_name("forked_ranks.py")), "2", str(script)]
+    words = [sys.executable, LAUNCHER, "2", str(script)]
     job = shoal_command.program([*words, "done"])
     assert job.code() == 0, job.err
     said = sorted(job.out.splitlines())
