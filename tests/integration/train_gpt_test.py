@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked_ranks import Server
 from leftovers import descendants, wait_until
 from safetensors import safe_open
 
@@ -24,10 +26,21 @@ def command(out, *options):
     return [sys.executable, SCRIPT, "--out", str(out), *SMALL, *options]
 
 
-def train(out, *options, code=0):
-    done = subprocess.run(command(out, *options), capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL)
-    assert done.returncode == code, (done.stdout, done.stderr)
-    return done
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Runs the example in a fork of a process that has imported torch, and gives what it said."""
+    server, folder = Server(["matplotlib.pyplot"]), tmp_path_factory.mktemp("said")
+
+    def start(out, *options):
+        said = [folder / name for name in ("out", "err")]
+        for file in said:
+            file.write_text("")
+        code = server.run(0, command(out, *options)[1:], dict(os.environ), *map(str, said), LIMIT_S)
+        assert code == 0, (code, *(file.read_text() for file in said))
+        return said[0].read_text()
+
+    yield start
+    server.end()
 
 
 @pytest.fixture
@@ -56,10 +69,10 @@ def files(folder):
 
 
 @pytest.fixture(scope="module")
-def run(module_home, tmp_path_factory):
+def run(train, module_home, tmp_path_factory):
     """A run of 12 steps on two workers, and what it said."""
     out = tmp_path_factory.mktemp("run") / "out"
-    return out, train(out, "--steps=12").stdout
+    return out, train(out, "--steps=12")
 
 
 def test_it_says_how_it_goes_and_where_the_results_are(run):
@@ -125,7 +138,7 @@ def test_a_second_run_is_bitwise_equal_also_as_a_job(run, tmp_path):
     assert (tmp_path / "sample.txt").read_bytes() == (out / "sample.txt").read_bytes()
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit_and_goes_on_with_more_workers(run, tmp_path):
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit_and_goes_on_with_more_workers(run, train, tmp_path):
     out, _ = run
     train(tmp_path, "--steps=8", "--no-reference", "--loaders=2")
     assert losses(tmp_path)["loss"] == losses(out)["loss"][:8]
