@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from command import printed
 from crew import Broken, Log, Meeting
 from leftovers import alive, wait_until
@@ -235,6 +234,8 @@ def test_bytes_of_any_size_go_there_and_back(log, size):
 
 @pytest.mark.parametrize("count", [1, 100, 5000, 20_000, 6_000_000])
 def test_arrays_and_tensors_of_any_size_go_there_and_back(log, count):
+    import torch  # here: workers import this module
+
     for value in (np.arange(count, dtype=np.float64), torch.arange(count).to(torch.bfloat16)):
         for back in (shoal.get(shoal.put(value)), shoal.get(log.echo.remote(value)), shoal.get(log.echo.remote([value]))[0]):
             assert type(back) is type(value)
@@ -256,6 +257,8 @@ def test_arrays_that_were_got_are_read_only_and_share_one_memory():
 
 @pytest.mark.parametrize("count", [3000, 1_000_000])
 def test_a_tensor_that_was_got_may_be_changed_and_nobody_else_sees_it(log, count):
+    import torch  # here: workers import this module
+
     ref = shoal.put(torch.zeros(count))
     mine = shoal.get(ref)
     mine.add_(1)
@@ -781,6 +784,8 @@ def test_a_multiprocessing_child_does_not_disturb_its_parent(log):
 
 
 def test_a_data_loader_with_workers_does_not_disturb_its_parent(log):
+    import torch
+
     ref = log.sleep.remote(0.3, then=1)
     loader = torch.utils.data.DataLoader(list(range(20)), batch_size=5, num_workers=2, multiprocessing_context="fork")
     assert sum(int(batch.sum()) for batch in loader) == sum(range(20))

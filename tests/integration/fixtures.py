@@ -20,14 +20,17 @@ os.environ["SHOAL_TASK_RETRY_DELAY_MS"] = "10"  # tests that look at the delay c
 sys.dont_write_bytecode = True
 
 
-# Workers import the module of a test for its actors' classes, and pytest with it: the interpreter that they are forked from has done that.
-WARM = """import sys
+# Workers import the module of a test for its actors' classes, and with it what is here: the interpreter that they are forked from has
+# done that, and has one thread.
+WARM = """import contextlib, os, sys
 if "shoal._zygote" in sys.orig_argv:
-    import pytest
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    with contextlib.suppress(ImportError):  # an environment of its own has what it has
+        import {}
 """
 
 
-def home_of_its_own(warm=False):
+def home_of_its_own(*warm):
     base = Path(tempfile.mkdtemp(prefix="shoal-test."))
     home = base / "home"
     home.mkdir(mode=0o700)
@@ -35,7 +38,7 @@ def home_of_its_own(warm=False):
     path = os.environ.get("PYTHONPATH", "")
     if warm:
         (base / "site").mkdir()
-        (base / "site" / "sitecustomize.py").write_text(WARM)
+        (base / "site" / "sitecustomize.py").write_text(WARM.format(", ".join(warm)))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(base / "site"), path]))
     leftovers = Leftovers(home)
     try:
@@ -54,9 +57,9 @@ def home():
 
 
 @pytest.fixture(scope="module")
-def module_home():
+def module_home(request):
     """The same for a module whose tests share a cluster."""
-    yield from home_of_its_own(warm=True)
+    yield from home_of_its_own("pytest", *(["numpy"] if hasattr(request.module, "np") else []))
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from cast import GUARD_S
 
 import shoal as ray
@@ -111,6 +110,8 @@ def test_an_array_cannot_be_written(numel):
 
 @pytest.mark.parametrize("numel", [2_000, LARGE])
 def test_what_is_written_to_a_tensor_is_seen_by_nobody_else(numel):
+    import torch  # here: workers import this module
+
     ref = ray.put({"tensor": torch.zeros(numel), "array": np.zeros(numel)})
     mine = ray.get(ref)
     mine["tensor"] += 1
