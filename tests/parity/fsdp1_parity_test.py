@@ -330,11 +330,16 @@ def all_cases():
     return failed
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    shoal.init(num_cpus=8)
+    yield
+    shoal.shutdown()
+
+
 @pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda world: f"world_{world}")
 def failed(request):
-    shoal.init(num_cpus=8)
-    yield Trainer(all_cases, scaling_config=ScalingConfig(num_workers=request.param)).fit().returns
-    shoal.shutdown()
+    return Trainer(all_cases, scaling_config=ScalingConfig(num_workers=request.param)).fit().returns
 
 
 @pytest.mark.parametrize("name", CASES)
