@@ -777,13 +777,19 @@ std::uint64_t ActorCalls::tell(std::vector<ToldTask>& out, std::size_t limit) co
 }
 
 bool ActorCalls::any_open() const {
+  return std::any_of(targets_.begin(), targets_.end(), [this](const auto& entry) { return any_open(entry.second); });
+}
+
+bool ActorCalls::any_open(ActorId actor) const {
+  const auto it = targets_.find(actor);
+  return it != targets_.end() && any_open(it->second);
+}
+
+bool ActorCalls::any_open(const Target& t) const {
   const auto is_open = [](std::string_view method) { return !method.starts_with(kOurs); };
-  return std::any_of(targets_.begin(), targets_.end(), [&](const auto& entry) {
-    const Target& t = entry.second;
-    return std::any_of(t.queue.begin(), t.queue.end(), [&](const Queued& q) { return is_open(q.call.method); }) ||
-           std::any_of(t.sent.begin(), t.sent.end(),
-                       [&](const auto& s) { return book_ == nullptr || is_open(book_->named(s.second.name).first); });
-  });
+  return std::any_of(t.queue.begin(), t.queue.end(), [&](const Queued& q) { return is_open(q.call.method); }) ||
+         std::any_of(t.sent.begin(), t.sent.end(),
+                     [&](const auto& s) { return book_ == nullptr || is_open(book_->named(s.second.name).first); });
 }
 
 void ActorCalls::count(CallBook::Counts& counts) const {

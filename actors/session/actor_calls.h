@@ -100,6 +100,7 @@ class ActorCalls final : public runtime::PeerHandler {
   void in_any_order(ActorId actor, bool any);
   // Whether there is a call without an answer, of those that somebody made: not of ours (kOurs).
   bool any_open() const;
+  bool any_open(ActorId actor) const;
   // Whether it is a call whose answer is not there yet.
   bool pending(const ValueFuture& result) const;
   // One that is not sent fails as Cancelled/TaskCancelled; of one that is, its actor's process is told, and decides. Nothing for others.
@@ -186,6 +187,7 @@ class ActorCalls final : public runtime::PeerHandler {
     std::optional<runtime::TimePoint> broken_since;
   };
 
+  bool any_open(const Target& target) const;
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;

@@ -1013,6 +1013,8 @@ bool Session::any_open_calls() const {
          std::any_of(task_pools_.begin(), task_pools_.end(), [](const auto& p) { return p->any_open(); });
 }
 
+bool Session::any_open_calls(ActorId actor) const { return calls_ && calls_->any_open(actor); }
+
 void Session::tell_last_metrics(runtime::Duration within) {
   const auto answered = std::make_shared<bool>(true);
   own([&] {

@@ -202,6 +202,8 @@ class Session {
   // Whether this process has made calls that have no answer yet: should it end, they are lost, and so is what they come to. Only while the
   // loop is owned.
   bool any_open_calls() const;
+  // The same of the calls on one actor.
+  bool any_open_calls(ActorId actor) const;
   // What is to come of several attempts, between which there may be none: open until it is ready. Loop only.
   void note_open(const ValueFuture& whole);
   // Of a worker whose actor is to end with it, even if it is one that is started again.

@@ -858,9 +858,10 @@ void bind_session(nb::module_& m) {
 
       .def(
           "wait_calls",
-          [](PySession& s, double timeout) {
+          [](PySession& s, double timeout, std::string_view actor) {
             const auto use = s.use();
-            const auto none = [&] { return !use->any_open_calls(); };
+            const std::optional<ActorId> of = actor.empty() ? std::nullopt : std::optional(actor_id(actor));
+            const auto none = [&] { return of ? !use->any_open_calls(*of) : !use->any_open_calls(); };
             const auto waited = [&] {
               const nb::gil_scoped_release release;
               return use->own(none) ? Result<void>() : use->wait(none, deadline_in(timeout));
@@ -868,7 +869,8 @@ void bind_session(nb::module_& m) {
             if (!waited && waited.error().code() != Code::kDeadlineExceeded) unwrap(waited);
             return waited.has_value();
           },
-          nb::arg("timeout"), "Until all calls that this process has made are answered. Whether they are, in that time.")
+          nb::arg("timeout"), nb::arg("actor") = "",
+          "Waits until all calls that this process has made, or made on this actor, are answered. Returns whether they are, in that time.")
       .def(
           "host_queue",
           [](PySession& s, const std::string& class_name) {

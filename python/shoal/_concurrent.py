@@ -22,6 +22,7 @@ from shoal._worker import BUILT_INS, arguments, end, fail_creation, made, refuse
 from shoal.exceptions import AsyncioActorExit
 
 _DEFAULT = ""  # the group of methods that name none
+_LOOK_S = 60.0  # one wait for answers; between two a thread can be interrupted
 
 
 def is_unfinished(result) -> bool:
@@ -115,6 +116,10 @@ class _Runner:
     def exit(self, code: int) -> None:
         self.code = code
         self.session.stop_serving()
+
+    def calls_itself(self) -> bool:
+        """Whether a call that this actor made on itself has no answer yet; it may not have come here yet."""
+        return not self.session.wait_calls(0.0, running.actor_id)
 
     def take_back(self, incoming) -> None:
         """A call whose begin was interrupted before another thread took it never runs."""
@@ -220,10 +225,13 @@ class _OnThreads(_Runner):
                 self._fewer.notify_all()
 
     def _release(self, incoming) -> None:
-        """Once what came before is done."""
+        """Once what came before is done, and what that calls meanwhile."""
         self._awaited = True
-        with self._fewer:
-            self._fewer.wait_for(lambda: not self._calls)
+        while self._calls or self.calls_itself():
+            with self._fewer:
+                self._fewer.wait_for(lambda: not self._calls)
+            while not self.session.wait_calls(_LOOK_S, running.actor_id):
+                pass
         self._run(CallInfo(self.where(incoming.method), None, incoming), (), {})
 
     def wind_up(self) -> None:
@@ -386,7 +394,9 @@ class _OnLoop(_Runner):
     async def _release(self, incoming) -> None:
         """Once what came before is done, and what that calls meanwhile."""
         taken = -1
-        while taken != self._taken:
+        while taken != self._taken or self.calls_itself():
+            while not await self.loop.run_in_executor(None, self.session.wait_calls, _LOOK_S, running.actor_id):
+                pass
             taken = self._taken
             for lane in self._lanes.values():
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(lane.settled(), lane.loop))

@@ -736,6 +736,30 @@ def test_nor_before_what_a_call_of_another_group_has_begun(gate):
     assert ray.get(steps, timeout=GUARD_S) == [*range(5)]
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+def test_nor_before_a_call_on_itself_whose_argument_comes_later(gate, is_async):
+    @ray.remote
+    class Driven:
+        def step(self, value):
+            return value
+
+        def drive(self, later):
+            return ray.get_runtime_context().current_actor.step.remote(later[0])
+
+        if is_async:
+
+            async def tick(self):
+                pass
+
+    actor = Driven.options(max_concurrency=2).remote()
+    step = ray.get(actor.drive.remote([gate.wait.remote("later", 7)]), timeout=GUARD_S)
+    del actor
+    for k in range(100):  # the actor learns meanwhile that no handle is left
+        ray.get(gate.note.remote(k), timeout=GUARD_S)
+    ray.get(gate.open.remote("later"))
+    assert ray.get(step, timeout=GUARD_S) == 7
+
+
 def test_one_whose_loop_ends_while_it_is_made_was_not_made():
     @ray.remote
     class Interrupts:
