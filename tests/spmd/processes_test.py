@@ -30,6 +30,10 @@ found = {
     "value": error(lambda: (torch.ones(8, 4) * (1 + third)).to(device)),
     "loader": error(lambda: next(iter(pl.MpDeviceLoader([torch.ones(4) * third], device)))),
     "collective": error(lambda: torch.distributed.all_reduce(torch.ones(4, device=device))),
+    "index": error(lambda: torch.ones(8, device=device)[torch.arange(3) + third]),
+    "list": error(lambda: torch.ones(8, device=device)[[0, 1 + third]]),
+    "number": error(lambda: torch.ones(8, device=device) * torch.tensor(1.0 + third)),
+    "spread": error(lambda: torch.as_strided(torch.ones(1), (1, 1), (0, 0)).to(device)),
 }
 net = SpmdFullyShardedDataParallel(torch.nn.Linear(64, 256, bias=False), xs.Mesh(np.arange(4), (4, 1), ("fsdp", "model")))
 optimizer = torch.optim.AdamW(net.parameters())
@@ -83,6 +87,9 @@ def found(tmp_path_factory):
     [
         "value: float32 tensor of shape (8, 4)",
         "loader: batch of the loader",
+        "index: int64 tensor of shape (3,)",
+        "list: int64 tensor of shape (2,)",
+        "number: float32 tensor of shape ()",
         "stream: random generator before aten.rand",
         "generator: random generator before aten.bernoulli_",
     ],
@@ -96,6 +103,10 @@ def test_every_process_names_the_rank_with_another_global_input(what, found):
 
 def test_collectives_of_another_library_are_refused(found):
     assert all("not mixed with torch.distributed's collectives" in f["collective"] for f in found)
+
+
+def test_elements_without_a_stride_are_compared(found):
+    assert all(f["spread"] is None for f in found)
 
 
 def test_a_process_holds_its_shards_only(found):

@@ -174,9 +174,30 @@ def test_mixing_devices_is_refused_but_tensors_that_torch_makes_for_itself_are_n
         lambda: layer(t),
         lambda: held.add_(t),
         lambda: torch.ones(4, dtype=torch.int64).add_(t[0].long()),
+        lambda: nn.functional.cross_entropy(t, torch.arange(4)),
+        lambda: nn.functional.embedding(torch.arange(4), t),
+        lambda: nn.functional.embedding(torch.tensor(2), t),
+        lambda: torch.where(held > 0, t, t),
+        lambda: t.clone().masked_fill_(held > 0, 1.0),
+        lambda: t.index_select(0, torch.arange(4)),
+        lambda: t.clone().index_put_((torch.arange(4),), held),
+        lambda: torch._foreach_add([t], [held]),
+        lambda: torch.arange(4)[t[0].long()],
+        lambda: torch.equal(t, held),
     ):
         with pytest.raises(RuntimeError, match=r"on the same device.*shape"):
             mix()
+    at, two, mask = torch.tensor([2, 0]), torch.tensor(2), held > 0
+    for allowed in (  # as CUDA does: indices, and numbers among elements
+        lambda x: x[at],
+        lambda x: x[:, [1, 2]],
+        lambda x: x[mask],
+        lambda x: x.index_put((at,), x[:2]),
+        lambda x: x * two,
+        lambda x: torch.where(x > 0, x, two),
+        lambda x: torch._foreach_mul([x], two)[0],
+    ):
+        assert torch.equal(allowed(t).cpu(), allowed(held))
     q = torch.randn(3, 5, 8, dtype=torch.float64)
     ours, plain = q.to(DEVICE).requires_grad_(), q.requires_grad_()
     attend = nn.functional.scaled_dot_product_attention  # its mask is of the host, as are zeros in the backward of indexing

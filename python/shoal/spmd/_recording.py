@@ -242,7 +242,7 @@ class Recorder(Controller):
                 del a  # check_devices counts references
                 targets = f.written_by(args, kwargs)
                 if not in_backward():
-                    check_devices(func, tree_leaves((args, kwargs)), targets)
+                    check_devices(func, args, tree_leaves((args, kwargs)), targets)
                 if not all(isinstance(t, Tensor) for t in targets):
                     return self._into_host(func, args, kwargs, targets)
             if f.random:

@@ -23,6 +23,7 @@ from shoal.spmd._world import world
 aten = torch.ops.aten
 # References in dispatch() to a tensor of the host that torch's C++ code made for this call. One that the program holds has more.
 REFERENCES = 5
+checks = True  # devices of arguments; for the ranks of a controller its process does
 
 
 class Box:
@@ -380,13 +381,13 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
         return reshaped(func, args, kwargs)
     flat, form = flatten(args, kwargs)
     tensors = [a for a in flat if isinstance(a, Tensor)]
+    targets = op.written_by(args, kwargs)
+    in_backward = torch._C._current_graph_task_id() != -1
+    if not in_backward and checks:
+        check_devices(func, args, flat, targets)
     if op.on_lists and any(not t._box.array.sharding.is_replicated for t in tensors):
         return _one_by_one(func, args, kwargs)
     cls = next((type(t).result for t in tensors if hasattr(type(t), "result")), Tensor)
-    targets = op.written_by(args, kwargs)
-    in_backward = torch._C._current_graph_task_id() != -1
-    if not in_backward:
-        check_devices(func, flat, targets)
     to_host = False
     if kwargs.get("device") is not None:
         to_host = torch.device(kwargs["device"]).type != DEVICE.type and not in_backward
@@ -431,20 +432,46 @@ def _check_memory(func: Any, box: Box) -> None:
         raise Unimplemented(f"{func} of a view of a tensor that is split", hint="clone() it first, or use the view's own operators")
 
 
-def check_devices(func: Any, flat: list[Any], targets: list[torch.Tensor]) -> None:
-    """Raises for a tensor of the host that the program mixes with those of the device. torch's C++ code makes some for its own use.
-    Integers may be indices, which torch makes of lists and slices."""
+# Operators that take tensors of the host at this place, as those of CUDA do.
+TAKES_HOST = {
+    "index": 1, "_unsafe_index": 1, "index_put": 1, "index_put_": 1, "_index_put_impl_": 1, "_unsafe_index_put": 1,
+    "_pack_padded_sequence": 1, "_ctc_loss": slice(1, 4),
+}  # fmt: skip
+
+
+def check_devices(func: Any, args: tuple, flat: list[Any], targets: list[torch.Tensor]) -> None:
+    """Raises for a tensor of the host that the program mixes with those of the device. As with CUDA, indices may lie on the host, and
+    numbers for operators that go by elements. torch's C++ code makes other ones for its own use. Processes compare all that passes."""
     for a in flat:
         if isinstance(a, Tensor) or not isinstance(a, torch.Tensor):
             continue
         target = any(a is t for t in targets)
-        if not target and (a.dim() == 0 or not (a.is_floating_point() or a.is_complex())):
-            continue
-        if sys.getrefcount(a) > REFERENCES + target or (a._is_view() and sys.getrefcount(a._base) > REFERENCES - 2):
-            raise RuntimeError(
-                f"Expected all tensors to be on the same device, but found at least two devices, xla:0 and {a.device}! "
-                f"({func}: move the tensor of shape {tuple(a.shape)} with .to(device))"
-            )
+        held = sys.getrefcount(a) > REFERENCES + target or (a._is_view() and sys.getrefcount(a._base) > REFERENCES - 2)
+        if held and (target or not _may_lie_on_host(func, args, a)):
+            raise _of_two_devices(func, a)
+        if not target and (held or a.dim()):
+            world().verify_tensor(a)
+
+
+def _may_lie_on_host(func: Any, args: tuple, a: torch.Tensor) -> bool:
+    op = operator_of(func)
+    if a.dim() == 0 and (op.on_lists or torch.Tag.pointwise in func.tags or op.name.rstrip("_") in _TAKES_NUMBERS):
+        return True
+    at = TAKES_HOST.get(op.name)
+    if at is None or a.is_floating_point() or a.is_complex() or not any(isinstance(b, Tensor) for b in args[:1]):
+        return False
+    places = args[at] if isinstance(at, slice) else args[at] if isinstance(args[at], (list, tuple)) else [args[at]]
+    return any(a is b for b in places)
+
+
+_TAKES_NUMBERS = {*_rules.POINTWISE.split(), "copy", "index_fill", "index_put", "_index_put_impl", "_unsafe_index_put"}
+
+
+def _of_two_devices(func: Any, a: torch.Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, xla:0 and {a.device}! "
+        f"({func}: move the tensor of shape {tuple(a.shape)} with .to(device))"
+    )
 
 
 @functools.cache
@@ -586,6 +613,9 @@ def _item(func, args, kwargs):
 
 
 def _equal(func, args, kwargs):
+    for x in args:
+        if not isinstance(x, Tensor) and x.dim():  # torch's C++ code compares with numbers
+            raise _of_two_devices(func, x)
     a, b = (x._box.array.gathered() if isinstance(x, Tensor) else x for x in args)
     return torch.equal(a, b)
 
