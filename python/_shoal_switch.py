@@ -1,8 +1,10 @@
-"""``SHOAL_FSDP=1``: a program that imports torch's FSDP gets Shoal's, without a line of its own.
+"""``SHOAL_FSDP=1``: a program that imports torch's FSDP gets Shoal's, without a line of its own. ``SHOAL_SPMD=1``: a program that imports
+torch_xla gets ``shoal.spmd``.
 
-``shoal-fsdp.pth`` imports this module when an interpreter starts with the variable, so it needs only the standard library.
+``shoal-fsdp.pth`` imports this module when an interpreter starts with a variable, so it needs only the standard library.
 """
 
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -10,21 +12,27 @@ import sys
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
-def asked():
-    """Whether ``$SHOAL_FSDP`` is on, in upper or lower case. Raises ValueError for a value that is neither on nor off."""
-    value = os.environ.get("SHOAL_FSDP", "")
+def asked(variable="SHOAL_FSDP"):
+    """Whether the variable is on, in upper or lower case. Raises ValueError for a value that is neither on nor off."""
+    value = os.environ.get(variable, "")
     if (word := value.strip().lower()) not in _ON + _OFF:
-        raise ValueError(f"SHOAL_FSDP is 1, true, on or yes, or 0, false, off, no or empty, not {value!r}")
+        raise ValueError(f"{variable} is 1, true, on or yes, or 0, false, off, no or empty, not {value!r}")
     return word in _ON
 
 
-def switch_on():
-    """Where the variable is on, ``shoal.fsdp`` is imported behind torch's FSDP, and reads the variable again.
+def _is_set(variable):
+    return os.environ.get(variable, "").strip().lower() not in _OFF
 
-    A value that is neither on nor off fails the import of torch's FSDP, not the start of the interpreter.
+
+def switch_on():
+    """Where a variable is on, ``shoal.fsdp`` is imported behind torch's FSDP, or ``shoal.spmd`` for torch_xla; both read it again.
+
+    A value that is neither on nor off fails the import of torch's FSDP, or of torch_xla, not the start of the interpreter.
     """
-    if os.environ.get("SHOAL_FSDP", "").strip().lower() not in _OFF:
+    if _is_set("SHOAL_FSDP"):
         after_import("torch.distributed.fsdp", _import_shoal)
+    if _is_set("SHOAL_SPMD") and not any(isinstance(finder, _TorchXla) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TorchXla())
 
 
 def _import_shoal(module):
@@ -71,3 +79,33 @@ class _Loader:
         module.__loader__ = module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         self._action(module)
+
+
+class _TorchXla:
+    """Finds torch_xla, and loads ``shoal.spmd`` for it when it is imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch_xla" or not asked("SHOAL_SPMD"):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        try:
+            import shoal.spmd
+        except ModuleNotFoundError as error:  # some importers of torch_xla take a missing module for an answer
+            raise ImportError(f"SHOAL_SPMD is set, but shoal.spmd cannot be imported: {error}") from error
+        shoal.spmd.install()
+        module = sys.modules["torch_xla"]
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module):
+        module.__spec__ = self._spec
+
+    def find_distributions(self, context):
+        """importlib.metadata asks; shoal.spmd.install() answers from then on."""
+        if context.name not in ("torch_xla", "torch-xla") or "torch_xla" in sys.modules or not asked("SHOAL_SPMD"):
+            return []
+        from shoal.spmd._install import Metadata
+
+        return [Metadata()]

@@ -96,7 +96,7 @@ def _become_worker(request: dict, fds: list[int]) -> int:
         _spawn_instead(request)
     _reseed()
     end_children_with_this()
-    if "SHOAL_FSDP" in os.environ:  # the interpreter started without it
+    if "SHOAL_FSDP" in os.environ or "SHOAL_SPMD" in os.environ:  # the interpreter started without it
         import _shoal_switch
 
         _shoal_switch.switch_on()

@@ -20,7 +20,7 @@ class Tagged(bdist_wheel):
 
 
 class WithPth(build_py):
-    """``SHOAL_FSDP=1``: Python runs the .pth files that lie beside the packages when it starts."""
+    """``SHOAL_FSDP=1`` and ``SHOAL_SPMD=1``: Python runs the .pth files that lie beside the packages when it starts."""
 
     def run(self):
         super().run()

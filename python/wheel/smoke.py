@@ -69,10 +69,10 @@ with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
         sys.exit(f"smoke: the command is {version!r}, the package {said!r}")
     if "cannot import" in (doctor := run(command, "doctor", env=clean)) or said.split()[1] not in doctor:
         sys.exit(f"smoke: doctor does not find the package:\n{doctor}")
-    for value, loaded in (("", "False False"), ("1", "True False")):
-        started = run(python, "-c", SWITCH, env={**clean, "SHOAL_FSDP": value}, cwd=folder).strip()
+    for name, value, loaded in (("FSDP", "", "False False"), ("FSDP", "1", "True False"), ("SPMD", "1", "True False")):
+        started = run(python, "-c", SWITCH, env={**clean, f"SHOAL_{name}": value}, cwd=folder).strip()
         if started != loaded:
-            sys.exit(f"smoke: an interpreter that starts with SHOAL_FSDP={value} has the switch and torch: {started}, expected {loaded}")
+            sys.exit(f"smoke: an interpreter that starts with SHOAL_{name}={value} has the switch and torch: {started}, expected {loaded}")
     script = folder / "job.py"
     script.write_text(SCRIPT.format(environment=str(environment)))
     if "cpus" not in (out := run(command, "submit", script, env=clean, cwd=folder)):  # a gang would want torch

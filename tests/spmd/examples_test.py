@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +103,84 @@ def test_only_imports_differ_from_a_script_of_torch_xla(example):
         exec("\n".join(lines), names)
         names.pop("__builtins__")
     assert found[0] == found[1]
+
+
+# ---- a script of torch_xla, unchanged -------------------------------------------------------------------------------------------------
+
+PTH = next(p for p in (Path(m) / "wheel" / "shoal-fsdp.pth" for m in (Path(shoal.spmd.__file__).parents[2], "python")) if p.exists())
+# What site does in an environment that has the wheel.
+STARTER = f"""
+import runpy, site, sys
+site.addsitedir({str(PTH.parent)!r})
+assert "torch" not in sys.modules
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """The README's script of torch_xla, and what starts it with the .pth file."""
+    folder = tmp_path_factory.mktemp("theirs")
+    program = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
+    assert "shoal" not in program
+    (folder / "train.py").write_text(program)
+    (folder / "starter.py").write_text(STARTER)
+    return folder
+
+
+def losses_of(text):
+    found = [float(loss) for loss in re.findall(r"loss (\d+\.\d{3})$", text, re.MULTILINE)]
+    assert len(found) == 20, text
+    assert found[-1] < 0.5 * found[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def their_losses(theirs):
+    """In one process, by ``python -m shoal.spmd.run``."""
+    return losses_of(printed(["-m", "shoal.spmd.run", str(theirs / "train.py")]))
+
+
+@pytest.mark.parametrize(("way", "processes"), [("variable", 0), ("run", 2), ("variable", 2)])
+def test_a_script_of_torch_xla_runs_unchanged(theirs, their_losses, way, processes):
+    if way == "run":
+        said = printed(["-m", "shoal.spmd.run", str(theirs / "train.py")], processes)
+    else:
+        said = printed([str(theirs / "starter.py"), str(theirs / "train.py")], processes, SHOAL_SPMD="1")
+    assert losses_of(said) == pytest.approx(their_losses, abs=2e-3)
+
+
+def test_a_script_of_torch_xla_is_submitted_unchanged(theirs, their_losses, shoal_command):
+    done = shoal_command("submit", "--num-workers", "2", theirs / "train.py", env=shoal_command.env(SHOAL_SPMD="1", SHOAL_SPMD_DEVICES="4"))
+    assert done.returncode == 0, done
+    assert losses_of(done.stdout) == pytest.approx(their_losses, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("on", "2.9.0+shoal 2.9.0+shoal False"),
+        ("off", "No module named 'torch_xla'"),
+        ("2", "SHOAL_SPMD is 1, true, on or yes, or 0, false, off, no or empty, not '2'"),
+    ],
+)
+def test_the_variable_is_on_or_off(value, said):
+    program = (
+        f"import site, sys; site.addsitedir({str(PTH.parent)!r}); from importlib import metadata, util; there = 'torch' in sys.modules; "
+        "util.find_spec('torch_xla') and metadata.version('torch_xla'); import torch_xla; from torch_xla import runtime; "
+        "print(torch_xla.__version__, metadata.version('torch_xla'), there)"
+    )
+    env = {**os.environ, "SHOAL_SPMD": value, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert said in (done.stdout if value == "on" else done.stderr.splitlines()[-1]), done
+
+
+def test_run_says_how_it_is_used(theirs):
+    for words, text in (
+        ([], "usage: python -m shoal.spmd.run"),
+        (["--lr"], "--lr is no option of it"),
+        (["nowhere.py"], "no file nowhere.py"),
+    ):
+        done = run(["-m", "shoal.spmd.run", *words])
+        assert (done.returncode != 0, text in done.stderr) == (True, True), done

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from shoal.exceptions import InvalidArgument
+from shoal.spmd.torch_xla import __version__
 
 # torch_xla's module: ours, or what it consists of.
 MODULES: dict[str, str | dict[str, str]] = {
@@ -75,12 +76,11 @@ ABSENT = {
 }
 
 
-class _Metadata(metadata.Distribution):
+class Metadata(metadata.Distribution):
     """Libraries ask importlib.metadata whether torch_xla is there, and which version of it."""
 
     def read_text(self, filename: str) -> str | None:
-        version = sys.modules["torch_xla"].__version__
-        return f"Metadata-Version: 2.1\nName: torch_xla\nVersion: {version}\n" if filename == "METADATA" else None
+        return f"Metadata-Version: 2.1\nName: torch_xla\nVersion: {__version__}\n" if filename == "METADATA" else None
 
     def locate_file(self, path: Any) -> Any:
         raise FileNotFoundError(path)
@@ -98,7 +98,7 @@ class _Finder(metadata.DistributionFinder):
         raise ModuleNotFoundError(f"No module named {name!r}. {instead[0].upper()}{instead[1:]}.")
 
     def find_distributions(self, context: Any = metadata.DistributionFinder.Context()) -> list[metadata.Distribution]:  # noqa: B008
-        return [_Metadata()] if context.name in ("torch_xla", "torch-xla") else []
+        return [Metadata()] if context.name in ("torch_xla", "torch-xla") else []
 
 
 def install() -> None:

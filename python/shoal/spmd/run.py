@@ -1,0 +1,20 @@
+"""``python -m shoal.spmd.run [-m] PROGRAM ...``: runs a script of torch_xla with Shoal in torch_xla's place.
+
+As ``python PROGRAM ...``, or ``python -m PROGRAM ...``. Under a launcher: ``torchrun --nproc-per-node 2 -m shoal.spmd.run train.py``.
+Processes that the program starts inherit ``SHOAL_SPMD=1``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from shoal import _program
+from shoal.spmd import install
+
+
+def main(words: list[str]) -> None:
+    _program.run(words, "shoal.spmd.run", "Shoal in the place of torch_xla", "SHOAL_SPMD", install)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
