@@ -25,8 +25,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+import shoal.checkpoint
 import shoal.spmd
-from shoal.exceptions import Unimplemented
+from shoal.exceptions import InvalidArgument, Unimplemented
 
 shoal.spmd.install()
 
@@ -185,6 +186,15 @@ def test_states_are_saved_from_the_host_and_loaded_into_sharded_modules(tmp_path
         torch.load(tmp_path / "state.pt", map_location=DEVICE)
     torch.save(model.cpu().state_dict(), tmp_path / "state.pt")
     assert torch.equal(torch.load(tmp_path / "state.pt")["_orig_module.0.bias"], host[0].bias)
+
+
+def test_the_other_checkpoints_name_those_of_spmd(tmp_path):
+    model = FSDPv2(net(), mesh=MESH)
+    with pytest.raises(Unimplemented, match=r"is on xla:0[\s\S]*shoal\.spmd\.checkpoint saves and loads.*CheckpointManager"):
+        shoal.checkpoint.save(tmp_path, model)
+    shoal.checkpoint.save(tmp_path, model.cpu())
+    with pytest.raises(InvalidArgument, match=r"is on xla:0[\s\S]*shoal\.spmd\.checkpoint saves and loads.*CheckpointManager"):
+        shoal.checkpoint.load(tmp_path, model.to(DEVICE))
 
 
 def test_copies_keep_their_sharding():

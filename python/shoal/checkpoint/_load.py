@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shoal.checkpoint._manifest import Manifest, Tensor, damaged, read_manifest
-from shoal.checkpoint._ranks import Ranks, checksum, local, named_tensors, parameter_names
+from shoal.checkpoint._ranks import Ranks, checksum, elsewhere, local, named_tensors, parameter_names
 from shoal.exceptions import InvalidArgument
 
 
@@ -89,9 +89,7 @@ def _match_model(manifest: Manifest, tensors: dict[str, torch.Tensor], tied: dic
         if (saved.shape, saved.dtype) != (tuple(t.shape), dtype):
             raise _of_another(path, f"{name} is {saved.dtype}{list(saved.shape)} there and {dtype}{list(t.shape)} here")
         if t.device.type != "cpu":
-            raise InvalidArgument(
-                f"{name} is on {t.device}", hint="move the model to the CPU: model.to_empty(device='cpu') if it is on meta"
-            )
+            raise InvalidArgument(f"{name} is on {t.device}", hint=elsewhere(t.device, "model.to_empty(device='cpu') if it is on meta"))
 
 
 def _match_optimizer(manifest: Manifest, names: list[list[str]], path) -> None:

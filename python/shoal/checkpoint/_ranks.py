@@ -67,6 +67,13 @@ def local(t: torch.Tensor, name: str) -> tuple[torch.Tensor, bool]:
     return t.detach().to_local(), True
 
 
+def elsewhere(device: torch.device, move: str) -> str:
+    """The hint about a tensor that is not the CPU's. ``move``: how a model moves there."""
+    if device.type == "xla":
+        return "shoal.spmd.checkpoint saves and loads tensors of shoal.spmd's device: CheckpointManager, or its planners"
+    return f"move the model to the CPU: {move}"
+
+
 def named_tensors(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Parameters and persistent buffers by name, the faces that the optimizer knows; and the further names of those that are tied."""
     tensors: dict[str, torch.Tensor] = {}

@@ -19,7 +19,7 @@ from torch import nn
 from shoal._tensors import is_wrapper
 from shoal.checkpoint import _manifest
 from shoal.checkpoint._manifest import Group, Manifest, Piece, Tensor
-from shoal.checkpoint._ranks import Ranks, checksum, local, named_tensors, parameter_names, writing
+from shoal.checkpoint._ranks import Ranks, checksum, elsewhere, local, named_tensors, parameter_names, writing
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound, ResourceExhausted, Unimplemented
 
 _SAVING = ".saving"
@@ -102,7 +102,10 @@ class _Shards:
         mine, sharded = local(t, name)
         shape = tuple(t.shape)
         if mine.device.type != "cpu":
-            raise Unimplemented(f"{name} is on {mine.device}: checkpoints hold tensors of the CPU in this release")
+            raise Unimplemented(
+                f"{name} is on {mine.device}: checkpoints hold tensors of the CPU in this release",
+                hint=elsewhere(mine.device, "model.cpu()"),
+            )
         whole = shape[0] if shape else 1
         begin, end = self._ranks.rows(whole) if sharded else (0, whole)
         if is_wrapper(mine):
