@@ -294,3 +294,9 @@ def test_the_mesh_is_that_of_the_program(monkeypatch):
         assert planned(mlp(64, 64), 8, 64).mesh is LINE
     finally:
         xs.set_global_mesh(None)
+
+
+def test_axes_without_names_are_called_axes(capfd):
+    for names, header in ((None, "mesh 4 (axis 0) x 2 (axis 1)"), (("data", "model"), "mesh 4 (data) x 2 (model)")):
+        plan = xs.auto_shard(nn.Linear(64, 64), torch.ones(8, 64), xs.Mesh(range(8), (4, 2), names), apply=False)
+        assert str(plan).splitlines()[0].endswith(header)

@@ -136,6 +136,9 @@ _world.controller.queue = collections.deque(_world.controller.queue)
 found = xs.explain(gram)
 line = 1 + next(i for i, text in enumerate(open(__file__)) if "# OVER THERE" in text)
 assert (found.operator, found.source) == ("aten::mm", (__file__, line)) and found.num_bytes > 0, found
+turned = gram.t()
+view = xs.explain(turned.unsqueeze(0))
+assert (view.operator, view.source, view.communicated, view.is_view) == (found.operator, found.source, found.communicated, True), view
 
 # A rank that dies is named.
 os.kill(_world.controller.pids()[1], signal.SIGKILL)

@@ -224,3 +224,23 @@ def test_a_step_moves_what_automatic_sharding_planned():
                 planned[name] = planned.get(name, 0) + n
         assert planned, "something travels"
         assert xs.communicated() == {name: 8 * n for name, n in planned.items()}
+
+
+def test_views_are_explained_by_what_they_were_taken_of():
+    layer = nn.Linear(16, 4, bias=False).to(xm.xla_device())
+    x = marked(("d", None), 16, 16)
+    layer(x).sum().backward()  # the gradient
+    found = xs.explain(layer.weight.grad)  # a transposed product
+    assert (found.operator, source_of(found)) == ("aten::mm", "layer(x).sum().backward()  # the gradient")
+    assert found.communicated == (("all_reduce", 8 * 2 * 7 * 16 * 4 * 4 // 8),)
+    assert "a view of what was laid out by aten::mm" in str(found)
+    assert (xs.explain(x.t()).operator, xs.explain(x.t()[2:]).is_view, xs.explain(x).is_view) == ("mark_sharding", True, False)
+    assert not xs.explain(x.reshape(4, 64)).is_view  # rows of several devices
+
+
+def test_equal_collectives_are_explained_once():
+    x = marked(("d", None), 16, 4)
+    xs.communicated(reset=True)
+    found = xs.explain(x.var(0))  # a mean, and the mean of squares
+    assert found.communicated == tuple(xs.communicated().items())
+    assert str(found).count("all_reduce: ") == 1

@@ -21,6 +21,7 @@ import torch
 import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
+from shoal.exceptions import InvalidArgument
 from shoal.spmd._sharding import Sharding, ShardingType
 
 xr.use_spmd()
@@ -161,3 +162,22 @@ def check_tensor(mesh, spec, expected: Reference, shape: np.ndarray, where: str)
             assert shard.indices == [slice(a, b, 1) for a, b in zip(first[d], last[d], strict=True)], f"{where}, device {d}"
         assert np.array_equal(shard.data.numpy(), data), f"{where}, device {d}"
     assert np.array_equal(t.cpu().numpy(), whole), where
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda: Sharding.of(xs.Mesh(range(8), (4, 2), ("x", "y")), ("z", None)), "use one of them, or give the mesh this name"),
+        (lambda: Sharding.of(xs.Mesh(range(8), (4, 2)), ("z", None)), "use an index, or give the mesh this name"),
+        (lambda: Sharding.of(xs.Mesh(range(8), (4, 2)), (2, None)), "use an index up to 1"),
+        (lambda: xs.HybridMesh((4, 4)), "choose sizes whose product is 8"),
+        (lambda: xs.HybridMesh((8,), (1, 1)), "give both one size per axis, 1 for none"),
+        (lambda: xs.HybridMesh((8,), (0,)), "choose sizes whose product is 1"),
+        (lambda: xs.Mesh(range(8), (4, 2), ("x",)), "give one per axis"),
+        (lambda: xs.Mesh(range(8), (4, 2), ("x", "x")), "give each axis a name of its own"),
+        (lambda: xs.Mesh([0] * 8, (4, 2)), r"np.arange\(8\)"),
+    ],
+)
+def test_errors_about_axes_and_sizes_have_hints(make, hint):
+    with pytest.raises(InvalidArgument, match=f"hint: {hint}"):
+        make()

@@ -97,7 +97,8 @@ class ShardingPlan:
         lines.append(("activations", "", "", "", "", _received(self.activations), ""))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-        axes = " x ".join(f"{n} ({self.mesh.axis_label(i)})" for i, n in enumerate(self.mesh.mesh_shape))
+        labels = [f"axis {i}" if self.mesh.axis_names is None else self.mesh.axis_names[i] for i in range(len(self.mesh.mesh_shape))]
+        axes = " x ".join(f"{n} ({label})" for n, label in zip(self.mesh.mesh_shape, labels, strict=True))
         budget = "" if self.memory_budget is None else f" of {_size(self.memory_budget)}"
         return "\n".join(
             [

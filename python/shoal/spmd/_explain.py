@@ -19,7 +19,7 @@ class Explanation:
     """``parts``: per part that is not empty the devices that hold it and its ranges. ``operator``: which laid the tensor out; None when it
     was made so, from a value of the host, by operators on whole tensors, by a loader, or as a parameter of an FSDP unit. ``source``: file
     and line of the program that called it. ``communicated``: (collective, bytes that all devices received together) for this call, to lay
-    arguments out and to add results up."""
+    arguments out and to add results up. ``is_view``: the tensor is a view of what the operator laid out, for which nothing moved."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -28,6 +28,7 @@ class Explanation:
     operator: str | None
     source: tuple[str, int] | None
     communicated: tuple[tuple[str, int], ...]
+    is_view: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -46,7 +47,7 @@ class Explanation:
         if self.source is not None:
             file, line = self.source
             where = f" at {os.path.relpath(file)}:{line}: {linecache.getline(file, line).strip()}"
-        lines.append(f"laid out by {self.operator}{where}")
+        lines.append(f"{'a view of what was ' if self.is_view else ''}laid out by {self.operator}{where}")
         lines += [f"  {collective}: {n} bytes" for collective, n in self.communicated]
         so_far = _traffic.communicated("operator").get(self.operator, 0)
         lines.append(f"all devices received {self.num_bytes} bytes for it, and {so_far} for all calls of {self.operator}")
@@ -58,12 +59,15 @@ def explain(t: torch.Tensor) -> Explanation:
     if not isinstance(t, Tensor):
         raise MarkError(f"explain gets a {type(t).__name__} of the host", hint="move it with .to(xm.xla_device())")
     array = t._box.array
-    sharding, origin = array.sharding, array.origin
+    sharding, (origin, views) = array.sharding, t._box.laid
     cuts = parts_of(array.shape, sharding)
     parts = tuple((sharding.holders(i), cut) for i, cut in enumerate(cuts) if all(c.stop > c.start for c in cut))
     source = origin and _traffic.source(origin)
     operator, _, moves = origin or (None, None, ())
-    return Explanation(tuple(t.shape), t.dtype, str(sharding), parts, operator, source, moves)
+    by_collective: dict[str, int] = {}
+    for collective, n in moves:
+        by_collective[collective] = by_collective.get(collective, 0) + n
+    return Explanation(tuple(t.shape), t.dtype, str(sharding), parts, operator, source, tuple(by_collective.items()), views > 0)
 
 
 __all__ = ["Explanation", "explain"]

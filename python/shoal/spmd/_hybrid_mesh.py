@@ -22,7 +22,10 @@ class HybridMesh(Mesh):
         ici = tuple(ici_mesh_shape)
         dcn = (1,) * len(ici) if dcn_mesh_shape is None else tuple(dcn_mesh_shape)
         if len(ici) != len(dcn):
-            raise MeshError(f"ici_mesh_shape {ici} and dcn_mesh_shape {dcn} have different numbers of axes")
+            raise MeshError(
+                f"ici_mesh_shape {ici} and dcn_mesh_shape {dcn} have different numbers of axes",
+                hint="give both one size per axis, 1 for none",
+            )
         # A device's number is that in its name, whatever its place in the list.
         attributes = {int(str(a["name"]).rpartition(":")[2]): a for a in runtime.global_runtime_device_attributes()}
         slices: dict[int, list[int]] = {}
@@ -35,7 +38,10 @@ class HybridMesh(Mesh):
         if len(slices) > 1 and dcn_mesh_shape is None:
             raise InvalidArgument(f"there are {len(slices)} slices and no dcn_mesh_shape", hint="pass the mesh of slices")
         if math.prod(dcn) != len(slices):
-            raise InvalidArgument(f"dcn_mesh_shape {dcn} asks for {math.prod(dcn)} slices, but there are {len(slices)}")
+            raise InvalidArgument(
+                f"dcn_mesh_shape {dcn} asks for {math.prod(dcn)} slices, but there are {len(slices)}",
+                hint=f"choose sizes whose product is {len(slices)}",
+            )
         meshes = [_within(devices, attributes, ici) for _, devices in sorted(slices.items())]
         whole = np.empty(tuple(i * d for i, d in zip(ici, dcn, strict=True)), dtype=int)
         for mesh, place in zip(meshes, itertools.product(*map(range, dcn)), strict=True):
@@ -47,7 +53,10 @@ class HybridMesh(Mesh):
 def _within(devices: list[int], attributes: dict[int, dict], shape: tuple[int, ...]) -> np.ndarray:
     """The devices of one slice in this shape. The last axis, which communicates most, gets the first axes of the torus that fit."""
     if math.prod(shape) != len(devices):
-        raise InvalidArgument(f"ici_mesh_shape {shape} has {math.prod(shape)} places, but a slice has {len(devices)} devices")
+        raise InvalidArgument(
+            f"ici_mesh_shape {shape} has {math.prod(shape)} places, but a slice has {len(devices)} devices",
+            hint=f"choose sizes whose product is {len(devices)}",
+        )
     if xla_model.xla_device_hw(None) != "TPU" or "coords" not in attributes[devices[0]]:
         return np.array(devices).reshape(shape)  # devices without a torus
     places = np.array([(*attributes[d]["coords"], attributes[d].get("core_on_chip", 0)) for d in devices])

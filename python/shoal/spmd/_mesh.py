@@ -34,11 +34,11 @@ class Mesh:
         if len(ids) != devices:
             raise MeshError(f"{len(ids)} device ids are given, but the program has {devices} devices", hint="a mesh has all of them")
         if names is not None and len(names) != len(shape):
-            raise MeshError(f"{len(names)} axis names are given for the {len(shape)} axes of mesh shape {shape}")
+            raise MeshError(f"{len(names)} axis names are given for the {len(shape)} axes of mesh shape {shape}", hint="give one per axis")
         if names is not None and len(set(names)) != len(names):
-            raise MeshError(f"axis names {names} are not unique")
+            raise MeshError(f"axis names {names} are not unique", hint="give each axis a name of its own")
         if sorted(ids.tolist()) != list(range(devices)):
-            raise MeshError(f"device ids {ids.tolist()} are not the numbers 0 to {devices - 1}, each once")
+            raise MeshError(f"device ids {ids.tolist()} are not the numbers 0 to {devices - 1}, each once", hint=f"np.arange({devices})")
         self.device_ids, self.mesh_shape, self.axis_names = ids, shape, names
 
     def size(self) -> int:

@@ -57,13 +57,14 @@ class Meta:
 class RemoteBox:
     """A Tensor's end of a value that lies on the ranks."""
 
-    __slots__ = ("_array", "_held", "_mark", "_sharding", "at", "is_view", "number", "recorder", "strides")
+    __slots__ = ("_array", "_held", "_mark", "_sharding", "at", "is_view", "number", "of", "recorder", "strides")
 
     def __init__(self, recorder: Recorder, number: int, meta: Meta, is_view: bool = False, sharding: Sharding | None = None):
         self.recorder, self.number, self._array, self.is_view = recorder, number, meta, is_view
         self._mark: Sharding | None = None
         self._sharding = sharding  # if it is known; a view's changes with that of its base
         self.at: Position = None  # where the program laid it out
+        self.of: tuple[Position, Any] | None = None  # the same of what a view was taken of
         self._held: tuple[Sharding, dict[int, weakref.ref]] | None = None
         self.strides: tuple[int, ...] | None = None
 
@@ -100,6 +101,18 @@ class RemoteBox:
     def array(self) -> RemoteArray:
         return RemoteArray(self)
 
+    @property
+    def laid(self) -> tuple[Origin | None, int]:
+        found = self.recorder.ask(("origin", self.number))
+        if found is None:
+            return None, 0
+        operator, moves, views = found
+        at, of = self.at, self.of
+        for _ in range(views):
+            if of is not None:
+                at, of = of
+        return (operator, at, moves), views
+
     def whole(self) -> torch.Tensor:
         return self.recorder.ask(("whole", self.number))
 
@@ -126,16 +139,11 @@ class RemoteArray(Array):
     def __init__(self, box: RemoteBox):
         self._box, self.shape, self.dtype = box, box._array.shape, box._array.dtype
         self._locals: dict[int, torch.Tensor] | None = None
-        self.yields, self.order = False, None  # the ranks know
+        self.yields, self.order, self.origin = False, None, None  # the ranks know
 
     @property
     def sharding(self) -> Sharding:
         return self._box.sharding
-
-    @property
-    def origin(self) -> Origin | None:
-        found = self._box.recorder.ask(("origin", self._box.number))
-        return found and (found[0], self._box.at, found[1])
 
     @property
     def locals(self) -> dict[int, torch.Tensor]:
@@ -371,6 +379,8 @@ class Recorder(Controller):
                 box = RemoteBox(self, first, r, f.is_view)
                 box.at = at
                 box.strides = strides
+                if f.is_view:
+                    box.of = args[0]._box.at, args[0]._box.of
                 out.append(call.cls(box))
                 first += 1
             else:

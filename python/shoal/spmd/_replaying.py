@@ -268,9 +268,9 @@ class Replay:
         return s.parts, s.devices
 
     def _origin(self, number: int) -> tuple | None:
-        """Which operator laid it out, and what moved for it. The program knows the line."""
-        found = self.tensors[number]._box.array.origin
-        return found and (found[0], found[2])
+        """Which operator laid it out, what moved for it, and the number of views between. The program knows the line."""
+        found, views = self.tensors[number]._box.laid
+        return found and (found[0], found[2], views)
 
     def _communicated(self, by: str, reset: bool) -> dict[str, int]:
         return _traffic.communicated(by, reset=reset)

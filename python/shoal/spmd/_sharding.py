@@ -188,7 +188,11 @@ def _axes_of(mesh: Mesh, entry: object, spec: Spec) -> tuple[int, ...]:
         index = mesh.get_axis_name_idx(entry)
         if index is None:
             names = "has no axis names" if mesh.axis_names is None else f"has axes {', '.join(map(repr, mesh.axis_names))}"
-            raise InvalidArgument(f"partition spec {tuple(spec)} names mesh axis {entry!r}, but the mesh {names}")
+            use = "an index" if mesh.axis_names is None else "one of them"
+            raise InvalidArgument(
+                f"partition spec {tuple(spec)} names mesh axis {entry!r}, but the mesh {names}",
+                hint=f"use {use}, or give the mesh this name: Mesh(ids, shape, axis_names)",
+            )
         return (index,)
     if isinstance(entry, bool) or not hasattr(entry, "__index__"):
         raise InvalidArgument(
@@ -197,5 +201,8 @@ def _axes_of(mesh: Mesh, entry: object, spec: Spec) -> tuple[int, ...]:
         )
     index = entry.__index__()
     if not 0 <= index < len(mesh.mesh_shape):
-        raise SpecError(f"partition spec {tuple(spec)} has axis index {index}, but the mesh has {len(mesh.mesh_shape)} axes, from 0")
+        raise SpecError(
+            f"partition spec {tuple(spec)} has axis index {index}, but the mesh has {len(mesh.mesh_shape)} axes, from 0",
+            hint=f"use an index up to {len(mesh.mesh_shape) - 1}",
+        )
     return (index,)

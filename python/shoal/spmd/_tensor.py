@@ -57,6 +57,16 @@ class Box:
         if self.mark is not None and self._array.sharding != self.mark:
             self._array, self._aliases, self._origins = self._array.resharded(self.mark), False, None
 
+    @property
+    def laid(self) -> tuple[Any, int]:
+        """What laid the value out (Array.origin), and how many views were followed there: those that lie on what they are views of."""
+        box, views = self, 0
+        array = box.array
+        while box.base is not None and box._aliases and box.base.array.origin is not None:
+            box, views = box.base, views + 1
+            array = box.array
+        return array.origin, views
+
     def lay(self, sharding: Sharding) -> None:
         """The same value, split as the sharding says."""
         array = self.array
