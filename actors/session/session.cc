@@ -195,12 +195,11 @@ Session::~Session() {
   if (is_driver_) {
     options_.head_timeout = std::min(options_.head_timeout, kLeaveWithin);
     if (own([this] { return head_->peer() == nullptr; })) (void)reach_head();  // or its job has failed
-    own([this] {
-      if (auto* peer = head_->peer()) peer->notify(number(Method::kEndDriver), body(to_bytes(JobRef{job_})));
-    });
   }
   bool drained = false;
   own([this, &drained] {
+    // In one turn of the loop: what is open here is cancelled, and does not fail because the job's actors and nodes end.
+    if (auto* peer = head_->peer(); is_driver_ && peer != nullptr) peer->notify(number(Method::kEndDriver), body(to_bytes(JobRef{job_})));
     for (const auto& pool : task_pools_) pool->close();
     for (const GroupId group : groups_.expected()) groups_.unknown(group, cancelled("this process left the cluster"));
     host_requests_->close(cancelled("this process left the cluster"));
