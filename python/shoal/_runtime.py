@@ -36,6 +36,7 @@ class _State:
     told_of_detached: bool = False  # that it does not show what detached actors print
     namespace: str = ""  # of the names of actors that this process makes and looks for
     retry_delay_ms: int | None = None  # what init was given (_system_config)
+    failed: bool = False  # at the end, where no exception says so: the exit status does
 
     def forget(self) -> None:
         """There is no session any more."""
@@ -237,7 +238,18 @@ _forking = _Forking()
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
 if started_by_node():
     end_children_with_this()
-atexit.register(lambda: None if state.is_worker else close())
+
+
+@atexit.register
+def _at_exit() -> None:
+    if state.is_worker:
+        return
+    close()
+    if state.failed:  # Python has no other way to a status here. Exit handlers from before Shoal was imported do not run.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(1)
 
 
 def require(condition: bool, message: str, hint: str = "") -> None:

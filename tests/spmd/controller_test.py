@@ -143,10 +143,141 @@ assert (view.operator, view.source, view.communicated, view.is_view) == (found.o
 # A rank that dies is named.
 os.kill(_world.controller.pids()[1], signal.SIGKILL)
 error = caught(lambda: (good.sum() + 1).tolist())  # the sum needs both
-assert isinstance(error, ActorDiedError) and "rank 1" in str(error), error
+assert isinstance(error, ActorDiedError) and "rank 1" in str(error) and "from its last checkpoint" in str(error), error
 assert "an operator failed before" in str(caught(lambda: (good + 1).tolist()))
 print("done")
 """
+
+
+# What decides about a result beside shapes, dtypes and constants.
+FACTS_OF_CALLS = """
+import torch
+import shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
+from shoal.spmd import _recording, _world
+
+xr.use_spmd()
+device = xm.xla_device()
+controller = _world.controller
+
+# Modes of torch: those of the program.
+whole = torch.arange(3).to(device)
+for dtype in (torch.float64, torch.bfloat16, torch.float32):
+    torch.set_default_dtype(dtype)
+    for t, alone in (
+        (torch.full((2,), 0.1, device=device), torch.full((2,), 0.1)),
+        (whole * 0.1, torch.arange(3) * 0.1),
+        (torch.nn.Linear(4, 4, device=device)(torch.ones(1, 4, device=device)), torch.ones(1, 4)),
+    ):
+        assert t.dtype == alone.dtype == dtype, (t.dtype, dtype)
+        assert t.shape == (1, 4) or t.tolist() == alone.tolist(), (t.tolist(), alone.tolist())
+torch.use_deterministic_algorithms(True)
+torch.set_float32_matmul_precision("medium")
+a = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+assert torch.equal((a.to(device) @ a.to(device)).cpu(), a @ a)
+assert torch.isnan(torch.empty(3, device=device)).all()
+torch.use_deterministic_algorithms(False)
+torch.set_float32_matmul_precision("highest")
+
+# Which arguments are the same tensor. A result is the tensor that was written.
+a, b, c = (torch.full((3,), float(k)).to(device) for k in range(3))
+same = a.detach()
+for to in (c, a, b, a):
+    assert torch.add(a, b, out=to) is to
+assert torch.add(same, b, out=a) is a and torch.add(a, b, out=same) is same
+x = torch.ones(3).to(device)
+assert [x.mul_(b) is x, x.mul_(x) is x, x.mul_(a) is x] == [True] * 3
+found, want = [t.tolist() for t in (a, b, c, x)], [torch.full((3,), float(k)) for k in range(3)]
+a, b, c = want
+for to in (c, a, b, a, a, a):
+    torch.add(a, b, out=to)
+x = torch.ones(3).mul_(b)
+x.mul_(x).mul_(a)
+assert found == [t.tolist() for t in (a, b, c, x)], found
+
+# How many random numbers an operator takes: what values say is asked each time, what shapes and constants say is not.
+zeros = torch.zeros(8)
+takes_none = {
+    "poisson": lambda t: torch.poisson(t + k),
+    "binomial": lambda t: torch.binomial(t + k, t + 0.5),
+    "rrelu": lambda t: torch.nn.functional.rrelu(t + 1 - k, training=True),
+}
+for name, draw in takes_none.items():
+    k = 0
+    draw(zeros.to(device))
+    k = 3
+    torch.manual_seed(0)
+    found = draw(zeros.to(device)).tolist(), torch.rand(2).tolist()
+    torch.manual_seed(0)
+    assert found == (draw(zeros).tolist(), torch.rand(2).tolist()), name
+q = torch.randn(1, 2, 4, 8).to(device)
+def constant(q):
+    return torch.nn.functional.scaled_dot_product_attention(q, q, q) + torch.nn.functional.dropout(q, 0.0)
+constant(q)
+asked, ask = [], controller.ask
+controller.ask = lambda item: asked.append(item[0]) or ask(item)
+constant(q)
+controller.ask = ask
+assert asked == [], asked
+
+# What is known of operators is bounded.
+_recording._PLANS = 8
+for k in range(60):
+    (zeros.to(device)[: k % 7] + torch.zeros(1, k + 1).to(device)[:, : k % 7]).sum()
+xm.wait_device_ops()
+assert len(controller._operators) <= 8 and len(controller._plans) <= 8, (len(controller._operators), len(controller._plans))
+assert len(_recording.Meta._known) < 50, len(_recording.Meta._known)
+
+# A later call of use_spmd wants what is there.
+for workers in (None, 2, 3):
+    try:
+        xr.use_spmd(workers=workers)
+    except ValueError as error:
+        assert workers == 3 and "has 2 workers" in str(error), error
+    else:
+        assert workers != 3
+print("done")
+"""
+
+
+def test_ranks_compute_as_the_program_would(home):
+    done = run(["-c", FACTS_OF_CALLS], workers=2, devices=2)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+LATE = """
+import torch
+import shoal.spmd as xs, shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
+from shoal.spmd import _world
+
+assert torch.ones(3, device="xla").sum() == 3
+for _ in range(2):
+    try:
+        xr.use_spmd(workers=2)
+    except ValueError as error:
+        print(error.message)
+    xr.use_spmd()
+"""
+
+
+def test_workers_come_before_anything_else(home):
+    done = run(["-c", LATE], workers=0, devices=3)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "3, which 2 workers cannot share" in first, first
+    assert "has no workers" in second, second
+    env = {k: v for k, v in os.environ.items() if k != "SHOAL_SPMD_DEVICES"}
+    program = LATE.replace("for _", "assert xr.global_runtime_device_count() != 1\nfor _").replace("workers=2", "workers=1")
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False, timeout=300)
+    assert "used its devices already" in done.stdout.splitlines()[0], done
+
+
+@pytest.mark.parametrize("last", ["", "import shoal; shoal.shutdown()\n"], ids=["at exit", "by shutdown"])
+def test_a_program_whose_last_operators_fail_ends_with_a_status(home, tmp_path, last):
+    script = tmp_path / "script.py"
+    script.write_text(ERRORS + "table(bad).sum()\nprint('last line')\n" + last)
+    done = run([str(script)], workers=2, devices=2)
+    assert (done.returncode, done.stdout) == (1, "last line\n"), done
+    assert "the last operators failed: index out of range" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("then", [AFTERWARDS, DEATH], ids=["an operator fails", "a timeline, then a rank dies"])
@@ -162,4 +293,5 @@ def test_what_nobody_reads_is_reported_at_the_end_of_a_job(shoal_command):
     script = shoal_command.script(ERRORS + "table(bad).sum()\n")
     done = shoal_command("submit", script, env=shoal_command.env(SHOAL_SPMD_WORKERS="2"))
     assert "the last operators failed: index out of range" in done.stderr, done
+    assert done.returncode == 1
     assert shoal_command("stop", "--address", cluster.address).returncode in (0, 3)

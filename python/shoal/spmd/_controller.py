@@ -24,7 +24,7 @@ from shoal import _client
 from shoal._remote import ActorHandle, create_gang
 from shoal._runtime import session, started_by_node, state
 from shoal.exceptions import Cancelled, InvalidArgument, ResourceExhausted, ShoalError, Unavailable
-from shoal.spmd import _world
+from shoal.spmd import _world, runtime
 from shoal.spmd._replaying import Failure, Rank
 from shoal.spmd._traffic import line_of
 from shoal.spmd._world import OneProcess
@@ -53,10 +53,14 @@ class Controller:
         self._beside: list[Any] = []  # large values of this batch
         self._under_way: deque[_Batch] = deque()
         self._cause: BaseException | None = None
-        self._operators: dict[int, str] = {}  # names by template
+        self._operators: dict[int, str] = {}  # names by template, as long as the ranks know it
         self._lines: list[str] | None = None  # of operators, while their times are taken
         self._collected: list[tuple[float, float, int]] = []  # batches: begin, end, items
         self._since = 0.0
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self._ranks)
 
     def add(self, item: tuple) -> Position:
         at = called_from()
@@ -116,7 +120,7 @@ class Controller:
 
     def _send(self, question: tuple | None = None) -> None:
         """The batch that was collected. A question is its last item, whatever other threads and the garbage collector add meanwhile."""
-        items, positions = [], []
+        items, positions, names = [], [], []
         entries = [self.queue.popleft() for _ in range(len(self.queue))]
         if question is not None:
             entries.append((question, called_from()))
@@ -126,8 +130,7 @@ class Controller:
             positions.append(at)
             if self._lines is not None and type(item) is tuple and (type(item[0]) is int or item[0] == "ask"):
                 self._lines.append(_line(at))
-            if type(item) is tuple and item[0] == "template":
-                self._operators[item[1]] = item[2]
+            names.append(self._name(item))
         kept, self._beside = self._beside, []
         if self._lines is not None:
             now = time.time()
@@ -135,12 +138,19 @@ class Controller:
             self._since = now
         packed = pickle.dumps(items, protocol=5)
         refs = [rank.run.remote(packed, kept) for rank in self._ranks]
-        self._under_way.append(_Batch(refs, [self._name(i) for i in items], positions, kept))
+        self._under_way.append(_Batch(refs, names, positions, kept))
 
-    def _name(self, item: Any) -> Any:
-        if type(item) is tuple:
-            return item[0] if type(item[0]) is int else item[1] if item[0] == "ask" else item[0]
-        return "free"
+    def _name(self, item: Any) -> str:
+        if type(item) is int:
+            return "free"
+        kind = item[0]
+        if type(kind) is int:
+            return self._operators[kind]
+        if kind == "template":
+            self._operators[item[1]] = item[2]
+        elif kind == "forget_templates":
+            self._operators.clear()
+        return self._operators[item[1]] if kind == "ask" else kind
 
     def _answered(self) -> Any:
         """Waits for the oldest batch; Ctrl-C leaves it under way. Raises what went wrong in it: the first rank's that was not merely a
@@ -163,6 +173,7 @@ class Controller:
             except ShoalError as error:
                 self._under_way.popleft()
                 error.context = (*error.context, f"rank {rank} of {len(batch.refs)}")
+                error.hint = error.hint or "tensors lie with the ranks: start the program again, from its last checkpoint"
                 self._cause = error
                 raise
             if isinstance(found[rank], Failure):
@@ -181,7 +192,6 @@ class Controller:
     def _explained(self, batch: _Batch, rank: int, failure: Failure) -> BaseException:
         """The error with the operator, the program's line and the rank."""
         name = batch.names[failure.item]
-        name = self._operators.get(name, name)
         at = _line(batch.positions[failure.item])
         where = f"{name}{at and f', {at}'}, rank {rank} of {len(self._ranks)}"
         error = failure.error
@@ -207,12 +217,13 @@ class Controller:
         return _client.get([rank.pid.remote() for rank in self._ranks])
 
     def end(self) -> None:
-        """Runs what was recorded, and ends the ranks."""
+        """Runs what was recorded, and ends the ranks. If that fails, the program's exit status is 1."""
         try:
             if self._cause is None:
                 self.wait()
         except BaseException as error:  # the program's own end is near, and nobody else would say so
             print(f"shoal.spmd: the last operators failed: {error}", file=sys.stderr)
+            state.failed = True
         for rank in self._ranks:
             with contextlib.suppress(Exception):
                 _client.kill(rank)
@@ -258,6 +269,12 @@ def begin(workers: int) -> None:
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise InvalidArgument(f"workers is {workers!r}", hint="give the number of processes that the program drives, from 1 on")
     devices = _world.world().num_devices if os.environ.get("SHOAL_SPMD_DEVICES") else workers
+    if _world._world is not None and _world._world.num_devices != devices:
+        raise InvalidArgument(
+            f"the program has used its devices already, of which there are {_world._world.num_devices}: with {workers} workers there would "
+            f"be {devices}",
+            hint="call use_spmd before anything else of shoal.spmd, or set SHOAL_SPMD_DEVICES",
+        )
     if devices % workers:
         raise InvalidArgument(
             f"SHOAL_SPMD_DEVICES is {devices}, which {workers} workers cannot share equally",
@@ -284,6 +301,6 @@ def begin(workers: int) -> None:
 
 
 def end() -> None:
-    controller, _world.controller = _world.controller, None
+    controller, _world.controller, runtime._spmd = _world.controller, None, False
     if controller is not None:
         controller.end()

@@ -34,6 +34,7 @@ _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _INDEXING = {"aten::select", "aten::slice", "aten::split", "aten::split_with_sizes", "aten::unbind"}
 # Random operators that take as many numbers as their tensors have elements: this process counts them by running them, too.
 _COUNTED = {"bernoulli", "bernoulli_", "native_dropout", "uniform_", "random_", "exponential_"}
+_ATTENTION = ("_scaled_dot_product_", "_fused_sdp_choice")
 
 
 class Meta:
@@ -52,6 +53,11 @@ class Meta:
         if found is None:
             found = cls._known[key] = cls(*key)
         return found
+
+    @classmethod
+    def forget(cls) -> None:
+        """Tensors that are there keep theirs: plans for these are made once more."""
+        cls._known.clear()
 
 
 class RemoteBox:
@@ -161,7 +167,7 @@ class RemoteArray(Array):
 class _Function(Operator):
     """Facts of an operator that recording needs beside."""
 
-    __slots__ = ("composite", "counted", "dynamic", "func", "indexes", "keyword_scalars", "scalars")
+    __slots__ = ("composite", "counted", "drawn_by_key", "dynamic", "func", "indexes", "keyword_scalars", "scalars")
 
     def __init__(self, func: Any):
         super().__init__(func)
@@ -171,6 +177,8 @@ class _Function(Operator):
         self.scalars = tuple(scalars[a.name] for a in func._schema.arguments if not a.kwarg_only)
         self.keyword_scalars = scalars
         self.counted = self.name in _COUNTED
+        # Shapes and constants say whether it draws; of others, as poisson, values say how much.
+        self.drawn_by_key = self.counted or self.name.startswith(_ATTENTION)
         self.dynamic = any(tag in func.tags for tag in _DYNAMIC)
         self.composite = consists_of_others(func)
         self.indexes = self.is_view and self.qualified_name in _INDEXING
@@ -199,14 +207,15 @@ class _Plan:
 class _Call:
     """The arguments of one call: its key among the plans, tensors, and values that are sent along."""
 
-    __slots__ = ("boxes", "cls", "generator", "host", "key", "tensors", "values")
+    __slots__ = ("boxes", "cls", "generator", "host", "key", "repeated", "tensors", "values")
 
-    def __init__(self, func: Any):
-        self.key: list[Any] = [func]
+    def __init__(self, func: Any, dtype: torch.dtype):
+        self.key: list[Any] = [func, dtype]
         self.tensors: list[Tensor] = []
         self.boxes: list[int] = []
         self.values: list[Any] = []
         self.host = False  # whether a tensor of the host is among them
+        self.repeated = False  # whether one tensor is at several places
         self.cls: Any = Tensor
         self.generator: torch.Generator | None = None
 
@@ -220,6 +229,7 @@ class Recorder(Controller):
         self._plans: dict[tuple, _Plan] = {}
         self._templates = 0
         self._next = 0
+        self._modes = (torch.float32, "highest", False, False)  # of torch, as the ranks have them
 
     def dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         special = _SPECIAL.get(func)
@@ -239,7 +249,7 @@ class Recorder(Controller):
                 return func(*_on_host(args), **_on_host(kwargs))
             kwargs = {**kwargs, "device": DEVICE}  # of autograd, which takes tensors of the device for the CPU's
         with self.lock:
-            call = _Call(func)
+            call = _Call(func, self._told()[0])
             a = None
             for i, a in enumerate(args):
                 self._walk(call, a, f.scalars[i])
@@ -255,22 +265,36 @@ class Recorder(Controller):
                     return self._into_host(func, args, kwargs, targets)
             if f.random:
                 call.key += [v for v in call.values if type(v) is float]
+            boxes = call.boxes
+            if len(boxes) > 1 and len(set(boxes)) < len(boxes):
+                call.repeated = True
+                first_of = {number: i for i, number in reversed(list(enumerate(boxes)))}
+                call.key += [first_of[number] for number in boxes]
             key = tuple(call.key)
             plan = self._plans.get(key)
             if plan is None:
-                if len(self._plans) == _PLANS:
+                if len(self._plans) >= _PLANS:
                     self._plans.clear()
+                    Meta.forget()
                     self.add(("forget_templates",))
                 plan = self._plans[key] = self._planned(f, call, args, kwargs)
             random = self._random(f, plan, call, args, kwargs) if f.random else None
             first = self._next
             item = (plan.template, call.boxes, call.values, first, random)
             if plan.results is None or (random is not None and random[1] is None):
-                return self._asked(f, plan, call, item, args)
+                return self._asked(f, plan, call, item, args, kwargs)
             self._next += plan.new
             at = self.add(item)
             self.pace()
-        return self._made(f, plan.kind, plan.results, call, first, at, args)
+        return self._made(f, plan.kind, plan.results, call, first, at, args, kwargs)
+
+    def _told(self) -> tuple[torch.dtype, str, bool, bool]:
+        """Torch's modes on which results of operators depend. The ranks have them, too, from here on."""
+        modes = _modes_of_torch()
+        if modes != self._modes:
+            self._modes = modes
+            self.add(("modes", *modes))
+        return modes
 
     # ---- arguments
 
@@ -359,20 +383,22 @@ class Recorder(Controller):
 
     # ---- results
 
-    def _asked(self, f: _Function, plan: _Plan, call: _Call, item: tuple, args: tuple) -> Any:
+    def _asked(self, f: _Function, plan: _Plan, call: _Call, item: tuple, args: tuple, kwargs: dict) -> Any:
         kind, found, after = self.ask(("ask", *item))
         results = [Meta.of(*r) if type(r) is tuple and len(r) == 2 else r for r in found]
         self._next += sum(type(r) is Meta for r in results)
         if item[4] is not None:
             if after != item[4][0]:
                 (torch.default_generator if call.generator is None else call.generator).set_state(state_tensor(after))
-            else:
+            elif f.drawn_by_key:
                 plan.draws = False
         if not f.depends_on_values(call) and all(type(r) is not tuple or r[0] is None for r in results):
             plan.kind, plan.results, plan.new = kind, results, self._next - item[3]
-        return self._made(f, kind, results, call, item[3], called_from(), args)
+        return self._made(f, kind, results, call, item[3], called_from(), args, kwargs)
 
-    def _made(self, f: _Function, kind: type | None, results: list, call: _Call, first: int, at: Position, args: tuple) -> Any:
+    def _made(
+        self, f: _Function, kind: type | None, results: list, call: _Call, first: int, at: Position, args: tuple, kwargs: dict
+    ) -> Any:
         out, strides = [], transposed_strides(f.func, args) if f.is_view else None
         for r in results:
             if type(r) is Meta:
@@ -385,6 +411,10 @@ class Recorder(Controller):
                 first += 1
             else:
                 out.append(r[0] if type(r) is tuple else call.tensors[r])
+        if call.repeated and f.written_returns:  # several tensors of the program may have the number
+            targets = f.written_by(args, kwargs)
+            for i in f.written_returns[: len(out)]:
+                out[i] = targets[i]
         return out[0] if kind is None else kind(out)
 
     # ---- the random stream, which is this process's
@@ -433,6 +463,7 @@ class Recorder(Controller):
         """A factory function whose values do not depend on the random stream."""
         like = overload(*args, **kwargs, device="meta")
         with self.lock:
+            self._told()
             number = self._next
             self._next += 1
             self.add(("make", number, str(overload), args, kwargs))
@@ -446,6 +477,15 @@ def _on_host(value: Any) -> Any:
 
 def _without_values(value: Any) -> Any:
     return tree_map(lambda a: torch.empty(a.shape, dtype=a.dtype, device="meta") if isinstance(a, Tensor) else a, value)
+
+
+def _modes_of_torch() -> tuple[torch.dtype, str, bool, bool]:
+    return (
+        torch.get_default_dtype(),
+        torch._C._get_float32_matmul_precision(),
+        torch._C._get_deterministic_algorithms(),
+        torch._C._get_deterministic_algorithms_warn_only(),
+    )
 
 
 def in_backward() -> bool:

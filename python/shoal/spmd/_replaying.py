@@ -7,7 +7,7 @@ An item of a batch is
   values that change from call to call. New tensors of its result get the numbers from ``first`` on;
 - ``("template", number, operator, positional, keyword, results)``, once for each; ``("lay", number, parts, devices)``: another sharding;
   ``("mark", number, parts or None, devices)``; ``("yield", number)``; ``("put", number, value)``; ``("make", number, operator, arguments,
-  keyword arguments)``; ``("forget_templates",)``, ``("forget_replicated",)``, ``("trace",)``;
+  keyword arguments)``; ``("modes", *modes of torch)``; ``("forget_templates",)``, ``("forget_replicated",)``, ``("trace",)``;
 - as the last one of a batch, a question: ``("ask", *operator)``, ``("whole", number)``, ``("item", number)``, ``("sharding", number)``,
   ``("origin", number)``, ``("communicated", by, reset)``, ``("replicated",)``, ``("idle",)``.
 """
@@ -239,6 +239,11 @@ class Replay:
         for part in name.split("."):
             func = getattr(func, part)
         self.tensors[number] = _tensor.on_device(func(*args, **kwargs, device="cpu"))
+
+    def _modes(self, dtype: torch.dtype, precision: str, deterministic: bool, warn_only: bool) -> None:
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
 
     def _put(self, number: int, value: Any) -> None:
         self.tensors[number] = _tensor.on_device(value.tensor() if type(value) is Small else self._larges[value.index])

@@ -20,8 +20,10 @@ def use_spmd(auto: bool = False, memory_budget: int | str | None = None, workers
     device, at the first call of a module: see shoal.spmd.auto_shard. ``workers``: the devices are those of so many processes, which Shoal
     places on its cluster and this program drives (default: ``SHOAL_SPMD_WORKERS``; without it, or 0: none)."""
     global _spmd
+    if workers is not None and _spmd:
+        _check_same(workers)
     workers = _workers() if workers is None else workers
-    if workers and _world.controller is None:
+    if workers and not _spmd:
         from shoal.spmd import _controller  # of Shoal's actors, for which others have no need
 
         _controller.begin(workers)
@@ -35,6 +37,16 @@ def use_spmd(auto: bool = False, memory_budget: int | str | None = None, workers
         _auto.enable(memory_budget)
     run_eagerly()
     torch.backends.mha.set_fastpath_enabled(False)  # in eval mode torch.nn.TransformerEncoder would make nested tensors
+
+
+def _check_same(workers: int) -> None:
+    """Raises unless the program has as many workers as this later call of use_spmd wants."""
+    there = 0 if _world.controller is None else _world.controller.num_ranks
+    if workers != there:
+        raise InvalidArgument(
+            f"use_spmd(workers={workers}) comes after a call of use_spmd, since when the program has {there or 'no'} workers",
+            hint="pass workers= in the first call, or set SHOAL_SPMD_WORKERS",
+        )
 
 
 def _workers() -> int:
