@@ -277,7 +277,7 @@ def test_distribute_module_with_auto_policy_chooses_at_the_first_call(capfd):
     model = distribute_module(mlp(512, 2048, "cpu"), mesh, xs.auto_policy)
     assert xs.XLAShardedTensor(model[0].weight).sharding_spec == ""
     model(torch.ones(8, 512).to(DEVICE))
-    assert "mesh 4 (0) x 2 (1)" in capfd.readouterr().err
+    assert "mesh 4 (axis 0) x 2 (axis 1)" in capfd.readouterr().err
     assert xs.XLAShardedTensor(model[0].weight).sharding_spec.startswith("{devices=")
     model(torch.ones(8, 512).to(DEVICE))
     assert capfd.readouterr().err == ""

@@ -30,6 +30,7 @@ found = {
     "value": error(lambda: (torch.ones(8, 4) * (1 + third)).to(device)),
     "loader": error(lambda: next(iter(pl.MpDeviceLoader([torch.ones(4) * third], device)))),
     "collective": error(lambda: torch.distributed.all_reduce(torch.ones(4, device=device))),
+    "shape": error(lambda: torch.ones(8, 4, device=device) @ torch.ones(3, 3, device=device)),  # THERE
     "index": error(lambda: torch.ones(8, device=device)[torch.arange(3) + third]),
     "list": error(lambda: torch.ones(8, device=device)[[0, 1 + third]]),
     "number": error(lambda: torch.ones(8, device=device) * torch.tensor(1.0 + third)),
@@ -99,6 +100,13 @@ def test_every_process_names_the_rank_with_another_global_input(what, found):
     for f in found:
         assert text in f[key]
         assert "differs on rank 2 from the other ranks" in f[key]
+
+
+def test_errors_of_operators_name_the_operator_and_the_line(found):
+    line = 1 + PROGRAM[: PROGRAM.index("# THERE")].count("\n")
+    for f in found:
+        assert f"(8x4 and 3x3)\n  in: aten.mm.default, line {line} of " in f["shape"]
+        assert f["shape"].endswith("program.py")
 
 
 def test_collectives_of_another_library_are_refused(found):

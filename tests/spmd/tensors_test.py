@@ -248,3 +248,36 @@ def test_gradients_through_moves_can_be_differentiated_again(move):
         (g.square().sum() + x.sum()).backward()
         found.append(x.grad.cpu())
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("spec", [("x", None), (None, None)], ids=str)
+def test_errors_name_the_operator_and_the_line_once(spec, context):
+    t = values(8, 4).to(DEVICE)
+    xs.mark_sharding(t, MESH, spec)
+    sites = {
+        "aten.mm.default": (RuntimeError, lambda: t @ values(3, 3).to(DEVICE)),
+        "aten.select.int": (IndexError, lambda: t.select(0, 9)),
+        "aten.embedding.default": (IndexError, lambda: nn.functional.embedding(torch.tensor([99], device=DEVICE), t)),
+    }
+    for name, (kind, act) in sites.items():
+        with context(), pytest.raises(kind) as raised:
+            act()
+        text = f"\n  in: {name}, line {act.__code__.co_firstlineno} of {__file__}"
+        assert str(raised.value).endswith(text), raised.value
+        assert str(raised.value).count("in: ") == 1
+
+
+def test_errors_in_functions_of_the_program_name_their_line_in_the_backward_pass():
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient @ gradient  # IN BACKWARD
+
+    loss = Wrong.apply(values(8, 4).to(DEVICE).requires_grad_()).sum()
+    with pytest.raises(RuntimeError, match=rf"\n  in: aten\.mm\.default, line {Wrong.backward.__code__.co_firstlineno + 2} of {__file__}"):
+        loss.backward()

@@ -25,6 +25,7 @@ from shoal._remote import ActorHandle, create_gang
 from shoal._runtime import session, started_by_node, state
 from shoal.exceptions import Cancelled, InvalidArgument, ResourceExhausted, ShoalError, Unavailable
 from shoal.spmd import _world, runtime
+from shoal.spmd._errors import located
 from shoal.spmd._replaying import Failure, Rank
 from shoal.spmd._traffic import line_of
 from shoal.spmd._world import OneProcess
@@ -193,13 +194,7 @@ class Controller:
         """The error with the operator, the program's line and the rank."""
         name = batch.names[failure.item]
         at = _line(batch.positions[failure.item])
-        where = f"{name}{at and f', {at}'}, rank {rank} of {len(self._ranks)}"
-        error = failure.error
-        if isinstance(error, ShoalError):
-            error.context = (*error.context, where)
-        elif error.args and isinstance(error.args[0], str) and not isinstance(error, KeyError):
-            error.args = (f"{error.args[0]}\n  in: {where}", *error.args[1:])
-        return error
+        return located(failure.error, f"{name}{at and f', {at}'}, rank {rank} of {len(self._ranks)}")
 
     def _warn(self, batch: _Batch, said: list) -> None:
         for item, text, category in said:

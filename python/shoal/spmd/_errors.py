@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.exceptions import InvalidArgument
+from shoal.exceptions import InvalidArgument, ShoalError
 
 
 class MeshError(InvalidArgument, AssertionError):
@@ -19,3 +19,12 @@ class MarkError(InvalidArgument, RuntimeError):
 
 class DivergedError(InvalidArgument, RuntimeError):
     """Processes that run one program have different values: fix the program."""
+
+
+def located(error: BaseException, where: str) -> BaseException:
+    """The error itself, whose text now says where it was raised."""
+    if isinstance(error, ShoalError):
+        error.context = (*error.context, where)
+    elif error.args and isinstance(error.args[0], str) and not isinstance(error, KeyError):
+        error.args = (f"{error.args[0]}\n  in: {where}", *error.args[1:])
+    return error

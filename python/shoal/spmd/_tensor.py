@@ -13,9 +13,10 @@ from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._pytree import tree_map
 
 from shoal.exceptions import Unimplemented
-from shoal.spmd import _engine, _rules, _world
+from shoal.spmd import _engine, _rules, _traffic, _world
 from shoal.spmd._array import Array
 from shoal.spmd._device import DEVICE
+from shoal.spmd._errors import located
 from shoal.spmd._operator import flatten, operator_of, unflatten
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import world
@@ -173,7 +174,11 @@ class Tensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        return dispatch(func, args, kwargs or {})
+        try:
+            return dispatch(func, args, kwargs or {})
+        except Exception as error:
+            _locate(error, func)
+            raise
 
     @property
     def device(self) -> torch.device:
@@ -369,6 +374,15 @@ def _arrays(flat: list[Any], targets: list[torch.Tensor]) -> tuple[list[Any], li
     n = world().num_devices
     held = {id(a): a._box.array if isinstance(a, Tensor) else Array.whole(a, n) for a in flat if isinstance(a, torch.Tensor)}
     return [held.get(id(a), a) for a in flat], [held[id(t)] for t in targets]
+
+
+def _locate(error: Exception, func: Any) -> None:
+    """Adds the operator and the program's line to the text of its error, once; a controller has done so."""
+    if _world.controller is not None or getattr(error, "_shoal_located", False):
+        return
+    error._shoal_located = True
+    at = _traffic.source(_traffic.origin(str(func), ()))
+    located(error, f"{func}, line {at[1]} of {at[0]}" if at else str(func))
 
 
 def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
