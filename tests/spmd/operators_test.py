@@ -330,6 +330,7 @@ DIRECTED = {
     "norms": lambda a, b, c: sum(torch.linalg.vector_norm(a, order, (0, 1)) for order in (0, 1, 2, 3, float("inf"), -float("inf"))),
     "conjugates": lambda a, b, c: (torch.complex(a, b).conj() * torch.fft.fft(torch.complex(b, a))).real,
     "determinant of a view": lambda a, b, c: torch.linalg.slogdet(c.mT + 9)[1] + torch.linalg.solve(c, c.mT)[0, :, :, 0].sum(-1),
+    "determinant": lambda a, b, c: torch.linalg.det(c.mT),
     "diagonals": lambda a, b, c: a.diagonal(0, 0, 2) @ b.diagonal(1, 1, 2).tril()[:4],
     "added products": lambda a, b, c: torch.baddbmm(b[:, :, :1], a, b.mT) + torch.addbmm(b[0, :, :1], a, b.mT),
     "einsum": lambda a, b, c: torch.einsum("nij,nkj,kj->ni", a, b, b[0]),

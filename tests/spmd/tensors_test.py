@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import random
 
@@ -57,6 +58,57 @@ def test_writes_through_views_reach_the_tensor_and_its_other_views(shape, spec):
         assert torch.equal(t.cpu(), plain), name
         assert torch.equal(after.cpu(), plain.view(-1)), name
         assert torch.equal(before.cpu(), plain[1:6].t()), name
+
+
+# Tensors whose memory has gaps, another order, or elements that several places share.
+GAPS = {
+    "rows": lambda t: t[1:3],
+    "columns": lambda t: t[:, 1:3],
+    "select": lambda t: t[:, 0],
+    "steps": lambda t: t[::2],
+    "transposed": lambda t: t.t(),
+    "diagonal": lambda t: t.diagonal(),
+    "unfold": lambda t: t.unfold(1, 2, 1),
+    "expand": lambda t: t[:1].expand(3, -1),
+    "chunk": lambda t: t.chunk(2, 1)[1],
+    "clone": lambda t: t.t().clone(),
+    "like": lambda t: torch.zeros_like(t.t()),
+    "sum": lambda t: t.t() + 1,
+    "cast": lambda t: t.t().double(),
+    "last": lambda t: t.view(1, *t.shape, 1).clone(memory_format=torch.channels_last),
+    "unsqueeze": lambda t: t[:, 1].unsqueeze(0),
+    "whole": lambda t: t[:],
+}
+ALONG = {
+    "contiguous": lambda t: t.contiguous(),
+    "reshape": lambda t: t.reshape(-1),
+    "flatten": lambda t: t.flatten(),
+    "halves": lambda t: t.reshape(*t.shape[:-1], -1, 1),
+    "ravel": lambda t: t.ravel(),
+    "clone": lambda t: t.clone().reshape(-1),
+    "to": lambda t: t.to(memory_format=torch.contiguous_format),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["", "inference"])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.filterwarnings("ignore:shoal.spmd")
+def test_what_copies_for_plain_tensors_copies(spec, inference):
+    for (gap, of), (name, copy) in itertools.product(GAPS.items(), ALONG.items()):
+        found = []
+        with torch.inference_mode(inference):
+            writes = torch._debug_has_internal_overlap(copy(of(values(4, 6)))) == 0
+            for device in ("cpu", DEVICE):
+                t = values(4, 6).to(device)
+                if device == DEVICE:
+                    xs.mark_sharding(t, MESH, spec)
+                seen = of(t)
+                made = copy(seen)
+                if writes:
+                    made.mul_(0)
+                found.append([x.cpu() for x in (t, seen, made)] + [seen.stride(), made.stride()])
+        for plain, ours in zip(*found, strict=True):
+            assert torch.equal(plain, ours) if isinstance(plain, torch.Tensor) else plain == ours, (gap, name, plain, ours)
 
 
 @pytest.mark.filterwarnings("ignore:shoal.spmd")
@@ -137,6 +189,23 @@ def test_optimizers_give_what_they_give_for_plain_parameters(make_optimizer):
             optimizer.step()
     for p, q in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(q.detach().cpu(), p.detach())
+
+
+def test_parameters_of_another_dtype_are_the_same_objects():
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)).to(DEVICE)
+    xs.mark_sharding(model[0].weight, MESH, ("y", "x"))
+    parameters, optimizer = list(model.parameters()), torch.optim.SGD(model.parameters(), lr=1.0)
+    sharding = model[0].weight._box.array.sharding
+    model(torch.randn(6, 4).to(DEVICE)).square().sum().backward()
+    for dtype in (torch.float64, torch.bfloat16, torch.float32):
+        model.to(dtype)
+        before = model[0].weight.detach().clone()
+        assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+        assert {p.dtype for p in parameters} == {p.grad.dtype for p in parameters} == {before.dtype} == {dtype}
+        model(torch.randn(6, 4).to(DEVICE, dtype)).square().sum().backward()
+        optimizer.step()
+        assert model[0].weight._box.array.sharding == sharding
+        assert not torch.equal(before.cpu(), model[0].weight.cpu())
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -286,6 +286,22 @@ CONTIGUOUS = {
 }  # fmt: skip
 
 
+# What these give is of the transposed matrix if the matrix is contiguous. Their backward formulas ask the program's tensor whether it is.
+FACTORED = {"_linalg_det", "_linalg_slogdet", "_linalg_solve_ex"}
+_transposed = False
+
+
+@contextlib.contextmanager
+def transposed_matrices() -> Iterator[None]:
+    """Operators in FACTORED get matrices that are not contiguous."""
+    global _transposed
+    _transposed = True
+    try:
+        yield
+    finally:
+        _transposed = False
+
+
 def _called(func: Any, op: Operator, flat: list[Any], form: Form) -> tuple[list[Any], bool]:
     name, strided = op.name, []
     if op.is_fused or name in CONTIGUOUS:
@@ -293,6 +309,8 @@ def _called(func: Any, op: Operator, flat: list[Any], form: Form) -> tuple[list[
         flat = list(flat)
         for i, a in strided:
             flat[i] = a.contiguous()
+        if _transposed and name in FACTORED:
+            flat[0] = flat[0].mT.contiguous().mT
     args, kwargs = unflatten(flat, form)
     is_complex = any(isinstance(a, torch.Tensor) and a.is_complex() for a in flat)
     try:

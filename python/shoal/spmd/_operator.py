@@ -16,8 +16,8 @@ class Operator:
     those that are passed by keyword. ``written_returns``: positions of results that are such an argument."""
 
     __slots__ = (
-        "is_fused", "is_view", "name", "num_returns", "on_lists", "qualified_name", "random", "reshapes", "strided", "updates_statistics",
-        "written", "written_returns",
+        "is_fused", "is_view", "name", "num_returns", "on_lists", "qualified_name", "random", "reshapes", "strided", "strides_given",
+        "updates_statistics", "written", "written_returns",
     )  # fmt: skip
 
     def __init__(self, func: Any):
@@ -29,6 +29,7 @@ class Operator:
         self.is_fused = self.name.startswith("_fused_")
         self.on_lists = self.is_fused or self.name.startswith("_foreach_")
         self.strided = self.name.startswith("as_strided")
+        self.strides_given = self.name == "new_empty_strided"
         aliases = [a.alias_info for a in schema.arguments]
         self.written = [
             (None if a.kwarg_only else i, a.name) for i, a in enumerate(schema.arguments) if aliases[i] is not None and aliases[i].is_write

@@ -20,10 +20,21 @@ from shoal.exceptions import Unimplemented
 from shoal.spmd._array import Array, parts_of
 from shoal.spmd._controller import Controller, Position, called_from
 from shoal.spmd._device import DEVICE
-from shoal.spmd._operator import Operator
+from shoal.spmd._operator import Operator, flatten
 from shoal.spmd._replaying import CONSTANT, LIST, TENSOR, VALUE, Large, Small, Stream, state_bytes, state_tensor
 from shoal.spmd._sharding import Sharding
-from shoal.spmd._tensor import SPECIAL, Box, Parameter, Tensor, check_devices, consists_of_others, reshaped, transposed_strides
+from shoal.spmd._tensor import (
+    SPECIAL,
+    Box,
+    Parameter,
+    Tensor,
+    check_devices,
+    consists_of_others,
+    known_strides,
+    lies_by_shape,
+    reshaped,
+    strides_of,
+)
 from shoal.spmd._traffic import Origin
 from shoal.spmd._world import world
 
@@ -399,12 +410,15 @@ class Recorder(Controller):
     def _made(
         self, f: _Function, kind: type | None, results: list, call: _Call, first: int, at: Position, args: tuple, kwargs: dict
     ) -> Any:
-        out, strides = [], transposed_strides(f.func, args) if f.is_view else None
-        for r in results:
+        out: list[Any] = []
+        strides: list = []
+        if f.is_view or (len(f.written_returns) < f.num_returns and not lies_by_shape(f, call.tensors, kwargs)):
+            strides = strides_of(f.func, *flatten(args, kwargs))
+        for i, r in enumerate(results):
             if type(r) is Meta:
                 box = RemoteBox(self, first, r, f.is_view)
                 box.at = at
-                box.strides = strides
+                box.strides = strides[i] if i < len(strides) else None
                 if f.is_view:
                     box.of = args[0]._box.at, args[0]._box.of
                 out.append(call.cls(box))
@@ -441,11 +455,13 @@ class Recorder(Controller):
         if len(old.array.sharding.devices) == world().num_devices:
             box.lay(old.array.sharding)
             box.mark = old.mark
-        t._box = box
+        t._box, box.strides = box, old.strides
         return box
 
     def uploaded(self, value: torch.Tensor) -> Tensor:
-        return Tensor(self._put(value))
+        box = self._put(value)
+        box.strides = known_strides(value)
+        return Tensor(box)
 
     def _put(self, value: torch.Tensor, pace: bool = True) -> RemoteBox:
         with self.lock:
@@ -468,7 +484,9 @@ class Recorder(Controller):
             self._next += 1
             self.add(("make", number, str(overload), args, kwargs))
             self.pace()
-        return Tensor(self._fresh(number, Meta.of(like.shape, like.dtype)))
+        box = self._fresh(number, Meta.of(like.shape, like.dtype))
+        box.strides = known_strides(like)
+        return Tensor(box)
 
 
 def _on_host(value: Any) -> Any:

@@ -490,7 +490,7 @@ def expand(func, arrays, args, kwargs):
     return Plan([labels], [out], [out_shape], size_argument=1)
 
 
-@rule("view", "_unsafe_view", "reshape", "_reshape_alias")
+@rule("view", "_unsafe_view", "_reshape_alias")
 def view(func, arrays, args, kwargs):
     if not isinstance(args[1], (list, tuple)):
         return None  # of another dtype

@@ -180,5 +180,15 @@ def new(func, arrays, args, kwargs):
     return Plan(plan.inputs, plan.outputs, [arrays[0].shape], size_argument=1)
 
 
+@rule("new_empty_strided")
+def new_strided(func, arrays, args, kwargs):
+    """How parts lie is not said: a tensor has the strides for the program."""
+    return Steps(_new_strided)
+
+
+def _new_strided(op, like, size, strides, **kwargs):
+    return [op(aten.new_empty.default, like, size, **kwargs)]
+
+
 def _new(op, func, like, *args, **kwargs):
     return [op(func, torch.empty((), dtype=like.dtype), *args, **kwargs)]

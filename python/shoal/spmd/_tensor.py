@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from shoal.spmd import _engine, _rules, _traffic, _world
 from shoal.spmd._array import Array
 from shoal.spmd._device import DEVICE
 from shoal.spmd._errors import located
-from shoal.spmd._operator import flatten, operator_of, unflatten
+from shoal.spmd._operator import Form, Operator, flatten, operator_of, unflatten
 from shoal.spmd._sharding import Sharding
 from shoal.spmd._world import world
 
@@ -30,7 +31,7 @@ checks = True  # devices of arguments; for the ranks of a controller its process
 class Box:
     """The value that tensors of one memory share. A view has the box of its base and makes its array anew when the base was written."""
 
-    strides: tuple[int, ...] | None = None  # of a transposed view, as of a plain tensor; None: as if it were contiguous
+    strides: tuple[int, ...] | None = None  # as of a plain tensor; None: those of a contiguous one
 
     def __init__(self, array: Array, base: Box | None = None, view: Any = None, aliases: bool = False, origins: dict | None = None):
         self._array, self.base, self._view, self._aliases, self._origins = array, base, view, aliases, origins
@@ -196,12 +197,12 @@ class Tensor(torch.Tensor):
         copy = kwargs.pop("copy", False)
         if sum(isinstance(a, bool) for a in args) == 2:  # non_blocking, copy
             *args, copy = args
-        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         if device is not None and device.type != DEVICE.type:
             return _ToHost.apply(self, dtype or self.dtype)
-        if (dtype is None or dtype == self.dtype) and not copy:
+        if (dtype is None or dtype == self.dtype) and not copy and memory_format is None:
             return self
-        return super().to(dtype=dtype or self.dtype, copy=copy)
+        return super().to(dtype=dtype or self.dtype, copy=copy, memory_format=memory_format or torch.preserve_format)
 
     def cpu(self, memory_format=torch.preserve_format):
         return self.to("cpu")
@@ -254,11 +255,14 @@ class Tensor(torch.Tensor):
     @data.setter
     def data(self, value):
         self._check_alike(value)
+        if value.dtype != self.dtype or value.stride() != self.stride():
+            with torch._C._DisableTorchDispatch():  # what this wrapper says of itself
+                torch.Tensor.data.__set__(self, value)
         self._box = value._box
 
     def _check_alike(self, value: torch.Tensor) -> None:
         """Raises unless this tensor's data can be set to the value."""
-        if not isinstance(value, Tensor) or value.shape != self.shape or value.dtype != self.dtype:
+        if not isinstance(value, Tensor) or value.shape != self.shape:
             raise RuntimeError(
                 f"data of a tensor of the device (shape {tuple(self.shape)}, {self.dtype}) is set to a {type(value).__name__} of shape "
                 f"{tuple(value.shape)}, {value.dtype}: pass a tensor of the device that is alike"
@@ -336,7 +340,7 @@ def on_device(value: torch.Tensor) -> Tensor:
     """Takes the memory over."""
     if _world.controller is not None:
         return _world.controller.uploaded(value)
-    return Tensor(Box(Array.whole(value, world().num_devices)))
+    return Tensor(_strided(Box(Array.whole(value, world().num_devices)), known_strides(value)))
 
 
 _compatible = torch._has_compatible_shallow_copy_type
@@ -344,7 +348,7 @@ _compatible = torch._has_compatible_shallow_copy_type
 
 def _may_share(input, from_):
     """torch.nn.Module.to asks whether a parameter may take the memory of its copy over; otherwise it makes a new parameter."""
-    return input is from_ or (not (isinstance(input, Tensor) or isinstance(from_, Tensor)) and _compatible(input, from_))
+    return input is from_ or (isinstance(input, Tensor) == isinstance(from_, Tensor) and _compatible(input, from_))
 
 
 _may_share.__annotations__ = {"input": torch.Tensor, "from_": torch.Tensor, "return": bool}  # torch._dynamo compares signatures
@@ -355,18 +359,81 @@ torch._has_compatible_shallow_copy_type = _may_share
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
-def transposed_strides(func: Any, args: tuple) -> tuple[int, ...] | None:
-    """Strides of a transposed view. Autograd reads them: products of a transposed matrix have backward formulas of their own."""
-    if func is aten.t.default and args[0].dim() == 2:
-        return args[0].stride()[::-1]
-    if func is aten.transpose.int and args[0].dim():
-        strides = list(args[0].stride())
-        i, j = args[1], args[2]
-        strides[i], strides[j] = strides[j], strides[i]
-        return tuple(strides)
-    if func is aten.permute.default:
-        return tuple(args[0].stride(d) for d in args[1])
-    return None
+_strides: dict[tuple, list[tuple[int, ...] | None]] = {}
+_IN_KEY = {int, bool, str, torch.dtype, torch.layout, torch.memory_format}
+# Results of these are contiguous, whatever their arguments are.
+_CONTIGUOUS_RESULTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "dot", "embedding", "embedding_dense_backward", "nll_loss_forward"}
+
+
+def strides_of(func: Any, flat: list[Any], form: Form) -> list[tuple[int, ...] | None]:
+    """Strides of an operator's results, as plain tensors have them; None for what is laid out by its shape, or no tensor. By strides
+    torch decides whether reshape and contiguous copy, and autograd chooses formulas."""
+    key: list[Any] = [func, form]
+    for a in flat:
+        if isinstance(a, Tensor):
+            box = a._box
+            array = box._array
+            key += (array.shape, array.dtype, box.strides)
+        elif isinstance(a, torch.Tensor):
+            key += (a.shape, a.dtype, a.stride())
+        else:
+            kind = type(a)
+            key += (kind, a) if kind in _IN_KEY else (kind,)
+    of = tuple(key)
+    found = _strides.get(of)
+    if found is None:
+        if len(_strides) > _MOST_STRIDES:
+            _strides.clear()
+        found = _strides[of] = _strides_without_values(func, flat, form)
+    return found
+
+
+_MOST_STRIDES = 1 << 14
+
+
+def _strides_without_values(func: Any, flat: list[Any], form: Form) -> list[tuple[int, ...] | None]:
+    meta = torch.device("meta")
+
+    def without_value(a: Any) -> Any:
+        if isinstance(a, torch.device):
+            return meta
+        if not isinstance(a, torch.Tensor):
+            return a
+        strides = a._box.strides if isinstance(a, Tensor) else a.stride()
+        shape = a._box._array.shape if isinstance(a, Tensor) else a.shape
+        return torch.empty_strided(shape, contiguous_strides(shape) if strides is None else strides, dtype=a.dtype, device=meta)
+
+    args, kwargs = unflatten([without_value(a) for a in flat], form)
+    try:
+        out = func(*args, **kwargs)
+    except Exception:  # the operator has no kernel without values, or asks for a view that plain memory does not have
+        return [None] * max(1, len(func._schema.returns))
+    outs = out if isinstance(out, (list, tuple)) else [out]
+    return [known_strides(o) if isinstance(o, torch.Tensor) else None for o in outs]
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, n = [], 1
+    for size in reversed(shape):
+        strides.append(n)
+        n *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def known_strides(t: torch.Tensor) -> tuple[int, ...] | None:
+    """A box's strides for a plain tensor."""
+    strides = t.stride()
+    return None if strides == contiguous_strides(t.shape) else strides
+
+
+def lies_by_shape(op: Operator, tensors: list[Tensor], kwargs: dict) -> bool:
+    """Whether results of an operator that is no view are contiguous for sure."""
+    if kwargs.get("memory_format") is None:
+        for t in tensors:
+            if t._box.strides is not None:
+                return op.name in _CONTIGUOUS_RESULTS
+        return not op.strides_given
+    return False
 
 
 def _arrays(flat: list[Any], targets: list[torch.Tensor]) -> tuple[list[Any], list[Array]]:
@@ -421,7 +488,11 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
         if isinstance(t, Tensor):
             t._box.before_write()
     inner, written = _arrays(flat, targets)
-    result = _engine.run_flat(func, inner, form, written)
+    if op.name in _engine.FACTORED and isinstance(args[0], Tensor) and not args[0].is_contiguous():
+        with _engine.transposed_matrices():
+            result = _engine.run_flat(func, inner, form, written)
+    else:
+        result = _engine.run_flat(func, inner, form, written)
     for t, array in zip(targets, written, strict=True):
         if array.sharding.is_replicated and array.locals[0].shape != t.shape:
             raise Unimplemented(
@@ -432,18 +503,29 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     if to_host:
         return result.values[0].gathered()
     if op.is_view:
-        base, strides = args[0]._box, transposed_strides(func, args)
+        base, strides = args[0]._box, strides_of(func, flat, form)
         rest = (args[1:], kwargs) if len(tensors) == 1 else (_plain(args[1:]), _plain(kwargs))
         out = []
         for i, v in enumerate(result.values):
             box = Box(v, base, (func, *rest, i), result.aliases, result.origins)
-            box.strides = strides
+            box.strides = strides[i] if i < len(strides) else None
             out.append(cls(box))
     else:
-        out = [cls(Box(v)) if isinstance(v, Array) else v for v in result.values]
+        if len(op.written_returns) == op.num_returns or lies_by_shape(op, tensors, kwargs):
+            out = [cls(Box(v)) if isinstance(v, Array) else v for v in result.values]
+        else:
+            strides = strides_of(func, flat, form)
+            out = []
+            for i, v in enumerate(result.values):
+                out.append(cls(_strided(Box(v), strides[i] if i < len(strides) else None)) if isinstance(v, Array) else v)
         for i in op.written_returns[: len(out)]:
             out[i] = targets[i]
     return out if result.as_list and op.num_returns == 1 else tuple(out) if result.as_list else out[0] if out else None
+
+
+def _strided(box: Box, strides: tuple[int, ...] | None) -> Box:
+    box.strides = strides
+    return box
 
 
 def _check_memory(func: Any, box: Box) -> None:
@@ -623,7 +705,10 @@ def _to_copy(func, args, kwargs):
     (t,) = args
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking", "layout")}
     cls = getattr(type(t), "result", Tensor)
-    return cls(Box(_engine.run(func, (t._box.array,), kwargs).values[0]))
+    box = Box(_engine.run(func, (t._box.array,), kwargs).values[0])
+    if t._box.strides is not None or kwargs.get("memory_format") is not None:
+        (box.strides,) = strides_of(func, *flatten(args, kwargs))
+    return cls(box)
 
 
 def _same(func, args, kwargs):

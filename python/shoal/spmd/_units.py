@@ -121,6 +121,11 @@ class EngineParameter(Parameter):
     def data(self, value):
         """The values go into the engine's memory, which stays where it is."""
         self._check_alike(value)
+        if value.dtype != self.dtype:
+            raise Unimplemented(
+                f"parameter {self._engine.name} becomes {value.dtype} after SpmdFullyShardedDataParallel has split it",
+                hint="convert the module before it is wrapped",
+            )
         with torch.no_grad():
             self.copy_(value)
 
